@@ -1,0 +1,34 @@
+//! Tensors, ops, sharding and checkpoints of anymesh, without any backend.
+//!
+//! A [`Tensor`] lives on a [`Device`]; a device runs a [`Backend`], which implements a small set of kernel families.
+//! Ops are methods of `Tensor`, one file per family under `ops`, each with its shape, dtype and sharding rule, lowered to those families.
+//! Use the facade crate `anymesh` to pick devices; this crate knows none.
+
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod device;
+mod dtype;
+mod error;
+mod float8;
+pub mod layout;
+pub mod map;
+pub mod ops;
+mod shape;
+mod sharding;
+mod tensor;
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+
+pub use backend::{Backend, Buffer, Capabilities, View};
+pub use device::Device;
+pub use dtype::{DType, Element, Kind, Scalar};
+pub use error::{Error, Result};
+pub use float8::{F8E4M3, F8E5M2};
+pub use half::{bf16, f16};
+pub use layout::Layout;
+pub use map::MapProgram;
+pub use shape::{Dims, Shape};
+pub use sharding::{Mesh, Reduction, Sharding};
+pub use tensor::Tensor;

@@ -1,0 +1,172 @@
+//! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule as text, and its
+//! lowering to the backend's kernel families.
+
+pub mod cast;
+
+use crate::{
+    DType, Device, Dims, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,
+    backend::{Affine, MapCall, MapInput},
+    map::{Inst, Unary},
+};
+
+/// What is known about an op beside its code. See `ARCHITECTURE.md` for the notation of rules.
+#[derive(Clone, Copy, Debug)]
+pub struct OpInfo {
+    /// The name of the method or function.
+    pub name: &'static str,
+    /// The sharding rule.
+    pub rule: &'static str,
+}
+
+/// Shorthand for tables of ops.
+pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
+    OpInfo { name, rule }
+}
+
+/// Every op of the library.
+pub fn catalog() -> Vec<OpInfo> {
+    [cast::OPS].concat()
+}
+
+/// Checks that all operands live on one device and returns it.
+pub(crate) fn same_device<'a>(op: &'static str, tensors: &[&'a Tensor]) -> Result<&'a Device> {
+    let device = tensors[0].device();
+    match tensors.iter().find(|t| t.device() != device) {
+        Some(other) => Err(Error::DeviceMismatch { op, left: device.to_string(), right: other.device().to_string() }),
+        None => Ok(device),
+    }
+}
+
+/// An operand of [`run_map`]: a tensor that broadcasts to the iteration shape, or one placed at `window` in it.
+pub(crate) struct Operand<'a> {
+    tensor: &'a Tensor,
+    window: Option<Dims<isize>>,
+}
+
+impl<'a> Operand<'a> {
+    /// A tensor whose origin lies at `start` of the iteration space.
+    pub(crate) fn at(tensor: &'a Tensor, start: Dims<isize>) -> Self {
+        Self { tensor, window: Some(start) }
+    }
+}
+
+impl<'a> From<&'a Tensor> for Operand<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { tensor, window: None }
+    }
+}
+
+/// Float functions that no shader language has for `f64`.
+fn needs_f64_math(program: &MapProgram) -> bool {
+    use Unary::*;
+    program.insts.iter().any(|inst| match *inst {
+        Inst::Unary(op, r) => program.kinds[r as usize] == Kind::F64 && !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt),
+        Inst::Binary(op, r, _) => program.kinds[r as usize] == Kind::F64 && matches!(op, crate::map::Binary::Pow | crate::map::Binary::Atan2),
+        _ => false,
+    })
+}
+
+/// Everything a backend's map call needs, checked, with operands broadcast to `shape`.
+pub(crate) struct PreparedMap<'a> {
+    op: &'static str,
+    program: &'a MapProgram,
+    shape: &'a Shape,
+    inputs: smallvec::SmallVec<[MapInput; 3]>,
+    indices: &'a [Affine],
+    params: &'a [Scalar],
+}
+
+impl<'a> PreparedMap<'a> {
+    /// The operands hold elements and the device can do what the program asks.
+    pub(crate) fn new(op: &'static str, program: &'a MapProgram, shape: &'a Shape, operands: &[Operand<'_>], indices: &'a [Affine], params: &'a [Scalar], device: &Device) -> Result<Self> {
+        for (_, dtype) in &program.outputs {
+            device.check(*dtype, shape.checked_numel(op)?)?;
+        }
+        for kind in &program.kinds {
+            device.check(kind.dtype(), 0)?;
+        }
+        if !device.backend().capabilities().f64_math && needs_f64_math(program) {
+            return Err(Error::Unsupported { device: device.name().into(), what: format!("{op} in f64"), hint: "cast to f32 or use the cpu or cuda device".into() });
+        }
+        let mut inputs = smallvec::SmallVec::with_capacity(operands.len());
+        for operand in operands {
+            let mut view = operand.tensor.view()?;
+            if operand.window.is_none() && view.layout.shape != *shape {
+                view.layout = view.layout.expand(shape);
+            }
+            inputs.push(MapInput { view, window: operand.window.clone() });
+        }
+        Ok(Self { op, program, shape, inputs, indices, params })
+    }
+
+    pub(crate) fn call(&self) -> MapCall<'_> {
+        MapCall { op: self.op, program: self.program, shape: self.shape, inputs: &self.inputs, indices: self.indices, params: self.params }
+    }
+}
+
+/// Runs a map program over `shape` and returns its outputs. Operands broadcast; empty results launch nothing.
+pub(crate) fn run_map(op: &'static str, program: &MapProgram, shape: &Shape, operands: &[Operand<'_>], indices: &[Affine], params: &[Scalar], device: &Device) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
+    for operand in operands {
+        if operand.tensor.device() != device {
+            return Err(Error::DeviceMismatch { op, left: device.to_string(), right: operand.tensor.device().to_string() });
+        }
+    }
+    let result = |buffer, dtype| match operands.first() {
+        Some(first) => first.tensor.result(buffer, dtype, shape.clone()),
+        None => Tensor::created(buffer, dtype, shape.clone(), device),
+    };
+    if shape.checked_numel(op)? == 0 {
+        return Ok(program.outputs.iter().map(|(_, dtype)| result(None, *dtype)).collect());
+    }
+    let prepared = PreparedMap::new(op, program, shape, operands, indices, params, device)?;
+    let buffers = device.backend().map(&prepared.call())?;
+    Ok(buffers.into_iter().zip(&program.outputs).map(|(buffer, (_, dtype))| result(Some(buffer), *dtype)).collect())
+}
+
+/// [`run_map`] for programs with one output and only broadcast operands.
+pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Tensor> {
+    let mut shape = inputs[0].shape().clone();
+    for t in &inputs[1..] {
+        shape = shape.broadcast(op, t.shape())?;
+    }
+    let operands: smallvec::SmallVec<[Operand<'_>; 3]> = inputs.iter().map(|t| Operand::from(*t)).collect();
+    let mut out = run_map(op, program, &shape, &operands, &[], params, inputs[0].device())?;
+    Ok(out.remove(0))
+}
+
+/// Runs a user's own elementwise program: inputs broadcast, one tensor for each of the program's outputs.
+///
+/// ```
+/// # use anymesh_core::{Tensor, DType, map::Builder, ops};
+/// # let device = anymesh_backend_cpu::device();
+/// let b = Builder::new();
+/// let (x, y) = (b.load(DType::F32), b.load(DType::F32));
+/// let program = b.finish(&[((x * x + y * y).sqrt(), DType::F32)])?;
+/// let x = Tensor::from_slice(&[3f32, 5.0], [2], &device)?;
+/// let y = Tensor::from_slice(&[4f32, 12.0], [2], &device)?;
+/// assert_eq!(ops::map(&program, &[&x, &y], &[])?[0].to_vec::<f32>()?, [5.0, 13.0]);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Vec<Tensor>> {
+    let fits = !inputs.is_empty() && program.indices.is_empty() && params.len() == program.params.len() && inputs.iter().map(|t| t.dtype()).eq(program.inputs.iter().copied());
+    if !fits {
+        let detail = format!("the program takes inputs {:?} and {} params", program.inputs, program.params.len());
+        return Err(Error::Argument { op: "map", detail });
+    }
+    let mut shape = inputs[0].shape().clone();
+    for t in &inputs[1..] {
+        shape = shape.broadcast("map", t.shape())?;
+    }
+    let operands: Vec<Operand<'_>> = inputs.iter().map(|t| Operand::from(*t)).collect();
+    Ok(run_map("map", program, &shape, &operands, &[], params, inputs[0].device())?.into_vec())
+}
+
+/// The kind of index that counts up to `max`: i32 unless that is too small.
+pub(crate) fn index_kind(max: usize) -> Kind {
+    if max <= i32::MAX as usize { Kind::I32 } else { Kind::I64 }
+}
+
+/// The float dtype a float-valued op computes in, or an error for what has no float meaning.
+pub(crate) fn float_type(dtype: DType) -> DType {
+    dtype.to_float()
+}

@@ -1,0 +1,224 @@
+//! The one tensor type.
+
+use crate::{
+    Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View,
+};
+use std::sync::Arc;
+
+/// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this process can address.
+///
+/// Tensors are values: no op changes one, views share memory, cloning is free.
+///
+/// ```
+/// # use anymesh_backend_cpu as cpu;
+/// # use anymesh_core::Tensor;
+/// let device = cpu::device();
+/// let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?;
+/// let y = (&x.t()? + &x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [2.0, 5.0, 5.0, 8.0]);
+/// assert_eq!(y.type_string(), "f32[2, 2]");
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tensor(Arc<Inner>);
+
+struct Inner {
+    dtype: DType,
+    shape: Shape,
+    mesh: Mesh,
+    sharding: Sharding,
+    /// One for each addressable rank of the mesh.
+    shards: smallvec::SmallVec<[Shard; 1]>,
+}
+
+/// What one rank holds: memory and how to read it. Zero-element shards have no memory.
+#[derive(Clone, Debug)]
+struct Shard {
+    buffer: Option<Buffer>,
+    layout: Layout,
+}
+
+impl Tensor {
+    /// A tensor from host data in row-major order.
+    pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+        Self::from_bytes(bytemuck::cast_slice(data), T::DTYPE, shape, device)
+    }
+
+    /// A tensor from stored bytes: little-endian elements in row-major order.
+    pub fn from_bytes(bytes: &[u8], dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+        let shape = shape.into();
+        let elements = shape.checked_numel("from_bytes")?;
+        if bytes.len() != elements * dtype.size() {
+            let detail = format!("{dtype}{shape} needs {} bytes of data, got {}", elements * dtype.size(), bytes.len());
+            return Err(Error::Shape { op: "from_bytes", detail });
+        }
+        device.check(dtype, elements)?;
+        let buffer = if elements == 0 { None } else { Some(device.backend().upload(bytes)?) };
+        Ok(Self::assemble(buffer, dtype, Layout::contiguous(shape), Mesh::single(device)))
+    }
+
+    /// A 0-d tensor.
+    pub fn scalar<T: Element>(value: T, device: &Device) -> Result<Self> {
+        Self::from_slice(&[value], (), device)
+    }
+
+    fn assemble(buffer: Option<Buffer>, dtype: DType, layout: Layout, mesh: Mesh) -> Self {
+        let shard = Shard { buffer, layout };
+        Self(Arc::new(Inner { dtype, shape: shard.layout.shape.clone(), mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
+    }
+
+    /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
+    pub(crate) fn result(&self, buffer: Option<Buffer>, dtype: DType, shape: Shape) -> Self {
+        Self::assemble(buffer, dtype, Layout::contiguous(shape), self.0.mesh.clone())
+    }
+
+    /// A result of a kernel that had no tensor among its inputs.
+    pub(crate) fn created(buffer: Option<Buffer>, dtype: DType, shape: Shape, device: &Device) -> Self {
+        Self::assemble(buffer, dtype, Layout::contiguous(shape), Mesh::single(device))
+    }
+
+    /// The same memory seen through another layout.
+    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+        Self::assemble(self.shard().buffer.clone(), self.0.dtype, layout, self.0.mesh.clone())
+    }
+
+    fn shard(&self) -> &Shard {
+        &self.0.shards[0]
+    }
+
+    /// The layout of the local elements.
+    pub fn layout(&self) -> &Layout {
+        &self.shard().layout
+    }
+
+    /// The operand a kernel takes. Only for tensors with elements.
+    pub(crate) fn view(&self) -> Result<View> {
+        let shard = self.shard();
+        let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument { op: "view", detail: "a tensor without elements reached a kernel".into() })?;
+        Ok(View { buffer, dtype: self.0.dtype, layout: shard.layout.clone() })
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    /// The global dimensions.
+    pub fn dims(&self) -> &[usize] {
+        self.0.shape.dims()
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.0.shape.rank()
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.0.shape.numel()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The mesh it lies on.
+    pub fn mesh(&self) -> &Mesh {
+        &self.0.mesh
+    }
+
+    /// How it lies on the mesh.
+    pub fn sharding(&self) -> &Sharding {
+        &self.0.sharding
+    }
+
+    /// The device of the first addressable rank.
+    pub fn device(&self) -> &Device {
+        &self.0.mesh.devices()[0]
+    }
+
+    /// Dtype, shape and sharding as text, such as `f32[2, 3]`.
+    pub fn type_string(&self) -> String {
+        self.0.sharding.type_string(self.0.dtype, &self.0.shape, &self.0.mesh)
+    }
+
+    /// Whether the elements are dense and in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout().is_contiguous()
+    }
+
+    /// The stored bytes in row-major order. This is where faults of earlier kernels surface.
+    pub async fn to_bytes_async(&self) -> Result<Vec<u8>> {
+        if self.numel() == 0 {
+            return Ok(Vec::new());
+        }
+        let dense = self.contiguous()?;
+        let shard = dense.shard();
+        let Some(buffer) = &shard.buffer else { return Ok(Vec::new()) };
+        let size = self.dtype().size();
+        let start = shard.layout.offset * size;
+        self.device().backend().download(buffer, start..start + self.numel() * size).await
+    }
+
+    /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
+    pub async fn to_vec_async<T: Element>(&self) -> Result<Vec<T>> {
+        if T::DTYPE != self.dtype() {
+            return Err(Error::DType { op: "to_vec", dtype: self.dtype(), expected: T::DTYPE.name() });
+        }
+        Ok(T::from_bytes(&self.to_bytes_async().await?))
+    }
+
+    /// The stored bytes in row-major order.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        pollster::block_on(self.to_bytes_async())
+    }
+
+    /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        pollster::block_on(self.to_vec_async())
+    }
+
+    /// The only element, of any dtype.
+    pub async fn item_async(&self) -> Result<Scalar> {
+        if self.numel() != 1 {
+            return Err(Error::Shape { op: "item", detail: format!("{} has {} elements, exactly one is needed", self.type_string(), self.numel()) });
+        }
+        Ok(match self.dtype().kind() {
+            crate::Kind::Bool => Scalar::Bool(self.to_vec_async::<bool>().await?[0]),
+            crate::Kind::I64 => Scalar::Int(self.to_vec_async::<i64>().await?[0]),
+            crate::Kind::F64 => Scalar::Float(self.to_vec_async::<f64>().await?[0]),
+            crate::Kind::F32 => self.cast(DType::F32)?.to_vec_async::<f32>().await?[0].into(),
+            crate::Kind::U32 => self.cast(DType::U32)?.to_vec_async::<u32>().await?[0].into(),
+            crate::Kind::I32 => self.to_vec_async::<i32>().await?[0].into(),
+        })
+    }
+
+    /// The only element, of any dtype.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn item(&self) -> Result<Scalar> {
+        pollster::block_on(self.item_async())
+    }
+
+    /// The same values on another device, through the host.
+    pub async fn to_device_async(&self, device: &Device) -> Result<Self> {
+        if device == self.device() {
+            return Ok(self.clone());
+        }
+        Self::from_bytes(&self.to_bytes_async().await?, self.dtype(), self.shape(), device)
+    }
+
+    /// The same values on another device, through the host.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        pollster::block_on(self.to_device_async(device))
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} on {}", self.type_string(), self.device())
+    }
+}
