@@ -5,11 +5,7 @@
 //! row-major order, so kernels write without looking at strides. Data-dependent faults (an index out of range, an
 //! integer divided by zero) may be found only later by a GPU; they are returned by the next `download` or `sync`.
 
-use crate::{
-    DType, Error, Layout, Result, Scalar, Shape,
-    map::MapProgram,
-    shape::Dims,
-};
+use crate::{DType, Error, Layout, Result, Scalar, Shape, map::MapProgram, shape::Dims};
 use std::{any::Any, fmt::Debug, future::Future, ops::Range, pin::Pin, sync::Arc};
 
 /// A future that a backend returns. It can change threads where there are threads.

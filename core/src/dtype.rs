@@ -70,19 +70,8 @@ impl Kind {
 
 impl DType {
     /// All element types, in promotion order.
-    pub const ALL: [DType; 11] = [
-        DType::Bool,
-        DType::U8,
-        DType::U32,
-        DType::I32,
-        DType::I64,
-        DType::F8E4M3,
-        DType::F8E5M2,
-        DType::F16,
-        DType::BF16,
-        DType::F32,
-        DType::F64,
-    ];
+    pub const ALL: [DType; 11] =
+        [DType::Bool, DType::U8, DType::U32, DType::I32, DType::I64, DType::F8E4M3, DType::F8E5M2, DType::F16, DType::BF16, DType::F32, DType::F64];
 
     /// Bytes of one element.
     pub fn size(self) -> usize {
@@ -182,10 +171,11 @@ impl std::str::FromStr for DType {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        DType::ALL
-            .into_iter()
-            .find(|d| d.name() == text)
-            .ok_or_else(|| crate::Error::Parse { what: "dtype", text: text.into(), expected: "one of bool u8 u32 i32 i64 f8e4m3 f8e5m2 f16 bf16 f32 f64".into() })
+        DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| crate::Error::Parse {
+            what: "dtype",
+            text: text.into(),
+            expected: "one of bool u8 u32 i32 i64 f8e4m3 f8e5m2 f16 bf16 f32 f64".into(),
+        })
     }
 }
 

@@ -38,11 +38,7 @@ fn expand(code: u8, mantissa: u32, min_exp: i32) -> f32 {
     let exp = magnitude >> mantissa;
     let frac = magnitude & ((1 << mantissa) - 1);
     let unit = 2f32.powi(min_exp - mantissa as i32);
-    let value = if exp == 0 {
-        frac as f32 * unit
-    } else {
-        ((1 << mantissa) + frac) as f32 * unit * 2f32.powi(exp as i32 - 1)
-    };
+    let value = if exp == 0 { frac as f32 * unit } else { ((1 << mantissa) + frac) as f32 * unit * 2f32.powi(exp as i32 - 1) };
     if code & 0x80 != 0 { -value } else { value }
 }
 

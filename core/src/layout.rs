@@ -38,11 +38,7 @@ impl Layout {
 
     /// Dimensions in the order `order`.
     pub fn permute(&self, order: &[usize]) -> Self {
-        Self {
-            shape: order.iter().map(|&i| self.shape[i]).collect(),
-            strides: order.iter().map(|&i| self.strides[i]).collect(),
-            offset: self.offset,
-        }
+        Self { shape: order.iter().map(|&i| self.shape[i]).collect(), strides: order.iter().map(|&i| self.strides[i]).collect(), offset: self.offset }
     }
 
     /// Elements `start`, `start + step`, ... (`len` of them) of dimension `axis`.

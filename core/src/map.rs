@@ -314,7 +314,9 @@ impl Builder {
         let error = state.error.or_else(|| too_many.then(|| format!("a program takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs")));
         match error {
             Some(detail) => Err(Error::Argument { op: "map", detail }),
-            None => Ok(MapProgram { insts: state.insts, kinds: state.kinds, inputs: state.inputs, indices: state.indices, params: state.params, outputs: outs }),
+            None => {
+                Ok(MapProgram { insts: state.insts, kinds: state.kinds, inputs: state.inputs, indices: state.indices, params: state.params, outputs: outs })
+            }
         }
     }
 }

@@ -89,9 +89,7 @@ impl Sharding {
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
     pub fn type_string(&self, dtype: DType, shape: &Shape, mesh: &Mesh) -> String {
         let name = |axis: usize| mesh.axes().get(axis).map_or("?", |(n, _)| n.as_str());
-        let dims: Vec<String> = (0..shape.rank())
-            .map(|d| self.axes_of(d).fold(shape[d].to_string(), |text, axis| format!("{text}@{}", name(axis))))
-            .collect();
+        let dims: Vec<String> = (0..shape.rank()).map(|d| self.axes_of(d).fold(shape[d].to_string(), |text, axis| format!("{text}@{}", name(axis)))).collect();
         let partial: Vec<String> = self.partial().map(|(axis, r)| format!("{}:{}", r.name(), name(axis))).collect();
         let suffix = if partial.is_empty() { String::new() } else { format!("{{{}}}", partial.join(", ")) };
         format!("{dtype}[{}]{suffix}", dims.join(", "))

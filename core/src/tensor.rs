@@ -1,8 +1,6 @@
 //! The one tensor type.
 
-use crate::{
-    Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View,
-};
+use crate::{Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View};
 use std::sync::Arc;
 
 /// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this process can address.

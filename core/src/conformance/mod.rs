@@ -132,7 +132,11 @@ pub async fn compare(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -
     }
     let (error, at) = worst;
     // Equal values in other bits (-0 and 0, payloads of NaN) are equal.
-    if error <= 1.0 { Ok(error) } else { Err(format!("element {at} of {}: got {}, expected {} ({error:.2} times the tolerance)", expected.type_string(), a[at], e[at])) }
+    if error <= 1.0 {
+        Ok(error)
+    } else {
+        Err(format!("element {at} of {}: got {}, expected {} ({error:.2} times the tolerance)", expected.type_string(), a[at], e[at]))
+    }
 }
 
 /// Sum over a family.

@@ -60,7 +60,9 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
 fn needs_f64_math(program: &MapProgram) -> bool {
     use Unary::*;
     program.insts.iter().any(|inst| match *inst {
-        Inst::Unary(op, r) => program.kinds[r as usize] == Kind::F64 && !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt),
+        Inst::Unary(op, r) => {
+            program.kinds[r as usize] == Kind::F64 && !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt)
+        }
         Inst::Binary(op, r, _) => program.kinds[r as usize] == Kind::F64 && matches!(op, crate::map::Binary::Pow | crate::map::Binary::Atan2),
         _ => false,
     })
@@ -78,7 +80,15 @@ pub(crate) struct PreparedMap<'a> {
 
 impl<'a> PreparedMap<'a> {
     /// The operands hold elements and the device can do what the program asks.
-    pub(crate) fn new(op: &'static str, program: &'a MapProgram, shape: &'a Shape, operands: &[Operand<'_>], indices: &'a [Affine], params: &'a [Scalar], device: &Device) -> Result<Self> {
+    pub(crate) fn new(
+        op: &'static str,
+        program: &'a MapProgram,
+        shape: &'a Shape,
+        operands: &[Operand<'_>],
+        indices: &'a [Affine],
+        params: &'a [Scalar],
+        device: &Device,
+    ) -> Result<Self> {
         for (_, dtype) in &program.outputs {
             device.check(*dtype, shape.checked_numel(op)?)?;
         }
@@ -86,7 +96,11 @@ impl<'a> PreparedMap<'a> {
             device.check(kind.dtype(), 0)?;
         }
         if !device.backend().capabilities().f64_math && needs_f64_math(program) {
-            return Err(Error::Unsupported { device: device.name().into(), what: format!("{op} in f64"), hint: "cast to f32 or use the cpu or cuda device".into() });
+            return Err(Error::Unsupported {
+                device: device.name().into(),
+                what: format!("{op} in f64"),
+                hint: "cast to f32 or use the cpu or cuda device".into(),
+            });
         }
         let mut inputs = smallvec::SmallVec::with_capacity(operands.len());
         for operand in operands {
@@ -105,7 +119,15 @@ impl<'a> PreparedMap<'a> {
 }
 
 /// Runs a map program over `shape` and returns its outputs. Operands broadcast; empty results launch nothing.
-pub(crate) fn run_map(op: &'static str, program: &MapProgram, shape: &Shape, operands: &[Operand<'_>], indices: &[Affine], params: &[Scalar], device: &Device) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
+pub(crate) fn run_map(
+    op: &'static str,
+    program: &MapProgram,
+    shape: &Shape,
+    operands: &[Operand<'_>],
+    indices: &[Affine],
+    params: &[Scalar],
+    device: &Device,
+) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
     for operand in operands {
         if operand.tensor.device() != device {
             return Err(Error::DeviceMismatch { op, left: device.to_string(), right: operand.tensor.device().to_string() });
@@ -148,7 +170,10 @@ pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], p
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Vec<Tensor>> {
-    let fits = !inputs.is_empty() && program.indices.is_empty() && params.len() == program.params.len() && inputs.iter().map(|t| t.dtype()).eq(program.inputs.iter().copied());
+    let fits = !inputs.is_empty()
+        && program.indices.is_empty()
+        && params.len() == program.params.len()
+        && inputs.iter().map(|t| t.dtype()).eq(program.inputs.iter().copied());
     if !fits {
         let detail = format!("the program takes inputs {:?} and {} params", program.inputs, program.params.len());
         return Err(Error::Argument { op: "map", detail });
