@@ -97,7 +97,8 @@ impl Shape {
     pub fn strides(&self) -> Dims<isize> {
         let mut strides: Dims<isize> = smallvec::smallvec![1; self.rank()];
         for i in (1..self.rank()).rev() {
-            strides[i - 1] = strides[i] * self.0[i].max(1) as isize;
+            // Only shapes without elements can reach the limit, and nobody walks those.
+            strides[i - 1] = strides[i].saturating_mul(isize::try_from(self.0[i].max(1)).unwrap_or(isize::MAX));
         }
         strides
     }

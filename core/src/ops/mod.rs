@@ -2,6 +2,10 @@
 //! lowering to the backend's kernel families.
 
 pub mod cast;
+pub mod shape;
+pub mod slice;
+
+pub use shape::Indexing;
 
 use crate::{
     DType, Device, Dims, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,
@@ -25,7 +29,7 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
-    [cast::OPS].concat()
+    [cast::OPS, shape::OPS, slice::OPS].concat()
 }
 
 /// Checks that all operands live on one device and returns it.

@@ -1,0 +1,210 @@
+//! Views that rearrange dimensions: no element moves, but where a reshape has no strides for it.
+//!
+//! ```
+//! # use anymesh_core::Tensor;
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5], [2, 3], &device)?;
+//! assert_eq!(x.permute(&[1, 0])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
+//! assert_eq!(x.reshape([3, 2])?.dims(), [3, 2]);
+//! assert_eq!(x.reshape_infer(&[-1, 2])?.dims(), [3, 2]);
+//! assert_eq!(x.unsqueeze(0)?.expand([4, 2, 3])?.dims(), [4, 2, 3]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, op};
+use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+
+/// The ops of this file. Letters not listed after `;` may be cut.
+pub const OPS: &[OpInfo] = &[
+    op("reshape", "compound factors ; linear 0"),
+    op("flatten", "compound factors ; linear 0"),
+    op("squeeze", "... 1 -> ... ; linear 0"),
+    op("unsqueeze", "... -> ... 1 ; linear 0"),
+    op("transpose", "views: any permutation of factors ; linear 0"),
+    op("permute", "views: any permutation of factors ; linear 0"),
+    op("movedim", "views: any permutation of factors ; linear 0"),
+    op("expand", "... -> x... ; linear 0"),
+    op("meshgrid", "a, b, ... -> ab..., ab..., ... ; linear all"),
+];
+
+/// The order in which [`Tensor::meshgrid`] lays out its first two dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indexing {
+    /// Matrix order: the first tensor varies along dimension 0.
+    Ij,
+    /// Cartesian order: the first tensor varies along dimension 1, the second along dimension 0.
+    Xy,
+}
+
+impl Tensor {
+    /// The same memory under another layout; an empty result gets a plain layout, since its strides mean nothing.
+    pub(super) fn viewed(&self, layout: Layout) -> Tensor {
+        if layout.shape.numel() == 0 { self.with_layout(Layout::contiguous(layout.shape)) } else { self.with_layout(layout) }
+    }
+
+    /// The elements in row-major order under another shape of the same size: a view where the strides allow, else a dense copy.
+    pub fn reshape(&self, dims: impl Into<Shape>) -> Result<Tensor> {
+        self.reshaped("reshape", dims.into())
+    }
+
+    pub(super) fn reshaped(&self, op: &'static str, shape: Shape) -> Result<Tensor> {
+        if shape.checked_numel(op)? != self.numel() {
+            return Err(Error::Shape { op, detail: format!("{} has {} elements, {shape} has {}", self.type_string(), self.numel(), shape.numel()) });
+        }
+        match self.layout().reshape(&shape) {
+            Some(layout) => Ok(self.viewed(layout)),
+            None => Ok(self.contiguous()?.with_layout(Layout::contiguous(shape))),
+        }
+    }
+
+    /// [`reshape`](Tensor::reshape) where at most one dimension is -1 and takes whatever size is left.
+    pub fn reshape_infer(&self, dims: &[i64]) -> Result<Tensor> {
+        let op = "reshape_infer";
+        let wrong = |detail: String| Error::Shape { op, detail };
+        let mut shape = Dims::with_capacity(dims.len());
+        let mut free = None;
+        for (i, &d) in dims.iter().enumerate() {
+            match usize::try_from(d) {
+                Ok(size) => shape.push(size),
+                Err(_) if d == -1 && free.is_none() => {
+                    free = Some(i);
+                    shape.push(1);
+                }
+                Err(_) => return Err(wrong(format!("{dims:?}: sizes are not negative, but for one -1"))),
+            }
+        }
+        if let Some(i) = free {
+            let rest = Shape::from(shape.as_slice()).checked_numel(op)?;
+            if rest == 0 {
+                return Err(wrong(format!("{dims:?}: any size would do for -1 beside a dimension of size 0, give it")));
+            }
+            if self.numel() % rest != 0 {
+                return Err(wrong(format!("{} has {} elements, which {dims:?} does not divide", self.type_string(), self.numel())));
+            }
+            shape[i] = self.numel() / rest;
+        }
+        self.reshaped(op, shape.into())
+    }
+
+    /// Merges dimensions `start..=end` into one. A 0-d tensor becomes a vector of one element.
+    pub fn flatten(&self, start: i64, end: i64) -> Result<Tensor> {
+        let op = "flatten";
+        let whole = if self.rank() == 0 { &Shape::from([1]) } else { self.shape() };
+        let (first, last) = (whole.axis(op, start)?, whole.axis(op, end)?);
+        if first > last {
+            return Err(Error::Argument { op, detail: format!("start {start} comes after end {end} in rank {}", self.rank()) });
+        }
+        let mut dims: Dims = whole.dims()[..first].into();
+        dims.push(Shape::from(&whole.dims()[first..=last]).checked_numel(op)?);
+        dims.extend_from_slice(&whole.dims()[last + 1..]);
+        self.reshaped(op, dims.into())
+    }
+
+    /// Removes the given dimensions of size 1; an empty list removes all of them. Another size at a given axis is an error.
+    pub fn squeeze(&self, axes: &[i64]) -> Result<Tensor> {
+        let op = "squeeze";
+        let named = self.shape().axes(op, axes)?;
+        if let Some(&axis) = named.iter().find(|&&axis| !axes.is_empty() && self.shape()[axis] != 1) {
+            return Err(Error::Shape { op, detail: format!("axis {axis} of {} is not of size 1", self.type_string()) });
+        }
+        let kept: Dims = (0..self.rank()).filter(|&axis| self.shape()[axis] != 1 || !named.contains(&axis)).collect();
+        Ok(self.viewed(self.layout().permute(&kept)))
+    }
+
+    /// Adds a dimension of size 1 so that it becomes dimension `axis` of the result.
+    pub fn unsqueeze(&self, axis: i64) -> Result<Tensor> {
+        let rank = self.rank() as i64 + 1;
+        let at = if axis < 0 { axis + rank } else { axis };
+        if !(0..rank).contains(&at) {
+            return Err(Error::Axis { op: "unsqueeze", axis, rank: self.rank() + 1 });
+        }
+        Ok(self.viewed(self.layout().unsqueeze(at as usize)))
+    }
+
+    /// Swaps two dimensions.
+    pub fn transpose(&self, a: i64, b: i64) -> Result<Tensor> {
+        let (a, b) = (self.shape().axis("transpose", a)?, self.shape().axis("transpose", b)?);
+        let mut order: Dims = (0..self.rank()).collect();
+        order.swap(a, b);
+        Ok(self.viewed(self.layout().permute(&order)))
+    }
+
+    /// Swaps the last two dimensions; a tensor of rank 0 or 1 is its own transpose.
+    pub fn t(&self) -> Result<Tensor> {
+        if self.rank() < 2 { Ok(self.clone()) } else { self.transpose(-2, -1) }
+    }
+
+    /// Dimensions in the order `axes`, which names each of them once.
+    pub fn permute(&self, axes: &[i64]) -> Result<Tensor> {
+        let op = "permute";
+        if axes.len() != self.rank() {
+            return Err(Error::Argument { op, detail: format!("{axes:?} names {} axes of a tensor of rank {}", axes.len(), self.rank()) });
+        }
+        self.shape().axes(op, axes)?;
+        let order = axes.iter().map(|&axis| self.shape().axis(op, axis)).collect::<Result<Dims>>()?;
+        Ok(self.viewed(self.layout().permute(&order)))
+    }
+
+    /// Moves dimension `from[i]` to position `to[i]`; the others keep their order.
+    pub fn movedim(&self, from: &[i64], to: &[i64]) -> Result<Tensor> {
+        let op = "movedim";
+        if from.len() != to.len() {
+            return Err(Error::Argument { op, detail: format!("{} axes cannot move to {} positions", from.len(), to.len()) });
+        }
+        if from.is_empty() {
+            return Ok(self.clone());
+        }
+        self.shape().axes(op, from)?;
+        self.shape().axes(op, to)?;
+        let mut order: Dims<Option<usize>> = smallvec::smallvec![None; self.rank()];
+        let mut moved = Dims::with_capacity(from.len());
+        for (&f, &t) in from.iter().zip(to) {
+            let source = self.shape().axis(op, f)?;
+            order[self.shape().axis(op, t)?] = Some(source);
+            moved.push(source);
+        }
+        let mut rest = (0..self.rank()).filter(|axis| !moved.contains(axis));
+        let order: Dims = order.into_iter().filter_map(|axis| axis.or_else(|| rest.next())).collect();
+        Ok(self.viewed(self.layout().permute(&order)))
+    }
+
+    /// Repeats dimensions of size 1, and adds dimensions in front, to reach a shape, without memory (NumPy's broadcasting rule).
+    #[doc(alias = "broadcast_to")]
+    pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let (op, shape) = ("expand", shape.into());
+        shape.checked_numel(op)?;
+        if self.shape().broadcast(op, &shape)? != shape {
+            return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}: only dimensions of size 1 repeat", self.type_string()) });
+        }
+        Ok(self.viewed(self.layout().expand(&shape)))
+    }
+
+    /// For each of several vectors (or scalars) its values over the grid that all of them span, as views.
+    ///
+    /// ```
+    /// # use anymesh_core::{Tensor, ops::Indexing};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let (x, y) = (Tensor::from_slice(&[1i32, 2, 3], [3], &device)?, Tensor::from_slice(&[7i32, 8], [2], &device)?);
+    /// let grids = Tensor::meshgrid(&[&x, &y], Indexing::Xy)?;
+    /// assert_eq!(grids[0].to_vec::<i32>()?, [1, 2, 3, 1, 2, 3]);
+    /// assert_eq!(grids[1].to_vec::<i32>()?, [7, 7, 7, 8, 8, 8]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn meshgrid(tensors: &[&Tensor], indexing: Indexing) -> Result<Vec<Tensor>> {
+        if let Some(wrong) = tensors.iter().find(|t| t.rank() > 1) {
+            return Err(Error::Shape { op: "meshgrid", detail: format!("{} is not a vector", wrong.type_string()) });
+        }
+        let axis = |i: usize| match indexing {
+            Indexing::Xy if i < 2 && tensors.len() > 1 => 1 - i,
+            _ => i,
+        };
+        let shape: Shape = (0..tensors.len()).map(|i| tensors[axis(i)].numel()).collect();
+        shape.checked_numel("meshgrid")?;
+        let grid = |(i, tensor): (usize, &&Tensor)| {
+            let mut strides: Dims<isize> = smallvec::smallvec![0; shape.rank()];
+            strides[axis(i)] = tensor.layout().strides.first().copied().unwrap_or(0);
+            tensor.viewed(Layout { shape: shape.clone(), strides, offset: tensor.layout().offset })
+        };
+        Ok(tensors.iter().enumerate().map(grid).collect())
+    }
+}

@@ -1,0 +1,173 @@
+//! Views of some of the elements: slices, parts, diagonals and sliding windows.
+//!
+//! ```
+//! # use anymesh_core::Tensor;
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5, 6], [7], &device)?;
+//! assert_eq!(x.slice(0, Some(5), Some(1), -2)?.to_vec::<i32>()?, [5, 3]); // x[5:1:-2]
+//! assert_eq!(x.slice(0, Some(-2), None, 1)?.to_vec::<i32>()?, [5, 6]); // x[-2:]
+//! assert_eq!(x.unfold(0, 3, 2)?.to_vec::<i32>()?, [0, 1, 2, 2, 3, 4, 4, 5, 6]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, op};
+use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+
+/// The ops of this file; `c` is the dimension that is cut.
+pub const OPS: &[OpInfo] = &[
+    op("slice", "...c... -> ...d... ; replicate c ; linear 0"),
+    op("narrow", "...c... -> ...d... ; replicate c ; linear 0"),
+    op("split", "...c... -> ...d..., ... ; replicate c ; linear 0"),
+    op("chunk", "...c... -> ...d..., ... ; replicate c ; linear 0"),
+    op("unbind", "...c... -> ..., ... ; replicate c ; linear 0"),
+    op("flip", "...c... -> ...c... ; replicate c ; linear 0"),
+    op("diagonal", "...r...c... -> ...d ; replicate r c ; linear 0"),
+    op("unfold", "...c... -> ...d...w ; replicate c ; linear 0"),
+];
+
+/// More views than this from one call are a mistake, and would fill the host's memory.
+const MAX_PARTS: usize = 1 << 20;
+
+impl Tensor {
+    /// Elements `start:stop:step` of dimension `axis` with Python's meaning: bounds may be missing, negative (from the end) or
+    /// too large (clamped); a negative step walks backwards. A view.
+    pub fn slice(&self, axis: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Tensor> {
+        let op = "slice";
+        let axis = self.shape().axis(op, axis)?;
+        if step == 0 {
+            return Err(Error::Argument { op, detail: "the step is zero: use 1 to keep every element or a negative step to walk backwards".into() });
+        }
+        // i128 holds every sum of two bounds.
+        let (size, step) = (self.shape()[axis] as i128, i128::from(step));
+        let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+        let bound = |given: Option<i64>, default: i128| match given.map(i128::from) {
+            None => default,
+            Some(i) => (if i < 0 { i + size } else { i }).clamp(low, high),
+        };
+        let (start, stop) = if step > 0 { (bound(start, low), bound(stop, high)) } else { (bound(start, high), bound(stop, low)) };
+        let distance = if step > 0 { stop - start } else { start - stop };
+        let len = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
+        // A single element has no step; any other step is smaller than the dimension.
+        let step = if len > 1 { step as isize } else { 1 };
+        Ok(self.sliced(axis, start.max(0) as usize, step, len as usize))
+    }
+
+    /// A slice whose elements are known to exist.
+    pub(super) fn sliced(&self, axis: usize, start: usize, step: isize, len: usize) -> Tensor {
+        let shape = self.shape().with(axis, len);
+        if shape.numel() == 0 { self.with_layout(Layout::contiguous(shape)) } else { self.with_layout(self.layout().slice(axis, start, step, len)) }
+    }
+
+    /// Elements `start .. start + len` of dimension `axis`, all of which must exist. A view.
+    pub fn narrow(&self, axis: i64, start: usize, len: usize) -> Result<Tensor> {
+        let op = "narrow";
+        let axis = self.shape().axis(op, axis)?;
+        match start.checked_add(len) {
+            Some(end) if end <= self.shape()[axis] => Ok(self.sliced(axis, start, 1, len)),
+            _ => Err(Error::Argument { op, detail: format!("{len} elements from {start} on are not all in axis {axis} of {}", self.type_string()) }),
+        }
+    }
+
+    /// Neighbouring parts of the given sizes, which add up to the size of dimension `axis`. Views.
+    pub fn split(&self, sizes: &[usize], axis: i64) -> Result<Vec<Tensor>> {
+        let op = "split";
+        let axis = self.shape().axis(op, axis)?;
+        let total = sizes.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+        if total != Some(self.shape()[axis]) {
+            return Err(Error::Argument { op, detail: format!("sizes {sizes:?} do not add up to axis {axis} of {}", self.type_string()) });
+        }
+        let mut start = 0;
+        Ok(sizes
+            .iter()
+            .map(|&len| {
+                start += len;
+                self.sliced(axis, start - len, 1, len)
+            })
+            .collect())
+    }
+
+    /// `n` neighbouring parts of dimension `axis` whose sizes differ by at most one: part `i` holds `i * size / n .. (i + 1) * size / n`,
+    /// the same cut that shards a dimension over `n` ranks. Parts may be empty. Views.
+    pub fn chunk(&self, n: usize, axis: i64) -> Result<Vec<Tensor>> {
+        let op = "chunk";
+        let axis = self.shape().axis(op, axis)?;
+        if n == 0 || n > MAX_PARTS {
+            return Err(Error::Argument { op, detail: format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}") });
+        }
+        let cut = |i: usize| (i as u128 * self.shape()[axis] as u128 / n as u128) as usize;
+        Ok((0..n).map(|i| self.sliced(axis, cut(i), 1, cut(i + 1) - cut(i))).collect())
+    }
+
+    /// The slices at each index of dimension `axis`, without that dimension. Views.
+    pub fn unbind(&self, axis: i64) -> Result<Vec<Tensor>> {
+        let op = "unbind";
+        let axis = self.shape().axis(op, axis)?;
+        let kept: Dims = (0..self.rank()).filter(|&d| d != axis).collect();
+        let size = self.shape()[axis];
+        if size > MAX_PARTS {
+            return Err(Error::Argument { op, detail: format!("{} would give {size} tensors: slice the ones that are needed", self.type_string()) });
+        }
+        Ok((0..size)
+            .map(|i| {
+                let one = self.sliced(axis, i, 1, 1);
+                one.viewed(one.layout().permute(&kept))
+            })
+            .collect())
+    }
+
+    /// Reverses the given dimensions; an empty list reverses all. A view.
+    pub fn flip(&self, axes: &[i64]) -> Result<Tensor> {
+        let axes = self.shape().axes("flip", axes)?;
+        Ok(axes.iter().filter(|&&axis| self.shape()[axis] > 1).fold(self.clone(), |t, &axis| {
+            let size = t.shape()[axis];
+            t.sliced(axis, size - 1, -1, size)
+        }))
+    }
+
+    /// The elements whose coordinates satisfy `axis2 - axis1 == offset`, as a last dimension in place of the two. A view.
+    pub fn diagonal(&self, offset: i64, axis1: i64, axis2: i64) -> Result<Tensor> {
+        let op = "diagonal";
+        let (rows, cols) = (self.shape().axis(op, axis1)?, self.shape().axis(op, axis2)?);
+        if rows == cols {
+            return Err(Error::Axis { op, axis: axis2, rank: self.rank() });
+        }
+        let distance = usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX);
+        let (down, right) = if offset < 0 { (distance, 0) } else { (0, distance) };
+        let len = self.shape()[rows].saturating_sub(down).min(self.shape()[cols].saturating_sub(right));
+        let kept: Dims = (0..self.rank()).filter(|&d| d != rows && d != cols).collect();
+        let mut dims: Dims = kept.iter().map(|&d| self.shape()[d]).collect();
+        dims.push(len);
+        if dims.contains(&0) {
+            return Ok(self.with_layout(Layout::contiguous(dims.into())));
+        }
+        let old = self.layout();
+        let mut strides: Dims<isize> = kept.iter().map(|&d| old.strides[d]).collect();
+        strides.push(old.strides[rows] + old.strides[cols]);
+        let offset = old.offset as isize + down as isize * old.strides[rows] + right as isize * old.strides[cols];
+        Ok(self.with_layout(Layout { shape: dims.into(), strides, offset: offset as usize }))
+    }
+
+    /// Windows of `size` elements of dimension `axis`, one every `step`, laid along a new last dimension. A view: windows may overlap.
+    pub fn unfold(&self, axis: i64, size: usize, step: usize) -> Result<Tensor> {
+        let op = "unfold";
+        let axis = self.shape().axis(op, axis)?;
+        let whole = self.shape()[axis];
+        if step == 0 || size > whole {
+            return Err(Error::Argument { op, detail: format!("windows of {size} elements every {step} do not fit axis {axis} of {}", self.type_string()) });
+        }
+        let windows = (whole - size) / step + 1;
+        let mut dims: Dims = self.dims().into();
+        dims[axis] = windows;
+        dims.push(size);
+        let shape = Shape::from(dims);
+        if shape.checked_numel(op)? == 0 {
+            return Ok(self.with_layout(Layout::contiguous(shape)));
+        }
+        let old = self.layout();
+        let mut strides = old.strides.clone();
+        strides.push(old.strides[axis]);
+        // Where there is one window its step is never taken, and may be too large to multiply.
+        strides[axis] = if windows > 1 { old.strides[axis] * step as isize } else { 0 };
+        Ok(self.with_layout(Layout { shape, strides, offset: old.offset }))
+    }
+}
