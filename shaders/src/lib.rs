@@ -1,0 +1,181 @@
+//! Every GPU kernel of anymesh, written once, and the backend that launches them on a CubeCL client.
+//!
+//! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is here, one file per
+//! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
+
+mod fault;
+mod map;
+mod program;
+mod reg;
+mod words;
+
+use anymesh_core::{
+    Backend, Buffer, Capabilities, DType, Error, Result, View,
+    backend::{
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
+        SortCall,
+    },
+};
+use cubecl::{bytes::Bytes, prelude::*, server::Handle};
+use std::ops::Range;
+
+/// Buffers are padded to this many bytes, so that four elements of any dtype can be written at once.
+const PAD: usize = 32;
+
+/// Device memory: a handle and its padded size in bytes.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    handle: Handle,
+    bytes: usize,
+}
+
+impl Memory {
+    /// The CubeCL handle.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+/// A matrix product that does not come from this crate, such as a vendor library.
+pub trait MatmulProvider: std::fmt::Debug + Send + Sync {
+    /// Writes the product into `out` (dense, the call's shape and dtype), or returns false to have the portable kernel do it.
+    fn matmul(&self, client: &Client, call: &MatmulCall<'_>, a: &Memory, b: &Memory, out: &Memory) -> Result<bool>;
+}
+
+/// The backend of every GPU.
+#[derive(Debug)]
+pub struct CubeBackend {
+    name: String,
+    client: Client,
+    capabilities: Capabilities,
+    faults: Handle,
+    matmul: Option<Box<dyn MatmulProvider>>,
+}
+
+impl CubeBackend {
+    /// A backend on `client`. What the device can compute is read from the client; the caller adds what only it knows.
+    pub fn new(name: String, client: Client, description: String, software: bool, f64_math: bool, max_buffer_bytes: u64) -> Self {
+        use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
+        let has = |elem: ElemType| client.properties().supports_type(elem);
+        let wide_ints = has(ElemType::Int(IntKind::I64)) && has(ElemType::UInt(UIntKind::U64));
+        let doubles = has(ElemType::Float(FloatKind::F64)) && wide_ints;
+        let dtypes = DType::ALL
+            .into_iter()
+            .filter(|dtype| match dtype {
+                DType::I64 => wide_ints,
+                DType::F64 => doubles,
+                _ => true,
+            })
+            .collect();
+        let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
+        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None }
+    }
+
+    /// Uses `provider` for matrix products it accepts.
+    pub fn with_matmul(mut self, provider: impl MatmulProvider + 'static) -> Self {
+        self.matmul = Some(Box::new(provider));
+        self
+    }
+
+    /// Memory for `elements` of `dtype`, contents undefined.
+    fn alloc(&self, dtype: DType, elements: usize) -> Result<Memory> {
+        let bytes = (elements * dtype.size()).next_multiple_of(PAD);
+        let limit = self.capabilities.max_buffer_bytes;
+        if bytes as u64 > limit {
+            return Err(Error::TooLarge { device: self.name.clone(), bytes: bytes as u64, limit });
+        }
+        Ok(Memory { handle: self.client.empty(bytes), bytes })
+    }
+
+    fn failed(&self, detail: impl std::fmt::Display) -> Error {
+        Error::DeviceFailed { device: self.name.clone(), detail: detail.to_string() }
+    }
+
+    /// Reports and clears a fault found by an earlier kernel.
+    fn check_faults(&self, bytes: &[u8]) -> Result<()> {
+        let words: Vec<u32> = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+        match fault::decode(&words) {
+            None => Ok(()),
+            Some(error) => {
+                self.client.write(&self.faults, Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
+                Err(error)
+            }
+        }
+    }
+
+    /// The fault buffer as a kernel argument.
+    fn fault_arg(&self) -> BufferArg {
+        // SAFETY: the length is the buffer's own.
+        unsafe { BufferArg::from_raw_parts(self.faults.clone(), fault::WORDS) }
+    }
+}
+
+/// The memory behind a view.
+fn memory(view: &View) -> Result<&Memory> {
+    view.buffer.get()
+}
+
+/// A buffer as a kernel argument of elements of `size` bytes.
+fn arg(memory: &Memory, size: usize) -> BufferArg {
+    // SAFETY: the length is the buffer's own.
+    unsafe { BufferArg::from_raw_parts(memory.handle.clone(), memory.bytes / size) }
+}
+
+/// Enough cubes of `per_cube` threads for `threads`, spread over two grid dimensions; kernels guard the tail.
+fn cubes(threads: usize, per_cube: u32) -> CubeCount {
+    let n = threads.div_ceil(per_cube as usize);
+    let x = n.clamp(1, 65535);
+    CubeCount::Static(x as u32, n.div_ceil(x) as u32, 1)
+}
+
+impl Backend for CubeBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let mut data = Vec::with_capacity(bytes.len().next_multiple_of(PAD));
+        data.extend_from_slice(bytes);
+        data.resize(data.capacity(), 0);
+        let bytes = data.len();
+        Ok(Buffer::new(Memory { handle: self.client.create(Bytes::from_bytes_vec(data)), bytes }))
+    }
+
+    fn download<'a>(&'a self, buffer: &'a Buffer, range: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+        Box::pin(async move {
+            let memory = buffer.get::<Memory>()?;
+            // Copies want aligned bounds.
+            let (start, end) = (range.start / PAD * PAD, range.end.next_multiple_of(PAD));
+            let part = memory.handle.clone().offset_start(start as u64).offset_end((memory.bytes - end) as u64);
+            let mut read = self.client.read_async(vec![part, self.faults.clone()]).await.map_err(|e| self.failed(e))?;
+            self.check_faults(&read[1])?;
+            let bytes = read.swap_remove(0);
+            Ok(bytes[range.start - start..range.end - start].to_vec())
+        })
+    }
+
+    fn sync(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let read = self.client.read_async(vec![self.faults.clone()]).await.map_err(|e| self.failed(e))?;
+            self.client.sync().await.map_err(|e| self.failed(e))?;
+            self.check_faults(&read[0])
+        })
+    }
+
+    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+        self.run_map(call)
+    }
+
+    fn reduce(&self, _: &ReduceCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> { Err(self.failed("later")) }
+    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+}

@@ -1,0 +1,139 @@
+//! Elementwise programs.
+
+use crate::{
+    CubeBackend,
+    program::{Bound, Inputs, Plan, address_of, bind, eval},
+    reg::Reg,
+    words::{self, U2, U4},
+};
+use anymesh_core::{Buffer, DType, Result, backend::MapCall};
+use cubecl::prelude::*;
+
+/// Threads of a cube, for every elementwise kernel.
+pub(crate) const CUBE: u32 = 256;
+
+/// The output buffers by word width.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Outputs {
+    wide: Sequence<Box<[U4]>>,
+    pairs: Sequence<Box<[U2]>>,
+    words: Sequence<Box<[u32]>>,
+}
+
+#[cube]
+fn put_wide(out: &mut [U4], at: usize, value: U4) {
+    out[at] = value;
+}
+
+#[cube]
+fn put_pair(out: &mut [U2], at: usize, value: U2) {
+    out[at] = value;
+}
+
+#[cube]
+fn put_word(out: &mut [u32], at: usize, value: u32) {
+    out[at] = value;
+}
+
+#[cube]
+fn twice(at: usize, #[comptime] plus: usize) -> usize {
+    at * 2usize + plus
+}
+
+#[cube]
+fn times_four(at: usize) -> usize {
+    at * 4usize
+}
+
+/// Stores four lanes as elements `4 * chunk ..` of the `nth` buffer of their width.
+pub(crate) fn store(scope: &Scope, out: &mut OutputsExpand, nth: usize, chunk: NativeExpand<usize>, value: Reg, dtype: DType) {
+    match dtype.size() {
+        8 => {
+            let bits = value.to_wide(scope);
+            for half in 0..2usize {
+                let lanes = words::split64::expand(scope, bits, half);
+                let at = twice::expand(scope, chunk, half);
+                put_wide::expand(scope, out.wide.__expand_index_mut_method(scope, nth.into()), at, lanes);
+            }
+        }
+        4 => {
+            let bits = value.to_bits(scope, dtype);
+            put_wide::expand(scope, out.wide.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+        }
+        2 => {
+            let bits = words::pack16::expand(scope, value.to_bits(scope, dtype));
+            put_pair::expand(scope, out.pairs.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+        }
+        _ => {
+            let bits = words::pack8::expand(scope, value.to_bits(scope, dtype));
+            put_word::expand(scope, out.words.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+        }
+    }
+}
+
+/// Position of an output among those of its word width.
+fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
+    let class = |d: &DType| d.size().clamp(1, 4);
+    dtypes[..k].iter().filter(|d| class(d) == class(&dtypes[k])).count()
+}
+
+#[cube]
+#[allow(unused_variables)]
+fn run(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunk: usize, #[comptime] plan: Plan) {
+    intrinsic!(|scope| {
+        let start = times_four::expand(scope, chunk);
+        let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
+        let results = eval(scope, inputs, &plan, start, &mut fault);
+        let dtypes: Vec<DType> = plan.program.outputs.iter().map(|(_, d)| *d).collect();
+        for (k, value) in results.into_iter().enumerate() {
+            store(scope, out, nth_of_width(&dtypes, k), chunk, value, dtypes[k]);
+        }
+    })
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn map_kernel(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunks: usize, #[comptime] plan: Plan) {
+    let chunk = ABSOLUTE_POS;
+    if chunk < chunks {
+        run(inputs, out, faults, chunk, plan);
+    }
+}
+
+impl Outputs {
+    /// Buffers for launch: `memory` for each dtype, sorted by word width.
+    pub(crate) fn bound(memory: &[(crate::Memory, DType)]) -> OutputsLaunch {
+        let of = |sizes: &[usize]| -> Vec<_> { memory.iter().filter(|(_, d)| sizes.contains(&d.size())).map(|(m, _)| (m.handle.clone(), m.bytes)).collect() };
+        OutputsLaunch::new(bind(&of(&[4, 8]), 16), bind(&of(&[2]), 8), bind(&of(&[1]), 4))
+    }
+}
+
+impl CubeBackend {
+    pub(crate) fn run_map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+        let elements = call.shape.numel();
+        let bound = self.bind_program(call, None)?;
+        let outputs = call.program.outputs.iter().map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype))).collect::<Result<Vec<_>>>()?;
+        let chunks = elements.div_ceil(4);
+        // SAFETY: threads past the last chunk do nothing; the outputs are padded to whole chunks.
+        unsafe {
+            map_kernel::launch_unchecked(
+                &self.client,
+                crate::cubes(chunks, CUBE),
+                CubeDim::new_1d(CUBE),
+                bound.address,
+                bound.launch(),
+                Outputs::bound(&outputs),
+                self.fault_arg(),
+                chunks,
+                bound.plan,
+            );
+        }
+        Ok(outputs.into_iter().map(|(memory, _)| Buffer::new(memory)).collect())
+    }
+
+    /// Lays out a map call for a kernel, with its dimensions in `order`.
+    pub(crate) fn bind_program(&self, call: &MapCall<'_>, order: Option<&[usize]>) -> Result<Bound> {
+        let handles = call.inputs.iter().map(|input| crate::memory(&input.view).map(|m| (m.handle.clone(), m.bytes))).collect::<Result<Vec<_>>>()?;
+        let address = address_of(call, handles.iter().map(|(_, bytes)| *bytes));
+        Ok(Bound::new(call, order, &handles, address))
+    }
+}

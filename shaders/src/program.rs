@@ -1,0 +1,528 @@
+//! A map program expanded into straight-line kernel code on four lanes.
+//!
+//! [`eval`] is plain Rust that runs while a kernel is compiled: it walks the program and emits code for each
+//! instruction. Map kernels store what it returns; reductions fold it.
+
+use crate::{
+    reg::Reg,
+    words::{self, Q4, U2, U4},
+};
+use anymesh_core::{
+    DType, Dims, Kind, MapProgram, Scalar, Shape,
+    backend::{Affine, MapCall, MapInput},
+    layout::collapse,
+    map::Inst,
+};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+/// How four consecutive positions find their elements in an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// Dense and aligned: one vector load.
+    Vector,
+    /// The same element for all four: one scalar load.
+    Splat,
+    /// In one row, a fixed step apart.
+    Strided,
+    /// Anywhere: each lane finds its own coordinates.
+    Scattered,
+}
+
+/// One input as the kernel sees it at compile time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Source {
+    dtype: DType,
+    mode: Mode,
+    windowed: bool,
+    /// Position among the buffers of its width.
+    binding: usize,
+    /// Where its offset and strides start among the numbers.
+    first: usize,
+}
+
+/// Everything about a map call that is fixed when its kernel is compiled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Plan {
+    pub(crate) program: MapProgram,
+    rank: usize,
+    sources: Vec<Source>,
+    /// Where the affine indices start among the numbers.
+    indices: usize,
+}
+
+/// What changes from launch to launch: numbers, parameters and buffers by word width.
+pub(crate) struct Bound {
+    pub(crate) plan: Plan,
+    pub(crate) address: AddressType,
+    pub(crate) numbers: Vec<usize>,
+    pub(crate) params: Vec<u32>,
+    wide: Vec<(Handle, usize)>,
+    pairs: Vec<(Handle, usize)>,
+    words: Vec<(Handle, usize)>,
+}
+
+/// A signed step as an unsigned number that wraps to it in the kernel's address width.
+pub(crate) fn wrap(value: i64, address: AddressType) -> usize {
+    match address {
+        AddressType::U32 => value as u32 as usize,
+        AddressType::U64 => value as usize,
+    }
+}
+
+/// Buffers for a sequence argument.
+pub(crate) fn bind<T: CubePrimitive>(buffers: &[(Handle, usize)], bytes: usize) -> SequenceArg<Box<[T]>> {
+    let mut arg = SequenceArg::new();
+    for (handle, size) in buffers {
+        // SAFETY: the length is the buffer's own size in units of the element.
+        arg.push(unsafe { BufferArg::from_raw_parts(handle.clone(), size / bytes) });
+    }
+    arg
+}
+
+impl Bound {
+    /// Lays out a call over `shape` whose dimensions may have been permuted; `strides` of inputs and indices follow it.
+    pub(crate) fn new(call: &MapCall<'_>, order: Option<&[usize]>, handles: &[(Handle, usize)], address: AddressType) -> Self {
+        let permuted = |strides: &[i64]| -> Dims<isize> {
+            match order {
+                Some(order) => order.iter().map(|&d| strides[d] as isize).collect(),
+                None => strides.iter().map(|&s| s as isize).collect(),
+            }
+        };
+        let shape: Shape = match order {
+            Some(order) => order.iter().map(|&d| call.shape[d]).collect(),
+            None => call.shape.clone(),
+        };
+        let wide = |s: &[isize]| -> Dims<i64> { s.iter().map(|&s| s as i64).collect() };
+        let mut strides: Vec<Dims<isize>> = call.inputs.iter().map(|i| permuted(&wide(&i.view.layout.strides))).collect();
+        strides.extend(call.indices.iter().map(|a| permuted(&a.strides)));
+        // Windows belong to dimensions, so dimensions keep apart where there is one.
+        let shape = if call.inputs.iter().any(|i| i.window.is_some()) { shape } else { collapse(&shape, &mut strides) };
+        let shape = if shape.rank() == 0 {
+            strides.iter_mut().for_each(|s| s.push(0));
+            Shape::from([1])
+        } else {
+            shape
+        };
+        let order: Dims = order.map_or_else(|| (0..call.shape.rank()).collect(), Dims::from_slice);
+        let (inputs, indices) = strides.split_at(call.inputs.len());
+
+        let mut bound = Bound {
+            plan: Plan { program: call.program.clone(), rank: shape.rank(), sources: vec![], indices: 0 },
+            address,
+            numbers: shape.dims().to_vec(),
+            params: vec![],
+            wide: vec![],
+            pairs: vec![],
+            words: vec![],
+        };
+        for (k, (input, strides)) in call.inputs.iter().zip(inputs).enumerate() {
+            bound.add_input(input, strides, &shape, &order, &handles[k], call.inputs, k);
+        }
+        bound.plan.indices = bound.numbers.len();
+        for (affine, strides) in call.indices.iter().zip(indices) {
+            bound.push_affine(affine.offset, strides);
+        }
+        for (value, kind) in call.params.iter().zip(&call.program.params) {
+            bound.push_param(*value, *kind);
+        }
+        // A zero the compiler cannot see through: constants that shader languages refuse (infinity, NaN) are made with it.
+        bound.params.push(0);
+        bound
+    }
+
+    fn push_affine(&mut self, offset: i64, strides: &[isize]) {
+        self.numbers.push(wrap(offset, self.address));
+        self.numbers.extend(strides.iter().map(|&s| wrap(s as i64, self.address)));
+    }
+
+    fn push_param(&mut self, value: Scalar, kind: Kind) {
+        match kind {
+            Kind::F32 => self.params.push((value.to_f64() as f32).to_bits()),
+            Kind::Bool => self.params.push(u32::from(value.to_bool())),
+            Kind::I32 | Kind::U32 => self.params.push(value.to_i64() as u32),
+            Kind::I64 | Kind::F64 => {
+                let bits = if kind == Kind::F64 { value.to_f64().to_bits() } else { value.to_i64() as u64 };
+                self.params.extend([bits as u32, (bits >> 32) as u32]);
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn add_input(&mut self, input: &MapInput, strides: &[isize], shape: &Shape, order: &[usize], handle: &(Handle, usize), all: &[MapInput], k: usize) {
+        let last = shape.rank() - 1;
+        // Four positions stay in one row when the innermost dimension is a multiple of four, or the only one.
+        let even = shape[last] % 4 == 0;
+        let row = even || shape.rank() == 1;
+        let aligned = input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
+        // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall back to single words.
+        let shared = all.iter().enumerate().any(|(j, other)| j != k && other.view.buffer.same(&input.view.buffer));
+        let mode = if input.window.is_some() {
+            Mode::Scattered
+        } else if row && strides[last] == 1 && aligned && !shared {
+            Mode::Vector
+        } else if row && strides[last] == 0 {
+            Mode::Splat
+        } else if even {
+            Mode::Strided
+        } else {
+            Mode::Scattered
+        };
+        let size = input.view.dtype.size();
+        let list = match (mode, size) {
+            (Mode::Vector, 4 | 8) => &mut self.wide,
+            (Mode::Vector, 2) => &mut self.pairs,
+            _ => &mut self.words,
+        };
+        let known = (0..k).find(|&j| shared && all[j].view.buffer.same(&input.view.buffer)).map(|j| self.plan.sources[j].binding);
+        let binding = known.unwrap_or_else(|| {
+            list.push(handle.clone());
+            list.len() - 1
+        });
+        let first = self.numbers.len();
+        let start: Dims<isize> = input.window.as_ref().map_or_else(|| smallvec::smallvec![0; order.len()], |w| order.iter().map(|&d| w[d]).collect());
+        let mut offset = input.view.layout.offset as i64;
+        if input.window.is_some() {
+            offset -= start.iter().zip(strides).map(|(s, t)| *s as i64 * *t as i64).sum::<i64>();
+        }
+        self.push_affine(offset, strides);
+        if input.window.is_some() {
+            self.numbers.extend(start.iter().map(|&s| wrap(s as i64, self.address)));
+            self.numbers.extend(order.iter().map(|&d| input.view.layout.shape[d]));
+        }
+        self.plan.sources.push(Source { dtype: input.view.dtype, mode, windowed: input.window.is_some(), binding, first });
+    }
+
+    /// The launch arguments that every kernel with a program in it takes, in the order of [`Inputs`].
+    pub(crate) fn launch(&self) -> InputsLaunch {
+        InputsLaunch::new(
+            bind(&self.wide, 16),
+            bind(&self.pairs, 8),
+            bind(&self.words, 4),
+            self.numbers.iter().copied().collect(),
+            self.params.iter().copied().collect(),
+        )
+    }
+}
+
+/// The address width a call needs: all element positions, affine values and the iteration space must fit.
+pub(crate) fn address_of(call: &MapCall<'_>, buffers: impl Iterator<Item = usize>) -> AddressType {
+    let reach = |a: &Affine| a.offset.unsigned_abs() + a.strides.iter().zip(call.shape.dims()).map(|(s, n)| s.unsigned_abs() * *n as u64).sum::<u64>();
+    let largest = buffers.map(|bytes| bytes as u64 / 4).chain(call.indices.iter().map(reach)).chain([call.shape.numel() as u64]).max();
+    if largest.unwrap_or(0) < i32::MAX as u64 { AddressType::U32 } else { AddressType::U64 }
+}
+
+/// The runtime arguments of a kernel that evaluates a program.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Inputs {
+    wide: Sequence<Box<[U4]>>,
+    pairs: Sequence<Box<[U2]>>,
+    words: Sequence<Box<[u32]>>,
+    numbers: Sequence<usize>,
+    params: Sequence<u32>,
+}
+
+/// Coordinates of a position, innermost first.
+#[cube]
+fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime] rank: usize) -> Sequence<usize> {
+    let mut out = Sequence::<usize>::new();
+    let mut rest = position;
+    #[unroll]
+    for k in 0..rank {
+        if comptime!(k + 1 == rank) {
+            out.push(rest);
+        } else {
+            let extent = *numbers.index(comptime!(rank - 1 - k));
+            out.push(rest % extent);
+            rest /= extent;
+        }
+    }
+    out
+}
+
+/// `offset + sum(coordinate * stride)` of the affine form whose numbers start at `first`.
+#[cube]
+fn affine(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> usize {
+    let mut at = *numbers.index(first);
+    #[unroll]
+    for k in 0..rank {
+        at += *coordinates.index(k) * *numbers.index(comptime!(first + rank - k));
+    }
+    at
+}
+
+/// Whether a position lies in the window whose start and size follow the affine form at `first`.
+#[cube]
+fn in_window(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> bool {
+    let mut inside = true;
+    #[unroll]
+    for k in 0..rank {
+        let start = *numbers.index(comptime!(first + 1 + rank + rank - 1 - k));
+        let len = *numbers.index(comptime!(first + 1 + 2 * rank + rank - 1 - k));
+        inside = inside && (*coordinates.index(k) - start) < len;
+    }
+    inside
+}
+
+#[cube]
+fn last_position(numbers: &Sequence<usize>, #[comptime] rank: usize) -> usize {
+    let mut n = 1usize;
+    #[unroll]
+    for d in 0..rank {
+        n *= *numbers.index(d);
+    }
+    n - 1usize
+}
+
+#[cube]
+fn add(a: usize, b: usize) -> usize {
+    a + b
+}
+
+#[cube]
+fn step(a: usize, #[comptime] lane: usize, stride: usize) -> usize {
+    a + lane * stride
+}
+
+#[cube]
+fn at_most(a: usize, limit: usize) -> usize {
+    min(a, limit)
+}
+
+#[cube]
+fn or_zero(inside: bool, at: usize) -> usize {
+    select(inside, at, 0usize)
+}
+
+#[cube]
+fn four_bits(words: &[u32], a: usize, b: usize, c: usize, d: usize, #[comptime] size: usize) -> U4 {
+    let mut out = U4::empty();
+    out.insert(0usize, words::bits_at(words, a, size));
+    out.insert(1usize, words::bits_at(words, b, size));
+    out.insert(2usize, words::bits_at(words, c, size));
+    out.insert(3usize, words::bits_at(words, d, size));
+    out
+}
+
+#[cube]
+fn four_wide(words: &[u32], a: usize, b: usize, c: usize, d: usize) -> Q4 {
+    let mut out = Q4::empty();
+    out.insert(0usize, words::wide_at(words, a));
+    out.insert(1usize, words::wide_at(words, b));
+    out.insert(2usize, words::wide_at(words, c));
+    out.insert(3usize, words::wide_at(words, d));
+    out
+}
+
+#[cube]
+fn splat_bits(words: &[u32], at: usize, #[comptime] size: usize) -> U4 {
+    U4::new(words::bits_at(words, at, size))
+}
+
+#[cube]
+fn splat_wide(words: &[u32], at: usize) -> Q4 {
+    Q4::new(words::wide_at(words, at))
+}
+
+#[cube]
+fn four_positions(a: usize, b: usize, c: usize, d: usize) -> crate::words::I4 {
+    let mut out = crate::words::I4::empty();
+    out.insert(0usize, a as i32);
+    out.insert(1usize, b as i32);
+    out.insert(2usize, c as i32);
+    out.insert(3usize, d as i32);
+    out
+}
+
+#[cube]
+fn four_wide_positions(a: usize, b: usize, c: usize, d: usize) -> crate::words::L4 {
+    let mut out = crate::words::L4::empty();
+    out.insert(0usize, a as i64);
+    out.insert(1usize, b as i64);
+    out.insert(2usize, c as i64);
+    out.insert(3usize, d as i64);
+    out
+}
+
+#[cube]
+fn four_bools(a: bool, b: bool, c: bool, d: bool) -> crate::words::B4 {
+    let mut out = U4::empty();
+    out.insert(0usize, u32::cast_from(a));
+    out.insert(1usize, u32::cast_from(b));
+    out.insert(2usize, u32::cast_from(c));
+    out.insert(3usize, u32::cast_from(d));
+    out.not_equal(&U4::new(0u32))
+}
+
+#[cube]
+fn splat_param(low: u32) -> U4 {
+    U4::new(low)
+}
+
+#[cube]
+fn splat_wide_param(low: u32, high: u32) -> Q4 {
+    Q4::new(words::join(low, high))
+}
+
+/// Work shared by the inputs of one expansion: coordinates are computed once and only where somebody needs them.
+struct Lanes<'a> {
+    scope: &'a Scope,
+    inputs: &'a InputsExpand,
+    plan: &'a Plan,
+    start: NativeExpand<usize>,
+    first: Option<SequenceExpand<usize>>,
+    each: Option<Vec<SequenceExpand<usize>>>,
+}
+
+impl Lanes<'_> {
+    /// Coordinates of the first lane.
+    fn first(&mut self) -> SequenceExpand<usize> {
+        let (scope, numbers, rank, start) = (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
+        self.first.get_or_insert_with(|| coordinates::expand(scope, start, numbers, rank)).clone()
+    }
+
+    /// Coordinates of each lane; lanes past the end repeat the last position.
+    fn each(&mut self) -> Vec<SequenceExpand<usize>> {
+        let (scope, numbers, rank, start) = (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
+        self.each
+            .get_or_insert_with(|| {
+                let limit = last_position::expand(scope, numbers, rank);
+                (0..4usize)
+                    .map(|lane| {
+                        let position = add::expand(scope, start, lane.into_expand(scope));
+                        coordinates::expand(scope, at_most::expand(scope, position, limit), numbers, rank)
+                    })
+                    .collect()
+            })
+            .clone()
+    }
+
+    fn affine_each(&mut self, first: usize) -> [NativeExpand<usize>; 4] {
+        let (scope, rank) = (self.scope, self.plan.rank);
+        let each = self.each();
+        std::array::from_fn(|l| affine::expand(scope, &each[l], &self.inputs.numbers, rank, first))
+    }
+
+    /// Whether each lane is inside the window of an input.
+    fn inside(&mut self, source: &Source) -> [NativeExpand<bool>; 4] {
+        let (scope, rank) = (self.scope, self.plan.rank);
+        let each = self.each();
+        std::array::from_fn(|l| in_window::expand(scope, &each[l], &self.inputs.numbers, rank, source.first))
+    }
+
+    fn index(&mut self, k: usize) -> Reg {
+        let [a, b, c, d] = self.affine_each(self.plan.indices + k * (self.plan.rank + 1));
+        match self.plan.program.indices[k] {
+            Kind::I64 => Reg::L(four_wide_positions::expand(self.scope, a, b, c, d)),
+            _ => Reg::I(four_positions::expand(self.scope, a, b, c, d)),
+        }
+    }
+
+    fn load(&mut self, source: &Source) -> Reg {
+        let (scope, rank, size) = (self.scope, self.plan.rank, source.dtype.size());
+        let words = |k: usize| self.inputs.words.__expand_index_method(scope, k.into());
+        match source.mode {
+            Mode::Vector => {
+                let first = self.first();
+                let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
+                let wide = |k: usize| self.inputs.wide.__expand_index_method(scope, k.into());
+                match size {
+                    8 => Reg::from_wide(scope, source.dtype, words::lanes64::expand(scope, wide(source.binding), at)),
+                    4 => Reg::from_bits(scope, source.dtype, words::lanes32::expand(scope, wide(source.binding), at)),
+                    2 => {
+                        let pairs = self.inputs.pairs.__expand_index_method(scope, source.binding.into());
+                        Reg::from_bits(scope, source.dtype, words::lanes16::expand(scope, pairs, at))
+                    }
+                    _ => Reg::from_bits(scope, source.dtype, words::lanes8::expand(scope, self.inputs.words.__expand_index_method(scope, source.binding.into()), at)),
+                }
+            }
+            Mode::Splat => {
+                let first = self.first();
+                let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
+                let words = self.inputs.words.__expand_index_method(scope, source.binding.into());
+                if size == 8 {
+                    Reg::from_wide(scope, source.dtype, splat_wide::expand(scope, words, at))
+                } else {
+                    Reg::from_bits(scope, source.dtype, splat_bits::expand(scope, words, at, size))
+                }
+            }
+            Mode::Strided | Mode::Scattered => {
+                let mut at = if source.mode == Mode::Strided {
+                    let first = self.first();
+                    let base = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
+                    let stride = *self.inputs.numbers.__expand_index_method(scope, (source.first + rank).into());
+                    std::array::from_fn(|l| step::expand(scope, base, l, stride))
+                } else {
+                    self.affine_each(source.first)
+                };
+                if source.windowed {
+                    let inside = self.inside(source);
+                    at = std::array::from_fn(|l| or_zero::expand(scope, inside[l], at[l]));
+                }
+                let [a, b, c, d] = at;
+                let words = self.inputs.words.__expand_index_method(scope, source.binding.into());
+                let value = if size == 8 {
+                    Reg::from_wide(scope, source.dtype, four_wide::expand(scope, words, a, b, c, d))
+                } else {
+                    Reg::from_bits(scope, source.dtype, four_bits::expand(scope, words, a, b, c, d, size))
+                };
+                if source.windowed {
+                    let [a, b, c, d] = self.inside(source);
+                    let inside = Reg::B(four_bools::expand(scope, a, b, c, d));
+                    Reg::select(scope, inside, value, Reg::zero(scope, source.dtype.kind()))
+                } else {
+                    value
+                }
+            }
+        }
+    }
+
+    fn param(&self, k: usize) -> Reg {
+        let scope = self.scope;
+        let words = |kind: &Kind| if matches!(kind, Kind::I64 | Kind::F64) { 2 } else { 1 };
+        let at: usize = self.plan.program.params[..k].iter().map(words).sum();
+        let kind = self.plan.program.params[k];
+        let word = |i: usize| *self.inputs.params.__expand_index_method(scope, (at + i).into());
+        if words(&kind) == 2 {
+            Reg::from_wide(scope, kind.dtype(), splat_wide_param::expand(scope, word(0), word(1)))
+        } else {
+            Reg::from_bits(scope, kind.dtype(), splat_param::expand(scope, word(0)))
+        }
+    }
+
+    /// The runtime zero (see [`Bound::new`]).
+    fn zero(&self) -> NativeExpand<u32> {
+        *self.inputs.params.__expand_index_method(self.scope, (self.inputs.params.len() - 1).into())
+    }
+}
+
+/// Emits the program for the four positions from `start` on and returns the registers of its outputs. Faults are flagged through `fault`.
+pub(crate) fn eval(scope: &Scope, inputs: &InputsExpand, plan: &Plan, start: NativeExpand<usize>, fault: &mut dyn FnMut(NativeExpand<crate::words::B4>)) -> Vec<Reg> {
+    let mut lanes = Lanes { scope, inputs, plan, start, first: None, each: None };
+    let mut regs: Vec<Reg> = Vec::with_capacity(plan.program.insts.len());
+    for inst in &plan.program.insts {
+        let reg = |r: u16| regs[r as usize];
+        let value = match *inst {
+            Inst::Load(k) => lanes.load(&plan.sources[k as usize]),
+            Inst::Inside(k) => {
+                let source = &plan.sources[k as usize];
+                if source.windowed {
+                    let [a, b, c, d] = lanes.inside(source);
+                    Reg::B(four_bools::expand(scope, a, b, c, d))
+                } else {
+                    Reg::constant(scope, Scalar::Bool(true), Kind::Bool, lanes.zero())
+                }
+            }
+            Inst::Index(k) => lanes.index(k as usize),
+            Inst::Param(k) => lanes.param(k as usize),
+            Inst::Const(value, kind) => Reg::constant(scope, value, kind, lanes.zero()),
+            Inst::Unary(op, a) => reg(a).unary(scope, op, lanes.zero()),
+            Inst::Binary(op, a, b) => Reg::binary(scope, op, reg(a), reg(b), lanes.zero(), fault),
+            Inst::Select(c, a, b) => Reg::select(scope, reg(c), reg(a), reg(b)),
+            Inst::Cast(a, dtype) => reg(a).cast(scope, dtype),
+            Inst::Philox { index, key, word } => Reg::philox(scope, reg(index), key.map(reg), word),
+        };
+        regs.push(value);
+    }
+    plan.program.outputs.iter().map(|(r, _)| regs[*r as usize]).collect()
+}
