@@ -4,7 +4,9 @@
 //! oracle (the CPU device) and compares within the tolerance that [`tolerance`] gives for the op and dtype. The same cases
 //! run on every backend, so a new backend is held to all of them with one call of [`run`].
 
+mod create;
 mod input;
+mod movement;
 mod tolerance;
 
 pub use input::{Domain, Fill, View, input, random_values};
@@ -58,7 +60,7 @@ impl Cases {
 
 /// All cases of all families.
 pub fn cases() -> Vec<Case> {
-    let families: &[fn() -> Cases] = &[];
+    let families: &[fn() -> Cases] = &[movement::cases, create::cases, create::random];
     families.iter().flat_map(|family| family().into_vec()).collect()
 }
 

@@ -2,9 +2,14 @@
 //! lowering to the backend's kernel families.
 
 pub mod cast;
+pub mod create;
+pub mod movement;
+pub mod random;
 pub mod shape;
 pub mod slice;
 
+pub use movement::PadMode;
+pub use random::Rng;
 pub use shape::Indexing;
 
 use crate::{
@@ -29,7 +34,7 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
-    [cast::OPS, shape::OPS, slice::OPS].concat()
+    [cast::OPS, shape::OPS, slice::OPS, movement::OPS, create::OPS, random::OPS].concat()
 }
 
 /// Checks that all operands live on one device and returns it.

@@ -78,7 +78,7 @@ impl Tensor {
             if rest == 0 {
                 return Err(wrong(format!("{dims:?}: any size would do for -1 beside a dimension of size 0, give it")));
             }
-            if self.numel() % rest != 0 {
+            if !self.numel().is_multiple_of(rest) {
                 return Err(wrong(format!("{} has {} elements, which {dims:?} does not divide", self.type_string(), self.numel())));
             }
             shape[i] = self.numel() / rest;

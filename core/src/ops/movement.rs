@@ -1,0 +1,315 @@
+//! Ops that copy elements to new places: joining, padding, repeating, rolling, triangles.
+//!
+//! All outputs are dense. An input is read through a window of the output's space, so one kernel fills the whole output and
+//! no kernel writes through strides.
+//!
+//! ```
+//! # use anymesh_core::{Tensor, ops::PadMode};
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[1i32, 2, 3], [3], &device)?;
+//! let y = Tensor::concat(&[&x, &x.flip(&[])?], 0)?;
+//! assert_eq!(y.to_vec::<i32>()?, [1, 2, 3, 3, 2, 1]);
+//! assert_eq!(x.pad(&[(2, 1)], PadMode::Reflect)?.to_vec::<i32>()?, [3, 2, 1, 2, 3, 2]);
+//! assert_eq!(x.roll(&[1], &[0])?.to_vec::<i32>()?, [3, 1, 2]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, Operand, create, op, run_map, same_device};
+use crate::{
+    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
+    backend::Affine,
+    map::{Binary, Builder, MAX_INPUTS},
+    ops::index_kind,
+};
+
+/// The ops of this file; `c` is a dimension that the op joins, pads or repeats.
+pub const OPS: &[OpInfo] = &[
+    op("concat", "...c..., ...c... -> ...c... ; replicate c ; linear all"),
+    op("stack", "..., ... -> ...c... ; replicate c ; linear all"),
+    op("pad", "...c... -> ...c... ; replicate c ; linear 0 where the constant is 0"),
+    op("roll", "...c... -> ...c... ; replicate c ; linear 0"),
+    op("tile", "...c... -> ...(rc)... ; replicate r ; linear 0"),
+    op("repeat_interleave", "...c... -> ...(cr)... ; replicate r ; linear 0"),
+    op("triu", "...rc -> ...rc ; offset ; linear 0"),
+    op("tril", "...rc -> ...rc ; offset ; linear 0"),
+    op("diag", "c -> rc ; replicate c ; linear 0"),
+];
+
+/// What [`Tensor::pad`] puts around a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PadMode {
+    /// This value, which the tensor's dtype can hold.
+    Constant(Scalar),
+    /// The elements mirrored at the edge, without repeating the edge itself: `3 2 | 1 2 3 | 2 1`.
+    Reflect,
+    /// The edge again and again: `1 1 | 1 2 3 | 3 3`.
+    Replicate,
+    /// The elements from the other end: `2 3 | 1 2 3 | 1 2`.
+    Circular,
+}
+
+impl Tensor {
+    /// Joins tensors along an existing dimension. All other dimensions are equal; dtypes promote to a common one.
+    pub fn concat(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
+        let op = "concat";
+        let Some(first) = tensors.first() else {
+            return Err(Error::Argument { op, detail: "there is nothing to join: pass at least one tensor".into() });
+        };
+        let axis = first.shape().axis(op, axis)?;
+        if let Some(other) = tensors.iter().find(|t| t.rank() != first.rank() || t.shape().with(axis, 0) != first.shape().with(axis, 0)) {
+            let detail = format!("{} and {} differ in a dimension other than axis {axis}", first.type_string(), other.type_string());
+            return Err(Error::Shape { op, detail });
+        }
+        join(op, tensors, axis)
+    }
+
+    /// Joins tensors of one shape along a new dimension, which becomes dimension `axis` of the result. Dtypes promote.
+    pub fn stack(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
+        let op = "stack";
+        let Some(first) = tensors.first() else {
+            return Err(Error::Argument { op, detail: "there is nothing to stack: pass at least one tensor".into() });
+        };
+        if let Some(other) = tensors.iter().find(|t| t.shape() != first.shape()) {
+            return Err(Error::Shape { op, detail: format!("{} and {} have different shapes", first.type_string(), other.type_string()) });
+        }
+        let rank = first.rank() as i64 + 1;
+        let at = if axis < 0 { axis + rank } else { axis };
+        if !(0..rank).contains(&at) {
+            return Err(Error::Axis { op, axis, rank: rank as usize });
+        }
+        let parts = tensors.iter().map(|t| t.unsqueeze(at)).collect::<Result<Vec<_>>>()?;
+        join(op, &parts.iter().collect::<Vec<_>>(), at as usize)
+    }
+
+    /// Adds `(before, after)` elements at the ends of each dimension; `pairs` has one entry for every dimension.
+    ///
+    /// Reflection reaches at most to the far edge (`size - 1` elements), wrapping around at most once (`size`).
+    pub fn pad(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
+        let op = "pad";
+        if pairs.len() != self.rank() {
+            let detail = format!("{} pairs for a tensor of rank {}: give one (before, after) for each dimension", pairs.len(), self.rank());
+            return Err(Error::Argument { op, detail });
+        }
+        let mut dims = Dims::with_capacity(self.rank());
+        for (axis, &(before, after)) in pairs.iter().enumerate() {
+            let size = self.shape()[axis];
+            let padded = before.checked_add(size).and_then(|n| n.checked_add(after));
+            dims.push(padded.ok_or_else(|| Error::SizeOverflow { op, shape: self.shape().clone() })?);
+            let (limit, rule) = match mode {
+                PadMode::Constant(_) => continue,
+                PadMode::Reflect => (size.saturating_sub(1), "reflection reaches"),
+                PadMode::Replicate => (if size == 0 { 0 } else { usize::MAX }, "repeating the edge of nothing reaches"),
+                PadMode::Circular => (size, "wrapping around reaches"),
+            };
+            if before.max(after) > limit {
+                let detail = format!("({before}, {after}) at axis {axis} of {}: {rule} at most {limit} elements", self.type_string());
+                return Err(Error::Argument { op, detail });
+            }
+        }
+        let shape = Shape::from(dims);
+        if shape.checked_numel(op)? == 0 {
+            return Ok(self.result(None, self.dtype(), shape));
+        }
+        match mode {
+            PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
+            _ => pairs.iter().enumerate().try_fold(self.clone(), |t, (axis, &(before, after))| {
+                let size = t.shape()[axis];
+                let (front, back) = match mode {
+                    PadMode::Reflect if size > 1 => (t.sliced(axis, before, -1, before), t.sliced(axis, size - 2, -1, after)),
+                    PadMode::Replicate => (t.sliced(axis, 0, 0, before), t.sliced(axis, size - 1, 0, after)),
+                    PadMode::Circular => (t.sliced(axis, size - before, 1, before), t.sliced(axis, 0, 1, after)),
+                    _ => return Ok(t),
+                };
+                join(op, &[&front, &t, &back], axis)
+            }),
+        }
+    }
+
+    fn pad_constant(&self, pairs: &[(usize, usize)], shape: Shape, value: Scalar) -> Result<Tensor> {
+        let (op, dtype) = ("pad", self.dtype());
+        let value = create::exact_scalar(op, value, dtype)?;
+        if self.numel() == 0 {
+            return create::filled(op, shape, value, dtype, self.device());
+        }
+        if shape == *self.shape() {
+            return Ok(self.clone());
+        }
+        let b = Builder::new();
+        let x = b.load(dtype);
+        let program = b.finish(&[(x.inside().select(x, b.param(dtype.kind())), dtype)])?;
+        let start = pairs.iter().map(|(before, _)| *before as isize).collect();
+        let mut out = run_map(op, &program, &shape, &[Operand::at(self, start)], &[], &[value], self.device())?;
+        Ok(out.remove(0))
+    }
+
+    /// Moves element `i` of dimension `axes[k]` to `i + shifts[k]`, wrapping around. With no axes and one shift the tensor
+    /// is rolled as if it were flat.
+    pub fn roll(&self, shifts: &[i64], axes: &[i64]) -> Result<Tensor> {
+        let op = "roll";
+        if axes.is_empty() && shifts.len() == 1 {
+            let flat = self.reshape([self.numel()])?;
+            return flat.roll(shifts, &[0])?.reshape(self.shape());
+        }
+        if shifts.len() != axes.len() {
+            return Err(Error::Argument { op, detail: format!("{} shifts for {} axes", shifts.len(), axes.len()) });
+        }
+        if axes.is_empty() {
+            return Ok(self.clone());
+        }
+        self.shape().axes(op, axes)?;
+        shifts.iter().zip(axes).try_fold(self.clone(), |t, (&shift, &axis)| {
+            let axis = t.shape().axis(op, axis)?;
+            let size = t.shape()[axis];
+            let start = if size == 0 { 0 } else { i128::from(shift).rem_euclid(size as i128) as usize };
+            if start == 0 {
+                return Ok(t);
+            }
+            join(op, &[&t.sliced(axis, size - start, 1, start), &t.sliced(axis, 0, 1, size - start)], axis)
+        })
+    }
+
+    /// Repeats the whole tensor `reps[i]` times along dimension `i`. As in NumPy, a shorter list is for the last dimensions and a
+    /// longer one adds dimensions in front.
+    pub fn tile(&self, reps: &[usize]) -> Result<Tensor> {
+        let op = "tile";
+        let rank = self.rank().max(reps.len());
+        let size = |i: usize| (i + self.rank()).checked_sub(rank).map_or(1, |d| self.shape()[d]);
+        let rep = |i: usize| (i + reps.len()).checked_sub(rank).map_or(1, |d| reps[d]);
+        let dims = (0..rank).map(|i| size(i).checked_mul(rep(i))).collect::<Option<Dims>>();
+        let shape = Shape::from(dims.ok_or_else(|| Error::Argument { op, detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()) })?);
+        if shape.checked_numel(op)? == 0 {
+            return Ok(self.result(None, self.dtype(), shape));
+        }
+        let stride = |i: usize| (i + self.rank()).checked_sub(rank).map_or(0, |d| self.layout().strides[d]);
+        let repeated = Layout {
+            shape: (0..rank).flat_map(|i| [rep(i), size(i)]).collect(),
+            strides: (0..rank).flat_map(|i| [0, stride(i)]).collect(),
+            offset: self.layout().offset,
+        };
+        self.with_layout(repeated).reshaped(op, shape)
+    }
+
+    /// Repeats each element `n` times in place: `[a, b]` becomes `[a, a, b, b]`.
+    pub fn repeat_interleave(&self, n: usize, axis: i64) -> Result<Tensor> {
+        let op = "repeat_interleave";
+        let axis = self.shape().axis(op, axis)?;
+        let size = self.shape()[axis].checked_mul(n);
+        let size = size.ok_or_else(|| Error::Argument { op, detail: format!("{n} copies of {} cannot be addressed", self.shape()) })?;
+        let shape = self.shape().with(axis, size);
+        if shape.checked_numel(op)? == 0 {
+            return Ok(self.result(None, self.dtype(), shape));
+        }
+        let inner = self.layout().unsqueeze(axis + 1);
+        let repeated = inner.expand(&inner.shape.with(axis + 1, n));
+        self.with_layout(repeated).reshaped(op, shape)
+    }
+
+    /// Keeps the elements on and above diagonal `k` of the last two dimensions, with zero below. Diagonal `k` holds the
+    /// elements whose column is `k` more than their row.
+    pub fn triu(&self, k: i64) -> Result<Tensor> {
+        self.triangle("triu", Binary::Ge, k)
+    }
+
+    /// Keeps the elements on and below diagonal `k` of the last two dimensions, with zero above.
+    pub fn tril(&self, k: i64) -> Result<Tensor> {
+        self.triangle("tril", Binary::Le, k)
+    }
+
+    fn triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
+        if self.rank() < 2 {
+            return Err(Error::Shape { op, detail: format!("{} has no last two dimensions", self.type_string()) });
+        }
+        let dtype = self.dtype();
+        let (index, kind) = diagonal_index(self.shape(), k);
+        let b = Builder::new();
+        let (x, diagonal) = (b.load(dtype), b.index(kind));
+        let kept = diagonal.binary(keep, diagonal.lit(0i64));
+        let program = b.finish(&[(kept.select(x, zero(&b, dtype)), dtype)])?;
+        let mut out = run_map(op, &program, self.shape(), &[self.into()], &[index], &[], self.device())?;
+        Ok(out.remove(0))
+    }
+
+    /// A vector becomes a square matrix with it on diagonal `k` and zero elsewhere; a matrix gives its diagonal `k` as a vector.
+    pub fn diag(&self, k: i64) -> Result<Tensor> {
+        let (op, dtype) = ("diag", self.dtype());
+        let too_large = || Error::Argument { op, detail: format!("diagonal {k} of {} is out of reach", self.type_string()) };
+        match self.rank() {
+            1 => {}
+            2 => return self.diagonal(k, 0, 1),
+            _ => return Err(Error::Shape { op, detail: format!("{} is neither a vector nor a matrix", self.type_string()) }),
+        }
+        let distance = usize::try_from(k.unsigned_abs()).map_err(|_| too_large())?;
+        let size = self.numel().checked_add(distance).ok_or_else(too_large)?;
+        let shape = Shape::from([size, size]);
+        shape.checked_numel(op)?;
+        if self.numel() == 0 {
+            return create::filled(op, shape, create::zero_scalar(dtype), dtype, self.device());
+        }
+        // Row r of the matrix holds element r of the vector (r - |k| below the main diagonal), which every column reads.
+        let rows = self.with_layout(self.layout().unsqueeze(1).expand(&Shape::from([self.numel(), size])));
+        let (index, kind) = diagonal_index(&shape, k);
+        let b = Builder::new();
+        let (x, diagonal) = (b.load(dtype), b.index(kind));
+        let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
+        let start: Dims<isize> = smallvec::smallvec![if k < 0 { distance as isize } else { 0 }, 0];
+        let mut out = run_map(op, &program, &shape, &[Operand::at(&rows, start)], &[index], &[], self.device())?;
+        Ok(out.remove(0))
+    }
+}
+
+/// Column minus row minus `k` over the last two of (at least two) dimensions: zero on diagonal `k`, positive above it.
+pub(super) fn diagonal_index(shape: &Shape, k: i64) -> (Affine, crate::Kind) {
+    let rank = shape.rank();
+    let reach = shape[rank - 1].max(shape[rank - 2]).min(i64::MAX as usize / 4);
+    let mut strides: Dims<i64> = smallvec::smallvec![0; rank];
+    strides[rank - 2] = -1;
+    strides[rank - 1] = 1;
+    // Every diagonal past the corner is as empty as the first one there.
+    (Affine { offset: -k.clamp(-(reach as i64), reach as i64), strides }, index_kind(2 * reach))
+}
+
+fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
+    b.constant(create::zero_scalar(dtype), dtype.kind())
+}
+
+/// Joins tensors that are known to fit along `axis`, as many at a time as a kernel takes.
+fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+    let device = same_device(op, tensors)?;
+    let dtype = tensors.iter().fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype()));
+    let size = tensors.iter().try_fold(0usize, |sum, t| sum.checked_add(t.shape()[axis]));
+    let shape = tensors[0].shape().with(axis, size.ok_or_else(|| Error::SizeOverflow { op, shape: tensors[0].shape().clone() })?);
+    if shape.checked_numel(op)? == 0 {
+        return Ok(tensors[0].result(None, dtype, shape));
+    }
+    let mut parts: Vec<Tensor> = tensors.iter().filter(|t| t.numel() > 0).map(|t| (*t).clone()).collect();
+    if parts.len() > 1 {
+        // Before the first round of kernels, not after it.
+        device.check(dtype, shape.numel())?;
+    }
+    while parts.len() > 1 {
+        parts = parts.chunks(MAX_INPUTS).map(|group| join_few(op, group, axis, dtype)).collect::<Result<_>>()?;
+    }
+    parts.remove(0).cast(dtype)
+}
+
+/// One kernel over the windows of at most [`MAX_INPUTS`] tensors with elements.
+fn join_few(op: &'static str, parts: &[Tensor], axis: usize, dtype: DType) -> Result<Tensor> {
+    if let [one] = parts {
+        return Ok(one.clone());
+    }
+    let b = Builder::new();
+    let mut joined = b.load(parts[0].dtype()).cast(dtype);
+    let mut end = parts[0].shape()[axis];
+    let mut operands = vec![Operand::at(&parts[0], smallvec::smallvec![0; parts[0].rank()])];
+    for part in &parts[1..] {
+        let x = b.load(part.dtype());
+        joined = x.inside().select(x.cast(dtype), joined);
+        let mut start: Dims<isize> = smallvec::smallvec![0; part.rank()];
+        start[axis] = end as isize;
+        end += part.shape()[axis];
+        operands.push(Operand::at(part, start));
+    }
+    let program = b.finish(&[(joined, dtype)])?;
+    let mut out = run_map(op, &program, &parts[0].shape().with(axis, end), &operands, &[], &[], parts[0].device())?;
+    Ok(out.remove(0))
+}
