@@ -1,2 +1,31 @@
-//! x
+//! **anymesh**: one sharded tensor program, any mesh.
+//!
+//! The same tensors and kernels on the CPU, on any GPU through wgpu, in a browser, and on CUDA. This crate picks devices;
+//! tensors and ops are those of [`anymesh_core`], re-exported here.
+//!
+//! ```
+//! use anymesh::{DType, Tensor};
+//! let device = anymesh::device("cpu")?;
+//! let x = Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device)?;
+//! let y = x.softmax(-1)?.cast(DType::BF16)?;
+//! assert_eq!(y.type_string(), "bf16[3]");
+//! # Ok::<(), anymesh::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod devices;
+
 pub use anymesh_core::*;
+#[cfg(not(target_family = "wasm"))]
+pub use devices::{Found, default_device, device, found};
+
+/// The backends that this build has.
+pub mod backends {
+    #[cfg(feature = "cpu")]
+    pub use anymesh_backend_cpu as cpu;
+    #[cfg(feature = "cuda")]
+    pub use anymesh_backend_cuda as cuda;
+    #[cfg(feature = "wgpu")]
+    pub use anymesh_backend_wgpu as wgpu;
+}

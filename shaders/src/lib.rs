@@ -4,8 +4,13 @@
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
 mod fault;
+mod int;
 mod map;
+mod math;
+mod math64;
+mod philox;
 mod program;
+mod reduce;
 mod reg;
 mod words;
 
@@ -43,7 +48,6 @@ pub trait MatmulProvider: std::fmt::Debug + Send + Sync {
 }
 
 /// The backend of every GPU.
-#[derive(Debug)]
 pub struct CubeBackend {
     name: String,
     client: Client,
@@ -110,6 +114,12 @@ impl CubeBackend {
     }
 }
 
+impl std::fmt::Debug for CubeBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CubeBackend({})", self.name)
+    }
+}
+
 /// The memory behind a view.
 fn memory(view: &View) -> Result<&Memory> {
     view.buffer.get()
@@ -170,12 +180,29 @@ impl Backend for CubeBackend {
         self.run_map(call)
     }
 
-    fn reduce(&self, _: &ReduceCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> { Err(self.failed("later")) }
-    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
-    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> { Err(self.failed("later")) }
+    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
+        self.run_reduce(call)
+    }
+
+    fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+        Err(self.failed("later"))
+    }
+    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
+    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
+    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
+    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
+    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
+    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
+        Err(self.failed("later"))
+    }
 }

@@ -1,12 +1,15 @@
 //! Elementwise programs.
 
 use crate::{
-    CubeBackend,
+    CubeBackend, Memory,
     program::{Bound, Inputs, Plan, address_of, bind, eval},
     reg::Reg,
     words::{self, U2, U4},
 };
-use anymesh_core::{Buffer, DType, Result, backend::MapCall};
+use anymesh_core::{
+    Buffer, DType, Layout, MapProgram, Result, Shape, View,
+    backend::{MapCall, MapInput},
+};
 use cubecl::prelude::*;
 
 /// Threads of a cube, for every elementwise kernel.
@@ -110,7 +113,7 @@ impl Outputs {
 impl CubeBackend {
     pub(crate) fn run_map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
         let elements = call.shape.numel();
-        let bound = self.bind_program(call, None)?;
+        let bound = self.bind_program(call, None, None)?;
         let outputs = call.program.outputs.iter().map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype))).collect::<Result<Vec<_>>>()?;
         let chunks = elements.div_ceil(4);
         // SAFETY: threads past the last chunk do nothing; the outputs are padded to whole chunks.
@@ -130,10 +133,37 @@ impl CubeBackend {
         Ok(outputs.into_iter().map(|(memory, _)| Buffer::new(memory)).collect())
     }
 
-    /// Lays out a map call for a kernel, with its dimensions in `order`.
-    pub(crate) fn bind_program(&self, call: &MapCall<'_>, order: Option<&[usize]>) -> Result<Bound> {
+    /// Lays out a map call for a kernel (see [`Bound::new`]).
+    pub(crate) fn bind_program(&self, call: &MapCall<'_>, order: Option<&[usize]>, run: Option<usize>) -> Result<Bound> {
         let handles = call.inputs.iter().map(|input| crate::memory(&input.view).map(|m| (m.handle.clone(), m.bytes))).collect::<Result<Vec<_>>>()?;
         let address = address_of(call, handles.iter().map(|(_, bytes)| *bytes));
-        Ok(Bound::new(call, order, &handles, address))
+        Ok(Bound::new(call, order, run, &handles, address))
+    }
+
+    /// A dense buffer of `elements` converted to another dtype; itself where it already has it.
+    pub(crate) fn convert(&self, memory: Memory, from: DType, to: DType, elements: usize) -> Result<Buffer> {
+        let buffer = Buffer::new(memory);
+        if from == to {
+            return Ok(buffer);
+        }
+        let shape = Shape::from([elements]);
+        let view = View { buffer, dtype: from, layout: Layout::contiguous(shape.clone()) };
+        self.copy_as(&view, to)
+    }
+
+    /// The elements of a view, dense and as `dtype`.
+    pub(crate) fn copy_as(&self, view: &View, dtype: DType) -> Result<Buffer> {
+        let program = MapProgram::cast(view.dtype, dtype);
+        let inputs = [MapInput { view: view.clone(), window: None }];
+        let call = MapCall { op: "cast", program: &program, shape: &view.layout.shape, inputs: &inputs, indices: &[], params: &[] };
+        Ok(self.run_map(&call)?.swap_remove(0))
+    }
+
+    /// The view itself where it is dense from the start of its buffer and of `dtype`, else a copy that is.
+    pub(crate) fn dense(&self, view: &View, dtype: DType) -> Result<View> {
+        if view.dtype == dtype && view.layout.offset == 0 && view.layout.is_contiguous() {
+            return Ok(view.clone());
+        }
+        Ok(View { buffer: self.copy_as(view, dtype)?, dtype, layout: Layout::contiguous(view.layout.shape.clone()) })
     }
 }

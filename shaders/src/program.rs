@@ -81,8 +81,9 @@ pub(crate) fn bind<T: CubePrimitive>(buffers: &[(Handle, usize)], bytes: usize) 
 }
 
 impl Bound {
-    /// Lays out a call over `shape` whose dimensions may have been permuted; `strides` of inputs and indices follow it.
-    pub(crate) fn new(call: &MapCall<'_>, order: Option<&[usize]>, handles: &[(Handle, usize)], address: AddressType) -> Self {
+    /// Lays out a call with its dimensions in `order`. Chunks of four positions start at multiples of four, or, with a
+    /// `run`, at multiples of four within each run of that many positions.
+    pub(crate) fn new(call: &MapCall<'_>, order: Option<&[usize]>, run: Option<usize>, handles: &[(Handle, usize)], address: AddressType) -> Self {
         let permuted = |strides: &[i64]| -> Dims<isize> {
             match order {
                 Some(order) => order.iter().map(|&d| strides[d] as isize).collect(),
@@ -117,7 +118,7 @@ impl Bound {
             words: vec![],
         };
         for (k, (input, strides)) in call.inputs.iter().zip(inputs).enumerate() {
-            bound.add_input(input, strides, &shape, &order, &handles[k], call.inputs, k);
+            bound.add_input(input, strides, &shape, &order, run, &handles[k], call.inputs, k);
         }
         bound.plan.indices = bound.numbers.len();
         for (affine, strides) in call.indices.iter().zip(indices) {
@@ -149,11 +150,22 @@ impl Bound {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn add_input(&mut self, input: &MapInput, strides: &[isize], shape: &Shape, order: &[usize], handle: &(Handle, usize), all: &[MapInput], k: usize) {
+    fn add_input(
+        &mut self,
+        input: &MapInput,
+        strides: &[isize],
+        shape: &Shape,
+        order: &[usize],
+        run: Option<usize>,
+        handle: &(Handle, usize),
+        all: &[MapInput],
+        k: usize,
+    ) {
         let last = shape.rank() - 1;
         // Four positions stay in one row when the innermost dimension is a multiple of four, or the only one.
-        let even = shape[last] % 4 == 0;
-        let row = even || shape.rank() == 1;
+        let aligned_runs = run.is_none_or(|run| run % 4 == 0);
+        let even = shape[last] % 4 == 0 && aligned_runs;
+        let row = even || shape.rank() == 1 && (aligned_runs || run == Some(shape[last]));
         let aligned = input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
         // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall back to single words.
         let shared = all.iter().enumerate().any(|(j, other)| j != k && other.view.buffer.same(&input.view.buffer));
@@ -420,7 +432,6 @@ impl Lanes<'_> {
 
     fn load(&mut self, source: &Source) -> Reg {
         let (scope, rank, size) = (self.scope, self.plan.rank, source.dtype.size());
-        let words = |k: usize| self.inputs.words.__expand_index_method(scope, k.into());
         match source.mode {
             Mode::Vector => {
                 let first = self.first();
@@ -433,7 +444,11 @@ impl Lanes<'_> {
                         let pairs = self.inputs.pairs.__expand_index_method(scope, source.binding.into());
                         Reg::from_bits(scope, source.dtype, words::lanes16::expand(scope, pairs, at))
                     }
-                    _ => Reg::from_bits(scope, source.dtype, words::lanes8::expand(scope, self.inputs.words.__expand_index_method(scope, source.binding.into()), at)),
+                    _ => Reg::from_bits(
+                        scope,
+                        source.dtype,
+                        words::lanes8::expand(scope, self.inputs.words.__expand_index_method(scope, source.binding.into()), at),
+                    ),
                 }
             }
             Mode::Splat => {
@@ -497,7 +512,13 @@ impl Lanes<'_> {
 }
 
 /// Emits the program for the four positions from `start` on and returns the registers of its outputs. Faults are flagged through `fault`.
-pub(crate) fn eval(scope: &Scope, inputs: &InputsExpand, plan: &Plan, start: NativeExpand<usize>, fault: &mut dyn FnMut(NativeExpand<crate::words::B4>)) -> Vec<Reg> {
+pub(crate) fn eval(
+    scope: &Scope,
+    inputs: &InputsExpand,
+    plan: &Plan,
+    start: NativeExpand<usize>,
+    fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
+) -> Vec<Reg> {
     let mut lanes = Lanes { scope, inputs, plan, start, first: None, each: None };
     let mut regs: Vec<Reg> = Vec::with_capacity(plan.program.insts.len());
     for inst in &plan.program.insts {

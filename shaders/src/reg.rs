@@ -1,6 +1,7 @@
 //! Registers of a program while a kernel is compiled: four lanes of one kind, and the code for each instruction.
 
 use crate::{
+    int, math, math64, philox,
     words::{self, B4, D4, F4, I4, L4, Q4, U4},
 };
 use anymesh_core::{
@@ -87,41 +88,6 @@ fn bool_bits(x: B4) -> U4 {
 fn from_bool_bits(x: U4) -> B4 {
     x.not_equal(&U4::new(0u32))
 }
-
-macro_rules! simple_binary {
-    ($($name:ident $a:ident $b:ident => $out:expr),*) => {$(
-        #[cube]
-        fn $name<T: Numeric>($a: Vector<T, Const<4>>, $b: Vector<T, Const<4>>) -> Vector<T, Const<4>> {
-            $out
-        }
-    )*};
-}
-simple_binary!(add a b => a + b, sub a b => a - b, mul a b => a * b, largest a b => max(a, b), smallest a b => min(a, b));
-
-macro_rules! bit_binary {
-    ($($name:ident $a:ident $b:ident => $out:expr),*) => {$(
-        #[cube]
-        fn $name<T: Int>($a: Vector<T, Const<4>>, $b: Vector<T, Const<4>>) -> Vector<T, Const<4>> {
-            $out
-        }
-    )*};
-}
-bit_binary!(bit_and a b => a & b, bit_or a b => a | b, bit_xor a b => a ^ b);
-
-#[cube]
-fn bit_not<T: Int>(a: Vector<T, Const<4>>) -> Vector<T, Const<4>> {
-    !a
-}
-
-macro_rules! comparison {
-    ($($name:ident $method:ident),*) => {$(
-        #[cube]
-        fn $name<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>) -> B4 {
-            a.$method(&b)
-        }
-    )*};
-}
-comparison!(eq equal, ne not_equal, lt less_than, le less_equal, gt greater_than, ge greater_equal);
 
 /// Programs are type-checked when they are built, so a mismatch here is a bug of this crate; CubeCL turns the panic of an
 /// expansion into an error of the launch.
@@ -223,34 +189,12 @@ impl Reg {
     }
 }
 
-/// Float functions of one value.
-#[cube]
-fn unary_f32(x: F4, #[comptime] op: Unary) -> F4 {
-    match op {
-        Unary::Neg => -x,
-        Unary::Abs => x.abs(),
-        Unary::Exp => x.exp(),
-        Unary::Sqrt => x.sqrt(),
-        _ => x,
-    }
-}
-
-#[cube]
-fn binary_f32(a: F4, b: F4, #[comptime] op: Binary) -> F4 {
-    match op {
-        Binary::Add => a + b,
-        Binary::Sub => a - b,
-        Binary::Mul => a * b,
-        Binary::Div => a / b,
-        _ => a,
-    }
-}
-
 #[cube]
 fn compare<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[comptime] op: Binary) -> B4 {
     match op {
         Binary::Eq => a.equal(&b),
-        Binary::Ne => a.not_equal(&b),
+        // Not `not_equal`: some drivers answer that one with an ordered comparison, which is false for NaN.
+        Binary::Ne => !a.equal(&b),
         Binary::Lt => a.less_than(&b),
         Binary::Le => a.less_equal(&b),
         Binary::Gt => a.greater_than(&b),
@@ -258,33 +202,137 @@ fn compare<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[comptim
     }
 }
 
+/// Bool lanes as 0 and 1: order and logic are those of small integers.
+#[cube]
+fn logic(a: U4, b: U4, #[comptime] op: Binary) -> U4 {
+    match op {
+        Binary::And | Binary::Min => a & b,
+        Binary::Or | Binary::Max => a | b,
+        _ => a ^ b,
+    }
+}
+
 impl Reg {
-    pub(crate) fn unary(self, scope: &Scope, op: Unary, _zero: NativeExpand<u32>) -> Self {
-        match self {
-            Reg::F(x) => Reg::F(unary_f32::expand(scope, x, op)),
-            _ => ill_typed(),
+    pub(crate) fn unary(self, scope: &Scope, op: Unary, zero: NativeExpand<u32>) -> Self {
+        match (self, op) {
+            (Reg::B(x), Unary::Not) => Reg::B(not_bool::expand(scope, x)),
+            (Reg::U(x), _) => Reg::U(int::unary_u32::expand(scope, x, op)),
+            (Reg::I(x), _) => Reg::I(int::unary_signed::expand::<i32>(scope, x, op)),
+            (Reg::L(x), _) => Reg::L(int::unary_signed::expand::<i64>(scope, x, op)),
+            (Reg::F(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify::expand(scope, x, op)),
+            (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, zero, op)),
+            (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math64::classify::expand(scope, x, op)),
+            (Reg::D(x), _) => Reg::D(math64::unary::expand(scope, x, zero, op)),
+            (Reg::B(_), _) => ill_typed(),
         }
     }
 
-    pub(crate) fn binary(scope: &Scope, op: Binary, a: Self, b: Self, _zero: NativeExpand<u32>, _fault: Fault<'_>) -> Self {
+    pub(crate) fn binary(scope: &Scope, op: Binary, a: Self, b: Self, zero: NativeExpand<u32>, fault: Fault<'_>) -> Self {
+        let divides = matches!(op, Binary::FloorDiv | Binary::TruncDiv | Binary::Rem);
+        if divides {
+            match b {
+                Reg::U(x) => fault(is_zero::expand::<u32>(scope, x)),
+                Reg::I(x) => fault(is_zero::expand::<i32>(scope, x)),
+                Reg::L(x) => fault(is_zero::expand::<i64>(scope, x)),
+                _ => {}
+            }
+        }
+        if op.is_comparison() {
+            return Reg::B(match (a, b) {
+                (Reg::B(a), Reg::B(b)) => {
+                    let (a, b) = (bool_bits::expand(scope, a), bool_bits::expand(scope, b));
+                    compare::expand::<u32>(scope, a, b, op)
+                }
+                (Reg::U(a), Reg::U(b)) => compare::expand::<u32>(scope, a, b, op),
+                (Reg::I(a), Reg::I(b)) => compare::expand::<i32>(scope, a, b, op),
+                (Reg::L(a), Reg::L(b)) => compare::expand::<i64>(scope, a, b, op),
+                (Reg::F(a), Reg::F(b)) => compare::expand::<f32>(scope, a, b, op),
+                (Reg::D(a), Reg::D(b)) => compare::expand::<f64>(scope, a, b, op),
+                _ => ill_typed(),
+            });
+        }
         match (a, b) {
-            (Reg::F(a), Reg::F(b)) if op.is_comparison() => Reg::B(compare::expand::<f32>(scope, a, b, op)),
-            (Reg::F(a), Reg::F(b)) => Reg::F(binary_f32::expand(scope, a, b, op)),
+            (Reg::B(a), Reg::B(b)) => {
+                let bits = logic::expand(scope, bool_bits::expand(scope, a), bool_bits::expand(scope, b), op);
+                Reg::B(from_bool_bits::expand(scope, bits))
+            }
+            (Reg::U(a), Reg::U(b)) => Reg::U(int::binary_u32::expand(scope, a, b, op)),
+            (Reg::I(a), Reg::I(b)) => Reg::I(int::binary_i32::expand(scope, a, b, op)),
+            (Reg::L(a), Reg::L(b)) => Reg::L(int::binary_i64::expand(scope, a, b, op)),
+            (Reg::F(a), Reg::F(b)) => Reg::F(math::binary::expand(scope, a, b, zero, op)),
+            (Reg::D(a), Reg::D(b)) => Reg::D(math64::binary::expand(scope, a, b, zero, op)),
             _ => ill_typed(),
         }
     }
 
+    /// Converts to the kind of `dtype` as [`anymesh_core::map::Inst::Cast`] says.
     pub(crate) fn cast(self, scope: &Scope, dtype: DType) -> Self {
-        match (self, dtype) {
-            (Reg::F(x), DType::F32) => Reg::F(x),
+        let converted = match (self, dtype.kind()) {
+            (Reg::B(_), Kind::Bool)
+            | (Reg::U(_), Kind::U32)
+            | (Reg::I(_), Kind::I32)
+            | (Reg::L(_), Kind::I64)
+            | (Reg::F(_), Kind::F32)
+            | (Reg::D(_), Kind::F64) => self,
+            (Reg::U(x), Kind::Bool) => Reg::B(nonzero::expand::<u32>(scope, x)),
+            (Reg::I(x), Kind::Bool) => Reg::B(nonzero::expand::<i32>(scope, x)),
+            (Reg::L(x), Kind::Bool) => Reg::B(nonzero::expand::<i64>(scope, x)),
+            (Reg::F(x), Kind::Bool) => Reg::B(nonzero::expand::<f32>(scope, x)),
+            (Reg::D(x), Kind::Bool) => Reg::B(nonzero::expand::<f64>(scope, x)),
+            (Reg::B(x), _) => return Reg::U(bool_bits::expand(scope, x)).cast(scope, dtype),
+            (Reg::U(x), Kind::I32) => Reg::I(reinterpret::expand::<U4, I4>(scope, x)),
+            (Reg::U(x), Kind::I64) => Reg::L(convert::expand::<U4, L4>(scope, x)),
+            (Reg::U(x), Kind::F32) => Reg::F(convert::expand::<U4, F4>(scope, x)),
+            (Reg::U(x), Kind::F64) => Reg::D(convert::expand::<U4, D4>(scope, x)),
+            (Reg::I(x), Kind::U32) => Reg::U(reinterpret::expand::<I4, U4>(scope, x)),
+            (Reg::I(x), Kind::I64) => Reg::L(convert::expand::<I4, L4>(scope, x)),
+            (Reg::I(x), Kind::F32) => Reg::F(convert::expand::<I4, F4>(scope, x)),
+            (Reg::I(x), Kind::F64) => Reg::D(convert::expand::<I4, D4>(scope, x)),
+            (Reg::L(x), Kind::U32) => Reg::U(convert::expand::<L4, U4>(scope, x)),
+            (Reg::L(x), Kind::I32) => Reg::I(convert::expand::<L4, I4>(scope, x)),
+            (Reg::L(x), Kind::F32) => Reg::F(convert::expand::<L4, F4>(scope, x)),
+            (Reg::L(x), Kind::F64) => Reg::D(convert::expand::<L4, D4>(scope, x)),
+            (Reg::F(x), Kind::U32) => Reg::U(math::f32_to_u32::expand(scope, x)),
+            (Reg::F(x), Kind::I32) => Reg::I(math::f32_to_i32::expand(scope, x)),
+            (Reg::F(x), Kind::I64) => Reg::L(math::f32_to_i64::expand(scope, x)),
+            (Reg::F(x), Kind::F64) => Reg::D(convert::expand::<F4, D4>(scope, x)),
+            (Reg::D(x), Kind::U32) => Reg::U(math64::to_u32::expand(scope, x)),
+            (Reg::D(x), Kind::I32) => Reg::I(math64::to_i32::expand(scope, x)),
+            (Reg::D(x), Kind::I64) => Reg::L(math64::to_i64::expand(scope, x)),
+            (Reg::D(x), Kind::F32) => Reg::F(convert::expand::<D4, F4>(scope, x)),
+        };
+        let from_float = matches!(self, Reg::F(_) | Reg::D(_));
+        match (converted, dtype) {
+            (Reg::U(x), DType::U8) if from_float => Reg::U(at_most_255::expand(scope, x)),
+            (Reg::U(x), DType::U8) => Reg::U(mask8::expand(scope, x)),
             (Reg::F(x), DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2) => {
                 Reg::F(words::small_to_f32::expand(scope, words::f32_to_small::expand(scope, x, dtype), dtype))
             }
-            _ => ill_typed(),
+            _ => converted,
         }
     }
 
-    pub(crate) fn philox(_scope: &Scope, _index: Reg, _key: [Reg; 3], _word: u8) -> Self {
-        ill_typed()
+    /// A word of Philox at four indices.
+    pub(crate) fn philox(scope: &Scope, index: Reg, key: [Reg; 3], word: u8) -> Self {
+        let (low, high) = match index {
+            Reg::I(x) => (reinterpret::expand::<I4, U4>(scope, x), splat::expand::<u32>(scope, 0u32.into_expand(scope))),
+            Reg::L(x) => {
+                let bits = convert::expand::<L4, Q4>(scope, x);
+                (low_half::expand(scope, bits), high_half::expand(scope, bits))
+            }
+            _ => ill_typed(),
+        };
+        let [Reg::U(seed_low), Reg::U(seed_high), Reg::U(stream)] = key else { ill_typed() };
+        Reg::U(philox::word::expand(scope, low, high, stream, seed_low, seed_high, word as u32))
     }
+}
+
+#[cube]
+fn low_half(x: Q4) -> U4 {
+    U4::cast_from(x)
+}
+
+#[cube]
+fn high_half(x: Q4) -> U4 {
+    U4::cast_from(x >> Q4::new(32u64))
 }

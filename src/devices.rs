@@ -1,0 +1,100 @@
+//! Choosing devices by name.
+
+#![cfg(not(target_family = "wasm"))]
+
+use anymesh_core::{Device, Error, Result};
+use std::sync::Once;
+
+/// A device that this build knows about, whether or not it can be opened.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The name [`device`] takes.
+    pub name: String,
+    /// What it is.
+    pub description: String,
+    /// Whether it is a CPU behind a GPU interface.
+    pub software: bool,
+    /// Why it cannot be used and what to do, where that is so.
+    pub problem: Option<Error>,
+}
+
+/// Opens a device by name: `cpu`, `cuda`, `cuda:1`, `cuda:0:portable`, `wgpu`, `wgpu:2`, `wgpu:llvmpipe`.
+///
+/// `wgpu` alone takes the first real GPU; a number or a part of an adapter's name takes that adapter, also a software one.
+pub fn device(name: &str) -> Result<Device> {
+    let (backend, selector) = name.split_once(':').map_or((name, None), |(b, s)| (b, Some(s)));
+    match backend {
+        #[cfg(feature = "cpu")]
+        "cpu" if selector.is_none() => Ok(anymesh_backend_cpu::device()),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => anymesh_backend_wgpu::device(selector),
+        #[cfg(feature = "cuda")]
+        "cuda" => anymesh_backend_cuda::device(selector),
+        _ => {
+            let built: &[&str] = &[
+                #[cfg(feature = "cpu")]
+                "cpu",
+                #[cfg(feature = "wgpu")]
+                "wgpu",
+                #[cfg(feature = "cuda")]
+                "cuda",
+            ];
+            Err(Error::DeviceUnavailable {
+                device: name.into(),
+                reason: format!("this build has the backends {}", built.join(", ")),
+                hint: "choose one of them, or rebuild with the feature of the backend (cpu, wgpu, cuda)".into(),
+            })
+        }
+    }
+}
+
+/// The device to use when nobody chose one: `ANYMESH_DEVICE` if it is set, else CUDA, else a real GPU through wgpu, else
+/// the CPU. Software GPUs are slower than the CPU backend and are never taken by default. When it falls back it says so once.
+pub fn default_device() -> Result<Device> {
+    if let Ok(name) = std::env::var("ANYMESH_DEVICE") {
+        return device(&name);
+    }
+    let mut reasons = Vec::new();
+    for name in ["cuda", "wgpu"] {
+        match device(name) {
+            Ok(device) => return Ok(device),
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    static SAY_ONCE: Once = Once::new();
+    SAY_ONCE.call_once(|| {
+        eprintln!("anymesh: no GPU found, using the CPU.\n  {}\n  Set ANYMESH_DEVICE=cpu to choose it without this message.", reasons.join("\n  "))
+    });
+    device("cpu")
+}
+
+/// Every device of every backend of this build.
+pub fn found() -> Vec<Found> {
+    let mut list = Vec::new();
+    #[cfg(feature = "cpu")]
+    {
+        let cpu = anymesh_backend_cpu::device();
+        list.push(Found { name: "cpu".into(), description: cpu.backend().capabilities().description.clone(), software: false, problem: None });
+    }
+    #[cfg(feature = "wgpu")]
+    {
+        let adapters = anymesh_backend_wgpu::adapters();
+        if adapters.is_empty() {
+            let problem = anymesh_backend_wgpu::device(None).err();
+            list.push(Found { name: "wgpu".into(), description: "Vulkan, Metal, DX12 or GL".into(), software: false, problem });
+        }
+        for adapter in adapters {
+            list.push(Found { name: format!("wgpu:{}", adapter.index), description: adapter.to_string(), software: adapter.software, problem: None });
+        }
+    }
+    #[cfg(feature = "cuda")]
+    match anymesh_backend_cuda::gpus() {
+        Ok(gpus) => {
+            for (index, description) in gpus.into_iter().enumerate() {
+                list.push(Found { name: format!("cuda:{index}"), description, software: false, problem: None });
+            }
+        }
+        Err(problem) => list.push(Found { name: "cuda".into(), description: "NVIDIA GPUs".into(), software: false, problem: Some(problem) }),
+    }
+    list
+}
