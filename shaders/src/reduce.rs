@@ -63,7 +63,7 @@ fn replaces<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[compti
 }
 
 #[cube]
-fn combine<T: Numeric>(a: Acc<T>, b: Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
+fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
     let largest = comptime!(matches!(op, ReduceOp::Max | ReduceOp::ArgMax | ReduceOp::LogSumExp));
     match op {
         ReduceOp::Sum => Acc::<T> { value: a.value + b.value, sum: a.sum, index: a.index },
@@ -91,8 +91,9 @@ fn combine<T: Numeric>(a: Acc<T>, b: Acc<T>, zero: u32, #[comptime] op: ReduceOp
 
 /// Combines `b` into `a` in place.
 #[cube]
-fn absorb<T: Numeric>(a: &mut Acc<T>, b: Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) {
-    let both = combine(*a, b, zero, op, wide);
+fn absorb<T: Numeric>(a: &mut Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) {
+    let before = Acc::<T> { value: a.value, sum: a.sum, index: a.index };
+    let both = combine(&before, b, zero, op, wide);
     a.value = both.value;
     a.sum = both.sum;
     a.index = both.index;
@@ -135,9 +136,9 @@ fn turn<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] by: usize) -> Vector<T, 
 #[cube]
 fn fold_lanes<T: Numeric>(a: Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
     let b = Acc::<T> { value: turn(a.value, 2usize), sum: turn(a.sum, 2usize), index: turn(a.index, 2usize) };
-    let a = combine(a, b, zero, op, wide);
+    let a = combine(&a, &b, zero, op, wide);
     let b = Acc::<T> { value: turn(a.value, 1usize), sum: turn(a.sum, 1usize), index: turn(a.index, 1usize) };
-    combine(a, b, zero, op, wide)
+    combine(&a, &b, zero, op, wide)
 }
 
 /// Combines the accumulators of `width` neighbouring threads in shared memory; the first of them gets the result.
@@ -168,7 +169,7 @@ fn tree<T: Numeric>(acc: Acc<T>, zero: u32, #[comptime] width: u32, #[comptime] 
             if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
                 b.index = U4::new(places[other]);
             }
-            absorb(&mut acc, b, zero, op, wide);
+            absorb(&mut acc, &b, zero, op, wide);
         }
         sync_cube();
         half /= 2u32;
@@ -185,7 +186,7 @@ struct Results<T: Numeric> {
 
 /// Writes lane `l` of an accumulator as result `at`.
 #[cube]
-fn write<T: Numeric>(out: &mut Results<T>, acc: Acc<T>, at: usize, #[comptime] l: usize, scale: T, zero: u32, #[comptime] op: ReduceOp, #[comptime] how: How) {
+fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] l: usize, scale: T, zero: u32, #[comptime] op: ReduceOp, #[comptime] how: How) {
     if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
         out.places.index_mut(0usize)[at] = acc.index.extract(l);
         if comptime!(how.parts) {
@@ -265,12 +266,12 @@ fn reduce_rows<T: Numeric>(
     while chunk < end {
         let at = chunk * 4usize;
         let x = elements::<T>(inputs, faults, row * length + at, plan.clone());
-        absorb(&mut acc, enter(x, at, length - at, identity), zero, op, how.wide);
+        absorb(&mut acc, &enter(x, at, length - at, identity), zero, op, how.wide);
         chunk += width;
     }
     let acc = tree(acc, zero, how.width, op, how.wide);
     if lane == 0usize && first < chunks {
-        write(out, acc, line, 0usize, scale, zero, op, how);
+        write(out, &acc, line, 0usize, scale, zero, op, how);
     }
 }
 
@@ -302,14 +303,14 @@ fn reduce_columns<T: Numeric>(
             let x = elements::<T>(inputs, faults, row * columns + group * 4usize, plan.clone());
             let mut entered = enter(x, 0usize, 4usize, identity);
             entered.index = U4::new(row as u32);
-            absorb(&mut acc, entered, zero, op, how.wide);
+            absorb(&mut acc, &entered, zero, op, how.wide);
             row += 1usize;
         }
         #[unroll]
         for l in 0..4usize {
             let column = group * 4usize + l;
             if column < columns {
-                write(out, acc, split * columns + column, l, scale, zero, op, how);
+                write(out, &acc, split * columns + column, l, scale, zero, op, how);
             }
         }
     }
@@ -342,12 +343,12 @@ fn finish<T: Numeric>(
         if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
             part.index = U4::new(parts.places.index(0usize)[at]);
         }
-        absorb(&mut acc, first_lane(part, identity), zero, op, how.wide);
+        absorb(&mut acc, &first_lane(part, identity), zero, op, how.wide);
         split += comptime!(how.width as usize);
     }
     let acc = tree(acc, zero, how.width, op, how.wide);
     if UNIT_POS == 0u32 {
-        write(out, acc, result, 0usize, scale, zero, op, how);
+        write(out, &acc, result, 0usize, scale, zero, op, how);
     }
 }
 
