@@ -1,1 +1,146 @@
-//! The host backend.
+//! The host backend of anymesh: the embedded default that needs no driver, and the oracle every other backend is held against.
+//!
+//! Correct first: sums of `f32` accumulate in `f64`, transcendental functions are computed in `f64` and rounded once, and no
+//! result depends on the number of threads. Fast second: programs run over cache-sized blocks, matrix products use the `gemm`
+//! crate, large work is spread over all cores.
+
+#![deny(unsafe_code)]
+
+mod element;
+mod fold;
+mod grid;
+mod index;
+mod loops;
+mod map;
+mod matmul;
+mod memory;
+mod parallel;
+mod reduce;
+mod scalar;
+mod special;
+
+use anymesh_core::{
+    Backend, Buffer, Capabilities, DType, Device, Error, Result,
+    backend::{BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall, SearchCall, SortCall},
+};
+use memory::{Memory, bytes_of};
+use std::{ops::Range, sync::LazyLock};
+
+/// The device's name.
+const NAME: &str = "cpu";
+/// More than this cannot be addressed; less may be free.
+const MAX_BYTES: u64 = isize::MAX as u64;
+
+/// The host as a device. There is one for the whole process.
+///
+/// ```
+/// assert_eq!(anymesh_backend_cpu::device(), anymesh_backend_cpu::device());
+/// ```
+pub fn device() -> Device {
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::new(CpuBackend::new()));
+    DEVICE.clone()
+}
+
+/// Runs kernels on the host, before the call returns: faults are returned by the call that met them.
+#[derive(Debug)]
+pub struct CpuBackend {
+    capabilities: Capabilities,
+}
+
+impl CpuBackend {
+    /// A backend of its own; [`device`] is the one to share.
+    pub fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let description = format!("host CPU, {}, {threads} threads, {}", std::env::consts::ARCH, simd());
+        Self { capabilities: Capabilities { dtypes: DType::ALL.to_vec(), f64_math: true, max_buffer_bytes: MAX_BYTES, software: false, description } }
+    }
+}
+
+impl Default for CpuBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The vector instructions that matter, in words.
+fn simd() -> &'static str {
+    #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
+    return if std::arch::is_x86_feature_detected!("avx512f") {
+        "AVX-512"
+    } else if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+        "AVX2 and FMA"
+    } else {
+        "SSE2"
+    };
+    #[cfg(target_arch = "aarch64")]
+    return "NEON";
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "x86", target_arch = "aarch64")))]
+    return "portable code";
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        Ok(Memory::copy_of(bytes)?.buffer())
+    }
+
+    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+        let copied = bytes_of(buffer).and_then(|all| {
+            let detail = || format!("bytes {bytes:?} of a buffer of {}", all.len());
+            all.get(bytes.clone()).map(<[u8]>::to_vec).ok_or_else(|| Error::Argument { op: "download", detail: detail() })
+        });
+        Box::pin(std::future::ready(copied))
+    }
+
+    fn sync(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+        map::map(call)
+    }
+
+    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
+        reduce::reduce(call)
+    }
+
+    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+        let _ = call;
+        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+    }
+
+    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
+        matmul::matmul(call)
+    }
+
+    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
+        index::gather(call)
+    }
+
+    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
+        let _ = call;
+        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+    }
+
+    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
+        let _ = call;
+        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+    }
+
+    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
+        let _ = call;
+        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+    }
+
+    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
+        let _ = call;
+        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+    }
+}

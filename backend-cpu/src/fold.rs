@@ -1,0 +1,296 @@
+//! What reductions accumulate, and how.
+
+use crate::{
+    element::Held,
+    scalar::{self, Float, Int},
+};
+use std::marker::PhantomData;
+
+/// Independent accumulators of a loop over a row, so that it vectorises and additions do not wait for each other.
+const LANES: usize = 16;
+
+/// A reduction of values in order.
+pub(crate) trait Fold: Sync {
+    type In: Held;
+    type Acc: Copy + Send + Sync;
+    type Out: Held;
+
+    /// Before any value.
+    fn start(&self) -> Self::Acc;
+    /// Takes the value at position `at`.
+    fn one(&self, acc: &mut Self::Acc, value: Self::In, at: usize);
+    /// Takes neighbouring values from position `at` on.
+    fn row(&self, acc: &mut Self::Acc, values: &[Self::In], at: usize);
+    /// Joins with what came after.
+    fn join(&self, acc: Self::Acc, later: Self::Acc) -> Self::Acc;
+    fn finish(&self, acc: Self::Acc) -> Self::Out;
+}
+
+/// Folds a row with independent lanes, then the lanes.
+#[inline(always)]
+fn lanes<T: Copy, A: Copy>(values: &[T], start: A, step: impl Fn(A, T) -> A, join: impl Fn(A, A) -> A) -> A {
+    let mut lanes = [start; LANES];
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, value) in lanes.iter_mut().zip(block) {
+            *lane = step(*lane, *value);
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane = step(*lane, *value);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// A fold that only has an optional factor on its result.
+macro_rules! scaled {
+    ($($(#[$doc:meta])* $name:ident),*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name<T> {
+            scale: f64,
+            kind: PhantomData<T>,
+        }
+
+        impl<T> $name<T> {
+            pub(crate) fn new(scale: Option<f64>) -> Self {
+                Self { scale: scale.unwrap_or(1.0), kind: PhantomData }
+            }
+        }
+    )*};
+}
+scaled!(
+    /// Sum in `f64`.
+    SumFloat,
+    /// Product in `f64`.
+    ProdFloat,
+    /// `log(sum(exp(x)))` in `f64`.
+    LogSumExp
+);
+
+impl<T: Float> Fold for SumFloat<T> {
+    type In = T;
+    type Acc = f64;
+    type Out = T;
+    fn start(&self) -> f64 {
+        0.0
+    }
+    fn one(&self, acc: &mut f64, value: T, _: usize) {
+        *acc += value.wide();
+    }
+    fn row(&self, acc: &mut f64, values: &[T], _: usize) {
+        *acc += lanes(values, 0.0, |sum, v| sum + v.wide(), |a, b| a + b);
+    }
+    fn join(&self, acc: f64, later: f64) -> f64 {
+        acc + later
+    }
+    fn finish(&self, acc: f64) -> T {
+        T::narrow(acc * self.scale)
+    }
+}
+
+impl<T: Float> Fold for ProdFloat<T> {
+    type In = T;
+    type Acc = f64;
+    type Out = T;
+    fn start(&self) -> f64 {
+        1.0
+    }
+    fn one(&self, acc: &mut f64, value: T, _: usize) {
+        *acc *= value.wide();
+    }
+    fn row(&self, acc: &mut f64, values: &[T], _: usize) {
+        *acc *= lanes(values, 1.0, |product, v| product * v.wide(), |a, b| a * b);
+    }
+    fn join(&self, acc: f64, later: f64) -> f64 {
+        acc * later
+    }
+    fn finish(&self, acc: f64) -> T {
+        T::narrow(acc * self.scale)
+    }
+}
+
+/// The largest value so far, and the sum of exponentials relative to it.
+pub(crate) fn log_sum_exp_step((top, sum): (f64, f64), (later_top, later_sum): (f64, f64)) -> (f64, f64) {
+    let new = scalar::max(top, later_top);
+    match new {
+        f64::NEG_INFINITY => (new, 0.0),
+        f64::INFINITY => (new, 1.0),
+        _ => (new, sum * (top - new).exp() + later_sum * (later_top - new).exp()),
+    }
+}
+
+impl<T: Float> Fold for LogSumExp<T> {
+    type In = T;
+    type Acc = (f64, f64);
+    type Out = T;
+    fn start(&self) -> (f64, f64) {
+        (f64::NEG_INFINITY, 0.0)
+    }
+    fn one(&self, acc: &mut (f64, f64), value: T, _: usize) {
+        *acc = log_sum_exp_step(*acc, (value.wide(), 1.0));
+    }
+    fn row(&self, acc: &mut (f64, f64), values: &[T], _: usize) {
+        let top = lanes(values, T::LOWEST, scalar::max, scalar::max).wide();
+        let sum = if top.is_finite() { values.iter().map(|v| (v.wide() - top).exp()).sum() } else { 1.0 };
+        *acc = log_sum_exp_step(*acc, (top, sum));
+    }
+    fn join(&self, acc: (f64, f64), later: (f64, f64)) -> (f64, f64) {
+        log_sum_exp_step(acc, later)
+    }
+    fn finish(&self, (top, sum): (f64, f64)) -> T {
+        T::narrow((if top.is_finite() { top + sum.ln() } else { top }) * self.scale)
+    }
+}
+
+/// Wrapping sum.
+#[derive(Default)]
+pub(crate) struct SumInt<T>(PhantomData<T>);
+
+impl<T: Int> Fold for SumInt<T> {
+    type In = T;
+    type Acc = T;
+    type Out = T;
+    fn start(&self) -> T {
+        T::ZERO
+    }
+    fn one(&self, acc: &mut T, value: T, _: usize) {
+        *acc = acc.add(value);
+    }
+    fn row(&self, acc: &mut T, values: &[T], _: usize) {
+        *acc = acc.add(lanes(values, T::ZERO, T::add, T::add));
+    }
+    fn join(&self, acc: T, later: T) -> T {
+        acc.add(later)
+    }
+    fn finish(&self, acc: T) -> T {
+        acc
+    }
+}
+
+/// Wrapping product.
+#[derive(Default)]
+pub(crate) struct ProdInt<T>(PhantomData<T>);
+
+impl<T: Int> Fold for ProdInt<T> {
+    type In = T;
+    type Acc = T;
+    type Out = T;
+    fn start(&self) -> T {
+        T::ONE
+    }
+    fn one(&self, acc: &mut T, value: T, _: usize) {
+        *acc = acc.mul(value);
+    }
+    fn row(&self, acc: &mut T, values: &[T], _: usize) {
+        *acc = acc.mul(lanes(values, T::ONE, T::mul, T::mul));
+    }
+    fn join(&self, acc: T, later: T) -> T {
+        acc.mul(later)
+    }
+    fn finish(&self, acc: T) -> T {
+        acc
+    }
+}
+
+/// Largest (`MAX`) or smallest value.
+pub(crate) struct Extreme<T, const MAX: bool> {
+    scale: Option<f64>,
+    kind: PhantomData<T>,
+}
+
+impl<T, const MAX: bool> Extreme<T, MAX> {
+    pub(crate) fn new(scale: Option<f64>) -> Self {
+        Self { scale, kind: PhantomData }
+    }
+}
+
+impl<T, const MAX: bool> Default for Extreme<T, MAX> {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+/// The more extreme of two values; NaN wins.
+#[inline(always)]
+fn extreme<T: Held, const MAX: bool>(a: T, b: T) -> T {
+    if MAX { scalar::max(a, b) } else { scalar::min(a, b) }
+}
+
+fn lowest<T: Held, const MAX: bool>() -> T {
+    if MAX { T::LOWEST } else { T::HIGHEST }
+}
+
+impl<T: Held, const MAX: bool> Fold for Extreme<T, MAX> {
+    type In = T;
+    type Acc = T;
+    type Out = T;
+    fn start(&self) -> T {
+        lowest::<T, MAX>()
+    }
+    fn one(&self, acc: &mut T, value: T, _: usize) {
+        *acc = extreme::<T, MAX>(*acc, value);
+    }
+    fn row(&self, acc: &mut T, values: &[T], _: usize) {
+        let row = lanes(values, lowest::<T, MAX>(), extreme::<T, MAX>, extreme::<T, MAX>);
+        *acc = extreme::<T, MAX>(*acc, row);
+    }
+    fn join(&self, acc: T, later: T) -> T {
+        extreme::<T, MAX>(acc, later)
+    }
+    fn finish(&self, acc: T) -> T {
+        self.scale.map_or(acc, |scale| acc.scaled(scale))
+    }
+}
+
+/// Position of the first largest (`MAX`) or smallest value; the first NaN wins.
+#[derive(Default)]
+pub(crate) struct Arg<T, const MAX: bool>(PhantomData<T>);
+
+/// Position of an accumulator that has seen nothing.
+const NOWHERE: i32 = -1;
+
+impl<T: Held, const MAX: bool> Arg<T, MAX> {
+    /// Whether `new` is strictly more extreme than `old`.
+    #[inline(always)]
+    fn beats(new: T, old: T) -> bool {
+        #[allow(clippy::eq_op)]
+        let (new_is_nan, old_is_nan) = (new != new, old != old);
+        (if MAX { new > old } else { new < old }) || (new_is_nan && !old_is_nan)
+    }
+}
+
+impl<T: Held, const MAX: bool> Fold for Arg<T, MAX> {
+    type In = T;
+    type Acc = (T, i32);
+    type Out = i32;
+    fn start(&self) -> (T, i32) {
+        (lowest::<T, MAX>(), NOWHERE)
+    }
+    fn one(&self, acc: &mut (T, i32), value: T, at: usize) {
+        if acc.1 == NOWHERE || Self::beats(value, acc.0) {
+            *acc = (value, at as i32);
+        }
+    }
+    fn row(&self, acc: &mut (T, i32), values: &[T], at: usize) {
+        // The extreme of a whole row vectorises; its place is looked for only where it is news.
+        let best = lanes(values, lowest::<T, MAX>(), extreme::<T, MAX>, extreme::<T, MAX>);
+        if acc.1 == NOWHERE || Self::beats(best, acc.0) {
+            #[allow(clippy::eq_op)]
+            let place = values.iter().position(|v| *v == best || (best != best && *v != *v));
+            *acc = (best, (at + place.unwrap_or_default()) as i32);
+        }
+    }
+    fn join(&self, acc: (T, i32), later: (T, i32)) -> (T, i32) {
+        if acc.1 == NOWHERE || (later.1 != NOWHERE && Self::beats(later.0, acc.0)) { later } else { acc }
+    }
+    fn finish(&self, acc: (T, i32)) -> i32 {
+        acc.1
+    }
+}

@@ -1,0 +1,265 @@
+//! One loop for each instruction, operand kind and way of reading the operands (a slice, or one value for all positions).
+
+use crate::{
+    element::{Held, Stored, with_held},
+    map::Frame,
+    scalar::{self, Float, Int},
+};
+use anymesh_core::{
+    DType, Kind,
+    map::{Binary, Reg, Unary},
+};
+
+/// The values of a register for a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Src<'a, T> {
+    /// The same everywhere.
+    One(T),
+    /// One for each position.
+    Many(&'a [T]),
+}
+
+impl<T: Copy> Src<'_, T> {
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> T {
+        match self {
+            Src::One(value) => *value,
+            Src::Many(values) => values[i],
+        }
+    }
+}
+
+#[inline(always)]
+fn each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
+    match a {
+        Src::One(a) => out.fill(f(a)),
+        Src::Many(a) => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a)),
+    }
+}
+
+#[inline(always)]
+fn each2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A, A) -> R) {
+    match (a, b) {
+        (Src::One(a), Src::One(b)) => out.fill(f(a, b)),
+        (Src::One(a), Src::Many(b)) => out.iter_mut().zip(b).for_each(|(out, b)| *out = f(a, *b)),
+        (Src::Many(a), Src::One(b)) => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, b)),
+        (Src::Many(a), Src::Many(b)) => out.iter_mut().zip(a).zip(b).for_each(|((out, a), b)| *out = f(*a, *b)),
+    }
+}
+
+fn slice<T: Held>(out: &mut [u8], len: usize) -> &mut [T] {
+    &mut bytemuck::cast_slice_mut(&mut out[..len * size_of::<T>()])[..len]
+}
+
+pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    match kind {
+        Kind::F32 => unary_float::<f32>(op, frame.src(a), out, len),
+        Kind::F64 => unary_float::<f64>(op, frame.src(a), out, len),
+        Kind::I32 => unary_int::<i32>(op, frame.src(a), slice(out, len)),
+        Kind::I64 => unary_int::<i64>(op, frame.src(a), slice(out, len)),
+        Kind::U32 => unary_int::<u32>(op, frame.src(a), slice(out, len)),
+        Kind::Bool => each(frame.src::<u8>(a), slice(out, len), |a: u8| u8::from(a == 0)),
+    }
+}
+
+fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize) {
+    if let Some(f) = scalar::wide(op) {
+        return each(a, slice(bytes, len), |a: T| T::narrow(f(a.wide())));
+    }
+    let out: &mut [T] = match op {
+        Unary::IsNan => return each(a, slice(bytes, len), |a| u8::from(a.is_nan())),
+        Unary::IsInf => return each(a, slice(bytes, len), |a| u8::from(a.is_infinite())),
+        _ => slice(bytes, len),
+    };
+    match op {
+        Unary::Neg => each(a, out, |a| -a),
+        Unary::Abs => each(a, out, T::abs),
+        Unary::Sign => each(a, out, scalar::sign),
+        Unary::Sqrt => each(a, out, T::sqrt),
+        Unary::Floor => each(a, out, T::floor),
+        Unary::Ceil => each(a, out, T::ceil),
+        Unary::Round => each(a, out, T::round),
+        _ => each(a, out, T::trunc),
+    }
+}
+
+fn unary_int<T: Int>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
+    match op {
+        Unary::Neg => each(a, out, T::neg),
+        Unary::Abs => each(a, out, scalar::int_abs),
+        Unary::Sign => each(a, out, scalar::int_sign),
+        _ => each(a, out, T::not),
+    }
+}
+
+/// Returns false where an integer was divided by zero.
+pub(crate) fn binary(op: Binary, kind: Kind, [a, b]: [Reg; 2], frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+    if op.is_comparison() {
+        with_held!(kind, T => compare::<T>(op, [frame.src(a), frame.src(b)], slice(out, len)));
+        return true;
+    }
+    match kind {
+        Kind::F32 => binary_float::<f32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
+        Kind::F64 => binary_float::<f64>(op, [frame.src(a), frame.src(b)], slice(out, len)),
+        Kind::I32 => return binary_int::<i32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
+        Kind::I64 => return binary_int::<i64>(op, [frame.src(a), frame.src(b)], slice(out, len)),
+        Kind::U32 => return binary_int::<u32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
+        Kind::Bool => binary_bool(op, [frame.src(a), frame.src(b)], slice(out, len)),
+    }
+    true
+}
+
+fn compare<T: Held>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [u8]) {
+    match op {
+        Binary::Eq => each2(ab, out, |a, b| u8::from(a == b)),
+        Binary::Ne => each2(ab, out, |a, b| u8::from(a != b)),
+        Binary::Lt => each2(ab, out, |a, b| u8::from(a < b)),
+        Binary::Le => each2(ab, out, |a, b| u8::from(a <= b)),
+        Binary::Gt => each2(ab, out, |a, b| u8::from(a > b)),
+        _ => each2(ab, out, |a, b| u8::from(a >= b)),
+    }
+}
+
+fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
+    match op {
+        Binary::Add => each2(ab, out, |a, b| a + b),
+        Binary::Sub => each2(ab, out, |a, b| a - b),
+        Binary::Mul => each2(ab, out, |a, b| a * b),
+        Binary::Div => each2(ab, out, |a, b| a / b),
+        Binary::FloorDiv => each2(ab, out, scalar::float_floor_div),
+        Binary::TruncDiv => each2(ab, out, |a, b| (a / b).trunc()),
+        Binary::Rem => each2(ab, out, scalar::float_rem),
+        Binary::Max => each2(ab, out, scalar::max),
+        Binary::Min => each2(ab, out, scalar::min),
+        Binary::Fmax => each2(ab, out, scalar::fmax),
+        Binary::Fmin => each2(ab, out, scalar::fmin),
+        Binary::Atan2 => each2(ab, out, |a, b| T::narrow(a.wide().atan2(b.wide()))),
+        Binary::Hypot => each2(ab, out, |a, b| T::narrow(a.wide().hypot(b.wide()))),
+        Binary::Copysign => each2(ab, out, T::copysign),
+        _ => each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide()))),
+    }
+}
+
+fn binary_int<T: Int>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) -> bool {
+    let divides = matches!(op, Binary::FloorDiv | Binary::TruncDiv | Binary::Rem);
+    let by_zero = match ab[1] {
+        Src::One(b) => b == T::ZERO,
+        Src::Many(b) => divides && b.contains(&T::ZERO),
+    };
+    if divides && by_zero {
+        return false;
+    }
+    match op {
+        Binary::Add => each2(ab, out, T::add),
+        Binary::Sub => each2(ab, out, T::sub),
+        Binary::Mul => each2(ab, out, T::mul),
+        Binary::FloorDiv => each2(ab, out, scalar::int_floor_div),
+        Binary::TruncDiv => each2(ab, out, T::div),
+        Binary::Rem => each2(ab, out, scalar::int_floor_rem),
+        Binary::Pow => each2(ab, out, scalar::int_pow),
+        Binary::Max => each2(ab, out, |a, b| a.max(b)),
+        Binary::Min => each2(ab, out, |a, b| a.min(b)),
+        Binary::And => each2(ab, out, T::and),
+        Binary::Or => each2(ab, out, T::or),
+        Binary::Xor => each2(ab, out, T::xor),
+        Binary::Shl => each2(ab, out, scalar::int_shl),
+        _ => each2(ab, out, scalar::int_shr),
+    }
+    true
+}
+
+fn binary_bool(op: Binary, ab: [Src<'_, u8>; 2], out: &mut [u8]) {
+    match op {
+        Binary::And | Binary::Min => each2(ab, out, |a, b| a & b),
+        Binary::Or | Binary::Max => each2(ab, out, |a, b| a | b),
+        _ => each2(ab, out, |a, b| a ^ b),
+    }
+}
+
+pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
+    let out: &mut [T] = slice(out, len);
+    match (c, a, b) {
+        (Src::Many(c), Src::Many(a), Src::Many(b)) => out.iter_mut().zip(c).zip(a).zip(b).for_each(|(((o, c), a), b)| *o = if *c != 0 { *a } else { *b }),
+        (Src::Many(c), Src::Many(a), Src::One(b)) => out.iter_mut().zip(c).zip(a).for_each(|((o, c), a)| *o = if *c != 0 { *a } else { b }),
+        (Src::Many(c), Src::One(a), Src::Many(b)) => out.iter_mut().zip(c).zip(b).for_each(|((o, c), b)| *o = if *c != 0 { a } else { *b }),
+        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| if c != 0 { a } else { b }),
+        (Src::One(c), a, b) => each(if c != 0 { a } else { b }, out, |v| v),
+    }
+}
+
+pub(crate) fn cast(kind: Kind, dtype: DType, a: Reg, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    match kind {
+        Kind::F32 => cast_float::<f32>(dtype, frame.src(a), out, len),
+        Kind::F64 => cast_float::<f64>(dtype, frame.src(a), out, len),
+        Kind::I32 => cast_int(dtype, frame.src::<i32>(a), out, len, i64::from, |v| v as f32, f64::from),
+        Kind::I64 => cast_int(dtype, frame.src::<i64>(a), out, len, |v| v, |v| v as f32, |v| v as f64),
+        Kind::U32 => cast_int(dtype, frame.src::<u32>(a), out, len, i64::from, |v| v as f32, f64::from),
+        Kind::Bool => cast_int(dtype, frame.src::<u8>(a), out, len, i64::from, f32::from, f64::from),
+    }
+}
+
+fn cast_float<T: Float>(dtype: DType, a: Src<'_, T>, out: &mut [u8], len: usize) {
+    match dtype {
+        DType::Bool => each(a, slice(out, len), |a| u8::from(a != T::default())),
+        DType::U8 => each(a, slice(out, len), |a| u32::from(a.wide() as u8)),
+        DType::U32 => each(a, slice(out, len), |a| a.wide() as u32),
+        DType::I32 => each(a, slice(out, len), |a| a.wide() as i32),
+        DType::I64 => each(a, slice(out, len), |a| a.wide() as i64),
+        DType::F64 => each(a, slice(out, len), T::wide),
+        _ => {
+            each(a, slice(out, len), |a| a.wide() as f32);
+            round(dtype, slice(out, len));
+        }
+    }
+}
+
+fn cast_int<T: Held>(dtype: DType, a: Src<'_, T>, out: &mut [u8], len: usize, int: impl Fn(T) -> i64, single: impl Fn(T) -> f32, double: impl Fn(T) -> f64) {
+    match dtype {
+        DType::Bool => each(a, slice(out, len), |a| u8::from(a != T::default())),
+        DType::U8 => each(a, slice(out, len), |a| u32::from(int(a) as u8)),
+        DType::U32 => each(a, slice(out, len), |a| int(a) as u32),
+        DType::I32 => each(a, slice(out, len), |a| int(a) as i32),
+        DType::I64 => each(a, slice(out, len), int),
+        DType::F64 => each(a, slice(out, len), double),
+        _ => {
+            each(a, slice(out, len), single);
+            round(dtype, slice(out, len));
+        }
+    }
+}
+
+/// Rounds to a small float type and back; nothing to do for `f32`.
+fn round(dtype: DType, values: &mut [f32]) {
+    fn through<S: Stored<Held = f32>>(values: &mut [f32]) {
+        values.iter_mut().for_each(|v| *v = S::store(*v).load());
+    }
+    match dtype {
+        DType::F16 => through::<anymesh_core::f16>(values),
+        DType::BF16 => through::<anymesh_core::bf16>(values),
+        DType::F8E4M3 => through::<anymesh_core::F8E4M3>(values),
+        DType::F8E5M2 => through::<anymesh_core::F8E5M2>(values),
+        _ => {}
+    }
+}
+
+pub(crate) fn philox(kind: Kind, index: Reg, key: [Reg; 3], word: u8, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    let [low, high, stream] = key.map(|k| frame.src::<u32>(k));
+    let out: &mut [u32] = slice(out, len);
+    let mut fill = |index: &dyn Fn(usize) -> u64| {
+        for (i, out) in out.iter_mut().enumerate() {
+            let index = index(i);
+            *out = scalar::philox([index as u32, (index >> 32) as u32, stream.at(i), 0], [low.at(i), high.at(i)], word as usize);
+        }
+    };
+    match kind {
+        Kind::I32 => {
+            let index = frame.src::<i32>(index);
+            fill(&|i| index.at(i) as u64);
+        }
+        _ => {
+            let index = frame.src::<i64>(index);
+            fill(&|i| index.at(i) as u64);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The interpreter of map programs. A program runs over blocks of positions; each instruction is one tight loop over the block.
+
+use crate::{
+    element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
+    grid::{Fetched, Grid},
+    loops::{self, Src},
+    memory::{Memory, typed},
+    parallel,
+};
+use anymesh_core::{
+    Buffer, Error, Kind, MapProgram, Result, Scalar,
+    backend::MapCall,
+    map::{Inst, Reg},
+};
+use rayon::prelude::*;
+use std::{cell::Cell, ops::Range};
+
+/// Positions per block: all registers of a typical program fit the first-level cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// Where a register's values for the current block are.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// One value for the whole block.
+    One(u64),
+    /// The register's own slot.
+    Slot,
+    /// The memory of an input, from this element on.
+    Input(u8, usize),
+    /// An output, written directly.
+    Output(usize),
+}
+
+/// Memory for registers, kept between calls.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    slots: Vec<u64>,
+    places: Vec<Place>,
+}
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { slots: Vec::new(), places: Vec::new() }) };
+}
+
+impl Scratch {
+    /// Runs `f` with this thread's scratch memory. Nested use gets fresh memory.
+    pub(crate) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+        let mut scratch = SCRATCH.take();
+        let result = f(&mut scratch);
+        SCRATCH.set(scratch);
+        result
+    }
+}
+
+/// A program bound to its operands.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    op: &'static str,
+    program: &'a MapProgram,
+    params: &'a [Scalar],
+    grid: Grid<'a>,
+}
+
+impl<'a> Plan<'a> {
+    /// `order` permutes the axes of the call's shape; linear positions then count in that order.
+    pub(crate) fn new(call: &MapCall<'a>, order: Option<&[usize]>) -> Result<Self> {
+        let grid = Grid::new(call.shape.dims(), call.inputs, call.indices, order)?;
+        Ok(Self { op: call.op, program: call.program, params: call.params, grid })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.grid.len
+    }
+
+    /// Runs the program over at most [`BLOCK`] positions. Registers that can be written straight to an output are, the rest stay
+    /// in the scratch memory.
+    fn execute(&self, range: Range<usize>, scratch: &mut Scratch, outs: &mut [&mut [u8]]) -> Result<()> {
+        let insts = &self.program.insts;
+        if scratch.slots.len() < insts.len() * BLOCK {
+            scratch.slots.resize(insts.len() * BLOCK, 0);
+        }
+        scratch.places.clear();
+        for (i, inst) in insts.iter().enumerate() {
+            let (before, after) = scratch.slots.split_at_mut(i * BLOCK);
+            let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut after[..BLOCK]);
+            let place = match *inst {
+                Inst::Load(k) => self.load(k, range.clone(), slot),
+                Inst::Inside(k) => match self.grid.inside(&self.grid.sources[k as usize], range.clone(), &mut slot[..range.len()]) {
+                    None => Place::One(1),
+                    Some(()) => Place::Slot,
+                },
+                Inst::Param(k) => Place::One(word(self.params[k as usize], self.program.kinds[i])),
+                Inst::Const(value, kind) => Place::One(word(value, kind)),
+                Inst::Index(k) => {
+                    match self.program.kinds[i] {
+                        Kind::I32 => self.grid.form(k as usize, range.clone(), bytemuck::cast_slice_mut(slot), |v| v as i32),
+                        _ => self.grid.form(k as usize, range.clone(), bytemuck::cast_slice_mut(slot), |v| v),
+                    }
+                    Place::Slot
+                }
+                Inst::Unary(..) | Inst::Binary(..) | Inst::Select(..) | Inst::Cast(..) | Inst::Philox { .. } => {
+                    let target = self.target(i, outs);
+                    let taken = target.map(|o| std::mem::take(&mut outs[o]));
+                    let frame = Frame { plan: self, slots: before, places: &scratch.places, outs, len: range.len() };
+                    let place = match taken {
+                        None if frame.is_constant(inst) => {
+                            frame.compute(inst, slot, 1)?;
+                            Place::One(with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()))
+                        }
+                        None => {
+                            frame.compute(inst, slot, range.len())?;
+                            Place::Slot
+                        }
+                        Some(out) => {
+                            frame.compute(inst, out, range.len())?;
+                            let o = target.unwrap_or_default();
+                            outs[o] = out;
+                            Place::Output(o)
+                        }
+                    };
+                    place
+                }
+            };
+            scratch.places.push(place);
+        }
+        Ok(())
+    }
+
+    /// The first output that stores register `i` as it is held.
+    fn target(&self, i: usize, outs: &[&mut [u8]]) -> Option<usize> {
+        (0..outs.len()).find(|o| self.program.outputs[*o].0 as usize == i && is_held_as_stored(self.program.outputs[*o].1))
+    }
+
+    fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Place {
+        let source = &self.grid.sources[k as usize];
+        with_stored!(source.dtype, S => {
+            let slot: &mut [<S as Stored>::Held] = bytemuck::cast_slice_mut(slot);
+            match self.grid.fetch::<S>(source, range.clone(), &mut slot[..range.len()]) {
+                Fetched::One => Place::One(slot[0].to_word()),
+                Fetched::InPlace(at) => Place::Input(k, at),
+                Fetched::Filled => Place::Slot,
+            }
+        })
+    }
+
+    /// Runs the program over `range`, in blocks, into the outputs' bytes for that range.
+    fn run(&self, range: Range<usize>, mut outs: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS], scratch: &mut Scratch) -> Result<()> {
+        let outputs = &self.program.outputs;
+        let mut start = range.start;
+        while start < range.end {
+            let len = BLOCK.min(range.end - start);
+            let mut blocks: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+            for (o, (_, dtype)) in outputs.iter().enumerate() {
+                (blocks[o], outs[o]) = std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
+            }
+            self.execute(start..start + len, scratch, &mut blocks[..outputs.len()])?;
+            for (o, (reg, dtype)) in outputs.iter().enumerate() {
+                if matches!(scratch.places[*reg as usize], Place::Output(direct) if direct == o) {
+                    continue;
+                }
+                let out = std::mem::take(&mut blocks[o]);
+                let frame = Frame { plan: self, slots: &scratch.slots, places: &scratch.places, outs: &blocks, len };
+                with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
+                    Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
+                    Src::Many(values) => element::store(values, *dtype, out),
+                });
+            }
+            start += len;
+        }
+        Ok(())
+    }
+
+    /// The values of the program's first output for a block, as they are held.
+    pub(crate) fn block<'s, T: Held>(&'s self, range: Range<usize>, scratch: &'s mut Scratch) -> Result<Src<'s, T>> {
+        let len = range.len();
+        self.execute(range, scratch, &mut [])?;
+        let frame = Frame { plan: self, slots: &scratch.slots, places: &scratch.places, outs: &[], len };
+        Ok(frame.src(self.program.outputs[0].0))
+    }
+}
+
+fn word(value: Scalar, kind: Kind) -> u64 {
+    with_held!(kind, T => T::from_scalar(value).to_word())
+}
+
+/// What an instruction can read.
+pub(crate) struct Frame<'s> {
+    plan: &'s Plan<'s>,
+    slots: &'s [u64],
+    places: &'s [Place],
+    outs: &'s [&'s mut [u8]],
+    len: usize,
+}
+
+impl<'s> Frame<'s> {
+    /// The values of an earlier register.
+    pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
+        match self.places[reg as usize] {
+            Place::One(word) => Src::One(T::from_word(word)),
+            Place::Slot => Src::Many(&bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len]),
+            Place::Input(k, at) => Src::Many(&typed(self.plan.grid.sources[k as usize].bytes)[at..at + self.len]),
+            Place::Output(o) => Src::Many(bytemuck::cast_slice(&*self.outs[o])),
+        }
+    }
+
+    fn is_constant(&self, inst: &Inst) -> bool {
+        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_));
+        match *inst {
+            Inst::Unary(_, a) | Inst::Cast(a, _) => one(a),
+            Inst::Binary(_, a, b) => one(a) && one(b),
+            Inst::Select(c, a, b) => one(c) && one(a) && one(b),
+            Inst::Philox { index, key, .. } => one(index) && key.into_iter().all(one),
+            _ => false,
+        }
+    }
+
+    /// Runs an arithmetic instruction into `out`, for `len` positions.
+    fn compute(&self, inst: &Inst, out: &mut [u8], len: usize) -> Result<()> {
+        let kind = |r: Reg| self.plan.program.kinds[r as usize];
+        match *inst {
+            Inst::Unary(op, a) => loops::unary(op, kind(a), a, self, out, len),
+            Inst::Binary(op, a, b) => {
+                if !loops::binary(op, kind(a), [a, b], self, out, len) {
+                    return Err(Error::DivisionByZero { op: self.plan.op });
+                }
+            }
+            Inst::Select(c, a, b) => with_held!(kind(a), T => loops::select::<T>([c, a, b], self, out, len)),
+            Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, self, out, len),
+            Inst::Philox { index, key, word } => loops::philox(kind(index), index, key, word, self, out, len),
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {}
+        }
+        Ok(())
+    }
+}
+
+/// The backend's map kernel.
+pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+    let plan = Plan::new(call, None)?;
+    let outputs = &call.program.outputs;
+    let mut memories = outputs.iter().map(|(_, dtype)| Memory::zeroed(plan.len().saturating_mul(dtype.size()))).collect::<Result<Vec<_>>>()?;
+    let mut rest: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+    for (rest, memory) in rest.iter_mut().zip(&mut memories) {
+        *rest = memory.bytes_mut();
+    }
+    if plan.len() < parallel::THRESHOLD {
+        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch))?;
+    } else {
+        let mut tasks = Vec::with_capacity(plan.len().div_ceil(parallel::CHUNK));
+        let mut start = 0;
+        while start < plan.len() {
+            let len = parallel::CHUNK.min(plan.len() - start);
+            let mut parts: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+            for (o, (_, dtype)) in outputs.iter().enumerate() {
+                (parts[o], rest[o]) = std::mem::take(&mut rest[o]).split_at_mut(len * dtype.size());
+            }
+            tasks.push((start..start + len, parts));
+            start += len;
+        }
+        tasks.into_par_iter().try_for_each(|(range, parts)| Scratch::with(|scratch| plan.run(range, parts, scratch)))?;
+    }
+    Ok(memories.into_iter().map(Memory::buffer).collect())
+}

@@ -1,0 +1,206 @@
+//! Batched matrix products: the `gemm` crate for floats, plain loops for integers.
+
+use crate::{
+    element::{Held, is_held_as_stored, store},
+    grid::dense,
+    memory::{Memory, bytes_of, typed, vector},
+    parallel,
+    scalar::{Float, Int},
+};
+use anymesh_core::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// One matrix inside a slice: element `(i, j)` is `data[start + i * rows + j * cols]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix<'a, T> {
+    pub(crate) data: &'a [T],
+    pub(crate) start: usize,
+    pub(crate) rows: isize,
+    pub(crate) cols: isize,
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// A whole slice in row-major order with `cols` columns.
+    pub(crate) fn dense(data: &'a [T], cols: usize) -> Self {
+        Self { data, start: 0, rows: cols as isize, cols: 1 }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, ..self }
+    }
+
+    /// Whether all of an `m` by `n` matrix lies inside the slice.
+    fn fits(&self, m: usize, n: usize) -> bool {
+        let (down, across) = ((m as isize - 1) * self.rows, (n as isize - 1) * self.cols);
+        let start = self.start as isize;
+        start + down.min(0) + across.min(0) >= 0 && start + down.max(0) + across.max(0) < self.data.len() as isize
+    }
+}
+
+/// `out = a b`, or `out += a b` with `add`, where `a` is m by k, `b` is k by n, and `out` is dense in row-major order.
+#[allow(unsafe_code)]
+pub(crate) fn gemm<T: Float>(out: &mut [T], [m, n, k]: [usize; 3], a: Matrix<'_, T>, b: Matrix<'_, T>, add: bool, threads: gemm::Parallelism) {
+    assert!(m > 0 && n > 0 && k > 0 && out.len() == m * n && a.fits(m, k) && b.fits(k, n), "a matrix product outside its operands");
+    // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes (checked above, for any
+    // strides), `out` is borrowed mutably and so overlaps neither `a` nor `b`, and `T` is `f32` or `f64`, the only types
+    // that implement `Float`.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            n as isize,
+            add,
+            a.data.as_ptr().add(a.start),
+            a.cols,
+            a.rows,
+            b.data.as_ptr().add(b.start),
+            b.cols,
+            b.rows,
+            T::ONE,
+            T::ONE,
+            false,
+            false,
+            false,
+            threads,
+        );
+    }
+}
+
+/// An operand in memory: its values, and a layout over them.
+struct Operand<'a, T: Clone> {
+    data: Cow<'a, [T]>,
+    layout: Layout,
+}
+
+/// Reads an operand in place where the kernel can, else makes a dense copy (without repeating what is only expanded over the batch).
+fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
+    let rank = view.layout.shape.rank();
+    let (rows, cols) = (view.layout.strides[rank - 2], view.layout.strides[rank - 1]);
+    let direct = (rows == 1 && cols > 0) || (cols == 1 && rows > 0);
+    if direct && is_held_as_stored(view.dtype) {
+        return Ok(Operand { data: Cow::Borrowed(typed(bytes_of(&view.buffer)?)), layout: view.layout.clone() });
+    }
+    let mut layout = view.layout.clone();
+    for d in 0..rank - 2 {
+        if layout.strides[d] == 0 {
+            layout.shape = layout.shape.with(d, 1);
+        }
+    }
+    let once = View { layout, ..view.clone() };
+    let copy = Layout::contiguous(once.layout.shape.clone()).expand(&view.layout.shape);
+    Ok(Operand { data: Cow::Owned(dense(&once)?.into_owned()), layout: copy })
+}
+
+/// Sizes of a product, and where each matrix of the batch starts.
+struct Problem {
+    sizes: [usize; 3],
+    /// Strides of rows and columns of both operands.
+    a: (isize, isize),
+    b: (isize, isize),
+    starts: Vec<(usize, usize)>,
+}
+
+impl Problem {
+    fn new(a: &Layout, b: &Layout) -> Self {
+        let rank = a.shape.rank();
+        let batch = Shape::from(&a.shape.dims()[..rank - 2]);
+        let [mut m, n, k] = [a.shape[rank - 2], b.shape[rank - 1], a.shape[rank - 1]];
+        let matrix = |l: &Layout| (l.strides[rank - 2], l.strides[rank - 1]);
+        let (mut a_strides, b_strides) = (matrix(a), matrix(b));
+        // A batch over one shared right operand is one tall product.
+        let shared = (0..rank - 2).all(|d| batch[d] == 1 || b.strides[d] == 0);
+        let tall = Layout { shape: a.shape.dims()[..rank - 1].into(), strides: a.strides[..rank - 1].into(), offset: a.offset };
+        if let (true, Some(tall)) = (shared && batch.numel() > 1, tall.reshape(&Shape::from([batch.numel() * m]))) {
+            m *= batch.numel();
+            a_strides.0 = tall.strides[0];
+            return Self { sizes: [m, n, k], a: a_strides, b: b_strides, starts: vec![(a.offset, b.offset)] };
+        }
+        let starts = |l: &Layout| Layout { shape: batch.clone(), strides: l.strides[..rank - 2].iter().copied().collect::<Dims<_>>(), offset: l.offset };
+        let starts = starts(a).positions().zip(starts(b).positions()).collect();
+        Self { sizes: [m, n, k], a: a_strides, b: b_strides, starts }
+    }
+
+    fn operands<'a, T>(&self, (i, j): (usize, usize), a: &'a [T], b: &'a [T]) -> (Matrix<'a, T>, Matrix<'a, T>) {
+        (Matrix { data: a, start: i, rows: self.a.0, cols: self.a.1 }, Matrix { data: b, start: j, rows: self.b.0, cols: self.b.1 })
+    }
+}
+
+/// Products with fewer multiplications than this are not worth a second thread.
+const SMALL: usize = 1 << 17;
+
+fn float<T: Float>(call: &MatmulCall<'_>) -> Result<Buffer> {
+    let (a, b) = (operand::<T>(call.a)?, operand::<T>(call.b)?);
+    let problem = Problem::new(&a.layout, &b.layout);
+    let [m, n, k] = problem.sizes;
+    let product = |out: &mut [T], starts: (usize, usize), threads| {
+        let (a, b) = problem.operands(starts, &a.data, &b.data);
+        gemm(out, [m, n, k], a, b, false, threads);
+    };
+    finish(call, problem.starts.len() * m * n, |out: &mut [T]| {
+        let (single, batch) = (m * n * k, problem.starts.len());
+        let matrices = out.chunks_mut(m * n).zip(&problem.starts);
+        if single * batch < SMALL {
+            matrices.for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::None));
+        } else if batch >= 2 * rayon::current_num_threads() {
+            out.par_chunks_mut(m * n).zip(&problem.starts).for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::None));
+        } else {
+            matrices.for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::Rayon(0)));
+        }
+    })
+}
+
+fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
+    let (a, b) = (operand::<T>(call.a)?, operand::<T>(call.b)?);
+    let problem = Problem::new(&a.layout, &b.layout);
+    let [m, n, k] = problem.sizes;
+    finish(call, problem.starts.len() * m * n, |out: &mut [T]| {
+        let row = |i: usize, out: &mut [T]| {
+            let (a, b) = problem.operands(problem.starts[i / m], &a.data, &b.data);
+            let at = |m: &Matrix<'_, T>, i: usize, j: usize| m.data[(m.start as isize + i as isize * m.rows + j as isize * m.cols) as usize];
+            for p in 0..k {
+                let left = at(&a, i % m, p);
+                if b.cols == 1 {
+                    let start = (b.start as isize + p as isize * b.rows) as usize;
+                    out.iter_mut().zip(&b.data[start..start + n]).for_each(|(out, right)| *out = out.add(left.mul(*right)));
+                } else {
+                    out.iter_mut().enumerate().for_each(|(j, out)| *out = out.add(left.mul(at(&b, p, j))));
+                }
+            }
+        };
+        if out.len() * k < parallel::THRESHOLD {
+            out.chunks_mut(n).enumerate().for_each(|(i, out)| row(i, out));
+        } else {
+            out.par_chunks_mut(n).enumerate().for_each(|(i, out)| row(i, out));
+        }
+    })
+}
+
+/// Computes in the kind's type and stores as the call's dtype.
+fn finish<T: Held>(call: &MatmulCall<'_>, len: usize, compute: impl FnOnce(&mut [T])) -> Result<Buffer> {
+    let mut memory = Memory::zeroed(len.saturating_mul(call.dtype.size()))?;
+    if is_held_as_stored(call.dtype) {
+        compute(memory.typed_mut());
+    } else {
+        let mut values = vector::<T>(len)?;
+        compute(&mut values);
+        store(&values, call.dtype, memory.bytes_mut());
+    }
+    Ok(memory.buffer())
+}
+
+/// The backend's matmul kernel.
+pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
+    match call.a.dtype.kind() {
+        Kind::F32 => float::<f32>(call),
+        Kind::F64 => float::<f64>(call),
+        Kind::I32 => int::<i32>(call),
+        Kind::I64 => int::<i64>(call),
+        Kind::U32 => int::<u32>(call),
+        Kind::Bool => Err(Error::DType { op: "matmul", dtype: call.a.dtype, expected: "a number" }),
+    }
+}
