@@ -1,12 +1,19 @@
 //! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule as text, and its
 //! lowering to the backend's kernel families.
 
+pub mod activation;
+pub mod binary;
 pub mod cast;
 pub mod create;
+pub mod elementwise;
 pub mod movement;
 pub mod random;
+pub mod reduce;
+pub mod scan;
+pub mod select;
 pub mod shape;
 pub mod slice;
+pub mod unary;
 
 pub use movement::PadMode;
 pub use random::Rng;
@@ -34,7 +41,8 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
-    [cast::OPS, shape::OPS, slice::OPS, movement::OPS, create::OPS, random::OPS].concat()
+    [cast::OPS, shape::OPS, slice::OPS, movement::OPS, create::OPS, random::OPS, unary::OPS, activation::OPS, binary::OPS, select::OPS, reduce::OPS, scan::OPS]
+        .concat()
 }
 
 /// Checks that all operands live on one device and returns it.
@@ -77,6 +85,14 @@ fn needs_f64_math(program: &MapProgram) -> bool {
     })
 }
 
+/// Refuses transcendental functions in `f64` on devices that have none.
+pub(crate) fn need_float_math(op: &'static str, device: &Device, dtype: DType) -> Result<()> {
+    if dtype != DType::F64 || device.backend().capabilities().f64_math {
+        return Ok(());
+    }
+    Err(Error::Unsupported { device: device.name().into(), what: format!("{op} in f64"), hint: "cast to f32 or use the cpu or cuda device".into() })
+}
+
 /// Everything a backend's map call needs, checked, with operands broadcast to `shape`.
 pub(crate) struct PreparedMap<'a> {
     op: &'static str,
@@ -104,12 +120,8 @@ impl<'a> PreparedMap<'a> {
         for kind in &program.kinds {
             device.check(kind.dtype(), 0)?;
         }
-        if !device.backend().capabilities().f64_math && needs_f64_math(program) {
-            return Err(Error::Unsupported {
-                device: device.name().into(),
-                what: format!("{op} in f64"),
-                hint: "cast to f32 or use the cpu or cuda device".into(),
-            });
+        if needs_f64_math(program) {
+            need_float_math(op, device, DType::F64)?;
         }
         let mut inputs = smallvec::SmallVec::with_capacity(operands.len());
         for operand in operands {

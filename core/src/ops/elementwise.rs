@@ -1,0 +1,289 @@
+//! What all elementwise ops have in common: an op is a row of data, and one function runs every row.
+//!
+//! A row says which dtypes the op takes ([`Class`]), what it computes ([`Formula`], on values of one kind) and how it may
+//! be sharded. Operands are tensors, which broadcast, or numbers, which become runtime scalars: a new number needs no new
+//! kernel. Adding an op is adding a row to a table in `unary.rs`, `activation.rs`, `binary.rs` or `select.rs`.
+//!
+//! Sharding rules of elementwise ops name the operands (counted from 0) through which partial values pass: after `linear`
+//! stand operands that may be partial sums *together* while the others are whole (`linear 0 1` for `add`); alternatives are
+//! further clauses (`linear 0 ; linear 1` for `mul`). `monotone` does the same for partial maxima and minima, and is only
+//! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
+
+use super::{OpInfo, map1};
+use crate::{
+    DType, Error, MapProgram, Result, Scalar, Tensor,
+    map::{Builder, Val},
+};
+use smallvec::SmallVec;
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
+
+/// An operand of an elementwise op: a tensor, or a number.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// A tensor, which broadcasts.
+    Tensor(&'a Tensor),
+    /// A number. It is weak: it lifts bool to integer to float, and takes the width of the tensors it meets.
+    Number(Scalar),
+}
+
+impl<'a> From<&'a Tensor> for Arg<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Arg::Tensor(tensor)
+    }
+}
+
+macro_rules! arg_from {
+    ($($t:ty),*) => {$(
+        impl From<$t> for Arg<'_> {
+            fn from(number: $t) -> Self {
+                Arg::Number(number.into())
+            }
+        }
+    )*};
+}
+arg_from!(Scalar, bool, u8, u32, i32, i64, f32, f64);
+
+/// Which dtypes an op takes, and what it gives. "The common dtype" is where the operands meet by promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Anything; gives the common dtype.
+    Any,
+    /// Anything but bool; gives the common dtype.
+    Number,
+    /// Anything; gives floats: integers and bools compute in `f32`.
+    Float,
+    /// Integers and bools; gives the common dtype.
+    Bits,
+    /// Integers; gives the common dtype.
+    Integer,
+    /// Anything, in the common dtype; gives bool.
+    Compare,
+    /// Anything, each operand as "is not zero"; gives bool.
+    Logic,
+    /// The first operand is a condition ("is not zero"); the others are anything and give their common dtype.
+    Select,
+    /// As `Select`, with the condition second.
+    Mask,
+}
+
+impl Class {
+    /// Which operand is a condition.
+    fn condition(self) -> Option<usize> {
+        match self {
+            Class::Select => Some(0),
+            Class::Mask => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The dtype an op computes in, or why it has no meaning.
+    fn compute(self, op: &'static str, common: DType) -> Result<DType> {
+        let refuse = |expected| Err(Error::DType { op, dtype: common, expected });
+        match self {
+            Class::Float => Ok(common.to_float()),
+            Class::Logic => Ok(DType::Bool),
+            Class::Number if common == DType::Bool => refuse("a number: cast the bools, or use a logical op"),
+            Class::Bits if common.is_float() => refuse("integers or bools"),
+            Class::Integer if !common.is_int() => refuse("integers"),
+            _ => Ok(common),
+        }
+    }
+}
+
+/// The computation of an op, on values of one kind.
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub enum Formula {
+    One(for<'b> fn(Val<'b>) -> Val<'b>),
+    Two(for<'b> fn(Val<'b>, Val<'b>) -> Val<'b>),
+    Three(for<'b> fn(Val<'b>, Val<'b>, Val<'b>) -> Val<'b>),
+    Four(for<'b> fn(Val<'b>, Val<'b>, Val<'b>, Val<'b>) -> Val<'b>),
+}
+
+impl Formula {
+    /// The number of operands.
+    pub fn arity(self) -> usize {
+        match self {
+            Formula::One(_) => 1,
+            Formula::Two(_) => 2,
+            Formula::Three(_) => 3,
+            Formula::Four(_) => 4,
+        }
+    }
+
+    /// The value of the formula; as many values are given as [`arity`](Self::arity) says.
+    fn value<'b>(self, v: &[Val<'b>]) -> Val<'b> {
+        match self {
+            Formula::One(f) => f(v[0]),
+            Formula::Two(f) => f(v[0], v[1]),
+            Formula::Three(f) => f(v[0], v[1], v[2]),
+            Formula::Four(f) => f(v[0], v[1], v[2], v[3]),
+        }
+    }
+}
+
+impl std::fmt::Debug for Formula {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Formula of {}", self.arity())
+    }
+}
+
+/// One elementwise op.
+#[derive(Clone, Copy, Debug)]
+pub struct Elementwise {
+    /// Its name and sharding rule.
+    pub info: OpInfo,
+    /// The dtypes it takes and gives.
+    pub class: Class,
+    /// What it computes.
+    pub formula: Formula,
+}
+
+impl Elementwise {
+    /// Runs the op. At least one operand is a tensor.
+    pub fn apply(&self, args: &[Arg<'_>]) -> Result<Tensor> {
+        let op = self.info.name;
+        let tensors: SmallVec<[&Tensor; 3]> = args.iter().filter_map(|a| if let Arg::Tensor(t) = a { Some(*t) } else { None }).collect();
+        if tensors.is_empty() || args.len() != self.formula.arity() {
+            return Err(Error::Argument { op, detail: format!("takes {} operands, at least one of them a tensor", self.formula.arity()) });
+        }
+        let condition = self.class.condition();
+        let data = args.iter().enumerate().filter(|(i, _)| Some(*i) != condition).map(|(_, arg)| *arg);
+        let compute = self.class.compute(op, common(data))?;
+        let mut key = Key { op, dtype: compute, slots: [Slot::Empty; 4] };
+        let mut params = SmallVec::<[Scalar; 3]>::new();
+        for (i, arg) in args.iter().enumerate() {
+            key.slots[i] = match arg {
+                Arg::Tensor(t) => Slot::Load(t.dtype()),
+                Arg::Number(n) => {
+                    params.push(number(op, *n, self.operand_dtype(i, compute))?);
+                    Slot::Param
+                }
+            };
+        }
+        let program = cached(key, |b| {
+            let values: SmallVec<[Val<'_>; 4]> = (0..args.len()).map(|i| key.slots[i].value(b, self.operand_dtype(i, compute))).collect();
+            let result = if self.class == Class::Compare { DType::Bool } else { compute };
+            b.finish(&[(self.formula.value(&values), result)])
+        })?;
+        map1(op, &program, &tensors, &params)
+    }
+
+    fn operand_dtype(&self, operand: usize, compute: DType) -> DType {
+        if self.class.condition() == Some(operand) { DType::Bool } else { compute }
+    }
+}
+
+/// The dtype in which operands meet: first the tensors, then the weak numbers.
+fn common<'a>(args: impl Iterator<Item = Arg<'a>> + Clone) -> DType {
+    let tensors = args.clone().filter_map(|a| if let Arg::Tensor(t) = a { Some(t.dtype()) } else { None });
+    let numbers = args.filter_map(|a| if let Arg::Number(n) = a { Some(n) } else { None });
+    numbers.fold(tensors.reduce(DType::promote).unwrap_or(DType::Bool), |dtype, n| n.promote(dtype))
+}
+
+/// A number as a runtime scalar of a dtype. Integers that do not fit are refused: wrapping them would make `u8 > -1` false.
+pub(crate) fn number(op: &'static str, value: Scalar, dtype: DType) -> Result<Scalar> {
+    if dtype.is_float() {
+        return Ok(Scalar::Float(value.to_f64()));
+    }
+    if dtype == DType::Bool {
+        return Ok(Scalar::Bool(value.to_bool()));
+    }
+    let n = value.to_i64();
+    let fits = match dtype {
+        DType::U8 => u8::try_from(n).is_ok(),
+        DType::U32 => u32::try_from(n).is_ok(),
+        DType::I32 => i32::try_from(n).is_ok(),
+        _ => true,
+    };
+    if fits { Ok(Scalar::Int(n)) } else { Err(Error::Argument { op, detail: format!("the number {n} does not fit {dtype}: cast the tensor to a wider type") }) }
+}
+
+/// Identifies a program that core builds: the op, the dtype it computes in, and where each operand comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    pub(crate) op: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) slots: [Slot; 4],
+}
+
+/// Where an operand of a program comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Slot {
+    Empty,
+    Load(DType),
+    Param,
+}
+
+impl Slot {
+    /// The operand as a value of the kind of `dtype`. Small floats are not rounded on the way in: only the result is.
+    fn value<'b>(self, b: &'b Builder, dtype: DType) -> Val<'b> {
+        match self {
+            Slot::Load(from) => b.load(from).cast(dtype.kind().dtype()),
+            _ => b.param(dtype.kind()),
+        }
+    }
+}
+
+/// The program for `key`, built on first use. Each thread keeps its own, so that a small op never waits for a lock.
+pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram>) -> Result<Rc<MapProgram>> {
+    thread_local! {
+        static PROGRAMS: RefCell<HashMap<Key, Rc<MapProgram>>> = RefCell::default();
+    }
+    if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
+        return Ok(program);
+    }
+    let program = Rc::new(build(&Builder::new())?);
+    PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
+    Ok(program)
+}
+
+/// Makes a table of rows and a method of `Tensor` for each: `name(x, further: type) Class "sharding rule" = formula;`.
+/// An argument may be checked or converted first: `alpha: f64 as nonzero("celu", alpha)?`.
+macro_rules! elementwise {
+    ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr;)*) => {
+        /// The rows of this file, by name.
+        #[derive(Debug)]
+        pub struct Rows;
+
+        #[allow(non_upper_case_globals, missing_docs)]
+        impl Rows {$(
+            pub const $name: $crate::ops::elementwise::Elementwise = $crate::ops::elementwise::Elementwise {
+                info: $crate::ops::op(stringify!($name), $rule),
+                class: $crate::ops::elementwise::Class::$class,
+                formula: $crate::ops::elementwise::formula!(($x $($arg)*) $formula),
+            };
+        )*}
+
+        /// The rows of this file.
+        pub const TABLE: &[$crate::ops::elementwise::Elementwise] = &[$(Rows::$name),*];
+
+        /// The ops of this file.
+        pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::op(stringify!($name), $rule)),*];
+
+        impl $crate::Tensor {$(
+            $(#[$doc])*
+            pub fn $name<'a>(&'a self $(, $arg: $t)*) -> $crate::Result<$crate::Tensor> {
+                $($(let $arg = $convert;)?)*
+                Rows::$name.apply(&[self.into() $(, $arg.into())*])
+            }
+        )*}
+    };
+}
+
+macro_rules! formula {
+    (($a:ident) $body:expr) => {
+        $crate::ops::elementwise::Formula::One(|$a| $body)
+    };
+    (($a:ident $b:ident) $body:expr) => {
+        $crate::ops::elementwise::Formula::Two(|$a, $b| $body)
+    };
+    (($a:ident $b:ident $c:ident) $body:expr) => {
+        $crate::ops::elementwise::Formula::Three(|$a, $b, $c| $body)
+    };
+    (($a:ident $b:ident $c:ident $d:ident) $body:expr) => {
+        $crate::ops::elementwise::Formula::Four(|$a, $b, $c, $d| $body)
+    };
+}
+
+pub(crate) use {elementwise, formula};

@@ -1,0 +1,314 @@
+//! Reductions over any axes. An empty list of axes means all of them; `keepdim` leaves reduced dimensions with size 1.
+//!
+//! ```
+//! # let device = anymesh_backend_cpu::device();
+//! let x = anymesh_core::Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?;
+//! assert_eq!(x.sum(&[0], false)?.to_vec::<f32>()?, [4.0, 6.0]);
+//! assert_eq!(x.mean(&[], false)?.to_vec::<f32>()?, [2.5]);
+//! assert_eq!(x.max(&[-1], true)?.dims(), [2, 1]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+//!
+//! What has to happen to each element first (a square, a comparison, a cast) is a map program in front of the reduction,
+//! so the data is read once and no intermediate tensor exists. Small floats accumulate in `f32` and round once.
+//!
+//! In sharding rules `r` stands for the reduced dimensions: `reduce r sum` leaves partial sums where they are cut, and
+//! `decompose r` means that the op then runs as the reductions it is made of, which have rules of their own.
+
+use super::{
+    OpInfo, PreparedMap,
+    elementwise::{Key, Slot, cached},
+    map1, need_float_math, op, run_map, same_device,
+};
+use crate::{
+    DType, Dims, Error, MapProgram, Result, Scalar, Shape, Tensor,
+    backend::{ReduceCall, ReduceOp},
+    map::{Builder, Val},
+};
+use std::rc::Rc;
+
+/// The ops of this file.
+pub const OPS: &[OpInfo] = &[
+    op("sum", "...r -> ... ; reduce r sum ; linear 0"),
+    op("mean", "...r -> ... ; reduce r sum ; linear 0"),
+    op("prod", "...r -> ... ; reduce r prod"),
+    op("max", "...r -> ... ; reduce r max"),
+    op("min", "...r -> ... ; reduce r min"),
+    op("amax", "...r -> ... ; reduce r max"),
+    op("amin", "...r -> ... ; reduce r min"),
+    op("any", "...r -> ... ; reduce r or"),
+    op("all", "...r -> ... ; reduce r and"),
+    op("count_nonzero", "...r -> ... ; reduce r sum"),
+    op("norm", "...r -> ... ; decompose r"),
+    op("var", "...r -> ... ; decompose r"),
+    op("std", "...r -> ... ; decompose r"),
+    op("logsumexp", "...r -> ... ; decompose r"),
+    op("argmax", "...r -> ... ; replicate r"),
+    op("argmin", "...r -> ... ; replicate r"),
+    op("max_with_indices", "...r -> ..., ... ; replicate r"),
+    op("min_with_indices", "...r -> ..., ... ; replicate r"),
+];
+
+/// A reduction of what a map program makes of its operands.
+pub(crate) struct Reduce<'a> {
+    pub(crate) op: &'static str,
+    /// Has one output, of the kind of `dtype` (of any kind for arg-reductions).
+    pub(crate) program: &'a MapProgram,
+    /// They broadcast to the shape of the first.
+    pub(crate) operands: &'a [&'a Tensor],
+    pub(crate) params: &'a [Scalar],
+    /// Sorted.
+    pub(crate) axes: &'a [usize],
+    pub(crate) keepdim: bool,
+    pub(crate) reduce: ReduceOp,
+    /// Multiplies the result before it is rounded.
+    pub(crate) scale: Option<f64>,
+    pub(crate) dtype: DType,
+}
+
+impl Reduce<'_> {
+    pub(crate) fn run(&self) -> Result<Tensor> {
+        let device = same_device(self.op, self.operands)?;
+        let (first, shape) = (self.operands[0], self.operands[0].shape());
+        let out = reduced_shape(shape, self.axes, self.keepdim);
+        let elements = out.checked_numel(self.op)?;
+        device.check(self.dtype, elements)?;
+        if matches!(self.reduce, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+            check_positions(self.op, self.axes.iter().map(|&a| shape[a]).product())?;
+        }
+        if self.reduce == ReduceOp::LogSumExp {
+            need_float_math(self.op, device, self.dtype)?;
+        }
+        if elements == 0 {
+            return Ok(first.result(None, self.dtype, out));
+        }
+        if shape.numel() == 0 {
+            return self.empty(&out);
+        }
+        // A 0-d tensor is a row of one element: kernels always have an axis to reduce.
+        let (row, only) = (Shape::from([1]), [0]);
+        let (shape, axes): (&Shape, &[usize]) = if shape.rank() == 0 { (&row, &only) } else { (shape, self.axes) };
+        let operands: smallvec::SmallVec<[_; 2]> = self.operands.iter().map(|t| (*t).into()).collect();
+        let map = PreparedMap::new(self.op, self.program, shape, &operands, &[], self.params, device)?;
+        let buffer = device.backend().reduce(&ReduceCall { map: map.call(), axes, op: self.reduce, scale: self.scale, dtype: self.dtype })?;
+        Ok(first.result(Some(buffer), self.dtype, out))
+    }
+
+    /// What a reduction of nothing gives.
+    fn empty(&self, out: &Shape) -> Result<Tensor> {
+        let identity: f64 = match (self.reduce, self.dtype) {
+            (ReduceOp::Sum, _) | (ReduceOp::Max, DType::Bool) => 0.0,
+            (ReduceOp::Prod, _) | (ReduceOp::Min, DType::Bool) => 1.0,
+            (ReduceOp::LogSumExp, _) => f64::NEG_INFINITY,
+            (ReduceOp::Max | ReduceOp::ArgMax, _) => return Err(Error::Argument { op: self.op, detail: "an empty axis has no maximum".into() }),
+            (ReduceOp::Min | ReduceOp::ArgMin, _) => return Err(Error::Argument { op: self.op, detail: "an empty axis has no minimum".into() }),
+        };
+        let b = Builder::new();
+        let value = b.param(self.dtype.kind());
+        let program = b.finish(&[(value, self.dtype)])?;
+        let identity = super::elementwise::number(self.op, Scalar::Float(identity * self.scale.unwrap_or(1.0)), self.dtype)?;
+        Ok(run_map(self.op, &program, out, &[], &[], &[identity], self.operands[0].device())?.remove(0))
+    }
+}
+
+fn reduced_shape(shape: &Shape, axes: &[usize], keepdim: bool) -> Shape {
+    (0..shape.rank()).filter(|d| keepdim || !axes.contains(d)).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect()
+}
+
+/// Positions are `i32`.
+pub(crate) fn check_positions(op: &'static str, extent: usize) -> Result<()> {
+    if extent <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::Argument { op, detail: format!("positions in {extent} elements do not fit i32: reduce fewer axes at once") })
+}
+
+/// The dtype of a sum or product: bool and u8 would overflow at once, so they count in `i32`.
+pub(crate) fn sum_type(dtype: DType) -> DType {
+    if matches!(dtype, DType::Bool | DType::U8) { DType::I32 } else { dtype }
+}
+
+/// The dtype that holds intermediate results of a float op: nothing is rounded before the end.
+fn wide(dtype: DType) -> DType {
+    dtype.to_float().kind().dtype()
+}
+
+/// The program `f(x)` that computes in the kind of `to`; `name` tells the formulas of one op apart.
+fn front(name: &'static str, from: DType, to: DType, f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>) -> Result<Rc<MapProgram>> {
+    let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
+    cached(Key { op: name, dtype: to, slots }, |b| b.finish(&[(f(b.load(from).cast(to.kind().dtype())), to)]))
+}
+
+/// A reduction of one tensor as it is, in the kind of `dtype`.
+fn plain(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
+    let axes = x.shape().axes(op, axes)?;
+    let program = front(op, x.dtype(), dtype, |v| v)?;
+    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype }.run()
+}
+
+/// Position of an extreme along one axis, or in the flattened tensor.
+fn position(x: &Tensor, op: &'static str, axis: Option<i64>, keepdim: bool, reduce: ReduceOp) -> Result<Tensor> {
+    let axes: Dims = match axis {
+        Some(axis) => smallvec::smallvec![x.shape().axis(op, axis)?],
+        None => (0..x.rank()).collect(),
+    };
+    // Bools are compared as integers.
+    let dtype = if x.dtype() == DType::Bool { DType::I32 } else { x.dtype() };
+    let program = front(op, x.dtype(), dtype, |v| v)?;
+    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype: DType::I32 }.run()
+}
+
+/// The number of elements that become one.
+fn extent(x: &Tensor, axes: &[usize]) -> f64 {
+    axes.iter().map(|&a| x.dims()[a] as f64).product()
+}
+
+/// Mean with a chosen result dtype.
+fn mean(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, dtype: DType) -> Result<Tensor> {
+    let program = front("mean", x.dtype(), dtype, |v| v)?;
+    let scale = Some(1.0 / extent(x, axes));
+    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce: ReduceOp::Sum, scale, dtype }.run()
+}
+
+/// Variance with a chosen result dtype: the mean first, then the squares of the differences in one pass.
+fn variance(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, correction: usize, dtype: DType) -> Result<Tensor> {
+    let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
+    let mean = mean(x, op, &axes, true, wide)?;
+    let slots = [Slot::Load(x.dtype()), Slot::Load(wide), Slot::Empty, Slot::Empty];
+    let program = cached(Key { op: "var", dtype, slots }, |b| {
+        let difference = b.load(x.dtype()).cast(wide) - b.load(wide);
+        b.finish(&[(difference * difference, dtype)])
+    })?;
+    let scale = Some(1.0 / (extent(x, &axes) - correction as f64).max(0.0));
+    Reduce { op, program: &program, operands: &[x, &mean], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale, dtype }.run()
+}
+
+impl Tensor {
+    /// Sum. `bool` and `u8` give `i32`, other integers keep their type and wrap. The sum of nothing is 0.
+    pub fn sum(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "sum", axes, keepdim, ReduceOp::Sum, sum_type(self.dtype()))
+    }
+
+    /// Mean; integers and bools give `f32`. The mean of nothing is NaN.
+    pub fn mean(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        mean(self, "mean", &self.shape().axes("mean", axes)?, keepdim, self.dtype().to_float())
+    }
+
+    /// Product, with the dtypes of `sum`. The product of nothing is 1.
+    pub fn prod(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "prod", axes, keepdim, ReduceOp::Prod, sum_type(self.dtype()))
+    }
+
+    /// The largest value; NaN if any is NaN. An empty axis has none, which is an error.
+    pub fn amax(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "amax", axes, keepdim, ReduceOp::Max, self.dtype())
+    }
+
+    /// The smallest value; NaN if any is NaN. An empty axis has none, which is an error.
+    pub fn amin(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "amin", axes, keepdim, ReduceOp::Min, self.dtype())
+    }
+
+    /// The same as [`amax`](Self::amax).
+    pub fn max(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "max", axes, keepdim, ReduceOp::Max, self.dtype())
+    }
+
+    /// The same as [`amin`](Self::amin).
+    pub fn min(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "min", axes, keepdim, ReduceOp::Min, self.dtype())
+    }
+
+    /// Whether any value is true (not zero). False for nothing.
+    pub fn any(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "any", axes, keepdim, ReduceOp::Max, DType::Bool)
+    }
+
+    /// Whether all values are true (not zero). True for nothing.
+    pub fn all(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "all", axes, keepdim, ReduceOp::Min, DType::Bool)
+    }
+
+    /// How many values are not zero, as `i32`.
+    pub fn count_nonzero(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        let op = "count_nonzero";
+        let axes = self.shape().axes(op, axes)?;
+        check_positions(op, axes.iter().map(|&a| self.dims()[a]).product())?;
+        let slots = [Slot::Load(self.dtype()), Slot::Empty, Slot::Empty, Slot::Empty];
+        let program = cached(Key { op, dtype: DType::I32, slots }, |b| b.finish(&[(b.load(self.dtype()).cast(DType::Bool), DType::I32)]))?;
+        Reduce { op, program: &program, operands: &[self], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale: None, dtype: DType::I32 }.run()
+    }
+
+    /// `log(sum(exp(x)))` without overflow; -inf for nothing.
+    pub fn logsumexp(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        plain(self, "logsumexp", axes, keepdim, ReduceOp::LogSumExp, self.dtype().to_float())
+    }
+
+    /// The `p`-norm `sum(|x|^p)^(1/p)`; for `p = 0` the number of values that are not zero, for an infinite `p` the largest
+    /// absolute value, for minus infinity the smallest. Integers and bools give `f32`.
+    pub fn norm(&self, p: f64, axes: &[i64], keepdim: bool) -> Result<Tensor> {
+        let op = "norm";
+        if p.is_nan() {
+            return Err(Error::Argument { op, detail: "p is NaN, it must be a number or an infinity".into() });
+        }
+        let axes = self.shape().axes(op, axes)?;
+        let (from, to, wide) = (self.dtype(), self.dtype().to_float(), wide(self.dtype()));
+        let (program, reduce, root) = match p {
+            f64::INFINITY => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Max, None),
+            f64::NEG_INFINITY => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Min, None),
+            0.0 => (front("norm: x != 0", from, to, |v| v.ne(0.0).select(v.lit(1.0), v.lit(0.0)))?, ReduceOp::Sum, None),
+            1.0 => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Sum, None),
+            2.0 => (front("norm: x^2", from, to, |v| v * v)?, ReduceOp::Sum, Some(front("norm: root", wide, to, |v| v.sqrt())?)),
+            _ => {
+                fn power(v: Val<'_>) -> Val<'_> {
+                    v.pow(v.builder().param(v.kind()))
+                }
+                (front("norm: |x|^p", from, to, |v| power(v.abs()))?, ReduceOp::Sum, Some(front("norm: x^p", wide, to, power)?))
+            }
+        };
+        let (p, inverse) = ([Scalar::Float(p)], [Scalar::Float(1.0 / p)]);
+        let dtype = if root.is_some() { wide } else { to };
+        let params = &p[..program.params.len()];
+        let sum = Reduce { op, program: &program, operands: &[self], params, axes: &axes, keepdim, reduce, scale: None, dtype }.run()?;
+        match root {
+            Some(root) => map1(op, &root, &[&sum], &inverse[..root.params.len()]),
+            None => Ok(sum),
+        }
+    }
+
+    /// Variance: the sum of squared differences from the mean, divided by `n - correction` (1 for a sample, 0 for a whole
+    /// population). NaN where nothing is left to divide by. Integers and bools give `f32`.
+    pub fn var(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
+        variance(self, "var", axes, keepdim, correction, self.dtype().to_float())
+    }
+
+    /// Standard deviation: the root of [`var`](Self::var).
+    pub fn std(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
+        let (wide, to) = (wide(self.dtype()), self.dtype().to_float());
+        let variance = variance(self, "std", axes, keepdim, correction, wide)?;
+        let root = front("std", wide, to, |v| v.sqrt())?;
+        map1("std", &root, &[&variance], &[])
+    }
+
+    /// Position (`i32`) of the first largest value along an axis, or in the flattened tensor. The first NaN counts as largest.
+    pub fn argmax(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
+        position(self, "argmax", axis, keepdim, ReduceOp::ArgMax)
+    }
+
+    /// Position (`i32`) of the first smallest value along an axis, or in the flattened tensor. The first NaN counts as smallest.
+    pub fn argmin(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
+        position(self, "argmin", axis, keepdim, ReduceOp::ArgMin)
+    }
+
+    /// The largest value along an axis, and the position (`i32`) where it first occurs.
+    pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let op = "max_with_indices";
+        Ok((plain(self, op, &[axis], keepdim, ReduceOp::Max, self.dtype())?, position(self, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
+    }
+
+    /// The smallest value along an axis, and the position (`i32`) where it first occurs.
+    pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let op = "min_with_indices";
+        Ok((plain(self, op, &[axis], keepdim, ReduceOp::Min, self.dtype())?, position(self, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
+    }
+}
