@@ -83,7 +83,7 @@ fn fill(inputs: Inputs, dtype: DType) -> Fill {
     }
 }
 
-fn add(cases: &mut Cases, op: &Op, dtype: DType, shape: &[usize], view: View, axes: &[i64], keepdim: bool, fill: Fill) {
+fn add(cases: &mut Cases, op: &Op, (dtype, shape, view): (DType, &[usize], View), axes: &[i64], keepdim: bool, fill: Fill) {
     let (run, shape, axes) = (op.run, shape.to_vec(), axes.to_vec());
     let detail = format!("{dtype}{shape:?} {view:?} over {axes:?} keepdim {keepdim} {fill:?}");
     cases.add(op.name, dtype, detail, move |device: &Device| run(&input(device, dtype, &shape, view, fill, 11)?, &axes, keepdim));
@@ -102,40 +102,40 @@ fn add_op(cases: &mut Cases, op: &Op) {
     let of = |dtype| fill(op.inputs, dtype);
     let axes: &[&[i64]] = if op.single { &[&[0], &[1], &[-1], &[]] } else { &[&[0], &[1], &[-1], &[0, 1], &[0, 2], &[2, 1], &[]] };
     for (i, axes) in axes.iter().enumerate() {
-        add(cases, op, main, &[5, 6, 7], View::Contiguous, axes, i % 2 == 0, of(main));
+        add(cases, op, (main, &[5, 6, 7], View::Contiguous), axes, i % 2 == 0, of(main));
     }
     for view in View::ALL {
-        add(cases, op, main, &[3, 8, 9], view, &[1], false, of(main));
-        add(cases, op, main, &[3, 8, 9], view, &[], false, of(main));
+        add(cases, op, (main, &[3, 8, 9], view), &[1], false, of(main));
+        add(cases, op, (main, &[3, 8, 9], view), &[], false, of(main));
     }
     for (i, dtype) in DType::ALL.into_iter().enumerate().filter(|(_, d)| *d != main) {
-        add(cases, op, dtype, &[5, 33], View::ALL[i % 5], &[-1], false, of(dtype));
-        add(cases, op, dtype, &[5, 33], View::ALL[(i + 1) % 5], &[0], true, of(dtype));
+        add(cases, op, (dtype, &[5, 33], View::ALL[i % 5]), &[-1], false, of(dtype));
+        add(cases, op, (dtype, &[5, 33], View::ALL[(i + 1) % 5]), &[0], true, of(dtype));
     }
     // A product of thousands of factors depends on their order; everything else is also run over whole blocks.
     let lengths: &[usize] = if op.inputs == Inputs::Products { &[1, 3, 64, 65, 257] } else { &[1, 3, 255, 257, 4099] };
     for &n in lengths {
-        add(cases, op, main, &[n], View::Contiguous, &[0], false, of(main));
+        add(cases, op, (main, &[n], View::Contiguous), &[0], false, of(main));
     }
     if op.inputs != Inputs::Products {
-        add(cases, op, main, &[3, 4099], View::Contiguous, &[1], false, of(main));
-        add(cases, op, main, &[1025, 3], View::Contiguous, &[0], false, of(main));
-        add(cases, op, main, &[2, 300, 5], View::Contiguous, &[1], true, of(main));
-        add(cases, op, DType::I32, &[3, 4099], View::Contiguous, &[1], false, of(DType::I32));
+        add(cases, op, (main, &[3, 4099], View::Contiguous), &[1], false, of(main));
+        add(cases, op, (main, &[1025, 3], View::Contiguous), &[0], false, of(main));
+        add(cases, op, (main, &[2, 300, 5], View::Contiguous), &[1], true, of(main));
+        add(cases, op, (DType::I32, &[3, 4099], View::Contiguous), &[1], false, of(DType::I32));
     }
     if ["sum", "max", "argmin", "any"].contains(&op.name) {
-        add(cases, op, main, &[(1 << 16) + 5], View::Contiguous, &[], false, of(main));
-        add(cases, op, main, &[700, 300], View::Contiguous, &[1], false, of(main));
+        add(cases, op, (main, &[(1 << 16) + 5], View::Contiguous), &[], false, of(main));
+        add(cases, op, (main, &[700, 300], View::Contiguous), &[1], false, of(main));
     }
     if !op.name.ends_with("with_indices") {
-        add(cases, op, main, &[], View::Contiguous, &[], false, of(main));
+        add(cases, op, (main, &[], View::Contiguous), &[], false, of(main));
     }
-    add(cases, op, main, &[0, 3], View::Contiguous, &[1], false, of(main));
+    add(cases, op, (main, &[0, 3], View::Contiguous), &[1], false, of(main));
     if !op.nonempty {
-        add(cases, op, main, &[4, 0, 3], View::Contiguous, &[1], true, of(main));
-        add(cases, op, main, &[0], View::Contiguous, &[], false, of(main));
+        add(cases, op, (main, &[4, 0, 3], View::Contiguous), &[1], true, of(main));
+        add(cases, op, (main, &[0], View::Contiguous), &[], false, of(main));
     }
     // Rows are short, so that many of them hold no NaN and some hold two. Products and sums of 1e30 overflow in an order that is free.
     let turns = if op.nonempty || op.inputs == Inputs::Logic { TURNS } else { &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0] };
-    add(cases, op, main, &[61, 5], View::Contiguous, &[1], false, Fill::Mixed(turns, 0.5, 1.5));
+    add(cases, op, (main, &[61, 5], View::Contiguous), &[1], false, Fill::Mixed(turns, 0.5, 1.5));
 }
