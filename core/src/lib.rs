@@ -29,6 +29,7 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use layout::Layout;
 pub use map::MapProgram;
+pub use ops::elementwise::Arg;
 pub use shape::{Dims, Shape};
 pub use sharding::{Mesh, Reduction, Sharding};
 pub use tensor::Tensor;

@@ -31,6 +31,8 @@ pub enum Fill {
     Integers(i64, i64),
     /// Uniform in a range, with NaN, infinities, zeros of both signs, subnormals and large values mixed in.
     Special(f64, f64),
+    /// Uniform in a range, with chosen values mixed in.
+    Mixed(&'static [f64], f64, f64),
 }
 
 /// Alias for the range of arguments an op is tested on.
@@ -54,18 +56,24 @@ impl Rng {
     }
 }
 
+/// One value in four from the list.
+fn mixed(rng: &mut Rng, list: &[f64], low: f64, high: f64) -> f64 {
+    match rng.next() % 4 {
+        0 => list[(rng.next() % list.len() as u64) as usize],
+        _ => low + (high - low) * rng.unit(),
+    }
+}
+
 /// `n` values of a fill, the same for the same seed everywhere.
 pub fn random_values(n: usize, fill: Fill, seed: u64) -> Vec<f64> {
-    const SPECIAL: [f64; 10] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-40, 3e4, -3e4];
+    const SPECIAL: &[f64] = &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-40, 3e4, -3e4];
     let mut rng = Rng(seed);
     (0..n)
         .map(|_| match fill {
             Fill::Uniform(low, high) => low + (high - low) * rng.unit(),
             Fill::Integers(low, high) => (low + (rng.next() % (high - low + 1) as u64) as i64) as f64,
-            Fill::Special(low, high) => match rng.next() % 4 {
-                0 => SPECIAL[(rng.next() % SPECIAL.len() as u64) as usize],
-                _ => low + (high - low) * rng.unit(),
-            },
+            Fill::Special(low, high) => mixed(&mut rng, SPECIAL, low, high),
+            Fill::Mixed(list, low, high) => mixed(&mut rng, list, low, high),
         })
         .collect()
 }

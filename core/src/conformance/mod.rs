@@ -4,10 +4,14 @@
 //! oracle (the CPU device) and compares within the tolerance that [`tolerance`] gives for the op and dtype. The same cases
 //! run on every backend, so a new backend is held to all of them with one call of [`run`].
 
+mod binary;
 mod create;
 mod input;
 mod movement;
+mod reduce;
+mod scan;
 mod tolerance;
+mod unary;
 
 pub use input::{Domain, Fill, View, input, random_values};
 pub use tolerance::{Tolerance, tolerance};
@@ -60,7 +64,7 @@ impl Cases {
 
 /// All cases of all families.
 pub fn cases() -> Vec<Case> {
-    let families: &[fn() -> Cases] = &[movement::cases, create::cases, create::random];
+    let families: &[fn() -> Cases] = &[movement::cases, create::cases, create::random, unary::cases, binary::cases, reduce::cases, scan::cases];
     families.iter().flat_map(|family| family().into_vec()).collect()
 }
 

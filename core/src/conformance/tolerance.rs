@@ -62,6 +62,82 @@ const TABLE: &[Row] = &[
         f32: Tolerance { ulps: 4.0, scale: 4.0 },
         reason: "logarithm, root and cosine each round; near its zeros the cosine has only absolute precision",
     },
+    Row {
+        ops: &["div", "reciprocal", "trunc_div", "softsign", "hardsigmoid", "hardswish"],
+        f32: Tolerance { ulps: 4.0, scale: 0.0 },
+        reason: "GPU division may be 2.5 ulp off, and the division is the last or last but one step",
+    },
+    Row {
+        ops: &["sqrt", "rsqrt", "hypot"],
+        f32: Tolerance { ulps: 4.0, scale: 0.0 },
+        reason: "GPU inverse roots may be 2 ulp off, and roots are made of them",
+    },
+    Row {
+        ops: &["remainder"],
+        f32: Tolerance { ulps: 4.0, scale: 8.0 },
+        reason: "x - floor(x / y) * y: the product is rounded in units of x where there is no fused multiply-add",
+    },
+    Row {
+        ops: &["exp", "exp2", "sinh", "cosh", "sigmoid", "silu", "pow"],
+        f32: Tolerance { ulps: 16.0, scale: 0.0 },
+        reason: "2^(x log2 e): the rounding of the exponent grows with it; WGSL allows 3 + 2|x| ulp, and |x| is at most 8 in the cases",
+    },
+    Row { ops: &["gelu_tanh"], f32: Tolerance { ulps: 32.0, scale: 0.0 }, reason: "as exp, with an exponent of up to 11" },
+    Row {
+        ops: &["expm1", "tanh", "elu", "selu", "celu", "erf"],
+        f32: Tolerance { ulps: 8.0, scale: 0.0 },
+        reason: "made of short polynomials and one exponential, and relative at zero",
+    },
+    Row {
+        ops: &["softplus", "logsigmoid", "mish"],
+        f32: Tolerance { ulps: 16.0, scale: 1.0 },
+        reason: "an exponential whose error passes through; the sum of both terms of logsigmoid is absolute in the larger",
+    },
+    Row {
+        ops: &["log", "log2", "log10", "log1p", "logit"],
+        f32: Tolerance { ulps: 4.0, scale: 4.0 },
+        reason: "WGSL gives logarithms an absolute error of 2^-21 near their zero, and 3 ulp elsewhere",
+    },
+    Row {
+        ops: &["sin", "cos"],
+        f32: Tolerance { ulps: 4.0, scale: 16.0 },
+        reason: "absolute precision: hardware scales the argument to a fraction of a turn, which rounds in units of up to 8 radians",
+    },
+    Row { ops: &["tan"], f32: Tolerance { ulps: 16.0, scale: 4.0 }, reason: "the quotient of sine and cosine" },
+    Row {
+        ops: &["asin", "acos", "atan", "atan2"],
+        f32: Tolerance { ulps: 8.0, scale: 4.0 },
+        reason: "polynomials on a part of the range; the other parts are differences from a multiple of pi / 2, which are absolute",
+    },
+    Row {
+        ops: &["asinh", "acosh", "atanh"],
+        f32: Tolerance { ulps: 8.0, scale: 2.0 },
+        reason: "logarithms of a rounded argument near 1, where they are absolute",
+    },
+    Row { ops: &["erfinv"], f32: Tolerance { ulps: 16.0, scale: 0.0 }, reason: "a polynomial in a rounded logarithm" },
+    Row {
+        ops: &["lgamma", "digamma"],
+        f32: Tolerance { ulps: 16.0, scale: 2.0 },
+        reason: "differences of logarithms and series around the zeros at 1, 1.46 and 2",
+    },
+    Row {
+        ops: &["gelu", "tanhshrink"],
+        f32: Tolerance { ulps: 8.0, scale: 4.0 },
+        reason: "1 + erf at negative x and x - tanh at small x cancel: what is left is absolute",
+    },
+    Row { ops: &["lerp", "addcmul"], f32: Tolerance { ulps: 2.0, scale: 2.0 }, reason: "a compiler may fuse a product and a sum, and the sum may cancel" },
+    Row {
+        ops: &["sum", "mean", "norm", "var", "std"],
+        f32: Tolerance { ulps: 16.0, scale: 2.0 },
+        reason: "the order of addition is free, the oracle adds in f64; thousands of terms in a tree of blocks lose a few bits",
+    },
+    Row { ops: &["prod", "cumprod"], f32: Tolerance { ulps: 32.0, scale: 0.0 }, reason: "each of up to 257 factors adds half an ulp of random sign" },
+    Row {
+        ops: &["logsumexp", "logcumsumexp"],
+        f32: Tolerance { ulps: 8.0, scale: 2.0 },
+        reason: "a sum of exponentials in free order, then a logarithm and the maximum added to it, which may cancel",
+    },
+    Row { ops: &["cumsum"], f32: Tolerance { ulps: 8.0, scale: 8.0 }, reason: "the order of addition is free, and a running sum can return to zero" },
 ];
 
 /// The tolerance of `op` for results of `dtype`. Integers, bools and ops that only move data are exact.
@@ -74,5 +150,20 @@ pub fn tolerance(op: &str, dtype: DType) -> Tolerance {
         DType::F32 | DType::F64 => row.f32,
         // Small floats compute in f32: a last-bit difference there may round to the neighbouring value here, no more.
         _ => Tolerance { ulps: 1.0, scale: row.f32.scale * f64::from(f32::EPSILON) / epsilon(dtype) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tolerance_belongs_to_one_op_that_exists() {
+        let known: Vec<&str> = crate::ops::catalog().iter().map(|op| op.name).collect();
+        let named: Vec<&str> = TABLE.iter().flat_map(|row| row.ops).copied().collect();
+        for (i, op) in named.iter().enumerate() {
+            assert!(known.contains(op), "{op} is not an op");
+            assert!(!named[..i].contains(op), "{op} has two tolerances");
+        }
     }
 }
