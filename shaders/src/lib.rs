@@ -12,6 +12,7 @@ mod philox;
 mod program;
 mod reduce;
 mod reg;
+mod row;
 mod words;
 
 use anymesh_core::{
@@ -54,6 +55,8 @@ pub struct CubeBackend {
     capabilities: Capabilities,
     faults: Handle,
     matmul: Option<Box<dyn MatmulProvider>>,
+    /// Whether threads can exchange values in groups.
+    planes: bool,
 }
 
 impl CubeBackend {
@@ -71,8 +74,9 @@ impl CubeBackend {
                 _ => true,
             })
             .collect();
+        let planes = client.properties().features.plane.contains(cubecl::features::Plane::Ops);
         let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
-        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None }
+        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None, planes }
     }
 
     /// Uses `provider` for matrix products it accepts.
@@ -204,5 +208,9 @@ impl Backend for CubeBackend {
     }
     fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
+    }
+
+    fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
+        self.run_row(call)
     }
 }
