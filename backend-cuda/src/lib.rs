@@ -1,1 +1,80 @@
-//! x
+//! NVIDIA GPUs: the shared kernels compiled by NVRTC, and cuBLASLt for matrix products.
+//!
+//! Nothing of CUDA is needed to build; the driver, NVRTC and cuBLASLt are loaded when a device is opened. Where one is
+//! missing the error says which and what to install.
+
+mod cublaslt;
+
+use anymesh_core::{Device, Error, Result};
+use anymesh_shaders::CubeBackend;
+use cudarc::driver::{CudaContext, sys};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+fn unavailable(selector: Option<&str>, reason: String, hint: &str) -> Error {
+    let device = selector.map_or_else(|| "cuda".to_string(), |s| format!("cuda:{s}"));
+    Error::DeviceUnavailable { device, reason, hint: hint.into() }
+}
+
+fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
+    // SAFETY: only tries to open the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unavailable(selector, "libcuda was not found".into(), "install the NVIDIA driver, or use the wgpu or cpu device"));
+    }
+    let count = CudaContext::device_count().map_err(|e| unavailable(selector, format!("the driver refused: {e}"), "check it with nvidia-smi"))?;
+    if index >= count.max(0) as usize {
+        return Err(unavailable(selector, format!("there are {count} NVIDIA GPUs"), "choose an index below that, or check CUDA_VISIBLE_DEVICES"));
+    }
+    CudaContext::new(index).map_err(|e| unavailable(selector, format!("the driver refused: {e}"), "check it with nvidia-smi"))
+}
+
+fn describe(context: &CudaContext) -> String {
+    let name = context.name().unwrap_or_else(|_| "NVIDIA GPU".into());
+    let (major, minor) = context.compute_capability().unwrap_or((0, 0));
+    let memory = context.total_mem().unwrap_or(0) as f64 / f64::from(1 << 30);
+    format!("{name} (compute capability {major}.{minor}, {memory:.0} GiB)")
+}
+
+/// The GPUs of this machine in words, by index.
+pub fn gpus() -> Result<Vec<String>> {
+    let first = context(0, None)?;
+    let count = CudaContext::device_count().unwrap_or(1).max(1) as usize;
+    let rest = (1..count).map(|i| context(i, None).map(|c| describe(&c)));
+    std::iter::once(Ok(describe(&first))).chain(rest).collect()
+}
+
+/// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix products use the portable
+/// kernel instead of cuBLASLt. The same selector gives the same device.
+pub fn device(selector: Option<&str>) -> Result<Device> {
+    static OPEN: Mutex<Option<HashMap<(usize, bool), Device>>> = Mutex::new(None);
+
+    let text = selector.unwrap_or("0");
+    let (number, portable) = text.strip_suffix(":portable").map_or((text, false), |n| (n, true));
+    let index: usize = number
+        .parse()
+        .map_err(|_| unavailable(selector, format!("'{number}' is not a GPU index"), "write cuda, cuda:0 or cuda:0:portable"))?;
+    let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let open = open.get_or_insert_default();
+    if let Some(device) = open.get(&(index, portable)) {
+        return Ok(device.clone());
+    }
+    let context = context(index, selector)?;
+    // SAFETY: only tries to open the library.
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        return Err(unavailable(selector, "libnvrtc was not found".into(), "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH"));
+    }
+    let cuda = cubecl::Device::cuda(index).map_err(|e| unavailable(selector, e.to_string(), "check the installation with nvidia-smi"))?;
+    let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
+    let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
+    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit);
+    if !portable {
+        let provider = cublaslt::CublasLt::new(&context)
+            .map_err(|e| unavailable(selector, format!("cuBLASLt could not be loaded: {e}"), "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable"))?;
+        backend = backend.with_matmul(provider);
+    }
+    let device = Device::new(backend);
+    open.insert((index, portable), device.clone());
+    Ok(device)
+}
