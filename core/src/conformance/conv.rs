@@ -82,14 +82,24 @@ fn convolutions(cases: &mut Cases) {
         });
     }
     for dtype in [DType::F32, DType::F16] {
-        for (stride, padding, dilation, groups) in [([1, 1, 1], [0, 0, 0], [1, 1, 1], 1), ([2, 1, 2], [1, 0, 2], [1, 2, 1], 2), ([1, 1, 1], [1, 1, 1], [1, 1, 1], 4)] {
+        for (stride, padding, dilation, groups) in
+            [([1, 1, 1], [0, 0, 0], [1, 1, 1], 1), ([2, 1, 2], [1, 0, 2], [1, 2, 1], 2), ([1, 1, 1], [1, 1, 1], [1, 1, 1], 4)]
+        {
             cases.add("conv3d", dtype, format!("{dtype} stride {stride:?}, padding {padding:?}, dilation {dilation:?}, {groups} groups"), move |d| {
                 let options = Conv { stride, padding, dilation, groups };
-                Ok(vec![data(d, dtype, &[2, 4, 5, 6, 7], View::Contiguous, 13)?.conv3d(&data(d, dtype, &[8, 4 / groups, 2, 3, 3], View::Contiguous, 14)?, None, &options)?])
+                Ok(vec![data(d, dtype, &[2, 4, 5, 6, 7], View::Contiguous, 13)?.conv3d(
+                    &data(d, dtype, &[8, 4 / groups, 2, 3, 3], View::Contiguous, 14)?,
+                    None,
+                    &options,
+                )?])
             });
             cases.add("conv_transpose3d", dtype, format!("{dtype} stride {stride:?}, padding {padding:?}, dilation {dilation:?}, {groups} groups"), move |d| {
                 let options = ConvTranspose { stride, padding, dilation, groups, output_padding: [0; 3] };
-                Ok(vec![data(d, dtype, &[2, 4, 3, 4, 5], View::Contiguous, 15)?.conv_transpose3d(&data(d, dtype, &[4, 2, 2, 3, 3], View::Contiguous, 16)?, None, &options)?])
+                Ok(vec![data(d, dtype, &[2, 4, 3, 4, 5], View::Contiguous, 15)?.conv_transpose3d(
+                    &data(d, dtype, &[4, 2, 2, 3, 3], View::Contiguous, 16)?,
+                    None,
+                    &options,
+                )?])
             });
         }
     }
@@ -112,15 +122,23 @@ fn pools(cases: &mut Cases) {
             ([3, 2], [2, 3], [1, 1], [2, 1], true),
             ([1, 5], [1, 4], [0, 2], [1, 1], true),
         ] {
-            cases.add("max_pool2d_with_indices", dtype, format!("{dtype} kernel {kernel:?}, stride {stride:?}, padding {padding:?}, dilation {dilation:?}, ceil {ceil_mode}"), move |d| {
-                let pool = MaxPool { kernel, stride, padding, dilation, ceil_mode };
-                let (values, indices) = data(d, dtype, &[2, 3, 13, 14], View::Transposed, 1)?.max_pool2d_with_indices(&pool)?;
-                Ok(vec![values, indices])
-            });
+            cases.add(
+                "max_pool2d_with_indices",
+                dtype,
+                format!("{dtype} kernel {kernel:?}, stride {stride:?}, padding {padding:?}, dilation {dilation:?}, ceil {ceil_mode}"),
+                move |d| {
+                    let pool = MaxPool { kernel, stride, padding, dilation, ceil_mode };
+                    let (values, indices) = data(d, dtype, &[2, 3, 13, 14], View::Transposed, 1)?.max_pool2d_with_indices(&pool)?;
+                    Ok(vec![values, indices])
+                },
+            );
             if dtype.is_float() {
                 cases.add("avg_pool2d", dtype, format!("{dtype} kernel {kernel:?}, stride {stride:?}, padding {padding:?}, ceil {ceil_mode}"), move |d| {
                     let x = data(d, dtype, &[2, 3, 13, 14], View::Contiguous, 2)?;
-                    [true, false].into_iter().map(|count_include_pad| x.avg_pool2d(&AvgPool { kernel, stride, padding, ceil_mode, count_include_pad })).collect()
+                    [true, false]
+                        .into_iter()
+                        .map(|count_include_pad| x.avg_pool2d(&AvgPool { kernel, stride, padding, ceil_mode, count_include_pad }))
+                        .collect()
                 });
             }
         }
@@ -129,12 +147,22 @@ fn pools(cases: &mut Cases) {
         cases.add("max_pool1d", dtype, format!("{dtype} with NaN and infinities"), move |d| {
             Ok(vec![input(d, dtype, &[3, 257], View::Contiguous, Fill::Special(-1.0, 1.0), 3)?.max_pool1d(&MaxPool { padding: [1], ..MaxPool::new([3]) })?])
         });
-        cases.add("max_pool3d", dtype, format!("{dtype} 2x3x2"), move |d| Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Sliced, 4)?.max_pool3d(&MaxPool::new([2, 3, 2]))?]));
-        cases.add("avg_pool3d", dtype, format!("{dtype} 2x3x2"), move |d| Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Sliced, 5)?.avg_pool3d(&AvgPool::new([2, 3, 2]))?]));
-        cases.add("avg_pool1d", dtype, format!("{dtype} of 1030"), move |d| Ok(vec![data(d, dtype, &[1, 1030], View::Negative, 6)?.avg_pool1d(&AvgPool::new([7]))?]));
+        cases.add("max_pool3d", dtype, format!("{dtype} 2x3x2"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Sliced, 4)?.max_pool3d(&MaxPool::new([2, 3, 2]))?])
+        });
+        cases.add("avg_pool3d", dtype, format!("{dtype} 2x3x2"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Sliced, 5)?.avg_pool3d(&AvgPool::new([2, 3, 2]))?])
+        });
+        cases.add("avg_pool1d", dtype, format!("{dtype} of 1030"), move |d| {
+            Ok(vec![data(d, dtype, &[1, 1030], View::Negative, 6)?.avg_pool1d(&AvgPool::new([7]))?])
+        });
         for out in [1, 4, 5, 13, 20] {
-            cases.add("adaptive_avg_pool2d", dtype, format!("{dtype} 13x10 to {out}x4"), move |d| Ok(vec![data(d, dtype, &[2, 3, 13, 10], View::Contiguous, 7)?.adaptive_avg_pool2d([out, 4])?]));
-            cases.add("adaptive_max_pool2d", dtype, format!("{dtype} 13x10 to {out}x4"), move |d| Ok(vec![data(d, dtype, &[2, 3, 13, 10], View::Contiguous, 8)?.adaptive_max_pool2d([out, 4])?]));
+            cases.add("adaptive_avg_pool2d", dtype, format!("{dtype} 13x10 to {out}x4"), move |d| {
+                Ok(vec![data(d, dtype, &[2, 3, 13, 10], View::Contiguous, 7)?.adaptive_avg_pool2d([out, 4])?])
+            });
+            cases.add("adaptive_max_pool2d", dtype, format!("{dtype} 13x10 to {out}x4"), move |d| {
+                Ok(vec![data(d, dtype, &[2, 3, 13, 10], View::Contiguous, 8)?.adaptive_max_pool2d([out, 4])?])
+            });
         }
     }
 }
@@ -149,7 +177,9 @@ fn resizes(cases: &mut Cases) {
             }
         }
     }
-    cases.add("interpolate", DType::U8, "u8 nearest over three dimensions", |d| Ok(vec![data(d, DType::U8, &[2, 3, 4, 5], View::Contiguous, 10)?.interpolate(&[5, 3, 11], Interpolate::Nearest)?]));
+    cases.add("interpolate", DType::U8, "u8 nearest over three dimensions", |d| {
+        Ok(vec![data(d, DType::U8, &[2, 3, 4, 5], View::Contiguous, 10)?.interpolate(&[5, 3, 11], Interpolate::Nearest)?])
+    });
 }
 
 pub(super) fn cases() -> Cases {

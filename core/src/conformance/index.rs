@@ -41,7 +41,10 @@ fn gathers(cases: &mut Cases) {
         }
         cases.add("embedding", dtype, format!("{dtype} table"), move |d| {
             let table = data(d, dtype, &[50, 17], View::Contiguous, 3)?;
-            Ok(vec![table.embedding(&indices(d, DType::I64, &[3, 11], View::Contiguous, 50)?)?, table.embedding(&indices(d, DType::I32, &[], View::Contiguous, 50)?)?])
+            Ok(vec![
+                table.embedding(&indices(d, DType::I64, &[3, 11], View::Contiguous, 50)?)?,
+                table.embedding(&indices(d, DType::I32, &[], View::Contiguous, 50)?)?,
+            ])
         });
         cases.add("gather_nd", dtype, format!("{dtype} with 1 to 3 coordinates"), move |d| {
             let x = data(d, dtype, &[5, 5, 5], View::Contiguous, 4)?;
@@ -107,7 +110,7 @@ fn scatters(cases: &mut Cases) {
     }
     for dtype in [DType::F32, DType::F16, DType::I32] {
         // Small whole numbers are exact in any order of rounding; products stay in range.
-        let fill = |mode: ScatterOp| match (mode, dtype) {
+        let fill = move |mode: ScatterOp| match (mode, dtype) {
             (Mul, _) => Fill::Integers(-1, 1),
             (_, DType::F32) => Fill::Uniform(-1.0, 1.0),
             _ => Fill::Integers(-3, 3),
@@ -184,7 +187,9 @@ fn scatters(cases: &mut Cases) {
 fn dynamic(cases: &mut Cases) {
     for n in SIZES {
         for dtype in [DType::Bool, DType::F32, DType::I32, DType::U8] {
-            cases.add("nonzero", dtype, format!("{dtype}, {n} rows"), move |d| Ok(vec![input(d, dtype, &[n, 3], View::Transposed, Fill::Integers(0, 1), 33)?.nonzero()?]));
+            cases.add("nonzero", dtype, format!("{dtype}, {n} rows"), move |d| {
+                Ok(vec![input(d, dtype, &[n, 3], View::Transposed, Fill::Integers(0, 1), 33)?.nonzero()?])
+            });
         }
         for dtype in [DType::F32, DType::I32, DType::BF16, DType::F8E4M3] {
             cases.add("unique", dtype, format!("{dtype}, {n} elements"), move |d| {

@@ -58,7 +58,9 @@ fn products(cases: &mut Cases) {
                 Ok(vec![data(d, dtype, &[m, k], Contiguous, 3)?.matmul(&data(d, dtype, &[k, n], Contiguous, 4)?)?])
             });
         }
-        for (left, right) in [(vec![3, 17, 33], vec![3, 33, 9]), (vec![2, 1, 17, 33], vec![3, 33, 9]), (vec![3, 17, 33], vec![33, 9]), (vec![17, 33], vec![2, 33, 9])] {
+        for (left, right) in
+            [(vec![3, 17, 33], vec![3, 33, 9]), (vec![2, 1, 17, 33], vec![3, 33, 9]), (vec![3, 17, 33], vec![33, 9]), (vec![17, 33], vec![2, 33, 9])]
+        {
             cases.add("matmul", dtype, format!("{dtype} batches {left:?} x {right:?}"), move |d| {
                 Ok(vec![data(d, dtype, &left, Contiguous, 5)?.matmul(&data(d, dtype, &right, Transposed, 6)?)?])
             });
@@ -82,8 +84,12 @@ fn products(cases: &mut Cases) {
             let (matrix, v, w) = (data(d, dtype, &[2, 33, 17], Contiguous, 13)?, data(d, dtype, &[17], Sliced, 14)?, data(d, dtype, &[33], Negative, 15)?);
             Ok(vec![matrix.matmul(&v)?, w.matmul(&matrix)?])
         });
-        cases.add("dot", dtype, format!("{dtype} of 1030"), move |d| Ok(vec![data(d, dtype, &[1030], Contiguous, 16)?.dot(&data(d, dtype, &[1030], Negative, 17)?)?]));
-        cases.add("outer", dtype, format!("{dtype} 33 x 65"), move |d| Ok(vec![data(d, dtype, &[33], Contiguous, 18)?.outer(&data(d, dtype, &[65], Sliced, 19)?)?]));
+        cases.add("dot", dtype, format!("{dtype} of 1030"), move |d| {
+            Ok(vec![data(d, dtype, &[1030], Contiguous, 16)?.dot(&data(d, dtype, &[1030], Negative, 17)?)?])
+        });
+        cases.add("outer", dtype, format!("{dtype} 33 x 65"), move |d| {
+            Ok(vec![data(d, dtype, &[33], Contiguous, 18)?.outer(&data(d, dtype, &[65], Sliced, 19)?)?])
+        });
         cases.add("linear", dtype, format!("{dtype} without bias"), move |d| {
             Ok(vec![data(d, dtype, &[2, 5, 33], Contiguous, 20)?.linear(&data(d, dtype, &[17, 33], Contiguous, 21)?, None)?])
         });
@@ -102,9 +108,7 @@ fn products(cases: &mut Cases) {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F8E5M2, DType::U32] {
         let low = if dtype.is_signed() { -1 } else { 0 };
         let whole = move |d: &Device, shape: &[usize], seed| input(d, dtype, shape, Contiguous, Fill::Integers(low, 1), seed);
-        cases.add("matmul", dtype, format!("{dtype} whole numbers, exact"), move |d| {
-            Ok(vec![whole(d, &[40, 70], 27)?.matmul(&whole(d, &[70, 50], 28)?)?])
-        });
+        cases.add("matmul", dtype, format!("{dtype} whole numbers, exact"), move |d| Ok(vec![whole(d, &[40, 70], 27)?.matmul(&whole(d, &[70, 50], 28)?)?]));
         cases.add("linear", dtype, format!("{dtype} whole numbers with bias, exact"), move |d| {
             Ok(vec![whole(d, &[40, 7], 29)?.linear(&whole(d, &[50, 7], 30)?, Some(&whole(d, &[50], 31)?))?])
         });

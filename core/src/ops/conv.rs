@@ -172,7 +172,8 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
     let mut out = Dims::new();
     let (mut stride, mut dilation) = ([1; 3], [1; 3]);
     for d in 0..n {
-        let slide = Slide { size: input.shape()[d + 2], kernel: weight.shape()[d + 2], stride: job.stride[d], padding: job.padding[d], dilation: job.dilation[d] };
+        let slide =
+            Slide { size: input.shape()[d + 2], kernel: weight.shape()[d + 2], stride: job.stride[d], padding: job.padding[d], dilation: job.dilation[d] };
         let size = match job.transposed {
             Some(extra) => slide.transposed_out(op, extra[d])?,
             None => slide.out(op)?,

@@ -16,15 +16,10 @@
 //! ```
 
 use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
-use crate::{
-    DType, Dims, Error, Result, Shape, Tensor,
-    backend::{ScanCall, ScanOp, ScatterOp},
-    map::Builder,
-};
+use crate::{DType, Dims, Error, Result, Shape, Tensor, backend::ScatterOp, map::Builder};
 
 /// The ops of this file. Where an element ends up depends on all before it.
-pub const OPS: &[OpInfo] =
-    &[op("nonzero", "n -> m ; replicate n"), op("masked_select", "n, n -> m ; replicate n"), op("unique", "n -> m ; replicate n")];
+pub const OPS: &[OpInfo] = &[op("nonzero", "n -> m ; replicate n"), op("masked_select", "n, n -> m ; replicate n"), op("unique", "n -> m ; replicate n")];
 
 /// What [`Tensor::unique`] finds in a tensor.
 #[derive(Clone, Debug)]
@@ -52,8 +47,7 @@ async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
     if n == 0 {
         return Ok(Marked { running: marks.clone(), positions: marks.clone() });
     }
-    let (buffer, _) = marks.device().backend().scan(&ScanCall { input: &marks.view()?, axis: 0, op: ScanOp::Sum, positions: false })?;
-    let running = marks.result(Some(buffer), DType::I32, marks.shape().clone());
+    let running = marks.cumsum(0)?;
     let count = running.narrow(0, n - 1, 1)?.item_async().await?.to_i64();
     let numbers = Tensor::arange(1, count + 1, 1, DType::I32, marks.device())?;
     let positions = running.searchsorted(&numbers, false)?;

@@ -43,7 +43,8 @@ impl Named {
         if gone.is_empty() {
             return Ok(self);
         }
-        let tensor = self.tensor.sum(&gone, false)?;
+        // A sum of u8 counts in i32; products go on in the common dtype.
+        let tensor = self.tensor.sum(&gone, false)?.cast(self.tensor.dtype())?;
         Ok(Named { tensor, labels: self.labels.into_iter().filter(|l| keep(l)).collect() })
     }
 
@@ -110,7 +111,10 @@ fn name(equation: &str, term: &Term, tensor: &Tensor) -> Result<Named> {
     for (d, label) in labels.iter().enumerate() {
         match named.iter().position(|l| l == label) {
             Some(first) if dims[first] != old.shape[d] => {
-                return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label:?} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()) });
+                return Err(Error::Shape {
+                    op: OP,
+                    detail: format!("'{equation}': {label:?} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()),
+                });
             }
             Some(first) => layout.strides[first] += old.strides[d],
             None => {

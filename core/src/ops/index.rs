@@ -105,7 +105,7 @@ fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Res
     let front = if adjacent { sorted[0] } else { 0 };
 
     let (mut dims, mut strides) = (Dims::new(), Dims::<isize>::new());
-    let mut keep = |axes: &[usize], dims: &mut Dims, strides: &mut Dims<isize>| {
+    let keep = |axes: &[usize], dims: &mut Dims, strides: &mut Dims<isize>| {
         for &axis in axes {
             dims.push(src.shape()[axis]);
             strides.push(src.layout().strides[axis]);

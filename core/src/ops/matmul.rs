@@ -39,7 +39,11 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
     let device = same_device(op, &[a, b])?;
     let dtype = number_type(op, &[a, b])?;
     if store.kind() != dtype.kind() {
-        return Err(Error::DType { op, dtype: store, expected: "a result dtype that the operands compute in: another float for floats up to 32 bits, else their own" });
+        return Err(Error::DType {
+            op,
+            dtype: store,
+            expected: "a result dtype that the operands compute in: another float for floats up to 32 bits, else their own",
+        });
     }
     if a.rank() == 0 || b.rank() == 0 {
         return Err(Error::Shape { op, detail: format!("{} and {}: a scalar has no rows, multiply by it instead", a.type_string(), b.type_string()) });
@@ -134,7 +138,10 @@ impl Tensor {
         let out = product(op, self, &weight.t()?, dtype)?;
         let Some(bias) = bias else { return Ok(out) };
         if bias.dims() != [weight.shape()[0]] {
-            return Err(Error::Shape { op, detail: format!("a weight of shape {} takes a bias of [{}], got {}", weight.shape(), weight.shape()[0], bias.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!("a weight of shape {} takes a bias of [{}], got {}", weight.shape(), weight.shape()[0], bias.shape()),
+            });
         }
         out.add(bias)
     }

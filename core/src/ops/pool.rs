@@ -14,10 +14,10 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, PadMode, conv::Slide, op, run_map};
+use super::{OpInfo, PadMode, conv::Slide, op, reduce::Reduce, run_map};
 use crate::{
-    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
-    backend::Affine,
+    DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Tensor,
+    backend::{Affine, ReduceOp},
     map::Builder,
 };
 
@@ -167,8 +167,7 @@ pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usiz
 /// The value that loses against every other.
 fn lowest(dtype: DType) -> Scalar {
     match dtype {
-        DType::Bool => Scalar::Bool(false),
-        DType::U8 | DType::U32 => Scalar::Int(0),
+        DType::Bool | DType::U8 | DType::U32 => Scalar::Int(0),
         DType::I32 => Scalar::Int(i32::MIN.into()),
         DType::I64 => Scalar::Int(i64::MIN),
         // This type has no infinity.
@@ -178,6 +177,9 @@ fn lowest(dtype: DType) -> Scalar {
 }
 
 fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
+    if input.dtype() == DType::Bool {
+        return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" });
+    }
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
     }
@@ -187,7 +189,10 @@ fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tenso
 /// Positions in the window, turned into positions in the pooled dimensions of the input.
 fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
     let view = windows.view(op, input, lowest(input.dtype()))?;
-    let places = view.argmax(&windows.axes(input.rank()), false)?;
+    let axes: Dims = (input.rank()..view.rank()).collect();
+    let program = MapProgram::cast(input.dtype(), input.dtype());
+    let (reduce, dtype) = (ReduceOp::ArgMax, DType::I32);
+    let places = Reduce { op, program: &program, operands: &[&view], params: &[], axes: &axes, keepdim: false, reduce, scale: None, dtype }.run()?;
     let lead = input.rank() - windows.slides.len();
     let b = Builder::new();
     let mut place = b.load(DType::I32);
@@ -209,13 +214,14 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
 }
 
 fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+    let values = max_pool(op, input, windows)?;
     if input.numel() == 0 {
-        let shape = windows.out_shape(input);
-        return Ok((input.result(None, input.dtype(), shape.clone()), input.result(None, DType::I32, shape)));
+        let none = input.result(None, DType::I32, values.shape().clone());
+        return Ok((values, none));
     }
     let plane: Shape = windows.slides.iter().map(|s| s.size + 2 * s.padding).collect();
     super::sort::check_positions(op, input.shape(), plane.checked_numel(op)?)?;
-    Ok((max_pool(op, input, windows)?, max_pool_indices(op, input, windows)?))
+    Ok((values, max_pool_indices(op, input, windows)?))
 }
 
 fn check_float(op: &'static str, input: &Tensor) -> Result<()> {
@@ -251,7 +257,8 @@ pub(super) fn table(values: &[f64], shape: impl Into<Shape>, dtype: DType, like:
 fn adaptive_windows(op: &'static str, input: &Tensor, axis: usize, out: usize) -> Result<(Tensor, Vec<usize>)> {
     let n = input.shape()[axis];
     super::sort::check_positions(op, input.shape(), n)?;
-    let bounds: Vec<(usize, usize)> = (0..out).map(|i| ((i as u128 * n as u128 / out as u128) as usize, ((i as u128 + 1) * n as u128).div_ceil(out as u128) as usize)).collect();
+    let bounds: Vec<(usize, usize)> =
+        (0..out).map(|i| ((i as u128 * n as u128 / out as u128) as usize, ((i as u128 + 1) * n as u128).div_ceil(out as u128) as usize)).collect();
     let longest = bounds.iter().map(|(start, end)| end - start).max().unwrap_or(0);
     let places: Vec<i32> = bounds.iter().flat_map(|&(start, end)| (0..longest).map(move |i| (start + i).min(end - 1) as i32)).collect();
     let index = Tensor::from_slice(&places, [out, longest], input.device())?;
@@ -265,7 +272,10 @@ fn adaptive(op: &'static str, input: &Tensor, out: &[usize], average: bool) -> R
     }
     let lead = leading(op, input, out.len())?;
     if let Some(d) = (0..out.len()).find(|d| out[*d] == 0 || input.shape()[lead + d] == 0) {
-        return Err(Error::Shape { op, detail: format!("dimension {} of {} cannot become {}: both sizes must be at least 1", lead + d, input.type_string(), out[d]) });
+        return Err(Error::Shape {
+            op,
+            detail: format!("dimension {} of {} cannot become {}: both sizes must be at least 1", lead + d, input.type_string(), out[d]),
+        });
     }
     let shape: Shape = input.dims()[..lead].iter().chain(out).copied().collect();
     input.device().check(input.dtype(), shape.checked_numel(op)?)?;

@@ -15,9 +15,9 @@
 //! ```
 
 use super::{
-    OpInfo, Operand, index_kind,
+    OpInfo, Operand,
     index::{broadcast_all, check_indices, check_not_empty, coordinates, index_axis},
-    map1, op, run_map, same_device,
+    index_kind, map1, op, run_map, same_device,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Result, Shape, Tensor,
@@ -121,7 +121,8 @@ impl Tensor {
             && src.rank() == self.rank()
             && (0..self.rank()).all(|d| index.shape()[d] <= src.shape()[d] && (d == axis || index.shape()[d] <= self.shape()[d]));
         if !fits {
-            let detail = format!("an index of shape {} with values of shape {} does not fit {} but for axis {axis}", index.shape(), src.shape(), self.type_string());
+            let detail =
+                format!("an index of shape {} with values of shape {} does not fit {} but for axis {axis}", index.shape(), src.shape(), self.type_string());
             return Err(Error::Shape { op, detail });
         }
         let mut part = src.clone();
