@@ -5,11 +5,15 @@
 //! run on every backend, so a new backend is held to all of them with one call of [`run`].
 
 mod binary;
+mod conv;
 mod create;
+mod index;
 mod input;
+mod linalg;
 mod movement;
 mod reduce;
 mod scan;
+mod sort;
 mod tolerance;
 mod unary;
 
@@ -64,7 +68,19 @@ impl Cases {
 
 /// All cases of all families.
 pub fn cases() -> Vec<Case> {
-    let families: &[fn() -> Cases] = &[movement::cases, create::cases, create::random, unary::cases, binary::cases, reduce::cases, scan::cases];
+    let families: &[fn() -> Cases] = &[
+        movement::cases,
+        create::cases,
+        create::random,
+        unary::cases,
+        binary::cases,
+        reduce::cases,
+        scan::cases,
+        index::cases,
+        sort::cases,
+        linalg::cases,
+        conv::cases,
+    ];
     families.iter().flat_map(|family| family().into_vec()).collect()
 }
 

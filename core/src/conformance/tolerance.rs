@@ -138,6 +138,27 @@ const TABLE: &[Row] = &[
         reason: "a sum of exponentials in free order, then a logarithm and the maximum added to it, which may cancel",
     },
     Row { ops: &["cumsum"], f32: Tolerance { ulps: 8.0, scale: 8.0 }, reason: "the order of addition is free, and a running sum can return to zero" },
+    Row {
+        ops: &["matmul", "matmul_as", "bmm", "dot", "linear", "baddbmm", "einsum"],
+        f32: Tolerance { ulps: 4.0, scale: 8.0 },
+        reason: "sums of K products in any order: rounding errors grow with the root of K, and cancellation leaves them in small results",
+    },
+    Row {
+        ops: &["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"],
+        f32: Tolerance { ulps: 4.0, scale: 8.0 },
+        reason: "sums of channels times window products in any order, as for matrix products",
+    },
+    Row {
+        ops: &["avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"],
+        f32: Tolerance { ulps: 4.0, scale: 2.0 },
+        reason: "sums over a window in any order, and a division",
+    },
+    Row { ops: &["interpolate"], f32: Tolerance { ulps: 4.0, scale: 2.0 }, reason: "products and sums may be contracted, once for each dimension" },
+    Row {
+        ops: &["scatter", "put_along_axis", "index_put", "index_add", "scatter_nd", "scatter_nd_add", "bincount"],
+        f32: Tolerance { ulps: 2.0, scale: 2.0 },
+        reason: "values meet in a fixed order, but a device may keep their sum in wider registers",
+    },
 ];
 
 /// The tolerance of `op` for results of `dtype`. Integers, bools and ops that only move data are exact.

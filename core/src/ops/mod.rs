@@ -4,18 +4,31 @@
 pub mod activation;
 pub mod binary;
 pub mod cast;
+pub mod conv;
 pub mod create;
+pub mod dynamic;
+pub mod einsum;
 pub mod elementwise;
+pub mod index;
+pub mod interpolate;
+pub mod matmul;
 pub mod movement;
+pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod scan;
+pub mod scatter;
 pub mod select;
 pub mod shape;
 pub mod slice;
+pub mod sort;
 pub mod unary;
 
+pub use conv::{Conv, ConvTranspose};
+pub use dynamic::Unique;
+pub use interpolate::Interpolate;
 pub use movement::PadMode;
+pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
 pub use shape::Indexing;
 
@@ -41,8 +54,30 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
-    [cast::OPS, shape::OPS, slice::OPS, movement::OPS, create::OPS, random::OPS, unary::OPS, activation::OPS, binary::OPS, select::OPS, reduce::OPS, scan::OPS]
-        .concat()
+    [
+        cast::OPS,
+        shape::OPS,
+        slice::OPS,
+        movement::OPS,
+        create::OPS,
+        random::OPS,
+        unary::OPS,
+        activation::OPS,
+        binary::OPS,
+        select::OPS,
+        reduce::OPS,
+        scan::OPS,
+        index::OPS,
+        scatter::OPS,
+        sort::OPS,
+        dynamic::OPS,
+        matmul::OPS,
+        einsum::OPS,
+        conv::OPS,
+        pool::OPS,
+        interpolate::OPS,
+    ]
+    .concat()
 }
 
 /// Checks that all operands live on one device and returns it.

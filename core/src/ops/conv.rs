@@ -1,0 +1,235 @@
+//! Convolution over one, two or three dimensions, and its transpose.
+//!
+//! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise convolution is `groups == channels`. Zeros are added
+//! on both sides alike; for anything else pad first.
+//!
+//! ```
+//! # use anymesh_core::{Tensor, ops::Conv};
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [1, 1, 4], &device)?;
+//! let w = Tensor::from_slice(&[1f32, 10.], [1, 1, 2], &device)?;
+//! assert_eq!(x.conv1d(&w, None, &Conv::default())?.to_vec::<f32>()?, [21., 32., 43.]);
+//! let wide = Conv { padding: [1], stride: [2], ..Conv::default() };
+//! assert_eq!(x.conv1d(&w, None, &wide)?.to_vec::<f32>()?, [10., 32., 4.]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, op, same_device};
+use crate::{Dims, Error, Result, Shape, Tensor, backend::ConvCall};
+
+/// The ops of this file. `n` is the batch, `c` and `o` are channels in and out, `...` the spatial dimensions, which stay whole.
+pub const OPS: &[OpInfo] = &[
+    op("conv1d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv2d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv3d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv_transpose1d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv_transpose2d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv_transpose3d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+];
+
+/// How the window of a convolution over `N` dimensions moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv<const N: usize> {
+    /// Step of the window.
+    pub stride: [usize; N],
+    /// Zeros before and after each dimension.
+    pub padding: [usize; N],
+    /// Step between the elements of the window.
+    pub dilation: [usize; N],
+    /// Channels are cut into this many groups that do not see each other.
+    pub groups: usize,
+}
+
+impl<const N: usize> Default for Conv<N> {
+    fn default() -> Self {
+        Self { stride: [1; N], padding: [0; N], dilation: [1; N], groups: 1 }
+    }
+}
+
+/// The convolution of which this is the transpose (each input element spreads over a window), with the size it leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTranspose<const N: usize> {
+    /// Step of the window in the output.
+    pub stride: [usize; N],
+    /// Elements cut off before and after each dimension of the output.
+    pub padding: [usize; N],
+    /// Elements more at the end of each dimension; less than the stride or the dilation.
+    pub output_padding: [usize; N],
+    /// Step between the elements of the window.
+    pub dilation: [usize; N],
+    /// Channels are cut into this many groups that do not see each other.
+    pub groups: usize,
+}
+
+impl<const N: usize> Default for ConvTranspose<N> {
+    fn default() -> Self {
+        Self { stride: [1; N], padding: [0; N], output_padding: [0; N], dilation: [1; N], groups: 1 }
+    }
+}
+
+/// One spatial dimension of a window that slides over padded data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slide {
+    pub(super) size: usize,
+    pub(super) kernel: usize,
+    pub(super) stride: usize,
+    pub(super) padding: usize,
+    pub(super) dilation: usize,
+}
+
+impl Slide {
+    /// Elements from the first to the last one of a window, and the padded size; both without overflow.
+    pub(super) fn extents(&self, op: &'static str) -> Result<(usize, usize)> {
+        let Slide { size, kernel, stride, padding, dilation } = *self;
+        if stride == 0 || dilation == 0 || kernel == 0 {
+            let detail = format!("kernel {kernel}, stride {stride} and dilation {dilation} must all be at least 1");
+            return Err(Error::Argument { op, detail });
+        }
+        let window = dilation.checked_mul(kernel - 1).and_then(|n| n.checked_add(1));
+        let padded = padding.checked_mul(2).and_then(|n| n.checked_add(size));
+        match (window, padded) {
+            // Kernels count positions in signed numbers.
+            (Some(w), Some(p)) if w.max(p) <= isize::MAX as usize / 4 => Ok((w, p)),
+            _ => Err(Error::SizeOverflow { op, shape: [size].into() }),
+        }
+    }
+
+    /// The same windows, with a step of 1 where no step is taken: it may be too large to multiply.
+    pub(super) fn normal(self, steps: bool) -> Slide {
+        Slide { stride: if steps { self.stride } else { 1 }, dilation: if self.kernel > 1 { self.dilation } else { 1 }, ..self }
+    }
+
+    /// The number of places a window fits.
+    pub(super) fn out(&self, op: &'static str) -> Result<usize> {
+        let (window, padded) = self.extents(op)?;
+        match padded.checked_sub(window) {
+            Some(room) => Ok(room / self.stride + 1),
+            None => Err(Error::Shape { op, detail: format!("a window that spans {window} does not fit a dimension of size {} padded to {padded}", self.size) }),
+        }
+    }
+
+    /// The size of which [`out`](Slide::out) would be `size`, with `extra` elements.
+    fn transposed_out(&self, op: &'static str, extra: usize) -> Result<usize> {
+        let (window, _) = self.extents(op)?;
+        if extra >= self.stride.max(self.dilation) {
+            let detail = format!("output padding {extra} must be less than the stride {} or the dilation {}", self.stride, self.dilation);
+            return Err(Error::Argument { op, detail });
+        }
+        let spread = self.size.checked_sub(1).and_then(|n| n.checked_mul(self.stride)).and_then(|n| n.checked_add(window)).and_then(|n| n.checked_add(extra));
+        match spread.and_then(|n| n.checked_sub(self.padding.saturating_mul(2))) {
+            Some(out) if out > 0 && out <= isize::MAX as usize / 4 => Ok(out),
+            _ => Err(Error::Shape { op, detail: format!("a dimension of size {} with padding {} leaves no output of a usable size", self.size, self.padding) }),
+        }
+    }
+}
+
+/// What all six have in common, with the sizes per spatial dimension in vectors.
+struct Job<'a> {
+    op: &'static str,
+    stride: &'a [usize],
+    padding: &'a [usize],
+    dilation: &'a [usize],
+    groups: usize,
+    /// Output padding of a transposed convolution.
+    transposed: Option<&'a [usize]>,
+}
+
+/// The last three entries, with `fill` in front of fewer.
+fn lift(values: &[usize], fill: usize) -> [usize; 3] {
+    let mut out = [fill; 3];
+    out[3 - values.len()..].copy_from_slice(values);
+    out
+}
+
+fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
+    let (op, n) = (job.op, job.stride.len());
+    let device = same_device(op, &[input, weight])?;
+    let dtype = input.dtype().promote(weight.dtype());
+    if !input.dtype().is_float() || !weight.dtype().is_float() {
+        let dtype = if input.dtype().is_float() { weight.dtype() } else { input.dtype() };
+        return Err(Error::DType { op, dtype, expected: "floats" });
+    }
+    if input.rank() != n + 2 || weight.rank() != n + 2 {
+        let detail = format!("{} and a weight of shape {}: both need {} dimensions, batch and channels in front", input.type_string(), weight.shape(), n + 2);
+        return Err(Error::Shape { op, detail });
+    }
+    let (channels_in, [w0, w1]) = (input.shape()[1], [weight.shape()[0], weight.shape()[1]]);
+    let groups = job.groups;
+    let divides = groups > 0 && channels_in.is_multiple_of(groups) && (job.transposed.is_some() || w0.is_multiple_of(groups));
+    if !divides {
+        let detail = format!("{groups} groups do not divide {channels_in} input channels and a weight of shape {}", weight.shape());
+        return Err(Error::Argument { op, detail });
+    }
+    let expected = if job.transposed.is_some() { w0 } else { w1.saturating_mul(groups) };
+    if expected != channels_in {
+        let detail = format!("{} has {channels_in} channels, a weight of shape {} with {groups} groups takes {expected}", input.type_string(), weight.shape());
+        return Err(Error::Shape { op, detail });
+    }
+    let channels = if job.transposed.is_some() { w1.saturating_mul(groups) } else { w0 };
+    if let Some(bias) = bias.filter(|b| b.dims() != [channels]) {
+        return Err(Error::Shape { op, detail: format!("a bias of [{channels}] is needed, got {}", bias.type_string()) });
+    }
+    let mut out = Dims::new();
+    let (mut stride, mut dilation) = ([1; 3], [1; 3]);
+    for d in 0..n {
+        let slide =
+            Slide { size: input.shape()[d + 2], kernel: weight.shape()[d + 2], stride: job.stride[d], padding: job.padding[d], dilation: job.dilation[d] };
+        let size = match job.transposed {
+            Some(extra) => slide.transposed_out(op, extra[d])?,
+            None => slide.out(op)?,
+        };
+        let slide = slide.normal(if job.transposed.is_some() { slide.size > 1 } else { size > 1 });
+        (stride[3 - n + d], dilation[3 - n + d]) = (slide.stride, slide.dilation);
+        out.push(size);
+    }
+    let shape: Shape = [input.shape()[0], channels].into_iter().chain(out.iter().copied()).collect();
+    device.check(dtype, shape.checked_numel(op)?)?;
+    let result = if shape.numel() == 0 {
+        input.result(None, dtype, shape)
+    } else if input.numel() == 0 || weight.numel() == 0 {
+        // No channels, or nothing but padding.
+        Tensor::zeros(shape, dtype, device)?
+    } else {
+        let deep = |t: &Tensor| -> Result<_> {
+            let mut view = t.cast(dtype)?.view()?;
+            view.layout = (n..3).fold(view.layout, |l, _| l.unsqueeze(2));
+            Ok(view)
+        };
+        let (input_view, weight_view) = (deep(input)?, deep(weight)?);
+        let buffer = device.backend().conv(&ConvCall {
+            input: &input_view,
+            weight: &weight_view,
+            channels,
+            out: lift(&out, 1),
+            stride,
+            padding: lift(job.padding, 0),
+            dilation,
+            groups,
+            transposed: job.transposed.is_some(),
+        })?;
+        input.result(Some(buffer), dtype, shape)
+    };
+    match bias {
+        Some(bias) => result.add(&bias.reshape([channels].into_iter().chain(out.iter().map(|_| 1)).collect::<Shape>())?),
+        None => Ok(result),
+    }
+}
+
+macro_rules! convolutions {
+    ($($n:literal $conv:ident $transposed:ident),*) => {
+        impl Tensor {$(
+            #[doc = concat!("Slides windows over the last ", $n, " dimension(s) of this tensor `[n, c, ..]`: a weight `[o, c / groups, ..]` and a bias `[o]` give `[n, o, ..]`.")]
+            pub fn $conv(&self, weight: &Tensor, bias: Option<&Tensor>, options: &Conv<$n>) -> Result<Tensor> {
+                let Conv { stride, padding, dilation, groups } = options;
+                run_conv(self, weight, bias, &Job { op: stringify!($conv), stride, padding, dilation, groups: *groups, transposed: None })
+            }
+
+            #[doc = concat!("The transpose (gradient) of the convolution over ", $n, " dimension(s): a weight `[c, o / groups, ..]` and a bias `[o]` give `[n, o, ..]` of size `(size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1`.")]
+            pub fn $transposed(&self, weight: &Tensor, bias: Option<&Tensor>, options: &ConvTranspose<$n>) -> Result<Tensor> {
+                let ConvTranspose { stride, padding, output_padding, dilation, groups } = options;
+                run_conv(self, weight, bias, &Job { op: stringify!($transposed), stride, padding, dilation, groups: *groups, transposed: Some(output_padding) })
+            }
+        )*}
+    };
+}
+convolutions!(1 conv1d conv_transpose1d, 2 conv2d conv_transpose2d, 3 conv3d conv_transpose3d);

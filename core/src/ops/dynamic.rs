@@ -1,0 +1,147 @@
+//! Ops whose result size depends on the values: `nonzero`, `masked_select`, `unique`.
+//!
+//! The size is read from the device once, so each is `async`, with a waiting form where threads can wait. Everything else stays on
+//! the device: a running count of the marked elements, in which the position of the `i`-th one is found by binary search.
+//!
+//! ```
+//! # use anymesh_core::Tensor;
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[0f32, 5., 0., 7., 5., 0.], [2, 3], &device)?;
+//! assert_eq!(x.nonzero()?.to_vec::<i32>()?, [0, 1, 1, 0, 1, 1]);
+//! let unique = x.unique()?;
+//! assert_eq!(unique.values.to_vec::<f32>()?, [0., 5., 7.]);
+//! assert_eq!(unique.counts.to_vec::<i32>()?, [3, 2, 1]);
+//! assert_eq!(unique.inverse.to_vec::<i32>()?, [0, 1, 0, 2, 1, 0]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
+use crate::{DType, Dims, Error, Result, Shape, Tensor, backend::ScatterOp, map::Builder};
+
+/// The ops of this file. Where an element ends up depends on all before it.
+pub const OPS: &[OpInfo] = &[op("nonzero", "n -> m ; replicate n"), op("masked_select", "n, n -> m ; replicate n"), op("unique", "n -> m ; replicate n")];
+
+/// What [`Tensor::unique`] finds in a tensor.
+#[derive(Clone, Debug)]
+pub struct Unique {
+    /// The different values, ascending.
+    pub values: Tensor,
+    /// For each element of the input, in its shape, the position (i32) of its value in `values`.
+    pub inverse: Tensor,
+    /// How often each value occurs (i32).
+    pub counts: Tensor,
+}
+
+/// A vector of marks (i32, 0 or 1) turned into positions.
+struct Marked {
+    /// Marks up to and including each element (i32).
+    running: Tensor,
+    /// Where the marks are, ascending (i32).
+    positions: Tensor,
+}
+
+/// Numbers the marks and finds them. Reads how many there are.
+async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
+    let n = marks.numel();
+    check_positions(op, marks.shape(), n)?;
+    if n == 0 {
+        return Ok(Marked { running: marks.clone(), positions: marks.clone() });
+    }
+    let running = marks.cumsum(0)?;
+    let count = running.narrow(0, n - 1, 1)?.item_async().await?.to_i64();
+    let numbers = Tensor::arange(1, count + 1, 1, DType::I32, marks.device())?;
+    let positions = running.searchsorted(&numbers, false)?;
+    Ok(Marked { running, positions })
+}
+
+/// Positions (i32) in row-major order of the elements that are not zero.
+async fn nonzero_positions(op: &'static str, tensor: &Tensor) -> Result<Tensor> {
+    let b = Builder::new();
+    let mark = b.load(tensor.dtype()).cast(DType::Bool).cast(DType::I32);
+    let marks = map1(op, &b.finish(&[(mark, DType::I32)])?, &[tensor], &[])?.reshape([tensor.numel()])?;
+    Ok(find(op, &marks).await?.positions)
+}
+
+impl Tensor {
+    /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in row-major order. Reads their number from the device.
+    pub async fn nonzero_async(&self) -> Result<Tensor> {
+        let op = "nonzero";
+        let positions = nonzero_positions(op, self).await?;
+        let shape = Shape::from([positions.numel(), self.rank()]);
+        if shape.numel() == 0 {
+            return Ok(self.result(None, DType::I32, shape));
+        }
+        let table = |values: Dims<isize>| {
+            let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
+            Tensor::from_slice(&values, [values.len()], self.device())
+        };
+        let b = Builder::new();
+        let (position, step, size) = (b.load(DType::I32), b.load(DType::I32), b.load(DType::I32));
+        let program = b.finish(&[(position.floor_div(step).rem(size), DType::I32)])?;
+        let (steps, sizes) = (table(self.shape().strides())?, table(self.dims().iter().map(|d| *d as isize).collect())?);
+        map1(op, &program, &[&positions.unsqueeze(1)?, &steps, &sizes], &[])
+    }
+
+    /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn nonzero(&self) -> Result<Tensor> {
+        pollster::block_on(self.nonzero_async())
+    }
+
+    /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask broadcast. Reads their number from the device.
+    pub async fn masked_select_async(&self, mask: &Tensor) -> Result<Tensor> {
+        let op = "masked_select";
+        super::same_device(op, &[self, mask])?;
+        if mask.dtype() != DType::Bool {
+            return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
+        }
+        let shape = self.shape().broadcast(op, mask.shape())?;
+        let positions = nonzero_positions(op, &mask.expand(&shape)?).await?;
+        self.expand(&shape)?.reshape([shape.numel()])?.index_select(0, &positions)
+    }
+
+    /// [`masked_select_async`](Tensor::masked_select_async), waiting for the read.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
+        pollster::block_on(self.masked_select_async(mask))
+    }
+
+    /// The different values of all elements in ascending order, with positions and counts. All NaN count as one value, and -0 as 0 (the first of
+    /// them is kept). Reads the number of values from the device.
+    pub async fn unique_async(&self) -> Result<Unique> {
+        let op = "unique";
+        let n = self.numel();
+        let flat = self.reshape([n])?;
+        if n == 0 {
+            let none = self.result(None, DType::I32, [0].into());
+            return Ok(Unique { values: flat, inverse: self.result(None, DType::I32, self.shape().clone()), counts: none });
+        }
+        let (sorted, order) = flat.sort(0, false)?;
+        // An element begins a new value unless it equals the one before it; the first has none before it.
+        let b = Builder::new();
+        let (here, before) = (b.load(self.dtype()), b.load(self.dtype()));
+        let mut same = here.eq(before);
+        if self.dtype().is_float() {
+            same = same.or(here.is_nan().and(before.is_nan()));
+        }
+        let program = b.finish(&[(!same.and(before.inside()), DType::I32)])?;
+        let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
+        let marks = run_map(op, &program, &[n].into(), &operands, &[], &[], self.device())?.remove(0);
+        let Marked { running, positions } = find(op, &marks).await?;
+
+        let values = sorted.index_select(0, &positions)?;
+        let found = positions.numel();
+        let end = Tensor::from_slice(&[n as i32], [1], self.device())?;
+        let next = if found == 1 { end } else { Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)? };
+        let counts = next.sub(&positions)?;
+        let numbers = running.sub(1)?;
+        let inverse = numbers.scatter(0, &order, &numbers, ScatterOp::Set)?.reshape(self.shape())?;
+        Ok(Unique { values, inverse, counts })
+    }
+
+    /// [`unique_async`](Tensor::unique_async), waiting for the read.
+    #[cfg(not(target_family = "wasm"))]
+    pub fn unique(&self) -> Result<Unique> {
+        pollster::block_on(self.unique_async())
+    }
+}

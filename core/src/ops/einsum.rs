@@ -1,0 +1,226 @@
+//! Sums of products, written with a letter for each dimension.
+//!
+//! ```
+//! # use anymesh_core::Tensor;
+//! # let device = anymesh_backend_cpu::device();
+//! let a = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2], &device)?;
+//! assert_eq!(Tensor::einsum("ij,jk->ik", &[&a, &a])?.to_vec::<f32>()?, [7., 10., 15., 22.]);
+//! assert_eq!(Tensor::einsum("ii", &[&a])?.to_vec::<f32>()?, [5.]); // the trace
+//! assert_eq!(Tensor::einsum("...j->...", &[&a])?.to_vec::<f32>()?, [3., 7.]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, matmul::number_type, op, same_device};
+use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+
+/// The ops of this file. The rule of an einsum is the equation itself.
+pub const OPS: &[OpInfo] = &[op("einsum", "equation ; linear any one")];
+
+const OP: &str = "einsum";
+
+/// A dimension's name: a letter, or the place of a dimension that `...` stands for, counted from the right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Label {
+    Letter(char),
+    Ellipsis(usize),
+}
+
+/// A tensor whose dimensions have names, each at most once.
+#[derive(Clone, Debug)]
+struct Named {
+    tensor: Tensor,
+    labels: Vec<Label>,
+}
+
+impl Named {
+    fn axes_of(&self, labels: &[Label]) -> Vec<i64> {
+        labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| i as i64).collect()
+    }
+
+    /// Sums over every label that `keep` refuses.
+    fn reduce(self, keep: impl Fn(&Label) -> bool) -> Result<Named> {
+        let gone: Vec<i64> = (0..self.labels.len()).filter(|i| !keep(&self.labels[*i])).map(|i| i as i64).collect();
+        if gone.is_empty() {
+            return Ok(self);
+        }
+        // A sum of u8 counts in i32; products go on in the common dtype.
+        let tensor = self.tensor.sum(&gone, false)?.cast(self.tensor.dtype())?;
+        Ok(Named { tensor, labels: self.labels.into_iter().filter(|l| keep(l)).collect() })
+    }
+
+    /// The dimensions in the order of `labels` (all of this tensor's), merged into groups of the given lengths.
+    fn grouped(&self, labels: &[Label], groups: [usize; 3]) -> Result<Tensor> {
+        let ordered = self.tensor.permute(&self.axes_of(labels))?;
+        let mut dims = Dims::new();
+        let mut rest = ordered.dims();
+        for n in groups {
+            let (group, others) = rest.split_at(n);
+            dims.push(Shape::from(group).checked_numel(OP)?);
+            rest = others;
+        }
+        ordered.reshape(dims)
+    }
+}
+
+fn bad_text(text: &str, expected: impl Into<String>) -> Error {
+    Error::Parse { what: "einsum equation", text: text.into(), expected: expected.into() }
+}
+
+/// One term: letters, and where `...` stood among them.
+struct Term {
+    letters: Vec<char>,
+    ellipsis: Option<usize>,
+}
+
+fn parse_term(equation: &str, term: &str) -> Result<Term> {
+    let compact: String = term.chars().filter(|c| !c.is_whitespace()).collect();
+    let (before, after, ellipsis) = match compact.split_once("...") {
+        Some((before, after)) => (before.to_string(), after.to_string(), true),
+        None => (compact, String::new(), false),
+    };
+    let letters: Vec<char> = before.chars().chain(after.chars()).collect();
+    if !letters.iter().all(char::is_ascii_alphabetic) {
+        return Err(bad_text(equation, "letters a to z and A to Z and at most one '...' in each term, terms separated by ',', the result after '->'"));
+    }
+    Ok(Term { letters, ellipsis: ellipsis.then_some(before.len()) })
+}
+
+impl Term {
+    /// The labels of a tensor of `rank` dimensions, left to right.
+    fn labels(&self, rank: usize) -> Option<Vec<Label>> {
+        let hidden = rank.checked_sub(self.letters.len())?;
+        if hidden > 0 && self.ellipsis.is_none() {
+            return None;
+        }
+        let at = self.ellipsis.unwrap_or(0);
+        let letters = |range: &[char]| range.iter().map(|c| Label::Letter(*c)).collect::<Vec<_>>();
+        let dots = (0..hidden).rev().map(Label::Ellipsis).collect();
+        Some([letters(&self.letters[..at]), dots, letters(&self.letters[at..])].concat())
+    }
+}
+
+/// Gives each dimension its label; a label that occurs twice becomes one dimension, its diagonal (a view).
+fn name(equation: &str, term: &Term, tensor: &Tensor) -> Result<Named> {
+    let labels = term.labels(tensor.rank()).ok_or_else(|| {
+        bad_text(equation, format!("a term with one letter for each of the {} dimensions of {}, or '...'", tensor.rank(), tensor.type_string()))
+    })?;
+    let old = tensor.layout();
+    let mut named: Vec<Label> = vec![];
+    let mut layout = Layout { shape: Shape::scalar(), strides: Dims::new(), offset: old.offset };
+    let mut dims = Dims::new();
+    for (d, label) in labels.iter().enumerate() {
+        match named.iter().position(|l| l == label) {
+            Some(first) if dims[first] != old.shape[d] => {
+                return Err(Error::Shape {
+                    op: OP,
+                    detail: format!("'{equation}': {label:?} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()),
+                });
+            }
+            Some(first) => layout.strides[first] += old.strides[d],
+            None => {
+                named.push(*label);
+                dims.push(old.shape[d]);
+                layout.strides.push(old.strides[d]);
+            }
+        }
+    }
+    layout.shape = dims.into();
+    Ok(Named { tensor: tensor.viewed(layout), labels: named })
+}
+
+/// The labels of the result: as written after `->`, or the hidden dimensions and then the letters that occur once, in alphabetical order.
+fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands: &[Named]) -> Result<Vec<Label>> {
+    let hidden = operands.iter().flat_map(|o| &o.labels).filter_map(|l| if let Label::Ellipsis(i) = l { Some(i + 1) } else { None }).max().unwrap_or(0);
+    let Some(output) = output else {
+        let mut letters: Vec<char> = terms.iter().flat_map(|t| &t.letters).copied().collect();
+        letters.sort_unstable();
+        let once = letters.iter().filter(|c| letters.iter().filter(|d| d == c).count() == 1).map(|c| Label::Letter(*c));
+        return Ok((0..hidden).rev().map(Label::Ellipsis).chain(once).collect());
+    };
+    let term = parse_term(equation, output)?;
+    let rank = term.letters.len() + if term.ellipsis.is_some() { hidden } else { 0 };
+    let labels = term.labels(rank).unwrap_or_default();
+    for (i, label) in labels.iter().enumerate() {
+        if labels[..i].contains(label) || !operands.iter().any(|o| o.labels.contains(label)) {
+            return Err(bad_text(equation, "a result whose letters each occur once, and in some operand"));
+        }
+    }
+    Ok(labels)
+}
+
+/// Makes every label the same size in all operands: hidden dimensions of size 1 broadcast, letters must agree.
+fn unify(equation: &str, operands: &mut [Named]) -> Result<()> {
+    let mut sizes: Vec<(Label, usize)> = vec![];
+    for operand in operands.iter() {
+        for (label, &size) in operand.labels.iter().zip(operand.tensor.dims()) {
+            match sizes.iter_mut().find(|(l, _)| l == label) {
+                None => sizes.push((*label, size)),
+                Some((_, known)) if *known == size => {}
+                Some((Label::Ellipsis(_), known)) if *known == 1 => *known = size,
+                Some((Label::Ellipsis(_), _)) if size == 1 => {}
+                Some((_, known)) => {
+                    return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label:?} is {known} in one operand and {size} in another") });
+                }
+            }
+        }
+    }
+    for operand in operands.iter_mut() {
+        let dims: Dims = operand.labels.iter().filter_map(|label| sizes.iter().find(|(l, _)| l == label).map(|(_, size)| *size)).collect();
+        operand.tensor = operand.tensor.expand(dims)?;
+    }
+    Ok(())
+}
+
+/// Multiplies two operands and sums over what only they share. Labels for which `needed` holds stay.
+fn contract(left: Named, right: Named, needed: impl Fn(&Label) -> bool) -> Result<Named> {
+    let shared = |l: &Label| left.labels.contains(l) && right.labels.contains(l);
+    let pick = |labels: &[Label], f: &dyn Fn(&Label) -> bool| labels.iter().copied().filter(|l| f(l)).collect::<Vec<_>>();
+    let batch = pick(&left.labels, &|l| shared(l) && needed(l));
+    let summed = pick(&left.labels, &|l| shared(l) && !needed(l));
+    let rows = pick(&left.labels, &|l| !shared(l));
+    let columns = pick(&right.labels, &|l| !shared(l));
+    let a = left.grouped(&[&batch[..], &rows, &summed].concat(), [batch.len(), rows.len(), summed.len()])?;
+    let b = right.grouped(&[&batch[..], &summed, &columns].concat(), [batch.len(), summed.len(), columns.len()])?;
+    // Nothing to sum: a plain product does less work than matrices with one column.
+    let product = if summed.is_empty() { a.mul(&b)? } else { a.bmm(&b)? };
+    let sizes = |labels: &[Label], of: &Named| -> Dims { of.axes_of(labels).iter().map(|i| of.tensor.shape()[*i as usize]).collect() };
+    let dims: Dims = [sizes(&batch, &left), sizes(&rows, &left), sizes(&columns, &right)].into_iter().flatten().collect();
+    Ok(Named { tensor: product.reshape(dims)?, labels: [batch, rows, columns].concat() })
+}
+
+impl Tensor {
+    /// The Einstein sum of any number of tensors. Each term of `equation` names the dimensions of one operand; letters that the result
+    /// does not have are summed over. A letter twice in one term takes the diagonal; `...` stands for any further dimensions, which
+    /// broadcast. Without `->` the result has the letters that occur once, in alphabetical order. Operands are contracted two at a time from left to right.
+    pub fn einsum(equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
+        let (inputs, output) = match equation.split_once("->") {
+            Some((inputs, output)) => (inputs, Some(output)),
+            None => (equation, None),
+        };
+        let terms = inputs.split(',').map(|term| parse_term(equation, term)).collect::<Result<Vec<_>>>()?;
+        if terms.len() != tensors.len() {
+            return Err(bad_text(equation, format!("{} terms, one for each operand", tensors.len())));
+        }
+        same_device(OP, tensors)?;
+        let dtype = number_type(OP, tensors)?;
+        let mut operands = vec![];
+        for (term, tensor) in terms.iter().zip(tensors) {
+            operands.push(name(equation, term, &tensor.cast(dtype)?)?);
+        }
+        let result = result_labels(equation, output, &terms, &operands)?;
+        unify(equation, &mut operands)?;
+
+        let mut rest = operands.into_iter();
+        let Some(mut done) = rest.next() else { return Err(bad_text(equation, "at least one term")) };
+        loop {
+            let later: Vec<Label> = rest.as_slice().iter().flat_map(|o| o.labels.iter().copied()).collect();
+            done = done.reduce(|l| result.contains(l) || later.contains(l))?;
+            let Some(next) = rest.next() else { break };
+            let later: Vec<Label> = rest.as_slice().iter().flat_map(|o| o.labels.iter().copied()).collect();
+            let needed = |l: &Label| result.contains(l) || later.contains(l);
+            let next = next.reduce(|l| needed(l) || done.labels.contains(l))?;
+            done = contract(done, next, needed)?;
+        }
+        done.tensor.permute(&done.axes_of(&result))
+    }
+}

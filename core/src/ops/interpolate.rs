@@ -1,0 +1,103 @@
+//! Resizing by nearest or linear interpolation, one dimension at a time.
+//!
+//! ```
+//! # use anymesh_core::{Tensor, ops::Interpolate};
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[0f32, 4.], [1, 1, 2], &device)?;
+//! assert_eq!(x.interpolate(&[4], Interpolate::Nearest)?.to_vec::<f32>()?, [0., 0., 4., 4.]);
+//! assert_eq!(x.interpolate(&[4], Interpolate::Linear { align_corners: false })?.to_vec::<f32>()?, [0., 1., 3., 4.]);
+//! assert_eq!(x.interpolate(&[3], Interpolate::Linear { align_corners: true })?.to_vec::<f32>()?, [0., 2., 4.]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{
+    OpInfo, map1, op,
+    pool::{leading, table},
+};
+use crate::{Error, Result, Shape, Tensor, map::Builder};
+
+/// The ops of this file. `w` are the resized dimensions; they stay whole.
+pub const OPS: &[OpInfo] = &[op("interpolate", "...w -> ...w ; replicate w ; linear 0")];
+
+const OP: &str = "interpolate";
+
+/// How [`Tensor::interpolate`] finds a value between elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interpolate {
+    /// Element `floor(i * size / out)`, computed in integers. Any dtype.
+    Nearest,
+    /// The two neighbours, weighted by distance (over two dimensions: bilinear). Floats only.
+    Linear {
+        /// Whether the first and last elements keep their places (`i * (size - 1) / (out - 1)`), or elements are areas
+        /// (`(i + 0.5) * size / out - 0.5`, not below 0).
+        align_corners: bool,
+    },
+}
+
+fn positions(values: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tensor> {
+    let values: Vec<i32> = values.map(|v| v as i32).collect();
+    Tensor::from_slice(&values, [values.len()], like.device())
+}
+
+fn nearest(input: &Tensor, axis: usize, out: usize) -> Result<Tensor> {
+    let size = input.shape()[axis] as u128;
+    input.index_select(axis as i64, &positions((0..out).map(|i| (i as u128 * size / out as u128) as usize), input)?)
+}
+
+fn linear(input: &Tensor, axis: usize, out: usize, align_corners: bool) -> Result<Tensor> {
+    let size = input.shape()[axis];
+    let place = |i: usize| match align_corners {
+        true if out > 1 => i as f64 * (size - 1) as f64 / (out - 1) as f64,
+        true => 0.0,
+        false => ((i as f64 + 0.5) * size as f64 / out as f64 - 0.5).max(0.0),
+    };
+    let low = |i: usize| (place(i) as usize).min(size - 1);
+    let below = input.index_select(axis as i64, &positions((0..out).map(low), input)?)?;
+    let above = input.index_select(axis as i64, &positions((0..out).map(|i| (low(i) + 1).min(size - 1)), input)?)?;
+    let weights: Vec<f64> = (0..out).map(|i| place(i) - low(i) as f64).collect();
+    let beside: Shape = std::iter::once(out).chain(input.dims()[axis + 1..].iter().map(|_| 1)).collect();
+    let weights = table(&weights, beside, input.dtype(), input)?;
+    let b = Builder::new();
+    let (x, y, w) = (b.load(input.dtype()), b.load(input.dtype()), b.load(input.dtype()));
+    // A neighbour without weight does not count, even if it is infinite.
+    let value = w.eq(0.0).select(x, x * (w.lit(1.0) - w) + y * w);
+    map1(OP, &b.finish(&[(value, input.dtype())])?, &[&below, &above, &weights], &[])
+}
+
+impl Tensor {
+    /// Resizes the last `size.len()` dimensions (one to three).
+    pub fn interpolate(&self, size: &[usize], mode: Interpolate) -> Result<Tensor> {
+        if size.is_empty() || size.len() > 3 {
+            return Err(Error::Argument { op: OP, detail: format!("{} sizes were given: resizes one to three dimensions", size.len()) });
+        }
+        let is_linear = mode != Interpolate::Nearest;
+        if is_linear && !self.dtype().is_float() {
+            return Err(Error::DType { op: OP, dtype: self.dtype(), expected: "floats; any dtype can be resized by `Nearest`" });
+        }
+        let lead = leading(OP, self, size.len())?;
+        for (d, &out) in size.iter().enumerate() {
+            let n = self.shape()[lead + d];
+            if n == 0 && out > 0 {
+                return Err(Error::Shape { op: OP, detail: format!("dimension {} of {} is empty and cannot become {out}", lead + d, self.type_string()) });
+            }
+            super::sort::check_positions(OP, self.shape(), n)?;
+        }
+        let shape: Shape = self.dims()[..lead].iter().chain(size).copied().collect();
+        self.device().check(self.dtype(), shape.checked_numel(OP)?)?;
+        if shape.numel() == 0 {
+            return Ok(self.result(None, self.dtype(), shape));
+        }
+        // In between, small floats are kept wide, so that the result is rounded once.
+        let mut done = if is_linear { self.cast(self.dtype().kind().dtype())? } else { self.clone() };
+        for (d, &out) in size.iter().enumerate() {
+            let axis = lead + d;
+            if done.shape()[axis] != out {
+                done = match mode {
+                    Interpolate::Nearest => nearest(&done, axis, out)?,
+                    Interpolate::Linear { align_corners } => linear(&done, axis, out, align_corners)?,
+                };
+            }
+        }
+        done.cast(self.dtype())
+    }
+}

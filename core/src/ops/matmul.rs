@@ -1,0 +1,175 @@
+//! Matrix products.
+//!
+//! Small floats accumulate in `f32` and round once; integers wrap; a product over zero elements is zero.
+//!
+//! ```
+//! # use anymesh_core::Tensor;
+//! # let device = anymesh_backend_cpu::device();
+//! let a = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2], &device)?;
+//! let x = Tensor::from_slice(&[1f32, -1.], [2], &device)?;
+//! assert_eq!(a.matmul(&x)?.to_vec::<f32>()?, [-1., -1.]);
+//! assert_eq!(x.matmul(&a)?.to_vec::<f32>()?, [-2., -2.]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, map1, op, same_device};
+use crate::{DType, Error, Layout, Result, Scalar, Shape, Tensor, backend::MatmulCall, map::Builder};
+
+/// The ops of this file.
+pub const OPS: &[OpInfo] = &[
+    op("matmul", "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1"),
+    op("matmul_as", "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1"),
+    op("bmm", "bmk, bkn -> bmn ; reduce k sum ; linear 0 ; linear 1"),
+    op("dot", "k, k -> ; reduce k sum ; linear 0 ; linear 1"),
+    op("outer", "m, n -> mn ; linear 0 ; linear 1"),
+    op("linear", "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2"),
+    op("baddbmm", "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2"),
+];
+
+/// The dtype in which several operands multiply; `bool` has no product of its own.
+pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType> {
+    if tensors.iter().any(|t| t.dtype() == DType::Bool) {
+        return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers: cast to the type to count in" });
+    }
+    Ok(tensors.iter().fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype())))
+}
+
+/// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`, which has the same kind.
+pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Tensor> {
+    let device = same_device(op, &[a, b])?;
+    let dtype = number_type(op, &[a, b])?;
+    if store.kind() != dtype.kind() {
+        return Err(Error::DType {
+            op,
+            dtype: store,
+            expected: "a result dtype that the operands compute in: another float for floats up to 32 bits, else their own",
+        });
+    }
+    if a.rank() == 0 || b.rank() == 0 {
+        return Err(Error::Shape { op, detail: format!("{} and {}: a scalar has no rows, multiply by it instead", a.type_string(), b.type_string()) });
+    }
+    let (left, right) = (a.cast(dtype)?, b.cast(dtype)?);
+    let left = if a.rank() == 1 { left.unsqueeze(0)? } else { left };
+    let right = if b.rank() == 1 { right.unsqueeze(1)? } else { right };
+    let ([left_batch @ .., m, k], [right_batch @ .., k2, n]) = (left.dims(), right.dims()) else {
+        return Err(Error::Shape { op, detail: "matrices have two dimensions".into() });
+    };
+    let (m, k, n) = (*m, *k, *n);
+    if k != *k2 {
+        return Err(Error::Shape { op, detail: format!("{} and {}: the inner dimensions are {k} and {k2}", a.type_string(), b.type_string()) });
+    }
+    let batch = Shape::from(left_batch).broadcast(op, &Shape::from(right_batch))?;
+    let rows = (a.rank() > 1).then_some(m);
+    let columns = (b.rank() > 1).then_some(n);
+    let shape: Shape = batch.dims().iter().copied().chain(rows).chain(columns).collect();
+    device.check(store, shape.checked_numel(op)?)?;
+    if shape.numel() == 0 {
+        return Ok(a.result(None, store, shape));
+    }
+    if k == 0 {
+        return Tensor::zeros(shape, store, device);
+    }
+    let with_batch = |r: usize, c: usize| batch.dims().iter().copied().chain([r, c]).collect::<Shape>();
+    let (mut left_view, mut right_view) = (left.view()?, right.view()?);
+    left_view.layout = left_view.layout.expand(&with_batch(m, k));
+    // One matrix on the right for the whole batch: the batch is just more rows, if they step evenly.
+    let one_right = right_batch.iter().all(|d| *d == 1);
+    let folded: Option<Layout> = if one_right && batch.rank() > 0 { left_view.layout.reshape(&[batch.numel() * m, k].into()) } else { None };
+    match folded {
+        Some(layout) => {
+            left_view.layout = layout;
+            right_view.layout = right_view.layout.permute(&[right.rank() - 2, right.rank() - 1]);
+        }
+        None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
+    }
+    let buffer = device.backend().matmul(&MatmulCall { a: &left_view, b: &right_view, dtype: store })?;
+    Ok(a.result(Some(buffer), store, shape))
+}
+
+fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
+    if tensor.rank() == rank { Ok(()) } else { Err(Error::Shape { op, detail: format!("{} was given, rank {rank} is needed", tensor.type_string()) }) }
+}
+
+impl Tensor {
+    /// Matrix product with NumPy's rules: leading dimensions broadcast, a vector on the left is a row and on the right a column that
+    /// disappears again. Operands meet in their promoted dtype.
+    pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
+        product("matmul", self, other, self.dtype().promote(other.dtype()))
+    }
+
+    /// [`matmul`](Tensor::matmul) that stores another float type, as for 8-bit operands with a 16 or 32-bit result: the sum is rounded once, to `dtype`.
+    pub fn matmul_as(&self, other: &Tensor, dtype: DType) -> Result<Tensor> {
+        product("matmul_as", self, other, dtype)
+    }
+
+    /// Product of two stacks of matrices `[b, m, k]` and `[b, k, n]`, without broadcasting.
+    pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "bmm";
+        check_rank(op, self, 3)?;
+        check_rank(op, other, 3)?;
+        if self.shape()[0] != other.shape()[0] {
+            return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", self.type_string(), other.type_string()) });
+        }
+        product(op, self, other, self.dtype().promote(other.dtype()))
+    }
+
+    /// The sum of products of two vectors, 0-d.
+    pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "dot";
+        check_rank(op, self, 1)?;
+        check_rank(op, other, 1)?;
+        product(op, self, other, self.dtype().promote(other.dtype()))
+    }
+
+    /// All products of two vectors: `out[i, j] = self[i] * other[j]`.
+    pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "outer";
+        check_rank(op, self, 1)?;
+        check_rank(op, other, 1)?;
+        number_type(op, &[self, other])?;
+        self.unsqueeze(1)?.mul(other)
+    }
+
+    /// `self @ weight^T + bias` for a weight `[out, in]` over the last dimension of this tensor.
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let op = "linear";
+        check_rank(op, weight, 2)?;
+        let dtype = self.dtype().promote(weight.dtype());
+        let out = product(op, self, &weight.t()?, dtype)?;
+        let Some(bias) = bias else { return Ok(out) };
+        if bias.dims() != [weight.shape()[0]] {
+            return Err(Error::Shape {
+                op,
+                detail: format!("a weight of shape {} takes a bias of [{}], got {}", weight.shape(), weight.shape()[0], bias.shape()),
+            });
+        }
+        out.add(bias)
+    }
+
+    /// `beta * self + alpha * (a @ b)` for stacks of matrices; `self` broadcasts, and is ignored (also its NaN) where `beta` is 0. Floats only.
+    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        let op = "baddbmm";
+        check_rank(op, a, 3)?;
+        check_rank(op, b, 3)?;
+        let dtype = number_type(op, &[self, a, b])?;
+        if !dtype.is_float() {
+            return Err(Error::DType { op, dtype, expected: "floats" });
+        }
+        if a.shape()[0] != b.shape()[0] {
+            return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", a.type_string(), b.type_string()) });
+        }
+        // The product is kept wide, so that the result is rounded once.
+        let product = product(op, &a.cast(dtype)?, &b.cast(dtype)?, dtype.kind().dtype())?;
+        if self.shape().broadcast(op, product.shape())? != *product.shape() {
+            return Err(Error::Shape { op, detail: format!("{} does not expand to {}", self.type_string(), product.shape()) });
+        }
+        let b = Builder::new();
+        let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype().kind()));
+        let scaled = x * alpha_value;
+        if beta == 0.0 {
+            return map1(op, &b.finish(&[(scaled, dtype)])?, &[&product], &[Scalar::Float(alpha)]);
+        }
+        let program = b.finish(&[(scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()), dtype)])?;
+        map1(op, &program, &[&product, self], &[Scalar::Float(alpha), Scalar::Float(beta)])
+    }
+}

@@ -1,0 +1,346 @@
+//! Pooling: one value for each window over the last dimensions.
+//!
+//! Windows are a view of the (padded) input, so a pool is a reduction. Adaptive pools cut a dimension of size `n` into `out`
+//! windows `floor(i * n / out) .. ceil((i + 1) * n / out)`, which may overlap by one and differ in length by one.
+//!
+//! ```
+//! # use anymesh_core::{Tensor, ops::{AvgPool, MaxPool}};
+//! # let device = anymesh_backend_cpu::device();
+//! let x = Tensor::from_slice(&[1f32, 5., 2., 4., 3.], [1, 1, 5], &device)?;
+//! assert_eq!(x.max_pool1d(&MaxPool::new([2]))?.to_vec::<f32>()?, [5., 4.]);
+//! let edges = AvgPool { padding: [1], count_include_pad: false, ..AvgPool::new([2]) };
+//! assert_eq!(x.avg_pool1d(&edges)?.to_vec::<f32>()?, [1., 3.5, 3.5]);
+//! assert_eq!(x.adaptive_avg_pool1d([2])?.to_vec::<f32>()?, [8. / 3., 3.]);
+//! # Ok::<(), anymesh_core::Error>(())
+//! ```
+
+use super::{OpInfo, PadMode, conv::Slide, op, reduce::Reduce, run_map};
+use crate::{
+    DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Tensor,
+    backend::{Affine, ReduceOp},
+    map::Builder,
+};
+
+/// The ops of this file. `w` are the dimensions with windows; they stay whole.
+pub const OPS: &[OpInfo] = &[
+    op("max_pool1d", "...w -> ...w ; replicate w"),
+    op("max_pool2d", "...w -> ...w ; replicate w"),
+    op("max_pool3d", "...w -> ...w ; replicate w"),
+    op("max_pool1d_with_indices", "...w -> ...w, ...w ; replicate w"),
+    op("max_pool2d_with_indices", "...w -> ...w, ...w ; replicate w"),
+    op("max_pool3d_with_indices", "...w -> ...w, ...w ; replicate w"),
+    op("avg_pool1d", "...w -> ...w ; replicate w ; linear 0"),
+    op("avg_pool2d", "...w -> ...w ; replicate w ; linear 0"),
+    op("avg_pool3d", "...w -> ...w ; replicate w ; linear 0"),
+    op("adaptive_max_pool1d", "...w -> ...w ; replicate w"),
+    op("adaptive_max_pool2d", "...w -> ...w ; replicate w"),
+    op("adaptive_max_pool3d", "...w -> ...w ; replicate w"),
+    op("adaptive_avg_pool1d", "...w -> ...w ; replicate w ; linear 0"),
+    op("adaptive_avg_pool2d", "...w -> ...w ; replicate w ; linear 0"),
+    op("adaptive_avg_pool3d", "...w -> ...w ; replicate w ; linear 0"),
+];
+
+/// The windows of a max pool over `N` dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPool<const N: usize> {
+    /// Size of the window.
+    pub kernel: [usize; N],
+    /// Step of the window.
+    pub stride: [usize; N],
+    /// Places before and after each dimension that hold no value; at most half the window.
+    pub padding: [usize; N],
+    /// Step between the elements of a window.
+    pub dilation: [usize; N],
+    /// Whether a window may reach over the end (but not begin there).
+    pub ceil_mode: bool,
+}
+
+impl<const N: usize> MaxPool<N> {
+    /// Windows side by side.
+    pub fn new(kernel: [usize; N]) -> Self {
+        Self { kernel, stride: kernel, padding: [0; N], dilation: [1; N], ceil_mode: false }
+    }
+}
+
+/// The windows of an average pool over `N` dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvgPool<const N: usize> {
+    /// Size of the window.
+    pub kernel: [usize; N],
+    /// Step of the window.
+    pub stride: [usize; N],
+    /// Zeros before and after each dimension; at most half the window.
+    pub padding: [usize; N],
+    /// Whether a window may reach over the end (but not begin there).
+    pub ceil_mode: bool,
+    /// Whether the padding counts as elements. What is beyond the padding never does.
+    pub count_include_pad: bool,
+}
+
+impl<const N: usize> AvgPool<N> {
+    /// Windows side by side.
+    pub fn new(kernel: [usize; N]) -> Self {
+        Self { kernel, stride: kernel, padding: [0; N], ceil_mode: false, count_include_pad: true }
+    }
+}
+
+/// The windows of all pooled dimensions, with the number of them along each.
+struct Windows {
+    slides: Vec<Slide>,
+    out: Dims,
+}
+
+impl Windows {
+    fn new(op: &'static str, input: &Tensor, kernel: &[usize], stride: &[usize], padding: &[usize], dilation: &[usize], ceil_mode: bool) -> Result<Self> {
+        let lead = leading(op, input, kernel.len())?;
+        let mut windows = Windows { slides: vec![], out: Dims::new() };
+        for d in 0..kernel.len() {
+            let slide = Slide { size: input.shape()[lead + d], kernel: kernel[d], stride: stride[d], padding: padding[d], dilation: dilation[d] };
+            if slide.size == 0 {
+                return Err(Error::Shape { op, detail: format!("dimension {} of {} is empty", lead + d, input.type_string()) });
+            }
+            let mut out = slide.out(op)?;
+            let (window, padded) = slide.extents(op)?;
+            if padding[d] > window / 2 {
+                return Err(Error::Argument { op, detail: format!("padding {} is more than half of a window that spans {window}", padding[d]) });
+            }
+            // One more window for the rest, unless it would begin behind the input.
+            if ceil_mode && (padded - window) % stride[d] != 0 && out * stride[d] < slide.size + padding[d] {
+                out += 1;
+            }
+            windows.slides.push(slide.normal(out > 1));
+            windows.out.push(out);
+        }
+        Ok(windows)
+    }
+
+    fn out_shape(&self, input: &Tensor) -> Shape {
+        input.dims()[..input.rank() - self.out.len()].iter().chain(&self.out).copied().collect()
+    }
+
+    fn axes(&self, rank: usize) -> Vec<i64> {
+        (0..self.slides.len()).map(|d| (rank + d) as i64).collect()
+    }
+
+    /// A view `[.., out.., kernel..]` of the input, padded with `fill` where windows reach over its edges.
+    fn view(&self, op: &'static str, input: &Tensor, fill: Scalar) -> Result<Tensor> {
+        let lead = input.rank() - self.slides.len();
+        let mut pairs = vec![(0, 0); lead];
+        for (slide, out) in self.slides.iter().zip(&self.out) {
+            let (window, _) = slide.extents(op)?;
+            let end = (out.saturating_sub(1)) * slide.stride + window;
+            pairs.push((slide.padding, end.saturating_sub(slide.size + slide.padding)));
+        }
+        let padded = if pairs.iter().all(|p| *p == (0, 0)) { input.clone() } else { input.pad(&pairs, PadMode::Constant(fill))? };
+        let old = padded.layout();
+        let mut dims: Dims = input.dims()[..lead].into();
+        let mut strides: Dims<isize> = old.strides[..lead].into();
+        dims.extend(self.out.iter().copied());
+        strides.extend(self.slides.iter().zip(&old.strides[lead..]).map(|(s, step)| step * s.stride as isize));
+        dims.extend(self.slides.iter().map(|s| s.kernel));
+        strides.extend(self.slides.iter().zip(&old.strides[lead..]).map(|(s, step)| step * s.dilation as isize));
+        let shape = Shape::from(dims);
+        shape.checked_numel(op)?;
+        Ok(padded.viewed(Layout { shape, strides, offset: old.offset }))
+    }
+
+    /// The number of elements that each window divides by, if they are not all the same.
+    fn counts(&self, count_include_pad: bool) -> Option<Vec<f64>> {
+        let along = |slide: &Slide, out: usize| -> Vec<usize> {
+            let (low, high) = if count_include_pad { (0, slide.size + 2 * slide.padding) } else { (slide.padding, slide.padding + slide.size) };
+            (0..out).map(|i| (i * slide.stride + slide.kernel).min(high) - (i * slide.stride).max(low)).collect()
+        };
+        let each: Vec<Vec<usize>> = self.slides.iter().zip(&self.out).map(|(s, out)| along(s, *out)).collect();
+        if each.iter().zip(&self.slides).all(|(counts, s)| counts.iter().all(|n| *n == s.kernel)) {
+            return None;
+        }
+        Some(each.iter().fold(vec![1.0], |table, counts| table.iter().flat_map(|t| counts.iter().map(move |n| t * *n as f64)).collect()))
+    }
+}
+
+/// The number of dimensions before the pooled ones.
+pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usize> {
+    let few = || Error::Shape { op, detail: format!("{} has fewer than {n} dimensions", input.type_string()) };
+    input.rank().checked_sub(n).ok_or_else(few)
+}
+
+/// The value that loses against every other.
+fn lowest(dtype: DType) -> Scalar {
+    match dtype {
+        DType::Bool | DType::U8 | DType::U32 => Scalar::Int(0),
+        DType::I32 => Scalar::Int(i32::MIN.into()),
+        DType::I64 => Scalar::Int(i64::MIN),
+        // This type has no infinity.
+        DType::F8E4M3 => Scalar::Float(-448.0),
+        _ => Scalar::Float(f64::NEG_INFINITY),
+    }
+}
+
+fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
+    if input.dtype() == DType::Bool {
+        return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" });
+    }
+    if input.numel() == 0 {
+        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+    }
+    windows.view(op, input, lowest(input.dtype()))?.max(&windows.axes(input.rank()), false)
+}
+
+/// Positions in the window, turned into positions in the pooled dimensions of the input.
+fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
+    let view = windows.view(op, input, lowest(input.dtype()))?;
+    let axes: Dims = (input.rank()..view.rank()).collect();
+    let program = MapProgram::cast(input.dtype(), input.dtype());
+    let (reduce, dtype) = (ReduceOp::ArgMax, DType::I32);
+    let places = Reduce { op, program: &program, operands: &[&view], params: &[], axes: &axes, keepdim: false, reduce, scale: None, dtype }.run()?;
+    let lead = input.rank() - windows.slides.len();
+    let b = Builder::new();
+    let mut place = b.load(DType::I32);
+    let mut flat = place.lit(0);
+    let (mut indices, mut step) = (vec![], 1i64);
+    for (d, slide) in windows.slides.iter().enumerate().rev() {
+        let mut start = Affine { offset: -(slide.padding as i64), strides: smallvec::smallvec![0; input.rank()] };
+        start.strides[lead + d] = slide.stride as i64;
+        indices.push(start);
+        let at = b.index(crate::Kind::I32) + place.rem(slide.kernel as i64) * slide.dilation as i64;
+        // Where all values are the lowest the first place wins, which may be padding: take the first element of the window that is not.
+        let at = at.lt(0).select(at.rem(slide.dilation as i64), at).min(slide.size as i64 - 1);
+        flat = flat + at * step;
+        place = place.floor_div(slide.kernel as i64);
+        step *= slide.size as i64;
+    }
+    let program = b.finish(&[(flat, DType::I32)])?;
+    Ok(run_map(op, &program, places.shape(), &[(&places).into()], &indices, &[], input.device())?.remove(0))
+}
+
+fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+    let values = max_pool(op, input, windows)?;
+    if input.numel() == 0 {
+        let none = input.result(None, DType::I32, values.shape().clone());
+        return Ok((values, none));
+    }
+    let plane: Shape = windows.slides.iter().map(|s| s.size + 2 * s.padding).collect();
+    super::sort::check_positions(op, input.shape(), plane.checked_numel(op)?)?;
+    Ok((values, max_pool_indices(op, input, windows)?))
+}
+
+fn check_float(op: &'static str, input: &Tensor) -> Result<()> {
+    if input.dtype().is_float() { Ok(()) } else { Err(Error::DType { op, dtype: input.dtype(), expected: "floats" }) }
+}
+
+fn avg_pool(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
+    check_float(op, input)?;
+    if input.numel() == 0 {
+        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+    }
+    let axes = windows.axes(input.rank());
+    let Some(counts) = windows.counts(count_include_pad) else {
+        return windows.view(op, input, Scalar::Float(0.0))?.mean(&axes, false);
+    };
+    // Sums of small floats may not fit their dtype, and the quotient is rounded once.
+    let wide = input.dtype().kind().dtype();
+    let sums = windows.view(op, &input.cast(wide)?, Scalar::Float(0.0))?.sum(&axes, false)?;
+    sums.div(&table(&counts, windows.out.clone(), wide, input)?)?.cast(input.dtype())
+}
+
+/// A small host-made tensor of floats beside `like`.
+pub(super) fn table(values: &[f64], shape: impl Into<Shape>, dtype: DType, like: &Tensor) -> Result<Tensor> {
+    if dtype == DType::F64 {
+        return Tensor::from_slice(values, shape, like.device());
+    }
+    let values: Vec<f32> = values.iter().map(|v| *v as f32).collect();
+    Tensor::from_slice(&values, shape, like.device())
+}
+
+/// The elements of each adaptive window of one axis, as a dimension of their own behind it; short windows repeat their last element.
+/// With the length of each window.
+fn adaptive_windows(op: &'static str, input: &Tensor, axis: usize, out: usize) -> Result<(Tensor, Vec<usize>)> {
+    let n = input.shape()[axis];
+    super::sort::check_positions(op, input.shape(), n)?;
+    let bounds: Vec<(usize, usize)> =
+        (0..out).map(|i| ((i as u128 * n as u128 / out as u128) as usize, ((i as u128 + 1) * n as u128).div_ceil(out as u128) as usize)).collect();
+    let longest = bounds.iter().map(|(start, end)| end - start).max().unwrap_or(0);
+    let places: Vec<i32> = bounds.iter().flat_map(|&(start, end)| (0..longest).map(move |i| (start + i).min(end - 1) as i32)).collect();
+    let index = Tensor::from_slice(&places, [out, longest], input.device())?;
+    Ok((input.gather_axes(&[(axis, &index)])?, bounds.iter().map(|(start, end)| end - start).collect()))
+}
+
+/// Pools one axis at a time, which is the same as all at once: every window is a box.
+fn adaptive(op: &'static str, input: &Tensor, out: &[usize], average: bool) -> Result<Tensor> {
+    if average {
+        check_float(op, input)?;
+    }
+    let lead = leading(op, input, out.len())?;
+    if let Some(d) = (0..out.len()).find(|d| out[*d] == 0 || input.shape()[lead + d] == 0) {
+        return Err(Error::Shape {
+            op,
+            detail: format!("dimension {} of {} cannot become {}: both sizes must be at least 1", lead + d, input.type_string(), out[d]),
+        });
+    }
+    let shape: Shape = input.dims()[..lead].iter().chain(out).copied().collect();
+    input.device().check(input.dtype(), shape.checked_numel(op)?)?;
+    if input.numel() == 0 {
+        return Ok(input.result(None, input.dtype(), shape));
+    }
+    let wide = input.dtype().kind().dtype();
+    let mut done = if average { input.cast(wide)? } else { input.clone() };
+    for (d, &size) in out.iter().enumerate() {
+        let axis = lead + d;
+        if done.shape()[axis] == size {
+            continue;
+        }
+        let (windows, lengths) = adaptive_windows(op, &done, axis, size)?;
+        let last = axis as i64 + 1;
+        done = if !average {
+            windows.max(&[last], false)?
+        } else {
+            let longest = windows.shape()[axis + 1];
+            let mask: Vec<bool> = lengths.iter().flat_map(|n| (0..longest).map(move |i| i >= *n)).collect();
+            let behind = vec![1; done.rank() - axis - 1];
+            let beside = |dims: &[usize]| dims.iter().chain(&behind).copied().collect::<Shape>();
+            let beyond = Tensor::from_slice(&mask, beside(&[size, longest]), input.device())?;
+            let counts: Vec<f64> = lengths.iter().map(|n| *n as f64).collect();
+            windows.masked_fill(&beyond, 0.0)?.sum(&[last], false)?.div(&table(&counts, beside(&[size]), wide, input)?)?
+        };
+    }
+    done.cast(input.dtype())
+}
+
+macro_rules! pools {
+    ($($n:literal $max:ident $max_with:ident $avg:ident $adaptive_max:ident $adaptive_avg:ident),*) => {
+        impl Tensor {$(
+            #[doc = concat!("The largest value of each window over the last ", $n, " dimension(s); NaN wins.")]
+            pub fn $max(&self, options: &MaxPool<$n>) -> Result<Tensor> {
+                let (op, p) = (stringify!($max), options);
+                max_pool(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &p.dilation, p.ceil_mode)?)
+            }
+
+            #[doc = concat!("The largest value of each window over the last ", $n, " dimension(s), and where it is: the position (i32) of the first such element among those dimensions, in row-major order.")]
+            pub fn $max_with(&self, options: &MaxPool<$n>) -> Result<(Tensor, Tensor)> {
+                let (op, p) = (stringify!($max_with), options);
+                max_pool_with_indices(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &p.dilation, p.ceil_mode)?)
+            }
+
+            #[doc = concat!("The mean of each window over the last ", $n, " dimension(s). Floats only.")]
+            pub fn $avg(&self, options: &AvgPool<$n>) -> Result<Tensor> {
+                let (op, p) = (stringify!($avg), options);
+                avg_pool(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &[1; $n], p.ceil_mode)?, p.count_include_pad)
+            }
+
+            #[doc = concat!("The largest values of `out` windows that cover the last ", $n, " dimension(s).")]
+            pub fn $adaptive_max(&self, out: [usize; $n]) -> Result<Tensor> {
+                adaptive(stringify!($adaptive_max), self, &out, false)
+            }
+
+            #[doc = concat!("The means of `out` windows that cover the last ", $n, " dimension(s). Floats only.")]
+            pub fn $adaptive_avg(&self, out: [usize; $n]) -> Result<Tensor> {
+                adaptive(stringify!($adaptive_avg), self, &out, true)
+            }
+        )*}
+    };
+}
+pools!(
+    1 max_pool1d max_pool1d_with_indices avg_pool1d adaptive_max_pool1d adaptive_avg_pool1d,
+    2 max_pool2d max_pool2d_with_indices avg_pool2d adaptive_max_pool2d adaptive_avg_pool2d,
+    3 max_pool3d max_pool3d_with_indices avg_pool3d adaptive_max_pool3d adaptive_avg_pool3d
+);
