@@ -92,7 +92,7 @@ fn ranges_that_never_end_or_do_not_fit_are_errors() {
 #[test]
 fn linspace_hits_both_ends_exactly() -> Result<()> {
     let d = device();
-    for (start, end) in [(0.0, 1.0), (0.1, 0.7), (-3.3, 5.1), (1e30, -1e30), (-f64::MAX, f64::MAX)] {
+    for (start, end) in [(0.0, 1.0), (0.1, 0.7), (-3.3, 5.1), (1e30, -1e30), (-8e307, 8e307)] {
         for n in [2, 3, 7, 1000] {
             let v = Tensor::linspace(start, end, n, DType::F64, &d)?.to_vec::<f64>()?;
             assert_eq!((v.len(), v[0], v[n - 1]), (n, start, end));
@@ -106,6 +106,7 @@ fn linspace_hits_both_ends_exactly() -> Result<()> {
     assert_eq!(Tensor::linspace(0.0, 1.0, 3, DType::BF16, &d)?.to_vec::<bf16>()?, [0.0, 0.5, 1.0].map(bf16::from_f32));
     assert!(matches!(Tensor::linspace(0.0, 1.0, 3, DType::I32, &d), Err(Error::DType { .. })));
     assert!(matches!(Tensor::linspace(0.0, f64::NAN, 3, DType::F32, &d), Err(Error::Argument { .. })));
+    assert!(matches!(Tensor::linspace(-f64::MAX, f64::MAX, 2, DType::F64, &d), Err(Error::Argument { .. })), "no step is that large");
     assert!(matches!(Tensor::linspace(0.0, 1.0, usize::MAX, DType::F32, &d), Err(Error::SizeOverflow { .. })));
     Ok(())
 }

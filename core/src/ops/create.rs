@@ -181,15 +181,14 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(Error::DType { op, dtype, expected: "a float dtype" });
         }
-        if !(start.is_finite() && end.is_finite()) {
-            return Err(Error::Argument { op, detail: format!("{start} to {end} has no even spacing: give finite ends") });
-        }
         let shape = Shape::from([n]);
         shape.checked_numel(op)?;
-        // The difference of two finite numbers can be infinite, that of their parts cannot.
-        let parts = n.saturating_sub(1).max(1) as f64;
-        let step = end / parts - start / parts;
         let kind = range_kind(dtype, device);
+        let step = (end - start) / n.saturating_sub(1).max(1) as f64;
+        let limit = if kind == Kind::F64 { f64::MAX } else { f64::from(f32::MAX) };
+        if !(step.abs() <= limit && start.abs() <= limit && end.abs() <= limit) {
+            return Err(Error::Argument { op, detail: format!("{start} to {end} has no even spacing: give finite ends, nearer to each other") });
+        }
         let b = Builder::new();
         let (index, back) = (b.index(index_kind(n)), b.index(index_kind(n)));
         let (start_, end_, step_, half) = (b.param(kind), b.param(kind), b.param(kind), b.param(index.kind()));
