@@ -13,6 +13,10 @@ mod scan;
 mod tolerance;
 mod unary;
 
+mod attention;
+mod loss;
+mod nn;
+
 pub use input::{Domain, Fill, View, input, random_values};
 pub use tolerance::{Tolerance, tolerance};
 
@@ -64,7 +68,23 @@ impl Cases {
 
 /// All cases of all families.
 pub fn cases() -> Vec<Case> {
-    let families: &[fn() -> Cases] = &[movement::cases, create::cases, create::random, unary::cases, binary::cases, reduce::cases, scan::cases];
+    let families: &[fn() -> Cases] = &[
+        movement::cases,
+        create::cases,
+        create::random,
+        unary::cases,
+        binary::cases,
+        reduce::cases,
+        scan::cases,
+        nn::softmax,
+        nn::norms,
+        nn::features,
+        nn::dropout,
+        attention::forward,
+        attention::backward,
+        loss::pointwise,
+        loss::classes,
+    ];
     families.iter().flat_map(|family| family().into_vec()).collect()
 }
 

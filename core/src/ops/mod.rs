@@ -15,8 +15,23 @@ pub mod shape;
 pub mod slice;
 pub mod unary;
 
+pub mod attention;
+pub mod cross_entropy;
+pub mod dropout;
+mod expr;
+pub mod glu;
+pub mod loss;
+pub mod norm;
+pub mod rope;
+pub mod similarity;
+pub mod softmax;
+
+pub use attention::{Attention, AttentionOptions};
+pub use cross_entropy::CrossEntropyOptions;
+pub use loss::LossReduction;
 pub use movement::PadMode;
 pub use random::Rng;
+pub use rope::RopeStyle;
 pub use shape::Indexing;
 
 use crate::{
@@ -41,8 +56,30 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
-    [cast::OPS, shape::OPS, slice::OPS, movement::OPS, create::OPS, random::OPS, unary::OPS, activation::OPS, binary::OPS, select::OPS, reduce::OPS, scan::OPS]
-        .concat()
+    [
+        attention::OPS,
+        cross_entropy::OPS,
+        dropout::OPS,
+        glu::OPS,
+        loss::OPS,
+        norm::OPS,
+        rope::OPS,
+        similarity::OPS,
+        softmax::OPS,
+        cast::OPS,
+        shape::OPS,
+        slice::OPS,
+        movement::OPS,
+        create::OPS,
+        random::OPS,
+        unary::OPS,
+        activation::OPS,
+        binary::OPS,
+        select::OPS,
+        reduce::OPS,
+        scan::OPS,
+    ]
+    .concat()
 }
 
 /// Checks that all operands live on one device and returns it.
