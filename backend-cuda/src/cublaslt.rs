@@ -11,7 +11,10 @@ use cubecl::prelude::*;
 use cudarc::{
     cublaslt::{
         result as lt,
-        sys::{self, cublasComputeType_t as Compute, cublasLtMatmulPreferenceAttributes_t as Pref, cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as Type},
+        sys::{
+            self, cublasComputeType_t as Compute, cublasLtMatmulPreferenceAttributes_t as Pref, cublasLtMatrixLayoutAttribute_t as LayoutAttribute,
+            cudaDataType_t as Type,
+        },
     },
     driver::{CudaContext, CudaStream, sys as driver},
 };
@@ -175,7 +178,12 @@ impl Plan {
             // SAFETY: the layout was just made; attributes are of the documented types.
             unsafe {
                 lt::set_matrix_layout_attribute(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const problem.batch).cast(), 4)?;
-                lt::set_matrix_layout_attribute(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const matrix.batch_step).cast(), 8)?;
+                lt::set_matrix_layout_attribute(
+                    layout,
+                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    (&raw const matrix.batch_step).cast(),
+                    8,
+                )?;
             }
             Ok::<_, lt::CublasError>(layout)
         };

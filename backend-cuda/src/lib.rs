@@ -52,9 +52,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
 
     let text = selector.unwrap_or("0");
     let (number, portable) = text.strip_suffix(":portable").map_or((text, false), |n| (n, true));
-    let index: usize = number
-        .parse()
-        .map_err(|_| unavailable(selector, format!("'{number}' is not a GPU index"), "write cuda, cuda:0 or cuda:0:portable"))?;
+    let index: usize = number.parse().map_err(|_| unavailable(selector, format!("'{number}' is not a GPU index"), "write cuda, cuda:0 or cuda:0:portable"))?;
     let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = open.get_or_insert_default();
     if let Some(device) = open.get(&(index, portable)) {
@@ -63,15 +61,20 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     let context = context(index, selector)?;
     // SAFETY: only tries to open the library.
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(unavailable(selector, "libnvrtc was not found".into(), "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH"));
+        return Err(unavailable(
+            selector,
+            "libnvrtc was not found".into(),
+            "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH",
+        ));
     }
     let cuda = cubecl::Device::cuda(index).map_err(|e| unavailable(selector, e.to_string(), "check the installation with nvidia-smi"))?;
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
     let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit);
     if !portable {
-        let provider = cublaslt::CublasLt::new(&context)
-            .map_err(|e| unavailable(selector, format!("cuBLASLt could not be loaded: {e}"), "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable"))?;
+        let provider = cublaslt::CublasLt::new(&context).map_err(|e| {
+            unavailable(selector, format!("cuBLASLt could not be loaded: {e}"), "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable")
+        })?;
         backend = backend.with_matmul(provider);
     }
     let device = Device::new(backend);

@@ -17,6 +17,10 @@ mod sort;
 mod tolerance;
 mod unary;
 
+mod attention;
+mod loss;
+mod nn;
+
 pub use input::{Domain, Fill, View, input, random_values};
 pub use tolerance::{Tolerance, tolerance};
 
@@ -80,6 +84,14 @@ pub fn cases() -> Vec<Case> {
         sort::cases,
         linalg::cases,
         conv::cases,
+        nn::softmax,
+        nn::norms,
+        nn::features,
+        nn::dropout,
+        attention::forward,
+        attention::backward,
+        loss::pointwise,
+        loss::classes,
     ];
     families.iter().flat_map(|family| family().into_vec()).collect()
 }

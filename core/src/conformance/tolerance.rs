@@ -159,6 +159,60 @@ const TABLE: &[Row] = &[
         f32: Tolerance { ulps: 2.0, scale: 2.0 },
         reason: "values meet in a fixed order, but a device may keep their sum in wider registers",
     },
+    Row {
+        ops: &["softmax", "log_softmax"],
+        f32: Tolerance { ulps: 16.0, scale: 4.0 },
+        reason: "an exponential is as imprecise as its argument is large, and sums run in any order",
+    },
+    Row {
+        ops: &["layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "batch_norm_train"],
+        f32: Tolerance { ulps: 8.0, scale: 64.0 },
+        reason: "the mean is subtracted: its error, relative to values far from zero, stays in results near zero",
+    },
+    Row {
+        ops: &["attention"],
+        f32: Tolerance { ulps: 8.0, scale: 64.0 },
+        reason: "scores are sums of products, and an error in a score is a relative error of its exponential",
+    },
+    Row {
+        ops: &["attention_backward"],
+        f32: Tolerance { ulps: 8.0, scale: 256.0 },
+        reason: "as attention, with differences of like sums multiplied and summed again",
+    },
+    Row {
+        ops: &[
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "bce_loss",
+            "bce_with_logits_loss",
+            "kl_div_loss",
+            "hinge_loss",
+            "hinge_embedding_loss",
+            "margin_ranking_loss",
+            "cosine_embedding_loss",
+            "triplet_margin_loss",
+            "gaussian_nll_loss",
+            "poisson_nll_loss",
+            "cross_entropy",
+            "nll_loss",
+        ],
+        f32: Tolerance { ulps: 16.0, scale: 16.0 },
+        reason: "logarithms and exponentials round differently, sums run in any order, and like terms cancel",
+    },
+    Row {
+        ops: &["swiglu", "swiglu2", "glu", "geglu", "geglu2"],
+        f32: Tolerance { ulps: 16.0, scale: 4.0 },
+        reason: "exponentials and error functions round differently; near one they cancel",
+    },
+    Row { ops: &["rope"], f32: Tolerance { ulps: 2.0, scale: 2.0 }, reason: "two products may be contracted into their sum, which may cancel" },
+    Row {
+        ops: &["normalize", "cosine_similarity"],
+        f32: Tolerance { ulps: 16.0, scale: 16.0 },
+        reason: "powers and roots round differently, sums of products cancel",
+    },
+    Row { ops: &["dropout_add"], f32: Tolerance { ulps: 1.0, scale: 1.0 }, reason: "the product may be contracted into the sum" },
 ];
 
 /// The tolerance of `op` for results of `dtype`. Integers, bools and ops that only move data are exact.

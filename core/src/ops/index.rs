@@ -68,7 +68,7 @@ pub(super) fn check_not_empty(op: &'static str, tensor: &Tensor) -> Result<()> {
 
 /// Runs a gather: `layout` reads `src` over the output's shape with stride 0 in the indexed dimensions; `axes` pairs dimensions of
 /// `src` with index tensors that broadcast to that shape.
-fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
+pub(crate) fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
     let shape = layout.shape.clone();
     let elements = shape.checked_numel(op)?;
     for (_, index) in axes {

@@ -27,9 +27,24 @@ pub mod unary;
 pub use conv::{Conv, ConvTranspose};
 pub use dynamic::Unique;
 pub use interpolate::Interpolate;
+pub mod attention;
+pub mod cross_entropy;
+pub mod dropout;
+mod expr;
+pub mod glu;
+pub mod loss;
+pub mod norm;
+pub mod rope;
+pub mod similarity;
+pub mod softmax;
+
+pub use attention::{Attention, AttentionOptions};
+pub use cross_entropy::CrossEntropyOptions;
+pub use loss::LossReduction;
 pub use movement::PadMode;
 pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
+pub use rope::RopeStyle;
 pub use shape::Indexing;
 
 use crate::{
@@ -55,6 +70,15 @@ pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
     [
+        attention::OPS,
+        cross_entropy::OPS,
+        dropout::OPS,
+        glu::OPS,
+        loss::OPS,
+        norm::OPS,
+        rope::OPS,
+        similarity::OPS,
+        softmax::OPS,
         cast::OPS,
         shape::OPS,
         slice::OPS,

@@ -1,0 +1,250 @@
+//! Scaled dot-product attention with grouped heads, and its gradient.
+
+use super::{
+    OpInfo,
+    expr::{Expr, check_float, compute_type},
+    op, same_device,
+};
+use crate::{
+    DType, Error, Kind, Result, Tensor,
+    backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
+};
+
+/// The ops of this file.
+pub const OPS: &[OpInfo] = &[
+    op("attention", "bhsd, bhtd, bhte -> bhse, bhs ; replicate s t d e"),
+    op("attention_backward", "bhsd, bhtd, bhte, bhse, bhs, bhse -> bhsd, bhtd, bhte ; replicate s t d e"),
+];
+
+/// How queries look at keys.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    /// Factor on the scores; `1 / sqrt(d)` where not given.
+    pub scale: Option<f64>,
+    /// Query `i` of `s` sees keys `0 ..= i + t - s` of `t`: the last query sees all of them.
+    pub causal: bool,
+    /// Broadcasts to `[b, hq, s, t]`. A bool says which keys are seen; a float is added to the scores.
+    pub mask: Option<Tensor>,
+}
+
+/// What attention computes.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// `[b, hq, s, dv]`, in the dtype of the inputs. A query that sees no key gives zeros.
+    pub out: Tensor,
+    /// `[b, hq, s]`: the log of the sum of the exponentials of the scores, f32 (f64 for f64 inputs). The gradient needs it.
+    pub lse: Tensor,
+}
+
+/// `softmax(q k^T * scale) v` for queries `[b, hq, s, d]`, keys `[b, hk, t, d]` and values `[b, hk, t, dv]`; query head `h` reads key head
+/// `h / (hq / hk)`.
+///
+/// ```
+/// # use anymesh_core::{Tensor, ops::attention::{AttentionOptions, attention}};
+/// # let device = anymesh_backend_cpu::device();
+/// let q = Tensor::from_slice(&[0f32, 0.0], [1, 1, 2, 1], &device)?;
+/// let v = Tensor::from_slice(&[2f32, 4.0], [1, 1, 2, 1], &device)?;
+/// let options = AttentionOptions { causal: true, ..Default::default() };
+/// assert_eq!(attention(&q, &q, &v, &options)?.out.to_vec::<f32>()?, [2.0, 3.0]);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+    let sizes = Sizes::check("attention", q, k, v, options)?;
+    if sizes.can_fuse(q, k, v, options) {
+        let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
+        let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: sizes.scale, causal: options.causal };
+        if let Some((out, lse)) = q.device().backend().attention(&call)? {
+            let Sizes { batch, heads, s, dv, .. } = sizes;
+            let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
+            return Ok(Attention { out, lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()) });
+        }
+    }
+    sizes.forward(q, k, v, options)
+}
+
+/// Attention as matrix products, a reduction and maps.
+pub fn decomposed(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+    Sizes::check("attention", q, k, v, options)?.forward(q, k, v, options)
+}
+
+/// The gradients for `q`, `k` and `v` from the inputs, results and the gradient `grad` of the output of [`attention`].
+pub fn attention_backward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    forward: &Attention,
+    grad: &Tensor,
+    options: &AttentionOptions,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let sizes = Sizes::check_backward(q, k, v, forward, grad, options)?;
+    if sizes.can_fuse(q, k, v, options) {
+        let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
+        let (out, lse, grad) = (forward.out.view()?, forward.lse.view()?, grad.cast(q.dtype())?.view()?);
+        let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: sizes.scale, causal: options.causal };
+        let call = AttentionBackwardCall { forward: call, out: &out, lse: &lse, grad: &grad };
+        if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
+            let like = |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
+            return Ok((like(q, dq), like(k, dk), like(v, dv)));
+        }
+    }
+    sizes.backward(q, k, v, forward, grad, options)
+}
+
+/// The gradients as matrix products, a reduction and maps.
+pub fn backward_decomposed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    forward: &Attention,
+    grad: &Tensor,
+    options: &AttentionOptions,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    Sizes::check_backward(q, k, v, forward, grad, options)?.backward(q, k, v, forward, grad, options)
+}
+
+/// The checked sizes of a problem.
+struct Sizes {
+    op: &'static str,
+    batch: usize,
+    heads: usize,
+    key_heads: usize,
+    s: usize,
+    t: usize,
+    d: usize,
+    dv: usize,
+    scale: f64,
+}
+
+impl Sizes {
+    fn check(op: &'static str, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Self> {
+        check_float(op, &[q, k, v])?;
+        same_device(op, &[q, k, v])?;
+        if let Some(other) = [k, v].into_iter().find(|x| x.dtype() != q.dtype()) {
+            return Err(Error::DType { op, dtype: other.dtype(), expected: "the dtype of the queries" });
+        }
+        let (&[batch, heads, s, d], &[kb, key_heads, t, kd], &[vb, vh, vt, dv]) = (q.dims(), k.dims(), v.dims()) else {
+            let detail = format!("q, k and v are [batch, heads, length, size], got {}, {} and {}", q.shape(), k.shape(), v.shape());
+            return Err(Error::Shape { op, detail });
+        };
+        if (batch, d, kb, key_heads, t) != (kb, kd, vb, vh, vt) {
+            let detail = format!("q [b, hq, s, d], k [b, hk, t, d] and v [b, hk, t, dv] must agree, got {}, {} and {}", q.shape(), k.shape(), v.shape());
+            return Err(Error::Shape { op, detail });
+        }
+        if heads.checked_rem(key_heads).unwrap_or(heads) != 0 {
+            return Err(Error::Shape { op, detail: format!("{key_heads} key heads do not divide {heads} query heads") });
+        }
+        let scale = options.scale.unwrap_or(1.0 / (d.max(1) as f64).sqrt());
+        if !scale.is_finite() {
+            return Err(Error::Argument { op, detail: format!("the scale must be finite, got {scale}") });
+        }
+        if let Some(mask) = &options.mask {
+            same_device(op, &[q, mask])?;
+            if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
+                return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask, or a float one that is added" });
+            }
+            let scores = crate::Shape::from([batch, heads, s, t]);
+            if mask.shape().broadcast(op, &scores)? != scores {
+                return Err(Error::Shape { op, detail: format!("the mask {} does not broadcast to {scores}", mask.shape()) });
+            }
+        }
+        Ok(Self { op, batch, heads, key_heads, s, t, d, dv, scale })
+    }
+
+    fn check_backward(q: &Tensor, k: &Tensor, v: &Tensor, forward: &Attention, grad: &Tensor, options: &AttentionOptions) -> Result<Self> {
+        let op = "attention_backward";
+        let sizes = Self::check(op, q, k, v, options)?;
+        let Attention { out, lse } = forward;
+        check_float(op, &[grad])?;
+        same_device(op, &[q, out, lse, grad])?;
+        if let Some(other) = [(out, q.dtype()), (lse, compute_type([q]))].iter().find(|(x, dtype)| x.dtype() != *dtype) {
+            return Err(Error::DType { op, dtype: other.0.dtype(), expected: "the dtypes that `attention` returned" });
+        }
+        let result = [sizes.batch, sizes.heads, sizes.s, sizes.dv];
+        if out.dims() != result || grad.dims() != result || lse.dims() != &result[..3] {
+            let detail = format!("out and grad must be {result:?} and lse {:?}, got {}, {} and {}", &result[..3], out.shape(), grad.shape(), lse.shape());
+            return Err(Error::Shape { op, detail });
+        }
+        Ok(sizes)
+    }
+
+    /// Whether a fused kernel may be asked: it takes no masks and no empty operands.
+    fn can_fuse(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> bool {
+        let can_compute = q.dtype() != DType::F64 || q.device().backend().capabilities().f64_math;
+        options.mask.is_none() && can_compute && [q, k, v].iter().all(|x| x.numel() > 0)
+    }
+
+    /// Query heads per key head.
+    fn group(&self) -> usize {
+        self.heads.checked_div(self.key_heads).unwrap_or(1)
+    }
+
+    /// The shape of the scores with the heads taken apart.
+    fn score_shape(&self) -> [usize; 5] {
+        [self.batch, self.key_heads, self.group(), self.s, self.t]
+    }
+
+    /// A tensor `[b, hq, s, x]` with the queries of a group as one long run, which is one matrix product per key head.
+    fn fold(&self, x: &Tensor) -> Result<Tensor> {
+        x.reshape([self.batch, self.key_heads, self.group() * self.s, x.dims()[3]])
+    }
+
+    /// `a b^T` per key head.
+    fn products(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.fold(a)?.matmul_as(&b.transpose(2, 3)?, compute_type([a]))?.reshape(self.score_shape())
+    }
+
+    /// The factor on `b` of a product `scores b`.
+    fn folded_scores(&self, scores: &Tensor) -> Result<Tensor> {
+        scores.reshape([self.batch, self.key_heads, self.group() * self.s, self.t])
+    }
+
+    /// The scaled scores, minus infinity where the key is not seen.
+    fn scores(&self, q: &Tensor, k: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
+        let products = self.products(q, k)?;
+        let spread = |mask: &Tensor| mask.expand([self.batch, self.heads, self.s, self.t])?.reshape(self.score_shape());
+        let mask = options.mask.as_ref().map(spread).transpose()?;
+        let expr = Expr::new(self.op, &[&products]).maybe(&[mask.as_ref()]).params(&[self.scale]);
+        let behind = Affine { offset: self.t as i64 - self.s as i64, strides: smallvec::smallvec![0, 0, 0, 1, -1] };
+        let expr = if options.causal { expr.index(behind) } else { expr };
+        expr.map(products.dtype(), |a| {
+            let score = a.x[0] * a.p[0];
+            let hidden = score.lit(f64::NEG_INFINITY);
+            let score = match a.maybe[0] {
+                Some(mask) if mask.kind() == Kind::Bool => mask.select(score, hidden),
+                Some(mask) => score + mask,
+                None => score,
+            };
+            a.i.first().map_or(score, |behind| behind.ge(0).select(score, hidden))
+        })
+    }
+
+    /// `exp(score - lse)`; zero for queries that see nothing.
+    fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
+        Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+        let kind = compute_type([q]);
+        let scores = self.scores(q, k, options)?;
+        let lse = Expr::new(self.op, &[&scores]).reduce(&[4], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?;
+        let p = self.folded_scores(&self.probabilities(&scores, &lse)?)?;
+        let out = p.matmul_as(&v.cast(kind)?, q.dtype())?.reshape([self.batch, self.heads, self.s, self.dv])?;
+        Ok(Attention { out, lse: lse.reshape([self.batch, self.heads, self.s])? })
+    }
+
+    fn backward(&self, q: &Tensor, k: &Tensor, v: &Tensor, forward: &Attention, grad: &Tensor, options: &AttentionOptions) -> Result<(Tensor, Tensor, Tensor)> {
+        let kind = compute_type([q]);
+        let [b, h, g, s, _] = self.score_shape();
+        let (q, k, v, grad) = (q.cast(kind)?, k.cast(kind)?, v.cast(kind)?, grad.cast(kind)?);
+        let p = self.probabilities(&self.scores(&q, &k, options)?, &forward.lse.reshape([b, h, g, s, 1])?)?;
+        let inner = Expr::new(self.op, &[&grad, &forward.out]).reduce(&[3], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])?.reshape([b, h, g, s, 1])?;
+        let dp = self.products(&grad, &v)?;
+        let ds = Expr::new(self.op, &[&p, &dp, &inner]).params(&[self.scale]).map(kind, |a| a.x[0] * (a.x[1] - a.x[2]) * a.p[0])?;
+        let (p, ds) = (self.folded_scores(&p)?, self.folded_scores(&ds)?);
+        let dtype = forward.out.dtype();
+        let dq = ds.matmul_as(&k, dtype)?.reshape([self.batch, self.heads, self.s, self.d])?;
+        let dk = ds.transpose(2, 3)?.matmul_as(&self.fold(&q)?, dtype)?;
+        let dv = p.transpose(2, 3)?.matmul_as(&self.fold(&grad)?, dtype)?;
+        Ok((dq, dk, dv))
+    }
+}

@@ -1,0 +1,82 @@
+//! Rotary position embedding.
+
+use super::{OpInfo, Operand, expr::check_float, op, run_map, same_device};
+use crate::{Device, Dims, Error, Kind, Result, Shape, Tensor, backend::Affine, map::Builder};
+
+/// The ops of this file.
+pub const OPS: &[OpInfo] = &[op("rope", "...sd, sd, sd -> ...sd ; replicate d"), op("rope_tables", "-> sd, sd")];
+
+/// Which elements of a vector form a pair that is rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// Element `i` with element `i + d/2`, as in LLaMA and GPT-NeoX.
+    Half,
+    /// Element `2i` with element `2i + 1`, as in GPT-J.
+    Interleaved,
+}
+
+/// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)` for positions `offset ..
+/// offset + length`. Angles are computed in `f64`, so distant positions stay precise.
+pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+    let op = "rope_tables";
+    if d % 2 != 0 {
+        return Err(Error::Argument { op, detail: format!("vectors of odd size {d} have no pairs to rotate") });
+    }
+    if !(base > 0.0 && base.is_finite()) {
+        return Err(Error::Argument { op, detail: format!("the base must be positive and finite, got {base}") });
+    }
+    let shape = Shape::from([length, d / 2]);
+    device.check(crate::DType::F32, shape.checked_numel(op)?)?;
+    let frequencies: Vec<f64> = (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64)).collect();
+    let angles = || (0..length).flat_map(|s| frequencies.iter().map(move |f| (offset as f64 + s as f64) * f));
+    let table = |f: fn(f64) -> f64| Tensor::from_slice(&angles().map(|a| f(a) as f32).collect::<Vec<f32>>(), &shape, device);
+    Ok((table(f64::cos)?, table(f64::sin)?))
+}
+
+impl Tensor {
+    /// Rotates each pair of `[..., s, d]` by its position's angle: `(a cos - b sin, b cos + a sin)`. The tables are `[s, d / 2]`, or
+    /// have leading dimensions that broadcast (positions that differ between samples). With the sines negated this is its own gradient.
+    ///
+    /// ```
+    /// # use anymesh_core::{Tensor, ops::rope::{RopeStyle, rope_tables}};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::from_slice(&[1f32, 0.0, 1.0, 0.0], [2, 2], &device)?;
+    /// let (cos, sin) = rope_tables(2, 2, 10_000.0, 0, &device)?;
+    /// let y = x.rope(&cos, &sin, RopeStyle::Half)?.to_vec::<f32>()?;
+    /// assert_eq!(y, [1.0, 0.0, 1f32.cos(), 1f32.sin()]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn rope(&self, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
+        let op = "rope";
+        check_float(op, &[self, cos, sin])?;
+        let device = same_device(op, &[self, cos, sin])?;
+        let rank = self.rank();
+        if rank < 2 || self.dims()[rank - 1] % 2 != 0 {
+            return Err(Error::Shape { op, detail: format!("the input is [..., s, d] with an even d, got {}", self.shape()) });
+        }
+        let half = self.dims()[rank - 1] / 2;
+        let pairs = self.shape().with(rank - 1, half);
+        if let Some(table) = [cos, sin].into_iter().find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs)) {
+            return Err(Error::Shape { op, detail: format!("tables for {} must broadcast to {pairs}, got {}", self.shape(), table.shape()) });
+        }
+        // The axis of two: before the pairs or after them. Flipped along it, each element meets its partner.
+        let two = if style == RopeStyle::Half { rank - 1 } else { rank };
+        let mut dims: Dims = self.dims()[..rank - 1].into();
+        dims.extend(if style == RopeStyle::Half { [2, half] } else { [half, 2] });
+        let shape = Shape::from(dims);
+        let x = self.reshape(&shape)?;
+        let partner = x.flip(&[two as i64])?;
+        let table = |t: &Tensor| t.unsqueeze(two as i64 - rank as i64 - 1);
+        let (cos, sin) = (table(cos)?, table(sin)?);
+
+        let b = Builder::new();
+        let kind = super::expr::compute_type([self, &cos, &sin]);
+        let [own, other, cos_v, sin_v] = [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
+        let sign = b.index(Kind::I32).cast(kind);
+        let program = b.finish(&[(own * cos_v + sign * other * sin_v, self.dtype())])?;
+        let mut sign = Affine { offset: -1, strides: smallvec::smallvec![0; rank + 1] };
+        sign.strides[two] = 2;
+        let operands = [&x, &partner, &cos, &sin].map(Operand::from);
+        run_map(op, &program, &shape, &operands, &[sign], &[], device)?.remove(0).reshape(self.shape())
+    }
+}

@@ -1,0 +1,89 @@
+//! Softmax and its logarithm along one axis.
+
+use super::{
+    OpInfo,
+    expr::{Expr, check_float, compute_type},
+    op,
+};
+use crate::{
+    Layout, Result, Tensor,
+    backend::{ReduceOp, RowCall, RowOp},
+};
+
+/// The ops of this file.
+pub const OPS: &[OpInfo] = &[op("softmax", "...r -> ...r ; stats r"), op("log_softmax", "...r -> ...r ; stats r")];
+
+impl Tensor {
+    /// `exp(x) / sum(exp(x))` along `axis`, without overflow. A row of only `-inf` gives NaN.
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::from_slice(&[1e4f32, 1e4, f32::NEG_INFINITY], [1, 3], &device)?;
+    /// assert_eq!(x.softmax(-1)?.to_vec::<f32>()?, [0.5, 0.5, 0.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn softmax(&self, axis: i64) -> Result<Tensor> {
+        along_rows("softmax", self, axis, RowOp::Softmax, decomposed)
+    }
+
+    /// The logarithm of [`softmax`](Tensor::softmax), precise also where the probability underflows.
+    pub fn log_softmax(&self, axis: i64) -> Result<Tensor> {
+        along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed)
+    }
+}
+
+/// Softmax as two reductions and a map: what backends without a fused kernel run, and what a sharded axis runs.
+pub fn decomposed(x: &Tensor, axis: i64) -> Result<Tensor> {
+    let (max, sum) = statistics("softmax", x, axis)?;
+    Expr::new("softmax", &[x, &max, &sum]).map(x.dtype(), |a| (a.x[0] - a.x[1]).exp() / a.x[2])
+}
+
+/// Log-softmax as two reductions and a map.
+pub fn log_decomposed(x: &Tensor, axis: i64) -> Result<Tensor> {
+    let (max, sum) = statistics("log_softmax", x, axis)?;
+    Expr::new("log_softmax", &[x, &max, &sum]).map(x.dtype(), |a| a.x[0] - a.x[1] - a.x[2].log())
+}
+
+/// The largest value, and the sum of exponentials relative to it; the axis stays with size 1.
+fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor)> {
+    check_float(op, &[x])?;
+    let axis = x.shape().axis(op, axis)?;
+    if x.numel() == 0 {
+        // Nothing is normalised, so the statistics of an empty axis are never read.
+        return Ok((x.clone(), x.clone()));
+    }
+    let max = Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?;
+    let sum = Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| (a.x[0] - a.x[1]).exp())?;
+    Ok((max, sum))
+}
+
+/// Runs the fused kernel on rows along `axis`, or the decomposition where there is none.
+fn along_rows(op: &'static str, x: &Tensor, axis: i64, row: RowOp<'_>, decomposed: fn(&Tensor, i64) -> Result<Tensor>) -> Result<Tensor> {
+    check_float(op, &[x])?;
+    let axis = x.shape().axis(op, axis)?;
+    let last = x.rank() - 1;
+    let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
+    order.push(axis);
+    let rows = x.with_layout(x.layout().permute(&order));
+    let out = match fused_rows(&rows, x.shape()[axis], row)? {
+        Some(out) => out,
+        None => return decomposed(x, axis as i64),
+    };
+    let mut back: crate::Dims = (0..last).collect();
+    back.insert(axis, last);
+    Ok(out.with_layout(out.layout().permute(&back)))
+}
+
+/// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of `x`; `None` where the backend has none.
+pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<Tensor>> {
+    let backend = x.device().backend();
+    if x.numel() == 0 || (x.dtype() == crate::DType::F64 && !backend.capabilities().f64_math) {
+        return Ok(None);
+    }
+    let dense = x.contiguous()?;
+    let mut input = dense.view()?;
+    input.layout = Layout { offset: input.layout.offset, ..Layout::contiguous([x.numel() / n, n].into()) };
+    let out = backend.row(&RowCall { input: &input, op })?;
+    Ok(out.map(|buffer| x.result(Some(buffer), x.dtype(), x.shape().clone())))
+}
