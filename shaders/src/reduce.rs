@@ -37,20 +37,20 @@ struct Acc<T: Numeric> {
 }
 
 #[cube]
-fn exp<T: Numeric>(x: Vector<T, Const<4>>, zero: u32, #[comptime] wide: bool) -> Vector<T, Const<4>> {
+fn exp<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, Const<4>> {
     if comptime!(wide) {
-        Vector::cast_from(crate::math64::unary(D4::cast_from(x), zero, Unary::Exp))
+        Vector::cast_from(crate::math64::unary(D4::cast_from(x), Unary::Exp))
     } else {
-        Vector::cast_from(crate::math::unary(F4::cast_from(x), zero, Unary::Exp))
+        Vector::cast_from(crate::math::unary(F4::cast_from(x), Unary::Exp))
     }
 }
 
 #[cube]
-fn log<T: Numeric>(x: Vector<T, Const<4>>, zero: u32, #[comptime] wide: bool) -> Vector<T, Const<4>> {
+fn log<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, Const<4>> {
     if comptime!(wide) {
-        Vector::cast_from(crate::math64::unary(D4::cast_from(x), zero, Unary::Log))
+        Vector::cast_from(crate::math64::unary(D4::cast_from(x), Unary::Log))
     } else {
-        Vector::cast_from(crate::math::unary(F4::cast_from(x), zero, Unary::Log))
+        Vector::cast_from(crate::math::unary(F4::cast_from(x), Unary::Log))
     }
 }
 
@@ -63,7 +63,7 @@ fn replaces<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[compti
 }
 
 #[cube]
-fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
+fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
     let largest = comptime!(matches!(op, ReduceOp::Max | ReduceOp::ArgMax | ReduceOp::LogSumExp));
     match op {
         ReduceOp::Sum => Acc::<T> { value: a.value + b.value, sum: a.sum, index: a.index },
@@ -82,8 +82,8 @@ fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: Reduce
             let top = select_many(replaces(a.value, b.value, largest), b.value, a.value);
             let one = Vector::new(T::from_int(1));
             // Equal values need no factor, and infinities must not be subtracted from each other.
-            let fa = select_many(a.value.equal(&top), one, exp(a.value - top, zero, wide));
-            let fb = select_many(b.value.equal(&top), one, exp(b.value - top, zero, wide));
+            let fa = select_many(a.value.equal(&top), one, exp(a.value - top, wide));
+            let fb = select_many(b.value.equal(&top), one, exp(b.value - top, wide));
             Acc::<T> { value: top, sum: a.sum * fa + b.sum * fb, index: a.index }
         }
     }
@@ -91,9 +91,9 @@ fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: Reduce
 
 /// Combines `b` into `a` in place.
 #[cube]
-fn absorb<T: Numeric>(a: &mut Acc<T>, b: &Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) {
+fn absorb<T: Numeric>(a: &mut Acc<T>, b: &Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) {
     let before = Acc::<T> { value: a.value, sum: a.sum, index: a.index };
-    let both = combine(&before, b, zero, op, wide);
+    let both = combine(&before, b, op, wide);
     a.value = both.value;
     a.sum = both.sum;
     a.index = both.index;
@@ -134,22 +134,22 @@ fn turn<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] by: usize) -> Vector<T, 
 
 /// All four lanes combined; the result is in every lane.
 #[cube]
-fn fold_lanes<T: Numeric>(a: Acc<T>, zero: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
+fn fold_lanes<T: Numeric>(a: Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
     let b = Acc::<T> { value: turn(a.value, 2usize), sum: turn(a.sum, 2usize), index: turn(a.index, 2usize) };
-    let a = combine(&a, &b, zero, op, wide);
+    let a = combine(&a, &b, op, wide);
     let b = Acc::<T> { value: turn(a.value, 1usize), sum: turn(a.sum, 1usize), index: turn(a.index, 1usize) };
-    combine(&a, &b, zero, op, wide)
+    combine(&a, &b, op, wide)
 }
 
 /// Combines the accumulators of `width` neighbouring threads in shared memory; the first of them gets the result.
 #[cube]
-fn tree<T: Numeric>(acc: Acc<T>, zero: u32, #[comptime] width: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
+fn tree<T: Numeric>(acc: Acc<T>, #[comptime] width: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
     let mut values = Shared::<[T]>::new_slice(256usize);
     let mut sums = Shared::<[T]>::new_slice(comptime!(if op == ReduceOp::LogSumExp { 256usize } else { 1usize }));
     let mut places = Shared::<[u32]>::new_slice(comptime!(if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { 256usize } else { 1usize }));
     let me = UNIT_POS as usize;
     let lane = UNIT_POS % width;
-    let mut acc = fold_lanes(acc, zero, op, wide);
+    let mut acc = fold_lanes(acc, op, wide);
     let mut half = comptime!(width / 2).runtime();
     while half > 0u32 {
         values[me] = acc.value.extract(0usize);
@@ -169,7 +169,7 @@ fn tree<T: Numeric>(acc: Acc<T>, zero: u32, #[comptime] width: u32, #[comptime] 
             if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
                 b.index = U4::new(places[other]);
             }
-            absorb(&mut acc, &b, zero, op, wide);
+            absorb(&mut acc, &b, op, wide);
         }
         sync_cube();
         half /= 2u32;
@@ -186,7 +186,7 @@ struct Results<T: Numeric> {
 
 /// Writes lane `l` of an accumulator as result `at`.
 #[cube]
-fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] l: usize, scale: T, zero: u32, #[comptime] op: ReduceOp, #[comptime] how: How) {
+fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] l: usize, scale: T, #[comptime] op: ReduceOp, #[comptime] how: How) {
     if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
         out.places.index_mut(0usize)[at] = acc.index.extract(l);
         if comptime!(how.parts) {
@@ -197,7 +197,7 @@ fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] 
             out.values.index_mut(0usize)[at] = acc.value.extract(l);
             out.values.index_mut(1usize)[at] = acc.sum.extract(l);
         } else {
-            let result = acc.value + log(acc.sum, zero, how.wide);
+            let result = acc.value + log(acc.sum, how.wide);
             let empty = acc.sum.equal(&Vector::new(T::from_int(0)));
             out.values.index_mut(0usize)[at] = select_many(empty, acc.value, result).extract(l);
         }
@@ -248,7 +248,6 @@ fn reduce_rows<T: Numeric>(
     chunks_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    zero: u32,
     #[comptime] plan: Plan,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
@@ -266,12 +265,12 @@ fn reduce_rows<T: Numeric>(
     while chunk < end {
         let at = chunk * 4usize;
         let x = elements::<T>(inputs, faults, row * length + at, plan.clone());
-        absorb(&mut acc, &enter(x, at, length - at, identity), zero, op, how.wide);
+        absorb(&mut acc, &enter(x, at, length - at, identity), op, how.wide);
         chunk += width;
     }
-    let acc = tree(acc, zero, how.width, op, how.wide);
+    let acc = tree(acc, how.width, op, how.wide);
     if lane == 0usize && first < chunks {
-        write(out, &acc, line, 0usize, scale, zero, op, how);
+        write(out, &acc, line, 0usize, scale, op, how);
     }
 }
 
@@ -286,7 +285,6 @@ fn reduce_columns<T: Numeric>(
     rows_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    zero: u32,
     #[comptime] plan: Plan,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
@@ -303,14 +301,14 @@ fn reduce_columns<T: Numeric>(
             let x = elements::<T>(inputs, faults, row * columns + group * 4usize, plan.clone());
             let mut entered = enter(x, 0usize, 4usize, identity);
             entered.index = U4::new(row as u32);
-            absorb(&mut acc, &entered, zero, op, how.wide);
+            absorb(&mut acc, &entered, op, how.wide);
             row += 1usize;
         }
         #[unroll]
         for l in 0..4usize {
             let column = group * 4usize + l;
             if column < columns {
-                write(out, &acc, split * columns + column, l, scale, zero, op, how);
+                write(out, &acc, split * columns + column, l, scale, op, how);
             }
         }
     }
@@ -325,7 +323,6 @@ fn finish<T: Numeric>(
     splits: usize,
     identity: InputScalar,
     scale: InputScalar,
-    zero: u32,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {
@@ -343,12 +340,12 @@ fn finish<T: Numeric>(
         if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
             part.index = U4::new(parts.places.index(0usize)[at]);
         }
-        absorb(&mut acc, &first_lane(part, identity), zero, op, how.wide);
+        absorb(&mut acc, &first_lane(part, identity), op, how.wide);
         split += comptime!(how.width as usize);
     }
-    let acc = tree(acc, zero, how.width, op, how.wide);
+    let acc = tree(acc, how.width, op, how.wide);
     if UNIT_POS == 0u32 {
-        write(out, &acc, result, 0usize, scale, zero, op, how);
+        write(out, &acc, result, 0usize, scale, op, how);
     }
 }
 
@@ -455,7 +452,7 @@ impl CubeBackend {
         let how =
             How { width: cut.width, parts, wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64, scaled: call.scale.is_some() };
         let out = allocate(parts, cut.kept * cut.splits)?;
-        let (client, dim, zero) = (&self.client, CubeDim::new_1d(CUBE), 0u32);
+        let (client, dim) = (&self.client, CubeDim::new_1d(CUBE));
         // SAFETY: kernels guard rows, columns and chunks; buffers are as long as what is written.
         unsafe {
             if cut.rows {
@@ -474,7 +471,6 @@ impl CubeBackend {
                     chunks,
                     identity,
                     scale,
-                    zero,
                     bound.plan,
                     call.op,
                     how,
@@ -495,7 +491,6 @@ impl CubeBackend {
                     rows,
                     identity,
                     scale,
-                    zero,
                     bound.plan,
                     call.op,
                     how,
@@ -519,7 +514,6 @@ impl CubeBackend {
                     splits,
                     identity,
                     scale,
-                    zero,
                     call.op,
                     how,
                 );

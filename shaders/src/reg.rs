@@ -36,7 +36,8 @@ fn convert<A: CubePrimitive, B: CubePrimitive>(x: A) -> B {
 
 #[cube]
 fn nonzero<T: Numeric>(x: Vector<T, Const<4>>) -> B4 {
-    x.not_equal(&Vector::new(T::from_int(0)))
+    // Not `not_equal`: see `compare`.
+    !x.equal(&Vector::new(T::from_int(0)))
 }
 
 #[cube]
@@ -213,21 +214,21 @@ fn logic(a: U4, b: U4, #[comptime] op: Binary) -> U4 {
 }
 
 impl Reg {
-    pub(crate) fn unary(self, scope: &Scope, op: Unary, zero: NativeExpand<u32>) -> Self {
+    pub(crate) fn unary(self, scope: &Scope, op: Unary) -> Self {
         match (self, op) {
             (Reg::B(x), Unary::Not) => Reg::B(not_bool::expand(scope, x)),
             (Reg::U(x), _) => Reg::U(int::unary_u32::expand(scope, x, op)),
             (Reg::I(x), _) => Reg::I(int::unary_signed::expand::<i32>(scope, x, op)),
             (Reg::L(x), _) => Reg::L(int::unary_signed::expand::<i64>(scope, x, op)),
             (Reg::F(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify::expand(scope, x, op)),
-            (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, zero, op)),
+            (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, op)),
             (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math64::classify::expand(scope, x, op)),
-            (Reg::D(x), _) => Reg::D(math64::unary::expand(scope, x, zero, op)),
+            (Reg::D(x), _) => Reg::D(math64::unary::expand(scope, x, op)),
             (Reg::B(_), _) => ill_typed(),
         }
     }
 
-    pub(crate) fn binary(scope: &Scope, op: Binary, a: Self, b: Self, zero: NativeExpand<u32>, fault: Fault<'_>) -> Self {
+    pub(crate) fn binary(scope: &Scope, op: Binary, a: Self, b: Self, fault: Fault<'_>) -> Self {
         let divides = matches!(op, Binary::FloorDiv | Binary::TruncDiv | Binary::Rem);
         if divides {
             match b {
@@ -259,8 +260,8 @@ impl Reg {
             (Reg::U(a), Reg::U(b)) => Reg::U(int::binary_u32::expand(scope, a, b, op)),
             (Reg::I(a), Reg::I(b)) => Reg::I(int::binary_i32::expand(scope, a, b, op)),
             (Reg::L(a), Reg::L(b)) => Reg::L(int::binary_i64::expand(scope, a, b, op)),
-            (Reg::F(a), Reg::F(b)) => Reg::F(math::binary::expand(scope, a, b, zero, op)),
-            (Reg::D(a), Reg::D(b)) => Reg::D(math64::binary::expand(scope, a, b, zero, op)),
+            (Reg::F(a), Reg::F(b)) => Reg::F(math::binary::expand(scope, a, b, op)),
+            (Reg::D(a), Reg::D(b)) => Reg::D(math64::binary::expand(scope, a, b, op)),
             _ => ill_typed(),
         }
     }
@@ -296,9 +297,9 @@ impl Reg {
             (Reg::F(x), Kind::I32) => Reg::I(math::f32_to_i32::expand(scope, x)),
             (Reg::F(x), Kind::I64) => Reg::L(math::f32_to_i64::expand(scope, x)),
             (Reg::F(x), Kind::F64) => Reg::D(convert::expand::<F4, D4>(scope, x)),
-            (Reg::D(x), Kind::U32) => Reg::U(math64::to_u32::expand(scope, x)),
-            (Reg::D(x), Kind::I32) => Reg::I(math64::to_i32::expand(scope, x)),
-            (Reg::D(x), Kind::I64) => Reg::L(math64::to_i64::expand(scope, x)),
+            (Reg::D(x), Kind::U32) => Reg::U(math::f64_to_u32::expand(scope, x)),
+            (Reg::D(x), Kind::I32) => Reg::I(math::f64_to_i32::expand(scope, x)),
+            (Reg::D(x), Kind::I64) => Reg::L(math::f64_to_i64::expand(scope, x)),
             (Reg::D(x), Kind::F32) => Reg::F(convert::expand::<D4, F4>(scope, x)),
         };
         let from_float = matches!(self, Reg::F(_) | Reg::D(_));

@@ -5,7 +5,7 @@
 
 use crate::{
     CubeBackend, Memory,
-    map::{CUBE, Outputs, OutputsExpand, store},
+    map::{CUBE, Outputs, store},
     math,
     program::{Inputs, Plan, eval},
     reg::Reg,
@@ -115,17 +115,7 @@ fn put(out: &mut Outputs, chunk: usize, value: F4, #[comptime] dtype: DType) {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn row_kernel(
-    inputs: &Inputs,
-    out: &mut Outputs,
-    rows: usize,
-    length: usize,
-    lowest: f32,
-    eps: f32,
-    zero: u32,
-    #[comptime] plan: Plan,
-    #[comptime] fused: Fused,
-) {
+fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lowest: f32, eps: f32, #[comptime] plan: Plan, #[comptime] fused: Fused) {
     let width = comptime!(fused.width as usize);
     let line = CUBE_POS * comptime!(CUBE as usize / fused.width as usize) + UNIT_POS as usize / width;
     // Surplus threads repeat the last row, so that everybody meets at the barriers; they write nothing.
@@ -156,12 +146,12 @@ fn row_kernel(
         #[unroll]
         for k in 0..fused.chunks {
             let shifted = held[k] - top;
-            let e = math::unary(shifted, zero, Unary::Exp);
+            let e = math::unary(shifted, Unary::Exp);
             total += e;
             held[k] = if comptime!(fused.kind == FusedKind::Softmax) { e } else { shifted };
         }
         let total = F4::new(across(lane_sum(total), fused.width, false, fused.planes));
-        let shift = math::unary(total, zero, Unary::Log);
+        let shift = math::unary(total, Unary::Log);
         let factor = F4::new(1.0f32) / total;
         #[unroll]
         for k in 0..fused.chunks {
@@ -269,7 +259,6 @@ impl CubeBackend {
                 length,
                 f32::NEG_INFINITY,
                 eps as f32,
-                0,
                 bound.plan,
                 fused,
             );

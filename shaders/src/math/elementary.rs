@@ -1,0 +1,584 @@
+//! Functions of one or more `f32` values, on four lanes at a time.
+//!
+//! Shader languages promise little about their own functions: WGSL lets `asin` be off by 7e-5, `log` near 1 by thousands of ulp, and
+//! leaves NaN and infinity to the driver. So everything here is built from `+ - * / sqrt`, rounding to integers and bits, and is right
+//! to a few ulp everywhere and at every special value. Three rules keep it so on drivers that may rewrite float expressions:
+//! - no trick of the kind `(a + b) - a`: drivers simplify it. Where a value must be cut in two, its low bits are masked away;
+//! - no reliance on fused multiply-add, and no harm from it either;
+//! - NaN and infinity are told by bits, never by comparing a value with itself; a shader has no literals for them, so they are made from bits.
+//!
+//! The ulp figures are the worst measured against `f64` on dense grids over the whole range (software Vulkan device). Subnormal inputs and results
+//! may be taken for zero.
+
+use cubecl::prelude::*;
+
+use crate::words::{B4, F4, I4, U4};
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+pub(crate) const LN_2: f32 = std::f32::consts::LN_2;
+/// `ln 2` in two parts; the first has 9 bits, so that its product with an exponent is exact.
+pub(crate) const LN_2_HIGH: f32 = 0.693359375;
+pub(crate) const LN_2_LOW: f32 = -2.1219444e-4;
+const LOG10_E: f32 = std::f32::consts::LOG10_E;
+/// `log10 2` in two parts, as above.
+const LOG10_2_HIGH: f32 = 0.30078125;
+const LOG10_2_LOW: f32 = 2.4874566e-4;
+pub(crate) const PI: f32 = std::f32::consts::PI;
+pub(crate) const PI_LOW: f32 = -8.742278e-8;
+pub(crate) const SIGN: u32 = 0x8000_0000;
+pub(crate) const MAGNITUDE: u32 = 0x7fff_ffff;
+pub(crate) const INFINITY: u32 = 0x7f80_0000;
+/// `2 / pi` to 224 bits, after a word of zeros.
+const TWO_OVER_PI: [u32; 8] = [0, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041, 0xfe51_63ab];
+
+// Minimax polynomials, highest power first.
+/// `(exp(r) - 1 - r) / r^2`, `|r| <= ln(2) / 2`.
+const EXP: &[f32] = &[0.000199150309, 0.00139420596, 0.00833327137, 0.0416663401, 0.166666672, 0.5];
+/// `(ln(1 + f) - f + f^2 / 2) / f^3`, `sqrt(1/2) - 1 <= f <= sqrt(2) - 1`.
+const LOG: &[f32] = &[0.0691356733, -0.117892504, 0.118734263, -0.123844616, 0.142186165, -0.166692436, 0.20002228, -0.249999866, 0.333333105];
+/// `(sinh(x) - x) / x^3` in `x^2`, `|x| <= 1`.
+const SINH: &[f32] = &[2.81743974e-06, 0.000198360663, 0.00833335053, 0.166666672];
+/// `(tanh(x) - x) / x^3` in `x^2`, `|x| <= 0.6`.
+const TANH: &[f32] = &[0.00223106099, -0.00826708786, 0.0217344388, -0.0539524741, 0.133332476, -0.333333313];
+/// `(sin(r) - r) / r^3` in `r^2`, `|r| <= pi/4`.
+const SIN: &[f32] = &[-0.000195156565, 0.00833216682, -0.166666552];
+/// `(cos(r) - 1 + r^2 / 2) / r^4` in `r^2`, `|r| <= pi/4`.
+const COS: &[f32] = &[2.44366092e-05, -0.00138873525, 0.0416666456];
+/// `(asin(x) - x) / x^3` in `x^2`, `|x| <= 1/2`.
+const ASIN: &[f32] = &[0.0375651866, 0.0144026149, 0.0318176076, 0.0445157215, 0.0750051066, 0.166666597];
+/// `(atan(x) - x) / x^3` in `x^2`, `|x| <= 1`.
+const ATAN: &[f32] = &[-0.00182718469, 0.0110643152, -0.0314554684, 0.0582343191, -0.084194459, 0.109575719, -0.142652452, 0.199986383, -0.333333015];
+// Small pieces.
+
+/// The same constant in every lane.
+#[cube]
+pub(crate) fn all(#[comptime] value: f32) -> F4 {
+    F4::new(f32::new(value))
+}
+
+#[cube]
+pub(crate) fn bits(x: F4) -> U4 {
+    U4::reinterpret(x)
+}
+
+#[cube]
+pub(crate) fn magnitude_bits(x: F4) -> U4 {
+    bits(x) & U4::new(MAGNITUDE)
+}
+
+/// Positive infinity. It goes through a runtime value because shader compilers refuse a constant that is infinite.
+#[cube]
+pub(crate) fn infinity(any: F4) -> F4 {
+    F4::reinterpret((bits(any) & U4::new(INFINITY)) | U4::new(INFINITY))
+}
+
+#[cube]
+pub(crate) fn nan(any: F4) -> F4 {
+    F4::reinterpret((bits(any) & U4::new(INFINITY)) | U4::new(0x7fc0_0000u32))
+}
+
+/// `y`, but NaN where `x` is.
+#[cube]
+pub(crate) fn keep_nan(x: F4, y: F4) -> F4 {
+    select_many(is_nan(x), x, y)
+}
+
+#[cube]
+fn polynomial_step(sum: F4, x: F4, coefficient: f32) -> F4 {
+    sum * x + F4::new(coefficient)
+}
+
+/// Horner's rule, unrolled.
+#[cube]
+#[allow(unused_variables)]
+pub(crate) fn polynomial(x: F4, #[comptime] coefficients: &'static [f32]) -> F4 {
+    intrinsic!(|scope| {
+        let mut sum = F4::__expand_new(scope, coefficients[0].into());
+        for &coefficient in &coefficients[1..] {
+            sum = polynomial_step::expand(scope, sum, x, coefficient.into());
+        }
+        sum
+    })
+}
+
+/// `2^n`, `-126 <= n <= 127`.
+#[cube]
+pub(crate) fn power_of_two(n: I4) -> F4 {
+    F4::reinterpret((n + I4::new(127i32)) << I4::new(23i32))
+}
+
+/// `x 2^n`, `|n| <= 252`.
+#[cube]
+pub(crate) fn scale(x: F4, n: I4) -> F4 {
+    let half = n >> I4::new(1i32);
+    x * power_of_two(half) * power_of_two(n - half)
+}
+
+/// `x`, but the compiler cannot see where it comes from: the limit is below every value in use. Drivers join `(x - n a) - n b` to
+/// `x - n (a + b)`, and the digits for which the constant was cut in two are lost; across this they do not.
+#[cube]
+pub(crate) fn opaque(x: F4) -> F4 {
+    x.max(all(-1e30))
+}
+
+/// `x` without its last 12 bits: products of two such numbers are exact.
+#[cube]
+pub(crate) fn short(x: F4) -> F4 {
+    F4::reinterpret(bits(x) & U4::new(0xffff_f000u32))
+}
+
+#[cube]
+pub(crate) fn clamp_to(x: F4, #[comptime] low: f32, #[comptime] high: f32) -> F4 {
+    let x = select_many(x.less_than(&all(low)), all(low), x);
+    select_many(x.greater_than(&all(high)), all(high), x)
+}
+
+// Signs, rounding, classes.
+
+/// Exact.
+#[cube]
+pub(crate) fn neg(x: F4) -> F4 {
+    F4::reinterpret(bits(x) ^ U4::new(SIGN))
+}
+
+/// Exact.
+#[cube]
+pub(crate) fn abs(x: F4) -> F4 {
+    F4::reinterpret(magnitude_bits(x))
+}
+
+/// Exact; zero and NaN give themselves.
+#[cube]
+pub(crate) fn sign(x: F4) -> F4 {
+    let magnitude = magnitude_bits(x);
+    let itself = magnitude.equal(&U4::new(0u32)).or(magnitude.greater_than(&U4::new(INFINITY)));
+    select_many(itself, x, copysign(all(1.0), x))
+}
+
+/// The magnitude of `x` with the sign of `y`. Exact.
+#[cube]
+pub(crate) fn copysign(x: F4, y: F4) -> F4 {
+    F4::reinterpret(magnitude_bits(x) | (bits(y) & U4::new(SIGN)))
+}
+
+#[cube]
+pub(crate) fn is_nan(x: F4) -> B4 {
+    magnitude_bits(x).greater_than(&U4::new(INFINITY))
+}
+
+#[cube]
+pub(crate) fn is_inf(x: F4) -> B4 {
+    magnitude_bits(x).equal(&U4::new(INFINITY))
+}
+
+/// Exact.
+#[cube]
+pub(crate) fn floor(x: F4) -> F4 {
+    x.floor()
+}
+
+/// Exact.
+#[cube]
+pub(crate) fn ceil(x: F4) -> F4 {
+    x.ceil()
+}
+
+/// To the nearest integer, ties to even. Exact.
+#[cube]
+pub(crate) fn round(x: F4) -> F4 {
+    let down = x.floor();
+    let rest = x - down;
+    let odd = (down * all(0.5)).floor().not_equal(&(down * all(0.5)));
+    let up = rest.greater_than(&all(0.5)).or(rest.equal(&all(0.5)).vec_and(odd));
+    // From 2^23 on every value is an integer.
+    let whole = magnitude_bits(x).greater_equal(&U4::new(0x4b00_0000u32));
+    select_many(whole, x, copysign(select_many(up, down + all(1.0), down), x))
+}
+
+/// Exact.
+#[cube]
+pub(crate) fn trunc(x: F4) -> F4 {
+    x.trunc()
+}
+
+/// NaN if either is NaN. Exact.
+#[cube]
+pub(crate) fn max(a: F4, b: F4) -> F4 {
+    keep_nan(a, keep_nan(b, select_many(a.less_than(&b), b, a)))
+}
+
+/// NaN if either is NaN. Exact.
+#[cube]
+pub(crate) fn min(a: F4, b: F4) -> F4 {
+    keep_nan(a, keep_nan(b, select_many(b.less_than(&a), b, a)))
+}
+
+/// Ignores one NaN. Exact.
+#[cube]
+pub(crate) fn fmax(a: F4, b: F4) -> F4 {
+    select_many(is_nan(a), b, select_many(a.less_than(&b), b, a))
+}
+
+/// Ignores one NaN. Exact.
+#[cube]
+pub(crate) fn fmin(a: F4, b: F4) -> F4 {
+    select_many(is_nan(a), b, select_many(b.less_than(&a), b, a))
+}
+
+// Powers and roots.
+
+/// Half an ulp, or 2.5 where the device divides by a reciprocal.
+#[cube]
+pub(crate) fn div(a: F4, b: F4) -> F4 {
+    // The reciprocal of a divisor above 2^126 is subnormal, which many devices flush to zero.
+    let shrink = select_many(magnitude_bits(b).greater_than(&U4::new(0x7e80_0000u32)), all(0.25), all(1.0));
+    (a * shrink) / (b * shrink)
+}
+
+#[cube]
+pub(crate) fn sqrt(x: F4) -> F4 {
+    x.sqrt()
+}
+
+#[cube]
+pub(crate) fn rsqrt(x: F4) -> F4 {
+    x.inverse_sqrt()
+}
+
+/// Without overflow on the way; infinity beats NaN.
+#[cube]
+pub(crate) fn hypot(a: F4, b: F4) -> F4 {
+    let (p, q) = (magnitude_bits(a), magnitude_bits(b));
+    let larger = select_many(p.less_than(&q), q, p);
+    let (huge, tiny) = (larger.greater_than(&U4::new(0x5e80_0000u32)), larger.less_than(&U4::new(0x2080_0000u32)));
+    // 2^-80 and 2^80.
+    let down = select_many(huge, all(8.271806e-25), select_many(tiny, all(1.2089258e24), all(1.0)));
+    let up = select_many(huge, all(1.2089258e24), select_many(tiny, all(8.271806e-25), all(1.0)));
+    let (x, y) = (F4::reinterpret(p) * down, F4::reinterpret(q) * down);
+    let length = (x * x + y * y).sqrt() * up;
+    select_many(is_inf(a).or(is_inf(b)), infinity(a), keep_nan(a, keep_nan(b, length)))
+}
+
+// Exponentials.
+
+/// `exp(r) - 1`, `|r| <= ln(2) / 2`.
+#[cube]
+pub(crate) fn exp_reduced(r: F4) -> F4 {
+    r + r * r * polynomial(r, EXP)
+}
+
+/// `n` and `r` with `x = n ln 2 + r`, `|r| <= ln(2) / 2`.
+#[cube]
+fn exp_reduce(x: F4) -> (F4, F4) {
+    let n = (x * all(LOG2_E)).round();
+    (n, opaque(x - n * all(LN_2_HIGH)) - n * all(LN_2_LOW))
+}
+
+/// `exp(x) 2^shift`, for arguments whose result overflows only after the shift.
+#[cube]
+pub(crate) fn exp_shifted(x: F4, #[comptime] shift: i32) -> F4 {
+    let (n, r) = exp_reduce(clamp_to(x, -110.0, 92.0));
+    scale(all(1.0) + exp_reduced(r), I4::cast_from(n) + I4::new(shift))
+}
+
+#[cube]
+pub(crate) fn exp(x: F4) -> F4 {
+    keep_nan(x, exp_shifted(x, 0))
+}
+
+#[cube]
+pub(crate) fn exp2(x: F4) -> F4 {
+    let inside = clamp_to(x, -160.0, 130.0);
+    let n = inside.round();
+    keep_nan(x, scale(all(1.0) + exp_reduced((inside - n) * all(LN_2)), I4::cast_from(n)))
+}
+
+#[cube]
+pub(crate) fn expm1(x: F4) -> F4 {
+    let (n, r) = exp_reduce(clamp_to(x, -30.0, 89.0));
+    // Half of the result, because 2^n itself may overflow.
+    let half = power_of_two(I4::cast_from(n) - I4::new(1i32));
+    let y = (exp_reduced(r) * half + (half - all(0.5))) * all(2.0);
+    keep_nan(x, select_many(abs(x).less_than(&all(1e-7)), x, y))
+}
+
+#[cube]
+pub(crate) fn sinh(x: F4) -> F4 {
+    let a = abs(x);
+    let half = exp_shifted(a, -1);
+    let square = a * a;
+    let y = select_many(a.less_than(&all(1.0)), a + a * square * polynomial(square, SINH), half - all(0.25) / half);
+    keep_nan(x, copysign(y, x))
+}
+
+#[cube]
+pub(crate) fn cosh(x: F4) -> F4 {
+    let half = exp_shifted(abs(x), -1);
+    keep_nan(x, half + all(0.25) / half)
+}
+
+#[cube]
+pub(crate) fn tanh(x: F4) -> F4 {
+    let a = abs(x);
+    let square = a * a;
+    let large = all(1.0) - all(2.0) / (exp_shifted(clamp_to(a + a, 0.0, 20.0), 0) + all(1.0));
+    let y = select_many(a.less_than(&all(0.6)), a + a * square * polynomial(square, TANH), large);
+    keep_nan(x, copysign(y, x))
+}
+
+// Logarithms.
+
+/// `e` and `f` with `x = 2^e (1 + f)`, `sqrt(1/2) <= 1 + f < sqrt(2)`, for positive finite `x`.
+#[cube]
+pub(crate) fn log_split(x: F4) -> (F4, F4) {
+    let whole = bits(x);
+    let subnormal = whole.less_than(&U4::new(0x0080_0000u32));
+    // The bits of a subnormal number are the number in units of 2^-149.
+    let normal = select_many(subnormal, bits(F4::cast_from(whole)), whole);
+    let above = normal - U4::new(0x3f35_04f3u32);
+    let exponent = F4::cast_from(I4::reinterpret(above) >> I4::new(23i32)) - select_many(subnormal, all(149.0), all(0.0));
+    let mantissa = F4::reinterpret((above & U4::new(0x007f_ffffu32)) + U4::new(0x3f35_04f3u32));
+    (exponent, mantissa - all(1.0))
+}
+
+/// `ln(1 + f)` for the `f` of `log_split`.
+#[cube]
+pub(crate) fn log_reduced(f: F4) -> F4 {
+    let square = f * f;
+    f - (square * all(0.5) - square * f * polynomial(f, LOG))
+}
+
+/// `ln x` for positive finite `x`.
+#[cube]
+pub(crate) fn log_positive(x: F4) -> F4 {
+    let (e, f) = log_split(x);
+    e * all(LN_2_HIGH) + (e * all(LN_2_LOW) + log_reduced(f))
+}
+
+/// `y`, but for an argument `x` of a logarithm that is not positive and finite the value that belongs there.
+#[cube]
+fn log_edges(x: F4, y: F4) -> F4 {
+    let whole = bits(x);
+    let y = select_many(whole.greater_equal(&U4::new(INFINITY)), x, y);
+    let y = select_many(whole.greater_than(&U4::new(SIGN)), nan(x), y);
+    select_many(magnitude_bits(x).equal(&U4::new(0u32)), neg(infinity(x)), y)
+}
+
+#[cube]
+pub(crate) fn log(x: F4) -> F4 {
+    log_edges(x, log_positive(x))
+}
+
+#[cube]
+pub(crate) fn log2(x: F4) -> F4 {
+    let (e, f) = log_split(x);
+    log_edges(x, e + log_reduced(f) * all(LOG2_E))
+}
+
+#[cube]
+pub(crate) fn log10(x: F4) -> F4 {
+    let (e, f) = log_split(x);
+    log_edges(x, e * all(LOG10_2_HIGH) + (e * all(LOG10_2_LOW) + log_reduced(f) * all(LOG10_E)))
+}
+
+/// `ln(1 + x)` for finite `x > -1`.
+#[cube]
+fn log1p_inside(x: F4) -> F4 {
+    let (e, f) = log_split(all(1.0) + x);
+    // 1 + x has lost digits of x; with its exponent known, f can be had from x with one rounding.
+    let shrink = power_of_two(-I4::cast_from(clamp_to(e, -25.0, 25.0)));
+    let f = select_many(e.less_than(&all(25.0)), opaque(shrink - all(1.0)) + x * shrink, f);
+    e * all(LN_2_HIGH) + (e * all(LN_2_LOW) + log_reduced(f))
+}
+
+#[cube]
+pub(crate) fn log1p(x: F4) -> F4 {
+    let y = log_edges(all(1.0) + x, log1p_inside(x));
+    select_many(abs(x).less_than(&all(1e-8)), x, y)
+}
+
+#[cube]
+pub(crate) fn asinh(x: F4) -> F4 {
+    let a = abs(x);
+    // From 2^30 on the one under the root makes no difference, and the square may overflow.
+    let far = a.greater_than(&all(1073741824.0));
+    let near = select_many(far, all(0.0), a);
+    let inner = near + near * near / (all(1.0) + (all(1.0) + near * near).sqrt());
+    let y = log1p_inside(select_many(far, a, inner)) + select_many(far, all(LN_2), all(0.0));
+    let itself = is_inf(x).or(is_nan(x)).or(a.less_than(&all(1e-8)));
+    select_many(itself, x, copysign(y, x))
+}
+
+#[cube]
+pub(crate) fn acosh(x: F4) -> F4 {
+    let far = x.greater_than(&all(1073741824.0));
+    let above = select_many(far, all(0.0), x - all(1.0));
+    let inner = above + (above * (above + all(2.0))).sqrt();
+    let y = log1p_inside(select_many(far, x, inner)) + select_many(far, all(LN_2), all(0.0));
+    let y = select_many(x.less_than(&all(1.0)), nan(x), y);
+    select_many(bits(x).equal(&U4::new(INFINITY)), x, keep_nan(x, y))
+}
+
+#[cube]
+pub(crate) fn atanh(x: F4) -> F4 {
+    let a = abs(x);
+    let inner = select_many(a.less_than(&all(1.0)), a, all(0.0));
+    let y = all(0.5) * log1p_inside(all(2.0) * (inner + inner * inner / (all(1.0) - inner)));
+    let y = select_many(a.equal(&all(1.0)), infinity(x), copysign(y, x));
+    let y = select_many(a.greater_than(&all(1.0)), nan(x), copysign(y, x));
+    keep_nan(x, select_many(a.less_than(&all(1e-8)), x, y))
+}
+
+// Trigonometry.
+
+/// `sin(r)`, `|r| <= pi/4`.
+#[cube]
+pub(crate) fn sin_reduced(r: F4) -> F4 {
+    let square = r * r;
+    r + r * square * polynomial(square, SIN)
+}
+
+/// `cos(r)`, `|r| <= pi/4`.
+#[cube]
+pub(crate) fn cos_reduced(r: F4) -> F4 {
+    let square = r * r;
+    all(1.0) - (square * all(0.5) - square * square * polynomial(square, COS))
+}
+
+/// The word `at + offset` of `2 / pi`, `at <= 4`.
+#[cube]
+fn two_over_pi(at: U4, #[comptime] offset: usize) -> U4 {
+    let far = select_many(at.equal(&U4::new(3u32)), U4::new(comptime!(TWO_OVER_PI[offset + 3])), U4::new(comptime!(TWO_OVER_PI[offset + 4])));
+    let near = select_many(at.equal(&U4::new(0u32)), U4::new(comptime!(TWO_OVER_PI[offset])), U4::new(comptime!(TWO_OVER_PI[offset + 1])));
+    select_many(at.less_than(&U4::new(2u32)), near, select_many(at.equal(&U4::new(2u32)), U4::new(comptime!(TWO_OVER_PI[offset + 2])), far))
+}
+
+/// The low word of the two words shifted left together, `0 <= count < 32`.
+#[cube]
+fn shift_in(high: U4, low: U4, count: U4) -> U4 {
+    (high << count) | ((low >> U4::new(1u32)) >> (U4::new(31u32) - count))
+}
+
+/// The quarter turn nearest to `|x|`, and the angle from there (at most `pi/4`, either sign). In integers, so that it is exact to the last bit
+/// of the angle for every `x`: the mantissa times those 96 bits of `2 / pi` that matter at this exponent; what is above is whole turns.
+#[cube]
+fn quarter_turns(x: F4) -> (U4, F4) {
+    let magnitude = magnitude_bits(x);
+    let small = magnitude.less_than(&U4::new(0x3f49_0fdbu32));
+    let mantissa = (magnitude & U4::new(0x007f_ffffu32)) | U4::new(0x0080_0000u32);
+    let start = select_many(small, U4::new(126u32), magnitude >> U4::new(23u32)) - U4::new(120u32);
+    let (at, count) = (start >> U4::new(5u32), start & U4::new(31u32));
+    let (w1, w2) = (two_over_pi(at, 1usize), two_over_pi(at, 2usize));
+    let (p0, p1, p2) = (shift_in(two_over_pi(at, 0usize), w1, count), shift_in(w1, w2, count), shift_in(w2, two_over_pi(at, 3usize), count));
+    // Two bits of quarter turns, then 62 bits of fraction.
+    let middle = mantissa * p1;
+    let low = middle + mantissa.mul_hi(p2);
+    let carry = select_many(low.less_than(&middle), U4::new(1u32), U4::new(0u32));
+    let high = mantissa * p0 + mantissa.mul_hi(p1) + carry;
+    let quarters = (high + U4::new(0x2000_0000u32)) >> U4::new(30u32);
+    // The fraction from -1/2 to 1/2; a negative one is made positive by flipping its bits.
+    let high = high - (quarters << U4::new(30u32));
+    let minus = U4::reinterpret(I4::reinterpret(high) >> I4::new(31i32));
+    let (high, low) = (high ^ minus, low ^ minus);
+    let zeros = U4::cast_from(high.leading_zeros());
+    let leading = select_many(zeros.equal(&U4::new(32u32)), low, shift_in(high, low, zeros & U4::new(31u32)));
+    // Times pi/2 in units of 2^-31.
+    let angle = F4::cast_from(leading.mul_hi(U4::new(0xc90f_daa2u32))) * power_of_two(I4::new(-29i32) - I4::cast_from(zeros));
+    let angle = F4::reinterpret(bits(angle) | (minus & U4::new(SIGN)));
+    (select_many(small, U4::new(0u32), quarters), select_many(small, F4::reinterpret(magnitude), angle))
+}
+
+#[cube]
+fn is_not_finite(x: F4) -> B4 {
+    magnitude_bits(x).greater_equal(&U4::new(INFINITY))
+}
+
+/// `sin` or `cos` of `angle` as the quarter turns say, `minus` giving the sign bit to flip.
+#[cube]
+fn sine_of(x: F4, quarters: U4, angle: F4, minus: U4) -> F4 {
+    let odd = (quarters & U4::new(1u32)).equal(&U4::new(1u32));
+    let y = bits(select_many(odd, cos_reduced(angle), sin_reduced(angle)));
+    let y = F4::reinterpret(y ^ ((quarters & U4::new(2u32)) << U4::new(30u32)) ^ minus);
+    select_many(is_not_finite(x), nan(x), y)
+}
+
+#[cube]
+pub(crate) fn sin(x: F4) -> F4 {
+    let (quarters, angle) = quarter_turns(x);
+    sine_of(x, quarters, angle, bits(x) & U4::new(SIGN))
+}
+
+#[cube]
+pub(crate) fn cos(x: F4) -> F4 {
+    let (quarters, angle) = quarter_turns(x);
+    sine_of(x, quarters + U4::new(1u32), angle, U4::new(0u32))
+}
+
+#[cube]
+pub(crate) fn tan(x: F4) -> F4 {
+    let (quarters, angle) = quarter_turns(x);
+    let odd = (quarters & U4::new(1u32)).equal(&U4::new(1u32));
+    let (sine, cosine) = (sin_reduced(angle), cos_reduced(angle));
+    let y = bits(select_many(odd, cosine, sine) / select_many(odd, sine, cosine));
+    let y = F4::reinterpret(y ^ (quarters << U4::new(31u32)) ^ (bits(x) & U4::new(SIGN)));
+    select_many(is_not_finite(x), nan(x), y)
+}
+
+/// `asin(x)`, `0 <= x <= 1/2`.
+#[cube]
+fn asin_reduced(x: F4) -> F4 {
+    let square = x * x;
+    x + x * square * polynomial(square, ASIN)
+}
+
+#[cube]
+pub(crate) fn asin(x: F4) -> F4 {
+    let a = abs(x);
+    let far = a.greater_than(&all(0.5));
+    let half = asin_reduced(select_many(far, (all(0.5) - a * all(0.5)).sqrt(), a));
+    let y = select_many(far, all(PI / 2.0) - (half * all(2.0) - all(PI_LOW / 2.0)), half);
+    let y = copysign(y, x);
+    keep_nan(x, select_many(a.greater_than(&all(1.0)), nan(x), y))
+}
+
+#[cube]
+pub(crate) fn acos(x: F4) -> F4 {
+    let a = abs(x);
+    let far = a.greater_than(&all(0.5));
+    let half = asin_reduced(select_many(far, (all(0.5) - a * all(0.5)).sqrt(), a));
+    let outer = select_many(x.less_than(&all(0.0)), all(PI) - (half * all(2.0) - all(PI_LOW)), half * all(2.0));
+    let y = select_many(far, outer, all(PI / 2.0) - (copysign(half, x) - all(PI_LOW / 2.0)));
+    keep_nan(x, select_many(a.greater_than(&all(1.0)), nan(x), y))
+}
+
+/// `atan(x)`, `0 <= x <= 1`.
+#[cube]
+fn atan_reduced(x: F4) -> F4 {
+    let square = x * x;
+    x + x * square * polynomial(square, ATAN)
+}
+
+#[cube]
+pub(crate) fn atan(x: F4) -> F4 {
+    let a = abs(x);
+    let far = a.greater_than(&all(1.0));
+    let inner = atan_reduced(select_many(far, div(all(1.0), a), a));
+    let y = select_many(far, all(PI / 2.0) - (inner - all(PI_LOW / 2.0)), inner);
+    keep_nan(x, copysign(y, x))
+}
+
+/// The angle of the point `(x, y)`, with the signs of zeros and the infinities as in C.
+#[cube]
+pub(crate) fn atan2(y: F4, x: F4) -> F4 {
+    let (p, q) = (magnitude_bits(y), magnitude_bits(x));
+    let steep = p.greater_than(&q);
+    let (low, high) = (select_many(steep, q, p), select_many(steep, p, q));
+    let ratio = div(F4::reinterpret(low), F4::reinterpret(high));
+    // 0 / 0 is meant as 0, infinity / infinity as 1.
+    let ratio = select_many(high.equal(&U4::new(0u32)), all(0.0), select_many(low.equal(&U4::new(INFINITY)), all(1.0), ratio));
+    let angle = atan_reduced(ratio);
+    let angle = select_many(steep, all(PI / 2.0) - (angle - all(PI_LOW / 2.0)), angle);
+    let behind = bits(x).greater_equal(&U4::new(SIGN));
+    let angle = select_many(behind, all(PI) - (angle - all(PI_LOW)), angle);
+    keep_nan(x, keep_nan(y, copysign(angle, y)))
+}

@@ -1,0 +1,82 @@
+//! Float functions on four lanes, by instruction.
+
+mod convert;
+mod elementary;
+mod power;
+mod special;
+
+pub(crate) use convert::*;
+
+use crate::words::{B4, F4};
+use anymesh_core::map::{Binary, Unary};
+use cubecl::prelude::*;
+
+/// `IsNan` and `IsInf`.
+#[cube]
+pub(crate) fn classify(x: F4, #[comptime] op: Unary) -> B4 {
+    match op {
+        Unary::IsNan => elementary::is_nan(x),
+        _ => elementary::is_inf(x),
+    }
+}
+
+/// Any function of one value that gives a float.
+#[cube]
+pub(crate) fn unary(x: F4, #[comptime] op: Unary) -> F4 {
+    match op {
+        Unary::Neg => elementary::neg(x),
+        Unary::Abs => elementary::abs(x),
+        Unary::Sign => elementary::sign(x),
+        Unary::Exp => elementary::exp(x),
+        Unary::Exp2 => elementary::exp2(x),
+        Unary::Expm1 => elementary::expm1(x),
+        Unary::Log => elementary::log(x),
+        Unary::Log2 => elementary::log2(x),
+        Unary::Log10 => elementary::log10(x),
+        Unary::Log1p => elementary::log1p(x),
+        Unary::Sqrt => elementary::sqrt(x),
+        Unary::Rsqrt => elementary::rsqrt(x),
+        Unary::Sin => elementary::sin(x),
+        Unary::Cos => elementary::cos(x),
+        Unary::Tan => elementary::tan(x),
+        Unary::Asin => elementary::asin(x),
+        Unary::Acos => elementary::acos(x),
+        Unary::Atan => elementary::atan(x),
+        Unary::Sinh => elementary::sinh(x),
+        Unary::Cosh => elementary::cosh(x),
+        Unary::Tanh => elementary::tanh(x),
+        Unary::Asinh => elementary::asinh(x),
+        Unary::Acosh => elementary::acosh(x),
+        Unary::Atanh => elementary::atanh(x),
+        Unary::Erf => special::erf(x),
+        Unary::Erfinv => special::erfinv(x),
+        Unary::Lgamma => special::lgamma(x),
+        Unary::Digamma => special::digamma(x),
+        Unary::Floor => elementary::floor(x),
+        Unary::Ceil => elementary::ceil(x),
+        Unary::Round => elementary::round(x),
+        _ => elementary::trunc(x),
+    }
+}
+
+/// Any function of two values that gives a float.
+#[cube]
+pub(crate) fn binary(a: F4, b: F4, #[comptime] op: Binary) -> F4 {
+    match op {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div => elementary::div(a, b),
+        Binary::FloorDiv => power::floor_div(a, b),
+        Binary::TruncDiv => power::trunc_div(a, b),
+        Binary::Rem => power::rem(a, b),
+        Binary::Pow => power::pow(a, b),
+        Binary::Max => elementary::max(a, b),
+        Binary::Min => elementary::min(a, b),
+        Binary::Fmax => elementary::fmax(a, b),
+        Binary::Fmin => elementary::fmin(a, b),
+        Binary::Atan2 => elementary::atan2(a, b),
+        Binary::Hypot => elementary::hypot(a, b),
+        _ => elementary::copysign(a, b),
+    }
+}
