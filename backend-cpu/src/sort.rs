@@ -1,0 +1,115 @@
+//! Argsort and binary search. Both turn values into unsigned keys whose order is the order of the values: NaN last, -0 equal to 0.
+
+use crate::{element::Held, grid::dense, memory::Memory, parallel};
+use anymesh_core::{
+    Buffer, Kind, Result,
+    backend::{SearchCall, SortCall},
+};
+use rayon::prelude::*;
+
+/// A value as a number of 32 bits (or 64 for the wide kinds) that sorts the same.
+trait Key: Held {
+    type Key: Ord + Copy + Send + Sync + std::ops::Not<Output = Self::Key>;
+    /// A key with a position: sorting these is stable.
+    type Entry: Ord + Copy + Send;
+    fn key(self) -> Self::Key;
+    fn entry(key: Self::Key, position: u32) -> Self::Entry;
+    fn position(entry: Self::Entry) -> u32;
+}
+
+macro_rules! key {
+    ($($t:ty, $key:ty, $entry:ty, $to_key:expr);*) => {$(
+        impl Key for $t {
+            type Key = $key;
+            type Entry = $entry;
+            fn key(self) -> $key {
+                $to_key(self)
+            }
+            fn entry(key: $key, position: u32) -> $entry {
+                (<$entry>::from(key) << 32) | <$entry>::from(position)
+            }
+            fn position(entry: $entry) -> u32 {
+                entry as u32
+            }
+        }
+    )*};
+}
+key!(
+    u8, u32, u64, u32::from;
+    u32, u32, u64, |v| v;
+    i32, u32, u64, |v: i32| v as u32 ^ (1 << 31);
+    f32, u32, u64, |v: f32| {
+        // Adding 0 turns -0 into 0. Negative numbers sort by their inverted bits, the rest above them.
+        let bits = if v.is_nan() { f32::NAN.to_bits() & !(1 << 31) } else { (v + 0.0).to_bits() };
+        if bits >> 31 == 1 { !bits } else { bits | (1 << 31) }
+    };
+    i64, u64, u128, |v: i64| v as u64 ^ (1 << 63);
+    f64, u64, u128, |v: f64| {
+        let bits = if v.is_nan() { f64::NAN.to_bits() & !(1 << 63) } else { (v + 0.0).to_bits() };
+        if bits >> 63 == 1 { !bits } else { bits | (1 << 63) }
+    }
+);
+
+/// The backend's sort kernel.
+pub(crate) fn sort(call: &SortCall<'_>) -> Result<Buffer> {
+    match call.input.dtype.kind() {
+        Kind::Bool => sort_rows::<u8>(call),
+        Kind::U32 => sort_rows::<u32>(call),
+        Kind::I32 => sort_rows::<i32>(call),
+        Kind::I64 => sort_rows::<i64>(call),
+        Kind::F32 => sort_rows::<f32>(call),
+        Kind::F64 => sort_rows::<f64>(call),
+    }
+}
+
+fn sort_rows<T: Key>(call: &SortCall<'_>) -> Result<Buffer> {
+    let shape = &call.input.layout.shape;
+    let n = shape[shape.rank() - 1];
+    let values = dense::<T>(call.input)?;
+    let mut memory = Memory::elements::<i32>(values.len())?;
+    let out = memory.typed_mut::<i32>();
+    let few_rows = values.len() / n < rayon::current_num_threads();
+    let row = |values: &[T], out: &mut [i32]| {
+        let key = |v: &T| if call.descending { !v.key() } else { v.key() };
+        let mut entries: Vec<T::Entry> = values.iter().enumerate().map(|(i, v)| T::entry(key(v), i as u32)).collect();
+        // No two entries are equal, so every algorithm gives the same order.
+        if few_rows && n >= parallel::THRESHOLD {
+            entries.par_sort_unstable();
+        } else {
+            entries.sort_unstable();
+        }
+        out.iter_mut().zip(entries).for_each(|(out, entry)| *out = T::position(entry) as i32);
+    };
+    if values.len() < parallel::THRESHOLD {
+        out.chunks_mut(n).zip(values.chunks(n)).for_each(|(out, values)| row(values, out));
+    } else {
+        out.par_chunks_mut(n).zip(values.par_chunks(n)).for_each(|(out, values)| row(values, out));
+    }
+    Ok(memory.buffer())
+}
+
+/// The backend's search kernel.
+pub(crate) fn search(call: &SearchCall<'_>) -> Result<Buffer> {
+    match call.sorted.dtype.kind() {
+        Kind::Bool => search_rows::<u8>(call),
+        Kind::U32 => search_rows::<u32>(call),
+        Kind::I32 => search_rows::<i32>(call),
+        Kind::I64 => search_rows::<i64>(call),
+        Kind::F32 => search_rows::<f32>(call),
+        Kind::F64 => search_rows::<f64>(call),
+    }
+}
+
+fn search_rows<T: Key>(call: &SearchCall<'_>) -> Result<Buffer> {
+    let (n, m) = (call.sorted.layout.shape[1], call.queries.layout.shape[1]);
+    let (sorted, queries) = (dense::<T>(call.sorted)?, dense::<T>(call.queries)?);
+    let mut memory = Memory::elements::<i32>(queries.len())?;
+    parallel::chunks(memory.typed_mut::<i32>(), parallel::CHUNK, |start, out| {
+        for (i, out) in out.iter_mut().enumerate() {
+            let row = (start + i) / m;
+            let (query, sorted) = (queries[start + i].key(), &sorted[row * n..(row + 1) * n]);
+            *out = sorted.partition_point(|v| if call.right { v.key() <= query } else { v.key() < query }) as i32;
+        }
+    });
+    Ok(memory.buffer())
+}
