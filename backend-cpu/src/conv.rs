@@ -232,3 +232,87 @@ fn transposed<T: Float>(space: &Space<'_>) -> Result<Buffer> {
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, coordinates, read, values, views};
+    use anymesh_core::DType;
+
+    /// Straight from the definition.
+    fn naive(call: &ConvCall<'_>) -> Vec<f64> {
+        let (x, w) = (values(call.input), values(call.weight));
+        let (xs, ws) = (call.input.layout.shape.dims(), call.weight.layout.shape.dims());
+        let at = |shape: &[usize], c: [usize; 5]| (((c[0] * shape[1] + c[1]) * shape[2] + c[2]) * shape[3] + c[3]) * shape[4] + c[4];
+        let (cs, os) = (xs[1] / call.groups, call.channels / call.groups);
+        let out_shape = [xs[0], call.channels, call.out[0], call.out[1], call.out[2]];
+        let mut out = vec![0.0; out_shape.iter().product()];
+        let small = if call.transposed { [xs[2], xs[3], xs[4]] } else { call.out };
+        let large = if call.transposed { call.out } else { [xs[2], xs[3], xs[4]] };
+        for n in 0..xs[0] {
+            for channel in 0..call.channels {
+                let group = channel / os;
+                for c in 0..cs {
+                    for k in coordinates(&ws[2..]) {
+                        for j in coordinates(&small) {
+                            let partner = [0, 1, 2].map(|a| (j[a] * call.stride[a] + k[a] * call.dilation[a]).checked_sub(call.padding[a]));
+                            let [Some(d), Some(h), Some(v)] = partner else { continue };
+                            if d >= large[0] || h >= large[1] || v >= large[2] {
+                                continue;
+                            }
+                            let ((i, o), weight) = if call.transposed {
+                                (([j[0], j[1], j[2]], [d, h, v]), [group * cs + c, channel % os, k[0], k[1], k[2]])
+                            } else {
+                                (([d, h, v], [j[0], j[1], j[2]]), [channel, c, k[0], k[1], k[2]])
+                            };
+                            out[at(&out_shape, [n, channel, o[0], o[1], o[2]])] += x[at(xs, [n, group * cs + c, i[0], i[1], i[2]])] * w[at(ws, weight)];
+                        }
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn convolutions_of_all_kinds_equal_the_definition() {
+        // Spatial size, kernel, stride, padding, dilation, groups, channels in and out.
+        let cases: [([usize; 3], [usize; 3], [usize; 3], [usize; 3], [usize; 3], usize, [usize; 2]); 8] = [
+            ([1, 1, 9], [1, 1, 3], [1, 1, 1], [0, 0, 1], [1, 1, 1], 1, [2, 3]),
+            ([1, 5, 6], [1, 3, 2], [1, 2, 1], [0, 1, 0], [1, 1, 2], 1, [3, 4]),
+            ([1, 6, 6], [1, 3, 3], [1, 2, 3], [0, 2, 1], [1, 2, 1], 2, [4, 8]),
+            ([4, 3, 5], [2, 2, 3], [1, 1, 2], [1, 0, 1], [2, 1, 1], 1, [2, 5]),
+            ([1, 5, 5], [1, 3, 3], [1, 1, 1], [0, 1, 1], [1, 1, 1], 4, [4, 4]),
+            ([1, 4, 4], [1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1], 1, [5, 6]),
+            ([1, 4, 7], [1, 4, 4], [1, 3, 3], [0, 3, 3], [1, 1, 1], 1, [3, 3]),
+            ([1, 1, 2000], [1, 1, 5], [1, 1, 2], [0, 0, 2], [1, 1, 1], 1, [200, 3]),
+        ];
+        for (size, taps, stride, padding, dilation, groups, [c, o]) in cases {
+            for transposed in [false, true] {
+                let span = [0, 1, 2].map(|a| (taps[a] - 1) * dilation[a] + 1);
+                let out = if transposed {
+                    // One more than the least size: as with an output padding.
+                    [0, 1, 2].map(|a| ((size[a] - 1) * stride[a] + span[a] + usize::from(stride[a] > 1)).saturating_sub(2 * padding[a]).max(1))
+                } else {
+                    [0, 1, 2].map(|a| (size[a] + 2 * padding[a] - span[a]) / stride[a] + 1)
+                };
+                let weights = if transposed { [c, o / groups] } else { [o, c / groups] };
+                let big = size[2] > 1000;
+                for dtype in [DType::F32, DType::F64, DType::BF16, DType::I32, DType::I64, DType::U8] {
+                    let inputs = views(&[2, c, size[0], size[1], size[2]], dtype, 71, true);
+                    let kernels = views(&[weights[0], weights[1], taps[0], taps[1], taps[2]], dtype, 72, true);
+                    for (input, weight) in inputs.iter().zip(&kernels).take(if big { 1 } else { 9 }) {
+                        let call = ConvCall { input, weight, channels: o, out, stride, padding, dilation, groups, transposed };
+                        let wrap = |v: &f64| if dtype == DType::U8 { f64::from(*v as i64 as u8) } else { *v };
+                        let expected: Vec<f64> = naive(&call).iter().map(wrap).collect();
+                        let tolerance = if dtype == DType::BF16 { 4e-3 } else { 0.0 };
+                        assert_close(&read(&conv(&call).expect("runs"), dtype), &expected, tolerance, &format!("{dtype} {call:?}"));
+                        if big && !matches!(dtype, DType::F32) {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

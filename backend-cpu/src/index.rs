@@ -216,3 +216,6 @@ fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T)
     })?;
     Ok(out.buffer())
 }
+
+#[cfg(test)]
+mod tests;

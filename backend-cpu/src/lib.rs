@@ -23,6 +23,8 @@ mod scalar;
 mod scan;
 mod sort;
 mod special;
+#[cfg(test)]
+mod testing;
 
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,

@@ -197,3 +197,47 @@ pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
         Kind::Bool => Err(Error::DType { op: "matmul", dtype: call.a.dtype, expected: "a number" }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, read, values, views};
+    use anymesh_core::DType;
+
+    #[test]
+    fn products_of_all_layouts_and_dtypes_equal_the_plain_loop() {
+        for (batch, [m, n, k]) in [(vec![], [5, 4, 3]), (vec![], [1, 9, 17]), (vec![], [40, 1, 33]), (vec![3], [4, 5, 6]), (vec![2, 3], [7, 2, 1])] {
+            let shape = |a: usize, b: usize| [batch.clone(), vec![a, b]].concat();
+            for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::F8E4M3, DType::I32, DType::I64, DType::U8] {
+                for a in views(&shape(m, k), dtype, 31, true) {
+                    for b in views(&shape(k, n), dtype, 32, true) {
+                        let out = if dtype.kind() == Kind::F32 { DType::F32 } else { dtype };
+                        let got = read(&matmul(&MatmulCall { a: &a, b: &b, dtype: out }).expect("runs"), out);
+                        let (x, y) = (values(&a), values(&b));
+                        let mut expected = vec![];
+                        for p in 0..batch.iter().product::<usize>() {
+                            for i in 0..m {
+                                for j in 0..n {
+                                    let sum: f64 = (0..k).map(|q| x[(p * m + i) * k + q] * y[(p * k + q) * n + j]).sum();
+                                    expected.push(if dtype == DType::U8 { f64::from(sum as i64 as u8) } else { sum });
+                                }
+                            }
+                        }
+                        assert_close(&got, &expected, 0.0, &format!("{dtype} {:?} {:?}", a.layout, b.layout));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_products_are_the_same_for_any_number_of_threads() {
+        let shape = [150, 130];
+        let (a, b) = (&views(&shape, DType::F32, 1, false)[0], &views(&[130, 170], DType::F32, 2, false)[0]);
+        let call = MatmulCall { a, b, dtype: DType::F32 };
+        let threads = |n: usize| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads");
+        let runs = [1, 2, 5].map(|n| threads(n).install(|| read(&matmul(&call).expect("runs"), DType::F32)));
+        assert_eq!(runs[0], runs[1]);
+        assert_eq!(runs[0], runs[2]);
+    }
+}

@@ -97,3 +97,66 @@ fn moments<T: Float>(x: &[T], rms: bool, eps: f64) -> (f64, f64) {
     let variance = lanes(x, 0.0, square, |a, b| a + b) / n;
     (mean, 1.0 / (variance + eps).sqrt())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, dense_view, random, read, values};
+    use anymesh_core::DType;
+
+    fn tolerance(dtype: DType) -> f64 {
+        match dtype {
+            DType::F64 => 1e-14,
+            DType::F32 => 1e-7,
+            _ => 4e-3,
+        }
+    }
+
+    #[test]
+    fn softmax_and_its_logarithm_equal_their_definitions() {
+        for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            for (rows, n) in [(1, 1), (3, 7), (5, 1500), (70_000, 2)] {
+                let input = dense_view(&random(rows * n, 81, false), dtype, [rows, n]);
+                let (mut soft, mut log) = (vec![], vec![]);
+                for row in values(&input).chunks(n) {
+                    let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                    soft.extend(row.iter().map(|x| x.exp() / sum));
+                    log.extend(row.iter().map(|x| x - sum.ln()));
+                }
+                let run = |op| read(&row(&RowCall { input: &input, op }).expect("runs"), dtype);
+                assert_close(&run(RowOp::Softmax), &soft, tolerance(dtype), "softmax");
+                assert_close(&run(RowOp::LogSoftmax), &log, tolerance(dtype), "log-softmax");
+            }
+        }
+        let input = dense_view(&[1000.0, 1001.0, f64::NEG_INFINITY, 0.0], DType::F32, [2, 2]);
+        let got = read(&row(&RowCall { input: &input, op: RowOp::Softmax }).expect("runs"), DType::F32);
+        assert_close(&got, &[0.268_941_421_369_995, 0.731_058_578_630_005, 0.0, 1.0], 1e-7, "large and infinite values");
+    }
+
+    #[test]
+    fn norms_equal_their_definitions_with_parameters_of_any_arrangement() {
+        let (eps, rows, n) = (1e-5, 6, 12);
+        for dtype in [DType::F64, DType::F32, DType::F16] {
+            let input = dense_view(&random(rows * n, 91, false), dtype, [rows, n]);
+            for (rms, groups, channels, inner) in [(false, 1, 12, 1), (true, 1, 12, 1), (false, 3, 4, 3), (false, 2, 1, 12)] {
+                let weight = dense_view(&random(groups * channels, 92, false), DType::F32, [groups * channels]);
+                let bias = dense_view(&random(groups * channels, 93, false), dtype, [groups * channels]);
+                let (w, b) = (values(&weight), values(&bias));
+                for with in [false, true] {
+                    let op = RowOp::Norm { rms, eps, weight: with.then_some(&weight), bias: with.then_some(&bias), groups, channels, inner };
+                    let mut expected = vec![];
+                    for (r, row) in values(&input).chunks(n).enumerate() {
+                        let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / n as f64 };
+                        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                        for (j, x) in row.iter().enumerate() {
+                            let y = (x - mean) / (variance + eps).sqrt();
+                            let at = r % groups * channels + j / inner;
+                            expected.push(if with { y * w[at] + b[at] } else { y });
+                        }
+                    }
+                    assert_close(&read(&row(&RowCall { input: &input, op }).expect("runs"), dtype), &expected, tolerance(dtype), "norm");
+                }
+            }
+        }
+    }
+}

@@ -112,3 +112,73 @@ fn run<T: Held, A: Copy + Send + Sync>(
     })?;
     Ok((out.buffer(), call.positions.then(|| places.buffer())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, coordinates, dense_view, read, values, views};
+    use anymesh_core::DType;
+
+    fn naive(op: ScanOp, values: &[f64]) -> f64 {
+        match op {
+            ScanOp::Sum => values.iter().sum(),
+            ScanOp::Prod => values.iter().product(),
+            ScanOp::Max => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            ScanOp::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
+            ScanOp::LogSumExp => values.iter().map(|v| v.exp()).sum::<f64>().ln(),
+        }
+    }
+
+    #[test]
+    fn every_scan_equals_the_reductions_of_its_prefixes() {
+        for shape in [vec![6], vec![4, 3], vec![2, 5, 3]] {
+            for dtype in [DType::F32, DType::F64, DType::F16, DType::I32, DType::I64] {
+                for view in views(&shape, dtype, 21, true) {
+                    for axis in 0..shape.len() {
+                        for op in [ScanOp::Sum, ScanOp::Prod, ScanOp::Max, ScanOp::Min, ScanOp::LogSumExp] {
+                            if op == ScanOp::LogSumExp && !dtype.is_float() {
+                                continue;
+                            }
+                            let (out, _) = scan(&ScanCall { input: &view, axis, op, positions: false }).expect("runs");
+                            let (data, strides) = (values(&view), view.layout.shape.strides());
+                            let at = |c: &[usize]| c.iter().zip(&strides).map(|(c, s)| c * *s as usize).sum::<usize>();
+                            let expected: Vec<f64> = coordinates(&shape)
+                                .iter()
+                                .map(|c| {
+                                    let mut c = c.clone();
+                                    let last = c[axis];
+                                    let prefix: Vec<f64> = (0..=last)
+                                        .map(|i| {
+                                            c[axis] = i;
+                                            data[at(&c)]
+                                        })
+                                        .collect();
+                                    naive(op, &prefix)
+                                })
+                                .collect();
+                            let tolerance = if dtype == DType::F16 { 1e-3 } else { 1e-6 };
+                            assert_close(&read(&out, dtype), &expected, tolerance, &format!("{op:?} {dtype} {shape:?} along {axis}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn positions_are_of_the_latest_equal_and_nan_stays() {
+        let nan = f64::NAN;
+        let view = dense_view(&[1.0, 3.0, 3.0, 2.0, 2.0, nan, 9.0, 1.0], DType::F32, [2, 4]);
+        let (values, places) = scan(&ScanCall { input: &view, axis: 1, op: ScanOp::Max, positions: true }).expect("runs");
+        assert_close(&read(&values, DType::F32), &[1.0, 3.0, 3.0, 3.0, 2.0, nan, nan, nan], 0.0, "values");
+        assert_eq!(read(&places.expect("asked for"), DType::I32), [0.0, 1.0, 2.0, 2.0, 0.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn long_sums_do_not_drift() {
+        let n = 100_000;
+        let view = dense_view(&vec![0.1; n], DType::F32, [n]);
+        let (out, _) = scan(&ScanCall { input: &view, axis: 0, op: ScanOp::Sum, positions: false }).expect("runs");
+        assert_eq!(read(&out, DType::F32)[n - 1] as f32, (f64::from(0.1f32) * n as f64) as f32);
+    }
+}

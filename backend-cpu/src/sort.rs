@@ -113,3 +113,70 @@ fn search_rows<T: Key>(call: &SearchCall<'_>) -> Result<Buffer> {
     });
     Ok(memory.buffer())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{dense_view, random, read, values, views};
+    use anymesh_core::DType;
+
+    /// The order of the contract: NaN last, zeros equal.
+    fn order(a: f64, b: f64) -> std::cmp::Ordering {
+        a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+    }
+
+    #[test]
+    fn sorting_is_stable_for_every_dtype_and_layout() {
+        for dtype in DType::ALL {
+            for shape in [vec![9], vec![3, 20], vec![2, 3, 5]] {
+                let n = shape[shape.len() - 1];
+                for view in views(&shape, dtype, 41, true) {
+                    for descending in [false, true] {
+                        let got = read(&sort(&SortCall { input: &view, descending }).expect("runs"), DType::I32);
+                        for (values, got) in values(&view).chunks(n).zip(got.chunks(n)) {
+                            let mut expected: Vec<usize> = (0..n).collect();
+                            expected.sort_by(|a, b| if descending { order(values[*b], values[*a]) } else { order(values[*a], values[*b]) });
+                            assert_eq!(got, expected.iter().map(|i| *i as f64).collect::<Vec<_>>(), "{dtype} {values:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nan_is_largest_and_zeros_are_equal() {
+        let special = [0.0, f64::NAN, -0.0, f64::INFINITY, -1.0, -f64::NAN, f64::NEG_INFINITY];
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let view = dense_view(&special, dtype, [7]);
+            assert_eq!(read(&sort(&SortCall { input: &view, descending: false }).expect("runs"), DType::I32), [6.0, 4.0, 0.0, 2.0, 3.0, 1.0, 5.0]);
+            assert_eq!(read(&sort(&SortCall { input: &view, descending: true }).expect("runs"), DType::I32), [1.0, 5.0, 3.0, 0.0, 2.0, 4.0, 6.0]);
+        }
+    }
+
+    #[test]
+    fn one_long_row_is_sorted_in_parallel() {
+        let values = random(200_000, 6, true);
+        let got = read(&sort(&SortCall { input: &dense_view(&values, DType::I32, [200_000]), descending: false }).expect("runs"), DType::I32);
+        let ordered = |pair: &[f64]| {
+            let (a, b) = (pair[0] as usize, pair[1] as usize);
+            values[a] < values[b] || (values[a] == values[b] && a < b)
+        };
+        assert!(got.windows(2).all(ordered));
+    }
+
+    #[test]
+    fn search_finds_both_ends_of_equal_values() {
+        for dtype in [DType::F32, DType::F64, DType::I32, DType::I64, DType::U8, DType::F16] {
+            let sorted = dense_view(&[1.0, 2.0, 2.0, 3.0, 0.0, 0.0, 5.0, 7.0], dtype, [2, 4]);
+            let queries = dense_view(&[0.0, 2.0, 4.0, 0.0, 5.0, 9.0], dtype, [2, 3]);
+            let find = |right| read(&search(&SearchCall { sorted: &sorted, queries: &queries, right }).expect("runs"), DType::I32);
+            assert_eq!(find(false), [0.0, 1.0, 4.0, 0.0, 2.0, 4.0], "{dtype}");
+            assert_eq!(find(true), [0.0, 3.0, 4.0, 2.0, 3.0, 4.0], "{dtype}");
+        }
+        let sorted = dense_view(&[-0.0, 0.0, f64::NAN], DType::F32, [1, 3]);
+        let queries = dense_view(&[0.0, f64::NAN, f64::INFINITY], DType::F32, [1, 3]);
+        let find = |right| read(&search(&SearchCall { sorted: &sorted, queries: &queries, right }).expect("runs"), DType::I32);
+        assert_eq!((find(false), find(true)), (vec![0.0, 2.0, 2.0], vec![2.0, 3.0, 2.0]));
+    }
+}
