@@ -28,7 +28,7 @@ pub(crate) trait Fold: Sync {
 
 /// Folds a row with independent lanes, then the lanes.
 #[inline(always)]
-fn lanes<T: Copy, A: Copy>(values: &[T], start: A, step: impl Fn(A, T) -> A, join: impl Fn(A, A) -> A) -> A {
+pub(crate) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, step: impl Fn(A, T) -> A, join: impl Fn(A, A) -> A) -> A {
     let mut lanes = [start; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();
     for block in blocks {

@@ -12,6 +12,7 @@ use anymesh_core::{
     DType, Dims, Result, View,
     backend::{Affine, MapInput},
 };
+use bytemuck::Pod;
 use std::{borrow::Cow, ops::Range};
 
 /// One operand, with strides for the grid's dimensions.
@@ -185,7 +186,12 @@ impl<'a> Grid<'a> {
         self.sources[k].strides[self.dims.len() - 1]
     }
 
-    /// Like `runs` for all operands together: calls `f(at, position, len)` with the position of each in its memory.
+    /// Calls `f(at, position, len)` for every run of operand `k`.
+    pub(crate) fn runs_of(&self, k: usize, range: Range<usize>, mut f: impl FnMut(isize, usize, usize)) {
+        self.runs(&self.sources[k], range, |_, at, position, len| f(at, position, len));
+    }
+
+    /// Like `runs_of` for all operands together: calls `f(at, position, len)` with the position of each in its memory.
     pub(crate) fn runs_of_all(&self, range: Range<usize>, mut f: impl FnMut(&[isize], usize, usize)) {
         let mut at: Dims<isize> = Dims::from_elem(0, self.sources.len());
         // Every operand steps through the same coordinates; the first one drives, the others follow them.
@@ -309,6 +315,24 @@ pub(crate) fn dense<T: Held>(view: &View) -> Result<Cow<'_, [T]>> {
     let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
     let mut out = crate::memory::vector::<T>(len)?;
     with_stored!(view.dtype, S => fill_dense::<S>(&grid, bytemuck::cast_slice_mut(&mut out)));
+    Ok(Cow::Owned(out))
+}
+
+/// The elements of a view in row-major order as bits of their size.
+pub(crate) fn dense_bits<T: Pod + Send + Sync>(view: &View) -> Result<Cow<'_, [T]>> {
+    let len = view.layout.shape.numel();
+    let data: &[T] = typed(bytes_of(&view.buffer)?);
+    if view.layout.is_contiguous() {
+        return Ok(Cow::Borrowed(&data[view.layout.offset..view.layout.offset + len]));
+    }
+    let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
+    let mut out = crate::memory::vector::<T>(len)?;
+    let step = grid.step(0);
+    parallel::chunks(&mut out, parallel::CHUNK, |start, chunk| {
+        grid.runs_of(0, start..start + chunk.len(), |at, position, len| {
+            chunk[position..position + len].iter_mut().enumerate().for_each(|(i, to)| *to = data[(at + i as isize * step) as usize]);
+        });
+    });
     Ok(Cow::Owned(out))
 }
 

@@ -1,15 +1,17 @@
 //! Indexed reads and writes.
 
 use crate::{
-    grid::Grid,
-    memory::{Memory, bytes_of, typed},
-    parallel,
+    element::Held,
+    grid::{Grid, dense, dense_bits},
+    memory::{Memory, bytes_of, stored, typed, vector},
+    parallel, scalar,
 };
 use anymesh_core::{
-    Buffer, DType, Error, Result, View,
-    backend::{GatherCall, IndexAxis},
+    Buffer, DType, Error, Kind, Result, View,
+    backend::{GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
 };
 use bytemuck::Pod;
+use rayon::prelude::*;
 
 /// The memory of an index operand.
 #[derive(Clone, Copy)]
@@ -110,3 +112,110 @@ fn gather_bits<T: Pod + Send + Sync>(call: &GatherCall<'_>) -> Result<Buffer> {
     })?;
     Ok(memory.buffer())
 }
+
+/// The backend's scatter kernel.
+///
+/// Numbers are held as their kind while a row collects its updates, in row-major order of the indices, and are rounded once at
+/// the end: `acc = dst; acc op= update` for each, then one store.
+pub(crate) fn scatter(call: &ScatterCall<'_>) -> Result<Buffer> {
+    let rows = rows_of(call)?;
+    macro_rules! number {
+        ($t:ty, $add:expr, $mul:expr) => {
+            match call.mode {
+                ScatterOp::Set => return set(call, &rows),
+                ScatterOp::Add => accumulate::<$t>(call, &rows, $add),
+                ScatterOp::Mul => accumulate::<$t>(call, &rows, $mul),
+                ScatterOp::Min => accumulate::<$t>(call, &rows, scalar::min),
+                ScatterOp::Max => accumulate::<$t>(call, &rows, scalar::max),
+            }
+        };
+    }
+    match call.dst.dtype.kind() {
+        Kind::F32 => number!(f32, |a, b| a + b, |a, b| a * b),
+        Kind::F64 => number!(f64, |a, b| a + b, |a, b| a * b),
+        Kind::I32 => number!(i32, i32::wrapping_add, i32::wrapping_mul),
+        Kind::I64 => number!(i64, i64::wrapping_add, i64::wrapping_mul),
+        Kind::U32 => number!(u32, u32::wrapping_add, u32::wrapping_mul),
+        Kind::Bool => number!(u8, |a, b| a | b, |a, b| a & b),
+    }
+}
+
+/// The destination row of every position, in row-major order.
+fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
+    let views: Vec<MapInput> = call.axes.iter().map(|axis| MapInput { view: axis.indices.clone(), window: None }).collect();
+    let offsets = call.axes.iter().map(|axis| Offsets::new(call.op, axis)).collect::<Result<Vec<_>>>()?;
+    let grid = Grid::new(call.shape.dims(), &views, std::slice::from_ref(call.base), None)?;
+    let mut rows = vector::<isize>(grid.len)?;
+    parallel::try_chunks(&mut rows, parallel::CHUNK, grid.len, |task, rows| {
+        let range = task * parallel::CHUNK..task * parallel::CHUNK + rows.len();
+        grid.form(0, range.clone(), rows, |v| v as isize);
+        for (k, offsets) in offsets.iter().enumerate() {
+            let mut result = Ok(());
+            let step = grid.step(k);
+            grid.runs_of(k, range.clone(), |at, position, len| {
+                for (i, row) in rows[position..position + len].iter_mut().enumerate() {
+                    match offsets.at(at + i as isize * step) {
+                        Ok(offset) => *row += offset,
+                        Err(error) if result.is_ok() => result = Err(error),
+                        Err(_) => {}
+                    }
+                }
+            });
+            result?;
+        }
+        Ok(())
+    })?;
+    Ok(rows.into_iter().map(|row| row as usize).collect())
+}
+
+/// Cuts the destination into bands of rows. Every band looks through all updates in order and takes its own, so that no two
+/// threads write one row and the order of the updates of a row is kept.
+fn bands<T: Send>(call: &ScatterCall<'_>, rows: &[usize], out: &mut [T], apply: impl Fn(&mut [T], usize) + Sync) {
+    let inner = call.inner;
+    let small = rows.len() * inner < parallel::THRESHOLD;
+    let count = if small { 1 } else { rayon::current_num_threads() };
+    let band = call.rows.div_ceil(count);
+    let work = |i: usize, out: &mut [T]| {
+        let first = i * band;
+        let here = first..first + out.len() / inner;
+        for (position, row) in rows.iter().enumerate() {
+            if here.contains(row) {
+                apply(&mut out[(row - first) * inner..][..inner], position);
+            }
+        }
+    };
+    if small {
+        work(0, out);
+    } else {
+        out.par_chunks_mut(band * inner).enumerate().for_each(|(i, out)| work(i, out));
+    }
+}
+
+fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
+    fn bits<T: Pod + Send + Sync>(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
+        let updates = dense_bits::<T>(call.updates)?;
+        let mut memory = Memory::copy_of(&bytes_of(&call.dst.buffer)?[..call.rows * call.inner * size_of::<T>()])?;
+        bands(call, rows, memory.typed_mut::<T>(), |row, position| row.copy_from_slice(&updates[position * call.inner..][..call.inner]));
+        Ok(memory.buffer())
+    }
+    match call.dst.dtype.size() {
+        1 => bits::<u8>(call, rows),
+        2 => bits::<u16>(call, rows),
+        4 => bits::<u32>(call, rows),
+        _ => bits::<u64>(call, rows),
+    }
+}
+
+fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T) -> T + Sync) -> Result<Buffer> {
+    let (dst, updates) = (dense::<T>(call.dst)?, dense::<T>(call.updates)?);
+    let out = stored(call.dst.dtype, call.rows * call.inner, |out: &mut [T]| {
+        out.copy_from_slice(&dst[..call.rows * call.inner]);
+        bands(call, rows, out, |row, position| {
+            row.iter_mut().zip(&updates[position * call.inner..]).for_each(|(value, update)| *value = op(*value, *update));
+        });
+    })?;
+    Ok(out.buffer())
+}
+
+#[cfg(test)]
+mod tests;

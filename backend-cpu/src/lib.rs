@@ -6,6 +6,8 @@
 
 #![deny(unsafe_code)]
 
+mod attention;
+mod conv;
 mod element;
 mod fold;
 mod grid;
@@ -16,12 +18,20 @@ mod matmul;
 mod memory;
 mod parallel;
 mod reduce;
+mod row;
 mod scalar;
+mod scan;
+mod sort;
 mod special;
+#[cfg(test)]
+mod testing;
 
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,
-    backend::{BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall, SearchCall, SortCall},
+    backend::{
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
+        SortCall,
+    },
 };
 use memory::{Memory, bytes_of};
 use std::{ops::Range, sync::LazyLock};
@@ -112,8 +122,7 @@ impl Backend for CpuBackend {
     }
 
     fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        let _ = call;
-        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+        scan::scan(call)
     }
 
     fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
@@ -125,22 +134,30 @@ impl Backend for CpuBackend {
     }
 
     fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
-        let _ = call;
-        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+        index::scatter(call)
     }
 
     fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
-        let _ = call;
-        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+        sort::search(call)
     }
 
     fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
-        let _ = call;
-        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+        sort::sort(call)
     }
 
     fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        let _ = call;
-        Err(Error::Unsupported { device: NAME.into(), what: "this kernel".into(), hint: "it is about to be written".into() })
+        conv::conv(call)
+    }
+
+    fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
+        row::row(call).map(Some)
+    }
+
+    fn attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
+        attention::attention(call).map(Some)
+    }
+
+    fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
+        attention::attention_backward(call).map(Some)
     }
 }

@@ -260,3 +260,6 @@ pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
     }
     Ok(memories.into_iter().map(Memory::buffer).collect())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! Batched matrix products: the `gemm` crate for floats, plain loops for integers.
 
 use crate::{
-    element::{Held, is_held_as_stored, store},
+    element::{Held, is_held_as_stored},
     grid::dense,
-    memory::{Memory, bytes_of, typed, vector},
+    memory::{bytes_of, stored, typed},
     parallel,
     scalar::{Float, Int},
 };
+use ::gemm::Parallelism;
 use anymesh_core::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -39,21 +40,22 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// `out = a b`, or `out += a b` with `add`, where `a` is m by k, `b` is k by n, and `out` is dense in row-major order.
+/// `out = a b`, or `out += a b` with `add`, where `a` is m by k and `b` is k by n. Row `i` of the result starts at `i * stride` of `out`.
 #[allow(unsafe_code)]
-pub(crate) fn gemm<T: Float>(out: &mut [T], [m, n, k]: [usize; 3], a: Matrix<'_, T>, b: Matrix<'_, T>, add: bool, threads: gemm::Parallelism) {
-    assert!(m > 0 && n > 0 && k > 0 && out.len() == m * n && a.fits(m, k) && b.fits(k, n), "a matrix product outside its operands");
+pub(crate) fn gemm<T: Float>((out, stride): (&mut [T], usize), [m, n, k]: [usize; 3], a: Matrix<'_, T>, b: Matrix<'_, T>, add: bool, threads: Parallelism) {
+    let inside = m > 0 && n > 0 && k > 0 && stride >= n && out.len() >= (m - 1) * stride + n;
+    assert!(inside && a.fits(m, k) && b.fits(k, n), "a matrix product outside its operands");
     // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes (checked above, for any
-    // strides), `out` is borrowed mutably and so overlaps neither `a` nor `b`, and `T` is `f32` or `f64`, the only types
-    // that implement `Float`.
+    // strides), rows of `out` do not overlap, `out` is borrowed mutably and so shares nothing with `a` or `b`, and `T` is `f32`
+    // or `f64`, the only types that implement `Float`.
     unsafe {
-        gemm::gemm(
+        ::gemm::gemm(
             m,
             n,
             k,
             out.as_mut_ptr(),
             1,
-            n as isize,
+            stride as isize,
             add,
             a.data.as_ptr().add(a.start),
             a.cols,
@@ -139,26 +141,29 @@ fn float<T: Float>(call: &MatmulCall<'_>) -> Result<Buffer> {
     let [m, n, k] = problem.sizes;
     let product = |out: &mut [T], starts: (usize, usize), threads| {
         let (a, b) = problem.operands(starts, &a.data, &b.data);
-        gemm(out, [m, n, k], a, b, false, threads);
+        gemm((out, n), [m, n, k], a, b, false, threads);
     };
-    finish(call, problem.starts.len() * m * n, |out: &mut [T]| {
+    let len = problem.starts.len() * m * n;
+    Ok(stored(call.dtype, len, |out: &mut [T]| {
         let (single, batch) = (m * n * k, problem.starts.len());
         let matrices = out.chunks_mut(m * n).zip(&problem.starts);
         if single * batch < SMALL {
-            matrices.for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::None));
+            matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::None));
         } else if batch >= 2 * rayon::current_num_threads() {
-            out.par_chunks_mut(m * n).zip(&problem.starts).for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::None));
+            out.par_chunks_mut(m * n).zip(&problem.starts).for_each(|(out, starts)| product(out, *starts, Parallelism::None));
         } else {
-            matrices.for_each(|(out, starts)| product(out, *starts, gemm::Parallelism::Rayon(0)));
+            matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::Rayon(0)));
         }
-    })
+    })?
+    .buffer())
 }
 
 fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
     let (a, b) = (operand::<T>(call.a)?, operand::<T>(call.b)?);
     let problem = Problem::new(&a.layout, &b.layout);
     let [m, n, k] = problem.sizes;
-    finish(call, problem.starts.len() * m * n, |out: &mut [T]| {
+    let len = problem.starts.len() * m * n;
+    Ok(stored(call.dtype, len, |out: &mut [T]| {
         let row = |i: usize, out: &mut [T]| {
             let (a, b) = problem.operands(problem.starts[i / m], &a.data, &b.data);
             let at = |m: &Matrix<'_, T>, i: usize, j: usize| m.data[(m.start as isize + i as isize * m.rows + j as isize * m.cols) as usize];
@@ -177,20 +182,8 @@ fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
         } else {
             out.par_chunks_mut(n).enumerate().for_each(|(i, out)| row(i, out));
         }
-    })
-}
-
-/// Computes in the kind's type and stores as the call's dtype.
-fn finish<T: Held>(call: &MatmulCall<'_>, len: usize, compute: impl FnOnce(&mut [T])) -> Result<Buffer> {
-    let mut memory = Memory::zeroed(len.saturating_mul(call.dtype.size()))?;
-    if is_held_as_stored(call.dtype) {
-        compute(memory.typed_mut());
-    } else {
-        let mut values = vector::<T>(len)?;
-        compute(&mut values);
-        store(&values, call.dtype, memory.bytes_mut());
-    }
-    Ok(memory.buffer())
+    })?
+    .buffer())
 }
 
 /// The backend's matmul kernel.
@@ -202,5 +195,49 @@ pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
         Kind::I64 => int::<i64>(call),
         Kind::U32 => int::<u32>(call),
         Kind::Bool => Err(Error::DType { op: "matmul", dtype: call.a.dtype, expected: "a number" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, read, values, views};
+    use anymesh_core::DType;
+
+    #[test]
+    fn products_of_all_layouts_and_dtypes_equal_the_plain_loop() {
+        for (batch, [m, n, k]) in [(vec![], [5, 4, 3]), (vec![], [1, 9, 17]), (vec![], [40, 1, 33]), (vec![3], [4, 5, 6]), (vec![2, 3], [7, 2, 1])] {
+            let shape = |a: usize, b: usize| [batch.clone(), vec![a, b]].concat();
+            for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::F8E4M3, DType::I32, DType::I64, DType::U8] {
+                for a in views(&shape(m, k), dtype, 31, true) {
+                    for b in views(&shape(k, n), dtype, 32, true) {
+                        let out = if dtype.kind() == Kind::F32 { DType::F32 } else { dtype };
+                        let got = read(&matmul(&MatmulCall { a: &a, b: &b, dtype: out }).expect("runs"), out);
+                        let (x, y) = (values(&a), values(&b));
+                        let mut expected = vec![];
+                        for p in 0..batch.iter().product::<usize>() {
+                            for i in 0..m {
+                                for j in 0..n {
+                                    let sum: f64 = (0..k).map(|q| x[(p * m + i) * k + q] * y[(p * k + q) * n + j]).sum();
+                                    expected.push(if dtype == DType::U8 { f64::from(sum as i64 as u8) } else { sum });
+                                }
+                            }
+                        }
+                        assert_close(&got, &expected, 0.0, &format!("{dtype} {:?} {:?}", a.layout, b.layout));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_products_are_the_same_for_any_number_of_threads() {
+        let shape = [150, 130];
+        let (a, b) = (&views(&shape, DType::F32, 1, false)[0], &views(&[130, 170], DType::F32, 2, false)[0]);
+        let call = MatmulCall { a, b, dtype: DType::F32 };
+        let threads = |n: usize| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads");
+        let runs = [1, 2, 5].map(|n| threads(n).install(|| read(&matmul(&call).expect("runs"), DType::F32)));
+        assert_eq!(runs[0], runs[1]);
+        assert_eq!(runs[0], runs[2]);
     }
 }

@@ -1,6 +1,7 @@
 //! Host memory of tensors: zeroed by the system, aligned to a cache line, and refused with an error where there is not enough.
 
-use anymesh_core::{Buffer, Error, Result};
+use crate::element::{Held, is_held_as_stored, store};
+use anymesh_core::{Buffer, DType, Error, Result};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 
 /// Widest vector register, and a cache line.
@@ -61,6 +62,19 @@ impl Memory {
 /// The bytes of a buffer of this backend.
 pub(crate) fn bytes_of(buffer: &Buffer) -> Result<&[u8]> {
     Ok(buffer.get::<Memory>()?.bytes())
+}
+
+/// `len` elements of `dtype` that `compute` fills (from zero) as values of its kind `T`.
+pub(crate) fn stored<T: Held>(dtype: DType, len: usize, compute: impl FnOnce(&mut [T])) -> Result<Memory> {
+    let mut memory = Memory::zeroed(len.saturating_mul(dtype.size()))?;
+    if is_held_as_stored(dtype) {
+        compute(memory.typed_mut());
+    } else {
+        let mut values = vector::<T>(len)?;
+        compute(&mut values);
+        store(&values, dtype, memory.bytes_mut());
+    }
+    Ok(memory)
 }
 
 /// Zeros that are only needed while a kernel runs.

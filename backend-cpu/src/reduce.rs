@@ -177,3 +177,142 @@ fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
+    use anymesh_core::{
+        DType, MapProgram, Shape, View,
+        backend::{MapCall, MapInput},
+        map::Builder,
+    };
+
+    const OPS: [ReduceOp; 7] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::ArgMin, ReduceOp::LogSumExp];
+
+    fn run(view: &View, program: &MapProgram, axes: &[usize], op: ReduceOp, scale: Option<f64>, dtype: DType) -> Vec<f64> {
+        let inputs = [MapInput { view: view.clone(), window: None }];
+        let map = MapCall { op: "test", program, shape: &view.layout.shape, inputs: &inputs, indices: &[], params: &[] };
+        read(&reduce(&ReduceCall { map, axes, op, scale, dtype }).expect("runs"), dtype)
+    }
+
+    /// All values that meet in each output, in order.
+    fn groups(view: &View, axes: &[usize]) -> Vec<Vec<f64>> {
+        let dims = view.layout.shape.dims();
+        let kept: Vec<usize> = (0..dims.len()).filter(|d| !axes.contains(d)).collect();
+        let mut groups = vec![vec![]; kept.iter().map(|d| dims[*d]).product()];
+        for (c, v) in coordinates(dims).iter().zip(values(view)) {
+            groups[kept.iter().fold(0, |at, d| at * dims[*d] + c[*d])].push(v);
+        }
+        groups
+    }
+
+    fn naive(values: &[f64], op: ReduceOp) -> f64 {
+        let first = |better: &dyn Fn(f64, f64) -> bool| {
+            (1..values.len()).fold(0, |best, i| if better(values[i], values[best]) || (values[i].is_nan() && !values[best].is_nan()) { i } else { best })
+        };
+        let (most, least) = (first(&|a, b| a > b), first(&|a, b| a < b));
+        match op {
+            ReduceOp::Sum => values.iter().sum(),
+            ReduceOp::Prod => values.iter().product(),
+            ReduceOp::Max => values[most],
+            ReduceOp::Min => values[least],
+            ReduceOp::ArgMax => most as f64,
+            ReduceOp::ArgMin => least as f64,
+            ReduceOp::LogSumExp => values.iter().map(|v| v.exp()).sum::<f64>().ln(),
+        }
+    }
+
+    #[test]
+    fn every_reduction_over_every_axis_of_every_layout_equals_the_plain_loop() {
+        let shapes: [&[usize]; 7] = [&[], &[9], &[4, 3], &[2, 3, 4], &[1, 3, 1, 2], &[3, 2, 1100], &[1100, 3]];
+        for shape in shapes {
+            for dtype in [DType::F32, DType::F64, DType::BF16, DType::I32, DType::I64, DType::U8, DType::Bool] {
+                for set in 0..1usize << shape.len() {
+                    let axes: Vec<usize> = (0..shape.len()).filter(|d| set >> d & 1 == 1).collect();
+                    for view in views(shape, dtype, 11, true) {
+                        let groups = groups(&view, &axes);
+                        for op in OPS {
+                            let is_arg = matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin);
+                            let skip = (op == ReduceOp::LogSumExp && !dtype.is_float())
+                                || (dtype == DType::Bool && matches!(op, ReduceOp::Sum | ReduceOp::Prod))
+                                || (op == ReduceOp::Prod && dtype != DType::F64);
+                            if skip {
+                                continue;
+                            }
+                            let out = if is_arg { DType::I32 } else { dtype };
+                            let got = run(&view, &MapProgram::cast(dtype, dtype), &axes, op, None, out);
+                            let wrap = |v: f64| if out == DType::U8 { f64::from(v as i64 as u8) } else { v };
+                            let expected: Vec<f64> = groups.iter().map(|g| wrap(naive(g, op))).collect();
+                            let tolerance = if dtype == DType::BF16 { 4e-3 } else { 1e-6 };
+                            assert_close(&got, &expected, tolerance, &format!("{op:?} {dtype} {shape:?} over {axes:?} of {:?}", view.layout));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_reductions_are_cut_and_joined_correctly() {
+        for (shape, axes) in
+            [(vec![300_000], vec![0]), (vec![3, 70_000], vec![1]), (vec![50_000, 5], vec![0]), (vec![40, 5000], vec![0]), (vec![2, 20_000, 3], vec![1])]
+        {
+            let n = shape.iter().product();
+            let view = dense_view(&random(n, 4, false), DType::F32, shape.clone());
+            let groups = groups(&view, &axes);
+            for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::ArgMin, ReduceOp::LogSumExp] {
+                let out = if op == ReduceOp::ArgMin { DType::I32 } else { DType::F32 };
+                let got = run(&view, &MapProgram::cast(DType::F32, DType::F32), &axes, op, None, out);
+                let expected: Vec<f64> = groups.iter().map(|g| naive(g, op)).collect();
+                assert_close(&got, &expected, 1e-7, &format!("{op:?} {shape:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_to_the_first_and_nan_to_the_first_nan() {
+        let nan = f64::NAN;
+        let view = dense_view(&[1.0, 3.0, 3.0, 0.0, 0.0, nan, 5.0, nan], DType::F32, [2, 4]);
+        let program = MapProgram::cast(DType::F32, DType::F32);
+        assert_eq!(run(&view, &program, &[1], ReduceOp::ArgMax, None, DType::I32), [1.0, 1.0]);
+        assert_eq!(run(&view, &program, &[1], ReduceOp::ArgMin, None, DType::I32), [3.0, 1.0]);
+        assert_eq!(run(&view, &program, &[0, 1], ReduceOp::ArgMax, None, DType::I32), [5.0]);
+        assert_eq!(run(&view, &program, &[0], ReduceOp::ArgMax, None, DType::I32), [0.0, 1.0, 1.0, 1.0]);
+        assert!(run(&view, &program, &[0, 1], ReduceOp::Max, None, DType::F32)[0].is_nan());
+        let lowest = dense_view(&[f64::NEG_INFINITY; 3], DType::F32, [3]);
+        assert_eq!(run(&lowest, &program, &[0], ReduceOp::ArgMax, None, DType::I32), [0.0]);
+    }
+
+    #[test]
+    fn log_sum_exp_neither_overflows_nor_invents_nan() {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let view = dense_view(&[-inf, -inf, 1000.0, 1000.0, inf, -inf, 1.0, nan], DType::F32, [4, 2]);
+        let program = MapProgram::cast(DType::F32, DType::F32);
+        for (view, axes) in [(view.clone(), [1]), (View { layout: view.layout.permute(&[1, 0]), ..view }, [0])] {
+            let got = run(&view, &program, &axes, ReduceOp::LogSumExp, None, DType::F32);
+            assert_close(&got, &[-inf, 1000.0 + 2f64.ln(), inf, nan], 1e-7, "log-sum-exp");
+        }
+    }
+
+    #[test]
+    fn the_program_runs_in_front_and_the_scale_behind() {
+        let b = Builder::new();
+        let x = b.load(DType::F16);
+        let program = b.finish(&[(x * x, DType::F16)]).expect("valid");
+        let view = dense_view(&[300.0, 400.0], DType::F16, [2]);
+        // Squares overflow f16; their mean times a small factor does not, because only the result is stored.
+        assert_eq!(run(&view, &program, &[0], ReduceOp::Sum, Some(0.5 / 125.0), DType::F16), [1000.0]);
+        let constant = MapProgram::cast(DType::F32, DType::F32);
+        let expanded = View { layout: dense_view(&[2.0], DType::F32, [1]).layout.expand(&Shape::from([5000])), ..dense_view(&[2.0], DType::F32, [1]) };
+        assert_eq!(run(&expanded, &constant, &[0], ReduceOp::Sum, None, DType::F32), [10_000.0]);
+    }
+
+    #[test]
+    fn sums_of_many_f32_are_correctly_rounded() {
+        let n = 1 << 20;
+        let view = dense_view(&vec![0.1; n], DType::F32, [n]);
+        let got = run(&view, &MapProgram::cast(DType::F32, DType::F32), &[0], ReduceOp::Sum, None, DType::F32);
+        assert_eq!(got[0] as f32, (f64::from(0.1f32) * n as f64) as f32);
+    }
+}

@@ -7,7 +7,8 @@ pub(crate) fn lgamma(x: f64) -> f64 {
     libm::lgamma(x)
 }
 
-/// The inverse of `erf`: a closed-form guess good to 3 digits, then two steps of Halley's method (each triples the digits).
+/// The inverse of `erf`: a closed-form guess good to 3 digits, then three steps of Halley's method (each triples the digits;
+/// the third is for the far tail, where the guess is poorer).
 pub(crate) fn erfinv(x: f64) -> f64 {
     let a = x.abs();
     if a >= 1.0 || a.is_nan() {
@@ -20,7 +21,7 @@ pub(crate) fn erfinv(x: f64) -> f64 {
     let log = ((1.0 - a) * (1.0 + a)).ln();
     let middle = 2.0 / (PI * SHAPE) + log / 2.0;
     let mut y = ((middle * middle - log / SHAPE).sqrt() - middle).sqrt();
-    for _ in 0..2 {
+    for _ in 0..3 {
         // Near 1 the complement keeps the digits that `erf` has lost; `1 - a` is exact there.
         let excess = if a < 0.5 { libm::erf(y) - a } else { (1.0 - a) - libm::erfc(y) };
         let step = excess / (FRAC_2_SQRT_PI * (-y * y).exp());
@@ -89,7 +90,12 @@ pub(crate) fn digamma(x: f64) -> f64 {
     if x < 0.0 {
         // Only the distance to the nearest pole matters to the tangent; taking it first keeps its digits.
         let distance = x - x.round();
-        return if distance == 0.0 || x.is_infinite() { f64::NAN } else { digamma(1.0 - x) - PI / (PI * distance).tan() };
+        if distance == 0.0 || x.is_infinite() {
+            return f64::NAN;
+        }
+        // Half-way between poles the cotangent vanishes, which only the tangent of the complement shows exactly.
+        let cotangent = if distance.abs() < 0.25 { 1.0 / (PI * distance).tan() } else { (PI * (0.5f64.copysign(distance) - distance)).tan() };
+        return digamma(1.0 - x) - PI * cotangent;
     }
     let step = (x - ROOT.0) - ROOT.1;
     if step.abs() < 0.35 {

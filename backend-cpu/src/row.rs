@@ -1,0 +1,162 @@
+//! Softmax and norms over rows. Statistics and the whole row's arithmetic are in `f64`, rounded once.
+
+use crate::{
+    fold::lanes,
+    grid::dense,
+    memory::stored,
+    parallel,
+    scalar::{self, Float},
+};
+use anymesh_core::{
+    Buffer, Error, Kind, Result, View,
+    backend::{RowCall, RowOp},
+};
+use rayon::prelude::*;
+
+/// The backend's row kernel.
+pub(crate) fn row(call: &RowCall<'_>) -> Result<Buffer> {
+    match call.input.dtype.kind() {
+        Kind::F32 => rows::<f32>(call),
+        Kind::F64 => rows::<f64>(call),
+        _ => Err(Error::DType { op: "row", dtype: call.input.dtype, expected: "a float" }),
+    }
+}
+
+fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
+    match call.op {
+        RowOp::Softmax => each_row::<T>(call, |_, x, out| softmax(x, out)),
+        RowOp::LogSoftmax => each_row::<T>(call, |_, x, out| log_softmax(x, out)),
+        RowOp::Norm { rms, eps, weight, bias, groups, channels, inner } => {
+            let weight = weight.map(parameters).transpose()?;
+            let bias = bias.map(parameters).transpose()?;
+            each_row::<T>(call, |r, x, out| {
+                let (mean, scale) = moments(x, rms, eps);
+                let first = r % groups * channels;
+                for (j, (x, out)) in x.chunks(inner).zip(out.chunks_mut(inner)).enumerate() {
+                    let factor = scale * weight.as_ref().map_or(1.0, |w| w[first + j]);
+                    let shift = bias.as_ref().map_or(0.0, |b| b[first + j]);
+                    out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * factor + shift));
+                }
+            })
+        }
+    }
+}
+
+/// Weights of any float type, in `f64`.
+fn parameters(view: &View) -> Result<Vec<f64>> {
+    Ok(match view.dtype.kind() {
+        Kind::F64 => dense::<f64>(view)?.into_owned(),
+        _ => dense::<f32>(view)?.iter().map(|v| f64::from(*v)).collect(),
+    })
+}
+
+fn each_row<T: Float>(call: &RowCall<'_>, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffer> {
+    let n = call.input.layout.shape[1];
+    let values = dense::<T>(call.input)?;
+    let out = stored(call.input.dtype, values.len(), |out: &mut [T]| {
+        // Several rows per task, so that short ones are not all overhead.
+        let group = (parallel::CHUNK / n).max(1);
+        let work = |task: usize, out: &mut [T]| {
+            for (i, out) in out.chunks_mut(n).enumerate() {
+                let r = task * group + i;
+                f(r, &values[r * n..(r + 1) * n], out);
+            }
+        };
+        if values.len() < parallel::THRESHOLD {
+            out.chunks_mut(group * n).enumerate().for_each(|(task, out)| work(task, out));
+        } else {
+            out.par_chunks_mut(group * n).enumerate().for_each(|(task, out)| work(task, out));
+        }
+    })?;
+    Ok(out.buffer())
+}
+
+fn top<T: Float>(x: &[T]) -> f64 {
+    lanes(x, T::LOWEST, scalar::max, scalar::max).wide()
+}
+
+fn softmax<T: Float>(x: &[T], out: &mut [T]) {
+    let top = top(x);
+    let exps: Vec<f64> = x.iter().map(|x| (x.wide() - top).exp()).collect();
+    let sum = lanes(&exps, 0.0, |a, b| a + b, |a, b| a + b);
+    out.iter_mut().zip(exps).for_each(|(out, e)| *out = T::narrow(e / sum));
+}
+
+fn log_softmax<T: Float>(x: &[T], out: &mut [T]) {
+    let top = top(x);
+    let sum = lanes(x, 0.0, |sum, x| sum + (x.wide() - top).exp(), |a, b| a + b);
+    let log = sum.ln();
+    out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.wide() - top - log));
+}
+
+/// What is subtracted, and what is multiplied with.
+fn moments<T: Float>(x: &[T], rms: bool, eps: f64) -> (f64, f64) {
+    let n = x.len() as f64;
+    let mean = if rms { 0.0 } else { lanes(x, 0.0, |sum, x| sum + x.wide(), |a, b| a + b) / n };
+    let square = |sum: f64, x: T| sum + (x.wide() - mean) * (x.wide() - mean);
+    let variance = lanes(x, 0.0, square, |a, b| a + b) / n;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, dense_view, random, read, values};
+    use anymesh_core::DType;
+
+    fn tolerance(dtype: DType) -> f64 {
+        match dtype {
+            DType::F64 => 1e-14,
+            DType::F32 => 1e-7,
+            _ => 4e-3,
+        }
+    }
+
+    #[test]
+    fn softmax_and_its_logarithm_equal_their_definitions() {
+        for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            for (rows, n) in [(1, 1), (3, 7), (5, 1500), (70_000, 2)] {
+                let input = dense_view(&random(rows * n, 81, false), dtype, [rows, n]);
+                let (mut soft, mut log) = (vec![], vec![]);
+                for row in values(&input).chunks(n) {
+                    let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                    soft.extend(row.iter().map(|x| x.exp() / sum));
+                    log.extend(row.iter().map(|x| x - sum.ln()));
+                }
+                let run = |op| read(&row(&RowCall { input: &input, op }).expect("runs"), dtype);
+                assert_close(&run(RowOp::Softmax), &soft, tolerance(dtype), "softmax");
+                assert_close(&run(RowOp::LogSoftmax), &log, tolerance(dtype), "log-softmax");
+            }
+        }
+        let input = dense_view(&[1000.0, 1001.0, f64::NEG_INFINITY, 0.0], DType::F32, [2, 2]);
+        let got = read(&row(&RowCall { input: &input, op: RowOp::Softmax }).expect("runs"), DType::F32);
+        assert_close(&got, &[0.268_941_421_369_995, 0.731_058_578_630_005, 0.0, 1.0], 1e-7, "large and infinite values");
+    }
+
+    #[test]
+    fn norms_equal_their_definitions_with_parameters_of_any_arrangement() {
+        let (eps, rows, n) = (1e-5, 6, 12);
+        for dtype in [DType::F64, DType::F32, DType::F16] {
+            let input = dense_view(&random(rows * n, 91, false), dtype, [rows, n]);
+            for (rms, groups, channels, inner) in [(false, 1, 12, 1), (true, 1, 12, 1), (false, 3, 4, 3), (false, 2, 1, 12)] {
+                let weight = dense_view(&random(groups * channels, 92, false), DType::F32, [groups * channels]);
+                let bias = dense_view(&random(groups * channels, 93, false), dtype, [groups * channels]);
+                let (w, b) = (values(&weight), values(&bias));
+                for with in [false, true] {
+                    let op = RowOp::Norm { rms, eps, weight: with.then_some(&weight), bias: with.then_some(&bias), groups, channels, inner };
+                    let mut expected = vec![];
+                    for (r, row) in values(&input).chunks(n).enumerate() {
+                        let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / n as f64 };
+                        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                        for (j, x) in row.iter().enumerate() {
+                            let y = (x - mean) / (variance + eps).sqrt();
+                            let at = r % groups * channels + j / inner;
+                            expected.push(if with { y * w[at] + b[at] } else { y });
+                        }
+                    }
+                    assert_close(&read(&row(&RowCall { input: &input, op }).expect("runs"), dtype), &expected, tolerance(dtype), "norm");
+                }
+            }
+        }
+    }
+}
