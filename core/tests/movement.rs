@@ -22,7 +22,7 @@ fn empty_parts_are_skipped_and_many_parts_joined_in_rounds() {
     let mut expected = vec![];
     for row in 0..3 {
         for i in 0..50 {
-            expected.extend((0..i % 4).map(|column| (row * (i % 4) + column) as i32));
+            expected.extend((0..i % 4).map(|column| row * (i % 4) + column));
         }
     }
     assert_eq!(joined.dims(), [3, expected.len() / 3]);

@@ -41,6 +41,7 @@ const fn case(op: &'static str, detail: &'static str, shape: &'static [usize], r
 const CUBE: &[usize] = &[3, 5, 7];
 
 const MOVES: &[Move] = &[
+    case("contiguous", "", CUBE, |t| one(t.contiguous())),
     case("reshape", "[15, 7]", CUBE, |t| one(t.reshape([15, 7]))),
     case("reshape", "of a permutation", CUBE, |t| one(t.permute(&[2, 0, 1])?.reshape_infer(&[7, -1]))),
     case("flatten", "0..=1", CUBE, |t| one(t.flatten(0, 1))),

@@ -14,10 +14,10 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, create, index_kind, op, run_map};
+use super::{OpInfo, Operand, create, index_kind, map1, op, run_map};
 use crate::{
-    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, Result, Scalar, Shape, Tensor, View,
-    backend::{Affine, ScanCall, ScanOp, SearchCall, SortCall},
+    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, Result, Scalar, Shape, Tensor,
+    backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
 };
@@ -236,7 +236,7 @@ impl Tensor {
             return Err(Error::SizeOverflow { op, shape });
         }
         let keys = Draw::whole(op, &shape, rng)?.values(DType::U32, &[], &[], device, |b, index, key| b.philox(index, key, 0))?;
-        argsort(&keys)
+        keys.argsort(0, false)
     }
 
     /// Draws `samples` positions (i32) along the last dimension, each with probability proportional to the (float, non-negative)
@@ -264,22 +264,16 @@ impl Tensor {
 
     /// Inverts the running sum of the weights at uniform values.
     fn choose_with_replacement(&self, shape: &Shape, rng: Rng) -> Result<Tensor> {
-        let (op, dtype, device, rank) = ("multinomial", self.dtype(), self.device(), self.rank());
-        let n = self.dims()[rank - 1];
-        let (buffer, _) = device.backend().scan(&ScanCall { input: &self.view()?, axis: rank - 1, op: ScanOp::Sum, positions: false })?;
-        let sums = self.result(Some(buffer), dtype, self.shape().clone());
-        let totals = sums.sliced(rank - 1, n - 1, 1, 1);
-        let points =
-            Draw::whole(op, shape, rng)?.values(dtype, &[&totals], &[], device, |b, index, key| uniform01(b, index, key, dtype.kind()) * b.load(dtype))?;
-        let rows = |t: &Tensor, columns: usize| -> Result<View> { t.reshape([t.numel() / columns, columns])?.view() };
-        let samples = shape[rank - 1];
-        let found = device.backend().search(&SearchCall { sorted: &rows(&sums, n)?, queries: &rows(&points, samples)?, right: true })?;
-        let found = self.result(Some(found), DType::I32, shape.clone());
+        let (op, dtype, last) = ("multinomial", self.dtype(), self.rank() - 1);
+        let n = self.shape()[last];
+        let sums = self.cumsum(-1)?;
+        let totals = sums.sliced(last, n - 1, 1, 1);
+        let points = Draw::whole(op, shape, rng)?
+            .values(dtype, &[&totals], &[], self.device(), |b, index, key| uniform01(b, index, key, dtype.kind()) * b.load(dtype))?;
         // Rows without any weight are found past the end.
         let b = Builder::new();
-        let position = b.load(DType::I32);
-        let program = b.finish(&[(position.min(b.param(Kind::I32)), DType::I32)])?;
-        Ok(run_map(op, &program, shape, &[Operand::from(&found)], &[], &[Scalar::Int(n as i64 - 1)], device)?.remove(0))
+        let program = b.finish(&[(b.load(DType::I32).min(b.param(Kind::I32)), DType::I32)])?;
+        map1(op, &program, &[&sums.searchsorted(&points, true)?], &[Scalar::Int(n as i64 - 1)])
     }
 
     /// All positions in the order in which exponential clocks with the weights as rates ring.
@@ -290,17 +284,8 @@ impl Tensor {
             let weight = b.load(dtype);
             weight.gt(0.0).select(-unit.log() / weight, weight.lit(f64::INFINITY))
         })?;
-        argsort(&times)
+        times.argsort(-1, false)
     }
-}
-
-/// Positions that sort the last dimension in ascending order.
-fn argsort(keys: &Tensor) -> Result<Tensor> {
-    if keys.numel() == 0 {
-        return Ok(keys.result(None, DType::I32, keys.shape().clone()));
-    }
-    let buffer = keys.device().backend().sort(&SortCall { input: &keys.view()?, descending: false })?;
-    Ok(keys.result(Some(buffer), DType::I32, keys.shape().clone()))
 }
 
 /// The product of two 32-bit values as (low, high) words, with 32-bit arithmetic: browsers have no wider integers.
