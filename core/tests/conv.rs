@@ -280,7 +280,8 @@ fn avg_pool_counts_what_pytorch_counts() {
             for n in 0..2 {
                 for (r, r_padded) in &rows {
                     for (c, c_padded) in &columns {
-                        let sum: f32 = r.iter().flat_map(|y| c.iter().map(|x| data[n * 63 + y * 9 + x])).sum();
+                        let data = &data;
+                        let sum: f32 = r.iter().flat_map(|y| c.iter().map(move |x| data[n * 63 + y * 9 + x])).sum();
                         let count = if count_include_pad { r_padded * c_padded } else { r.len() * c.len() };
                         expected.push(sum / count as f32);
                     }
