@@ -315,7 +315,8 @@ pub enum RowOp<'a> {
     },
 }
 
-/// `softmax(q k^T * scale) v` with grouped heads. All views `[batch, heads, length, size]`, any strides.
+/// `softmax(q k^T * scale) v` with grouped heads: query head `h` reads key head `h / (hq / hk)`. All views `[batch, heads, length, size]`, any strides.
+/// A query that sees no key gives zeros, with a log-sum-exp of minus infinity.
 #[derive(Clone, Debug)]
 pub struct AttentionCall<'a> {
     /// `[b, hq, s, d]`.

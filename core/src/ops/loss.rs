@@ -8,22 +8,22 @@ use super::{
 };
 use crate::{DType, Error, Result, Tensor, backend::ReduceOp, map::Val};
 
-/// The ops of this file. Positions are summed or averaged away, so a cut of any dimension leaves a partial sum.
+/// The ops of this file, as they are with a reduction: a cut of any dimension leaves a partial sum. Without one they are elementwise.
 pub const OPS: &[OpInfo] = &[
-    op("mse_loss", "..., ... -> ; sum ..."),
-    op("l1_loss", "..., ... -> ; sum ..."),
-    op("smooth_l1_loss", "..., ... -> ; sum ..."),
-    op("huber_loss", "..., ... -> ; sum ..."),
-    op("bce_loss", "..., ... -> ; sum ..."),
-    op("bce_with_logits_loss", "..., ..., ... -> ; sum ..."),
-    op("kl_div_loss", "..., ... -> ; sum ..."),
-    op("hinge_loss", "..., ... -> ; sum ..."),
-    op("hinge_embedding_loss", "..., ... -> ; sum ..."),
-    op("margin_ranking_loss", "..., ..., ... -> ; sum ..."),
-    op("cosine_embedding_loss", "...d, ...d, ... -> ; sum ... ; stats d"),
-    op("triplet_margin_loss", "...d, ...d, ...d -> ; sum ... ; stats d"),
-    op("gaussian_nll_loss", "..., ..., ... -> ; sum ..."),
-    op("poisson_nll_loss", "..., ... -> ; sum ..."),
+    op("mse_loss", "..., ... -> ; reduce ... sum"),
+    op("l1_loss", "..., ... -> ; reduce ... sum"),
+    op("smooth_l1_loss", "..., ... -> ; reduce ... sum"),
+    op("huber_loss", "..., ... -> ; reduce ... sum"),
+    op("bce_loss", "..., ... -> ; reduce ... sum"),
+    op("bce_with_logits_loss", "..., ..., ... -> ; reduce ... sum"),
+    op("kl_div_loss", "..., ... -> ; reduce ... sum"),
+    op("hinge_loss", "..., ... -> ; reduce ... sum"),
+    op("hinge_embedding_loss", "..., ... -> ; reduce ... sum"),
+    op("margin_ranking_loss", "..., ..., ... -> ; reduce ... sum"),
+    op("cosine_embedding_loss", "...d, ...d, ... -> ; reduce ... sum ; stats d"),
+    op("triplet_margin_loss", "...d, ...d, ...d -> ; reduce ... sum ; stats d"),
+    op("gaussian_nll_loss", "..., ..., ... -> ; reduce ... sum"),
+    op("poisson_nll_loss", "..., ... -> ; reduce ... sum"),
 ];
 
 /// What becomes of the losses of all positions.

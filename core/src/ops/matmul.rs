@@ -127,6 +127,8 @@ impl Tensor {
         check_rank(op, self, 1)?;
         check_rank(op, other, 1)?;
         number_type(op, &[self, other])?;
+        same_device(op, &[self, other])?;
+        Shape::from([self.numel(), other.numel()]).checked_numel(op)?;
         self.unsqueeze(1)?.mul(other)
     }
 
