@@ -4,6 +4,7 @@
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
 mod fault;
+mod gather;
 mod int;
 mod map;
 mod math;
@@ -194,9 +195,10 @@ impl Backend for CubeBackend {
     fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
-    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
+        self.run_gather(call)
     }
+
     fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
