@@ -256,7 +256,10 @@ fn unit_words(call: &GatherCall<'_>, indexing: &Indexing) -> Option<usize> {
     }
     let whole = |bytes: usize| {
         let fits = |elements: usize| elements.wrapping_mul(size).is_multiple_of(bytes);
-        fits(indexing.shape[rank - 1]) && fits(call.src.layout.offset) && base[..rank - 1].iter().all(|&s| fits(s)) && call.axes.iter().all(|a| fits(a.stride.unsigned_abs()))
+        fits(indexing.shape[rank - 1])
+            && fits(call.src.layout.offset)
+            && base[..rank - 1].iter().all(|&s| fits(s))
+            && call.axes.iter().all(|a| fits(a.stride.unsigned_abs()))
     };
     [4, 2, 1].into_iter().find(|words| whole(words * 4))
 }

@@ -14,6 +14,8 @@ mod program;
 mod reduce;
 mod reg;
 mod row;
+mod search;
+mod sort;
 mod words;
 
 use anymesh_core::{
@@ -202,12 +204,14 @@ impl Backend for CubeBackend {
     fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
-    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
+        self.run_search(call)
     }
-    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+
+    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
+        self.run_sort(call)
     }
+
     fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }

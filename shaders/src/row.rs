@@ -115,7 +115,17 @@ fn put(out: &mut Outputs, chunk: usize, value: F4, #[comptime] dtype: DType) {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lowest: f32, eps: f32, zero: u32, #[comptime] plan: Plan, #[comptime] fused: Fused) {
+fn row_kernel(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    rows: usize,
+    length: usize,
+    lowest: f32,
+    eps: f32,
+    zero: u32,
+    #[comptime] plan: Plan,
+    #[comptime] fused: Fused,
+) {
     let width = comptime!(fused.width as usize);
     let line = CUBE_POS * comptime!(CUBE as usize / fused.width as usize) + UNIT_POS as usize / width;
     // Surplus threads repeat the last row, so that everybody meets at the barriers; they write nothing.
