@@ -4,6 +4,7 @@
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
 mod fault;
+mod gather;
 mod int;
 mod map;
 mod math;
@@ -13,6 +14,8 @@ mod program;
 mod reduce;
 mod reg;
 mod row;
+mod search;
+mod sort;
 mod words;
 
 use anymesh_core::{
@@ -194,18 +197,21 @@ impl Backend for CubeBackend {
     fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
-    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
+        self.run_gather(call)
     }
+
     fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
-    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
+        self.run_search(call)
     }
-    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+
+    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
+        self.run_sort(call)
     }
+
     fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }

@@ -236,7 +236,7 @@ pub(crate) struct Inputs {
 
 /// Coordinates of a position, innermost first.
 #[cube]
-fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime] rank: usize) -> Sequence<usize> {
+pub(crate) fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime] rank: usize) -> Sequence<usize> {
     let mut out = Sequence::<usize>::new();
     let mut rest = position;
     #[unroll]
@@ -254,7 +254,7 @@ fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime] rank: usi
 
 /// `offset + sum(coordinate * stride)` of the affine form whose numbers start at `first`.
 #[cube]
-fn affine(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> usize {
+pub(crate) fn affine(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> usize {
     let mut at = *numbers.index(first);
     #[unroll]
     for k in 0..rank {
