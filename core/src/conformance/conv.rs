@@ -156,6 +156,29 @@ fn pools(cases: &mut Cases) {
         cases.add("avg_pool1d", dtype, format!("{dtype} of 1030"), move |d| {
             Ok(vec![data(d, dtype, &[1, 1030], View::Negative, 6)?.avg_pool1d(&AvgPool::new([7]))?])
         });
+        cases.add("max_pool2d", dtype, format!("{dtype} 3x3 over the last of four dimensions"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 3, 13, 14], View::Negative, 11)?.max_pool2d(&MaxPool { padding: [1, 0], ..MaxPool::new([3, 3]) })?])
+        });
+        cases.add("max_pool1d_with_indices", dtype, format!("{dtype} of 1030"), move |d| {
+            let (values, indices) = data(d, dtype, &[2, 1030], View::Sliced, 12)?.max_pool1d_with_indices(&MaxPool { stride: [3], ..MaxPool::new([4]) })?;
+            Ok(vec![values, indices])
+        });
+        cases.add("max_pool3d_with_indices", dtype, format!("{dtype} 2x3x2"), move |d| {
+            let (values, indices) = data(d, dtype, &[2, 5, 7, 6], View::Contiguous, 13)?.max_pool3d_with_indices(&MaxPool::new([2, 3, 2]))?;
+            Ok(vec![values, indices])
+        });
+        cases.add("adaptive_avg_pool1d", dtype, format!("{dtype} 257 to 10"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 257], View::Contiguous, 14)?.adaptive_avg_pool1d([10])?])
+        });
+        cases.add("adaptive_max_pool1d", dtype, format!("{dtype} 257 to 10"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 257], View::Contiguous, 15)?.adaptive_max_pool1d([10])?])
+        });
+        cases.add("adaptive_avg_pool3d", dtype, format!("{dtype} 5x7x6 to 2x3x4"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Contiguous, 16)?.adaptive_avg_pool3d([2, 3, 4])?])
+        });
+        cases.add("adaptive_max_pool3d", dtype, format!("{dtype} 5x7x6 to 2x3x4"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 5, 7, 6], View::Contiguous, 17)?.adaptive_max_pool3d([2, 3, 4])?])
+        });
         for out in [1, 4, 5, 13, 20] {
             cases.add("adaptive_avg_pool2d", dtype, format!("{dtype} 13x10 to {out}x4"), move |d| {
                 Ok(vec![data(d, dtype, &[2, 3, 13, 10], View::Contiguous, 7)?.adaptive_avg_pool2d([out, 4])?])

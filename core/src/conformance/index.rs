@@ -109,21 +109,22 @@ fn scatters(cases: &mut Cases) {
         });
     }
     for dtype in [DType::F32, DType::F16, DType::I32] {
-        // Small whole numbers are exact in any order of rounding; products stay in range.
-        let fill = move |mode: ScatterOp| match (mode, dtype) {
-            (Mul, _) => Fill::Integers(-1, 1),
-            (_, DType::F32) => Fill::Uniform(-1.0, 1.0),
-            _ => Fill::Integers(-3, 3),
-        };
+        // Whole numbers are exact in any order of rounding.
+        let fill = if dtype == DType::F32 { Fill::Uniform(-1.0, 1.0) } else { Fill::Integers(-3, 3) };
         for mode in [Add, Mul, Min, Max] {
+            let values = move |d: &Device, shape: &[usize], view: View, seed: u64| match mode {
+                // 1 and -1: no product grows or vanishes, and every factor shows in the sign.
+                Mul => input(d, dtype, shape, view, Fill::Integers(0, 1), seed)?.mul(2)?.sub(1),
+                Add => input(d, dtype, shape, view, fill, seed),
+                _ => input(d, dtype, shape, view, Fill::Integers(-2000, 2000), seed),
+            };
             for n in SIZES {
-                let values = fill(mode);
                 cases.add("scatter", dtype, format!("{mode:?} {dtype} {n} values onto 5"), move |d| {
-                    let (x, src) = (input(d, dtype, &[5, 3], View::Contiguous, values, 15)?, input(d, dtype, &[n, 3], View::Contiguous, values, 16)?);
+                    let (x, src) = (values(d, &[5, 3], View::Contiguous, 15)?, values(d, &[n, 3], View::Contiguous, 16)?);
                     Ok(vec![x.scatter(0, &indices(d, DType::I32, &[n, 3], View::Contiguous, 5)?, &src, mode)?])
                 });
                 cases.add("put_along_axis", dtype, format!("{mode:?} {dtype} {n} values along rows"), move |d| {
-                    let (x, src) = (input(d, dtype, &[3, 9], View::Contiguous, values, 17)?, input(d, dtype, &[3, n], View::Negative, values, 18)?);
+                    let (x, src) = (values(d, &[3, 9], View::Contiguous, 17)?, values(d, &[3, n], View::Negative, 18)?);
                     Ok(vec![x.put_along_axis(1, &indices(d, DType::I32, &[1, n], View::Contiguous, 9)?, &src, mode)?])
                 });
             }
@@ -131,31 +132,35 @@ fn scatters(cases: &mut Cases) {
         for axis in 0..3 {
             cases.add("index_add", dtype, format!("{dtype} along axis {axis}"), move |d| {
                 let mut shape = [6, 9, 5];
-                let x = input(d, dtype, &shape, View::Contiguous, fill(Add), 19)?;
+                let x = input(d, dtype, &shape, View::Contiguous, fill, 19)?;
                 let index = indices(d, DType::I32, &[30], View::Contiguous, shape[axis])?;
                 shape[axis] = 30;
-                Ok(vec![x.index_add(axis as i64, &index, &input(d, dtype, &shape, View::Sliced, fill(Add), 20)?)?])
+                Ok(vec![x.index_add(axis as i64, &index, &input(d, dtype, &shape, View::Sliced, fill, 20)?)?])
             });
         }
         for n in SIZES {
             cases.add("index_put", dtype, format!("add {n} rows of 65 {dtype}"), move |d| {
-                let (x, values) = (input(d, dtype, &[40, 65], View::Contiguous, fill(Add), 21)?, input(d, dtype, &[n, 65], View::Contiguous, fill(Add), 22)?);
+                let (x, values) = (input(d, dtype, &[40, 65], View::Contiguous, fill, 21)?, input(d, dtype, &[n, 65], View::Contiguous, fill, 22)?);
                 Ok(vec![x.index_put(&[&indices(d, DType::I32, &[n], View::Contiguous, 40)?], &values, true)?])
             });
         }
         for k in 1..=3 {
-            cases.add("scatter_nd", dtype, format!("{dtype} with {k} coordinates"), move |d| {
-                let rest = [5usize; 3];
-                let shape: Vec<usize> = [&[40], &rest[k..]].concat();
-                let updates = input(d, dtype, &shape, View::Contiguous, fill(Add), 23)?;
+            let shape: Vec<usize> = std::iter::once(40).chain((k..3).map(|_| 5)).collect();
+            let zeros = shape.clone();
+            cases.add("scatter_nd", dtype, format!("{dtype} with {k} coordinates into zeros"), move |d| {
+                let updates = input(d, dtype, &zeros, View::Contiguous, fill, 23)?;
+                Ok(vec![Tensor::scatter_nd(&indices(d, DType::I32, &[40, k], View::Transposed, 5)?, &updates, [5, 5, 5])?])
+            });
+            cases.add("scatter_nd_add", dtype, format!("{dtype} with {k} coordinates"), move |d| {
+                let updates = input(d, dtype, &shape, View::Contiguous, fill, 23)?;
                 let index = indices(d, DType::I32, &[40, k], View::Transposed, 5)?;
-                let x = input(d, dtype, &[5, 5, 5], View::Transposed, fill(Add), 24)?;
-                Ok(vec![Tensor::scatter_nd(&index, &updates, [5, 5, 5])?, x.scatter_nd_add(&index, &updates)?])
+                let x = input(d, dtype, &[5, 5, 5], View::Transposed, fill, 24)?;
+                Ok(vec![x.scatter_nd_add(&index, &updates)?])
             });
         }
         cases.add("bincount", dtype, format!("{dtype} weights"), move |d| {
             let x = input(d, DType::I32, &[1030], View::Contiguous, Fill::Integers(0, 12), 25)?;
-            Ok(vec![x.bincount_bins(Some(&input(d, dtype, &[1030], View::Contiguous, fill(Add), 26)?), 13)?])
+            Ok(vec![x.bincount_bins(Some(&input(d, dtype, &[1030], View::Contiguous, fill, 26)?), 13)?])
         });
     }
     for mode in [Min, Max] {
