@@ -361,6 +361,19 @@ fn unique_gives_sorted_values_their_counts_and_where_each_element_went() {
     assert_eq!(tensor::<f32>(&[], &[0, 2]).unique().expect("none").inverse.dims(), [0, 2]);
 }
 
+#[test]
+fn the_futures_of_ops_that_read_a_size_can_change_threads() {
+    fn run<T: Send>(future: impl Future<Output = Result<T>> + Send + 'static) {
+        std::thread::spawn(|| pollster::block_on(future).map(drop)).join().expect("no panic").expect("runs");
+    }
+    let x = tensor(&[1i32, 0, 1], &[3]);
+    let (a, b, c, d) = (x.clone(), x.clone(), x.clone(), x);
+    run(async move { a.nonzero_async().await });
+    run(async move { b.unique_async().await });
+    run(async move { c.bincount_async(None, 0).await });
+    run(async move { d.masked_select_async(&d.cast(DType::Bool)?).await });
+}
+
 /// The documented order.
 fn order(a: f64, b: f64) -> std::cmp::Ordering {
     a.is_nan().cmp(&b.is_nan()).then(a.partial_cmp(&b).unwrap_or(std::cmp::Ordering::Equal))

@@ -16,7 +16,7 @@
 //! ```
 
 use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
-use crate::{DType, Dims, Error, Result, Shape, Tensor, backend::ScatterOp, map::Builder};
+use crate::{DType, Dims, Error, MapProgram, Result, Shape, Tensor, backend::ScatterOp, map::Builder};
 
 /// The ops of this file. Where an element ends up depends on all before it.
 pub const OPS: &[OpInfo] = &[op("nonzero", "n -> m ; replicate n"), op("masked_select", "n, n -> m ; replicate n"), op("unique", "n -> m ; replicate n")];
@@ -56,10 +56,26 @@ async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
 
 /// Positions (i32) in row-major order of the elements that are not zero.
 async fn nonzero_positions(op: &'static str, tensor: &Tensor) -> Result<Tensor> {
-    let b = Builder::new();
-    let mark = b.load(tensor.dtype()).cast(DType::Bool).cast(DType::I32);
-    let marks = map1(op, &b.finish(&[(mark, DType::I32)])?, &[tensor], &[])?.reshape([tensor.numel()])?;
+    let marks = map1(op, &is_nonzero(tensor.dtype())?, &[tensor], &[])?.reshape([tensor.numel()])?;
     Ok(find(op, &marks).await?.positions)
+}
+
+/// 1 for what is not zero.
+fn is_nonzero(dtype: DType) -> Result<MapProgram> {
+    let b = Builder::new();
+    let mark = b.load(dtype).cast(DType::Bool).cast(DType::I32);
+    b.finish(&[(mark, DType::I32)])
+}
+
+/// 1 for what begins a new value in sorted order: what differs from the element before it, and the first, which has none before it.
+fn begins(dtype: DType) -> Result<MapProgram> {
+    let b = Builder::new();
+    let (here, before) = (b.load(dtype), b.load(dtype));
+    let mut same = here.eq(before);
+    if dtype.is_float() {
+        same = same.or(here.is_nan().and(before.is_nan()));
+    }
+    b.finish(&[(!same.and(before.inside()), DType::I32)])
 }
 
 impl Tensor {
@@ -117,16 +133,8 @@ impl Tensor {
             return Ok(Unique { values: flat, inverse: self.result(None, DType::I32, self.shape().clone()), counts: none });
         }
         let (sorted, order) = flat.sort(0, false)?;
-        // An element begins a new value unless it equals the one before it; the first has none before it.
-        let b = Builder::new();
-        let (here, before) = (b.load(self.dtype()), b.load(self.dtype()));
-        let mut same = here.eq(before);
-        if self.dtype().is_float() {
-            same = same.or(here.is_nan().and(before.is_nan()));
-        }
-        let program = b.finish(&[(!same.and(before.inside()), DType::I32)])?;
         let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
-        let marks = run_map(op, &program, &[n].into(), &operands, &[], &[], self.device())?.remove(0);
+        let marks = run_map(op, &begins(self.dtype())?, &[n].into(), &operands, &[], &[], self.device())?.remove(0);
         let Marked { running, positions } = find(op, &marks).await?;
 
         let values = sorted.index_select(0, &positions)?;

@@ -25,6 +25,15 @@ enum Label {
     Ellipsis(usize),
 }
 
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Label::Letter(c) => write!(f, "dimension '{c}'"),
+            Label::Ellipsis(i) => write!(f, "dimension {} from the right of '...'", i + 1),
+        }
+    }
+}
+
 /// A tensor whose dimensions have names, each at most once.
 #[derive(Clone, Debug)]
 struct Named {
@@ -113,7 +122,7 @@ fn name(equation: &str, term: &Term, tensor: &Tensor) -> Result<Named> {
             Some(first) if dims[first] != old.shape[d] => {
                 return Err(Error::Shape {
                     op: OP,
-                    detail: format!("'{equation}': {label:?} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()),
+                    detail: format!("'{equation}': {label} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()),
                 });
             }
             Some(first) => layout.strides[first] += old.strides[d],
@@ -159,7 +168,7 @@ fn unify(equation: &str, operands: &mut [Named]) -> Result<()> {
                 Some((Label::Ellipsis(_), known)) if *known == 1 => *known = size,
                 Some((Label::Ellipsis(_), _)) if size == 1 => {}
                 Some((_, known)) => {
-                    return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label:?} is {known} in one operand and {size} in another") });
+                    return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label} is {known} in one operand and {size} in another") });
                 }
             }
         }
