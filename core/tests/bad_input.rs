@@ -268,7 +268,6 @@ fn dtypes_without_meaning_are_refused() {
         DType "gather": f.gather(1, &f);
         DType "embedding": f.embedding(&b);
         DType "one_hot": f.one_hot(3);
-        DType "logsumexp": b.logsumexp(&[0], false);
         DType "uniform": Tensor::uniform([2], 0.0, 1.0, DType::I32, &device(), Rng::new(1));
         DType "randint": Tensor::randint([2], 0, 2, DType::F32, &device(), Rng::new(1));
         DType "to_vec": f.to_vec::<f64>();

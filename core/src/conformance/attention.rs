@@ -97,7 +97,8 @@ pub(super) fn forward() -> Cases {
 /// Gradients, from one forward pass so that both see the same statistics.
 pub(super) fn backward() -> Cases {
     let mut cases = Cases::new("attention");
-    for (problem, dtype, causal, view) in problems() {
+    // With one query and one key the gradients of both are zero: only rounding would be compared.
+    for (problem, dtype, causal, view) in problems().into_iter().filter(|(p, ..)| p.t > 1) {
         cases.add("attention_backward", dtype, format!("{dtype} {problem:?} causal {causal} {view:?}"), move |d| {
             let [q, k, v] = problem.inputs(d, dtype, view)?;
             let grad = problem.grad(d, dtype)?;

@@ -53,11 +53,11 @@ impl Tensor {
         if !(0.0..=1.0).contains(&smoothing) {
             return Err(Error::Argument { op, detail: format!("label smoothing must be in 0..=1, got {smoothing}") });
         }
-        let classes = Classes::check(op, self, target, options.weight.as_ref())?;
+        let classes = Classes::check(op, self, target, options)?;
         let kind = compute_type([self]);
         let lse = Expr::new(op, &[self]).reduce(&[classes.axis], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?;
         if target.dtype().is_float() {
-            return classes.soft(self, target, &lse, smoothing, options.reduction);
+            return classes.soft(self, target, &lse);
         }
         let spread = if smoothing == 0.0 {
             None
@@ -65,7 +65,7 @@ impl Tensor {
             let term = Expr::new(op, &[self, &lse]).maybe(&[classes.weight.as_ref()]);
             Some(term.reduce(&[classes.axis], ReduceOp::Sum, None, kind, |a| weighted(a.x[1] - a.x[0], a.maybe[0]))?)
         };
-        classes.hard(self, target, Some(&lse), spread.as_ref(), smoothing, options.ignore_index, options.reduction)
+        classes.hard(self, target, Some(&lse), spread.as_ref())
     }
 
     /// Negative log-likelihood: as [`cross_entropy`](Tensor::cross_entropy) with classes, for inputs that are log-probabilities already.
@@ -74,8 +74,8 @@ impl Tensor {
         if target.dtype().is_float() {
             return Err(Error::DType { op, dtype: target.dtype(), expected: "i32 or i64 classes" });
         }
-        let classes = Classes::check(op, self, target, weight)?;
-        classes.hard(self, target, None, None, 0.0, ignore_index, reduction)
+        let options = CrossEntropyOptions { weight: weight.cloned(), ignore_index, label_smoothing: 0.0, reduction };
+        Classes::check(op, self, target, &options)?.hard(self, target, None, None)
     }
 }
 
@@ -84,8 +84,9 @@ fn weighted<'b>(value: Val<'b>, weight: Option<Val<'b>>) -> Val<'b> {
 }
 
 /// A checked problem.
-struct Classes {
+struct Classes<'a> {
     op: &'static str,
+    options: &'a CrossEntropyOptions,
     /// The class axis of the logits.
     axis: usize,
     count: usize,
@@ -95,8 +96,8 @@ struct Classes {
     weight: Option<Tensor>,
 }
 
-impl Classes {
-    fn check(op: &'static str, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
+impl<'a> Classes<'a> {
+    fn check(op: &'static str, x: &Tensor, target: &Tensor, options: &'a CrossEntropyOptions) -> Result<Self> {
         check_float(op, &[x])?;
         same_device(op, &[x, target])?;
         if x.rank() == 0 {
@@ -117,7 +118,7 @@ impl Classes {
         if count == 0 {
             return Err(Error::Shape { op, detail: format!("{} has no classes", x.shape()) });
         }
-        let weight = match weight {
+        let weight = match &options.weight {
             Some(w) => {
                 check_float(op, &[w])?;
                 same_device(op, &[x, w])?;
@@ -130,12 +131,18 @@ impl Classes {
             }
             None => None,
         };
-        Ok(Self { op, axis, count, positions, weight })
+        Ok(Self { op, options, axis, count, positions, weight })
+    }
+
+    /// What smoothing leaves of a target, and what it adds to every class.
+    fn shares(&self) -> [f64; 2] {
+        [1.0 - self.options.label_smoothing, self.options.label_smoothing / self.count as f64]
     }
 
     /// `sum_k t[k] w[k] (lse - x[k])` with smoothed probabilities `t`.
-    fn soft(&self, x: &Tensor, target: &Tensor, lse: &Tensor, smoothing: f64, reduction: LossReduction) -> Result<Tensor> {
-        let term = Expr::new(self.op, &[x, target, lse]).maybe(&[self.weight.as_ref()]).params(&[1.0 - smoothing, smoothing / self.count as f64]);
+    fn soft(&self, x: &Tensor, target: &Tensor, lse: &Tensor) -> Result<Tensor> {
+        let reduction = self.options.reduction;
+        let term = Expr::new(self.op, &[x, target, lse]).maybe(&[self.weight.as_ref()]).params(&self.shares());
         if reduction == LossReduction::None {
             return term.reduce(&[self.axis], ReduceOp::Sum, None, x.dtype(), soft_term)?.reshape(&self.positions);
         }
@@ -145,19 +152,9 @@ impl Classes {
     }
 
     /// The loss of classes from the log-sum-exp (none for log-probabilities) and the loss `spread` over all classes.
-    #[allow(clippy::too_many_arguments)]
-    fn hard(
-        &self,
-        x: &Tensor,
-        target: &Tensor,
-        lse: Option<&Tensor>,
-        spread: Option<&Tensor>,
-        smoothing: f64,
-        ignore_index: Option<i64>,
-        reduction: LossReduction,
-    ) -> Result<Tensor> {
-        let op = self.op;
-        let ignored = ignore_index.filter(|i| target.dtype() == DType::I64 || i32::try_from(*i).is_ok());
+    fn hard(&self, x: &Tensor, target: &Tensor, lse: Option<&Tensor>, spread: Option<&Tensor>) -> Result<Tensor> {
+        let (op, reduction) = (self.op, self.options.reduction);
+        let ignored = self.options.ignore_index.filter(|i| target.dtype() == DType::I64 || i32::try_from(*i).is_ok());
         let target = target.unsqueeze(self.axis as i64)?;
         // Ignored positions read class 0. Negative classes would count from the end: they are moved out of range instead.
         let index = Expr::new(op, &[&target]).map(target.dtype(), |a| {
@@ -173,7 +170,7 @@ impl Classes {
         let weight = self.weight.as_ref().map(pick).transpose()?;
         let loss = |reduction: LossReduction, dtype| {
             let expr = Expr::new(op, &[&picked, &target]).maybe(&[lse, weight.as_ref(), spread]);
-            reduction.run(expr.params(&[1.0 - smoothing, smoothing / self.count as f64]), dtype, |a| {
+            reduction.run(expr.params(&self.shares()), dtype, |a| {
                 let own = weighted(a.maybe[0].map_or(-a.x[0], |lse| lse - a.x[0]), a.maybe[1]);
                 unless(ignored, a.x[1], a.maybe[2].map_or(own, |all| own * a.p[0] + all * a.p[1]))
             })

@@ -134,7 +134,7 @@ pub(crate) fn check_same_shape(op: &'static str, tensors: &[&Tensor]) -> Result<
     }
 }
 
-/// Refuses a stabiliser that is not a number of its own.
+/// Refuses an `eps` that is negative, infinite or NaN.
 pub(crate) fn check_eps(op: &'static str, eps: f64) -> Result<()> {
     if eps >= 0.0 && eps.is_finite() { Ok(()) } else { Err(Error::Argument { op, detail: format!("eps must be finite and not negative, got {eps}") }) }
 }

@@ -2,44 +2,43 @@
 //! lowering to the backend's kernel families.
 
 pub mod activation;
+pub mod attention;
 pub mod binary;
 pub mod cast;
 pub mod conv;
 pub mod create;
+pub mod cross_entropy;
+pub mod dropout;
 pub mod dynamic;
 pub mod einsum;
 pub mod elementwise;
+mod expr;
+pub mod glu;
 pub mod index;
 pub mod interpolate;
+pub mod loss;
 pub mod matmul;
 pub mod movement;
+pub mod norm;
 pub mod pool;
 pub mod random;
 pub mod reduce;
+pub mod rope;
 pub mod scan;
 pub mod scatter;
 pub mod select;
 pub mod shape;
+pub mod similarity;
 pub mod slice;
+pub mod softmax;
 pub mod sort;
 pub mod unary;
 
+pub use attention::{Attention, AttentionOptions};
 pub use conv::{Conv, ConvTranspose};
+pub use cross_entropy::CrossEntropyOptions;
 pub use dynamic::Unique;
 pub use interpolate::Interpolate;
-pub mod attention;
-pub mod cross_entropy;
-pub mod dropout;
-mod expr;
-pub mod glu;
-pub mod loss;
-pub mod norm;
-pub mod rope;
-pub mod similarity;
-pub mod softmax;
-
-pub use attention::{Attention, AttentionOptions};
-pub use cross_entropy::CrossEntropyOptions;
 pub use loss::LossReduction;
 pub use movement::PadMode;
 pub use pool::{AvgPool, MaxPool};

@@ -142,11 +142,12 @@ impl Tensor {
 /// A norm of `x`, seen as rows of `channels * inner` elements, as reductions and a map.
 pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     let op = if norm.rms { "rms_norm" } else { "layer_norm" };
-    let n = norm.channels * norm.inner;
-    if n == 0 || norm.groups == 0 || x.numel() % (n * norm.groups) != 0 {
-        let detail = format!("{} does not divide into rows of {n} elements in groups of {}", x.shape(), norm.groups);
-        return Err(Error::Shape { op, detail });
+    let sizes = Shape::from([norm.groups, norm.channels, norm.inner]);
+    let block = sizes.checked_numel(op)?;
+    if block == 0 || !x.numel().is_multiple_of(block) {
+        return Err(Error::Shape { op, detail: format!("{} does not divide into rows of {sizes} (groups, channels, inner)", x.shape()) });
     }
+    let n = block / norm.groups;
     check_float(op, &[x])?;
     check_eps(op, norm.eps)?;
     if x.numel() == 0 {
@@ -154,7 +155,7 @@ pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     }
     let parameter = |p: Option<&Tensor>| p.map(|p| p.reshape([norm.groups, norm.channels, 1])).transpose();
     let (weight, bias) = (parameter(norm.weight)?, parameter(norm.bias)?);
-    let rows = x.reshape([x.numel() / (n * norm.groups), norm.groups, norm.channels, norm.inner])?;
+    let rows = x.reshape([x.numel() / block, norm.groups, norm.channels, norm.inner])?;
     let (kind, scale) = (compute_type([x]), Some(1.0 / n as f64));
     let mean = if norm.rms { None } else { Some(Expr::new(op, &[&rows]).reduce(&[2, 3], ReduceOp::Sum, scale, kind, |a| a.x[0])?) };
     let var = Expr::new(op, &[&rows]).maybe(&[mean.as_ref()]).reduce(&[2, 3], ReduceOp::Sum, scale, kind, |a| centered(a) * centered(a))?;
@@ -233,7 +234,7 @@ fn channel_groups(op: &'static str, x: &Tensor, groups: usize, weight: Option<&T
     if per_sample == 0 {
         return Err(empty(op, x));
     }
-    if groups == 0 || channels % groups != 0 {
+    if groups == 0 || !channels.is_multiple_of(groups) {
         return Err(Error::Argument { op, detail: format!("{groups} groups do not divide the {channels} channels of {}", x.shape()) });
     }
     let inner = per_sample / channels;
@@ -244,7 +245,7 @@ fn channel_groups(op: &'static str, x: &Tensor, groups: usize, weight: Option<&T
 fn scale_channels(op: &'static str, x: &Tensor, mean: &Tensor, var: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     let mut shape: Dims = smallvec::smallvec![1; x.rank() - 1];
     shape[0] = x.dims()[1];
-    let column = |p: &Tensor| p.reshape(&Shape::from(shape.clone()));
+    let column = |p: &Tensor| p.reshape(shape.clone());
     let (mean, var) = (column(mean)?, column(var)?);
     let (weight, bias) = (weight.map(column).transpose()?, bias.map(column).transpose()?);
     let out = Expr::new(op, &[x, &var]).maybe(&[Some(&mean), weight.as_ref(), bias.as_ref()]).params(&[eps]);

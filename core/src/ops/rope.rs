@@ -19,7 +19,7 @@ pub enum RopeStyle {
 /// offset + length`. Angles are computed in `f64`, so distant positions stay precise.
 pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, device: &Device) -> Result<(Tensor, Tensor)> {
     let op = "rope_tables";
-    if d % 2 != 0 {
+    if !d.is_multiple_of(2) {
         return Err(Error::Argument { op, detail: format!("vectors of odd size {d} have no pairs to rotate") });
     }
     if !(base > 0.0 && base.is_finite()) {
@@ -51,7 +51,7 @@ impl Tensor {
         check_float(op, &[self, cos, sin])?;
         let device = same_device(op, &[self, cos, sin])?;
         let rank = self.rank();
-        if rank < 2 || self.dims()[rank - 1] % 2 != 0 {
+        if rank < 2 || !self.dims()[rank - 1].is_multiple_of(2) {
             return Err(Error::Shape { op, detail: format!("the input is [..., s, d] with an even d, got {}", self.shape()) });
         }
         let half = self.dims()[rank - 1] / 2;

@@ -229,3 +229,20 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
     attention(&q, &k, &v, &AttentionOptions { mask, ..Default::default() }).expect("valid");
     assert_eq!(calls.load(Ordering::Relaxed), 4);
 }
+
+#[test]
+fn the_rows_of_the_cpu_agree_with_the_decomposition_at_every_length() {
+    for (dtype, tolerance) in [(DType::F64, 1e-13), (DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 2e-2)] {
+        for n in [1, 2, 31, 256, 257, 1000, 4099, 8193] {
+            let x = on(&DEVICE, &[3, n], n as u64).cast(dtype).expect("castable");
+            assert_close(&x.softmax(1).expect("valid"), &read(&softmax::decomposed(&x, 1).expect("valid")), tolerance);
+            assert_close(&x.log_softmax(1).expect("valid"), &read(&softmax::log_decomposed(&x, 1).expect("valid")), tolerance);
+            for rms in [false, true] {
+                let w = on(&DEVICE, &[n], 7);
+                let spec = norm::Norm { rms, eps: 1e-5, weight: Some(&w), bias: None, groups: 1, channels: n, inner: 1 };
+                let y = if rms { x.rms_norm(1, Some(&w), 1e-5) } else { x.layer_norm(1, Some(&w), None, 1e-5) };
+                assert_close(&y.expect("valid"), &read(&norm::decomposed(&x, &spec).expect("valid")), tolerance);
+            }
+        }
+    }
+}
