@@ -8,10 +8,12 @@ mod int;
 mod map;
 mod math;
 mod math64;
+mod matmul;
 mod philox;
 mod program;
 mod reduce;
 mod reg;
+mod tile;
 mod words;
 
 use anymesh_core::{
@@ -187,9 +189,10 @@ impl Backend for CubeBackend {
     fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
         Err(self.failed("later"))
     }
-    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
+        self.run_matmul(call)
     }
+
     fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
