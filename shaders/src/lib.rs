@@ -8,7 +8,7 @@ mod gather;
 mod int;
 mod map;
 mod math;
-mod math64;
+mod matmul;
 mod philox;
 mod program;
 mod reduce;
@@ -16,6 +16,7 @@ mod reg;
 mod row;
 mod search;
 mod sort;
+mod tile;
 mod words;
 
 use anymesh_core::{
@@ -194,9 +195,10 @@ impl Backend for CubeBackend {
     fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
         Err(self.failed("later"))
     }
-    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
+        self.run_matmul(call)
     }
+
     fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
         self.run_gather(call)
     }

@@ -39,7 +39,7 @@ struct Acc<T: Numeric> {
 #[cube]
 fn exp<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, Const<4>> {
     if comptime!(wide) {
-        Vector::cast_from(crate::math64::unary(D4::cast_from(x), Unary::Exp))
+        Vector::cast_from(crate::math::unary_wide(D4::cast_from(x), Unary::Exp))
     } else {
         Vector::cast_from(crate::math::unary(F4::cast_from(x), Unary::Exp))
     }
@@ -48,7 +48,7 @@ fn exp<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, 
 #[cube]
 fn log<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, Const<4>> {
     if comptime!(wide) {
-        Vector::cast_from(crate::math64::unary(D4::cast_from(x), Unary::Log))
+        Vector::cast_from(crate::math::unary_wide(D4::cast_from(x), Unary::Log))
     } else {
         Vector::cast_from(crate::math::unary(F4::cast_from(x), Unary::Log))
     }

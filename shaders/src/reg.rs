@@ -1,7 +1,7 @@
 //! Registers of a program while a kernel is compiled: four lanes of one kind, and the code for each instruction.
 
 use crate::{
-    int, math, math64, philox,
+    int, math, philox,
     words::{self, B4, D4, F4, I4, L4, Q4, U4},
 };
 use anymesh_core::{
@@ -222,8 +222,8 @@ impl Reg {
             (Reg::L(x), _) => Reg::L(int::unary_signed::expand::<i64>(scope, x, op)),
             (Reg::F(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify::expand(scope, x, op)),
             (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, op)),
-            (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math64::classify::expand(scope, x, op)),
-            (Reg::D(x), _) => Reg::D(math64::unary::expand(scope, x, op)),
+            (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify_wide::expand(scope, x, op)),
+            (Reg::D(x), _) => Reg::D(math::unary_wide::expand(scope, x, op)),
             (Reg::B(_), _) => ill_typed(),
         }
     }
@@ -261,7 +261,7 @@ impl Reg {
             (Reg::I(a), Reg::I(b)) => Reg::I(int::binary_i32::expand(scope, a, b, op)),
             (Reg::L(a), Reg::L(b)) => Reg::L(int::binary_i64::expand(scope, a, b, op)),
             (Reg::F(a), Reg::F(b)) => Reg::F(math::binary::expand(scope, a, b, op)),
-            (Reg::D(a), Reg::D(b)) => Reg::D(math64::binary::expand(scope, a, b, op)),
+            (Reg::D(a), Reg::D(b)) => Reg::D(math::binary_wide::expand(scope, a, b, op)),
             _ => ill_typed(),
         }
     }

@@ -133,12 +133,13 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
 
 /// Float functions that no shader language has for `f64`.
 fn needs_f64_math(program: &MapProgram) -> bool {
+    use crate::map::Binary::*;
     use Unary::*;
     program.insts.iter().any(|inst| match *inst {
         Inst::Unary(op, r) => {
             program.kinds[r as usize] == Kind::F64 && !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt)
         }
-        Inst::Binary(op, r, _) => program.kinds[r as usize] == Kind::F64 && matches!(op, crate::map::Binary::Pow | crate::map::Binary::Atan2),
+        Inst::Binary(op, r, _) => program.kinds[r as usize] == Kind::F64 && matches!(op, Pow | Atan2 | Hypot | FloorDiv | TruncDiv | Rem),
         _ => false,
     })
 }

@@ -235,28 +235,16 @@ pub(crate) fn div(a: F4, b: F4) -> F4 {
     (a * shrink) / (b * shrink)
 }
 
+/// 0.50 ulp.
 #[cube]
 pub(crate) fn sqrt(x: F4) -> F4 {
     x.sqrt()
 }
 
+/// 1.49 ulp.
 #[cube]
 pub(crate) fn rsqrt(x: F4) -> F4 {
     x.inverse_sqrt()
-}
-
-/// Without overflow on the way; infinity beats NaN.
-#[cube]
-pub(crate) fn hypot(a: F4, b: F4) -> F4 {
-    let (p, q) = (magnitude_bits(a), magnitude_bits(b));
-    let larger = select_many(p.less_than(&q), q, p);
-    let (huge, tiny) = (larger.greater_than(&U4::new(0x5e80_0000u32)), larger.less_than(&U4::new(0x2080_0000u32)));
-    // 2^-80 and 2^80.
-    let down = select_many(huge, all(8.271806e-25), select_many(tiny, all(1.2089258e24), all(1.0)));
-    let up = select_many(huge, all(1.2089258e24), select_many(tiny, all(8.271806e-25), all(1.0)));
-    let (x, y) = (F4::reinterpret(p) * down, F4::reinterpret(q) * down);
-    let length = (x * x + y * y).sqrt() * up;
-    select_many(is_inf(a).or(is_inf(b)), infinity(a), keep_nan(a, keep_nan(b, length)))
 }
 
 // Exponentials.
@@ -281,11 +269,13 @@ pub(crate) fn exp_shifted(x: F4, #[comptime] shift: i32) -> F4 {
     scale(all(1.0) + exp_reduced(r), I4::cast_from(n) + I4::new(shift))
 }
 
+/// 1.72 ulp.
 #[cube]
 pub(crate) fn exp(x: F4) -> F4 {
     keep_nan(x, exp_shifted(x, 0))
 }
 
+/// 1.75 ulp.
 #[cube]
 pub(crate) fn exp2(x: F4) -> F4 {
     let inside = clamp_to(x, -160.0, 130.0);
@@ -293,6 +283,7 @@ pub(crate) fn exp2(x: F4) -> F4 {
     keep_nan(x, scale(all(1.0) + exp_reduced((inside - n) * all(LN_2)), I4::cast_from(n)))
 }
 
+/// 1.46 ulp.
 #[cube]
 pub(crate) fn expm1(x: F4) -> F4 {
     let (n, r) = exp_reduce(clamp_to(x, -30.0, 89.0));
@@ -302,6 +293,7 @@ pub(crate) fn expm1(x: F4) -> F4 {
     keep_nan(x, select_many(abs(x).less_than(&all(1e-7)), x, y))
 }
 
+/// 1.91 ulp.
 #[cube]
 pub(crate) fn sinh(x: F4) -> F4 {
     let a = abs(x);
@@ -311,12 +303,14 @@ pub(crate) fn sinh(x: F4) -> F4 {
     keep_nan(x, copysign(y, x))
 }
 
+/// 1.90 ulp.
 #[cube]
 pub(crate) fn cosh(x: F4) -> F4 {
     let half = exp_shifted(abs(x), -1);
     keep_nan(x, half + all(0.25) / half)
 }
 
+/// 1.16 ulp.
 #[cube]
 pub(crate) fn tanh(x: F4) -> F4 {
     let a = abs(x);
@@ -364,17 +358,20 @@ fn log_edges(x: F4, y: F4) -> F4 {
     select_many(magnitude_bits(x).equal(&U4::new(0u32)), neg(infinity(x)), y)
 }
 
+/// 1.06 ulp.
 #[cube]
 pub(crate) fn log(x: F4) -> F4 {
     log_edges(x, log_positive(x))
 }
 
+/// 1.68 ulp.
 #[cube]
 pub(crate) fn log2(x: F4) -> F4 {
     let (e, f) = log_split(x);
     log_edges(x, e + log_reduced(f) * all(LOG2_E))
 }
 
+/// 2.19 ulp.
 #[cube]
 pub(crate) fn log10(x: F4) -> F4 {
     let (e, f) = log_split(x);
@@ -391,12 +388,14 @@ fn log1p_inside(x: F4) -> F4 {
     e * all(LN_2_HIGH) + (e * all(LN_2_LOW) + log_reduced(f))
 }
 
+/// 1.41 ulp.
 #[cube]
 pub(crate) fn log1p(x: F4) -> F4 {
     let y = log_edges(all(1.0) + x, log1p_inside(x));
     select_many(abs(x).less_than(&all(1e-8)), x, y)
 }
 
+/// 1.71 ulp.
 #[cube]
 pub(crate) fn asinh(x: F4) -> F4 {
     let a = abs(x);
@@ -409,6 +408,7 @@ pub(crate) fn asinh(x: F4) -> F4 {
     select_many(itself, x, copysign(y, x))
 }
 
+/// 2.41 ulp.
 #[cube]
 pub(crate) fn acosh(x: F4) -> F4 {
     let far = x.greater_than(&all(1073741824.0));
@@ -419,6 +419,7 @@ pub(crate) fn acosh(x: F4) -> F4 {
     select_many(bits(x).equal(&U4::new(INFINITY)), x, keep_nan(x, y))
 }
 
+/// 1.65 ulp.
 #[cube]
 pub(crate) fn atanh(x: F4) -> F4 {
     let a = abs(x);
@@ -502,18 +503,21 @@ fn sine_of(x: F4, quarters: U4, angle: F4, minus: U4) -> F4 {
     select_many(is_not_finite(x), nan(x), y)
 }
 
+/// 1.53 ulp.
 #[cube]
 pub(crate) fn sin(x: F4) -> F4 {
     let (quarters, angle) = quarter_turns(x);
     sine_of(x, quarters, angle, bits(x) & U4::new(SIGN))
 }
 
+/// 1.53 ulp.
 #[cube]
 pub(crate) fn cos(x: F4) -> F4 {
     let (quarters, angle) = quarter_turns(x);
     sine_of(x, quarters + U4::new(1u32), angle, U4::new(0u32))
 }
 
+/// 3.18 ulp.
 #[cube]
 pub(crate) fn tan(x: F4) -> F4 {
     let (quarters, angle) = quarter_turns(x);
@@ -531,6 +535,7 @@ fn asin_reduced(x: F4) -> F4 {
     x + x * square * polynomial(square, ASIN)
 }
 
+/// 2.33 ulp.
 #[cube]
 pub(crate) fn asin(x: F4) -> F4 {
     let a = abs(x);
@@ -541,6 +546,7 @@ pub(crate) fn asin(x: F4) -> F4 {
     keep_nan(x, select_many(a.greater_than(&all(1.0)), nan(x), y))
 }
 
+/// 1.24 ulp.
 #[cube]
 pub(crate) fn acos(x: F4) -> F4 {
     let a = abs(x);
@@ -558,6 +564,7 @@ fn atan_reduced(x: F4) -> F4 {
     x + x * square * polynomial(square, ATAN)
 }
 
+/// 1.98 ulp.
 #[cube]
 pub(crate) fn atan(x: F4) -> F4 {
     let a = abs(x);
@@ -568,6 +575,7 @@ pub(crate) fn atan(x: F4) -> F4 {
 }
 
 /// The angle of the point `(x, y)`, with the signs of zeros and the infinities as in C.
+/// 1.92 ulp.
 #[cube]
 pub(crate) fn atan2(y: F4, x: F4) -> F4 {
     let (p, q) = (magnitude_bits(y), magnitude_bits(x));

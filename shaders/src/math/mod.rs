@@ -4,10 +4,11 @@ mod convert;
 mod elementary;
 mod power;
 mod special;
+mod wide;
 
 pub(crate) use convert::*;
 
-use crate::words::{B4, F4};
+use crate::words::{B4, D4, F4};
 use anymesh_core::map::{Binary, Unary};
 use cubecl::prelude::*;
 
@@ -76,7 +77,77 @@ pub(crate) fn binary(a: F4, b: F4, #[comptime] op: Binary) -> F4 {
         Binary::Fmax => elementary::fmax(a, b),
         Binary::Fmin => elementary::fmin(a, b),
         Binary::Atan2 => elementary::atan2(a, b),
-        Binary::Hypot => elementary::hypot(a, b),
+        Binary::Hypot => power::hypot(a, b),
         _ => elementary::copysign(a, b),
+    }
+}
+
+/// `IsNan` and `IsInf` of `f64`.
+#[cube]
+pub(crate) fn classify_wide(x: D4, #[comptime] op: Unary) -> B4 {
+    match op {
+        Unary::IsNan => wide::is_nan(x),
+        _ => wide::is_inf(x),
+    }
+}
+
+/// Any function of one `f64`. Only where the device has `f64` functions, but for arithmetic and rounding.
+#[cube]
+pub(crate) fn unary_wide(x: D4, #[comptime] op: Unary) -> D4 {
+    match op {
+        Unary::Neg => wide::neg(x),
+        Unary::Abs => wide::abs(x),
+        Unary::Sign => wide::sign(x),
+        Unary::Exp => wide::exp(x),
+        Unary::Exp2 => wide::exp2(x),
+        Unary::Expm1 => wide::expm1(x),
+        Unary::Log => wide::log(x),
+        Unary::Log2 => wide::log2(x),
+        Unary::Log10 => wide::log10(x),
+        Unary::Log1p => wide::log1p(x),
+        Unary::Sqrt => wide::sqrt(x),
+        Unary::Rsqrt => wide::rsqrt(x),
+        Unary::Sin => wide::sin(x),
+        Unary::Cos => wide::cos(x),
+        Unary::Tan => wide::tan(x),
+        Unary::Asin => wide::asin(x),
+        Unary::Acos => wide::acos(x),
+        Unary::Atan => wide::atan(x),
+        Unary::Sinh => wide::sinh(x),
+        Unary::Cosh => wide::cosh(x),
+        Unary::Tanh => wide::tanh(x),
+        Unary::Asinh => wide::asinh(x),
+        Unary::Acosh => wide::acosh(x),
+        Unary::Atanh => wide::atanh(x),
+        Unary::Erf => wide::erf(x),
+        Unary::Erfinv => wide::erfinv(x),
+        Unary::Lgamma => wide::lgamma(x),
+        Unary::Digamma => wide::digamma(x),
+        Unary::Floor => wide::floor(x),
+        Unary::Ceil => wide::ceil(x),
+        Unary::Round => wide::round(x),
+        _ => wide::trunc(x),
+    }
+}
+
+/// Any function of two `f64`.
+#[cube]
+pub(crate) fn binary_wide(a: D4, b: D4, #[comptime] op: Binary) -> D4 {
+    match op {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div => wide::div(a, b),
+        Binary::FloorDiv => wide::floor_div(a, b),
+        Binary::TruncDiv => wide::trunc_div(a, b),
+        Binary::Rem => wide::rem(a, b),
+        Binary::Pow => wide::pow(a, b),
+        Binary::Max => wide::max(a, b),
+        Binary::Min => wide::min(a, b),
+        Binary::Fmax => wide::fmax(a, b),
+        Binary::Fmin => wide::fmin(a, b),
+        Binary::Atan2 => wide::atan2(a, b),
+        Binary::Hypot => wide::hypot(a, b),
+        _ => wide::copysign(a, b),
     }
 }

@@ -14,22 +14,14 @@ const ERFINV: &[f32] = &[0.485190541, -0.700377584, 0.569417, -0.174754381, 0.10
 /// `erfinv(x) / s` in `s - 1.5` and in `s - 3.125`, with `s = sqrt(-ln(1 - x^2))` in 0.83..2.25 and 2.25..4.1.
 const ERFINV_NEAR: &[f32] = &[-7.12258843e-05, 7.62811178e-05, 0.000448565697, -0.000246782642, -0.00338214403, 0.00363498065, 0.0253272597, 0.907690227];
 const ERFINV_FAR: &[f32] = &[3.55064512e-05, -0.00013921599, 0.000204130498, 0.00037692886, -0.00408814987, 0.0184272695, 0.946635306];
-/// `lgamma(2 + t) / t`, `-3/4 <= t <= 1/2`.
-const LGAMMA: &[f32] = &[
-    -0.000118047901,
-    8.43702364e-05,
-    -0.000180152332,
-    0.000523716153,
-    -0.00120215723,
-    0.0028874008,
-    -0.00738466624,
-    0.0205810461,
-    -0.0673523322,
-    0.322467029,
-    0.422784328,
-];
+/// `lgamma(2 + t) / (t (1 + t))`, `-3/4 <= t <= 1/2`.
+const LGAMMA: &[f32] =
+    &[-0.000202175579, 0.000167265855, -0.000340791739, 0.000930922455, -0.00212081871, 0.00499573397, -0.0123832179, 0.0329651572, -0.100317322, 0.422784328];
 /// Stirling's correction `x (lgamma(x) - (x - 1/2)(ln x - 1) - ln(2 pi) / 2 + 1/2)` in `1 / x^2`, `x >= 2.5`.
 const STIRLING: &[f32] = &[0.000401106605, -0.000539931643, 0.000790230581, -0.00277768751, 0.0833333358];
+/// `pi d tan(pi (1/2 - d))` and `pi tan(pi d) / d` in `d^2`, `d <= 1/4`.
+const PI_COT: &[f32] = &[-2.42681694, -1.97702122, -2.03571749, -2.16463113, -3.28986812, 1.0];
+const PI_TAN: &[f32] = &[401602.719, -900.775208, 10169.3145, 1986.06995, 513.115112, 128.176804, 32.4697227, 9.86960411];
 /// The positive root of digamma, in two parts.
 const DIGAMMA_ROOT: f32 = 1.46163213;
 const DIGAMMA_ROOT_LOW: f32 = 1.24381499e-08;
@@ -39,6 +31,7 @@ const DIGAMMA: &[f32] =
 /// `-x^2 (digamma(x) - ln x + 1 / (2 x))` in `1 / x^2`, `x >= 2`.
 const DIGAMMA_FAR: &[f32] = &[-0.00295598363, 0.00422372995, -0.00375507376, 0.00393930217, -0.00833234284, 0.0833333209];
 
+/// 1.34 ulp.
 #[cube]
 pub(crate) fn erf(x: F4) -> F4 {
     let a = abs(x);
@@ -50,6 +43,7 @@ pub(crate) fn erf(x: F4) -> F4 {
     keep_nan(x, copysign(y, x))
 }
 
+/// 2.76 ulp.
 #[cube]
 pub(crate) fn erfinv(x: F4) -> F4 {
     let a = abs(x);
@@ -66,17 +60,27 @@ pub(crate) fn erfinv(x: F4) -> F4 {
     keep_nan(x, y)
 }
 
-/// Sine and cosine of `pi f`, `0 <= f <= 1/2`.
+/// `sin(pi f)`, `0 <= f <= 1/2`.
 #[cube]
-fn half_turn(f: F4) -> (F4, F4) {
+fn sin_pi(f: F4) -> F4 {
     let steep = f.greater_than(&all(0.25));
     let f = select_many(steep, all(0.5) - f, f);
     let angle = f * all(PI) + f * all(PI_LOW);
-    let (sine, cosine) = (sin_reduced(angle), cos_reduced(angle));
-    (select_many(steep, cosine, sine), select_many(steep, sine, cosine))
+    select_many(steep, cos_reduced(angle), sin_reduced(angle))
 }
 
-/// The logarithm of the magnitude of the gamma function. Below -1/2, where it has zeros between its poles, ulp are those of `max(|y|, 1)`.
+/// `pi / tan(pi f)`, `0 < f <= 1/2`.
+#[cube]
+fn pi_over_tan_pi(f: F4) -> F4 {
+    let steep = f.greater_than(&all(0.25));
+    let d = select_many(steep, all(0.5) - f, f);
+    let square = d * d;
+    select_many(steep, d * polynomial(square, PI_TAN), polynomial(square, PI_COT) / d)
+}
+
+/// The logarithm of the magnitude of the gamma function. Below -1/2, where it has zeros between its poles, ulp are those of
+/// the largest of `|y|`, 1 and `|x| / 2`.
+/// 3.31 ulp.
 #[cube]
 pub(crate) fn lgamma(x: F4) -> F4 {
     let reflected = x.less_than(&all(-0.5));
@@ -91,16 +95,17 @@ pub(crate) fn lgamma(x: F4) -> F4 {
     let (high, low) = (e * all(LN_2_HIGH), e * all(LN_2_LOW) + log_reduced(f));
     let inverse = all(1.0) / select_many(far, y, all(1.0));
     let stirling = (y - all(0.5)) * (opaque(high - all(1.0)) + low) + (all(0.418938533) + inverse * polynomial(inverse * inverse, STIRLING));
-    let value = select_many(far, stirling, t * polynomial(t, LGAMMA) - (high + low));
+    let value = select_many(far, stirling, t * (all(1.0) + t) * polynomial(t, LGAMMA) - (high + low));
     // Gamma(-y) Gamma(y) = -pi / (y sin(pi y)).
-    let (sine, _cosine) = half_turn(abs(y - y.round()));
+    let sine = sin_pi(abs(y - y.round()));
     let pole = reflected.vec_and(sine.equal(&all(0.0))).or(magnitude_bits(x).equal(&U4::new(0u32))).or(is_inf(x));
     let mirrored = log_positive(all(PI) / (y * sine)) - value;
     let value = select_many(reflected, mirrored, value);
     keep_nan(x, select_many(pole, infinity(x), value))
 }
 
-/// The derivative of `lgamma`. Below 0, where it has zeros between its poles, ulp are those of `max(|y|, 1)`.
+/// The derivative of `lgamma`. Below 0, where it has zeros between its poles, ulp are those of the larger of 1 and the two terms of the reflection.
+/// 2.71 ulp.
 #[cube]
 pub(crate) fn digamma(x: F4) -> F4 {
     let reflected = x.less_than(&all(0.0));
@@ -115,9 +120,8 @@ pub(crate) fn digamma(x: F4) -> F4 {
     let value = select_many(far, series, middle);
     // digamma(1 - x) - digamma(x) = pi / tan(pi x).
     let f = x - x.round();
-    let (sine, cosine) = half_turn(abs(f));
-    let value = select_many(reflected, value - copysign(all(PI) * cosine / sine, f), value);
-    let none = reflected.vec_and(sine.equal(&all(0.0)).or(is_inf(x)));
+    let value = select_many(reflected, value - copysign(pi_over_tan_pi(abs(f)), f), value);
+    let none = reflected.vec_and(f.equal(&all(0.0)).or(is_inf(x)));
     let value = select_many(none, nan(x), value);
     let value = select_many(bits(x).equal(&U4::new(INFINITY)), x, value);
     let value = select_many(magnitude_bits(x).equal(&U4::new(0u32)), neg(copysign(infinity(x), x)), value);

@@ -1,0 +1,30 @@
+//! The conformance suite on the devices of this machine.
+//!
+//! `ANYMESH_TEST_DEVICE` names the device to test (`cpu`, `wgpu:llvmpipe`, `cuda:0`, `cuda:0:portable`, ...); without it the
+//! software adapter is taken where there is one. Without any adapter the test says so and passes: there is nothing to hold.
+
+#![cfg(feature = "conformance")]
+
+use anymesh::{Device, conformance};
+
+fn under_test() -> Option<Device> {
+    let name = std::env::var("ANYMESH_TEST_DEVICE");
+    match anymesh::device(name.as_deref().unwrap_or("wgpu:software")) {
+        Ok(device) => Some(device),
+        Err(error) if name.is_ok() => panic!("{error}"),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn every_op_on_the_device_equals_the_oracle() {
+    let Some(device) = under_test() else { return };
+    let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
+    let report = pollster::block_on(conformance::run(&device, &oracle, |_| true));
+    println!("{device}\n{report}");
+    assert!(report.failures.is_empty(), "{} cases failed", report.failures.len());
+    assert!(report.passed() > 4000, "only {} cases ran", report.passed());
+}
