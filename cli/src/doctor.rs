@@ -1,0 +1,134 @@
+//! `anymesh doctor`: what is here, does it work, and what to do if not.
+
+use anymesh::{DType, Device, Found, Result, conformance, ops};
+use clap::Args;
+use std::{collections::BTreeMap, process::ExitCode, time::Instant};
+
+/// Arguments of `anymesh doctor`.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Run the whole conformance suite on every device and print the table of ops and devices with the worst errors.
+    #[arg(long)]
+    parity: bool,
+    /// Only this device (as listed), also a software one.
+    #[arg(long)]
+    device: Option<String>,
+    /// Only ops or families whose name contains this text (with --parity).
+    #[arg(long)]
+    filter: Option<String>,
+}
+
+/// Cases of the quick self-test: one small case of each op.
+fn self_test_cases() -> Vec<conformance::Case> {
+    let mut first = BTreeMap::new();
+    for case in conformance::cases() {
+        if case.dtype == DType::F32 || case.dtype == DType::I32 {
+            first.entry((case.family, case.op)).or_insert(case);
+        }
+    }
+    first.into_values().collect()
+}
+
+fn describe(found: &Found, device: &Device) {
+    let caps = device.backend().capabilities();
+    let missing: Vec<&str> = DType::ALL.into_iter().filter(|d| !caps.dtypes.contains(d)).map(DType::name).collect();
+    println!("  {:<10} {}", found.name, found.description);
+    if !missing.is_empty() {
+        println!("             lacks {}", missing.join(" "));
+    }
+    if !caps.f64_math && caps.dtypes.contains(&DType::F64) {
+        println!("             f64: arithmetic only, no exp, log, sin ...");
+    }
+    if caps.max_buffer_bytes < 1 << 40 {
+        println!("             tensors up to {:.1} GiB", caps.max_buffer_bytes as f64 / f64::from(1 << 30));
+    }
+}
+
+fn self_test(device: &Device, oracle: &Device) -> bool {
+    let start = Instant::now();
+    let (mut passed, mut failures) = (0, Vec::new());
+    for case in self_test_cases() {
+        match pollster::block_on(conformance::check(&case, device, oracle)) {
+            conformance::Outcome::Fail(message) => failures.push(format!("{case:?}: {message}")),
+            _ => passed += 1,
+        }
+    }
+    println!("             self-test: {passed} ops right, {} wrong, {:.1} s", failures.len(), start.elapsed().as_secs_f64());
+    for failure in &failures {
+        println!("             WRONG {failure}");
+    }
+    failures.is_empty()
+}
+
+fn open(found: &Found) -> Result<Device> {
+    match &found.problem {
+        Some(problem) => Err(problem.clone()),
+        None => anymesh::device(&found.name),
+    }
+}
+
+impl Doctor {
+    pub(crate) fn run(&self) -> ExitCode {
+        println!("anymesh {}: {} ops", env!("CARGO_PKG_VERSION"), ops::catalog().len());
+        let found: Vec<Found> = match &self.device {
+            None => anymesh::found(),
+            Some(name) => vec![Found { name: name.clone(), description: String::new(), software: false, problem: None }],
+        };
+        let oracle = match anymesh::device("cpu") {
+            Ok(oracle) => oracle,
+            Err(error) => {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let mut healthy = true;
+        let mut devices = Vec::new();
+        for item in &found {
+            match open(item) {
+                Ok(device) => {
+                    describe(item, &device);
+                    if !self.parity {
+                        healthy &= self_test(&device, &oracle);
+                    }
+                    devices.push(device);
+                }
+                Err(error) => {
+                    println!("  {:<10} {error}", item.name);
+                    healthy &= self.device.is_none();
+                }
+            }
+        }
+        if self.parity {
+            healthy &= self.parity_table(&devices, &oracle);
+        } else if let Ok(device) = anymesh::default_device() {
+            println!("default device: {device}");
+        }
+        if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just allowed), `-` unsupported.
+    fn parity_table(&self, devices: &[Device], oracle: &Device) -> bool {
+        let wanted = |case: &conformance::Case| self.filter.as_ref().is_none_or(|f| case.op.contains(f.as_str()) || case.family.contains(f.as_str()));
+        let reports: Vec<conformance::Report> = devices.iter().map(|device| pollster::block_on(conformance::run(device, oracle, wanted))).collect();
+        print!("\n{:<24}", "op");
+        devices.iter().for_each(|d| print!(" {:>24}", d.name().chars().take(24).collect::<String>()));
+        println!();
+        let ops: std::collections::BTreeSet<&str> = reports.iter().flat_map(|r| r.ops.keys().copied()).collect();
+        for op in ops {
+            print!("{op:<24}");
+            for report in &reports {
+                let cell = match report.ops.get(op) {
+                    Some(Some(error)) if error.is_finite() => format!("{error:.3}"),
+                    Some(Some(_)) => "WRONG".into(),
+                    _ => "-".into(),
+                };
+                print!(" {cell:>24}");
+            }
+            println!();
+        }
+        for (device, report) in devices.iter().zip(&reports) {
+            println!("\n{device}\n{report}");
+        }
+        reports.iter().all(|r| r.failures.is_empty())
+    }
+}
