@@ -121,7 +121,7 @@ fn add_op(cases: &mut Cases, row: &Elementwise) {
     let floats = !matches!(row.class, Class::Bits | Class::Integer);
     let fill = |dtype: DType| match row.class {
         _ if dtype.is_float() => Fill::Uniform(low, high),
-        Class::Float => Fill::Integers(low.ceil() as i64, high.floor() as i64),
+        Class::Float => Fill::Integers(low.floor() as i64, high.ceil() as i64),
         _ => whole(dtype),
     };
     for (i, &dtype) in dtypes(row.class).iter().enumerate() {
