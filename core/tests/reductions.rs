@@ -210,3 +210,16 @@ fn logcumsumexp_starts_from_minus_infinity() {
     assert_near(y[2..].to_vec(), &[700.0 + ln2]);
     assert_near(get(i32s(&[1, 1]).logcumsumexp(0)), &[1.0, 1.0 + ln2]);
 }
+
+#[test]
+fn the_median_of_an_even_count_is_the_lower_one() -> Result<()> {
+    let (values, positions) = f32s(&[4.0, 1.0, 3.0, 2.0, 5.0, NAN, NAN, 0.0], &[2, 4]).median(Some(1), false)?;
+    assert_same(get(Ok(values)), &[2.0, NAN]);
+    assert_eq!(ints(Ok(positions)), [3, 1]);
+    let (values, positions) = i32s(&[7, 9, 8]).median(None, true)?;
+    assert_eq!((values.dims(), ints(Ok(values.clone())), ints(Ok(positions))), (&[1][..], vec![8], vec![2]));
+    assert_eq!(get(Ok(Tensor::scalar(5f32, &cpu::device())?.median(None, false)?.0)), [5.0]);
+    assert!(matches!(f32s(&[], &[2, 0]).median(Some(1), false), Err(Error::Argument { op: "median", .. })));
+    assert_eq!(f32s(&[], &[0, 2]).median(Some(1), false)?.0.dims(), [0]);
+    Ok(())
+}

@@ -270,8 +270,3 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
 pub(crate) fn index_kind(max: usize) -> Kind {
     if max <= i32::MAX as usize { Kind::I32 } else { Kind::I64 }
 }
-
-/// The float dtype a float-valued op computes in, or an error for what has no float meaning.
-pub(crate) fn float_type(dtype: DType) -> DType {
-    dtype.to_float()
-}

@@ -47,6 +47,7 @@ pub const OPS: &[OpInfo] = &[
     op("argmin", "...r -> ... ; replicate r"),
     op("max_with_indices", "...r -> ..., ... ; replicate r"),
     op("min_with_indices", "...r -> ..., ... ; replicate r"),
+    op("median", "...r -> ..., ... ; replicate r"),
 ];
 
 /// A reduction of what a map program makes of its operands.
@@ -310,5 +311,27 @@ impl Tensor {
     pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "min_with_indices";
         Ok((plain(self, op, &[axis], keepdim, ReduceOp::Min, self.dtype())?, position(self, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
+    }
+
+    /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an even number of values it is the
+    /// lower of the two in the middle. If any value is NaN, it is the first NaN. An empty axis has none, which is an error.
+    pub fn median(&self, axis: Option<i64>, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let op = "median";
+        let Some(axis) = axis else {
+            let (values, positions) = self.reshape([self.numel()])?.median(Some(0), false)?;
+            let shape = reduced_shape(self.shape(), &self.shape().axes(op, &[])?, keepdim);
+            return Ok((values.reshape(&shape)?, positions.reshape(&shape)?));
+        };
+        let at = self.shape().axis(op, axis)?;
+        let Some(last) = self.dims()[at].checked_sub(1) else {
+            return Err(Error::Argument { op, detail: "an empty axis has no median".into() });
+        };
+        let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
+        if self.dtype().is_float() && self.numel() > 0 {
+            let (largest, first) = self.max_with_indices(axis, true)?;
+            positions = largest.isnan()?.where_(&first, &positions)?;
+        }
+        let values = self.take_along_axis(axis, &positions)?;
+        if keepdim { Ok((values, positions)) } else { Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?)) }
     }
 }
