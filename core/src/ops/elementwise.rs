@@ -261,6 +261,8 @@ macro_rules! elementwise {
         /// The ops of this file.
         pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::op(stringify!($name), $rule)),*];
 
+        // One lifetime for all operands; methods that have none beside the tensor do not need it named.
+        #[allow(clippy::needless_lifetimes)]
         impl $crate::Tensor {$(
             $(#[$doc])*
             pub fn $name<'a>(&'a self $(, $arg: $t)*) -> $crate::Result<$crate::Tensor> {

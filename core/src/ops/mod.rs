@@ -173,8 +173,9 @@ impl<'a> PreparedMap<'a> {
         params: &'a [Scalar],
         device: &Device,
     ) -> Result<Self> {
+        // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are where buffers are made.
         for (_, dtype) in &program.outputs {
-            device.check(*dtype, shape.checked_numel(op)?)?;
+            device.check(*dtype, 0)?;
         }
         for kind in &program.kinds {
             device.check(kind.dtype(), 0)?;
@@ -217,8 +218,12 @@ pub(crate) fn run_map(
         Some(first) => first.tensor.result(buffer, dtype, shape.clone()),
         None => Tensor::created(buffer, dtype, shape.clone(), device),
     };
-    if shape.checked_numel(op)? == 0 {
+    let elements = shape.checked_numel(op)?;
+    if elements == 0 {
         return Ok(program.outputs.iter().map(|(_, dtype)| result(None, *dtype)).collect());
+    }
+    for (_, dtype) in &program.outputs {
+        device.check(*dtype, elements)?;
     }
     let prepared = PreparedMap::new(op, program, shape, operands, indices, params, device)?;
     let buffers = device.backend().map(&prepared.call())?;
