@@ -14,6 +14,7 @@ mod program;
 mod reduce;
 mod reg;
 mod row;
+mod scan;
 mod search;
 mod sort;
 mod words;
@@ -191,9 +192,10 @@ impl Backend for CubeBackend {
         self.run_reduce(call)
     }
 
-    fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        Err(self.failed("later"))
+    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+        self.run_scan(call)
     }
+
     fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
