@@ -15,6 +15,7 @@ mod reduce;
 mod reg;
 mod row;
 mod scan;
+mod scatter;
 mod search;
 mod sort;
 mod words;
@@ -203,9 +204,10 @@ impl Backend for CubeBackend {
         self.run_gather(call)
     }
 
-    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
+        self.run_scatter(call)
     }
+
     fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
         self.run_search(call)
     }
