@@ -14,6 +14,8 @@ mod program;
 mod reduce;
 mod reg;
 mod row;
+mod scan;
+mod scatter;
 mod search;
 mod sort;
 mod tile;
@@ -192,9 +194,10 @@ impl Backend for CubeBackend {
         self.run_reduce(call)
     }
 
-    fn scan(&self, _: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        Err(self.failed("later"))
+    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+        self.run_scan(call)
     }
+
     fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
         self.run_matmul(call)
     }
@@ -203,9 +206,10 @@ impl Backend for CubeBackend {
         self.run_gather(call)
     }
 
-    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
+        self.run_scatter(call)
     }
+
     fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
         self.run_search(call)
     }
