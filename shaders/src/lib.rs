@@ -3,6 +3,7 @@
 //! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is here, one file per
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
+mod conv;
 mod fault;
 mod int;
 mod map;
@@ -205,7 +206,8 @@ impl Backend for CubeBackend {
     fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> {
         Err(self.failed("later"))
     }
-    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
+        self.run_conv(call)
     }
+
 }
