@@ -3,6 +3,7 @@
 //! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is here, one file per
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
+mod conv;
 mod fault;
 mod gather;
 mod int;
@@ -218,8 +219,8 @@ impl Backend for CubeBackend {
         self.run_sort(call)
     }
 
-    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
-        Err(self.failed("later"))
+    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
+        self.run_conv(call)
     }
 
     fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {

@@ -9,7 +9,7 @@ use crate::{
     CubeBackend, Memory,
     map::CUBE,
     program::{bind, wrap},
-    tile::{Matrix, V4, address, distinct, duty, element, fetch, put, put_row},
+    tile::{Matrix, Square, V4, address, distinct, duty, element, fetch, multiply, put, put_row, splits},
 };
 use anymesh_core::{
     Buffer, DType, Dims, Error, Kind, Layout, MapProgram, Result, Shape, View,
@@ -31,29 +31,12 @@ struct How {
     right: usize,
     /// Batch dimensions.
     rank: usize,
-    /// Vectors of four rows and columns per thread, in each direction (`tiles`).
-    fours: usize,
+    /// The part of the output that a cube computes (`tiles`).
+    square: Square,
     /// Threads that share an output (`dots`).
     across: usize,
     /// Whether neighbouring threads step along the summed dimension when they read the left and the right operand.
     along: (bool, bool),
-}
-
-impl How {
-    /// Rows and columns of the output that a cube computes.
-    fn side(&self) -> usize {
-        64 * self.fours
-    }
-
-    /// Steps of the summed dimension in a panel, so that every thread brings one vector of each operand.
-    fn depth(&self) -> usize {
-        16 / self.fours
-    }
-
-    /// Vectors from one step of a panel to the next; one more than needed keeps threads that walk along the depth off the same banks.
-    fn pitch(&self) -> usize {
-        self.side() / 4 + usize::from(self.dtype.size() < 8)
-    }
 }
 
 /// The operands of one product of the batch. `numbers` are the sizes m, n, k, the steps per split, the products, the
@@ -81,10 +64,10 @@ fn operands(numbers: &Sequence<usize>, product: usize, split: usize, #[comptime]
     )
 }
 
-/// A cube computes a square of the output, `4 * fours` rows and columns to a thread.
+/// A cube computes a square of the output.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn tiles<W: Numeric, T: Numeric>(buffers: &Sequence<Box<[W]>>, out: &mut [W], numbers: &Sequence<usize>, #[comptime] how: How) {
-    let (side, depth, pitch, fours) = comptime!((how.side(), how.depth(), how.pitch(), how.fours));
+    let (side, depth, pitch, fours) = comptime!((how.square.side(), how.square.depth(), how.square.pitch(), how.square.fours));
     let mut left = Shared::<[V4<T>]>::new_slice(comptime!(depth * pitch));
     let mut right = Shared::<[V4<T>]>::new_slice(comptime!(depth * pitch));
     let (m, n, products, splits) = (*numbers.index(0usize), *numbers.index(1usize), *numbers.index(4usize), *numbers.index(5usize));
@@ -102,9 +85,9 @@ fn tiles<W: Numeric, T: Numeric>(buffers: &Sequence<Box<[W]>>, out: &mut [W], nu
     let mut next_a = fetch::<W, T>(a_words, &a, row + a_four * 4usize, a_step, how.dtype);
     let mut next_b = fetch::<W, T>(b_words, &b, column + b_four * 4usize, b_step, how.dtype);
     let (x, y) = (unit % 16usize, unit / 16usize);
-    let mut sums = Array::<V4<T>>::new(comptime!(4 * fours * fours));
+    let mut sums = Array::<V4<T>>::new(comptime!(how.square.share()));
     #[unroll]
-    for i in 0..comptime!(4 * fours * fours) {
+    for i in 0..comptime!(how.square.share()) {
         sums[i] = V4::new(T::from_int(0));
     }
     let mut step = 0usize;
@@ -116,22 +99,7 @@ fn tiles<W: Numeric, T: Numeric>(buffers: &Sequence<Box<[W]>>, out: &mut [W], nu
         // The next panels are on their way while this one is used; past the end these are zeros nobody reads.
         next_a = fetch::<W, T>(a_words, &a, row + a_four * 4usize, step + a_step, how.dtype);
         next_b = fetch::<W, T>(b_words, &b, column + b_four * 4usize, step + b_step, how.dtype);
-        #[unroll]
-        for s in 0..depth {
-            #[unroll]
-            for i in 0..fours {
-                let rows = left[y + comptime!(s * pitch + 16 * i)];
-                #[unroll]
-                for j in 0..fours {
-                    let columns = right[x + comptime!(s * pitch + 16 * j)];
-                    #[unroll]
-                    for r in 0..4usize {
-                        let at = comptime!((i * 4 + r) * fours + j);
-                        sums[at] += V4::new(rows.extract(r)) * columns;
-                    }
-                }
-            }
-        }
+        multiply(&left, &right, &mut sums, x, y, how.square);
         sync_cube();
     }
     let base = (split * products + product) * m * n;
@@ -234,10 +202,9 @@ impl Problem {
     fn plan(&self, dtype: DType, wanted: DType, right: usize) -> (How, usize) {
         let whole = self.n.is_multiple_of(4);
         let held = dtype.kind().dtype();
-        let base = How { dtype, stored: held, whole, right, rank: self.batch.rank(), fours: 1, across: 0, along: self.along() };
         let outputs = self.outputs();
-        // Enough cubes to fill a large GPU, and no part so short that adding it costs more than its work.
-        let parts = |cubes: usize, shortest: usize| (256 / cubes.max(1)).min(self.k / shortest).max(1);
+        let square = Square::fitting(self.m, self.n, self.batch.numel(), dtype.size() == 8);
+        let base = How { dtype, stored: held, whole, right, rank: self.batch.rank(), square, across: 0, along: self.along() };
         if self.m.min(self.n) == 1 || self.m * self.n <= 256 {
             // The larger operand decides who reads what.
             let along = if self.n >= self.m { base.along.1 } else { base.along.0 };
@@ -249,14 +216,10 @@ impl Problem {
             };
             let across = self.k.div_ceil(8).next_power_of_two().clamp(1, most);
             let how = How { across, along: (along, along), whole: false, ..base };
-            return (how, parts((outputs * across).div_ceil(CUBE as usize), 64 * across));
+            return (how, splits((outputs * across).div_ceil(CUBE as usize), self.k, 64 * across));
         }
-        let squares = |side: usize| self.m.div_ceil(side) * self.n.div_ceil(side) * self.batch.numel();
-        let fours = if dtype.size() < 8 && self.m.min(self.n) > 64 && squares(128) >= 128 { 2 } else { 1 };
-        let how = How { fours, ..base };
-        let splits = parts(squares(how.side()), 256);
-        let stored = if splits == 1 && whole { wanted } else { held };
-        (How { stored, ..how }, splits)
+        let splits = splits(square.count(self.m, self.n) * self.batch.numel(), self.k, 256);
+        (How { stored: if splits == 1 && whole { wanted } else { held }, ..base }, splits)
     }
 }
 
@@ -305,8 +268,7 @@ impl CubeBackend {
                 let count = crate::cubes(outputs * splits * how.across, CUBE);
                 dots::launch_unchecked::<W, T>(client, count, dim, address, inputs, result, numbers, how);
             } else {
-                let squares = problem.m.div_ceil(how.side()) * problem.n.div_ceil(how.side());
-                let count = crate::cubes(squares * problem.batch.numel() * splits, 1);
+                let count = crate::cubes(how.square.count(problem.m, problem.n) * problem.batch.numel() * splits, 1);
                 tiles::launch_unchecked::<W, T>(client, count, dim, address, inputs, result, numbers, how);
             }
         }
@@ -314,7 +276,7 @@ impl CubeBackend {
     }
 
     /// Adds the parts `[splits, outputs]` of a product.
-    fn add_parts(&self, parts: Memory, held: DType, splits: usize, outputs: usize, dtype: DType) -> Result<Buffer> {
+    pub(crate) fn add_parts(&self, parts: Memory, held: DType, splits: usize, outputs: usize, dtype: DType) -> Result<Buffer> {
         let shape = Shape::from([splits, outputs]);
         let inputs = [MapInput { view: View { buffer: Buffer::new(parts), dtype: held, layout: Layout::contiguous(shape.clone()) }, window: None }];
         let program = MapProgram::cast(held, held);

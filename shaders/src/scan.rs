@@ -58,11 +58,11 @@ struct Parts<T: Numeric> {
 }
 
 #[cube]
-fn unary<T: Numeric>(x: T, zero: u32, #[comptime] op: Unary, #[comptime] kind: Kind) -> T {
+fn unary<T: Numeric>(x: T, #[comptime] op: Unary, #[comptime] kind: Kind) -> T {
     if comptime!(kind == Kind::F64) {
-        T::cast_from(crate::math64::unary(D4::new(f64::cast_from(x)), zero, op).extract(0usize))
+        T::cast_from(crate::math::unary_wide(D4::new(f64::cast_from(x)), op).extract(0usize))
     } else {
-        T::cast_from(crate::math::unary(F4::new(f32::cast_from(x)), zero, op).extract(0usize))
+        T::cast_from(crate::math::unary(F4::new(f32::cast_from(x)), op).extract(0usize))
     }
 }
 
@@ -86,7 +86,7 @@ fn replaces<T: Numeric>(a: T, b: T, #[comptime] how: How) -> bool {
 
 /// `a`, then `b`.
 #[cube]
-fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] how: How) -> Acc<T> {
+fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, #[comptime] how: How) -> Acc<T> {
     match how.op {
         ScanOp::Sum => Acc::<T> { value: a.value + b.value, sum: a.sum, place: a.place },
         ScanOp::Prod => Acc::<T> { value: a.value * b.value, sum: a.sum, place: a.place },
@@ -98,8 +98,8 @@ fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, zero: u32, #[comptime] how: How) 
             let top = select(replaces::<T>(a.value, b.value, how), b.value, a.value);
             // Equal values need no factor, and infinities must not be subtracted from each other.
             let one = T::from_int(1);
-            let fa = select(a.value == top, one, unary::<T>(a.value - top, zero, Unary::Exp, how.kind));
-            let fb = select(b.value == top, one, unary::<T>(b.value - top, zero, Unary::Exp, how.kind));
+            let fa = select(a.value == top, one, unary::<T>(a.value - top, Unary::Exp, how.kind));
+            let fb = select(b.value == top, one, unary::<T>(b.value - top, Unary::Exp, how.kind));
             Acc::<T> { value: top, sum: a.sum * fa + b.sum * fb, place: a.place }
         }
     }
@@ -137,13 +137,13 @@ fn enter<T: Numeric>(input: &Parts<T>, at: usize, position: usize, #[comptime] h
 }
 
 #[cube]
-fn write<T: Numeric>(out: &mut Parts<T>, at: usize, acc: &Acc<T>, zero: u32, #[comptime] how: How) {
+fn write<T: Numeric>(out: &mut Parts<T>, at: usize, acc: &Acc<T>, #[comptime] how: How) {
     if comptime!(how.op == ScanOp::LogSumExp) {
         if comptime!(how.to_parts) {
             out.values.index_mut(0usize)[at] = acc.value;
             out.values.index_mut(1usize)[at] = acc.sum;
         } else {
-            out.values.index_mut(0usize)[at] = acc.value + unary::<T>(acc.sum, zero, Unary::Log, how.kind);
+            out.values.index_mut(0usize)[at] = acc.value + unary::<T>(acc.sum, Unary::Log, how.kind);
         }
     } else {
         out.values.index_mut(0usize)[at] = acc.value;
@@ -165,7 +165,6 @@ fn scan_columns<T: Numeric>(
     per_split: usize,
     lines: usize,
     identity: InputScalar,
-    zero: u32,
     #[comptime] how: How,
 ) {
     let line = ABSOLUTE_POS;
@@ -183,15 +182,15 @@ fn scan_columns<T: Numeric>(
         let mut position = split * per_split;
         while position < end {
             let at = first + position * inner;
-            let both = combine(&acc, &enter(input, at, position, how), zero, how);
+            let both = combine(&acc, &enter(input, at, position, how), how);
             assign(&mut acc, &both);
             if comptime!(!how.totals) {
-                write(out, at, &acc, zero, how);
+                write(out, at, &acc, how);
             }
             position += 1usize;
         }
         if comptime!(how.totals) {
-            write(out, line, &acc, zero, how);
+            write(out, line, &acc, how);
         }
     }
 }
@@ -207,7 +206,6 @@ fn scan_rows<T: Numeric>(
     tiles: usize,
     lines: usize,
     identity: InputScalar,
-    zero: u32,
     #[comptime] how: How,
 ) {
     let width = comptime!(how.width as usize);
@@ -239,17 +237,17 @@ fn scan_rows<T: Numeric>(
         if start + 1usize < end {
             assign(&mut b, &enter(input, from + 1usize, start + 1usize, how));
         }
-        let b = combine(&a, &b, zero, how);
+        let b = combine(&a, &b, how);
         let mut c = nothing::<T>(identity);
         if start + 2usize < end {
             assign(&mut c, &enter(input, from + 2usize, start + 2usize, how));
         }
-        let c = combine(&b, &c, zero, how);
+        let c = combine(&b, &c, how);
         let mut d = nothing::<T>(identity);
         if start + 3usize < end {
             assign(&mut d, &enter(input, from + 3usize, start + 3usize, how));
         }
-        let d = combine(&c, &d, zero, how);
+        let d = combine(&c, &d, how);
 
         // Totals of all threads up to each.
         let mut upto = nothing::<T>(identity);
@@ -259,7 +257,7 @@ fn scan_rows<T: Numeric>(
             share(&mut values, &mut sums, &mut places, me, &upto, how);
             sync_cube();
             if lane >= distance {
-                let both = combine(&shared(&values, &sums, &places, me - distance, how), &upto, zero, how);
+                let both = combine(&shared(&values, &sums, &places, me - distance, how), &upto, how);
                 assign(&mut upto, &both);
             }
             sync_cube();
@@ -271,31 +269,31 @@ fn scan_rows<T: Numeric>(
         let mut prefix = nothing::<T>(identity);
         assign(&mut prefix, &before);
         if lane > 0usize {
-            let both = combine(&before, &shared(&values, &sums, &places, me - 1usize, how), zero, how);
+            let both = combine(&before, &shared(&values, &sums, &places, me - 1usize, how), how);
             assign(&mut prefix, &both);
         }
         if comptime!(!how.totals) {
             if start < end {
-                write(out, from, &combine(&prefix, &a, zero, how), zero, how);
+                write(out, from, &combine(&prefix, &a, how), how);
             }
             if start + 1usize < end {
-                write(out, from + 1usize, &combine(&prefix, &b, zero, how), zero, how);
+                write(out, from + 1usize, &combine(&prefix, &b, how), how);
             }
             if start + 2usize < end {
-                write(out, from + 2usize, &combine(&prefix, &c, zero, how), zero, how);
+                write(out, from + 2usize, &combine(&prefix, &c, how), how);
             }
             if start + 3usize < end {
-                write(out, from + 3usize, &combine(&prefix, &d, zero, how), zero, how);
+                write(out, from + 3usize, &combine(&prefix, &d, how), how);
             }
         }
-        let both = combine(&before, &shared(&values, &sums, &places, me - lane + comptime!(width - 1), how), zero, how);
+        let both = combine(&before, &shared(&values, &sums, &places, me - lane + comptime!(width - 1), how), how);
         assign(&mut before, &both);
         sync_cube();
         tile += 1usize;
     }
     if comptime!(how.totals) {
         if lane == 0usize && line < lines {
-            write(out, line, &before, zero, how);
+            write(out, line, &before, how);
         }
     }
 }

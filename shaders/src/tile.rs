@@ -107,6 +107,73 @@ pub(crate) fn duty(unit: usize, #[comptime] fours: usize, #[comptime] depth: usi
     if comptime!(along_depth) { (unit % depth, unit / depth) } else { (unit / fours, unit % fours) }
 }
 
+/// How a cube of 256 threads computes a square of an output: each thread has `fours` by `fours` blocks of 4 by 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Square {
+    pub(crate) fours: usize,
+    /// Whether elements have 64 bits.
+    pub(crate) wide: bool,
+}
+
+impl Square {
+    /// The larger square where it leaves enough of them to fill a large GPU.
+    pub(crate) fn fitting(rows: usize, columns: usize, products: usize, wide: bool) -> Self {
+        let large = Self { fours: 2, wide };
+        if !wide && rows.min(columns) > 64 && large.count(rows, columns) * products >= 128 { large } else { Self { fours: 1, wide } }
+    }
+
+    /// Squares in an output.
+    pub(crate) fn count(self, rows: usize, columns: usize) -> usize {
+        rows.div_ceil(self.side()) * columns.div_ceil(self.side())
+    }
+
+    /// Rows and columns.
+    pub(crate) fn side(self) -> usize {
+        64 * self.fours
+    }
+
+    /// Steps of the summed dimension in a panel, so that every thread brings one vector of each operand.
+    pub(crate) fn depth(self) -> usize {
+        16 / self.fours
+    }
+
+    /// Vectors from one step of a panel to the next; one more than needed keeps threads that walk along the depth off the same banks.
+    pub(crate) fn pitch(self) -> usize {
+        self.side() / 4 + usize::from(!self.wide)
+    }
+
+    /// Vectors of a thread's share of the square.
+    pub(crate) fn share(self) -> usize {
+        4 * self.fours * self.fours
+    }
+}
+
+/// Adds the product of two panels to the thread's share of the square, `x` from the left and `y` from the top.
+#[cube]
+pub(crate) fn multiply<T: Numeric>(left: &[V4<T>], right: &[V4<T>], sums: &mut Array<V4<T>>, x: usize, y: usize, #[comptime] square: Square) {
+    let (depth, pitch, fours) = comptime!((square.depth(), square.pitch(), square.fours));
+    #[unroll]
+    for s in 0..depth {
+        #[unroll]
+        for i in 0..fours {
+            let rows = left[y + comptime!(s * pitch + 16 * i)];
+            #[unroll]
+            for j in 0..fours {
+                let columns = right[x + comptime!(s * pitch + 16 * j)];
+                #[unroll]
+                for r in 0..4usize {
+                    sums[comptime!((i * 4 + r) * fours + j)] += V4::new(rows.extract(r)) * columns;
+                }
+            }
+        }
+    }
+}
+
+/// Into how many parts to cut a sum of `depth` steps: enough cubes to fill a large GPU, and no part shorter than `shortest`.
+pub(crate) fn splits(cubes: usize, depth: usize, shortest: usize) -> usize {
+    (256 / cubes.max(1)).min(depth / shortest).max(1)
+}
+
 /// Binds each of some views' buffers once: shader languages refuse aliases. Gives the buffers and each view's place among them.
 pub(crate) fn distinct<'a, const N: usize>(views: [&'a View; N]) -> crate::Result<(Vec<&'a Memory>, [usize; N])> {
     let mut buffers: Vec<&View> = vec![];
