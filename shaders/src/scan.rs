@@ -433,7 +433,6 @@ impl CubeBackend {
                     tiles,
                     lines,
                     identity,
-                    0u32,
                     how,
                 );
             } else {
@@ -451,7 +450,6 @@ impl CubeBackend {
                     per_split,
                     lines,
                     identity,
-                    0u32,
                     how,
                 );
             }
