@@ -5,31 +5,8 @@
 
 mod console;
 
-use cubecl::client::Client;
-use cubecl::prelude::*;
-use cubecl::server::Handle;
-use cubecl::wgpu::{RuntimeOptions, WebGpu, WgpuDevice, try_init_setup_async};
+use anymesh_core::{DType, Device, Error, Tensor, ops::Rng};
 use wasm_bindgen::prelude::*;
-
-/// Not a multiple of [`CUBE_UNITS`]: the last cube is ragged.
-const LEN: usize = 1000;
-const CUBE_UNITS: u32 = 64;
-
-#[cube(launch_unchecked)]
-fn scale_add(input: &[f32], output: &mut [f32], scale: f32) {
-    if ABSOLUTE_POS < output.len() {
-        output[ABSOLUTE_POS] = input[ABSOLUTE_POS] * scale + 1.0f32;
-    }
-}
-
-/// Browsers reject this one: the barrier is not reached by all units of a cube.
-#[cube(launch_unchecked)]
-fn divergent_barrier(input: &[f32], output: &mut [f32]) {
-    if input[ABSOLUTE_POS] > 3.0f32 {
-        sync_cube();
-    }
-    output[ABSOLUTE_POS] = input[ABSOLUTE_POS];
-}
 
 /// Installs the console hooks: called once by the page, before anything else.
 #[wasm_bindgen(start)]
@@ -37,46 +14,39 @@ fn start() {
     console::install();
 }
 
-/// The smoke test.
+/// The smoke test: a few kernels of each kind against plain loops.
 #[wasm_bindgen]
 pub async fn run() -> Result<String, JsValue> {
-    let (client, adapter) = init().await?;
-    let worst = scale_add_error(&client, 2.5, 2.5).await?;
-    Ok(format!(
-        "adapter: {adapter}\nscale_add over {LEN} floats: max abs error {worst:e}"
-    ))
+    let device = open().await?;
+    let mut report = format!("device: {device}, {}\n", device.backend().capabilities().description);
+    for (name, error) in kernels(&device, 1.0).await.map_err(text)? {
+        // Written so that a NaN fails.
+        if !(error <= 1e-5) {
+            return Err(format!("{name}: relative error {error}").into());
+        }
+        report += &format!("{name}: relative error {error:.1e}\n");
+    }
+    Ok(report)
 }
 
-/// The reference has another scale than the kernel: the comparison must notice.
+/// The references are scaled: the comparison must notice.
 #[wasm_bindgen]
 pub async fn control_wrong_reference() -> Result<String, JsValue> {
-    let (client, _) = init().await?;
-    scale_add_error(&client, 2.5, 2.0).await?;
-    Ok("a wrong reference was not noticed".into())
+    let device = open().await?;
+    match kernels(&device, 1.5).await.map_err(text)?.into_iter().find(|(_, error)| !(*error <= 1e-5)) {
+        Some((name, error)) => Err(format!("{name}: relative error {error}, as it should").into()),
+        None => Ok("a wrong reference was not noticed".into()),
+    }
 }
 
-/// Looks at no result: a rejected shader leaves stale data and a resolved promise, so only the
-/// page's error handlers can notice it.
+/// An index out of range must surface at the read, not as memory of somebody else.
 #[wasm_bindgen]
-pub async fn control_bad_shader() -> Result<String, JsValue> {
-    let (client, _) = init().await?;
-    let input = client.create_from_slice(f32::as_bytes(&ramp()));
-    let output = client.empty(LEN * size_of::<f32>());
-    // SAFETY: one cube of units, all of them below LEN.
-    unsafe {
-        divergent_barrier::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(CUBE_UNITS),
-            BufferArg::from_raw_parts(input, LEN),
-            BufferArg::from_raw_parts(output.clone(), LEN),
-        );
-    }
-    let values = read(&client, output).await?;
-    Ok(format!(
-        "a rejected shader was not noticed; it left {}",
-        values[0]
-    ))
+pub async fn control_bad_index() -> Result<String, JsValue> {
+    let device = open().await?;
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device).map_err(text)?;
+    let index = Tensor::from_slice(&[7i32], [1], &device).map_err(text)?;
+    x.index_select(0, &index).map_err(text)?.to_vec_async::<f32>().await.map_err(text)?;
+    Ok("an index out of range was not noticed".into())
 }
 
 /// A panic outside any promise the page waits for.
@@ -92,64 +62,63 @@ pub async fn control_hang() -> Result<String, JsValue> {
     std::future::pending().await
 }
 
-/// A client on the browser's adapter, and that adapter's description.
-///
-/// Devices cannot be acquired synchronously in a browser, so this comes before `client()`, which
-/// then finds what was registered for the same device value.
-async fn init() -> Result<(Client, String), String> {
-    let device = WgpuDevice::default();
-    let setup = try_init_setup_async::<WebGpu>(&device, RuntimeOptions::default())
-        .await
-        .map_err(|error| format!("no WebGPU device: {error}"))?;
-    let info = setup.adapter.get_info();
-    let adapter = format!("{} {:?} {:?}", info.name, info.backend, info.device_type);
-    Ok((cubecl::Device::Wgpu(device).client(), adapter))
+async fn open() -> Result<Device, String> {
+    anymesh_backend_wgpu::device_async().await.map_err(text)
 }
 
-fn ramp() -> Vec<f32> {
-    (0..LEN).map(|i| i as f32 / 8.0).collect()
+fn text(error: Error) -> String {
+    error.to_string()
 }
 
-/// Runs `scale_add` with `scale` and returns the largest distance from the host's result with
-/// `reference_scale`, or an error where that is more than rounding.
-async fn scale_add_error(client: &Client, scale: f32, reference_scale: f32) -> Result<f32, String> {
-    let host = ramp();
-    let input = client.create_from_slice(f32::as_bytes(&host));
-    let output = client.empty(LEN * size_of::<f32>());
-    // SAFETY: both buffers hold LEN floats, and the kernel checks its position against that.
-    unsafe {
-        scale_add::launch_unchecked(
-            client,
-            CubeCount::Static((LEN as u32).div_ceil(CUBE_UNITS), 1, 1),
-            CubeDim::new_1d(CUBE_UNITS),
-            BufferArg::from_raw_parts(input, LEN),
-            BufferArg::from_raw_parts(output.clone(), LEN),
-            scale,
-        );
+/// The largest difference from `expected * scale`, relative to its largest value.
+async fn error(actual: &Tensor, expected: &[f64], scale: f64) -> Result<f64, Error> {
+    let actual = actual.cast(DType::F32)?.to_vec_async::<f32>().await?;
+    if actual.len() != expected.len() {
+        return Ok(f64::INFINITY);
     }
-    let got = read(client, output).await?;
-    let mut worst = 0.0f32;
-    for (i, (got, x)) in got.iter().zip(&host).enumerate() {
-        let want = x * reference_scale + 1.0;
-        let error = (got - want).abs();
-        // Written so that a NaN fails.
-        if !(error <= 1e-6 * want.abs()) {
-            return Err(format!("scale_add: element {i} is {got}, not {want}"));
-        }
-        worst = worst.max(error);
-    }
-    Ok(worst)
+    let top = expected.iter().fold(1e-30f64, |m, v| m.max(v.abs()));
+    let differences = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - e * scale).abs());
+    Ok(differences.fold(0.0, |m, d| if d.is_nan() { f64::NAN } else { m.max(d) }) / top)
 }
 
-/// Never `read_one` or `read`: they panic in a browser, and leave the client damaged.
-async fn read(client: &Client, handle: Handle) -> Result<Vec<f32>, String> {
-    let bytes = client
-        .read_async(vec![handle])
-        .await
-        .map_err(|error| format!("read back: {error:?}"))?;
-    let values = f32::from_bytes(&bytes[0]).to_vec();
-    if values.len() != LEN {
-        return Err(format!("read back {} floats, not {LEN}", values.len()));
-    }
-    Ok(values)
+/// Runs kernels of every kind and returns how far each is from a plain loop.
+async fn kernels(device: &Device, scale: f64) -> Result<Vec<(&'static str, f64)>, Error> {
+    let (rows, columns) = (37, 64);
+    let x = Tensor::normal([rows, columns], 0.0, 1.0, DType::F32, device, Rng::new(7))?;
+    let host: Vec<f64> = x.to_vec_async::<f32>().await?.into_iter().map(f64::from).collect();
+    let row = |r: usize| &host[r * columns..(r + 1) * columns];
+    let mut out = Vec::new();
+
+    let tanh: Vec<f64> = host.iter().map(|v| v.tanh()).collect();
+    out.push(("tanh", error(&x.tanh()?, &tanh, scale).await?));
+
+    let transposed: Vec<f64> = (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| host[r * columns + c]).collect();
+    out.push(("transpose", error(&x.t()?.contiguous()?, &transposed, scale).await?));
+
+    let bytes: Vec<f64> = host.iter().map(|v| (v.abs() * 10.0).trunc()).collect();
+    let packed = x.abs()?.mul(10.0)?.cast(DType::U8)?.t()?.t()?.contiguous()?;
+    out.push(("u8 packing", error(&packed, &bytes, scale).await?));
+
+    let sums: Vec<f64> = (0..rows).map(|r| row(r).iter().sum()).collect();
+    out.push(("sum", error(&x.sum(&[1], false)?, &sums, scale).await?));
+
+    let softmax: Vec<f64> = (0..rows)
+        .flat_map(|r| {
+            let top = row(r).iter().copied().fold(f64::MIN, f64::max);
+            let total: f64 = row(r).iter().map(|v| (v - top).exp()).sum();
+            row(r).iter().map(move |v| (v - top).exp() / total).collect::<Vec<_>>()
+        })
+        .collect();
+    out.push(("softmax", error(&x.softmax(-1)?, &softmax, scale).await?));
+
+    let gram: Vec<f64> = (0..rows).flat_map(|a| (0..rows).map(move |b| (a, b))).map(|(a, b)| row(a).iter().zip(row(b)).map(|(p, q)| p * q).sum()).collect();
+    out.push(("matmul", error(&x.matmul(&x.t()?)?, &gram, scale).await?));
+
+    let mut sorted = host.clone();
+    sorted.sort_by(f64::total_cmp);
+    out.push(("sort", error(&x.reshape([rows * columns])?.sort(0, false)?.0, &sorted, scale).await?));
+
+    let running: Vec<f64> = host.iter().scan(0.0, |total, v| { *total += v; Some(*total) }).collect();
+    out.push(("cumsum", error(&x.reshape([rows * columns])?.cumsum(0)?, &running, scale).await?));
+    Ok(out)
 }
