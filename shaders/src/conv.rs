@@ -8,7 +8,7 @@
 use crate::{
     CubeBackend,
     map::CUBE,
-    program::{bind, wrap},
+    program::wrap,
     tile::{Matrix, Square, V4, address, duty, element, fetch, multiply, put, put_row, splits},
 };
 use anymesh_core::{

@@ -15,8 +15,9 @@ use cubecl::prelude::*;
 /// Threads of a cube, for every elementwise kernel.
 pub(crate) const CUBE: u32 = 256;
 
-/// The output buffers by word width.
+/// The output buffers by word width. Kernels use them through their expansions, which the compiler does not see.
 #[derive(CubeType, CubeLaunch)]
+#[allow(dead_code)]
 pub(crate) struct Outputs {
     wide: Sequence<Box<[U4]>>,
     pairs: Sequence<Box<[U2]>>,

@@ -224,8 +224,9 @@ pub(crate) fn address_of(call: &MapCall<'_>, buffers: impl Iterator<Item = usize
     if largest.unwrap_or(0) < i32::MAX as u64 { AddressType::U32 } else { AddressType::U64 }
 }
 
-/// The runtime arguments of a kernel that evaluates a program.
+/// The runtime arguments of a kernel that evaluates a program (used through its expansion, which the compiler does not see).
 #[derive(CubeType, CubeLaunch)]
+#[allow(dead_code)]
 pub(crate) struct Inputs {
     wide: Sequence<Box<[U4]>>,
     pairs: Sequence<Box<[U2]>>,
