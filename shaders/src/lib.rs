@@ -3,6 +3,7 @@
 //! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is here, one file per
 //! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
 
+mod attention;
 mod conv;
 mod fault;
 mod gather;
@@ -225,5 +226,13 @@ impl Backend for CubeBackend {
 
     fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
         self.run_row(call)
+    }
+
+    fn attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
+        self.run_attention(call)
+    }
+
+    fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
+        self.run_attention_backward(call)
     }
 }

@@ -1,0 +1,592 @@
+//! Attention and its gradients without the matrix of scores ever being in memory.
+//!
+//! A cube of 128 threads has 64 rows (queries, or keys for their gradients) and walks over the other side in tiles of 32
+//! columns. A tile's scores are a product of panels in shared memory, each thread holding 4 by 4 of them; turned into
+//! weights they go to shared memory, from where they weigh the rows of values that the result sums. Softmax runs along: a
+//! new maximum rescales what was summed before. Gradients need no atomics: each cube owns its rows of the result and
+//! computes the scores again, so results are the same bits every time.
+
+use crate::{
+    CubeBackend, Memory,
+    math,
+    program::{bind, wrap},
+    tile::{Matrix, address, distinct, duty, fetch, put, put_row},
+    words::{B4, F4, U4},
+};
+use anymesh_core::{
+    Buffer, DType, Kind, Result, Shape, View,
+    backend::{AttentionBackwardCall, AttentionCall, MapCall, MapInput, ReduceCall, ReduceOp},
+    map::{Binary, Builder, Unary},
+};
+use cubecl::prelude::*;
+
+/// Threads of a cube: 16 groups of four rows by 8 groups of four columns.
+const THREADS: u32 = 128;
+/// Rows of a cube.
+const ROWS: usize = 64;
+/// Columns of a tile.
+const COLUMNS: usize = 32;
+/// Steps of a panel along the size of a head.
+const DEPTH: usize = 16;
+/// Vectors from one step or column to the next, in panels and weights of rows; the odd ones keep threads off the same banks.
+const ROW_PITCH: usize = ROWS / 4 + 1;
+const COLUMN_PITCH: usize = COLUMNS / 4 + 1;
+/// Vectors of the shared memory that panels, maxima and values take turns in.
+const PANEL: usize = DEPTH * (ROW_PITCH + COLUMN_PITCH);
+/// Less than any score, and finite: infinities must not be subtracted from each other.
+const LOWEST: f32 = -3.0e38;
+/// The widest head whose sums fit in registers.
+const WIDEST: usize = 256;
+
+/// One operand as a kernel sees it when it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Operand {
+    /// Position among the buffers.
+    buffer: usize,
+    dtype: DType,
+    /// Where its offset and strides start among the numbers.
+    first: usize,
+}
+
+/// What a launch computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Goal {
+    /// The forward pass; the other goals are the gradients.
+    Result,
+    Query,
+    Key,
+    Value,
+}
+
+/// What a launch is specialised on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct How {
+    goal: Goal,
+    causal: bool,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    grad: Operand,
+    /// Groups of 32 features in a row of the result.
+    groups: usize,
+    /// What is stored: f32, or any dtype where rows are whole.
+    stored: DType,
+    /// Whether rows of the result are multiples of four.
+    whole: bool,
+}
+
+impl How {
+    /// Columns whose values fit in the panel at once.
+    fn batch(&self) -> usize {
+        let most = COLUMNS / self.groups;
+        if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 }
+    }
+}
+
+/// One head of an operand: rows are positions, depth is the size of the head. The numbers start with query heads, query
+/// heads for each key head, queries, keys, size of keys and size of values.
+#[cube]
+fn head(numbers: &Sequence<usize>, batch: usize, head: usize, #[comptime] first: usize, #[comptime] queries: bool, #[comptime] values: bool) -> Matrix {
+    let rows = if comptime!(queries) { *numbers.index(2usize) } else { *numbers.index(3usize) };
+    let depth = if comptime!(values) { *numbers.index(5usize) } else { *numbers.index(4usize) };
+    Matrix {
+        start: *numbers.index(first) + batch * *numbers.index(comptime!(first + 1)) + head * *numbers.index(comptime!(first + 2)),
+        rows,
+        row_stride: *numbers.index(comptime!(first + 3)),
+        depth,
+        depth_stride: *numbers.index(comptime!(first + 4)),
+    }
+}
+
+/// The thread's 4 by 4 products of 64 rows of `a` and 32 rows of `b`: for each column a vector of rows.
+#[cube]
+fn products(
+    a_words: &[u32],
+    a: &Matrix,
+    row: usize,
+    b_words: &[u32],
+    b: &Matrix,
+    column: usize,
+    panel: &mut [F4],
+    #[comptime] dtypes: (DType, DType),
+) -> Array<F4> {
+    let unit = UNIT_POS as usize;
+    let (x, y) = (unit % 8usize, unit / 8usize);
+    let mut sums = Array::<F4>::new(4usize);
+    #[unroll]
+    for c in 0..4usize {
+        sums[c] = F4::new(0.0f32);
+    }
+    let mut step = 0usize;
+    while step < a.depth {
+        #[unroll]
+        for half in 0..2usize {
+            let (s, four) = duty(unit + comptime!(half * THREADS as usize), comptime!(ROWS / 4), DEPTH, true);
+            panel[s * ROW_PITCH + four] = fetch::<u32, f32>(a_words, a, row + four * 4usize, step + s, dtypes.0);
+        }
+        let (s, four) = duty(unit, comptime!(COLUMNS / 4), DEPTH, true);
+        panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] = fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
+        sync_cube();
+        #[unroll]
+        for s in 0..DEPTH {
+            let rows = panel[y + comptime!(s * ROW_PITCH)];
+            let columns = panel[x + comptime!(DEPTH * ROW_PITCH + s * COLUMN_PITCH)];
+            #[unroll]
+            for c in 0..4usize {
+                sums[c] += rows * F4::new(columns.extract(c));
+            }
+        }
+        sync_cube();
+        step += DEPTH;
+    }
+    sums
+}
+
+/// Adds the rows of `b` from `column` on, weighted, to the thread's part of the result: four rows of `groups` vectors of features.
+#[cube]
+fn weigh(weights: &[F4], b_words: &[u32], b: &Matrix, column: usize, panel: &mut [F4], sums: &mut Array<F4>, #[comptime] dtype: DType, #[comptime] how: How) {
+    let unit = UNIT_POS as usize;
+    let (x, y) = (unit % 8usize, unit / 8usize);
+    let (width, batch, groups) = comptime!((8 * how.groups, how.batch(), how.groups));
+    let features = Matrix { start: b.start, rows: b.depth, row_stride: b.depth_stride, depth: b.rows, depth_stride: b.row_stride };
+    let mut first = 0usize;
+    while first < COLUMNS {
+        #[unroll]
+        for part in 0..comptime!((width * batch).div_ceil(THREADS as usize)) {
+            let at = unit + comptime!(part * THREADS as usize);
+            if at < comptime!(width * batch) {
+                panel[at] = fetch::<u32, f32>(b_words, &features, at % width * 4usize, column + first + at / width, dtype);
+            }
+        }
+        sync_cube();
+        #[unroll]
+        for c in 0..batch {
+            let weight = weights[(first + c) * ROW_PITCH + y];
+            #[unroll]
+            for g in 0..groups {
+                let value = panel[x + comptime!(c * width + 8 * g)];
+                #[unroll]
+                for r in 0..4usize {
+                    sums[comptime!(r * groups + g)] += F4::new(weight.extract(r)) * value;
+                }
+            }
+        }
+        sync_cube();
+        first += batch;
+    }
+}
+
+/// Puts the thread's 4 by 4 weights where all threads can read them.
+#[cube]
+fn share(weights: &mut [F4], values: &Array<F4>) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for c in 0..4usize {
+        weights[(unit % 8usize * 4usize + c) * ROW_PITCH + unit / 8usize] = values[c];
+    }
+}
+
+#[cube]
+fn zeros(#[comptime] n: usize) -> Array<F4> {
+    let mut out = Array::<F4>::new(n);
+    #[unroll]
+    for i in 0..n {
+        out[i] = F4::new(0.0f32);
+    }
+    out
+}
+
+/// Four numbers from `first` on.
+#[cube]
+fn count(first: usize) -> U4 {
+    let mut out = U4::empty();
+    #[unroll]
+    for l in 0..4usize {
+        out.insert(l, (first + l) as u32);
+    }
+    out
+}
+
+/// Which of four queries see which keys (one of the two is the same for all four).
+#[cube]
+fn sees(query: U4, key: U4, queries: usize, keys: usize, #[comptime] causal: bool) -> B4 {
+    let inside = query.less_than(&U4::new(queries as u32)).vec_and(key.less_than(&U4::new(keys as u32)));
+    if comptime!(causal) { inside.vec_and((key + U4::new(queries as u32)).less_equal(&(query + U4::new(keys as u32)))) } else { inside }
+}
+
+/// Keys that the queries before `end` see, all together.
+#[cube]
+fn seen(end: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
+    if comptime!(causal) { max(min(end, queries) + keys, queries) - queries } else { keys }
+}
+
+/// Stores the thread's part of the result at the rows from `row` on of the matrix that starts at `base`.
+#[cube]
+fn store(out: &mut [u32], sums: &Array<F4>, base: usize, row: usize, rows: usize, features: usize, #[comptime] how: How) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for r in 0..4usize {
+        let at = row + unit / 8usize * 4usize + r;
+        if at < rows {
+            #[unroll]
+            for g in 0..how.groups {
+                let feature = (unit % 8usize) * 4usize + comptime!(32 * g);
+                let room = max(features, feature) - feature;
+                put_row::<u32, f32>(out, base + at * features + feature, room, sums[comptime!(r * how.groups + g)], how.stored, how.whole);
+            }
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward(
+    buffers: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    lse: &mut [u32],
+    numbers: &Sequence<usize>,
+    scale: f32,
+    nothing: f32,
+    #[comptime] how: How,
+) {
+    let mut panel = Shared::<[F4]>::new_slice(PANEL);
+    let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
+    let unit = UNIT_POS as usize;
+    let (x, y) = (unit % 8usize, unit / 8usize);
+    let (heads, queries, keys, features) = (*numbers.index(0usize), *numbers.index(2usize), *numbers.index(3usize), *numbers.index(5usize));
+    let blocks = (queries + comptime!(ROWS - 1)) / ROWS;
+    // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat an earlier one.
+    let row = (blocks - 1usize - CUBE_POS % blocks) * ROWS;
+    let line = CUBE_POS / blocks % *numbers.index(6usize);
+    let (batch, query_head, key_head) = (line / heads, line % heads, line % heads / *numbers.index(1usize));
+    let q = head(numbers, batch, query_head, how.q.first, true, false);
+    let k = head(numbers, batch, key_head, how.k.first, false, false);
+    let v = head(numbers, batch, key_head, how.v.first, false, true);
+    let (q_words, k_words, v_words) = (buffers.index(how.q.buffer), buffers.index(how.k.buffer), buffers.index(how.v.buffer));
+
+    let query = count(row + y * 4usize);
+    let mut top = F4::new(LOWEST);
+    let mut total = F4::new(0.0f32);
+    let mut sums = zeros(comptime!(4 * how.groups));
+    let end = seen(row + ROWS, queries, keys, how.causal);
+    let mut column = 0usize;
+    while column < end {
+        let mut scores = products(q_words, &q, row, k_words, &k, column, &mut panel, comptime!((how.q.dtype, how.k.dtype)));
+        let mut reached = F4::new(LOWEST);
+        #[unroll]
+        for c in 0..4usize {
+            let visible = sees(query, U4::new((column + x * 4usize + c) as u32), queries, keys, how.causal);
+            scores[c] = scores[c] * F4::new(scale);
+            reached = math::binary(reached, select_many(visible, scores[c], F4::new(LOWEST)), Binary::Max);
+        }
+        panel[unit] = reached;
+        sync_cube();
+        let mut new_top = top;
+        #[unroll]
+        for other in 0..8usize {
+            new_top = math::binary(new_top, panel[y * 8usize + other], Binary::Max);
+        }
+        let shrink = math::unary(top - new_top, Unary::Exp);
+        top = new_top;
+        total = total * shrink;
+        #[unroll]
+        for c in 0..4usize {
+            let visible = sees(query, U4::new((column + x * 4usize + c) as u32), queries, keys, how.causal);
+            let weight = select_many(visible, math::unary(scores[c] - top, Unary::Exp), F4::new(0.0f32));
+            total += weight;
+            scores[c] = weight;
+        }
+        share(&mut weights, &scores);
+        #[unroll]
+        for r in 0..4usize {
+            #[unroll]
+            for g in 0..how.groups {
+                let at = comptime!(r * how.groups + g);
+                sums[at] = sums[at] * F4::new(shrink.extract(r));
+            }
+        }
+        sync_cube();
+        weigh(&weights, v_words, &v, column, &mut panel, &mut sums, how.v.dtype, how);
+        column += COLUMNS;
+    }
+    // Each thread summed the weights of its own columns.
+    panel[unit] = total;
+    sync_cube();
+    let mut total = F4::new(0.0f32);
+    #[unroll]
+    for other in 0..8usize {
+        total += panel[y * 8usize + other];
+    }
+    let empty = total.equal(&F4::new(0.0f32));
+    let divisor = select_many(empty, F4::new(1.0f32), total);
+    #[unroll]
+    for r in 0..4usize {
+        #[unroll]
+        for g in 0..how.groups {
+            let at = comptime!(r * how.groups + g);
+            sums[at] = sums[at] / F4::new(divisor.extract(r));
+        }
+    }
+    store(out, &sums, line * queries * features, row, queries, features, how);
+    let logs = select_many(empty, F4::new(nothing), top + math::unary(divisor, Unary::Log));
+    if x == 0usize {
+        #[unroll]
+        for r in 0..4usize {
+            let at = row + y * 4usize + r;
+            if at < queries {
+                put::<u32, f32>(lse, line * queries + at, logs.extract(r), DType::F32);
+            }
+        }
+    }
+}
+
+/// Four values of a vector of `len`, from `first` on.
+#[cube]
+fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
+    let mut out = F4::empty();
+    #[unroll]
+    for l in 0..4usize {
+        out.insert(l, f32::reinterpret(values[base + min(first + l, len - 1usize)]));
+    }
+    out
+}
+
+/// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and keys `sum(grad * out)`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gradient(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
+    let mut panel = Shared::<[F4]>::new_slice(PANEL);
+    let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
+    let by_query = comptime!(how.goal == Goal::Query);
+    let unit = UNIT_POS as usize;
+    let (x, y) = (unit % 8usize, unit / 8usize);
+    let (heads, group, queries, keys) = (*numbers.index(0usize), *numbers.index(1usize), *numbers.index(2usize), *numbers.index(3usize));
+    let rows = if comptime!(by_query) { queries } else { keys };
+    let blocks = (rows + comptime!(ROWS - 1)) / ROWS;
+    let block = CUBE_POS % blocks;
+    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the grid repeat an earlier one.
+    let row = if comptime!(by_query) { (blocks - 1usize - block) * ROWS } else { block * ROWS };
+    let line = CUBE_POS / blocks % *numbers.index(6usize);
+    let own_heads = if comptime!(by_query) { heads } else { heads / group };
+    let (batch, own_head) = (line / own_heads, line % own_heads);
+    let key_head = if comptime!(by_query) { own_head / group } else { own_head };
+    let k = head(numbers, batch, key_head, how.k.first, false, false);
+    let v = head(numbers, batch, key_head, how.v.first, false, true);
+    let (q_words, k_words) = (buffers.index(how.q.buffer), buffers.index(how.k.buffer));
+    let (v_words, grad_words) = (buffers.index(how.v.buffer), buffers.index(how.grad.buffer));
+
+    let mut sums = zeros(comptime!(4 * how.groups));
+    // A key's gradient gathers from all query heads that share it.
+    let mut query_head = if comptime!(by_query) { own_head } else { own_head * group };
+    let last_head = if comptime!(by_query) { own_head + 1usize } else { own_head * group + group };
+    let end = if comptime!(by_query) { seen(row + ROWS, queries, keys, how.causal) } else { queries };
+    // The first query that sees the first key of the block, down to a whole tile.
+    let begin = if comptime!(!by_query && how.causal) { (max(row + queries, keys) - keys) / COLUMNS * COLUMNS } else { 0usize.runtime() };
+    while query_head < last_head {
+        let q = head(numbers, batch, query_head, how.q.first, true, false);
+        let grad = head(numbers, batch, query_head, how.grad.first, true, true);
+        let base = (batch * heads + query_head) * queries;
+        let mut column = begin;
+        while column < end {
+            let mut scores = if comptime!(by_query) {
+                products(q_words, &q, row, k_words, &k, column, &mut panel, comptime!((how.q.dtype, how.k.dtype)))
+            } else {
+                products(k_words, &k, row, q_words, &q, column, &mut panel, comptime!((how.k.dtype, how.q.dtype)))
+            };
+            let rises = if comptime!(how.goal == Goal::Query) {
+                products(grad_words, &grad, row, v_words, &v, column, &mut panel, comptime!((how.grad.dtype, how.v.dtype)))
+            } else if comptime!(how.goal == Goal::Key) {
+                products(v_words, &v, row, grad_words, &grad, column, &mut panel, comptime!((how.v.dtype, how.grad.dtype)))
+            } else {
+                zeros(4usize)
+            };
+            let (own, other) = (row + y * 4usize, column + x * 4usize);
+            let lse = four(stats.index(0usize), base, if comptime!(by_query) { own } else { other }, queries);
+            let mut mean = F4::new(0.0f32);
+            if comptime!(how.goal != Goal::Value) {
+                mean = four(stats.index(1usize), base, if comptime!(by_query) { own } else { other }, queries);
+            }
+            #[unroll]
+            for c in 0..4usize {
+                let crossing = U4::new((other + c) as u32);
+                let (lse, mean, visible) = if comptime!(by_query) {
+                    (lse, mean, sees(count(own), crossing, queries, keys, how.causal))
+                } else {
+                    (F4::new(lse.extract(c)), F4::new(mean.extract(c)), sees(crossing, count(own), queries, keys, how.causal))
+                };
+                let weight = math::unary(scores[c] * F4::new(scale) - lse, Unary::Exp);
+                let slope = if comptime!(how.goal == Goal::Value) { weight } else { weight * (rises[c] - mean) * F4::new(scale) };
+                scores[c] = select_many(visible, slope, F4::new(0.0f32));
+            }
+            share(&mut weights, &scores);
+            sync_cube();
+            if comptime!(how.goal == Goal::Query) {
+                weigh(&weights, k_words, &k, column, &mut panel, &mut sums, how.k.dtype, how);
+            } else if comptime!(how.goal == Goal::Key) {
+                weigh(&weights, q_words, &q, column, &mut panel, &mut sums, how.q.dtype, how);
+            } else {
+                weigh(&weights, grad_words, &grad, column, &mut panel, &mut sums, how.grad.dtype, how);
+            }
+            column += COLUMNS;
+        }
+        query_head += 1usize;
+    }
+    let features = if comptime!(how.goal == Goal::Value) { *numbers.index(5usize) } else { *numbers.index(4usize) };
+    store(out, &sums, line * rows * features, row, rows, features, how);
+}
+
+/// Sizes of a call.
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    key_heads: usize,
+    queries: usize,
+    keys: usize,
+    size: usize,
+    value_size: usize,
+}
+
+impl Sizes {
+    fn new(call: &AttentionCall<'_>) -> Self {
+        let (q, k, v) = (call.q.layout.shape.dims(), call.k.layout.shape.dims(), call.v.layout.shape.dims());
+        Self { batch: q[0], heads: q[1], key_heads: k[1], queries: q[2], keys: k[2], size: q[3], value_size: v[3] }
+    }
+
+    /// Rows, heads in all, and features of what a goal computes.
+    fn of(&self, goal: Goal) -> (usize, usize, usize) {
+        match goal {
+            Goal::Result => (self.queries, self.batch * self.heads, self.value_size),
+            Goal::Query => (self.queries, self.batch * self.heads, self.size),
+            Goal::Key => (self.keys, self.batch * self.key_heads, self.size),
+            Goal::Value => (self.keys, self.batch * self.key_heads, self.value_size),
+        }
+    }
+}
+
+/// A launch laid out: buffers, numbers and what it is specialised on.
+struct Bound<'a> {
+    buffers: Vec<&'a Memory>,
+    numbers: Vec<usize>,
+    address: AddressType,
+    count: CubeCount,
+    how: How,
+    elements: usize,
+}
+
+impl<'a> Bound<'a> {
+    fn new(call: &AttentionCall<'a>, grad: &'a View, goal: Goal, dtype: DType) -> Result<Self> {
+        let sizes = Sizes::new(call);
+        let (rows, lines, features) = sizes.of(goal);
+        // Only what the goal reads is bound; the others borrow a place that is never used.
+        let views = match goal {
+            Goal::Result => [call.q, call.k, call.v, call.q],
+            Goal::Value => [call.q, call.k, call.q, grad],
+            Goal::Query | Goal::Key => [call.q, call.k, call.v, grad],
+        };
+        let (buffers, places) = distinct(views)?;
+        let elements = lines * rows * features;
+        let smallest = views.iter().map(|v| v.dtype).min_by_key(|d| d.size()).unwrap_or(DType::F32);
+        let address = address(&buffers, smallest, &[elements]);
+        let mut numbers = vec![sizes.heads, sizes.heads / sizes.key_heads, sizes.queries, sizes.keys, sizes.size, sizes.value_size, lines];
+        let mut operands = places.into_iter().zip(views).map(|(buffer, view)| {
+            let first = numbers.len();
+            numbers.push(view.layout.offset);
+            numbers.extend(view.layout.strides.iter().map(|&s| wrap(s as i64, address)));
+            Operand { buffer, dtype: view.dtype, first }
+        });
+        let mut next = || operands.next().unwrap_or(Operand { buffer: 0, dtype, first: 0 });
+        let (q, k, v, grad) = (next(), next(), next(), next());
+        drop(operands);
+        let whole = features.is_multiple_of(4);
+        let stored = if whole { dtype } else { DType::F32 };
+        let how = How { goal, causal: call.causal, q, k, v, grad, groups: features.div_ceil(32), stored, whole };
+        Ok(Self { buffers, numbers, address, count: crate::cubes(rows.div_ceil(ROWS) * lines, 1), how, elements })
+    }
+
+    fn inputs(&self) -> SequenceArg<Box<[u32]>> {
+        bind(&self.buffers.iter().map(|m| (m.handle.clone(), m.bytes)).collect::<Vec<_>>(), 4)
+    }
+
+    fn numbers(&self) -> SequenceArg<usize> {
+        self.numbers.iter().copied().collect()
+    }
+}
+
+impl CubeBackend {
+    pub(crate) fn run_attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
+        let sizes = Sizes::new(call);
+        // With a few queries, plain products keep more of the device busy: they spread the keys over it.
+        if call.q.dtype.kind() != Kind::F32 || sizes.value_size > WIDEST || sizes.queries <= 4 {
+            return Ok(None);
+        }
+        let bound = Bound::new(call, call.q, Goal::Result, call.q.dtype)?;
+        let out = self.alloc(bound.how.stored, bound.elements)?;
+        let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
+        // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the result.
+        unsafe {
+            forward::launch_unchecked(
+                &self.client,
+                bound.count.clone(),
+                CubeDim::new_1d(THREADS),
+                bound.address,
+                bound.inputs(),
+                crate::arg(&out, 4),
+                crate::arg(&lse, 4),
+                bound.numbers(),
+                call.scale as f32,
+                f32::NEG_INFINITY,
+                bound.how,
+            );
+        }
+        Ok(Some((self.convert(out, bound.how.stored, call.q.dtype, bound.elements)?, Buffer::new(lse))))
+    }
+
+    pub(crate) fn run_attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
+        let forward = &call.forward;
+        let sizes = Sizes::new(forward);
+        if forward.q.dtype.kind() != Kind::F32 || sizes.size.max(sizes.value_size) > WIDEST {
+            return Ok(None);
+        }
+        let lse = self.dense(call.lse, DType::F32)?;
+        let mean = self.mean_rise(call)?;
+        let stats = [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
+        let compute = |goal: Goal, operand: &View| -> Result<Buffer> {
+            let bound = Bound::new(forward, call.grad, goal, operand.dtype)?;
+            let out = self.alloc(bound.how.stored, bound.elements)?;
+            let stats = if goal == Goal::Value { &stats[..1] } else { &stats[..] };
+            // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the result.
+            unsafe {
+                gradient::launch_unchecked(
+                    &self.client,
+                    bound.count.clone(),
+                    CubeDim::new_1d(THREADS),
+                    bound.address,
+                    bound.inputs(),
+                    bind(stats, 4),
+                    crate::arg(&out, 4),
+                    bound.numbers(),
+                    forward.scale as f32,
+                    bound.how,
+                );
+            }
+            self.convert(out, bound.how.stored, operand.dtype, bound.elements)
+        };
+        Ok(Some([compute(Goal::Query, forward.q)?, compute(Goal::Key, forward.k)?, compute(Goal::Value, forward.v)?]))
+    }
+
+    /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds to the loss.
+    fn mean_rise(&self, call: &AttentionBackwardCall<'_>) -> Result<Buffer> {
+        let builder = Builder::new();
+        let product = builder.load(call.grad.dtype) * builder.load(call.out.dtype);
+        let program = builder.finish(&[(product, DType::F32)])?;
+        let inputs = [call.grad, call.out].map(|view| MapInput { view: view.clone(), window: None });
+        let shape: &Shape = &call.out.layout.shape;
+        let map = MapCall { op: "attention", program: &program, shape, inputs: &inputs, indices: &[], params: &[] };
+        self.run_reduce(&ReduceCall { map, axes: &[3], op: ReduceOp::Sum, scale: None, dtype: DType::F32 })
+    }
+}
