@@ -23,7 +23,7 @@ fn under_test() -> Option<Device> {
 fn every_op_on_the_device_equals_the_oracle() {
     let Some(device) = under_test() else { return };
     let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
-    let report = pollster::block_on(conformance::run(&device, &oracle, |_| true));
+    let report = pollster::block_on(conformance::run(&device, &oracle, |_| true, |_, _| ()));
     println!("{device}\n{report}");
     assert!(report.failures.is_empty(), "{} cases failed", report.failures.len());
     assert!(report.passed() > 4000, "only {} cases ran", report.passed());

@@ -109,7 +109,12 @@ impl Doctor {
     /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just allowed), `-` unsupported.
     fn parity_table(&self, devices: &[Device], oracle: &Device) -> bool {
         let wanted = |case: &conformance::Case| self.filter.as_ref().is_none_or(|f| case.op.contains(f.as_str()) || case.family.contains(f.as_str()));
-        let reports: Vec<conformance::Report> = devices.iter().map(|device| pollster::block_on(conformance::run(device, oracle, wanted))).collect();
+        let tell = |case: &conformance::Case, outcome: &conformance::Outcome| {
+            if let conformance::Outcome::Fail(message) = outcome {
+                eprintln!("WRONG {case:?}: {message}");
+            }
+        };
+        let reports: Vec<conformance::Report> = devices.iter().map(|device| pollster::block_on(conformance::run(device, oracle, wanted, tell))).collect();
         print!("\n{:<24}", "op");
         devices.iter().for_each(|d| print!(" {:>24}", d.name().chars().take(24).collect::<String>()));
         println!();

@@ -243,11 +243,12 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Runs all cases for which `filter` holds.
-pub async fn run(device: &Device, oracle: &Device, filter: impl Fn(&Case) -> bool) -> Report {
+/// Runs all cases for which `filter` holds; `seen` is told of each as it ends.
+pub async fn run(device: &Device, oracle: &Device, filter: impl Fn(&Case) -> bool, mut seen: impl FnMut(&Case, &Outcome)) -> Report {
     let mut report = Report::default();
     for case in cases().iter().filter(|case| filter(case)) {
         let outcome = check(case, device, oracle).await;
+        seen(case, &outcome);
         report.record(case, outcome);
     }
     report
