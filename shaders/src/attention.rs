@@ -7,8 +7,7 @@
 //! computes the scores again, so results are the same bits every time.
 
 use crate::{
-    CubeBackend, Memory,
-    math,
+    CubeBackend, Memory, math,
     program::{bind, wrap},
     tile::{Matrix, address, distinct, duty, fetch, put, put_row},
     words::{B4, F4, U4},
@@ -239,15 +238,7 @@ fn store(out: &mut [u32], sums: &Array<F4>, base: usize, row: usize, rows: usize
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn forward(
-    buffers: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
-    lse: &mut [u32],
-    numbers: &Sequence<usize>,
-    scale: f32,
-    nothing: f32,
-    #[comptime] how: How,
-) {
+fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], numbers: &Sequence<usize>, scale: f32, nothing: f32, #[comptime] how: How) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let unit = UNIT_POS as usize;
@@ -352,14 +343,7 @@ fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
 
 /// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and keys `sum(grad * out)`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gradient(
-    buffers: &Sequence<Box<[u32]>>,
-    stats: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
-    numbers: &Sequence<usize>,
-    scale: f32,
-    #[comptime] how: How,
-) {
+fn gradient(buffers: &Sequence<Box<[u32]>>, stats: &Sequence<Box<[u32]>>, out: &mut [u32], numbers: &Sequence<usize>, scale: f32, #[comptime] how: How) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let by_query = comptime!(how.goal == Goal::Query);
