@@ -126,13 +126,15 @@ fn products(
         let (s, four) = duty(unit, comptime!(COLUMNS / 4), DEPTH, true);
         panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] = fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
         sync_cube();
-        #[unroll]
-        for s in 0..DEPTH {
-            let rows = panel[y + comptime!(s * ROW_PITCH)];
-            let columns = panel[x + comptime!(DEPTH * ROW_PITCH + s * COLUMN_PITCH)];
+        for four in 0..comptime!(DEPTH / 4) {
             #[unroll]
-            for c in 0..4usize {
-                sums[c] += rows * F4::new(columns.extract(c));
+            for s in 0..4usize {
+                let rows = panel[(four * 4usize + s) * ROW_PITCH + y];
+                let columns = panel[comptime!(DEPTH * ROW_PITCH) + (four * 4usize + s) * COLUMN_PITCH + x];
+                #[unroll]
+                for c in 0..4usize {
+                    sums[c] += rows * F4::new(columns.extract(c));
+                }
             }
         }
         sync_cube();
@@ -158,12 +160,11 @@ fn weigh(weights: &[F4], b_words: &[u32], b: &Matrix, column: usize, panel: &mut
             }
         }
         sync_cube();
-        #[unroll]
         for c in 0..batch {
             let weight = weights[(first + c) * ROW_PITCH + y];
             #[unroll]
             for g in 0..groups {
-                let value = panel[x + comptime!(c * width + 8 * g)];
+                let value = panel[c * width + x + comptime!(8 * g)];
                 #[unroll]
                 for r in 0..4usize {
                     sums[comptime!(r * groups + g)] += F4::new(weight.extract(r)) * value;
