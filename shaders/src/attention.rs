@@ -7,8 +7,7 @@
 //! computes the scores again, so results are the same bits every time.
 
 use crate::{
-    CubeBackend, Memory,
-    math,
+    CubeBackend, Memory, math,
     program::{bind, wrap},
     tile::{Matrix, address, distinct, duty, fetch, put, put_row},
     words::{B4, F4, U4},
@@ -127,13 +126,15 @@ fn products(
         let (s, four) = duty(unit, comptime!(COLUMNS / 4), DEPTH, true);
         panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] = fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
         sync_cube();
-        #[unroll]
-        for s in 0..DEPTH {
-            let rows = panel[y + comptime!(s * ROW_PITCH)];
-            let columns = panel[x + comptime!(DEPTH * ROW_PITCH + s * COLUMN_PITCH)];
+        for four in 0..comptime!(DEPTH / 4) {
             #[unroll]
-            for c in 0..4usize {
-                sums[c] += rows * F4::new(columns.extract(c));
+            for s in 0..4usize {
+                let rows = panel[(four * 4usize + s) * ROW_PITCH + y];
+                let columns = panel[comptime!(DEPTH * ROW_PITCH) + (four * 4usize + s) * COLUMN_PITCH + x];
+                #[unroll]
+                for c in 0..4usize {
+                    sums[c] += rows * F4::new(columns.extract(c));
+                }
             }
         }
         sync_cube();
@@ -159,12 +160,11 @@ fn weigh(weights: &[F4], b_words: &[u32], b: &Matrix, column: usize, panel: &mut
             }
         }
         sync_cube();
-        #[unroll]
         for c in 0..batch {
             let weight = weights[(first + c) * ROW_PITCH + y];
             #[unroll]
             for g in 0..groups {
-                let value = panel[x + comptime!(c * width + 8 * g)];
+                let value = panel[c * width + x + comptime!(8 * g)];
                 #[unroll]
                 for r in 0..4usize {
                     sums[comptime!(r * groups + g)] += F4::new(weight.extract(r)) * value;
@@ -239,15 +239,7 @@ fn store(out: &mut [u32], sums: &Array<F4>, base: usize, row: usize, rows: usize
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn forward(
-    buffers: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
-    lse: &mut [u32],
-    numbers: &Sequence<usize>,
-    scale: f32,
-    nothing: f32,
-    #[comptime] how: How,
-) {
+fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], numbers: &Sequence<usize>, scale: f32, nothing: f32, #[comptime] how: How) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let unit = UNIT_POS as usize;
@@ -352,14 +344,7 @@ fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
 
 /// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and keys `sum(grad * out)`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gradient(
-    buffers: &Sequence<Box<[u32]>>,
-    stats: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
-    numbers: &Sequence<usize>,
-    scale: f32,
-    #[comptime] how: How,
-) {
+fn gradient(buffers: &Sequence<Box<[u32]>>, stats: &Sequence<Box<[u32]>>, out: &mut [u32], numbers: &Sequence<usize>, scale: f32, #[comptime] how: How) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let by_query = comptime!(how.goal == Goal::Query);
