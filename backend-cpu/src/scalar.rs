@@ -305,7 +305,8 @@ pub(crate) fn wide(op: anymesh_core::map::Unary) -> Option<fn(f64) -> f64> {
         Cosh => f64::cosh,
         Tanh => f64::tanh,
         Asinh => libm::asinh,
-        Acosh => libm::acosh,
+        // libm answers numbers for large negative arguments.
+        Acosh => |x| if x < 1.0 { f64::NAN } else { libm::acosh(x) },
         Atanh => libm::atanh,
         Erf => libm::erf,
         Erfinv => special::erfinv,

@@ -214,6 +214,9 @@ impl Plan {
         // SAFETY: descriptors are alive; attributes are of the documented types.
         unsafe {
             let set = |attribute, value: *const c_void, size| lt::set_matmul_pref_attribute(preference, attribute, value, size).map_err(|e| e.to_string());
+            // Parts of a split sum are added in f32, not in the output's dtype.
+            let in_compute_type = 2u32;
+            set(Pref::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const in_compute_type).cast(), 4)?;
             set(Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), 8)?;
             for (attribute, bytes) in &alignments {
                 set(*attribute, (bytes as *const u32).cast(), 4)?;

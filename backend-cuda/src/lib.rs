@@ -70,7 +70,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     let cuda = cubecl::Device::cuda(index).map_err(|e| unavailable(selector, e.to_string(), "check the installation with nvidia-smi"))?;
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
-    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit);
+    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit).with_native_functions();
     if !portable {
         let provider = cublaslt::CublasLt::new(&context).map_err(|e| {
             unavailable(selector, format!("cuBLASLt could not be loaded: {e}"), "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable")

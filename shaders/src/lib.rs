@@ -65,6 +65,8 @@ pub struct CubeBackend {
     matmul: Option<Box<dyn MatmulProvider>>,
     /// Whether threads can exchange values in groups.
     planes: bool,
+    /// Whether the device's own float functions are accurate.
+    native: bool,
 }
 
 impl CubeBackend {
@@ -84,12 +86,18 @@ impl CubeBackend {
             .collect();
         let planes = client.properties().features.plane.contains(cubecl::features::Plane::Ops);
         let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
-        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None, planes }
+        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None, planes, native: false }
     }
 
     /// Uses `provider` for matrix products it accepts.
     pub fn with_matmul(mut self, provider: impl MatmulProvider + 'static) -> Self {
         self.matmul = Some(Box::new(provider));
+        self
+    }
+
+    /// Lets map programs use the device's own `exp`, `log`, `tanh` and `erf`, which are right to two ulp on CUDA and unspecified elsewhere.
+    pub fn with_native_functions(mut self) -> Self {
+        self.native = true;
         self
     }
 

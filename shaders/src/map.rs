@@ -44,11 +44,6 @@ fn twice(at: usize, #[comptime] plus: usize) -> usize {
     at * 2usize + plus
 }
 
-#[cube]
-fn times_four(at: usize) -> usize {
-    at * 4usize
-}
-
 /// Stores four lanes as elements `4 * chunk ..` of the `nth` buffer of their width.
 pub(crate) fn store(scope: &Scope, out: &mut OutputsExpand, nth: usize, chunk: NativeExpand<usize>, value: Reg, dtype: DType) {
     match dtype.size() {
@@ -81,26 +76,50 @@ fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
     dtypes[..k].iter().filter(|d| class(d) == class(&dtypes[k])).count()
 }
 
+/// Computes `unroll` chunks and then stores them: loads that no store separates can be in flight together.
 #[cube]
 #[allow(unused_variables)]
-fn run(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunk: usize, #[comptime] plan: Plan) {
+fn run(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], first: usize, chunks: usize, #[comptime] plan: Plan, #[comptime] unroll: usize) {
     intrinsic!(|scope| {
-        let start = times_four::expand(scope, chunk);
-        let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
-        let results = eval(scope, inputs, &plan, start, &mut fault);
         let dtypes: Vec<DType> = plan.program.outputs.iter().map(|(_, d)| *d).collect();
-        for (k, value) in results.into_iter().enumerate() {
-            store(scope, out, nth_of_width(&dtypes, k), chunk, value, dtypes[k]);
+        let mut computed = Vec::with_capacity(unroll);
+        for u in 0..unroll {
+            let chunk = nth_chunk::expand(scope, first, u);
+            let start = start_of::expand(scope, chunk, chunks);
+            let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
+            computed.push((chunk, eval(scope, inputs, &plan, start, &mut fault)));
+        }
+        for (chunk, results) in computed {
+            let inside = below::expand(scope, chunk, chunks);
+            if_expand(scope, inside, |scope| {
+                for (k, value) in results.iter().enumerate() {
+                    store(scope, out, nth_of_width(&dtypes, k), chunk, *value, dtypes[k]);
+                }
+            });
         }
     })
 }
 
+#[cube]
+fn nth_chunk(first: usize, #[comptime] u: usize) -> usize {
+    first + comptime!(u * CUBE as usize)
+}
+
+/// The first position of a chunk; threads past the end repeat the last chunk and store nothing.
+#[cube]
+fn start_of(chunk: usize, chunks: usize) -> usize {
+    min(chunk, chunks - 1usize) * 4usize
+}
+
+#[cube]
+fn below(chunk: usize, chunks: usize) -> bool {
+    chunk < chunks
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn map_kernel(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunks: usize, #[comptime] plan: Plan) {
-    let chunk = ABSOLUTE_POS;
-    if chunk < chunks {
-        run(inputs, out, faults, chunk, plan);
-    }
+fn map_kernel(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunks: usize, #[comptime] plan: Plan, #[comptime] unroll: usize) {
+    let first = CUBE_POS * comptime!(CUBE as usize * unroll) + UNIT_POS as usize;
+    run(inputs, out, faults, first, chunks, plan, unroll);
 }
 
 impl Outputs {
@@ -117,11 +136,14 @@ impl CubeBackend {
         let bound = self.bind_program(call, None, None)?;
         let outputs = call.program.outputs.iter().map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype))).collect::<Result<Vec<_>>>()?;
         let chunks = elements.div_ceil(4);
+        // Large tensors: enough bytes in flight from each thread to saturate memory. Small ones: more threads.
+        let widest = call.inputs.iter().map(|i| i.view.dtype.size()).chain(call.program.outputs.iter().map(|(_, d)| d.size())).max().unwrap_or(4);
+        let unroll = if chunks < 1 << 20 { 1 } else { (8 / widest).clamp(1, 4) };
         // SAFETY: threads past the last chunk do nothing; the outputs are padded to whole chunks.
         unsafe {
             map_kernel::launch_unchecked(
                 &self.client,
-                crate::cubes(chunks, CUBE),
+                crate::cubes(chunks.div_ceil(unroll), CUBE),
                 CubeDim::new_1d(CUBE),
                 bound.address,
                 bound.launch(),
@@ -129,6 +151,7 @@ impl CubeBackend {
                 self.fault_arg(),
                 chunks,
                 bound.plan,
+                unroll,
             );
         }
         Ok(outputs.into_iter().map(|(memory, _)| Buffer::new(memory)).collect())
@@ -138,7 +161,7 @@ impl CubeBackend {
     pub(crate) fn bind_program(&self, call: &MapCall<'_>, order: Option<&[usize]>, run: Option<usize>) -> Result<Bound> {
         let handles = call.inputs.iter().map(|input| crate::memory(&input.view).map(|m| (m.handle.clone(), m.bytes))).collect::<Result<Vec<_>>>()?;
         let address = address_of(call, handles.iter().map(|(_, bytes)| *bytes));
-        Ok(Bound::new(call, order, run, &handles, address))
+        Ok(Bound::new(call, order, run, &handles, address).with_native(self.native))
     }
 
     /// A dense buffer of `elements` converted to another dtype; itself where it already has it.

@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     sources: Vec<Source>,
     /// Where the affine indices start among the numbers.
     indices: usize,
+    /// Whether the device's own float functions are as good as ours.
+    native: bool,
 }
 
 /// What changes from launch to launch: numbers, parameters and buffers by word width.
@@ -109,7 +111,7 @@ impl Bound {
         let (inputs, indices) = strides.split_at(call.inputs.len());
 
         let mut bound = Bound {
-            plan: Plan { program: call.program.clone(), rank: shape.rank(), sources: vec![], indices: 0 },
+            plan: Plan { program: call.program.clone(), rank: shape.rank(), sources: vec![], indices: 0, native: false },
             address,
             numbers: shape.dims().to_vec(),
             params: vec![],
@@ -205,6 +207,12 @@ impl Bound {
         self.plan.sources.push(Source { dtype: input.view.dtype, mode, windowed: input.window.is_some(), binding, first });
     }
 
+    /// Lets the kernel use the device's own float functions.
+    pub(crate) fn with_native(mut self, native: bool) -> Self {
+        self.plan.native = native;
+        self
+    }
+
     /// The launch arguments that every kernel with a program in it takes, in the order of [`Inputs`].
     pub(crate) fn launch(&self) -> InputsLaunch {
         InputsLaunch::new(
@@ -285,6 +293,17 @@ fn last_position(numbers: &Sequence<usize>, #[comptime] rank: usize) -> usize {
         n *= *numbers.index(d);
     }
     n - 1usize
+}
+
+/// Flags of lanes that are positions of the iteration space.
+#[cube]
+fn existing(flags: crate::words::B4, start: usize, last: usize) -> crate::words::B4 {
+    let mut counted = U4::empty();
+    #[unroll]
+    for lane in 0..4usize {
+        counted.insert(lane, u32::cast_from(start + lane <= last));
+    }
+    flags.vec_and(counted.equal(&U4::new(1u32)))
 }
 
 #[cube]
@@ -521,6 +540,13 @@ pub(crate) fn eval(
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Reg> {
     let mut lanes = Lanes { scope, inputs, plan, start, first: None, each: None };
+    // Lanes past the end hold padding, whose zeros are nobody's fault.
+    let last = plan.program.can_fault().then(|| last_position::expand(scope, &inputs.numbers, plan.rank));
+    let mut fault = |flagged| {
+        if let Some(last) = last {
+            fault(existing::expand(scope, flagged, start, last));
+        }
+    };
     let mut regs: Vec<Reg> = Vec::with_capacity(plan.program.insts.len());
     for inst in &plan.program.insts {
         let reg = |r: u16| regs[r as usize];
@@ -538,8 +564,8 @@ pub(crate) fn eval(
             Inst::Index(k) => lanes.index(k as usize),
             Inst::Param(k) => lanes.param(k as usize),
             Inst::Const(value, kind) => Reg::constant(scope, value, kind, lanes.zero()),
-            Inst::Unary(op, a) => reg(a).unary(scope, op),
-            Inst::Binary(op, a, b) => Reg::binary(scope, op, reg(a), reg(b), fault),
+            Inst::Unary(op, a) => reg(a).unary(scope, op, plan.native),
+            Inst::Binary(op, a, b) => Reg::binary(scope, op, reg(a), reg(b), &mut fault),
             Inst::Select(c, a, b) => Reg::select(scope, reg(c), reg(a), reg(b)),
             Inst::Cast(a, dtype) => reg(a).cast(scope, dtype),
             Inst::Philox { index, key, word } => Reg::philox(scope, reg(index), key.map(reg), word),

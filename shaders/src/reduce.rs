@@ -213,6 +213,8 @@ fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] 
 struct How {
     /// Threads that share a row (row kernel).
     width: u32,
+    /// Elements that a thread loads before it combines them.
+    unroll: usize,
     /// Whether the results are parts.
     parts: bool,
     /// Whether the element type is f64.
@@ -263,10 +265,19 @@ fn reduce_rows<T: Numeric>(
     let mut acc = nothing::<T>(identity);
     let mut chunk = first + lane;
     while chunk < end {
-        let at = chunk * 4usize;
-        let x = elements::<T>(inputs, faults, row * length + at, plan.clone());
-        absorb(&mut acc, &enter(x, at, length - at, identity), op, how.wide);
-        chunk += width;
+        let mut loaded = Sequence::<Vector<T, Const<4>>>::new();
+        #[unroll]
+        for u in 0..how.unroll {
+            let at = min(chunk + u * width, end - 1usize) * 4usize;
+            loaded.push(elements::<T>(inputs, faults, row * length + at, plan.clone()));
+        }
+        #[unroll]
+        for u in 0..how.unroll {
+            let at = (chunk + u * width) * 4usize;
+            let valid = select(chunk + u * width < end, length - at, 0usize);
+            absorb(&mut acc, &enter(*loaded.index(u), at, valid, identity), op, how.wide);
+        }
+        chunk += how.unroll * width;
     }
     let acc = tree(acc, how.width, op, how.wide);
     if lane == 0usize && first < chunks {
@@ -298,11 +309,20 @@ fn reduce_columns<T: Numeric>(
         let mut acc = nothing::<T>(identity);
         let mut row = first;
         while row < end {
-            let x = elements::<T>(inputs, faults, row * columns + group * 4usize, plan.clone());
-            let mut entered = enter(x, 0usize, 4usize, identity);
-            entered.index = U4::new(row as u32);
-            absorb(&mut acc, &entered, op, how.wide);
-            row += 1usize;
+            let mut loaded = Sequence::<Vector<T, Const<4>>>::new();
+            #[unroll]
+            for u in 0..how.unroll {
+                let at = min(row + u, end - 1usize) * columns + group * 4usize;
+                loaded.push(elements::<T>(inputs, faults, at, plan.clone()));
+            }
+            #[unroll]
+            for u in 0..how.unroll {
+                let inside = row + u < end;
+                let mut entered = enter(*loaded.index(u), 0usize, select(inside, 4usize, 0usize), identity);
+                entered.index = U4::new(select(inside, (row + u) as u32, 0xffff_ffffu32));
+                absorb(&mut acc, &entered, op, how.wide);
+            }
+            row += how.unroll;
         }
         #[unroll]
         for l in 0..4usize {
@@ -450,7 +470,7 @@ impl CubeBackend {
         };
         let parts = cut.splits > 1;
         let how =
-            How { width: cut.width, parts, wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64, scaled: call.scale.is_some() };
+            How { width: cut.width, unroll: cut.unroll(), parts, wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64, scaled: call.scale.is_some() };
         let out = allocate(parts, cut.kept * cut.splits)?;
         let (client, dim) = (&self.client, CubeDim::new_1d(CUBE));
         // SAFETY: kernels guard rows, columns and chunks; buffers are as long as what is written.
@@ -528,6 +548,12 @@ impl CubeBackend {
 }
 
 impl Cut {
+    /// Four where a thread has that many loads to make.
+    fn unroll(&self) -> usize {
+        let loads = if self.rows { self.length.div_ceil(4 * self.width as usize) } else { self.length } / self.splits;
+        if loads >= 4 { 4 } else { 1 }
+    }
+
     /// Splits that hold anything: rounding up the size of a split may leave the last ones empty.
     fn used_splits(&self) -> usize {
         let units = if self.rows { self.length.div_ceil(4) } else { self.length };

@@ -214,13 +214,14 @@ fn logic(a: U4, b: U4, #[comptime] op: Binary) -> U4 {
 }
 
 impl Reg {
-    pub(crate) fn unary(self, scope: &Scope, op: Unary) -> Self {
+    pub(crate) fn unary(self, scope: &Scope, op: Unary, native: bool) -> Self {
         match (self, op) {
             (Reg::B(x), Unary::Not) => Reg::B(not_bool::expand(scope, x)),
             (Reg::U(x), _) => Reg::U(int::unary_u32::expand(scope, x, op)),
             (Reg::I(x), _) => Reg::I(int::unary_signed::expand::<i32>(scope, x, op)),
             (Reg::L(x), _) => Reg::L(int::unary_signed::expand::<i64>(scope, x, op)),
             (Reg::F(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify::expand(scope, x, op)),
+            (Reg::F(x), _) if native => Reg::F(math::unary_native::expand(scope, x, op)),
             (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, op)),
             (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify_wide::expand(scope, x, op)),
             (Reg::D(x), _) => Reg::D(math::unary_wide::expand(scope, x, op)),

@@ -114,7 +114,8 @@ fn sort_tiles<K: Int>(input: &[u32], keys: &mut Sequence<Box<[K]>>, places: &mut
                 let (a, b) = (shared_keys[low], shared_keys[high]);
                 let (p, q) = (shared_places[low], shared_places[high]);
                 let more = a > b || (a == b && p > q);
-                if more == ascending {
+                // Spelled out: CUDA's dialect cannot compare bools.
+                if (more && ascending) || (!more && !ascending) {
                     shared_keys[low] = b;
                     shared_keys[high] = a;
                     shared_places[low] = q;

@@ -60,6 +60,18 @@ pub(crate) fn unary(x: F4, #[comptime] op: Unary) -> F4 {
     }
 }
 
+/// [`unary`], with the device's own function where CUDA's is right to two ulp and much shorter.
+#[cube]
+pub(crate) fn unary_native(x: F4, #[comptime] op: Unary) -> F4 {
+    match op {
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Tanh => x.tanh(),
+        Unary::Erf => x.erf(),
+        _ => unary(x, op),
+    }
+}
+
 /// Any function of two values that gives a float.
 #[cube]
 pub(crate) fn binary(a: F4, b: F4, #[comptime] op: Binary) -> F4 {
