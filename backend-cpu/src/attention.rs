@@ -2,10 +2,12 @@
 
 use crate::{
     element::Held,
+    fold::lanes,
     grid::dense,
     matmul::{Matrix, gemm},
     memory::{Memory, stored, vector},
     scalar::{self, Float},
+    simd::vectorized,
 };
 use anymesh_core::{
     Buffer, DType, Error, Kind, Result,
@@ -116,6 +118,7 @@ fn forward_tile<T: Float>(p: &Problem<'_, T>, head: usize, first: usize, out: &m
     let keys = p.visible(first + count - 1);
     lse.fill(T::LOWEST);
     if keys == 0 {
+        out.fill(T::default());
         return Ok(());
     }
     let mut scores = vector::<T>(count * keys)?;
@@ -126,14 +129,10 @@ fn forward_tile<T: Float>(p: &Problem<'_, T>, head: usize, first: usize, out: &m
         if seen.is_empty() {
             continue;
         }
-        let top = seen.iter().map(|x| x.wide() * p.scale).fold(f64::NEG_INFINITY, scalar::max);
-        let mut sum = 0.0;
-        for x in &mut *seen {
-            let e = (x.wide() * p.scale - top).exp();
-            sum += e;
-            *x = T::narrow(e);
-        }
-        seen.iter_mut().for_each(|x| *x = T::narrow(x.wide() / sum));
+        let top = lanes(seen, f64::NEG_INFINITY, |top, x| scalar::max(top, x.wide() * p.scale), scalar::max);
+        vectorized(|| seen.iter_mut().for_each(|x| *x = T::narrow(T::exp_wide(x.wide() * p.scale - top))));
+        let sum = lanes(seen, 0.0, |sum, x| sum + x.wide(), |a, b| a + b);
+        vectorized(|| seen.iter_mut().for_each(|x| *x = T::narrow(x.wide() / sum)));
         *lse = T::narrow(top + sum.ln());
     }
     gemm((out, p.dv), [count, p.dv, keys], Matrix::dense(&scores, keys), p.values(head), false, Parallelism::None);
@@ -178,6 +177,8 @@ fn backward<T: Float>(call: &AttentionBackwardCall<'_>) -> Result<[Buffer; 3]> {
 
 fn backward_head<T: Float>(p: &Problem<'_, T>, saved: &Saved<'_, T>, key_head: usize, dq: &mut [T], dk: &mut [T], dv: &mut [T]) -> Result<()> {
     let tile = p.tile();
+    dk.fill(T::default());
+    dv.fill(T::default());
     let (mut weights, mut grads) = (vector::<T>(tile * p.t)?, vector::<T>(tile * p.t)?);
     for (j, dq) in dq.chunks_mut(p.s * p.d).enumerate() {
         let head = key_head * p.group + j;
@@ -185,6 +186,7 @@ fn backward_head<T: Float>(p: &Problem<'_, T>, saved: &Saved<'_, T>, key_head: u
             let count = dq.len() / p.d;
             let keys = p.visible(first + count - 1);
             if keys == 0 {
+                dq.fill(T::default());
                 continue;
             }
             let grad = Matrix { start: (head * p.s + first) * p.dv, ..Matrix::dense(&saved.grad[..], p.dv) };
@@ -196,11 +198,13 @@ fn backward_head<T: Float>(p: &Problem<'_, T>, saved: &Saved<'_, T>, key_head: u
                 let both = saved.out[row * p.dv..(row + 1) * p.dv].iter().zip(&saved.grad[row * p.dv..(row + 1) * p.dv]);
                 let shared: f64 = both.map(|(o, g)| o.wide() * g.wide()).sum();
                 let (seen, lse) = (p.visible(first + i), saved.lse[row].wide());
-                for (w, g) in weights[..seen].iter_mut().zip(&mut grads[..seen]) {
-                    let weight = (w.wide() * p.scale - lse).exp();
-                    *w = T::narrow(weight);
-                    *g = T::narrow(weight * (g.wide() - shared) * p.scale);
-                }
+                vectorized(|| {
+                    for (w, g) in weights[..seen].iter_mut().zip(&mut grads[..seen]) {
+                        let weight = T::exp_wide(w.wide() * p.scale - lse);
+                        *w = T::narrow(weight);
+                        *g = T::narrow(weight * (g.wide() - shared) * p.scale);
+                    }
+                });
                 weights[seen..].fill(T::default());
                 grads[seen..].fill(T::default());
             }

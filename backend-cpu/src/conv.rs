@@ -217,6 +217,7 @@ fn transposed<T: Float>(space: &Space<'_>) -> Result<Buffer> {
         let weights = Matrix::dense(&weight[i % call.groups * cs * rows..][..cs * rows], rows).t();
         let columns = chunk(rows, inside);
         let mut unfolded = vector::<T>(rows * columns)?;
+        out.fill(T::default());
         for start in (0..inside).step_by(columns) {
             let count = columns.min(inside - start);
             let image = Matrix { start, ..Matrix::dense(image, inside) };

@@ -3,6 +3,7 @@
 use crate::{
     element::Held,
     scalar::{self, Float, Int},
+    simd::vectorized,
 };
 use std::marker::PhantomData;
 
@@ -29,13 +30,18 @@ pub(crate) trait Fold: Sync {
 /// Folds a row with independent lanes, then the lanes.
 #[inline(always)]
 pub(crate) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, step: impl Fn(A, T) -> A, join: impl Fn(A, A) -> A) -> A {
-    let mut lanes = [start; LANES];
-    let (blocks, rest) = values.as_chunks::<LANES>();
-    for block in blocks {
-        for (lane, value) in lanes.iter_mut().zip(block) {
-            *lane = step(*lane, *value);
-        }
+    if values.len() < LANES {
+        return values.iter().fold(start, |acc, value| step(acc, *value));
     }
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [start; LANES];
+    vectorized(|| {
+        for block in blocks {
+            for (lane, value) in lanes.iter_mut().zip(block) {
+                *lane = step(*lane, *value);
+            }
+        }
+    });
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane = step(*lane, *value);
     }
@@ -81,6 +87,7 @@ impl<T: Float> Fold for SumFloat<T> {
     fn start(&self) -> f64 {
         0.0
     }
+    #[inline(always)]
     fn one(&self, acc: &mut f64, value: T, _: usize) {
         *acc += value.wide();
     }
@@ -102,6 +109,7 @@ impl<T: Float> Fold for ProdFloat<T> {
     fn start(&self) -> f64 {
         1.0
     }
+    #[inline(always)]
     fn one(&self, acc: &mut f64, value: T, _: usize) {
         *acc *= value.wide();
     }
@@ -116,14 +124,13 @@ impl<T: Float> Fold for ProdFloat<T> {
     }
 }
 
-/// The largest value so far, and the sum of exponentials relative to it.
-pub(crate) fn log_sum_exp_step((top, sum): (f64, f64), (later_top, later_sum): (f64, f64)) -> (f64, f64) {
+/// Joins two partial results: the largest value, and the sum of exponentials relative to it. Without branches, so that it vectorises;
+/// where the largest value is not finite the sum is not used.
+#[inline(always)]
+pub(crate) fn log_sum_exp_step<T: Float>((top, sum): (f64, f64), (later_top, later_sum): (f64, f64)) -> (f64, f64) {
     let new = scalar::max(top, later_top);
-    match new {
-        f64::NEG_INFINITY => (new, 0.0),
-        f64::INFINITY => (new, 1.0),
-        _ => (new, sum * (top - new).exp() + later_sum * (later_top - new).exp()),
-    }
+    let base = if new.is_finite() { new } else { 0.0 };
+    (new, sum * T::exp_wide(top - base) + later_sum * T::exp_wide(later_top - base))
 }
 
 impl<T: Float> Fold for LogSumExp<T> {
@@ -134,15 +141,15 @@ impl<T: Float> Fold for LogSumExp<T> {
         (f64::NEG_INFINITY, 0.0)
     }
     fn one(&self, acc: &mut (f64, f64), value: T, _: usize) {
-        *acc = log_sum_exp_step(*acc, (value.wide(), 1.0));
+        *acc = log_sum_exp_step::<T>(*acc, (value.wide(), 1.0));
     }
     fn row(&self, acc: &mut (f64, f64), values: &[T], _: usize) {
         let top = lanes(values, T::LOWEST, scalar::max, scalar::max).wide();
-        let sum = if top.is_finite() { values.iter().map(|v| (v.wide() - top).exp()).sum() } else { 1.0 };
-        *acc = log_sum_exp_step(*acc, (top, sum));
+        let sum = if top.is_finite() { lanes(values, 0.0, |sum, v| sum + T::exp_wide(v.wide() - top), |a, b| a + b) } else { 1.0 };
+        *acc = log_sum_exp_step::<T>(*acc, (top, sum));
     }
     fn join(&self, acc: (f64, f64), later: (f64, f64)) -> (f64, f64) {
-        log_sum_exp_step(acc, later)
+        log_sum_exp_step::<T>(acc, later)
     }
     fn finish(&self, (top, sum): (f64, f64)) -> T {
         T::narrow((if top.is_finite() { top + sum.ln() } else { top }) * self.scale)
@@ -160,6 +167,7 @@ impl<T: Int> Fold for SumInt<T> {
     fn start(&self) -> T {
         T::ZERO
     }
+    #[inline(always)]
     fn one(&self, acc: &mut T, value: T, _: usize) {
         *acc = acc.add(value);
     }
@@ -185,6 +193,7 @@ impl<T: Int> Fold for ProdInt<T> {
     fn start(&self) -> T {
         T::ONE
     }
+    #[inline(always)]
     fn one(&self, acc: &mut T, value: T, _: usize) {
         *acc = acc.mul(value);
     }
@@ -234,6 +243,7 @@ impl<T: Held, const MAX: bool> Fold for Extreme<T, MAX> {
     fn start(&self) -> T {
         lowest::<T, MAX>()
     }
+    #[inline(always)]
     fn one(&self, acc: &mut T, value: T, _: usize) {
         *acc = extreme::<T, MAX>(*acc, value);
     }

@@ -12,7 +12,6 @@ use anymesh_core::{
     DType, Dims, Result, View,
     backend::{Affine, MapInput},
 };
-use bytemuck::Pod;
 use std::{borrow::Cow, ops::Range};
 
 /// One operand, with strides for the grid's dimensions.
@@ -315,24 +314,6 @@ pub(crate) fn dense<T: Held>(view: &View) -> Result<Cow<'_, [T]>> {
     let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
     let mut out = crate::memory::vector::<T>(len)?;
     with_stored!(view.dtype, S => fill_dense::<S>(&grid, bytemuck::cast_slice_mut(&mut out)));
-    Ok(Cow::Owned(out))
-}
-
-/// The elements of a view in row-major order as bits of their size.
-pub(crate) fn dense_bits<T: Pod + Send + Sync>(view: &View) -> Result<Cow<'_, [T]>> {
-    let len = view.layout.shape.numel();
-    let data: &[T] = typed(bytes_of(&view.buffer)?);
-    if view.layout.is_contiguous() {
-        return Ok(Cow::Borrowed(&data[view.layout.offset..view.layout.offset + len]));
-    }
-    let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
-    let mut out = crate::memory::vector::<T>(len)?;
-    let step = grid.step(0);
-    parallel::chunks(&mut out, parallel::CHUNK, |start, chunk| {
-        grid.runs_of(0, start..start + chunk.len(), |at, position, len| {
-            chunk[position..position + len].iter_mut().enumerate().for_each(|(i, to)| *to = data[(at + i as isize * step) as usize]);
-        });
-    });
     Ok(Cow::Owned(out))
 }
 

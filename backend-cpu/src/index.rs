@@ -1,8 +1,9 @@
 //! Indexed reads and writes.
 
 use crate::{
+    copy::dense_bits,
     element::Held,
-    grid::{Grid, dense, dense_bits},
+    grid::{Grid, dense},
     memory::{Memory, bytes_of, stored, typed, vector},
     parallel, scalar,
 };

@@ -8,7 +8,9 @@
 
 mod attention;
 mod conv;
+mod copy;
 mod element;
+mod fastmath;
 mod fold;
 mod grid;
 mod index;
@@ -21,6 +23,7 @@ mod reduce;
 mod row;
 mod scalar;
 mod scan;
+mod simd;
 mod sort;
 mod special;
 #[cfg(test)]

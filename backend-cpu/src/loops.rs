@@ -2,8 +2,10 @@
 
 use crate::{
     element::{Held, Stored, with_held},
+    fastmath,
     map::Frame,
     scalar::{self, Float, Int},
+    simd::vectorized,
 };
 use anymesh_core::{
     DType, Kind,
@@ -37,6 +39,15 @@ fn each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
     }
 }
 
+/// [`each`] for loops that gain from wide vectors.
+#[inline(always)]
+fn simd_each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
+    match a {
+        Src::One(a) => out.fill(f(a)),
+        Src::Many(a) => vectorized(|| out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a))),
+    }
+}
+
 #[inline(always)]
 fn each2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A, A) -> R) {
     match (a, b) {
@@ -63,6 +74,12 @@ pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut 
 }
 
 fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize) {
+    if T::FAST && fast(op, a, slice(bytes, len)) {
+        return;
+    }
+    if op == Unary::Rsqrt {
+        return simd_each(a, slice(bytes, len), |a: T| T::narrow(1.0 / a.wide().sqrt()));
+    }
     if let Some(f) = scalar::wide(op) {
         return each(a, slice(bytes, len), |a: T| T::narrow(f(a.wide())));
     }
@@ -75,12 +92,56 @@ fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize)
         Unary::Neg => each(a, out, |a| -a),
         Unary::Abs => each(a, out, T::abs),
         Unary::Sign => each(a, out, scalar::sign),
-        Unary::Sqrt => each(a, out, T::sqrt),
-        Unary::Floor => each(a, out, T::floor),
-        Unary::Ceil => each(a, out, T::ceil),
-        Unary::Round => each(a, out, T::round),
-        _ => each(a, out, T::trunc),
+        Unary::Sqrt => simd_each(a, out, T::sqrt),
+        Unary::Floor => simd_each(a, out, T::floor),
+        Unary::Ceil => simd_each(a, out, T::ceil),
+        Unary::Round => simd_each(a, out, T::round),
+        _ => simd_each(a, out, T::trunc),
     }
+}
+
+/// The functions of `fastmath`. Returns false for what is not among them.
+fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
+    macro_rules! run {
+        ($f:path) => {
+            simd_each(a, out, |a: T| T::narrow($f(a.wide())))
+        };
+    }
+    match op {
+        Unary::Exp => run!(fastmath::exp),
+        Unary::Exp2 => run!(fastmath::exp2),
+        Unary::Expm1 => run!(fastmath::expm1),
+        Unary::Log => run!(fastmath::log),
+        Unary::Log2 => run!(fastmath::log2),
+        Unary::Log10 => run!(fastmath::log10),
+        Unary::Log1p => run!(fastmath::log1p),
+        Unary::Tanh => run!(fastmath::tanh),
+        Unary::Sinh => run!(fastmath::sinh),
+        Unary::Cosh => run!(fastmath::cosh),
+        Unary::Sin | Unary::Cos => {
+            let exact: fn(f64) -> f64 = if op == Unary::Sin {
+                run!(fastmath::sin);
+                f64::sin
+            } else {
+                run!(fastmath::cos);
+                f64::cos
+            };
+            let limit = f64::from(fastmath::TRIG_LIMIT);
+            // Written so that NaN needs no second look either.
+            let is_large = |a: T| a.wide().abs() > limit;
+            let any = match a {
+                Src::One(a) => is_large(a),
+                Src::Many(a) => a.iter().any(|a| is_large(*a)),
+            };
+            if any {
+                for (i, out) in out.iter_mut().enumerate().filter(|(i, _)| is_large(a.at(*i))) {
+                    *out = T::narrow(exact(a.at(i).wide()));
+                }
+            }
+        }
+        _ => return false,
+    }
+    true
 }
 
 fn unary_int<T: Int>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
@@ -136,7 +197,20 @@ fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
         Binary::Atan2 => each2(ab, out, |a, b| T::narrow(a.wide().atan2(b.wide()))),
         Binary::Hypot => each2(ab, out, |a, b| T::narrow(a.wide().hypot(b.wide()))),
         Binary::Copysign => each2(ab, out, T::copysign),
-        _ => each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide()))),
+        _ => pow(ab, out),
+    }
+}
+
+/// Small whole exponents, which is what most programs have, are products.
+fn pow<T: Float>(ab: [Src<'_, T>; 2], out: &mut [T]) {
+    let Src::One(exponent) = ab[1] else { return each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide()))) };
+    match exponent.wide() {
+        1.0 => each(ab[0], out, |a| a),
+        2.0 => each(ab[0], out, |a| a * a),
+        3.0 if T::FAST => each(ab[0], out, |a| T::narrow(a.wide() * a.wide() * a.wide())),
+        4.0 if T::FAST => each(ab[0], out, |a| T::narrow((a.wide() * a.wide()) * (a.wide() * a.wide()))),
+        -1.0 => each(ab[0], out, |a| T::ONE / a),
+        e => each(ab[0], out, |a| T::narrow(a.wide().powf(e))),
     }
 }
 
@@ -232,7 +306,11 @@ fn cast_int<T: Held>(dtype: DType, a: Src<'_, T>, out: &mut [u8], len: usize, in
 /// Rounds to a small float type and back; nothing to do for `f32`.
 fn round(dtype: DType, values: &mut [f32]) {
     fn through<S: Stored<Held = f32>>(values: &mut [f32]) {
-        values.iter_mut().for_each(|v| *v = S::store(*v).load());
+        for values in values.chunks_mut(64) {
+            let mut small = [S::zeroed(); 64];
+            S::store_all(values, &mut small[..values.len()]);
+            S::load_all(&small[..values.len()], values);
+        }
     }
     match dtype {
         DType::F16 => through::<anymesh_core::f16>(values),
@@ -244,22 +322,20 @@ fn round(dtype: DType, values: &mut [f32]) {
 }
 
 pub(crate) fn philox(kind: Kind, index: Reg, key: [Reg; 3], word: u8, frame: &Frame<'_>, out: &mut [u8], len: usize) {
-    let [low, high, stream] = key.map(|k| frame.src::<u32>(k));
-    let out: &mut [u32] = slice(out, len);
-    let mut fill = |index: &dyn Fn(usize) -> u64| {
-        for (i, out) in out.iter_mut().enumerate() {
-            let index = index(i);
-            *out = scalar::philox([index as u32, (index >> 32) as u32, stream.at(i), 0], [low.at(i), high.at(i)], word as usize);
-        }
-    };
+    let key = key.map(|k| frame.src::<u32>(k));
     match kind {
-        Kind::I32 => {
-            let index = frame.src::<i32>(index);
-            fill(&|i| index.at(i) as u64);
-        }
-        _ => {
-            let index = frame.src::<i64>(index);
-            fill(&|i| index.at(i) as u64);
-        }
+        Kind::I32 => philox_words(frame.src::<i32>(index), |v| v as u64, key, word, slice(out, len)),
+        _ => philox_words(frame.src::<i64>(index), |v| v as u64, key, word, slice(out, len)),
+    }
+}
+
+fn philox_words<T: Copy>(index: Src<'_, T>, wide: impl Fn(T) -> u64, [low, high, stream]: [Src<'_, u32>; 3], word: u8, out: &mut [u32]) {
+    let value = |index: T, low, high, stream| {
+        let index = wide(index);
+        scalar::philox([index as u32, (index >> 32) as u32, stream, 0], [low, high], word as usize)
+    };
+    match (low, high, stream) {
+        (Src::One(low), Src::One(high), Src::One(stream)) => simd_each(index, out, |index| value(index, low, high, stream)),
+        _ => out.iter_mut().enumerate().for_each(|(i, out)| *out = value(index.at(i), low.at(i), high.at(i), stream.at(i))),
     }
 }

@@ -1,6 +1,7 @@
 //! The interpreter of map programs. A program runs over blocks of positions; each instruction is one tight loop over the block.
 
 use crate::{
+    copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
     grid::{Fetched, Grid},
     loops::{self, Src},
@@ -8,7 +9,7 @@ use crate::{
     parallel,
 };
 use anymesh_core::{
-    Buffer, Error, Kind, MapProgram, Result, Scalar,
+    Buffer, DType, Error, Kind, MapProgram, Result, Scalar,
     backend::MapCall,
     map::{Inst, Reg},
 };
@@ -235,9 +236,17 @@ impl<'s> Frame<'s> {
 
 /// The backend's map kernel.
 pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-    let plan = Plan::new(call, None)?;
+    if let ([Inst::Load(0)], [input], [(_, dtype)]) = (call.program.insts.as_slice(), call.inputs, call.program.outputs.as_slice())
+        && input.window.is_none()
+        && input.view.dtype == *dtype
+        && *dtype != DType::Bool
+    {
+        return Ok(vec![copy::copy(&input.view)?.buffer()]);
+    }
+    let straight = copy::straightened(call.inputs)?;
+    let plan = Plan::new(&MapCall { inputs: straight.as_deref().unwrap_or(call.inputs), ..call.clone() }, None)?;
     let outputs = &call.program.outputs;
-    let mut memories = outputs.iter().map(|(_, dtype)| Memory::zeroed(plan.len().saturating_mul(dtype.size()))).collect::<Result<Vec<_>>>()?;
+    let mut memories = outputs.iter().map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size()))).collect::<Result<Vec<_>>>()?;
     let mut rest: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();

@@ -165,6 +165,7 @@ fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
     let len = problem.starts.len() * m * n;
     Ok(stored(call.dtype, len, |out: &mut [T]| {
         let row = |i: usize, out: &mut [T]| {
+            out.fill(T::ZERO);
             let (a, b) = problem.operands(problem.starts[i / m], &a.data, &b.data);
             let at = |m: &Matrix<'_, T>, i: usize, j: usize| m.data[(m.start as isize + i as isize * m.rows + j as isize * m.cols) as usize];
             for p in 0..k {

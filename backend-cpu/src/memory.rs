@@ -1,11 +1,19 @@
-//! Host memory of tensors: zeroed by the system, aligned to a cache line, and refused with an error where there is not enough.
+//! Host memory of tensors: aligned to a cache line, recycled, and refused with an error where there is not enough.
 
 use crate::element::{Held, is_held_as_stored, store};
 use anymesh_core::{Buffer, DType, Error, Result};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
+use std::sync::{Mutex, PoisonError};
 
 /// Widest vector register, and a cache line.
 const ALIGN: usize = 64;
+/// Memory from this size on is kept when it is freed.
+const KEPT_FROM: usize = 1 << 20;
+/// At most this much is kept.
+const KEPT_LIMIT: usize = 512 << 20;
+
+/// Freed memory, oldest first. The system takes longer to hand out fresh pages than most kernels take to fill them.
+static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
 
 /// The bytes of one buffer.
 #[derive(Debug)]
@@ -17,29 +25,50 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// `len` bytes with any contents: the caller writes all of them.
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        Ok(Self::allocate(len)?.0)
+    }
+
     /// `len` bytes of zero.
     pub(crate) fn zeroed(len: usize) -> Result<Self> {
-        // Words instead of cache-line-sized blocks: only up to the natural alignment does the system hand out lazily zeroed
-        // pages; anything wider is cleared by hand, which would cost a whole extra pass over large outputs.
-        let words: Vec<u64> = len.checked_add(ALIGN).and_then(|bytes| bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(8)).ok()).ok_or(Error::TooLarge {
-            device: crate::NAME.into(),
-            bytes: len as u64,
-            limit: crate::MAX_BYTES,
-        })?;
-        let start = (words.as_ptr() as usize).wrapping_neg() % ALIGN;
-        Ok(Self { words, start, len })
+        let (mut memory, fresh) = Self::allocate(len)?;
+        if !fresh {
+            memory.bytes_mut().fill(0);
+        }
+        Ok(memory)
+    }
+
+    /// Memory, and whether it is fresh, which means zero.
+    fn allocate(len: usize) -> Result<(Self, bool)> {
+        let wrap = |words: Vec<u64>| {
+            let start = (words.as_ptr() as usize).wrapping_neg() % ALIGN;
+            Self { words, start, len }
+        };
+        let too_large = || Error::TooLarge { device: crate::NAME.into(), bytes: len as u64, limit: crate::MAX_BYTES };
+        let count = len.checked_add(ALIGN).ok_or_else(too_large)?.div_ceil(8);
+        if let Some(words) = recycled(count) {
+            return Ok((wrap(words), false));
+        }
+        // Words instead of cache-line-sized blocks: only up to the natural alignment does the system hand out lazily zeroed pages.
+        let fresh = || bytemuck::allocation::try_zeroed_vec(count).ok();
+        let retry = || {
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            fresh()
+        };
+        Ok((wrap(fresh().or_else(retry).ok_or_else(too_large)?), true))
     }
 
     /// A copy of `bytes`.
     pub(crate) fn copy_of(bytes: &[u8]) -> Result<Self> {
-        let mut memory = Self::zeroed(bytes.len())?;
+        let mut memory = Self::new(bytes.len())?;
         memory.bytes_mut().copy_from_slice(bytes);
         Ok(memory)
     }
 
-    /// Zeros for `n` elements of type `T`.
+    /// Any contents for `n` elements of type `T`.
     pub(crate) fn elements<T>(n: usize) -> Result<Self> {
-        Self::zeroed(n.saturating_mul(size_of::<T>()))
+        Self::new(n.saturating_mul(size_of::<T>()))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -59,14 +88,46 @@ impl Memory {
     }
 }
 
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let bytes = |words: &Vec<u64>| words.len() * 8;
+        if !(KEPT_FROM..=KEPT_LIMIT).contains(&bytes(&self.words)) {
+            return;
+        }
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(std::mem::take(&mut self.words));
+        let mut total = kept.iter().map(bytes).sum::<usize>();
+        let mut old = 0;
+        while total > KEPT_LIMIT {
+            total -= bytes(&kept[old]);
+            old += 1;
+        }
+        // Given back to the system outside the lock.
+        let old: Vec<_> = kept.drain(..old).collect();
+        drop(kept);
+        drop(old);
+    }
+}
+
+/// The smallest kept memory that is large enough and not much larger.
+fn recycled(count: usize) -> Option<Vec<u64>> {
+    if count * 8 < KEPT_FROM {
+        return None;
+    }
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let fits = |words: &Vec<u64>| words.len() >= count && words.len() - count <= count / 4;
+    let best = (0..kept.len()).filter(|i| fits(&kept[*i])).min_by_key(|i| kept[*i].len())?;
+    Some(kept.remove(best))
+}
+
 /// The bytes of a buffer of this backend.
 pub(crate) fn bytes_of(buffer: &Buffer) -> Result<&[u8]> {
     Ok(buffer.get::<Memory>()?.bytes())
 }
 
-/// `len` elements of `dtype` that `compute` fills (from zero) as values of its kind `T`.
+/// `len` elements of `dtype`, all of which `compute` writes as values of its kind `T`.
 pub(crate) fn stored<T: Held>(dtype: DType, len: usize, compute: impl FnOnce(&mut [T])) -> Result<Memory> {
-    let mut memory = Memory::zeroed(len.saturating_mul(dtype.size()))?;
+    let mut memory = Memory::new(len.saturating_mul(dtype.size()))?;
     if is_held_as_stored(dtype) {
         compute(memory.typed_mut());
     } else {
@@ -102,5 +163,17 @@ mod tests {
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
             assert!(matches!(Memory::zeroed(len), Err(Error::TooLarge { .. })), "{len}");
         }
+    }
+
+    #[test]
+    fn freed_memory_is_reused_and_cleared_where_zeros_were_asked_for() {
+        let len = (5 << 20) + 12345;
+        for _ in 0..20 {
+            let mut memory = Memory::zeroed(len).expect("small");
+            assert!(memory.bytes().iter().all(|b| *b == 0));
+            memory.bytes_mut().fill(7);
+        }
+        let kept = KEPT.lock().expect("not poisoned");
+        assert!(kept.iter().map(|words| words.len() * 8).sum::<usize>() <= KEPT_LIMIT);
     }
 }

@@ -2,16 +2,18 @@
 //! one accumulator per output and part. Parts have a fixed size, so the result is the same for any number of threads.
 
 use crate::{
+    copy,
     element::{Held, store},
     fold::{Arg, Extreme, Fold, LogSumExp, ProdFloat, ProdInt, SumFloat, SumInt},
     loops::Src,
     map::{BLOCK, Plan, Scratch},
     memory::Memory,
     parallel,
+    simd::vectorized,
 };
 use anymesh_core::{
     Buffer, Dims, Error, Kind, Result,
-    backend::{ReduceCall, ReduceOp},
+    backend::{MapCall, ReduceCall, ReduceOp},
 };
 use rayon::prelude::*;
 
@@ -91,7 +93,8 @@ impl Space {
 
 fn run<F: Fold>(call: &ReduceCall<'_>, fold: F) -> Result<Buffer> {
     let (order, space) = Space::new(call.map.shape.dims(), call.axes);
-    let plan = Plan::new(&call.map, Some(&order))?;
+    let straight = copy::straightened(call.map.inputs)?;
+    let plan = Plan::new(&MapCall { inputs: straight.as_deref().unwrap_or(call.map.inputs), ..call.map.clone() }, Some(&order))?;
     let mut accs = vec![fold.start(); space.outer * space.parts * space.inner];
     if space.reduced * space.inner <= BLOCK {
         small_units(&plan, &fold, &space, &mut accs)?;
@@ -105,7 +108,7 @@ fn run<F: Fold>(call: &ReduceCall<'_>, fold: F) -> Result<Buffer> {
             fold.finish((1..space.parts).fold(at(0), |acc, part| fold.join(acc, at(part))))
         })
         .collect();
-    let mut out = Memory::zeroed(results.len().saturating_mul(call.dtype.size()))?;
+    let mut out = Memory::new(results.len().saturating_mul(call.dtype.size()))?;
     store(&results, call.dtype, out.bytes_mut());
     Ok(out.buffer())
 }
@@ -171,22 +174,20 @@ fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
     if let [acc] = accs {
         return fold.row(acc, values, at);
     }
-    for (r, values) in values.chunks(accs.len()).enumerate() {
-        for (acc, value) in accs.iter_mut().zip(values) {
-            fold.one(acc, *value, at + r);
+    vectorized(|| {
+        for (r, values) in values.chunks(accs.len()).enumerate() {
+            for (acc, value) in accs.iter_mut().zip(values) {
+                fold.one(acc, *value, at + r);
+            }
         }
-    }
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
-    use anymesh_core::{
-        DType, MapProgram, Shape, View,
-        backend::{MapCall, MapInput},
-        map::Builder,
-    };
+    use anymesh_core::{DType, MapProgram, Shape, View, backend::MapInput, map::Builder};
 
     const OPS: [ReduceOp; 7] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::ArgMin, ReduceOp::LogSumExp];
 

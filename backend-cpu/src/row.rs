@@ -6,6 +6,7 @@ use crate::{
     memory::stored,
     parallel,
     scalar::{self, Float},
+    simd::vectorized,
 };
 use anymesh_core::{
     Buffer, Error, Kind, Result, View,
@@ -77,14 +78,15 @@ fn top<T: Float>(x: &[T]) -> f64 {
 
 fn softmax<T: Float>(x: &[T], out: &mut [T]) {
     let top = top(x);
-    let exps: Vec<f64> = x.iter().map(|x| (x.wide() - top).exp()).collect();
+    let mut exps = vec![0.0; x.len()];
+    vectorized(|| exps.iter_mut().zip(x).for_each(|(e, x)| *e = T::exp_wide(x.wide() - top)));
     let sum = lanes(&exps, 0.0, |a, b| a + b, |a, b| a + b);
     out.iter_mut().zip(exps).for_each(|(out, e)| *out = T::narrow(e / sum));
 }
 
 fn log_softmax<T: Float>(x: &[T], out: &mut [T]) {
     let top = top(x);
-    let sum = lanes(x, 0.0, |sum, x| sum + (x.wide() - top).exp(), |a, b| a + b);
+    let sum = lanes(x, 0.0, |sum, x| sum + T::exp_wide(x.wide() - top), |a, b| a + b);
     let log = sum.ln();
     out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.wide() - top - log));
 }

@@ -1,7 +1,7 @@
 //! Functions of single values, per kind. `f32` functions that are not exact are computed in `f64` and rounded once, because this
 //! backend is what all others are measured by.
 
-use crate::{element::Held, special};
+use crate::{element::Held, fastmath, special};
 
 /// Operations on floats.
 pub(crate) trait Float:
@@ -20,53 +20,75 @@ pub(crate) trait Float:
     fn copysign(self, sign: Self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
+    /// `exp` in `f64`, as exact as a result of this type needs.
+    fn exp_wide(x: f64) -> f64;
+    /// Whether fast `f64` functions are exact enough, see `fastmath`.
+    const FAST: bool;
 }
 
 macro_rules! float {
-    ($($t:ty),*) => {$(
+    ($($t:ty, $fast:expr, $exp:path);*) => {$(
         impl Float for $t {
             const ONE: Self = 1.0;
+            const FAST: bool = $fast;
+            #[inline(always)]
+            fn exp_wide(x: f64) -> f64 {
+                $exp(x)
+            }
+            #[inline(always)]
             fn wide(self) -> f64 {
                 self as f64
             }
+            #[inline(always)]
             fn narrow(value: f64) -> Self {
                 value as $t
             }
+            #[inline(always)]
             fn abs(self) -> Self {
                 <$t>::abs(self)
             }
+            #[inline(always)]
             fn sqrt(self) -> Self {
                 <$t>::sqrt(self)
             }
+            #[inline(always)]
             fn floor(self) -> Self {
                 <$t>::floor(self)
             }
+            #[inline(always)]
             fn ceil(self) -> Self {
                 <$t>::ceil(self)
             }
+            #[inline(always)]
             fn round(self) -> Self {
                 <$t>::round_ties_even(self)
             }
+            #[inline(always)]
             fn trunc(self) -> Self {
                 <$t>::trunc(self)
             }
+            #[inline(always)]
             fn fmod(self, other: Self) -> Self {
                 self % other
             }
+            #[inline(always)]
             fn copysign(self, sign: Self) -> Self {
                 <$t>::copysign(self, sign)
             }
+            #[inline(always)]
             fn is_nan(self) -> bool {
                 <$t>::is_nan(self)
             }
+            #[inline(always)]
             fn is_infinite(self) -> bool {
                 <$t>::is_infinite(self)
             }
         }
     )*};
 }
-float!(f32, f64);
+float!(f32, true, fastmath::exp; f64, false, f64::exp);
 
+#[inline(always)]
 pub(crate) fn sign<T: Float>(x: T) -> T {
     let zero = T::default();
     if x > zero {
@@ -160,45 +182,59 @@ macro_rules! int {
             const ZERO: Self = 0;
             const ONE: Self = 1;
             const BITS: u32 = <$t>::BITS;
+            #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
+            #[inline(always)]
             fn sub(self, other: Self) -> Self {
                 self.wrapping_sub(other)
             }
+            #[inline(always)]
             fn mul(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
+            #[inline(always)]
             fn div(self, other: Self) -> Self {
                 self.wrapping_div(other)
             }
+            #[inline(always)]
             fn rem(self, other: Self) -> Self {
                 self.wrapping_rem(other)
             }
+            #[inline(always)]
             fn neg(self) -> Self {
                 self.wrapping_neg()
             }
+            #[inline(always)]
             fn not(self) -> Self {
                 !self
             }
+            #[inline(always)]
             fn and(self, other: Self) -> Self {
                 self & other
             }
+            #[inline(always)]
             fn or(self, other: Self) -> Self {
                 self | other
             }
+            #[inline(always)]
             fn xor(self, other: Self) -> Self {
                 self ^ other
             }
+            #[inline(always)]
             fn shl(self, bits: u32) -> Self {
                 self << bits
             }
+            #[inline(always)]
             fn shr(self, bits: u32) -> Self {
                 self >> bits
             }
+            #[inline(always)]
             fn count(self) -> u64 {
                 $count(self)
             }
+            #[inline(always)]
             fn is_negative(self) -> bool {
                 $negative(self)
             }
@@ -273,6 +309,7 @@ pub(crate) fn int_shr<T: Int>(a: T, b: T) -> T {
 }
 
 /// One word of Philox 4x32-10.
+#[inline(always)]
 pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2], word: usize) -> u32 {
     for _ in 0..10 {
         let a = u64::from(counter[0]) * 0xd251_1f53;

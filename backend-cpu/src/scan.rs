@@ -42,7 +42,7 @@ fn float<T: Float>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
         ScanOp::Min => extreme::<T, false>(call),
         ScanOp::LogSumExp => {
             let value = |(top, sum): (f64, f64)| (T::narrow(if top.is_finite() { top + sum.ln() } else { top }), 0);
-            run(call, (f64::NEG_INFINITY, 0.0), |acc, v: T, _| log_sum_exp_step(acc, (v.wide(), 1.0)), value)
+            run(call, (f64::NEG_INFINITY, 0.0), |acc, v: T, _| log_sum_exp_step::<T>(acc, (v.wide(), 1.0)), value)
         }
     }
 }

@@ -1,0 +1,190 @@
+//! Functions of `f32` values, computed in `f64` without branches so that loops over them vectorise. Errors are around 1e-13: after
+//! rounding to `f32` the result is the correctly rounded one but for about one value in a million.
+
+use std::f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E};
+
+/// Adding and subtracting this rounds to an integer, which is then in the low bits of the sum.
+const ROUND: f64 = 6_755_399_441_055_744.0;
+
+/// Keeps NaN.
+#[inline(always)]
+fn clamp(x: f64, low: f64, high: f64) -> f64 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}
+
+#[inline(always)]
+fn horner<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
+    let mut sum = coefficients[N - 1];
+    for c in coefficients.iter().rev().skip(1) {
+        sum = sum * x + c;
+    }
+    sum
+}
+
+/// `2^n` and `exp(r) - 1` where `x = n log(2) + r`. For arguments where `f32` neither overflows nor vanishes.
+#[inline(always)]
+fn exp_parts(x: f64) -> (f64, f64) {
+    let shifted = x * LOG2_E + ROUND;
+    let r = x - (shifted - ROUND) * LN_2;
+    let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    let series = horner(
+        r,
+        [1.0, 1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40320.0, 1.0 / 362_880.0, 1.0 / 3_628_800.0, 1.0 / 39_916_800.0],
+    );
+    (scale, r * series)
+}
+
+#[inline(always)]
+pub(crate) fn exp(x: f64) -> f64 {
+    let (scale, rest) = exp_parts(clamp(x, -120.0, 100.0));
+    scale + scale * rest
+}
+
+#[inline(always)]
+pub(crate) fn exp2(x: f64) -> f64 {
+    exp(x * LN_2)
+}
+
+#[inline(always)]
+pub(crate) fn expm1(x: f64) -> f64 {
+    let (scale, rest) = exp_parts(clamp(x, -120.0, 100.0));
+    // Of a tiny argument nothing may be lost in the sum: there `scale - 1` is exactly zero.
+    let sum = (scale - 1.0) + scale * rest;
+    if x == 0.0 { x } else { sum }
+}
+
+#[inline(always)]
+pub(crate) fn log(x: f64) -> f64 {
+    /// Bits of `sqrt(1/2)`: mantissas are taken from there to `sqrt(2)`.
+    const LOWEST: u64 = 0x3fe6_a09e_667f_3bcd;
+    let above = x.to_bits().wrapping_sub(LOWEST);
+    let exponent = ((above as i64) >> 52) as u64;
+    let mantissa = f64::from_bits((above & 0x000f_ffff_ffff_ffff).wrapping_add(LOWEST));
+    // A small integer becomes a float by the same trick as in `exp`, which every instruction set can do.
+    let exponent = f64::from_bits(exponent.wrapping_add(ROUND.to_bits())) - ROUND;
+    let s = (mantissa - 1.0) / (mantissa + 1.0);
+    let series = horner(s * s, [2.0, 2.0 / 3.0, 2.0 / 5.0, 2.0 / 7.0, 2.0 / 9.0, 2.0 / 11.0, 2.0 / 13.0, 2.0 / 15.0, 2.0 / 17.0]);
+    let value = exponent * LN_2 + s * series;
+    let value = if x == 0.0 { f64::NEG_INFINITY } else { value };
+    let value = if x < 0.0 { f64::NAN } else { value };
+    if x < f64::INFINITY { value } else { x }
+}
+
+#[inline(always)]
+pub(crate) fn log2(x: f64) -> f64 {
+    log(x) / LN_2
+}
+
+#[inline(always)]
+pub(crate) fn log10(x: f64) -> f64 {
+    log(x) / LN_10
+}
+
+#[inline(always)]
+pub(crate) fn log1p(x: f64) -> f64 {
+    // What `1 + x` rounds away is put back as a factor.
+    let sum = 1.0 + x;
+    let value = log(sum) * (x / (sum - 1.0));
+    let value = if sum == 1.0 { x } else { value };
+    if sum < f64::INFINITY && sum != 0.0 { value } else { log(sum) }
+}
+
+#[inline(always)]
+pub(crate) fn tanh(x: f64) -> f64 {
+    let a = x.abs();
+    let t = expm1(2.0 * if a > 20.0 { 20.0 } else { a });
+    (t / (t + 2.0)).copysign(x)
+}
+
+#[inline(always)]
+pub(crate) fn sinh(x: f64) -> f64 {
+    let t = expm1(x.abs());
+    (0.5 * (t + t / (t + 1.0))).copysign(x)
+}
+
+#[inline(always)]
+pub(crate) fn cosh(x: f64) -> f64 {
+    let e = exp(x.abs());
+    0.5 * (e + 1.0 / e)
+}
+
+/// Up to here the reduction below is exact enough.
+pub(crate) const TRIG_LIMIT: f32 = 1e5;
+
+/// Sine (`shift` 0) or cosine (`shift` 1) of `|x| <= TRIG_LIMIT`.
+#[inline(always)]
+fn trig(x: f64, shift: u64) -> f64 {
+    /// `pi / 2` in two parts; multiples of the first by up to 2^20 are exact.
+    const HIGH: f64 = f64::from_bits(FRAC_PI_2.to_bits() & !0xffff_ffff);
+    const LOW: f64 = 3.139_164_786_504_813e-7;
+    let shifted = x * (1.0 / FRAC_PI_2) + ROUND;
+    let n = shifted - ROUND;
+    let quarter = shifted.to_bits().wrapping_add(shift);
+    let r = (x - n * HIGH) - n * LOW;
+    let r2 = r * r;
+    let sine = r * horner(r2, [1.0, -1.0 / 6.0, 1.0 / 120.0, -1.0 / 5040.0, 1.0 / 362_880.0, -1.0 / 39_916_800.0, 1.0 / 6_227_020_800.0]);
+    let cosine = horner(r2, [1.0, -1.0 / 2.0, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40_320.0, -1.0 / 3_628_800.0, 1.0 / 479_001_600.0, -1.0 / 87_178_291_200.0]);
+    let value = if quarter & 1 == 0 { sine } else { cosine };
+    f64::from_bits(value.to_bits() ^ ((quarter & 2) << 62))
+}
+
+#[inline(always)]
+pub(crate) fn sin(x: f64) -> f64 {
+    let value = trig(x, 0);
+    if x == 0.0 { x } else { value }
+}
+
+#[inline(always)]
+pub(crate) fn cos(x: f64) -> f64 {
+    trig(x, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares with the standard library's `f64` functions over arguments that are `f32`, in units of the result's last place.
+    fn check(name: &str, fast: fn(f64) -> f64, exact: fn(f64) -> f64, arguments: impl Iterator<Item = f32>) {
+        for x in arguments {
+            let (got, expected) = (fast(f64::from(x)), exact(f64::from(x)));
+            if (got as f32).to_bits() == (expected as f32).to_bits() || (got.is_nan() && expected.is_nan()) {
+                continue;
+            }
+            let unit = f64::from((expected as f32).abs()).max(1e-37) * f64::from(f32::EPSILON);
+            assert!((got - expected).abs() < 1e-4 * unit, "{name}({x:e}) = {got:e}, expected {expected:e}");
+        }
+    }
+
+    /// Floats of all magnitudes and both signs, and the special ones.
+    fn everything() -> impl Iterator<Item = f32> {
+        (0..u32::MAX / 20_011).map(|i| f32::from_bits(i * 20_011)).chain([0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45])
+    }
+
+    fn around(limit: f32) -> impl Iterator<Item = f32> {
+        (-50_000..=50_000).map(move |i| i as f32 / 50_000.0 * limit)
+    }
+
+    #[test]
+    fn functions_agree_with_the_standard_library_after_rounding() {
+        type F = fn(f64) -> f64;
+        let table: [(&str, F, F); 10] = [
+            ("exp", exp, f64::exp),
+            ("exp2", exp2, f64::exp2),
+            ("expm1", expm1, f64::exp_m1),
+            ("log", log, f64::ln),
+            ("log2", log2, f64::log2),
+            ("log10", log10, f64::log10),
+            ("log1p", log1p, f64::ln_1p),
+            ("tanh", tanh, f64::tanh),
+            ("sinh", sinh, f64::sinh),
+            ("cosh", cosh, f64::cosh),
+        ];
+        for (name, fast, exact) in table {
+            check(name, fast, exact, everything().chain(around(3.0)).chain(around(110.0)));
+        }
+        for (name, fast, exact) in [("sin", sin as F, f64::sin as F), ("cos", cos, f64::cos)] {
+            check(name, fast, exact, everything().filter(|x| x.abs() <= TRIG_LIMIT).chain(around(10.0)).chain(around(TRIG_LIMIT)));
+        }
+    }
+}
