@@ -203,9 +203,9 @@ pub struct GatherCall<'a> {
 pub enum ScatterOp {
     /// The last one (in row-major order of the indices) wins, every time.
     Set,
-    /// Adds, in row-major order of the indices.
+    /// Adds, in an order that depends on the indices alone: the same bits every time.
     Add,
-    /// Multiplies, in that order.
+    /// Multiplies, likewise.
     Mul,
     /// Smallest; NaN wins.
     Min,

@@ -411,7 +411,7 @@ impl Cut {
         let (width, splits) = if rows {
             let width = (length.div_ceil(4).next_power_of_two() as u32).clamp(1, CUBE);
             let lines = kept.div_ceil((CUBE / width) as usize);
-            (width, (2048 / lines.max(1)).min(length.div_ceil(4 * CUBE as usize * 4)).max(1))
+            (width, (1024 / lines.max(1)).min(length.div_ceil(4 * CUBE as usize * 4)).max(1))
         } else {
             let threads = kept.div_ceil(4);
             (1, (131_072 / threads.max(1)).min(length.div_ceil(16)).clamp(1, PARTS as usize))
@@ -520,13 +520,14 @@ impl CubeBackend {
         let (values, places) = if parts {
             let final_out = allocate(false, cut.kept)?;
             let splits = cut.used_splits();
-            let how = How { width: 64, parts: false, ..how };
+            let width = splits.next_power_of_two().clamp(32, CUBE as usize) as u32;
+            let how = How { width, parts: false, ..how };
             // SAFETY: one cube for each result, surplus cubes repeat an earlier one.
             unsafe {
                 finish::launch_unchecked::<T>(
                     client,
                     crate::cubes(cut.kept, 1),
-                    CubeDim::new_1d(64),
+                    CubeDim::new_1d(width),
                     AddressType::U32,
                     launch(&out),
                     launch(&final_out),

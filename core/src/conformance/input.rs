@@ -29,7 +29,7 @@ pub enum Fill {
     Uniform(f64, f64),
     /// Integers in `low..=high`, exact in every dtype when they are small.
     Integers(i64, i64),
-    /// Uniform in a range, with NaN, infinities, zeros of both signs, subnormals and large values mixed in.
+    /// Uniform in a range, with NaN, infinities, zeros of both signs, tiny and large values mixed in.
     Special(f64, f64),
     /// Uniform in a range, with chosen values mixed in.
     Mixed(&'static [f64], f64, f64),
