@@ -203,7 +203,7 @@ pub struct GatherCall<'a> {
 pub enum ScatterOp {
     /// The last one (in row-major order of the indices) wins, every time.
     Set,
-    /// Adds, in row-major order of the indices.
+    /// Adds, in row-major order of the indices; a device may first add up runs of neighbours, the same ones every time.
     Add,
     /// Multiplies, in that order.
     Mul,

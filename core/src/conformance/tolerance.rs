@@ -156,8 +156,8 @@ const TABLE: &[Row] = &[
     Row { ops: &["interpolate"], f32: Tolerance { ulps: 4.0, scale: 2.0 }, reason: "products and sums may be contracted, once for each dimension" },
     Row {
         ops: &["scatter", "put_along_axis", "index_put", "index_add", "scatter_nd", "scatter_nd_add", "bincount"],
-        f32: Tolerance { ulps: 2.0, scale: 2.0 },
-        reason: "values meet in a fixed order, but a device may keep their sum in wider registers",
+        f32: Tolerance { ulps: 4.0, scale: 8.0 },
+        reason: "values meet in order, but a device may first sum runs of them, and sums of hundreds of values cancel",
     },
     Row {
         ops: &["softmax", "log_softmax"],
