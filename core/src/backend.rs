@@ -203,9 +203,9 @@ pub struct GatherCall<'a> {
 pub enum ScatterOp {
     /// The last one (in row-major order of the indices) wins, every time.
     Set,
-    /// Adds, in an order that depends on the indices alone: the same bits every time.
+    /// Adds, in row-major order of the indices; a device may first add up runs of neighbours, the same ones every time.
     Add,
-    /// Multiplies, likewise.
+    /// Multiplies, in that order.
     Mul,
     /// Smallest; NaN wins.
     Min,

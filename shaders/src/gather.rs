@@ -45,8 +45,8 @@ pub(crate) struct Indexing {
 }
 
 impl Indexing {
-    /// `base(c) + sum(index_k[c] * stride_k)` over `shape`, where the base is `offset + sum(c[d] * strides[d])`. Nothing that
-    /// it meets may reach `limit`.
+    /// `base(c) + sum(index_k[c] * stride_k)` over `shape`, where the base is `offset + sum(c[d] * strides[d])`. Every
+    /// position of an index and of the result must be within reach of `address`.
     pub(crate) fn new(shape: &Shape, offset: i64, strides: &[isize], axes: &[IndexAxis], address: AddressType) -> Result<Self> {
         let mut all: Vec<Dims<isize>> = std::iter::once(Dims::from_slice(strides)).chain(axes.iter().map(|a| a.indices.layout.strides.clone())).collect();
         let mut shape = collapse(shape, &mut all);

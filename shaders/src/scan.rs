@@ -419,7 +419,7 @@ impl CubeBackend {
         // SAFETY: kernels guard lines and elements; the buffers are as long as what is read and written.
         unsafe {
             if inner == 1 {
-                let tiles = per_split.div_ceil(4 * how.width as usize);
+                let tiles = per_split.min(n).div_ceil(4 * how.width as usize);
                 scan_rows::launch_unchecked::<T>(
                     client,
                     crate::cubes(lines * how.width as usize, CUBE),
