@@ -86,7 +86,15 @@ impl CubeBackend {
             .collect();
         let planes = client.properties().features.plane.contains(cubecl::features::Plane::Ops);
         let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
-        Self { name, capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description }, client, faults, matmul: None, planes, native: false }
+        Self {
+            name,
+            capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description },
+            client,
+            faults,
+            matmul: None,
+            planes,
+            native: false,
+        }
     }
 
     /// Uses `provider` for matrix products it accepts.

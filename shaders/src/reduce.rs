@@ -469,8 +469,13 @@ impl CubeBackend {
             ResultsLaunch::<T>::new(bind(&list(values), size_of::<T>()), bind(&list(places), 4))
         };
         let parts = cut.splits > 1;
-        let how =
-            How { width: cut.width, unroll: cut.unroll(), parts, wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64, scaled: call.scale.is_some() };
+        let how = How {
+            width: cut.width,
+            unroll: cut.unroll(),
+            parts,
+            wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64,
+            scaled: call.scale.is_some(),
+        };
         let out = allocate(parts, cut.kept * cut.splits)?;
         let (client, dim) = (&self.client, CubeDim::new_1d(CUBE));
         // SAFETY: kernels guard rows, columns and chunks; buffers are as long as what is written.

@@ -283,7 +283,7 @@ impl Reg {
             (Reg::D(x), Kind::Bool) => Reg::B(nonzero::expand::<f64>(scope, x)),
             (Reg::B(x), _) => return Reg::U(bool_bits::expand(scope, x)).cast(scope, dtype),
             (Reg::U(x), Kind::I32) => Reg::I(reinterpret::expand::<U4, I4>(scope, x)),
-            (Reg::U(x), Kind::I64) => Reg::L(convert::expand::<U4, L4>(scope, x)),
+            (Reg::U(x), Kind::I64) => Reg::L(zero_extend::expand(scope, x)),
             (Reg::U(x), Kind::F32) => Reg::F(convert::expand::<U4, F4>(scope, x)),
             (Reg::U(x), Kind::F64) => Reg::D(convert::expand::<U4, D4>(scope, x)),
             (Reg::I(x), Kind::U32) => Reg::U(reinterpret::expand::<I4, U4>(scope, x)),
@@ -327,6 +327,12 @@ impl Reg {
         let [Reg::U(seed_low), Reg::U(seed_high), Reg::U(stream)] = key else { ill_typed() };
         Reg::U(philox::word::expand(scope, low, high, stream, seed_low, seed_high, word as u32))
     }
+}
+
+/// Some shader compilers go through a signed 32-bit number; the mask undoes that.
+#[cube]
+fn zero_extend(x: U4) -> L4 {
+    L4::cast_from(x) & L4::new(0xffff_ffffi64)
 }
 
 #[cube]

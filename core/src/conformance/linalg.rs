@@ -148,7 +148,11 @@ fn einsums(cases: &mut Cases) {
     for &(equation, shapes) in equations {
         for dtype in [DType::F32, DType::I32] {
             cases.add("einsum", dtype, format!("{equation} {dtype}"), move |d| {
-                let tensors = shapes.iter().enumerate().map(|(i, shape)| input(d, dtype, shape, View::Transposed, Fill::Integers(-4, 4), i as u64)).collect::<Result<Vec<_>>>()?;
+                let tensors = shapes
+                    .iter()
+                    .enumerate()
+                    .map(|(i, shape)| input(d, dtype, shape, View::Transposed, Fill::Integers(-4, 4), i as u64))
+                    .collect::<Result<Vec<_>>>()?;
                 Ok(vec![Tensor::einsum(equation, &tensors.iter().collect::<Vec<_>>())?])
             });
         }

@@ -5,6 +5,7 @@
 //! run on every backend, so a new backend is held to all of them with one call of [`run`].
 
 mod binary;
+mod cast;
 mod conv;
 mod create;
 mod index;
@@ -73,6 +74,7 @@ impl Cases {
 /// All cases of all families.
 pub fn cases() -> Vec<Case> {
     let families: &[fn() -> Cases] = &[
+        cast::cases,
         movement::cases,
         create::cases,
         create::random,
