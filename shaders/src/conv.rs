@@ -304,9 +304,9 @@ impl CubeBackend {
         let wrapped = |stride: isize| wrap(stride as i64, address);
         let mut numbers = vec![rows, columns, depth, steps, call.groups, parts, positions, channels];
         numbers.extend([input.offset, wrapped(input.strides[0]), wrapped(input.strides[1])]);
-        for d in 0..3 {
+        for (d, taps) in window.iter().enumerate() {
             let (extent, stride) = (input.shape[2 + d], wrapped(input.strides[2 + d]));
-            numbers.extend([call.out[d], extent, window[d], stride, call.stride[d], call.padding[d], call.dilation[d]]);
+            numbers.extend([call.out[d], extent, *taps, stride, call.stride[d], call.padding[d], call.dilation[d]]);
         }
         let numbers = numbers.into_iter().collect();
         let (client, dim, word) = (&self.client, CubeDim::new_1d(CUBE), size_of::<W>());

@@ -175,7 +175,7 @@ pub(crate) fn splits(cubes: usize, depth: usize, shortest: usize) -> usize {
 }
 
 /// Binds each of some views' buffers once: shader languages refuse aliases. Gives the buffers and each view's place among them.
-pub(crate) fn distinct<'a, const N: usize>(views: [&'a View; N]) -> crate::Result<(Vec<&'a Memory>, [usize; N])> {
+pub(crate) fn distinct<const N: usize>(views: [&View; N]) -> crate::Result<(Vec<&Memory>, [usize; N])> {
     let mut buffers: Vec<&View> = vec![];
     let mut places = [0; N];
     for (view, place) in views.into_iter().zip(&mut places) {
