@@ -140,8 +140,8 @@ const TABLE: &[Row] = &[
     Row { ops: &["cumsum"], f32: Tolerance { ulps: 8.0, scale: 8.0 }, reason: "the order of addition is free, and a running sum can return to zero" },
     Row {
         ops: &["matmul", "matmul_as", "bmm", "dot", "linear", "baddbmm", "einsum"],
-        f32: Tolerance { ulps: 4.0, scale: 8.0 },
-        reason: "sums of K products in any order: rounding errors grow with the root of K, and cancellation leaves them in small results",
+        f32: Tolerance { ulps: 4.0, scale: 16.0 },
+        reason: "sums of K products in any order: rounding errors grow with the root of K, and cancellation leaves them in small results, also in the largest one",
     },
     Row {
         ops: &["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"],
