@@ -74,7 +74,9 @@ pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut 
 }
 
 fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize) {
-    if T::FAST && fast(op, a, slice(bytes, len)) {
+    // These two give bools, one byte each: `bytes` is not as long as floats would be.
+    let gives_floats = !matches!(op, Unary::IsNan | Unary::IsInf);
+    if gives_floats && T::FAST && fast(op, a, slice(bytes, len)) {
         return;
     }
     if op == Unary::Rsqrt {
