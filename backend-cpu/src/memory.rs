@@ -30,6 +30,16 @@ impl Memory {
         Ok(Self::allocate(len)?.0)
     }
 
+    /// `len` bytes of zero.
+    #[cfg(test)]
+    pub(crate) fn zeroed(len: usize) -> Result<Self> {
+        let (mut memory, fresh) = Self::allocate(len)?;
+        if !fresh {
+            memory.bytes_mut().fill(0);
+        }
+        Ok(memory)
+    }
+
     /// Memory, and whether it is fresh, which means zero.
     fn allocate(len: usize) -> Result<(Self, bool)> {
         let wrap = |words: Vec<u64>| {
