@@ -1,7 +1,14 @@
 //! Functions of `f32` values, computed in `f64` without branches so that loops over them vectorise. Errors are around 1e-13: after
 //! rounding to `f32` the result is the correctly rounded one but for about one value in a million.
 
-use std::f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E};
+use crate::{
+    scalar::Float,
+    simd::{Kernel, dispatch},
+};
+use std::{
+    f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E},
+    marker::PhantomData,
+};
 
 /// Adding and subtracting this rounds to an integer, which is then in the low bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
@@ -13,13 +20,17 @@ fn clamp(x: f64, low: f64, high: f64) -> f64 {
     if x > high { high } else { x }
 }
 
+/// `yes` or `no`, both computed. With an ordinary `if` the compiler may move the work into the branches, and then nothing vectorises.
 #[inline(always)]
-fn horner<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
-    let mut sum = coefficients[N - 1];
-    for c in coefficients.iter().rev().skip(1) {
-        sum = sum * x + c;
-    }
-    sum
+fn choose(condition: bool, yes: f64, no: f64) -> f64 {
+    let mask = u64::from(condition).wrapping_neg();
+    f64::from_bits((yes.to_bits() & mask) | (no.to_bits() & !mask))
+}
+
+/// `c0 + x (c1 + x (c2 + ..))`, written out: a loop here would keep the loop around it from vectorising.
+macro_rules! polynomial {
+    ($x:expr, $c:expr) => { $c };
+    ($x:expr, $c:expr, $($rest:expr),+) => { $c + $x * polynomial!($x, $($rest),+) };
 }
 
 /// `2^n` and `exp(r) - 1` where `x = n log(2) + r`. For arguments where `f32` neither overflows nor vanishes.
@@ -28,9 +39,19 @@ fn exp_parts(x: f64) -> (f64, f64) {
     let shifted = x * LOG2_E + ROUND;
     let r = x - (shifted - ROUND) * LN_2;
     let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
-    let series = horner(
+    let series = polynomial!(
         r,
-        [1.0, 1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40320.0, 1.0 / 362_880.0, 1.0 / 3_628_800.0, 1.0 / 39_916_800.0],
+        1.0,
+        1.0 / 2.0,
+        1.0 / 6.0,
+        1.0 / 24.0,
+        1.0 / 120.0,
+        1.0 / 720.0,
+        1.0 / 5040.0,
+        1.0 / 40320.0,
+        1.0 / 362_880.0,
+        1.0 / 3_628_800.0,
+        1.0 / 39_916_800.0
     );
     (scale, r * series)
 }
@@ -64,7 +85,8 @@ pub(crate) fn log(x: f64) -> f64 {
     // A small integer becomes a float by the same trick as in `exp`, which every instruction set can do.
     let exponent = f64::from_bits(exponent.wrapping_add(ROUND.to_bits())) - ROUND;
     let s = (mantissa - 1.0) / (mantissa + 1.0);
-    let series = horner(s * s, [2.0, 2.0 / 3.0, 2.0 / 5.0, 2.0 / 7.0, 2.0 / 9.0, 2.0 / 11.0, 2.0 / 13.0, 2.0 / 15.0, 2.0 / 17.0]);
+    let s2 = s * s;
+    let series = polynomial!(s2, 2.0, 2.0 / 3.0, 2.0 / 5.0, 2.0 / 7.0, 2.0 / 9.0, 2.0 / 11.0, 2.0 / 13.0, 2.0 / 15.0, 2.0 / 17.0);
     let value = exponent * LN_2 + s * series;
     let value = if x == 0.0 { f64::NEG_INFINITY } else { value };
     let value = if x < 0.0 { f64::NAN } else { value };
@@ -86,8 +108,8 @@ pub(crate) fn log1p(x: f64) -> f64 {
     // What `1 + x` rounds away is put back as a factor.
     let sum = 1.0 + x;
     let value = log(sum) * (x / (sum - 1.0));
-    let value = if sum == 1.0 { x } else { value };
-    if sum < f64::INFINITY && sum != 0.0 { value } else { log(sum) }
+    let value = choose(sum == 1.0, x, value);
+    choose(sum < f64::INFINITY && sum != 0.0, value, log(sum))
 }
 
 #[inline(always)]
@@ -109,6 +131,47 @@ pub(crate) fn cosh(x: f64) -> f64 {
     0.5 * (e + 1.0 / e)
 }
 
+#[inline(always)]
+pub(crate) fn erf(x: f64) -> f64 {
+    let a = x.abs();
+    // From 4 on the result is 1 in `f32`.
+    let b = if a > 4.1 { 4.1 } else { a };
+    // `erf(x) / x` on [0, 1] and `erfc(x) exp(x^2)` on [1, 4.1], each interpolated at Chebyshev points of the variable in which it is
+    // smoothest, moved to [-1, 1].
+    let t = 2.0 * b * b - 1.0;
+    let small = x * polynomial!(
+        t,
+        0.9654687386698673,
+        -0.14053608902272122,
+        0.019852496688983864,
+        -0.0022854855610623184,
+        0.00021751715603847516,
+        -1.7537169899206237e-05,
+        1.2233827558562044e-06,
+        -7.511464577090118e-08,
+        4.11576058992764e-09,
+        -2.0456997595543134e-10,
+        9.207614215658363e-12
+    );
+    let t = 11.806451612903226 / (b + 2.0) - 2.935483870967742;
+    let large = 1.0
+        - polynomial!(
+            t,
+            0.25306853058065865,
+            0.14383723772149065,
+            0.02758994798370723,
+            0.0030681086098914984,
+            5.169608733321748e-05,
+            -3.1108189288681464e-05,
+            -1.3379334645996733e-06,
+            5.015445845468631e-07,
+            9.136524045263798e-09,
+            -9.818282767075957e-09,
+            4.3249833842030904e-10
+        ) * exp(-b * b);
+    choose(a < 1.0, small, large.copysign(x))
+}
+
 /// Up to here the reduction below is exact enough.
 pub(crate) const TRIG_LIMIT: f32 = 1e5;
 
@@ -123,9 +186,9 @@ fn trig(x: f64, shift: u64) -> f64 {
     let quarter = shifted.to_bits().wrapping_add(shift);
     let r = (x - n * HIGH) - n * LOW;
     let r2 = r * r;
-    let sine = r * horner(r2, [1.0, -1.0 / 6.0, 1.0 / 120.0, -1.0 / 5040.0, 1.0 / 362_880.0, -1.0 / 39_916_800.0, 1.0 / 6_227_020_800.0]);
-    let cosine = horner(r2, [1.0, -1.0 / 2.0, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40_320.0, -1.0 / 3_628_800.0, 1.0 / 479_001_600.0, -1.0 / 87_178_291_200.0]);
-    let value = if quarter & 1 == 0 { sine } else { cosine };
+    let sine = r * polynomial!(r2, 1.0, -1.0 / 6.0, 1.0 / 120.0, -1.0 / 5040.0, 1.0 / 362_880.0, -1.0 / 39_916_800.0, 1.0 / 6_227_020_800.0);
+    let cosine = polynomial!(r2, 1.0, -1.0 / 2.0, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40_320.0, -1.0 / 3_628_800.0, 1.0 / 479_001_600.0, -1.0 / 87_178_291_200.0);
+    let value = choose(quarter & 1 == 0, sine, cosine);
     f64::from_bits(value.to_bits() ^ ((quarter & 2) << 62))
 }
 
@@ -138,6 +201,39 @@ pub(crate) fn sin(x: f64) -> f64 {
 #[inline(always)]
 pub(crate) fn cos(x: f64) -> f64 {
     trig(x, 1)
+}
+
+/// A function as a type: unlike a closure it is sure to be inlined, whatever its size.
+pub(crate) trait Function {
+    fn call(x: f64) -> f64;
+}
+
+macro_rules! functions {
+    ($($name:ident $f:ident),*) => {$(
+        pub(crate) struct $name;
+        impl Function for $name {
+            #[inline(always)]
+            fn call(x: f64) -> f64 {
+                $f(x)
+            }
+        }
+    )*};
+}
+functions!(Exp exp, Exp2 exp2, Expm1 expm1, Log log, Log2 log2, Log10 log10, Log1p log1p, Tanh tanh, Sinh sinh, Cosh cosh, Erf erf, Sin sin, Cos cos);
+
+/// Applies a function to every value.
+pub(crate) fn each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
+    struct Each<'a, F, T>(&'a [T], &'a mut [T], PhantomData<F>);
+    impl<F: Function, T: Float> Kernel for Each<'_, F, T> {
+        type Out = ();
+        #[inline(always)]
+        fn run(self) {
+            for (out, value) in self.1.iter_mut().zip(self.0) {
+                *out = T::narrow(F::call(value.wide()));
+            }
+        }
+    }
+    dispatch(Each::<F, T>(values, out, PhantomData));
 }
 
 #[cfg(test)]
@@ -168,7 +264,8 @@ mod tests {
     #[test]
     fn functions_agree_with_the_standard_library_after_rounding() {
         type F = fn(f64) -> f64;
-        let table: [(&str, F, F); 10] = [
+        let table: [(&str, F, F); 11] = [
+            ("erf", erf, libm::erf),
             ("exp", exp, f64::exp),
             ("exp2", exp2, f64::exp2),
             ("expm1", expm1, f64::exp_m1),

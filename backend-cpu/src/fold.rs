@@ -3,7 +3,7 @@
 use crate::{
     element::Held,
     scalar::{self, Float, Int},
-    simd::vectorized,
+    simd::{Kernel, dispatch, vectorized},
 };
 use std::marker::PhantomData;
 
@@ -22,6 +22,17 @@ pub(crate) trait Fold: Sync {
     fn one(&self, acc: &mut Self::Acc, value: Self::In, at: usize);
     /// Takes neighbouring values from position `at` on.
     fn row(&self, acc: &mut Self::Acc, values: &[Self::In], at: usize);
+    /// Takes values `[rows, accs]`; the first row is at position `at`.
+    #[inline(always)]
+    fn slab(&self, accs: &mut [Self::Acc], values: &[Self::In], at: usize) {
+        vectorized(|| {
+            for (r, values) in values.chunks(accs.len()).enumerate() {
+                for (acc, value) in accs.iter_mut().zip(values) {
+                    self.one(acc, *value, at + r);
+                }
+            }
+        });
+    }
     /// Joins with what came after.
     fn join(&self, acc: Self::Acc, later: Self::Acc) -> Self::Acc;
     fn finish(&self, acc: Self::Acc) -> Self::Out;
@@ -133,6 +144,19 @@ pub(crate) fn log_sum_exp_step<T: Float>((top, sum): (f64, f64), (later_top, lat
     (new, sum * T::exp_wide(top - base) + later_sum * T::exp_wide(later_top - base))
 }
 
+/// One more row for accumulators of many columns: their largest values, their sums, the row.
+struct LogSumExpColumns<'a, T>(&'a mut [f64], &'a mut [f64], &'a [T]);
+
+impl<T: Float> Kernel for LogSumExpColumns<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for ((top, sum), v) in self.0.iter_mut().zip(self.1).zip(self.2) {
+            (*top, *sum) = log_sum_exp_step::<T>((*top, *sum), (v.wide(), 1.0));
+        }
+    }
+}
+
 impl<T: Float> Fold for LogSumExp<T> {
     type In = T;
     type Acc = (f64, f64);
@@ -143,10 +167,37 @@ impl<T: Float> Fold for LogSumExp<T> {
     fn one(&self, acc: &mut (f64, f64), value: T, _: usize) {
         *acc = log_sum_exp_step::<T>(*acc, (value.wide(), 1.0));
     }
-    fn row(&self, acc: &mut (f64, f64), values: &[T], _: usize) {
+    fn row(&self, acc: &mut (f64, f64), values: &[T], at: usize) {
+        if values.len() < LANES {
+            return values.iter().for_each(|value| self.one(acc, *value, at));
+        }
         let top = lanes(values, T::LOWEST, scalar::max, scalar::max).wide();
-        let sum = if top.is_finite() { lanes(values, 0.0, |sum, v| sum + T::exp_wide(v.wide() - top), |a, b| a + b) } else { 1.0 };
+        let base = if top.is_finite() { top } else { 0.0 };
+        let mut sum = 0.0;
+        for values in values.chunks(64) {
+            let mut exps = [0.0; 64];
+            vectorized(|| exps.iter_mut().zip(values).for_each(|(e, v)| *e = T::exp_wide(v.wide() - base)));
+            sum += lanes(&exps[..values.len()], 0.0, |a, b| a + b, |a, b| a + b);
+        }
         *acc = log_sum_exp_step::<T>(*acc, (top, sum));
+    }
+    fn slab(&self, accs: &mut [(f64, f64)], values: &[T], _: usize) {
+        // The two halves of the accumulators apart, so that the loop over columns vectorises.
+        const WIDTH: usize = 64;
+        let columns = accs.len();
+        for (i, accs) in accs.chunks_mut(WIDTH).enumerate() {
+            let (mut tops, mut sums) = ([0.0; WIDTH], [0.0; WIDTH]);
+            for (c, acc) in accs.iter().enumerate() {
+                (tops[c], sums[c]) = *acc;
+            }
+            for row in values.chunks(columns) {
+                let row = &row[i * WIDTH..i * WIDTH + accs.len()];
+                dispatch(LogSumExpColumns(&mut tops, &mut sums, row));
+            }
+            for (c, acc) in accs.iter_mut().enumerate() {
+                *acc = (tops[c], sums[c]);
+            }
+        }
     }
     fn join(&self, acc: (f64, f64), later: (f64, f64)) -> (f64, f64) {
         log_sum_exp_step::<T>(acc, later)

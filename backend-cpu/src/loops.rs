@@ -2,10 +2,10 @@
 
 use crate::{
     element::{Held, Stored, with_held},
-    fastmath,
+    fastmath::{self, Function},
     map::Frame,
     scalar::{self, Float, Int},
-    simd::vectorized,
+    simd::{Kernel, dispatch, vectorized},
 };
 use anymesh_core::{
     DType, Kind,
@@ -104,28 +104,30 @@ fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize)
 
 /// The functions of `fastmath`. Returns false for what is not among them.
 fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
-    macro_rules! run {
-        ($f:path) => {
-            simd_each(a, out, |a: T| T::narrow($f(a.wide())))
-        };
+    fn run<F: Function, T: Float>(a: Src<'_, T>, out: &mut [T]) {
+        match a {
+            Src::One(a) => out.fill(T::narrow(F::call(a.wide()))),
+            Src::Many(a) => fastmath::each::<F, T>(a, out),
+        }
     }
     match op {
-        Unary::Exp => run!(fastmath::exp),
-        Unary::Exp2 => run!(fastmath::exp2),
-        Unary::Expm1 => run!(fastmath::expm1),
-        Unary::Log => run!(fastmath::log),
-        Unary::Log2 => run!(fastmath::log2),
-        Unary::Log10 => run!(fastmath::log10),
-        Unary::Log1p => run!(fastmath::log1p),
-        Unary::Tanh => run!(fastmath::tanh),
-        Unary::Sinh => run!(fastmath::sinh),
-        Unary::Cosh => run!(fastmath::cosh),
+        Unary::Exp => run::<fastmath::Exp, T>(a, out),
+        Unary::Exp2 => run::<fastmath::Exp2, T>(a, out),
+        Unary::Expm1 => run::<fastmath::Expm1, T>(a, out),
+        Unary::Log => run::<fastmath::Log, T>(a, out),
+        Unary::Log2 => run::<fastmath::Log2, T>(a, out),
+        Unary::Log10 => run::<fastmath::Log10, T>(a, out),
+        Unary::Log1p => run::<fastmath::Log1p, T>(a, out),
+        Unary::Tanh => run::<fastmath::Tanh, T>(a, out),
+        Unary::Sinh => run::<fastmath::Sinh, T>(a, out),
+        Unary::Cosh => run::<fastmath::Cosh, T>(a, out),
+        Unary::Erf => run::<fastmath::Erf, T>(a, out),
         Unary::Sin | Unary::Cos => {
             let exact: fn(f64) -> f64 = if op == Unary::Sin {
-                run!(fastmath::sin);
+                run::<fastmath::Sin, T>(a, out);
                 f64::sin
             } else {
-                run!(fastmath::cos);
+                run::<fastmath::Cos, T>(a, out);
                 f64::cos
             };
             let limit = f64::from(fastmath::TRIG_LIMIT);
@@ -331,13 +333,46 @@ pub(crate) fn philox(kind: Kind, index: Reg, key: [Reg; 3], word: u8, frame: &Fr
     }
 }
 
-fn philox_words<T: Copy>(index: Src<'_, T>, wide: impl Fn(T) -> u64, [low, high, stream]: [Src<'_, u32>; 3], word: u8, out: &mut [u32]) {
-    let value = |index: T, low, high, stream| {
-        let index = wide(index);
-        scalar::philox([index as u32, (index >> 32) as u32, stream, 0], [low, high], word as usize)
-    };
-    match (low, high, stream) {
-        (Src::One(low), Src::One(high), Src::One(stream)) => simd_each(index, out, |index| value(index, low, high, stream)),
-        _ => out.iter_mut().enumerate().for_each(|(i, out)| *out = value(index.at(i), low.at(i), high.at(i), stream.at(i))),
+fn philox_words<T: Copy>(index: Src<'_, T>, wide: impl Fn(T) -> u64, key: [Src<'_, u32>; 3], word: u8, out: &mut [u32]) {
+    match (index, key) {
+        (Src::Many(indices), [Src::One(low), Src::One(high), Src::One(stream)]) => {
+            let words = Words { key: [low, high], stream, indices, wide, out };
+            // A loop for each word: a constant position in the result lets the loop vectorise.
+            match word {
+                0 => dispatch(Word::<_, _, 0>(words)),
+                1 => dispatch(Word::<_, _, 1>(words)),
+                2 => dispatch(Word::<_, _, 2>(words)),
+                _ => dispatch(Word::<_, _, 3>(words)),
+            }
+        }
+        (index, [low, high, stream]) => {
+            for (i, out) in out.iter_mut().enumerate() {
+                let index = wide(index.at(i));
+                *out = scalar::philox([index as u32, (index >> 32) as u32, stream.at(i), 0], [low.at(i), high.at(i)])[word as usize & 3];
+            }
+        }
+    }
+}
+
+/// Random words of one stream.
+struct Words<'a, T, W> {
+    key: [u32; 2],
+    stream: u32,
+    indices: &'a [T],
+    wide: W,
+    out: &'a mut [u32],
+}
+
+struct Word<'a, T, W, const N: usize>(Words<'a, T, W>);
+
+impl<T: Copy, W: Fn(T) -> u64, const N: usize> Kernel for Word<'_, T, W, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Words { key, stream, indices, wide, out } = self.0;
+        for (out, index) in out.iter_mut().zip(indices) {
+            let index = wide(*index);
+            *out = scalar::philox([index as u32, (index >> 32) as u32, stream, 0], key)[N];
+        }
     }
 }

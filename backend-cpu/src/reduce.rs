@@ -9,7 +9,6 @@ use crate::{
     map::{BLOCK, Plan, Scratch},
     memory::Memory,
     parallel,
-    simd::vectorized,
 };
 use anymesh_core::{
     Buffer, Dims, Error, Kind, Result,
@@ -101,13 +100,14 @@ fn run<F: Fold>(call: &ReduceCall<'_>, fold: F) -> Result<Buffer> {
     } else {
         large_units(&plan, &fold, &space, &mut accs)?;
     }
-    let results: Vec<F::Out> = (0..space.outer * space.inner)
-        .map(|i| {
-            let (o, c) = (i / space.inner, i % space.inner);
-            let at = |part: usize| accs[(o * space.parts + part) * space.inner + c];
-            fold.finish((1..space.parts).fold(at(0), |acc, part| fold.join(acc, at(part))))
-        })
-        .collect();
+    let mut results = Vec::with_capacity(space.outer * space.inner);
+    for parts in accs.chunks_mut(space.parts * space.inner) {
+        let (first, later) = parts.split_at_mut(space.inner);
+        for part in later.chunks(space.inner) {
+            first.iter_mut().zip(part).for_each(|(acc, later)| *acc = fold.join(*acc, *later));
+        }
+        results.extend(first.iter().map(|acc| fold.finish(*acc)));
+    }
     let mut out = Memory::new(results.len().saturating_mul(call.dtype.size()))?;
     store(&results, call.dtype, out.bytes_mut());
     Ok(out.buffer())
@@ -171,16 +171,10 @@ fn with_values<T: Held>(src: Src<'_, T>, len: usize, f: impl FnOnce(&[T])) {
 
 /// Folds values `[rows, inner]` into `inner` accumulators; the first row is number `at` of its reduction.
 fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
-    if let [acc] = accs {
-        return fold.row(acc, values, at);
+    match accs {
+        [acc] => fold.row(acc, values, at),
+        _ => fold.slab(accs, values, at),
     }
-    vectorized(|| {
-        for (r, values) in values.chunks(accs.len()).enumerate() {
-            for (acc, value) in accs.iter_mut().zip(values) {
-                fold.one(acc, *value, at + r);
-            }
-        }
-    });
 }
 
 #[cfg(test)]

@@ -33,6 +33,14 @@ fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
             each_row::<T>(call, |r, x, out| {
                 let (mean, scale) = moments(x, rms, eps);
                 let first = r % groups * channels;
+                if let (1, Some(w), Some(b)) = (inner, &weight, &bias) {
+                    let (w, b) = (&w[first..first + channels], &b[first..first + channels]);
+                    let columns = out.iter_mut().zip(x).zip(w.iter().zip(b));
+                    return vectorized(|| columns.for_each(|((out, x), (w, b))| *out = T::narrow((x.wide() - mean) * (scale * w) + b)));
+                }
+                if let (None, None) = (&weight, &bias) {
+                    return vectorized(|| out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * scale)));
+                }
                 for (j, (x, out)) in x.chunks(inner).zip(out.chunks_mut(inner)).enumerate() {
                     let factor = scale * weight.as_ref().map_or(1.0, |w| w[first + j]);
                     let shift = bias.as_ref().map_or(0.0, |b| b[first + j]);
@@ -76,19 +84,24 @@ fn top<T: Float>(x: &[T]) -> f64 {
     lanes(x, T::LOWEST, scalar::max, scalar::max).wide()
 }
 
-fn softmax<T: Float>(x: &[T], out: &mut [T]) {
-    let top = top(x);
+/// `exp(x - top)`, and the sum of that.
+fn exps_and_sum<T: Float>(x: &[T], top: f64) -> (Vec<f64>, f64) {
     let mut exps = vec![0.0; x.len()];
     vectorized(|| exps.iter_mut().zip(x).for_each(|(e, x)| *e = T::exp_wide(x.wide() - top)));
     let sum = lanes(&exps, 0.0, |a, b| a + b, |a, b| a + b);
-    out.iter_mut().zip(exps).for_each(|(out, e)| *out = T::narrow(e / sum));
+    (exps, sum)
+}
+
+fn softmax<T: Float>(x: &[T], out: &mut [T]) {
+    let top = top(x);
+    let (exps, sum) = exps_and_sum(x, top);
+    vectorized(|| out.iter_mut().zip(&exps).for_each(|(out, e)| *out = T::narrow(e / sum)));
 }
 
 fn log_softmax<T: Float>(x: &[T], out: &mut [T]) {
     let top = top(x);
-    let sum = lanes(x, 0.0, |sum, x| sum + T::exp_wide(x.wide() - top), |a, b| a + b);
-    let log = sum.ln();
-    out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.wide() - top - log));
+    let log = exps_and_sum(x, top).1.ln();
+    vectorized(|| out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.wide() - top - log)));
 }
 
 /// What is subtracted, and what is multiplied with.

@@ -3,30 +3,54 @@
 //! The same Rust code is compiled for several instruction sets and the best one is picked at run time. Nothing is fused or
 //! reordered, so all versions give the same bits.
 
-/// Runs `f`, which is a short loop with everything it calls marked for inlining.
+/// A loop to vectorise. Implementations mark `run`, and all it calls, `#[inline(always)]`: what is not inlined is compiled once only,
+/// for the least of machines.
+pub(crate) trait Kernel {
+    type Out;
+    fn run(self) -> Self::Out;
+}
+
+/// A closure as a kernel. Closures cannot be marked, so this is for bodies that are inlined for being short.
+struct Short<F>(F);
+
+impl<R, F: FnOnce() -> R> Kernel for Short<F> {
+    type Out = R;
+    #[inline(always)]
+    fn run(self) -> R {
+        (self.0)()
+    }
+}
+
+/// Runs a short loop.
+#[inline(always)]
+pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+    dispatch(Short(f))
+}
+
+/// Runs a kernel with the best instructions there are.
 #[inline(always)]
 #[allow(unsafe_code)]
-pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Out {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
-        fn avx512<R>(f: impl FnOnce() -> R) -> R {
-            f()
+        fn avx512<K: Kernel>(kernel: K) -> K::Out {
+            kernel.run()
         }
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2<R>(f: impl FnOnce() -> R) -> R {
-            f()
+        fn avx2<K: Kernel>(kernel: K) -> K::Out {
+            kernel.run()
         }
         if has_avx512() {
             // SAFETY: the instructions that `avx512` is compiled for were found on this machine.
-            return unsafe { avx512(f) };
+            return unsafe { avx512(kernel) };
         }
         if has_avx2() {
             // SAFETY: the instructions that `avx2` is compiled for were found on this machine.
-            return unsafe { avx2(f) };
+            return unsafe { avx2(kernel) };
         }
     }
-    f()
+    kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -20,7 +20,7 @@ pub(crate) fn random(n: usize, seed: u64, whole: bool) -> Vec<f64> {
 
 /// Memory with these values as `dtype`.
 pub(crate) fn upload(values: &[f64], dtype: DType) -> Buffer {
-    let mut memory = Memory::zeroed(values.len() * dtype.size()).expect("small");
+    let mut memory = Memory::new(values.len() * dtype.size()).expect("small");
     with_stored!(dtype, S => {
         let out = memory.typed_mut::<S>();
         out.iter_mut().zip(values).for_each(|(out, v)| *out = S::store(<S as Stored>::Held::from_scalar(Scalar::Float(*v))));
