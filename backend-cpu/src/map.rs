@@ -103,7 +103,7 @@ impl<'a> Plan<'a> {
                     let target = self.target(i, outs);
                     let taken = target.map(|o| std::mem::take(&mut outs[o]));
                     let frame = Frame { plan: self, slots: before, places: &scratch.places, outs, len: range.len() };
-                    let place = match taken {
+                    match taken {
                         None if frame.is_constant(inst) => {
                             frame.compute(inst, slot, 1)?;
                             Place::One(with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()))
@@ -118,8 +118,7 @@ impl<'a> Plan<'a> {
                             outs[o] = out;
                             Place::Output(o)
                         }
-                    };
-                    place
+                    }
                 }
             };
             scratch.places.push(place);

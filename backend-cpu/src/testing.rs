@@ -29,6 +29,7 @@ pub(crate) fn upload(values: &[f64], dtype: DType) -> Buffer {
 }
 
 /// The values of a whole buffer.
+#[allow(clippy::unnecessary_cast)]
 pub(crate) fn read(buffer: &Buffer, dtype: DType) -> Vec<f64> {
     with_stored!(dtype, S => typed::<S>(bytes_of(buffer).expect("own")).iter().map(|v| v.load() as f64).collect())
 }

@@ -86,7 +86,7 @@ fn scatter_applies_updates_in_order_for_every_mode_and_dtype() {
             let base = Affine { offset: 0, strides: [0].into_iter().collect() };
             for updates in views(&[count, inner], dtype, 63, true) {
                 for mode in modes {
-                    if mode == ScatterOp::Mul && count > 10 || dtype.size() == 1 && count > 10 {
+                    if count > 10 && (mode == ScatterOp::Mul || dtype.size() == 1) {
                         continue;
                     }
                     let axes = [indices(&picks, DType::I64, [count], &[count], rows, 1)];
