@@ -74,22 +74,24 @@ pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut 
 }
 
 fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize) {
-    // These two give bools, one byte each: `bytes` is not as long as floats would be.
-    let gives_floats = !matches!(op, Unary::IsNan | Unary::IsInf);
-    if gives_floats && T::FAST && fast(op, a, slice(bytes, len)) {
+    match op {
+        // These two give bools, one byte each: `bytes` is not as long as floats would be.
+        Unary::IsNan => each(a, slice(bytes, len), |a| u8::from(a.is_nan())),
+        Unary::IsInf => each(a, slice(bytes, len), |a| u8::from(a.is_infinite())),
+        _ => float_to_float(op, a, slice(bytes, len)),
+    }
+}
+
+fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
+    if T::FAST && fast(op, a, out) {
         return;
     }
     if op == Unary::Rsqrt {
-        return simd_each(a, slice(bytes, len), |a: T| T::narrow(1.0 / a.wide().sqrt()));
+        return simd_each(a, out, |a: T| T::narrow(1.0 / a.wide().sqrt()));
     }
     if let Some(f) = scalar::wide(op) {
-        return each(a, slice(bytes, len), |a: T| T::narrow(f(a.wide())));
+        return each(a, out, |a: T| T::narrow(f(a.wide())));
     }
-    let out: &mut [T] = match op {
-        Unary::IsNan => return each(a, slice(bytes, len), |a| u8::from(a.is_nan())),
-        Unary::IsInf => return each(a, slice(bytes, len), |a| u8::from(a.is_infinite())),
-        _ => slice(bytes, len),
-    };
     match op {
         Unary::Neg => each(a, out, |a| -a),
         Unary::Abs => each(a, out, T::abs),

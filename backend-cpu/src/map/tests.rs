@@ -149,6 +149,15 @@ fn every_float_function_is_the_one_of_its_name() {
 }
 
 #[test]
+fn predicates_write_one_byte_for_each_float() {
+    let x = [1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0];
+    for dtype in [DType::F32, DType::F64, DType::F16] {
+        assert_eq!(apply(dtype, DType::Bool, &[&x], |v| v[0].is_nan()).expect("runs"), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(apply(dtype, DType::Bool, &[&x], |v| v[0].is_inf()).expect("runs"), [0.0, 0.0, 1.0, 1.0, 0.0]);
+    }
+}
+
+#[test]
 fn integers_and_logical_values_have_their_own_arithmetic() {
     let a: &[f64] = &[7.0, -7.0, 7.0, -7.0, 0.0];
     let b: &[f64] = &[2.0, 2.0, -2.0, -2.0, 5.0];
