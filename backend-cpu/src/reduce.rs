@@ -266,6 +266,16 @@ mod tests {
     }
 
     #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        for (shape, axes) in [(vec![300_000], vec![0]), (vec![70_000, 5], vec![0]), (vec![500, 700], vec![1])] {
+            let view = dense_view(&random(shape.iter().product(), 8, false), DType::F64, shape);
+            let sum = || run(&view, &MapProgram::cast(DType::F64, DType::F64), &axes, ReduceOp::Sum, None, DType::F64);
+            let sums = [1, 2, 5].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads").install(sum));
+            assert!(sums[0] == sums[1] && sums[0] == sums[2]);
+        }
+    }
+
+    #[test]
     fn ties_go_to_the_first_and_nan_to_the_first_nan() {
         let nan = f64::NAN;
         let view = dense_view(&[1.0, 3.0, 3.0, 0.0, 0.0, nan, 5.0, nan], DType::F32, [2, 4]);
