@@ -66,7 +66,7 @@ fn mixed(rng: &mut Rng, list: &[f64], low: f64, high: f64) -> f64 {
 
 /// `n` values of a fill, the same for the same seed everywhere.
 pub fn random_values(n: usize, fill: Fill, seed: u64) -> Vec<f64> {
-    const SPECIAL: &[f64] = &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-40, 3e4, -3e4];
+    const SPECIAL: &[f64] = &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-30, 3e4, -3e4];
     let mut rng = Rng(seed);
     (0..n)
         .map(|_| match fill {
