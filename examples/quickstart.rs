@@ -15,8 +15,8 @@ fn block(device: &Device) -> Result<Tensor> {
     let mut rng = Rng::new(42);
     let mut draw = |shape: &[usize]| Tensor::normal(shape, 0.0, 1.0, DType::F32, device, rng.split());
     let x = draw(&[batch, length, heads * size])?;
-    let weight = draw(&[heads * size, (heads + 2 * groups) * size])?;
-    let gate = draw(&[heads * size, 2 * heads * size])?;
+    let weight = draw(&[heads * size, (heads + 2 * groups) * size])?.mul(0.06)?;
+    let gate = draw(&[heads * size, 2 * heads * size])?.mul(0.15)?;
 
     let qkv = x.rms_norm(1, None, 1e-6)?.matmul(&weight)?.reshape([batch, length, heads + 2 * groups, size])?.permute(&[0, 2, 1, 3])?;
     let part = |start: usize, n: usize| qkv.narrow(1, start, n);
@@ -29,11 +29,11 @@ fn block(device: &Device) -> Result<Tensor> {
     joined.matmul(&gate)?.swiglu()?.softmax(-1)
 }
 
-/// The largest value of a row as a bar.
+/// A row as bars, the highest for its largest value.
 fn picture(row: &[f32]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let top = row.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
-    row.iter().map(|v| BARS[((v / top).sqrt() * 7.0).round().clamp(0.0, 7.0) as usize]).collect()
+    row.iter().map(|v| BARS[(v / top * 7.0).round().clamp(0.0, 7.0) as usize]).collect()
 }
 
 fn main() -> Result<()> {

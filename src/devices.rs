@@ -54,8 +54,14 @@ pub fn default_device() -> Result<Device> {
     if let Ok(name) = std::env::var("ANYMESH_DEVICE") {
         return device(&name);
     }
-    let mut reasons = Vec::new();
-    for name in ["cuda", "wgpu"] {
+    let mut reasons: Vec<String> = Vec::new();
+    let gpus: &[&str] = &[
+        #[cfg(feature = "cuda")]
+        "cuda",
+        #[cfg(feature = "wgpu")]
+        "wgpu",
+    ];
+    for name in gpus {
         match device(name) {
             Ok(device) => return Ok(device),
             Err(error) => reasons.push(error.to_string()),
