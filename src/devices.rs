@@ -68,9 +68,10 @@ pub fn default_device() -> Result<Device> {
         }
     }
     static SAY_ONCE: Once = Once::new();
-    SAY_ONCE.call_once(|| {
-        eprintln!("anymesh: no GPU found, using the CPU.\n  {}\n  Set ANYMESH_DEVICE=cpu to choose it without this message.", reasons.join("\n  "))
-    });
+    if !reasons.is_empty() {
+        let why = reasons.join("\n  ");
+        SAY_ONCE.call_once(|| eprintln!("anymesh: no GPU found, using the CPU.\n  {why}\n  Set ANYMESH_DEVICE=cpu to choose it without this message."));
+    }
     device("cpu")
 }
 
