@@ -220,7 +220,6 @@ impl Tensor {
             let scaled = scale(b, &random, &range);
             let value = match scaled[..] {
                 [low, high] if kind == Kind::I64 => {
-                    // A product, not a shift by a constant: some Vulkan drivers lose the upper half of that.
                     high.cast(DType::I64) * (1i64 << 32) + low.cast(DType::I64)
                 }
                 _ => scaled[0].cast(kind.dtype()),
