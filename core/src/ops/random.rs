@@ -219,9 +219,7 @@ impl Tensor {
             let random: Dims<Val<'_>> = (0..=words as u8).map(|word| b.philox(index, key, word)).collect();
             let scaled = scale(b, &random, &range);
             let value = match scaled[..] {
-                [low, high] if kind == Kind::I64 => {
-                    high.cast(DType::I64) * (1i64 << 32) + low.cast(DType::I64)
-                }
+                [low, high] if kind == Kind::I64 => high.cast(DType::I64) * (1i64 << 32) + low.cast(DType::I64),
                 _ => scaled[0].cast(kind.dtype()),
             };
             value + low
