@@ -107,7 +107,9 @@ pub enum Error {
         hint: String,
     },
     /// The device failed or disappeared while working.
-    #[error("{device}: the device failed: {detail}; tensors on it are lost, restart the process from a checkpoint")]
+    #[error(
+        "{device}: the device or a kernel on it failed: {detail}; results that depend on it are lost, and if the device itself is gone the process must restart from a checkpoint"
+    )]
     DeviceFailed {
         /// The device.
         device: String,

@@ -35,9 +35,6 @@ pub enum Fill {
     Mixed(&'static [f64], f64, f64),
 }
 
-/// Alias for the range of arguments an op is tested on.
-pub type Domain = Fill;
-
 /// A small deterministic generator (splitmix64), independent of the ops under test.
 #[derive(Debug)]
 struct Rng(u64);

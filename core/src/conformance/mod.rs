@@ -22,7 +22,7 @@ mod attention;
 mod loss;
 mod nn;
 
-pub use input::{Domain, Fill, View, input, random_values};
+pub use input::{Fill, View, input, random_values};
 pub use tolerance::{Tolerance, tolerance};
 
 use crate::{DType, Device, Error, Kind, Result, Tensor};
