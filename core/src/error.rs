@@ -52,6 +52,72 @@ pub enum Error {
         /// The other device.
         right: String,
     },
+    /// Axes, sizes or devices that make no mesh.
+    #[error("mesh: {detail}")]
+    Mesh {
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// A sharding that does not fit its mesh or tensor.
+    #[error("sharding: {detail}")]
+    Sharding {
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// Operands on different meshes.
+    #[error("{op}: operands lie on {left} and {right}: move one with `to_mesh(&mesh, &sharding)`, or gather it with `full_tensor()`")]
+    MeshMismatch {
+        /// The op.
+        op: &'static str,
+        /// Mesh of the first operand.
+        left: String,
+        /// The other mesh.
+        right: String,
+    },
+    /// An op that would communicate where the policy asks for explicit resharding.
+    #[error("{op} at {caller}: would communicate, and the policy is explicit. Choices:\n{choices}")]
+    ImplicitCommunication {
+        /// The op.
+        op: &'static str,
+        /// The line that called it.
+        caller: String,
+        /// What could be done, with the bytes each rank receives.
+        choices: String,
+    },
+    /// No way to reshard within the memory that the cost model allows.
+    #[error(
+        "reshard {from} to {to}: every plan needs at least {needed} bytes on a rank, the ceiling is {ceiling}: raise `CostModel::memory` or reshard in smaller pieces"
+    )]
+    Memory {
+        /// The type before.
+        from: String,
+        /// The type after.
+        to: String,
+        /// The smallest peak of any plan.
+        needed: u64,
+        /// The ceiling that was set.
+        ceiling: u64,
+    },
+    /// Communication that failed.
+    #[error("{op}: communication failed: {detail} (ranks {ranks:?}); the tensors involved are unchanged, retry or rebuild the mesh without those ranks")]
+    Transport {
+        /// The collective.
+        op: &'static str,
+        /// What happened.
+        detail: String,
+        /// The ranks that failed.
+        ranks: Vec<usize>,
+    },
+    /// Ranks that did not answer in time.
+    #[error("{op}: ranks {missing:?} did not answer within {seconds} s: check that they are alive and run the same program")]
+    Timeout {
+        /// The collective.
+        op: &'static str,
+        /// The deadline.
+        seconds: f64,
+        /// Who is missing.
+        missing: Vec<usize>,
+    },
     /// An index outside its dimension.
     #[error("{op}: index {index} is out of range for a dimension of size {len}")]
     IndexOutOfRange {

@@ -13,10 +13,15 @@ mod error;
 mod float8;
 pub mod layout;
 pub mod map;
+mod mesh;
 pub mod ops;
+mod place;
+pub mod reshard;
 mod shape;
 mod sharding;
+pub mod spmd;
 mod tensor;
+pub mod transport;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -29,7 +34,9 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use layout::Layout;
 pub use map::MapProgram;
+pub use mesh::Mesh;
 pub use ops::elementwise::Arg;
+pub use place::Place;
 pub use shape::{Dims, Shape};
-pub use sharding::{Mesh, Reduction, Sharding};
+pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
 pub use tensor::Tensor;

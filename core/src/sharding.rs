@@ -1,45 +1,11 @@
-//! Meshes and how tensors lie on them.
-//!
-//! Every tensor carries a mesh and a sharding. So far a mesh has one rank; the types are the ones that larger meshes use.
+//! How a tensor lies on a mesh.
 
-use crate::{DType, Device, Shape};
+use crate::{DType, Dims, Error, Mesh, Result, Scalar, Shape};
 use smallvec::SmallVec;
-use std::sync::Arc;
-
-/// Named axes over ranks, and the devices of the ranks this process can address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mesh(Arc<MeshData>);
-
-#[derive(Debug, PartialEq, Eq)]
-struct MeshData {
-    axes: Vec<(String, usize)>,
-    devices: Vec<Device>,
-}
-
-impl Mesh {
-    /// The mesh of one rank: a single device.
-    pub fn single(device: &Device) -> Self {
-        Self(Arc::new(MeshData { axes: vec![], devices: vec![device.clone()] }))
-    }
-
-    /// Axis names and sizes, major first.
-    pub fn axes(&self) -> &[(String, usize)] {
-        &self.0.axes
-    }
-
-    /// The number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.0.axes.iter().map(|(_, n)| n).product()
-    }
-
-    /// The devices of the addressable ranks.
-    pub fn devices(&self) -> &[Device] {
-        &self.0.devices
-    }
-}
+use std::ops::Range;
 
 /// How partial values on the ranks of an axis combine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Reduction {
     Sum,
@@ -51,7 +17,11 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    fn name(self) -> &'static str {
+    /// Every reduction.
+    pub const ALL: [Reduction; 6] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Prod, Reduction::And, Reduction::Or];
+
+    /// The name in types and rules.
+    pub fn name(self) -> &'static str {
         match self {
             Reduction::Sum => "sum",
             Reduction::Max => "max",
@@ -61,12 +31,61 @@ impl Reduction {
             Reduction::Or => "or",
         }
     }
+
+    /// The value that changes nothing, in `dtype`.
+    pub fn identity(self, dtype: DType) -> Scalar {
+        let bounds = |low: i64, high: i64| if self == Reduction::Max { Scalar::Int(low) } else { Scalar::Int(high) };
+        match (self, dtype) {
+            (Reduction::Sum | Reduction::Or, _) => Scalar::Int(0),
+            (Reduction::Prod | Reduction::And, _) => Scalar::Int(1),
+            (_, DType::Bool) => Scalar::Bool(self == Reduction::Min),
+            (_, DType::U8) => bounds(0, 255),
+            (_, DType::U32) => bounds(0, u32::MAX.into()),
+            (_, DType::I32) => bounds(i32::MIN.into(), i32::MAX.into()),
+            (_, DType::I64) => bounds(i64::MIN, i64::MAX),
+            // There is no infinity in this type; its largest value is one.
+            (Reduction::Max, DType::F8E4M3) => Scalar::Float(-448.0),
+            (_, DType::F8E4M3) => Scalar::Float(448.0),
+            (Reduction::Max, _) => Scalar::Float(f64::NEG_INFINITY),
+            (_, _) => Scalar::Float(f64::INFINITY),
+        }
+    }
+}
+
+impl std::str::FromStr for Reduction {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let all = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|r| r.name() == text).ok_or_else(|| Error::Parse { what: "reduction", text: text.into(), expected: all() })
+    }
+}
+
+impl std::fmt::Display for Reduction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What one mesh axis does to a tensor: the per-axis view of a [`Sharding`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Every rank along the axis holds the same.
+    Replicate,
+    /// The axis cuts this dimension.
+    Shard(usize),
+    /// The ranks hold parts of a reduction.
+    Partial(Reduction),
 }
 
 /// For each tensor dimension the mesh axes that cut it (major first), and the axes over which values are partial.
+///
+/// Axes are counted as in the mesh. An axis is used at most once; an axis that is not used replicates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Sharding {
+    /// (dimension, axis), sorted by dimension; the axes of one dimension in their order.
     cuts: SmallVec<[(u8, u8); 4]>,
+    /// Sorted by axis.
     partial: SmallVec<[(u8, Reduction); 2]>,
 }
 
@@ -76,14 +95,122 @@ impl Sharding {
         Self::default()
     }
 
+    /// With dimension `dim` also cut by mesh axis `axis`, inside the cuts it already has.
+    pub fn cut(mut self, dim: usize, axis: usize) -> Self {
+        let at = self.cuts.partition_point(|(d, _)| *d as usize <= dim);
+        self.cuts.insert(at, (dim as u8, axis as u8));
+        self
+    }
+
+    /// With partial values along mesh axis `axis`.
+    pub fn partial_over(mut self, axis: usize, reduction: Reduction) -> Self {
+        let at = self.partial.partition_point(|(a, _)| (*a as usize) < axis);
+        self.partial.insert(at, (axis as u8, reduction));
+        self
+    }
+
+    /// Without what mesh axis `axis` does.
+    pub fn without(&self, axis: usize) -> Self {
+        let mut out = self.clone();
+        out.cuts.retain(|(_, a)| *a as usize != axis);
+        out.partial.retain(|(a, _)| *a as usize != axis);
+        out
+    }
+
+    /// The same cuts with nothing partial.
+    pub fn whole(&self) -> Self {
+        Self { cuts: self.cuts.clone(), partial: SmallVec::new() }
+    }
+
+    /// From what each mesh axis does; axes that cut the same dimension do so in mesh order.
+    pub fn from_placements(placements: &[Placement]) -> Self {
+        placements.iter().enumerate().fold(Self::default(), |s, (axis, placement)| match *placement {
+            Placement::Replicate => s,
+            Placement::Shard(dim) => s.cut(dim, axis),
+            Placement::Partial(reduction) => s.partial_over(axis, reduction),
+        })
+    }
+
+    /// What each of the `axes` mesh axes does; the order of axes that cut the same dimension is not told.
+    pub fn placements(&self, axes: usize) -> Vec<Placement> {
+        (0..axes).map(|axis| self.placement(axis)).collect()
+    }
+
+    /// What one mesh axis does.
+    pub fn placement(&self, axis: usize) -> Placement {
+        if let Some((dim, _)) = self.cuts.iter().find(|(_, a)| *a as usize == axis) {
+            return Placement::Shard(*dim as usize);
+        }
+        match self.partial.iter().find(|(a, _)| *a as usize == axis) {
+            Some((_, reduction)) => Placement::Partial(*reduction),
+            None => Placement::Replicate,
+        }
+    }
+
     /// The mesh axes that cut tensor dimension `dim`, major first.
-    pub fn axes_of(&self, dim: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn axes_of(&self, dim: usize) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
         self.cuts.iter().filter(move |(d, _)| *d as usize == dim).map(|(_, a)| *a as usize)
     }
 
+    /// (dimension, axis) of every cut, by dimension, major first.
+    pub fn cuts(&self) -> impl ExactSizeIterator<Item = (usize, usize)> + Clone + '_ {
+        self.cuts.iter().map(|(d, a)| (*d as usize, *a as usize))
+    }
+
     /// Mesh axes whose ranks hold parts of a reduction.
-    pub fn partial(&self) -> impl Iterator<Item = (usize, Reduction)> + '_ {
+    pub fn partial(&self) -> impl ExactSizeIterator<Item = (usize, Reduction)> + Clone + '_ {
         self.partial.iter().map(|(a, r)| (*a as usize, *r))
+    }
+
+    /// Whether values are partial over some axis.
+    pub fn is_partial(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// Whether every rank holds everything.
+    pub fn is_replicated(&self) -> bool {
+        self.cuts.is_empty() && self.partial.is_empty()
+    }
+
+    /// Refuses axes the mesh does not have or that are used twice, and dimensions the tensor does not have.
+    pub fn check(&self, mesh: &Mesh, rank: usize) -> Result<()> {
+        let fail = |detail: String| Err(Error::Sharding { detail });
+        let mut used = 0u32;
+        for axis in self.cuts.iter().map(|(_, a)| *a).chain(self.partial.iter().map(|(a, _)| *a)) {
+            let Some((name, _)) = mesh.axes().get(axis as usize) else {
+                return fail(format!("there is no mesh axis {axis} in {mesh}"));
+            };
+            if used & 1 << axis != 0 {
+                return fail(format!("mesh axis {name} is used twice: an axis cuts one dimension or carries one reduction"));
+            }
+            used |= 1 << axis;
+        }
+        match self.cuts.iter().find(|(d, _)| *d as usize >= rank) {
+            Some((d, a)) => fail(format!("mesh axis {} cuts dimension {d} of a tensor of rank {rank}", mesh.axes()[*a as usize].0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Which part of a dimension of size `n` a rank holds.
+    pub fn range(&self, mesh: &Mesh, rank: usize, dim: usize, n: usize) -> Range<usize> {
+        let (part, parts) =
+            self.axes_of(dim).fold((0, 1), |(part, parts), axis| (part * mesh.size(axis) + mesh.coordinate(rank, axis), parts * mesh.size(axis)));
+        split(n, part, parts)
+    }
+
+    /// Which part of a tensor a rank holds.
+    pub fn region(&self, mesh: &Mesh, rank: usize, shape: &Shape) -> Region {
+        let mut region = Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() };
+        let mut i = 0;
+        while let Some(&(dim, _)) = self.cuts.get(i) {
+            let range = self.range(mesh, rank, dim as usize, shape[dim as usize]);
+            region.start[dim as usize] = range.start;
+            region.shape[dim as usize] = range.len();
+            while self.cuts.get(i).is_some_and(|(d, _)| *d == dim) {
+                i += 1;
+            }
+        }
+        region
     }
 
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
@@ -93,5 +220,120 @@ impl Sharding {
         let partial: Vec<String> = self.partial().map(|(axis, r)| format!("{}:{}", r.name(), name(axis))).collect();
         let suffix = if partial.is_empty() { String::new() } else { format!("{{{}}}", partial.join(", ")) };
         format!("{dtype}[{}]{suffix}", dims.join(", "))
+    }
+}
+
+/// Part `part` of `parts` of `n` things: `[part * n / parts, (part + 1) * n / parts)`.
+///
+/// It is balanced, any `n` will do, and it refines: a cut by `(a, b)` joined over `b` is the cut by `a`.
+pub fn split(n: usize, part: usize, parts: usize) -> Range<usize> {
+    // part * n / parts without overflow.
+    let at = |i: usize| i * (n / parts) + i * (n % parts) / parts;
+    at(part)..at(part + 1)
+}
+
+/// A box of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Its first element.
+    pub start: Dims,
+    /// Its size.
+    pub shape: Dims,
+}
+
+impl Region {
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// What two boxes have in common, `None` where that is nothing.
+    pub fn intersect(&self, other: &Region) -> Option<Region> {
+        let mut out = self.clone();
+        for d in 0..self.start.len() {
+            let start = self.start[d].max(other.start[d]);
+            let end = (self.start[d] + self.shape[d]).min(other.start[d] + other.shape[d]);
+            if start >= end {
+                return None;
+            }
+            (out.start[d], out.shape[d]) = (start, end - start);
+        }
+        Some(out)
+    }
+}
+
+/// Dtype, shape and sharding: what `f32[1024@dp, 4096@tp]{sum:sp}` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorType {
+    /// The elements.
+    pub dtype: DType,
+    /// The global shape.
+    pub shape: Shape,
+    /// How it lies on the mesh.
+    pub sharding: Sharding,
+}
+
+impl TensorType {
+    /// Reads a type; axis names are those of `mesh`.
+    ///
+    /// ```
+    /// # use anymesh_core::{Mesh, TensorType};
+    /// # let mesh = Mesh::new("dp=2, tp=4, sp=2", &anymesh_backend_cpu::device())?;
+    /// let t = TensorType::parse("f32[1024@dp, 4096@tp]{sum:sp}", &mesh)?;
+    /// assert_eq!(t.sharding.type_string(t.dtype, &t.shape, &mesh), "f32[1024@dp, 4096@tp]{sum:sp}");
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn parse(text: &str, mesh: &Mesh) -> Result<Self> {
+        let error = || Error::Parse {
+            what: "tensor type",
+            text: text.into(),
+            expected: "dtype[size@axis, ..]{reduction:axis, ..}, such as f32[8@dp, 16@tp]{sum:sp}".into(),
+        };
+        let (dtype, rest) = text.trim().split_once('[').ok_or_else(error)?;
+        let (dims, rest) = rest.split_once(']').ok_or_else(error)?;
+        let mut sharding = Sharding::replicated();
+        let mut shape = Dims::new();
+        for (d, dim) in dims.split(',').filter(|d| !d.trim().is_empty()).enumerate() {
+            let mut parts = dim.split('@').map(str::trim);
+            shape.push(parts.next().unwrap_or("").parse().map_err(|_| error())?);
+            for axis in parts {
+                sharding = sharding.cut(d, mesh.axis(axis)?);
+            }
+        }
+        let rest = rest.trim();
+        if !rest.is_empty() {
+            let inner = rest.strip_prefix('{').and_then(|r| r.strip_suffix('}')).ok_or_else(error)?;
+            for part in inner.split(',') {
+                let (reduction, axis) = part.split_once(':').ok_or_else(error)?;
+                sharding = sharding.partial_over(mesh.axis(axis.trim())?, reduction.trim().parse()?);
+            }
+        }
+        let shape = Shape::from(shape);
+        shape.checked_numel("type")?;
+        sharding.check(mesh, shape.rank())?;
+        Ok(Self { dtype: dtype.trim().parse()?, shape, sharding })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_by_two_axes_joined_over_the_minor_one_is_the_cut_by_the_major_one() {
+        for n in 0..40 {
+            for (a, b) in [(2, 3), (3, 2), (4, 4), (1, 5)] {
+                for i in 0..a {
+                    let joined = split(n, i * b, a * b).start..split(n, i * b + b - 1, a * b).end;
+                    assert_eq!(joined, split(n, i, a), "n = {n}, {a} x {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_the_largest_sizes_do_not_overflow() {
+        let n = usize::MAX / 8;
+        assert_eq!(split(n, 4095, 4096).end, n);
     }
 }

@@ -60,6 +60,24 @@ impl Tensor {
         Self::from_slice(&[value], (), device)
     }
 
+    /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the parts fit.
+    pub(crate) fn from_parts(mesh: &Mesh, sharding: Sharding, dtype: DType, shape: Shape, parts: impl IntoIterator<Item = Self>) -> Self {
+        let shards = parts.into_iter().map(|part| part.shard().clone()).collect();
+        Self(Arc::new(Inner { dtype, shape, mesh: mesh.clone(), sharding, shards }))
+    }
+
+    /// What the `i`-th addressable rank holds, as a plain tensor on its device.
+    pub(crate) fn part(&self, i: usize) -> Self {
+        let shard = self.0.shards[i].clone();
+        let (dtype, shape, mesh) = (self.0.dtype, shard.layout.shape.clone(), self.0.mesh.local_mesh(i).clone());
+        Self(Arc::new(Inner { dtype, shape, mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
+    }
+
+    /// Whether it lies on a single device, without a mesh.
+    pub fn is_plain(&self) -> bool {
+        self.0.mesh.is_single()
+    }
+
     fn assemble(buffer: Option<Buffer>, dtype: DType, layout: Layout, mesh: Mesh) -> Self {
         let shard = Shard { buffer, layout };
         Self(Arc::new(Inner { dtype, shape: shard.layout.shape.clone(), mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
@@ -75,8 +93,9 @@ impl Tensor {
         Self::assemble(buffer, dtype, Layout::contiguous(shape), Mesh::single(device))
     }
 
-    /// The same memory seen through another layout.
+    /// The same memory seen through another layout. Only for plain tensors.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+        debug_assert!(self.is_plain(), "a view of a sharded tensor bypassed its rule");
         Self::assemble(self.shard().buffer.clone(), self.0.dtype, layout, self.0.mesh.clone())
     }
 
@@ -91,6 +110,10 @@ impl Tensor {
 
     /// The operand a kernel takes. Only for tensors with elements.
     pub(crate) fn view(&self) -> Result<View> {
+        if !self.is_plain() {
+            let detail = format!("{} lies on {}, and the op has no rule for meshes: call `full_tensor()` first", self.type_string(), self.mesh());
+            return Err(Error::Argument { op: "view", detail });
+        }
         let shard = self.shard();
         let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument { op: "view", detail: "a tensor without elements reached a kernel".into() })?;
         Ok(View { buffer, dtype: self.0.dtype, layout: shard.layout.clone() })
@@ -133,7 +156,7 @@ impl Tensor {
 
     /// The device of the first addressable rank.
     pub fn device(&self) -> &Device {
-        &self.0.mesh.devices()[0]
+        self.0.mesh.device(0)
     }
 
     /// Dtype, shape and sharding as text, such as `f32[2, 3]`.
@@ -150,6 +173,9 @@ impl Tensor {
     pub async fn to_bytes_async(&self) -> Result<Vec<u8>> {
         if self.numel() == 0 {
             return Ok(Vec::new());
+        }
+        if !self.is_plain() {
+            return Box::pin(self.full_tensor()?.to_bytes_async()).await;
         }
         let dense = self.contiguous()?;
         let shard = dense.shard();
@@ -202,7 +228,7 @@ impl Tensor {
 
     /// The same values on another device, through the host.
     pub async fn to_device_async(&self, device: &Device) -> Result<Self> {
-        if device == self.device() {
+        if device == self.device() && self.is_plain() {
             return Ok(self.clone());
         }
         Self::from_bytes(&self.to_bytes_async().await?, self.dtype(), self.shape(), device)
@@ -217,6 +243,6 @@ impl Tensor {
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} on {}", self.type_string(), self.device())
+        write!(f, "{} on {}", self.type_string(), self.mesh())
     }
 }

@@ -1,0 +1,216 @@
+//! Where a new tensor goes, and the ways on and off a mesh.
+
+use crate::{DType, Device, Element, Error, Mesh, Region, Result, Shape, Sharding, Tensor, TensorType};
+
+/// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// How to lie on it.
+    pub sharding: Sharding,
+}
+
+impl From<&Device> for Place {
+    fn from(device: &Device) -> Self {
+        Self { mesh: Mesh::single(device), sharding: Sharding::replicated() }
+    }
+}
+
+impl From<&Place> for Place {
+    fn from(place: &Place) -> Self {
+        place.clone()
+    }
+}
+
+impl From<(&Mesh, &Sharding)> for Place {
+    fn from((mesh, sharding): (&Mesh, &Sharding)) -> Self {
+        Self { mesh: mesh.clone(), sharding: sharding.clone() }
+    }
+}
+
+/// On every rank of the mesh, whole.
+impl From<&Mesh> for Place {
+    fn from(mesh: &Mesh) -> Self {
+        Self { mesh: mesh.clone(), sharding: Sharding::replicated() }
+    }
+}
+
+impl Place {
+    /// A tensor here, part by part: `make` gets the device of a rank and the box it holds. Along partial axes only the first rank's part is made;
+    /// the others hold the identity of the reduction.
+    pub(crate) fn build(&self, dtype: DType, shape: &Shape, make: impl Fn(&Device, &Region) -> Result<Tensor>) -> Result<Tensor> {
+        self.sharding.check(&self.mesh, shape.rank())?;
+        shape.checked_numel("place")?;
+        let whole = Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() };
+        if self.mesh.is_single() {
+            return make(self.mesh.device(0), &whole);
+        }
+        let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.ranks());
+        let mut made: Vec<(Region, usize, bool)> = Vec::new();
+        for (i, rank) in self.mesh.addressable().enumerate() {
+            let region = self.sharding.region(&self.mesh, rank, shape);
+            let filled = self.sharding.partial().find(|(axis, _)| self.mesh.coordinate(rank, *axis) != 0);
+            let device = self.mesh.device(i);
+            // Tensors are values: ranks of one device that hold the same share it.
+            let same = made.iter().find(|(r, j, f)| *r == region && *f == filled.is_some() && self.mesh.device(*j) == device);
+            let part = match (same, filled) {
+                (Some((_, j, _)), _) => parts[*j].clone(),
+                (None, Some((_, reduction))) => Tensor::full(Shape::from(region.shape.clone()), reduction.identity(dtype), dtype, device)?,
+                (None, None) => make(device, &region)?,
+            };
+            made.push((region, i, filled.is_some()));
+            parts.push(part);
+        }
+        Ok(Tensor::from_parts(&self.mesh, self.sharding.clone(), dtype, shape.clone(), parts))
+    }
+}
+
+impl Tensor {
+    /// This tensor on another mesh (or on the same one, in another way). A plain tensor is cut up; one that lies on a mesh is moved by the cheapest plan.
+    ///
+    /// ```
+    /// # use anymesh_core::{Mesh, Tensor, TensorType};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let mesh = Mesh::new("dp=2, tp=2", &device)?;
+    /// let x = Tensor::arange(0, 10, 1, anymesh_core::DType::F32, &device)?.to_mesh(&mesh, "[@tp]")?;
+    /// assert_eq!(x.type_string(), "f32[10@tp]");
+    /// assert_eq!(x.shards()[1].1.to_vec::<f32>()?, [5.0, 6.0, 7.0, 8.0, 9.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn to_mesh(&self, mesh: &Mesh, sharding: impl IntoSharding) -> Result<Tensor> {
+        let sharding = sharding.into_sharding(mesh, self.rank())?;
+        sharding.check(mesh, self.rank())?;
+        if self.is_plain() {
+            let place = Place { mesh: mesh.clone(), sharding };
+            return place.build(self.dtype(), self.shape(), |device, region| self.window(region)?.on(device));
+        }
+        crate::reshard::to_mesh(self, mesh, &sharding)
+    }
+
+    /// The same values in another sharding of the same mesh, by the plan that the mesh's cost model likes best.
+    #[track_caller]
+    pub fn reshard(&self, sharding: impl IntoSharding) -> Result<Tensor> {
+        let sharding = sharding.into_sharding(self.mesh(), self.rank())?;
+        self.to_mesh(&self.mesh().clone(), sharding)
+    }
+
+    /// The whole tensor on one device, without a mesh.
+    #[track_caller]
+    pub fn full_tensor(&self) -> Result<Tensor> {
+        if self.is_plain() {
+            return Ok(self.clone());
+        }
+        Ok(self.reshard(Sharding::replicated())?.part(0))
+    }
+
+    /// A tensor on a mesh from what each addressable rank holds, in rank order. Every part must have the size that the sharding gives its rank.
+    pub fn from_shards(ty: &TensorType, mesh: &Mesh, parts: &[Tensor]) -> Result<Tensor> {
+        let op = "from_shards";
+        ty.sharding.check(mesh, ty.shape.rank())?;
+        if parts.len() != mesh.addressable().len() {
+            return Err(Error::Argument { op, detail: format!("{} parts for {} addressable ranks", parts.len(), mesh.addressable().len()) });
+        }
+        for (i, (rank, part)) in mesh.addressable().zip(parts).enumerate() {
+            let region = ty.sharding.region(mesh, rank, &ty.shape);
+            if part.dims() != &region.shape[..] || part.dtype() != ty.dtype || !part.is_plain() {
+                let needed = ty.sharding.type_string(ty.dtype, &ty.shape, mesh);
+                let detail = format!("rank {rank} of {needed} holds {}{}, got {}", ty.dtype, Shape::from(region.shape), part.type_string());
+                return Err(Error::Shape { op, detail });
+            }
+            if part.device() != mesh.device(i) {
+                return Err(Error::DeviceMismatch { op, left: mesh.device(i).to_string(), right: part.device().to_string() });
+            }
+        }
+        Ok(Self::from_parts(mesh, ty.sharding.clone(), ty.dtype, ty.shape.clone(), parts.iter().cloned()))
+    }
+
+    /// A tensor whose elements are a function of their global index; each rank computes its own.
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::from_fn([2, 3], &device, |at| (10 * at[0] + at[1]) as f32)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn from_fn<T: Element>(shape: impl Into<Shape>, place: impl Into<Place>, value: impl Fn(&[usize]) -> T) -> Result<Tensor> {
+        place.into().build(T::DTYPE, &shape.into(), |device, region| {
+            let mut at = region.start.clone();
+            let values: Vec<T> = (0..region.numel())
+                .map(|mut i| {
+                    for d in (0..at.len()).rev() {
+                        at[d] = region.start[d] + i % region.shape[d];
+                        i /= region.shape[d];
+                    }
+                    value(&at)
+                })
+                .collect();
+            Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
+        })
+    }
+
+    /// The parts this process holds: (rank, part), each a plain tensor on its device.
+    pub fn shards(&self) -> Vec<(usize, Tensor)> {
+        self.mesh().addressable().enumerate().map(|(i, rank)| (rank, self.part(i))).collect()
+    }
+
+    /// A box of a plain tensor, as a view.
+    pub(crate) fn window(&self, region: &Region) -> Result<Tensor> {
+        let mut layout = self.layout().clone();
+        for d in 0..self.rank() {
+            if region.shape[d] != layout.shape[d] {
+                layout = layout.slice(d, region.start[d], 1, region.shape[d]);
+            }
+        }
+        Ok(self.with_layout(layout))
+    }
+
+    /// A plain tensor on another device; nothing happens if it is there.
+    pub(crate) fn on(&self, device: &Device) -> Result<Tensor> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        if self.numel() == 0 {
+            return Ok(Tensor::created(None, self.dtype(), self.shape().clone(), device));
+        }
+        #[cfg(not(target_family = "wasm"))]
+        return self.to_device(device);
+        #[cfg(target_family = "wasm")]
+        Err(Error::Unsupported { device: device.name().into(), what: "moving between devices in one step".into(), hint: "await `to_device_async`".into() })
+    }
+}
+
+/// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for each dimension).
+pub trait IntoSharding {
+    /// The sharding for a tensor of `rank` dimensions on `mesh`.
+    fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding>;
+}
+
+impl IntoSharding for Sharding {
+    fn into_sharding(self, _: &Mesh, _: usize) -> Result<Sharding> {
+        Ok(self)
+    }
+}
+
+impl IntoSharding for &Sharding {
+    fn into_sharding(self, _: &Mesh, _: usize) -> Result<Sharding> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoSharding for &str {
+    fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
+        let error = || Error::Parse { what: "sharding", text: self.into(), expected: format!("{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}") };
+        let (dims, rest) = self.trim().strip_prefix('[').and_then(|t| t.split_once(']')).ok_or_else(error)?;
+        let entries: Vec<&str> = if dims.trim().is_empty() { vec![] } else { dims.split(',').collect() };
+        if entries.len() != rank {
+            return Err(error());
+        }
+        // The sizes do not matter here, so any will do.
+        let sized: Vec<String> = entries.iter().map(|e| format!("1{}", e.trim().trim_start_matches('_'))).collect();
+        Ok(TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)
+            .map_err(|e| if matches!(e, Error::Parse { .. }) { error() } else { e })?
+            .sharding)
+    }
+}
