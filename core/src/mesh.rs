@@ -2,7 +2,12 @@
 
 use crate::{Device, Error, Result, reshard::CostModel, transport::Transport};
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+static KEYS: AtomicU64 = AtomicU64::new(1);
 
 /// Named axes over ranks, such as `dp=2, tp=4`, and the devices of the ranks this process can address.
 ///
@@ -29,6 +34,7 @@ struct MeshData {
     local: SmallVec<[(usize, Local); 1]>,
     transport: Option<Arc<dyn Transport>>,
     cost: CostModel,
+    key: u64,
 }
 
 enum Local {
@@ -43,7 +49,7 @@ impl Mesh {
     /// The mesh of one rank without axes: a single device.
     pub fn single(device: &Device) -> Self {
         let local = smallvec::smallvec![(0, Local::Device(device.clone()))];
-        Self(Arc::new(MeshData { axes: SmallVec::new(), strides: SmallVec::new(), ids: vec![0], local, transport: None, cost: CostModel::default() }))
+        Self(Arc::new(MeshData { axes: SmallVec::new(), strides: SmallVec::new(), ids: vec![0], local, transport: None, cost: CostModel::default(), key: 0 }))
     }
 
     /// A simulated mesh: every rank on one device of this process. Axes are written `dp=2, tp=4`, major first.
@@ -79,7 +85,7 @@ impl Mesh {
         for a in (1..axes.len()).rev() {
             strides[a - 1] = strides[a] * axes[a].1;
         }
-        Self(Arc::new(MeshData { axes, strides, ids, local, transport: Some(transport), cost }))
+        Self(Arc::new(MeshData { axes, strides, ids, local, transport: Some(transport), cost, key: KEYS.fetch_add(1, Ordering::Relaxed) }))
     }
 
     /// The same ranks with another transport, such as one that injects faults.
@@ -226,9 +232,9 @@ impl Mesh {
         &self.0.cost
     }
 
-    /// A number that is the same for handles on the same mesh, and for no other mesh that is alive.
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.0) as usize
+    /// A number that handles on the same mesh share, and no other mesh ever has.
+    pub(crate) fn key(&self) -> u64 {
+        self.0.key
     }
 }
 

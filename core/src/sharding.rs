@@ -20,6 +20,9 @@ impl Reduction {
     /// Every reduction.
     pub const ALL: [Reduction; 6] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Prod, Reduction::And, Reduction::Or];
 
+    /// The same, to take slices of.
+    pub(crate) const ALL_STATIC: &'static [Reduction] = &Self::ALL;
+
     /// The name in types and rules.
     pub fn name(self) -> &'static str {
         match self {
@@ -80,7 +83,7 @@ pub enum Placement {
 
 /// For each tensor dimension the mesh axes that cut it (major first), and the axes over which values are partial.
 ///
-/// Axes are counted as in the mesh. An axis is used at most once; an axis that is not used replicates.
+/// Axes are counted as in the mesh. An axis is used at most once; an axis that is not used replicates. All partial axes have the same reduction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Sharding {
     /// (dimension, axis), sorted by dimension; the axes of one dimension in their order.
@@ -184,6 +187,12 @@ impl Sharding {
                 return fail(format!("mesh axis {name} is used twice: an axis cuts one dimension or carries one reduction"));
             }
             used |= 1 << axis;
+        }
+        if let Some((_, other)) = self.partial.iter().find(|(_, r)| *r != self.partial[0].1) {
+            return fail(format!(
+                "partial {} and {other} at once: their order would matter, so a tensor has partial values of one reduction",
+                self.partial[0].1
+            ));
         }
         match self.cuts.iter().find(|(d, _)| *d as usize >= rank) {
             Some((d, a)) => fail(format!("mesh axis {} cuts dimension {d} of a tensor of rank {rank}", mesh.axes()[*a as usize].0)),

@@ -10,6 +10,7 @@
 //! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
 use super::{OpInfo, map1};
+use crate::spmd::{Call, Local, Rule, plain, rule::Given};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
@@ -141,6 +142,7 @@ pub struct Elementwise {
 
 impl Elementwise {
     /// Runs the op. At least one operand is a tensor.
+    #[track_caller]
     pub fn apply(&self, args: &[Arg<'_>]) -> Result<Tensor> {
         let op = self.info.name;
         let tensors: SmallVec<[&Tensor; 3]> = args.iter().filter_map(|a| if let Arg::Tensor(t) = a { Some(*t) } else { None }).collect();
@@ -166,7 +168,28 @@ impl Elementwise {
             let result = if self.class == Class::Compare { DType::Bool } else { compute };
             b.finish(&[(self.formula.value(&values), result)])
         })?;
-        map1(op, &program, &tensors, &params)
+        if plain(op, &tensors)? {
+            return map1(op, &program, &tensors, &params);
+        }
+        // Which operands are tensors decides which terms the rule keeps.
+        let given = args.iter().enumerate().fold(0, |mask, (i, a)| mask | i64::from(matches!(a, Arg::Tensor(_))) << i);
+        let call = Call { op, inputs: &tensors, attrs: &[given, compute as i64] };
+        let rule = || {
+            let given: SmallVec<[Given<'_>; 4]> = args.iter().map(|a| if let Arg::Tensor(t) = a { (*t).into() } else { Given::Number }).collect();
+            let rule = Rule::new(self.info.rule, &given, &[])?;
+            Ok(if self.keeps_partials(args, compute) { rule } else { Rule { through: SmallVec::new(), addends: 0, ..rule } })
+        };
+        let local = |l: &Local<'_>| {
+            let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
+            Ok(smallvec::smallvec![map1(op, &program, &parts, &params)?])
+        };
+        Ok(call.run(rule, local)?.remove(0))
+    }
+
+    /// Whether the rule's clauses on partial values, which are about the formula, hold for these dtypes: a conversion on the way in would round every part.
+    fn keeps_partials(&self, args: &[Arg<'_>], compute: DType) -> bool {
+        let keeps = |a: &Arg<'_>| !matches!(a, Arg::Tensor(t) if t.dtype().kind() != compute.kind() || t.dtype().size() > compute.size());
+        args.iter().enumerate().all(|(i, a)| self.class.condition() == Some(i) || keeps(a))
     }
 
     fn operand_dtype(&self, operand: usize, compute: DType) -> DType {
@@ -265,6 +288,7 @@ macro_rules! elementwise {
         #[allow(clippy::needless_lifetimes)]
         impl $crate::Tensor {$(
             $(#[$doc])*
+            #[track_caller]
             pub fn $name<'a>(&'a self $(, $arg: $t)*) -> $crate::Result<$crate::Tensor> {
                 $($(let $arg = $convert;)?)*
                 Rows::$name.apply(&[self.into() $(, $arg.into())*])

@@ -13,7 +13,12 @@
 //! ```
 
 use super::{OpInfo, map1, op, same_device};
-use crate::{DType, Error, Layout, Result, Scalar, Shape, Tensor, backend::MatmulCall, map::Builder};
+use crate::{
+    DType, Error, Layout, Result, Scalar, Shape, Tensor,
+    backend::MatmulCall,
+    map::Builder,
+    spmd::{Call, Local, Rule, plain},
+};
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -35,8 +40,21 @@ pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType
 }
 
 /// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`, which has the same kind.
+#[track_caller]
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Tensor> {
-    let device = same_device(op, &[a, b])?;
+    if !plain(op, &[a, b])? {
+        let rule = match (a.rank(), b.rank()) {
+            (0, _) | (_, 0) => "..., ... -> ... ; replicate ...",
+            (1, 1) => "k, k -> ; reduce k sum ; linear 0 ; linear 1",
+            (1, _) => "k, ...kn -> ...n ; reduce k sum ; linear 0 ; linear 1",
+            (_, 1) => "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
+            _ => "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1",
+        };
+        let call = Call { op, inputs: &[a, b], attrs: &[store as i64] };
+        let local = |l: &Local<'_>| Ok(smallvec::smallvec![product(op, &l[0], &l[1], store)?]);
+        return Ok(call.run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?.remove(0));
+    }
+    let device = a.device();
     let dtype = number_type(op, &[a, b])?;
     if store.kind() != dtype.kind() {
         return Err(Error::DType {

@@ -50,6 +50,7 @@ use crate::{
     DType, Device, Dims, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, MapCall, MapInput},
     map::{Inst, Unary},
+    spmd::{Call, Rule, plain, rule::letter as rule_letter},
 };
 
 /// What is known about an op beside its code. See `ARCHITECTURE.md` for the notation of rules.
@@ -103,7 +104,7 @@ pub fn catalog() -> Vec<OpInfo> {
     .concat()
 }
 
-/// Checks that all operands live on one device and returns it.
+/// Checks that all operands live on one device and returns it. A local step's operands are plain.
 pub(crate) fn same_device<'a>(op: &'static str, tensors: &[&'a Tensor]) -> Result<&'a Device> {
     let device = tensors[0].device();
     match tensors.iter().find(|t| t.device() != device) {
@@ -199,7 +200,40 @@ impl<'a> PreparedMap<'a> {
     }
 }
 
+/// [`run_map`] on a mesh: every dimension may be cut; nothing partial passes, because a program says nothing of what it computes. Indices stay global.
+#[track_caller]
+fn sharded_map(
+    op: &'static str,
+    program: &MapProgram,
+    shape: &Shape,
+    operands: &[Operand<'_>],
+    indices: &[Affine],
+    params: &[Scalar],
+) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
+    if operands.iter().any(|o| o.window.is_some()) {
+        return Err(Error::Argument { op, detail: "a window into a tensor on a mesh: the op has no rule".into() });
+    }
+    let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
+    let rule = || Ok(Rule::broadcast(shape, &tensors, program.outputs.len()));
+    // Ops have attributes of their own, so the rules that core makes are told apart by a negative number.
+    Call { op, inputs: &tensors, attrs: &[-1, shape.rank() as i64, program.outputs.len() as i64] }.run(rule, |l| {
+        let parts: smallvec::SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
+        let mut local: Dims = shape.dims().into();
+        let mut indices: smallvec::SmallVec<[Affine; 2]> = indices.iter().cloned().collect();
+        for d in 0..shape.rank() {
+            if let Some((range, _)) = l.part(rule_letter(d)) {
+                local[d] = range.len();
+                for index in &mut indices {
+                    index.offset += range.start as i64 * index.strides[d];
+                }
+            }
+        }
+        run_map(op, program, &Shape::from(local), &parts, &indices, params, l[0].device())
+    })
+}
+
 /// Runs a map program over `shape` and returns its outputs. Operands broadcast; empty results launch nothing.
+#[track_caller]
 pub(crate) fn run_map(
     op: &'static str,
     program: &MapProgram,
@@ -209,10 +243,9 @@ pub(crate) fn run_map(
     params: &[Scalar],
     device: &Device,
 ) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
-    for operand in operands {
-        if operand.tensor.device() != device {
-            return Err(Error::DeviceMismatch { op, left: device.to_string(), right: operand.tensor.device().to_string() });
-        }
+    let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
+    if !plain(op, &tensors)? {
+        return sharded_map(op, program, shape, operands, indices, params);
     }
     let result = |buffer, dtype| match operands.first() {
         Some(first) => first.tensor.result(buffer, dtype, shape.clone()),
@@ -231,6 +264,7 @@ pub(crate) fn run_map(
 }
 
 /// [`run_map`] for programs with one output and only broadcast operands.
+#[track_caller]
 pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Tensor> {
     let mut shape = inputs[0].shape().clone();
     for t in &inputs[1..] {
@@ -254,6 +288,7 @@ pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], p
 /// assert_eq!(ops::map(&program, &[&x, &y], &[])?[0].to_vec::<f32>()?, [5.0, 13.0]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
+#[track_caller]
 pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Vec<Tensor>> {
     let fits = !inputs.is_empty()
         && program.indices.is_empty()

@@ -21,9 +21,13 @@ use super::{
     map1, need_float_math, op, run_map, same_device,
 };
 use crate::{
-    DType, Dims, Error, MapProgram, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
     map::{Builder, Val},
+    spmd::{
+        Call, Local, Rule, plain,
+        rule::{Factors, Kind},
+    },
 };
 use std::rc::Rc;
 
@@ -68,7 +72,117 @@ pub(crate) struct Reduce<'a> {
 }
 
 impl Reduce<'_> {
+    #[track_caller]
     pub(crate) fn run(&self) -> Result<Tensor> {
+        if plain(self.op, self.operands)? { self.run_plain() } else { self.run_sharded() }
+    }
+
+    /// The same reduction of other operands.
+    fn of<'b>(&'b self, operands: &'b [&'b Tensor], axes: &'b [usize]) -> Reduce<'b> {
+        Reduce { operands, axes, ..*self }
+    }
+
+    /// How results of parts combine, where they do so without anything else.
+    fn reduction(&self) -> Option<Reduction> {
+        match (self.reduce, self.dtype) {
+            (ReduceOp::Sum, _) => Some(Reduction::Sum),
+            (ReduceOp::Prod, _) => Some(Reduction::Prod),
+            (ReduceOp::Max, DType::Bool) => Some(Reduction::Or),
+            (ReduceOp::Min, DType::Bool) => Some(Reduction::And),
+            (ReduceOp::Max, _) => Some(Reduction::Max),
+            (ReduceOp::Min, _) => Some(Reduction::Min),
+            _ => None,
+        }
+    }
+
+    /// Dimensions that are reduced may be cut: results are then partial, or (positions, log-sum-exp) combined from one result for each part.
+    #[track_caller]
+    fn run_sharded(&self) -> Result<Tensor> {
+        let (first, shape) = (self.operands[0], self.operands[0].shape());
+        if shape.numel() == 0 {
+            // The result has no elements, or is a constant.
+            let out = reduced_shape(shape, self.axes, self.keepdim);
+            return Place::from(first.mesh()).build(self.dtype, &out, |device, _| {
+                let nothing = Tensor::created(None, first.dtype(), shape.clone(), device);
+                self.of(&[&nothing], self.axes).run_plain()
+            });
+        }
+        let reduction = self.reduction();
+        let rule = || {
+            let mut rule = Rule::broadcast(shape, self.operands, 1);
+            for &axis in self.axes {
+                rule.factors[axis].kind = reduction.map_or(Kind::Stats(if self.reduce == ReduceOp::LogSumExp { 1 } else { 2 }), Kind::Reduce);
+            }
+            let kept = |d: usize| self.keepdim || !self.axes.contains(&d);
+            let factors = |d: usize| if self.axes.contains(&d) { Factors::new() } else { smallvec::smallvec![d as u8] };
+            rule.outputs[0] = (0..shape.rank()).filter(|d| kept(*d)).map(factors).collect();
+            if let Some(reduction) = reduction.filter(|_| self.operands.len() == 1 && is_identity(self.program)) {
+                let at = Reduction::ALL_STATIC.iter().position(|r| *r == reduction).unwrap_or(0);
+                rule = rule.let_through(1, &Reduction::ALL_STATIC[at..=at]);
+            }
+            Ok(rule)
+        };
+        let axes = self.axes.iter().fold(0i64, |mask, a| mask | 1 << a);
+        let call = Call {
+            op: self.op,
+            inputs: self.operands,
+            attrs: &[-2, axes, self.keepdim.into(), self.reduce as i64, self.dtype as i64, self.operands.len() as i64],
+        };
+        let local = |l: &Local<'_>| {
+            let parts: smallvec::SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
+            let out = reduced_shape(l[0].shape(), self.axes, self.keepdim);
+            match reduction.filter(|_| l[0].numel() == 0 && out.numel() > 0) {
+                Some(reduction) => Ok(smallvec::smallvec![Tensor::full(out, reduction.identity(self.dtype), self.dtype, l[0].device())?]),
+                None => Ok(smallvec::smallvec![self.of(&parts, self.axes).run_plain()?]),
+            }
+        };
+        Ok(call.run_or(rule, local, |inputs| Ok(smallvec::smallvec![self.two_steps(inputs)?]))?.remove(0))
+    }
+
+    /// One result for each part of the reduced dimensions, then those combined: only they cross.
+    #[track_caller]
+    fn two_steps(&self, operands: &[Tensor]) -> Result<Tensor> {
+        let (x, keep) = (&operands[0], Reduce { keepdim: true, ..*self });
+        let mesh = x.mesh();
+        let parts_of = |d: usize| x.sharding().axes_of(d).map(|a| mesh.size(a)).product::<usize>();
+        let shape: Shape = (0..x.rank()).map(|d| if self.axes.contains(&d) { parts_of(d) } else { x.dims()[d] }).collect();
+        let gathered = x.sharding().cuts().filter(|(d, _)| self.axes.contains(d)).fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
+        let each = |i: usize| operands.iter().map(|t| t.part(i)).collect::<Vec<_>>();
+        let on_mesh = |dtype: DType, parts: Vec<Tensor>| Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts).reshard(&gathered);
+        let squeeze = |t: Tensor| if self.keepdim { Ok(t) } else { t.squeeze(&self.axes.iter().map(|a| *a as i64).collect::<Vec<_>>()) };
+        let ranks = || mesh.addressable().enumerate();
+        if self.reduce == ReduceOp::LogSumExp {
+            let parts = ranks().map(|(i, _)| keep.of(&each(i).iter().collect::<Vec<_>>(), self.axes).run_plain()).collect::<Result<Vec<_>>>()?;
+            let whole = on_mesh(self.dtype, parts)?;
+            return over(&whole, self.op, self.axes, self.keepdim, ReduceOp::LogSumExp, self.dtype);
+        }
+        let (extreme, reduction) = if self.reduce == ReduceOp::ArgMax { (ReduceOp::Max, Reduction::Max) } else { (ReduceOp::Min, Reduction::Min) };
+        let dtype = self.program.outputs[0].1;
+        let (mut values, mut positions) = (vec![], vec![]);
+        for (i, rank) in ranks() {
+            let parts = each(i);
+            let out = reduced_shape(parts[0].shape(), self.axes, true);
+            if parts[0].numel() == 0 && out.numel() > 0 {
+                // A rank without elements never wins: its position is behind every other.
+                values.push(Tensor::full(&out, reduction.identity(dtype), dtype, parts[0].device())?);
+                positions.push(Tensor::full(&out, i32::MAX, DType::I32, parts[0].device())?);
+                continue;
+            }
+            let refs: Vec<&Tensor> = parts.iter().collect();
+            values.push(Reduce { reduce: extreme, dtype, ..keep }.of(&refs, self.axes).run_plain()?);
+            let at = keep.of(&refs, self.axes).run_plain()?;
+            positions.push(global_positions(&at, self.axes, parts[0].dims(), &x.sharding().region(mesh, rank, x.shape()).start, x.dims())?);
+        }
+        let (values, positions) = (on_mesh(dtype, values)?, on_mesh(DType::I32, positions)?);
+        let best = over(&values, self.op, self.axes, true, extreme, dtype)?;
+        let mut wins = values.eq(&best)?;
+        if dtype.is_float() {
+            wins = wins.logical_or(&values.isnan()?.logical_and(&best.isnan()?)?)?;
+        }
+        squeeze(over(&wins.where_(&positions, i32::MAX)?, self.op, self.axes, true, ReduceOp::Min, DType::I32)?)
+    }
+
+    fn run_plain(&self) -> Result<Tensor> {
         let device = same_device(self.op, self.operands)?;
         let (first, shape) = (self.operands[0], self.operands[0].shape());
         let out = reduced_shape(shape, self.axes, self.keepdim);
@@ -112,6 +226,26 @@ impl Reduce<'_> {
     }
 }
 
+/// Whether a program only loads its input, without rounding it.
+fn is_identity(program: &MapProgram) -> bool {
+    let (from, to) = (program.inputs[0], program.outputs[0].1);
+    program.insts.len() == 1 && from.kind() == to.kind() && from.size() <= to.size()
+}
+
+/// Positions in the reduced axes of a part, as positions in those of the whole.
+fn global_positions(at: &Tensor, axes: &[usize], part: &[usize], start: &[usize], whole: &[usize]) -> Result<Tensor> {
+    let number =
+        |n: usize| i32::try_from(n).map_err(|_| Error::Argument { op: "argmax", detail: format!("position {n} does not fit i32: reduce fewer axes at once") });
+    let (mut rest, mut out, mut stride) = (at.clone(), at.zeros_like()?, 1);
+    for &axis in axes.iter().rev() {
+        let coordinate = rest.remainder(number(part[axis])?)?.add(number(start[axis])?)?;
+        rest = rest.floor_div(number(part[axis])?)?;
+        out = out.add(&coordinate.mul(number(stride)?)?)?;
+        stride *= whole[axis];
+    }
+    Ok(out)
+}
+
 fn reduced_shape(shape: &Shape, axes: &[usize], keepdim: bool) -> Shape {
     (0..shape.rank()).filter(|d| keepdim || !axes.contains(d)).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect()
 }
@@ -141,13 +275,20 @@ fn front(name: &'static str, from: DType, to: DType, f: impl for<'b> FnOnce(Val<
 }
 
 /// A reduction of one tensor as it is, in the kind of `dtype`.
-fn plain(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
-    let axes = x.shape().axes(op, axes)?;
+#[track_caller]
+fn as_is(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
+    over(x, op, &x.shape().axes(op, axes)?, keepdim, reduce, dtype)
+}
+
+/// [`as_is`] over axes that are checked and sorted.
+#[track_caller]
+fn over(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
     let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype }.run()
+    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce, scale: None, dtype }.run()
 }
 
 /// Position of an extreme along one axis, or in the flattened tensor.
+#[track_caller]
 fn position(x: &Tensor, op: &'static str, axis: Option<i64>, keepdim: bool, reduce: ReduceOp) -> Result<Tensor> {
     let axes: Dims = match axis {
         Some(axis) => smallvec::smallvec![x.shape().axis(op, axis)?],
@@ -165,6 +306,7 @@ fn extent(x: &Tensor, axes: &[usize]) -> f64 {
 }
 
 /// Mean with a chosen result dtype.
+#[track_caller]
 fn mean(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, dtype: DType) -> Result<Tensor> {
     let program = front("mean", x.dtype(), dtype, |v| v)?;
     let scale = Some(1.0 / extent(x, axes));
@@ -172,6 +314,7 @@ fn mean(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, dtype: DTyp
 }
 
 /// Variance with a chosen result dtype: the mean first, then the squares of the differences in one pass.
+#[track_caller]
 fn variance(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, correction: usize, dtype: DType) -> Result<Tensor> {
     let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
     let mean = mean(x, op, &axes, true, wide)?;
@@ -186,51 +329,61 @@ fn variance(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, correctio
 
 impl Tensor {
     /// Sum. `bool` and `u8` give `i32`, other integers keep their type and wrap. The sum of nothing is 0.
+    #[track_caller]
     pub fn sum(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "sum", axes, keepdim, ReduceOp::Sum, sum_type(self.dtype()))
+        as_is(self, "sum", axes, keepdim, ReduceOp::Sum, sum_type(self.dtype()))
     }
 
     /// Mean; integers and bools give `f32`. The mean of nothing is NaN.
+    #[track_caller]
     pub fn mean(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         mean(self, "mean", &self.shape().axes("mean", axes)?, keepdim, self.dtype().to_float())
     }
 
     /// Product, with the dtypes of `sum`. The product of nothing is 1.
+    #[track_caller]
     pub fn prod(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "prod", axes, keepdim, ReduceOp::Prod, sum_type(self.dtype()))
+        as_is(self, "prod", axes, keepdim, ReduceOp::Prod, sum_type(self.dtype()))
     }
 
     /// The largest value; NaN if any is NaN. An empty axis has none, which is an error.
+    #[track_caller]
     pub fn amax(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "amax", axes, keepdim, ReduceOp::Max, self.dtype())
+        as_is(self, "amax", axes, keepdim, ReduceOp::Max, self.dtype())
     }
 
     /// The smallest value; NaN if any is NaN. An empty axis has none, which is an error.
+    #[track_caller]
     pub fn amin(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "amin", axes, keepdim, ReduceOp::Min, self.dtype())
+        as_is(self, "amin", axes, keepdim, ReduceOp::Min, self.dtype())
     }
 
     /// The same as [`amax`](Self::amax).
+    #[track_caller]
     pub fn max(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "max", axes, keepdim, ReduceOp::Max, self.dtype())
+        as_is(self, "max", axes, keepdim, ReduceOp::Max, self.dtype())
     }
 
     /// The same as [`amin`](Self::amin).
+    #[track_caller]
     pub fn min(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "min", axes, keepdim, ReduceOp::Min, self.dtype())
+        as_is(self, "min", axes, keepdim, ReduceOp::Min, self.dtype())
     }
 
     /// Whether any value is true (not zero). False for nothing.
+    #[track_caller]
     pub fn any(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "any", axes, keepdim, ReduceOp::Max, DType::Bool)
+        as_is(self, "any", axes, keepdim, ReduceOp::Max, DType::Bool)
     }
 
     /// Whether all values are true (not zero). True for nothing.
+    #[track_caller]
     pub fn all(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "all", axes, keepdim, ReduceOp::Min, DType::Bool)
+        as_is(self, "all", axes, keepdim, ReduceOp::Min, DType::Bool)
     }
 
     /// How many values are not zero, as `i32`.
+    #[track_caller]
     pub fn count_nonzero(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         let op = "count_nonzero";
         let axes = self.shape().axes(op, axes)?;
@@ -241,12 +394,14 @@ impl Tensor {
     }
 
     /// `log(sum(exp(x)))` without overflow; -inf for nothing.
+    #[track_caller]
     pub fn logsumexp(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        plain(self, "logsumexp", axes, keepdim, ReduceOp::LogSumExp, self.dtype().to_float())
+        as_is(self, "logsumexp", axes, keepdim, ReduceOp::LogSumExp, self.dtype().to_float())
     }
 
     /// The `p`-norm `sum(|x|^p)^(1/p)`; for `p = 0` the number of values that are not zero, for an infinite `p` the largest
     /// absolute value, for minus infinity the smallest. Integers and bools give `f32`.
+    #[track_caller]
     pub fn norm(&self, p: f64, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         let op = "norm";
         if p.is_nan() {
@@ -279,11 +434,13 @@ impl Tensor {
 
     /// Variance: the sum of squared differences from the mean, divided by `n - correction` (1 for a sample, 0 for a whole
     /// population). NaN where nothing is left to divide by. Integers and bools give `f32`.
+    #[track_caller]
     pub fn var(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
         variance(self, "var", axes, keepdim, correction, self.dtype().to_float())
     }
 
     /// Standard deviation: the root of [`var`](Self::var).
+    #[track_caller]
     pub fn std(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
         let (wide, to) = (wide(self.dtype()), self.dtype().to_float());
         let variance = variance(self, "std", axes, keepdim, correction, wide)?;
@@ -292,29 +449,34 @@ impl Tensor {
     }
 
     /// Position (`i32`) of the first largest value along an axis, or in the flattened tensor. The first NaN counts as largest.
+    #[track_caller]
     pub fn argmax(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
         position(self, "argmax", axis, keepdim, ReduceOp::ArgMax)
     }
 
     /// Position (`i32`) of the first smallest value along an axis, or in the flattened tensor. The first NaN counts as smallest.
+    #[track_caller]
     pub fn argmin(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
         position(self, "argmin", axis, keepdim, ReduceOp::ArgMin)
     }
 
     /// The largest value along an axis, and the position (`i32`) where it first occurs.
+    #[track_caller]
     pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "max_with_indices";
-        Ok((plain(self, op, &[axis], keepdim, ReduceOp::Max, self.dtype())?, position(self, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
+        Ok((as_is(self, op, &[axis], keepdim, ReduceOp::Max, self.dtype())?, position(self, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
     }
 
     /// The smallest value along an axis, and the position (`i32`) where it first occurs.
+    #[track_caller]
     pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "min_with_indices";
-        Ok((plain(self, op, &[axis], keepdim, ReduceOp::Min, self.dtype())?, position(self, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
+        Ok((as_is(self, op, &[axis], keepdim, ReduceOp::Min, self.dtype())?, position(self, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
     }
 
     /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an even number of values it is the
     /// lower of the two in the middle. If any value is NaN, it is the first NaN. An empty axis has none, which is an error.
+    #[track_caller]
     pub fn median(&self, axis: Option<i64>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "median";
         let Some(axis) = axis else {

@@ -3,6 +3,7 @@
 use super::{Kind, Objective, Plan, Step, plan};
 use crate::{
     Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
+    spmd::ledger,
     transport::{Message, Part, Transport},
 };
 use smallvec::SmallVec;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 /// A tensor on another mesh, or in another sharding of its own.
 #[track_caller]
 pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Tensor> {
+    let _scope = ledger::enter("reshard", std::panic::Location::caller());
     if x.mesh() == mesh {
         let plan = plan(mesh, x.shape(), x.dtype(), x.sharding(), sharding, Objective::Time)?;
         return run(x, &plan);
@@ -24,7 +26,7 @@ pub(crate) fn run(x: &Tensor, plan: &Plan) -> Result<Tensor> {
     let Some(transport) = x.mesh().transport() else { return Ok(x.clone()) };
     let mut x = x.clone();
     for step in &plan.steps {
-        x = run_step(&x, step, transport)?;
+        x = ledger::step(&x, step, || run_step(&x, step, transport))?;
     }
     Ok(x)
 }

@@ -23,6 +23,21 @@ pub enum Kind {
     Exchange,
 }
 
+impl Kind {
+    /// The name in plans and ledgers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Slice => "slice",
+            Kind::AllGather => "all-gather",
+            Kind::AllToAll => "all-to-all",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllReduce => "all-reduce",
+            Kind::Permute => "permute",
+            Kind::Exchange => "exchange",
+        }
+    }
+}
+
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {

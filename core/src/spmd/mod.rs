@@ -1,1 +1,178 @@
-//! Sharded execution.
+//! One program on many ranks: how an op runs when its operands lie on a mesh.
+//!
+//! Every op goes through [`run`] with its rule and a local step. For plain tensors the local step is the op. On a mesh the [solver](solve) picks how each
+//! mesh axis is used, operands are resharded (the [policy] may forbid it, the [ledger] sees it), the local step runs on what each addressable rank
+//! holds, and the results carry the shardings that follow from the rule.
+
+mod cache;
+pub mod ledger;
+pub mod policy;
+pub mod rule;
+pub mod solve;
+
+pub use ledger::{Entry, Ledger};
+pub use policy::{Policy, with_policy};
+pub use rule::Rule;
+pub use solve::{Choice, Solution};
+
+use crate::{
+    Error, Mesh, Result, Tensor,
+    reshard::{self, Objective},
+    split,
+};
+use cache::Known;
+use smallvec::SmallVec;
+use std::{ops::Range, panic::Location};
+
+/// The results of an op.
+pub(crate) type Outputs = SmallVec<[Tensor; 1]>;
+
+/// One call of an op.
+pub(crate) struct Call<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) inputs: &'a [&'a Tensor],
+    /// Everything beside operands' ranks and broadcast dimensions that the rule depends on.
+    pub(crate) attrs: &'a [i64],
+}
+
+/// What one rank works on.
+pub(crate) struct Local<'a> {
+    /// Its parts of the operands; plain tensors.
+    pub(crate) inputs: &'a [Tensor],
+    known: Option<(&'a Known, &'a Mesh, usize, &'a [Tensor])>,
+}
+
+impl Local<'_> {
+    /// The part of a factor that this rank holds, and the whole size: `None` where it holds all.
+    pub(crate) fn part(&self, letter: char) -> Option<(Range<usize>, usize)> {
+        let (known, mesh, rank, globals) = self.known?;
+        let f = known.factors.iter().position(|(l, _)| *l == letter)?;
+        let axes = known.solution.cuts.iter().filter(|(g, _)| *g as usize == f).map(|(_, a)| *a as usize);
+        let (part, parts) = axes.fold((0, 1), |(part, parts), axis| (part * mesh.size(axis) + mesh.coordinate(rank, axis), parts * mesh.size(axis)));
+        let size = known.factors[f].1.size(globals);
+        (parts > 1).then(|| (split(size, part, parts), size))
+    }
+}
+
+impl std::ops::Index<usize> for Local<'_> {
+    type Output = Tensor;
+
+    fn index(&self, i: usize) -> &Tensor {
+        &self.inputs[i]
+    }
+}
+
+/// Whether all operands are plain; an error where they lie on different meshes.
+#[inline]
+pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
+    let Some((first, rest)) = inputs.split_first() else { return Ok(true) };
+    let mesh = first.mesh();
+    for other in rest {
+        if other.mesh() != mesh {
+            if other.mesh().is_single() && mesh.is_single() {
+                return Err(Error::DeviceMismatch { op, left: mesh.to_string(), right: other.mesh().to_string() });
+            }
+            return Err(Error::MeshMismatch { op, left: mesh.to_string(), right: other.mesh().to_string() });
+        }
+    }
+    Ok(mesh.is_single())
+}
+
+impl Call<'_> {
+    /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands that are not [`plain`].
+    #[track_caller]
+    pub(crate) fn run(&self, rule: impl FnOnce() -> Result<Rule>, local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
+        let (known, inputs) = self.prepare(rule)?;
+        on_each_rank(self.op, &known, &inputs, local)
+    }
+
+    /// As [`run`](Self::run), for ops that have a decomposition, which runs where a factor marked `stats` is cut.
+    #[track_caller]
+    pub(crate) fn run_or(
+        &self,
+        rule: impl FnOnce() -> Result<Rule>,
+        local: impl Fn(&Local<'_>) -> Result<Outputs>,
+        decomposed: impl FnOnce(&[Tensor]) -> Result<Outputs>,
+    ) -> Result<Outputs> {
+        let (known, inputs) = self.prepare(rule)?;
+        if known.solution.decompose {
+            return decomposed(&inputs);
+        }
+        on_each_rank(self.op, &known, &inputs, local)
+    }
+
+    /// Solves and reshards the operands.
+    #[track_caller]
+    fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
+        let caller = Location::caller();
+        let known = cache::find(self, rule)?;
+        let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
+        if known.solution.bytes > 0 {
+            policy::check(self, &known, caller)?;
+        }
+        if known.solution.steps > 0 {
+            let _scope = ledger::enter(self.op, caller);
+            for (x, to) in inputs.iter_mut().zip(&known.solution.inputs) {
+                if x.sharding() != to {
+                    let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes)?;
+                    *x = reshard::run(x, &plan)?;
+                }
+            }
+        }
+        Ok((known, inputs))
+    }
+}
+
+/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the result.
+fn on_each_rank(op: &'static str, known: &Known, inputs: &[Tensor], local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
+    let mesh = inputs[0].mesh();
+    let solution = &known.solution;
+    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len()).filter(|a| solution.choices[*a] != Choice::Whole).collect();
+    let count = mesh.addressable().len();
+    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
+    for (i, rank) in mesh.addressable().enumerate() {
+        let twin = mesh.addressable().take(i).position(|other| used.iter().all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a)));
+        if let Some(j) = twin.filter(|j| mesh.device(*j) == mesh.device(i)) {
+            results.push(results[j].clone());
+            continue;
+        }
+        let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
+        results.push(local(&Local { inputs: &parts, known: Some((known, mesh, rank, inputs)) })?);
+    }
+    let mut out = Outputs::new();
+    for (o, sharding) in solution.outputs.iter().enumerate() {
+        let first =
+            results.first().and_then(|r| r.get(o)).ok_or_else(|| Error::Argument { op, detail: format!("the rule has {} results", solution.outputs.len()) })?;
+        let shape = known.output_shape(op, o, first.shape(), inputs)?;
+        out.push(Tensor::from_parts(mesh, sharding.clone(), first.dtype(), shape, results.iter().map(|r| r[o].clone())));
+    }
+    Ok(out)
+}
+
+/// Runs a user's own op, given as a rule in text and a function of one rank's parts; see [`rule`] for the notation.
+///
+/// ```
+/// # use anymesh_core::{Mesh, Tensor, spmd};
+/// # let device = anymesh_backend_cpu::device();
+/// let mesh = Mesh::new("x=2", &device)?;
+/// let a = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?.to_mesh(&mesh, "[_, @x]")?;
+/// // Sums of rows: ranks that hold different columns give partial sums.
+/// let rows = spmd::apply("rows", "mk -> m ; reduce k sum ; linear 0", &[&a], |x| Ok(vec![x[0].sum(&[1], false)?]))?;
+/// assert_eq!(rows[0].type_string(), "f32[2]{sum:x}");
+/// assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 7.0]);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+#[track_caller]
+pub fn apply(op: &'static str, rule: &str, inputs: &[&Tensor], local: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
+    if inputs.is_empty() {
+        return Err(Error::Argument { op, detail: "a rule needs at least one operand".into() });
+    }
+    if plain(op, inputs)? {
+        return local(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
+    }
+    let shapes: SmallVec<[rule::Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
+    // Two ops may share a name but not a rule.
+    let text = cache::hash(rule);
+    let out = Call { op, inputs, attrs: &[text as i64] }.run(|| Rule::new(rule, &shapes, &[]), |l| Ok(local(l.inputs)?.into_iter().collect()))?;
+    Ok(out.into_vec())
+}

@@ -1,0 +1,121 @@
+//! Sharded ops against unsharded ones: the named wrong results of other systems, and what users meet first.
+
+use anymesh_core::{DType, Device, Error, Mesh, Tensor, TensorType, spmd::Ledger};
+
+fn cpu() -> Device {
+    anymesh_backend_cpu::device()
+}
+
+fn numbers(shape: &[usize]) -> Tensor {
+    let n: usize = shape.iter().product();
+    let values: Vec<f32> = (0..n).map(|i| ((i * 7 + 3) % 11) as f32 - 5.0).collect();
+    Tensor::from_slice(&values, shape, &cpu()).unwrap()
+}
+
+fn same(sharded: &Tensor, whole: &Tensor) {
+    assert_eq!(sharded.shape(), whole.shape(), "{}", sharded.type_string());
+    assert_eq!(sharded.to_bytes().unwrap(), whole.to_bytes().unwrap(), "{}", sharded.type_string());
+}
+
+#[test]
+fn a_tensor_comes_back_from_every_sharding() {
+    let mesh = Mesh::new("dp=2, tp=3", &cpu()).unwrap();
+    let x = numbers(&[5, 7]);
+    for sharding in ["[_, _]", "[@dp, _]", "[@dp@tp, _]", "[@tp, @dp]", "[_, @tp@dp]", "[@dp, _]{sum:tp}", "[_, _]{max:dp, max:tp}"] {
+        same(&x.to_mesh(&mesh, sharding).unwrap(), &x);
+    }
+}
+
+#[test]
+fn a_product_over_a_cut_dimension_is_partial_and_right() {
+    let mesh = Mesh::new("dp=2, tp=2", &cpu()).unwrap();
+    let (x, w) = (numbers(&[4, 6]), numbers(&[6, 8]));
+    let (a, b) = (x.to_mesh(&mesh, "[@dp, @tp]").unwrap(), w.to_mesh(&mesh, "[@tp, _]").unwrap());
+    let (y, ledger) = Ledger::record(|| a.matmul(&b).unwrap());
+    assert_eq!(y.type_string(), "f32[4@dp, 8]{sum:tp}");
+    assert_eq!(ledger.entries, []);
+    same(&y, &x.matmul(&w).unwrap());
+}
+
+#[test]
+fn positions_of_maxima_over_a_cut_dimension_of_a_mesh_are_right() {
+    let mesh = Mesh::new("a=2, b=3", &cpu()).unwrap();
+    for shape in [[4, 6], [5, 2], [1, 7], [2, 1]] {
+        let x = numbers(&shape);
+        for sharding in ["[@a, _]", "[_, @b]", "[@a, @b]", "[@b@a, _]", "[@a@b, _]"] {
+            let s = x.to_mesh(&mesh, sharding).unwrap();
+            for axis in [None, Some(0), Some(1)] {
+                same(&s.argmax(axis, false).unwrap(), &x.argmax(axis, false).unwrap());
+                same(&s.argmin(axis, true).unwrap(), &x.argmin(axis, true).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_partial_maximum_times_a_negative_number_is_reduced_first() {
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let x = numbers(&[4, 6]);
+    let max = x.to_mesh(&mesh, "[_, @x]").unwrap().amax(&[1], false).unwrap();
+    assert_eq!(max.type_string(), "f32[4]{max:x}");
+    same(&max.mul(-1.0).unwrap(), &x.amax(&[1], false).unwrap().mul(-1.0).unwrap());
+    same(&max.relu().unwrap(), &x.amax(&[1], false).unwrap().relu().unwrap());
+}
+
+#[test]
+fn a_number_is_added_once_to_a_partial_sum() {
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let x = numbers(&[4, 6]);
+    let sum = x.to_mesh(&mesh, "[_, @x]").unwrap().sum(&[1], false).unwrap();
+    same(&sum.add(3.0).unwrap(), &x.sum(&[1], false).unwrap().add(3.0).unwrap());
+    assert_eq!(sum.mul(3.0).unwrap().type_string(), "f32[4]{sum:x}");
+}
+
+#[test]
+fn logsumexp_and_norms_over_a_cut_dimension_are_right() {
+    let mesh = Mesh::new("x=4", &cpu()).unwrap();
+    let x = numbers(&[3, 6]);
+    let s = x.to_mesh(&mesh, "[_, @x]").unwrap();
+    let close = |a: Tensor, b: Tensor| {
+        let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()), "{a:?} {b:?}");
+    };
+    close(s.logsumexp(&[1], false).unwrap(), x.logsumexp(&[1], false).unwrap());
+    close(s.logsumexp(&[], false).unwrap(), x.logsumexp(&[], false).unwrap());
+    for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
+        close(s.norm(p, &[1], true).unwrap(), x.norm(p, &[1], true).unwrap());
+    }
+}
+
+#[test]
+fn five_and_six_rows_over_four_ranks_work() {
+    let mesh = Mesh::new("x=4", &cpu()).unwrap();
+    for rows in [0, 1, 2, 3, 5, 6] {
+        let x = numbers(&[rows, 3]);
+        let s = x.to_mesh(&mesh, "[@x, _]").unwrap();
+        same(&s.exp().unwrap(), &x.exp().unwrap());
+        same(&s.sum(&[0], false).unwrap(), &x.sum(&[0], false).unwrap());
+        same(&s.reshard("[_, @x]").unwrap(), &x);
+    }
+}
+
+#[test]
+fn types_print_and_parse() {
+    let mesh = Mesh::new("dp=2, tp=4, sp=2", &cpu()).unwrap();
+    for text in ["f32[1024@dp, 4096@tp]{sum:sp}", "bf16[]", "i64[7@tp@dp]", "bool[3, 0@sp]{or:dp, or:tp}"] {
+        let t = TensorType::parse(text, &mesh).unwrap();
+        assert_eq!(t.sharding.type_string(t.dtype, &t.shape, &mesh), text);
+    }
+    for bad in ["f32", "f32[2", "f33[2]", "f32[2@xx]", "f32[2@dp, 3@dp]", "f32[2@dp]{sum:dp}", "f32[2]{mean:dp}", "f32[-1]", "f32[2]{sum:dp, max:tp}"] {
+        assert!(TensorType::parse(bad, &mesh).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn tensors_of_different_meshes_do_not_mix() {
+    let (a, b) = (Mesh::new("x=2", &cpu()).unwrap(), Mesh::new("x=3", &cpu()).unwrap());
+    let x = numbers(&[6]);
+    let error = x.to_mesh(&a, "[@x]").unwrap().add(&x.to_mesh(&b, "[@x]").unwrap()).unwrap_err();
+    assert!(matches!(error, Error::MeshMismatch { .. }) && error.to_string().contains("to_mesh"), "{error}");
+    assert!(x.to_mesh(&a, "[@x]").unwrap().cast(DType::I32).unwrap().add(&x.cast(DType::I32).unwrap()).is_err());
+}
