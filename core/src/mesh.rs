@@ -99,6 +99,19 @@ impl Mesh {
         Self::assemble(self.0.axes.clone(), self.0.ids.clone(), self.locals(), transport, cost)
     }
 
+    /// The same ranks as one of several processes sees them: it can address only `ranks`, and the transport carries the rest.
+    pub fn addressing(&self, ranks: &[usize]) -> Result<Self> {
+        if let Some(rank) = ranks.iter().find(|r| self.addressable().all(|a| a != **r)) {
+            return Err(Error::Mesh { detail: format!("rank {rank} of {self} is not in this process, which cannot address it") });
+        }
+        if ranks.is_empty() {
+            return Err(Error::Mesh { detail: "a process addresses at least one rank".into() });
+        }
+        let local = self.locals().into_iter().filter(|(rank, _)| ranks.contains(rank)).collect();
+        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        Ok(Self::assemble(self.0.axes.clone(), self.0.ids.clone(), local, transport, self.0.cost.clone()))
+    }
+
     fn locals(&self) -> SmallVec<[(usize, Local); 1]> {
         (0..self.0.local.len()).map(|i| (self.0.local[i].0, Local::Mesh(self.local_mesh(i).clone()))).collect()
     }

@@ -1,9 +1,12 @@
 //! All ranks in this process: nothing is sent, tensors are handed over.
 
-use super::{Message, Part, Transport, combine};
-use crate::{Device, Error, Mesh, Reduction, Result, Tensor, split};
+use super::{Message, Part, Transport, check, collectives, reduce};
+use crate::{Device, Mesh, Reduction, Result, Tensor};
 
-/// The transport of meshes whose ranks are all in this process. Ranks of one device share what is equal, so a replicated result exists once.
+/// The transport of meshes whose ranks are all in this process.
+///
+/// Ranks of one device share what is equal: tensors are values, so a replicated result is computed once and exists once for each device. The
+/// other collectives are the provided ones, whose messages between ranks of one device are free. Nobody is waited for, so there is no deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
 
@@ -13,49 +16,39 @@ impl Transport for InProcess {
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        messages.into_iter().map(|m| Ok(Some(data("exchange", &m.part)?.on(device_of(mesh, m.to)?)?))).collect()
+        for message in &messages {
+            message.check(mesh)?;
+        }
+        messages.iter().map(|m| Ok(Some(data("exchange", &m.part)?.on(device_of("exchange", mesh, m.to)?)?))).collect()
     }
 
-    fn barrier(&self, _: &Mesh, _: &[usize]) -> Result<()> {
-        Ok(())
+    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
+        check::group("barrier", mesh, group.iter().copied())?;
+        group.iter().try_for_each(|rank| device_of("barrier", mesh, *rank).map(|_| ()))
     }
 
     fn all_reduce(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction) -> Result<Vec<Option<Tensor>>> {
-        shared(mesh, parts, |device| reduce(parts, reduction, device, |t| Ok(t.clone())))
+        check::parts("all_reduce", mesh, parts, &[], &[])?;
+        shared("all_reduce", mesh, parts.iter().map(|p| p.rank), |device| reduce(&on("all_reduce", parts, device)?, reduction))
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        shared(mesh, parts, |device| {
-            let pieces = parts.iter().map(|p| data("all_gather", p)?.on(device)).collect::<Result<Vec<_>>>()?;
-            Tensor::concat(&pieces.iter().collect::<Vec<_>>(), dim as i64)
-        })
+        check::parts("all_gather", mesh, parts, &[dim], &[dim])?;
+        shared("all_gather", mesh, parts.iter().map(|p| p.rank), |device| collectives::concat(&on("all_gather", parts, device)?, dim))
     }
 
-    fn reduce_scatter(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction, dim: usize) -> Result<Vec<Option<Tensor>>> {
-        let scatter = |(i, part): (usize, &Part)| {
-            let range = split(part.shape[dim], i, parts.len());
-            reduce(parts, reduction, device_of(mesh, part.rank)?, |t| t.narrow(dim as i64, range.start, range.len())).map(Some)
-        };
-        parts.iter().enumerate().map(scatter).collect()
+    fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
+        collectives::check_broadcast(mesh, root, group)?;
+        shared("broadcast", mesh, group.iter().copied(), |device| data("broadcast", root)?.on(device))
     }
 }
 
-/// The parts, each seen through `piece`, combined in order on `device`.
-fn reduce(parts: &[Part], reduction: Reduction, device: &Device, piece: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let mut sum = piece(data("reduce", &parts[0])?)?.on(device)?;
-    for part in &parts[1..] {
-        sum = combine(&sum, &piece(data("reduce", part)?)?.on(device)?, reduction)?;
-    }
-    Ok(sum)
-}
-
-/// The same result for every member, made once for each device.
-fn shared(mesh: &Mesh, parts: &[Part], make: impl Fn(&Device) -> Result<Tensor>) -> Result<Vec<Option<Tensor>>> {
+/// The same result for every rank, made once for each device.
+fn shared(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>, make: impl Fn(&Device) -> Result<Tensor>) -> Result<Vec<Option<Tensor>>> {
     let mut made: Vec<Tensor> = vec![];
-    parts
-        .iter()
-        .map(|part| {
-            let device = device_of(mesh, part.rank)?;
+    ranks
+        .map(|rank| {
+            let device = device_of(op, mesh, rank)?;
             if let Some(t) = made.iter().find(|t| t.device() == device) {
                 return Ok(Some(t.clone()));
             }
@@ -65,17 +58,18 @@ fn shared(mesh: &Mesh, parts: &[Part], make: impl Fn(&Device) -> Result<Tensor>)
         .collect()
 }
 
-fn device_of(mesh: &Mesh, rank: usize) -> Result<&Device> {
-    match mesh.addressable().position(|r| r == rank) {
-        Some(i) => Ok(mesh.device(i)),
-        None => Err(missing("exchange", rank)),
-    }
+fn on(op: &'static str, parts: &[Part], device: &Device) -> Result<Vec<Tensor>> {
+    parts.iter().map(|part| data(op, part)?.on(device)).collect()
+}
+
+fn device_of<'a>(op: &'static str, mesh: &'a Mesh, rank: usize) -> Result<&'a Device> {
+    check::local(mesh, rank).map(|at| mesh.device(at)).ok_or_else(|| unreachable(op, rank))
 }
 
 fn data<'a>(op: &'static str, part: &'a Part) -> Result<&'a Tensor> {
-    part.data.as_ref().ok_or_else(|| missing(op, part.rank))
+    part.data.as_ref().ok_or_else(|| unreachable(op, part.rank))
 }
 
-fn missing(op: &'static str, rank: usize) -> Error {
-    Error::Transport { op, detail: "a rank is not in this process, which the in-process transport cannot reach".into(), ranks: vec![rank] }
+fn unreachable(op: &'static str, rank: usize) -> crate::Error {
+    check::fail(op, &[rank], "the rank is not in this process, and the in-process transport reaches no other: give the mesh another with `with_transport`")
 }
