@@ -53,8 +53,8 @@ impl Message {
     }
 }
 
-/// Refuses a group that is empty, names a rank twice, or names one that the mesh does not have.
-pub(super) fn group(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>) -> Result<()> {
+/// Refuses a group that is empty, names a rank twice, or names one that the mesh does not have. For barriers and collectives of other transports.
+pub fn check_group(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>) -> Result<()> {
     let mut sorted: SmallVec<[usize; 8]> = ranks.collect();
     sorted.sort_unstable();
     match sorted.last() {
@@ -69,7 +69,7 @@ pub(super) fn group(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = u
 
 /// Refuses parts that are no group, have different dtypes, or differ in a dimension that is not in `free`. The dimensions in `dims` must exist.
 pub(super) fn parts(op: &'static str, mesh: &Mesh, parts: &[Part], dims: &[usize], free: &[usize]) -> Result<()> {
-    group(op, mesh, parts.iter().map(|p| p.rank))?;
+    check_group(op, mesh, parts.iter().map(|p| p.rank))?;
     let first = &parts[0];
     for part in parts {
         part.check(op, mesh)?;

@@ -62,7 +62,7 @@ pub(super) fn broadcast<T: Transport + ?Sized>(transport: &T, mesh: &Mesh, root:
 }
 
 pub(super) fn check_broadcast(mesh: &Mesh, root: &Part, group: &[usize]) -> Result<()> {
-    check::group("broadcast", mesh, group.iter().copied())?;
+    check::check_group("broadcast", mesh, group.iter().copied())?;
     root.check("broadcast", mesh)?;
     if group.contains(&root.rank) { Ok(()) } else { Err(check::fail("broadcast", &[root.rank], format!("the root is not in the group {group:?}"))) }
 }

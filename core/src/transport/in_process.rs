@@ -23,7 +23,7 @@ impl Transport for InProcess {
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        check::group("barrier", mesh, group.iter().copied())?;
+        check::check_group("barrier", mesh, group.iter().copied())?;
         group.iter().try_for_each(|rank| device_of("barrier", mesh, *rank).map(|_| ()))
     }
 

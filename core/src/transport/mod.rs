@@ -1,7 +1,7 @@
 //! What carries data between ranks.
 //!
 //! A [`Transport`] needs three methods: its name, [`exchange`](Transport::exchange) and [`barrier`](Transport::barrier). The collectives are provided on top of
-//! `exchange`, and a transport that has better ones overrides them: they answer the same bits. [`conformance`](self) holds any transport to that, and
+//! `exchange`, and a transport that has better ones overrides them: they answer the same bits. The `conformance` suite (a feature of the same name) holds any transport to that, and
 //! [`Faulty`] wraps any transport to make it late, failing or short of a rank.
 //!
 //! # One call for all ranks of a process
@@ -37,6 +37,7 @@ mod reduce;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
+pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
 pub use in_process::InProcess;
 pub use reduce::reduce;
@@ -98,7 +99,7 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     /// A rank may send to itself. Implementations call [`Message::check`] first.
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>>;
 
-    /// Returns when every rank of the group has called it, or with the ranks that are missing.
+    /// Returns when every rank of the group has called it, or with the ranks that are missing. Implementations call [`check_group`] first.
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()>;
 
     /// How long a call waits for other ranks before it gives [`Error::Timeout`] with those that are missing; `None` where there is nobody to wait for.

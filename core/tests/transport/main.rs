@@ -1,0 +1,8 @@
+//! What carries data between ranks: values, sharing, failure.
+
+mod collectives;
+#[cfg(feature = "conformance")]
+mod conformance;
+mod faults;
+mod mailboxes;
+mod support;
