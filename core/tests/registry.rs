@@ -52,6 +52,63 @@ fn samples_are_small_and_their_values_are_not_all_alike() {
 }
 
 #[test]
+fn samples_of_every_op_have_sizes_that_divide_and_sizes_that_do_not() {
+    let device = device();
+    for entry in registry::entries() {
+        let mut sizes: Vec<usize> = vec![];
+        for sample in entry.samples() {
+            let attrs = Attrs::new(entry, &sample.attrs).expect("attributes");
+            let inputs = sample.make(7, &device).expect("inputs");
+            sizes.extend(inputs.iter().flatten().flat_map(|t| t.dims().to_vec()));
+            if inputs.is_empty() {
+                sizes.extend(entry.call(&inputs, &attrs, &device).expect("it runs").iter().flat_map(|t| t.dims().to_vec()));
+            }
+        }
+        assert!(sizes.iter().any(|n| *n > 2 && n % 2 == 1), "{}: no odd size in {sizes:?}", entry.name);
+        assert!(sizes.iter().any(|n| *n > 0 && n % 4 == 0), "{}: no multiple of 4 in {sizes:?}", entry.name);
+        assert!(sizes.iter().any(|n| *n < 3), "{}: no size below 3 in {sizes:?}", entry.name);
+    }
+}
+
+#[test]
+fn samples_that_claim_to_be_exact_do_not_round_before_they_add_up() {
+    // Each element of these depends on few values, which meet in one order only.
+    const ON_THEIR_OWN: &[&str] = &[
+        "norm",
+        "batch_norm",
+        "bce_loss",
+        "bce_with_logits_loss",
+        "kl_div_loss",
+        "gaussian_nll_loss",
+        "poisson_nll_loss",
+        "glu",
+        "swiglu",
+        "geglu",
+        "swiglu2",
+        "geglu2",
+    ];
+    let device = device();
+    let elementwise = [ops::unary::OPS, ops::activation::OPS, ops::binary::OPS, ops::select::OPS].concat();
+    let mut compared = 0;
+    for entry in registry::entries() {
+        if ON_THEIR_OWN.contains(&entry.name) || elementwise.iter().any(|op| op.name == entry.name) {
+            continue;
+        }
+        for sample in entry.samples().iter().filter(|sample| sample.exact && sample.attrs.get("dtype").is_none()) {
+            let attrs = Attrs::new(entry, &sample.attrs).expect("attributes");
+            let run = |wide: bool| -> Result<Vec<Vec<f64>>, Error> {
+                let widen = |t: Option<Tensor>| t.map(|t| if wide && t.dtype() == DType::F32 { t.cast(DType::F64) } else { Ok(t) }).transpose();
+                let inputs = sample.make(7, &device)?.into_iter().map(widen).collect::<Result<Vec<_>, _>>()?;
+                entry.call(&inputs, &attrs, &device)?.iter().map(|t| t.cast(DType::F64)?.to_vec()).collect()
+            };
+            assert_eq!(run(false).expect("it runs"), run(true).expect("it runs in f64"), "{} {sample:?}", entry.name);
+            compared += 1;
+        }
+    }
+    assert!(compared > 200, "{compared} samples");
+}
+
+#[test]
 fn every_attribute_is_used_by_a_sample_and_every_default_is_valid() {
     for entry in registry::entries() {
         for attr in entry.attrs {
@@ -72,7 +129,7 @@ fn every_attribute_is_used_by_a_sample_and_every_default_is_valid() {
 #[test]
 fn an_unknown_op_gets_similar_names() {
     let error = find("sofmax").expect_err("no such op");
-    assert_eq!(error, Error::Argument { op: "registry", detail: "there is no op 'sofmax': did you mean softmax?".into() });
+    assert_eq!(error, Error::Argument { op: "registry", detail: "there is no op 'sofmax': did you mean softmax or fmax?".into() });
     assert!(find("frobnicate_the_tensor").expect_err("no such op").to_string().contains("ops::catalog"));
     assert!(find("").expect_err("no such op").to_string().contains("no op ''"));
 }

@@ -1,7 +1,7 @@
 //! The elementwise ops, straight from their tables. An operand that is not given as a tensor is the attribute of its name.
 
 use super::{
-    Attr, AttrKind, Call, Entry, Fill, Input, Sample, one,
+    Attr, AttrKind, Call, Entry, Fill, Input, Sample, attr, one,
     sample::{bools, floats, integers},
 };
 use crate::{
@@ -34,11 +34,9 @@ fn operands(row: &Elementwise) -> &'static str {
 /// The numbers that an op takes, and those that may stand in for one of several tensors.
 fn attrs(row: &Elementwise) -> &'static [Attr] {
     let several = row.operands.iter().filter(|p| !p.number).count() > 1;
-    let attr = |p: &Parameter| Attr {
-        name: p.name,
-        kind: AttrKind::Number,
-        default: Some(usual(row.info.name, p.name)),
-        doc: if p.number { "a number of the formula" } else { "a number in place of the operand of this name" },
+    let attr = |p: &Parameter| {
+        let doc = if p.number { "a number of the formula" } else { "a number in place of the operand of this name" };
+        attr(p.name, AttrKind::Number, usual(row.info.name, p.name), doc)
     };
     row.operands.iter().filter(|p| p.number || several).map(attr).collect::<Vec<_>>().leak()
 }

@@ -22,12 +22,27 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod attention;
+mod attr;
 mod attrs;
+mod conv;
+mod create;
 mod elementwise;
+mod index;
+mod loss;
+mod matmul;
+mod movement;
+mod norm;
+mod pool;
 mod reduce;
 mod sample;
+mod scatter;
+mod shape;
+mod slice;
+mod sort;
 
-pub use attrs::{Attr, AttrKind, Attrs};
+pub use attr::{Attr, AttrKind};
+pub use attrs::Attrs;
 #[cfg(feature = "conformance")]
 pub(crate) use sample::SplitMix;
 pub use sample::{Fill, Input, Sample};
@@ -86,12 +101,12 @@ fn two(out: Result<(Tensor, Tensor)>) -> Result<Vec<Tensor>> {
 
 /// An attribute with a default.
 const fn attr(name: &'static str, kind: AttrKind, default: &'static str, doc: &'static str) -> Attr {
-    Attr { name, kind, default: Some(default), doc }
+    Attr { name, kind, default: Some(default), nullable: matches!(default.as_bytes(), b"null"), doc }
 }
 
 /// An attribute that must be given.
 const fn required(name: &'static str, kind: AttrKind, doc: &'static str) -> Attr {
-    Attr { name, kind, default: None, doc }
+    Attr { name, kind, default: None, nullable: false, doc }
 }
 
 /// A row of a family's table.
@@ -147,7 +162,26 @@ impl Entry {
 
 /// Every op of the library.
 pub fn entries() -> &'static [Entry] {
-    static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| [&elementwise::entries()[..], reduce::ENTRIES].concat());
+    static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+        [
+            &elementwise::entries()[..],
+            reduce::ENTRIES,
+            sort::ENTRIES,
+            shape::ENTRIES,
+            slice::ENTRIES,
+            movement::ENTRIES,
+            create::ENTRIES,
+            index::ENTRIES,
+            scatter::ENTRIES,
+            matmul::ENTRIES,
+            norm::ENTRIES,
+            loss::ENTRIES,
+            attention::ENTRIES,
+            conv::ENTRIES,
+            pool::ENTRIES,
+        ]
+        .concat()
+    });
     &ENTRIES
 }
 
