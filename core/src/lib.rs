@@ -16,6 +16,7 @@ pub mod map;
 mod mesh;
 pub mod ops;
 mod place;
+pub mod registry;
 pub mod reshard;
 mod shape;
 mod sharding;

@@ -1,6 +1,6 @@
 //! Seeded inputs in every layout.
 
-use crate::{DType, Device, Dims, F8E4M3, F8E5M2, Layout, Result, Shape, Tensor, bf16, f16};
+use crate::{DType, Device, Dims, F8E4M3, F8E5M2, Layout, Result, Shape, Tensor, bf16, f16, registry::SplitMix};
 
 /// How the elements of an input lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,39 +35,25 @@ pub enum Fill {
     Mixed(&'static [f64], f64, f64),
 }
 
-/// A small deterministic generator (splitmix64), independent of the ops under test.
-#[derive(Debug)]
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
+fn unit(rng: &mut SplitMix) -> f64 {
+    (rng.next() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// One value in four from the list.
-fn mixed(rng: &mut Rng, list: &[f64], low: f64, high: f64) -> f64 {
+fn mixed(rng: &mut SplitMix, list: &[f64], low: f64, high: f64) -> f64 {
     match rng.next() % 4 {
         0 => list[(rng.next() % list.len() as u64) as usize],
-        _ => low + (high - low) * rng.unit(),
+        _ => low + (high - low) * unit(rng),
     }
 }
 
 /// `n` values of a fill, the same for the same seed everywhere.
 pub fn random_values(n: usize, fill: Fill, seed: u64) -> Vec<f64> {
     const SPECIAL: &[f64] = &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-30, 3e4, -3e4];
-    let mut rng = Rng(seed);
+    let mut rng = SplitMix(seed);
     (0..n)
         .map(|_| match fill {
-            Fill::Uniform(low, high) => low + (high - low) * rng.unit(),
+            Fill::Uniform(low, high) => low + (high - low) * unit(&mut rng),
             Fill::Integers(low, high) => (low + (rng.next() % (high - low + 1) as u64) as i64) as f64,
             Fill::Special(low, high) => mixed(&mut rng, SPECIAL, low, high),
             Fill::Mixed(list, low, high) => mixed(&mut rng, list, low, high),

@@ -138,6 +138,42 @@ pub struct Elementwise {
     pub class: Class,
     /// What it computes.
     pub formula: Formula,
+    /// Its operands, as many as the formula takes.
+    pub operands: &'static [Parameter],
+}
+
+/// An operand of an elementwise op, for callers who go by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// The name of the method's parameter; that of the tensor itself comes first.
+    pub name: &'static str,
+    /// Whether it is always a number, never a tensor.
+    pub number: bool,
+    /// What the method does to a number before the formula takes it: refuses values outside the domain, replaces a missing one.
+    pub check: Option<fn(Option<f64>) -> Result<f64>>,
+}
+
+/// Whether a parameter of this type is always a number.
+pub(crate) const fn is_number(t: &str) -> bool {
+    matches!(t.as_bytes(), b"f64" | b"Option<f64>")
+}
+
+/// The type of a number among a method's parameters, from one that may have been left out.
+pub(crate) trait Given: Sized {
+    /// An error where the method cannot do without the number.
+    fn given(op: &'static str, name: &str, value: Option<f64>) -> Result<Self>;
+}
+
+impl Given for f64 {
+    fn given(op: &'static str, name: &str, value: Option<f64>) -> Result<Self> {
+        value.ok_or_else(|| Error::Argument { op, detail: format!("{name} is missing: give a number") })
+    }
+}
+
+impl Given for Option<f64> {
+    fn given(_: &'static str, _: &str, value: Option<f64>) -> Result<Self> {
+        Ok(value)
+    }
 }
 
 impl Elementwise {
@@ -275,6 +311,14 @@ macro_rules! elementwise {
                 info: $crate::ops::op(stringify!($name), $rule),
                 class: $crate::ops::elementwise::Class::$class,
                 formula: $crate::ops::elementwise::formula!(($x $($arg)*) $formula),
+                operands: &[
+                    $crate::ops::elementwise::Parameter { name: stringify!($x), number: false, check: None },
+                    $($crate::ops::elementwise::Parameter {
+                        name: stringify!($arg),
+                        number: $crate::ops::elementwise::is_number(stringify!($t)),
+                        check: $crate::ops::elementwise::check!($name $arg $t $(, $convert)?),
+                    }),*
+                ],
             };
         )*}
 
@@ -312,4 +356,16 @@ macro_rules! formula {
     };
 }
 
-pub(crate) use {elementwise, formula};
+macro_rules! check {
+    ($op:ident $arg:ident $t:ty) => {
+        None
+    };
+    ($op:ident $arg:ident $t:ty, $convert:expr) => {
+        Some(|value| {
+            let $arg = <$t as $crate::ops::elementwise::Given>::given(stringify!($op), stringify!($arg), value)?;
+            Ok($convert)
+        })
+    };
+}
+
+pub(crate) use {check, elementwise, formula};
