@@ -1,6 +1,10 @@
 //! The `anymesh` command.
 
 mod doctor;
+mod plan;
+mod request;
+mod rule;
+mod show;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,10 +21,29 @@ struct Cli {
 enum Command {
     /// List backends and devices, what each supports, and test their kernels.
     Doctor(doctor::Doctor),
+    /// Explain what an op does with given shardings: letters, choices, costs, results.
+    Rule(rule::RuleCommand),
+    /// Print the steps, bytes and bounds of a reshard.
+    Plan(plan::Plan),
+    /// Draw which rank holds what.
+    Show(show::Show),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Doctor(doctor) => doctor.run(),
+        Command::Rule(rule) => finish(rule.run()),
+        Command::Plan(plan) => finish(plan.run()),
+        Command::Show(show) => finish(show.run()),
+    }
+}
+
+fn finish(result: anymesh::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -14,6 +14,7 @@ mod float8;
 pub mod layout;
 pub mod map;
 mod mesh;
+mod meta;
 pub mod ops;
 mod place;
 pub mod registry;
@@ -26,6 +27,8 @@ pub mod transport;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(all(feature = "conformance", not(target_family = "wasm")))]
+pub mod sweep;
 
 pub use backend::{Backend, Buffer, Capabilities, View};
 pub use device::Device;
@@ -36,6 +39,7 @@ pub use half::{bf16, f16};
 pub use layout::Layout;
 pub use map::MapProgram;
 pub use mesh::Mesh;
+pub use meta::meta;
 pub use ops::elementwise::Arg;
 pub use place::Place;
 pub use shape::{Dims, Shape};

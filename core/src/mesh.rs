@@ -88,6 +88,11 @@ impl Mesh {
         Self(Arc::new(MeshData { axes, strides, ids, local, transport: Some(transport), cost, key: KEYS.fetch_add(1, Ordering::Relaxed) }))
     }
 
+    /// A mesh with the same axes and cost model, all of whose ranks are on `device`.
+    pub fn on(&self, device: &Device) -> Result<Self> {
+        Ok(Self::with_devices(self.0.axes.clone(), &vec![device.clone(); self.ranks()])?.with_cost(self.0.cost.clone()))
+    }
+
     /// The same ranks with another transport, such as one that injects faults.
     pub fn with_transport(&self, transport: Arc<dyn Transport>) -> Self {
         Self::assemble(self.0.axes.clone(), self.0.ids.clone(), self.locals(), transport, self.0.cost.clone())

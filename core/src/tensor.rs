@@ -73,6 +73,11 @@ impl Tensor {
         Self(Arc::new(Inner { dtype, shape, mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
     }
 
+    /// Whether two handles are the same tensor.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether it lies on a single device, without a mesh.
     pub fn is_plain(&self) -> bool {
         self.0.mesh.is_single()

@@ -10,7 +10,7 @@
 //! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
 use super::{OpInfo, map1};
-use crate::spmd::{Call, Local, Rule, plain, rule::Given};
+use crate::spmd::{Call, Local, Rule, plain, rule};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
@@ -210,8 +210,8 @@ impl Elementwise {
         // Which operands are tensors decides which terms the rule keeps.
         let given = args.iter().enumerate().fold(0, |mask, (i, a)| mask | i64::from(matches!(a, Arg::Tensor(_))) << i);
         let call = Call { op, inputs: &tensors, attrs: &[given, compute as i64] };
-        let rule = || {
-            let given: SmallVec<[Given<'_>; 4]> = args.iter().map(|a| if let Arg::Tensor(t) = a { (*t).into() } else { Given::Number }).collect();
+        let make_rule = || {
+            let given: SmallVec<[rule::Given<'_>; 4]> = args.iter().map(|a| if let Arg::Tensor(t) = a { (*t).into() } else { rule::Given::Number }).collect();
             let rule = Rule::new(self.info.rule, &given, &[])?;
             Ok(if self.keeps_partials(args, compute) { rule } else { Rule { through: SmallVec::new(), addends: 0, ..rule } })
         };
@@ -219,7 +219,7 @@ impl Elementwise {
             let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
             Ok(smallvec::smallvec![map1(op, &program, &parts, &params)?])
         };
-        Ok(call.run(rule, local)?.remove(0))
+        Ok(call.run(make_rule, local)?.remove(0))
     }
 
     /// Whether the rule's clauses on partial values, which are about the formula, hold for these dtypes: a conversion on the way in would round every part.

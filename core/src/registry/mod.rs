@@ -47,7 +47,7 @@ pub use attrs::Attrs;
 pub(crate) use sample::SplitMix;
 pub use sample::{Fill, Input, Sample};
 
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Place, Result, Tensor};
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -69,7 +69,7 @@ struct Call<'a> {
     op: &'static str,
     inputs: &'a [Option<Tensor>],
     attrs: &'a Attrs,
-    device: &'a Device,
+    place: &'a Place,
 }
 
 impl<'a> Call<'a> {
@@ -81,6 +81,10 @@ impl<'a> Call<'a> {
     /// Operand `at`, where it was given.
     fn maybe(&self, at: usize) -> Option<&'a Tensor> {
         self.inputs.get(at).and_then(Option::as_ref)
+    }
+
+    fn device(&self) -> &'a Device {
+        self.place.mesh.device(0)
     }
 
     /// The operands of a range, which are all there.
@@ -148,10 +152,10 @@ impl Entry {
         Ok(())
     }
 
-    /// Runs the op. Operands at the end that may be left out need not be there. `device` is where an op without operands puts its result.
-    pub fn call(&self, inputs: &[Option<Tensor>], attrs: &Attrs, device: &Device) -> Result<Vec<Tensor>> {
+    /// Runs the op. Operands at the end that may be left out need not be there. `place` is where an op without operands puts its result.
+    pub fn call(&self, inputs: &[Option<Tensor>], attrs: &Attrs, place: impl Into<Place>) -> Result<Vec<Tensor>> {
         self.check(inputs)?;
-        (self.run)(&Call { op: self.name, inputs, attrs, device })
+        (self.run)(&Call { op: self.name, inputs, attrs, place: &place.into() })
     }
 
     /// Small calls of the op (at least one) that cover its attributes, broadcasting, and sizes that divide evenly over a mesh as well as those that do not.
@@ -199,9 +203,9 @@ pub fn find(name: &str) -> Result<&'static Entry> {
 }
 
 /// Runs the op of this name with attributes from a JSON object.
-pub fn call(name: &str, inputs: &[Option<Tensor>], attrs: &Value, device: &Device) -> Result<Vec<Tensor>> {
+pub fn call(name: &str, inputs: &[Option<Tensor>], attrs: &Value, place: impl Into<Place>) -> Result<Vec<Tensor>> {
     let entry = find(name)?;
-    entry.call(inputs, &Attrs::new(entry, attrs)?, device)
+    entry.call(inputs, &Attrs::new(entry, attrs)?, place)
 }
 
 /// How many letters must be added, removed or replaced to make one word of the other.

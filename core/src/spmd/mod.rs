@@ -9,11 +9,13 @@ pub mod ledger;
 pub mod policy;
 pub mod rule;
 pub mod solve;
+mod trace;
 
 pub use ledger::{Entry, Ledger};
 pub use policy::{Policy, with_policy};
 pub use rule::Rule;
 pub use solve::{Choice, Solution};
+pub use trace::{Decision, trace};
 
 use crate::{
     Error, Mesh, Result, Tensor,
@@ -106,6 +108,12 @@ impl Call<'_> {
     fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
         let caller = Location::caller();
         let known = cache::find(self, rule)?;
+        trace::note(|| Decision {
+            op: self.op,
+            inputs: self.inputs.iter().map(|t| (*t).clone()).collect(),
+            rule: known.rule.clone(),
+            solution: known.solution.clone(),
+        });
         let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
         if known.solution.bytes > 0 {
             policy::check(self, &known, caller)?;

@@ -1,0 +1,88 @@
+//! `anymesh plan`: the steps, bytes and bounds of a reshard.
+
+use crate::request::{self, bad};
+use anymesh::{
+    Error, Mesh, Result, TensorType, meta,
+    reshard::{self, Objective},
+};
+use clap::Args;
+use serde_json::Value;
+
+/// Arguments of `anymesh plan`.
+#[derive(Args)]
+pub(crate) struct Plan {
+    /// Axes and sizes, such as dp=2,tp=4.
+    #[arg(long)]
+    mesh: Option<String>,
+    /// The type before, such as "f32[64@dp, 64]".
+    #[arg(long)]
+    from: Option<String>,
+    /// The type after, such as "f32[64, 64@tp]".
+    #[arg(long)]
+    to: Option<String>,
+    /// What to make small: `bytes` (latency is free) or `time` (the cost model).
+    #[arg(long, default_value = "time")]
+    objective: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Answer requests from stdin, one JSON object a line.
+    #[arg(long)]
+    jsonl: bool,
+}
+
+fn objective(text: &str) -> Result<Objective> {
+    match text {
+        "bytes" => Ok(Objective::Bytes),
+        "time" => Ok(Objective::Time),
+        _ => Err(Error::Parse { what: "objective", text: text.into(), expected: "bytes or time".into() }),
+    }
+}
+
+/// One request of `--jsonl`.
+fn answer(request: &Value) -> Result<Value> {
+    let mesh = request::mesh(request, &meta())?;
+    let (dtype, shape) = request::dtype_and_shape(request)?;
+    let side = |name: &str| request::sharding(request.get(name).ok_or_else(|| bad(format!("field '{name}' is missing")))?, &mesh, shape.rank());
+    let (from, to) = (side("from")?, side("to")?);
+    let objective = objective(request.get("objective").map_or(Some("time"), Value::as_str).ok_or_else(|| bad("'objective' must be bytes or time"))?)?;
+    to_json(&reshard::plan(&mesh, &shape, dtype, &from, &to, objective)?, shape.rank())
+}
+
+fn to_json(plan: &reshard::Plan, rank: usize) -> Result<Value> {
+    let steps: Vec<Value> = plan
+        .steps
+        .iter()
+        .map(|s| {
+            serde_json::json!({
+                "kind": s.kind.name(), "axes": s.axes.to_vec(), "from": request::to_json(&s.from, rank), "to": request::to_json(&s.to, rank), "recv_bytes": s.recv_bytes,
+            })
+        })
+        .collect();
+    Ok(serde_json::json!({
+        "steps": steps, "recv_bytes": plan.recv_bytes, "lower_bound": plan.lower_bound, "peak_bytes": plan.peak_bytes, "seconds": plan.seconds,
+    }))
+}
+
+impl Plan {
+    pub(crate) fn run(&self) -> Result<()> {
+        if self.jsonl {
+            return request::serve(answer).map_err(|e| bad(e.to_string()));
+        }
+        let (Some(mesh), Some(from), Some(to)) = (&self.mesh, &self.from, &self.to) else {
+            return Err(bad("give --mesh, --from and --to, or --jsonl; for example: anymesh plan --mesh dp=2,tp=4 --from \"f32[64@dp,64]\" --to \"f32[64,64@tp]\""));
+        };
+        let mesh = Mesh::new(mesh, &meta())?;
+        let (from, to) = (TensorType::parse(from, &mesh)?, TensorType::parse(to, &mesh)?);
+        if (from.dtype, &from.shape) != (to.dtype, &to.shape) {
+            return Err(bad("--from and --to must have the same dtype and sizes: a reshard moves data and changes nothing"));
+        }
+        let plan = reshard::plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, objective(&self.objective)?)?;
+        if self.json {
+            println!("{}", request::reply(to_json(&plan, from.shape.rank())));
+            return Ok(());
+        }
+        println!("{}", plan.table(&mesh, &from.shape, from.dtype));
+        Ok(())
+    }
+}

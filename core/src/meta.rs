@@ -1,0 +1,106 @@
+//! A device without memory: tensors have types and no values. It is how plans and rules are explained at sizes that no machine could hold.
+
+use crate::{
+    Backend, Buffer, Capabilities, DType, Device, Error, Result,
+    backend::{
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
+    },
+};
+use std::ops::Range;
+
+/// A device whose tensors have no values: ops run their checks, rules and reshards, and compute nothing.
+///
+/// ```
+/// # use anymesh_core::{DType, Error, Mesh, Tensor, meta, spmd::Ledger};
+/// let device = meta();
+/// let mesh = Mesh::new("dp=64, tp=8", &device)?;
+/// let x = Tensor::zeros([1 << 20, 1 << 14], DType::BF16, &device)?.to_mesh(&mesh, "[@dp, _]")?;
+/// let w = Tensor::zeros([1 << 14, 1 << 16], DType::BF16, &device)?.to_mesh(&mesh, "[@dp, @tp]")?;
+/// let (y, ledger) = Ledger::record(|| x.matmul(&w));
+/// assert_eq!(y?.type_string(), "bf16[1048576@dp, 65536@tp]");
+/// assert_eq!(ledger.bytes(), (1 << 14) / 64 * 63 * (1 << 13) * 2, "the weight is gathered over dp");
+/// # Ok::<(), Error>(())
+/// ```
+pub fn meta() -> Device {
+    let capabilities =
+        Capabilities { dtypes: DType::ALL.to_vec(), f64_math: true, max_buffer_bytes: u64::MAX, software: true, description: "no memory, no values".into() };
+    Device::new(Meta(capabilities))
+}
+
+#[derive(Debug)]
+struct Meta(Capabilities);
+
+fn nothing() -> Buffer {
+    Buffer::new(())
+}
+
+impl Backend for Meta {
+    fn name(&self) -> &str {
+        "meta"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.0
+    }
+
+    fn upload(&self, _: &[u8]) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn download<'a>(&'a self, _: &'a Buffer, _: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+        let hint = "run the same program on the cpu device".into();
+        Box::pin(async { Err(Error::Unsupported { device: "meta".into(), what: "reading values".into(), hint }) })
+    }
+
+    fn sync(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+        Ok(call.program.outputs.iter().map(|_| nothing()).collect())
+    }
+
+    fn reduce(&self, _: &ReduceCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+        Ok((nothing(), call.positions.then(nothing)))
+    }
+
+    fn matmul(&self, _: &MatmulCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn gather(&self, _: &GatherCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn scatter(&self, _: &ScatterCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn search(&self, _: &SearchCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn sort(&self, _: &SortCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn conv(&self, _: &ConvCall<'_>) -> Result<Buffer> {
+        Ok(nothing())
+    }
+
+    fn row(&self, _: &RowCall<'_>) -> Result<Option<Buffer>> {
+        Ok(Some(nothing()))
+    }
+
+    fn attention(&self, _: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
+        Ok(Some((nothing(), nothing())))
+    }
+
+    fn attention_backward(&self, _: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
+        Ok(Some([nothing(), nothing(), nothing()]))
+    }
+}

@@ -1,0 +1,47 @@
+//! What the solver decided: for explanations, not for programs.
+
+use super::{Rule, Solution, solve};
+use crate::{Result, Tensor};
+use std::cell::RefCell;
+
+/// One op that ran on a mesh.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The op.
+    pub op: &'static str,
+    /// Its operands, as they were.
+    pub inputs: Vec<Tensor>,
+    /// Its rule.
+    pub rule: Rule,
+    /// What was chosen.
+    pub solution: Solution,
+}
+
+impl Decision {
+    /// Everything that could have been chosen, best first.
+    pub fn alternatives(&self) -> Result<Vec<Solution>> {
+        let operands: Vec<_> = self.inputs.iter().map(|t| solve::Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect();
+        solve::alternatives(self.inputs[0].mesh(), &self.rule, &operands)
+    }
+}
+
+thread_local! {
+    static OPEN: RefCell<Option<Vec<Decision>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` and returns the decisions made on this thread, in order. Ops inside decomposed ops are decisions of their own.
+pub fn trace<T>(f: impl FnOnce() -> T) -> (T, Vec<Decision>) {
+    let outer = OPEN.replace(Some(Vec::new()));
+    let result = f();
+    let decisions = OPEN.replace(outer).unwrap_or_default();
+    (result, decisions)
+}
+
+/// Writes a decision down, if anybody listens.
+pub(crate) fn note(decision: impl FnOnce() -> Decision) {
+    OPEN.with_borrow_mut(|open| {
+        if let Some(open) = open {
+            open.push(decision());
+        }
+    });
+}

@@ -1,0 +1,310 @@
+//! The sweep: every op, under every sharding of its operands, held against its unsharded result.
+//!
+//! For each sample of each op of the [registry] and each mesh, operands are laid out in all ways (every axis replicates, cuts any dimension at any position among
+//! the cuts it has, or is partial), the op runs on the mesh, and what *every rank* holds of every result is compared. Where there are more combinations than
+//! [`Options::limit`], that many are taken, spread evenly and always the same.
+
+use crate::{
+    DType, Device, Error, Kind, Mesh, Place, Reduction, Region, Result, Sharding, Tensor,
+    registry::{self, Attrs, Entry, Sample},
+};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+/// The meshes of the sweep.
+pub const MESHES: [&str; 6] = ["a=2", "a=3", "a=4", "a=2, b=2", "a=2, b=3", "a=2, b=2, c=2"];
+
+/// How much to sweep.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most combinations for one sample on one mesh.
+    pub limit: usize,
+    /// Only ops whose name contains this.
+    pub filter: String,
+    /// Threads that work at the same time.
+    pub threads: usize,
+    /// Only every n-th sample.
+    pub every: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { limit: 40, filter: String::new(), threads: std::thread::available_parallelism().map_or(1, |n| n.get()), every: 1 }
+    }
+}
+
+/// What a sweep found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Ops that ran.
+    pub ops: usize,
+    /// Combinations that ran.
+    pub cases: usize,
+    /// How many of them went wrong.
+    pub failed: usize,
+    /// What went wrong, the first few of each op.
+    pub failures: Vec<String>,
+    /// Samples that the device says it cannot run.
+    pub unsupported: usize,
+    /// From beginning to end.
+    pub time: Duration,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rate = self.cases as f64 / self.time.as_secs_f64().max(1e-9);
+        write!(f, "{} ops, {} cases, {} wrong, {:.1} s, {rate:.0} cases/s", self.ops, self.cases, self.failed, self.time.as_secs_f64())?;
+        self.failures.iter().try_for_each(|failure| write!(f, "\n{failure}"))
+    }
+}
+
+/// Sweeps all ops on a device.
+pub fn run(device: &Device, options: &Options) -> Report {
+    let start = Instant::now();
+    let entries: Vec<&Entry> = registry::entries().iter().filter(|e| e.name.contains(&options.filter)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut report = Report::default();
+        while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
+            sweep_op(entry, device, options, &mut report);
+            report.ops += 1;
+        }
+        report
+    };
+    let mut total = Report::default();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.threads.max(1)).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            match thread.join() {
+                Ok(r) => {
+                    total.ops += r.ops;
+                    total.cases += r.cases;
+                    total.failed += r.failed;
+                    total.unsupported += r.unsupported;
+                    total.failures.extend(r.failures);
+                }
+                Err(_) => {
+                    total.failed += 1;
+                    total.failures.push("a thread of the sweep panicked".into());
+                }
+            }
+        }
+    });
+    total.failures.sort();
+    total.time = start.elapsed();
+    total
+}
+
+/// Failures of one op that are written out.
+const SHOWN: usize = 3;
+
+fn sweep_op(entry: &'static Entry, device: &Device, options: &Options, report: &mut Report) {
+    let before = report.failed;
+    for (i, sample) in entry.samples().iter().enumerate().filter(|(i, _)| i % options.every == 0) {
+        for mesh in MESHES {
+            match Mesh::new(mesh, device).and_then(|mesh| sweep_sample(entry, sample, &mesh, options, report, before)) {
+                Ok(()) => {}
+                Err(Error::Unsupported { .. }) => report.unsupported += 1,
+                Err(error) => fail(report, before, format!("{} sample {i}: {error}", entry.name)),
+            }
+        }
+    }
+}
+
+fn fail(report: &mut Report, before: usize, failure: String) {
+    report.failed += 1;
+    if report.failed - before <= SHOWN {
+        report.failures.push(failure);
+    }
+}
+
+/// A result as plain numbers.
+struct Expected {
+    shape: Vec<usize>,
+    dtype: DType,
+    values: Vec<f64>,
+}
+
+fn sweep_sample(entry: &'static Entry, sample: &Sample, mesh: &Mesh, options: &Options, report: &mut Report, before: usize) -> Result<()> {
+    let device = mesh.device(0);
+    let attrs = Attrs::new(entry, &sample.attrs)?;
+    let inputs = sample.make(1, device)?;
+    let expected = entry.call(&inputs, &attrs, device)?;
+    let expected = expected.iter().map(|t| Ok(Expected { shape: t.dims().into(), dtype: t.dtype(), values: values(t)? })).collect::<Result<Vec<_>>>()?;
+    if sample.inputs.iter().all(Option::is_none) {
+        // Nothing to lay out but the result itself.
+        let rank = expected[0].shape.len();
+        for sharding in shardings(mesh, rank, DType::Bool, false).into_iter().take(options.limit) {
+            report.cases += 1;
+            let place = Place { mesh: mesh.clone(), sharding };
+            check(entry, sample, &[], call(entry, &[], &attrs, &place), &expected, report, before);
+        }
+        return Ok(());
+    }
+    let laid_out: Vec<Vec<Option<Tensor>>> = inputs
+        .iter()
+        .map(|input| {
+            let Some(x) = input else { return Ok(vec![None]) };
+            let plain = values(x)?;
+            shardings(mesh, x.rank(), x.dtype(), true).into_iter().map(|s| lay_out(x, &plain, mesh, s).map(Some)).collect()
+        })
+        .collect::<Result<_>>()?;
+    let total: usize = laid_out.iter().map(Vec::len).product();
+    let place = Place::from(mesh);
+    for case in 0..total.min(options.limit) {
+        // A stride that shares no factor with any number of shardings visits all of them in the end.
+        let mut at = if total <= options.limit { case } else { case * 7919 % total };
+        let operands: Vec<Option<Tensor>> = laid_out
+            .iter()
+            .map(|list| {
+                let chosen = list[at % list.len()].clone();
+                at /= list.len();
+                chosen
+            })
+            .collect();
+        report.cases += 1;
+        check(entry, sample, &operands, call(entry, &operands, &attrs, &place), &expected, report, before);
+    }
+    Ok(())
+}
+
+/// Runs an op; a panic is one wrong case and not the end of the sweep.
+fn call(entry: &Entry, operands: &[Option<Tensor>], attrs: &Attrs, place: &Place) -> Result<Vec<Tensor>> {
+    let run = std::panic::AssertUnwindSafe(|| entry.call(operands, attrs, place));
+    std::panic::catch_unwind(run).unwrap_or_else(|_| Err(Error::Argument { op: entry.name, detail: "panicked".into() }))
+}
+
+/// All ways to lie on a mesh. Partial values come with the reductions that a dtype has.
+fn shardings(mesh: &Mesh, rank: usize, dtype: DType, partial: bool) -> Vec<Sharding> {
+    let reductions: &[Reduction] = match dtype {
+        _ if !partial => &[],
+        DType::Bool => &[Reduction::Or],
+        DType::F32 | DType::F64 | DType::I32 | DType::I64 => &[Reduction::Sum, Reduction::Max],
+        _ => &[],
+    };
+    let mut all: Vec<(Vec<(usize, usize)>, Vec<usize>, Option<Reduction>)> = vec![(vec![], vec![], None)];
+    for axis in 0..mesh.axes().len() {
+        let mut next = all.clone();
+        for (cuts, over, reduction) in &all {
+            for dim in 0..rank {
+                // At every position among the cuts of this dimension.
+                let places: Vec<usize> = (0..=cuts.len()).filter(|p| *p == cuts.len() || cuts[*p].0 == dim).collect();
+                for place in places {
+                    let mut cuts = cuts.clone();
+                    cuts.insert(place, (dim, axis));
+                    next.push((cuts, over.clone(), *reduction));
+                }
+            }
+            for r in reductions.iter().filter(|r| reduction.is_none_or(|other| other == **r)) {
+                next.push((cuts.clone(), [&over[..], &[axis]].concat(), Some(*r)));
+            }
+        }
+        all = next;
+    }
+    let build = |(cuts, over, reduction): (Vec<(usize, usize)>, Vec<usize>, Option<Reduction>)| {
+        let cut = cuts.iter().fold(Sharding::replicated(), |s, (dim, axis)| s.cut(*dim, *axis));
+        over.iter().fold(cut, |s, axis| reduction.map_or(s.clone(), |r| s.partial_over(*axis, r)))
+    };
+    let mut out: Vec<Sharding> = vec![];
+    for sharding in all.into_iter().map(build) {
+        if !out.contains(&sharding) {
+            out.push(sharding);
+        }
+    }
+    out
+}
+
+/// A tensor on a mesh; parts of a partial value differ on every rank and are never the value itself where that can be helped.
+pub fn lay_out(x: &Tensor, plain: &[f64], mesh: &Mesh, sharding: Sharding) -> Result<Tensor> {
+    sharding.check(mesh, x.rank())?;
+    let Some((_, reduction)) = sharding.partial().next() else { return x.to_mesh(mesh, sharding) };
+    let axes: Vec<usize> = sharding.partial().map(|(axis, _)| axis).collect();
+    let members: usize = axes.iter().map(|a| mesh.size(*a)).product();
+    let parts = (0..mesh.ranks()).map(|rank| {
+        let region = sharding.region(mesh, rank, x.shape());
+        let member = axes.iter().fold(0, |m, a| m * mesh.size(*a) + mesh.coordinate(rank, *a));
+        let noise = |at: usize, member: usize| ((at * 5 + member * 3 + at / 7) % 5) as f64 - 2.0;
+        let part: Vec<f32> = positions(&region, x.dims())
+            .map(|at| {
+                let (value, owner) = (plain[at], at % members);
+                (match reduction {
+                    Reduction::Sum if member == owner => value - (0..members).filter(|m| *m != owner).map(|m| noise(at, m)).sum::<f64>(),
+                    Reduction::Sum => noise(at, member),
+                    Reduction::Max if member == owner => value,
+                    Reduction::Max => value - 1.0 - noise(at, member).abs(),
+                    _ if member == owner => value,
+                    _ => 0.0,
+                }) as f32
+            })
+            .collect();
+        Tensor::from_slice(&part, crate::Shape::from(region.shape), mesh.device(rank))?.cast(x.dtype())
+    });
+    let parts = parts.collect::<Result<Vec<_>>>()?;
+    Ok(Tensor::from_parts(mesh, sharding, x.dtype(), x.shape().clone(), parts))
+}
+
+/// Row-major positions of a box in a tensor with these dimensions.
+fn positions<'a>(region: &'a Region, dims: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+    (0..region.numel()).map(move |mut i| {
+        let (mut at, mut stride) = (0, 1);
+        for d in (0..dims.len()).rev() {
+            at += (region.start[d] + i % region.shape[d]) * stride;
+            i /= region.shape[d];
+            stride *= dims[d];
+        }
+        at
+    })
+}
+
+/// The elements as `f64`.
+pub fn values(t: &Tensor) -> Result<Vec<f64>> {
+    Ok(match t.dtype().kind() {
+        Kind::F32 if t.dtype() == DType::F32 => t.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+        Kind::I32 => t.to_vec::<i32>()?.into_iter().map(f64::from).collect(),
+        Kind::Bool => t.to_vec::<bool>()?.into_iter().map(|v| f64::from(u8::from(v))).collect(),
+        Kind::F64 => t.to_vec::<f64>()?,
+        Kind::I64 => t.to_vec::<i64>()?.into_iter().map(|v| v as f64).collect(),
+        Kind::U32 => t.cast(DType::U32)?.to_vec::<u32>()?.into_iter().map(f64::from).collect(),
+        Kind::F32 => t.cast(DType::F32)?.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+    })
+}
+
+/// Reordered sums of a few rounded `f32`, relative to values of about one or the value itself.
+const ROUNDING: f64 = 1e-5;
+
+fn check(entry: &Entry, sample: &Sample, operands: &[Option<Tensor>], actual: Result<Vec<Tensor>>, expected: &[Expected], report: &mut Report, before: usize) {
+    let describe = || operands.iter().flatten().map(Tensor::type_string).collect::<Vec<_>>().join(", ");
+    let result = actual.map_err(|e| e.to_string()).and_then(|actual| compare(sample, &actual, expected));
+    if let Err(why) = result {
+        fail(report, before, format!("{}({}) {}: {why}", entry.name, describe(), sample.attrs));
+    }
+}
+
+fn compare(sample: &Sample, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
+    if actual.len() != expected.len() {
+        return Err(format!("{} results, expected {}", actual.len(), expected.len()));
+    }
+    for (o, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        if actual.dims() != &expected.shape[..] || actual.dtype() != expected.dtype {
+            return Err(format!("result {o} is {}, expected {}{:?}", actual.type_string(), expected.dtype, expected.shape));
+        }
+        let whole = if actual.sharding().is_partial() { actual.reshard(actual.sharding().whole()) } else { Ok(actual.clone()) }.map_err(|e| e.to_string())?;
+        for (rank, part) in whole.shards() {
+            let region = whole.sharding().region(whole.mesh(), rank, whole.shape());
+            if part.dims() != &region.shape[..] {
+                return Err(format!("result {o} ({}): rank {rank} holds {}", actual.type_string(), part.type_string()));
+            }
+            let part = values(&part).map_err(|e| e.to_string())?;
+            for (a, at) in part.iter().zip(positions(&region, &expected.shape)) {
+                let e = expected.values[at];
+                let close = || !sample.exact && (a - e).abs() <= ROUNDING * e.abs().max(1.0);
+                if *a != e && !(a.is_nan() && e.is_nan()) && !close() {
+                    return Err(format!("result {o} ({}): rank {rank} has {a} at {at}, expected {e}", actual.type_string()));
+                }
+            }
+        }
+    }
+    Ok(())
+}
