@@ -102,20 +102,21 @@ fn a_rank_that_takes_no_part_disturbs_nobody() {
 
 #[test]
 fn every_kind_of_call_meets_the_fault() {
-    let fails = |call: &dyn Fn(&Faulty, &Mesh, &[Part]) -> Option<Error>| {
+    type Call = fn(&Faulty, &Mesh, &[Part]) -> Option<Error>;
+    let fails = |call: Call| {
         let (mesh, transport) = faulty("x=2", [Fault::Death { call: 0, rank: 1 }]);
         let error = call(&transport, &mesh, &parts(&[&[1.0, 2.0], &[3.0, 4.0]])).expect("a fault");
         assert!(matches!(&error, Error::Transport { ranks, .. } if ranks == &[1]), "{error}");
         transport.heal();
         assert_eq!(call(&transport, &mesh, &parts(&[&[1.0, 2.0], &[3.0, 4.0]])), None, "after that it works");
     };
-    fails(&|t, mesh, p| t.all_reduce(mesh, p, Reduction::Sum).err());
-    fails(&|t, mesh, p| t.all_gather(mesh, p, 0).err());
-    fails(&|t, mesh, p| t.reduce_scatter(mesh, p, Reduction::Max, 0).err());
-    fails(&|t, mesh, p| t.all_to_all(mesh, p, 0, 0).err());
-    fails(&|t, mesh, p| t.broadcast(mesh, &p[0], &[0, 1]).err());
-    fails(&|t, mesh, p| t.send(mesh, p[0].clone(), 1).err());
-    fails(&|t, mesh, _| t.barrier(mesh, &[0, 1]).err());
+    fails(|t, mesh, p| t.all_reduce(mesh, p, Reduction::Sum).err());
+    fails(|t, mesh, p| t.all_gather(mesh, p, 0).err());
+    fails(|t, mesh, p| t.reduce_scatter(mesh, p, Reduction::Max, 0).err());
+    fails(|t, mesh, p| t.all_to_all(mesh, p, 0, 0).err());
+    fails(|t, mesh, p| t.broadcast(mesh, &p[0], &[0, 1]).err());
+    fails(|t, mesh, p| t.send(mesh, p[0].clone(), 1).err());
+    fails(|t, mesh, _| t.barrier(mesh, &[0, 1]).err());
 }
 
 #[test]

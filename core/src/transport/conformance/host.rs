@@ -13,7 +13,7 @@ pub(super) trait Sample: Element + Copy {
 
 impl Sample for bool {
     fn sample(n: u64) -> Self {
-        n % 3 != 0
+        !n.is_multiple_of(3)
     }
 
     fn reduce(values: &[Self], reduction: Reduction) -> Self {
@@ -28,7 +28,7 @@ macro_rules! integers {
     ($($t:ty),*) => {$(
         impl Sample for $t {
             fn sample(n: u64) -> Self {
-                if n % 5 == 0 { 0 } else { (n >> 8) as $t }
+                if n.is_multiple_of(5) { 0 } else { (n >> 8) as $t }
             }
 
             fn reduce(values: &[Self], reduction: Reduction) -> Self {
@@ -52,7 +52,7 @@ macro_rules! floats {
         impl Sample for $t {
             fn sample(n: u64) -> Self {
                 // More digits than the dtype has, so that sums and products must round; small enough that none overflows.
-                if n % 5 == 0 { $round(0.0) } else { $round((n >> 11) as $wide / (1u64 << 50) as $wide - 4.0) }
+                if n.is_multiple_of(5) { $round(0.0) } else { $round((n >> 11) as $wide / (1u64 << 50) as $wide - 4.0) }
             }
 
             fn reduce(values: &[Self], reduction: Reduction) -> Self {

@@ -50,7 +50,7 @@ async fn all_to_all<T: Sample>(suite: &mut Suite<'_>) {
 
 async fn broadcast<T: Sample>(suite: &mut Suite<'_>) {
     for dims in [&[][..], &[5, 3], &[0, 3], &[2, 1, 3]] {
-        for root in suite.group.to_vec() {
+        for root in suite.group.iter().copied() {
             let array = Array::<T>::of_rank(root, dims);
             let expected = vec![array.clone(); suite.group.len()];
             suite.expect(&format!("broadcast from {root}"), &expected, |s| s.transport.broadcast(&s.mesh, &s.part(root, &array)?, s.group)).await;
