@@ -6,6 +6,7 @@
 
 mod cache;
 pub mod ledger;
+mod notation;
 pub mod policy;
 pub mod rule;
 pub mod solve;
@@ -78,6 +79,18 @@ pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
     Ok(mesh.is_single())
 }
 
+/// Until it is dropped, what ops communicate is on behalf of this one: for ops that are composed of others. Nothing for plain tensors.
+#[track_caller]
+pub(crate) fn composed(op: &'static str, x: &Tensor) -> Option<ledger::Scope> {
+    let caller = Location::caller();
+    (!x.is_plain()).then(|| ledger::enter(op, caller))
+}
+
+/// A tensor with nothing partial, so that what several steps of a decomposition read is combined once.
+pub(crate) fn settled(x: Tensor) -> Result<Tensor> {
+    if x.sharding().is_partial() { x.reshard(x.sharding().whole()) } else { Ok(x) }
+}
+
 impl Call<'_> {
     /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands that are not [`plain`].
     #[track_caller]
@@ -96,6 +109,7 @@ impl Call<'_> {
     ) -> Result<Outputs> {
         let (known, inputs) = self.prepare(rule)?;
         if known.solution.decompose {
+            let _scope = ledger::enter(self.op, Location::caller());
             return decomposed(&inputs);
         }
         on_each_rank(self.op, &known, &inputs, local)
@@ -104,7 +118,7 @@ impl Call<'_> {
     /// Solves and reshards the operands.
     #[track_caller]
     fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
-        let caller = Location::caller();
+        let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         let known = cache::find(self, rule)?;
         let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
         if known.solution.bytes > 0 {

@@ -266,7 +266,8 @@ impl<'a> Search<'a> {
                 let reduction = match *choice {
                     Choice::Through(_, reduction) => reduction,
                     Choice::Cut(f) => match self.rule.factors[f].kind {
-                        Kind::Reduce(reduction) => reduction,
+                        // Results that have the factor are cut instead.
+                        Kind::Reduce(reduction) if !dims.iter().any(|d| d.contains(&(f as u8))) => reduction,
                         _ => continue,
                     },
                     Choice::Whole => continue,
@@ -331,7 +332,7 @@ impl<'a> Search<'a> {
                     parts *= self.mesh.size(*axis as usize);
                 }
                 // Uneven parts of the last factor are parts of the dimension, because the split refines; those of an earlier one are not.
-                let last = n + 1 == factors.len();
+                let last = factors[n + 1..].iter().all(|f| self.rule.factors[*f as usize].size == 1);
                 if parts > 1 && !(single_elements && (last || size % parts == 0)) {
                     return None;
                 }
