@@ -159,19 +159,19 @@ pub(crate) const fn is_number(t: &str) -> bool {
 }
 
 /// The type of a number among a method's parameters, from one that may have been left out.
-pub(crate) trait Given: Sized {
+pub(crate) trait FromNumber: Sized {
     /// An error where the method cannot do without the number.
-    fn given(op: &'static str, name: &str, value: Option<f64>) -> Result<Self>;
+    fn from_number(op: &'static str, name: &str, value: Option<f64>) -> Result<Self>;
 }
 
-impl Given for f64 {
-    fn given(op: &'static str, name: &str, value: Option<f64>) -> Result<Self> {
+impl FromNumber for f64 {
+    fn from_number(op: &'static str, name: &str, value: Option<f64>) -> Result<Self> {
         value.ok_or_else(|| Error::Argument { op, detail: format!("{name} is missing: give a number") })
     }
 }
 
-impl Given for Option<f64> {
-    fn given(_: &'static str, _: &str, value: Option<f64>) -> Result<Self> {
+impl FromNumber for Option<f64> {
+    fn from_number(_: &'static str, _: &str, value: Option<f64>) -> Result<Self> {
         Ok(value)
     }
 }
@@ -362,7 +362,7 @@ macro_rules! check {
     };
     ($op:ident $arg:ident $t:ty, $convert:expr) => {
         Some(|value| {
-            let $arg = <$t as $crate::ops::elementwise::Given>::given(stringify!($op), stringify!($arg), value)?;
+            let $arg = <$t as $crate::ops::elementwise::FromNumber>::from_number(stringify!($op), stringify!($arg), value)?;
             Ok($convert)
         })
     };
