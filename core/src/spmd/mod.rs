@@ -11,6 +11,7 @@ pub mod policy;
 pub mod rule;
 pub mod solve;
 
+pub(crate) use cache::hash;
 pub use ledger::{Entry, Ledger};
 pub use policy::{Policy, with_policy};
 pub use rule::Rule;
@@ -186,7 +187,7 @@ pub fn apply(op: &'static str, rule: &str, inputs: &[&Tensor], local: impl Fn(&[
     }
     let shapes: SmallVec<[rule::Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
     // Two ops may share a name but not a rule.
-    let text = cache::hash(rule);
+    let text = hash(rule);
     let out = Call { op, inputs, attrs: &[text as i64] }.run(|| Rule::new(rule, &shapes, &[]), |l| Ok(local(l.inputs)?.into_iter().collect()))?;
     Ok(out.into_vec())
 }
