@@ -1,20 +1,23 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
 use super::{
-    OpInfo,
+    OpInfo, PadMode,
     expr::{Expr, check_float, compute_type},
     op, same_device,
 };
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
+    spmd::{Call, Local, Rule, plain},
 };
+use smallvec::SmallVec;
 
-/// The ops of this file.
-pub const OPS: &[OpInfo] = &[
-    op("attention", "bhsd, bhtd, bhte -> bhse, bhs ; replicate s t d e"),
-    op("attention_backward", "bhsd, bhtd, bhte, bhse, bhs, bhse -> bhsd, bhtd, bhte ; replicate s t d e"),
-];
+const FORWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e";
+const BACKWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum";
+
+/// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the mask. Where queries are cut, the gradients of keys and
+/// values are partial sums.
+pub const OPS: &[OpInfo] = &[op("attention", FORWARD), op("attention_backward", BACKWARD)];
 
 /// How queries look at keys.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +51,12 @@ pub struct Attention {
 /// assert_eq!(attention(&q, &q, &v, &options)?.out.to_vec::<f32>()?, [2.0, 3.0]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
+#[track_caller]
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
     let sizes = Sizes::check("attention", q, k, v, options)?;
+    if !plain(sizes.op, &with_mask(&[q, k, v], options.mask.as_ref()))? {
+        return sizes.sharded(q, k, v, options);
+    }
     if sizes.can_fuse(q, k, v, options) {
         let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
         let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: sizes.scale, causal: options.causal };
@@ -63,11 +70,13 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions)
 }
 
 /// Attention as matrix products, a reduction and maps.
+#[track_caller]
 pub fn decomposed(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
     Sizes::check("attention", q, k, v, options)?.forward(q, k, v, options)
 }
 
 /// The gradients for `q`, `k` and `v` from the inputs, results and the gradient `grad` of the output of [`attention`].
+#[track_caller]
 pub fn attention_backward(
     q: &Tensor,
     k: &Tensor,
@@ -77,6 +86,9 @@ pub fn attention_backward(
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sizes = Sizes::check_backward(q, k, v, forward, grad, options)?;
+    if !plain(sizes.op, &with_mask(&[q, k, v, &forward.out, &forward.lse, grad], options.mask.as_ref()))? {
+        return sizes.sharded_backward(q, k, v, forward, grad, options);
+    }
     if sizes.can_fuse(q, k, v, options) {
         let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
         let (out, lse, grad) = (forward.out.view()?, forward.lse.view()?, grad.cast(q.dtype())?.view()?);
@@ -91,6 +103,7 @@ pub fn attention_backward(
 }
 
 /// The gradients as matrix products, a reduction and maps.
+#[track_caller]
 pub fn backward_decomposed(
     q: &Tensor,
     k: &Tensor,
@@ -100,6 +113,11 @@ pub fn backward_decomposed(
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     Sizes::check_backward(q, k, v, forward, grad, options)?.backward(q, k, v, forward, grad, options)
+}
+
+/// The operands, with the mask where there is one.
+fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[&'t Tensor; 7]> {
+    tensors.iter().copied().chain(mask).collect()
 }
 
 /// The checked sizes of a problem.
@@ -221,6 +239,74 @@ impl Sizes {
     /// `exp(score - lse)`; zero for queries that see nothing.
     fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
         Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))
+    }
+
+    /// The mask in the shape of the scores.
+    #[track_caller]
+    fn whole_mask(&self, options: &AttentionOptions) -> Result<Option<Tensor>> {
+        options.mask.as_ref().map(|mask| mask.expand([self.batch, self.heads, self.s, self.t])).transpose()
+    }
+
+    /// How many keys the queries of a rank can see, and the options for its part of the problem: causal queries that end before the last one are the last
+    /// ones of fewer keys.
+    fn part(&self, l: &Local<'_>, options: &AttentionOptions, mask: Option<&Tensor>) -> Result<(usize, AttentionOptions)> {
+        let seen = match l.part('s') {
+            Some((range, s)) if options.causal => (range.end + self.t).saturating_sub(s),
+            _ => self.t,
+        };
+        let mask = mask.map(|mask| mask.narrow(3, 0, seen)).transpose()?;
+        Ok((seen, AttentionOptions { scale: Some(self.scale), causal: options.causal, mask }))
+    }
+
+    /// Everything the rule depends on beside the operands' ranks.
+    fn attrs(&self, options: &AttentionOptions) -> [i64; 3] {
+        [self.heads as i64, self.key_heads as i64, options.mask.is_some().into()]
+    }
+
+    #[track_caller]
+    fn sharded(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+        let mask = self.whole_mask(options)?;
+        let call = Call { op: self.op, inputs: &with_mask(&[q, k, v], mask.as_ref()), attrs: &self.attrs(options) };
+        let rule = || Rule::new(FORWARD, &[q.into(), k.into(), v.into(), mask.as_ref().into()], &[]);
+        let local = |l: &Local<'_>| {
+            let (seen, options) = self.part(l, options, l.inputs.get(3))?;
+            let Attention { out, lse } = attention(&l[0], &l[1].narrow(2, 0, seen)?, &l[2].narrow(2, 0, seen)?, &options)?;
+            Ok(smallvec::smallvec![out, lse])
+        };
+        let mut out = call.run(rule, local)?;
+        Ok(Attention { lse: out.remove(1), out: out.remove(0) })
+    }
+
+    #[track_caller]
+    fn sharded_backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        forward: &Attention,
+        grad: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let mask = self.whole_mask(options)?;
+        let tensors = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], mask.as_ref());
+        let call = Call { op: self.op, inputs: &tensors, attrs: &self.attrs(options) };
+        let rule = || {
+            let given = [q.into(), k.into(), v.into(), (&forward.out).into(), (&forward.lse).into(), grad.into(), mask.as_ref().into()];
+            Rule::new(BACKWARD, &given, &[])
+        };
+        let local = |l: &Local<'_>| {
+            let (seen, options) = self.part(l, options, l.inputs.get(6))?;
+            let forward = Attention { out: l[3].clone(), lse: l[4].clone() };
+            let (dq, dk, dv) = attention_backward(&l[0], &l[1].narrow(2, 0, seen)?, &l[2].narrow(2, 0, seen)?, &forward, &l[5], &options)?;
+            // Keys that no query of this rank sees have no gradient from it.
+            let unseen = |x: Tensor| match self.t - seen {
+                0 => Ok(x),
+                more => x.pad(&[(0, 0), (0, 0), (0, more), (0, 0)], PadMode::Constant(0.0.into())),
+            };
+            Ok(smallvec::smallvec![dq, unseen(dk)?, unseen(dv)?])
+        };
+        let mut out = call.run(rule, local)?;
+        Ok((out.remove(0), out.remove(0), out.remove(0)))
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {

@@ -15,16 +15,24 @@
 //! ```
 
 use super::{OpInfo, op, same_device};
-use crate::{Dims, Error, Result, Shape, Tensor, backend::ConvCall};
+use crate::{
+    Dims, Error, Result, Shape, Tensor,
+    backend::ConvCall,
+    spmd::{Call, Local, Rule, plain},
+};
+use smallvec::SmallVec;
 
-/// The ops of this file. `n` is the batch, `c` and `o` are channels in and out, `...` the spatial dimensions, which stay whole.
+const CONV: &str = "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
+const TRANSPOSED: &str = "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
+
+/// The ops of this file. `n` is the batch, `g` are the groups, `c` and `o` their channels in and out, `...` the spatial dimensions, which stay whole.
 pub const OPS: &[OpInfo] = &[
-    op("conv1d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
-    op("conv2d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
-    op("conv3d", "nc..., oc..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
-    op("conv_transpose1d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
-    op("conv_transpose2d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
-    op("conv_transpose3d", "nc..., co..., o -> no... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2"),
+    op("conv1d", CONV),
+    op("conv2d", CONV),
+    op("conv3d", CONV),
+    op("conv_transpose1d", TRANSPOSED),
+    op("conv_transpose2d", TRANSPOSED),
+    op("conv_transpose3d", TRANSPOSED),
 ];
 
 /// How the window of a convolution over `N` dimensions moves.
@@ -124,6 +132,7 @@ impl Slide {
 }
 
 /// What all six have in common, with the sizes per spatial dimension in vectors.
+#[derive(Clone, Copy)]
 struct Job<'a> {
     op: &'static str,
     stride: &'a [usize],
@@ -141,6 +150,7 @@ fn lift(values: &[usize], fill: usize) -> [usize; 3] {
     out
 }
 
+#[track_caller]
 fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
     let device = same_device(op, &[input, weight])?;
@@ -183,6 +193,10 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
         out.push(size);
     }
     let shape: Shape = [input.shape()[0], channels].into_iter().chain(out.iter().copied()).collect();
+    let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
+    if !plain(op, &tensors)? {
+        return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job);
+    }
     device.check(dtype, shape.checked_numel(op)?)?;
     let result = if shape.numel() == 0 {
         input.result(None, dtype, shape)
@@ -215,16 +229,34 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
     }
 }
 
+/// A convolution on a mesh, of operands that fit. Groups are cut as a whole; a cut of the channels within a group leaves partial sums.
+#[track_caller]
+fn sharded(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
+    let (op, groups) = (job.op, job.groups);
+    let bias = bias.map(|b| b.cast(input.dtype().promote(b.dtype()))).transpose()?;
+    let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(&bias).collect();
+    let (text, within) = if job.transposed.is_some() { (TRANSPOSED, weight.dims()[1]) } else { (CONV, weight.dims()[0] / groups) };
+    let sizes = [groups, input.dims()[1] / groups, within].map(|n| n as i64);
+    let rule = || Rule::with_sizes(text, &[input.into(), weight.into(), bias.as_ref().into()], &[], &[('g', groups), ('o', within)]);
+    let local = |l: &Local<'_>| {
+        let groups = l.part('g').map_or(groups, |(range, _)| range.len());
+        Ok(smallvec::smallvec![run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })?])
+    };
+    Ok(Call { op, inputs: &tensors, attrs: &sizes }.run(rule, local)?.remove(0))
+}
+
 macro_rules! convolutions {
     ($($n:literal $conv:ident $transposed:ident),*) => {
         impl Tensor {$(
             #[doc = concat!("Slides windows over the last ", $n, " dimension(s) of this tensor `[n, c, ..]`: a weight `[o, c / groups, ..]` and a bias `[o]` give `[n, o, ..]`.")]
+            #[track_caller]
             pub fn $conv(&self, weight: &Tensor, bias: Option<&Tensor>, options: &Conv<$n>) -> Result<Tensor> {
                 let Conv { stride, padding, dilation, groups } = options;
                 run_conv(self, weight, bias, &Job { op: stringify!($conv), stride, padding, dilation, groups: *groups, transposed: None })
             }
 
             #[doc = concat!("The transpose (gradient) of the convolution over ", $n, " dimension(s): a weight `[c, o / groups, ..]` and a bias `[o]` give `[n, o, ..]` of size `(size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1`.")]
+            #[track_caller]
             pub fn $transposed(&self, weight: &Tensor, bias: Option<&Tensor>, options: &ConvTranspose<$n>) -> Result<Tensor> {
                 let ConvTranspose { stride, padding, output_padding, dilation, groups } = options;
                 run_conv(self, weight, bias, &Job { op: stringify!($transposed), stride, padding, dilation, groups: *groups, transposed: Some(output_padding) })

@@ -83,6 +83,7 @@ impl<'a> Expr<'a> {
     }
 
     /// One value for each position, stored as `dtype`.
+    #[track_caller]
     pub(crate) fn map(self, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
         let shape = self.shape()?;
         let program = self.program(&shape, dtype, f)?;
@@ -93,6 +94,7 @@ impl<'a> Expr<'a> {
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`. The first input has the common shape, and there
     /// are no indices.
+    #[track_caller]
     pub(crate) fn reduce(
         self,
         axes: &[usize],

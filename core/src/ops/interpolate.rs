@@ -12,12 +12,16 @@
 
 use super::{
     OpInfo, map1, op,
-    pool::{leading, table},
+    pool::{leading, on_windows, table},
 };
 use crate::{Error, Result, Shape, Tensor, map::Builder};
 
 /// The ops of this file. `w` are the resized dimensions; they stay whole.
-pub const OPS: &[OpInfo] = &[op("interpolate", "...w -> ...w ; replicate w ; linear 0")];
+pub const OPS: &[OpInfo] = &[op("interpolate", BETWEEN)];
+
+const BETWEEN: &str = "...w -> ...w ; replicate w ; linear 0";
+/// Every result is an element, so it does not matter how parts combine.
+const ELEMENTS: &str = "...w -> ...w ; replicate w ; through any 0";
 
 const OP: &str = "interpolate";
 
@@ -66,6 +70,7 @@ fn linear(input: &Tensor, axis: usize, out: usize, align_corners: bool) -> Resul
 
 impl Tensor {
     /// Resizes the last `size.len()` dimensions (one to three).
+    #[track_caller]
     pub fn interpolate(&self, size: &[usize], mode: Interpolate) -> Result<Tensor> {
         if size.is_empty() || size.len() > 3 {
             return Err(Error::Argument { op: OP, detail: format!("{} sizes were given: resizes one to three dimensions", size.len()) });
@@ -83,7 +88,12 @@ impl Tensor {
             super::sort::check_positions(OP, self.shape(), n)?;
         }
         let shape: Shape = self.dims()[..lead].iter().chain(size).copied().collect();
-        self.device().check(self.dtype(), shape.checked_numel(OP)?)?;
+        let elements = shape.checked_numel(OP)?;
+        if !self.is_plain() {
+            let rule = if is_linear { BETWEEN } else { ELEMENTS };
+            return Ok(on_windows(OP, rule, self, size.len(), |x| Ok(smallvec::smallvec![x.interpolate(size, mode)?]))?.remove(0));
+        }
+        self.device().check(self.dtype(), elements)?;
         if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
         }

@@ -19,17 +19,17 @@ use crate::{
     map::Builder,
     spmd::{Call, Local, Rule, plain},
 };
+use smallvec::SmallVec;
 
-/// The ops of this file.
-pub const OPS: &[OpInfo] = &[
-    op("matmul", "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1"),
-    op("matmul_as", "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1"),
-    op("bmm", "bmk, bkn -> bmn ; reduce k sum ; linear 0 ; linear 1"),
-    op("dot", "k, k -> ; reduce k sum ; linear 0 ; linear 1"),
-    op("outer", "m, n -> mn ; linear 0 ; linear 1"),
-    op("linear", "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2"),
-    op("baddbmm", "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2"),
-];
+const PRODUCT: &str = "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1";
+const DOT: &str = "k, k -> ; reduce k sum ; linear 0 ; linear 1";
+const OUTER: &str = "m, n -> mn ; linear 0 ; linear 1";
+const LINEAR: &str = "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2";
+const BADDBMM: &str = "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2";
+
+/// The ops of this file. A bias is an addend: where `k` is cut, one rank adds it.
+pub const OPS: &[OpInfo] =
+    &[op("matmul", PRODUCT), op("matmul_as", PRODUCT), op("bmm", PRODUCT), op("dot", DOT), op("outer", OUTER), op("linear", LINEAR), op("baddbmm", BADDBMM)];
 
 /// The dtype in which several operands multiply; `bool` has no product of its own.
 pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType> {
@@ -42,18 +42,7 @@ pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType
 /// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`, which has the same kind.
 #[track_caller]
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Tensor> {
-    if !plain(op, &[a, b])? {
-        let rule = match (a.rank(), b.rank()) {
-            (0, _) | (_, 0) => "..., ... -> ... ; replicate ...",
-            (1, 1) => "k, k -> ; reduce k sum ; linear 0 ; linear 1",
-            (1, _) => "k, ...kn -> ...n ; reduce k sum ; linear 0 ; linear 1",
-            (_, 1) => "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
-            _ => "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1",
-        };
-        let call = Call { op, inputs: &[a, b], attrs: &[store as i64] };
-        let local = |l: &Local<'_>| Ok(smallvec::smallvec![product(op, &l[0], &l[1], store)?]);
-        return Ok(call.run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?.remove(0));
-    }
+    let is_plain = plain(op, &[a, b])?;
     let device = a.device();
     let dtype = number_type(op, &[a, b])?;
     if store.kind() != dtype.kind() {
@@ -66,16 +55,27 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
     if a.rank() == 0 || b.rank() == 0 {
         return Err(Error::Shape { op, detail: format!("{} and {}: a scalar has no rows, multiply by it instead", a.type_string(), b.type_string()) });
     }
+    check_inner(op, a, b, a.rank() - 1, b.rank().saturating_sub(2))?;
     let (left, right) = (a.cast(dtype)?, b.cast(dtype)?);
+    if !is_plain {
+        let batch = |t: &Tensor| Shape::from(&t.dims()[..t.rank().saturating_sub(2)]);
+        batch(a).broadcast(op, &batch(b))?;
+        let rule = match (a.rank(), b.rank()) {
+            (1, 1) => DOT,
+            (1, _) => "k, ...kn -> ...n ; reduce k sum ; linear 0 ; linear 1",
+            (_, 1) => "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
+            _ => PRODUCT,
+        };
+        let call = Call { op, inputs: &[&left, &right], attrs: &[store as i64] };
+        let local = |l: &Local<'_>| Ok(smallvec::smallvec![product(op, &l[0], &l[1], store)?]);
+        return Ok(call.run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?.remove(0));
+    }
     let left = if a.rank() == 1 { left.unsqueeze(0)? } else { left };
     let right = if b.rank() == 1 { right.unsqueeze(1)? } else { right };
-    let ([left_batch @ .., m, k], [right_batch @ .., k2, n]) = (left.dims(), right.dims()) else {
+    let ([left_batch @ .., m, k], [right_batch @ .., _, n]) = (left.dims(), right.dims()) else {
         return Err(Error::Shape { op, detail: "matrices have two dimensions".into() });
     };
     let (m, k, n) = (*m, *k, *n);
-    if k != *k2 {
-        return Err(Error::Shape { op, detail: format!("{} and {}: the inner dimensions are {k} and {k2}", a.type_string(), b.type_string()) });
-    }
     let batch = Shape::from(left_batch).broadcast(op, &Shape::from(right_batch))?;
     let rows = (a.rank() > 1).then_some(m);
     let columns = (b.rank() > 1).then_some(n);
@@ -104,6 +104,15 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
     Ok(a.result(Some(buffer), store, shape))
 }
 
+/// Checks the sizes that a product sums over: dimension `i` of `a` and `j` of `b`.
+fn check_inner(op: &'static str, a: &Tensor, b: &Tensor, i: usize, j: usize) -> Result<()> {
+    let (k, k2) = (a.dims()[i], b.dims()[j]);
+    if k == k2 {
+        return Ok(());
+    }
+    Err(Error::Shape { op, detail: format!("{} and {}: the inner dimensions are {k} and {k2}", a.type_string(), b.type_string()) })
+}
+
 fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
     if tensor.rank() == rank { Ok(()) } else { Err(Error::Shape { op, detail: format!("{} was given, rank {rank} is needed", tensor.type_string()) }) }
 }
@@ -111,16 +120,19 @@ fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
 impl Tensor {
     /// Matrix product with NumPy's rules: leading dimensions broadcast, a vector on the left is a row and on the right a column that
     /// disappears again. Operands meet in their promoted dtype.
+    #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         product("matmul", self, other, self.dtype().promote(other.dtype()))
     }
 
     /// [`matmul`](Tensor::matmul) that stores another float type, as for 8-bit operands with a 16 or 32-bit result: the sum is rounded once, to `dtype`.
+    #[track_caller]
     pub fn matmul_as(&self, other: &Tensor, dtype: DType) -> Result<Tensor> {
         product("matmul_as", self, other, dtype)
     }
 
     /// Product of two stacks of matrices `[b, m, k]` and `[b, k, n]`, without broadcasting.
+    #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         let op = "bmm";
         check_rank(op, self, 3)?;
@@ -132,6 +144,7 @@ impl Tensor {
     }
 
     /// The sum of products of two vectors, 0-d.
+    #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
         let op = "dot";
         check_rank(op, self, 1)?;
@@ -140,6 +153,7 @@ impl Tensor {
     }
 
     /// All products of two vectors: `out[i, j] = self[i] * other[j]`.
+    #[track_caller]
     pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
         let op = "outer";
         check_rank(op, self, 1)?;
@@ -147,26 +161,49 @@ impl Tensor {
         number_type(op, &[self, other])?;
         same_device(op, &[self, other])?;
         Shape::from([self.numel(), other.numel()]).checked_numel(op)?;
+        if !plain(op, &[self, other])? {
+            let dtype = self.dtype().promote(other.dtype());
+            let (m, n) = (self.cast(dtype)?, other.cast(dtype)?);
+            let call = Call { op, inputs: &[&m, &n], attrs: &[] };
+            let rule = || Rule::new(OUTER, &[self.into(), other.into()], &[]);
+            return Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].outer(&l[1])?]))?.remove(0));
+        }
         self.unsqueeze(1)?.mul(other)
     }
 
     /// `self @ weight^T + bias` for a weight `[out, in]` over the last dimension of this tensor.
+    #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let op = "linear";
         check_rank(op, weight, 2)?;
         let dtype = self.dtype().promote(weight.dtype());
-        let out = product(op, self, &weight.t()?, dtype)?;
-        let Some(bias) = bias else { return Ok(out) };
-        if bias.dims() != [weight.shape()[0]] {
+        if let Some(bias) = bias.filter(|b| b.dims() != [weight.shape()[0]]) {
             return Err(Error::Shape {
                 op,
                 detail: format!("a weight of shape {} takes a bias of [{}], got {}", weight.shape(), weight.shape()[0], bias.shape()),
             });
         }
-        out.add(bias)
+        let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        // Integers become floats when a float bias is added: they must be whole by then, so the sum is an op of its own.
+        let widens = bias.is_some_and(|b| dtype.promote(b.dtype()).is_float() && !dtype.is_float());
+        if !plain(op, &tensors)? && self.rank() > 0 && !widens {
+            let (x, matrix) = (self.cast(number_type(op, &[self, weight])?)?, weight.cast(dtype)?);
+            check_inner(op, self, weight, self.rank() - 1, 1)?;
+            let bias = bias.map(|b| b.cast(dtype.promote(b.dtype()))).transpose()?;
+            let tensors: SmallVec<[&Tensor; 3]> = [&x, &matrix].into_iter().chain(&bias).collect();
+            let rule = || Rule::new(LINEAR, &[self.into(), weight.into(), bias.as_ref().into()], &[]);
+            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].linear(&l[1], l.inputs.get(2))?]);
+            return Ok(Call { op, inputs: &tensors, attrs: &[] }.run(rule, local)?.remove(0));
+        }
+        let out = product(op, self, &weight.t()?, dtype)?;
+        match bias {
+            Some(bias) => out.add(bias),
+            None => Ok(out),
+        }
     }
 
     /// `beta * self + alpha * (a @ b)` for stacks of matrices; `self` broadcasts, and is ignored (also its NaN) where `beta` is 0. Floats only.
+    #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         let op = "baddbmm";
         check_rank(op, a, 3)?;
@@ -177,6 +214,9 @@ impl Tensor {
         }
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", a.type_string(), b.type_string()) });
+        }
+        if !plain(op, &[self, a, b])? {
+            return sharded_baddbmm(self, &a.cast(dtype)?, &b.cast(dtype)?, beta, alpha);
         }
         // The product is kept wide, so that the result is rounded once.
         let product = product(op, &a.cast(dtype)?, &b.cast(dtype)?, dtype.kind().dtype())?;
@@ -192,4 +232,29 @@ impl Tensor {
         let program = b.finish(&[(scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()), dtype)])?;
         map1(op, &program, &[&product, self], &[Scalar::Float(alpha), Scalar::Float(beta)])
     }
+}
+
+/// [`Tensor::baddbmm`] on a mesh, for factors of one dtype.
+#[track_caller]
+fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+    let op = "baddbmm";
+    check_inner(op, a, b, 2, 1)?;
+    let shape = Shape::from([a.dims()[0], a.dims()[1], b.dims()[2]]);
+    if x.shape().broadcast(op, &shape)? != shape {
+        return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}", x.type_string()) });
+    }
+    if beta == 0.0 {
+        // The summand is not read, so it is of no matter how it lies: any tensor of the right dtype and shape will do for the local step.
+        let call = Call { op, inputs: &[a, b], attrs: &[0] };
+        let local = |l: &Local<'_>| {
+            let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
+            Ok(smallvec::smallvec![nothing.baddbmm(&l[0], &l[1], beta, alpha)?])
+        };
+        return Ok(call.run(|| Rule::new(PRODUCT, &[a.into(), b.into()], &[]), local)?.remove(0));
+    }
+    // A summand of integers is converted when it is whole.
+    let x = if x.dtype().is_float() { x.expand(&shape)? } else { x.cast(a.dtype())?.expand(&shape)? };
+    let call = Call { op, inputs: &[&x, a, b], attrs: &[1] };
+    let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].baddbmm(&l[1], &l[2], beta, alpha)?]);
+    Ok(call.run(|| Rule::new(BADDBMM, &[(&x).into(), a.into(), b.into()], &[]), local)?.remove(0))
 }

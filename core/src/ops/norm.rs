@@ -10,16 +10,25 @@ use crate::{
     Dims, Error, Result, Shape, Tensor,
     backend::{ReduceOp, RowOp},
     map::Val,
+    spmd::{Call, Local, Outputs, Rule, composed, plain, settled},
 };
+use smallvec::SmallVec;
 
-/// The ops of this file.
+const LAYER: &str = "...r, r, r -> ...r ; stats r 2";
+const RMS: &str = "...r, r -> ...r ; stats r 1";
+const GROUP: &str = "n(gc)..., (gc), (gc) -> n(gc)... ; stats c ... 2";
+const INSTANCE: &str = "nc..., c, c -> nc... ; stats ... 2";
+const BATCH: &str = "nc..., c, c, c, c -> nc...";
+const BATCH_TRAIN: &str = "nc..., c, c -> nc..., c, c ; stats n ... 2";
+
+/// The ops of this file. Where what is normalised over is cut, only means and variances cross.
 pub const OPS: &[OpInfo] = &[
-    op("layer_norm", "...r, r, r -> ...r ; stats r"),
-    op("rms_norm", "...r, r -> ...r ; stats r"),
-    op("group_norm", "nc..., c, c -> nc... ; replicate c ..."),
-    op("instance_norm", "nc..., c, c -> nc... ; stats ..."),
-    op("batch_norm", "nc..., c, c, c, c -> nc..."),
-    op("batch_norm_train", "nc..., c, c -> nc..., c, c ; stats n ..."),
+    op("layer_norm", LAYER),
+    op("rms_norm", RMS),
+    op("group_norm", GROUP),
+    op("instance_norm", INSTANCE),
+    op("batch_norm", BATCH),
+    op("batch_norm_train", BATCH_TRAIN),
 ];
 
 /// How the elements of each row are normalised, and which parameters scale them.
@@ -59,6 +68,7 @@ pub struct BatchNorm {
 impl BatchNorm {
     /// Running statistics after this batch: `(1 - momentum) * running + momentum * batch`. The running variance takes the
     /// unbiased variance of the batch, which needs more than one value per channel.
+    #[track_caller]
     pub fn update_running(&self, mean: &Tensor, var: &Tensor, momentum: f64) -> Result<(Tensor, Tensor)> {
         let op = "batch_norm_train";
         if self.count < 2 {
@@ -68,6 +78,7 @@ impl BatchNorm {
             return Err(Error::Argument { op, detail: format!("momentum must be in 0..=1, got {momentum}") });
         }
         check_float(op, &[mean, var])?;
+        let _scope = composed(op, mean);
         let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
             if running.shape() != batch.shape() {
                 return Err(Error::Shape { op, detail: format!("running statistics must have shape {}, got {}", batch.shape(), running.shape()) });
@@ -89,37 +100,52 @@ impl Tensor {
     /// assert_eq!(x.layer_norm(1, None, None, 0.0)?.to_vec::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn layer_norm(&self, dims: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-        let channels = trailing("layer_norm", self, dims, [weight, bias])?;
-        run("layer_norm", self, Norm { rms: false, eps, weight, bias, groups: 1, channels, inner: 1 })
+        trailing("layer_norm", self, dims, false, eps, [weight, bias])
     }
 
     /// `x / sqrt(mean(x^2) + eps) * weight` over the last `dims` dimensions, whose shape the weight has.
+    #[track_caller]
     pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-        let channels = trailing("rms_norm", self, dims, [weight, None])?;
-        run("rms_norm", self, Norm { rms: true, eps, weight, bias: None, groups: 1, channels, inner: 1 })
+        trailing("rms_norm", self, dims, true, eps, [weight, None])
     }
 
     /// Normalises `[n, c, ...]` over each of `groups` runs of neighbouring channels and all that follows; parameters are `[c]`.
+    #[track_caller]
     pub fn group_norm(&self, groups: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-        channel_groups("group_norm", self, groups, weight, bias, eps)
+        channel_groups("group_norm", GROUP, self, groups, [weight, bias], eps)
     }
 
     /// Normalises each channel of each sample of `[n, c, ...]`; parameters are `[c]`.
+    #[track_caller]
     pub fn instance_norm(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
         let channels = self.dims().get(1).copied().unwrap_or(0);
-        channel_groups("instance_norm", self, channels, weight, bias, eps)
+        channel_groups("instance_norm", INSTANCE, self, channels, [weight, bias], eps)
     }
 
     /// Normalises `[n, c, ...]` with given statistics of each channel; all parameters are `[c]`.
+    #[track_caller]
     pub fn batch_norm(&self, mean: &Tensor, var: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
         let op = "batch_norm";
         check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
         check_eps(op, eps)?;
-        scale_channels(op, self, mean, var, weight, bias, eps)
+        let tensors: SmallVec<[&Tensor; 5]> = [self, mean, var].into_iter().chain(weight).chain(bias).collect();
+        if !plain(op, &tensors)? {
+            let call = Call { op, inputs: &tensors, attrs: &[] };
+            let rule = || Rule::new(BATCH, &[self.into(), mean.into(), var.into(), weight.into(), bias.into()], &[]);
+            let local = |l: &Local<'_>| {
+                let [weight, bias] = given(l.inputs, 3, [weight, bias]);
+                Ok(smallvec::smallvec![l[0].batch_norm(&l[1], &l[2], weight, bias, eps)?])
+            };
+            return Ok(call.run(rule, local)?.remove(0));
+        }
+        let (mean, var) = (column(self, mean)?, column(self, var)?);
+        scale_channels(op, self, &mean, &var, [weight, bias], eps)
     }
 
     /// Normalises each channel of `[n, c, ...]` over the batch and all that follows the channel; parameters are `[c]`.
+    #[track_caller]
     pub fn batch_norm_train(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<BatchNorm> {
         let op = "batch_norm_train";
         check_channels(op, self, &[weight, bias])?;
@@ -129,14 +155,54 @@ impl Tensor {
         if count == 0 && channels != 0 {
             return Err(empty(op, self));
         }
-        let axes: Dims = (0..self.rank()).filter(|d| *d != 1).collect();
-        let (kind, scale) = (compute_type([self]), Some(1.0 / count as f64));
-        let mean = Expr::new(op, &[self]).reduce(&axes, ReduceOp::Sum, scale, kind, |a| a.x[0])?;
-        let var = Expr::new(op, &[self, &mean]).reduce(&axes, ReduceOp::Sum, scale, kind, |a| (a.x[0] - a.x[1]) * (a.x[0] - a.x[1]))?;
-        let (mean, var) = (mean.reshape([channels])?, var.reshape([channels])?);
-        let out = scale_channels(op, self, &mean, &var, weight, bias, eps)?;
-        Ok(BatchNorm { out, mean, var, count })
+        let tensors: SmallVec<[&Tensor; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
+        let mut out = if plain(op, &tensors)? {
+            train(op, self, count, [weight, bias], eps)
+        } else {
+            let call = Call { op, inputs: &tensors, attrs: &[] };
+            let rule = || Rule::new(BATCH_TRAIN, &[self.into(), weight.into(), bias.into()], &[]);
+            let part = |inputs: &[Tensor]| train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps);
+            call.run_or(rule, |l| part(l.inputs), part)
+        }?
+        .into_iter();
+        match (out.next(), out.next(), out.next()) {
+            (Some(out), Some(mean), Some(var)) => Ok(BatchNorm { out, mean, var, count }),
+            _ => Err(empty(op, self)),
+        }
     }
+}
+
+/// The output, mean and variance of batch normalisation in training.
+#[track_caller]
+fn train(op: &'static str, x: &Tensor, count: usize, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Outputs> {
+    let axes: Dims = (0..x.rank()).filter(|d| *d != 1).collect();
+    let mean = mean(op, x, &axes, count)?;
+    let var = variance(op, x, Some(&mean), &axes, count)?;
+    let out = scale_channels(op, x, &mean, &var, parameters, eps)?;
+    Ok(smallvec::smallvec![out, mean.reshape([x.dims()[1]])?, var.reshape([x.dims()[1]])?])
+}
+
+/// The mean over `axes`, which have `n` elements together and stay with size 1.
+#[track_caller]
+fn mean(op: &'static str, x: &Tensor, axes: &[usize], n: usize) -> Result<Tensor> {
+    settled(Expr::new(op, &[x]).reduce(axes, ReduceOp::Sum, Some(1.0 / n as f64), compute_type([x]), |a| a.x[0])?)
+}
+
+/// The mean square, without the mean where there is one.
+#[track_caller]
+fn variance(op: &'static str, x: &Tensor, mean: Option<&Tensor>, axes: &[usize], n: usize) -> Result<Tensor> {
+    let squares = Expr::new(op, &[x]).maybe(&[mean]);
+    settled(squares.reduce(axes, ReduceOp::Sum, Some(1.0 / n as f64), compute_type([x]), |a| centered(a) * centered(a))?)
+}
+
+/// A norm over `axes` as reductions and a map. Parameters broadcast.
+#[track_caller]
+fn normalised(op: &'static str, x: &Tensor, axes: &[usize], rms: bool, eps: f64, [weight, bias]: [Option<&Tensor>; 2]) -> Result<Tensor> {
+    let n = axes.iter().map(|d| x.dims()[*d]).product();
+    let mean = if rms { None } else { Some(mean(op, x, axes, n)?) };
+    let var = variance(op, x, mean.as_ref(), axes, n)?;
+    let out = Expr::new(op, &[x, &var]).maybe(&[mean.as_ref(), weight, bias]).params(&[eps]);
+    out.map(x.dtype(), |a| scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a))
 }
 
 /// A norm of `x`, seen as rows of `channels * inner` elements, as reductions and a map.
@@ -147,20 +213,15 @@ pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     if block == 0 || !x.numel().is_multiple_of(block) {
         return Err(Error::Shape { op, detail: format!("{} does not divide into rows of {sizes} (groups, channels, inner)", x.shape()) });
     }
-    let n = block / norm.groups;
     check_float(op, &[x])?;
     check_eps(op, norm.eps)?;
     if x.numel() == 0 {
-        return Ok(x.result(None, x.dtype(), x.shape().clone()));
+        return Ok(x.clone());
     }
     let parameter = |p: Option<&Tensor>| p.map(|p| p.reshape([norm.groups, norm.channels, 1])).transpose();
     let (weight, bias) = (parameter(norm.weight)?, parameter(norm.bias)?);
     let rows = x.reshape([x.numel() / block, norm.groups, norm.channels, norm.inner])?;
-    let (kind, scale) = (compute_type([x]), Some(1.0 / n as f64));
-    let mean = if norm.rms { None } else { Some(Expr::new(op, &[&rows]).reduce(&[2, 3], ReduceOp::Sum, scale, kind, |a| a.x[0])?) };
-    let var = Expr::new(op, &[&rows]).maybe(&[mean.as_ref()]).reduce(&[2, 3], ReduceOp::Sum, scale, kind, |a| centered(a) * centered(a))?;
-    let out = Expr::new(op, &[&rows, &var]).maybe(&[mean.as_ref(), weight.as_ref(), bias.as_ref()]).params(&[norm.eps]);
-    out.map(x.dtype(), |a| scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a))?.reshape(x.shape())
+    normalised(op, &rows, &[2, 3], norm.rms, norm.eps, [weight.as_ref(), bias.as_ref()])?.reshape(x.shape())
 }
 
 /// The first input without the mean, where there is one.
@@ -174,9 +235,8 @@ fn scaled<'b>(y: Val<'b>, a: &Args<'b>) -> Val<'b> {
     a.maybe[2].map_or(y, |bias| y + bias)
 }
 
-/// Runs the fused kernel or the decomposition.
-fn run(op: &'static str, x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
-    check_eps(op, norm.eps)?;
+/// Runs the fused kernel or the decomposition on a plain tensor.
+fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
     let dense = |p: Option<&Tensor>| p.map(|p| p.reshape([p.numel()])?.contiguous()?.view()).transpose();
     if x.numel() > 0 {
         let (weight, bias) = (dense(norm.weight)?, dense(norm.bias)?);
@@ -189,18 +249,39 @@ fn run(op: &'static str, x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
     decomposed(x, &norm)
 }
 
-/// The number of elements in the last `dims` dimensions, which the parameters must have too.
-fn trailing(op: &'static str, x: &Tensor, dims: usize, parameters: [Option<&Tensor>; 2]) -> Result<usize> {
+/// The parameters that there are, from operand `first` on.
+fn given<'t, const N: usize>(inputs: &'t [Tensor], first: usize, parameters: [Option<&Tensor>; N]) -> [Option<&'t Tensor>; N] {
+    let mut there = inputs[first..].iter();
+    parameters.map(|p| p.and_then(|_| there.next()))
+}
+
+/// A norm over the last `dims` dimensions, whose shape the parameters have.
+#[track_caller]
+fn trailing(op: &'static str, x: &Tensor, dims: usize, rms: bool, eps: f64, parameters: [Option<&Tensor>; 2]) -> Result<Tensor> {
     if dims == 0 || dims > x.rank() {
         return Err(Error::Argument { op, detail: format!("cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible", x.shape()) });
     }
     check_float(op, &[x])?;
     let shape = Shape::from(&x.dims()[x.rank() - dims..]);
     check_parameters(op, x, &shape, &parameters)?;
-    match shape.checked_numel(op)? {
-        0 => Err(empty(op, x)),
-        n => Ok(n),
+    let channels = shape.checked_numel(op)?;
+    if channels == 0 {
+        return Err(empty(op, x));
     }
+    check_eps(op, eps)?;
+    let [weight, bias] = parameters;
+    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(weight).chain(bias).collect();
+    if plain(op, &tensors)? {
+        return run(x, Norm { rms, eps, weight, bias, groups: 1, channels, inner: 1 });
+    }
+    let axes: Dims = (x.rank() - dims..x.rank()).collect();
+    let rule = || {
+        let given = [x.into(), weight.into(), bias.into()];
+        if rms { Rule::new(RMS, &given[..2], &[('r', &axes)]) } else { Rule::new(LAYER, &given, &[('r', &axes)]) }
+    };
+    let local = |l: &Local<'_>| Ok(smallvec::smallvec![trailing(op, &l[0], dims, rms, eps, given(l.inputs, 1, parameters))?]);
+    let cut = |inputs: &[Tensor]| Ok(smallvec::smallvec![normalised(op, &inputs[0], &axes, rms, eps, given(inputs, 1, parameters))?]);
+    Ok(Call { op, inputs: &tensors, attrs: &[dims as i64] }.run_or(rule, local, cut)?.remove(0))
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
@@ -227,8 +308,10 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
     }
 }
 
-fn channel_groups(op: &'static str, x: &Tensor, groups: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    check_channels(op, x, &[weight, bias])?;
+/// A norm over each of `groups` runs of channels and all that follows; the rule says which of them may be cut.
+#[track_caller]
+fn channel_groups(op: &'static str, rule: &str, x: &Tensor, groups: usize, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Tensor> {
+    check_channels(op, x, &parameters)?;
     let channels = x.dims()[1];
     let per_sample = Shape::from(&x.dims()[1..]).checked_numel(op)?;
     if per_sample == 0 {
@@ -237,17 +320,47 @@ fn channel_groups(op: &'static str, x: &Tensor, groups: usize, weight: Option<&T
     if groups == 0 || !channels.is_multiple_of(groups) {
         return Err(Error::Argument { op, detail: format!("{groups} groups do not divide the {channels} channels of {}", x.shape()) });
     }
-    let inner = per_sample / channels;
-    run(op, x, Norm { rms: false, eps, weight, bias, groups, channels: channels / groups, inner })
+    check_eps(op, eps)?;
+    let [weight, bias] = parameters;
+    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(weight).chain(bias).collect();
+    if plain(op, &tensors)? {
+        return run(x, Norm { rms: false, eps, weight, bias, groups, channels: channels / groups, inner: per_sample / channels });
+    }
+    let made = || Rule::with_sizes(rule, &[x.into(), weight.into(), bias.into()], &[], &[('g', groups)]);
+    let local = |l: &Local<'_>| {
+        let x = &l[0];
+        if x.numel() == 0 {
+            return Ok(smallvec::smallvec![x.clone()]);
+        }
+        // Every rank has whole groups.
+        let groups = x.dims()[1] / (channels / groups);
+        Ok(smallvec::smallvec![channel_groups(op, rule, x, groups, given(l.inputs, 1, parameters), eps)?])
+    };
+    let cut = |inputs: &[Tensor]| {
+        let apart: Shape = [x.dims()[0], groups, channels / groups].iter().chain(&x.dims()[2..]).copied().collect();
+        let beside: Shape = [groups, channels / groups].into_iter().chain(x.dims()[2..].iter().map(|_| 1)).collect();
+        let [weight, bias] = given(inputs, 1, parameters).map(|p| p.map(|p| p.reshape(&beside)).transpose());
+        let (weight, bias) = (weight?, bias?);
+        let axes: Dims = (2..=x.rank()).collect();
+        let out = normalised(op, &inputs[0].reshape(apart)?, &axes, false, eps, [weight.as_ref(), bias.as_ref()])?;
+        Ok(smallvec::smallvec![out.reshape(x.shape())?])
+    };
+    Ok(Call { op, inputs: &tensors, attrs: &[groups as i64, channels as i64] }.run_or(made, local, cut)?.remove(0))
 }
 
-/// `(x - mean) / sqrt(var + eps) * weight + bias` with parameters `[c]` of an input `[n, c, ...]`.
-fn scale_channels(op: &'static str, x: &Tensor, mean: &Tensor, var: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+/// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.
+#[track_caller]
+fn column(x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
     let mut shape: Dims = smallvec::smallvec![1; x.rank() - 1];
     shape[0] = x.dims()[1];
-    let column = |p: &Tensor| p.reshape(shape.clone());
-    let (mean, var) = (column(mean)?, column(var)?);
-    let (weight, bias) = (weight.map(column).transpose()?, bias.map(column).transpose()?);
-    let out = Expr::new(op, &[x, &var]).maybe(&[Some(&mean), weight.as_ref(), bias.as_ref()]).params(&[eps]);
+    parameter.reshape(shape)
+}
+
+/// `(x - mean) / sqrt(var + eps) * weight + bias` with statistics that broadcast and parameters `[c]` of an input `[n, c, ...]`.
+#[track_caller]
+fn scale_channels(op: &'static str, x: &Tensor, mean: &Tensor, var: &Tensor, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Tensor> {
+    let [weight, bias] = parameters.map(|p| p.map(|p| column(x, p)).transpose());
+    let (weight, bias) = (weight?, bias?);
+    let out = Expr::new(op, &[x, var]).maybe(&[Some(mean), weight.as_ref(), bias.as_ref()]).params(&[eps]);
     out.map(x.dtype(), |a| scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a))
 }

@@ -19,25 +19,30 @@ use crate::{
     DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
     map::Builder,
+    spmd::{Call, Outputs, Rule, hash},
 };
+
+const MAX: &str = "...w -> ...w ; replicate w ; through max 0";
+const MAX_WITH_INDICES: &str = "...w -> ...w, ...w ; replicate w";
+const AVERAGE: &str = "...w -> ...w ; replicate w ; linear 0";
 
 /// The ops of this file. `w` are the dimensions with windows; they stay whole.
 pub const OPS: &[OpInfo] = &[
-    op("max_pool1d", "...w -> ...w ; replicate w"),
-    op("max_pool2d", "...w -> ...w ; replicate w"),
-    op("max_pool3d", "...w -> ...w ; replicate w"),
-    op("max_pool1d_with_indices", "...w -> ...w, ...w ; replicate w"),
-    op("max_pool2d_with_indices", "...w -> ...w, ...w ; replicate w"),
-    op("max_pool3d_with_indices", "...w -> ...w, ...w ; replicate w"),
-    op("avg_pool1d", "...w -> ...w ; replicate w ; linear 0"),
-    op("avg_pool2d", "...w -> ...w ; replicate w ; linear 0"),
-    op("avg_pool3d", "...w -> ...w ; replicate w ; linear 0"),
-    op("adaptive_max_pool1d", "...w -> ...w ; replicate w"),
-    op("adaptive_max_pool2d", "...w -> ...w ; replicate w"),
-    op("adaptive_max_pool3d", "...w -> ...w ; replicate w"),
-    op("adaptive_avg_pool1d", "...w -> ...w ; replicate w ; linear 0"),
-    op("adaptive_avg_pool2d", "...w -> ...w ; replicate w ; linear 0"),
-    op("adaptive_avg_pool3d", "...w -> ...w ; replicate w ; linear 0"),
+    op("max_pool1d", MAX),
+    op("max_pool2d", MAX),
+    op("max_pool3d", MAX),
+    op("max_pool1d_with_indices", MAX_WITH_INDICES),
+    op("max_pool2d_with_indices", MAX_WITH_INDICES),
+    op("max_pool3d_with_indices", MAX_WITH_INDICES),
+    op("avg_pool1d", AVERAGE),
+    op("avg_pool2d", AVERAGE),
+    op("avg_pool3d", AVERAGE),
+    op("adaptive_max_pool1d", MAX),
+    op("adaptive_max_pool2d", MAX),
+    op("adaptive_max_pool3d", MAX),
+    op("adaptive_avg_pool1d", AVERAGE),
+    op("adaptive_avg_pool2d", AVERAGE),
+    op("adaptive_avg_pool3d", AVERAGE),
 ];
 
 /// The windows of a max pool over `N` dimensions.
@@ -164,6 +169,15 @@ pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usiz
     input.rank().checked_sub(n).ok_or_else(few)
 }
 
+/// An op on the last `n` dimensions, which are whole on every rank, of a tensor on a mesh.
+#[track_caller]
+pub(super) fn on_windows(op: &'static str, rule: &'static str, input: &Tensor, n: usize, local: impl Fn(&Tensor) -> Result<Outputs>) -> Result<Outputs> {
+    let windows: Dims = (leading(op, input, n)?..input.rank()).collect();
+    // One op may have several rules.
+    let call = Call { op, inputs: &[input], attrs: &[n as i64, hash(rule) as i64] };
+    call.run(|| Rule::new(rule, &[input.into()], &[('w', &windows)]), |l| local(&l[0]))
+}
+
 /// The value that loses against every other.
 fn lowest(dtype: DType) -> Scalar {
     match dtype {
@@ -176,9 +190,13 @@ fn lowest(dtype: DType) -> Scalar {
     }
 }
 
+#[track_caller]
 fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
     if input.dtype() == DType::Bool {
         return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" });
+    }
+    if !input.is_plain() {
+        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| Ok(smallvec::smallvec![max_pool(op, x, windows)?]))?.remove(0));
     }
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
@@ -213,7 +231,15 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
     Ok(run_map(op, &program, places.shape(), &[(&places).into()], &indices, &[], input.device())?.remove(0))
 }
 
+#[track_caller]
 fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+    if !input.is_plain() {
+        let mut out = on_windows(op, MAX_WITH_INDICES, input, windows.out.len(), |x| {
+            let (values, indices) = max_pool_with_indices(op, x, windows)?;
+            Ok(smallvec::smallvec![values, indices])
+        })?;
+        return Ok((out.remove(0), out.remove(0)));
+    }
     let values = max_pool(op, input, windows)?;
     if input.numel() == 0 {
         let none = input.result(None, DType::I32, values.shape().clone());
@@ -228,8 +254,13 @@ fn check_float(op: &'static str, input: &Tensor) -> Result<()> {
     if input.dtype().is_float() { Ok(()) } else { Err(Error::DType { op, dtype: input.dtype(), expected: "floats" }) }
 }
 
+#[track_caller]
 fn avg_pool(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
     check_float(op, input)?;
+    if !input.is_plain() {
+        let local = |x: &Tensor| Ok(smallvec::smallvec![avg_pool(op, x, windows, count_include_pad)?]);
+        return Ok(on_windows(op, AVERAGE, input, windows.out.len(), local)?.remove(0));
+    }
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
     }
@@ -266,6 +297,7 @@ fn adaptive_windows(op: &'static str, input: &Tensor, axis: usize, out: usize) -
 }
 
 /// Pools one axis at a time, which is the same as all at once: every window is a box.
+#[track_caller]
 fn adaptive(op: &'static str, input: &Tensor, out: &[usize], average: bool) -> Result<Tensor> {
     if average {
         check_float(op, input)?;
@@ -278,7 +310,12 @@ fn adaptive(op: &'static str, input: &Tensor, out: &[usize], average: bool) -> R
         });
     }
     let shape: Shape = input.dims()[..lead].iter().chain(out).copied().collect();
-    input.device().check(input.dtype(), shape.checked_numel(op)?)?;
+    let elements = shape.checked_numel(op)?;
+    if !input.is_plain() {
+        let (rule, local) = (if average { AVERAGE } else { MAX }, |x: &Tensor| Ok(smallvec::smallvec![adaptive(op, x, out, average)?]));
+        return Ok(on_windows(op, rule, input, out.len(), local)?.remove(0));
+    }
+    input.device().check(input.dtype(), elements)?;
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), shape));
     }
@@ -310,29 +347,34 @@ macro_rules! pools {
     ($($n:literal $max:ident $max_with:ident $avg:ident $adaptive_max:ident $adaptive_avg:ident),*) => {
         impl Tensor {$(
             #[doc = concat!("The largest value of each window over the last ", $n, " dimension(s); NaN wins.")]
+            #[track_caller]
             pub fn $max(&self, options: &MaxPool<$n>) -> Result<Tensor> {
                 let (op, p) = (stringify!($max), options);
                 max_pool(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &p.dilation, p.ceil_mode)?)
             }
 
             #[doc = concat!("The largest value of each window over the last ", $n, " dimension(s), and where it is: the position (i32) of the first such element among those dimensions, in row-major order.")]
+            #[track_caller]
             pub fn $max_with(&self, options: &MaxPool<$n>) -> Result<(Tensor, Tensor)> {
                 let (op, p) = (stringify!($max_with), options);
                 max_pool_with_indices(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &p.dilation, p.ceil_mode)?)
             }
 
             #[doc = concat!("The mean of each window over the last ", $n, " dimension(s). Floats only.")]
+            #[track_caller]
             pub fn $avg(&self, options: &AvgPool<$n>) -> Result<Tensor> {
                 let (op, p) = (stringify!($avg), options);
                 avg_pool(op, self, &Windows::new(op, self, &p.kernel, &p.stride, &p.padding, &[1; $n], p.ceil_mode)?, p.count_include_pad)
             }
 
             #[doc = concat!("The largest values of `out` windows that cover the last ", $n, " dimension(s).")]
+            #[track_caller]
             pub fn $adaptive_max(&self, out: [usize; $n]) -> Result<Tensor> {
                 adaptive(stringify!($adaptive_max), self, &out, false)
             }
 
             #[doc = concat!("The means of `out` windows that cover the last ", $n, " dimension(s). Floats only.")]
+            #[track_caller]
             pub fn $adaptive_avg(&self, out: [usize; $n]) -> Result<Tensor> {
                 adaptive(stringify!($adaptive_avg), self, &out, true)
             }

@@ -5,12 +5,13 @@ use super::{
     expr::{Args, Expr, check_eps, check_float, check_same_shape, compute_type},
     op,
 };
-use crate::{Error, Result, Tensor, backend::ReduceOp, map::Val};
+use crate::{Error, Result, Tensor, backend::ReduceOp, map::Val, spmd::composed};
 
-/// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("normalize", "...r -> ...r ; stats r"), op("cosine_similarity", "...r, ...r -> ... ; stats r")];
+/// The ops of this file, which are reductions and maps: a cut of the axis lets only sums cross.
+pub const OPS: &[OpInfo] = &[op("normalize", "...r -> ...r ; stats r 1"), op("cosine_similarity", "...r, ...r -> ... ; stats r 3")];
 
 /// `(sum |v|^p)^(1/p)` along `axis` (which stays, of size 1), in the compute dtype. `p` is positive; infinity gives the largest `|v|`.
+#[track_caller]
 pub(crate) fn p_norm(op: &'static str, expr: Expr<'_>, axis: usize, p: f64, value: impl for<'b> Fn(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
     if p.is_nan() || p <= 0.0 {
         return Err(Error::Argument { op, detail: format!("the order of a norm must be positive, got {p}") });
@@ -40,6 +41,7 @@ impl Tensor {
     /// assert_eq!(x.normalize(2.0, -1, 1e-12)?.to_vec::<f32>()?, [0.6, 0.8, 0.0, 0.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn normalize(&self, p: f64, axis: i64, eps: f64) -> Result<Tensor> {
         let op = "normalize";
         check_float(op, &[self])?;
@@ -53,12 +55,14 @@ impl Tensor {
     }
 
     /// The cosine of the angle between vectors along `axis`, each norm not below `eps`.
+    #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, axis: i64, eps: f64) -> Result<Tensor> {
         let op = "cosine_similarity";
         check_float(op, &[self, other])?;
         check_same_shape(op, &[self, other])?;
         check_eps(op, eps)?;
         let axis = self.shape().axis(op, axis)?;
+        let _scope = composed(op, self);
         let kind = compute_type([self, other]);
         let sum = |x: &Tensor, y: &Tensor| Expr::new(op, &[x, y]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1]);
         let (dot, left, right) = (sum(self, other)?, sum(self, self)?, sum(other, other)?);

@@ -8,10 +8,14 @@ use super::{
 use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
+    spmd::{Call, Local, Rule, settled},
 };
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("softmax", "...r -> ...r ; stats r"), op("log_softmax", "...r -> ...r ; stats r")];
+pub const OPS: &[OpInfo] = &[op("softmax", ROWS), op("log_softmax", ROWS)];
+
+/// Where rows are cut, only their largest values and sums cross.
+const ROWS: &str = "...r -> ...r ; stats r 2";
 
 impl Tensor {
     /// `exp(x) / sum(exp(x))` along `axis`, without overflow. A row of only `-inf` gives NaN.
@@ -23,29 +27,34 @@ impl Tensor {
     /// assert_eq!(x.softmax(-1)?.to_vec::<f32>()?, [0.5, 0.5, 0.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn softmax(&self, axis: i64) -> Result<Tensor> {
         along_rows("softmax", self, axis, RowOp::Softmax, decomposed)
     }
 
     /// The logarithm of [`softmax`](Tensor::softmax), precise also where the probability underflows.
+    #[track_caller]
     pub fn log_softmax(&self, axis: i64) -> Result<Tensor> {
         along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed)
     }
 }
 
 /// Softmax as two reductions and a map: what backends without a fused kernel run, and what a sharded axis runs.
+#[track_caller]
 pub fn decomposed(x: &Tensor, axis: i64) -> Result<Tensor> {
     let (max, sum) = statistics("softmax", x, axis)?;
     Expr::new("softmax", &[x, &max, &sum]).map(x.dtype(), |a| (a.x[0] - a.x[1]).exp() / a.x[2])
 }
 
 /// Log-softmax as two reductions and a map.
+#[track_caller]
 pub fn log_decomposed(x: &Tensor, axis: i64) -> Result<Tensor> {
     let (max, sum) = statistics("log_softmax", x, axis)?;
     Expr::new("log_softmax", &[x, &max, &sum]).map(x.dtype(), |a| a.x[0] - a.x[1] - a.x[2].log())
 }
 
 /// The largest value, and the sum of exponentials relative to it; the axis stays with size 1.
+#[track_caller]
 fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor)> {
     check_float(op, &[x])?;
     let axis = x.shape().axis(op, axis)?;
@@ -53,15 +62,22 @@ fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor
         // Nothing is normalised, so the statistics of an empty axis are never read.
         return Ok((x.clone(), x.clone()));
     }
-    let max = Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?;
+    let max = settled(Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?)?;
     let sum = Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| (a.x[0] - a.x[1]).exp())?;
-    Ok((max, sum))
+    Ok((max, settled(sum)?))
 }
 
 /// Runs the fused kernel on rows along `axis`, or the decomposition where there is none.
+#[track_caller]
 fn along_rows(op: &'static str, x: &Tensor, axis: i64, row: RowOp<'_>, decomposed: fn(&Tensor, i64) -> Result<Tensor>) -> Result<Tensor> {
     check_float(op, &[x])?;
     let axis = x.shape().axis(op, axis)?;
+    if !x.is_plain() {
+        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
+        let rule = || Rule::new(ROWS, &[x.into()], &[('r', &[axis])]);
+        let local = |l: &Local<'_>| Ok(smallvec::smallvec![along_rows(op, &l[0], axis as i64, row.clone(), decomposed)?]);
+        return Ok(call.run_or(rule, local, |inputs| Ok(smallvec::smallvec![decomposed(&inputs[0], axis as i64)?]))?.remove(0));
+    }
     let last = x.rank() - 1;
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
     order.push(axis);

@@ -111,6 +111,11 @@ pub(crate) fn enter(op: &'static str, caller: &'static Location<'static>) -> Sco
     Scope
 }
 
+/// The op on whose behalf others run, and the line that called it.
+pub(crate) fn outermost() -> Option<(&'static str, &'static Location<'static>)> {
+    OPS.with_borrow(|ops| ops.first().copied())
+}
+
 /// Runs a step and writes it down, if anybody listens. Steps that send nothing are no communication.
 pub(crate) fn step(x: &Tensor, step: &Step, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     if step.recv_bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
@@ -123,7 +128,7 @@ pub(crate) fn step(x: &Tensor, step: &Step, run: impl FnOnce() -> Result<Tensor>
     let time = start.elapsed();
     #[cfg(target_family = "wasm")]
     let time = Duration::ZERO;
-    let (op, caller) = OPS.with_borrow(|ops| ops.first().copied()).map_or(("reshard", String::new()), |(op, caller)| (op, caller.to_string()));
+    let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| (op, caller.to_string()));
     let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
     let entry = Entry { op, caller, kind: step.kind.name(), from: ty(&step.from), to: ty(&step.to), bytes: step.recv_bytes, time };
     OPEN.with_borrow_mut(|open| {

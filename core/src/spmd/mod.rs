@@ -6,11 +6,13 @@
 
 mod cache;
 pub mod ledger;
+mod notation;
 pub mod policy;
 pub mod rule;
 pub mod solve;
 mod trace;
 
+pub(crate) use cache::hash;
 pub use ledger::{Entry, Ledger};
 pub use policy::{Policy, with_policy};
 pub use rule::Rule;
@@ -80,6 +82,18 @@ pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
     Ok(mesh.is_single())
 }
 
+/// Until it is dropped, what ops communicate is on behalf of this one: for ops that are composed of others. Nothing for plain tensors.
+#[track_caller]
+pub(crate) fn composed(op: &'static str, x: &Tensor) -> Option<ledger::Scope> {
+    let caller = Location::caller();
+    (!x.is_plain()).then(|| ledger::enter(op, caller))
+}
+
+/// A tensor with nothing partial, so that what several steps of a decomposition read is combined once.
+pub(crate) fn settled(x: Tensor) -> Result<Tensor> {
+    if x.sharding().is_partial() { x.reshard(x.sharding().whole()) } else { Ok(x) }
+}
+
 impl Call<'_> {
     /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands that are not [`plain`].
     #[track_caller]
@@ -98,6 +112,7 @@ impl Call<'_> {
     ) -> Result<Outputs> {
         let (known, inputs) = self.prepare(rule)?;
         if known.solution.decompose {
+            let _scope = ledger::enter(self.op, Location::caller());
             return decomposed(&inputs);
         }
         on_each_rank(self.op, &known, &inputs, local)
@@ -106,7 +121,7 @@ impl Call<'_> {
     /// Solves and reshards the operands.
     #[track_caller]
     fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
-        let caller = Location::caller();
+        let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         let known = cache::find(self, rule)?;
         trace::note(|| Decision {
             op: self.op,
@@ -180,7 +195,7 @@ pub fn apply(op: &'static str, rule: &str, inputs: &[&Tensor], local: impl Fn(&[
     }
     let shapes: SmallVec<[rule::Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
     // Two ops may share a name but not a rule.
-    let text = cache::hash(rule);
+    let text = hash(rule);
     let out = Call { op, inputs, attrs: &[text as i64] }.run(|| Rule::new(rule, &shapes, &[]), |l| Ok(local(l.inputs)?.into_iter().collect()))?;
     Ok(out.into_vec())
 }

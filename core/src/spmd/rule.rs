@@ -2,7 +2,8 @@
 //!
 //! A rule names the dimensions of an op's operands and results by *factors*: `...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1`. Equal letters are the
 //! same factor; `...` stands for the remaining dimensions, which broadcast. A factor may be cut over mesh axes if all that carry it are cut alike. One that
-//! the result lacks is reduced. After `;` stand clauses:
+//! the result lacks is reduced; where only some results lack it, it stays cut in the others. `(gc)` is one dimension made of two factors, major first.
+//! After `;` stand clauses:
 //!
 //! | clause | meaning |
 //! |---|---|
@@ -16,7 +17,8 @@
 //! An operand that is in every `linear` clause but lacks a factor that is reduced with `sum` is an addend (a bias): where that factor is cut, it becomes partial, so
 //! that it is added once.
 
-use crate::{Error, Reduction, Result, Shape, Tensor};
+use super::notation::Parser;
+use crate::{Reduction, Result, Shape, Tensor};
 use smallvec::SmallVec;
 
 /// The factors of one dimension, major first; none means that the dimension must be whole.
@@ -93,7 +95,7 @@ impl<'a> From<Option<&'a Tensor>> for Given<'a> {
     }
 }
 
-/// A letter that stands for these dimensions, wherever they are.
+/// A letter that stands for these dimensions, wherever they are; in a term of its own it stands for all there are.
 pub type Bind<'a> = (char, &'a [usize]);
 
 impl Rule {
@@ -106,7 +108,20 @@ impl Rule {
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     pub fn new(text: &str, shapes: &[Given<'_>], binds: &[Bind<'_>]) -> Result<Self> {
-        Parser { text, rule: Rule::default(), whole: SmallVec::new(), whole_rest: false, binds }.read(shapes)
+        Self::with_sizes(text, shapes, binds, &[])
+    }
+
+    /// As [`new`](Self::new), with the sizes of factors that only stand in brackets. Sizes that follow from the operands need not be given; of those that nothing
+    /// tells, the first takes all there is.
+    ///
+    /// ```
+    /// # use anymesh_core::{Shape, spmd::{Rule, rule::Given}};
+    /// let rule = Rule::with_sizes("n(gc) -> n(gc)", &[Given::Shape(&[4, 6].into())], &[], &[('g', 2)])?;
+    /// assert_eq!(rule.factors.iter().map(|f| (f.letter, f.size)).collect::<Vec<_>>(), [('n', 4), ('g', 2), ('c', 3)]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn with_sizes(text: &str, shapes: &[Given<'_>], binds: &[Bind<'_>], sizes: &[(char, usize)]) -> Result<Self> {
+        Parser::new(text, binds, sizes).read(shapes)
     }
 
     /// Every dimension of `shape` passes; operands broadcast to it.
@@ -201,327 +216,4 @@ pub fn letter(d: usize) -> char {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-struct Parser<'a> {
-    text: &'a str,
-    rule: Rule,
-    /// Letters that must be whole.
-    whole: SmallVec<[char; 8]>,
-    /// Whether all that `...` stands for must be whole.
-    whole_rest: bool,
-    binds: &'a [Bind<'a>],
-}
-
-/// Where the operand of a term is among those given.
-#[derive(Clone, Copy)]
-enum Place {
-    At(usize),
-    Number,
-    Nothing,
-}
-
-/// A piece of a term.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Item {
-    Letter(char),
-    One,
-    Rest,
-}
-
-impl Parser<'_> {
-    fn fail<T>(&self, why: impl Into<String>) -> Result<T> {
-        Err(Error::Parse { what: "sharding rule", text: self.text.into(), expected: why.into() })
-    }
-
-    fn read(mut self, shapes: &[Given<'_>]) -> Result<Rule> {
-        let mut clauses = self.text.split(';').map(str::trim);
-        let head = clauses.next().unwrap_or("");
-        let Some((left, right)) = head.split_once("->") else { return self.fail("operands -> results, such as mk, kn -> mn") };
-        let clauses: SmallVec<[&str; 6]> = clauses.filter(|c| !c.is_empty()).collect();
-        for clause in &clauses {
-            if let Some(letters) = clause.strip_prefix("replicate ") {
-                self.whole_rest |= letters.contains("...");
-                self.whole.extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
-            }
-        }
-        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() { SmallVec::new() } else { left.split(',').collect() };
-        if left.len() < shapes.len() {
-            return self.fail(format!("{} operands, as many as the op was given", shapes.len()));
-        }
-        // The longest run that `...` stands for decides its letters, which align at the right.
-        let mut rest = 0;
-        for (term, shape) in left.iter().zip(shapes) {
-            if let Given::Shape(shape) = shape {
-                let items = self.items(term)?;
-                if items.contains(&Item::Rest) {
-                    rest = rest.max((shape.rank() + 1).saturating_sub(self.explicit(&items)));
-                }
-            }
-        }
-        let rest = rest.saturating_sub(usize::from(rest > 0));
-        let mut position = 0;
-        let mut numbers: SmallVec<[Place; 4]> = SmallVec::new();
-        for (term, given) in left.iter().zip(shapes) {
-            let shape = match given {
-                Given::Shape(shape) => shape,
-                Given::Number => {
-                    numbers.push(Place::Number);
-                    continue;
-                }
-                Given::Nothing => {
-                    numbers.push(Place::Nothing);
-                    continue;
-                }
-            };
-            numbers.push(Place::At(position));
-            position += 1;
-            let dims = self.term(term, Some(shape), rest)?;
-            self.rule.inputs.push(dims);
-        }
-        for term in right.split(',') {
-            let dims = self.term(term, None, rest)?;
-            self.rule.outputs.push(dims);
-        }
-        for clause in clauses {
-            self.clause(clause, &numbers)?;
-        }
-        self.finish()
-    }
-
-    /// Splits a term into letters, ones and `...`.
-    fn items(&self, term: &str) -> Result<SmallVec<[Item; 6]>> {
-        let mut out = SmallVec::new();
-        let mut chars = term.chars().filter(|c| !c.is_whitespace()).peekable();
-        while let Some(c) = chars.next() {
-            match c {
-                'a'..='z' => out.push(Item::Letter(c)),
-                '1' => out.push(Item::One),
-                '.' => {
-                    if chars.next() != Some('.') || chars.next() != Some('.') {
-                        return self.fail("`...` for the remaining dimensions");
-                    }
-                    out.push(Item::Rest);
-                }
-                _ => return self.fail(format!("letters a to z, 1 and `...` in terms, not '{c}'")),
-            }
-        }
-        if out.iter().filter(|i| **i == Item::Rest).count() > 1 {
-            return self.fail("`...` once in a term");
-        }
-        Ok(out)
-    }
-
-    /// The number of dimensions that a term's letters stand for, without `...`.
-    fn explicit(&self, items: &[Item]) -> usize {
-        items.iter().map(|item| self.width(*item)).sum()
-    }
-
-    fn width(&self, item: Item) -> usize {
-        match item {
-            Item::Letter(c) => self.binds.iter().find(|(b, _)| *b == c).map_or(1, |(_, axes)| axes.len()),
-            Item::One => 1,
-            Item::Rest => 0,
-        }
-    }
-
-    /// The factors of each dimension of an operand, or of a result, whose shape is not known.
-    fn term(&mut self, term: &str, shape: Option<&Shape>, rest: usize) -> Result<SmallVec<[Factors; 4]>> {
-        let items = self.items(term)?;
-        let explicit = self.explicit(&items);
-        let has_rest = items.contains(&Item::Rest);
-        let rank = match shape {
-            Some(shape) => shape.rank(),
-            None => explicit + if has_rest { rest } else { 0 },
-        };
-        let covered = if has_rest { rank.checked_sub(explicit) } else { (rank == explicit).then_some(0) };
-        let Some(covered) = covered else {
-            return Err(Error::Shape { op: "rule", detail: format!("an operand of rank {rank} does not fit '{}' in '{}'", term.trim(), self.text) });
-        };
-        // Bound letters take their dimensions, the others fill what is left in order.
-        let mut dims: SmallVec<[Option<char>; 6]> = smallvec::smallvec![None; rank];
-        let mut taken: SmallVec<[bool; 6]> = smallvec::smallvec![false; rank];
-        for item in &items {
-            if let Item::Letter(c) = item
-                && let Some((_, axes)) = self.binds.iter().find(|(b, _)| b == c)
-            {
-                for (n, &axis) in axes.iter().enumerate() {
-                    if axis >= rank {
-                        return Err(Error::Shape { op: "rule", detail: format!("dimension {axis} of an operand of rank {rank}, in '{}'", self.text) });
-                    }
-                    // Several dimensions under one letter are factors of their own, told apart by an upper half of the alphabet.
-                    dims[axis] = Some(if n == 0 { *c } else { char::from_u32(*c as u32 + 0x400 * n as u32).unwrap_or(*c) });
-                    taken[axis] = true;
-                }
-            }
-        }
-        let mut free = (0..rank).filter(|d| !taken[*d]).collect::<SmallVec<[usize; 6]>>().into_iter();
-        for item in &items {
-            match item {
-                Item::Letter(c) if self.binds.iter().any(|(b, _)| b == c) => {}
-                Item::Letter(c) => {
-                    if let Some(d) = free.next() {
-                        dims[d] = Some(*c);
-                    }
-                }
-                Item::One => {
-                    free.next();
-                }
-                Item::Rest => {
-                    for n in 0..covered {
-                        if let Some(d) = free.next() {
-                            dims[d] = (!self.whole_rest).then(|| letter(rest - covered + n));
-                        }
-                    }
-                }
-            }
-        }
-        let mut out = SmallVec::new();
-        for (d, letter) in dims.iter().enumerate() {
-            let size = shape.map(|s| s[d]);
-            out.push(match letter {
-                Some(c) if !self.is_whole(*c) => self.dimension(*c, size)?,
-                _ => Factors::new(),
-            });
-        }
-        Ok(out)
-    }
-
-    fn is_whole(&self, letter: char) -> bool {
-        self.whole.iter().any(|w| same_letter(*w, letter))
-    }
-
-    /// The factor of a dimension; broadcast dimensions have none.
-    fn dimension(&mut self, letter: char, size: Option<usize>) -> Result<Factors> {
-        let known = self.rule.factor(letter);
-        let Some(size) = size else {
-            // A letter that only the result has cannot be cut: no operand says how.
-            return Ok(known.map(|f| f as u8).into_iter().collect());
-        };
-        let Some(f) = known else {
-            self.rule.factors.push(Factor { letter, size, kind: Kind::Pass });
-            return Ok([self.rule.factors.len() as u8 - 1].into_iter().collect());
-        };
-        let broadcasts = letter.is_ascii_uppercase();
-        let factor = &mut self.rule.factors[f];
-        if factor.size == size {
-            return Ok([f as u8].into_iter().collect());
-        }
-        if broadcasts && size == 1 {
-            return Ok(Factors::new());
-        }
-        if broadcasts && factor.size == 1 {
-            factor.size = size;
-            for dims in &mut self.rule.inputs {
-                for dim in dims {
-                    dim.retain(|other| *other as usize != f);
-                }
-            }
-            return Ok([f as u8].into_iter().collect());
-        }
-        let detail = format!("factor {letter} of '{}' has size {} in one operand and {size} in another", self.text, factor.size);
-        Err(Error::Shape { op: "rule", detail })
-    }
-
-    fn clause(&mut self, clause: &str, numbers: &[Place]) -> Result<()> {
-        let mut words = clause.split_whitespace();
-        let operands = |parser: &Self, words: std::str::SplitWhitespace<'_>| -> Result<u32> {
-            let mut mask = 0;
-            for word in words {
-                if word == "all" {
-                    return Ok((1 << parser.rule.inputs.len()) - 1);
-                }
-                let Ok(n) = word.parse::<usize>() else { return parser.fail(format!("operand numbers, not '{word}'")) };
-                match numbers.get(n) {
-                    Some(Place::At(n)) => mask |= 1 << n,
-                    Some(Place::Number) => return Ok(0),
-                    Some(Place::Nothing) | None => {}
-                }
-            }
-            Ok(mask)
-        };
-        let (name, rest) = (words.next().unwrap_or(""), words.clone());
-        match name {
-            "replicate" | "offset" => {}
-            "reduce" => {
-                let mut letters: SmallVec<[&str; 4]> = rest.collect();
-                let reduction = letters.pop().unwrap_or("").parse()?;
-                self.mark(&letters, Kind::Reduce(reduction))?;
-            }
-            "stats" => {
-                let mut letters: SmallVec<[&str; 4]> = rest.collect();
-                let count = letters.last().and_then(|w| w.parse().ok());
-                if count.is_some() {
-                    letters.pop();
-                }
-                self.mark(&letters, Kind::Stats(count.unwrap_or(2)))?;
-            }
-            "linear" | "monotone" | "through" => {
-                const EXTREMES: &[Reduction] = &[Reduction::Max, Reduction::Min];
-                let (reductions, operands) = match name {
-                    "linear" => (&[Reduction::Sum] as &'static [Reduction], operands(self, rest)?),
-                    "monotone" => (EXTREMES, operands(self, rest)?),
-                    _ => {
-                        let name = words.next().unwrap_or("");
-                        let all = Reduction::ALL_STATIC;
-                        let reductions = match name {
-                            "any" => all,
-                            _ => {
-                                let one: Reduction = name.parse()?;
-                                all.iter().position(|r| *r == one).map_or(&all[..0], |i| &all[i..=i])
-                            }
-                        };
-                        (reductions, operands(self, words)?)
-                    }
-                };
-                if operands != 0 {
-                    self.rule.through.push(Through { operands, reductions });
-                }
-            }
-            _ => return self.fail(format!("clauses replicate, reduce, stats, linear, monotone, through, offset, not '{name}'")),
-        }
-        Ok(())
-    }
-
-    fn mark(&mut self, letters: &[&str], kind: Kind) -> Result<()> {
-        for letter in letters {
-            for factor in &mut self.rule.factors {
-                let rest = *letter == "..." && factor.letter.is_ascii_uppercase();
-                if rest || letter.chars().next().is_some_and(|c| same_letter(c, factor.letter)) {
-                    factor.kind = kind;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Factors that pass must be in every result; reduced ones leave the results (a dimension of size 1 may stay in their place).
-    fn finish(mut self) -> Result<Rule> {
-        for f in 0..self.rule.factors.len() {
-            let has = |dims: &SmallVec<[Factors; 4]>| dims.iter().any(|d| d.contains(&(f as u8)));
-            match self.rule.factors[f].kind {
-                Kind::Reduce(_) => {
-                    for dims in &mut self.rule.outputs {
-                        for dim in dims {
-                            dim.retain(|other| *other as usize != f);
-                        }
-                    }
-                }
-                Kind::Stats(_) | Kind::Whole => {}
-                Kind::Pass if self.rule.outputs.iter().all(has) => {}
-                Kind::Pass => {
-                    let letter = self.rule.factors[f].letter;
-                    return self.fail(format!("a `reduce` or `replicate` clause for {letter}, which a result lacks"));
-                }
-            }
-        }
-        let linear = self.rule.through.iter().filter(|t| t.reductions.contains(&Reduction::Sum));
-        self.rule.addends = linear.map(|t| t.operands).reduce(|a, b| a & b).unwrap_or(0);
-        Ok(self.rule)
-    }
-}
-
-/// Whether a factor belongs to a letter: the dimensions of a bound letter are told apart by a multiple of 0x400.
-fn same_letter(letter: char, factor: char) -> bool {
-    letter == factor || (factor as u32 >= 0x400 && factor as u32 % 0x400 == letter as u32)
 }

@@ -266,7 +266,8 @@ impl<'a> Search<'a> {
                 let reduction = match *choice {
                     Choice::Through(_, reduction) => reduction,
                     Choice::Cut(f) => match self.rule.factors[f].kind {
-                        Kind::Reduce(reduction) => reduction,
+                        // Results that have the factor are cut instead.
+                        Kind::Reduce(reduction) if !dims.iter().any(|d| d.contains(&(f as u8))) => reduction,
                         _ => continue,
                     },
                     Choice::Whole => continue,
@@ -288,7 +289,7 @@ impl<'a> Search<'a> {
                 && let Kind::Stats(count) = self.rule.factors[*f].kind
             {
                 decompose = true;
-                bytes += self.statistics(count, &inputs[0], self.mesh.size(self.used[p]) as u64);
+                bytes += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
             }
         }
         free &= !decompose;
@@ -301,20 +302,11 @@ impl<'a> Search<'a> {
     }
 
     /// Bytes to combine statistics of the first operand over `ranks` ranks.
-    fn statistics(&self, count: u8, sharding: &Sharding, ranks: u64) -> u64 {
-        let kept: u64 = self.rule.inputs[0]
-            .iter()
-            .flatten()
-            .map(|f| self.rule.factors[*f as usize])
-            .filter(|f| !matches!(f.kind, Kind::Stats(_)))
-            .map(|f| f.size as u64)
-            .product();
-        let parts: u64 = sharding.cuts().map(|(d, a)| if self.is_statistic(d) { 1 } else { self.mesh.size(a) as u64 }).product();
+    fn statistics(&self, count: u8, cuts: &[(u8, u8)], ranks: u64) -> u64 {
+        let keeps = |f: u8| !matches!(self.rule.factors[f as usize].kind, Kind::Stats(_)) && self.rule.inputs[0].iter().flatten().any(|g| *g == f);
+        let kept: u64 = (0..self.rule.factors.len()).filter(|f| keeps(*f as u8)).map(|f| self.rule.factors[f].size as u64).product();
+        let parts: u64 = cuts.iter().filter(|(f, _)| keeps(*f)).map(|(_, axis)| self.mesh.size(*axis as usize) as u64).product();
         2 * u64::from(count) * (ranks - 1) * kept.div_ceil(parts) * self.operands[0].dtype.size().max(4) as u64 / ranks
-    }
-
-    fn is_statistic(&self, dim: usize) -> bool {
-        self.rule.inputs[0][dim].iter().any(|f| matches!(self.rule.factors[*f as usize].kind, Kind::Stats(_)))
     }
 
     /// The sharding of dimensions with these factors; `None` where parts of factors would not be parts of the dimension.
@@ -331,7 +323,7 @@ impl<'a> Search<'a> {
                     parts *= self.mesh.size(*axis as usize);
                 }
                 // Uneven parts of the last factor are parts of the dimension, because the split refines; those of an earlier one are not.
-                let last = n + 1 == factors.len();
+                let last = factors[n + 1..].iter().all(|f| self.rule.factors[*f as usize].size == 1);
                 if parts > 1 && !(single_elements && (last || size % parts == 0)) {
                     return None;
                 }
