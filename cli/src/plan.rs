@@ -70,7 +70,9 @@ impl Plan {
             return request::serve(answer).map_err(|e| bad(e.to_string()));
         }
         let (Some(mesh), Some(from), Some(to)) = (&self.mesh, &self.from, &self.to) else {
-            return Err(bad("give --mesh, --from and --to, or --jsonl; for example: anymesh plan --mesh dp=2,tp=4 --from \"f32[64@dp,64]\" --to \"f32[64,64@tp]\""));
+            return Err(bad(
+                "give --mesh, --from and --to, or --jsonl; for example: anymesh plan --mesh dp=2,tp=4 --from \"f32[64@dp,64]\" --to \"f32[64,64@tp]\"",
+            ));
         };
         let mesh = Mesh::new(mesh, &meta())?;
         let (from, to) = (TensorType::parse(from, &mesh)?, TensorType::parse(to, &mesh)?);

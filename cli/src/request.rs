@@ -37,7 +37,10 @@ pub(crate) fn sharding(value: &Value, mesh: &Mesh, rank: usize) -> Result<Shardi
     let mut sharding = Sharding::replicated();
     let axis = |n: usize| if n < mesh.axes().len() { Ok(n) } else { Err(bad(format!("there is no mesh axis {n}, the mesh has {}", mesh.axes().len()))) };
     if let Some(dims) = value.get("dims").filter(|v| !v.is_null()) {
-        let dims = dims.as_array().filter(|d| d.len() == rank).ok_or_else(|| bad(format!("'dims' must be a list with an entry for each of {rank} dimensions, got {dims}")))?;
+        let dims = dims
+            .as_array()
+            .filter(|d| d.len() == rank)
+            .ok_or_else(|| bad(format!("'dims' must be a list with an entry for each of {rank} dimensions, got {dims}")))?;
         for (d, axes) in dims.iter().enumerate() {
             for n in sizes(axes, "dims")? {
                 sharding = sharding.cut(d, axis(n)?);

@@ -121,7 +121,8 @@ fn target<'a>(x: &'a Tensor, decisions: &'a [Decision]) -> &'a anymesh::Sharding
 fn answer(value: &Value) -> Result<Value> {
     let request = Request::parse(value)?;
     let outcome = request.explain()?;
-    let inputs: Vec<Value> = outcome.inputs.iter().map(|x| x.as_ref().map_or(Value::Null, |x| request::to_json(target(x, &outcome.decisions), x.rank()))).collect();
+    let inputs: Vec<Value> =
+        outcome.inputs.iter().map(|x| x.as_ref().map_or(Value::Null, |x| request::to_json(target(x, &outcome.decisions), x.rank()))).collect();
     let outputs: Vec<Value> = outcome
         .outputs
         .iter()
@@ -162,19 +163,26 @@ impl RuleCommand {
             return request::serve(answer).map_err(|e| bad(e.to_string()));
         }
         let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
-            return Err(bad("give an op, --mesh and --in for each operand, or --list, or --jsonl; for example: anymesh rule matmul --mesh dp=2,tp=4 --in \"f32[64@dp,32]\" --in \"f32[32,64@tp]\""));
+            return Err(bad(
+                "give an op, --mesh and --in for each operand, or --list, or --jsonl; for example: anymesh rule matmul --mesh dp=2,tp=4 --in \"f32[64@dp,32]\" --in \"f32[32,64@tp]\"",
+            ));
         };
         let entry = registry::find(op)?;
         let mesh = Mesh::new(mesh, &meta())?;
         let attrs: Value = serde_json::from_str(&self.attrs).map_err(|e| bad(format!("--attrs is not JSON: {e}")))?;
         let inputs = self.inputs.iter().map(|t| if t == "_" { Ok(None) } else { TensorType::parse(t, &mesh).map(Some) }).collect::<Result<Vec<_>>>()?;
         if self.json {
-            let inputs: Vec<Value> = inputs.iter().map(|ty| ty.as_ref().map_or(Value::Null, |ty| {
-                let mut v = request::to_json(&ty.sharding, ty.shape.rank());
-                v["shape"] = json!(ty.shape.dims());
-                v["dtype"] = json!(ty.dtype.name());
-                v
-            })).collect();
+            let inputs: Vec<Value> = inputs
+                .iter()
+                .map(|ty| {
+                    ty.as_ref().map_or(Value::Null, |ty| {
+                        let mut v = request::to_json(&ty.sharding, ty.shape.rank());
+                        v["shape"] = json!(ty.shape.dims());
+                        v["dtype"] = json!(ty.dtype.name());
+                        v
+                    })
+                })
+                .collect();
             let request = json!({ "op": op, "attrs": attrs, "mesh": self.mesh, "inputs": inputs, "run": self.run });
             println!("{:#}", request::reply(answer(&request)));
             return Ok(());
@@ -206,13 +214,19 @@ fn letters(rule: &Rule, dims: &[anymesh::spmd::rule::Factors]) -> String {
 
 fn explain(decision: &Decision) -> Result<()> {
     let (rule, mesh) = (&decision.rule, decision.inputs[0].mesh());
-    let terms = |list: &[smallvec::SmallVec<[anymesh::spmd::rule::Factors; 4]>]| list.iter().map(|d| format!("[{}]", letters(rule, d))).collect::<Vec<_>>().join(", ");
+    let terms =
+        |list: &[smallvec::SmallVec<[anymesh::spmd::rule::Factors; 4]>]| list.iter().map(|d| format!("[{}]", letters(rule, d))).collect::<Vec<_>>().join(", ");
     println!("{}: {} -> {}", decision.op, terms(&rule.inputs), terms(&rule.outputs));
     let factors: Vec<String> = rule.factors.iter().map(|f| format!("{} = {} ({})", f.letter, f.size, format!("{:?}", f.kind).to_lowercase())).collect();
     println!("  factors: {}", factors.join(", "));
     for (n, solution) in decision.alternatives()?.iter().take(5).enumerate() {
         let mark = if n == 0 { "chosen" } else { "  or  " };
-        println!("  {mark} {:>12} bytes{}  {}", solution.bytes, if solution.owed > 0 { format!(" (+{} owed)", solution.owed) } else { String::new() }, assignment(rule, mesh, decision, solution));
+        println!(
+            "  {mark} {:>12} bytes{}  {}",
+            solution.bytes,
+            if solution.owed > 0 { format!(" (+{} owed)", solution.owed) } else { String::new() },
+            assignment(rule, mesh, decision, solution)
+        );
     }
     println!();
     Ok(())

@@ -71,7 +71,8 @@ fn text(ty: &TensorType, mesh: &Mesh) -> String {
     let distinct = |d: usize| cells.iter().map(|c| at(c, d)).collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>();
     let (row_list, column_list) = (distinct(rows), distinct(columns));
     let label = |(s, n): (usize, usize)| format!("{s}..{}", s + n);
-    let name = |r: (usize, usize), c: (usize, usize)| cells.iter().find(|x| at(x, rows) == r && at(x, columns) == c).map_or(String::new(), |x| ranges(&x.ranks));
+    let name =
+        |r: (usize, usize), c: (usize, usize)| cells.iter().find(|x| at(x, rows) == r && at(x, columns) == c).map_or(String::new(), |x| ranges(&x.ranks));
     let width = column_list.iter().flat_map(|c| row_list.iter().map(|r| name(*r, *c).len()).chain([label(*c).len()])).max().unwrap_or(1) + 2;
     let margin = if ty.shape.rank() == 2 { row_list.iter().map(|r| label(*r).len()).max().unwrap_or(0) } else { 0 };
     let line = |left: &str, middle: &str, right: &str| format!("{:margin$} {left}{}{right}\n", "", vec!["─".repeat(width); column_list.len()].join(middle));

@@ -165,6 +165,23 @@ impl Mesh {
         Ok(Self::assemble(axes, ids, local, transport, self.0.cost.clone()))
     }
 
+    /// One mesh over the ranks of two, all in this process: those of `self` first, then those of `other` that are none of them. `same` says for each rank of `other`
+    /// which one of `self` it is. The numbers are where the ranks of `other` are in the union.
+    pub(crate) fn union(&self, other: &Mesh, same: &[Option<usize>]) -> (Self, Vec<usize>) {
+        let (mut ids, mut local) = (self.0.ids.clone(), self.locals());
+        let number = |(rank, same): (usize, &Option<usize>)| {
+            same.unwrap_or_else(|| {
+                ids.push(other.0.ids[rank]);
+                local.push((ids.len() - 1, Local::Mesh(other.local_mesh(rank).clone())));
+                ids.len() - 1
+            })
+        };
+        let numbers = same.iter().enumerate().map(number).collect();
+        let axes = smallvec::smallvec![("rank".to_string(), ids.len())];
+        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        (Self::assemble(axes, ids, local, transport, self.0.cost.clone()), numbers)
+    }
+
     /// Axis names and sizes, major first.
     pub fn axes(&self) -> &[(String, usize)] {
         &self.0.axes

@@ -3,7 +3,8 @@
 use crate::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,
     backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
+        SortCall,
     },
 };
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! Where a new tensor goes, and the ways on and off a mesh.
 
-use crate::{DType, Device, Element, Error, Mesh, Region, Result, Shape, Sharding, Tensor, TensorType};
+use crate::{DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, TensorType};
 
 /// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,19 +47,19 @@ impl Place {
             return make(self.mesh.device(0), &whole);
         }
         let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.ranks());
-        let mut made: Vec<(Region, usize, bool)> = Vec::new();
+        let mut made: Vec<(Region, usize, Option<Reduction>)> = Vec::new();
         for (i, rank) in self.mesh.addressable().enumerate() {
             let region = self.sharding.region(&self.mesh, rank, shape);
-            let filled = self.sharding.partial().find(|(axis, _)| self.mesh.coordinate(rank, *axis) != 0);
+            let filled = crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);
             let device = self.mesh.device(i);
             // Tensors are values: ranks of one device that hold the same share it.
-            let same = made.iter().find(|(r, j, f)| *r == region && *f == filled.is_some() && self.mesh.device(*j) == device);
+            let same = made.iter().find(|(r, j, f)| *r == region && *f == filled && self.mesh.device(*j) == device);
             let part = match (same, filled) {
                 (Some((_, j, _)), _) => parts[*j].clone(),
-                (None, Some((_, reduction))) => Tensor::full(Shape::from(region.shape.clone()), reduction.identity(dtype), dtype, device)?,
+                (None, Some(reduction)) => Tensor::full(Shape::from(region.shape.clone()), reduction.identity(dtype), dtype, device)?,
                 (None, None) => make(device, &region)?,
             };
-            made.push((region, i, filled.is_some()));
+            made.push((region, i, filled));
             parts.push(part);
         }
         Ok(Tensor::from_parts(&self.mesh, self.sharding.clone(), dtype, shape.clone(), parts))

@@ -160,7 +160,34 @@ impl Sharding {
         self.cuts.iter().map(|(d, a)| (*d as usize, *a as usize))
     }
 
+    /// The (dimension, axis) pairs of one dimension, major first.
+    pub(crate) fn cuts_of(&self, dim: usize) -> &[(u8, u8)] {
+        let start = self.cuts.partition_point(|(d, _)| (*d as usize) < dim);
+        let end = self.cuts.partition_point(|(d, _)| *d as usize <= dim);
+        &self.cuts[start..end]
+    }
+
+    /// Mesh axes that cut some dimension, a bit for each.
+    pub(crate) fn cut_mask(&self) -> u32 {
+        self.cuts.iter().fold(0, |mask, (_, a)| mask | 1 << a)
+    }
+
+    /// Mesh axes over which values are partial, a bit for each.
+    pub(crate) fn partial_mask(&self) -> u32 {
+        self.partial.iter().fold(0, |mask, (a, _)| mask | 1 << a)
+    }
+
+    /// Without what the mesh axes of `mask` do.
+    pub(crate) fn without_mask(&self, mask: u32) -> Self {
+        let mut out = self.clone();
+        out.cuts.retain(|(_, a)| mask & 1 << *a == 0);
+        out.partial.retain(|(a, _)| mask & 1 << *a == 0);
+        out
+    }
+
     /// Mesh axes whose ranks hold parts of a reduction.
+    ///
+    /// Where reductions differ, the last axis is the innermost: `{sum:a, max:b}` is a sum over `a` of maxima over `b`.
     pub fn partial(&self) -> impl ExactSizeIterator<Item = (usize, Reduction)> + Clone + '_ {
         self.partial.iter().map(|(a, r)| (*a as usize, *r))
     }

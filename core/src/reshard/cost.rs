@@ -1,6 +1,7 @@
 //! What communication costs.
 
-use crate::{Mesh, Shape, Sharding};
+use super::grid::Geometry;
+use crate::{Error, Mesh, Result, Shape, Sharding};
 use std::collections::BTreeMap;
 
 /// The wire between neighbours along a mesh axis.
@@ -12,47 +13,70 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+impl Link {
+    /// The worse of two in each respect: what a group over both axes gets.
+    pub(super) fn slower(self, other: Link) -> Link {
+        Link { latency: self.latency.max(other.latency), bandwidth: self.bandwidth.min(other.bandwidth) }
+    }
+
+    /// No wire at all.
+    pub(super) const NONE: Link = Link { latency: 0.0, bandwidth: f64::INFINITY };
+}
+
 /// What a planner assumes: a link for each mesh axis, and how much memory a reshard may use on a rank.
+///
+/// A collective over `k` ranks takes `start + (k - 1) * latency + bytes / bandwidth` with the slowest link of its axes; an all-reduce waits
+/// `2 * (k - 1)` latencies. An exchange pays `latency + bytes / bandwidth` for each message that the worst rank receives.
+///
+/// ```
+/// # use anymesh_core::{Mesh, reshard::{CostModel, Link}};
+/// let mut cost = CostModel::default();
+/// cost.axes.insert("dp".into(), Link { latency: 20e-6, bandwidth: 10e9 });
+/// let mesh = Mesh::new("dp=2, tp=4", &anymesh_backend_cpu::device())?.with_cost(cost);
+/// assert_eq!(mesh.cost().link(&mesh, 0).bandwidth, 10e9);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     /// Axes that are not named below.
     pub link: Link,
     /// Axes with links of their own, by name.
     pub axes: BTreeMap<String, Link>,
+    /// Seconds to start a step that communicates, whatever its size.
+    pub start: f64,
     /// The most bytes that one rank may hold of the tensor during a reshard, source and destination together.
     pub memory: Option<u64>,
 }
 
 impl Default for CostModel {
-    /// 5 us and 100 GB/s everywhere, any amount of memory.
+    /// 5 us for each step, 1 us for each hop and 100 GB/s everywhere, any amount of memory.
     fn default() -> Self {
-        Self { link: Link { latency: 5e-6, bandwidth: 100e9 }, axes: BTreeMap::new(), memory: None }
+        Self { link: Link { latency: 1e-6, bandwidth: 100e9 }, axes: BTreeMap::new(), start: 5e-6, memory: None }
     }
 }
 
 impl CostModel {
     /// The link of a mesh axis.
     pub fn link(&self, mesh: &Mesh, axis: usize) -> Link {
+        if self.axes.is_empty() {
+            return self.link;
+        }
         mesh.axes().get(axis).and_then(|(name, _)| self.axes.get(name)).copied().unwrap_or(self.link)
+    }
+
+    /// Refuses times that are negative or no numbers, and links that carry nothing.
+    pub(super) fn check(&self) -> Result<()> {
+        let time = |t: f64| t >= 0.0 && t.is_finite();
+        let link = |l: &Link| time(l.latency) && l.bandwidth > 0.0;
+        if time(self.start) && link(&self.link) && self.axes.values().all(link) {
+            return Ok(());
+        }
+        Err(Error::Argument { op: "plan", detail: format!("{self:?} is no cost model: times must be finite and not negative, bandwidths above 0") })
     }
 }
 
 /// Elements that the worst rank lacks of its part of `to` when it holds its part of `from`: the least it must receive. Partial axes do not count.
 pub(crate) fn received(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> u64 {
-    if to.cuts().len() == 0 && from.cuts().len() == 0 {
-        return 0;
-    }
-    (0..mesh.ranks())
-        .map(|rank| {
-            let (mut needed, mut held) = (1u64, 1u64);
-            for d in 0..shape.rank() {
-                let want = to.range(mesh, rank, d, shape[d]);
-                let have = from.range(mesh, rank, d, shape[d]);
-                needed *= want.len() as u64;
-                held *= want.end.min(have.end).saturating_sub(want.start.max(have.start)) as u64;
-            }
-            needed - held
-        })
-        .max()
-        .unwrap_or(0)
+    let geometry = Geometry::new(mesh, shape);
+    geometry.compare(&geometry.grid(from), &geometry.grid(to), 0).missing
 }

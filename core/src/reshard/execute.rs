@@ -1,191 +1,302 @@
 //! Runs plans.
 
-use super::{Kind, Objective, Plan, Step, plan};
+use super::{
+    Kind, Objective, Step, ValidPlan, across,
+    boxes::{Inbox, lost, window},
+    edge::Route,
+    grid::{At, bits},
+    plan,
+};
 use crate::{
-    Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
+    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, split,
     spmd::ledger,
-    transport::{Message, Part, Transport},
+    transport::{Part, Transport, reduce},
 };
 use smallvec::SmallVec;
-use std::sync::Arc;
 
 /// A tensor on another mesh, or in another sharding of its own.
 #[track_caller]
 pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Tensor> {
     let _scope = ledger::enter("reshard", std::panic::Location::caller());
-    if x.mesh() == mesh {
-        let plan = plan(mesh, x.shape(), x.dtype(), x.sharding(), sharding, Objective::Time)?;
-        return run(x, &plan);
+    if x.mesh() != mesh {
+        return across::transfer(x, mesh, sharding);
     }
-    Err(Error::MeshMismatch { op: "to_mesh", left: x.mesh().to_string(), right: mesh.to_string() })
+    if x.sharding() == sharding {
+        return Ok(x.clone());
+    }
+    let plan = plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), sharding, Objective::Time)?;
+    run(x, &plan.validate(x.mesh(), x.shape(), x.sharding(), sharding)?)
 }
 
-/// The tensor after every step of a plan.
+/// The tensor after every step of a plan. Every process that has ranks of the mesh must run the same plan.
+///
+/// ```
+/// # use anymesh_core::{DType, Mesh, Sharding, Tensor, reshard::{Objective, plan, run}};
+/// # let device = anymesh_backend_cpu::device();
+/// # let mesh = Mesh::new("tp=4", &device)?;
+/// let x = Tensor::arange(0, 6, 1, DType::F32, &device)?.to_mesh(&mesh, "[@tp]")?;
+/// let whole = Sharding::replicated();
+/// let plan = plan(&mesh, x.shape(), x.dtype(), x.sharding(), &whole, Objective::Bytes)?;
+/// let y = run(&x, &plan.validate(&mesh, x.shape(), x.sharding(), &whole)?)?;
+/// assert_eq!(y.shards()[3].1.to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
 #[track_caller]
-pub(crate) fn run(x: &Tensor, plan: &Plan) -> Result<Tensor> {
-    let Some(transport) = x.mesh().transport() else { return Ok(x.clone()) };
+pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
+    plan.check(x)?;
     let mut x = x.clone();
     for step in &plan.steps {
-        x = ledger::step(&x, step, || run_step(&x, step, transport))?;
+        x = ledger::step(&x, step, || {
+            let parts = match x.mesh().transport().cloned() {
+                Some(transport) => Ranks::of(&x).step(&x, step, &*transport)?,
+                None => vec![x.part(0)],
+            };
+            Ok(Tensor::from_parts(x.mesh(), step.to.clone(), x.dtype(), x.shape().clone(), parts))
+        })?;
     }
     Ok(x)
 }
 
-fn run_step(x: &Tensor, step: &Step, transport: &Arc<dyn Transport>) -> Result<Tensor> {
-    let parts = match step.kind {
-        Kind::AllReduce | Kind::ReduceScatter => reduce(x, step, transport)?,
-        _ => exchange(x, &step.to, transport)?,
-    };
-    let parts = fill_new_partials(x, &step.to, parts)?;
-    Ok(Tensor::from_parts(x.mesh(), step.to.clone(), x.dtype(), x.shape().clone(), parts))
+/// Which ranks are here, and where.
+struct Ranks<'a> {
+    mesh: &'a Mesh,
+    /// For each rank its number among the addressable ones.
+    here: Vec<Option<usize>>,
 }
 
-/// Combines partial values group by group, cutting the result where the step says so.
-fn reduce(x: &Tensor, step: &Step, transport: &Arc<dyn Transport>) -> Result<Vec<Tensor>> {
-    let mesh = x.mesh();
-    let reduction = step.from.partial().find(|(a, _)| step.axes.contains(a)).map_or(Reduction::Sum, |(_, r)| r);
-    let cut = step.to.cuts().find(|(_, a)| step.axes.contains(a)).map(|(d, _)| d);
-    let mut out: Vec<Option<Tensor>> = vec![None; x.mesh().addressable().len()];
-    for rank in mesh.addressable() {
-        if step.axes.iter().any(|a| mesh.coordinate(rank, *a) != 0) {
-            continue;
+impl<'a> Ranks<'a> {
+    fn of(x: &'a Tensor) -> Self {
+        let mut here = vec![None; x.mesh().ranks()];
+        for (i, rank) in x.mesh().addressable().enumerate() {
+            here[rank] = Some(i);
         }
-        let group = mesh.group(rank, &step.axes);
-        let parts: Vec<Part> = group.iter().map(|r| part(x, *r)).collect();
-        let results = match cut {
-            Some(dim) => transport.reduce_scatter(mesh, &parts, reduction, dim)?,
-            None => transport.all_reduce(mesh, &parts, reduction)?,
-        };
-        for (r, result) in group.iter().zip(results) {
-            if let Some(i) = mesh.addressable().position(|a| a == *r) {
-                out[i] = result;
-            }
+        Self { mesh: x.mesh(), here }
+    }
+
+    fn at(&self, rank: usize) -> At {
+        std::array::from_fn(|axis| if axis < self.mesh.axes().len() { self.mesh.coordinate(rank, axis) } else { 0 })
+    }
+
+    fn rank(&self, at: &At) -> usize {
+        (0..self.mesh.axes().len()).fold(0, |rank, axis| rank * self.mesh.size(axis) + at[axis])
+    }
+
+    /// The first rank that differs from `rank` only along axes outside of `mask`, if it is another one of the same device. Only where all ranks are here:
+    /// elsewhere every process must say what is sent, whether or not it needs it.
+    fn twin(&self, rank: usize, mask: u32) -> Option<usize> {
+        if !self.mesh.is_local() {
+            return None;
+        }
+        let mut at = self.at(rank);
+        for (axis, at) in at.iter_mut().enumerate() {
+            *at *= usize::from(mask & 1 << axis != 0);
+        }
+        let twin = self.rank(&at);
+        (twin != rank && self.mesh.device(twin) == self.mesh.device(rank)).then_some(twin)
+    }
+
+    fn step(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
+        match step.kind {
+            Kind::AllReduce | Kind::ReduceScatter => self.reduce(x, step, transport),
+            Kind::AllGather => match only_dim(&step.from, &step.axes) {
+                Some(dim) => self.by_group(x, step, |parts, _| transport.all_gather(self.mesh, parts, dim)),
+                None => self.exchange(x, step, transport),
+            },
+            _ => self.exchange(x, step, transport),
         }
     }
-    collect(out)
-}
 
-/// What a rank holds, as an operand of a collective.
-fn part(x: &Tensor, rank: usize) -> Part {
-    let shape = Shape::from(x.sharding().region(x.mesh(), rank, x.shape()).shape);
-    let data = x.mesh().addressable().position(|r| r == rank).map(|i| x.part(i));
-    Part { rank, dtype: x.dtype(), shape, data }
-}
-
-/// Every rank's part under `to`, from the boxes it lacks and those it has. Partial axes stay apart.
-fn exchange(x: &Tensor, to: &Sharding, transport: &Arc<dyn Transport>) -> Result<Vec<Tensor>> {
-    let (mesh, from) = (x.mesh(), x.sharding());
-    let cutting: SmallVec<[usize; 4]> = from.cuts().map(|(_, axis)| axis).collect();
-    let parts = x.shards();
-    let held: Vec<Region> = (0..mesh.ranks()).map(|rank| from.region(mesh, rank, x.shape())).collect();
-    let wanted: Vec<Region> = (0..mesh.ranks()).map(|rank| to.region(mesh, rank, x.shape())).collect();
-    let mut messages = vec![];
-    let mut pieces: Vec<SmallVec<[(Region, Option<Tensor>); 4]>> = vec![SmallVec::new(); parts.len()];
-    let mut slots = vec![];
-    let mut out: Vec<Option<Tensor>> = vec![None; parts.len()];
-    let mut same: Vec<(usize, usize)> = vec![];
-    for (i, (rank, mine)) in parts.iter().enumerate() {
-        let want = &wanted[*rank];
-        if held[*rank].intersect(want).as_ref() == Some(want) || want.numel() == 0 {
-            out[i] = Some(mine.window(&relative(want, &held[*rank]))?);
-            continue;
-        }
-        // Ranks of one device that end up with the same share it.
-        let twin = (0..i).find(|j| {
-            let other = parts[*j].0;
-            wanted[other] == *want && mesh.device(*j) == mesh.device(i) && from.partial().all(|(a, _)| mesh.coordinate(other, a) == mesh.coordinate(*rank, a))
-        });
-        if let Some(j) = twin {
-            same.push((i, j));
-            continue;
-        }
-        for source in mesh.group(*rank, &cutting) {
-            let Some(common) = held[source].intersect(want) else { continue };
-            let local = parts.iter().position(|(r, _)| *r == source);
-            let data = match local {
-                Some(j) => Some(parts[j].1.window(&relative(&common, &held[source]))?),
-                None => None,
-            };
-            if source == *rank {
-                pieces[i].push((common, data));
+    /// Runs a collective in every group along the step's axes.
+    fn by_group(&self, x: &Tensor, step: &Step, call: impl Fn(&[Part], &[usize]) -> Result<Vec<Option<Tensor>>>) -> Result<Vec<Tensor>> {
+        let mesh = self.mesh;
+        let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
+        let telling = x.sharding().cut_mask() | x.sharding().partial_mask();
+        for leader in (0..mesh.ranks()).filter(|rank| step.axes.iter().all(|a| mesh.coordinate(*rank, *a) == 0)) {
+            let group = mesh.group(leader, &step.axes);
+            if group.iter().all(|rank| self.here[*rank].is_none()) {
                 continue;
             }
-            let part = Part { rank: source, dtype: x.dtype(), shape: Shape::from(common.shape.clone()), data };
-            messages.push(Message { part, to: *rank });
-            slots.push((i, pieces[i].len()));
-            pieces[i].push((common, None));
-        }
-    }
-    if !messages.is_empty() {
-        for ((i, slot), data) in slots.into_iter().zip(transport.exchange(mesh, messages)?) {
-            pieces[i][slot].1 = data;
-        }
-    }
-    for (i, pieces) in pieces.into_iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-        let pieces = pieces.into_iter().map(|(region, data)| data.map(|d| (region, d))).collect::<Option<Vec<_>>>();
-        out[i] = Some(join(pieces.ok_or_else(lost)?)?);
-    }
-    for (i, j) in same {
-        out[i] = out[j].clone();
-    }
-    collect(out)
-}
-
-fn collect(parts: Vec<Option<Tensor>>) -> Result<Vec<Tensor>> {
-    parts.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
-}
-
-fn lost() -> Error {
-    Error::Transport { op: "exchange", detail: "the transport did not deliver what was sent to a rank of this process".into(), ranks: vec![] }
-}
-
-/// A box seen from the origin of another.
-fn relative(region: &Region, origin: &Region) -> Region {
-    let start = region.start.iter().zip(&origin.start).map(|(a, b)| a.saturating_sub(*b)).collect();
-    Region { start, shape: region.shape.clone() }
-}
-
-/// Joins boxes that tile a larger one: along the last dimension first, then the one before.
-fn join(mut pieces: Vec<(Region, Tensor)>) -> Result<Tensor> {
-    let rank = pieces[0].0.start.len();
-    for d in (0..rank).rev() {
-        if pieces.len() == 1 {
-            break;
-        }
-        pieces.sort_by(|(a, _), (b, _)| a.start.cmp(&b.start));
-        let key = |r: &Region| -> SmallVec<[usize; 6]> { (0..rank).filter(|i| *i != d).map(|i| r.start[i]).collect() };
-        let mut rows: Vec<(SmallVec<[usize; 6]>, Vec<(Region, Tensor)>)> = vec![];
-        for piece in pieces {
-            let k = key(&piece.0);
-            match rows.iter_mut().find(|(other, _)| *other == k) {
-                Some((_, row)) => row.push(piece),
-                None => rows.push((k, vec![piece])),
+            // Groups of copies get copies of the result.
+            if let Some(twins) = group.iter().map(|rank| self.twin(*rank, telling)).collect::<Option<SmallVec<[usize; 8]>>>() {
+                for (rank, twin) in group.iter().zip(twins) {
+                    out[*rank] = out[twin].clone();
+                }
+                continue;
+            }
+            let parts: SmallVec<[Part; 8]> = group.iter().map(|rank| self.part(x, *rank)).collect();
+            for (rank, result) in group.iter().zip(call(&parts, &group)?) {
+                if let Some(i) = self.here[*rank] {
+                    out[i] = result;
+                }
             }
         }
-        pieces = rows
-            .into_iter()
-            .map(|(_, row)| {
-                let mut region = row[0].0.clone();
-                if row.len() == 1 {
-                    return Ok((region, row[0].1.clone()));
-                }
-                region.shape[d] = row.iter().map(|(r, _)| r.shape[d]).sum();
-                let tensors: SmallVec<[&Tensor; 8]> = row.iter().map(|(_, t)| t).collect();
-                Ok((region, Tensor::concat(&tensors, d as i64)?))
-            })
-            .collect::<Result<Vec<_>>>()?;
+        out.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
     }
-    Ok(pieces.swap_remove(0).1)
+
+    /// What a rank holds, as an operand of a collective.
+    fn part(&self, x: &Tensor, rank: usize) -> Part {
+        let shape = Shape::from(x.sharding().region(self.mesh, rank, x.shape()).shape);
+        Part { rank, dtype: x.dtype(), shape, data: self.here[rank].map(|i| x.part(i)) }
+    }
+
+    /// Combines partial values group by group, cutting the result where the step says so.
+    fn reduce(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
+        let reduction = step.from.partial().find(|(a, _)| step.axes.contains(a)).map_or(Reduction::Sum, |(_, r)| r);
+        let Some(dim) = only_dim(&step.to, &step.axes) else {
+            return self.by_group(x, step, |parts, _| transport.all_reduce(self.mesh, parts, reduction));
+        };
+        self.by_group(x, step, |parts, group| {
+            let held = x.sharding().range(self.mesh, group[0], dim, x.shape()[dim]);
+            let cuts: SmallVec<[_; 8]> = group.iter().map(|rank| step.to.range(self.mesh, *rank, dim, x.shape()[dim])).collect();
+            // What is left of a dimension that was cut before need not split as it would by itself.
+            let plain = cuts.iter().enumerate().all(|(i, cut)| {
+                let own = split(held.len(), i, group.len());
+                (own.start + held.start, own.len()) == (cut.start, cut.len())
+            });
+            if plain {
+                return transport.reduce_scatter(self.mesh, parts, reduction, dim);
+            }
+            let pieces: SmallVec<[_; 8]> = cuts.iter().map(|cut| cut.start - held.start..cut.end - held.start).collect();
+            self.scatter(parts, &pieces, reduction, dim, transport)
+        })
+    }
+
+    /// A reduce-scatter into pieces of any sizes: everyone sends to each member its piece, and each combines in the order of the group.
+    fn scatter(
+        &self,
+        parts: &[Part],
+        pieces: &[std::ops::Range<usize>],
+        reduction: Reduction,
+        dim: usize,
+        transport: &dyn Transport,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let mut messages = vec![];
+        for (receiver, piece) in parts.iter().zip(pieces) {
+            for sender in parts {
+                let data = sender.data.as_ref().map(|t| t.narrow(dim as i64, piece.start, piece.len())).transpose()?;
+                messages.push((receiver.rank, Part { rank: sender.rank, dtype: sender.dtype, shape: sender.shape.with(dim, piece.len()), data }));
+            }
+        }
+        let sent = messages.iter().filter(|(to, part)| *to != part.rank);
+        let sent = sent.map(|(to, part)| crate::transport::Message { part: part.clone(), to: *to }).collect();
+        let mut delivered = transport.exchange(self.mesh, sent)?.into_iter();
+        let mut out = vec![];
+        let mut messages = messages.into_iter();
+        for receiver in parts {
+            let mut received = vec![];
+            for (to, part) in messages.by_ref().take(parts.len()) {
+                let piece = if to == part.rank { part.data } else { delivered.next().flatten() };
+                if receiver.data.is_some() {
+                    received.push(piece.ok_or_else(lost)?);
+                }
+            }
+            out.push(if received.is_empty() { None } else { Some(reduce(&received, reduction)?) });
+        }
+        Ok(out)
+    }
+
+    /// Every rank's part after the step, from the boxes it lacks and those it has. Partial axes stay apart; new ones are filled in.
+    fn exchange(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
+        let (mesh, from, to) = (self.mesh, &step.from, &step.to);
+        let links: SmallVec<[_; 4]> = (0..mesh.axes().len()).map(|a| mesh.cost().link(mesh, a)).collect();
+        let route = Route::new(mesh, &links, from, to);
+        let senders: SmallVec<[usize; 4]> = bits(route.vary).collect();
+        let telling = to.cut_mask() | to.partial_mask() | from.partial_mask();
+        let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
+        let mut inbox = Inbox::new(x.dtype());
+        // (part here, number in the inbox), (part here, rank it shares with).
+        let (mut opened, mut shared) = (vec![], vec![]);
+        let mut fills = Fills::default();
+        for rank in 0..mesh.ranks() {
+            let here = self.here[rank];
+            if here.is_none() && step.kind == Kind::Slice {
+                continue;
+            }
+            let want = to.region(mesh, rank, x.shape());
+            if let Some(reduction) = filled(mesh, rank, from, to) {
+                if let Some(i) = here {
+                    out[i] = Some(fills.get(&want, reduction, x, mesh.device(i))?);
+                }
+                continue;
+            }
+            let held = from.region(mesh, rank, x.shape());
+            let covered = held.intersect(&want).as_ref() == Some(&want);
+            if covered || want.numel() == 0 {
+                if let Some(i) = here {
+                    out[i] = Some(if covered {
+                        window(&x.part(i), &held, &want)?
+                    } else {
+                        Tensor::created(None, x.dtype(), Shape::from(want.shape), mesh.device(i))
+                    });
+                }
+                continue;
+            }
+            if let (Some(i), Some(twin)) = (here, self.twin(rank, telling)) {
+                shared.push((i, twin));
+                continue;
+            }
+            let part = here.map(|i| {
+                let number = inbox.open();
+                opened.push((i, number));
+                number
+            });
+            let base = self.rank(&route.base(mesh, &self.at(rank)));
+            for source in mesh.group(base, &senders) {
+                let region = from.region(mesh, source, x.shape());
+                let Some(common) = region.intersect(&want) else { continue };
+                if region == held {
+                    if let (Some(i), Some(part)) = (here, part) {
+                        inbox.have(part, common.clone(), window(&x.part(i), &held, &common)?);
+                    }
+                    continue;
+                }
+                let data = self.here[source].map(|j| window(&x.part(j), &region, &common)).transpose()?;
+                if data.is_some() || part.is_some() {
+                    inbox.ask(part, common, source, rank, data);
+                }
+            }
+        }
+        if step.kind != Kind::Slice {
+            let mut parts = inbox.deliver(mesh, transport)?.into_iter().map(Some).collect::<Vec<_>>();
+            for (i, number) in opened {
+                out[i] = parts[number].take();
+            }
+            for (i, twin) in shared {
+                out[i] = out[twin].clone();
+            }
+        }
+        out.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
+    }
 }
 
-/// Where values become partial, the first rank keeps them and the others hold the identity.
-fn fill_new_partials(x: &Tensor, to: &Sharding, mut parts: Vec<Tensor>) -> Result<Vec<Tensor>> {
-    let mesh = x.mesh();
-    for (axis, reduction) in to.partial().filter(|(axis, _)| x.sharding().partial().all(|(a, _)| a != *axis)) {
-        for (i, rank) in mesh.addressable().enumerate().filter(|(_, rank)| mesh.coordinate(*rank, axis) != 0) {
-            debug_assert!(rank < mesh.ranks());
-            parts[i] = Tensor::full(parts[i].shape(), reduction.identity(x.dtype()), x.dtype(), parts[i].device())?;
+/// The dimension that all of `axes` cut.
+fn only_dim(sharding: &Sharding, axes: &[usize]) -> Option<usize> {
+    let mut dims = sharding.cuts().filter(|(_, a)| axes.contains(a)).map(|(d, _)| d);
+    let first = dims.next()?;
+    dims.all(|d| d == first).then_some(first)
+}
+
+/// The reduction whose identity a rank holds after values have become partial; `None` for the ranks that hold the values.
+///
+/// A rank off the origin of a new axis holds nothing of its own. Everything inside that axis must combine to its identity, so what a rank holds is the
+/// identity of the innermost reduction along which it is not the first.
+pub(crate) fn filled(mesh: &Mesh, rank: usize, from: &Sharding, to: &Sharding) -> Option<Reduction> {
+    let old = from.partial_mask();
+    let (outermost, _) = to.partial().find(|(a, _)| old & 1 << a == 0 && mesh.coordinate(rank, *a) != 0)?;
+    to.partial().filter(|(a, _)| *a >= outermost && mesh.coordinate(rank, *a) != 0).last().map(|(_, reduction)| reduction)
+}
+
+/// Identities, one for each size, reduction and device.
+#[derive(Default)]
+struct Fills(SmallVec<[(Reduction, Tensor); 2]>);
+
+impl Fills {
+    fn get(&mut self, region: &Region, reduction: Reduction, x: &Tensor, device: &Device) -> Result<Tensor> {
+        if let Some((_, t)) = self.0.iter().find(|(r, t)| *r == reduction && t.dims() == &region.shape[..] && t.device() == device) {
+            return Ok(t.clone());
         }
+        let t = Tensor::full(Shape::from(region.shape.clone()), reduction.identity(x.dtype()), x.dtype(), device)?;
+        self.0.push((reduction, t.clone()));
+        Ok(t)
     }
-    Ok(parts)
 }

@@ -1,11 +1,31 @@
 //! From one sharding to another: plans as data, and how they run.
+//!
+//! A [`Plan`] is a path of shardings; each of its steps is one collective, whose kind follows from the shardings at its ends. [`plan`] looks for the best path
+//! under the mesh's [`CostModel`], [`Plan::validate`] checks a path, wherever it comes from, and [`run`] takes a tensor along it. Nothing runs unchecked.
+//! [`plan_across`] does the same between meshes.
+//!
+//! Why not only collectives? Because for half of all pairs even the best sequence of them sends more than ranks lack. An exchange sends the missing boxes
+//! and nothing else; the cost model decides when fewer messages are worth more bytes.
 
+mod across;
+mod boxes;
 mod cost;
+mod edge;
 mod execute;
+mod fewest;
+mod grid;
+mod moves;
 mod plan;
+mod report;
+mod search;
+mod valid;
 
+pub use across::{Transfer, plan_across};
 pub use cost::{CostModel, Link};
-pub use plan::{Kind, Objective, Plan, Step, plan};
+pub use edge::Kind;
+pub use execute::run;
+pub use plan::{Objective, Plan, Step, plan};
+pub use valid::ValidPlan;
 
 pub(crate) use cost::received;
-pub(crate) use execute::{run, to_mesh};
+pub(crate) use execute::{filled, to_mesh};

@@ -138,7 +138,7 @@ impl Call<'_> {
             for (x, to) in inputs.iter_mut().zip(&known.solution.inputs) {
                 if x.sharding() != to {
                     let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes)?;
-                    *x = reshard::run(x, &plan)?;
+                    *x = reshard::run(x, &plan.validate(x.mesh(), x.shape(), x.sharding(), to)?)?;
                 }
             }
         }

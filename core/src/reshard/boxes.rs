@@ -1,0 +1,93 @@
+//! Parts of tensors put together from boxes that lie here and there.
+
+use crate::{
+    DType, Error, Mesh, Region, Result, Shape, Tensor,
+    transport::{Message, Part, Transport},
+};
+use smallvec::SmallVec;
+
+/// What ranks of this process wait for, and what is sent for it. Every process fills it in the same order.
+pub(super) struct Inbox {
+    dtype: DType,
+    messages: Vec<Message>,
+    /// For each message the part and the piece that it is for, where the receiver is here.
+    slots: Vec<Option<(usize, usize)>>,
+    /// Pieces of each part that is put together here; they tile it.
+    parts: Vec<SmallVec<[(Region, Option<Tensor>); 4]>>,
+}
+
+impl Inbox {
+    pub(super) fn new(dtype: DType) -> Self {
+        Self { dtype, messages: vec![], slots: vec![], parts: vec![] }
+    }
+
+    /// Opens a part; the number is for [`have`](Inbox::have) and [`ask`](Inbox::ask).
+    pub(super) fn open(&mut self) -> usize {
+        self.parts.push(SmallVec::new());
+        self.parts.len() - 1
+    }
+
+    /// A piece that is here already.
+    pub(super) fn have(&mut self, part: usize, region: Region, piece: Tensor) {
+        self.parts[part].push((region, Some(piece)));
+    }
+
+    /// A piece that rank `from` sends to rank `to`: `data` is there if the sender is here, `part` if the receiver is.
+    pub(super) fn ask(&mut self, part: Option<usize>, region: Region, from: usize, to: usize, data: Option<Tensor>) {
+        let shape = Shape::from(region.shape.clone());
+        self.messages.push(Message { part: Part { rank: from, dtype: self.dtype, shape, data }, to });
+        self.slots.push(part.map(|p| (p, self.parts[p].len())));
+        if let Some(part) = part {
+            self.parts[part].push((region, None));
+        }
+    }
+
+    /// Sends what is to be sent, and puts the parts together.
+    pub(super) fn deliver(mut self, mesh: &Mesh, transport: &dyn Transport) -> Result<Vec<Tensor>> {
+        let delivered = transport.exchange(mesh, self.messages)?;
+        for (slot, data) in self.slots.into_iter().zip(delivered) {
+            if let Some((part, piece)) = slot {
+                self.parts[part][piece].1 = data;
+            }
+        }
+        self.parts
+            .into_iter()
+            .map(|pieces| join(pieces.into_iter().map(|(region, data)| data.map(|d| (region, d))).collect::<Option<Vec<_>>>().ok_or_else(lost)?))
+            .collect()
+    }
+}
+
+pub(super) fn lost() -> Error {
+    Error::Transport { op: "exchange", detail: "the transport did not deliver what was sent to a rank of this process".into(), ranks: vec![] }
+}
+
+/// The box `region` of a tensor of which `x` is the box `held`.
+pub(super) fn window(x: &Tensor, held: &Region, region: &Region) -> Result<Tensor> {
+    let start = region.start.iter().zip(&held.start).map(|(a, b)| a - b).collect();
+    x.window(&Region { start, shape: region.shape.clone() })
+}
+
+/// Joins boxes that tile a larger one: along the last dimension first, then the one before.
+fn join(mut pieces: Vec<(Region, Tensor)>) -> Result<Tensor> {
+    let rank = pieces.first().map_or(0, |(r, _)| r.start.len());
+    for d in (0..rank).rev() {
+        if pieces.len() == 1 {
+            break;
+        }
+        // Pieces that differ only in where they start along `d` become neighbours.
+        let key = |r: &Region| -> SmallVec<[usize; 7]> { (0..rank).filter(|i| *i != d).chain([d]).map(|i| r.start[i]).collect() };
+        pieces.sort_by_cached_key(|(region, _)| key(region));
+        let row = |a: &Region, b: &Region| (0..rank).all(|i| i == d || a.start[i] == b.start[i]);
+        let rows = pieces.chunk_by(|(a, _), (b, _)| row(a, b)).map(|row| {
+            let mut region = row[0].0.clone();
+            if let [(_, only)] = row {
+                return Ok((region, only.clone()));
+            }
+            region.shape[d] = row.iter().map(|(r, _)| r.shape[d]).sum();
+            let tensors: SmallVec<[&Tensor; 8]> = row.iter().map(|(_, t)| t).collect();
+            Ok((region, Tensor::concat(&tensors, d as i64)?))
+        });
+        pieces = rows.collect::<Result<Vec<_>>>()?;
+    }
+    pieces.pop().map(|(_, tensor)| tensor).ok_or_else(lost)
+}

@@ -1,0 +1,283 @@
+//! One step: what kind of communication takes one sharding to another, and what it costs.
+
+use super::{
+    Link,
+    grid::{At, Geometry, Grid, Traffic, bits, off_origin},
+};
+use crate::{DType, Mesh, Result, Shape, Sharding};
+use smallvec::SmallVec;
+use std::ops::Deref;
+
+/// Mesh axes in the order in which a step's groups count their members.
+pub(super) type Axes = SmallVec<[usize; 3]>;
+
+/// What a step does. The cheaper to run come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Ranks keep a part of what they have, or fill in the identity of a reduction: nothing is sent.
+    Slice,
+    /// Ranks along some axes join what they have.
+    AllGather,
+    /// Axes leave dimensions and cut others.
+    AllToAll,
+    /// Partial values are combined and cut.
+    ReduceScatter,
+    /// Partial values are combined.
+    AllReduce,
+    /// Ranks swap whole parts.
+    Permute,
+    /// Every rank gets exactly the boxes it lacks.
+    Exchange,
+}
+
+impl Kind {
+    /// The name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Slice => "slice",
+            Kind::AllGather => "all_gather",
+            Kind::AllToAll => "all_to_all",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllReduce => "all_reduce",
+            Kind::Permute => "permute",
+            Kind::Exchange => "exchange",
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A step without its ends.
+pub(super) struct Edge {
+    pub(super) kind: Kind,
+    pub(super) axes: Axes,
+    pub(super) recv_bytes: u64,
+    pub(super) peak_bytes: u64,
+    pub(super) seconds: f64,
+}
+
+/// A tensor on a mesh with its cost model: where plans are made. Shardings given to it have been [stripped](Space::strip).
+pub(super) struct Space<'a> {
+    geometry: Geometry<'a>,
+    /// Bytes of an element.
+    pub(super) size: u64,
+    pub(super) links: SmallVec<[Link; 4]>,
+    pub(super) start: f64,
+}
+
+impl<'a> Deref for Space<'a> {
+    type Target = Geometry<'a>;
+
+    fn deref(&self) -> &Geometry<'a> {
+        &self.geometry
+    }
+}
+
+impl<'a> Space<'a> {
+    pub(super) fn new(mesh: &'a Mesh, shape: &'a Shape, dtype: DType) -> Result<Self> {
+        shape.checked_numel("plan")?;
+        let cost = mesh.cost();
+        cost.check()?;
+        let links = (0..mesh.axes().len()).map(|a| cost.link(mesh, a)).collect();
+        Ok(Self { geometry: Geometry::new(mesh, shape), size: dtype.size() as u64, links, start: cost.start })
+    }
+
+    /// The sharding without axes of a single rank, which change nothing.
+    pub(super) fn strip(&self, sharding: &Sharding) -> Sharding {
+        sharding.without_mask(!self.axes())
+    }
+
+    /// Bytes of the largest part.
+    pub(super) fn local(&self, sharding: &Sharding) -> u64 {
+        self.largest(sharding) * self.size
+    }
+
+    /// Bytes that an all-reduce of parts of `local` bytes receives over `k` ranks, by the ring algorithm.
+    pub(super) fn all_reduce_bytes(&self, local: u64, k: u64) -> u64 {
+        (2 * u128::from(k - 1) * u128::from(local)).div_ceil(u128::from(k)) as u64
+    }
+
+    /// Bytes that a reduce-scatter into parts of at most `part` bytes receives over `k` ranks.
+    pub(super) fn reduce_scatter_bytes(&self, part: u64, k: u64) -> u64 {
+        part.saturating_mul(k - 1)
+    }
+
+    /// What a single step from one sharding to another is and costs; `None` where no step does it.
+    pub(super) fn edge(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> Option<Edge> {
+        let traffic = self.traffic(from, from_grid, to, to_grid);
+        let (kind, axes) = self.classify(from, to, traffic)?;
+        let k: u64 = axes.iter().map(|a| self.mesh.size(*a) as u64).product();
+        let link = axes.iter().fold(Link::NONE, |link, a| link.slower(self.links[*a]));
+        let recv_bytes = match kind {
+            Kind::AllReduce => self.all_reduce_bytes(self.local(from), k),
+            Kind::ReduceScatter => self.reduce_scatter_bytes(self.local(to), k),
+            _ => traffic.missing * self.size,
+        };
+        let ring = |rounds: u64| self.start + (rounds * (k - 1)) as f64 * link.latency + recv_bytes as f64 / link.bandwidth;
+        let seconds = match kind {
+            Kind::Slice => 0.0,
+            Kind::AllReduce => ring(2),
+            Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter => ring(1),
+            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid),
+        };
+        Some(Edge { kind, axes, recv_bytes, peak_bytes: traffic.both * self.size, seconds })
+    }
+
+    /// What the worst rank lacks. Where values become partial, the first rank holds them and the others need nothing.
+    pub(super) fn traffic(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> Traffic {
+        self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+    }
+
+    /// What a single step does; `None` where no step does it.
+    pub(super) fn classify(&self, from: &Sharding, to: &Sharding, traffic: Traffic) -> Option<(Kind, Axes)> {
+        if self.empty {
+            return Some((Kind::Slice, Axes::new()));
+        }
+        let resolved = from.partial().filter(|p| !to.partial().any(|q| q == *p)).fold(0, |mask, (a, _)| mask | 1 << a);
+        if resolved != 0 {
+            return self.classify_reduction(from, to, resolved);
+        }
+        let new = to.partial_mask() & !from.partial_mask();
+        // (axes that leave a dimension, axes that enter one), and what that looks like dimension by dimension.
+        let (mut left, mut entered) = (Axes::new(), 0u32);
+        let (mut apart, mut same_parts) = (true, true);
+        for d in 0..self.rank() {
+            let (leaving, entering) = after_prefix(from.cuts_of(d), to.cuts_of(d));
+            left.extend(leaving.iter().map(|(_, a)| *a as usize));
+            entered = entering.iter().fold(entered, |mask, (_, a)| mask | 1 << a);
+            apart &= leaving.is_empty() || entering.is_empty();
+            let parts = |cuts: &[(u8, u8)]| cuts.iter().map(|(_, a)| self.mesh.size(*a as usize)).product::<usize>();
+            same_parts &= parts(leaving) == parts(entering);
+        }
+        // Odd sizes can leave nothing to send, whatever the cuts look like.
+        if left.is_empty() || traffic.missing == 0 {
+            return Some((Kind::Slice, Axes::new()));
+        }
+        let mask = left.iter().fold(0, |mask, a| mask | 1 << a);
+        let kind = match (apart, new) {
+            (true, 0) if entered == 0 => Kind::AllGather,
+            (true, 0) if entered == mask => Kind::AllToAll,
+            (_, 0) if same_parts => Kind::Permute,
+            _ => Kind::Exchange,
+        };
+        if kind >= Kind::Permute {
+            left.extend(bits(Route::new(self.mesh, &self.links, from, to).turn_mask() & !mask));
+        }
+        Some((kind, left))
+    }
+
+    /// Removing partial axes: their cuts stay, or all of them cut one dimension more finely.
+    fn classify_reduction(&self, from: &Sharding, to: &Sharding, resolved: u32) -> Option<(Kind, Axes)> {
+        if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 || !may_reduce(from, resolved) {
+            return None;
+        }
+        let mut scattered: Option<Axes> = None;
+        for d in 0..self.rank() {
+            let (leaving, entering) = after_prefix(from.cuts_of(d), to.cuts_of(d));
+            if !leaving.is_empty() || !entering.is_empty() && scattered.is_some() {
+                return None;
+            }
+            if !entering.is_empty() {
+                scattered = Some(entering.iter().map(|(_, a)| *a as usize).collect());
+            }
+        }
+        match scattered {
+            None => Some((Kind::AllReduce, bits(resolved).collect())),
+            Some(axes) if axes.iter().fold(0, |mask, a| mask | 1 << a) == resolved => Some((Kind::ReduceScatter, axes)),
+            Some(_) => None,
+        }
+    }
+
+    /// What the worst rank waits for its messages.
+    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> f64 {
+        let route = Route::new(self.mesh, &self.links, from, to);
+        let new = to.partial_mask() & !from.partial_mask();
+        let mut worst = 0.0f64;
+        self.walk(from.cut_mask() | to.cut_mask() | new, &mut [0; 16], |at| {
+            if off_origin(at, new) {
+                return;
+            }
+            let mut seconds = 0.0;
+            self.walk(route.vary, &mut route.base(self.mesh, at), |source| {
+                let elements = self.overlap(from_grid, source, to_grid, at);
+                if elements > 0 && !route.same_box(source, at) {
+                    let crossed = bits(route.vary | route.turn_mask()).filter(|a| source[*a] != at[*a]);
+                    let link = crossed.fold(Link::NONE, |link, a| link.slower(self.links[a]));
+                    seconds += link.latency + (elements * self.size) as f64 / link.bandwidth;
+                }
+            });
+            worst = worst.max(seconds);
+        });
+        worst
+    }
+}
+
+/// Whether partial values over the axes of `mask` may be combined now: one reduction, and nothing of another kind inside it.
+pub(super) fn may_reduce(from: &Sharding, mask: u32) -> bool {
+    let Some((outermost, reduction)) = from.partial().find(|(a, _)| mask & 1 << a != 0) else { return false };
+    from.partial().all(|(a, r)| if mask & 1 << a != 0 { r == reduction } else { a < outermost || r == reduction })
+}
+
+/// What two lists of cuts have after their common beginning.
+fn after_prefix<'s>(from: &'s [(u8, u8)], to: &'s [(u8, u8)]) -> (&'s [(u8, u8)], &'s [(u8, u8)]) {
+    let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    (&from[common..], &to[common..])
+}
+
+/// From whom a rank gets the boxes it lacks.
+///
+/// The senders differ from the receiver along the axes that leave a dimension. Where copies are at hand along axes that only now begin to cut, receivers that
+/// want the same box turn to different copies, unless that takes them over a slower link.
+pub(super) struct Route {
+    /// Axes along which a receiver finds its senders.
+    pub(super) vary: u32,
+    /// Axes along which the sender is another copy of the same box.
+    copies: Axes,
+    /// Axes whose ranks will want the same.
+    askers: Axes,
+}
+
+impl Route {
+    pub(super) fn new(mesh: &Mesh, links: &[Link], from: &Sharding, to: &Sharding) -> Self {
+        let (used, wanted) = (from.cut_mask(), to.cut_mask());
+        let rank = from.cuts().chain(to.cuts()).map(|(d, _)| d + 1).max().unwrap_or(0);
+        let mut vary = 0;
+        for d in 0..rank {
+            vary = after_prefix(from.cuts_of(d), to.cuts_of(d)).0.iter().fold(vary, |mask, (_, a)| mask | 1 << a);
+        }
+        let copies = wanted & !used;
+        let askers = used & !wanted & !to.partial_mask();
+        let slowest = bits(vary).fold(Link::NONE, |link, a| link.slower(links[a])).bandwidth;
+        let near = askers == 0 || bits(copies).any(|a| mesh.size(a) > 1 && links[a].bandwidth < slowest);
+        if near {
+            return Self { vary, copies: Axes::new(), askers: Axes::new() };
+        }
+        Self { vary, copies: bits(copies).collect(), askers: bits(askers).collect() }
+    }
+
+    /// Axes along which it turns to other copies.
+    fn turn_mask(&self) -> u32 {
+        self.copies.iter().fold(0, |mask, a| mask | 1 << a)
+    }
+
+    /// The receiver, turned to the copy that it asks.
+    pub(super) fn base(&self, mesh: &Mesh, at: &At) -> At {
+        let mut base = *at;
+        let index = |axes: &Axes| axes.iter().fold(0, |i, a| i * mesh.size(*a) + at[*a]);
+        let mut turn = index(&self.copies) + index(&self.askers);
+        for axis in self.copies.iter().rev() {
+            base[*axis] = turn % mesh.size(*axis);
+            turn /= mesh.size(*axis);
+        }
+        base
+    }
+
+    /// Whether sender and receiver hold the same box already: then the receiver has it.
+    fn same_box(&self, source: &At, at: &At) -> bool {
+        bits(self.vary).all(|a| source[a] == at[a])
+    }
+}

@@ -1,0 +1,106 @@
+//! Plans for people and for programs.
+
+use super::{Plan, Transfer};
+use crate::{Mesh, Sharding};
+use serde_json::{Value, json};
+use std::fmt::{Display, Formatter, Result};
+
+/// A table: a line for each step, then what the whole costs.
+///
+/// ```
+/// # use anymesh_core::{DType, Mesh, Shape, TensorType, reshard::{Objective, plan}};
+/// # let mesh = Mesh::new("dp=2, tp=4", &anymesh_backend_cpu::device())?;
+/// let from = TensorType::parse("f32[64@tp, 64]", &mesh)?;
+/// let to = TensorType::parse("f32[64, 64@tp]", &mesh)?;
+/// let plan = plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, Objective::Bytes)?;
+/// assert_eq!(plan.to_string(), "\
+/// f32[64@tp, 64] -> f32[64, 64@tp] on mesh(dp=2, tp=4)
+///   1  all_to_all  tp  f32[64@tp, 64] -> f32[64, 64@tp]  3072 B  peak 8192 B  8.0 us
+/// receives 3072 B (lower bound 3072 B), peak 8192 B, 8.0 us");
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+impl Display for Plan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let ty = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
+        writeln!(f, "{} -> {} on {}", ty(&self.from), ty(&self.to), self.mesh)?;
+        write_steps(self, f)?;
+        let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
+        write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
+    }
+}
+
+fn write_steps(plan: &Plan, f: &mut Formatter<'_>) -> Result {
+    let rows: Vec<[String; 7]> = plan
+        .steps
+        .iter()
+        .enumerate()
+        .map(|(i, s)| {
+            let ty = |s: &Sharding| s.type_string(plan.dtype, &plan.shape, &plan.mesh);
+            let axes = if s.axes.is_empty() { "-".into() } else { names(&plan.mesh, &s.axes).join(",") };
+            let (bytes, peak) = (format!("{} B", s.recv_bytes), format!("peak {} B", s.peak_bytes));
+            [(i + 1).to_string(), s.kind.to_string(), axes, format!("{} -> {}", ty(&s.from), ty(&s.to)), bytes, peak, time(s.seconds)]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|r| r[column].len()).max().unwrap_or(0);
+    let widths: [usize; 7] = std::array::from_fn(width);
+    for row in &rows {
+        for (column, cell) in row.iter().enumerate() {
+            // Numbers to the right, words to the left.
+            match column {
+                0 | 4..=6 => write!(f, "  {cell:>0$}", widths[column])?,
+                _ => write!(f, "  {cell:<0$}", widths[column])?,
+            }
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}
+
+impl Display for Transfer {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let (source, plan) = (&self.source.mesh, &self.source);
+        let to = self.to.type_string(plan.dtype, &plan.shape, &self.mesh);
+        writeln!(f, "{} on {source} -> {to} on {}", plan.from.type_string(plan.dtype, &plan.shape, source), self.mesh)?;
+        write_steps(plan, f)?;
+        let last = self.source.steps.len() + 1;
+        writeln!(f, "  {last}  transfer  {} -> {to}  {} B", plan.to.type_string(plan.dtype, &plan.shape, source), self.moved_bytes)?;
+        let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
+        write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
+    }
+}
+
+/// A time in the unit that suits it.
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
+}
+
+fn names<'a>(mesh: &'a Mesh, axes: &[usize]) -> Vec<&'a str> {
+    axes.iter().map(|a| mesh.axes().get(*a).map_or("?", |(name, _)| name.as_str())).collect()
+}
+
+impl Plan {
+    /// Everything the table says, for programs. Each step also lists the mesh axes of every dimension and the partial axes after it, by index.
+    pub fn to_json(&self) -> Value {
+        let ty = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
+        let steps: Vec<Value> = self
+            .steps
+            .iter()
+            .map(|s| {
+                let dims: Vec<Vec<usize>> = (0..self.shape.rank()).map(|d| s.to.axes_of(d).collect()).collect();
+                let partial: Vec<Value> = s.to.partial().map(|(a, r)| json!([a, r.name()])).collect();
+                json!({
+                    "kind": s.kind.name(), "axes": names(&self.mesh, &s.axes), "from": ty(&s.from), "to": ty(&s.to), "dims": dims, "partial": partial,
+                    "recv_bytes": s.recv_bytes, "peak_bytes": s.peak_bytes, "seconds": s.seconds,
+                })
+            })
+            .collect();
+        json!({
+            "mesh": self.mesh.to_string(), "from": ty(&self.from), "to": ty(&self.to), "steps": steps, "recv_bytes": self.recv_bytes,
+            "lower_bound": self.lower_bound, "peak_bytes": self.peak_bytes, "seconds": self.seconds,
+        })
+    }
+}
