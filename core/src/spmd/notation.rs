@@ -59,7 +59,8 @@ impl<'a> Parser<'a> {
             }
         }
         let left: SmallVec<[&str; 4]> = if left.trim().is_empty() { SmallVec::new() } else { left.split(',').collect() };
-        if left.len() < shapes.len() {
+        // Numbers of elementwise ops need no term.
+        if shapes.iter().skip(left.len()).any(|given| matches!(given, Given::Shape(_))) {
             return self.fail(format!("{} operands, as many as the op was given", shapes.len()));
         }
         // The longest run that `...` stands for decides its letters, which align at the right.

@@ -20,8 +20,16 @@ pub struct Decision {
 impl Decision {
     /// Everything that could have been chosen, best first.
     pub fn alternatives(&self) -> Result<Vec<Solution>> {
-        let operands: Vec<_> = self.inputs.iter().map(|t| solve::Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect();
-        solve::alternatives(self.inputs[0].mesh(), &self.rule, &operands)
+        solve::alternatives(self.inputs[0].mesh(), &self.rule, &self.operands())
+    }
+
+    /// The decision made anew.
+    pub fn solve(&self) -> Result<Solution> {
+        solve::solve(self.inputs[0].mesh(), &self.rule, &self.operands())
+    }
+
+    fn operands(&self) -> Vec<solve::Operand<'_>> {
+        self.inputs.iter().map(|t| solve::Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect()
     }
 }
 
