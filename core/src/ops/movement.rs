@@ -14,26 +14,34 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, create, op, run_map, same_device};
+use super::{OpInfo, Operand, create, op, run_map};
 use crate::{
-    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, Layout, Reduction, Result, Scalar, Shape, Tensor,
     backend::Affine,
     map::{Binary, Builder, MAX_INPUTS},
     ops::index_kind,
+    spmd::{
+        Call, Local, Rule, plain,
+        rule::{Factor, Kind, Through, letter},
+    },
 };
+use smallvec::SmallVec;
 
-/// The ops of this file; `c` is a dimension that the op joins, pads or repeats.
+/// The ops of this file; `c` is a dimension that the op joins, pads or repeats. Zeros that an op puts in are zeros in every reduction of parts.
 pub const OPS: &[OpInfo] = &[
-    op("concat", "...c..., ...c... -> ...c... ; replicate c ; linear all"),
-    op("stack", "..., ... -> ...c... ; replicate c ; linear all"),
-    op("pad", "...c... -> ...c... ; replicate c ; linear 0 where the constant is 0"),
-    op("roll", "...c... -> ...c... ; replicate c ; linear 0"),
-    op("tile", "...c... -> ...(rc)... ; replicate r ; linear 0"),
-    op("repeat_interleave", "...c... -> ...(cr)... ; replicate r ; linear 0"),
-    op("triu", "...rc -> ...rc ; offset ; linear 0"),
-    op("tril", "...rc -> ...rc ; offset ; linear 0"),
-    op("diag", "c -> rc ; replicate c ; linear 0"),
+    op("concat", "...c, ...c -> ...c ; replicate c ; through any all"),
+    op("stack", "..., ... -> ...n ; through any all"),
+    op("pad", "...c -> ...c ; replicate c ; through any 0"),
+    op("roll", "...c -> ...c ; replicate c ; through any 0"),
+    op("tile", "...c -> ...c ; replicate c ; through any 0"),
+    op("repeat_interleave", "...c -> ...(cr) ; replicate r ; through any 0"),
+    op("triu", "...rc -> ...rc ; offset ; through any 0"),
+    op("tril", "...rc -> ...rc ; offset ; through any 0"),
+    op("diag", "c -> cn ; offset ; through any 0"),
 ];
+
+/// More tensors than this are joined group by group on a mesh, because a rule knows its operands by a bit each.
+const JOIN_AT_ONCE: usize = 16;
 
 /// What [`Tensor::pad`] puts around a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +58,7 @@ pub enum PadMode {
 
 impl Tensor {
     /// Joins tensors along an existing dimension. All other dimensions are equal; dtypes promote to a common one.
+    #[track_caller]
     pub fn concat(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "concat";
         let Some(first) = tensors.first() else {
@@ -64,6 +73,7 @@ impl Tensor {
     }
 
     /// Joins tensors of one shape along a new dimension, which becomes dimension `axis` of the result. Dtypes promote.
+    #[track_caller]
     pub fn stack(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "stack";
         let Some(first) = tensors.first() else {
@@ -77,13 +87,17 @@ impl Tensor {
         if !(0..rank).contains(&at) {
             return Err(Error::Axis { op, axis, rank: rank as usize });
         }
-        let parts = tensors.iter().map(|t| t.unsqueeze(at)).collect::<Result<Vec<_>>>()?;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for t in tensors {
+            parts.push(t.unsqueeze(at)?);
+        }
         join(op, &parts.iter().collect::<Vec<_>>(), at as usize)
     }
 
     /// Adds `(before, after)` elements at the ends of each dimension; `pairs` has one entry for every dimension.
     ///
     /// Reflection reaches at most to the far edge (`size - 1` elements), wrapping around at most once (`size`).
+    #[track_caller]
     pub fn pad(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
         let op = "pad";
         if pairs.len() != self.rank() {
@@ -107,22 +121,47 @@ impl Tensor {
             }
         }
         let shape = Shape::from(dims);
-        if shape.checked_numel(op)? == 0 {
+        shape.checked_numel(op)?;
+        if !self.is_plain() {
+            return self.pad_parts(pairs, mode);
+        }
+        if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
         }
         match mode {
             PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
             _ => pairs.iter().enumerate().try_fold(self.clone(), |t, (axis, &(before, after))| {
                 let size = t.shape()[axis];
+                let slice = |start, step, len| t.sliced(op, axis, start, step, len);
                 let (front, back) = match mode {
-                    PadMode::Reflect if size > 1 => (t.sliced(axis, before, -1, before), t.sliced(axis, size - 2, -1, after)),
-                    PadMode::Replicate => (t.sliced(axis, 0, 0, before), t.sliced(axis, size - 1, 0, after)),
-                    PadMode::Circular => (t.sliced(axis, size - before, 1, before), t.sliced(axis, 0, 1, after)),
+                    PadMode::Reflect if size > 1 => (slice(before, -1, before)?, slice(size - 2, -1, after)?),
+                    PadMode::Replicate => (slice(0, 0, before)?, slice(size - 1, 0, after)?),
+                    PadMode::Circular => (slice(size - before, 1, before)?, slice(0, 1, after)?),
                     _ => return Ok(t),
                 };
                 join(op, &[&front, &t, &back], axis)
             }),
         }
+    }
+
+    /// [`pad`](Self::pad) on a mesh: dimensions that grow are whole.
+    #[track_caller]
+    fn pad_parts(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
+        use Reduction::*;
+        let grown: Dims = (0..self.rank()).filter(|d| pairs[*d] != (0, 0)).collect();
+        if grown.is_empty() {
+            return Ok(self.clone());
+        }
+        // Every rank pads its part, and the constants must combine to the constant: all reductions keep zero, all but sums keep one.
+        let reductions: &'static [Reduction] = match mode {
+            PadMode::Constant(value) if value.to_f64() == 1.0 => &[Max, Min, Prod, And, Or],
+            PadMode::Constant(value) if value.to_f64() != 0.0 => &[Max, Min, And, Or],
+            _ => Reduction::ALL_STATIC,
+        };
+        let attrs: SmallVec<[i64; 6]> = [reductions.len()].iter().chain(&grown).map(|n| *n as i64).collect();
+        let rule = || Ok(Rule { through: smallvec::smallvec![Through { operands: 1, reductions }], ..Rule::view(self.shape(), &self.without(&grown)) });
+        let call = Call { op: "pad", inputs: &[self], attrs: &attrs };
+        Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].pad(pairs, mode)?]))?.remove(0))
     }
 
     fn pad_constant(&self, pairs: &[(usize, usize)], shape: Shape, value: Scalar) -> Result<Tensor> {
@@ -144,6 +183,7 @@ impl Tensor {
 
     /// Moves element `i` of dimension `axes[k]` to `i + shifts[k]`, wrapping around. With no axes and one shift the tensor
     /// is rolled as if it were flat.
+    #[track_caller]
     pub fn roll(&self, shifts: &[i64], axes: &[i64]) -> Result<Tensor> {
         let op = "roll";
         if axes.is_empty() && shifts.len() == 1 {
@@ -157,19 +197,36 @@ impl Tensor {
             return Ok(self.clone());
         }
         self.shape().axes(op, axes)?;
-        shifts.iter().zip(axes).try_fold(self.clone(), |t, (&shift, &axis)| {
-            let axis = t.shape().axis(op, axis)?;
-            let size = t.shape()[axis];
+        let mut starts: Dims<(usize, usize)> = Dims::new();
+        for (&shift, &axis) in shifts.iter().zip(axes) {
+            let axis = self.shape().axis(op, axis)?;
+            let size = self.shape()[axis];
             let start = if size == 0 { 0 } else { i128::from(shift).rem_euclid(size as i128) as usize };
-            if start == 0 {
-                return Ok(t);
+            if start != 0 {
+                starts.push((axis, start));
             }
-            join(op, &[&t.sliced(axis, size - start, 1, start), &t.sliced(axis, 0, 1, size - start)], axis)
+        }
+        if starts.is_empty() {
+            return Ok(self.clone());
+        }
+        if !self.is_plain() {
+            let rolled: Dims = starts.iter().map(|(axis, _)| *axis).collect();
+            return self.view_parts(op, &self.without(&rolled), |l| l[0].rolled(&starts));
+        }
+        self.rolled(&starts)
+    }
+
+    /// [`roll`](Self::roll) of a plain tensor: for each axis, where its first element goes.
+    fn rolled(&self, starts: &[(usize, usize)]) -> Result<Tensor> {
+        starts.iter().try_fold(self.clone(), |t, &(axis, start)| {
+            let size = t.shape()[axis];
+            join("roll", &[&t.sliced("roll", axis, size - start, 1, start)?, &t.sliced("roll", axis, 0, 1, size - start)?], axis)
         })
     }
 
     /// Repeats the whole tensor `reps[i]` times along dimension `i`. As in NumPy, a shorter list is for the last dimensions and a
     /// longer one adds dimensions in front.
+    #[track_caller]
     pub fn tile(&self, reps: &[usize]) -> Result<Tensor> {
         let op = "tile";
         let rank = self.rank().max(reps.len());
@@ -177,7 +234,12 @@ impl Tensor {
         let rep = |i: usize| (i + reps.len()).checked_sub(rank).map_or(1, |d| reps[d]);
         let dims = (0..rank).map(|i| size(i).checked_mul(rep(i))).collect::<Option<Dims>>();
         let shape = Shape::from(dims.ok_or_else(|| Error::Argument { op, detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()) })?);
-        if shape.checked_numel(op)? == 0 {
+        shape.checked_numel(op)?;
+        if !self.is_plain() {
+            let to: Dims<Option<usize>> = (0..rank).map(|i| (i + self.rank()).checked_sub(rank).filter(|_| rep(i) == 1)).collect();
+            return self.view_parts(op, &to, |l| l[0].tile(reps));
+        }
+        if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
         }
         let stride = |i: usize| (i + self.rank()).checked_sub(rank).map_or(0, |d| self.layout().strides[d]);
@@ -190,13 +252,29 @@ impl Tensor {
     }
 
     /// Repeats each element `n` times in place: `[a, b]` becomes `[a, a, b, b]`.
+    #[track_caller]
     pub fn repeat_interleave(&self, n: usize, axis: i64) -> Result<Tensor> {
         let op = "repeat_interleave";
         let axis = self.shape().axis(op, axis)?;
         let size = self.shape()[axis].checked_mul(n);
         let size = size.ok_or_else(|| Error::Argument { op, detail: format!("{n} copies of {} cannot be addressed", self.shape()) })?;
         let shape = self.shape().with(axis, size);
-        if shape.checked_numel(op)? == 0 {
+        shape.checked_numel(op)?;
+        if n == 1 {
+            return Ok(self.clone());
+        }
+        if !self.is_plain() {
+            let rule = || {
+                // Parts of the dimension are parts of the longer one where the cut is even.
+                let mut rule = Rule::view(self.shape(), &self.without(&[]));
+                rule.outputs[0][axis].push(rule.factors.len() as u8);
+                rule.factors.push(Factor { letter: 'r', size: n, kind: Kind::Whole });
+                Ok(rule)
+            };
+            let call = Call { op, inputs: &[self], attrs: &[axis as i64, n as i64, self.shape()[axis] as i64] };
+            return Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].repeat_interleave(n, axis as i64)?]))?.remove(0));
+        }
+        if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
         }
         let inner = self.layout().unsqueeze(axis + 1);
@@ -206,18 +284,25 @@ impl Tensor {
 
     /// Keeps the elements on and above diagonal `k` of the last two dimensions, with zero below. Diagonal `k` holds the
     /// elements whose column is `k` more than their row.
+    #[track_caller]
     pub fn triu(&self, k: i64) -> Result<Tensor> {
         self.triangle("triu", Binary::Ge, k)
     }
 
     /// Keeps the elements on and below diagonal `k` of the last two dimensions, with zero above.
+    #[track_caller]
     pub fn tril(&self, k: i64) -> Result<Tensor> {
         self.triangle("tril", Binary::Le, k)
     }
 
+    #[track_caller]
     fn triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
         if self.rank() < 2 {
             return Err(Error::Shape { op, detail: format!("{} has no last two dimensions", self.type_string()) });
+        }
+        if !self.is_plain() {
+            let start = |l: &Local<'_>, back: usize| l.part(letter(self.rank() - back)).map_or(0, |(range, _)| range.start as i64);
+            return self.view_parts(op, &self.without(&[]), |l| l[0].triangle(op, keep, k.saturating_add(start(l, 2) - start(l, 1))));
         }
         let dtype = self.dtype();
         let (index, kind) = diagonal_index(self.shape(), k);
@@ -230,8 +315,9 @@ impl Tensor {
     }
 
     /// A vector becomes a square matrix with it on diagonal `k` and zero elsewhere; a matrix gives its diagonal `k` as a vector.
+    #[track_caller]
     pub fn diag(&self, k: i64) -> Result<Tensor> {
-        let (op, dtype) = ("diag", self.dtype());
+        let op = "diag";
         let too_large = || Error::Argument { op, detail: format!("diagonal {k} of {} is out of reach", self.type_string()) };
         match self.rank() {
             1 => {}
@@ -242,16 +328,30 @@ impl Tensor {
         let size = self.numel().checked_add(distance).ok_or_else(too_large)?;
         let shape = Shape::from([size, size]);
         shape.checked_numel(op)?;
+        if !self.is_plain() {
+            // Each rank fills the rows of its elements, if there are no other rows.
+            let to = [if k == 0 { Some(0) } else { None }, None];
+            return self.view_parts(op, &to, |l| {
+                let region = l.region(0, &shape);
+                l[0].on_diagonal(region.shape.into(), if k == 0 { region.start[0] as i64 } else { k })
+            });
+        }
+        self.on_diagonal(shape, k)
+    }
+
+    /// A matrix with a plain vector on diagonal `k` and zero elsewhere.
+    fn on_diagonal(&self, shape: Shape, k: i64) -> Result<Tensor> {
+        let (op, dtype) = ("diag", self.dtype());
         if self.numel() == 0 {
             return create::filled(op, shape, create::zero_scalar(dtype), dtype, self.device());
         }
         // Row r of the matrix holds element r of the vector (r - |k| below the main diagonal), which every column reads.
-        let rows = self.with_layout(self.layout().unsqueeze(1).expand(&Shape::from([self.numel(), size])));
+        let rows = self.with_layout(self.layout().unsqueeze(1).expand(&Shape::from([self.numel(), shape[1]])));
         let (index, kind) = diagonal_index(&shape, k);
         let b = Builder::new();
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
-        let start: Dims<isize> = smallvec::smallvec![if k < 0 { distance as isize } else { 0 }, 0];
+        let start: Dims<isize> = smallvec::smallvec![-k.min(0) as isize, 0];
         let mut out = run_map(op, &program, &shape, &[Operand::at(&rows, start)], &[index], &[], self.device())?;
         Ok(out.remove(0))
     }
@@ -273,23 +373,51 @@ fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
 }
 
 /// Joins tensors that are known to fit along `axis`, as many at a time as a kernel takes.
+#[track_caller]
 fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
-    let device = same_device(op, tensors)?;
     let dtype = tensors.iter().fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype()));
     let size = tensors.iter().try_fold(0usize, |sum, t| sum.checked_add(t.shape()[axis]));
     let shape = tensors[0].shape().with(axis, size.ok_or_else(|| Error::SizeOverflow { op, shape: tensors[0].shape().clone() })?);
-    if shape.checked_numel(op)? == 0 {
+    shape.checked_numel(op)?;
+    if !plain(op, tensors)? {
+        return join_parts(op, tensors, axis, dtype);
+    }
+    if shape.numel() == 0 {
         return Ok(tensors[0].result(None, dtype, shape));
     }
     let mut parts: Vec<Tensor> = tensors.iter().filter(|t| t.numel() > 0).map(|t| (*t).clone()).collect();
     if parts.len() > 1 {
         // Before the first round of kernels, not after it.
-        device.check(dtype, shape.numel())?;
+        tensors[0].device().check(dtype, shape.numel())?;
     }
     while parts.len() > 1 {
         parts = parts.chunks(MAX_INPUTS).map(|group| join_few(op, group, axis, dtype)).collect::<Result<_>>()?;
     }
     parts.remove(0).cast(dtype)
+}
+
+/// [`join`] on a mesh: the dimension is whole in every tensor, the others are cut alike. All are partial or none is, so that a part that is whole counts once.
+#[track_caller]
+fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) -> Result<Tensor> {
+    let mut parts = Vec::with_capacity(tensors.len());
+    for t in tensors {
+        parts.push(t.cast(dtype)?);
+    }
+    while parts.len() > 1 {
+        let mut joined = Vec::with_capacity(parts.len().div_ceil(JOIN_AT_ONCE));
+        for group in parts.chunks(JOIN_AT_ONCE) {
+            let inputs: SmallVec<[&Tensor; 8]> = group.iter().collect();
+            let rule = || {
+                let text = format!("{} -> ...c ; replicate c ; through any all", vec!["...c"; inputs.len()].join(", "));
+                let given: SmallVec<[_; 8]> = inputs.iter().map(|t| (*t).into()).collect();
+                Rule::new(&text, &given, &[('c', &[axis])])
+            };
+            let local = |l: &Local<'_>| Ok(smallvec::smallvec![join(op, &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(), axis)?]);
+            joined.push(Call { op, inputs: &inputs, attrs: &[axis as i64] }.run(rule, local)?.remove(0));
+        }
+        parts = joined;
+    }
+    Ok(parts.remove(0))
 }
 
 /// One kernel over the windows of at most [`MAX_INPUTS`] tensors with elements.

@@ -264,7 +264,7 @@ impl Tensor {
         let (op, dtype, last) = ("multinomial", self.dtype(), self.rank() - 1);
         let n = self.shape()[last];
         let sums = self.cumsum(-1)?;
-        let totals = sums.sliced(last, n - 1, 1, 1);
+        let totals = sums.sliced(op, last, n - 1, 1, 1)?;
         let points = Draw::whole(op, shape, rng)?
             .values(dtype, &[&totals], &[], self.device(), |b, index, key| uniform01(b, index, key, dtype.kind()) * b.load(dtype))?;
         // Rows without any weight are found past the end.

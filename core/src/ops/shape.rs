@@ -12,19 +12,27 @@
 //! ```
 
 use super::{OpInfo, op};
-use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+use crate::{
+    Dims, Error, Layout, Reduction, Result, Shape, Tensor,
+    spmd::{
+        Call, Local, Rule, plain,
+        rule::{Factor, Factors, Kind, letter},
+    },
+};
+use smallvec::SmallVec;
 
-/// The ops of this file. Letters not listed after `;` may be cut.
+/// The ops of this file: elements keep their values, so partial values of every reduction pass. Factors in brackets make up one dimension, major first; a
+/// dimension that only the result has is whole.
 pub const OPS: &[OpInfo] = &[
-    op("reshape", "compound factors ; linear 0"),
-    op("flatten", "compound factors ; linear 0"),
-    op("squeeze", "... 1 -> ... ; linear 0"),
-    op("unsqueeze", "... -> ... 1 ; linear 0"),
-    op("transpose", "views: any permutation of factors ; linear 0"),
-    op("permute", "views: any permutation of factors ; linear 0"),
-    op("movedim", "views: any permutation of factors ; linear 0"),
-    op("expand", "... -> x... ; linear 0"),
-    op("meshgrid", "a, b, ... -> ab..., ab..., ... ; linear all"),
+    op("reshape", "(ab)c -> a(bc) ; through any 0"),
+    op("flatten", "...ab -> ...(ab) ; through any 0"),
+    op("squeeze", "...1 -> ... ; through any 0"),
+    op("unsqueeze", "... -> ...n ; through any 0"),
+    op("transpose", "...ab -> ...ba ; through any 0"),
+    op("permute", "abc -> cab ; through any 0"),
+    op("movedim", "abc -> bca ; through any 0"),
+    op("expand", "...1 -> n...m ; through any 0"),
+    op("meshgrid", "a, b -> ab, ab ; through any 0 1"),
 ];
 
 /// The order in which [`Tensor::meshgrid`] lays out its first two dimensions.
@@ -42,14 +50,52 @@ impl Tensor {
         if layout.shape.numel() == 0 { self.with_layout(Layout::contiguous(layout.shape)) } else { self.with_layout(layout) }
     }
 
+    /// A view of what each rank holds, for a tensor on a mesh: dimension `i` of the result is dimension `to[i]` of this tensor, or a new one.
+    #[track_caller]
+    pub(super) fn view_parts(&self, op: &'static str, to: &[Option<usize>], local: impl Fn(&Local<'_>) -> Result<Tensor>) -> Result<Tensor> {
+        let attrs: SmallVec<[i64; 8]> = to.iter().map(|d| d.unwrap_or(self.rank()) as i64).collect();
+        let call = Call { op, inputs: &[self], attrs: &attrs };
+        Ok(call.run(|| Ok(Rule::view(self.shape(), to)), |l| Ok(smallvec::smallvec![local(l)?]))?.remove(0))
+    }
+
+    /// Dimensions in the order `order`, without those that it does not name.
+    #[track_caller]
+    pub(super) fn reordered(&self, op: &'static str, order: &[usize]) -> Result<Tensor> {
+        if !self.is_plain() {
+            let to: Dims<Option<usize>> = order.iter().map(|d| Some(*d)).collect();
+            return self.view_parts(op, &to, |l| l[0].reordered(op, order));
+        }
+        Ok(self.viewed(self.layout().permute(order)))
+    }
+
     /// The elements in row-major order under another shape of the same size: a view where the strides allow, else a dense copy.
+    ///
+    /// On a mesh, dimensions that are split or merged keep their cuts where parts of the one are parts of the other.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let mesh = Mesh::new("dp=2, tp=2", &device)?;
+    /// let x = Tensor::arange(0, 24, 1, DType::I32, &device)?.reshape([4, 6])?.to_mesh(&mesh, "[@dp, @tp]")?;
+    /// assert_eq!(x.reshape([2, 2, 2, 3])?.type_string(), "i32[2@dp, 2, 2@tp, 3]");
+    /// assert_eq!(x.reshard("[@dp, _]")?.reshape([24])?.type_string(), "i32[24@dp]");
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
     pub fn reshape(&self, dims: impl Into<Shape>) -> Result<Tensor> {
         self.reshaped("reshape", dims.into())
     }
 
+    #[track_caller]
     pub(super) fn reshaped(&self, op: &'static str, shape: Shape) -> Result<Tensor> {
         if shape.checked_numel(op)? != self.numel() {
             return Err(Error::Shape { op, detail: format!("{} has {} elements, {shape} has {}", self.type_string(), self.numel(), shape.numel()) });
+        }
+        if !self.is_plain() {
+            let attrs: SmallVec<[i64; 12]> = self.dims().iter().chain(shape.dims()).map(|d| *d as i64).collect();
+            let call = Call { op, inputs: &[self], attrs: &attrs };
+            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].reshaped(op, l.region(0, &shape).shape.into())?]);
+            return Ok(call.run(|| Ok(Rule::reshape(self.shape(), &shape)), local)?.remove(0));
         }
         match self.layout().reshape(&shape) {
             Some(layout) => Ok(self.viewed(layout)),
@@ -58,6 +104,7 @@ impl Tensor {
     }
 
     /// [`reshape`](Tensor::reshape) where at most one dimension is -1 and takes whatever size is left.
+    #[track_caller]
     pub fn reshape_infer(&self, dims: &[i64]) -> Result<Tensor> {
         let op = "reshape_infer";
         let wrong = |detail: String| Error::Shape { op, detail };
@@ -87,6 +134,7 @@ impl Tensor {
     }
 
     /// Merges dimensions `start..=end` into one. A 0-d tensor becomes a vector of one element.
+    #[track_caller]
     pub fn flatten(&self, start: i64, end: i64) -> Result<Tensor> {
         let op = "flatten";
         let whole = if self.rank() == 0 { &Shape::from([1]) } else { self.shape() };
@@ -101,6 +149,7 @@ impl Tensor {
     }
 
     /// Removes the given dimensions of size 1; an empty list removes all of them. Another size at a given axis is an error.
+    #[track_caller]
     pub fn squeeze(&self, axes: &[i64]) -> Result<Tensor> {
         let op = "squeeze";
         let named = self.shape().axes(op, axes)?;
@@ -108,33 +157,42 @@ impl Tensor {
             return Err(Error::Shape { op, detail: format!("axis {axis} of {} is not of size 1", self.type_string()) });
         }
         let kept: Dims = (0..self.rank()).filter(|&axis| self.shape()[axis] != 1 || !named.contains(&axis)).collect();
-        Ok(self.viewed(self.layout().permute(&kept)))
+        self.reordered(op, &kept)
     }
 
     /// Adds a dimension of size 1 so that it becomes dimension `axis` of the result.
+    #[track_caller]
     pub fn unsqueeze(&self, axis: i64) -> Result<Tensor> {
         let rank = self.rank() as i64 + 1;
         let at = if axis < 0 { axis + rank } else { axis };
         if !(0..rank).contains(&at) {
             return Err(Error::Axis { op: "unsqueeze", axis, rank: self.rank() + 1 });
         }
+        if !self.is_plain() {
+            let mut to: Dims<Option<usize>> = (0..self.rank()).map(Some).collect();
+            to.insert(at as usize, None);
+            return self.view_parts("unsqueeze", &to, |l| l[0].unsqueeze(at));
+        }
         Ok(self.viewed(self.layout().unsqueeze(at as usize)))
     }
 
     /// Swaps two dimensions.
+    #[track_caller]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Tensor> {
         let (a, b) = (self.shape().axis("transpose", a)?, self.shape().axis("transpose", b)?);
         let mut order: Dims = (0..self.rank()).collect();
         order.swap(a, b);
-        Ok(self.viewed(self.layout().permute(&order)))
+        self.reordered("transpose", &order)
     }
 
     /// Swaps the last two dimensions; a tensor of rank 0 or 1 is its own transpose.
+    #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
         if self.rank() < 2 { Ok(self.clone()) } else { self.transpose(-2, -1) }
     }
 
     /// Dimensions in the order `axes`, which names each of them once.
+    #[track_caller]
     pub fn permute(&self, axes: &[i64]) -> Result<Tensor> {
         let op = "permute";
         if axes.len() != self.rank() {
@@ -142,10 +200,11 @@ impl Tensor {
         }
         self.shape().axes(op, axes)?;
         let order = axes.iter().map(|&axis| self.shape().axis(op, axis)).collect::<Result<Dims>>()?;
-        Ok(self.viewed(self.layout().permute(&order)))
+        self.reordered(op, &order)
     }
 
     /// Moves dimension `from[i]` to position `to[i]`; the others keep their order.
+    #[track_caller]
     pub fn movedim(&self, from: &[i64], to: &[i64]) -> Result<Tensor> {
         let op = "movedim";
         if from.len() != to.len() {
@@ -165,16 +224,23 @@ impl Tensor {
         }
         let mut rest = (0..self.rank()).filter(|axis| !moved.contains(axis));
         let order: Dims = order.into_iter().filter_map(|axis| axis.or_else(|| rest.next())).collect();
-        Ok(self.viewed(self.layout().permute(&order)))
+        self.reordered(op, &order)
     }
 
     /// Repeats dimensions of size 1, and adds dimensions in front, to reach a shape, without memory (NumPy's broadcasting rule).
     #[doc(alias = "broadcast_to")]
+    #[track_caller]
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let (op, shape) = ("expand", shape.into());
         shape.checked_numel(op)?;
         if self.shape().broadcast(op, &shape)? != shape {
             return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}: only dimensions of size 1 repeat", self.type_string()) });
+        }
+        if !self.is_plain() {
+            let lead = shape.rank() - self.rank();
+            let source = |d: usize| d.checked_sub(lead).filter(|s| self.shape()[*s] == shape[d]);
+            let to: Dims<Option<usize>> = (0..shape.rank()).map(source).collect();
+            return self.view_parts(op, &to, |l| l[0].expand(Shape::from(l.region(0, &shape).shape)));
         }
         Ok(self.viewed(self.layout().expand(&shape)))
     }
@@ -190,6 +256,7 @@ impl Tensor {
     /// assert_eq!(grids[1].to_vec::<i32>()?, [7, 7, 7, 8, 8, 8]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn meshgrid(tensors: &[&Tensor], indexing: Indexing) -> Result<Vec<Tensor>> {
         if let Some(wrong) = tensors.iter().find(|t| t.rank() > 1) {
             return Err(Error::Shape { op: "meshgrid", detail: format!("{} is not a vector", wrong.type_string()) });
@@ -200,6 +267,9 @@ impl Tensor {
         };
         let shape: Shape = (0..tensors.len()).map(|i| tensors[axis(i)].numel()).collect();
         shape.checked_numel("meshgrid")?;
+        if !plain("meshgrid", tensors)? {
+            return grids_of_parts(tensors, indexing, &shape, axis);
+        }
         let grid = |(i, tensor): (usize, &&Tensor)| {
             let mut strides: Dims<isize> = smallvec::smallvec![0; shape.rank()];
             strides[axis(i)] = tensor.layout().strides.first().copied().unwrap_or(0);
@@ -207,4 +277,32 @@ impl Tensor {
         };
         Ok(tensors.iter().enumerate().map(grid).collect())
     }
+}
+
+/// The grids of vectors on a mesh: a cut of one vector cuts its dimension of every grid.
+#[track_caller]
+fn grids_of_parts(tensors: &[&Tensor], indexing: Indexing, shape: &Shape, axis: impl Fn(usize) -> usize) -> Result<Vec<Tensor>> {
+    // Rules know operands by a bit each, and no grid of so many dimensions has memory for its elements.
+    if tensors.len() > 31 {
+        return Err(Error::Argument { op: "meshgrid", detail: format!("{} tensors on a mesh, at most 31 span a grid there", tensors.len()) });
+    }
+    let rule = || {
+        let mut rule = Rule::default();
+        let mut grid: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); shape.rank()];
+        for (i, t) in tensors.iter().enumerate() {
+            let mut dims = SmallVec::new();
+            if t.rank() == 1 {
+                let f: Factors = smallvec::smallvec![rule.factors.len() as u8];
+                grid[axis(i)] = f.clone();
+                dims.push(f);
+                rule.factors.push(Factor { letter: letter(i), size: t.numel(), kind: Kind::Pass });
+            }
+            rule.inputs.push(dims);
+        }
+        rule.outputs = smallvec::smallvec![grid; tensors.len()];
+        // A grid of one vector must not count as partial because another one is.
+        Ok(rule.let_through((1 << tensors.len()) - 1, Reduction::ALL_STATIC))
+    };
+    let local = |l: &Local<'_>| Ok(Tensor::meshgrid(&l.inputs.iter().collect::<Vec<_>>(), indexing)?.into());
+    Ok(Call { op: "meshgrid", inputs: tensors, attrs: &[indexing as i64] }.run(rule, local)?.into_vec())
 }

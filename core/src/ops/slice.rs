@@ -11,18 +11,18 @@
 //! ```
 
 use super::{OpInfo, op};
-use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+use crate::{Dims, Error, Layout, Result, Shape, Tensor, split, spmd::rule::letter};
 
-/// The ops of this file; `c` is the dimension that is cut.
+/// The ops of this file; `c` is a dimension of which some elements are taken. Partial values of every reduction pass.
 pub const OPS: &[OpInfo] = &[
-    op("slice", "...c... -> ...d... ; replicate c ; linear 0"),
-    op("narrow", "...c... -> ...d... ; replicate c ; linear 0"),
-    op("split", "...c... -> ...d..., ... ; replicate c ; linear 0"),
-    op("chunk", "...c... -> ...d..., ... ; replicate c ; linear 0"),
-    op("unbind", "...c... -> ..., ... ; replicate c ; linear 0"),
-    op("flip", "...c... -> ...c... ; replicate c ; linear 0"),
-    op("diagonal", "...r...c... -> ...d ; replicate r c ; linear 0"),
-    op("unfold", "...c... -> ...d...w ; replicate c ; linear 0"),
+    op("slice", "...c -> ...c ; replicate c ; through any 0"),
+    op("narrow", "...c -> ...c ; replicate c ; through any 0"),
+    op("split", "...c -> ...c, ...c ; replicate c ; through any 0"),
+    op("chunk", "...c -> ...c, ...c ; replicate c ; through any 0"),
+    op("unbind", "...c -> ..., ... ; replicate c ; through any 0"),
+    op("flip", "...c -> ...c ; replicate c ; through any 0"),
+    op("diagonal", "...rc -> ...r ; replicate c ; through any 0"),
+    op("unfold", "...c -> ...cw ; replicate c ; through any 0"),
 ];
 
 /// More views than this from one call are a mistake, and would fill the host's memory.
@@ -31,6 +31,7 @@ const MAX_PARTS: usize = 1 << 20;
 impl Tensor {
     /// Elements `start:stop:step` of dimension `axis` with Python's meaning: bounds may be missing, negative (from the end) or
     /// too large (clamped); a negative step walks backwards. A view.
+    #[track_caller]
     pub fn slice(&self, axis: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Tensor> {
         let op = "slice";
         let axis = self.shape().axis(op, axis)?;
@@ -49,26 +50,47 @@ impl Tensor {
         let len = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
         // A single element has no step; any other step is smaller than the dimension.
         let step = if len > 1 { step as isize } else { 1 };
-        Ok(self.sliced(axis, start.max(0) as usize, step, len as usize))
+        self.sliced(op, axis, start.max(0) as usize, step, len as usize)
     }
 
-    /// A slice whose elements are known to exist.
-    pub(super) fn sliced(&self, axis: usize, start: usize, step: isize, len: usize) -> Tensor {
+    /// A slice whose elements are known to exist. On a mesh the dimension is whole, unless all of it is taken.
+    #[track_caller]
+    pub(super) fn sliced(&self, op: &'static str, axis: usize, start: usize, step: isize, len: usize) -> Result<Tensor> {
         let shape = self.shape().with(axis, len);
-        if shape.numel() == 0 { self.with_layout(Layout::contiguous(shape)) } else { self.with_layout(self.layout().slice(axis, start, step, len)) }
+        if shape == *self.shape() && (step == 1 || len < 2) && start == 0 {
+            return Ok(self.clone());
+        }
+        if !self.is_plain() {
+            return self.view_parts(op, &self.without(&[axis]), |l| l[0].sliced(op, axis, start, step, len));
+        }
+        let layout = if shape.numel() == 0 { Layout::contiguous(shape) } else { self.layout().slice(axis, start, step, len) };
+        Ok(self.with_layout(layout))
+    }
+
+    /// The dimensions of a view that touches `axes` and leaves the others as they are.
+    pub(super) fn without(&self, axes: &[usize]) -> Dims<Option<usize>> {
+        (0..self.rank()).map(|d| (!axes.contains(&d)).then_some(d)).collect()
+    }
+
+    /// This tensor with a dimension whole on every rank: before several slices are taken of it, so that it moves once.
+    #[track_caller]
+    fn whole_along(&self, op: &'static str, axis: usize) -> Result<Tensor> {
+        if self.is_plain() { Ok(self.clone()) } else { self.view_parts(op, &self.without(&[axis]), |l| Ok(l[0].clone())) }
     }
 
     /// Elements `start .. start + len` of dimension `axis`, all of which must exist. A view.
+    #[track_caller]
     pub fn narrow(&self, axis: i64, start: usize, len: usize) -> Result<Tensor> {
         let op = "narrow";
         let axis = self.shape().axis(op, axis)?;
         match start.checked_add(len) {
-            Some(end) if end <= self.shape()[axis] => Ok(self.sliced(axis, start, 1, len)),
+            Some(end) if end <= self.shape()[axis] => self.sliced(op, axis, start, 1, len),
             _ => Err(Error::Argument { op, detail: format!("{len} elements from {start} on are not all in axis {axis} of {}", self.type_string()) }),
         }
     }
 
     /// Neighbouring parts of the given sizes, which add up to the size of dimension `axis`. Views.
+    #[track_caller]
     pub fn split(&self, sizes: &[usize], axis: i64) -> Result<Vec<Tensor>> {
         let op = "split";
         let axis = self.shape().axis(op, axis)?;
@@ -76,29 +98,39 @@ impl Tensor {
         if total != Some(self.shape()[axis]) {
             return Err(Error::Argument { op, detail: format!("sizes {sizes:?} do not add up to axis {axis} of {}", self.type_string()) });
         }
-        let mut start = 0;
-        Ok(sizes
-            .iter()
-            .map(|&len| {
-                start += len;
-                self.sliced(axis, start - len, 1, len)
-            })
-            .collect())
+        if sizes.len() == 1 {
+            return Ok(vec![self.clone()]);
+        }
+        let (whole, mut start, mut out) = (self.whole_along(op, axis)?, 0, Vec::with_capacity(sizes.len()));
+        for &len in sizes {
+            out.push(whole.sliced(op, axis, start, 1, len)?);
+            start += len;
+        }
+        Ok(out)
     }
 
     /// `n` neighbouring parts of dimension `axis` whose sizes differ by at most one: part `i` holds `i * size / n .. (i + 1) * size / n`,
     /// the same cut that shards a dimension over `n` ranks. Parts may be empty. Views.
+    #[track_caller]
     pub fn chunk(&self, n: usize, axis: i64) -> Result<Vec<Tensor>> {
         let op = "chunk";
         let axis = self.shape().axis(op, axis)?;
         if n == 0 || n > MAX_PARTS {
             return Err(Error::Argument { op, detail: format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}") });
         }
-        let cut = |i: usize| (i as u128 * self.shape()[axis] as u128 / n as u128) as usize;
-        Ok((0..n).map(|i| self.sliced(axis, cut(i), 1, cut(i + 1) - cut(i))).collect())
+        if n == 1 {
+            return Ok(vec![self.clone()]);
+        }
+        let (whole, mut out) = (self.whole_along(op, axis)?, Vec::with_capacity(n));
+        for i in 0..n {
+            let range = split(self.shape()[axis], i, n);
+            out.push(whole.sliced(op, axis, range.start, 1, range.len())?);
+        }
+        Ok(out)
     }
 
     /// The slices at each index of dimension `axis`, without that dimension. Views.
+    #[track_caller]
     pub fn unbind(&self, axis: i64) -> Result<Vec<Tensor>> {
         let op = "unbind";
         let axis = self.shape().axis(op, axis)?;
@@ -107,24 +139,38 @@ impl Tensor {
         if size > MAX_PARTS {
             return Err(Error::Argument { op, detail: format!("{} would give {size} tensors: slice the ones that are needed", self.type_string()) });
         }
-        Ok((0..size)
-            .map(|i| {
-                let one = self.sliced(axis, i, 1, 1);
-                one.viewed(one.layout().permute(&kept))
-            })
-            .collect())
+        let (whole, mut out) = (self.whole_along(op, axis)?, Vec::with_capacity(size));
+        for i in 0..size {
+            out.push(whole.sliced(op, axis, i, 1, 1)?.reordered(op, &kept)?);
+        }
+        Ok(out)
     }
 
     /// Reverses the given dimensions; an empty list reverses all. A view.
+    #[track_caller]
     pub fn flip(&self, axes: &[i64]) -> Result<Tensor> {
-        let axes = self.shape().axes("flip", axes)?;
-        Ok(axes.iter().filter(|&&axis| self.shape()[axis] > 1).fold(self.clone(), |t, &axis| {
+        let op = "flip";
+        let mut axes = self.shape().axes(op, axes)?;
+        axes.retain(|axis| self.shape()[*axis] > 1);
+        if axes.is_empty() {
+            return Ok(self.clone());
+        }
+        if !self.is_plain() {
+            return self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes));
+        }
+        self.reversed(&axes)
+    }
+
+    /// [`flip`](Self::flip) of a plain tensor.
+    fn reversed(&self, axes: &[usize]) -> Result<Tensor> {
+        axes.iter().try_fold(self.clone(), |t, &axis| {
             let size = t.shape()[axis];
-            t.sliced(axis, size - 1, -1, size)
-        }))
+            t.sliced("flip", axis, size - 1, -1, size)
+        })
     }
 
     /// The elements whose coordinates satisfy `axis2 - axis1 == offset`, as a last dimension in place of the two. A view.
+    #[track_caller]
     pub fn diagonal(&self, offset: i64, axis1: i64, axis2: i64) -> Result<Tensor> {
         let op = "diagonal";
         let (rows, cols) = (self.shape().axis(op, axis1)?, self.shape().axis(op, axis2)?);
@@ -135,6 +181,17 @@ impl Tensor {
         let (down, right) = if offset < 0 { (distance, 0) } else { (0, distance) };
         let len = self.shape()[rows].saturating_sub(down).min(self.shape()[cols].saturating_sub(right));
         let kept: Dims = (0..self.rank()).filter(|&d| d != rows && d != cols).collect();
+        if !self.is_plain() {
+            // A diagonal that meets every row (or every column) may be cut as they are: each rank has its part of it, further along.
+            let cut = |d: usize| self.sharding().axes_of(d).next().is_some();
+            let (by_rows, by_cols) = (down == 0 && len == self.shape()[rows], right == 0 && len == self.shape()[cols]);
+            let along = if by_cols && (!by_rows || (cut(cols) && !cut(rows))) { Some(cols) } else { by_rows.then_some(rows) };
+            let to: Dims<Option<usize>> = kept.iter().map(|d| Some(*d)).chain([along]).collect();
+            return self.view_parts(op, &to, |l| {
+                let start = along.and_then(|d| l.part(letter(d))).map_or(0, |(range, _)| range.start as i64);
+                l[0].diagonal(if along == Some(rows) { offset + start } else { offset - start }, axis1, axis2)
+            });
+        }
         let mut dims: Dims = kept.iter().map(|&d| self.shape()[d]).collect();
         dims.push(len);
         if dims.contains(&0) {
@@ -148,6 +205,7 @@ impl Tensor {
     }
 
     /// Windows of `size` elements of dimension `axis`, one every `step`, laid along a new last dimension. A view: windows may overlap.
+    #[track_caller]
     pub fn unfold(&self, axis: i64, size: usize, step: usize) -> Result<Tensor> {
         let op = "unfold";
         let axis = self.shape().axis(op, axis)?;
@@ -160,7 +218,13 @@ impl Tensor {
         dims[axis] = windows;
         dims.push(size);
         let shape = Shape::from(dims);
-        if shape.checked_numel(op)? == 0 {
+        shape.checked_numel(op)?;
+        if !self.is_plain() {
+            let mut to = self.without(&[axis]);
+            to.push(None);
+            return self.view_parts(op, &to, |l| l[0].unfold(axis as i64, size, step));
+        }
+        if shape.numel() == 0 {
             return Ok(self.with_layout(Layout::contiguous(shape)));
         }
         let old = self.layout();

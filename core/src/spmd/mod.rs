@@ -20,7 +20,7 @@ pub use solve::{Choice, Solution};
 pub use trace::{Decision, trace};
 
 use crate::{
-    Error, Mesh, Result, Tensor,
+    Error, Mesh, Region, Result, Shape, Tensor,
     reshard::{self, Objective},
     split,
 };
@@ -55,6 +55,14 @@ impl Local<'_> {
         let (part, parts) = axes.fold((0, 1), |(part, parts), axis| (part * mesh.size(axis) + mesh.coordinate(rank, axis), parts * mesh.size(axis)));
         let size = known.factors[f].1.size(globals);
         (parts > 1).then(|| (split(size, part, parts), size))
+    }
+
+    /// The box that this rank computes of result `output`, whose whole shape is `shape`.
+    pub(crate) fn region(&self, output: usize, shape: &Shape) -> Region {
+        match self.known {
+            Some((known, mesh, rank, _)) => known.solution.outputs[output].region(mesh, rank, shape),
+            None => Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() },
+        }
     }
 }
 

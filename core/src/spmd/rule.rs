@@ -166,10 +166,11 @@ impl Rule {
         while i < from.rank() && j < to.rank() && from.numel() > 0 {
             let common = gcd(a, b);
             if common > 1 {
-                input[i].push(rule.factors.len() as u8);
-                output[j].push(rule.factors.len() as u8);
-                rule.factors.push(Factor { letter: (b'a' + rule.factors.len() as u8 % 26) as char, size: common, kind: Kind::Pass });
+                rule.shared(&mut input[i], &mut output[j], common);
                 (a, b) = (a / common, b / common);
+            } else if a == 1 && b == 1 {
+                // A dimension of size 1 that both have: the rank that holds it keeps it.
+                rule.shared(&mut input[i], &mut output[j], 1);
             } else if a > 1 && b > 1 {
                 // Sizes that share nothing: what follows is mixed up until the products meet again. These parts stay whole.
                 let (mut x, mut y) = (a, b);
@@ -201,6 +202,31 @@ impl Rule {
         rule.outputs.push(output);
         rule.through.push(Through { operands: 1, reductions: Reduction::ALL_STATIC });
         rule
+    }
+
+    /// The factors of a view: dimension `i` of the result is dimension `to[i]` of the operand, or a new one, which is whole. Dimensions of the operand that the
+    /// result lacks are whole too. Elements only move, so partial values of every reduction pass.
+    pub fn view(from: &Shape, to: &[Option<usize>]) -> Self {
+        let mut rule = Rule::default();
+        let mut input: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); from.rank()];
+        let mut output: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); to.len()];
+        for (d, source) in to.iter().enumerate() {
+            if let Some(s) = *source {
+                let f = rule.factors.len() as u8;
+                (input[s], output[d]) = (smallvec::smallvec![f], smallvec::smallvec![f]);
+                rule.factors.push(Factor { letter: letter(s), size: from[s], kind: Kind::Pass });
+            }
+        }
+        rule.inputs.push(input);
+        rule.outputs.push(output);
+        rule.let_through(1, Reduction::ALL_STATIC)
+    }
+
+    fn shared(&mut self, input: &mut Factors, output: &mut Factors, size: usize) {
+        let f = self.factors.len() as u8;
+        input.push(f);
+        output.push(f);
+        self.factors.push(Factor { letter: (b'a' + f % 26) as char, size, kind: Kind::Pass });
     }
 
     fn whole(&mut self, dim: &mut Factors, size: usize) {

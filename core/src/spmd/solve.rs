@@ -246,7 +246,9 @@ impl<'a> Search<'a> {
             }
             inputs.push(sharding);
         }
-        if inputs.iter().any(mixes) {
+        // Partial values of one reduction never become partial values of another.
+        let turns = |i: usize| self.operands[i].sharding.partial().any(|(a, r)| matches!(inputs[i].placement(a), Placement::Partial(to) if to != r));
+        if inputs.iter().any(mixes) || (0..inputs.len()).any(turns) {
             return Ok(None);
         }
         let (mut bytes, mut steps, mut free) = (0u64, 0, true);
