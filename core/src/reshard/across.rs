@@ -162,7 +162,7 @@ fn first_of_partials(mesh: &Mesh, rank: usize, to: &Sharding) -> bool {
 pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     reachable(x.mesh(), mesh)?;
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
-    let x = run(x, &plan.source.validate(x.mesh(), x.shape(), x.sharding(), &plan.source.to)?)?;
+    let x = run(x, &plan.source.valid_for(x)?)?;
     let pair = Pair::of(x.mesh(), mesh);
     let (union, numbers) = x.mesh().union(mesh, &pair.same);
     let (boxes, copies) = (pair.boxes(x.shape(), x.sharding()), copy_axes(x.mesh(), x.sharding()));

@@ -25,7 +25,7 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
         return Ok(x.clone());
     }
     let plan = plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), sharding, Objective::Time)?;
-    run(x, &plan.validate(x.mesh(), x.shape(), x.sharding(), sharding)?)
+    run(x, &plan.valid_for(x)?)
 }
 
 /// The tensor after every step of a plan. Every process that has ranks of the mesh must run the same plan.
@@ -37,7 +37,7 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
 /// let x = Tensor::arange(0, 6, 1, DType::F32, &device)?.to_mesh(&mesh, "[@tp]")?;
 /// let whole = Sharding::replicated();
 /// let plan = plan(&mesh, x.shape(), x.dtype(), x.sharding(), &whole, Objective::Bytes)?;
-/// let y = run(&x, &plan.validate(&mesh, x.shape(), x.sharding(), &whole)?)?;
+/// let y = run(&x, &plan.valid_for(&x)?)?;
 /// assert_eq!(y.shards()[3].1.to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```

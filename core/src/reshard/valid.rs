@@ -47,6 +47,13 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Checks that this plan suits a tensor.
+    pub fn valid_for(&self, x: &Tensor) -> Result<ValidPlan<'_>> {
+        self.validate(x.mesh(), x.shape(), x.sharding(), &self.to)
+    }
+}
+
 impl ValidPlan<'_> {
     /// Refuses a tensor that the plan was not checked for.
     pub(super) fn check(&self, x: &Tensor) -> Result<()> {
