@@ -3,7 +3,7 @@
 use super::{
     OpInfo,
     expr::{Args, Expr, check_float, compute_type},
-    index::run_gather,
+    index::{Indexed, run_gather},
     loss::LossReduction,
     op, same_device,
 };
@@ -164,7 +164,7 @@ impl<'a> Classes<'a> {
         let pick = |from: &Tensor| {
             let from = from.expand(x.shape())?;
             let layout = crate::Layout { shape: index.shape().clone(), ..from.layout().slice(self.axis, 0, 0, self.count) };
-            run_gather(op, &from, layout, &[(self.axis, &index)])
+            run_gather(op, &from, layout, &[Indexed { axis: self.axis, index: &index, part: None }])
         };
         let picked = pick(x)?;
         let weight = self.weight.as_ref().map(pick).transpose()?;

@@ -14,26 +14,49 @@
 //! assert_eq!(x.index_get(&[&rows, &columns])?.to_vec::<f32>()?, [31., 10.]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
+//!
+//! On a mesh an indexed dimension may be cut: every rank then reads what it holds and gives zeros for the rest, which makes a partial sum (a partial
+//! `or` of bools). Indices are always those of the whole tensor and are checked against its size.
 
-use super::{OpInfo, op, same_device};
-use crate::{
-    DType, Dims, Error, Layout, Result, Shape, Tensor,
-    backend::{GatherCall, IndexAxis},
+use super::{
+    OpInfo,
+    elementwise::{Key, Slot, cached},
+    map1, op, run_map, same_device,
 };
+use crate::{
+    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
+    backend::{GatherCall, IndexAxis},
+    spmd::{Call, Local, Rule, plain},
+};
+use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
-/// The ops of this file. `i` is a dimension that is indexed; its source has to be whole on every rank.
+/// The ops of this file. `i` is a dimension that is indexed. Where the rule depends on axes, it stands here for the last or the leading ones.
 pub const OPS: &[OpInfo] = &[
-    op("gather", "...i, ...j -> ...j ; replicate i ; linear 0"),
-    op("take_along_axis", "...i, ...j -> ...j ; replicate i ; linear 0"),
-    op("index_select", "...i, j -> ...j ; replicate i ; linear 0"),
-    op("index_get", "i..., b -> b... ; replicate i ; linear 0"),
-    op("gather_axes", "i..., b -> b... ; replicate i ; linear 0"),
-    op("gather_nd", "i..., bk -> b... ; replicate i k ; linear 0"),
-    op("embedding", "vd, ... -> ...d ; masked v ; linear 0"),
+    op("gather", "...i, ...j -> ...j ; reduce i sum ; through any 0"),
+    op("take_along_axis", TAKE),
+    op("index_select", "...i, j -> ...j ; reduce i sum ; through any 0"),
+    op("index_get", "i..., b -> b... ; reduce i sum ; through any 0"),
+    op("gather_axes", "i..., b -> b... ; reduce i sum ; through any 0"),
+    op("gather_nd", "i..., b1 -> b... ; reduce i sum ; through any 0"),
+    op("embedding", "vd, ... -> ...d ; reduce v sum ; through any 0"),
 ];
+
+const TAKE: &str = "...i, ...j -> ...j ; reduce i sum ; through any 0";
+const TAKE_BOOLS: &str = "...i, ...j -> ...j ; reduce i or ; through any 0";
 
 /// At most this many index tensors in one gather or scatter: kernels bind few buffers.
 pub(super) const MAX_INDICES: usize = 4;
+
+/// The part of a dimension that a rank holds, and the whole size.
+pub(super) type Part = (Range<usize>, usize);
+
+/// A dimension of the source, its index, and the part of the dimension that is here where that is not all.
+pub(super) struct Indexed<'a> {
+    pub(super) axis: usize,
+    pub(super) index: &'a Tensor,
+    pub(super) part: Option<Part>,
+}
 
 /// Refuses what cannot be an index.
 pub(super) fn check_indices(op: &'static str, indices: &[&Tensor]) -> Result<()> {
@@ -66,71 +89,189 @@ pub(super) fn check_not_empty(op: &'static str, tensor: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// The `d`-th letter of a rule that is written for given operands.
+pub(super) fn nth(d: usize) -> char {
+    char::from_u32('a' as u32 + d as u32).unwrap_or('?')
+}
+
+/// The term of an operand that broadcasts to dimensions with these letters and sizes.
+pub(super) fn term(shape: &Shape, to: &Shape, letters: &str) -> String {
+    let lead = to.rank() - shape.rank();
+    letters.chars().skip(lead).enumerate().map(|(d, c)| if shape[d] == to[lead + d] { c } else { '1' }).collect()
+}
+
+/// Letters `from .. from + n`.
+pub(super) fn letters(from: usize, n: usize) -> String {
+    (from..from + n).map(nth).collect()
+}
+
+/// The same, with spaces between them, as clauses name them.
+pub(super) fn listed(letters: &str) -> String {
+    letters.chars().flat_map(|c| [' ', c]).collect()
+}
+
+/// How lookups in parts combine: only one rank has something else than zero.
+fn combine(dtype: DType) -> &'static str {
+    if dtype == DType::Bool { "or" } else { "sum" }
+}
+
+/// Indices into a whole dimension seen from a rank that holds a part of it: the place in that part (0 where it is elsewhere), and whether it is here.
+/// Places outside the whole dimension are a fault.
+pub(super) fn localize(op: &'static str, index: &Tensor, (part, whole): &Part) -> Result<(Tensor, Tensor)> {
+    if index.numel() > 0 {
+        // A lookup whose steps are zero reads one element again and again: all it does is check.
+        let mut view = index.view()?;
+        view.layout.strides.fill(0);
+        let axes = [index_axis(index, index.shape(), *whole, 0)?];
+        index.device().backend().gather(&GatherCall { op, src: &view, axes: &axes })?;
+    }
+    let wide = index.dtype() == DType::I64 || i32::try_from(*whole).is_err();
+    let dtype = if wide { DType::I64 } else { DType::I32 };
+    let program = cached(Key { op: "part of an index", dtype, slots: [Slot::Load(index.dtype()), Slot::Empty, Slot::Empty, Slot::Empty] }, |b| {
+        let (x, whole, start, end) = (b.load(index.dtype()).cast(dtype), b.param(dtype.kind()), b.param(dtype.kind()), b.param(dtype.kind()));
+        let place = x.lt(0).select(x + whole, x);
+        let here = place.ge(start).and(place.lt(end));
+        b.finish(&[(here.select(place - start, place.lit(0i64)), dtype), (here, DType::Bool)])
+    })?;
+    let params = [*whole, part.start, part.end].map(|n| Scalar::Int(n as i64));
+    let mut out = run_map(op, &program, index.shape(), &[index.into()], &[], &params, index.device())?;
+    let here = out.remove(1);
+    Ok((out.remove(0), here))
+}
+
+/// What a rank gives for elements it does not hold: added to any number, -0 changes nothing, not even the sign of a zero.
+fn absent(dtype: DType) -> Scalar {
+    match dtype {
+        DType::Bool => Scalar::Bool(false),
+        _ if dtype.is_float() => Scalar::Float(-0.0),
+        _ => Scalar::Int(0),
+    }
+}
+
 /// Runs a gather: `layout` reads `src` over the output's shape with stride 0 in the indexed dimensions; `axes` pairs dimensions of
 /// `src` with index tensors that broadcast to that shape.
-pub(crate) fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
-    let shape = layout.shape.clone();
+pub(super) fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[Indexed<'_>]) -> Result<Tensor> {
+    let (shape, dtype) = (layout.shape.clone(), src.dtype());
     let elements = shape.checked_numel(op)?;
-    for (_, index) in axes {
-        same_device(op, &[src, index])?;
+    for indexed in axes {
+        same_device(op, &[src, indexed.index])?;
     }
-    src.device().check(src.dtype(), elements)?;
+    src.device().check(dtype, elements)?;
     if elements == 0 {
-        return Ok(src.result(None, src.dtype(), shape));
+        return Ok(src.result(None, dtype, shape));
+    }
+    let mut masks = SmallVec::<[Tensor; 1]>::new();
+    let mut places = SmallVec::<[Tensor; 1]>::new();
+    for Indexed { index, part, .. } in axes {
+        let Some(part) = part else {
+            places.push((*index).clone());
+            continue;
+        };
+        let (place, here) = localize(op, index, part)?;
+        places.push(place);
+        masks.push(here);
+    }
+    if axes.iter().any(|a| a.part.as_ref().is_some_and(|(part, whole)| part.is_empty() && *whole > 0)) {
+        return Tensor::full(shape, absent(dtype), dtype, src.device());
     }
     check_not_empty(op, src)?;
     let mut view = src.view()?;
     view.layout = layout;
-    let axes: Vec<IndexAxis> =
-        axes.iter().map(|(axis, index)| index_axis(index, &shape, src.shape()[*axis], src.layout().strides[*axis])).collect::<Result<_>>()?;
+    let steps = |(Indexed { axis, .. }, place): (&Indexed<'_>, &Tensor)| index_axis(place, &shape, src.shape()[*axis], src.layout().strides[*axis]);
+    let axes: Vec<IndexAxis> = axes.iter().zip(&places).map(steps).collect::<Result<_>>()?;
     let buffer = src.device().backend().gather(&GatherCall { op, src: &view, axes: &axes })?;
-    Ok(src.result(Some(buffer), src.dtype(), shape))
+    masks.iter().try_fold(src.result(Some(buffer), dtype, shape), |found, here| {
+        let slots = [Slot::Load(DType::Bool), Slot::Load(dtype), Slot::Empty, Slot::Empty];
+        let program = cached(Key { op: "what is here", dtype, slots }, |b| {
+            let (here, x) = (b.load(DType::Bool), b.load(dtype));
+            b.finish(&[(here.select(x, x.lit(absent(dtype))), dtype)])
+        })?;
+        map1(op, &program, &[here, &found], &[])
+    })
+}
+
+/// A lookup of several axes, checked: see [`Tensor::gather_axes`].
+struct Lookup {
+    /// The common shape of the indices.
+    batch: Shape,
+    /// Dimensions of the source that are not indexed.
+    kept: Dims,
+    /// How many of them stand before the batch in the result.
+    front: usize,
+}
+
+impl Lookup {
+    fn new(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Self> {
+        let indices: Vec<&Tensor> = axes.iter().map(|(_, index)| *index).collect();
+        check_indices(op, &indices)?;
+        let mut sorted = Dims::new();
+        for &(axis, _) in axes {
+            if axis >= src.rank() || sorted.contains(&axis) {
+                return Err(Error::Axis { op, axis: axis as i64, rank: src.rank() });
+            }
+            sorted.push(axis);
+        }
+        sorted.sort_unstable();
+        let kept: Dims = (0..src.rank()).filter(|axis| !sorted.contains(axis)).collect();
+        let adjacent = sorted.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        Ok(Self { batch: broadcast_all(op, &indices)?, kept, front: if adjacent { sorted[0] } else { 0 } })
+    }
+
+    /// The rule: letters for the dimensions of the source, then for those of the batch.
+    fn rule(&self, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Rule> {
+        let batch = letters(src.rank(), self.batch.rank());
+        let kept: String = self.kept.iter().map(|d| nth(*d)).collect();
+        let (before, after) = kept.split_at(self.front);
+        let indices: String = axes.iter().map(|(_, index)| format!(", {}", term(index.shape(), &self.batch, &batch))).collect();
+        let indexed = listed(&axes.iter().map(|(axis, _)| nth(*axis)).collect::<String>());
+        let text = format!("{}{indices} -> {before}{batch}{after} ; reduce{indexed} {} ; through any 0", letters(0, src.rank()), combine(src.dtype()));
+        let given: SmallVec<[_; 4]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).map(Into::into).collect();
+        Rule::new(&text, &given, &[])
+    }
+
+    /// Looks up on one device, which holds `part` of an axis where that is not all.
+    fn run(&self, op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)], part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+        let (mut dims, mut strides) = (Dims::new(), Dims::<isize>::new());
+        let keep = |axes: &[usize], dims: &mut Dims, strides: &mut Dims<isize>| {
+            for &axis in axes {
+                dims.push(src.shape()[axis]);
+                strides.push(src.layout().strides[axis]);
+            }
+        };
+        keep(&self.kept[..self.front], &mut dims, &mut strides);
+        dims.extend_from_slice(self.batch.dims());
+        strides.resize(dims.len(), 0);
+        keep(&self.kept[self.front..], &mut dims, &mut strides);
+        let layout = Layout { shape: dims.into(), strides, offset: src.layout().offset };
+        // The dimensions behind the batch do not move the indices.
+        let place = |index: &Tensor| index.viewed((self.front..self.kept.len()).fold(index.layout().clone(), |l, _| l.unsqueeze(l.shape.rank())));
+        let placed: Vec<Tensor> = axes.iter().map(|(_, index)| place(index)).collect();
+        let indexed: Vec<Indexed<'_>> = axes.iter().zip(&placed).map(|((axis, _), index)| Indexed { axis: *axis, index, part: part(*axis) }).collect();
+        run_gather(op, src, layout, &indexed)
+    }
 }
 
 /// Advanced indexing of some axes; see [`Tensor::gather_axes`].
+#[track_caller]
 fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
-    let indices: Vec<&Tensor> = axes.iter().map(|(_, index)| *index).collect();
-    check_indices(op, &indices)?;
-    let mut sorted = Dims::new();
-    for &(axis, _) in axes {
-        if axis >= src.rank() || sorted.contains(&axis) {
-            return Err(Error::Axis { op, axis: axis as i64, rank: src.rank() });
-        }
-        sorted.push(axis);
+    let lookup = Lookup::new(op, src, axes)?;
+    let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).collect();
+    if plain(op, &inputs)? {
+        return lookup.run(op, src, axes, |_| None);
     }
-    sorted.sort_unstable();
-    let batch = broadcast_all(op, &indices)?;
-    let kept: Dims = (0..src.rank()).filter(|axis| !sorted.contains(axis)).collect();
-    let adjacent = sorted.windows(2).all(|pair| pair[1] == pair[0] + 1);
-    let front = if adjacent { sorted[0] } else { 0 };
-
-    let (mut dims, mut strides) = (Dims::new(), Dims::<isize>::new());
-    let keep = |axes: &[usize], dims: &mut Dims, strides: &mut Dims<isize>| {
-        for &axis in axes {
-            dims.push(src.shape()[axis]);
-            strides.push(src.layout().strides[axis]);
-        }
+    if lookup.batch.numel() > 0 && lookup.kept.iter().all(|d| src.dims()[*d] > 0) {
+        check_not_empty(op, src)?;
+    }
+    let attrs: SmallVec<[i64; 5]> = std::iter::once((src.dtype() == DType::Bool).into()).chain(axes.iter().map(|(axis, _)| *axis as i64)).collect();
+    let local = |l: &Local<'_>| {
+        let parts: Vec<(usize, &Tensor)> = axes.iter().zip(&l.inputs[1..]).map(|((axis, _), index)| (*axis, index)).collect();
+        Ok(smallvec![Lookup::new(op, &l[0], &parts)?.run(op, &l[0], &parts, |axis| l.part(nth(axis)))?])
     };
-    keep(&kept[..front], &mut dims, &mut strides);
-    dims.extend_from_slice(batch.dims());
-    strides.resize(dims.len(), 0);
-    keep(&kept[front..], &mut dims, &mut strides);
-    let layout = Layout { shape: dims.into(), strides, offset: src.layout().offset };
-
-    // The dimensions behind the batch do not move the indices.
-    let placed: Vec<(usize, Tensor)> = axes
-        .iter()
-        .map(|(axis, index)| {
-            let layout = (front..kept.len()).fold(index.layout().clone(), |l, _| l.unsqueeze(l.shape.rank()));
-            (*axis, index.viewed(layout))
-        })
-        .collect();
-    let placed: Vec<(usize, &Tensor)> = placed.iter().map(|(axis, index)| (*axis, index)).collect();
-    run_gather(op, src, layout, &placed)
+    Ok(Call { op, inputs: &inputs, attrs: &attrs }.run(|| lookup.rule(src, axes), local)?.remove(0))
 }
 
-/// The parts `[..., 0]` to `[..., k - 1]` of an index of coordinates, as views.
-pub(super) fn coordinates(op: &'static str, index: &Tensor, rank: usize) -> Result<Vec<Tensor>> {
+/// How many coordinates the last dimension of an index holds.
+pub(super) fn check_coordinates(op: &'static str, index: &Tensor, rank: usize) -> Result<usize> {
     check_indices(op, &[index])?;
     let Some((&k, _)) = index.dims().split_last() else {
         return Err(Error::Shape { op, detail: "the index needs a last dimension that holds coordinates".into() });
@@ -138,13 +279,42 @@ pub(super) fn coordinates(op: &'static str, index: &Tensor, rank: usize) -> Resu
     if k > rank {
         return Err(Error::Shape { op, detail: format!("{k} coordinates were given for a tensor of rank {rank}") });
     }
-    index.unbind(-1)
+    Ok(k)
+}
+
+/// Looks up coordinates on one device.
+fn gather_nd(op: &'static str, src: &Tensor, index: &Tensor, part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+    let coordinates = index.unbind(-1)?;
+    if coordinates.is_empty() {
+        let dims: Dims = index.dims()[..index.rank() - 1].iter().chain(src.dims()).copied().collect();
+        return src.expand(dims);
+    }
+    let axes: Vec<(usize, &Tensor)> = coordinates.iter().enumerate().collect();
+    Lookup::new(op, src, &axes)?.run(op, src, &axes, part)
+}
+
+/// Picks along one axis of `src`, whose other dimensions are at least those of the index.
+fn pick(op: &'static str, src: &Tensor, axis: usize, index: &Tensor, part: Option<Part>) -> Result<Tensor> {
+    let mut layout = Layout { shape: index.shape().clone(), ..src.layout().clone() };
+    layout.strides[axis] = 0;
+    run_gather(op, src, layout, &[Indexed { axis, index, part }])
+}
+
+/// Picks along one axis; the other dimensions of `src` and the index broadcast.
+fn take(op: &'static str, src: &Tensor, axis: usize, index: &Tensor, part: Option<Part>) -> Result<Tensor> {
+    let shape = src.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
+    let mut layout = src.layout().clone();
+    (layout.shape, layout.strides[axis]) = (layout.shape.with(axis, 1), 0);
+    let mut layout = Layout { shape: shape.clone(), ..layout.expand(&shape.with(axis, 1)) };
+    layout.strides[axis] = 0;
+    run_gather(op, src, layout, &[Indexed { axis, index, part }])
 }
 
 impl Tensor {
     /// Picks along one axis, in PyTorch's sense: `out[i][j] = self[index[i][j]][j]` for axis 0. The index has the tensor's rank and is
     /// not larger in any other dimension (where it is smaller, only the first elements are used). For broadcasting of the other
     /// dimensions see [`take_along_axis`](Tensor::take_along_axis).
+    #[track_caller]
     pub fn gather(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
         let op = "gather";
         let axis = self.shape().axis(op, axis)?;
@@ -154,12 +324,45 @@ impl Tensor {
             let detail = format!("an index of shape {} does not fit {} but for axis {axis}", index.shape(), self.type_string());
             return Err(Error::Shape { op, detail });
         }
-        let mut layout = Layout { shape: index.shape().clone(), ..self.layout().clone() };
-        layout.strides[axis] = 0;
-        run_gather(op, self, layout, &[(axis, index)])
+        if plain(op, &[self, index])? {
+            return pick(op, self, axis, index, None);
+        }
+        if index.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        // A dimension of which only the first elements are used is whole; a rank takes those that its part of the index is for.
+        let rank = self.rank();
+        let longer = |d: usize| d != axis && self.dims()[d] != index.dims()[d];
+        let source: String = (0..rank)
+            .map(|d| {
+                if d == axis {
+                    nth(rank)
+                } else if longer(d) {
+                    '1'
+                } else {
+                    nth(d)
+                }
+            })
+            .collect();
+        let whole = (0..rank).fold(0, |mask, d| mask | i64::from(longer(d)) << d);
+        let call = Call { op, inputs: &[self, index], attrs: &[axis as i64, whole, (self.dtype() == DType::Bool).into()] };
+        let rule = || {
+            let all = letters(0, rank);
+            let text = format!("{source}, {all} -> {all} ; reduce {} {} ; through any 0", nth(rank), combine(self.dtype()));
+            Rule::new(&text, &[self.into(), index.into()], &[])
+        };
+        let local = |l: &Local<'_>| {
+            let mut src = l[0].clone();
+            for d in (0..rank).filter(|d| longer(*d)) {
+                src = src.narrow(d as i64, l.part(nth(d)).map_or(0, |(part, _)| part.start), l[1].dims()[d])?;
+            }
+            Ok(smallvec![pick(op, &src, axis, &l[1], l.part(nth(rank)))?])
+        };
+        Ok(call.run(rule, local)?.remove(0))
     }
 
     /// Picks along one axis, in NumPy's sense: as [`gather`](Tensor::gather), but all other dimensions of tensor and index broadcast.
+    #[track_caller]
     pub fn take_along_axis(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
         let op = "take_along_axis";
         let axis = self.shape().axis(op, axis)?;
@@ -168,13 +371,20 @@ impl Tensor {
             return Err(Error::Shape { op, detail: format!("{} and an index of shape {} differ in rank", self.type_string(), index.shape()) });
         }
         let shape = self.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
-        let one = self.layout().slice(axis, 0, 1, 1);
-        let mut layout = Layout { shape: shape.clone(), ..one.expand(&shape.with(axis, 1)) };
-        layout.strides[axis] = 0;
-        run_gather(op, self, layout, &[(axis, index)])
+        if plain(op, &[self, index])? {
+            return take(op, self, axis, index, None);
+        }
+        if shape.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        let bools = self.dtype() == DType::Bool;
+        let call = Call { op, inputs: &[self, index], attrs: &[axis as i64, bools.into()] };
+        let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[self.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
+        Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
     }
 
     /// Slices `index[0]`, `index[1]`, ... of dimension `axis`.
+    #[track_caller]
     pub fn index_select(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
         let op = "index_select";
         let axis = self.shape().axis(op, axis)?;
@@ -185,6 +395,7 @@ impl Tensor {
     }
 
     /// Several index tensors over the leading axes, as `self[i0, i1, ...]` in NumPy: they broadcast together, and the dimensions that are not indexed follow.
+    #[track_caller]
     pub fn index_get(&self, indices: &[&Tensor]) -> Result<Tensor> {
         let axes: Vec<(usize, &Tensor)> = indices.iter().copied().enumerate().collect();
         gather_axes("index_get", self, &axes)
@@ -192,24 +403,35 @@ impl Tensor {
 
     /// Index tensors over any axes, at most four. They broadcast together; their dimensions take the place of the indexed axes where those are
     /// neighbours, and come first otherwise (NumPy's rule).
+    #[track_caller]
     pub fn gather_axes(&self, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
         gather_axes("gather_axes", self, axes)
     }
 
     /// Slices at coordinates: the last dimension of `index` holds the first `k` coordinates, so the result is
     /// `index.shape[..-1] + self.shape[k..]`.
+    #[track_caller]
     pub fn gather_nd(&self, index: &Tensor) -> Result<Tensor> {
         let op = "gather_nd";
-        let parts = coordinates(op, index, self.rank())?;
-        if parts.is_empty() {
-            let dims: Dims = index.dims()[..index.rank() - 1].iter().chain(self.dims()).copied().collect();
-            return self.expand(dims);
+        let k = check_coordinates(op, index, self.rank())?;
+        if plain(op, &[self, index])? {
+            return gather_nd(op, self, index, |_| None);
         }
-        let axes: Vec<(usize, &Tensor)> = parts.iter().enumerate().collect();
-        gather_axes(op, self, &axes)
+        if index.numel() > 0 && self.dims()[k..].iter().all(|n| *n > 0) {
+            check_not_empty(op, self)?;
+        }
+        let rule = || {
+            let (batch, rest) = (letters(self.rank(), index.rank() - 1), letters(k, self.rank() - k));
+            let text =
+                format!("{}{rest}, {batch}1 -> {batch}{rest} ; reduce{} {} ; through any 0", letters(0, k), listed(&letters(0, k)), combine(self.dtype()));
+            Rule::new(&text, &[self.into(), index.into()], &[])
+        };
+        let call = Call { op, inputs: &[self, index], attrs: &[k as i64, (self.dtype() == DType::Bool).into()] };
+        Ok(call.run(rule, |l| Ok(smallvec![gather_nd(op, &l[0], &l[1], |axis| l.part(nth(axis)))?]))?.remove(0))
     }
 
     /// Rows of this table `[v, d]` for ids of any shape: `ids.shape + [d]`.
+    #[track_caller]
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let op = "embedding";
         if self.rank() != 2 {

@@ -13,29 +13,57 @@
 //! assert_eq!(x.scatter(0, &index, &src, ScatterOp::Set)?.to_vec::<f32>()?, [30., 2., 20.]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
+//!
+//! On a mesh the written dimension may be cut: every rank applies the updates that fall into its part. Sums, minima and maxima may also be cut along the
+//! updates, which leaves partial results; the destination of a sum then counts once. Which update is the last one cannot be told from a part of them, so
+//! `Set` takes them whole.
 
 use super::{
     OpInfo, Operand,
-    index::{broadcast_all, check_indices, check_not_empty, coordinates, index_axis},
+    index::{Part, broadcast_all, check_coordinates, check_indices, check_not_empty, index_axis, letters, listed, localize, nth, term},
     index_kind, map1, op, run_map, same_device,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Result, Shape, Tensor,
     backend::{Affine, IndexAxis, ScatterCall, ScatterOp},
     map::Builder,
+    spmd::{Call, Local, Rule, plain, rule::Given},
 };
+use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. `i` is a dimension that is written by index; it has to be whole on every rank.
+/// The ops of this file. `i` is a dimension that is written by index, `j` and `b` are those of the updates. Where the rule depends on axes, it stands here
+/// for the last or the leading ones; where it depends on what is done, for a sum (the others: see [`how`]).
 pub const OPS: &[OpInfo] = &[
-    op("scatter", "...i, ...j, ...j -> ...i ; replicate i j"),
-    op("put_along_axis", "...i, ...j, ...j -> ...i ; replicate i j"),
-    op("index_put", "i..., b, b... -> i... ; replicate i b"),
-    op("index_add", "...i, j, ...j -> ...i ; replicate i ; reduce j sum ; linear 0 2"),
-    op("scatter_nd", "bk, b... -> i... ; replicate i k ; reduce b sum ; linear 1"),
-    op("scatter_nd_add", "i..., bk, b... -> i... ; replicate i k ; reduce b sum ; linear 0 2"),
-    op("bincount", "n, n -> b ; replicate b ; reduce n sum"),
-    op("one_hot", "... -> ...c"),
+    op("scatter", "...i, ...j, ...j -> ...i ; reduce j sum ; linear 0 2"),
+    op("put_along_axis", "...i, ...j, ...j -> ...i ; reduce j sum ; linear 0 2"),
+    op("index_put", "i..., b, b... -> i... ; reduce b sum ; linear 0 2"),
+    op("index_add", "...i, j, ...j -> ...i ; reduce j sum ; linear 0 2"),
+    op("scatter_nd", "b1, b... -> i... ; reduce b sum ; linear 1"),
+    op("scatter_nd_add", "i..., b1, b... -> i... ; reduce b sum ; linear 0 2"),
+    op("bincount", BINCOUNT),
+    op("one_hot", ONE_HOT),
 ];
+
+const BINCOUNT: &str = "n, n -> b ; reduce n sum ; linear 1";
+const ONE_HOT: &str = "... -> ...c";
+
+/// What may happen to the dimensions `of` that only updates have, and to partial values.
+fn how(mode: ScatterOp, of: &str, updates: usize) -> String {
+    let of = listed(of);
+    match mode {
+        ScatterOp::Add => format!("reduce{of} sum ; linear 0 {updates}"),
+        ScatterOp::Min => format!("reduce{of} min ; through min 0 {updates}"),
+        ScatterOp::Max => format!("reduce{of} max ; through max 0 {updates}"),
+        // A destination that ranks multiply with would count once for each of them.
+        ScatterOp::Mul => format!("replicate{of} ; through prod 0 {updates}"),
+        ScatterOp::Set => format!("replicate{of} ; through any 0 {updates}"),
+    }
+}
+
+/// The rule of a scatter: of its operands only the destination counts once. Updates that broadcast along a dimension are added for each of its elements.
+fn rule(text: &str, given: &[Given<'_>]) -> Result<Rule> {
+    Ok(Rule { addends: 1, ..Rule::new(text, given, &[])? })
+}
 
 /// Where a scatter writes: the destination as rows, and the row of each position of `shape`.
 struct Target<'a> {
@@ -51,12 +79,7 @@ fn run_scatter(op: &'static str, dst: &Tensor, target: &Target<'_>, updates: &Te
     for (index, ..) in target.axes {
         same_device(op, &[dst, updates, index])?;
     }
-    if updates.dtype() != dst.dtype() {
-        return Err(Error::DType { op, dtype: updates.dtype(), expected: "values of the destination's dtype: cast them" });
-    }
-    if dst.dtype() == DType::Bool && mode != ScatterOp::Set {
-        return Err(Error::DType { op, dtype: DType::Bool, expected: "a number; bools can only be set" });
-    }
+    check_types(op, dst, updates, mode)?;
     if updates.numel() == 0 {
         return Ok(dst.clone());
     }
@@ -89,50 +112,196 @@ fn along_axis(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, updat
     run_scatter(op, dst, &Target { inner: 1, shape: index.shape(), base, axes: &axes }, &updates.unsqueeze(-1)?, mode)
 }
 
-/// Scatters slices at indices of the leading axes; `updates` expands to the common shape of the indices and the remaining dimensions.
-fn leading_axes(op: &'static str, dst: &Tensor, indices: &[&Tensor], updates: &Tensor, mode: ScatterOp) -> Result<Tensor> {
-    check_indices(op, indices)?;
-    if indices.len() > dst.rank() {
-        return Err(Error::Shape { op, detail: format!("{} index tensors were given for {}", indices.len(), dst.type_string()) });
+/// Writes at indices of some axes on a rank that holds `part` of them: `write` gets the destination and indices into it. Updates for other ranks go
+/// to one more slice, which is dropped.
+fn with_parts(
+    op: &'static str,
+    dst: &Tensor,
+    axes: &[(usize, &Tensor)],
+    part: impl Fn(usize) -> Option<Part>,
+    write: impl Fn(&Tensor, &[&Tensor]) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let mut indices: SmallVec<[Tensor; 1]> = axes.iter().map(|(_, index)| (*index).clone()).collect();
+    let mut cut: Option<(usize, Tensor)> = None;
+    for (k, (axis, index)) in axes.iter().enumerate() {
+        let Some(part) = part(*axis) else { continue };
+        let (place, here) = localize(op, index, &part)?;
+        indices[k] = place;
+        cut = Some(match cut {
+            Some((first, all)) => (first, all.logical_and(&here)?),
+            None => (k, here),
+        });
     }
-    let batch = broadcast_all(op, indices)?;
-    let (lead, rest) = dst.dims().split_at(indices.len());
-    let inner = Shape::from(rest).checked_numel(op)?;
-    let full: Shape = batch.dims().iter().chain(rest).copied().collect();
-    if updates.shape().broadcast(op, &full)? != full {
-        return Err(Error::Shape { op, detail: format!("values of shape {} do not expand to {full}", updates.shape()) });
+    let Some((k, here)) = cut else {
+        return write(dst, &indices.iter().collect::<SmallVec<[&Tensor; 4]>>());
+    };
+    if dst.numel() == 0 {
+        return Ok(dst.clone());
     }
-    let rows: Shape = batch.dims().iter().copied().chain([inner]).collect();
-    let updates = updates.expand(&full)?.reshape(rows)?;
-    let steps = Shape::from(lead).strides();
-    let axes: Vec<(&Tensor, usize, usize)> = indices.iter().zip(lead.iter().zip(&steps)).map(|(index, (len, step))| (*index, *len, *step as usize)).collect();
-    let base = Affine { offset: 0, strides: smallvec::smallvec![0; batch.rank()] };
-    run_scatter(op, dst, &Target { inner, shape: &batch, base, axes: &axes }, &updates, mode)
+    let (axis, len) = (axes[k].0, dst.shape()[axes[k].0]);
+    let elsewhere = Tensor::zeros(dst.shape().with(axis, 1), dst.dtype(), dst.device())?;
+    let longer = Tensor::concat(&[dst, &elsewhere], axis as i64)?;
+    indices[k] = here.where_(&indices[k], len as i64)?;
+    write(&longer, &indices.iter().collect::<SmallVec<[&Tensor; 4]>>())?.narrow(axis as i64, 0, len)
+}
+
+/// A scatter at indices of the leading axes, checked.
+struct Leading {
+    /// The common shape of the indices.
+    batch: Shape,
+    /// What updates expand to.
+    full: Shape,
+}
+
+impl Leading {
+    fn new(op: &'static str, dst: &Tensor, indices: &[&Tensor], updates: &Tensor) -> Result<Self> {
+        check_indices(op, indices)?;
+        if indices.len() > dst.rank() {
+            return Err(Error::Shape { op, detail: format!("{} index tensors were given for {}", indices.len(), dst.type_string()) });
+        }
+        let batch = broadcast_all(op, indices)?;
+        let full: Shape = batch.dims().iter().chain(&dst.dims()[indices.len()..]).copied().collect();
+        if updates.shape().broadcast(op, &full)? != full {
+            return Err(Error::Shape { op, detail: format!("values of shape {} do not expand to {full}", updates.shape()) });
+        }
+        Ok(Self { batch, full })
+    }
+
+    /// Scatters slices on one device; `updates` expands to the common shape of the indices and the remaining dimensions.
+    fn run(&self, op: &'static str, dst: &Tensor, indices: &[&Tensor], updates: &Tensor, mode: ScatterOp) -> Result<Tensor> {
+        let (lead, rest) = dst.dims().split_at(indices.len());
+        let inner = Shape::from(rest).checked_numel(op)?;
+        let rows: Shape = self.batch.dims().iter().copied().chain([inner]).collect();
+        let updates = updates.expand(&self.full)?.reshape(rows)?;
+        let steps = Shape::from(lead).strides();
+        let axes: Vec<(&Tensor, usize, usize)> =
+            indices.iter().zip(lead.iter().zip(&steps)).map(|(index, (len, step))| (*index, *len, *step as usize)).collect();
+        let base = Affine { offset: 0, strides: smallvec![0; self.batch.rank()] };
+        run_scatter(op, dst, &Target { inner, shape: &self.batch, base, axes: &axes }, &updates, mode)
+    }
+}
+
+/// Scatters slices on one device that holds `part` of an axis where that is not all.
+fn leading_axes(
+    op: &'static str,
+    dst: &Tensor,
+    indices: &[&Tensor],
+    updates: &Tensor,
+    mode: ScatterOp,
+    part: impl Fn(usize) -> Option<Part>,
+) -> Result<Tensor> {
+    let axes: SmallVec<[(usize, &Tensor); 4]> = indices.iter().copied().enumerate().collect();
+    with_parts(op, dst, &axes, part, |dst, indices| Leading::new(op, dst, indices, updates)?.run(op, dst, indices, updates, mode))
+}
+
+/// The shape that updates at coordinates must have.
+fn check_updates(op: &'static str, dst: &Shape, index: &Tensor, updates: &Tensor) -> Result<usize> {
+    let k = check_coordinates(op, index, dst.rank())?;
+    let expected: Shape = index.dims()[..index.rank() - 1].iter().chain(&dst.dims()[k..]).copied().collect();
+    if *updates.shape() != expected {
+        let detail = format!("an index of shape {} into {dst} takes updates of shape {expected}, got {}", index.shape(), updates.shape());
+        return Err(Error::Shape { op, detail });
+    }
+    Ok(k)
+}
+
+/// Adds at coordinates on one device.
+fn add_at(op: &'static str, dst: &Tensor, index: &Tensor, updates: &Tensor, part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+    let coordinates = index.unbind(-1)?;
+    leading_axes(op, dst, &coordinates.iter().collect::<Vec<_>>(), updates, ScatterOp::Add, part)
+}
+
+/// An op that has no meaning for the dtypes given.
+fn check_types(op: &'static str, dst: &Tensor, updates: &Tensor, mode: ScatterOp) -> Result<()> {
+    if updates.dtype() != dst.dtype() {
+        return Err(Error::DType { op, dtype: updates.dtype(), expected: "values of the destination's dtype: cast them" });
+    }
+    if dst.dtype() == DType::Bool && mode != ScatterOp::Set {
+        return Err(Error::DType { op, dtype: DType::Bool, expected: "a number; bools can only be set" });
+    }
+    Ok(())
+}
+
+/// Writes along one axis on one device; the index and the values expand to `dst` but for `axis`.
+fn put(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, values: &Tensor, mode: ScatterOp, part: Option<Part>) -> Result<Tensor> {
+    with_parts(
+        op,
+        dst,
+        &[(axis, index)],
+        |_| part.clone(),
+        |dst, indices| {
+            let shape = dst.shape().with(axis, index.shape()[axis]);
+            along_axis(op, dst, axis, &indices[0].expand(&shape)?, &values.expand(&shape)?, mode)
+        },
+    )
+}
+
+/// Adds slices along one axis on one device.
+fn add_slices(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, src: &Tensor, part: Option<Part>) -> Result<Tensor> {
+    with_parts(
+        op,
+        dst,
+        &[(axis, index)],
+        |_| part.clone(),
+        |dst, indices| {
+            let inner = Shape::from(&dst.dims()[axis + 1..]).checked_numel(op)?;
+            let shape = Shape::from(&src.dims()[..=axis]);
+            let rows: Shape = shape.dims().iter().copied().chain([inner]).collect();
+            let mut base = Affine { offset: 0, strides: Shape::from(&dst.dims()[..=axis]).strides().iter().map(|s| *s as i64).collect() };
+            base.strides[axis] = 0;
+            let axes = [(indices[0], dst.shape()[axis], 1)];
+            run_scatter(op, dst, &Target { inner, shape: &shape, base, axes: &axes }, &src.reshape(rows)?, ScatterOp::Add)
+        },
+    )
 }
 
 impl Tensor {
     /// Writes along one axis, in PyTorch's sense: `out[index[i][j]][j] = src[i][j]` for axis 0, for every position of `index`. `index` has the tensor's
     /// rank, is not larger than `src` anywhere, and not larger than the tensor but for `axis`.
+    #[track_caller]
     pub fn scatter(&self, axis: i64, index: &Tensor, src: &Tensor, mode: ScatterOp) -> Result<Tensor> {
         let op = "scatter";
         let axis = self.shape().axis(op, axis)?;
         check_indices(op, &[index])?;
-        let fits = index.rank() == self.rank()
-            && src.rank() == self.rank()
-            && (0..self.rank()).all(|d| index.shape()[d] <= src.shape()[d] && (d == axis || index.shape()[d] <= self.shape()[d]));
+        let rank = self.rank();
+        let fits = index.rank() == rank
+            && src.rank() == rank
+            && (0..rank).all(|d| index.shape()[d] <= src.shape()[d] && (d == axis || index.shape()[d] <= self.shape()[d]));
         if !fits {
             let detail =
                 format!("an index of shape {} with values of shape {} does not fit {} but for axis {axis}", index.shape(), src.shape(), self.type_string());
             return Err(Error::Shape { op, detail });
         }
-        let mut part = src.clone();
-        for d in 0..self.rank() {
-            part = part.narrow(d as i64, 0, index.shape()[d])?;
+        check_types(op, self, src, mode)?;
+        // The first values, from `start` on, as many as the index has.
+        let first = |src: &Tensor, index: &Tensor, start: &dyn Fn(usize) -> usize| {
+            (0..rank).try_fold(src.clone(), |src, d| if src.dims()[d] == index.dims()[d] { Ok(src) } else { src.narrow(d as i64, start(d), index.dims()[d]) })
+        };
+        if plain(op, &[self, index, src])? {
+            return along_axis(op, self, axis, index, &first(src, index, &|_| 0)?, mode);
         }
-        along_axis(op, self, axis, index, &part, mode)
+        if index.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        // A dimension of the destination of which only the beginning is written is whole, and so is one of which only the first values are used.
+        let (written, used) = (|d: usize| d == axis || self.dims()[d] == index.dims()[d], |d: usize| src.dims()[d] == index.dims()[d]);
+        let masks = (0..rank).fold(0, |mask, d| mask | i64::from(written(d)) << (2 * d) | i64::from(used(d)) << (2 * d + 1));
+        let rule = || {
+            let spell = |letter: &dyn Fn(usize) -> Option<char>| (0..rank).map(|d| letter(d).unwrap_or('1')).collect::<String>();
+            let dst = spell(&|d| if d == axis { Some(nth(rank)) } else { written(d).then(|| nth(d)) });
+            let (at, from) = (spell(&|d| written(d).then(|| nth(d))), spell(&|d| (written(d) && used(d)).then(|| nth(d))));
+            rule(&format!("{dst}, {at}, {from} -> {dst} ; {}", how(mode, &letters(axis, 1), 2)), &[self.into(), index.into(), src.into()])
+        };
+        let local = |l: &Local<'_>| {
+            let src = first(&l[2], &l[1], &|d| if used(d) { 0 } else { l.part(nth(d)).map_or(0, |(part, _)| part.start) })?;
+            let part = |_| l.part(nth(rank));
+            Ok(smallvec![with_parts(op, &l[0], &[(axis, &l[1])], part, |dst, indices| along_axis(op, dst, axis, indices[0], &src, mode))?])
+        };
+        Ok(Call { op, inputs: &[self, index, src], attrs: &[axis as i64, mode as i64, masks] }.run(rule, local)?.remove(0))
     }
 
     /// Writes along one axis, in NumPy's sense: the index broadcasts to the tensor but for `axis`, and the values broadcast to the index.
+    #[track_caller]
     pub fn put_along_axis(&self, axis: i64, index: &Tensor, values: &Tensor, mode: ScatterOp) -> Result<Tensor> {
         let op = "put_along_axis";
         let axis = self.shape().axis(op, axis)?;
@@ -146,16 +315,56 @@ impl Tensor {
                 return Err(Error::Shape { op, detail: format!("{what} of shape {} do not expand to {shape}", tensor.shape()) });
             }
         }
-        along_axis(op, self, axis, &index.expand(&shape)?, &values.expand(&shape)?, mode)
+        check_types(op, self, values, mode)?;
+        if plain(op, &[self, index, values])? {
+            return put(op, self, axis, index, values, mode, None);
+        }
+        if shape.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        let rank = self.rank();
+        let rule = || {
+            let all = letters(0, rank);
+            let dst: String = (0..rank).map(|d| nth(if d == axis { rank } else { d })).collect();
+            let (at, from) = (term(index.shape(), &shape, &all), term(values.shape(), &shape, &all));
+            rule(&format!("{dst}, {at}, {from} -> {dst} ; {}", how(mode, &letters(axis, 1), 2)), &[self.into(), index.into(), values.into()])
+        };
+        let local = |l: &Local<'_>| Ok(smallvec![put(op, &l[0], axis, &l[1], &l[2], mode, l.part(nth(rank)))?]);
+        Ok(Call { op, inputs: &[self, index, values], attrs: &[axis as i64, mode as i64] }.run(rule, local)?.remove(0))
     }
 
     /// Writes at index tensors over the leading axes, as `self[i0, i1, ...] = values` (or `+=` with `accumulate`, where an index that occurs twice
     /// adds twice). The values expand to the common shape of the indices and the dimensions that are not indexed.
+    #[track_caller]
     pub fn index_put(&self, indices: &[&Tensor], values: &Tensor, accumulate: bool) -> Result<Tensor> {
-        leading_axes("index_put", self, indices, values, if accumulate { ScatterOp::Add } else { ScatterOp::Set })
+        let op = "index_put";
+        let mode = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
+        let Leading { batch, full } = Leading::new(op, self, indices, values)?;
+        check_types(op, self, values, mode)?;
+        let inputs: SmallVec<[&Tensor; 4]> = std::iter::once(self).chain(indices.iter().copied()).chain([values]).collect();
+        if plain(op, &inputs)? {
+            return leading_axes(op, self, indices, values, mode, |_| None);
+        }
+        if full.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        let (rank, k) = (self.rank(), indices.len());
+        let rule = || {
+            let (dst, all) = (letters(0, rank), letters(rank, batch.rank()));
+            let at: String = indices.iter().map(|index| format!(", {}", term(index.shape(), &batch, &all))).collect();
+            let from = term(values.shape(), &full, &format!("{all}{}", letters(k, rank - k)));
+            let given: SmallVec<[Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
+            rule(&format!("{dst}{at}, {from} -> {dst} ; {}", how(mode, &all, k + 1)), &given)
+        };
+        let local = |l: &Local<'_>| {
+            let indices: SmallVec<[&Tensor; 4]> = l.inputs[1..=k].iter().collect();
+            Ok(smallvec![leading_axes(op, &l[0], &indices, &l[k + 1], mode, |axis| l.part(nth(axis)))?])
+        };
+        Ok(Call { op, inputs: &inputs, attrs: &[mode as i64] }.run(rule, local)?.remove(0))
     }
 
     /// Adds slice `j` of `src` to slice `index[j]` of this tensor along `axis`.
+    #[track_caller]
     pub fn index_add(&self, axis: i64, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         let op = "index_add";
         let axis = self.shape().axis(op, axis)?;
@@ -164,33 +373,80 @@ impl Tensor {
             let detail = format!("{} cannot take values of shape {} at an index of shape {} along axis {axis}", self.type_string(), src.shape(), index.shape());
             return Err(Error::Shape { op, detail });
         }
-        let inner = Shape::from(&self.dims()[axis + 1..]).checked_numel(op)?;
-        let shape = Shape::from(&src.dims()[..=axis]);
-        let rows: Shape = shape.dims().iter().copied().chain([inner]).collect();
-        let mut base = Affine { offset: 0, strides: Shape::from(&self.dims()[..=axis]).strides().iter().map(|s| *s as i64).collect() };
-        base.strides[axis] = 0;
-        run_scatter(op, self, &Target { inner, shape: &shape, base, axes: &[(index, self.shape()[axis], 1)] }, &src.reshape(rows)?, ScatterOp::Add)
+        check_types(op, self, src, ScatterOp::Add)?;
+        if plain(op, &[self, index, src])? {
+            return add_slices(op, self, axis, index, src, None);
+        }
+        if src.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        let rank = self.rank();
+        let rule = || {
+            let (dst, at) = (letters(0, rank), letters(rank, 1));
+            let from: String = (0..rank).map(|d| nth(if d == axis { rank } else { d })).collect();
+            rule(&format!("{dst}, {at}, {from} -> {dst} ; {}", how(ScatterOp::Add, &at, 2)), &[self.into(), index.into(), src.into()])
+        };
+        let local = |l: &Local<'_>| Ok(smallvec![add_slices(op, &l[0], axis, &l[1], &l[2], l.part(nth(axis)))?]);
+        Ok(Call { op, inputs: &[self, index, src], attrs: &[axis as i64] }.run(rule, local)?.remove(0))
     }
 
     /// A tensor of `shape` that is zero but where `index` points: the last dimension of `index` holds coordinates, and `updates`
     /// (`index.shape[..-1] + shape[k..]`) add up there.
+    #[track_caller]
     pub fn scatter_nd(index: &Tensor, updates: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
-        let zeros = Tensor::zeros(shape, updates.dtype(), updates.device())?;
-        scatter_nd("scatter_nd", &zeros, index, updates)
+        let (op, shape) = ("scatter_nd", shape.into());
+        let k = check_updates(op, &shape, index, updates)?;
+        // Dimensions that are not indexed may be cut.
+        let local = |index: &Tensor, updates: &Tensor| {
+            let dims: Shape = shape.dims()[..k].iter().chain(&updates.dims()[index.rank() - 1..]).copied().collect();
+            add_at(op, &Tensor::zeros(dims, updates.dtype(), updates.device())?, index, updates, |_| None)
+        };
+        if plain(op, &[index, updates])? {
+            return local(index, updates);
+        }
+        let (batch, rest) = (letters(shape.rank(), index.rank() - 1), letters(k, shape.rank() - k));
+        let rule = || {
+            let text = format!("{batch}1, {batch}{rest} -> {}{rest} ; reduce{} sum ; linear 1", letters(0, k), listed(&batch));
+            Rule::new(&text, &[index.into(), updates.into()], &[])
+        };
+        let call = Call { op, inputs: &[index, updates], attrs: &[k as i64] };
+        Ok(call.run(rule, |l| Ok(smallvec![local(&l[0], &l[1])?]))?.remove(0))
     }
 
     /// Adds `updates` (`index.shape[..-1] + self.shape[k..]`) at coordinates, which are the last dimension (of size `k`) of `index`.
+    #[track_caller]
     pub fn scatter_nd_add(&self, index: &Tensor, updates: &Tensor) -> Result<Tensor> {
-        scatter_nd("scatter_nd_add", self, index, updates)
+        let op = "scatter_nd_add";
+        let k = check_updates(op, self.shape(), index, updates)?;
+        check_types(op, self, updates, ScatterOp::Add)?;
+        if plain(op, &[self, index, updates])? {
+            return add_at(op, self, index, updates, |_| None);
+        }
+        if updates.numel() > 0 {
+            check_not_empty(op, self)?;
+        }
+        let rule = || {
+            let (dst, batch) = (letters(0, self.rank()), letters(self.rank(), index.rank() - 1));
+            let text = format!("{dst}, {batch}1, {batch}{} -> {dst} ; {}", &dst[k..], how(ScatterOp::Add, &batch, 2));
+            rule(&text, &[self.into(), index.into(), updates.into()])
+        };
+        let local = |l: &Local<'_>| Ok(smallvec![add_at(op, &l[0], &l[1], &l[2], |axis| l.part(nth(axis)))?]);
+        Ok(Call { op, inputs: &[self, index, updates], attrs: &[k as i64] }.run(rule, local)?.remove(0))
     }
 
     /// How often each of `0..bins` occurs in a vector (i32), or the sum of its weights (in their dtype). A value outside that range, also a negative one,
     /// is [`Error::IndexOutOfRange`]. Reads nothing back.
+    #[track_caller]
     pub fn bincount_bins(&self, weights: Option<&Tensor>, bins: usize) -> Result<Tensor> {
         let op = "bincount";
         check_indices(op, &[self])?;
         if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
             return Err(Error::Shape { op, detail: format!("counts a vector with as many weights, got shape {}", self.shape()) });
+        }
+        let inputs: SmallVec<[&Tensor; 2]> = std::iter::once(self).chain(weights).collect();
+        if !plain(op, &inputs)? {
+            let rule = || Rule::new(BINCOUNT, &[self.into(), weights.into()], &[]);
+            return Ok(Call { op, inputs: &inputs, attrs: &[] }.run(rule, |l| Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?]))?.remove(0));
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
@@ -203,7 +459,7 @@ impl Tensor {
         let checked = if self.dtype() == DType::U32 { x } else { x.lt(0).select(x.lit(lowest), x) };
         let index = map1(op, &b.finish(&[(checked, self.dtype())])?, &[self], &[])?;
         let zeros = Tensor::zeros([bins], updates.dtype(), self.device())?;
-        leading_axes(op, &zeros, &[&index], &updates, ScatterOp::Add)
+        leading_axes(op, &zeros, &[&index], &updates, ScatterOp::Add, |_| None)
     }
 
     /// [`bincount_bins`](Tensor::bincount_bins) with as many bins as the largest value needs, at least `minlength`. Reads that value from the device.
@@ -221,29 +477,23 @@ impl Tensor {
     }
 
     /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere; all 0 for a value outside `0..classes`.
+    #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         let op = "one_hot";
         check_indices(op, &[self])?;
+        if !self.is_plain() {
+            let call = Call { op, inputs: &[self], attrs: &[] };
+            return Ok(call.run(|| Rule::new(ONE_HOT, &[self.into()], &[]), |l| Ok(smallvec![l[0].one_hot(classes)?]))?.remove(0));
+        }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.
         let dtype = if self.dtype() == DType::I64 { DType::I64 } else { index_kind(classes).dtype() };
         let b = Builder::new();
         let hit = b.load(self.dtype()).cast(dtype).eq(b.index(index_kind(classes)).cast(dtype));
         let program = b.finish(&[(hit, DType::I32)])?;
-        let mut class = Affine { offset: 0, strides: smallvec::smallvec![0; dims.len()] };
+        let mut class = Affine { offset: 0, strides: smallvec![0; dims.len()] };
         class.strides[self.rank()] = 1;
         let column = self.unsqueeze(-1)?;
         Ok(run_map(op, &program, &dims.into(), &[Operand::from(&column)], &[class], &[], self.device())?.remove(0))
     }
-}
-
-fn scatter_nd(op: &'static str, dst: &Tensor, index: &Tensor, updates: &Tensor) -> Result<Tensor> {
-    let parts = coordinates(op, index, dst.rank())?;
-    let expected: Shape = index.dims()[..index.rank() - 1].iter().chain(&dst.dims()[parts.len()..]).copied().collect();
-    if *updates.shape() != expected {
-        let detail = format!("an index of shape {} into {} takes updates of shape {expected}, got {}", index.shape(), dst.type_string(), updates.shape());
-        return Err(Error::Shape { op, detail });
-    }
-    let indices: Vec<&Tensor> = parts.iter().collect();
-    leading_axes(op, dst, &indices, updates, ScatterOp::Add)
 }

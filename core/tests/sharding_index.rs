@@ -1,0 +1,207 @@
+//! Indexing, scattering, sorting, scanning, class losses and Einstein sums on meshes against the same ops on one device.
+
+use anymesh_core::{DType, Device, Error, Mesh, Placement, Reduction, Result, Sharding, Tensor, backend::ScatterOp, spmd::Ledger};
+
+fn cpu() -> Device {
+    anymesh_backend_cpu::device()
+}
+
+/// Small integers, some of them equal, of any dtype.
+fn numbers(shape: &[usize]) -> Tensor {
+    let n: usize = shape.iter().product();
+    let values: Vec<f32> = (0..n).map(|i| ((i * 7 + 3) % 11) as f32 - 5.0).collect();
+    Tensor::from_slice(&values, shape, &cpu()).unwrap()
+}
+
+/// Indices into a dimension of size `len`, some from the end.
+fn indices(shape: &[usize], len: usize) -> Tensor {
+    let n: usize = shape.iter().product();
+    let values: Vec<i32> = (0..n).map(|i| ((i * 5 + 2) % (2 * len).max(1)) as i32 - len as i32).collect();
+    Tensor::from_slice(&values, shape, &cpu()).unwrap()
+}
+
+/// Every way to lie on a mesh, in every order of axes; partial ones with a sum and a maximum.
+fn shardings(mesh: &Mesh, rank: usize) -> Vec<Sharding> {
+    let choices: Vec<Placement> = [Placement::Replicate, Placement::Partial(Reduction::Sum), Placement::Partial(Reduction::Max)]
+        .into_iter()
+        .chain((0..rank).map(Placement::Shard))
+        .collect();
+    let mut all = vec![vec![]];
+    for _ in mesh.axes() {
+        all = all.iter().flat_map(|p| choices.iter().map(move |c| p.iter().copied().chain([*c]).collect::<Vec<_>>())).collect();
+    }
+    let mut out: Vec<Sharding> = all.iter().map(|p| Sharding::from_placements(p)).collect();
+    if mesh.axes().len() == 2 {
+        out.extend((0..rank).map(|d| Sharding::replicated().cut(d, 1).cut(d, 0)));
+    }
+    out.retain(|s| s.check(mesh, rank).is_ok());
+    out
+}
+
+/// A tensor on a mesh. Partial sums are real ones: the ranks' parts differ from the value.
+fn place(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Option<Tensor> {
+    let bools = x.dtype() == DType::Bool;
+    if bools && sharding.is_partial() {
+        return None;
+    }
+    let placed = x.to_mesh(mesh, sharding).unwrap();
+    let Some((axis, Reduction::Sum)) = sharding.partial().next() else { return Some(placed) };
+    let noise = numbers(x.dims()).cast(x.dtype()).unwrap().to_mesh(mesh, sharding.whole()).unwrap();
+    let parts: Vec<Tensor> = (placed.shards().iter().zip(noise.shards()))
+        .map(|((rank, part), (_, noise))| match mesh.coordinate(*rank, axis) {
+            0 => part.sub(&noise).unwrap(),
+            1 => part.add(&noise).unwrap(),
+            _ => part.clone(),
+        })
+        .collect();
+    // Other partial axes would count the noise once for each of their ranks, all but the first of which hold nothing.
+    let lonely = sharding.partial().len() == 1;
+    let ty = anymesh_core::TensorType { dtype: x.dtype(), shape: x.shape().clone(), sharding: sharding.clone() };
+    Some(if lonely { Tensor::from_shards(&ty, mesh, &parts).unwrap() } else { placed })
+}
+
+fn assert_same(sharded: &Tensor, whole: &Tensor, tolerance: f64, what: &str) {
+    assert_eq!((sharded.dtype(), sharded.shape()), (whole.dtype(), whole.shape()), "{what}");
+    if tolerance == 0.0 {
+        assert_eq!(sharded.to_bytes().unwrap(), whole.to_bytes().unwrap(), "{what}: {:?} is not {:?}", floats(sharded), floats(whole));
+        return;
+    }
+    let close = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * b.abs().max(1.0);
+    assert!(floats(sharded).iter().zip(floats(whole)).all(|(a, b)| close(*a, b)), "{what}: {:?} is not {:?}", floats(sharded), floats(whole));
+}
+
+fn floats(x: &Tensor) -> Vec<f64> {
+    x.full_tensor().unwrap().cast(DType::F64).unwrap().to_vec::<f64>().unwrap()
+}
+
+/// Runs `f` on all placements of its operands and compares with the unsharded result, or with the unsharded error.
+fn sweep(name: &str, tolerance: f64, inputs: &[&Tensor], f: impl Fn(&[&Tensor]) -> Result<Vec<Tensor>>) {
+    let whole = f(inputs);
+    for axes in ["a=2", "a=3", "a=2, b=2"] {
+        let mesh = Mesh::new(axes, &cpu()).unwrap();
+        let ways: Vec<Vec<Tensor>> = inputs.iter().map(|x| shardings(&mesh, x.rank()).iter().filter_map(|s| place(x, &mesh, s)).collect()).collect();
+        let mut at = vec![0; inputs.len()];
+        'all: loop {
+            let operands: Vec<&Tensor> = at.iter().zip(&ways).map(|(i, w)| &w[*i]).collect();
+            let what = format!("{name} of {:?} on {mesh}", operands.iter().map(|t| t.type_string()).collect::<Vec<_>>());
+            match (f(&operands), &whole) {
+                (Ok(sharded), Ok(whole)) => {
+                    assert_eq!(sharded.len(), whole.len());
+                    for (s, w) in sharded.iter().zip(whole) {
+                        assert!(!s.is_plain(), "{what}: fell off the mesh");
+                        assert_same(s, w, tolerance, &format!("{what} -> {}", s.type_string()));
+                    }
+                }
+                (Err(_), Err(_)) => {}
+                (s, w) => panic!("{what}: sharded {:?}, unsharded {:?}", s.map(|_| "worked"), w.as_ref().map(|_| "worked")),
+            }
+            // The cases of three operands on two axes are too many to run all: every seventh covers each pair.
+            let stride = if ways.iter().map(Vec::len).product::<usize>() > 6000 { 7 } else { 1 };
+            let mut carry = stride;
+            for (i, w) in at.iter_mut().zip(&ways) {
+                *i += carry;
+                carry = *i / w.len();
+                *i %= w.len();
+                if carry == 0 {
+                    continue 'all;
+                }
+            }
+            break;
+        }
+    }
+}
+
+fn one(result: Result<Tensor>) -> Result<Vec<Tensor>> {
+    Ok(vec![result?])
+}
+
+#[test]
+fn gather_and_take_along_axis_of_every_placement_are_right() {
+    for (shape, axis, index) in [([4, 6], 0, [3, 6]), ([5, 3], 1, [5, 4]), ([1, 3], 0, [2, 3]), ([3, 2], 1, [3, 0])] {
+        let (x, i) = (numbers(&shape), indices(&index, shape[axis as usize]));
+        sweep("gather", 0.0, &[&x, &i], |t| one(t[0].gather(axis, t[1])));
+        sweep("take_along_axis", 0.0, &[&x, &i], |t| one(t[0].take_along_axis(axis, t[1])));
+    }
+    // The index is shorter than the source, or one of them broadcasts.
+    let (x, i) = (numbers(&[5, 4]), indices(&[3, 2], 4));
+    sweep("gather", 0.0, &[&x, &i], |t| one(t[0].gather(1, t[1])));
+    let (x, i) = (numbers(&[1, 4]), indices(&[3, 2], 4));
+    sweep("take_along_axis", 0.0, &[&x, &i], |t| one(t[0].take_along_axis(1, t[1])));
+    let (x, i) = (numbers(&[3, 4]), indices(&[1, 5], 4).cast(DType::I64).unwrap());
+    sweep("take_along_axis", 0.0, &[&x, &i], |t| one(t[0].take_along_axis(1, t[1])));
+}
+
+#[test]
+fn every_dtype_is_looked_up_exactly() {
+    let i = indices(&[7], 5);
+    for dtype in [DType::F64, DType::F16, DType::BF16, DType::F8E4M3, DType::I64, DType::I32, DType::U32, DType::U8, DType::Bool] {
+        let x = numbers(&[5, 3]).abs().unwrap().cast(dtype).unwrap();
+        sweep("index_select", 0.0, &[&x, &i], |t| one(t[0].index_select(0, t[1])));
+    }
+    let zeros = Tensor::from_slice(&[-0f32, 0.0, -1.0, f32::NAN, f32::INFINITY], [5], &cpu()).unwrap();
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let (s, i) = (zeros.to_mesh(&mesh, "[@x]").unwrap(), i.to_mesh(&mesh, "[_]").unwrap());
+    assert_same(&s.index_select(0, &i).unwrap(), &zeros.index_select(0, &i.full_tensor().unwrap()).unwrap(), 0.0, "signs of zeros");
+}
+
+#[test]
+fn lookups_by_several_indices_of_every_placement_are_right() {
+    let x = numbers(&[3, 4, 2]);
+    let (i, j) = (indices(&[2, 1], 3), indices(&[3], 4));
+    sweep("index_get", 0.0, &[&x, &i, &j], |t| one(t[0].index_get(&[t[1], t[2]])));
+    sweep("gather_axes", 0.0, &[&x, &j, &i], |t| one(t[0].gather_axes(&[(1, t[1]), (0, t[2])])));
+    let k = indices(&[3], 2);
+    sweep("gather_axes", 0.0, &[&x, &i, &k], |t| one(t[0].gather_axes(&[(0, t[1]), (2, t[2])])));
+    sweep("index_select", 0.0, &[&x, &j], |t| one(t[0].index_select(1, t[1])));
+    let scalar = indices(&[], 3);
+    sweep("index_get", 0.0, &[&x, &scalar], |t| one(t[0].index_get(&[t[1]])));
+    for k in 0..4 {
+        let nd = indices(&[5, k], 2);
+        sweep("gather_nd", 0.0, &[&x, &nd], |t| one(t[0].gather_nd(t[1])));
+    }
+}
+
+#[test]
+fn embeddings_of_every_placement_are_right() {
+    for v in [1, 4, 5] {
+        let (table, ids) = (numbers(&[v, 3]), indices(&[2, 3], v));
+        sweep("embedding", 0.0, &[&table, &ids], |t| one(t[0].embedding(t[1])));
+    }
+    let (table, none) = (numbers(&[4, 3]), indices(&[0], 4));
+    sweep("embedding", 0.0, &[&table, &none], |t| one(t[0].embedding(t[1])));
+}
+
+#[test]
+fn a_table_cut_along_its_vocabulary_is_looked_up_where_it_lies() {
+    let mesh = Mesh::new("dp=2, tp=2", &cpu()).unwrap();
+    let (table, ids) = (numbers(&[10, 4]), indices(&[6], 10));
+    let (t, i) = (table.to_mesh(&mesh, "[@tp, _]").unwrap(), ids.to_mesh(&mesh, "[@dp]").unwrap());
+    let (rows, ledger) = Ledger::record(|| t.embedding(&i).unwrap());
+    assert_eq!(rows.type_string(), "f32[6@dp, 4]{sum:tp}");
+    assert_eq!(ledger.entries, []);
+    assert_same(&rows, &table.embedding(&ids).unwrap(), 0.0, "embedding");
+}
+
+#[test]
+fn an_indexed_dimension_that_is_cut_gives_what_take_along_axis_gives_whole() {
+    let mesh = Mesh::new("x=4", &cpu()).unwrap();
+    let (x, i) = (numbers(&[2, 6]), indices(&[2, 9], 6));
+    let (s, r) = (x.to_mesh(&mesh, "[_, @x]").unwrap(), i.to_mesh(&mesh, "[_, _]").unwrap());
+    let (y, ledger) = Ledger::record(|| s.take_along_axis(1, &r).unwrap());
+    assert_eq!((y.type_string().as_str(), ledger.bytes()), ("f32[2, 9]{sum:x}", 0));
+    assert_same(&y, &x.take_along_axis(1, &i).unwrap(), 0.0, "take_along_axis");
+}
+
+#[test]
+fn an_index_outside_the_whole_dimension_is_an_error_on_every_sharding() {
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let x = numbers(&[4, 2]);
+    for bad in [4, -5, i32::MAX, i32::MIN] {
+        let i = Tensor::from_slice(&[0i32, bad], [2], &cpu()).unwrap();
+        for sharding in ["[@x, _]", "[_, @x]", "[_, _]"] {
+            let (s, r) = (x.to_mesh(&mesh, sharding).unwrap(), i.to_mesh(&mesh, "[_]").unwrap());
+            let expected = |op| Error::IndexOutOfRange { op, index: bad.into(), len: 4 };
+            assert_eq!(s.index_select(0, &r).unwrap_err(), expected("index_select"));
+        }
+    }
+}
