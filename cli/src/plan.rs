@@ -46,22 +46,7 @@ fn answer(request: &Value) -> Result<Value> {
     let side = |name: &str| request::sharding(request.get(name).ok_or_else(|| bad(format!("field '{name}' is missing")))?, &mesh, shape.rank());
     let (from, to) = (side("from")?, side("to")?);
     let objective = objective(request.get("objective").map_or(Some("time"), Value::as_str).ok_or_else(|| bad("'objective' must be bytes or time"))?)?;
-    to_json(&reshard::plan(&mesh, &shape, dtype, &from, &to, objective)?, shape.rank())
-}
-
-fn to_json(plan: &reshard::Plan, rank: usize) -> Result<Value> {
-    let steps: Vec<Value> = plan
-        .steps
-        .iter()
-        .map(|s| {
-            serde_json::json!({
-                "kind": s.kind.name(), "axes": s.axes.to_vec(), "from": request::to_json(&s.from, rank), "to": request::to_json(&s.to, rank), "recv_bytes": s.recv_bytes,
-            })
-        })
-        .collect();
-    Ok(serde_json::json!({
-        "steps": steps, "recv_bytes": plan.recv_bytes, "lower_bound": plan.lower_bound, "peak_bytes": plan.peak_bytes, "seconds": plan.seconds,
-    }))
+    Ok(reshard::plan(&mesh, &shape, dtype, &from, &to, objective)?.to_json())
 }
 
 impl Plan {
@@ -81,10 +66,10 @@ impl Plan {
         }
         let plan = reshard::plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, objective(&self.objective)?)?;
         if self.json {
-            println!("{}", request::reply(to_json(&plan, from.shape.rank())));
+            println!("{}", request::reply(Ok(plan.to_json())));
             return Ok(());
         }
-        println!("{}", plan.table(&mesh, &from.shape, from.dtype));
+        println!("{plan}");
         Ok(())
     }
 }

@@ -147,7 +147,7 @@ fn list() -> Value {
     registry::entries()
         .iter()
         .map(|e| {
-            let attrs: Vec<Value> = e.attrs.iter().map(|a| json!({ "name": a.name, "kind": a.kind.name(), "default": a.default, "doc": a.doc })).collect();
+            let attrs: Vec<Value> = e.attrs.iter().map(|a| json!({ "name": a.name, "kind": a.kind.to_string(), "default": a.default, "doc": a.doc })).collect();
             json!({ "op": e.name, "operands": e.operands, "attrs": attrs, "rule": rule(e.name) })
         })
         .collect()
