@@ -36,6 +36,13 @@ impl From<&Mesh> for Place {
     }
 }
 
+/// Where a tensor lies, with nothing partial.
+impl From<&Tensor> for Place {
+    fn from(tensor: &Tensor) -> Self {
+        Self { mesh: tensor.mesh().clone(), sharding: tensor.sharding().whole() }
+    }
+}
+
 impl Place {
     /// A tensor here, part by part: `make` gets the device of a rank and the box it holds. Along partial axes only the first rank's part is made;
     /// the others hold the identity of the reduction.

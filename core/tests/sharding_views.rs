@@ -1,8 +1,8 @@
 //! Views, movement, creation and random ops on meshes: every placement gives what one device gives.
 
 use anymesh_core::{
-    Device, Mesh, Placement, Reduction, Result, Sharding, Tensor,
-    ops::{Indexing, PadMode},
+    DType, Device, Error, Mesh, Place, Placement, Reduction, Result, Shape, Sharding, Tensor,
+    ops::{Indexing, PadMode, Rng, RopeStyle, dropout::dropout_mask, rope::rope_tables},
     spmd::{Ledger, Policy, with_policy},
 };
 
@@ -298,4 +298,153 @@ fn triangles_and_diagonal_matrices_know_where_a_part_lies() {
     assert_eq!(free("x=2, y=2", &[5, 4], "[@x, @y]", |x| x.triu(1)), "f32[5@x, 4@y]");
     assert_eq!(free("x=2, y=2", &[5, 4], "[@x, _]{sum:y}", |x| x.tril(-1)), "f32[5@x, 4]{sum:y}");
     assert_eq!(free("x=2, y=2", &[5], "[@x]", |x| x.diag(0)), "f32[5@x, 5]");
+}
+
+/// The constructor gives the same values on a device and in every place of every mesh.
+fn sweep_place(what: &str, make: impl Fn(Place) -> Result<Tensor>) {
+    let expected = make((&cpu()).into()).unwrap();
+    for mesh in meshes() {
+        for sharding in shardings(&mesh, expected.rank()) {
+            let found = make((&mesh, &sharding).into()).unwrap();
+            assert_eq!(found.sharding(), &sharding, "{what}");
+            assert_eq!((found.shape(), found.dtype()), (expected.shape(), expected.dtype()), "{what}");
+            assert_eq!(found.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{what} as {} on {mesh}", found.type_string());
+        }
+    }
+}
+
+#[test]
+fn constants_and_ranges_are_the_same_on_every_mesh() {
+    for n in [0, 1, 5, 8] {
+        sweep_place("full", |p| Tensor::full([n, 3], 7, DType::I32, p));
+        sweep_place("arange", |p| Tensor::arange(3, 3 + 2 * n as i64, 2, DType::I64, p));
+        sweep_place("arange of floats", |p| Tensor::arange(0.1, 0.1 + 0.3 * n as f64, 0.3, DType::F32, p));
+        sweep_place("linspace", |p| Tensor::linspace(-1.0, 2.5, n, DType::F32, p));
+        for k in [-2, 0, 1, i64::MAX] {
+            sweep_place("eye", |p| Tensor::eye(n, 4, k, DType::F32, p));
+            sweep_place("tril_mask", |p| Tensor::tril_mask(n, 4, k, p));
+            sweep_place("triu_mask", |p| Tensor::triu_mask(4, n, k, p));
+        }
+        sweep_place("causal_mask", |p| Tensor::causal_mask(n, 5, p));
+        sweep_place("cosines", |p| Ok(rope_tables(n, 6, 100.0, 11, p)?.0));
+        sweep_place("sines", |p| Ok(rope_tables(n, 6, 100.0, 11, p)?.1));
+    }
+}
+
+#[test]
+fn random_values_are_the_same_on_every_mesh() {
+    let rng = Rng::new(17);
+    for shape in [[4, 6], [5, 3], [1, 2], [0, 4]] {
+        sweep_place("uniform", |p| Tensor::uniform(shape, -1.0, 1.0, DType::F32, p, rng));
+        sweep_place("normal", |p| Tensor::normal(shape, 0.0, 1.0, DType::F64, p, rng));
+        sweep_place("bernoulli", |p| Tensor::bernoulli(shape, 0.4, DType::U8, p, rng));
+        sweep_place("a sure bernoulli", |p| Tensor::bernoulli(shape, 1.0, DType::U8, p, rng));
+        sweep_place("randint", |p| Tensor::randint(shape, -5, 90, DType::I32, p, rng));
+        sweep_place("permutation", |p| Tensor::permutation(shape[1], p, rng));
+        sweep_place("dropout_mask", |p| dropout_mask(shape, 0.5, p, rng));
+    }
+    for shape in [&[4, 6][..], &[3, 5], &[5], &[2, 2, 3], &[0, 4]] {
+        let weights = Tensor::uniform(shape, 0.0, 1.0, DType::F32, &cpu(), Rng::new(3)).unwrap();
+        sweep_close("multinomial", &[weights.clone()], 0.0, |x| Ok(vec![x[0].multinomial(7, true, rng)?]));
+        sweep_close("multinomial without replacement", &[weights], 0.0, |x| Ok(vec![x[0].multinomial(2, false, rng)?]));
+    }
+}
+
+#[test]
+fn tensors_like_another_lie_where_it_lies() {
+    sweep_one("zeros_like", &[&[4, 3], &[5, 1], &[0, 2]], Tensor::zeros_like);
+    sweep_one("full_like", &[&[4, 3]], |x| x.full_like(2.5));
+    let mesh = Mesh::new("x=2, y=2", &cpu()).unwrap();
+    let x = numbers(&[4, 3]).to_mesh(&mesh, "[@x, _]{sum:y}").unwrap();
+    assert_eq!(x.ones_like().unwrap().type_string(), "f32[4@x, 3]");
+}
+
+#[test]
+fn a_place_that_does_not_fit_is_an_error() {
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let rows = Sharding::replicated().cut(1, 0);
+    assert!(matches!(Tensor::arange(0, 4, 1, DType::I32, (&mesh, &rows)), Err(Error::Sharding { .. })));
+    assert!(matches!(Tensor::zeros([2, 2], DType::F32, (&mesh, &Sharding::replicated().cut(0, 3))), Err(Error::Sharding { .. })));
+}
+
+#[test]
+fn dropout_takes_the_same_elements_on_every_mesh() {
+    let rng = Rng::new(5);
+    sweep_one("dropout", &[&[4, 6], &[5, 3], &[1, 2], &[0, 4]], |x| x.dropout(0.5, rng));
+    sweep_one("dropout of all", &[&[4, 3]], |x| x.dropout(1.0, rng));
+    sweep("dropout_add", &[numbers(&[4, 3]), numbers(&[4, 3])], |x| Ok(vec![x[0].dropout_add(&x[1], 0.5, rng)?]));
+    assert_eq!(free("x=2, y=2", &[4, 6], "[@x, _]{sum:y}", |x| x.dropout(0.5, rng)), "f32[4@x, 6]{sum:y}");
+}
+
+/// [`sweep`] for ops that round: every element is within `tolerance` of what one device gives, relative to the largest.
+fn sweep_close(what: &str, inputs: &[Tensor], tolerance: f64, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
+    let values = |t: &Tensor| t.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    let expected: Vec<(Shape, Vec<f64>)> = op(inputs).unwrap().iter().map(|t| (t.shape().clone(), values(t))).collect();
+    for mesh in meshes() {
+        for tensors in placed(&mesh, inputs) {
+            for (found, (shape, expected)) in op(&tensors).unwrap().iter().zip(&expected) {
+                assert_eq!(found.shape(), shape, "{what}");
+                let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+                let near = values(found).iter().zip(expected).all(|(a, b)| (a - b).abs() <= tolerance * largest);
+                assert!(near, "{what} of {tensors:?} gave {}", found.type_string());
+            }
+        }
+    }
+}
+
+#[test]
+fn rotations_keep_cut_positions() {
+    for (style, shape) in [(RopeStyle::Half, [2, 4, 6]), (RopeStyle::Interleaved, [1, 5, 4]), (RopeStyle::Half, [3, 1, 2]), (RopeStyle::Half, [2, 0, 4])] {
+        let (cos, sin) = rope_tables(shape[1], shape[2], 100.0, 3, &cpu()).unwrap();
+        sweep_close("rope", &[numbers(&shape)], 1e-6, |x| {
+            let place: Place = x[0].mesh().into();
+            let (cos, sin) = if x[0].is_plain() { (cos.clone(), sin.clone()) } else { rope_tables(shape[1], shape[2], 100.0, 3, place)? };
+            Ok(vec![x[0].rope(&cos, &sin, style)?])
+        });
+        let (cos, sin) = (cos.unsqueeze(0).unwrap(), sin.unsqueeze(0).unwrap());
+        sweep_close("rope with cut tables", &[numbers(&shape), cos], 1e-6, |x| {
+            let sin = if x[0].is_plain() { sin.clone() } else { sin.to_mesh(x[0].mesh(), x[1].sharding())? };
+            Ok(vec![x[0].rope(&x[1], &sin, style)?])
+        });
+    }
+    let mesh = Mesh::new("sp=2", &cpu()).unwrap();
+    let x = numbers(&[2, 5, 4]).to_mesh(&mesh, "[_, @sp, _]").unwrap();
+    let (cos, sin) = rope_tables(5, 4, 100.0, 0, (&mesh, &Sharding::replicated().cut(0, 0))).unwrap();
+    let (y, ledger) = Ledger::record(|| x.rope(&cos, &sin, RopeStyle::Half).unwrap());
+    assert_eq!((y.type_string().as_str(), ledger.bytes()), ("f32[2, 5@sp, 4]", 0));
+}
+
+#[test]
+fn gates_of_every_placement_are_right() {
+    for shape in [[4, 6], [5, 2], [1, 4], [0, 2]] {
+        let x = numbers(&shape);
+        sweep_close("glu", &[x.clone()], 1e-6, |x| Ok(vec![x[0].glu()?]));
+        sweep_close("swiglu", &[x.clone()], 1e-6, |x| Ok(vec![x[0].swiglu()?]));
+        sweep_close("geglu", &[x.clone()], 1e-6, |x| Ok(vec![x[0].geglu()?]));
+        sweep_close("swiglu2", &[x.clone(), numbers(&shape)], 1e-6, |x| Ok(vec![x[0].swiglu2(&x[1])?]));
+        sweep_close("geglu2", &[x.clone(), x], 1e-6, |x| Ok(vec![x[0].geglu2(&x[1])?]));
+    }
+    let mesh = Mesh::new("x=2, y=2", &cpu()).unwrap();
+    let (gate, value) = (numbers(&[4, 6]).to_mesh(&mesh, "[@x, _]").unwrap(), numbers(&[4, 6]).to_mesh(&mesh, "[@x, _]{sum:y}").unwrap());
+    assert_eq!(gate.swiglu2(&value).unwrap().type_string(), "f32[4@x, 6]{sum:y}");
+}
+
+#[test]
+fn results_whose_size_the_data_decides_are_found_on_every_mesh() {
+    for shape in [&[4, 3][..], &[5], &[2, 0], &[]] {
+        let x = numbers(shape);
+        sweep("nonzero", &[x.clone()], |x| Ok(vec![x[0].nonzero()?]));
+        sweep("unique", &[x.clone()], |x| {
+            let found = x[0].unique()?;
+            Ok(vec![found.values, found.inverse, found.counts])
+        });
+        sweep("masked_select", &[x.clone()], |x| Ok(vec![x[0].masked_select(&x[0].gt(0.0)?)?]));
+    }
+    let mesh = Mesh::new("x=2", &cpu()).unwrap();
+    let s = numbers(&[4, 3]).to_mesh(&mesh, "[@x, _]").unwrap();
+    let (found, ledger) = Ledger::record(|| s.nonzero().unwrap());
+    assert!(found.sharding().is_replicated());
+    assert_eq!(ledger.entries.len(), 1);
+    assert!(ledger.entries[0].op == "nonzero" && ledger.entries[0].caller.contains("sharding_views.rs"), "{ledger}");
+    assert!(matches!(with_policy(Policy::Explicit, &[], || s.nonzero()), Err(Error::ImplicitCommunication { .. })));
 }

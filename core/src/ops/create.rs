@@ -1,24 +1,30 @@
 //! Tensors from nothing: constants, ranges, identities and masks.
 //!
-//! Each element is computed from its index, so that a rank that holds a part of the tensor computes that part alone.
+//! Each element is computed from its index, so that a rank that holds a part of the tensor computes that part alone. Constructors take a [`Place`]: a
+//! device for a plain tensor, a mesh for one on every rank, or a mesh with a sharding.
 //!
 //! ```
-//! # use anymesh_core::{DType, Tensor};
+//! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
 //! # let device = anymesh_backend_cpu::device();
 //! assert_eq!(Tensor::arange(0, 10, 3, DType::I32, &device)?.to_vec::<i32>()?, [0, 3, 6, 9]);
 //! assert_eq!(Tensor::linspace(0.0, 1.0, 5, DType::F32, &device)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
 //! assert_eq!(Tensor::causal_mask(2, 3, &device)?.to_vec::<bool>()?, [true, true, false, true, true, true]);
+//!
+//! let mesh = Mesh::new("x=2", &device)?;
+//! let rows = Tensor::arange(0, 10, 3, DType::I32, (&mesh, &Sharding::replicated().cut(0, 0)))?;
+//! assert_eq!(rows.type_string(), "i32[4@x]");
+//! assert_eq!(rows.shards()[1].1.to_vec::<i32>()?, [6, 9]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
 use super::{OpInfo, index_kind, movement::diagonal_index, op, run_map};
 use crate::{
-    DType, Device, Error, Kind, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
     map::{Binary, Builder},
 };
 
-/// The ops of this file: nothing comes in, every part of the output is computed where it is needed.
+/// The ops of this file: nothing comes in, every rank computes its part of the result from where it lies.
 pub const OPS: &[OpInfo] = &[
     op("full", "-> ... ; offset"),
     op("arange", "-> n ; offset"),
@@ -66,13 +72,13 @@ pub(crate) fn zero_scalar(dtype: DType) -> Scalar {
 }
 
 /// A dense tensor of one value that [`exact_scalar`] gave.
-pub(crate) fn filled(op: &'static str, shape: Shape, value: Scalar, dtype: DType, device: &Device) -> Result<Tensor> {
+pub(crate) fn filled(op: &'static str, shape: Shape, value: Scalar, dtype: DType, place: &Place) -> Result<Tensor> {
     let b = Builder::new();
     let program = b.finish(&[(b.param(dtype.kind()), dtype)])?;
-    generated(op, &program, &shape, &[], &[value], dtype, device)
+    generated(op, &program, &shape, &[], &[value], dtype, place)
 }
 
-/// Runs a program without inputs. Creation checks its dtype also where there are no elements.
+/// Runs a program without inputs, on each rank for its part. Creation checks its dtype also where there are no elements.
 pub(super) fn generated(
     op: &'static str,
     program: &crate::MapProgram,
@@ -80,15 +86,27 @@ pub(super) fn generated(
     indices: &[Affine],
     params: &[Scalar],
     dtype: DType,
-    device: &Device,
+    place: &Place,
 ) -> Result<Tensor> {
-    device.check(dtype, shape.checked_numel(op)?)?;
-    Ok(run_map(op, program, shape, &[], indices, params, device)?.remove(0))
+    shape.checked_numel(op)?;
+    place.build(dtype, shape, |device, region| {
+        let part = Shape::from(region.shape.clone());
+        device.check(dtype, part.numel())?;
+        let indices: Dims<Affine> = indices.iter().map(|index| shifted(index, &region.start)).collect();
+        Ok(run_map(op, program, &part, &[], &indices, params, device)?.remove(0))
+    })
 }
 
-/// The float kind in which ranges are computed: f64 where the device has it, so that long f32 ranges do not drift.
-fn range_kind(dtype: DType, device: &Device) -> Kind {
-    if dtype == DType::F64 || device.supports(DType::F64) { Kind::F64 } else { Kind::F32 }
+/// An index over a whole tensor, for the part of it that begins at `start`.
+pub(super) fn shifted(index: &Affine, start: &[usize]) -> Affine {
+    let steps = index.strides.iter().zip(start).map(|(stride, start)| stride * *start as i64);
+    Affine { offset: index.offset + steps.sum::<i64>(), strides: index.strides.clone() }
+}
+
+/// The float kind in which ranges are computed: f64 where every device has it, so that long f32 ranges do not drift.
+fn range_kind(dtype: DType, place: &Place) -> Kind {
+    let devices = 0..place.mesh.addressable().len();
+    if dtype == DType::F64 || devices.into_iter().all(|i| place.mesh.device(i).supports(DType::F64)) { Kind::F64 } else { Kind::F32 }
 }
 
 fn vector_index() -> Affine {
@@ -97,33 +115,33 @@ fn vector_index() -> Affine {
 
 impl Tensor {
     /// All zero (false).
-    pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
-        Self::full(shape, 0, dtype, device)
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        Self::full(shape, 0, dtype, place)
     }
 
     /// All one (true).
-    pub fn ones(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
-        Self::full(shape, 1, dtype, device)
+    pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        Self::full(shape, 1, dtype, place)
     }
 
     /// All of one value. An integer dtype takes only integers that it holds; a float dtype rounds.
-    pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Tensor> {
-        filled("full", shape.into(), exact_scalar("full", value.into(), dtype)?, dtype, device)
+    pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        filled("full", shape.into(), exact_scalar("full", value.into(), dtype)?, dtype, &place.into())
     }
 
-    /// Zeros of this tensor's shape and dtype, on its device.
+    /// Zeros of this tensor's shape and dtype, where it lies.
     pub fn zeros_like(&self) -> Result<Tensor> {
-        Self::zeros(self.shape(), self.dtype(), self.device())
+        Self::zeros(self.shape(), self.dtype(), self)
     }
 
-    /// Ones of this tensor's shape and dtype, on its device.
+    /// Ones of this tensor's shape and dtype, where it lies.
     pub fn ones_like(&self) -> Result<Tensor> {
-        Self::ones(self.shape(), self.dtype(), self.device())
+        Self::ones(self.shape(), self.dtype(), self)
     }
 
-    /// One value in this tensor's shape and dtype, on its device.
+    /// One value in this tensor's shape and dtype, where it lies.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
-        Self::full(self.shape(), value, self.dtype(), self.device())
+        Self::full(self.shape(), value, self.dtype(), self)
     }
 
     /// `start, start + step, ...` up to but without `end`. Every element is `start + i * step`, so rounding does not add up.
@@ -131,8 +149,8 @@ impl Tensor {
     /// Integer dtypes take integer arguments and are exact. With floats there are `ceil((end - start) / step)` elements (computed
     /// in f64), as in NumPy: where the quotient is not exact the last element may lie at `end`. Use [`linspace`](Tensor::linspace)
     /// to say the count instead.
-    pub fn arange(start: impl Into<Scalar>, end: impl Into<Scalar>, step: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Tensor> {
-        let op = "arange";
+    pub fn arange(start: impl Into<Scalar>, end: impl Into<Scalar>, step: impl Into<Scalar>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        let (op, place) = ("arange", place.into());
         let (start, end, step) = (start.into(), end.into(), step.into());
         let wrong = |detail: String| Error::Argument { op, detail };
         if dtype == DType::Bool {
@@ -149,7 +167,7 @@ impl Tensor {
             if !(start.is_finite() && end.is_finite() && step.is_finite() && count < 2f64.powi(60)) {
                 return Err(wrong(format!("{start} to {end} by {step} is not a range of countable length")));
             }
-            (count as u64, [Scalar::Float(step), Scalar::Float(start)], range_kind(dtype, device))
+            (count as u64, [Scalar::Float(step), Scalar::Float(start)], range_kind(dtype, &place))
         } else {
             let exact = |value| exact_scalar(op, value, DType::I64).map(|s| i128::from(s.to_i64()));
             let (start, end, step) = (exact(start)?, exact(end)?, exact(step)?);
@@ -172,18 +190,18 @@ impl Tensor {
         let index = b.index(index_kind(shape[0])).cast(kind.dtype());
         let (step, start) = (b.param(kind), b.param(kind));
         let program = b.finish(&[(index * step + start, dtype)])?;
-        generated(op, &program, &shape, &[vector_index()], &params, dtype, device)
+        generated(op, &program, &shape, &[vector_index()], &params, dtype, &place)
     }
 
     /// `n` evenly spaced values from `start` to `end`, both included and exact (`n = 1` gives `start`). Float dtypes only.
-    pub fn linspace(start: f64, end: f64, n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let op = "linspace";
+    pub fn linspace(start: f64, end: f64, n: usize, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        let (op, place) = ("linspace", place.into());
         if !dtype.is_float() {
             return Err(Error::DType { op, dtype, expected: "a float dtype" });
         }
         let shape = Shape::from([n]);
         shape.checked_numel(op)?;
-        let kind = range_kind(dtype, device);
+        let kind = range_kind(dtype, &place);
         let step = (end - start) / n.saturating_sub(1).max(1) as f64;
         let limit = if kind == Kind::F64 { f64::MAX } else { f64::from(f32::MAX) };
         if !(step.abs() <= limit && start.abs() <= limit && end.abs() <= limit) {
@@ -198,38 +216,38 @@ impl Tensor {
         let program = b.finish(&[(index.lt(half).select(from_start, from_end), dtype)])?;
         let reversed = Affine { offset: n as i64 - 1, strides: smallvec::smallvec![-1] };
         let params = [Scalar::Float(start), Scalar::Float(end), Scalar::Float(step), Scalar::Int(n.div_ceil(2) as i64)];
-        generated(op, &program, &shape, &[vector_index(), reversed], &params, dtype, device)
+        generated(op, &program, &shape, &[vector_index(), reversed], &params, dtype, &place)
     }
 
     /// An `n` by `m` matrix with one on diagonal `k` (column minus row) and zero elsewhere.
-    pub fn eye(n: usize, m: usize, k: i64, dtype: DType, device: &Device) -> Result<Tensor> {
-        band("eye", n, m, Binary::Eq, k, dtype, device)
+    pub fn eye(n: usize, m: usize, k: i64, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+        band("eye", n, m, Binary::Eq, k, dtype, &place.into())
     }
 
     /// True on and below diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn tril_mask(n: usize, m: usize, k: i64, device: &Device) -> Result<Tensor> {
-        band("tril_mask", n, m, Binary::Le, k, DType::Bool, device)
+    pub fn tril_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
+        band("tril_mask", n, m, Binary::Le, k, DType::Bool, &place.into())
     }
 
     /// True on and above diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn triu_mask(n: usize, m: usize, k: i64, device: &Device) -> Result<Tensor> {
-        band("triu_mask", n, m, Binary::Ge, k, DType::Bool, device)
+    pub fn triu_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
+        band("triu_mask", n, m, Binary::Ge, k, DType::Bool, &place.into())
     }
 
     /// Which of `keys` positions each of `queries` positions may see, where both end at the same time: query `i` sees
     /// keys `0 ..= i + keys - queries`.
-    pub fn causal_mask(queries: usize, keys: usize, device: &Device) -> Result<Tensor> {
+    pub fn causal_mask(queries: usize, keys: usize, place: impl Into<Place>) -> Result<Tensor> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        band("causal_mask", queries, keys, Binary::Le, count(keys) - count(queries), DType::Bool, device)
+        band("causal_mask", queries, keys, Binary::Le, count(keys) - count(queries), DType::Bool, &place.into())
     }
 }
 
 /// A matrix that is one where the distance to diagonal `k` compares to zero.
-fn band(op: &'static str, n: usize, m: usize, keep: Binary, k: i64, dtype: DType, device: &Device) -> Result<Tensor> {
+fn band(op: &'static str, n: usize, m: usize, keep: Binary, k: i64, dtype: DType, place: &Place) -> Result<Tensor> {
     let shape = Shape::from([n, m]);
     let (index, kind) = diagonal_index(&shape, k);
     let b = Builder::new();
     let diagonal = b.index(kind);
     let program = b.finish(&[(diagonal.binary(keep, diagonal.lit(0i64)), dtype)])?;
-    generated(op, &program, &shape, &[index], &[], dtype, device)
+    generated(op, &program, &shape, &[index], &[], dtype, place)
 }

@@ -5,22 +5,26 @@ use super::{
     expr::{check_float, check_same_shape, compute_type},
     op,
     random::{Draw, Rng, uniform01},
-    same_device,
 };
 use crate::{
-    DType, Device, Error, Kind, Result, Scalar, Shape, Tensor,
+    DType, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     map::{Builder, Val},
+    spmd::{Call, Local, Rule, plain, rule::Given},
 };
+use smallvec::SmallVec;
 
-/// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("dropout", "... -> ... ; offset"), op("dropout_add", "..., ... -> ... ; offset"), op("dropout_mask", "-> ... ; offset")];
+/// The ops of this file. An element survives wherever it lies, so the parts of a sum survive together.
+pub const OPS: &[OpInfo] = &[op("dropout", DROPOUT), op("dropout_add", DROPOUT_ADD), op("dropout_mask", "-> ... ; offset")];
+
+const DROPOUT: &str = "... -> ... ; offset ; linear 0";
+const DROPOUT_ADD: &str = "..., ... -> ... ; offset ; linear 0 1";
 
 /// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and index alone, so it is the mask that
 /// [`Tensor::dropout`] used with the same key.
-pub fn dropout_mask(shape: impl Into<Shape>, p: f64, device: &Device, rng: Rng) -> Result<Tensor> {
+pub fn dropout_mask(shape: impl Into<Shape>, p: f64, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
     let (op, shape) = ("dropout_mask", shape.into());
     check_probability(op, p)?;
-    Draw::whole(op, &shape, rng)?.values(DType::Bool, &[], &[Scalar::Float(p)], device, survives)
+    Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
 }
 
 impl Tensor {
@@ -35,12 +39,14 @@ impl Tensor {
     /// assert_eq!(y.to_vec::<f32>()?, mask.to_vec::<bool>()?.iter().map(|m| if *m { 2.0 } else { 0.0 }).collect::<Vec<f32>>());
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn dropout(&self, p: f64, rng: Rng) -> Result<Tensor> {
         check_float("dropout", &[self])?;
         run("dropout", self, None, p, rng)
     }
 
     /// `residual + dropout(self)` in one pass.
+    #[track_caller]
     pub fn dropout_add(&self, residual: &Tensor, p: f64, rng: Rng) -> Result<Tensor> {
         check_float("dropout_add", &[self, residual])?;
         check_same_shape("dropout_add", &[self, residual])?;
@@ -58,17 +64,33 @@ fn survives<'b>(b: &'b Builder, index: Val<'b>, key: [Val<'b>; 3]) -> Val<'b> {
     uniform01(b, index, key, Kind::F32).ge(b.param(Kind::F32))
 }
 
+#[track_caller]
 fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng) -> Result<Tensor> {
     check_probability(op, p)?;
-    let operands: smallvec::SmallVec<[&Tensor; 2]> = [Some(x), residual].into_iter().flatten().collect();
-    let device = same_device(op, &operands)?;
+    let operands: SmallVec<[&Tensor; 2]> = [Some(x), residual].into_iter().flatten().collect();
     let kind = compute_type(operands.iter().copied());
     // At p = 1 nothing survives and the factor is never used.
-    let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-    Draw::whole(op, x.shape(), rng)?.values(x.dtype(), &operands, &[p, factor].map(Scalar::Float), device, |b, index, key| {
+    let params = [p, if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }].map(Scalar::Float);
+    let draw = Draw::whole(op, x.shape(), rng)?;
+    let program = draw.program(x.dtype(), |b, index, key| {
         let (keep, factor) = (survives(b, index, key), b.param(kind.kind()));
         let value = b.load(x.dtype()).cast(kind) * factor;
         let value = keep.select(value, value.lit(0.0));
         residual.map_or(value, |r| b.load(r.dtype()).cast(kind) + value)
-    })
+    })?;
+    if plain(op, &operands)? {
+        return draw.run(&program, &operands, &params, x.device());
+    }
+    // Parts of a wider residual would be rounded one by one.
+    let rounds = residual.is_some_and(|r| r.dtype() != x.dtype());
+    let rule = || {
+        let given: SmallVec<[Given<'_>; 2]> = operands.iter().map(|t| (*t).into()).collect();
+        let rule = Rule::new(if residual.is_some() { DROPOUT_ADD } else { DROPOUT }, &given, &[])?;
+        Ok(if rounds { Rule { through: SmallVec::new(), addends: 0, ..rule } } else { rule })
+    };
+    let local = |l: &Local<'_>| {
+        let parts: SmallVec<[&Tensor; 2]> = l.inputs.iter().collect();
+        Ok(smallvec::smallvec![draw.part(&l.region(0, x.shape())).run(&program, &parts, &params, l[0].device())?])
+    };
+    Ok(Call { op, inputs: &operands, attrs: &[rounds.into()] }.run(rule, local)?.remove(0))
 }

@@ -3,6 +3,9 @@
 //! The size is read from the device once, so each is `async`, with a waiting form where threads can wait. Everything else stays on
 //! the device: a running count of the marked elements, in which the position of the `i`-th one is found by binary search.
 //!
+//! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the results are replicated. A call gathers at once, not when
+//! its future is first polled.
+//!
 //! ```
 //! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
@@ -16,10 +19,31 @@
 //! ```
 
 use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
-use crate::{DType, Dims, Error, MapProgram, Result, Shape, Tensor, backend::ScatterOp, map::Builder};
+use crate::{
+    DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
+    backend::ScatterOp,
+    map::Builder,
+    spmd::{Call, Rule, plain},
+};
 
 /// The ops of this file. Where an element ends up depends on all before it.
-pub const OPS: &[OpInfo] = &[op("nonzero", "n -> m ; replicate n"), op("masked_select", "n, n -> m ; replicate n"), op("unique", "n -> m ; replicate n")];
+pub const OPS: &[OpInfo] =
+    &[op("nonzero", "... -> nr ; replicate ..."), op("masked_select", "..., ... -> n ; replicate ..."), op("unique", "... -> n, ..., n ; replicate ...")];
+
+/// A tensor as every rank needs it: whole, and plain.
+#[track_caller]
+fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    if x.is_plain() {
+        return Ok(x.clone());
+    }
+    let rule = || Rule::new("... -> ... ; replicate ...", &[x.into()], &[]);
+    Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0))
+}
+
+/// A result on every rank of the operand's mesh.
+fn replicated(result: Tensor, mesh: &Mesh) -> Result<Tensor> {
+    if mesh.is_single() { Ok(result) } else { result.to_mesh(mesh, Sharding::replicated()) }
+}
 
 /// What [`Tensor::unique`] finds in a tensor.
 #[derive(Clone, Debug)]
@@ -78,78 +102,110 @@ fn begins(dtype: DType) -> Result<MapProgram> {
     b.finish(&[(!same.and(before.inside()), DType::I32)])
 }
 
+/// [`Tensor::nonzero`] of a plain tensor.
+async fn nonzero(x: &Tensor) -> Result<Tensor> {
+    let op = "nonzero";
+    let positions = nonzero_positions(op, x).await?;
+    let shape = Shape::from([positions.numel(), x.rank()]);
+    if shape.numel() == 0 {
+        return Ok(x.result(None, DType::I32, shape));
+    }
+    let table = |values: Dims<isize>| {
+        let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
+        Tensor::from_slice(&values, [values.len()], x.device())
+    };
+    let b = Builder::new();
+    let (position, step, size) = (b.load(DType::I32), b.load(DType::I32), b.load(DType::I32));
+    let program = b.finish(&[(position.floor_div(step).rem(size), DType::I32)])?;
+    let (steps, sizes) = (table(x.shape().strides())?, table(x.dims().iter().map(|d| *d as isize).collect())?);
+    map1(op, &program, &[&positions.unsqueeze(1)?, &steps, &sizes], &[])
+}
+
+/// [`Tensor::unique`] of a plain tensor.
+async fn unique(x: &Tensor) -> Result<Unique> {
+    let op = "unique";
+    let n = x.numel();
+    let flat = x.reshape([n])?;
+    if n == 0 {
+        let none = x.result(None, DType::I32, [0].into());
+        return Ok(Unique { values: flat, inverse: x.result(None, DType::I32, x.shape().clone()), counts: none });
+    }
+    let (sorted, order) = flat.sort(0, false)?;
+    let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
+    let marks = run_map(op, &begins(x.dtype())?, &[n].into(), &operands, &[], &[], x.device())?.remove(0);
+    let Marked { running, positions } = find(op, &marks).await?;
+
+    let values = sorted.index_select(0, &positions)?;
+    let found = positions.numel();
+    let end = Tensor::from_slice(&[n as i32], [1], x.device())?;
+    let next = if found == 1 { end } else { Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)? };
+    let counts = next.sub(&positions)?;
+    let numbers = running.sub(1)?;
+    let inverse = numbers.scatter(0, &order, &numbers, ScatterOp::Set)?.reshape(x.shape())?;
+    Ok(Unique { values, inverse, counts })
+}
+
 impl Tensor {
     /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in row-major order. Reads their number from the device.
-    pub async fn nonzero_async(&self) -> Result<Tensor> {
-        let op = "nonzero";
-        let positions = nonzero_positions(op, self).await?;
-        let shape = Shape::from([positions.numel(), self.rank()]);
-        if shape.numel() == 0 {
-            return Ok(self.result(None, DType::I32, shape));
-        }
-        let table = |values: Dims<isize>| {
-            let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
-            Tensor::from_slice(&values, [values.len()], self.device())
-        };
-        let b = Builder::new();
-        let (position, step, size) = (b.load(DType::I32), b.load(DType::I32), b.load(DType::I32));
-        let program = b.finish(&[(position.floor_div(step).rem(size), DType::I32)])?;
-        let (steps, sizes) = (table(self.shape().strides())?, table(self.dims().iter().map(|d| *d as isize).collect())?);
-        map1(op, &program, &[&positions.unsqueeze(1)?, &steps, &sizes], &[])
+    #[track_caller]
+    pub fn nonzero_async(&self) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (whole, mesh) = (gathered("nonzero", self), self.mesh().clone());
+        async move { replicated(nonzero(&whole?).await?, &mesh) }
     }
 
     /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         pollster::block_on(self.nonzero_async())
     }
 
     /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask broadcast. Reads their number from the device.
-    pub async fn masked_select_async(&self, mask: &Tensor) -> Result<Tensor> {
-        let op = "masked_select";
-        super::same_device(op, &[self, mask])?;
-        if mask.dtype() != DType::Bool {
-            return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
+    #[track_caller]
+    pub fn masked_select_async(&self, mask: &Tensor) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (operands, mesh) = (masked_operands(self, mask), self.mesh().clone());
+        async move {
+            let (x, mask) = operands?;
+            let shape = x.shape().broadcast("masked_select", mask.shape())?;
+            let positions = nonzero_positions("masked_select", &mask.expand(&shape)?).await?;
+            replicated(x.expand(&shape)?.reshape([shape.numel()])?.index_select(0, &positions)?, &mesh)
         }
-        let shape = self.shape().broadcast(op, mask.shape())?;
-        let positions = nonzero_positions(op, &mask.expand(&shape)?).await?;
-        self.expand(&shape)?.reshape([shape.numel()])?.index_select(0, &positions)
     }
 
     /// [`masked_select_async`](Tensor::masked_select_async), waiting for the read.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         pollster::block_on(self.masked_select_async(mask))
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN count as one value, and -0 as 0 (the first of
     /// them is kept). Reads the number of values from the device.
-    pub async fn unique_async(&self) -> Result<Unique> {
-        let op = "unique";
-        let n = self.numel();
-        let flat = self.reshape([n])?;
-        if n == 0 {
-            let none = self.result(None, DType::I32, [0].into());
-            return Ok(Unique { values: flat, inverse: self.result(None, DType::I32, self.shape().clone()), counts: none });
+    #[track_caller]
+    pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
+        let (whole, mesh) = (gathered("unique", self), self.mesh().clone());
+        async move {
+            let Unique { values, inverse, counts } = unique(&whole?).await?;
+            Ok(Unique { values: replicated(values, &mesh)?, inverse: replicated(inverse, &mesh)?, counts: replicated(counts, &mesh)? })
         }
-        let (sorted, order) = flat.sort(0, false)?;
-        let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
-        let marks = run_map(op, &begins(self.dtype())?, &[n].into(), &operands, &[], &[], self.device())?.remove(0);
-        let Marked { running, positions } = find(op, &marks).await?;
-
-        let values = sorted.index_select(0, &positions)?;
-        let found = positions.numel();
-        let end = Tensor::from_slice(&[n as i32], [1], self.device())?;
-        let next = if found == 1 { end } else { Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)? };
-        let counts = next.sub(&positions)?;
-        let numbers = running.sub(1)?;
-        let inverse = numbers.scatter(0, &order, &numbers, ScatterOp::Set)?.reshape(self.shape())?;
-        Ok(Unique { values, inverse, counts })
     }
 
     /// [`unique_async`](Tensor::unique_async), waiting for the read.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
         pollster::block_on(self.unique_async())
     }
+}
+
+/// Checks what [`Tensor::masked_select`] is given, and gathers it.
+#[track_caller]
+fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
+    let op = "masked_select";
+    plain(op, &[x, mask])?;
+    if mask.dtype() != DType::Bool {
+        return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
+    }
+    x.shape().broadcast(op, mask.shape())?;
+    Ok((gathered(op, x)?, gathered(op, mask)?))
 }

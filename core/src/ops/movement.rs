@@ -168,7 +168,7 @@ impl Tensor {
         let (op, dtype) = ("pad", self.dtype());
         let value = create::exact_scalar(op, value, dtype)?;
         if self.numel() == 0 {
-            return create::filled(op, shape, value, dtype, self.device());
+            return create::filled(op, shape, value, dtype, &self.into());
         }
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -343,7 +343,7 @@ impl Tensor {
     fn on_diagonal(&self, shape: Shape, k: i64) -> Result<Tensor> {
         let (op, dtype) = ("diag", self.dtype());
         if self.numel() == 0 {
-            return create::filled(op, shape, create::zero_scalar(dtype), dtype, self.device());
+            return create::filled(op, shape, create::zero_scalar(dtype), dtype, &self.into());
         }
         // Row r of the matrix holds element r of the vector (r - |k| below the main diagonal), which every column reads.
         let rows = self.with_layout(self.layout().unsqueeze(1).expand(&Shape::from([self.numel(), shape[1]])));

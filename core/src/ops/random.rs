@@ -1,6 +1,6 @@
 //! Random tensors: the value of element `i` is a function of seed, stream and `i` alone, on every device, layout and mesh.
 //!
-//! All values come from the words of Philox 4x32-10 with the element's global index as counter.
+//! All values come from the words of Philox 4x32-10 with the element's global index as counter. On a mesh each rank draws its own part.
 //!
 //! ```
 //! # use anymesh_core::{DType, Tensor, ops::Rng};
@@ -16,10 +16,11 @@
 
 use super::{OpInfo, Operand, create, index_kind, map1, op, run_map};
 use crate::{
-    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar, Shape, Tensor,
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
+    spmd::{Call, Local, Rule},
 };
 
 /// The ops of this file. Creation needs no input: each rank draws the elements it holds, by their global index.
@@ -29,8 +30,10 @@ pub const OPS: &[OpInfo] = &[
     op("bernoulli", "-> ... ; offset"),
     op("randint", "-> ... ; offset"),
     op("permutation", "-> n ; replicate n"),
-    op("multinomial", "...c -> ...n ; replicate c n ; offset"),
+    op("multinomial", MULTINOMIAL),
 ];
+
+const MULTINOMIAL: &str = "...c -> ...n ; replicate c ; offset";
 
 /// A key for one random tensor. Plain data: copy it to draw the same values again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,9 +105,9 @@ fn drawn_kind(op: &'static str, dtype: DType) -> Result<Kind> {
 }
 
 /// A random tensor to come, or the part of one that a rank holds.
-pub(crate) struct Draw<'a> {
+pub(crate) struct Draw {
     op: &'static str,
-    shape: &'a Shape,
+    shape: Shape,
     /// The global index of every element.
     index: Affine,
     /// What counts it.
@@ -112,35 +115,44 @@ pub(crate) struct Draw<'a> {
     rng: Rng,
 }
 
-impl<'a> Draw<'a> {
-    /// A part of a tensor of `elements` elements: `index` gives the global index of each position of `shape`.
-    pub(crate) fn part(op: &'static str, shape: &'a Shape, index: Affine, elements: usize, rng: Rng) -> Self {
-        Self { op, shape, index, kind: index_kind(elements), rng }
-    }
-
+impl Draw {
     /// A whole tensor.
-    pub(crate) fn whole(op: &'static str, shape: &'a Shape, rng: Rng) -> Result<Self> {
-        let elements = shape.checked_numel(op)?;
+    pub(crate) fn whole(op: &'static str, shape: &Shape, rng: Rng) -> Result<Self> {
+        let kind = index_kind(shape.checked_numel(op)?);
         let index = Affine { offset: 0, strides: shape.strides().iter().map(|s| *s as i64).collect() };
-        Ok(Self::part(op, shape, index, elements, rng))
+        Ok(Self { op, shape: shape.clone(), index, kind, rng })
     }
 
-    /// The tensor whose elements `value` builds from the global index and the key, and from operands and params that it declares.
+    /// A box of it, which has the values that the whole tensor has there.
+    pub(crate) fn part(&self, region: &Region) -> Self {
+        Self { shape: region.shape.clone().into(), index: create::shifted(&self.index, &region.start), ..*self }
+    }
+
+    /// The program whose value is built from the global index and the key, and from operands and params that `value` declares.
+    pub(crate) fn program(&self, dtype: DType, value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>) -> Result<MapProgram> {
+        let b = Builder::new();
+        let (index, key) = (b.index(self.kind), key(&b));
+        b.finish(&[(value(&b, index, key), dtype)])
+    }
+
+    /// Runs such a program with plain operands.
+    pub(crate) fn run(&self, program: &MapProgram, operands: &[&Tensor], params: &[Scalar], device: &Device) -> Result<Tensor> {
+        device.check(program.outputs[0].1, self.shape.checked_numel(self.op)?)?;
+        let operands: Dims<Operand<'_>> = operands.iter().map(|t| Operand::from(*t)).collect();
+        let params = [&self.rng.params()[..], params].concat();
+        Ok(run_map(self.op, program, &self.shape, &operands, std::slice::from_ref(&self.index), &params, device)?.remove(0))
+    }
+
+    /// The tensor whose elements `value` builds, each rank its own.
     pub(crate) fn values(
         self,
         dtype: DType,
-        operands: &[&Tensor],
         params: &[Scalar],
-        device: &Device,
+        place: impl Into<Place>,
         value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>,
     ) -> Result<Tensor> {
-        device.check(dtype, self.shape.checked_numel(self.op)?)?;
-        let b = Builder::new();
-        let (index, key) = (b.index(self.kind), key(&b));
-        let program = b.finish(&[(value(&b, index, key), dtype)])?;
-        let operands: Dims<Operand<'_>> = operands.iter().map(|t| Operand::from(*t)).collect();
-        let params = [&self.rng.params()[..], params].concat();
-        Ok(run_map(self.op, &program, self.shape, &operands, &[self.index], &params, device)?.remove(0))
+        let program = self.program(dtype, value)?;
+        place.into().build(dtype, &self.shape, |device, region| self.part(region).run(&program, &[], params, device))
     }
 }
 
@@ -149,7 +161,7 @@ impl Tensor {
     ///
     /// The bounds hold in the dtype: values that would round to `high` become the largest value below it, and those that would round
     /// under `low` the smallest above it.
-    pub fn uniform(shape: impl Into<Shape>, low: f64, high: f64, dtype: DType, device: &Device, rng: Rng) -> Result<Tensor> {
+    pub fn uniform(shape: impl Into<Shape>, low: f64, high: f64, dtype: DType, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("uniform", shape.into());
         let kind = drawn_kind(op, dtype)?;
         let (first, last) = (-below(-low, dtype, true), below(high, dtype, false));
@@ -158,7 +170,7 @@ impl Tensor {
             return Err(Error::Argument { op, detail: format!("there is no finite range of {dtype} values from {low} to below {high}") });
         }
         let params = [low, range, first, last].map(Scalar::Float);
-        Draw::whole(op, &shape, rng)?.values(dtype, &[], &params, device, |b, index, key| {
+        Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
             let [low, range, first, last] = [(); 4].map(|()| b.param(kind));
             // The inner `min` changes nothing; it keeps compilers from fusing the product into the sum, which would round differently.
             let value = (uniform01(b, index, key, kind) * range).min(range) + low;
@@ -167,13 +179,13 @@ impl Tensor {
     }
 
     /// Normally distributed: the Box-Muller transform of two uniform values, `sqrt(-2 ln(u)) cos(2 pi v)` with `u` in (0, 1]. Float dtypes.
-    pub fn normal(shape: impl Into<Shape>, mean: f64, std: f64, dtype: DType, device: &Device, rng: Rng) -> Result<Tensor> {
+    pub fn normal(shape: impl Into<Shape>, mean: f64, std: f64, dtype: DType, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("normal", shape.into());
         let kind = drawn_kind(op, dtype)?;
         if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
             return Err(Error::Argument { op, detail: format!("mean {mean} and standard deviation {std} are not finite, or negative") });
         }
-        Draw::whole(op, &shape, rng)?.values(dtype, &[], &[mean, std].map(Scalar::Float), device, |b, index, key| {
+        Draw::whole(op, &shape, rng)?.values(dtype, &[mean, std].map(Scalar::Float), place, |b, index, key| {
             let (mean, std, step) = (b.param(kind), b.param(kind), unit_step(kind));
             let radius = ((unit_bits(b, index, key, kind, 0) + 1.0) * step).log() * -2.0;
             // Half a turn back, so that the angle stays between -pi and pi, where every device is precise.
@@ -183,21 +195,21 @@ impl Tensor {
     }
 
     /// One with probability `p` (to 32 bits) and zero otherwise, in any dtype.
-    pub fn bernoulli(shape: impl Into<Shape>, p: f64, dtype: DType, device: &Device, rng: Rng) -> Result<Tensor> {
+    pub fn bernoulli(shape: impl Into<Shape>, p: f64, dtype: DType, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("bernoulli", shape.into());
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::Argument { op, detail: format!("{p} is not a probability between 0 and 1") });
         }
         let threshold = (p * 2f64.powi(32)).round();
         if threshold >= 2f64.powi(32) {
-            return Self::ones(shape, dtype, device);
+            return Self::ones(shape, dtype, place);
         }
         let params = [Scalar::Int(threshold as i64)];
-        Draw::whole(op, &shape, rng)?.values(dtype, &[], &params, device, |b, index, key| b.philox(index, key, 0).lt(b.param(Kind::U32)))
+        Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| b.philox(index, key, 0).lt(b.param(Kind::U32)))
     }
 
     /// Integers uniform in `low..high`. No value is more likely than another by more than one part in 2^32.
-    pub fn randint(shape: impl Into<Shape>, low: i64, high: i64, dtype: DType, device: &Device, rng: Rng) -> Result<Tensor> {
+    pub fn randint(shape: impl Into<Shape>, low: i64, high: i64, dtype: DType, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("randint", shape.into());
         if !dtype.is_int() {
             return Err(Error::DType { op, dtype, expected: "an integer dtype" });
@@ -212,7 +224,7 @@ impl Tensor {
         // Unsigned and signed 32-bit sums wrap to the right value whatever the signs.
         let words = if range >> 32 == 0 { 1 } else { 2 };
         let params = [Scalar::Int(low), Scalar::Int((range & 0xffff_ffff) as i64), Scalar::Int((range >> 32) as i64)];
-        Draw::whole(op, &shape, rng)?.values(dtype, &[], &params[..=words], device, |b, index, key| {
+        Draw::whole(op, &shape, rng)?.values(dtype, &params[..=words], place, |b, index, key| {
             let low = b.param(kind);
             let range: Dims<Val<'_>> = (0..words).map(|_| b.param(Kind::U32)).collect();
             // One word more than the range has: the surplus is what makes the values equally likely.
@@ -227,19 +239,22 @@ impl Tensor {
     }
 
     /// The numbers `0..n` (i32) in random order.
-    pub fn permutation(n: usize, device: &Device, rng: Rng) -> Result<Tensor> {
+    pub fn permutation(n: usize, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
         if n > i32::MAX as usize {
             return Err(Error::SizeOverflow { op, shape });
         }
-        let keys = Draw::whole(op, &shape, rng)?.values(DType::U32, &[], &[], device, |b, index, key| b.philox(index, key, 0))?;
-        keys.argsort(0, false)
+        let draw = Draw::whole(op, &shape, rng)?;
+        let program = draw.program(DType::U32, |b, index, key| b.philox(index, key, 0))?;
+        // Where a number ends up depends on all keys, so every rank draws all of them and takes its part.
+        place.into().build(DType::I32, &shape, |device, region| draw.run(&program, &[], &[], device)?.argsort(0, false)?.window(region))
     }
 
     /// Draws `samples` positions (i32) along the last dimension, each with probability proportional to the (float, non-negative)
     /// weight there. Without replacement no position comes twice, and `samples` must not exceed the positions of positive weight.
     ///
     /// A row whose weights are all zero has no meaning; it gives valid positions.
+    #[track_caller]
     pub fn multinomial(&self, samples: usize, replacement: bool, rng: Rng) -> Result<Tensor> {
         let op = "multinomial";
         drawn_kind(op, self.dtype())?;
@@ -252,21 +267,31 @@ impl Tensor {
         let mut dims: Dims = lead.into();
         dims.push(samples);
         let shape = Shape::from(dims);
-        if shape.checked_numel(op)? == 0 {
-            return Ok(self.result(None, DType::I32, shape));
+        shape.checked_numel(op)?;
+        // Every row is drawn by itself, from its place in the whole tensor.
+        let choose = |weights: &Tensor, region: Region| match replacement {
+            _ if region.numel() == 0 => Ok(weights.result(None, DType::I32, region.shape.into())),
+            true => weights.choose_with_replacement(Draw::whole(op, &shape, rng)?.part(&region)),
+            false => {
+                let rows = Region { start: region.start, shape: weights.dims().into() };
+                weights.choose_distinct(Draw::whole(op, self.shape(), rng)?.part(&rows))?.narrow(-1, 0, samples)?.contiguous()
+            }
+        };
+        if self.is_plain() {
+            return choose(self, Region { start: smallvec::smallvec![0; self.rank()], shape: shape.dims().into() });
         }
-        let weights = self.cast(self.dtype().kind().dtype())?;
-        if replacement { weights.choose_with_replacement(&shape, rng) } else { weights.choose_distinct(rng)?.narrow(-1, 0, samples)?.contiguous() }
+        let local = |l: &Local<'_>| Ok(smallvec::smallvec![choose(&l[0], l.region(0, &shape))?]);
+        Ok(Call { op, inputs: &[self], attrs: &[] }.run(|| Rule::new(MULTINOMIAL, &[self.into()], &[]), local)?.remove(0))
     }
 
     /// Inverts the running sum of the weights at uniform values.
-    fn choose_with_replacement(&self, shape: &Shape, rng: Rng) -> Result<Tensor> {
-        let (op, dtype, last) = ("multinomial", self.dtype(), self.rank() - 1);
+    fn choose_with_replacement(&self, draw: Draw) -> Result<Tensor> {
+        let (op, dtype, last) = ("multinomial", self.dtype().kind().dtype(), self.rank() - 1);
         let n = self.shape()[last];
-        let sums = self.cumsum(-1)?;
-        let totals = sums.sliced(op, last, n - 1, 1, 1)?;
-        let points = Draw::whole(op, shape, rng)?
-            .values(dtype, &[&totals], &[], self.device(), |b, index, key| uniform01(b, index, key, dtype.kind()) * b.load(dtype))?;
+        let sums = self.cast(dtype)?.cumsum(-1)?;
+        let totals = sums.narrow(-1, n - 1, 1)?;
+        let program = draw.program(dtype, |b, index, key| uniform01(b, index, key, dtype.kind()) * b.load(dtype))?;
+        let points = draw.run(&program, &[&totals], &[], self.device())?;
         // Rows without any weight are found past the end.
         let b = Builder::new();
         let program = b.finish(&[(b.load(DType::I32).min(b.param(Kind::I32)), DType::I32)])?;
@@ -274,14 +299,15 @@ impl Tensor {
     }
 
     /// All positions in the order in which exponential clocks with the weights as rates ring.
-    fn choose_distinct(&self, rng: Rng) -> Result<Tensor> {
-        let (op, dtype, shape) = ("multinomial", self.dtype(), self.shape());
-        let times = Draw::whole(op, shape, rng)?.values(dtype, &[self], &[], self.device(), |b, index, key| {
+    fn choose_distinct(&self, draw: Draw) -> Result<Tensor> {
+        let weights = self.cast(self.dtype().kind().dtype())?;
+        let dtype = weights.dtype();
+        let program = draw.program(dtype, |b, index, key| {
             let unit = (unit_bits(b, index, key, dtype.kind(), 0) + 1.0) * unit_step(dtype.kind());
             let weight = b.load(dtype);
             weight.gt(0.0).select(-unit.log() / weight, weight.lit(f64::INFINITY))
         })?;
-        times.argsort(-1, false)
+        draw.run(&program, &[&weights], &[], self.device())?.argsort(-1, false)
     }
 }
 

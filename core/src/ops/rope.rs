@@ -1,10 +1,17 @@
 //! Rotary position embedding.
 
-use super::{OpInfo, Operand, expr::check_float, op, run_map, same_device};
-use crate::{Device, Dims, Error, Kind, Result, Shape, Tensor, backend::Affine, map::Builder};
+use super::{OpInfo, Operand, expr::check_float, op, run_map};
+use crate::{
+    DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
+    backend::Affine,
+    map::Builder,
+    spmd::{Call, Local, Rule, plain},
+};
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("rope", "...sd, sd, sd -> ...sd ; replicate d"), op("rope_tables", "-> sd, sd")];
+pub const OPS: &[OpInfo] = &[op("rope", ROPE), op("rope_tables", "-> sd, sd ; offset")];
+
+const ROPE: &str = "...d, ...d, ...d -> ...d ; replicate d ; linear 0";
 
 /// Which elements of a vector form a pair that is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +24,7 @@ pub enum RopeStyle {
 
 /// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)` for positions `offset ..
 /// offset + length`. Angles are computed in `f64`, so distant positions stay precise.
-pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, place: impl Into<Place>) -> Result<(Tensor, Tensor)> {
     let op = "rope_tables";
     if !d.is_multiple_of(2) {
         return Err(Error::Argument { op, detail: format!("vectors of odd size {d} have no pairs to rotate") });
@@ -25,11 +32,17 @@ pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, device: &D
     if !(base > 0.0 && base.is_finite()) {
         return Err(Error::Argument { op, detail: format!("the base must be positive and finite, got {base}") });
     }
-    let shape = Shape::from([length, d / 2]);
-    device.check(crate::DType::F32, shape.checked_numel(op)?)?;
-    let frequencies: Vec<f64> = (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64)).collect();
-    let angles = || (0..length).flat_map(|s| frequencies.iter().map(move |f| (offset as f64 + s as f64) * f));
-    let table = |f: fn(f64) -> f64| Tensor::from_slice(&angles().map(|a| f(a) as f32).collect::<Vec<f32>>(), &shape, device);
+    let (shape, place) = (Shape::from([length, d / 2]), place.into());
+    shape.checked_numel(op)?;
+    let table = |f: fn(f64) -> f64| {
+        place.build(DType::F32, &shape, |device, region| {
+            device.check(DType::F32, region.numel())?;
+            let frequencies: Vec<f64> = (0..region.shape[1]).map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64)).collect();
+            let positions = (0..region.shape[0]).map(|s| offset as f64 + (region.start[0] + s) as f64);
+            let values: Vec<f32> = positions.flat_map(|at| frequencies.iter().map(move |frequency| f(at * frequency) as f32)).collect();
+            Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
+        })
+    };
     Ok((table(f64::cos)?, table(f64::sin)?))
 }
 
@@ -46,10 +59,10 @@ impl Tensor {
     /// assert_eq!(y, [1.0, 0.0, 1f32.cos(), 1f32.sin()]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn rope(&self, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
         let op = "rope";
         check_float(op, &[self, cos, sin])?;
-        let device = same_device(op, &[self, cos, sin])?;
         let rank = self.rank();
         if rank < 2 || !self.dims()[rank - 1].is_multiple_of(2) {
             return Err(Error::Shape { op, detail: format!("the input is [..., s, d] with an even d, got {}", self.shape()) });
@@ -58,6 +71,11 @@ impl Tensor {
         let pairs = self.shape().with(rank - 1, half);
         if let Some(table) = [cos, sin].into_iter().find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs)) {
             return Err(Error::Shape { op, detail: format!("tables for {} must broadcast to {pairs}, got {}", self.shape(), table.shape()) });
+        }
+        if !plain(op, &[self, cos, sin])? {
+            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].rope(&l[1], &l[2], style)?]);
+            let rule = || Rule::new(ROPE, &[self.into(), cos.into(), sin.into()], &[]);
+            return Ok(Call { op, inputs: &[self, cos, sin], attrs: &[] }.run(rule, local)?.remove(0));
         }
         // The axis of two: before the pairs or after them. Flipped along it, each element meets its partner.
         let two = if style == RopeStyle::Half { rank - 1 } else { rank };
@@ -77,6 +95,6 @@ impl Tensor {
         let mut sign = Affine { offset: -1, strides: smallvec::smallvec![0; rank + 1] };
         sign.strides[two] = 2;
         let operands = [&x, &partner, &cos, &sin].map(Operand::from);
-        run_map(op, &program, &shape, &operands, &[sign], &[], device)?.remove(0).reshape(self.shape())
+        run_map(op, &program, &shape, &operands, &[sign], &[], self.device())?.remove(0).reshape(self.shape())
     }
 }
