@@ -205,3 +205,97 @@ fn an_index_outside_the_whole_dimension_is_an_error_on_every_sharding() {
         }
     }
 }
+
+const MODES: [ScatterOp; 5] = [ScatterOp::Set, ScatterOp::Add, ScatterOp::Mul, ScatterOp::Min, ScatterOp::Max];
+
+#[test]
+fn scatters_along_an_axis_of_every_placement_are_right() {
+    for mode in MODES {
+        let (x, i, v) = (numbers(&[4, 3]), indices(&[5, 3], 4), numbers(&[5, 3]));
+        sweep("scatter", 0.0, &[&x, &i, &v], |t| one(t[0].scatter(0, t[1], t[2], mode)));
+        sweep("put_along_axis", 0.0, &[&x, &i, &v], |t| one(t[0].put_along_axis(0, t[1], t[2], mode)));
+        // Only some rows are written, from only some of the values.
+        let (i, v) = (indices(&[2, 4], 3), numbers(&[3, 5]));
+        sweep("scatter", 0.0, &[&x, &i, &v], |t| one(t[0].scatter(1, t[1], t[2], mode)));
+        let (i, v) = (indices(&[1, 4], 3), numbers(&[4, 1]));
+        sweep("put_along_axis", 0.0, &[&x, &i, &v], |t| one(t[0].put_along_axis(1, t[1], t[2], mode)));
+    }
+    let bools = numbers(&[4, 3]).gt(0.0).unwrap();
+    let (i, v) = (indices(&[2, 3], 4), numbers(&[2, 3]).lt(0.0).unwrap());
+    sweep("scatter", 0.0, &[&bools, &i, &v], |t| one(t[0].scatter(0, t[1], t[2], ScatterOp::Set)));
+}
+
+#[test]
+fn writes_by_several_indices_of_every_placement_are_right() {
+    let (x, i, j) = (numbers(&[3, 4]), indices(&[2, 1], 3), indices(&[3], 4));
+    for accumulate in [false, true] {
+        for values in [numbers(&[2, 3]), numbers(&[3]), numbers(&[])] {
+            sweep("index_put", 0.0, &[&x, &i, &j, &values], |t| one(t[0].index_put(&[t[1], t[2]], t[3], accumulate)));
+        }
+        let (k, values) = (indices(&[5], 3), numbers(&[5, 4]));
+        sweep("index_put", 0.0, &[&x, &k, &values], |t| one(t[0].index_put(&[t[1]], t[2], accumulate)));
+        let row = numbers(&[4]);
+        sweep("index_put", 0.0, &[&x, &k, &row], |t| one(t[0].index_put(&[t[1]], t[2], accumulate)));
+    }
+}
+
+#[test]
+fn additions_at_indices_of_every_placement_are_right() {
+    for (shape, axis) in [([4, 3], 0), ([5, 2], 1), ([1, 3], 0)] {
+        let mut from = shape;
+        from[axis] = 5;
+        let (x, i, v) = (numbers(&shape), indices(&[5], shape[axis]), numbers(&from));
+        sweep("index_add", 0.0, &[&x, &i, &v], |t| one(t[0].index_add(axis as i64, t[1], t[2])));
+    }
+    let x = numbers(&[3, 4]);
+    for (k, from) in [(1, vec![5, 4]), (2, vec![5])] {
+        let (i, v) = (indices(&[5, k], 3), numbers(&from));
+        sweep("scatter_nd_add", 0.0, &[&x, &i, &v], |t| one(t[0].scatter_nd_add(t[1], t[2])));
+        sweep("scatter_nd", 0.0, &[&i, &v], |t| one(Tensor::scatter_nd(t[0], t[1], [3, 4])));
+    }
+    let (none, nothing) = (indices(&[0, 1], 3), numbers(&[0, 4]));
+    sweep("scatter_nd_add", 0.0, &[&x, &none, &nothing], |t| one(t[0].scatter_nd_add(t[1], t[2])));
+}
+
+#[test]
+fn counts_and_one_hot_of_every_placement_are_right() {
+    for n in [0, 1, 5] {
+        let x = indices(&[n], 4).remainder(4).unwrap();
+        let weights = numbers(&[n]);
+        sweep("bincount_bins", 0.0, &[&x], |t| one(t[0].bincount_bins(None, 6)));
+        sweep("bincount", 0.0, &[&x], |t| one(t[0].bincount(None, 2)));
+        sweep("bincount_bins", 0.0, &[&x, &weights], |t| one(t[0].bincount_bins(Some(t[1]), 6)));
+    }
+    let x = indices(&[3, 2], 4);
+    sweep("one_hot", 0.0, &[&x], |t| one(t[0].one_hot(3)));
+    sweep("one_hot", 0.0, &[&x], |t| one(t[0].one_hot(0)));
+}
+
+#[test]
+fn a_sum_scattered_from_a_cut_index_counts_its_destination_once() {
+    let mesh = Mesh::new("x=4", &cpu()).unwrap();
+    let (x, i, v) = (numbers(&[6, 3]), indices(&[8, 1], 6), numbers(&[8, 3]));
+    let s = |t: &Tensor, how: &str| t.to_mesh(&mesh, how).unwrap();
+    let (y, ledger) = Ledger::record(|| s(&x, "[_, _]").scatter_nd_add(&s(&i, "[@x, _]"), &s(&v, "[@x, _]")).unwrap());
+    assert_eq!((y.type_string().as_str(), ledger.bytes()), ("f32[6, 3]{sum:x}", 0));
+    assert_same(&y, &x.scatter_nd_add(&i, &v).unwrap(), 0.0, "scatter_nd_add");
+    // A value for all positions is added at each of them, also where the positions are cut.
+    let number = Tensor::scalar(2f32, &cpu()).unwrap();
+    let rows = i.reshape([8]).unwrap();
+    let y = s(&x, "[_, _]").index_put(&[&s(&rows, "[@x]")], &s(&number, "[]"), true).unwrap();
+    assert_eq!(y.type_string(), "f32[6, 3]{sum:x}");
+    assert_same(&y, &x.index_put(&[&rows], &number, true).unwrap(), 0.0, "index_put");
+}
+
+#[test]
+fn each_rank_writes_what_falls_into_its_part_of_the_destination() {
+    let mesh = Mesh::new("x=3", &cpu()).unwrap();
+    let (x, i, v) = (numbers(&[7, 2]), indices(&[9], 7), numbers(&[9, 2]));
+    let s = |t: &Tensor, how: &str| t.to_mesh(&mesh, how).unwrap();
+    let (y, ledger) = Ledger::record(|| s(&x, "[@x, _]").index_put(&[&s(&i, "[_]")], &s(&v, "[_, _]"), false).unwrap());
+    assert_eq!((y.type_string().as_str(), ledger.bytes()), ("f32[7@x, 2]", 0));
+    assert_same(&y, &x.index_put(&[&i], &v, false).unwrap(), 0.0, "index_put");
+    let bad = Tensor::from_slice(&[7i32; 9], [9], &cpu()).unwrap();
+    let error = s(&x, "[@x, _]").index_put(&[&s(&bad, "[_]")], &s(&v, "[_, _]"), false).unwrap_err();
+    assert_eq!(error, Error::IndexOutOfRange { op: "index_put", index: 7, len: 7 });
+}
