@@ -10,11 +10,20 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, matmul::number_type, op, same_device};
-use crate::{Dims, Error, Layout, Result, Shape, Tensor};
+use super::{
+    OpInfo,
+    index::{listed, nth},
+    matmul::number_type,
+    op,
+};
+use crate::{
+    Dims, Error, Layout, Result, Shape, Tensor,
+    spmd::{Call, Rule, hash, plain, rule::Given},
+};
+use smallvec::smallvec;
 
-/// The ops of this file. The rule of an einsum is the equation itself.
-pub const OPS: &[OpInfo] = &[op("einsum", "equation ; linear any one")];
+/// The ops of this file. The rule of an einsum is the equation itself: here that of `ij,jk->ik`.
+pub const OPS: &[OpInfo] = &[op("einsum", "ij, jk -> ik ; reduce j sum ; linear 0 ; linear 1")];
 
 const OP: &str = "einsum";
 
@@ -108,38 +117,41 @@ impl Term {
     }
 }
 
-/// Gives each dimension its label; a label that occurs twice becomes one dimension, its diagonal (a view).
-fn name(equation: &str, term: &Term, tensor: &Tensor) -> Result<Named> {
+/// The label of each dimension. Dimensions with the same label must have the same size.
+fn labels(equation: &str, term: &Term, tensor: &Tensor) -> Result<Vec<Label>> {
     let labels = term.labels(tensor.rank()).ok_or_else(|| {
         bad_text(equation, format!("a term with one letter for each of the {} dimensions of {}, or '...'", tensor.rank(), tensor.type_string()))
     })?;
+    for (d, label) in labels.iter().enumerate() {
+        let (size, first) = (tensor.dims()[d], labels.iter().position(|l| l == label).map_or(0, |first| tensor.dims()[first]));
+        if first != size {
+            return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label} is {first} and {size} in {}", tensor.type_string()) });
+        }
+    }
+    Ok(labels)
+}
+
+/// A plain tensor with these labels; one that occurs twice becomes one dimension, its diagonal (a view).
+fn name(labels: &[Label], tensor: &Tensor) -> Named {
     let old = tensor.layout();
     let mut named: Vec<Label> = vec![];
-    let mut layout = Layout { shape: Shape::scalar(), strides: Dims::new(), offset: old.offset };
-    let mut dims = Dims::new();
+    let (mut dims, mut strides) = (Dims::new(), Dims::<isize>::new());
     for (d, label) in labels.iter().enumerate() {
         match named.iter().position(|l| l == label) {
-            Some(first) if dims[first] != old.shape[d] => {
-                return Err(Error::Shape {
-                    op: OP,
-                    detail: format!("'{equation}': {label} is {} and {} in {}", dims[first], old.shape[d], tensor.type_string()),
-                });
-            }
-            Some(first) => layout.strides[first] += old.strides[d],
+            Some(first) => strides[first] += old.strides[d],
             None => {
                 named.push(*label);
                 dims.push(old.shape[d]);
-                layout.strides.push(old.strides[d]);
+                strides.push(old.strides[d]);
             }
         }
     }
-    layout.shape = dims.into();
-    Ok(Named { tensor: tensor.viewed(layout), labels: named })
+    Named { tensor: tensor.viewed(Layout { shape: dims.into(), strides, offset: old.offset }), labels: named }
 }
 
 /// The labels of the result: as written after `->`, or the hidden dimensions and then the letters that occur once, in alphabetical order.
-fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands: &[Named]) -> Result<Vec<Label>> {
-    let hidden = operands.iter().flat_map(|o| &o.labels).filter_map(|l| if let Label::Ellipsis(i) = l { Some(i + 1) } else { None }).max().unwrap_or(0);
+fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands: &[Vec<Label>]) -> Result<Vec<Label>> {
+    let hidden = operands.iter().flatten().filter_map(|l| if let Label::Ellipsis(i) = l { Some(i + 1) } else { None }).max().unwrap_or(0);
     let Some(output) = output else {
         let mut letters: Vec<char> = terms.iter().flat_map(|t| &t.letters).copied().collect();
         letters.sort_unstable();
@@ -150,18 +162,18 @@ fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands:
     let rank = term.letters.len() + if term.ellipsis.is_some() { hidden } else { 0 };
     let labels = term.labels(rank).unwrap_or_default();
     for (i, label) in labels.iter().enumerate() {
-        if labels[..i].contains(label) || !operands.iter().any(|o| o.labels.contains(label)) {
+        if labels[..i].contains(label) || !operands.iter().any(|o| o.contains(label)) {
             return Err(bad_text(equation, "a result whose letters each occur once, and in some operand"));
         }
     }
     Ok(labels)
 }
 
-/// Makes every label the same size in all operands: hidden dimensions of size 1 broadcast, letters must agree.
-fn unify(equation: &str, operands: &mut [Named]) -> Result<()> {
+/// The size of each label: hidden dimensions of size 1 broadcast, letters must agree.
+fn sizes(equation: &str, labels: &[Vec<Label>], tensors: &[&Tensor]) -> Result<Vec<(Label, usize)>> {
     let mut sizes: Vec<(Label, usize)> = vec![];
-    for operand in operands.iter() {
-        for (label, &size) in operand.labels.iter().zip(operand.tensor.dims()) {
+    for (labels, tensor) in labels.iter().zip(tensors) {
+        for (label, &size) in labels.iter().zip(tensor.dims()) {
             match sizes.iter_mut().find(|(l, _)| l == label) {
                 None => sizes.push((*label, size)),
                 Some((_, known)) if *known == size => {}
@@ -173,11 +185,25 @@ fn unify(equation: &str, operands: &mut [Named]) -> Result<()> {
             }
         }
     }
-    for operand in operands.iter_mut() {
-        let dims: Dims = operand.labels.iter().filter_map(|label| sizes.iter().find(|(l, _)| l == label).map(|(_, size)| *size)).collect();
-        operand.tensor = operand.tensor.expand(dims)?;
-    }
-    Ok(())
+    Ok(sizes)
+}
+
+/// The rule of an equation: labels are factors, those that the result lacks are summed, and the sum is linear in every operand. Dimensions of which the
+/// diagonal is taken are whole.
+fn rule(labels: &[Vec<Label>], result: &[Label], sizes: &[(Label, usize)], tensors: &[&Tensor]) -> Result<Rule> {
+    let letter = |label: &Label| sizes.iter().position(|(l, _)| l == label).map_or('1', nth);
+    let broadcasts = |label: &Label, size: usize| sizes.iter().any(|(l, n)| l == label && *n != size);
+    let term = |(labels, tensor): (&Vec<Label>, &&Tensor)| -> String {
+        labels.iter().zip(tensor.dims()).map(|(label, &size)| if broadcasts(label, size) { '1' } else { letter(label) }).collect()
+    };
+    let terms: Vec<String> = labels.iter().zip(tensors).map(term).collect();
+    let of = |keep: &dyn Fn(&Label) -> bool| listed(&sizes.iter().map(|(label, _)| label).filter(|l| keep(l)).map(letter).collect::<String>());
+    let summed = of(&|label| !result.contains(label));
+    let diagonals = of(&|label| labels.iter().any(|term| term.iter().filter(|l| *l == label).count() > 1));
+    let linear: String = (0..tensors.len()).map(|i| format!(" ; linear {i}")).collect();
+    let result: String = result.iter().map(letter).collect();
+    let given: Vec<Given<'_>> = tensors.iter().map(|t| (*t).into()).collect();
+    Rule::new(&format!("{} -> {result} ; reduce{summed} sum ; replicate{diagonals}{linear}", terms.join(", ")), &given, &[])
 }
 
 /// Multiplies two operands and sums over what only they share. Labels for which `needed` holds stay.
@@ -201,6 +227,7 @@ impl Tensor {
     /// The Einstein sum of any number of tensors. Each term of `equation` names the dimensions of one operand; letters that the result
     /// does not have are summed over. A letter twice in one term takes the diagonal; `...` stands for any further dimensions, which
     /// broadcast. Without `->` the result has the letters that occur once, in alphabetical order. Operands are contracted two at a time from left to right.
+    #[track_caller]
     pub fn einsum(equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
         let (inputs, output) = match equation.split_once("->") {
             Some((inputs, output)) => (inputs, Some(output)),
@@ -210,14 +237,23 @@ impl Tensor {
         if terms.len() != tensors.len() {
             return Err(bad_text(equation, format!("{} terms, one for each operand", tensors.len())));
         }
-        same_device(OP, tensors)?;
+        let plain = plain(OP, tensors)?;
         let dtype = number_type(OP, tensors)?;
-        let mut operands = vec![];
-        for (term, tensor) in terms.iter().zip(tensors) {
-            operands.push(name(equation, term, &tensor.cast(dtype)?)?);
+        let cast = tensors.iter().map(|t| t.cast(dtype)).collect::<Result<Vec<_>>>()?;
+        let tensors: Vec<&Tensor> = cast.iter().collect();
+        let labels = terms.iter().zip(&tensors).map(|(term, tensor)| labels(equation, term, tensor)).collect::<Result<Vec<_>>>()?;
+        let result = result_labels(equation, output, &terms, &labels)?;
+        let sizes = sizes(equation, &labels, &tensors)?;
+        if !plain {
+            let call = Call { op: OP, inputs: &tensors, attrs: &[(hash(equation) >> 1) as i64] };
+            let local = |parts: &[Tensor]| Tensor::einsum(equation, &parts.iter().collect::<Vec<_>>());
+            return Ok(call.run(|| rule(&labels, &result, &sizes, &tensors), |l| Ok(smallvec![local(l.inputs)?]))?.remove(0));
         }
-        let result = result_labels(equation, output, &terms, &operands)?;
-        unify(equation, &mut operands)?;
+        let mut operands: Vec<Named> = labels.iter().zip(&tensors).map(|(labels, tensor)| name(labels, tensor)).collect();
+        for operand in &mut operands {
+            let dims: Dims = operand.labels.iter().filter_map(|label| sizes.iter().find(|(l, _)| l == label).map(|(_, size)| *size)).collect();
+            operand.tensor = operand.tensor.expand(dims)?;
+        }
 
         let mut rest = operands.into_iter();
         let Some(mut done) = rest.next() else { return Err(bad_text(equation, "at least one term")) };

@@ -52,10 +52,10 @@ pub(super) const MAX_INDICES: usize = 4;
 pub(super) type Part = (Range<usize>, usize);
 
 /// A dimension of the source, its index, and the part of the dimension that is here where that is not all.
-pub(super) struct Indexed<'a> {
-    pub(super) axis: usize,
-    pub(super) index: &'a Tensor,
-    pub(super) part: Option<Part>,
+struct Indexed<'a> {
+    axis: usize,
+    index: &'a Tensor,
+    part: Option<Part>,
 }
 
 /// Refuses what cannot be an index.
@@ -150,7 +150,7 @@ fn absent(dtype: DType) -> Scalar {
 
 /// Runs a gather: `layout` reads `src` over the output's shape with stride 0 in the indexed dimensions; `axes` pairs dimensions of
 /// `src` with index tensors that broadcast to that shape.
-pub(super) fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[Indexed<'_>]) -> Result<Tensor> {
+fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[Indexed<'_>]) -> Result<Tensor> {
     let (shape, dtype) = (layout.shape.clone(), src.dtype());
     let elements = shape.checked_numel(op)?;
     for indexed in axes {
@@ -253,7 +253,7 @@ impl Lookup {
 
 /// Advanced indexing of some axes; see [`Tensor::gather_axes`].
 #[track_caller]
-fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
+pub(super) fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
     let lookup = Lookup::new(op, src, axes)?;
     let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).collect();
     if plain(op, &inputs)? {
@@ -310,6 +310,27 @@ fn take(op: &'static str, src: &Tensor, axis: usize, index: &Tensor, part: Optio
     run_gather(op, src, layout, &[Indexed { axis, index, part }])
 }
 
+/// [`Tensor::take_along_axis`] on behalf of an op.
+#[track_caller]
+pub(super) fn take_along(op: &'static str, src: &Tensor, axis: i64, index: &Tensor) -> Result<Tensor> {
+    let axis = src.shape().axis(op, axis)?;
+    check_indices(op, &[index])?;
+    if index.rank() != src.rank() {
+        return Err(Error::Shape { op, detail: format!("{} and an index of shape {} differ in rank", src.type_string(), index.shape()) });
+    }
+    let shape = src.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
+    if plain(op, &[src, index])? {
+        return take(op, src, axis, index, None);
+    }
+    if shape.numel() > 0 {
+        check_not_empty(op, src)?;
+    }
+    let bools = src.dtype() == DType::Bool;
+    let call = Call { op, inputs: &[src, index], attrs: &[axis as i64, bools.into()] };
+    let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[src.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
+    Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
+}
+
 impl Tensor {
     /// Picks along one axis, in PyTorch's sense: `out[i][j] = self[index[i][j]][j]` for axis 0. The index has the tensor's rank and is
     /// not larger in any other dimension (where it is smaller, only the first elements are used). For broadcasting of the other
@@ -364,23 +385,7 @@ impl Tensor {
     /// Picks along one axis, in NumPy's sense: as [`gather`](Tensor::gather), but all other dimensions of tensor and index broadcast.
     #[track_caller]
     pub fn take_along_axis(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
-        let op = "take_along_axis";
-        let axis = self.shape().axis(op, axis)?;
-        check_indices(op, &[index])?;
-        if index.rank() != self.rank() {
-            return Err(Error::Shape { op, detail: format!("{} and an index of shape {} differ in rank", self.type_string(), index.shape()) });
-        }
-        let shape = self.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
-        if plain(op, &[self, index])? {
-            return take(op, self, axis, index, None);
-        }
-        if shape.numel() > 0 {
-            check_not_empty(op, self)?;
-        }
-        let bools = self.dtype() == DType::Bool;
-        let call = Call { op, inputs: &[self, index], attrs: &[axis as i64, bools.into()] };
-        let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[self.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
-        Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
+        take_along("take_along_axis", self, axis, index)
     }
 
     /// Slices `index[0]`, `index[1]`, ... of dimension `axis`.

@@ -1,18 +1,22 @@
 //! Running reductions along one axis: element `i` of the result covers elements `0..=i` of the input.
+//!
+//! Where the axis is cut over a mesh, every rank scans its part, and what the parts before it came to is put in front: only totals cross.
 
-use super::{OpInfo, need_float_math, op};
+use super::{OpInfo, expr::Expr, need_float_math, op};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{ScanCall, ScanOp},
+    split,
+    spmd::{Call, Outputs, Rule, join_parts, parts_of},
 };
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
-    op("cumsum", "...r -> ...r ; replicate r ; linear 0"),
-    op("cumprod", "...r -> ...r ; replicate r"),
-    op("cummax", "...r -> ...r, ...r ; replicate r"),
-    op("cummin", "...r -> ...r, ...r ; replicate r"),
-    op("logcumsumexp", "...r -> ...r ; replicate r"),
+    op("cumsum", "...r -> ...r ; stats r 1 ; linear 0"),
+    op("cumprod", "...r -> ...r ; stats r 1 ; through prod 0"),
+    op("cummax", "...r -> ...r, ...r ; stats r 2"),
+    op("cummin", "...r -> ...r, ...r ; stats r 2"),
+    op("logcumsumexp", "...r -> ...r ; stats r 1"),
 ];
 
 impl Tensor {
@@ -24,31 +28,37 @@ impl Tensor {
     /// assert_eq!(x.cumsum(0)?.to_vec::<f32>()?, [1.0, 3.0, 6.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn cumsum(&self, axis: i64) -> Result<Tensor> {
         Ok(scan("cumsum", &self.cast(super::reduce::sum_type(self.dtype()))?, axis, ScanOp::Sum, false)?.0)
     }
 
     /// Running product, with the dtypes of `cumsum`.
+    #[track_caller]
     pub fn cumprod(&self, axis: i64) -> Result<Tensor> {
         Ok(scan("cumprod", &self.cast(super::reduce::sum_type(self.dtype()))?, axis, ScanOp::Prod, false)?.0)
     }
 
     /// Running maximum and its position (`i32`; the latest among equals). From the first NaN on, the maximum is NaN.
+    #[track_caller]
     pub fn cummax(&self, axis: i64) -> Result<(Tensor, Tensor)> {
         extreme("cummax", self, axis, ScanOp::Max)
     }
 
     /// Running minimum and its position (`i32`; the latest among equals). From the first NaN on, the minimum is NaN.
+    #[track_caller]
     pub fn cummin(&self, axis: i64) -> Result<(Tensor, Tensor)> {
         extreme("cummin", self, axis, ScanOp::Min)
     }
 
     /// `log(cumsum(exp(x)))` without overflow.
+    #[track_caller]
     pub fn logcumsumexp(&self, axis: i64) -> Result<Tensor> {
         Ok(scan("logcumsumexp", &self.cast(self.dtype().to_float())?, axis, ScanOp::LogSumExp, false)?.0)
     }
 }
 
+#[track_caller]
 fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(Tensor, Tensor)> {
     // Bools scan as the integers 0 and 1, in the same order.
     let numbers = if x.dtype() == DType::Bool { x.cast(DType::U8)? } else { x.clone() };
@@ -57,19 +67,126 @@ fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(
     Ok((values.cast(x.dtype())?, positions))
 }
 
+#[track_caller]
 fn scan(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp, positions: bool) -> Result<(Tensor, Option<Tensor>)> {
-    let axis = x.shape().axis(op, axis)?;
-    let (device, shape) = (x.device(), x.shape().clone());
+    let scan = Scan { op, axis: x.shape().axis(op, axis)?, scan: scan_op, positions };
     if positions {
-        super::reduce::check_positions(op, shape[axis])?;
-        device.check(DType::I32, x.numel())?;
+        super::reduce::check_positions(op, x.dims()[scan.axis])?;
     }
-    if scan_op == ScanOp::LogSumExp {
-        need_float_math(op, device, x.dtype())?;
+    if x.is_plain() {
+        return scan.run(x);
     }
-    if x.numel() == 0 {
-        return Ok((x.result(None, x.dtype(), shape.clone()), positions.then(|| x.result(None, DType::I32, shape))));
+    let text = OPS.iter().find(|info| info.name == op).map_or("", |info| info.rule);
+    let call = Call { op, inputs: &[x], attrs: &[scan.axis as i64] };
+    let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs { std::iter::once(values).chain(positions).collect() };
+    let mut out = call.run_or(
+        || Rule::new(text, &[x.into()], &[('r', &[scan.axis])]),
+        |l| Ok(outputs(scan.run(&l[0])?)),
+        |inputs| Ok(outputs(scan.run_parts(&inputs[0])?)),
+    )?;
+    let positions = if positions { out.pop() } else { None };
+    Ok((out.remove(0), positions))
+}
+
+struct Scan {
+    op: &'static str,
+    axis: usize,
+    scan: ScanOp,
+    /// Whether to tell where an extreme is.
+    positions: bool,
+}
+
+impl Scan {
+    /// Scans on one device.
+    fn run(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let (device, shape) = (x.device(), x.shape().clone());
+        if self.positions {
+            device.check(DType::I32, x.numel())?;
+        }
+        if self.scan == ScanOp::LogSumExp {
+            need_float_math(self.op, device, x.dtype())?;
+        }
+        if x.numel() == 0 {
+            return Ok((x.result(None, x.dtype(), shape.clone()), self.positions.then(|| x.result(None, DType::I32, shape))));
+        }
+        let (values, found) = device.backend().scan(&ScanCall { input: &x.view()?, axis: self.axis, op: self.scan, positions: self.positions })?;
+        Ok((x.result(Some(values), x.dtype(), shape.clone()), found.map(|buffer| x.result(Some(buffer), DType::I32, shape))))
     }
-    let (values, found) = device.backend().scan(&ScanCall { input: &x.view()?, axis, op: scan_op, positions })?;
-    Ok((x.result(Some(values), x.dtype(), shape.clone()), found.map(|buffer| x.result(Some(buffer), DType::I32, shape))))
+
+    /// Scans an axis that is cut: each part for itself, then with what the parts before it came to.
+    #[track_caller]
+    fn run_parts(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let (mesh, n, parts) = (x.mesh(), x.dims()[self.axis], parts_of(x, self.axis));
+        // Small floats are rounded once, at the end.
+        let wide = x.dtype().kind().dtype();
+        let mut scans = vec![];
+        let (mut totals, mut places) = (vec![], vec![]);
+        for (i, rank) in mesh.addressable().enumerate() {
+            let (values, found) = self.run(&x.part(i).cast(wide)?)?;
+            let start = x.sharding().range(mesh, rank, self.axis, n).start;
+            let found = found.map(|at| at.add(start as i64)).transpose()?;
+            totals.push(self.last(&values)?);
+            places.extend(found.as_ref().map(|at| self.last(at)).transpose()?);
+            scans.push((rank, values, found));
+        }
+        let totals = join_parts(x, self.axis, 1, totals)?;
+        let places = if self.positions { Some(join_parts(x, self.axis, 1, places)?) } else { None };
+        let (mut values, mut found) = (vec![], vec![]);
+        for (i, (rank, here, at)) in scans.into_iter().enumerate() {
+            let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| part * mesh.size(axis) + mesh.coordinate(rank, axis));
+            // Parts without elements have no total.
+            let before: Vec<usize> = (0..part).filter(|p| !split(n, *p, parts).is_empty()).collect();
+            let (here, at) = match before.is_empty() || here.numel() == 0 {
+                true => (here, at),
+                false => {
+                    let of = |t: &Tensor| {
+                        let slices = before.iter().map(|p| t.narrow(self.axis as i64, *p, 1)).collect::<Result<Vec<_>>>()?;
+                        Tensor::concat(&slices.iter().collect::<Vec<_>>(), self.axis as i64)
+                    };
+                    let (total, which) = self.run(&of(&totals.part(i))?)?;
+                    let place = match (&places, which) {
+                        (Some(places), Some(which)) => Some(self.last(&of(&places.part(i))?.gather(self.axis as i64, &which)?)?),
+                        _ => None,
+                    };
+                    self.continued((self.last(&total)?, place), (here, at))?
+                }
+            };
+            values.push(here.cast(x.dtype())?);
+            found.extend(at);
+        }
+        let whole = |dtype: DType, parts: Vec<Tensor>| Tensor::from_parts(mesh, x.sharding().clone(), dtype, x.shape().clone(), parts);
+        Ok((whole(x.dtype(), values), self.positions.then(|| whole(DType::I32, found))))
+    }
+
+    /// The last slice along the axis; zeros, which nobody reads, where there is none.
+    fn last(&self, x: &Tensor) -> Result<Tensor> {
+        match x.dims()[self.axis].checked_sub(1) {
+            Some(last) => x.narrow(self.axis as i64, last, 1),
+            None => Tensor::zeros(x.shape().with(self.axis, 1), x.dtype(), x.device()),
+        }
+    }
+
+    /// A scan that goes on where another ended.
+    fn continued(&self, (total, place): (Tensor, Option<Tensor>), (here, at): (Tensor, Option<Tensor>)) -> Result<(Tensor, Option<Tensor>)> {
+        let stays = match self.scan {
+            ScanOp::Sum => return Ok((here.add(&total)?, None)),
+            ScanOp::Prod => return Ok((here.mul(&total)?, None)),
+            ScanOp::LogSumExp => {
+                let sum = Expr::new(self.op, &[&here, &total]).map(here.dtype(), |a| {
+                    let (top, low) = (a.x[0].max(a.x[1]), a.x[0].min(a.x[1]));
+                    top.is_inf().select(top, top + (low - top).exp().log1p())
+                })?;
+                return Ok((sum, None));
+            }
+            ScanOp::Max => here.lt(&total)?,
+            ScanOp::Min => here.gt(&total)?,
+        };
+        // The latest among equals counts, and the latest NaN.
+        let stays = if here.dtype().is_float() { stays.logical_or(&total.isnan()?.logical_and(&here.isnan()?.logical_not()?)?)? } else { stays };
+        let at = match (place, at) {
+            (Some(place), Some(at)) => Some(stays.where_(&place, &at)?),
+            _ => None,
+        };
+        Ok((stays.where_(&total, &here)?, at))
+    }
 }

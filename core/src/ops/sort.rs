@@ -13,76 +13,185 @@
 //! assert_eq!(x.topk(2, 0, false)?.1.to_vec::<i32>()?, [2, 0]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
+//!
+//! On a mesh a dimension that is sorted must be whole. The first `k` values of one that is cut are found among the first `k` of each part: only those
+//! candidates cross. The place of a query is the sum of its places in the parts.
 
 use super::{OpInfo, op, same_device};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
+    split,
+    spmd::{Call, Local, Rule, join_parts, parts_of, plain},
 };
+use smallvec::smallvec;
 
-/// The ops of this file. `s` is the sorted dimension.
+/// The ops of this file. `s` is the sorted dimension; the candidates of `topk` and `kthvalue` are as many statistics as `k` and the parts ask for.
 pub const OPS: &[OpInfo] = &[
-    op("sort", "...s -> ...s, ...s ; replicate s"),
-    op("argsort", "...s -> ...s ; replicate s"),
-    op("topk", "...s -> ...k, ...k ; replicate s"),
-    op("kthvalue", "...s -> ..., ... ; replicate s"),
-    op("searchsorted", "...s, ...q -> ...q ; replicate s"),
+    op("sort", SORT),
+    op("argsort", ARGSORT),
+    op("topk", "...s -> ...k, ...k ; stats s"),
+    op("kthvalue", "...s -> ..., ... ; stats s"),
+    op("searchsorted", SEARCH),
 ];
+
+const SORT: &str = "...s -> ...s, ...s ; replicate s";
+const ARGSORT: &str = "...s -> ...s ; replicate s";
+const SEARCH: &str = "...s, ...q -> ...q ; reduce s sum";
+const SEARCH_VECTOR: &str = "s, ... -> ... ; reduce s sum";
 
 /// Positions are i32: a longer dimension cannot be numbered.
 pub(super) fn check_positions(op: &'static str, shape: &Shape, n: usize) -> Result<()> {
     if n > i32::MAX as usize { Err(Error::SizeOverflow { op, shape: shape.clone() }) } else { Ok(()) }
 }
 
+/// The first `k` values in order and their positions, on one device.
+fn first(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
+    let indices = x.argsorted(op, axis, descending)?.narrow(axis as i64, 0, k)?;
+    Ok((x.gather(axis as i64, &indices)?, indices))
+}
+
+/// The first `k` values in order and their positions. Where the axis is cut, every part names its first `k`.
+#[track_caller]
+fn first_of_all(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
+    check_positions(op, x.shape(), x.dims()[axis])?;
+    if x.is_plain() {
+        return first(op, x, k, axis, descending);
+    }
+    let rule = || {
+        // Each rank receives `k` values and positions from every other.
+        let parts = match parts_of(x, axis) {
+            1 => x.mesh().ranks(),
+            parts => parts,
+        };
+        let (size, value) = (x.dtype().size() + 4, x.dtype().size().max(4));
+        let statistics = (k * parts * size / (2 * value)).clamp(1, u32::MAX as usize);
+        Rule::new(&format!("...s -> ...k, ...k ; stats s {statistics}"), &[x.into()], &[('s', &[axis]), ('k', &[axis])])
+    };
+    let local = |l: &Local<'_>| {
+        let (values, indices) = first(op, &l[0], k, axis, descending)?;
+        Ok(smallvec![values, indices])
+    };
+    let call = Call { op, inputs: &[x], attrs: &[axis as i64, k as i64] };
+    let mut out = call.run_or(rule, local, |inputs| {
+        let (values, indices) = among_candidates(op, &inputs[0], k, axis, descending)?;
+        Ok(smallvec![values, indices])
+    })?;
+    let indices = out.remove(1);
+    Ok((out.remove(0), indices))
+}
+
+/// The first `k` values of an axis that is cut: each part's first `k` are gathered, in the order of the parts, so that of equal values the first one still comes first.
+#[track_caller]
+fn among_candidates(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
+    let (mesh, n, parts) = (x.mesh(), x.dims()[axis], parts_of(x, axis));
+    let each = k.min(n.div_ceil(parts));
+    let (mut values, mut positions) = (vec![], vec![]);
+    for (i, rank) in mesh.addressable().enumerate() {
+        let part = x.part(i);
+        let (value, position) = first(op, &part, each.min(part.dims()[axis]), axis, descending)?;
+        let start = x.sharding().range(mesh, rank, axis, n).start;
+        // Smaller parts give fewer: what fills them up is dropped below.
+        let filled = |t: &Tensor| match each - t.dims()[axis] {
+            0 => Ok(t.clone()),
+            missing => Tensor::concat(&[t, &Tensor::zeros(t.shape().with(axis, missing), t.dtype(), t.device())?], axis as i64),
+        };
+        values.push(filled(&value)?);
+        positions.push(filled(&position.add(start as i64)?)?);
+    }
+    let (values, positions) = (join_parts(x, axis, each, values)?, join_parts(x, axis, each, positions)?);
+    let local = |l: &Local<'_>| {
+        let candidates = |t: &Tensor| {
+            let real: Vec<Tensor> = (0..parts).map(|p| t.narrow(axis as i64, p * each, each.min(split(n, p, parts).len()))).collect::<Result<_>>()?;
+            Tensor::concat(&real.iter().collect::<Vec<_>>(), axis as i64)
+        };
+        let (values, at) = first(op, &candidates(&l[0])?, k, axis, descending)?;
+        Ok(smallvec![values, candidates(&l[1])?.gather(axis as i64, &at)?])
+    };
+    let rule = || Rule::new("...s, ...s -> ...k, ...k ; replicate s", &[(&values).into(), (&positions).into()], &[('s', &[axis]), ('k', &[axis])]);
+    let mut out = Call { op, inputs: &[&values, &positions], attrs: &[axis as i64] }.run(rule, local)?;
+    let positions = out.remove(1);
+    Ok((out.remove(0), positions))
+}
+
 impl Tensor {
     /// The positions (i32) that sort dimension `axis`: ascending, or descending; stable, NaN is the largest.
+    #[track_caller]
     pub fn argsort(&self, axis: i64, descending: bool) -> Result<Tensor> {
-        self.argsorted("argsort", axis, descending)
+        let op = "argsort";
+        let axis = self.shape().axis(op, axis)?;
+        if self.is_plain() {
+            return self.argsorted(op, axis, descending);
+        }
+        let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
+        let rule = || Rule::new(ARGSORT, &[self.into()], &[('s', &[axis])]);
+        Ok(call.run(rule, |l| Ok(smallvec![l[0].argsorted(op, axis, descending)?]))?.remove(0))
     }
 
-    fn argsorted(&self, op: &'static str, axis: i64, descending: bool) -> Result<Tensor> {
-        let axis = self.shape().axis(op, axis)? as i64;
-        let rows = self.movedim(&[axis], &[-1])?;
-        check_positions(op, self.shape(), self.shape()[axis as usize])?;
+    /// [`argsort`](Self::argsort) on one device.
+    fn argsorted(&self, op: &'static str, axis: usize, descending: bool) -> Result<Tensor> {
+        check_positions(op, self.shape(), self.shape()[axis])?;
         self.device().check(DType::I32, self.numel())?;
+        let axis = axis as i64;
+        let rows = self.movedim(&[axis], &[-1])?;
         let buffer = if self.numel() == 0 { None } else { Some(self.device().backend().sort(&SortCall { input: &rows.view()?, descending })?) };
         self.result(buffer, DType::I32, rows.shape().clone()).movedim(&[-1], &[axis])
     }
 
     /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the largest.
+    #[track_caller]
     pub fn sort(&self, axis: i64, descending: bool) -> Result<(Tensor, Tensor)> {
-        let indices = self.argsorted("sort", axis, descending)?;
-        Ok((self.gather(axis, &indices)?, indices))
+        let op = "sort";
+        let axis = self.shape().axis(op, axis)?;
+        if self.is_plain() {
+            return first(op, self, self.dims()[axis], axis, descending);
+        }
+        let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
+        let mut out = call.run(
+            || Rule::new(SORT, &[self.into()], &[('s', &[axis])]),
+            |l| {
+                let (values, indices) = first(op, &l[0], l[0].dims()[axis], axis, descending)?;
+                Ok(smallvec![values, indices])
+            },
+        )?;
+        let indices = out.remove(1);
+        Ok((out.remove(0), indices))
     }
 
     /// The `k` largest (or smallest) values along `axis` in order, and their positions (i32). Among equal values the first are taken; NaN is the largest.
+    #[track_caller]
     pub fn topk(&self, k: usize, axis: i64, largest: bool) -> Result<(Tensor, Tensor)> {
         let op = "topk";
-        let n = self.shape()[self.shape().axis(op, axis)?];
+        let at = self.shape().axis(op, axis)?;
+        let n = self.dims()[at];
         if k > n {
             return Err(Error::Argument { op, detail: format!("{k} values were asked for along axis {axis} of {}, which has {n}", self.type_string()) });
         }
-        let indices = self.argsorted(op, axis, largest)?.narrow(axis, 0, k)?;
-        Ok((self.gather(axis, &indices)?, indices))
+        first_of_all(op, self, k, at, largest)
     }
 
     /// The `k`-th smallest value along `axis` (the first is `k == 1`) and its position (i32), without that dimension or with it kept at size 1.
+    #[track_caller]
     pub fn kthvalue(&self, k: usize, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "kthvalue";
-        let n = self.shape()[self.shape().axis(op, axis)?];
+        let at = self.shape().axis(op, axis)?;
+        let n = self.dims()[at];
         if k == 0 || k > n {
             return Err(Error::Argument { op, detail: format!("value {k} was asked for along axis {axis} of {}: give 1 to {n}", self.type_string()) });
         }
-        let indices = self.argsorted(op, axis, false)?.narrow(axis, k - 1, 1)?;
-        let values = self.gather(axis, &indices)?;
-        if keepdim { Ok((values, indices)) } else { Ok((values.squeeze(&[axis])?, indices.squeeze(&[axis])?)) }
+        let (values, indices) = first_of_all(op, self, k, at, false)?;
+        let last = |t: Tensor| {
+            let t = t.narrow(axis, k - 1, 1)?;
+            if keepdim { Ok(t) } else { t.squeeze(&[axis]) }
+        };
+        Ok((last(values)?, last(indices)?))
     }
 
     /// Where each query would go in the ascending last dimension of this tensor (i32): before equal values, or after them with `right`. NaN goes
     /// after all numbers. A vector serves queries of any shape; otherwise both have the same leading dimensions.
+    #[track_caller]
     pub fn searchsorted(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
         let op = "searchsorted";
-        same_device(op, &[self, queries])?;
         let fits = match (self.dims(), queries.dims()) {
             ([], _) => false,
             ([_], _) => true,
@@ -95,6 +204,12 @@ impl Tensor {
         }
         let n = self.shape()[self.rank() - 1];
         check_positions(op, self.shape(), n)?;
+        if !plain(op, &[self, queries])? {
+            let text = if self.rank() == 1 { SEARCH_VECTOR } else { SEARCH };
+            let rule = || Rule::new(text, &[self.into(), queries.into()], &[]);
+            return Ok(Call { op, inputs: &[self, queries], attrs: &[] }.run(rule, |l| Ok(smallvec![l[0].searchsorted(&l[1], right)?]))?.remove(0));
+        }
+        same_device(op, &[self, queries])?;
         self.device().check(DType::I32, queries.numel())?;
         if queries.numel() == 0 {
             return Ok(queries.result(None, DType::I32, queries.shape().clone()));

@@ -102,6 +102,20 @@ pub(crate) fn settled(x: Tensor) -> Result<Tensor> {
     if x.sharding().is_partial() { x.reshard(x.sharding().whole()) } else { Ok(x) }
 }
 
+/// How many parts a dimension is cut into.
+pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
+    x.sharding().axes_of(dim).map(|axis| x.mesh().size(axis)).product()
+}
+
+/// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements from every part, one tensor for each addressable rank.
+#[track_caller]
+pub(crate) fn join_parts(x: &Tensor, dim: usize, each: usize, given: Vec<Tensor>) -> Result<Tensor> {
+    let shape = x.shape().with(dim, each * parts_of(x, dim));
+    let gathered = x.sharding().axes_of(dim).fold(x.sharding().clone(), |s, axis| s.without(axis));
+    let dtype = given.first().map_or(x.dtype(), |t| t.dtype());
+    Tensor::from_parts(x.mesh(), x.sharding().clone(), dtype, shape, given).reshard(gathered)
+}
+
 impl Call<'_> {
     /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands that are not [`plain`].
     #[track_caller]

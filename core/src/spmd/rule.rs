@@ -32,7 +32,7 @@ pub enum Kind {
     /// The results lack it; parts of it give partial results.
     Reduce(Reduction),
     /// Parts of it are combined through this many statistics.
-    Stats(u8),
+    Stats(u32),
     /// It is never cut.
     Whole,
 }

@@ -304,7 +304,7 @@ impl<'a> Search<'a> {
     }
 
     /// Bytes to combine statistics of the first operand over `ranks` ranks.
-    fn statistics(&self, count: u8, cuts: &[(u8, u8)], ranks: u64) -> u64 {
+    fn statistics(&self, count: u32, cuts: &[(u8, u8)], ranks: u64) -> u64 {
         let keeps = |f: u8| !matches!(self.rule.factors[f as usize].kind, Kind::Stats(_)) && self.rule.inputs[0].iter().flatten().any(|g| *g == f);
         let kept: u64 = (0..self.rule.factors.len()).filter(|f| keeps(*f as u8)).map(|f| self.rule.factors[f].size as u64).product();
         let parts: u64 = cuts.iter().filter(|(f, _)| keeps(*f)).map(|(_, axis)| self.mesh.size(*axis as usize) as u64).product();
