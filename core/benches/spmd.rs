@@ -30,7 +30,8 @@ fn main() -> anymesh_core::Result<()> {
     let mesh = Mesh::new("x=1", &device)?;
     let plain = Tensor::ones([64, 64], DType::F32, &device)?;
     let one = plain.to_mesh(&mesh, "[@x, _]")?;
-    let (a, b) = (median(2000, || drop(plain.matmul(&plain))), median(2000, || drop(one.matmul(&one))));
+    let whole = plain.to_mesh(&mesh, "[_, _]")?;
+    let (a, b) = (median(2000, || drop(plain.matmul(&plain))), median(2000, || drop(one.matmul(&whole))));
     println!("matmul without values: plain {a:.0} ns, known rule on one rank {b:.0} ns: lookup and dispatch {:.0} ns (limit 1000)", b - a);
 
     for (name, x, w) in [

@@ -58,29 +58,39 @@ pub struct Solution {
 
 /// The best assignment.
 pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solution> {
-    let mut best: Option<(Score, Solution)> = None;
     let mut search = Search::new(mesh, rule, operands);
-    let free = search.candidates(true);
-    search.visit(&free, &mut |score, solution| keep(&mut best, score, solution))?;
-    if let Some((_, solution)) = best.take_if(|(_, s)| s.free) {
-        return Ok(solution);
+    for only_free in [true, false] {
+        let mut best: Option<(Score, Solution)> = None;
+        for candidate in search.assignments(&search.candidates(only_free)) {
+            // They come by what they cost at least, so nothing behind one that costs more than the best can win.
+            if best.as_ref().is_some_and(|(score, _)| candidate.least > score.0) {
+                break;
+            }
+            if let Some((score, solution)) = search.evaluate(&candidate)?
+                && best.as_ref().is_none_or(|(s, _)| score < *s)
+            {
+                best = Some((score, solution));
+            }
+        }
+        if let Some((_, solution)) = best.filter(|(_, s)| s.free || !only_free) {
+            return Ok(solution);
+        }
     }
-    let all = search.candidates(false);
-    search.visit(&all, &mut |score, solution| keep(&mut best, score, solution))?;
-    // Everything whole is always among the candidates, so there is a best one.
-    best.map(|(_, solution)| solution).ok_or_else(|| crate::Error::Sharding { detail: "no assignment fits the rule".into() })
+    // Everything whole is always among the candidates.
+    Err(crate::Error::Sharding { detail: "no assignment fits the rule".into() })
 }
 
 /// Every assignment worth considering, best first; for explanations.
 pub fn alternatives(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Vec<Solution>> {
     let mut all: Vec<(Score, Solution)> = vec![];
     let mut search = Search::new(mesh, rule, operands);
-    let candidates = search.candidates(false);
-    search.visit(&candidates, &mut |score, solution| {
-        if !all.iter().any(|(_, s)| s.inputs == solution.inputs) {
+    for candidate in search.assignments(&search.candidates(false)) {
+        if let Some((score, solution)) = search.evaluate(&candidate)?
+            && !all.iter().any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs)
+        {
             all.push((score, solution));
         }
-    })?;
+    }
     all.sort_by_key(|(score, _)| *score);
     Ok(all.into_iter().map(|(_, s)| s).collect())
 }
@@ -88,16 +98,30 @@ pub fn alternatives(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Resul
 /// Bytes, reshards, position in the fixed order.
 type Score = (u64, usize, usize);
 
-fn keep(best: &mut Option<(Score, Solution)>, score: Score, solution: Solution) {
-    if best.as_ref().is_none_or(|(s, _)| score < *s) {
-        *best = Some((score, solution));
-    }
-}
-
 /// More axes than this are not tried in every order and combination.
 const EXHAUSTIVE_AXES: usize = 4;
 
 type Candidates = SmallVec<[SmallVec<[Choice; 6]>; 3]>;
+
+/// A choice for each used axis, and the order in which they cut.
+struct Assignment {
+    choices: SmallVec<[Choice; 4]>,
+    order: SmallVec<[u8; 4]>,
+    /// What it costs at least.
+    least: u64,
+    position: usize,
+}
+
+/// An operand brought to a sharding.
+struct Brought {
+    operand: usize,
+    /// What was asked: the used axes that cut or are partial, as (position, code).
+    key: SmallVec<[(u8, u8); 4]>,
+    /// `None` where parts of factors would not be parts of a dimension.
+    sharding: Option<Sharding>,
+    least: u64,
+    bytes: Option<u64>,
+}
 
 struct Search<'a> {
     mesh: &'a Mesh,
@@ -105,14 +129,14 @@ struct Search<'a> {
     operands: &'a [Operand<'a>],
     /// The axes that some operand uses.
     used: SmallVec<[usize; 4]>,
-    /// What it costs to bring an operand to a sharding, so far.
-    costs: Vec<(usize, Sharding, u64)>,
+    /// What was asked of operands so far.
+    brought: Vec<Brought>,
 }
 
 impl<'a> Search<'a> {
     fn new(mesh: &'a Mesh, rule: &'a Rule, operands: &'a [Operand<'a>]) -> Self {
         let used = (0..mesh.axes().len()).filter(|a| operands.iter().any(|o| o.sharding.placement(*a) != Placement::Replicate)).collect();
-        Self { mesh, rule, operands, used, costs: Vec::new() }
+        Self { mesh, rule, operands, used, brought: Vec::new() }
     }
 
     /// What each used axis could do; with `free`, only what moves nothing along that axis.
@@ -166,20 +190,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes through all combinations of the candidates, and all orders of axes that cut the same factor.
-    fn visit(&mut self, candidates: &Candidates, found: &mut dyn FnMut(Score, Solution)) -> Result<()> {
+    /// All combinations of the candidates, and all orders of axes that cut the same factor, by what they cost at least.
+    fn assignments(&mut self, candidates: &Candidates) -> Vec<Assignment> {
+        let mut out = Vec::new();
         if candidates.iter().any(|c| c.is_empty()) {
-            return Ok(());
+            return out;
         }
         let mut at: SmallVec<[usize; 4]> = smallvec::smallvec![0; candidates.len()];
-        let mut position = 0;
         loop {
             let choices: SmallVec<[Choice; 4]> = at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
             for order in self.orders(&choices) {
-                if let Some((score, solution)) = self.evaluate(&choices, &order, position)? {
-                    found(score, solution);
+                let position = out.len();
+                if let Some(least) = self.least(&choices, &order) {
+                    out.push(Assignment { choices: choices.clone(), order, least, position });
                 }
-                position += 1;
             }
             let mut i = 0;
             while i < at.len() {
@@ -191,73 +215,121 @@ impl<'a> Search<'a> {
                 i += 1;
             }
             if i == at.len() {
-                return Ok(());
+                out.sort_by_key(|a| a.least);
+                return out;
             }
         }
     }
 
     /// Orders of the used axes (as positions) that can differ in outcome.
-    fn orders(&self, choices: &[Choice]) -> SmallVec<[SmallVec<[usize; 4]>; 1]> {
-        let first: SmallVec<[usize; 4]> = (0..choices.len()).collect();
-        let shares = |i: usize| choices[..i].iter().any(|c| matches!((c, choices[i]), (Choice::Cut(a), Choice::Cut(b)) if *a == b));
-        if !(1..choices.len()).any(shares) {
+    fn orders(&self, choices: &[Choice]) -> SmallVec<[SmallVec<[u8; 4]>; 1]> {
+        let first: SmallVec<[u8; 4]> = (0..choices.len() as u8).collect();
+        let cut_together = |i: usize, j: usize| matches!((choices[i], choices[j]), (Choice::Cut(a), Choice::Cut(b)) if a == b);
+        if !(1..choices.len()).any(|i| (0..i).any(|j| cut_together(i, j))) {
             return smallvec::smallvec![first];
         }
+        let mut orders: SmallVec<[SmallVec<[u8; 4]>; 1]> = smallvec::smallvec![first.clone()];
         if choices.len() > EXHAUSTIVE_AXES {
             // The orders that the operands have.
-            let mut orders: SmallVec<[SmallVec<[usize; 4]>; 1]> = smallvec::smallvec![first.clone()];
             for operand in self.operands {
-                let mut order: SmallVec<[usize; 4]> = operand.sharding.cuts().filter_map(|(_, axis)| self.used.iter().position(|u| *u == axis)).collect();
-                order.extend(first.iter().copied().filter(|p| !operand.sharding.cuts().any(|(_, a)| a == self.used[*p])));
+                let mut order: SmallVec<[u8; 4]> =
+                    operand.sharding.cuts().filter_map(|(_, axis)| self.used.iter().position(|u| *u == axis)).map(|p| p as u8).collect();
+                order.extend(first.iter().copied().filter(|p| !operand.sharding.cuts().any(|(_, a)| a == self.used[*p as usize])));
                 orders.push(order);
             }
             return orders;
         }
-        let mut orders: SmallVec<[SmallVec<[usize; 4]>; 1]> = smallvec::smallvec![SmallVec::new()];
-        for p in 0..choices.len() {
-            orders = (0..=p)
-                .flat_map(|at| {
-                    orders.iter().map(move |order| {
-                        let mut order = order.clone();
-                        order.insert(order.len() - at, p);
-                        order
-                    })
-                })
-                .collect();
+        // Swapping neighbours that cut the same factor, again and again, reaches every order that matters.
+        let mut next = 0;
+        while next < orders.len() {
+            for i in 1..choices.len() {
+                for j in 0..i {
+                    if cut_together(orders[next][i] as usize, orders[next][j] as usize) {
+                        let mut order = orders[next].clone();
+                        order.swap(i, j);
+                        if !orders.contains(&order) {
+                            orders.push(order);
+                        }
+                    }
+                }
+            }
+            next += 1;
         }
         orders
     }
 
-    fn evaluate(&mut self, choices: &[Choice], order: &[usize], position: usize) -> Result<Option<(Score, Solution)>> {
+    /// What an assignment costs at least; `None` where it fits some operand in no way.
+    fn least(&mut self, choices: &[Choice], order: &[u8]) -> Option<u64> {
+        let mut least = 0;
+        for operand in 0..self.operands.len() {
+            let found = self.bring(operand, choices, order);
+            let brought = &self.brought[found];
+            brought.sharding.as_ref()?;
+            least += brought.least;
+        }
+        Some(least)
+    }
+
+    /// Where an assignment wants an operand, by number in `brought`.
+    fn bring(&mut self, operand: usize, choices: &[Choice], order: &[u8]) -> usize {
+        let mut key = SmallVec::<[(u8, u8); 4]>::new();
+        for &p in order {
+            let code = match (self.target(operand, choices[p as usize]), choices[p as usize]) {
+                (Placement::Replicate, _) => continue,
+                (Placement::Partial(reduction), _) => 128 + reduction as u8,
+                (Placement::Shard(_), Choice::Cut(f)) => f as u8,
+                (Placement::Shard(_), _) => continue,
+            };
+            key.push((p, code));
+        }
+        // Only the order among axes that cut the same factor matters.
+        key.sort_by_key(|(_, code)| *code);
+        if let Some(found) = self.brought.iter().position(|b| b.operand == operand && b.key == key) {
+            return found;
+        }
+        let cuts: SmallVec<[(u8, u8); 4]> = key.iter().filter(|(_, code)| *code < 128).map(|(p, f)| (*f, self.used[*p as usize] as u8)).collect();
+        let sharding = self.cut(&self.rule.inputs[operand], &cuts).map(|cut| {
+            let partial = key.iter().filter(|(_, code)| *code >= 128);
+            partial.fold(cut, |s, (p, code)| s.partial_over(self.used[*p as usize], Reduction::ALL[*code as usize - 128]))
+        });
+        let sharding = sharding.filter(|s| !mixes(s));
+        let Operand { shape, dtype, sharding: from, .. } = self.operands[operand];
+        let (mut least, mut bytes) = (0, Some(0));
+        if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
+            let size = dtype.size() as u64;
+            let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
+            // Whoever reduces needs at least one other value for each of its own.
+            least = if resolves { largest_part(self.mesh, shape, to) } else { received(self.mesh, shape, from, to) } * size;
+            bytes = (!resolves).then_some(least);
+        }
+        self.brought.push(Brought { operand, key, sharding, least, bytes });
+        self.brought.len() - 1
+    }
+
+    fn evaluate(&mut self, assignment: &Assignment) -> Result<Option<(Score, Solution)>> {
+        let Assignment { choices, order, position, .. } = assignment;
         let cuts: SmallVec<[(u8, u8); 4]> = order
             .iter()
-            .filter_map(|p| match choices[*p] {
-                Choice::Cut(f) => Some((f as u8, self.used[*p] as u8)),
+            .filter_map(|p| match choices[*p as usize] {
+                Choice::Cut(f) => Some((f as u8, self.used[*p as usize] as u8)),
                 _ => None,
             })
             .collect();
+        let (mut bytes, mut steps, mut free) = (0u64, 0, true);
         let mut inputs = SmallVec::<[Sharding; 3]>::new();
         for i in 0..self.operands.len() {
-            let Some(mut sharding) = self.cut(&self.rule.inputs[i], &cuts) else { return Ok(None) };
-            for (p, choice) in choices.iter().enumerate() {
-                if let Placement::Partial(reduction) = self.target(i, *choice) {
-                    sharding = sharding.partial_over(self.used[p], reduction);
-                }
-            }
-            inputs.push(sharding);
-        }
-        // Partial values of one reduction never become partial values of another.
-        let turns = |i: usize| self.operands[i].sharding.partial().any(|(a, r)| matches!(inputs[i].placement(a), Placement::Partial(to) if to != r));
-        if inputs.iter().any(mixes) || (0..inputs.len()).any(turns) {
-            return Ok(None);
-        }
-        let (mut bytes, mut steps, mut free) = (0u64, 0, true);
-        for i in 0..inputs.len() {
-            if inputs[i] != *self.operands[i].sharding {
-                bytes += self.cost(i, &inputs[i])?;
+            let found = self.bring(i, choices, order);
+            let Some(to) = self.brought[found].sharding.clone() else { return Ok(None) };
+            let Operand { shape, dtype, sharding: from, .. } = self.operands[i];
+            if to != *from {
                 steps += 1;
-                free &= is_slice(self.operands[i].sharding, &inputs[i]);
+                free &= is_slice(from, &to);
+                if self.brought[found].bytes.is_none() {
+                    self.brought[found].bytes = Some(plan(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes);
+                }
+                bytes += self.brought[found].bytes.unwrap_or(0);
             }
+            inputs.push(to);
         }
         let mut outputs = SmallVec::<[Sharding; 2]>::new();
         let mut owed = 0;
@@ -299,7 +371,7 @@ impl<'a> Search<'a> {
         for (p, choice) in choices.iter().enumerate() {
             all[self.used[p]] = *choice;
         }
-        let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, position);
+        let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, *position);
         Ok(Some((score, Solution { choices: all, cuts, inputs, outputs, bytes, owed, steps, free, decompose })))
     }
 
@@ -334,20 +406,11 @@ impl<'a> Search<'a> {
         }
         Some(sharding)
     }
+}
 
-    fn cost(&mut self, operand: usize, to: &Sharding) -> Result<u64> {
-        if let Some((_, _, bytes)) = self.costs.iter().find(|(i, s, _)| *i == operand && s == to) {
-            return Ok(*bytes);
-        }
-        let Operand { shape, dtype, sharding, .. } = self.operands[operand];
-        let resolves = sharding.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
-        let bytes = match resolves {
-            true => plan(self.mesh, shape, dtype, sharding, to, Objective::Bytes)?.recv_bytes,
-            false => received(self.mesh, shape, sharding, to) * dtype.size() as u64,
-        };
-        self.costs.push((operand, to.clone(), bytes));
-        Ok(bytes)
-    }
+/// Elements of the largest part.
+fn largest_part(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> u64 {
+    (0..shape.rank()).map(|d| shape[d].div_ceil(sharding.axes_of(d).map(|a| mesh.size(a)).product()) as u64).product()
 }
 
 /// Whether values would be partial with different reductions, whose order would matter.
