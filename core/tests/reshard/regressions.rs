@@ -110,7 +110,8 @@ fn a_cut_becomes_partial_by_gathering_on_the_first_rank() {
 fn bools_combine_by_and_and_or() {
     let mesh = mesh(&[2, 2]);
     for (reduction, expected) in [(Reduction::And, [false, false, true]), (Reduction::Or, [true, false, true])] {
-        let ty = TensorType { dtype: DType::Bool, shape: Shape::from([3]), sharding: Sharding::replicated().partial_over(0, reduction).partial_over(1, reduction) };
+        let ty =
+            TensorType { dtype: DType::Bool, shape: Shape::from([3]), sharding: Sharding::replicated().partial_over(0, reduction).partial_over(1, reduction) };
         let part = |odd: bool| Tensor::from_slice(&[odd, false, true], [3], &device()).expect("a part");
         let x = Tensor::from_shards(&ty, &mesh, &[part(false), part(true), part(true), part(false)]).expect("a tensor");
         assert_eq!(x.full_tensor().expect("whole").to_vec::<bool>().expect("values"), expected);
