@@ -195,7 +195,7 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
     let shape: Shape = [input.shape()[0], channels].into_iter().chain(out.iter().copied()).collect();
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
     if !plain(op, &tensors)? {
-        return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job);
+        return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, &shape);
     }
     device.check(dtype, shape.checked_numel(op)?)?;
     let result = if shape.numel() == 0 {
@@ -231,7 +231,7 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
 
 /// A convolution on a mesh, of operands that fit. Groups are cut as a whole; a cut of the channels within a group leaves partial sums.
 #[track_caller]
-fn sharded(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
+fn sharded(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>, out: &Shape) -> Result<Tensor> {
     let (op, groups) = (job.op, job.groups);
     let bias = bias.map(|b| b.cast(input.dtype().promote(b.dtype()))).transpose()?;
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(&bias).collect();
@@ -240,6 +240,11 @@ fn sharded(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>
     let rule = || Rule::with_sizes(text, &[input.into(), weight.into(), bias.as_ref().into()], &[], &[('g', groups), ('o', within)]);
     let local = |l: &Local<'_>| {
         let groups = l.part('g').map_or(groups, |(range, _)| range.len());
+        if groups == 0 {
+            // There are fewer groups than ranks.
+            let none: Shape = [l[0].dims()[0], 0].iter().chain(&out.dims()[2..]).copied().collect();
+            return Ok(smallvec::smallvec![l[0].result(None, l.inputs.get(2).unwrap_or(&l[0]).dtype(), none)]);
+        }
         Ok(smallvec::smallvec![run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })?])
     };
     Ok(Call { op, inputs: &tensors, attrs: &sizes }.run(rule, local)?.remove(0))
