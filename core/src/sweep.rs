@@ -143,31 +143,49 @@ fn sweep_sample(entry: &'static Entry, sample: &Sample, mesh: &Mesh, options: &O
         }
         return Ok(());
     }
-    let laid_out: Vec<Vec<Option<Tensor>>> = inputs
-        .iter()
-        .map(|input| {
-            let Some(x) = input else { return Ok(vec![None]) };
-            let plain = values(x)?;
-            shardings(mesh, x.rank(), x.dtype(), true).into_iter().map(|s| lay_out(x, &plain, mesh, s).map(Some)).collect()
-        })
-        .collect::<Result<_>>()?;
-    let total: usize = laid_out.iter().map(Vec::len).product();
+    let mut laid_out = inputs.iter().map(|x| Layouts::new(x.as_ref(), mesh)).collect::<Result<Vec<_>>>()?;
+    let total: usize = laid_out.iter().map(Layouts::len).product();
     let place = Place::from(mesh);
     for case in 0..total.min(options.limit) {
         // A stride that shares no factor with any number of shardings visits all of them in the end.
         let mut at = if total <= options.limit { case } else { case * 7919 % total };
-        let operands: Vec<Option<Tensor>> = laid_out
-            .iter()
-            .map(|list| {
-                let chosen = list[at % list.len()].clone();
-                at /= list.len();
-                chosen
-            })
-            .collect();
+        let mut operands = Vec::with_capacity(laid_out.len());
+        for list in &mut laid_out {
+            operands.push(list.get(at % list.len())?);
+            at /= list.len();
+        }
         report.cases += 1;
         check(entry, sample, &operands, call(entry, &operands, &attrs, &place), &expected, report, before);
     }
     Ok(())
+}
+
+/// The ways in which an operand can lie on a mesh, each made when it is first wanted.
+struct Layouts<'a> {
+    mesh: &'a Mesh,
+    operand: Option<(&'a Tensor, Vec<f64>)>,
+    made: Vec<(Sharding, Option<Tensor>)>,
+}
+
+impl<'a> Layouts<'a> {
+    fn new(x: Option<&'a Tensor>, mesh: &'a Mesh) -> Result<Self> {
+        let Some(x) = x else { return Ok(Self { mesh, operand: None, made: vec![] }) };
+        let made = shardings(mesh, x.rank(), x.dtype(), true).into_iter().map(|s| (s, None)).collect();
+        Ok(Self { mesh, operand: Some((x, values(x)?)), made })
+    }
+
+    /// How many there are; leaving an operand out is one way.
+    fn len(&self) -> usize {
+        self.made.len().max(1)
+    }
+
+    fn get(&mut self, i: usize) -> Result<Option<Tensor>> {
+        let (Some((x, plain)), Some((sharding, made))) = (&self.operand, self.made.get_mut(i)) else { return Ok(None) };
+        if made.is_none() {
+            *made = Some(lay_out(x, plain, self.mesh, sharding.clone())?);
+        }
+        Ok(made.clone())
+    }
 }
 
 /// Runs an op; a panic is one wrong case and not the end of the sweep.

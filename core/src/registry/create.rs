@@ -39,13 +39,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     entry("eye", "", &[ROWS, COLUMNS, K, DTYPE], eye, |_| {
         calls([json!({"n": 5, "m": 7}), json!({"n": 8, "m": 4, "k": -2, "dtype": "i32"}), json!({"n": 2, "m": 3, "k": 1})])
     }),
-    entry("tril_mask", "", BAND, |c| band(c, |n, m, k, c| Tensor::tril_mask(n, m, k, c.device())), bands),
-    entry("triu_mask", "", BAND, |c| band(c, |n, m, k, c| Tensor::triu_mask(n, m, k, c.device())), bands),
+    entry("tril_mask", "", BAND, |c| band(c, |n, m, k, c| Tensor::tril_mask(n, m, k, c.place)), bands),
+    entry("triu_mask", "", BAND, |c| band(c, |n, m, k, c| Tensor::triu_mask(n, m, k, c.place)), bands),
     entry(
         "causal_mask",
         "",
         CAUSAL,
-        |c| one(Tensor::causal_mask(c.attrs.size("queries")?, c.attrs.size("keys")?, c.device())),
+        |c| one(Tensor::causal_mask(c.attrs.size("queries")?, c.attrs.size("keys")?, c.place)),
         |_| calls([json!({"queries": 5, "keys": 7}), json!({"queries": 4, "keys": 8}), json!({"queries": 3, "keys": 2})]),
     ),
     entry("rope_tables", "", ROPE, rope, |_| {
@@ -88,7 +88,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         "dropout_mask",
         "",
         &[SHAPE, P, SEED, STREAM],
-        |c| one(dropout_mask(c.attrs.sizes("shape")?, c.attrs.float("p")?, c.device(), c.attrs.rng()?)),
+        |c| one(dropout_mask(c.attrs.sizes("shape")?, c.attrs.float("p")?, c.place, c.attrs.rng()?)),
         |_| drawn([json!({"p": 0.25}), json!({}), json!({"seed": 3, "stream": 2})]),
     ),
 ];
@@ -128,21 +128,21 @@ const MULTINOMIAL: &[Attr] = &[
 ];
 
 fn full(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(Tensor::full(c.attrs.sizes("shape")?, c.attrs.number("value")?, c.attrs.dtype("dtype")?, c.device()))
+    one(Tensor::full(c.attrs.sizes("shape")?, c.attrs.number("value")?, c.attrs.dtype("dtype")?, c.place))
 }
 
 fn arange(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::arange(a.number("start")?, a.number("end")?, a.number("step")?, a.dtype("dtype")?, c.device()))
+    one(Tensor::arange(a.number("start")?, a.number("end")?, a.number("step")?, a.dtype("dtype")?, c.place))
 }
 
 fn linspace(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::linspace(a.float("start")?, a.float("end")?, a.size("n")?, a.dtype("dtype")?, c.device()))
+    one(Tensor::linspace(a.float("start")?, a.float("end")?, a.size("n")?, a.dtype("dtype")?, c.place))
 }
 
 fn eye(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(Tensor::eye(c.attrs.size("n")?, c.attrs.size("m")?, c.attrs.int("k")?, c.attrs.dtype("dtype")?, c.device()))
+    one(Tensor::eye(c.attrs.size("n")?, c.attrs.size("m")?, c.attrs.int("k")?, c.attrs.dtype("dtype")?, c.place))
 }
 
 fn band(c: &Call<'_>, f: fn(usize, usize, i64, &Call<'_>) -> Result<Tensor>) -> Result<Vec<Tensor>> {
@@ -151,31 +151,31 @@ fn band(c: &Call<'_>, f: fn(usize, usize, i64, &Call<'_>) -> Result<Tensor>) -> 
 
 fn rope(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    two(rope_tables(a.size("length")?, a.size("d")?, a.float("base")?, a.size("offset")?, c.device()))
+    two(rope_tables(a.size("length")?, a.size("d")?, a.float("base")?, a.size("offset")?, c.place))
 }
 
 fn uniform(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::uniform(a.sizes("shape")?, a.float("low")?, a.float("high")?, a.dtype("dtype")?, c.device(), a.rng()?))
+    one(Tensor::uniform(a.sizes("shape")?, a.float("low")?, a.float("high")?, a.dtype("dtype")?, c.place, a.rng()?))
 }
 
 fn normal(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::normal(a.sizes("shape")?, a.float("mean")?, a.float("std")?, a.dtype("dtype")?, c.device(), a.rng()?))
+    one(Tensor::normal(a.sizes("shape")?, a.float("mean")?, a.float("std")?, a.dtype("dtype")?, c.place, a.rng()?))
 }
 
 fn bernoulli(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::bernoulli(a.sizes("shape")?, a.float("p")?, a.dtype("dtype")?, c.device(), a.rng()?))
+    one(Tensor::bernoulli(a.sizes("shape")?, a.float("p")?, a.dtype("dtype")?, c.place, a.rng()?))
 }
 
 fn randint(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    one(Tensor::randint(a.sizes("shape")?, a.int("low")?, a.int("high")?, a.dtype("dtype")?, c.device(), a.rng()?))
+    one(Tensor::randint(a.sizes("shape")?, a.int("low")?, a.int("high")?, a.dtype("dtype")?, c.place, a.rng()?))
 }
 
 fn permutation(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(Tensor::permutation(c.attrs.size("n")?, c.device(), c.attrs.rng()?))
+    one(Tensor::permutation(c.attrs.size("n")?, c.place, c.attrs.rng()?))
 }
 
 fn multinomial(c: &Call<'_>) -> Result<Vec<Tensor>> {

@@ -32,7 +32,7 @@ pub(super) fn wait<T>(_: &Call<'_>, reading: impl Future<Output = Result<T>>) ->
 #[cfg(target_family = "wasm")]
 pub(super) fn wait<T>(c: &Call<'_>, _: impl Future<Output = Result<T>>) -> Result<T> {
     let (what, hint) = (format!("waiting for {}", c.op), format!("await the method {}_async", c.op));
-    Err(crate::Error::Unsupported { device: c.device().to_string(), what, hint })
+    Err(crate::Error::Unsupported { device: c.place.mesh.to_string(), what, hint })
 }
 
 fn gather_axes(c: &Call<'_>) -> Result<Vec<Tensor>> {

@@ -47,7 +47,7 @@ pub use attrs::Attrs;
 pub(crate) use sample::SplitMix;
 pub use sample::{Fill, Input, Sample};
 
-use crate::{Device, Error, Place, Result, Tensor};
+use crate::{Error, Place, Result, Tensor};
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -81,10 +81,6 @@ impl<'a> Call<'a> {
     /// Operand `at`, where it was given.
     fn maybe(&self, at: usize) -> Option<&'a Tensor> {
         self.inputs.get(at).and_then(Option::as_ref)
-    }
-
-    fn device(&self) -> &'a Device {
-        self.place.mesh.device(0)
     }
 
     /// The operands of a range, which are all there.
