@@ -52,7 +52,13 @@ fn main() {
                 times.sort_by(f64::total_cmp);
                 let (median, late, max) = (times[times.len() / 2], times[times.len() * 99 / 100], times[times.len() - 1]);
                 let sizes: Vec<String> = mesh.axes().iter().map(|(_, n)| n.to_string()).collect();
-                println!("{:<8} {:<14} {:<9} {:>7} {median:>10.2} {late:>10.2} {max:>10.2}", sizes.join("x"), shape.to_string(), format!("{objective:?}"), times.len());
+                println!(
+                    "{:<8} {:<14} {:<9} {:>7} {median:>10.2} {late:>10.2} {max:>10.2}",
+                    sizes.join("x"),
+                    shape.to_string(),
+                    format!("{objective:?}"),
+                    times.len()
+                );
             }
         }
     }

@@ -61,7 +61,7 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
     let (path, goal) = if resolve == 0 {
         (Path::from_iter([start.clone(), start.whole()]), from.whole())
     } else {
-        let path = Fewest::path(&space, &start, resolve, Space::new(mesh, shape, dtype)?.local(to), &rest);
+        let path = Fewest::path(&space, &start, &Sharding::replicated(), resolve, Space::new(mesh, shape, dtype)?.local(to), &rest);
         let goal = path.last().cloned().unwrap_or_default();
         (path, goal)
     };

@@ -51,6 +51,9 @@ impl std::fmt::Display for Kind {
     }
 }
 
+/// Messages of an exchange that are timed one by one at most.
+const MAX_MESSAGES: u64 = 1 << 14;
+
 /// A step without its ends.
 pub(super) struct Edge {
     pub(super) kind: Kind,
@@ -122,7 +125,7 @@ impl<'a> Space<'a> {
             Kind::Slice => 0.0,
             Kind::AllReduce => ring(2),
             Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter => ring(1),
-            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid),
+            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing),
         };
         Some(Edge { kind, axes, recv_bytes, peak_bytes: traffic.both * self.size, seconds })
     }
@@ -192,12 +195,19 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// What the worst rank waits for its messages.
-    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> f64 {
+    /// What the worst rank waits for its messages, of `missing` elements in all.
+    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid, missing: u64) -> f64 {
         let route = Route::new(self.mesh, &self.links, from, to);
         let new = to.partial_mask() & !from.partial_mask();
+        let receivers = from.cut_mask() | to.cut_mask() | new;
+        let senders = self.group(route.vary);
+        if self.group(receivers).saturating_mul(senders) > MAX_MESSAGES {
+            // Too many to look at each: as if everyone sent to everyone.
+            let link = bits(route.vary | route.turn_mask()).fold(Link::NONE, |link, a| link.slower(self.links[a]));
+            return (senders - 1).min(missing) as f64 * link.latency + (missing * self.size) as f64 / link.bandwidth;
+        }
         let mut worst = 0.0f64;
-        self.walk(from.cut_mask() | to.cut_mask() | new, &mut [0; 16], |at| {
+        self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {
                 return;
             }

@@ -1,11 +1,7 @@
 //! From one mesh to another.
 
 use crate::cases::{device, expect_values, mesh, shardings, tensor};
-use anymesh_core::{
-    DType, Error, Mesh, Reduction, Shape, Sharding, Tensor,
-    reshard::plan_across,
-    transport::InProcess,
-};
+use anymesh_core::{DType, Error, Mesh, Reduction, Shape, Sharding, Tensor, reshard::plan_across, transport::InProcess};
 use std::sync::Arc;
 
 /// Moves between all pairs of shardings of two meshes and checks every element; answers with the number of moves.
@@ -19,7 +15,7 @@ fn sweep(source: &Mesh, mesh: &Mesh, dims: &[usize]) -> usize {
             assert_eq!((y.mesh(), y.sharding()), (mesh, to));
             expect_values(&y, &|| plan.to_string());
             assert!(plan.lower_bound.is_none_or(|b| b == plan.recv_bytes), "{plan}");
-            assert_eq!(plan.lower_bound.is_none(), from.is_partial(), "{plan}");
+            assert_eq!(plan.lower_bound.is_none(), from.is_partial() && x.numel() > 0, "{plan}");
         }
     }
     froms.len() * tos.len()
@@ -116,7 +112,13 @@ impl anymesh_core::transport::Transport for Pigeons {
         self.0.all_gather(mesh, parts, dim)
     }
 
-    fn reduce_scatter(&self, mesh: &Mesh, parts: &[anymesh_core::transport::Part], reduction: Reduction, dim: usize) -> anymesh_core::Result<Vec<Option<Tensor>>> {
+    fn reduce_scatter(
+        &self,
+        mesh: &Mesh,
+        parts: &[anymesh_core::transport::Part],
+        reduction: Reduction,
+        dim: usize,
+    ) -> anymesh_core::Result<Vec<Option<Tensor>>> {
         self.0.reduce_scatter(mesh, parts, reduction, dim)
     }
 }
