@@ -3,6 +3,7 @@
 use super::{
     Link,
     grid::{At, Geometry, Grid, Traffic, bits, off_origin},
+    moves::to_resolve,
 };
 use crate::{DType, Mesh, Result, Shape, Sharding};
 use smallvec::SmallVec;
@@ -140,7 +141,7 @@ impl<'a> Space<'a> {
         if self.empty {
             return Some((Kind::Slice, Axes::new()));
         }
-        let resolved = from.partial().filter(|p| !to.partial().any(|q| q == *p)).fold(0, |mask, (a, _)| mask | 1 << a);
+        let resolved = to_resolve(from, to);
         if resolved != 0 {
             return self.classify_reduction(from, to, resolved);
         }
@@ -175,7 +176,7 @@ impl<'a> Space<'a> {
 
     /// Removing partial axes: their cuts stay, or all of them cut one dimension more finely.
     fn classify_reduction(&self, from: &Sharding, to: &Sharding, resolved: u32) -> Option<(Kind, Axes)> {
-        if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 || !may_reduce(from, resolved) {
+        if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 {
             return None;
         }
         let mut scattered: Option<Axes> = None;
@@ -224,12 +225,6 @@ impl<'a> Space<'a> {
         });
         worst
     }
-}
-
-/// Whether partial values over the axes of `mask` may be combined now: one reduction, and nothing of another kind inside it.
-pub(super) fn may_reduce(from: &Sharding, mask: u32) -> bool {
-    let Some((outermost, reduction)) = from.partial().find(|(a, _)| mask & 1 << a != 0) else { return false };
-    from.partial().all(|(a, r)| if mask & 1 << a != 0 { r == reduction } else { a < outermost || r == reduction })
 }
 
 /// What two lists of cuts have after their common beginning.

@@ -3,10 +3,7 @@
 //! Such a way slices what it can for nothing, combines the partial axes (scattering where that helps), then gets what is still lacking in one exchange. Moving
 //! data before it is combined never pays: there is more of it. All choices are tried, with a bound that discards most of them at once.
 
-use super::{
-    edge::{Space, may_reduce},
-    moves,
-};
+use super::{edge::Space, moves};
 use crate::Sharding;
 use smallvec::SmallVec;
 
@@ -70,20 +67,19 @@ impl<'a> Fewest<'a> {
         if at != self.path[0] {
             self.path.push(at.clone());
         }
-        while let Some((last, reduction)) = at.partial().filter(|(a, _)| self.resolve & 1 << a != 0).last() {
-            let alike = at.partial().filter(|(a, r)| self.resolve & 1 << a != 0 && *r == reduction).fold(0u32, |mask, (a, _)| mask | 1 << a);
-            let alike = if may_reduce(&at, alike) { alike } else { 1 << last };
-            let scattered = (0..space.rank()).map(|d| (d, next_cuts(&at, to, d, alike))).find(|(_, axes)| !axes.is_empty());
-            let mask = scattered.iter().flat_map(|(_, axes)| axes).fold(0u32, |mask, a| mask | 1 << a);
+        while at.partial_mask() & self.resolve != 0 {
+            let left = at.partial_mask() & self.resolve;
+            let scattered = (0..space.rank()).map(|d| (d, next_cuts(&at, to, d, left))).find(|(_, axes)| !axes.is_empty());
             at = match scattered {
-                Some((d, axes)) if may_reduce(&at, mask) => {
+                Some((d, axes)) => {
+                    let mask = axes.iter().fold(0, |mask, a| mask | 1 << a);
                     let next = axes.iter().fold(at.without_mask(mask), |s, a| s.cut(d, *a));
                     bytes += space.reduce_scatter_bytes(space.local(&next), space.group(mask));
                     next
                 }
-                _ => {
-                    bytes += space.all_reduce_bytes(space.local(&at), space.group(alike));
-                    at.without_mask(alike)
+                None => {
+                    bytes += space.all_reduce_bytes(space.local(&at), space.group(left));
+                    at.without_mask(left)
                 }
             };
             self.path.push(at.clone());
