@@ -186,8 +186,6 @@ impl Sharding {
     }
 
     /// Mesh axes whose ranks hold parts of a reduction.
-    ///
-    /// Where reductions differ, the last axis is the innermost: `{sum:a, max:b}` is a sum over `a` of maxima over `b`.
     pub fn partial(&self) -> impl ExactSizeIterator<Item = (usize, Reduction)> + Clone + '_ {
         self.partial.iter().map(|(a, r)| (*a as usize, *r))
     }

@@ -11,7 +11,7 @@ use super::{
     plan::assemble,
     run,
 };
-use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor};
+use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, spmd::ledger};
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
@@ -28,6 +28,8 @@ pub struct Transfer {
     pub to: Sharding,
     /// Bytes that the worst rank receives from the other mesh.
     pub moved_bytes: u64,
+    /// Bytes that the worst rank holds while it receives them.
+    pub moved_peak_bytes: u64,
     /// Bytes that ranks receive in all: the worst rank of every step.
     pub recv_bytes: u64,
     /// What any plan must send to the worst rank. Not known where partial values are combined.
@@ -61,7 +63,7 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
     let (path, goal) = if resolve == 0 {
         (Path::from_iter([start.clone(), start.whole()]), from.whole())
     } else {
-        let path = Fewest::path(&space, &start, resolve, Space::new(mesh, shape, dtype)?.local(to), &rest);
+        let path = Fewest::path(&space, &start, &Sharding::replicated(), resolve, Space::new(mesh, shape, dtype)?.local(to), &rest);
         let goal = path.last().cloned().unwrap_or_default();
         (path, goal)
     };
@@ -72,9 +74,10 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
         let messages = if moved_bytes == 0 { 0 } else { pair.messages(shape, goal, to) };
         let moving = if moved_bytes == 0 { 0.0 } else { cost.start + messages as f64 * cost.link.latency + moved_bytes as f64 / cost.link.bandwidth };
         let (recv_bytes, seconds) = (source.recv_bytes + moved_bytes, source.seconds + moving);
-        let peak_bytes = source.peak_bytes.max(traffic.both * space.size);
+        let moved_peak_bytes = traffic.both * space.size;
+        let peak_bytes = source.peak_bytes.max(moved_peak_bytes);
         let lower_bound = (resolve == 0).then(|| pair.traffic(shape, from, to).missing * space.size);
-        Ok(Transfer { source, mesh: mesh.clone(), to: to.clone(), moved_bytes, recv_bytes, lower_bound, peak_bytes, seconds })
+        Ok(Transfer { source, mesh: mesh.clone(), to: to.clone(), moved_bytes, moved_peak_bytes, recv_bytes, lower_bound, peak_bytes, seconds })
     };
     let mut best = build(path.clone(), &goal)?;
     let Some(ceiling) = source.cost().memory.filter(|ceiling| best.peak_bytes > *ceiling) else { return Ok(best) };
@@ -163,6 +166,12 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
     reachable(x.mesh(), mesh)?;
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     let x = run(x, &plan.source.valid_for(x)?)?;
+    let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
+    ledger::write("transfer", plan.moved_bytes, types, || hand_over(&x, mesh, to))
+}
+
+/// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.
+fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     let pair = Pair::of(x.mesh(), mesh);
     let (union, numbers) = x.mesh().union(mesh, &pair.same);
     let (boxes, copies) = (pair.boxes(x.shape(), x.sharding()), copy_axes(x.mesh(), x.sharding()));

@@ -3,6 +3,7 @@
 use super::{
     Link,
     grid::{At, Geometry, Grid, Traffic, bits, off_origin},
+    moves::to_resolve,
 };
 use crate::{DType, Mesh, Result, Shape, Sharding};
 use smallvec::SmallVec;
@@ -50,6 +51,9 @@ impl std::fmt::Display for Kind {
         f.pad(self.name())
     }
 }
+
+/// Messages of an exchange that are timed one by one at most.
+const MAX_MESSAGES: u64 = 1 << 14;
 
 /// A step without its ends.
 pub(super) struct Edge {
@@ -122,7 +126,7 @@ impl<'a> Space<'a> {
             Kind::Slice => 0.0,
             Kind::AllReduce => ring(2),
             Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter => ring(1),
-            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid),
+            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing),
         };
         Some(Edge { kind, axes, recv_bytes, peak_bytes: traffic.both * self.size, seconds })
     }
@@ -137,7 +141,7 @@ impl<'a> Space<'a> {
         if self.empty {
             return Some((Kind::Slice, Axes::new()));
         }
-        let resolved = from.partial().filter(|p| !to.partial().any(|q| q == *p)).fold(0, |mask, (a, _)| mask | 1 << a);
+        let resolved = to_resolve(from, to);
         if resolved != 0 {
             return self.classify_reduction(from, to, resolved);
         }
@@ -172,7 +176,7 @@ impl<'a> Space<'a> {
 
     /// Removing partial axes: their cuts stay, or all of them cut one dimension more finely.
     fn classify_reduction(&self, from: &Sharding, to: &Sharding, resolved: u32) -> Option<(Kind, Axes)> {
-        if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 || !may_reduce(from, resolved) {
+        if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 {
             return None;
         }
         let mut scattered: Option<Axes> = None;
@@ -192,12 +196,19 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// What the worst rank waits for its messages.
-    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> f64 {
+    /// What the worst rank waits for its messages, of `missing` elements in all.
+    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid, missing: u64) -> f64 {
         let route = Route::new(self.mesh, &self.links, from, to);
         let new = to.partial_mask() & !from.partial_mask();
+        let receivers = from.cut_mask() | to.cut_mask() | new;
+        let senders = self.group(route.vary);
+        if self.group(receivers).saturating_mul(senders) > MAX_MESSAGES {
+            // Too many to look at each: as if everyone sent to everyone.
+            let link = bits(route.vary | route.turn_mask()).fold(Link::NONE, |link, a| link.slower(self.links[a]));
+            return (senders - 1).min(missing) as f64 * link.latency + (missing * self.size) as f64 / link.bandwidth;
+        }
         let mut worst = 0.0f64;
-        self.walk(from.cut_mask() | to.cut_mask() | new, &mut [0; 16], |at| {
+        self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {
                 return;
             }
@@ -214,12 +225,6 @@ impl<'a> Space<'a> {
         });
         worst
     }
-}
-
-/// Whether partial values over the axes of `mask` may be combined now: one reduction, and nothing of another kind inside it.
-pub(super) fn may_reduce(from: &Sharding, mask: u32) -> bool {
-    let Some((outermost, reduction)) = from.partial().find(|(a, _)| mask & 1 << a != 0) else { return false };
-    from.partial().all(|(a, r)| if mask & 1 << a != 0 { r == reduction } else { a < outermost || r == reduction })
 }
 
 /// What two lists of cuts have after their common beginning.

@@ -277,13 +277,9 @@ fn only_dim(sharding: &Sharding, axes: &[usize]) -> Option<usize> {
 }
 
 /// The reduction whose identity a rank holds after values have become partial; `None` for the ranks that hold the values.
-///
-/// A rank off the origin of a new axis holds nothing of its own. Everything inside that axis must combine to its identity, so what a rank holds is the
-/// identity of the innermost reduction along which it is not the first.
 pub(crate) fn filled(mesh: &Mesh, rank: usize, from: &Sharding, to: &Sharding) -> Option<Reduction> {
     let old = from.partial_mask();
-    let (outermost, _) = to.partial().find(|(a, _)| old & 1 << a == 0 && mesh.coordinate(rank, *a) != 0)?;
-    to.partial().filter(|(a, _)| *a >= outermost && mesh.coordinate(rank, *a) != 0).last().map(|(_, reduction)| reduction)
+    to.partial().find(|(a, _)| old & 1 << a == 0 && mesh.coordinate(rank, *a) != 0).map(|(_, reduction)| reduction)
 }
 
 /// Identities, one for each size, reduction and device.

@@ -38,10 +38,12 @@ pub(super) struct Fewest<'a> {
 }
 
 impl<'a> Fewest<'a> {
-    /// The best path from `from` to where everything in `resolve` is combined; `rest` says what it takes from there on.
-    pub(super) fn path(space: &'a Space<'a>, from: &Sharding, resolve: u32, need: u64, rest: &'a dyn Fn(&Sharding) -> Rest) -> Path {
+    /// The best path from `from` to where everything in `resolve` is combined, on the way to `to`; `rest` says what it takes from there on.
+    pub(super) fn path(space: &'a Space<'a>, from: &Sharding, to: &Sharding, resolve: u32, need: u64, rest: &'a dyn Fn(&Sharding) -> Rest) -> Path {
         let path = Path::from_iter([from.clone()]);
         let mut search = Self { space, resolve, need, rest, path, best: Path::new(), key: (u64::MAX, usize::MAX, true), budget: BUDGET };
+        search.straight(to);
+        search.path.truncate(1);
         search.combine(0);
         let free = space.axes() & !from.cut_mask() & !from.partial_mask();
         moves::slicings(space, from, free, &mut |sliced| {
@@ -53,19 +55,55 @@ impl<'a> Fewest<'a> {
         search.best
     }
 
+    /// Tries the way that only ever cuts as `to` does: often the best, and then it discards all others.
+    fn straight(&mut self, to: &Sharding) {
+        let (space, mut at, mut bytes) = (self.space, self.path[0].clone(), 0);
+        let mut free = space.axes() & !at.cut_mask() & !at.partial_mask();
+        for d in 0..space.rank() {
+            let sliced = next_cuts(&at, to, d, free);
+            free = sliced.iter().fold(free, |mask, a| mask & !(1 << a));
+            at = sliced.iter().fold(at, |s, a| s.cut(d, *a));
+        }
+        if at != self.path[0] {
+            self.path.push(at.clone());
+        }
+        while at.partial_mask() & self.resolve != 0 {
+            let left = at.partial_mask() & self.resolve;
+            let scattered = (0..space.rank()).map(|d| (d, next_cuts(&at, to, d, left))).find(|(_, axes)| !axes.is_empty());
+            at = match scattered {
+                Some((d, axes)) => {
+                    let mask = axes.iter().fold(0, |mask, a| mask | 1 << a);
+                    let next = axes.iter().fold(at.without_mask(mask), |s, a| s.cut(d, *a));
+                    bytes += space.reduce_scatter_bytes(space.local(&next), space.group(mask));
+                    next
+                }
+                None => {
+                    bytes += space.all_reduce_bytes(space.local(&at), space.group(left));
+                    at.without_mask(left)
+                }
+            };
+            self.path.push(at.clone());
+        }
+        self.finish(&at, bytes);
+    }
+
+    /// Weighs the path, after which nothing is left to combine.
+    fn finish(&mut self, at: &Sharding, bytes: u64) {
+        self.budget = self.budget.saturating_sub(self.space.group(at.cut_mask()) as usize / 4);
+        let rest = (self.rest)(at);
+        let key = (bytes + rest.bytes, self.path.len() - 1 + usize::from(rest.step), rest.exchange);
+        if key < self.key {
+            (self.key, self.best) = (key, self.path.clone());
+        }
+    }
+
     /// Tries all ways on from the end of the path, which has received `bytes` so far.
     fn combine(&mut self, bytes: u64) {
         let Some(at) = self.path.last().cloned() else { return };
         let left = at.partial_mask() & self.resolve;
         let steps = self.path.len() - 1;
         if left == 0 {
-            self.budget = self.budget.saturating_sub(self.space.mesh.ranks() / 4);
-            let rest = (self.rest)(&at);
-            let key = (bytes + rest.bytes, steps + usize::from(rest.step), rest.exchange);
-            if key < self.key {
-                (self.key, self.best) = (key, self.path.clone());
-            }
-            return;
+            return self.finish(&at, bytes);
         }
         if self.hopeless(bytes, &at, left, steps + 1) {
             return;
@@ -88,6 +126,12 @@ impl<'a> Fewest<'a> {
         let bound = bytes.saturating_add(least(self.space.local(at), self.space.group(left), self.need));
         (bound, steps, false) >= self.key
     }
+}
+
+/// The axes of `mask` by which `to` goes on cutting dimension `d` where `at` ends.
+fn next_cuts(at: &Sharding, to: &Sharding, d: usize, mask: u32) -> SmallVec<[usize; 3]> {
+    let next = to.cuts_of(d).strip_prefix(at.cuts_of(d)).unwrap_or(&[]);
+    next.iter().map(|(_, a)| *a as usize).take_while(|a| mask & 1 << a != 0).collect()
 }
 
 /// The least bytes to combine parts of `local` bytes over `k` ranks and end with `need` bytes: `(k - 1) * w + max(0, need - w)` grows with the size `w` of what

@@ -1,23 +1,12 @@
 //! Where one step can lead: the edges that planners try. Every function hands its shardings to `emit`, and stops (with `false`) once `emit` has had enough.
 
-use super::{
-    edge::{Space, may_reduce},
-    grid::bits,
-};
+use super::{edge::Space, grid::bits};
 use crate::Sharding;
 use smallvec::SmallVec;
 
-/// The partial axes of `from` that a way to `to` must combine: those that `to` does not keep, and those inside them with another reduction.
+/// The partial axes of `from` that a way to `to` must combine.
 pub(super) fn to_resolve(from: &Sharding, to: &Sharding) -> u32 {
-    let mut resolve: u32 = 0;
-    let mut outer: SmallVec<[crate::Reduction; 2]> = SmallVec::new();
-    for (axis, reduction) in from.partial() {
-        if !to.partial().any(|p| p == (axis, reduction)) || outer.iter().any(|r| *r != reduction) {
-            resolve |= 1 << axis;
-            outer.push(reduction);
-        }
-    }
-    resolve
+    from.partial().filter(|p| !to.partial().any(|q| q == *p)).fold(0, |mask, (a, _)| mask | 1 << a)
 }
 
 /// All ways to cut further along the axes of `free` that make the largest part smaller; each once.
@@ -39,32 +28,23 @@ pub(super) fn slicings(space: &Space, at: &Sharding, free: u32, emit: &mut dyn F
 /// All ways to combine partial axes of `resolve` in one step, with the bytes received.
 pub(super) fn reductions(space: &Space, at: &Sharding, resolve: u32, emit: &mut dyn FnMut(&Sharding, u64) -> bool) -> bool {
     let left = at.partial_mask() & resolve;
-    let Some((_, reduction)) = at.partial().filter(|(a, _)| left & 1 << a != 0).last() else { return true };
-    let alike = at.partial().filter(|(a, r)| left & 1 << a != 0 && *r == reduction).fold(0u32, |mask, (a, _)| mask | 1 << a);
     // All subsets, the largest first.
-    let mut subset = alike;
+    let mut subset = left;
     while subset != 0 {
-        if may_reduce(at, subset) && !emit(&at.without_mask(subset), space.all_reduce_bytes(space.local(at), space.group(subset))) {
+        if !emit(&at.without_mask(subset), space.all_reduce_bytes(space.local(at), space.group(subset))) {
             return false;
         }
-        subset = (subset - 1) & alike;
+        subset = (subset - 1) & left;
     }
-    (0..space.rank()).all(|d| scatter(space, at, at, alike, 0, d, emit))
+    (0..space.rank()).all(|d| scatter(space, at, left, 0, d, emit))
 }
 
-/// Reduce-scatters into dimension `d` that begin with the axes `taken`, which `at` has without the others of `source`.
-fn scatter(space: &Space, source: &Sharding, at: &Sharding, alike: u32, taken: u32, d: usize, emit: &mut dyn FnMut(&Sharding, u64) -> bool) -> bool {
-    for axis in bits(alike & !taken) {
-        let next = at.without(axis).cut(d, axis);
-        let taken = taken | 1 << axis;
-        if may_reduce(source, taken) && !emit(&next, space.reduce_scatter_bytes(space.local(&next), space.group(taken))) {
-            return false;
-        }
-        if !scatter(space, source, &next, alike, taken, d, emit) {
-            return false;
-        }
-    }
-    true
+/// Reduce-scatters of axes of `left` into dimension `d`, after those of `taken`, which `at` has there already.
+fn scatter(space: &Space, at: &Sharding, left: u32, taken: u32, d: usize, emit: &mut dyn FnMut(&Sharding, u64) -> bool) -> bool {
+    bits(left & !taken).all(|axis| {
+        let (next, taken) = (at.without(axis).cut(d, axis), taken | 1 << axis);
+        emit(&next, space.reduce_scatter_bytes(space.local(&next), space.group(taken))) && scatter(space, &next, left, taken, d, emit)
+    })
 }
 
 /// All steps that gather the last cuts of some dimensions, move the last cuts of one to another, or swap two axes.

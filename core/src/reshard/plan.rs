@@ -110,7 +110,7 @@ fn fewest_bytes(space: &Space, from: &Sharding, to: &Sharding, resolve: u32) -> 
         let exchange = matches!(space.classify(at, to, traffic), Some((Kind::Exchange, _)));
         Rest { bytes: traffic.missing * space.size, step: at != to, exchange }
     };
-    let mut path = Fewest::path(space, from, resolve, space.local(to), &rest);
+    let mut path = Fewest::path(space, from, to, resolve, space.local(to), &rest);
     if path.last() != Some(to) {
         path.push(to.clone());
     }
@@ -122,7 +122,6 @@ pub(super) fn assemble(space: &Space, dtype: DType, from: &Sharding, to: &Shardi
     let mut steps: Vec<Step> = Vec::with_capacity(path.len());
     let mut at = path[0].clone();
     let mut grid = space.grid(&at);
-    let lower_bound = bounded.then(|| space.traffic(&at, &grid, &path[path.len() - 1], &space.grid(&path[path.len() - 1])).missing * space.size);
     for (i, next) in path.iter().enumerate().skip(1) {
         if *next == at && !(i + 1 == path.len() && steps.is_empty() && from != to) {
             continue;
@@ -147,6 +146,10 @@ pub(super) fn assemble(space: &Space, dtype: DType, from: &Sharding, to: &Shardi
         last.to = to.clone();
     }
     let recv_bytes = steps.iter().map(|s| s.recv_bytes).sum();
+    let lower_bound = bounded.then(|| match (steps.len(), path.first(), path.last()) {
+        (2.., Some(first), Some(last)) => space.traffic(first, &space.grid(first), last, &grid).missing * space.size,
+        _ => recv_bytes,
+    });
     let peak_bytes = steps.iter().map(|s| s.peak_bytes).max().unwrap_or_else(|| space.local(&path[0]));
     let seconds = steps.iter().fold(0.0, |t, s| t + s.seconds);
     let (mesh, shape) = (space.mesh.clone(), space.shape.clone());

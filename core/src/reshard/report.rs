@@ -1,6 +1,6 @@
 //! Plans for people and for programs.
 
-use super::{Plan, Transfer};
+use super::{Plan, Step, Transfer};
 use crate::{Mesh, Sharding};
 use serde_json::{Value, json};
 use std::fmt::{Display, Formatter, Result};
@@ -23,27 +23,26 @@ impl Display for Plan {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let ty = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         writeln!(f, "{} -> {} on {}", ty(&self.from), ty(&self.to), self.mesh)?;
-        write_steps(self, f)?;
+        write_rows(&rows(self), f)?;
         let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
         write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
     }
 }
 
-fn write_steps(plan: &Plan, f: &mut Formatter<'_>) -> Result {
-    let rows: Vec<[String; 7]> = plan
-        .steps
-        .iter()
-        .enumerate()
-        .map(|(i, s)| {
-            let ty = |s: &Sharding| s.type_string(plan.dtype, &plan.shape, &plan.mesh);
-            let axes = if s.axes.is_empty() { "-".into() } else { names(&plan.mesh, &s.axes).join(",") };
-            let (bytes, peak) = (format!("{} B", s.recv_bytes), format!("peak {} B", s.peak_bytes));
-            [(i + 1).to_string(), s.kind.to_string(), axes, format!("{} -> {}", ty(&s.from), ty(&s.to)), bytes, peak, time(s.seconds)]
-        })
-        .collect();
-    let width = |column: usize| rows.iter().map(|r| r[column].len()).max().unwrap_or(0);
-    let widths: [usize; 7] = std::array::from_fn(width);
-    for row in &rows {
+/// Number, kind, axes, types, bytes, peak and time of each step.
+fn rows(plan: &Plan) -> Vec<[String; 7]> {
+    let ty = |s: &Sharding| s.type_string(plan.dtype, &plan.shape, &plan.mesh);
+    let row = |(i, s): (usize, &Step)| {
+        let axes = if s.axes.is_empty() { "-".into() } else { names(&plan.mesh, &s.axes).join(",") };
+        let (bytes, peak) = (format!("{} B", s.recv_bytes), format!("peak {} B", s.peak_bytes));
+        [(i + 1).to_string(), s.kind.to_string(), axes, format!("{} -> {}", ty(&s.from), ty(&s.to)), bytes, peak, time(s.seconds)]
+    };
+    plan.steps.iter().enumerate().map(row).collect()
+}
+
+fn write_rows(rows: &[[String; 7]], f: &mut Formatter<'_>) -> Result {
+    let widths: [usize; 7] = std::array::from_fn(|column| rows.iter().map(|r| r[column].len()).max().unwrap_or(0));
+    for row in rows {
         for (column, cell) in row.iter().enumerate() {
             // Numbers to the right, words to the left.
             match column {
@@ -61,9 +60,11 @@ impl Display for Transfer {
         let (source, plan) = (&self.source.mesh, &self.source);
         let to = self.to.type_string(plan.dtype, &plan.shape, &self.mesh);
         writeln!(f, "{} on {source} -> {to} on {}", plan.from.type_string(plan.dtype, &plan.shape, source), self.mesh)?;
-        write_steps(plan, f)?;
-        let last = self.source.steps.len() + 1;
-        writeln!(f, "  {last}  transfer  {} -> {to}  {} B", plan.to.type_string(plan.dtype, &plan.shape, source), self.moved_bytes)?;
+        let mut rows = rows(plan);
+        let types = format!("{} -> {to}", plan.to.type_string(plan.dtype, &plan.shape, source));
+        let (bytes, peak) = (format!("{} B", self.moved_bytes), format!("peak {} B", self.moved_peak_bytes));
+        rows.push([(rows.len() + 1).to_string(), "transfer".into(), "-".into(), types, bytes, peak, time(self.seconds - plan.seconds)]);
+        write_rows(&rows, f)?;
         let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
         write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
     }
@@ -80,6 +81,18 @@ fn time(seconds: f64) -> String {
 
 fn names<'a>(mesh: &'a Mesh, axes: &[usize]) -> Vec<&'a str> {
     axes.iter().map(|a| mesh.axes().get(*a).map_or("?", |(name, _)| name.as_str())).collect()
+}
+
+impl Transfer {
+    /// Everything the table says, for programs; the steps are those on the source mesh.
+    pub fn to_json(&self) -> Value {
+        let plan = &self.source;
+        json!({
+            "source": plan.to_json(), "mesh": self.mesh.to_string(), "to": self.to.type_string(plan.dtype, &plan.shape, &self.mesh),
+            "moved_bytes": self.moved_bytes, "moved_peak_bytes": self.moved_peak_bytes, "recv_bytes": self.recv_bytes, "lower_bound": self.lower_bound, "peak_bytes": self.peak_bytes,
+            "seconds": self.seconds,
+        })
+    }
 }
 
 impl Plan {

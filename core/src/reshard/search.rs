@@ -75,8 +75,12 @@ impl Search<'_> {
         }
         let from = known.first()?;
         let mut nodes = vec![Node { at: from.clone(), grid: space.grid(from), parent: 0, score: Score(0.0, 0, 0), sliced: false }];
+        let bound = self.bound(nodes[0].score, from, &nodes[0].grid, &to_grid);
+        if bound >= limit {
+            return best;
+        }
         let mut seen: HashMap<Sharding, usize> = HashMap::from([(from.clone(), 0)]);
-        let mut queue = BinaryHeap::from([(Reverse((Score(0.0, 0, 0), 0)))]);
+        let mut queue = BinaryHeap::from([(Reverse((bound, 0)))]);
         let mut budget = BUDGET;
         while let Some(Reverse((bound, i))) = queue.pop() {
             if bound >= limit || budget == 0 {

@@ -118,7 +118,13 @@ pub(crate) fn outermost() -> Option<(&'static str, &'static Location<'static>)> 
 
 /// Runs a step and writes it down, if anybody listens. Steps that send nothing are no communication.
 pub(crate) fn step(x: &Tensor, step: &Step, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    if step.recv_bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
+    let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
+    write(step.kind.name(), step.recv_bytes, || (ty(&step.from), ty(&step.to)), run)
+}
+
+/// Runs what sends `bytes` to the worst rank and writes it down with the types before and after, if anybody listens.
+pub(crate) fn write(kind: &'static str, bytes: u64, types: impl FnOnce() -> (String, String), run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    if bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
         return run();
     }
     #[cfg(not(target_family = "wasm"))]
@@ -129,8 +135,8 @@ pub(crate) fn step(x: &Tensor, step: &Step, run: impl FnOnce() -> Result<Tensor>
     #[cfg(target_family = "wasm")]
     let time = Duration::ZERO;
     let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| (op, caller.to_string()));
-    let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
-    let entry = Entry { op, caller, kind: step.kind.name(), from: ty(&step.from), to: ty(&step.to), bytes: step.recv_bytes, time };
+    let (from, to) = types();
+    let entry = Entry { op, caller, kind, from, to, bytes, time };
     OPEN.with_borrow_mut(|open| {
         if let Some(ledger) = open.last_mut() {
             ledger.entries.push(entry);

@@ -11,7 +11,7 @@ pub(crate) fn mesh(sizes: &[usize]) -> Mesh {
     Mesh::new(&axes.join(", "), &device()).expect("a mesh")
 }
 
-/// Every sharding of a tensor of `rank` dimensions over `axes` mesh axes: all orders of axes in a dimension, each unused axis whole or partial by one of `reductions`.
+/// Every sharding of a tensor of `rank` dimensions over `axes` mesh axes: all orders of axes in a dimension, unused axes whole or partial by one of `reductions`.
 pub(crate) fn shardings(rank: usize, axes: usize, reductions: &[Reduction]) -> Vec<Sharding> {
     // Per dimension its axes in order; per axis its reduction.
     type Draft = (Vec<Vec<usize>>, Vec<Option<Reduction>>);
@@ -37,6 +37,7 @@ pub(crate) fn shardings(rank: usize, axes: usize, reductions: &[Reduction]) -> V
     }
     drafts
         .into_iter()
+        .filter(|(_, partial)| partial.iter().flatten().collect::<std::collections::HashSet<_>>().len() <= 1)
         .map(|(dims, partial)| {
             let cut = dims.iter().enumerate().flat_map(|(d, axes)| axes.iter().map(move |a| (d, *a)));
             let sharding = cut.fold(Sharding::replicated(), |s, (d, a)| s.cut(d, a));
@@ -71,7 +72,7 @@ fn share(value: i32, reduction: Reduction, at: usize, n: usize, position: usize)
     }
 }
 
-/// What a rank holds of the tensor under a sharding, element by element; of several partial axes the last is the innermost.
+/// What a rank holds of the tensor under a sharding, element by element.
 fn held(mesh: &Mesh, sharding: &Sharding, rank: usize, position: usize, value: impl Fn(usize) -> i32) -> i32 {
     sharding.partial().fold(value(position), |v, (axis, reduction)| share(v, reduction, mesh.coordinate(rank, axis), mesh.size(axis), position))
 }
@@ -103,7 +104,7 @@ pub(crate) fn expect_values(x: &Tensor, case: &dyn Fn() -> String) {
     }
 }
 
-/// What ranks along partial axes combine to, the innermost first.
+/// What ranks along partial axes combine to.
 fn combined(mesh: &Mesh, parts: &[Vec<i32>], partial: &[(usize, Reduction)], rank: usize) -> Vec<i32> {
     let Some(((axis, reduction), inner)) = partial.split_first() else { return parts[rank].clone() };
     let combine = |a: i32, b: i32| match reduction {

@@ -5,6 +5,7 @@ mod cases;
 mod memory;
 mod optimal;
 mod printed;
+mod processes;
 mod regressions;
 mod sweep;
 mod validation;

@@ -83,12 +83,12 @@ fn scalars_are_combined_and_filled() {
 }
 
 #[test]
-fn different_reductions_combine_from_the_inside_out() {
+fn every_reduction_combines_and_fills_and_one_becomes_another() {
     use Reduction::{Max, Min, Prod, Sum};
     for dims in [&[5][..], &[2, 3]] {
         assert!(sweep(&[2, 3], dims, &[Sum, Max, Min, Prod], &BOTH) > 0);
     }
-    assert!(sweep(&[2, 2, 2], &[3], &[Sum, Max, Prod], &[Objective::Bytes]) > 0);
+    assert!(sweep(&[2, 2, 2], &[3], &[Sum, Max, Min], &BOTH) > 0);
 }
 
 #[test]

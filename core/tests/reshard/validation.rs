@@ -62,24 +62,6 @@ fn an_exchange_may_stand_for_any_collective_that_combines_nothing() {
 }
 
 #[test]
-fn reductions_of_another_kind_inside_must_go_first() {
-    let mesh = mesh(&[2, 2]);
-    let shape = Shape::from([4]);
-    let from = Sharding::replicated().partial_over(0, Reduction::Sum).partial_over(1, Reduction::Max);
-    let whole = Sharding::replicated();
-    let mut plan = plan(&mesh, &shape, DType::I32, &from, &whole, Objective::Bytes).expect("a plan");
-    assert_eq!(&plan.steps[0].axes[..], [1], "{plan}");
-    // Sums before maxima would be another value.
-    let between = Sharding::replicated().partial_over(1, Reduction::Max);
-    plan.steps.truncate(2);
-    plan.steps[0].to = between.clone();
-    plan.steps[0].axes = [0].into_iter().collect();
-    plan.steps[0].kind = Kind::AllReduce;
-    plan.steps[1].from = between;
-    assert!(plan.validate(&mesh, &shape, &from, &whole).is_err());
-}
-
-#[test]
 fn a_plan_runs_only_on_the_tensor_it_is_for() {
     let mesh = mesh(&[4]);
     let (rows, whole) = (Sharding::replicated().cut(0, 0), Sharding::replicated());
