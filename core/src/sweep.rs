@@ -64,11 +64,15 @@ impl std::fmt::Display for Report {
 pub fn run(device: &Device, options: &Options) -> Report {
     let start = Instant::now();
     let entries: Vec<&Entry> = registry::entries().iter().filter(|e| e.name.contains(&options.filter)).collect();
+    let meshes = match MESHES.iter().map(|axes| Mesh::new(axes, device)).collect::<Result<Vec<_>>>() {
+        Ok(meshes) => meshes,
+        Err(error) => return Report { failed: 1, failures: vec![error.to_string()], ..Report::default() },
+    };
     let next = AtomicUsize::new(0);
     let work = || {
         let mut report = Report::default();
         while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
-            sweep_op(entry, device, options, &mut report);
+            sweep_op(entry, &meshes, options, &mut report);
             report.ops += 1;
         }
         report
@@ -100,11 +104,11 @@ pub fn run(device: &Device, options: &Options) -> Report {
 /// Failures of one op that are written out.
 const SHOWN: usize = 3;
 
-fn sweep_op(entry: &'static Entry, device: &Device, options: &Options, report: &mut Report) {
+fn sweep_op(entry: &'static Entry, meshes: &[Mesh], options: &Options, report: &mut Report) {
     let before = report.failed;
     for (i, sample) in entry.samples().iter().enumerate().filter(|(i, _)| i % options.every == 0) {
-        for mesh in MESHES {
-            match Mesh::new(mesh, device).and_then(|mesh| sweep_sample(entry, sample, &mesh, options, report, before)) {
+        for mesh in meshes {
+            match sweep_sample(entry, sample, mesh, options, report, before) {
                 Ok(()) => {}
                 Err(Error::Unsupported { .. }) => report.unsupported += 1,
                 Err(error) => fail(report, before, format!("{} sample {i}: {error}", entry.name)),

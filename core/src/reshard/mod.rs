@@ -28,4 +28,4 @@ pub use plan::{Objective, Plan, Step, plan};
 pub use valid::ValidPlan;
 
 pub(crate) use cost::received;
-pub(crate) use execute::{filled, to_mesh};
+pub(crate) use execute::{filled, slice, to_mesh};

@@ -5,20 +5,20 @@ use crate::{Error, Mesh, Result, Shape, Sharding, Tensor};
 use std::ops::Deref;
 
 /// A plan whose steps follow on each other, can each be done in the way they say, and lead where they should. Only [`Plan::validate`] makes one.
-#[derive(Clone, Copy, Debug)]
-pub struct ValidPlan<'a>(&'a Plan);
+#[derive(Clone, Debug)]
+pub struct ValidPlan(Plan);
 
-impl Deref for ValidPlan<'_> {
+impl Deref for ValidPlan {
     type Target = Plan;
 
     fn deref(&self) -> &Plan {
-        self.0
+        &self.0
     }
 }
 
 impl Plan {
     /// Checks that this plan takes a tensor of `shape` on `mesh` from `from` to `to`.
-    pub fn validate(&self, mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> Result<ValidPlan<'_>> {
+    pub fn validate(&self, mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> Result<ValidPlan> {
         let fail = |detail: String| Err(Error::Argument { op: "plan", detail });
         let text = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         if self.mesh != *mesh || self.shape != *shape {
@@ -43,18 +43,18 @@ impl Plan {
         if at != to {
             return fail(format!("the plan ends at {}, not at {}", text(at), text(to)));
         }
-        Ok(ValidPlan(self))
+        Ok(ValidPlan(self.clone()))
     }
 }
 
 impl Plan {
     /// Checks that this plan suits a tensor.
-    pub fn valid_for(&self, x: &Tensor) -> Result<ValidPlan<'_>> {
+    pub fn valid_for(&self, x: &Tensor) -> Result<ValidPlan> {
         self.validate(x.mesh(), x.shape(), x.sharding(), &self.to)
     }
 }
 
-impl ValidPlan<'_> {
+impl ValidPlan {
     /// Refuses a tensor that the plan was not checked for.
     pub(super) fn check(&self, x: &Tensor) -> Result<()> {
         if x.mesh() == &self.mesh && x.shape() == &self.shape && x.sharding() == &self.from && x.dtype() == self.dtype {

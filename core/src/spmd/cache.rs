@@ -8,7 +8,10 @@ use super::{
     rule::{Factors, Rule},
     solve::{self, Operand, Solution},
 };
-use crate::{Error, Result, Shape, Sharding, Tensor};
+use crate::{
+    Error, Result, Shape, Sharding, Tensor,
+    reshard::{self, Objective, ValidPlan},
+};
 use smallvec::SmallVec;
 use std::{
     cell::RefCell,
@@ -24,6 +27,8 @@ pub(crate) struct Known {
     /// Each factor's letter, and where its size is.
     pub(crate) factors: SmallVec<[(char, Size); 8]>,
     outputs: SmallVec<[SmallVec<[Factors; 4]>; 2]>,
+    /// How each operand gets where it must be; none where nothing is sent.
+    pub(crate) plans: SmallVec<[Option<ValidPlan>; 3]>,
     pub(crate) rule: Rule,
 }
 
@@ -46,14 +51,22 @@ impl Size {
 }
 
 impl Known {
-    fn new(rule: Rule, solution: Solution) -> Self {
+    fn new(rule: Rule, solution: Solution, operands: &[&Tensor]) -> Result<Self> {
         let size = |f: usize| {
             let alone = |dims: &SmallVec<[Factors; 4]>| dims.iter().position(|d| d[..] == [f as u8]);
             let place = rule.inputs.iter().enumerate().find_map(|(i, dims)| alone(dims).map(|d| Size::Of(i, d)));
             place.unwrap_or(Size::Fixed(rule.factors[f].size))
         };
         let factors = (0..rule.factors.len()).map(|f| (rule.factors[f].letter, size(f))).collect();
-        Self { solution, factors, outputs: rule.outputs.clone(), rule }
+        let plan = |(x, to): (&&Tensor, &Sharding)| {
+            if solution.free || x.sharding() == to {
+                return Ok(None);
+            }
+            let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes)?;
+            plan.validate(x.mesh(), x.shape(), x.sharding(), to).map(Some)
+        };
+        let plans = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
+        Ok(Self { solution, factors, outputs: rule.outputs.clone(), plans, rule })
     }
 
     /// The global shape of a result: sizes of factors, and of what is not cut as one rank has it.
@@ -159,7 +172,7 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
     let operands: SmallVec<[Operand<'_>; 3]> = call.inputs.iter().map(|t| Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect();
     let solution = solve::solve(mesh, &rule, &operands)?;
     let free = solution.free;
-    let known = Rc::new(Known::new(rule, solution));
+    let known = Rc::new(Known::new(rule, solution, call.inputs)?);
     BY_PATTERN.with_borrow_mut(|table| insert(table, sized.key.clone(), free.then(|| known.clone())));
     if !free {
         BY_SIZE.with_borrow_mut(|table| insert(table, sized, known.clone()));

@@ -298,8 +298,7 @@ impl<'a> Search<'a> {
         if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
             let size = dtype.size() as u64;
             let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
-            // Whoever reduces needs at least one other value for each of its own.
-            least = if resolves { largest_part(self.mesh, shape, to) } else { received(self.mesh, shape, from, to) } * size;
+            least = if resolves { least_to_reduce(self.mesh, shape, from, to) } else { received(self.mesh, shape, from, to) } * size;
             bytes = (!resolves).then_some(least);
         }
         self.brought.push(Brought { operand, key, sharding, least, bytes });
@@ -408,9 +407,14 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Elements of the largest part.
-fn largest_part(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> u64 {
-    (0..shape.rank()).map(|d| shape[d].div_ceil(sharding.axes_of(d).map(|a| mesh.size(a)).product()) as u64).product()
+/// Elements that some rank must receive to reduce partial values. Of `k` ranks whose results cover `all` elements together, one combines at least
+/// `all / k` of them with `k - 1` others', and what it has not combined itself it must be given.
+fn least_to_reduce(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> u64 {
+    let part: u64 = (0..shape.rank()).map(|d| (shape[d] / to.axes_of(d).map(|a| mesh.size(a)).product::<usize>()) as u64).product();
+    let resolved = || from.partial().filter(|(axis, r)| to.placement(*axis) != Placement::Partial(*r)).map(|(axis, _)| axis);
+    let k: u64 = resolved().map(|axis| mesh.size(axis) as u64).product();
+    let all = part * resolved().filter(|axis| to.cuts().any(|(_, a)| a == *axis)).map(|axis| mesh.size(axis) as u64).product::<u64>();
+    (k - 1) * all / k + part.saturating_sub(all.div_ceil(k))
 }
 
 /// Whether values would be partial with different reductions, whose order would matter.
