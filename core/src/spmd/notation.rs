@@ -410,3 +410,48 @@ impl<'a> Parser<'a> {
 fn same_letter(letter: char, factor: char) -> bool {
     letter == factor || (factor as u32 >= 0x400 && factor as u32 % 0x400 == letter as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn factors(text: &str, shapes: &[&[usize]], sizes: &[(char, usize)]) -> Result<Vec<(char, usize)>> {
+        let shapes: Vec<Shape> = shapes.iter().map(|s| Shape::from(*s)).collect();
+        let given: Vec<Given<'_>> = shapes.iter().map(Given::Shape).collect();
+        Ok(Rule::with_sizes(text, &given, &[], sizes)?.factors.iter().map(|f| (f.letter, f.size)).collect())
+    }
+
+    #[test]
+    fn sizes_in_brackets_follow_from_what_is_known() {
+        // The key heads say how many query heads share one; the channels of a weight and the groups say the rest.
+        assert_eq!(factors("(hg)s, ht -> (hg)s ; replicate t", &[&[6, 5], &[2, 4]], &[]).unwrap(), [('h', 2), ('g', 3), ('s', 5)]);
+        let grouped = "n(gc), (go)c -> n(go) ; reduce c sum";
+        assert_eq!(factors(grouped, &[&[7, 6], &[8, 3]], &[]).unwrap(), [('n', 7), ('g', 2), ('c', 3), ('o', 4)]);
+        assert_eq!(factors("(gc) -> (gc)", &[&[6]], &[]).unwrap(), [('g', 6), ('c', 1)], "nothing tells");
+        assert_eq!(factors("(gc), c -> (gc)", &[&[0], &[0]], &[]).unwrap(), [('g', 1), ('c', 0)]);
+    }
+
+    #[test]
+    fn brackets_that_do_not_fit_are_refused() {
+        assert!(matches!(factors("(gc) -> (gc)", &[&[6]], &[('g', 4)]), Err(Error::Shape { .. })));
+        for text in ["(gc -> gc", "() -> ", "(g1) -> g", "(...) -> ..."] {
+            assert!(matches!(factors(text, &[&[6]], &[]), Err(Error::Parse { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_factor_that_some_results_lack_is_cut_in_the_others() {
+        let shape = Shape::from([4, 6]);
+        let rule = Rule::new("mk -> mk, m ; reduce k sum", &[Given::Shape(&shape)], &[]).unwrap();
+        assert_eq!(rule.outputs.iter().map(|dims| dims.iter().map(|d| d.len()).sum::<usize>()).collect::<Vec<_>>(), [2, 1]);
+        let kept = Rule::new("mk -> mk ; reduce k sum", &[Given::Shape(&shape)], &[]).unwrap();
+        assert_eq!(kept.outputs[0][1].len(), 0, "a dimension of size 1 stays in its place");
+    }
+
+    #[test]
+    fn a_bound_letter_alone_is_all_of_an_operand() {
+        let (x, w) = (Shape::from([2, 3, 4]), Shape::from([3, 4]));
+        let rule = Rule::new("...r, r -> ...r", &[Given::Shape(&x), Given::Shape(&w)], &[('r', &[1, 2])]).unwrap();
+        assert_eq!(rule.inputs[0][1..], rule.inputs[1][..]);
+    }
+}
