@@ -1,6 +1,6 @@
 //! What communication costs.
 
-use super::grid::Geometry;
+use super::grid::{Geometry, Grid};
 use crate::{Error, Mesh, Result, Shape, Sharding};
 use std::collections::BTreeMap;
 
@@ -75,8 +75,20 @@ impl CostModel {
     }
 }
 
-/// Elements that the worst rank lacks of its part of `to` when it holds its part of `from`: the least it must receive. Partial axes do not count.
-pub(crate) fn received(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> u64 {
-    let geometry = Geometry::new(mesh, shape);
-    geometry.compare(&geometry.grid(from), &geometry.grid(to), 0).missing
+/// What ranks lack of other shardings of a tensor, given the one they hold.
+pub(crate) struct Held<'a> {
+    geometry: Geometry<'a>,
+    grid: Grid,
+}
+
+impl<'a> Held<'a> {
+    pub(crate) fn new(mesh: &'a Mesh, shape: &'a Shape, sharding: &Sharding) -> Self {
+        let geometry = Geometry::new(mesh, shape);
+        Self { grid: geometry.grid(sharding), geometry }
+    }
+
+    /// Elements that the worst rank lacks of its part of `to`: the least it must receive. Partial axes do not count.
+    pub(crate) fn lacks(&self, to: &Sharding) -> u64 {
+        self.geometry.compare(&self.grid, &self.geometry.grid(to), 0).missing
+    }
 }

@@ -27,5 +27,5 @@ pub use execute::run;
 pub use plan::{Objective, Plan, Step, plan};
 pub use valid::ValidPlan;
 
-pub(crate) use cost::received;
+pub(crate) use cost::Held;
 pub(crate) use execute::{filled, slice, to_mesh};

@@ -19,11 +19,7 @@ pub use rule::Rule;
 pub use solve::{Choice, Solution};
 pub use trace::{Decision, trace};
 
-use crate::{
-    Error, Mesh, Region, Result, Shape, Tensor,
-    reshard,
-    split,
-};
+use crate::{Error, Mesh, Region, Result, Shape, Tensor, reshard, split};
 use cache::Known;
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location};

@@ -7,7 +7,7 @@
 use super::rule::{Factors, Kind, Rule};
 use crate::{
     DType, Mesh, Placement, Reduction, Result, Shape, Sharding,
-    reshard::{Objective, plan, received},
+    reshard::{Held, Objective, plan},
 };
 use smallvec::SmallVec;
 
@@ -61,17 +61,13 @@ pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solut
     let mut search = Search::new(mesh, rule, operands);
     for only_free in [true, false] {
         let mut best: Option<(Score, Solution)> = None;
-        for candidate in search.assignments(&search.candidates(only_free)) {
-            // They come by what they cost at least, so nothing behind one that costs more than the best can win.
-            if best.as_ref().is_some_and(|(score, _)| candidate.least > score.0) {
-                break;
-            }
-            if let Some((score, solution)) = search.evaluate(&candidate)?
-                && best.as_ref().is_none_or(|(s, _)| score < *s)
-            {
+        let candidates = search.candidates(only_free);
+        search.visit(&candidates, u64::MAX, &mut |score, solution| {
+            if best.as_ref().is_none_or(|(s, _)| score < *s) {
                 best = Some((score, solution));
             }
-        }
+            best.as_ref().map_or(u64::MAX, |(s, _)| s.0)
+        })?;
         if let Some((_, solution)) = best.filter(|(_, s)| s.free || !only_free) {
             return Ok(solution);
         }
@@ -84,13 +80,13 @@ pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solut
 pub fn alternatives(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Vec<Solution>> {
     let mut all: Vec<(Score, Solution)> = vec![];
     let mut search = Search::new(mesh, rule, operands);
-    for candidate in search.assignments(&search.candidates(false)) {
-        if let Some((score, solution)) = search.evaluate(&candidate)?
-            && !all.iter().any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs)
-        {
+    let candidates = search.candidates(false);
+    search.visit(&candidates, u64::MAX, &mut |score, solution| {
+        if !all.iter().any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs) {
             all.push((score, solution));
         }
-    }
+        u64::MAX
+    })?;
     all.sort_by_key(|(score, _)| *score);
     Ok(all.into_iter().map(|(_, s)| s).collect())
 }
@@ -103,20 +99,8 @@ const EXHAUSTIVE_AXES: usize = 4;
 
 type Candidates = SmallVec<[SmallVec<[Choice; 6]>; 3]>;
 
-/// A choice for each used axis, and the order in which they cut.
-struct Assignment {
-    choices: SmallVec<[Choice; 4]>,
-    order: SmallVec<[u8; 4]>,
-    /// What it costs at least.
-    least: u64,
-    position: usize,
-}
-
 /// An operand brought to a sharding.
 struct Brought {
-    operand: usize,
-    /// What was asked: the used axes that cut or are partial, as (position, code).
-    key: SmallVec<[(u8, u8); 4]>,
     /// `None` where parts of factors would not be parts of a dimension.
     sharding: Option<Sharding>,
     least: u64,
@@ -129,14 +113,22 @@ struct Search<'a> {
     operands: &'a [Operand<'a>],
     /// The axes that some operand uses.
     used: SmallVec<[usize; 4]>,
-    /// What was asked of operands so far.
-    brought: Vec<Brought>,
+    /// What each operand holds.
+    held: SmallVec<[Held<'a>; 3]>,
+    /// What was asked of each operand so far, as [`Asked`], and what came of it.
+    asked: SmallVec<[Vec<Asked>; 3]>,
+    brought: SmallVec<[Vec<Brought>; 3]>,
 }
+
+/// The used axes that cut an operand or are partial, each in two bytes: which axis, and what it does. With more than 8 of them nothing is remembered.
+type Asked = Option<u128>;
 
 impl<'a> Search<'a> {
     fn new(mesh: &'a Mesh, rule: &'a Rule, operands: &'a [Operand<'a>]) -> Self {
         let used = (0..mesh.axes().len()).filter(|a| operands.iter().any(|o| o.sharding.placement(*a) != Placement::Replicate)).collect();
-        Self { mesh, rule, operands, used, brought: Vec::new() }
+        let held = operands.iter().map(|o| Held::new(mesh, o.shape, o.sharding)).collect();
+        let (asked, brought) = operands.iter().map(|_| (Vec::with_capacity(64), Vec::with_capacity(64))).unzip();
+        Self { mesh, rule, operands, used, held, asked, brought }
     }
 
     /// What each used axis could do; with `free`, only what moves nothing along that axis.
@@ -160,11 +152,14 @@ impl<'a> Search<'a> {
                         }
                     }
                 }
+                // An axis stays with the operands that it cuts now (or is partial for): moving it to others would gather these all the same.
                 for (f, factor) in self.rule.factors.iter().enumerate() {
-                    let asked = (0..self.operands.len())
-                        .any(|i| matches!(self.operands[i].sharding.placement(axis), Placement::Shard(d) if self.rule.inputs[i][d].contains(&(f as u8))));
-                    let carried = self.rule.inputs.iter().any(|dims| dims.iter().any(|d| d.contains(&(f as u8))));
-                    if factor.kind != Kind::Whole && carried && (asked || (few && factor.size >= self.mesh.size(axis))) {
+                    let carries = |i: usize| self.rule.inputs[i].iter().any(|d| d.contains(&(f as u8)));
+                    let asked =
+                        |i: usize| matches!(self.operands[i].sharding.placement(axis), Placement::Shard(d) if self.rule.inputs[i][d].contains(&(f as u8)));
+                    let uses = |i: usize| self.operands[i].sharding.placement(axis) != Placement::Replicate;
+                    let fits = few && factor.size >= self.mesh.size(axis);
+                    if factor.kind != Kind::Whole && (0..self.operands.len()).any(|i| asked(i) || (fits && uses(i) && carries(i))) {
                         consider(Choice::Cut(f));
                     }
                 }
@@ -190,20 +185,23 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// All combinations of the candidates, and all orders of axes that cut the same factor, by what they cost at least.
-    fn assignments(&mut self, candidates: &Candidates) -> Vec<Assignment> {
-        let mut out = Vec::new();
+    /// Goes through all combinations of the candidates, and all orders of axes that cut the same factor. What costs more than `bound`, which `found` may lower,
+    /// is passed over.
+    fn visit(&mut self, candidates: &Candidates, mut bound: u64, found: &mut dyn FnMut(Score, Solution) -> u64) -> Result<()> {
         if candidates.iter().any(|c| c.is_empty()) {
-            return out;
+            return Ok(());
         }
         let mut at: SmallVec<[usize; 4]> = smallvec::smallvec![0; candidates.len()];
+        let mut position = 0;
         loop {
             let choices: SmallVec<[Choice; 4]> = at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
             for order in self.orders(&choices) {
-                let position = out.len();
-                if let Some(least) = self.least(&choices, &order) {
-                    out.push(Assignment { choices: choices.clone(), order, least, position });
+                if self.within(&choices, &order, bound)
+                    && let Some((score, solution)) = self.evaluate(&choices, &order, position)?
+                {
+                    bound = found(score, solution);
                 }
+                position += 1;
             }
             let mut i = 0;
             while i < at.len() {
@@ -215,8 +213,7 @@ impl<'a> Search<'a> {
                 i += 1;
             }
             if i == at.len() {
-                out.sort_by_key(|a| a.least);
-                return out;
+                return Ok(());
             }
         }
     }
@@ -258,19 +255,18 @@ impl<'a> Search<'a> {
         orders
     }
 
-    /// What an assignment costs at least; `None` where it fits some operand in no way.
-    fn least(&mut self, choices: &[Choice], order: &[u8]) -> Option<u64> {
+    /// Whether an assignment fits every operand and might cost no more than `bound`.
+    fn within(&mut self, choices: &[Choice], order: &[u8], bound: u64) -> bool {
         let mut least = 0;
-        for operand in 0..self.operands.len() {
+        (0..self.operands.len()).all(|operand| {
             let found = self.bring(operand, choices, order);
-            let brought = &self.brought[found];
-            brought.sharding.as_ref()?;
-            least += brought.least;
-        }
-        Some(least)
+            let brought = &self.brought[operand][found];
+            least += brought.bytes.unwrap_or(brought.least);
+            brought.sharding.is_some() && least <= bound
+        })
     }
 
-    /// Where an assignment wants an operand, by number in `brought`.
+    /// Where an assignment wants an operand, by number in `brought` of that operand.
     fn bring(&mut self, operand: usize, choices: &[Choice], order: &[u8]) -> usize {
         let mut key = SmallVec::<[(u8, u8); 4]>::new();
         for &p in order {
@@ -284,7 +280,10 @@ impl<'a> Search<'a> {
         }
         // Only the order among axes that cut the same factor matters.
         key.sort_by_key(|(_, code)| *code);
-        if let Some(found) = self.brought.iter().position(|b| b.operand == operand && b.key == key) {
+        let asked: Asked = (key.len() <= 8).then(|| key.iter().fold(1, |all, (p, code)| all << 16 | u128::from(*p) << 8 | u128::from(*code)));
+        if asked.is_some()
+            && let Some(found) = self.asked[operand].iter().position(|a| *a == asked)
+        {
             return found;
         }
         let cuts: SmallVec<[(u8, u8); 4]> = key.iter().filter(|(_, code)| *code < 128).map(|(p, f)| (*f, self.used[*p as usize] as u8)).collect();
@@ -298,15 +297,16 @@ impl<'a> Search<'a> {
         if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
             let size = dtype.size() as u64;
             let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
-            least = if resolves { least_to_reduce(self.mesh, shape, from, to) } else { received(self.mesh, shape, from, to) } * size;
-            bytes = (!resolves).then_some(least);
+            least = if resolves { least_to_reduce(self.mesh, shape, from, to) } else { self.held[operand].lacks(to) } * size;
+            // Where everything divides evenly and no other cut moves, the bound is what the planner reaches.
+            bytes = (!resolves || (keeps_cuts(from, to) && divides(self.mesh, shape, from) && divides(self.mesh, shape, to))).then_some(least);
         }
-        self.brought.push(Brought { operand, key, sharding, least, bytes });
-        self.brought.len() - 1
+        self.asked[operand].push(asked);
+        self.brought[operand].push(Brought { sharding, least, bytes });
+        self.brought[operand].len() - 1
     }
 
-    fn evaluate(&mut self, assignment: &Assignment) -> Result<Option<(Score, Solution)>> {
-        let Assignment { choices, order, position, .. } = assignment;
+    fn evaluate(&mut self, choices: &[Choice], order: &[u8], position: usize) -> Result<Option<(Score, Solution)>> {
         let cuts: SmallVec<[(u8, u8); 4]> = order
             .iter()
             .filter_map(|p| match choices[*p as usize] {
@@ -318,15 +318,18 @@ impl<'a> Search<'a> {
         let mut inputs = SmallVec::<[Sharding; 3]>::new();
         for i in 0..self.operands.len() {
             let found = self.bring(i, choices, order);
-            let Some(to) = self.brought[found].sharding.clone() else { return Ok(None) };
+            let brought = &mut self.brought[i][found];
+            let Some(to) = brought.sharding.clone() else { return Ok(None) };
             let Operand { shape, dtype, sharding: from, .. } = self.operands[i];
             if to != *from {
                 steps += 1;
                 free &= is_slice(from, &to);
-                if self.brought[found].bytes.is_none() {
-                    self.brought[found].bytes = Some(plan(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes);
-                }
-                bytes += self.brought[found].bytes.unwrap_or(0);
+                let needed = match brought.bytes {
+                    Some(bytes) => bytes,
+                    None => plan(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes,
+                };
+                brought.bytes = Some(needed);
+                bytes += needed;
             }
             inputs.push(to);
         }
@@ -370,7 +373,7 @@ impl<'a> Search<'a> {
         for (p, choice) in choices.iter().enumerate() {
             all[self.used[p]] = *choice;
         }
-        let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, *position);
+        let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, position);
         Ok(Some((score, Solution { choices: all, cuts, inputs, outputs, bytes, owed, steps, free, decompose })))
     }
 
@@ -431,11 +434,20 @@ fn is_free(from: Placement, to: Placement) -> bool {
 
 /// Whether ranks only drop a part of what they have or fill in an identity, whatever the sizes.
 fn is_slice(from: &Sharding, to: &Sharding) -> bool {
-    let keeps_cuts = from.cuts().all(|(d, _)| {
-        let mut to = to.axes_of(d);
-        from.axes_of(d).all(|a| to.next() == Some(a))
-    });
     let keeps_partial = from.partial().all(|(a, r)| to.placement(a) == Placement::Partial(r));
     let new_partial_is_new = to.partial().all(|(a, _)| from.placement(a) == to.placement(a) || from.placement(a) == Placement::Replicate);
-    keeps_cuts && keeps_partial && new_partial_is_new
+    keeps_cuts(from, to) && keeps_partial && new_partial_is_new
+}
+
+/// Whether `to` cuts every dimension as `from` does, and perhaps further.
+fn keeps_cuts(from: &Sharding, to: &Sharding) -> bool {
+    from.cuts().all(|(d, _)| {
+        let mut to = to.axes_of(d);
+        from.axes_of(d).all(|a| to.next() == Some(a))
+    })
+}
+
+/// Whether all parts have the same size.
+fn divides(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> bool {
+    (0..shape.rank()).all(|d| shape[d] % sharding.axes_of(d).map(|a| mesh.size(a)).product::<usize>() == 0)
 }
