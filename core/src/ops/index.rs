@@ -18,18 +18,17 @@
 //! On a mesh an indexed dimension may be cut: every rank then reads what it holds and gives zeros for the rest, which makes a partial sum (a partial
 //! `or` of bools). Indices are always those of the whole tensor and are checked against its size.
 
-use super::{
-    OpInfo,
-    elementwise::{Key, Slot, cached},
-    map1, op, run_map, same_device,
-};
+mod local;
+
+pub(super) use local::{Part, check_not_empty, index_axis, localize};
+
+use super::{OpInfo, op};
 use crate::{
-    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
-    backend::{GatherCall, IndexAxis},
+    DType, Dims, Error, Layout, Result, Shape, Tensor,
     spmd::{Call, Local, Rule, plain},
 };
+use local::{Indexed, pick, run_gather, take};
 use smallvec::{SmallVec, smallvec};
-use std::ops::Range;
 
 /// The ops of this file. `i` is a dimension that is indexed. Where the rule depends on axes, it stands here for the last or the leading ones.
 pub const OPS: &[OpInfo] = &[
@@ -48,16 +47,6 @@ const TAKE_BOOLS: &str = "...i, ...j -> ...j ; reduce i or ; through any 0";
 /// At most this many index tensors in one gather or scatter: kernels bind few buffers.
 pub(super) const MAX_INDICES: usize = 4;
 
-/// The part of a dimension that a rank holds, and the whole size.
-pub(super) type Part = (Range<usize>, usize);
-
-/// A dimension of the source, its index, and the part of the dimension that is here where that is not all.
-struct Indexed<'a> {
-    axis: usize,
-    index: &'a Tensor,
-    part: Option<Part>,
-}
-
 /// Refuses what cannot be an index.
 pub(super) fn check_indices(op: &'static str, indices: &[&Tensor]) -> Result<()> {
     if indices.is_empty() || indices.len() > MAX_INDICES {
@@ -72,21 +61,6 @@ pub(super) fn check_indices(op: &'static str, indices: &[&Tensor]) -> Result<()>
 /// The common shape of several index tensors.
 pub(super) fn broadcast_all(op: &'static str, tensors: &[&Tensor]) -> Result<Shape> {
     tensors.iter().try_fold(Shape::scalar(), |shape, t| shape.broadcast(op, t.shape()))
-}
-
-/// An index tensor as a kernel's operand over `shape`, for a dimension of size `len`.
-pub(super) fn index_axis(index: &Tensor, shape: &Shape, len: usize, stride: isize) -> Result<IndexAxis> {
-    let mut indices = index.view()?;
-    indices.layout = indices.layout.expand(shape);
-    Ok(IndexAxis { indices, len, stride })
-}
-
-/// An empty dimension has no element to take, whatever the index is.
-pub(super) fn check_not_empty(op: &'static str, tensor: &Tensor) -> Result<()> {
-    if tensor.numel() == 0 {
-        return Err(Error::Shape { op, detail: format!("{} has no elements to index", tensor.type_string()) });
-    }
-    Ok(())
 }
 
 /// The `d`-th letter of a rule that is written for given operands.
@@ -113,81 +87,6 @@ pub(super) fn listed(letters: &str) -> String {
 /// How lookups in parts combine: only one rank has something else than zero.
 fn combine(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "or" } else { "sum" }
-}
-
-/// Indices into a whole dimension seen from a rank that holds a part of it: the place in that part (0 where it is elsewhere), and whether it is here.
-/// Places outside the whole dimension are a fault.
-pub(super) fn localize(op: &'static str, index: &Tensor, (part, whole): &Part) -> Result<(Tensor, Tensor)> {
-    if index.numel() > 0 {
-        // A lookup whose steps are zero reads one element again and again: all it does is check.
-        let mut view = index.view()?;
-        view.layout.strides.fill(0);
-        let axes = [index_axis(index, index.shape(), *whole, 0)?];
-        index.device().backend().gather(&GatherCall { op, src: &view, axes: &axes })?;
-    }
-    let wide = index.dtype() == DType::I64 || i32::try_from(*whole).is_err();
-    let dtype = if wide { DType::I64 } else { DType::I32 };
-    let program = cached(Key { op: "part of an index", dtype, slots: [Slot::Load(index.dtype()), Slot::Empty, Slot::Empty, Slot::Empty] }, |b| {
-        let (x, whole, start, end) = (b.load(index.dtype()).cast(dtype), b.param(dtype.kind()), b.param(dtype.kind()), b.param(dtype.kind()));
-        let place = x.lt(0).select(x + whole, x);
-        let here = place.ge(start).and(place.lt(end));
-        b.finish(&[(here.select(place - start, place.lit(0i64)), dtype), (here, DType::Bool)])
-    })?;
-    let params = [*whole, part.start, part.end].map(|n| Scalar::Int(n as i64));
-    let mut out = run_map(op, &program, index.shape(), &[index.into()], &[], &params, index.device())?;
-    let here = out.remove(1);
-    Ok((out.remove(0), here))
-}
-
-/// What a rank gives for elements it does not hold: added to any number, -0 changes nothing, not even the sign of a zero.
-fn absent(dtype: DType) -> Scalar {
-    match dtype {
-        DType::Bool => Scalar::Bool(false),
-        _ if dtype.is_float() => Scalar::Float(-0.0),
-        _ => Scalar::Int(0),
-    }
-}
-
-/// Runs a gather: `layout` reads `src` over the output's shape with stride 0 in the indexed dimensions; `axes` pairs dimensions of
-/// `src` with index tensors that broadcast to that shape.
-fn run_gather(op: &'static str, src: &Tensor, layout: Layout, axes: &[Indexed<'_>]) -> Result<Tensor> {
-    let (shape, dtype) = (layout.shape.clone(), src.dtype());
-    let elements = shape.checked_numel(op)?;
-    for indexed in axes {
-        same_device(op, &[src, indexed.index])?;
-    }
-    src.device().check(dtype, elements)?;
-    if elements == 0 {
-        return Ok(src.result(None, dtype, shape));
-    }
-    let mut masks = SmallVec::<[Tensor; 1]>::new();
-    let mut places = SmallVec::<[Tensor; 1]>::new();
-    for Indexed { index, part, .. } in axes {
-        let Some(part) = part else {
-            places.push((*index).clone());
-            continue;
-        };
-        let (place, here) = localize(op, index, part)?;
-        places.push(place);
-        masks.push(here);
-    }
-    if axes.iter().any(|a| a.part.as_ref().is_some_and(|(part, whole)| part.is_empty() && *whole > 0)) {
-        return Tensor::full(shape, absent(dtype), dtype, src.device());
-    }
-    check_not_empty(op, src)?;
-    let mut view = src.view()?;
-    view.layout = layout;
-    let steps = |(Indexed { axis, .. }, place): (&Indexed<'_>, &Tensor)| index_axis(place, &shape, src.shape()[*axis], src.layout().strides[*axis]);
-    let axes: Vec<IndexAxis> = axes.iter().zip(&places).map(steps).collect::<Result<_>>()?;
-    let buffer = src.device().backend().gather(&GatherCall { op, src: &view, axes: &axes })?;
-    masks.iter().try_fold(src.result(Some(buffer), dtype, shape), |found, here| {
-        let slots = [Slot::Load(DType::Bool), Slot::Load(dtype), Slot::Empty, Slot::Empty];
-        let program = cached(Key { op: "what is here", dtype, slots }, |b| {
-            let (here, x) = (b.load(DType::Bool), b.load(dtype));
-            b.finish(&[(here.select(x, x.lit(absent(dtype))), dtype)])
-        })?;
-        map1(op, &program, &[here, &found], &[])
-    })
 }
 
 /// A lookup of several axes, checked: see [`Tensor::gather_axes`].
@@ -291,23 +190,6 @@ fn gather_nd(op: &'static str, src: &Tensor, index: &Tensor, part: impl Fn(usize
     }
     let axes: Vec<(usize, &Tensor)> = coordinates.iter().enumerate().collect();
     Lookup::new(op, src, &axes)?.run(op, src, &axes, part)
-}
-
-/// Picks along one axis of `src`, whose other dimensions are at least those of the index.
-fn pick(op: &'static str, src: &Tensor, axis: usize, index: &Tensor, part: Option<Part>) -> Result<Tensor> {
-    let mut layout = Layout { shape: index.shape().clone(), ..src.layout().clone() };
-    layout.strides[axis] = 0;
-    run_gather(op, src, layout, &[Indexed { axis, index, part }])
-}
-
-/// Picks along one axis; the other dimensions of `src` and the index broadcast.
-fn take(op: &'static str, src: &Tensor, axis: usize, index: &Tensor, part: Option<Part>) -> Result<Tensor> {
-    let shape = src.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
-    let mut layout = src.layout().clone();
-    (layout.shape, layout.strides[axis]) = (layout.shape.with(axis, 1), 0);
-    let mut layout = Layout { shape: shape.clone(), ..layout.expand(&shape.with(axis, 1)) };
-    layout.strides[axis] = 0;
-    run_gather(op, src, layout, &[Indexed { axis, index, part }])
 }
 
 /// [`Tensor::take_along_axis`] on behalf of an op.
