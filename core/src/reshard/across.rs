@@ -243,7 +243,7 @@ enum Slot {
 /// Refuses meshes between which this process cannot move data by itself.
 fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
     let op = "to_mesh";
-    for mesh in [source, mesh].into_iter().filter(|mesh| !mesh.is_local()) {
+    if let Some(mesh) = [source, mesh].into_iter().find(|mesh| !mesh.is_local()) {
         let ranks = (0..mesh.ranks()).filter(|rank| !mesh.addressable().any(|r| r == *rank)).collect();
         return Err(Error::Transport { op, detail: format!("ranks of {mesh} are in other processes: gather the tensor on its own mesh first"), ranks });
     }

@@ -6,6 +6,9 @@ use crate::{
 };
 use smallvec::SmallVec;
 
+/// A box of a part, and what is in it once that has arrived.
+type Piece = (Region, Option<Tensor>);
+
 /// What ranks of this process wait for, and what is sent for it. Every process fills it in the same order.
 pub(super) struct Inbox {
     dtype: DType,
@@ -13,7 +16,7 @@ pub(super) struct Inbox {
     /// For each message the part and the piece that it is for, where the receiver is here.
     slots: Vec<Option<(usize, usize)>>,
     /// Pieces of each part that is put together here; they tile it.
-    parts: Vec<SmallVec<[(Region, Option<Tensor>); 4]>>,
+    parts: Vec<SmallVec<[Piece; 4]>>,
 }
 
 impl Inbox {

@@ -154,7 +154,7 @@ impl<'a> Space<'a> {
             left.extend(leaving.iter().map(|(_, a)| *a as usize));
             entered = entering.iter().fold(entered, |mask, (_, a)| mask | 1 << a);
             apart &= leaving.is_empty() || entering.is_empty();
-            let parts = |cuts: &[(u8, u8)]| cuts.iter().map(|(_, a)| self.mesh.size(*a as usize)).product::<usize>();
+            let parts = |cuts: &Cuts| cuts.iter().map(|(_, a)| self.mesh.size(*a as usize)).product::<usize>();
             same_parts &= parts(leaving) == parts(entering);
         }
         // Odd sizes can leave nothing to send, whatever the cuts look like.
@@ -227,8 +227,11 @@ impl<'a> Space<'a> {
     }
 }
 
+/// (dimension, axis) pairs of one dimension, major first.
+type Cuts = [(u8, u8)];
+
 /// What two lists of cuts have after their common beginning.
-fn after_prefix<'s>(from: &'s [(u8, u8)], to: &'s [(u8, u8)]) -> (&'s [(u8, u8)], &'s [(u8, u8)]) {
+fn after_prefix<'s>(from: &'s Cuts, to: &'s Cuts) -> (&'s Cuts, &'s Cuts) {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     (&from[common..], &to[common..])
 }

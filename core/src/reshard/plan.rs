@@ -83,13 +83,18 @@ pub fn plan(mesh: &Mesh, shape: &Shape, dtype: DType, from: &Sharding, to: &Shar
     let (start, goal) = (space.strip(from), space.strip(to));
     let resolve = if space.empty { 0 } else { to_resolve(&start, &goal) };
     let direct = if resolve == 0 { Path::from_iter([start, goal.clone()]) } else { fewest_bytes(&space, &start, &goal, resolve) };
-    let build = |path| assemble(&space, dtype, from, to, path, resolve == 0);
+    let build = |path: Path| assemble(&space, dtype, from, to, path, resolve == 0);
     let ceiling = mesh.cost().memory.unwrap_or(u64::MAX);
     let search = |measure, ceiling| Search { space: &space, to: &goal, resolve, measure, ceiling };
     let measure = match objective {
         Objective::Time => Measure::Seconds,
-        Objective::Bytes if ceiling < u64::MAX => Measure::Bytes,
-        Objective::Bytes => return build(direct),
+        Objective::Bytes => {
+            let plan = build(direct.clone())?;
+            if plan.peak_bytes <= ceiling {
+                return Ok(plan);
+            }
+            Measure::Bytes
+        }
     };
     if let Some(path) = search(measure, ceiling).run(&direct) {
         return build(path);

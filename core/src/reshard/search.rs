@@ -25,7 +25,7 @@ pub(super) enum Measure {
 }
 
 /// Ranks looked at at most, which keeps planning below a millisecond. Beyond, the best way so far is taken.
-const BUDGET: usize = 60_000;
+const BUDGET: usize = 50_000;
 
 /// The measure, then bytes, then steps.
 #[derive(Clone, Copy, PartialEq)]
@@ -98,10 +98,13 @@ impl Search<'_> {
                 (limit, best) = (score, Some(path_to(&nodes, i, self.to)));
             }
             let mut visit = |next: &Sharding| {
-                budget = budget.saturating_sub(space.mesh.ranks());
-                if self.too_late(&nodes[i], next, limit) {
+                // Steps are never free of charge, so what was reached as cheaply as this node stays.
+                let known = seen.get(next).is_some_and(|j| nodes[*j].score <= nodes[i].score);
+                if known || self.too_late(&nodes[i], next, limit) {
+                    budget = budget.saturating_sub(1);
                     return budget > 0;
                 }
+                budget = budget.saturating_sub(space.mesh.ranks());
                 let grid = space.grid(next);
                 let Some((score, sliced)) = self.step(&nodes[i], next, &grid) else { return budget > 0 };
                 let bound = self.bound(score, next, &grid, &to_grid);
