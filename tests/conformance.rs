@@ -5,23 +5,13 @@
 
 #![cfg(feature = "conformance")]
 
-use anymesh::{Device, conformance};
+mod common;
 
-fn under_test() -> Option<Device> {
-    let name = std::env::var("ANYMESH_TEST_DEVICE");
-    match anymesh::device(name.as_deref().unwrap_or("wgpu:software")) {
-        Ok(device) => Some(device),
-        Err(error) if name.is_ok() => panic!("{error}"),
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            None
-        }
-    }
-}
+use anymesh::conformance;
 
 #[test]
 fn every_op_on_the_device_equals_the_oracle() {
-    let Some(device) = under_test() else { return };
+    let Some(device) = common::under_test() else { return };
     let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
     let report = pollster::block_on(conformance::run(&device, &oracle, |_| true, |_, _| ()));
     println!("{device}\n{report}");

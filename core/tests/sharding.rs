@@ -119,3 +119,55 @@ fn tensors_of_different_meshes_do_not_mix() {
     assert!(matches!(error, Error::MeshMismatch { .. }) && error.to_string().contains("to_mesh"), "{error}");
     assert!(x.to_mesh(&a, "[@x]").unwrap().cast(DType::I32).unwrap().add(&x.cast(DType::I32).unwrap()).is_err());
 }
+
+#[test]
+fn an_explicit_policy_refuses_what_would_communicate_and_lists_the_choices() {
+    use anymesh_core::spmd::{Policy, with_policy};
+    let mesh = Mesh::new("dp=2, tp=2", &cpu()).unwrap();
+    let (x, w) = (numbers(&[4, 6]).to_mesh(&mesh, "[@dp, _]").unwrap(), numbers(&[6, 8]).to_mesh(&mesh, "[_, @dp]").unwrap());
+    let run = || x.matmul(&w);
+    let error = with_policy(Policy::Explicit, &[], run).unwrap_err();
+    assert!(matches!(error, Error::ImplicitCommunication { op: "matmul", .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("reshard operand 0 from f32[4@dp, 6]") && text.contains("bytes") && text.contains("sharding.rs"), "{text}");
+    assert!(with_policy(Policy::Explicit, &["tp"], run).is_ok(), "only dp moves");
+    assert!(with_policy(Policy::Explicit, &[], || with_policy(Policy::Auto, &["dp"], run)).is_ok(), "the inner policy counts");
+    assert!(with_policy(Policy::Explicit, &[], || x.reshard("[_, _]")).is_ok(), "the program says it");
+}
+
+#[test]
+fn the_ledger_has_the_bytes_that_plans_promise_and_the_line_that_asked() {
+    use anymesh_core::reshard::{Objective, plan};
+    let mesh = Mesh::new("dp=2, tp=3", &cpu()).unwrap();
+    let x = numbers(&[5, 7]).to_mesh(&mesh, "[@dp, @tp]").unwrap();
+    let to = TensorType::parse("f32[5@tp, 7]", &mesh).unwrap().sharding;
+    let promised = plan(&mesh, x.shape(), x.dtype(), x.sharding(), &to, Objective::Time).unwrap().recv_bytes;
+    let (_, ledger) = Ledger::record(|| x.reshard(&to).unwrap());
+    assert_eq!(ledger.bytes(), promised);
+    assert!(ledger.entries[0].caller.contains("sharding.rs") && ledger.to_string().contains("bytes/rank"), "{ledger}");
+    assert_eq!(ledger.to_json()[0]["recv_bytes"].as_u64(), Some(ledger.entries[0].bytes));
+}
+
+#[test]
+fn maxima_over_dimensions_of_2d_meshes_are_right() {
+    let mesh = Mesh::new("a=2, b=2", &cpu()).unwrap();
+    let x = numbers(&[6, 5]);
+    for sharding in ["[@a, @b]", "[@a@b, _]", "[_, @b@a]"] {
+        let s = x.to_mesh(&mesh, sharding).unwrap();
+        for axes in [&[0][..], &[1], &[]] {
+            same(&s.amax(axes, false).unwrap(), &x.amax(axes, false).unwrap());
+            same(&s.amin(axes, true).unwrap(), &x.amin(axes, true).unwrap());
+        }
+    }
+}
+
+#[test]
+fn merged_gathers_and_moves_of_uneven_dimensions_lose_nothing() {
+    let mesh = Mesh::new("a=2, b=2", &cpu()).unwrap();
+    let x = numbers(&[5, 3]);
+    for from in ["[@a@b, _]", "[@a, @b]", "[_, @b@a]", "[@b, _]"] {
+        for to in ["[_, _]", "[_, @a@b]", "[@b@a, _]", "[@b, @a]"] {
+            same(&x.to_mesh(&mesh, from).unwrap().reshard(to).unwrap(), &x);
+        }
+    }
+}
