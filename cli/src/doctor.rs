@@ -1,6 +1,6 @@
 //! `anymesh doctor`: what is here, does it work, and what to do if not.
 
-use anymesh::{DType, Device, Found, Result, conformance, ops};
+use anymesh::{DType, Device, Found, Result, conformance, ops, sweep};
 use clap::Args;
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
@@ -10,10 +10,16 @@ pub(crate) struct Doctor {
     /// Run the whole conformance suite on every device and print the table of ops and devices with the worst errors.
     #[arg(long)]
     parity: bool,
+    /// Run every op under many shardings of its operands on simulated meshes of every device, and compare with the unsharded results.
+    #[arg(long)]
+    sharding: bool,
+    /// The most combinations of shardings for one sample of an op on one mesh (with --sharding).
+    #[arg(long, default_value_t = 40)]
+    limit: usize,
     /// Only this device (as listed), also a software one.
     #[arg(long)]
     device: Option<String>,
-    /// Only ops or families whose name contains this text (with --parity).
+    /// Only ops or families whose name contains this text (with --parity or --sharding).
     #[arg(long)]
     filter: Option<String>,
 }
@@ -87,7 +93,9 @@ impl Doctor {
             match open(item) {
                 Ok(device) => {
                     describe(item, &device);
-                    if !self.parity {
+                    if self.sharding {
+                        healthy &= self.sweep(&device);
+                    } else if !self.parity {
                         healthy &= self_test(&device, &oracle);
                     }
                     devices.push(device);
@@ -104,6 +112,18 @@ impl Doctor {
             println!("default device: {device}");
         }
         if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// The sharding sweep on one device.
+    fn sweep(&self, device: &Device) -> bool {
+        let mut options = sweep::Options { limit: self.limit, filter: self.filter.clone().unwrap_or_default(), ..Default::default() };
+        if device.name() != "cpu" {
+            // A GPU takes its work from one queue.
+            options.threads = 1;
+        }
+        let report = sweep::run(device, &options);
+        println!("             sharding: {}", report.to_string().replace('\n', "\n             WRONG "));
+        report.failed == 0
     }
 
     /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just allowed), `-` unsupported.

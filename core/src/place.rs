@@ -85,6 +85,7 @@ impl Tensor {
     /// assert_eq!(x.shards()[1].1.to_vec::<f32>()?, [5.0, 6.0, 7.0, 8.0, 9.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn to_mesh(&self, mesh: &Mesh, sharding: impl IntoSharding) -> Result<Tensor> {
         let sharding = sharding.into_sharding(mesh, self.rank())?;
         sharding.check(mesh, self.rank())?;
