@@ -29,9 +29,10 @@ pub struct Entry {
 /// # let device = anymesh_backend_cpu::device();
 /// let mesh = Mesh::new("tp=2", &device)?;
 /// let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?.to_mesh(&mesh, "[_, @tp]")?;
+/// // Each rank keeps the sum of one row, so that is all it receives.
 /// let (y, ledger) = Ledger::record(|| x.exp()?.sum(&[1], false)?.exp());
 /// assert_eq!(ledger.entries.len(), 1, "only the sums cross");
-/// assert_eq!((ledger.entries[0].op, ledger.bytes()), ("exp", 8));
+/// assert_eq!((ledger.entries[0].op, ledger.bytes()), ("exp", 4));
 /// # y?; Ok::<(), anymesh_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
