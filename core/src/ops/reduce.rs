@@ -12,8 +12,8 @@
 //! What has to happen to each element first (a square, a comparison, a cast) is a map program in front of the reduction,
 //! so the data is read once and no intermediate tensor exists. Small floats accumulate in `f32` and round once.
 //!
-//! In sharding rules `r` stands for the reduced dimensions: `reduce r sum` leaves partial sums where they are cut, and
-//! `decompose r` means that the op then runs as the reductions it is made of, which have rules of their own.
+//! In sharding rules `r` stands for the reduced dimensions. Where they are cut, `reduce r sum` leaves partial sums; `stats r` combines one result for each part
+//! (positions, log-sum-exp), or runs the reductions that the op is made of.
 
 use super::{
     OpInfo, PreparedMap,
@@ -35,22 +35,22 @@ use std::rc::Rc;
 pub const OPS: &[OpInfo] = &[
     op("sum", "...r -> ... ; reduce r sum ; linear 0"),
     op("mean", "...r -> ... ; reduce r sum ; linear 0"),
-    op("prod", "...r -> ... ; reduce r prod"),
-    op("max", "...r -> ... ; reduce r max"),
-    op("min", "...r -> ... ; reduce r min"),
-    op("amax", "...r -> ... ; reduce r max"),
-    op("amin", "...r -> ... ; reduce r min"),
-    op("any", "...r -> ... ; reduce r or"),
-    op("all", "...r -> ... ; reduce r and"),
+    op("prod", "...r -> ... ; reduce r prod ; through prod 0"),
+    op("max", "...r -> ... ; reduce r max ; through max 0"),
+    op("min", "...r -> ... ; reduce r min ; through min 0"),
+    op("amax", "...r -> ... ; reduce r max ; through max 0"),
+    op("amin", "...r -> ... ; reduce r min ; through min 0"),
+    op("any", "...r -> ... ; reduce r or ; through or 0"),
+    op("all", "...r -> ... ; reduce r and ; through and 0"),
     op("count_nonzero", "...r -> ... ; reduce r sum"),
-    op("norm", "...r -> ... ; decompose r"),
-    op("var", "...r -> ... ; decompose r"),
-    op("std", "...r -> ... ; decompose r"),
-    op("logsumexp", "...r -> ... ; decompose r"),
-    op("argmax", "...r -> ... ; replicate r"),
-    op("argmin", "...r -> ... ; replicate r"),
-    op("max_with_indices", "...r -> ..., ... ; replicate r"),
-    op("min_with_indices", "...r -> ..., ... ; replicate r"),
+    op("norm", "...r -> ... ; stats r 1"),
+    op("var", "...r -> ... ; stats r 2"),
+    op("std", "...r -> ... ; stats r 2"),
+    op("logsumexp", "...r -> ... ; stats r 1"),
+    op("argmax", "...r -> ... ; stats r 2"),
+    op("argmin", "...r -> ... ; stats r 2"),
+    op("max_with_indices", "...r -> ..., ... ; stats r 3"),
+    op("min_with_indices", "...r -> ..., ... ; stats r 3"),
     op("median", "...r -> ..., ... ; replicate r"),
 ];
 
