@@ -9,7 +9,7 @@ use super::{
     solve::{self, Operand, Solution},
 };
 use crate::{
-    Error, Result, Shape, Sharding, Tensor,
+    DType, Error, Result, Shape, Sharding, Tensor,
     reshard::{self, Objective, ValidPlan},
 };
 use smallvec::SmallVec;
@@ -96,7 +96,7 @@ struct Key {
 struct SizedKey {
     key: Key,
     sizes: SmallVec<[usize; 12]>,
-    bytes: SmallVec<[u8; 3]>,
+    dtypes: SmallVec<[DType; 3]>,
 }
 
 /// Mixes words by multiplication: keys are short and not chosen by an adversary.
@@ -162,7 +162,7 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
         return Ok(known);
     }
     let sizes = call.inputs.iter().flat_map(|t| t.dims().iter().copied()).collect();
-    let sized = SizedKey { key, sizes, bytes: call.inputs.iter().map(|t| t.dtype().size() as u8).collect() };
+    let sized = SizedKey { key, sizes, dtypes: call.inputs.iter().map(|t| t.dtype()).collect() };
     if known.is_some()
         && let Some(known) = BY_SIZE.with_borrow(|table| table.get(&sized).cloned())
     {
