@@ -7,6 +7,7 @@
 use crate::{
     Buffer, DType, Device, Error, Kind, Mesh, Place, Reduction, Region, Result, Sharding, Tensor,
     registry::{self, Attrs, Entry, Sample},
+    reshard::{self, Objective},
 };
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -304,6 +305,15 @@ fn check(entry: &Entry, sample: &Sample, operands: &[Option<Tensor>], actual: Re
     }
 }
 
+/// The tensor with nothing partial.
+fn settled(x: &Tensor) -> Result<Tensor> {
+    if !x.sharding().is_partial() {
+        return Ok(x.clone());
+    }
+    let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), &x.sharding().whole(), Objective::Bytes)?;
+    reshard::run(x, &plan.valid_for(x)?)
+}
+
 fn compare(sample: &Sample, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
     if actual.len() != expected.len() {
         return Err(format!("{} results, expected {}", actual.len(), expected.len()));
@@ -312,7 +322,7 @@ fn compare(sample: &Sample, actual: &[Tensor], expected: &[Expected]) -> Result<
         if actual.dims() != &expected.shape[..] || actual.dtype() != expected.dtype {
             return Err(format!("result {o} is {}, expected {}{:?}", actual.type_string(), expected.dtype, expected.shape));
         }
-        let whole = if actual.sharding().is_partial() { actual.reshard(actual.sharding().whole()) } else { Ok(actual.clone()) }.map_err(|e| e.to_string())?;
+        let whole = settled(actual).map_err(|e| e.to_string())?;
         let mut seen: Vec<(Region, Option<Buffer>)> = vec![];
         for (rank, part) in whole.shards() {
             let region = whole.sharding().region(whole.mesh(), rank, whole.shape());

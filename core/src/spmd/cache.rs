@@ -51,7 +51,7 @@ impl Size {
 }
 
 impl Known {
-    fn new(rule: Rule, solution: Solution, operands: &[&Tensor]) -> Result<Self> {
+    fn new(rule: Rule, mut solution: Solution, operands: &[&Tensor]) -> Result<Self> {
         let size = |f: usize| {
             let alone = |dims: &SmallVec<[Factors; 4]>| dims.iter().position(|d| d[..] == [f as u8]);
             let place = rule.inputs.iter().enumerate().find_map(|(i, dims)| alone(dims).map(|d| Size::Of(i, d)));
@@ -65,7 +65,8 @@ impl Known {
             let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes)?;
             plan.validate(x.mesh(), x.shape(), x.sharding(), to).map(Some)
         };
-        let plans = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
+        let plans: SmallVec<[Option<ValidPlan>; 3]> = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
+        solution.bytes = solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self { solution, factors, outputs: rule.outputs.clone(), plans, rule })
     }
 

@@ -46,6 +46,8 @@ pub struct Solution {
     pub outputs: SmallVec<[Sharding; 2]>,
     /// Bytes that the worst rank receives for it.
     pub bytes: u64,
+    /// How many of them are statistics that cross inside the op.
+    pub statistics: u64,
     /// Bytes that reducing the partial results will take.
     pub owed: u64,
     /// Operands that are resharded.
@@ -298,8 +300,8 @@ impl<'a> Search<'a> {
             let size = dtype.size() as u64;
             let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
             least = if resolves { least_to_reduce(self.mesh, shape, from, to) } else { self.held[operand].lacks(to) } * size;
-            // Where everything divides evenly and no other cut moves, the bound is what the planner reaches.
-            bytes = (!resolves || (keeps_cuts(from, to) && divides(self.mesh, shape, from) && divides(self.mesh, shape, to))).then_some(least);
+            // Where no other cut moves, the bound is what the planner reaches, but for uneven parts; the plan that runs says it exactly.
+            bytes = (!resolves || keeps_cuts(from, to)).then_some(least);
         }
         self.asked[operand].push(asked);
         self.brought[operand].push(Brought { sharding, least, bytes });
@@ -359,22 +361,23 @@ impl<'a> Search<'a> {
             owed += (ranks - 1) * elements * self.operands.first().map_or(4, |o| o.dtype.size()) as u64 / ranks / parts;
             outputs.push(sharding);
         }
-        let mut decompose = false;
+        let (mut decompose, mut statistics) = (false, 0);
         for (p, choice) in choices.iter().enumerate() {
             if let Choice::Cut(f) = choice
                 && let Kind::Stats(count) = self.rule.factors[*f].kind
             {
                 decompose = true;
-                bytes += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
+                statistics += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
             }
         }
         free &= !decompose;
+        bytes += statistics;
         let mut all: SmallVec<[Choice; 3]> = smallvec::smallvec![Choice::Whole; self.mesh.axes().len()];
         for (p, choice) in choices.iter().enumerate() {
             all[self.used[p]] = *choice;
         }
         let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, position);
-        Ok(Some((score, Solution { choices: all, cuts, inputs, outputs, bytes, owed, steps, free, decompose })))
+        Ok(Some((score, Solution { choices: all, cuts, inputs, outputs, bytes, statistics, owed, steps, free, decompose })))
     }
 
     /// Bytes to combine statistics of the first operand over `ranks` ranks.
@@ -445,9 +448,4 @@ fn keeps_cuts(from: &Sharding, to: &Sharding) -> bool {
         let mut to = to.axes_of(d);
         from.axes_of(d).all(|a| to.next() == Some(a))
     })
-}
-
-/// Whether all parts have the same size.
-fn divides(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> bool {
-    (0..shape.rank()).all(|d| shape[d] % sharding.axes_of(d).map(|a| mesh.size(a)).product::<usize>() == 0)
 }
