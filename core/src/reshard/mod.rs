@@ -14,6 +14,7 @@ mod edge;
 mod execute;
 mod fewest;
 mod grid;
+mod known;
 mod moves;
 mod plan;
 mod report;
@@ -29,3 +30,4 @@ pub use valid::ValidPlan;
 
 pub(crate) use cost::Held;
 pub(crate) use execute::{filled, slice, to_mesh};
+pub(crate) use known::known;

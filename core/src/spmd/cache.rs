@@ -28,7 +28,7 @@ pub(crate) struct Known {
     pub(crate) factors: SmallVec<[(char, Size); 8]>,
     outputs: SmallVec<[SmallVec<[Factors; 4]>; 2]>,
     /// How each operand gets where it must be; none where nothing is sent.
-    pub(crate) plans: SmallVec<[Option<ValidPlan>; 3]>,
+    pub(crate) plans: SmallVec<[Option<Rc<ValidPlan>>; 3]>,
     pub(crate) rule: Rule,
 }
 
@@ -62,10 +62,9 @@ impl Known {
             if solution.free || x.sharding() == to {
                 return Ok(None);
             }
-            let plan = reshard::plan(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes)?;
-            plan.validate(x.mesh(), x.shape(), x.sharding(), to).map(Some)
+            reshard::known(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes).map(Some)
         };
-        let plans: SmallVec<[Option<ValidPlan>; 3]> = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
+        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
         solution.bytes = solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self { solution, factors, outputs: rule.outputs.clone(), plans, rule })
     }
@@ -141,15 +140,35 @@ pub(crate) fn hash(text: &str) -> u64 {
     mix.finish()
 }
 
-type Table<K, V> = RefCell<HashMap<K, V, BuildHasherDefault<Mix>>>;
+/// What a thread remembers. It is emptied when it has grown large, so that a program with ever new shapes does not grow for ever.
+pub(crate) struct Table<K, V>(RefCell<HashMap<K, V, BuildHasherDefault<Mix>>>);
 
-/// Tables are emptied when they have grown to this many entries, so that a program with ever new shapes does not grow for ever.
-const LIMIT: usize = 1 << 16;
+impl<K, V> Default for Table<K, V> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Table<K, V> {
+    const LIMIT: usize = 1 << 16;
+
+    pub(crate) fn get(&self, key: &K) -> Option<V> {
+        self.0.borrow().get(key).cloned()
+    }
+
+    pub(crate) fn insert(&self, key: K, value: V) {
+        let mut table = self.0.borrow_mut();
+        if table.len() >= Self::LIMIT {
+            table.clear();
+        }
+        table.insert(key, value);
+    }
+}
 
 thread_local! {
     /// `None` where the sizes decide.
-    static BY_PATTERN: Table<Key, Option<Rc<Known>>> = RefCell::default();
-    static BY_SIZE: Table<SizedKey, Rc<Known>> = RefCell::default();
+    static BY_PATTERN: Table<Key, Option<Rc<Known>>> = Table::default();
+    static BY_SIZE: Table<SizedKey, Rc<Known>> = Table::default();
 }
 
 /// The solution for a call, from the tables or from the solver.
@@ -158,14 +177,14 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
     let ones = |t: &Tensor| t.dims().iter().take(32).enumerate().fold(0, |mask, (d, n)| mask | u32::from(*n == 1) << d);
     let operands = call.inputs.iter().map(|t| (t.sharding().clone(), t.rank() as u8, ones(t))).collect();
     let key = Key { op: call.op, mesh: mesh.key(), attrs: call.attrs.into(), operands };
-    let known = BY_PATTERN.with_borrow(|table| table.get(&key).cloned());
+    let known = BY_PATTERN.with(|table| table.get(&key));
     if let Some(Some(known)) = known {
         return Ok(known);
     }
     let sizes = call.inputs.iter().flat_map(|t| t.dims().iter().copied()).collect();
     let sized = SizedKey { key, sizes, dtypes: call.inputs.iter().map(|t| t.dtype()).collect() };
     if known.is_some()
-        && let Some(known) = BY_SIZE.with_borrow(|table| table.get(&sized).cloned())
+        && let Some(known) = BY_SIZE.with(|table| table.get(&sized))
     {
         return Ok(known);
     }
@@ -174,16 +193,9 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
     let solution = solve::solve(mesh, &rule, &operands)?;
     let free = solution.free;
     let known = Rc::new(Known::new(rule, solution, call.inputs)?);
-    BY_PATTERN.with_borrow_mut(|table| insert(table, sized.key.clone(), free.then(|| known.clone())));
+    BY_PATTERN.with(|table| table.insert(sized.key.clone(), free.then(|| known.clone())));
     if !free {
-        BY_SIZE.with_borrow_mut(|table| insert(table, sized, known.clone()));
+        BY_SIZE.with(|table| table.insert(sized, known.clone()));
     }
     Ok(known)
-}
-
-fn insert<K: Eq + Hash, V>(table: &mut HashMap<K, V, BuildHasherDefault<Mix>>, key: K, value: V) {
-    if table.len() >= LIMIT {
-        table.clear();
-    }
-    table.insert(key, value);
 }

@@ -4,7 +4,7 @@
 //! mesh axis is used, operands are resharded (the [policy] may forbid it, the [ledger] sees it), the local step runs on what each addressable rank
 //! holds, and the results carry the shardings that follow from the rule.
 
-mod cache;
+pub(crate) mod cache;
 pub mod ledger;
 mod notation;
 pub mod policy;

@@ -7,7 +7,7 @@
 use super::rule::{Factors, Kind, Rule};
 use crate::{
     DType, Mesh, Placement, Reduction, Result, Shape, Sharding,
-    reshard::{Held, Objective, plan},
+    reshard::{Held, Objective, known},
 };
 use smallvec::SmallVec;
 
@@ -328,7 +328,7 @@ impl<'a> Search<'a> {
                 free &= is_slice(from, &to);
                 let needed = match brought.bytes {
                     Some(bytes) => bytes,
-                    None => plan(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes,
+                    None => known(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes,
                 };
                 brought.bytes = Some(needed);
                 bytes += needed;
