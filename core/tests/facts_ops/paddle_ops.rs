@@ -220,7 +220,8 @@ pub(crate) fn program(name: &str, attrs: &Attrs, shapes: &[Vec<usize>], size: &d
         }),
         "stack" => along("stack"),
         "concat" => along("concat"),
-        "take_along_axis" => along("take_along_axis"),
+        // The index may be smaller than the tensor along every dimension.
+        "take_along_axis" => along("gather"),
         "transpose" => op("permute", json!({"axes": a["perm"]})),
         "triu" => op("triu", json!({"k": a["diagonal"]})),
         "unbind" => along("unbind"),

@@ -1,7 +1,7 @@
 //! PyTorch's ops on a mesh of 2.
 
 use crate::case::{Case, Operand, POSITIVE, Program, SMALL, Theirs, nth, of, of2, op, placement};
-use anymesh_core::{DType, Placement, Result, Tensor, registry::Fill};
+use anymesh_core::{DType, Placement, Result, Tensor, meta, registry::Fill};
 use serde_json::{Value, json};
 
 /// Ranks of every recorded mesh.
@@ -136,7 +136,7 @@ fn bytes(comm: &Value, inputs: &[Operand], output: &[usize]) -> u64 {
 
 /// All recorded calls; the name of one that we have no op for.
 pub(crate) fn cases() -> Result<Vec<Result<Case, String>>> {
-    let mut all = vec![];
+    let (mut all, device) = (vec![], meta());
     for line in include_str!("../facts/torch_ops.jsonl").lines() {
         let group: Value = serde_json::from_str(line).expect("a line of JSON");
         let name = group["op"].as_str().expect("an op");
@@ -148,7 +148,7 @@ pub(crate) fn cases() -> Result<Vec<Result<Case, String>>> {
             };
             let placements = row[0].as_array().expect("placements").iter().map(|p| placement(p.as_str().expect("a placement")));
             let inputs: Vec<Operand> = placements.zip(&shapes).enumerate().map(|(i, (s, shape))| Operand::new(shape, s, fill(name, i))).collect();
-            let plain = inputs.iter().map(|o| Tensor::zeros(o.input.shape.as_slice(), DType::F32, &anymesh_core::meta())).collect::<Result<Vec<_>>>()?;
+            let plain = inputs.iter().map(|o| Tensor::zeros(o.input.shape.as_slice(), DType::F32, &device)).collect::<Result<Vec<_>>>()?;
             let output = program(&plain)?.swap_remove(0);
             let left = row[1].as_str().expect("a placement");
             let theirs = (left != "refused").then(|| Theirs { bytes: bytes(&row[2], &inputs, output.dims()), outputs: vec![placement(left)] });
