@@ -64,6 +64,8 @@ pub(crate) fn fixed(name: &str, shapes: &[Vec<usize>]) -> Vec<usize> {
         // All but the dimensions that are copied.
         "reshape" if shapes[0].len() == 3 && shapes[0][2] == 3072 => vec![3072],
         "reshape" | "split" => shapes.concat(),
+        // Room for indices that are all different.
+        "scatter" => vec![shapes[0][0]],
         _ => vec![],
     }
 }
