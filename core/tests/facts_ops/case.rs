@@ -46,8 +46,9 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
+    /// Numbers to compute with, or (`Index`, `Distinct`) positions.
     pub(crate) fn new(shape: &[usize], sharding: Sharding, fill: Fill) -> Self {
-        let dtype = if matches!(fill, Fill::Index(_)) { DType::I64 } else { DType::F32 };
+        let dtype = if matches!(fill, Fill::Index(_) | Fill::Distinct) { DType::I64 } else { DType::F32 };
         Self { input: Input { shape: shape.into(), dtype, fill }, sharding }
     }
 }
@@ -172,7 +173,8 @@ pub(crate) fn placement(text: &str) -> Sharding {
     Sharding::from_placements(&[match text {
         "R" => Placement::Replicate,
         partial if partial.starts_with("P:") => Placement::Partial(reduction(&partial[2..])),
-        cut => Placement::Shard(cut[1..].parse().expect("a dimension")),
+        // A strided cut, such as `SS0,sf=8`, owes as little as any other.
+        cut => Placement::Shard(cut.trim_start_matches('S').split(',').next().and_then(|d| d.parse().ok()).expect("a dimension")),
     }])
 }
 

@@ -88,6 +88,10 @@ fn case(row: &Value) -> Result<Case, String> {
     if tensors.iter().zip(&shapes).any(|(t, s)| t["dims"].as_array().is_some_and(|d| d.len() != s.len())) {
         return not_covered("axes for another number of dimensions");
     }
+    let abstract_mesh = mesh(&sizes, &meta());
+    if tensors.iter().zip(&shapes).any(|(t, s)| sharding(t).check(&abstract_mesh, s.len()).is_err()) {
+        return not_covered("an axis is used twice");
+    }
     let attrs = Attrs(row["attrs"].clone());
     if let Some(why) = paddle_ops::malformed(name, &attrs, &mut shapes) {
         return not_covered(why);
@@ -105,9 +109,8 @@ fn case(row: &Value) -> Result<Case, String> {
     let theirs = if row["refused"] == true || row["soundness"] == "unsound" {
         None
     } else {
-        let mesh = mesh(&sizes, &meta());
         let outputs = row["outputs"].as_array().expect("outputs").iter().map(|t| if t.is_null() { Sharding::replicated() } else { sharding(t) }).collect();
-        Some(Theirs { bytes: bytes(row, &inputs, &mesh) + inside(row, &inputs, &mesh), outputs })
+        Some(Theirs { bytes: bytes(row, &inputs, &abstract_mesh) + inside(row, &inputs, &abstract_mesh), outputs })
     };
     let reduced = (!small.0.is_empty()).then(|| (operands(&|n| small.of(n)), run_small));
     Ok(Case { name: id.into(), mesh: sizes, inputs, program: run, reduced, theirs })

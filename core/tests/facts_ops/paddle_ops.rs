@@ -64,6 +64,8 @@ pub(crate) fn fixed(name: &str, shapes: &[Vec<usize>]) -> Vec<usize> {
         // All but the dimensions that are copied.
         "reshape" if shapes[0].len() == 3 && shapes[0][2] == 3072 => vec![3072],
         "reshape" | "split" => shapes.concat(),
+        // Room for indices that are all different.
+        "scatter" => vec![shapes[0][0]],
         _ => vec![],
     }
 }
@@ -220,7 +222,8 @@ pub(crate) fn program(name: &str, attrs: &Attrs, shapes: &[Vec<usize>], size: &d
         }),
         "stack" => along("stack"),
         "concat" => along("concat"),
-        "take_along_axis" => along("take_along_axis"),
+        // The index may be smaller than the tensor along every dimension.
+        "take_along_axis" => along("gather"),
         "transpose" => op("permute", json!({"axes": a["perm"]})),
         "triu" => op("triu", json!({"k": a["diagonal"]})),
         "unbind" => along("unbind"),

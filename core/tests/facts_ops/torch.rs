@@ -1,7 +1,7 @@
 //! PyTorch's ops on a mesh of 2.
 
 use crate::case::{Case, Operand, POSITIVE, Program, SMALL, Theirs, nth, of, of2, op, placement};
-use anymesh_core::{DType, Placement, Result, Tensor, registry::Fill};
+use anymesh_core::{DType, Placement, Result, Sharding, Tensor, meta, registry::Fill};
 use serde_json::{Value, json};
 
 /// Ranks of every recorded mesh.
@@ -107,28 +107,53 @@ fn fill(name: &str, at: usize) -> Fill {
     }
 }
 
-/// The fewest bytes that the counted collectives can be: each is of the cheapest input that such a collective can apply to, and of the result where there is
-/// none (the collective is then inside the op). PyTorch pads shards to the largest.
-fn bytes(comm: &Value, inputs: &[Operand], output: &[usize]) -> u64 {
+/// The dimension of the result that dimension `dim` of operand `at` becomes, where there is one.
+fn becomes(name: &str, at: usize, dim: usize, rank: usize, output: usize) -> Option<usize> {
+    match (name, at) {
+        ("linear", 1) => (dim == 0).then_some(output - 1),
+        ("linear" | "mm" | "bmm" | "einsum_bij", 0) => (dim + 1 != rank).then_some(dim),
+        ("mm" | "bmm" | "einsum_bij", 1) => (dim + 2 != rank).then_some(dim),
+        ("add" | "sub" | "mul" | "div" | "maximum" | "where" | "lerp" | "cat_d0" | "cat_d1", _) => Some(dim + output - rank),
+        _ => None,
+    }
+}
+
+/// The fewest bytes that the counted collectives can be, given the placement of the result: each is of the cheapest input that such a collective can apply to,
+/// and of the result where there is none (the collective is then inside the op). An input that is cut as the result is was not moved. PyTorch pads shards to the
+/// largest.
+fn bytes(name: &str, comm: &Value, inputs: &[Operand], output: &[usize], left: &Sharding) -> u64 {
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let cut = |shape: &[usize], dim: usize| elements(shape) / (shape[dim].max(1) as u64) * (shape[dim] as u64).div_ceil(RANKS);
-    let smallest_cut = |shape: &[usize], but: Option<usize>| (0..shape.len()).filter(|d| Some(*d) != but).map(|d| cut(shape, d)).min().unwrap_or(1);
+    // The smallest part of all cuts that fit the result.
+    let smallest_cut = |shape: &[usize], at: usize, but: Option<usize>| {
+        let cuts = |fits: &dyn Fn(usize) -> bool| (0..shape.len()).filter(|d| Some(*d) != but && fits(*d)).map(|d| cut(shape, d)).min();
+        let seen = |d: usize| match left.placement(0) {
+            Placement::Shard(o) => becomes(name, at, d, shape.len(), output.len()) == Some(o),
+            _ => false,
+        };
+        cuts(&seen).or_else(|| cuts(&|_| true)).unwrap_or(1)
+    };
+    let moved = |at: usize, o: &Operand| match (o.sharding.placement(0), left.placement(0)) {
+        (Placement::Shard(d), Placement::Shard(out)) => becomes(name, at, d, o.input.shape.len(), output.len()) != Some(out),
+        _ => true,
+    };
     let mut total = 0;
     for (kind, count) in comm.as_object().expect("counts") {
-        let of = |shape: &[usize], placement: Option<Placement>| match (kind.as_str(), placement) {
+        let of = |at: usize, shape: &[usize], placement: Option<Placement>| match (kind.as_str(), placement) {
             ("all_gather", Some(Placement::Shard(d))) => Some((RANKS - 1) * cut(shape, d)),
-            ("all_gather", None) => Some((RANKS - 1) * smallest_cut(shape, None)),
+            ("all_gather", None) => Some((RANKS - 1) * smallest_cut(shape, at, None)),
             ("all_to_all", Some(Placement::Shard(d))) => {
                 let mut local = shape.to_vec();
                 local[d] = local[d].div_ceil(RANKS as usize);
-                Some((RANKS - 1) * smallest_cut(&local, Some(d)))
+                Some((RANKS - 1) * smallest_cut(&local, at, Some(d)))
             }
             ("all_reduce", Some(Placement::Partial(_)) | None) => Some(2 * (RANKS - 1) * elements(shape) / RANKS),
-            ("reduce_scatter", Some(Placement::Partial(_)) | None) => Some((RANKS - 1) * smallest_cut(shape, None)),
+            ("reduce_scatter", Some(Placement::Partial(_)) | None) => Some((RANKS - 1) * smallest_cut(shape, at, None)),
             _ => None,
         };
-        let cheapest = inputs.iter().filter_map(|o| of(&o.input.shape, Some(o.sharding.placement(0)))).min();
-        let elements = cheapest.or_else(|| of(output, None)).expect("a collective of some tensor");
+        let inputs = inputs.iter().enumerate().filter(|(at, o)| moved(*at, o));
+        let cheapest = inputs.filter_map(|(at, o)| of(at, &o.input.shape, Some(o.sharding.placement(0)))).min();
+        let elements = cheapest.or_else(|| of(usize::MAX, output, None)).expect("a collective of some tensor");
         total += elements * 4 * count.as_u64().expect("a count");
     }
     total
@@ -136,7 +161,7 @@ fn bytes(comm: &Value, inputs: &[Operand], output: &[usize]) -> u64 {
 
 /// All recorded calls; the name of one that we have no op for.
 pub(crate) fn cases() -> Result<Vec<Result<Case, String>>> {
-    let mut all = vec![];
+    let (mut all, device) = (vec![], meta());
     for line in include_str!("../facts/torch_ops.jsonl").lines() {
         let group: Value = serde_json::from_str(line).expect("a line of JSON");
         let name = group["op"].as_str().expect("an op");
@@ -148,10 +173,13 @@ pub(crate) fn cases() -> Result<Vec<Result<Case, String>>> {
             };
             let placements = row[0].as_array().expect("placements").iter().map(|p| placement(p.as_str().expect("a placement")));
             let inputs: Vec<Operand> = placements.zip(&shapes).enumerate().map(|(i, (s, shape))| Operand::new(shape, s, fill(name, i))).collect();
-            let plain = inputs.iter().map(|o| Tensor::zeros(o.input.shape.as_slice(), DType::F32, &anymesh_core::meta())).collect::<Result<Vec<_>>>()?;
+            let plain = inputs.iter().map(|o| Tensor::zeros(o.input.shape.as_slice(), DType::F32, &device)).collect::<Result<Vec<_>>>()?;
             let output = program(&plain)?.swap_remove(0);
             let left = row[1].as_str().expect("a placement");
-            let theirs = (left != "refused").then(|| Theirs { bytes: bytes(&row[2], &inputs, output.dims()), outputs: vec![placement(left)] });
+            let theirs = (left != "refused").then(|| {
+                let left = placement(left);
+                Theirs { bytes: bytes(name, &row[2], &inputs, output.dims(), &left), outputs: vec![left] }
+            });
             all.push(Ok(Case { name: format!("{name} {}", row[0]), mesh: vec![RANKS as usize], inputs, program, reduced: None, theirs }));
         }
     }
