@@ -25,8 +25,9 @@ use crate::{
     backend::{ReduceCall, ReduceOp},
     map::{Builder, Val},
     spmd::{
-        Call, Local, Rule, plain,
+        Call, Local, Rule, composed, plain,
         rule::{Factors, Kind},
+        settled,
     },
 };
 use std::rc::Rc;
@@ -464,14 +465,20 @@ impl Tensor {
     #[track_caller]
     pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "max_with_indices";
-        Ok((as_is(self, op, &[axis], keepdim, ReduceOp::Max, self.dtype())?, position(self, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
+        // Values and positions both read the operand, so what is partial is combined once.
+        let _scope = composed(op, self);
+        let x = settled(self.clone())?;
+        Ok((as_is(&x, op, &[axis], keepdim, ReduceOp::Max, x.dtype())?, position(&x, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
     }
 
     /// The smallest value along an axis, and the position (`i32`) where it first occurs.
     #[track_caller]
     pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "min_with_indices";
-        Ok((as_is(self, op, &[axis], keepdim, ReduceOp::Min, self.dtype())?, position(self, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
+        // Values and positions both read the operand, so what is partial is combined once.
+        let _scope = composed(op, self);
+        let x = settled(self.clone())?;
+        Ok((as_is(&x, op, &[axis], keepdim, ReduceOp::Min, x.dtype())?, position(&x, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
     }
 
     /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an even number of values it is the
