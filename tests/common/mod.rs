@@ -3,7 +3,7 @@
 use anymesh::Device;
 
 /// `ANYMESH_TEST_DEVICE` names it; without that the software adapter is taken where there is one.
-pub fn under_test() -> Option<Device> {
+pub(crate) fn under_test() -> Option<Device> {
     let name = std::env::var("ANYMESH_TEST_DEVICE");
     match anymesh::device(name.as_deref().unwrap_or("wgpu:software")) {
         Ok(device) => Some(device),
