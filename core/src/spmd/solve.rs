@@ -299,9 +299,10 @@ impl<'a> Search<'a> {
         if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
             let size = dtype.size() as u64;
             let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
-            least = if resolves { least_to_reduce(self.mesh, shape, from, to) } else { self.held[operand].lacks(to) } * size;
-            // Where no other cut moves, the bound is what the planner reaches, but for uneven parts; the plan that runs says it exactly.
-            bytes = (!resolves || keeps_cuts(from, to)).then_some(least);
+            // Where no other cut moves, the bound for the largest parts is what the planner reaches; the plan that runs says it exactly.
+            let settles = keeps_cuts(from, to);
+            least = if resolves { least_to_reduce(self.mesh, shape, from, to, settles) } else { self.held[operand].lacks(to) } * size;
+            bytes = (!resolves || settles).then_some(least);
         }
         self.asked[operand].push(asked);
         self.brought[operand].push(Brought { sharding, least, bytes });
@@ -414,9 +415,10 @@ impl<'a> Search<'a> {
 }
 
 /// Elements that some rank must receive to reduce partial values. Of `k` ranks whose results cover `all` elements together, one combines at least
-/// `all / k` of them with `k - 1` others', and what it has not combined itself it must be given.
-fn least_to_reduce(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> u64 {
-    let part: u64 = (0..shape.rank()).map(|d| (shape[d] / to.axes_of(d).map(|a| mesh.size(a)).product::<usize>()) as u64).product();
+/// `all / k` of them with `k - 1` others', and what it has not combined itself it must be given. Counted for the smallest or the largest parts.
+fn least_to_reduce(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding, largest: bool) -> u64 {
+    let size = |n: usize, parts: usize| if largest { n.div_ceil(parts) } else { n / parts };
+    let part: u64 = (0..shape.rank()).map(|d| size(shape[d], to.axes_of(d).map(|a| mesh.size(a)).product()) as u64).product();
     let resolved = || from.partial().filter(|(axis, r)| to.placement(*axis) != Placement::Partial(*r)).map(|(axis, _)| axis);
     let k: u64 = resolved().map(|axis| mesh.size(axis) as u64).product();
     let all = part * resolved().filter(|axis| to.cuts().any(|(_, a)| a == *axis)).map(|axis| mesh.size(axis) as u64).product::<u64>();
