@@ -118,6 +118,14 @@ pub enum Error {
         /// Who is missing.
         missing: Vec<usize>,
     },
+    /// A gradient that cannot be computed.
+    #[error("{op}: no gradient: {detail}")]
+    Gradient {
+        /// The op.
+        op: &'static str,
+        /// Why, and what to do.
+        detail: String,
+    },
     /// An index outside its dimension.
     #[error("{op}: index {index} is out of range for a dimension of size {len}")]
     IndexOutOfRange {

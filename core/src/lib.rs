@@ -11,6 +11,7 @@ mod device;
 mod dtype;
 mod error;
 mod float8;
+pub mod grad;
 pub mod layout;
 pub mod map;
 mod mesh;

@@ -14,6 +14,10 @@
 //! assert_eq!(program.to_string(), "r0 = load 0 f32\nr1 = load 1 f32\nr2 = sub r0 r1\nr3 = sub r0 r1\nr4 = mul r2 r3\nstore r4 f32\n");
 //! ```
 
+mod derive;
+
+pub use derive::Derivative;
+
 use crate::{DType, Error, Kind, Result, Scalar};
 use std::cell::RefCell;
 
@@ -226,7 +230,7 @@ impl std::fmt::Display for MapProgram {
     }
 }
 
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct State {
     insts: Vec<Inst>,
     kinds: Vec<Kind>,
@@ -294,6 +298,17 @@ impl Builder {
     /// A word of the random stream at `index`.
     pub fn philox<'b>(&'b self, index: Val<'b>, key: [Val<'b>; 3], word: u8) -> Val<'b> {
         self.push(Inst::Philox { index: index.reg, key: key.map(|k| k.reg), word }, Kind::U32)
+    }
+
+    /// The program so far, with one output. More may be built afterwards.
+    fn peek(&self, result: Val<'_>, dtype: DType) -> Result<MapProgram> {
+        let copy = Builder(RefCell::new(self.0.borrow().clone()));
+        let result = Val { builder: &copy, reg: result.reg };
+        // An input that turns out not to be needed does not count.
+        let inputs = std::mem::take(&mut copy.0.borrow_mut().inputs);
+        let mut program = copy.finish(&[(result, dtype)])?;
+        program.inputs = inputs;
+        Ok(program)
     }
 
     /// Checks and closes the program; `outputs` are stored as the given dtypes (converting within the same class).

@@ -1,5 +1,6 @@
 //! Where a new tensor goes, and the ways on and off a mesh.
 
+use crate::grad::{Back, Pulled, record1};
 use crate::{DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, TensorType};
 
 /// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
@@ -89,11 +90,38 @@ impl Tensor {
     pub fn to_mesh(&self, mesh: &Mesh, sharding: impl IntoSharding) -> Result<Tensor> {
         let sharding = sharding.into_sharding(mesh, self.rank())?;
         sharding.check(mesh, self.rank())?;
-        if self.is_plain() {
-            let place = Place { mesh: mesh.clone(), sharding };
-            return place.build(self.dtype(), self.shape(), |device, region| self.window(region)?.on(device));
+        let run = || {
+            if self.is_plain() {
+                let place = Place { mesh: mesh.clone(), sharding };
+                return place.build(self.dtype(), self.shape(), |device, region| self.window(region)?.on(device));
+            }
+            crate::reshard::to_mesh(self, mesh, &sharding)
+        };
+        record1("reshard", &[self], run, |_| Ok(self.way_back()))
+    }
+
+    /// The gradient of moving a tensor: moved back to where it lay. Parts of a sum each have the gradient of the sum, so they need no way back.
+    fn way_back(&self) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static {
+        let (mesh, sharding) = (self.mesh().clone(), self.sharding().clone());
+        move |b: &Back<'_>| {
+            let gradient = b.grad()?;
+            Ok(smallvec::smallvec![Some(if mesh.is_single() {
+                gradient.full_tensor()?.moved_to(mesh.device(0))?
+            } else if sharding.is_partial() && *gradient.mesh() == mesh {
+                gradient.clone()
+            } else {
+                gradient.to_mesh(&mesh, sharding.whole())?
+            })])
         }
-        crate::reshard::to_mesh(self, mesh, &sharding)
+    }
+
+    /// A plain tensor on another device; nothing happens if it is there.
+    #[track_caller]
+    pub(crate) fn moved_to(&self, device: &Device) -> Result<Tensor> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        record1("to_device", &[self], || self.on(device), |_| Ok(self.way_back()))
     }
 
     /// The same values in another sharding of the same mesh, by the plan that the mesh's cost model likes best.
@@ -109,7 +137,7 @@ impl Tensor {
         if self.is_plain() {
             return Ok(self.clone());
         }
-        Ok(self.reshard(Sharding::replicated())?.part(0))
+        record1("full_tensor", &[self], || Ok(self.reshard(Sharding::replicated())?.part(0)), |_| Ok(self.way_back()))
     }
 
     /// A tensor on a mesh from what each addressable rank holds, in rank order. Every part must have the size that the sharding gives its rank.
@@ -158,7 +186,8 @@ impl Tensor {
         })
     }
 
-    /// The parts this process holds: (rank, part), each a plain tensor on its device.
+    /// The parts this process holds: (rank, part), each a plain tensor on its device. They are detached: gradients do not flow through them (use
+    /// [`spmd::apply`](crate::spmd::apply) with [`grad::custom`](crate::grad::custom) for that).
     pub fn shards(&self) -> Vec<(usize, Tensor)> {
         self.mesh().addressable().enumerate().map(|(i, rank)| (rank, self.part(i))).collect()
     }

@@ -1,5 +1,6 @@
 //! The one tensor type.
 
+use crate::grad::Edge;
 use crate::{Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View};
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     dtype: DType,
     shape: Shape,
@@ -27,6 +29,8 @@ struct Inner {
     sharding: Sharding,
     /// One for each addressable rank of the mesh.
     shards: smallvec::SmallVec<[Shard; 1]>,
+    /// Where it came from, if gradients are to flow there.
+    edge: Option<Edge>,
 }
 
 /// What one rank holds: memory and how to read it. Zero-element shards have no memory.
@@ -63,14 +67,14 @@ impl Tensor {
     /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the parts fit.
     pub(crate) fn from_parts(mesh: &Mesh, sharding: Sharding, dtype: DType, shape: Shape, parts: impl IntoIterator<Item = Self>) -> Self {
         let shards = parts.into_iter().map(|part| part.shard().clone()).collect();
-        Self(Arc::new(Inner { dtype, shape, mesh: mesh.clone(), sharding, shards }))
+        Self(Arc::new(Inner { dtype, shape, mesh: mesh.clone(), sharding, shards, edge: None }))
     }
 
     /// What the `i`-th addressable rank holds, as a plain tensor on its device.
     pub(crate) fn part(&self, i: usize) -> Self {
         let shard = self.0.shards[i].clone();
         let (dtype, shape, mesh) = (self.0.dtype, shard.layout.shape.clone(), self.0.mesh.local_mesh(i).clone());
-        Self(Arc::new(Inner { dtype, shape, mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
+        Self(Arc::new(Inner { dtype, shape, mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard], edge: None }))
     }
 
     /// Whether two handles are the same tensor.
@@ -85,7 +89,7 @@ impl Tensor {
 
     fn assemble(buffer: Option<Buffer>, dtype: DType, layout: Layout, mesh: Mesh) -> Self {
         let shard = Shard { buffer, layout };
-        Self(Arc::new(Inner { dtype, shape: shard.layout.shape.clone(), mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard] }))
+        Self(Arc::new(Inner { dtype, shape: shard.layout.shape.clone(), mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard], edge: None }))
     }
 
     /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
@@ -101,7 +105,26 @@ impl Tensor {
     /// The same memory seen through another layout. Only for plain tensors.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
         debug_assert!(self.is_plain(), "a view of a sharded tensor bypassed its rule");
+        debug_assert!(!crate::grad::is_recording(&[self]), "a view of a tracked tensor bypassed the tape");
         Self::assemble(self.shard().buffer.clone(), self.0.dtype, layout, self.0.mesh.clone())
+    }
+
+    /// The op or leaf that made it, where gradients flow.
+    pub(crate) fn edge(&self) -> Option<&Edge> {
+        self.0.edge.as_ref()
+    }
+
+    /// Makes it the result of a node.
+    pub(crate) fn attach(&mut self, edge: Edge) {
+        Arc::make_mut(&mut self.0).edge = Some(edge);
+    }
+
+    /// The same values without a past: gradients stop here.
+    pub fn detach(&self) -> Tensor {
+        if self.0.edge.is_none() {
+            return self.clone();
+        }
+        Self(Arc::new(Inner { edge: None, ..(*self.0).clone() }))
     }
 
     fn shard(&self) -> &Shard {
@@ -118,6 +141,10 @@ impl Tensor {
         if !self.is_plain() {
             let detail = format!("{} lies on {}, and the op has no rule for meshes: call `full_tensor()` first", self.type_string(), self.mesh());
             return Err(Error::Argument { op: "view", detail });
+        }
+        if crate::grad::is_recording(&[self]) {
+            let detail = "a kernel was to read a tracked tensor past the tape: this op has no gradient, use `detach()` or `no_grad`".into();
+            return Err(Error::Gradient { op: "view", detail });
         }
         let shard = self.shard();
         let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument { op: "view", detail: "a tensor without elements reached a kernel".into() })?;
@@ -180,9 +207,9 @@ impl Tensor {
             return Ok(Vec::new());
         }
         if !self.is_plain() {
-            return Box::pin(self.full_tensor()?.to_bytes_async()).await;
+            return Box::pin(self.detach().full_tensor()?.to_bytes_async()).await;
         }
-        let dense = self.contiguous()?;
+        let dense = self.detach().contiguous()?;
         let shard = dense.shard();
         let Some(buffer) = &shard.buffer else { return Ok(Vec::new()) };
         let size = self.dtype().size();
@@ -219,8 +246,8 @@ impl Tensor {
             crate::Kind::Bool => Scalar::Bool(self.to_vec_async::<bool>().await?[0]),
             crate::Kind::I64 => Scalar::Int(self.to_vec_async::<i64>().await?[0]),
             crate::Kind::F64 => Scalar::Float(self.to_vec_async::<f64>().await?[0]),
-            crate::Kind::F32 => self.cast(DType::F32)?.to_vec_async::<f32>().await?[0].into(),
-            crate::Kind::U32 => self.cast(DType::U32)?.to_vec_async::<u32>().await?[0].into(),
+            crate::Kind::F32 => self.detach().cast(DType::F32)?.to_vec_async::<f32>().await?[0].into(),
+            crate::Kind::U32 => self.detach().cast(DType::U32)?.to_vec_async::<u32>().await?[0].into(),
             crate::Kind::I32 => self.to_vec_async::<i32>().await?[0].into(),
         })
     }
@@ -236,12 +263,19 @@ impl Tensor {
         if device == self.device() && self.is_plain() {
             return Ok(self.clone());
         }
+        if crate::grad::is_recording(&[self]) {
+            let detail = "a tracked tensor cannot be moved while waiting: `detach()` it first, or use `to_mesh`".into();
+            return Err(Error::Gradient { op: "to_device", detail });
+        }
         Self::from_bytes(&self.to_bytes_async().await?, self.dtype(), self.shape(), device)
     }
 
     /// The same values on another device, through the host.
     #[cfg(not(target_family = "wasm"))]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
+        if crate::grad::is_recording(&[self]) && self.is_plain() {
+            return self.moved_to(device);
+        }
         pollster::block_on(self.to_device_async(device))
     }
 }

@@ -10,13 +10,14 @@
 //! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
 use super::{OpInfo, map1};
+use crate::grad;
 use crate::spmd::{Call, Local, Rule, plain, rule};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap, rc::Rc};
+use std::{cell::RefCell, collections::HashMap, sync::Arc};
 
 /// An operand of an elementwise op: a tensor, or a number.
 #[derive(Clone, Copy, Debug)]
@@ -207,9 +208,21 @@ impl Elementwise {
         if plain(op, &tensors)? {
             return map1(op, &program, &tensors, &params);
         }
+        if grad::is_recording(&tensors) {
+            let shape = tensors[1..].iter().try_fold(tensors[0].shape().clone(), |shape, t| shape.broadcast(op, t.shape()))?;
+            let run = || Ok(smallvec::smallvec![self.sharded(args, &tensors, &program, &params, compute)?]);
+            return Ok(grad::differentiable(op, &program, &shape, &tensors, &[], &params, run)?.remove(0));
+        }
+        self.sharded(args, &tensors, &program, &params, compute)
+    }
+
+    /// Runs the op on a mesh.
+    #[track_caller]
+    fn sharded(&self, args: &[Arg<'_>], tensors: &[&Tensor], program: &MapProgram, params: &[Scalar], compute: DType) -> Result<Tensor> {
+        let op = self.info.name;
         // Which operands are tensors decides which terms the rule keeps.
         let given = args.iter().enumerate().fold(0, |mask, (i, a)| mask | i64::from(matches!(a, Arg::Tensor(_))) << i);
-        let call = Call { op, inputs: &tensors, attrs: &[given, compute as i64] };
+        let call = Call { op, inputs: tensors, attrs: &[given, compute as i64] };
         let make_rule = || {
             let given: SmallVec<[rule::Given<'_>; 4]> = args.iter().map(|a| if let Arg::Tensor(t) = a { (*t).into() } else { rule::Given::Number }).collect();
             let rule = Rule::new(self.info.rule, &given, &[])?;
@@ -217,7 +230,7 @@ impl Elementwise {
         };
         let local = |l: &Local<'_>| {
             let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
-            Ok(smallvec::smallvec![map1(op, &program, &parts, &params)?])
+            Ok(smallvec::smallvec![map1(op, program, &parts, params)?])
         };
         Ok(call.run(make_rule, local)?.remove(0))
     }
@@ -285,14 +298,14 @@ impl Slot {
 }
 
 /// The program for `key`, built on first use. Each thread keeps its own, so that a small op never waits for a lock.
-pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram>) -> Result<Rc<MapProgram>> {
+pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram>) -> Result<Arc<MapProgram>> {
     thread_local! {
-        static PROGRAMS: RefCell<HashMap<Key, Rc<MapProgram>>> = RefCell::default();
+        static PROGRAMS: RefCell<HashMap<Key, Arc<MapProgram>>> = RefCell::default();
     }
     if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
         return Ok(program);
     }
-    let program = Rc::new(build(&Builder::new())?);
+    let program = Arc::new(build(&Builder::new())?);
     PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
     Ok(program)
 }

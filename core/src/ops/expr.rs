@@ -2,10 +2,11 @@
 //!
 //! Operands broadcast; floats of any width meet in `f32` (in `f64` where one of them is `f64`) and only the result is rounded.
 
-use super::{Operand, index_kind, reduce::Reduce, run_map};
+use super::{index_kind, reduce::Reduce};
 use crate::{
     DType, Error, Kind, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
+    grad,
     map::{Builder, MapProgram, Val},
 };
 use smallvec::SmallVec;
@@ -87,9 +88,8 @@ impl<'a> Expr<'a> {
     pub(crate) fn map(self, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
         let shape = self.shape()?;
         let program = self.program(&shape, dtype, f)?;
-        let operands: SmallVec<[Operand<'_>; 6]> = self.tensors().map(Operand::from).collect();
-        let mut out = run_map(self.op, &program, &shape, &operands, &self.indices, &self.params, self.inputs[0].device())?;
-        Ok(out.remove(0))
+        let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
+        Ok(grad::mapped(self.op, &program, &shape, &operands, &self.indices, &self.params, false)?.remove(0))
     }
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`. The first input has the common shape, and there
@@ -105,7 +105,7 @@ impl<'a> Expr<'a> {
     ) -> Result<Tensor> {
         let program = self.program(&self.shape()?, dtype, f)?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
-        Reduce { op: self.op, program: &program, operands: &operands, params: &self.params, axes, keepdim: true, reduce, scale, dtype }.run()
+        Reduce { op: self.op, program: &program, operands: &operands, params: &self.params, axes, keepdim: true, reduce, scale, dtype, linear: false }.run()
     }
 }
 

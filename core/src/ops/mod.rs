@@ -47,8 +47,9 @@ pub use rope::RopeStyle;
 pub use shape::Indexing;
 
 use crate::{
-    DType, Device, Dims, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, Kind, MapProgram, Reduction, Result, Scalar, Shape, Tensor,
     backend::{Affine, MapCall, MapInput},
+    grad,
     map::{Inst, Unary},
     spmd::{Call, Rule, plain, rule::letter as rule_letter},
 };
@@ -200,7 +201,8 @@ impl<'a> PreparedMap<'a> {
     }
 }
 
-/// [`run_map`] on a mesh: every dimension may be cut; nothing partial passes, because a program says nothing of what it computes. Indices stay global.
+/// [`run_map`] on a mesh: every dimension may be cut. Nothing partial passes, because a program says nothing of what it computes, unless it is known to be
+/// `linear` in the first operand. Indices stay global.
 #[track_caller]
 fn sharded_map(
     op: &'static str,
@@ -209,14 +211,18 @@ fn sharded_map(
     operands: &[Operand<'_>],
     indices: &[Affine],
     params: &[Scalar],
+    linear: bool,
 ) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
     if operands.iter().any(|o| o.window.is_some()) {
         return Err(Error::Argument { op, detail: "a window into a tensor on a mesh: the op has no rule".into() });
     }
     let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
-    let rule = || Ok(Rule::broadcast(shape, &tensors, program.outputs.len()));
+    let rule = || {
+        let rule = Rule::broadcast(shape, &tensors, program.outputs.len());
+        Ok(if linear { rule.let_through(1, &[Reduction::Sum]) } else { rule })
+    };
     // Ops have attributes of their own, so the rules that core makes are told apart by a negative number.
-    Call { op, inputs: &tensors, attrs: &[-1, shape.rank() as i64, program.outputs.len() as i64] }.run(rule, |l| {
+    Call { op, inputs: &tensors, attrs: &[-1, shape.rank() as i64, program.outputs.len() as i64, linear.into()] }.run(rule, |l| {
         let parts: smallvec::SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
         let mut local: Dims = shape.dims().into();
         let mut indices: smallvec::SmallVec<[Affine; 2]> = indices.iter().cloned().collect();
@@ -243,9 +249,25 @@ pub(crate) fn run_map(
     params: &[Scalar],
     device: &Device,
 ) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
+    run_linear_map(op, program, shape, operands, indices, params, device, false)
+}
+
+/// [`run_map`]; with `linear`, for a program that is linear in its first operand, through which partial sums may pass.
+#[track_caller]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn run_linear_map(
+    op: &'static str,
+    program: &MapProgram,
+    shape: &Shape,
+    operands: &[Operand<'_>],
+    indices: &[Affine],
+    params: &[Scalar],
+    device: &Device,
+    linear: bool,
+) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
     let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
     if !plain(op, &tensors)? {
-        return sharded_map(op, program, shape, operands, indices, params);
+        return sharded_map(op, program, shape, operands, indices, params, linear);
     }
     let result = |buffer, dtype| match operands.first() {
         Some(first) => first.tensor.result(buffer, dtype, shape.clone()),
@@ -263,16 +285,14 @@ pub(crate) fn run_map(
     Ok(buffers.into_iter().zip(&program.outputs).map(|(buffer, (_, dtype))| result(Some(buffer), *dtype)).collect())
 }
 
-/// [`run_map`] for programs with one output and only broadcast operands.
+/// [`run_map`] for programs with one output and only broadcast operands. Its gradient follows from the program.
 #[track_caller]
 pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Tensor> {
     let mut shape = inputs[0].shape().clone();
     for t in &inputs[1..] {
         shape = shape.broadcast(op, t.shape())?;
     }
-    let operands: smallvec::SmallVec<[Operand<'_>; 3]> = inputs.iter().map(|t| Operand::from(*t)).collect();
-    let mut out = run_map(op, program, &shape, &operands, &[], params, inputs[0].device())?;
-    Ok(out.remove(0))
+    Ok(grad::mapped(op, program, &shape, inputs, &[], params, false)?.remove(0))
 }
 
 /// Runs a user's own elementwise program: inputs broadcast, one tensor for each of the program's outputs.
@@ -302,8 +322,7 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
     for t in &inputs[1..] {
         shape = shape.broadcast("map", t.shape())?;
     }
-    let operands: Vec<Operand<'_>> = inputs.iter().map(|t| Operand::from(*t)).collect();
-    Ok(run_map("map", program, &shape, &operands, &[], params, inputs[0].device())?.into_vec())
+    Ok(grad::mapped("map", program, &shape, inputs, &[], params, false)?.into_vec())
 }
 
 /// The kind of index that counts up to `max`: i32 unless that is too small.

@@ -16,13 +16,15 @@
 //! (positions, log-sum-exp), or runs the reductions that the op is made of.
 
 use super::{
-    OpInfo, PreparedMap,
+    OpInfo, PadMode, PreparedMap,
     elementwise::{Key, Slot, cached},
+    expr::Expr,
     map1, need_float_math, op, run_map, same_device,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
+    grad,
     map::{Builder, Val},
     spmd::{
         Call, Local, Rule, composed, plain,
@@ -30,7 +32,7 @@ use crate::{
         settled,
     },
 };
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -70,11 +72,20 @@ pub(crate) struct Reduce<'a> {
     /// Multiplies the result before it is rounded.
     pub(crate) scale: Option<f64>,
     pub(crate) dtype: DType,
+    /// Whether the program is linear in the first operand: a sum of it may then be of partial sums.
+    pub(crate) linear: bool,
 }
 
 impl Reduce<'_> {
+    /// Runs it; its gradient follows from the program and the reduction.
     #[track_caller]
     pub(crate) fn run(&self) -> Result<Tensor> {
+        grad::reduced(self)
+    }
+
+    /// Runs it without a gradient.
+    #[track_caller]
+    pub(crate) fn compute(&self) -> Result<Tensor> {
         if plain(self.op, self.operands)? { self.run_plain() } else { self.run_sharded() }
     }
 
@@ -117,7 +128,7 @@ impl Reduce<'_> {
             let kept = |d: usize| self.keepdim || !self.axes.contains(&d);
             let factors = |d: usize| if self.axes.contains(&d) { Factors::new() } else { smallvec::smallvec![d as u8] };
             rule.outputs[0] = (0..shape.rank()).filter(|d| kept(*d)).map(factors).collect();
-            if let Some(reduction) = reduction.filter(|_| self.operands.len() == 1 && is_identity(self.program)) {
+            if let Some(reduction) = reduction.filter(|_| self.linear || (self.operands.len() == 1 && is_identity(self.program))) {
                 let at = Reduction::ALL_STATIC.iter().position(|r| *r == reduction).unwrap_or(0);
                 rule = rule.let_through(1, &Reduction::ALL_STATIC[at..=at]);
             }
@@ -127,7 +138,7 @@ impl Reduce<'_> {
         let call = Call {
             op: self.op,
             inputs: self.operands,
-            attrs: &[-2, axes, self.keepdim.into(), self.reduce as i64, self.dtype as i64, self.operands.len() as i64],
+            attrs: &[-2, axes, self.keepdim.into(), self.reduce as i64, self.dtype as i64, self.operands.len() as i64, self.linear.into()],
         };
         let local = |l: &Local<'_>| {
             let parts: smallvec::SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
@@ -270,7 +281,7 @@ fn wide(dtype: DType) -> DType {
 }
 
 /// The program `f(x)` that computes in the kind of `to`; `name` tells the formulas of one op apart.
-fn front(name: &'static str, from: DType, to: DType, f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>) -> Result<Rc<MapProgram>> {
+fn front(name: &'static str, from: DType, to: DType, f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>) -> Result<Arc<MapProgram>> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
     cached(Key { op: name, dtype: to, slots }, |b| b.finish(&[(f(b.load(from).cast(to.kind().dtype())), to)]))
 }
@@ -285,7 +296,52 @@ fn as_is(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, reduce: Redu
 #[track_caller]
 fn over(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
     let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce, scale: None, dtype }.run()
+    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce, scale: None, dtype, linear: false }.run()
+}
+
+/// A sum over axes that are checked and sorted, which stay with size 1.
+#[track_caller]
+pub(crate) fn summed(op: &'static str, x: &Tensor, axes: &[usize]) -> Result<Tensor> {
+    over(x, op, axes, true, ReduceOp::Sum, x.dtype())
+}
+
+/// The gradient of the values that were reduced to `out`, from that of `out`; both have the reduced dimensions with size 1.
+#[track_caller]
+pub(crate) fn spread(op: &'static str, reduce: ReduceOp, values: &Tensor, out: &Tensor, axes: &[usize], gradient: &Tensor) -> Result<Tensor> {
+    match reduce {
+        ReduceOp::Max | ReduceOp::Min => {
+            // Those that are the extreme share its gradient.
+            let hit = values.eq(out)?;
+            let hits = over(&hit.cast(gradient.dtype())?, op, axes, true, ReduceOp::Sum, gradient.dtype())?;
+            hit.where_(&gradient.div(&hits)?, 0)
+        }
+        // The product of all others, which a quotient would not give where one of them is zero.
+        ReduceOp::Prod => others(values, axes)?.mul(gradient),
+        ReduceOp::LogSumExp => {
+            // Where nothing was summed there is nothing to share.
+            let weight = Expr::new(op, &[values, out]).map(gradient.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))?;
+            weight.mul(gradient)
+        }
+        ReduceOp::Sum | ReduceOp::ArgMax | ReduceOp::ArgMin => gradient.expand(values.shape()),
+    }
+}
+
+/// For each element the product of all others along `axes`.
+#[track_caller]
+fn others(x: &Tensor, axes: &[usize]) -> Result<Tensor> {
+    let last: Dims<i64> = (0..axes.len()).map(|i| i as i64 - axes.len() as i64).collect();
+    let from: Dims<i64> = axes.iter().map(|a| *a as i64).collect();
+    let moved = x.movedim(&from, &last)?;
+    let n = axes.iter().map(|a| x.dims()[*a]).product();
+    let rows = moved.reshape(moved.dims()[..x.rank() - axes.len()].iter().copied().chain([n]).collect::<Shape>())?;
+    // What comes before an element: the running product, one further on.
+    let before = |rows: &Tensor| {
+        let mut pairs = vec![(0, 0); rows.rank()];
+        pairs[rows.rank() - 1] = (1, 0);
+        rows.narrow(-1, 0, n.saturating_sub(1))?.pad(&pairs, PadMode::Constant(1.0.into()))?.cumprod(-1)
+    };
+    let after = before(&rows.flip(&[-1])?)?.flip(&[-1])?;
+    before(&rows)?.mul(&after)?.reshape(moved.shape())?.movedim(&last, &from)
 }
 
 /// Position of an extreme along one axis, or in the flattened tensor.
@@ -298,7 +354,7 @@ fn position(x: &Tensor, op: &'static str, axis: Option<i64>, keepdim: bool, redu
     // Bools are compared as integers.
     let dtype = if x.dtype() == DType::Bool { DType::I32 } else { x.dtype() };
     let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype: DType::I32 }.run()
+    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype: DType::I32, linear: false }.run()
 }
 
 /// The number of elements that become one.
@@ -311,7 +367,7 @@ fn extent(x: &Tensor, axes: &[usize]) -> f64 {
 fn mean(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, dtype: DType) -> Result<Tensor> {
     let program = front("mean", x.dtype(), dtype, |v| v)?;
     let scale = Some(1.0 / extent(x, axes));
-    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce: ReduceOp::Sum, scale, dtype }.run()
+    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce: ReduceOp::Sum, scale, dtype, linear: false }.run()
 }
 
 /// Variance with a chosen result dtype: the mean first, then the squares of the differences in one pass.
@@ -325,7 +381,7 @@ fn variance(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, correctio
         b.finish(&[(difference * difference, dtype)])
     })?;
     let scale = Some(1.0 / (extent(x, &axes) - correction as f64).max(0.0));
-    Reduce { op, program: &program, operands: &[x, &mean], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale, dtype }.run()
+    Reduce { op, program: &program, operands: &[x, &mean], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale, dtype, linear: false }.run()
 }
 
 impl Tensor {
@@ -391,7 +447,7 @@ impl Tensor {
         check_positions(op, axes.iter().map(|&a| self.dims()[a]).product())?;
         let slots = [Slot::Load(self.dtype()), Slot::Empty, Slot::Empty, Slot::Empty];
         let program = cached(Key { op, dtype: DType::I32, slots }, |b| b.finish(&[(b.load(self.dtype()).cast(DType::Bool), DType::I32)]))?;
-        Reduce { op, program: &program, operands: &[self], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale: None, dtype: DType::I32 }.run()
+        Reduce { op, program: &program, operands: &[self], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale: None, dtype: DType::I32, linear: false }.run()
     }
 
     /// `log(sum(exp(x)))` without overflow; -inf for nothing.
@@ -426,7 +482,7 @@ impl Tensor {
         let (p, inverse) = ([Scalar::Float(p)], [Scalar::Float(1.0 / p)]);
         let dtype = if root.is_some() { wide } else { to };
         let params = &p[..program.params.len()];
-        let sum = Reduce { op, program: &program, operands: &[self], params, axes: &axes, keepdim, reduce, scale: None, dtype }.run()?;
+        let sum = Reduce { op, program: &program, operands: &[self], params, axes: &axes, keepdim, reduce, scale: None, dtype, linear: false }.run()?;
         match root {
             Some(root) => map1(op, &root, &[&sum], &inverse[..root.params.len()]),
             None => Ok(sum),

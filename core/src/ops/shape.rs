@@ -11,15 +11,16 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, op};
+use super::{OpInfo, op, reduce::summed};
 use crate::{
     Dims, Error, Layout, Reduction, Result, Shape, Tensor,
+    grad::{Back, record, record1, sum_to},
     spmd::{
         Call, Local, Rule, plain,
         rule::{Factor, Factors, Kind, letter},
     },
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file: elements keep their values, so partial values of every reduction pass. Factors in brackets make up one dimension, major first; a
 /// dimension that only the result has is whole.
@@ -55,12 +56,33 @@ impl Tensor {
     pub(super) fn view_parts(&self, op: &'static str, to: &[Option<usize>], local: impl Fn(&Local<'_>) -> Result<Tensor>) -> Result<Tensor> {
         let attrs: SmallVec<[i64; 8]> = to.iter().map(|d| d.unwrap_or(self.rank()) as i64).collect();
         let call = Call { op, inputs: &[self], attrs: &attrs };
-        Ok(call.run(|| Ok(Rule::view(self.shape(), to)), |l| Ok(smallvec::smallvec![local(l)?]))?.remove(0))
+        Ok(call.run(|| Ok(Rule::view(self.shape(), to)), |l| Ok(smallvec![local(l)?]))?.remove(0))
     }
 
     /// Dimensions in the order `order`, without those that it does not name.
     #[track_caller]
     pub(super) fn reordered(&self, op: &'static str, order: &[usize]) -> Result<Tensor> {
+        record1(
+            op,
+            &[self],
+            || self.permuted(op, order),
+            |_| {
+                // Dimensions that were left out had size 1: they come back at the end, and go where they were.
+                let all: Dims = order.iter().copied().chain((0..self.rank()).filter(|d| !order.contains(d))).collect();
+                let mut back: Dims = smallvec![0; all.len()];
+                for (i, d) in all.iter().enumerate() {
+                    back[*d] = i;
+                }
+                Ok(move |b: &Back<'_>| {
+                    let gradient = (b.grad()?.rank()..back.len()).try_fold(b.grad()?.clone(), |g, _| g.unsqueeze(-1))?;
+                    Ok(smallvec![Some(gradient.reordered(op, &back)?)])
+                })
+            },
+        )
+    }
+
+    #[track_caller]
+    fn permuted(&self, op: &'static str, order: &[usize]) -> Result<Tensor> {
         if !self.is_plain() {
             let to: Dims<Option<usize>> = order.iter().map(|d| Some(*d)).collect();
             return self.view_parts(op, &to, |l| l[0].reordered(op, order));
@@ -91,15 +113,32 @@ impl Tensor {
         if shape.checked_numel(op)? != self.numel() {
             return Err(Error::Shape { op, detail: format!("{} has {} elements, {shape} has {}", self.type_string(), self.numel(), shape.numel()) });
         }
+        if shape == *self.shape() {
+            return Ok(self.clone());
+        }
+        let old = self.shape();
+        record1(
+            op,
+            &[self],
+            || self.under_shape(op, &shape),
+            |_| {
+                let old = old.clone();
+                Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.reshaped(op, old.clone())?)]))
+            },
+        )
+    }
+
+    #[track_caller]
+    fn under_shape(&self, op: &'static str, shape: &Shape) -> Result<Tensor> {
         if !self.is_plain() {
             let attrs: SmallVec<[i64; 12]> = self.dims().iter().chain(shape.dims()).map(|d| *d as i64).collect();
             let call = Call { op, inputs: &[self], attrs: &attrs };
-            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].reshaped(op, l.region(0, &shape).shape.into())?]);
-            return Ok(call.run(|| Ok(Rule::reshape(self.shape(), &shape)), local)?.remove(0));
+            let local = |l: &Local<'_>| Ok(smallvec![l[0].reshaped(op, l.region(0, shape).shape.into())?]);
+            return Ok(call.run(|| Ok(Rule::reshape(self.shape(), shape)), local)?.remove(0));
         }
-        match self.layout().reshape(&shape) {
+        match self.layout().reshape(shape) {
             Some(layout) => Ok(self.viewed(layout)),
-            None => Ok(self.contiguous()?.with_layout(Layout::contiguous(shape))),
+            None => Ok(self.contiguous()?.with_layout(Layout::contiguous(shape.clone()))),
         }
     }
 
@@ -168,12 +207,15 @@ impl Tensor {
         if !(0..rank).contains(&at) {
             return Err(Error::Axis { op: "unsqueeze", axis, rank: self.rank() + 1 });
         }
-        if !self.is_plain() {
+        let run = || {
+            if self.is_plain() {
+                return Ok(self.viewed(self.layout().unsqueeze(at as usize)));
+            }
             let mut to: Dims<Option<usize>> = (0..self.rank()).map(Some).collect();
             to.insert(at as usize, None);
-            return self.view_parts("unsqueeze", &to, |l| l[0].unsqueeze(at));
-        }
-        Ok(self.viewed(self.layout().unsqueeze(at as usize)))
+            self.view_parts("unsqueeze", &to, |l| l[0].unsqueeze(at))
+        };
+        record1("unsqueeze", &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.squeeze(&[at])?)])))
     }
 
     /// Swaps two dimensions.
@@ -215,7 +257,7 @@ impl Tensor {
         }
         self.shape().axes(op, from)?;
         self.shape().axes(op, to)?;
-        let mut order: Dims<Option<usize>> = smallvec::smallvec![None; self.rank()];
+        let mut order: Dims<Option<usize>> = smallvec![None; self.rank()];
         let mut moved = Dims::with_capacity(from.len());
         for (&f, &t) in from.iter().zip(to) {
             let source = self.shape().axis(op, f)?;
@@ -236,13 +278,22 @@ impl Tensor {
         if self.shape().broadcast(op, &shape)? != shape {
             return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}: only dimensions of size 1 repeat", self.type_string()) });
         }
-        if !self.is_plain() {
+        if shape == *self.shape() {
+            return Ok(self.clone());
+        }
+        let run = || {
+            if self.is_plain() {
+                return Ok(self.viewed(self.layout().expand(&shape)));
+            }
             let lead = shape.rank() - self.rank();
             let source = |d: usize| d.checked_sub(lead).filter(|s| self.shape()[*s] == shape[d]);
             let to: Dims<Option<usize>> = (0..shape.rank()).map(source).collect();
-            return self.view_parts(op, &to, |l| l[0].expand(Shape::from(l.region(0, &shape).shape)));
-        }
-        Ok(self.viewed(self.layout().expand(&shape)))
+            self.view_parts(op, &to, |l| l[0].expand(Shape::from(l.region(0, &shape).shape)))
+        };
+        record1(op, &[self], run, |_| {
+            let old = self.shape().clone();
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(sum_to(op, b.grad()?, &old)?)]))
+        })
     }
 
     /// For each of several vectors (or scalars) its values over the grid that all of them span, as views.
@@ -267,15 +318,32 @@ impl Tensor {
         };
         let shape: Shape = (0..tensors.len()).map(|i| tensors[axis(i)].numel()).collect();
         shape.checked_numel("meshgrid")?;
-        if !plain("meshgrid", tensors)? {
-            return grids_of_parts(tensors, indexing, &shape, axis);
-        }
-        let grid = |(i, tensor): (usize, &&Tensor)| {
-            let mut strides: Dims<isize> = smallvec::smallvec![0; shape.rank()];
-            strides[axis(i)] = tensor.layout().strides.first().copied().unwrap_or(0);
-            tensor.viewed(Layout { shape: shape.clone(), strides, offset: tensor.layout().offset })
+        let run = || {
+            if !plain("meshgrid", tensors)? {
+                return Ok(grids_of_parts(tensors, indexing, &shape, axis)?.into());
+            }
+            let grid = |(i, tensor): (usize, &&Tensor)| {
+                let mut strides: Dims<isize> = smallvec![0; shape.rank()];
+                strides[axis(i)] = tensor.layout().strides.first().copied().unwrap_or(0);
+                tensor.viewed(Layout { shape: shape.clone(), strides, offset: tensor.layout().offset })
+            };
+            Ok(tensors.iter().enumerate().map(grid).collect())
         };
-        Ok(tensors.iter().enumerate().map(grid).collect())
+        let out = record("meshgrid", tensors, run, |_| {
+            let vectors: Vec<(usize, Shape)> = tensors.iter().enumerate().map(|(i, t)| (axis(i), t.shape().clone())).collect();
+            Ok(move |b: &Back<'_>| {
+                let of = |(i, (axis, shape)): (usize, &(usize, Shape))| match b.grad_of(i) {
+                    Some(g) if b.needs(i) => {
+                        let others: Dims = (0..g.rank()).filter(|d| d != axis).collect();
+                        let sum = if others.is_empty() { g.clone() } else { summed("meshgrid", g, &others)? };
+                        sum.reshape(shape).map(Some)
+                    }
+                    _ => Ok(None),
+                };
+                vectors.iter().enumerate().map(of).collect()
+            })
+        })?;
+        Ok(out.into_vec())
     }
 }
 
@@ -288,18 +356,18 @@ fn grids_of_parts(tensors: &[&Tensor], indexing: Indexing, shape: &Shape, axis: 
     }
     let rule = || {
         let mut rule = Rule::default();
-        let mut grid: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); shape.rank()];
+        let mut grid: SmallVec<[Factors; 4]> = smallvec![Factors::new(); shape.rank()];
         for (i, t) in tensors.iter().enumerate() {
             let mut dims = SmallVec::new();
             if t.rank() == 1 {
-                let f: Factors = smallvec::smallvec![rule.factors.len() as u8];
+                let f: Factors = smallvec![rule.factors.len() as u8];
                 grid[axis(i)] = f.clone();
                 dims.push(f);
                 rule.factors.push(Factor { letter: letter(i), size: t.numel(), kind: Kind::Pass });
             }
             rule.inputs.push(dims);
         }
-        rule.outputs = smallvec::smallvec![grid; tensors.len()];
+        rule.outputs = smallvec![grid; tensors.len()];
         // A grid of one vector must not count as partial because another one is.
         Ok(rule.let_through((1 << tensors.len()) - 1, Reduction::ALL_STATIC))
     };

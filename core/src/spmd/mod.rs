@@ -12,14 +12,14 @@ pub mod rule;
 pub mod solve;
 mod trace;
 
-pub(crate) use cache::hash;
+pub(crate) use cache::{Mix, hash};
 pub use ledger::{Entry, Ledger};
 pub use policy::{Policy, with_policy};
 pub use rule::Rule;
 pub use solve::{Choice, Solution};
 pub use trace::{Decision, trace};
 
-use crate::{Error, Mesh, Region, Result, Shape, Tensor, reshard, split};
+use crate::{Error, Mesh, Region, Result, Shape, Tensor, grad, reshard, split};
 use cache::Known;
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location};
@@ -139,6 +139,10 @@ impl Call<'_> {
     /// Solves and reshards the operands.
     #[track_caller]
     fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
+        if grad::is_recording(self.inputs) {
+            let detail = "it has none, use `detach()` or `no_grad`".into();
+            return Err(Error::Gradient { op: self.op, detail });
+        }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         let known = cache::find(self, rule)?;
         trace::note(|| Decision {

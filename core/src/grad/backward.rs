@@ -1,0 +1,134 @@
+//! The backward pass: from results down to what they were made of.
+
+use super::tape::{Back, Edge, Mode, Node, with_mode};
+use crate::{Error, Result, Tensor, spmd::ledger};
+use smallvec::SmallVec;
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+/// How a pass goes.
+pub(super) struct Pass<'a> {
+    /// The tensors whose gradients are wanted; `None` for all leaves.
+    pub(super) targets: Option<&'a [Edge]>,
+    /// Do not go on below a target.
+    pub(super) stop: bool,
+    /// Keep what ops remember, for another pass.
+    pub(super) retain: bool,
+    /// Record the pass itself, so that gradients have gradients.
+    pub(super) create_graph: bool,
+}
+
+/// A node whose results got gradients.
+struct Pending {
+    node: Arc<Node>,
+    grads: SmallVec<[Option<Tensor>; 1]>,
+}
+
+/// By node and result.
+pub(super) type Found = HashMap<(u64, u8), Tensor>;
+
+impl Pass<'_> {
+    /// The gradients of the targets, from those of some results.
+    pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<Found> {
+        let needed = self.targets.map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
+        let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
+        let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
+        with_mode(if self.create_graph { Mode::On } else { Mode::Off }, || {
+            for (edge, gradient) in seeds {
+                add(&mut pending, &edge, gradient)?;
+            }
+            let mut found = Found::new();
+            // The highest number first: everything that used a node's results has been visited by then.
+            while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
+                // Where a pass stops, more may come to the gradient from elsewhere.
+                if !(self.stop && self.is_target(&node)) {
+                    for (slot, grad) in grads.iter_mut().enumerate() {
+                        if let Some(gradient) = grad.take() {
+                            *grad = Some(node.show(slot as u8, gradient)?);
+                        }
+                    }
+                }
+                if self.take(&node, &grads, &mut found) || node.is_leaf() {
+                    continue;
+                }
+                let needs: SmallVec<[bool; 4]> = node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| is_needed(&e.node))).collect();
+                if !needs.contains(&true) {
+                    continue;
+                }
+                let pull = node.pull(self.retain || self.create_graph)?;
+                let _scope = ledger::enter(node.op, node.caller);
+                let pulled = pull(&Back { node: &node, grads: &grads, needs: &needs })?;
+                // What the node kept goes before the next one allocates.
+                drop((pull, grads));
+                for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
+                    if let (Some(edge), Some(gradient), true) = (edge, gradient, wanted) {
+                        add(&mut pending, edge, gradient)?;
+                    }
+                }
+            }
+            Ok(found)
+        })
+    }
+
+    fn is_target(&self, node: &Node) -> bool {
+        self.targets.is_some_and(|targets| targets.iter().any(|t| t.node.id == node.id))
+    }
+
+    /// Keeps the gradients of a node that was asked for; whether the pass ends there.
+    fn take(&self, node: &Arc<Node>, grads: &[Option<Tensor>], found: &mut Found) -> bool {
+        let Some(targets) = self.targets else {
+            if let (true, Some(Some(gradient))) = (node.is_leaf(), grads.first()) {
+                found.insert((node.id, 0), gradient.clone());
+            }
+            return node.is_leaf();
+        };
+        let mut any = false;
+        for target in targets.iter().filter(|t| t.node.id == node.id) {
+            if let Some(Some(gradient)) = grads.get(target.slot as usize) {
+                found.insert((node.id, target.slot), gradient.clone());
+            }
+            any = true;
+        }
+        any && self.stop
+    }
+}
+
+/// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
+fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
+    let slot = edge.slot as usize;
+    let entry = pending.entry(edge.node.id).or_insert_with(|| Pending { node: edge.node.clone(), grads: SmallVec::new() });
+    if entry.grads.len() <= slot {
+        entry.grads.resize(slot + 1, None);
+    }
+    entry.grads[slot] = Some(match entry.grads[slot].take() {
+        None => gradient,
+        Some(so_far) if so_far.shape() != gradient.shape() => {
+            let detail = format!("gradients {} and {} of one tensor do not have one shape", so_far.type_string(), gradient.type_string());
+            return Err(Error::Gradient { op: edge.node.op, detail });
+        }
+        Some(so_far) => so_far.add(&gradient)?,
+    });
+    Ok(())
+}
+
+/// The nodes from which a target can be reached.
+fn needed<'n>(roots: impl Iterator<Item = &'n Arc<Node>>, targets: &[Edge], stop: bool) -> HashSet<u64> {
+    let wanted: HashSet<u64> = targets.iter().map(|t| t.node.id).collect();
+    let mut seen: BTreeMap<u64, &Node> = BTreeMap::new();
+    let mut open: Vec<&Node> = roots.map(|n| &**n).collect();
+    while let Some(node) = open.pop() {
+        if seen.insert(node.id, node).is_none() && !(stop && wanted.contains(&node.id)) {
+            open.extend(node.inputs.iter().flatten().map(|e| &*e.node));
+        }
+    }
+    let mut needed = HashSet::new();
+    // Operands come before results.
+    for (id, node) in seen {
+        if wanted.contains(&id) || node.inputs.iter().flatten().any(|e| needed.contains(&e.node.id)) {
+            needed.insert(id);
+        }
+    }
+    needed
+}

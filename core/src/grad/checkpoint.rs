@@ -1,0 +1,81 @@
+//! Recompute: forget what is inside a function and run it again in the backward pass.
+
+use super::{
+    backward::Pass,
+    tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
+};
+use crate::{Error, Result, Tensor, spmd::Outputs};
+use std::sync::Arc;
+
+/// Runs `f` without keeping anything but its inputs, and runs it again when its gradient is needed.
+///
+/// Tracked tensors that `f` captures get their gradients too, as they would without `checkpoint`; those that are not tracked (frozen parameters) get none. Random ops
+/// take their key as an argument, so the second run draws the same numbers; `f` must not change state that it depends on. Checkpoints may be nested.
+///
+/// ```
+/// # use anymesh_core::{DType, Tensor, grad::checkpoint, ops::Rng};
+/// # let device = anymesh_backend_cpu::device();
+/// let x = Tensor::ones([4], DType::F32, &device)?.require_grad()?;
+/// let y = checkpoint(|x| Ok(vec![x[0].exp()?.dropout(0.5, Rng::new(3))?]), &[&x])?.remove(0);
+/// let gradient = y.sum(&[], false)?.backward()?.get(&x)?.expect("used");
+/// assert_eq!(gradient.to_vec::<f32>()?, y.to_vec::<f32>()?);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+#[track_caller]
+pub fn checkpoint(f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let given: Vec<Tensor> = inputs.iter().map(|t| (*t).clone()).collect();
+    if mode() != Mode::On {
+        return f(&given);
+    }
+    let (out, mut used) = collect(|| f(&given));
+    let out = out?;
+    if used.is_empty() {
+        return Ok(out);
+    }
+    // The inputs first, then what was captured.
+    let mut operands: Vec<Tensor> = given.iter().filter(|t| t.requires_grad()).cloned().collect();
+    used.retain(|t| !operands.iter().any(|o| same_edge(o, t)));
+    operands.extend(used);
+    let again = Arc::new(move |_: &[Tensor]| Ok(f(&given)?.into()));
+    let (kept, refs) = (operands.clone(), operands.iter().collect::<Vec<_>>());
+    Ok(record("checkpoint", &refs, || Ok(out.into()), |_| Ok(pull_again("checkpoint", kept, again)))?.into_vec())
+}
+
+/// An op whose gradient is that of `again`, which computes the same from the operands in ops that have gradients.
+#[track_caller]
+pub(crate) fn recompute(
+    op: &'static str,
+    inputs: &[&Tensor],
+    forward: impl FnOnce() -> Result<Outputs>,
+    again: impl Fn(&[Tensor]) -> Result<Outputs> + Send + Sync + 'static,
+) -> Result<Outputs> {
+    let kept = || inputs.iter().map(|t| (*t).clone()).collect();
+    record(op, inputs, forward, |_| Ok(pull_again(op, kept(), Arc::new(again))))
+}
+
+/// Runs `again` with recording on, and goes back through it to the operands and no further.
+fn pull_again(
+    op: &'static str,
+    operands: Vec<Tensor>,
+    again: Arc<dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync>,
+) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
+    move |back: &Back<'_>| {
+        // In a pass that is not recorded itself, the operands become leaves: what made them must not be touched.
+        let create_graph = mode() == Mode::On;
+        let out = with_mode(Mode::On, || again(&operands))?;
+        let mut seeds = Vec::with_capacity(out.len());
+        for (i, t) in out.iter().enumerate() {
+            if let (Some(edge), Some(gradient)) = (t.edge(), back.grad_of(i)) {
+                if t.shape() != gradient.shape() {
+                    let detail = format!("the second run gave {}, the first a result of shape {}: it depends on something that changed", t.type_string(), gradient.shape());
+                    return Err(Error::Gradient { op, detail });
+                }
+                seeds.push((edge.clone(), gradient.clone()));
+            }
+        }
+        let targets: Vec<Edge> = operands.iter().filter_map(|t| t.edge().cloned()).collect();
+        let mut found = Pass { targets: Some(&targets), stop: true, retain: false, create_graph }.run(seeds)?;
+        // An operand that is there twice gets its gradient once.
+        Ok(operands.iter().map(|t| t.edge().and_then(|e| found.remove(&(e.node.id, e.slot)))).collect())
+    }
+}

@@ -1,0 +1,209 @@
+//! Gradients of maps and reductions: they follow from the elementwise program (see `map/derive.rs`).
+
+use super::tape::{Back, Pulled, constant, is_recording, record};
+use crate::{
+    Dims, MapProgram, Result, Scalar, Shape, Tensor,
+    backend::{Affine, ReduceOp},
+    map::Derivative,
+    ops::{self, Operand, reduce::Reduce},
+    spmd::Outputs,
+};
+use smallvec::SmallVec;
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    hash::BuildHasherDefault,
+    sync::Arc,
+};
+
+/// The derivative of each output by each input, where there is one.
+type Derivatives = Vec<Vec<Option<Derivative>>>;
+
+/// The derivatives of a program, worked out on first use. Each thread keeps its own.
+fn derivatives(program: &MapProgram) -> Result<Arc<Derivatives>> {
+    thread_local! {
+        static KNOWN: RefCell<HashMap<MapProgram, Arc<Derivatives>, BuildHasherDefault<crate::spmd::Mix>>> = RefCell::default();
+    }
+    if let Some(known) = KNOWN.with_borrow(|all| all.get(program).cloned()) {
+        return Ok(known);
+    }
+    let of = |output| (0..program.inputs.len()).map(|input| program.derivative(output, input)).collect::<Result<Vec<_>>>();
+    let made: Arc<Derivatives> = Arc::new((0..program.outputs.len()).map(of).collect::<Result<_>>()?);
+    KNOWN.with_borrow_mut(|all| all.insert(program.clone(), made.clone()));
+    Ok(made)
+}
+
+/// What a map was called with, as far as its derivatives need it.
+struct Kept {
+    op: &'static str,
+    derivatives: Arc<Derivatives>,
+    shape: Shape,
+    indices: SmallVec<[Affine; 1]>,
+    params: SmallVec<[Scalar; 4]>,
+    /// The operands that a derivative uses.
+    inputs: SmallVec<[Option<Tensor>; 3]>,
+    /// The shapes of all operands.
+    shapes: SmallVec<[Shape; 3]>,
+}
+
+impl Kept {
+    fn new(op: &'static str, program: &MapProgram, shape: &Shape, tensors: &[&Tensor], indices: &[Affine], params: &[Scalar]) -> Result<Self> {
+        let derivatives = derivatives(program)?;
+        let used = |k: usize| {
+            let by = |(i, d): (usize, &Option<Derivative>)| tensors[i].requires_grad() && d.as_ref().is_some_and(|d| !d.is_identity && d.uses.contains(&k));
+            derivatives.iter().any(|of| of.iter().enumerate().any(by))
+        };
+        let inputs = tensors.iter().enumerate().map(|(k, t)| used(k).then(|| (*t).clone())).collect();
+        let shapes = tensors.iter().map(|t| t.shape().clone()).collect();
+        Ok(Self { op, derivatives: derivatives.clone(), shape: shape.clone(), indices: indices.into(), params: params.into(), inputs, shapes })
+    }
+
+    /// The gradient of operand `input` from that of result `output`, which broadcasts to the shape of the map.
+    fn pull(&self, output: usize, input: usize, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let Some(derivative) = &self.derivatives[output][input] else { return Ok(None) };
+        let shape = &self.shapes[input];
+        if derivative.is_identity {
+            return sum_to(self.op, &gradient.expand(&self.shape)?, shape).map(Some);
+        }
+        let kept: SmallVec<[&Tensor; 6]> = derivative.uses.iter().filter_map(|k| self.inputs[*k].as_ref()).collect();
+        let program = &derivative.program;
+        if derivative.is_slope {
+            let slope = mapped(self.op, program, &self.shape, &kept, &self.indices, &self.params, false)?.remove(0);
+            return sum_to(self.op, &slope.mul(gradient)?.cast(program.outputs[0].1)?, shape).map(Some);
+        }
+        // Parts that would be rounded one by one must meet first.
+        let (from, to) = (program.inputs[0], program.outputs[0].1);
+        let linear = from.kind() == to.kind() && from.size() <= to.size();
+        if *shape == self.shape || !self.indices.is_empty() {
+            let operands: SmallVec<[&Tensor; 6]> = std::iter::once(gradient).chain(kept.iter().copied()).collect();
+            let out = mapped(self.op, program, &self.shape, &operands, &self.indices, &self.params, linear)?.remove(0);
+            return sum_to(self.op, &out, shape).map(Some);
+        }
+        let whole = gradient.expand(&self.shape)?;
+        let operands: SmallVec<[&Tensor; 6]> = std::iter::once(&whole).chain(kept.iter().copied()).collect();
+        let (op, axes) = (self.op, broadcast_axes(shape, &self.shape));
+        let reduce = Reduce { op, program, operands: &operands, params: &self.params, axes: &axes, keepdim: true, reduce: ReduceOp::Sum, scale: None, dtype: to, linear };
+        reduce.run()?.reshape(shape).map(Some)
+    }
+}
+
+/// The dimensions of `to` along which a tensor of `shape` repeats.
+fn broadcast_axes(shape: &Shape, to: &Shape) -> Dims {
+    let lead = to.rank() - shape.rank();
+    (0..to.rank()).filter(|d| *d < lead || shape[d - lead] != to[*d]).collect()
+}
+
+/// A gradient summed over the dimensions along which the operand was repeated.
+#[track_caller]
+pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Result<Tensor> {
+    if gradient.shape() == shape {
+        return Ok(gradient.clone());
+    }
+    let axes = broadcast_axes(shape, gradient.shape());
+    let sum = if axes.is_empty() { gradient.clone() } else { ops::reduce::summed(op, gradient, &axes)? };
+    sum.reshape(shape)
+}
+
+/// Runs a map program over operands that broadcast to `shape`, and remembers how to compute its gradient; see [`ops::run_linear_map`] for `linear`.
+#[track_caller]
+pub(crate) fn mapped(
+    op: &'static str,
+    program: &MapProgram,
+    shape: &Shape,
+    tensors: &[&Tensor],
+    indices: &[Affine],
+    params: &[Scalar],
+    linear: bool,
+) -> Result<Outputs> {
+    let run = || {
+        let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
+        ops::run_linear_map(op, program, shape, &operands, indices, params, tensors[0].device(), linear)
+    };
+    differentiable(op, program, shape, tensors, indices, params, run)
+}
+
+/// Remembers the gradient of a map that runs in some way of its own.
+#[track_caller]
+pub(crate) fn differentiable(
+    op: &'static str,
+    program: &MapProgram,
+    shape: &Shape,
+    tensors: &[&Tensor],
+    indices: &[Affine],
+    params: &[Scalar],
+    run: impl FnOnce() -> Result<Outputs>,
+) -> Result<Outputs> {
+    if !is_recording(tensors) {
+        return run();
+    }
+    if program.outputs.iter().all(|(_, dtype)| !dtype.is_float()) {
+        return constant(tensors, run);
+    }
+    record(op, tensors, run, |_| {
+        let kept = Kept::new(op, program, shape, tensors, indices, params)?;
+        Ok(move |back: &Back<'_>| {
+            let mut pulled = Pulled::new();
+            for input in 0..kept.shapes.len() {
+                let mut sum: Option<Tensor> = None;
+                for output in (0..kept.derivatives.len()).filter(|_| back.needs(input)) {
+                    let part = match back.grad_of(output) {
+                        Some(gradient) => kept.pull(output, input, gradient)?,
+                        None => None,
+                    };
+                    sum = match (sum, part) {
+                        (Some(a), Some(b)) => Some(a.add(&b)?),
+                        (a, b) => a.or(b),
+                    };
+                }
+                pulled.push(sum);
+            }
+            Ok(pulled)
+        })
+    })
+}
+
+/// Runs a reduction and remembers how to compute its gradient.
+#[track_caller]
+pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
+    if !is_recording(call.operands) {
+        return call.compute();
+    }
+    if !call.dtype.is_float() {
+        return constant(call.operands, || call.compute());
+    }
+    let Reduce { op, program, operands, params, reduce, scale, .. } = *call;
+    let shape = operands[0].shape();
+    let axes: Dims = call.axes.into();
+    let out = record(
+        op,
+        operands,
+        || Ok(smallvec::smallvec![call.compute()?]),
+        |out| {
+            let kept = Kept::new(op, program, shape, operands, &[], params)?;
+            // All but sums look at the values again.
+            let linear = reduce == ReduceOp::Sum;
+            let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> =
+                (!linear).then(|| (Arc::new(program.clone()), operands.iter().map(|t| (*t).clone()).collect(), out[0].clone()));
+            let keepdim: Shape = (0..shape.rank()).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect();
+            Ok(move |back: &Back<'_>| {
+                let gradient = back.grad()?.reshape(&keepdim)?;
+                let gradient = match scale {
+                    Some(scale) => gradient.mul(scale)?,
+                    None => gradient,
+                };
+                // The gradient of what the program gives, before the reduction.
+                let gradient = match &values {
+                    None => gradient,
+                    Some((program, operands, out)) => {
+                        let operands: SmallVec<[&Tensor; 4]> = operands.iter().collect();
+                        let values = mapped(op, program, &kept.shape, &operands, &[], &kept.params, false)?.remove(0);
+                        let out = back.out(0, out).reshape(&keepdim)?;
+                        ops::reduce::spread(op, reduce, &values, &out, &axes, &gradient)?.cast(values.dtype())?
+                    }
+                };
+                (0..kept.shapes.len()).map(|input| if back.needs(input) { kept.pull(0, input, &gradient) } else { Ok(None) }).collect()
+            })
+        },
+    )?;
+    Ok(out.into_iter().next().unwrap_or_else(|| operands[0].clone()))
+}

@@ -1,0 +1,280 @@
+//! What ops remember so that their gradients can be computed: a graph with a node for each op that had a tracked operand.
+//!
+//! An op calls [`record`] around its computation. Inside, nothing else records, so an op is one node however it is computed. Nodes are numbered as they are
+//! made, and an operand is made before the result: going down the numbers visits every result before its operands.
+
+use crate::{Error, Result, Tensor, spmd::Outputs};
+use smallvec::SmallVec;
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    panic::Location,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// The gradients of an op's operands, in their order; `None` for those that have none or were not asked for.
+pub(crate) type Pulled = SmallVec<[Option<Tensor>; 2]>;
+
+/// Computes the gradients of an op's operands from those of its results. Written in tensor ops, so that it can be differentiated again.
+type Pull = dyn Fn(&Back<'_>) -> Result<Pulled> + Send + Sync;
+
+/// Sees the gradient of a tensor when it is complete, and may replace it.
+pub(super) type Hook = Box<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
+
+/// A call of an op, or a tensor that gradients are wanted for.
+pub(crate) struct Node {
+    pub(super) id: u64,
+    pub(super) op: &'static str,
+    /// The line that called the op.
+    pub(super) caller: &'static Location<'static>,
+    /// Where each operand came from; `None` for one that is not tracked. Empty for a leaf.
+    pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
+    /// Gone once a backward pass went by, and with it everything it kept in memory.
+    pull: Mutex<Option<Arc<Pull>>>,
+    hooks: Mutex<Vec<(u8, Hook)>>,
+}
+
+/// One result of a node.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub(super) node: Arc<Node>,
+    pub(super) slot: u8,
+}
+
+impl Edge {
+    /// A tensor that gradients are wanted for.
+    #[track_caller]
+    pub(super) fn leaf() -> Self {
+        Self { node: Node::new("leaf", SmallVec::new(), None), slot: 0 }
+    }
+}
+
+/// What was poisoned is still whole: nothing is written half under these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    #[track_caller]
+    fn new(op: &'static str, inputs: SmallVec<[Option<Edge>; 2]>, pull: Option<Arc<Pull>>) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (id, caller) = (NEXT.fetch_add(1, Ordering::Relaxed), Location::caller());
+        Arc::new(Self { id, op, caller, inputs, pull: Mutex::new(pull), hooks: Mutex::new(vec![]) })
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.inputs.is_empty()
+    }
+
+    /// The function that computes the operands' gradients; the node forgets it unless `keep`.
+    pub(super) fn pull(&self, keep: bool) -> Result<Arc<Pull>> {
+        let mut pull = lock(&self.pull);
+        let found = if keep { pull.clone() } else { pull.take() };
+        found.ok_or_else(|| Error::Gradient {
+            op: self.op,
+            detail: format!(
+                "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",
+                self.caller
+            ),
+        })
+    }
+
+    pub(super) fn add_hook(&self, slot: u8, hook: Hook) {
+        lock(&self.hooks).push((slot, hook));
+    }
+
+    /// Shows a complete gradient to the hooks of a result.
+    pub(super) fn show(&self, slot: u8, mut gradient: Tensor) -> Result<Tensor> {
+        for (_, hook) in lock(&self.hooks).iter().filter(|(s, _)| *s == slot) {
+            if let Some(other) = hook(&gradient)? {
+                if other.shape() != gradient.shape() || other.dtype() != gradient.dtype() {
+                    let detail = format!("a hook replaced the gradient {} by {}", gradient.type_string(), other.type_string());
+                    return Err(Error::Gradient { op: self.op, detail });
+                }
+                gradient = other;
+            }
+        }
+        Ok(gradient)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} at {}", self.op, self.id, self.caller)
+    }
+}
+
+/// A long chain of nodes is dropped one by one: dropping each inside the one before it would overflow the stack.
+impl Drop for Node {
+    fn drop(&mut self) {
+        thread_local! {
+            static DROPPED: RefCell<Option<Vec<(SmallVec<[Option<Edge>; 2]>, Option<Arc<Pull>>)>>> = const { RefCell::new(None) };
+        }
+        let parts = (std::mem::take(&mut self.inputs), lock(&self.pull).take());
+        // Where a drop is under way further up, it takes this one over; when the thread is ending there is nobody to do so.
+        let outermost = DROPPED.try_with(|dropped| match &mut *dropped.borrow_mut() {
+            Some(list) => {
+                list.push(parts);
+                false
+            }
+            none => {
+                *none = Some(vec![parts]);
+                true
+            }
+        });
+        if outermost == Ok(true) {
+            while let Ok(Some(next)) = DROPPED.try_with(|dropped| dropped.borrow_mut().as_mut().and_then(Vec::pop)) {
+                drop(next);
+            }
+            let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().take());
+        }
+    }
+}
+
+/// Whether ops remember.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Yes.
+    On,
+    /// No: under `no_grad`, inside of an op, in a backward pass.
+    Off,
+    /// No, but the tracked tensors they use are noted.
+    Collect,
+}
+
+thread_local! {
+    static MODE: Cell<Mode> = const { Cell::new(Mode::On) };
+    static COLLECTED: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` in a mode, also where it panics.
+pub(super) fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
+    struct Restore(Mode);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            MODE.set(self.0);
+        }
+    }
+    let _restore = Restore(MODE.replace(mode));
+    f()
+}
+
+/// Runs `f` without remembering anything, and tells which tracked tensors it used: a tensor that `f` makes is not tracked, so all of them are from outside.
+pub(super) fn collect<T>(f: impl FnOnce() -> T) -> (T, Vec<Tensor>) {
+    let outer = COLLECTED.take();
+    let result = with_mode(Mode::Collect, f);
+    let found = COLLECTED.replace(outer);
+    (result, found)
+}
+
+pub(super) fn mode() -> Mode {
+    MODE.get()
+}
+
+/// Whether a use of these operands must be remembered.
+pub(crate) fn is_recording(inputs: &[&Tensor]) -> bool {
+    inputs.iter().any(|t| t.edge().is_some()) && MODE.get() != Mode::Off
+}
+
+/// Notes operands that are tracked, where somebody collects them.
+fn note(inputs: &[&Tensor]) {
+    COLLECTED.with_borrow_mut(|found| {
+        for t in inputs.iter().filter(|t| t.edge().is_some()) {
+            if !found.iter().any(|other| same_edge(other, t)) {
+                found.push((*t).clone());
+            }
+        }
+    });
+}
+
+/// Whether two tensors are the same result of the same node.
+pub(super) fn same_edge(a: &Tensor, b: &Tensor) -> bool {
+    matches!((a.edge(), b.edge()), (Some(a), Some(b)) if a.node.id == b.node.id && a.slot == b.slot)
+}
+
+/// Runs an op and remembers how to compute its gradient, where an operand is tracked. `pull` gets the results (not tracked, so that it may keep them) and
+/// gives the function; [`Back::out`] makes a kept result the tracked one again.
+#[track_caller]
+pub(crate) fn record<P>(
+    op: &'static str,
+    inputs: &[&Tensor],
+    forward: impl FnOnce() -> Result<Outputs>,
+    pull: impl FnOnce(&Outputs) -> Result<P>,
+) -> Result<Outputs>
+where
+    P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
+{
+    if !is_recording(inputs) {
+        return forward();
+    }
+    if MODE.get() == Mode::Collect {
+        note(inputs);
+        return with_mode(Mode::Off, forward);
+    }
+    let mut out = with_mode(Mode::Off, forward)?;
+    let pull = with_mode(Mode::Off, || pull(&out))?;
+    let edges = inputs.iter().map(|t| t.edge().cloned()).collect();
+    let node = Node::new(op, edges, Some(Arc::new(pull)));
+    for (slot, t) in out.iter_mut().enumerate() {
+        if t.dtype().is_float() {
+            t.attach(Edge { node: node.clone(), slot: slot as u8 });
+        }
+    }
+    Ok(out)
+}
+
+/// [`record`] for ops with one result.
+#[track_caller]
+pub(crate) fn record1<P>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> Result<Tensor>, pull: impl FnOnce(&Tensor) -> Result<P>) -> Result<Tensor>
+where
+    P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
+{
+    if !is_recording(inputs) {
+        return forward();
+    }
+    Ok(record(op, inputs, || Ok(smallvec::smallvec![forward()?]), |out| pull(&out[0]))?.remove(0))
+}
+
+/// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of zero.
+pub(crate) fn constant<T>(inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+    if is_recording(inputs) { with_mode(Mode::Off, forward) } else { forward() }
+}
+
+/// What a pull works with.
+pub(crate) struct Back<'a> {
+    pub(super) node: &'a Arc<Node>,
+    pub(super) grads: &'a [Option<Tensor>],
+    pub(super) needs: &'a [bool],
+}
+
+impl Back<'_> {
+    /// The gradient of the only tracked result.
+    pub(crate) fn grad(&self) -> Result<&Tensor> {
+        self.grads.iter().flatten().next().ok_or_else(|| Error::Gradient { op: self.node.op, detail: "no result has a gradient".into() })
+    }
+
+    /// The gradient of result `i`, where it was used.
+    pub(crate) fn grad_of(&self, i: usize) -> Option<&Tensor> {
+        self.grads.get(i).and_then(Option::as_ref)
+    }
+
+    /// Whether the gradient of operand `i` is wanted.
+    pub(crate) fn needs(&self, i: usize) -> bool {
+        self.needs.get(i).copied().unwrap_or(false)
+    }
+
+    /// The gradient of operand `i`, computed only if it is wanted.
+    pub(crate) fn wanted(&self, i: usize, f: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
+        if self.needs(i) { f().map(Some) } else { Ok(None) }
+    }
+
+    /// Result `slot` as the program has it, from what the pull kept of it.
+    pub(crate) fn out(&self, slot: usize, kept: &Tensor) -> Tensor {
+        let mut out = kept.clone();
+        out.attach(Edge { node: self.node.clone(), slot: slot as u8 });
+        out
+    }
+}
