@@ -21,6 +21,8 @@
 //! parameter's handle that loses its place on the tape; [`Tensor::set_`] refuses that.
 
 mod backward;
+#[cfg(all(feature = "conformance", not(target_family = "wasm")))]
+pub mod check;
 mod checkpoint;
 mod program;
 mod tape;
