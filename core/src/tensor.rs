@@ -89,7 +89,14 @@ impl Tensor {
 
     fn assemble(buffer: Option<Buffer>, dtype: DType, layout: Layout, mesh: Mesh) -> Self {
         let shard = Shard { buffer, layout };
-        Self(Arc::new(Inner { dtype, shape: shard.layout.shape.clone(), mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard], edge: None }))
+        Self(Arc::new(Inner {
+            dtype,
+            shape: shard.layout.shape.clone(),
+            mesh,
+            sharding: Sharding::replicated(),
+            shards: smallvec::smallvec![shard],
+            edge: None,
+        }))
     }
 
     /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.

@@ -177,11 +177,12 @@ impl<'a> Function<'a> {
     /// Weights for the results, so that one number depends on all of them.
     fn weights(t: &Tensor, dtype: DType) -> Result<Tensor> {
         let weights: Vec<f64> = (0..t.numel()).map(|i| f64::from((spread(i + 7) - 0.3) as f32)).collect();
-        Tensor::from_slice(&weights, t.shape(), t.device()).or_else(|_| {
-            let narrow: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
-            Tensor::from_slice(&narrow, t.shape(), t.device())
-        })?
-        .cast(dtype)
+        Tensor::from_slice(&weights, t.shape(), t.device())
+            .or_else(|_| {
+                let narrow: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
+                Tensor::from_slice(&narrow, t.shape(), t.device())
+            })?
+            .cast(dtype)
     }
 
     /// The weighted sum of all float results.
@@ -291,6 +292,7 @@ fn difference(mut f: impl FnMut(f64) -> Result<f64>) -> Result<f64> {
 }
 
 /// A table, one line for each op that has a gradient.
+#[derive(Debug)]
 pub struct Table<'a>(pub &'a [Row]);
 
 impl fmt::Display for Table<'_> {

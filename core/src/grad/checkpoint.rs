@@ -67,7 +67,11 @@ fn pull_again(
         for (i, t) in out.iter().enumerate() {
             if let (Some(edge), Some(gradient)) = (t.edge(), back.grad_of(i)) {
                 if t.shape() != gradient.shape() {
-                    let detail = format!("the second run gave {}, the first a result of shape {}: it depends on something that changed", t.type_string(), gradient.shape());
+                    let detail = format!(
+                        "the second run gave {}, the first a result of shape {}: it depends on something that changed",
+                        t.type_string(),
+                        gradient.shape()
+                    );
                     return Err(Error::Gradient { op, detail });
                 }
                 seeds.push((edge.clone(), gradient.clone()));

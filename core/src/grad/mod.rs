@@ -207,7 +207,8 @@ pub fn custom(
             let (inputs, results) = (kept.clone(), out.clone());
             Ok(move |back: &Back<'_>| {
                 let outputs: Vec<Tensor> = results.iter().enumerate().map(|(i, t)| if t.dtype().is_float() { back.out(i, t) } else { t.clone() }).collect();
-                let grads = outputs.iter().enumerate().map(|(i, t)| back.grad_of(i).map_or_else(|| t.zeros_like(), |g| Ok(g.clone()))).collect::<Result<Vec<_>>>()?;
+                let grads =
+                    outputs.iter().enumerate().map(|(i, t)| back.grad_of(i).map_or_else(|| t.zeros_like(), |g| Ok(g.clone()))).collect::<Result<Vec<_>>>()?;
                 let pulled = backward(&inputs, &outputs, &grads)?;
                 check_custom(op, &inputs, &pulled)?;
                 Ok(pulled.into())

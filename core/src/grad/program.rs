@@ -9,12 +9,7 @@ use crate::{
     spmd::Outputs,
 };
 use smallvec::SmallVec;
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    hash::BuildHasherDefault,
-    sync::Arc,
-};
+use std::{cell::RefCell, collections::HashMap, hash::BuildHasherDefault, sync::Arc};
 
 /// The derivative of each output by each input, where there is one.
 type Derivatives = Vec<Vec<Option<Derivative>>>;
@@ -82,7 +77,18 @@ impl Kept {
         let whole = gradient.expand(&self.shape)?;
         let operands: SmallVec<[&Tensor; 6]> = std::iter::once(&whole).chain(kept.iter().copied()).collect();
         let (op, axes) = (self.op, broadcast_axes(shape, &self.shape));
-        let reduce = Reduce { op, program, operands: &operands, params: &self.params, axes: &axes, keepdim: true, reduce: ReduceOp::Sum, scale: None, dtype: to, linear };
+        let reduce = Reduce {
+            op,
+            program,
+            operands: &operands,
+            params: &self.params,
+            axes: &axes,
+            keepdim: true,
+            reduce: ReduceOp::Sum,
+            scale: None,
+            dtype: to,
+            linear,
+        };
         reduce.run()?.reshape(shape).map(Some)
     }
 }

@@ -228,7 +228,12 @@ where
 
 /// [`record`] for ops with one result.
 #[track_caller]
-pub(crate) fn record1<P>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> Result<Tensor>, pull: impl FnOnce(&Tensor) -> Result<P>) -> Result<Tensor>
+pub(crate) fn record1<P>(
+    op: &'static str,
+    inputs: &[&Tensor],
+    forward: impl FnOnce() -> Result<Tensor>,
+    pull: impl FnOnce(&Tensor) -> Result<P>,
+) -> Result<Tensor>
 where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {

@@ -16,10 +16,11 @@ use super::{OpInfo, map1, op, same_device};
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::MatmulCall,
+    grad::{Back, Pulled, record1, sum_to},
     map::Builder,
     spmd::{Call, Local, Rule, plain},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 const PRODUCT: &str = "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1";
 const DOT: &str = "k, k -> ; reduce k sum ; linear 0 ; linear 1";
@@ -42,8 +43,7 @@ pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType
 /// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`, which has the same kind.
 #[track_caller]
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Tensor> {
-    let is_plain = plain(op, &[a, b])?;
-    let device = a.device();
+    plain(op, &[a, b])?;
     let dtype = number_type(op, &[a, b])?;
     if store.kind() != dtype.kind() {
         return Err(Error::DType {
@@ -56,6 +56,54 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
         return Err(Error::Shape { op, detail: format!("{} and {}: a scalar has no rows, multiply by it instead", a.type_string(), b.type_string()) });
     }
     check_inner(op, a, b, a.rank() - 1, b.rank().saturating_sub(2))?;
+    record1(
+        op,
+        &[a, b],
+        || multiplied(op, a, b, dtype, store),
+        |_| {
+            let (a, b) = (a.clone(), b.clone());
+            Ok(move |back: &Back<'_>| {
+                // A vector is a matrix with one row or one column.
+                let column = |t: &Tensor, is_vector: bool, at: i64| if is_vector { t.unsqueeze(at) } else { Ok(t.clone()) };
+                let (left, right) = (column(&a, a.rank() == 1, 0)?, column(&b, b.rank() == 1, 1)?);
+                let gradient = column(&column(back.grad()?, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
+                let first = back.wanted(0, || factor_gradient(op, &gradient, &right.t()?, &left)?.reshape(a.shape()))?;
+                let second = back.wanted(1, || {
+                    // One matrix for a whole batch: its gradient is one product over all rows of the batch.
+                    if right.rank() == 2 && left.rank() > 2 {
+                        return einsum_as("...mk,...mn->kn", &[&left, &gradient], right.dtype())?.reshape(b.shape());
+                    }
+                    factor_gradient(op, &left.t()?, &gradient, &right)?.reshape(b.shape())
+                })?;
+                Ok(smallvec![first, second])
+            })
+        },
+    )
+}
+
+/// The product `a b` as the gradient of `of`: in its dtype, summed over the dimensions of the batch along which it was repeated.
+#[track_caller]
+fn factor_gradient(op: &'static str, a: &Tensor, b: &Tensor, of: &Tensor) -> Result<Tensor> {
+    sum_to(op, &product_as(op, a, b, of.dtype())?, of.shape())
+}
+
+/// The product in a float dtype of any width.
+#[track_caller]
+fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    let common = a.dtype().promote(b.dtype());
+    let store = if common.kind() == dtype.kind() { dtype } else { common };
+    product(op, a, b, store)?.cast(dtype)
+}
+
+/// An einsum in a float dtype of any width.
+#[track_caller]
+fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor> {
+    Tensor::einsum(equation, tensors)?.cast(dtype)
+}
+
+#[track_caller]
+fn multiplied(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType, store: DType) -> Result<Tensor> {
+    let (is_plain, device) = (a.is_plain(), a.device());
     let (left, right) = (a.cast(dtype)?, b.cast(dtype)?);
     if !is_plain {
         let batch = |t: &Tensor| Shape::from(&t.dims()[..t.rank().saturating_sub(2)]);
@@ -67,7 +115,7 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
             _ => PRODUCT,
         };
         let call = Call { op, inputs: &[&left, &right], attrs: &[store as i64] };
-        let local = |l: &Local<'_>| Ok(smallvec::smallvec![product(op, &l[0], &l[1], store)?]);
+        let local = |l: &Local<'_>| Ok(smallvec![product(op, &l[0], &l[1], store)?]);
         return Ok(call.run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?.remove(0));
     }
     let left = if a.rank() == 1 { left.unsqueeze(0)? } else { left };
@@ -161,14 +209,24 @@ impl Tensor {
         number_type(op, &[self, other])?;
         same_device(op, &[self, other])?;
         Shape::from([self.numel(), other.numel()]).checked_numel(op)?;
-        if !plain(op, &[self, other])? {
+        let run = || {
+            if plain(op, &[self, other])? {
+                return self.unsqueeze(1)?.mul(other);
+            }
             let dtype = self.dtype().promote(other.dtype());
             let (m, n) = (self.cast(dtype)?, other.cast(dtype)?);
             let call = Call { op, inputs: &[&m, &n], attrs: &[] };
             let rule = || Rule::new(OUTER, &[self.into(), other.into()], &[]);
-            return Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].outer(&l[1])?]))?.remove(0));
-        }
-        self.unsqueeze(1)?.mul(other)
+            Ok(call.run(rule, |l| Ok(smallvec![l[0].outer(&l[1])?]))?.remove(0))
+        };
+        record1(op, &[self, other], run, |_| {
+            let (a, b) = (self.clone(), other.clone());
+            Ok(move |back: &Back<'_>| {
+                let gradient = back.grad()?;
+                let first = back.wanted(0, || product_as(op, gradient, &b, a.dtype()))?;
+                Ok(smallvec![first, back.wanted(1, || product_as(op, &a, gradient, b.dtype()))?])
+            })
+        })
     }
 
     /// `self @ weight^T + bias` for a weight `[out, in]` over the last dimension of this tensor.
@@ -184,6 +242,35 @@ impl Tensor {
             });
         }
         let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        record1(
+            op,
+            &tensors,
+            || self.transformed(weight, bias, dtype),
+            |_| {
+                let (x, weight, bias) = (self.clone(), weight.clone(), bias.map(|b| (b.shape().clone(), b.dtype())));
+                Ok(move |back: &Back<'_>| {
+                    let gradient = back.grad()?;
+                    let first = back.wanted(0, || product_as(op, gradient, &weight, x.dtype()))?;
+                    let second = back.wanted(1, || match x.rank() {
+                        1 => product_as(op, &gradient.unsqueeze(1)?, &x.unsqueeze(0)?, weight.dtype()),
+                        2 => product_as(op, &gradient.t()?, &x, weight.dtype()),
+                        _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),
+                    })?;
+                    let mut pulled: Pulled = smallvec![first, second];
+                    if let Some((shape, dtype)) = &bias {
+                        pulled.push(back.wanted(2, || sum_to(op, gradient, shape)?.cast(*dtype))?);
+                    }
+                    Ok(pulled)
+                })
+            },
+        )
+    }
+
+    /// [`linear`](Self::linear) without a gradient, for operands that were checked.
+    #[track_caller]
+    fn transformed(&self, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
+        let op = "linear";
+        let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
         // Integers become floats when a float bias is added: they must be whole by then, so the sum is an op of its own.
         let widens = bias.is_some_and(|b| dtype.promote(b.dtype()).is_float() && !dtype.is_float());
         if !plain(op, &tensors)? && self.rank() > 0 && !widens {
@@ -192,7 +279,7 @@ impl Tensor {
             let bias = bias.map(|b| b.cast(dtype.promote(b.dtype()))).transpose()?;
             let tensors: SmallVec<[&Tensor; 3]> = [&x, &matrix].into_iter().chain(&bias).collect();
             let rule = || Rule::new(LINEAR, &[self.into(), weight.into(), bias.as_ref().into()], &[]);
-            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].linear(&l[1], l.inputs.get(2))?]);
+            let local = |l: &Local<'_>| Ok(smallvec![l[0].linear(&l[1], l.inputs.get(2))?]);
             return Ok(Call { op, inputs: &tensors, attrs: &[] }.run(rule, local)?.remove(0));
         }
         let out = product(op, self, &weight.t()?, dtype)?;
@@ -215,6 +302,27 @@ impl Tensor {
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", a.type_string(), b.type_string()) });
         }
+        record1(
+            op,
+            &[self, a, b],
+            || self.added(a, b, beta, alpha, dtype),
+            |_| {
+                let (x, a, b) = (self.clone(), a.clone(), b.clone());
+                Ok(move |back: &Back<'_>| {
+                    let gradient = back.grad()?;
+                    let own = back.wanted(0, || sum_to(op, &gradient.mul(beta)?, x.shape())?.cast(x.dtype()))?;
+                    let scaled = gradient.mul(alpha)?;
+                    let first = back.wanted(1, || product_as(op, &scaled, &b.t()?, a.dtype()))?;
+                    Ok(smallvec![own, first, back.wanted(2, || product_as(op, &a.t()?, &scaled, b.dtype()))?])
+                })
+            },
+        )
+    }
+
+    /// [`baddbmm`](Self::baddbmm) without a gradient, for operands that were checked.
+    #[track_caller]
+    fn added(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64, dtype: DType) -> Result<Tensor> {
+        let op = "baddbmm";
         if !plain(op, &[self, a, b])? {
             return sharded_baddbmm(self, &a.cast(dtype)?, &b.cast(dtype)?, beta, alpha);
         }
@@ -248,13 +356,13 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
         let call = Call { op, inputs: &[a, b], attrs: &[0] };
         let local = |l: &Local<'_>| {
             let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
-            Ok(smallvec::smallvec![nothing.baddbmm(&l[0], &l[1], beta, alpha)?])
+            Ok(smallvec![nothing.baddbmm(&l[0], &l[1], beta, alpha)?])
         };
         return Ok(call.run(|| Rule::new(PRODUCT, &[a.into(), b.into()], &[]), local)?.remove(0));
     }
     // A summand of integers is converted when it is whole.
     let x = if x.dtype().is_float() { x.expand(&shape)? } else { x.cast(a.dtype())?.expand(&shape)? };
     let call = Call { op, inputs: &[&x, a, b], attrs: &[1] };
-    let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].baddbmm(&l[1], &l[2], beta, alpha)?]);
+    let local = |l: &Local<'_>| Ok(smallvec![l[0].baddbmm(&l[1], &l[2], beta, alpha)?]);
     Ok(call.run(|| Rule::new(BADDBMM, &[(&x).into(), a.into(), b.into()], &[]), local)?.remove(0))
 }

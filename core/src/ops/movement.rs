@@ -14,10 +14,11 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, create, op, run_map};
+use super::{OpInfo, Operand, create, op, reduce::summed, run_map};
 use crate::{
     DType, Dims, Error, Layout, Reduction, Result, Scalar, Shape, Tensor,
     backend::Affine,
+    grad::{Back, record1},
     map::{Binary, Builder, MAX_INPUTS},
     ops::index_kind,
     spmd::{
@@ -25,7 +26,7 @@ use crate::{
         rule::{Factor, Kind, Through, letter},
     },
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file; `c` is a dimension that the op joins, pads or repeats. Zeros that an op puts in are zeros in every reduction of parts.
 pub const OPS: &[OpInfo] = &[
@@ -122,6 +123,59 @@ impl Tensor {
         }
         let shape = Shape::from(dims);
         shape.checked_numel(op)?;
+        if shape == *self.shape() {
+            return Ok(self.clone());
+        }
+        record1(
+            op,
+            &[self],
+            || self.with_edges(pairs, mode, shape),
+            |_| {
+                let pairs: Dims<(usize, usize)> = pairs.into();
+                Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.without_edges(&pairs, mode)?)]))
+            },
+        )
+    }
+
+    /// The gradient of [`pad`](Self::pad): what the edges were made of gets theirs.
+    #[track_caller]
+    fn without_edges(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
+        let mut gradient = self.clone();
+        for (axis, &(before, after)) in pairs.iter().enumerate().filter(|(_, pair)| **pair != (0, 0)) {
+            let size = gradient.dims()[axis] - before - after;
+            let part = |start, len| gradient.narrow(axis as i64, start, len);
+            let (front, back) = (part(0, before)?, part(before + size, after)?);
+            let mut sum = part(before, size)?;
+            let mut give = |part: Tensor, start: usize| -> Result<()> {
+                if part.numel() > 0 {
+                    sum = sum.add(&part.padded(axis, start, size - start - part.dims()[axis])?)?;
+                }
+                Ok(())
+            };
+            let along = [axis as i64];
+            match mode {
+                PadMode::Constant(_) => {}
+                PadMode::Reflect => {
+                    give(front.flip(&along)?, 1.min(size))?;
+                    give(back.flip(&along)?, size - 1 - after)?;
+                }
+                PadMode::Replicate => {
+                    give(front.sum(&along, true)?, 0)?;
+                    give(back.sum(&along, true)?, size - 1)?;
+                }
+                PadMode::Circular => {
+                    give(front, size - before)?;
+                    give(back, 0)?;
+                }
+            }
+            gradient = sum;
+        }
+        Ok(gradient)
+    }
+
+    #[track_caller]
+    fn with_edges(&self, pairs: &[(usize, usize)], mode: PadMode, shape: Shape) -> Result<Tensor> {
+        let op = "pad";
         if !self.is_plain() {
             return self.pad_parts(pairs, mode);
         }
@@ -159,9 +213,9 @@ impl Tensor {
             _ => Reduction::ALL_STATIC,
         };
         let attrs: SmallVec<[i64; 6]> = [reductions.len()].iter().chain(&grown).map(|n| *n as i64).collect();
-        let rule = || Ok(Rule { through: smallvec::smallvec![Through { operands: 1, reductions }], ..Rule::view(self.shape(), &self.without(&grown)) });
+        let rule = || Ok(Rule { through: smallvec![Through { operands: 1, reductions }], ..Rule::view(self.shape(), &self.without(&grown)) });
         let call = Call { op: "pad", inputs: &[self], attrs: &attrs };
-        Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].pad(pairs, mode)?]))?.remove(0))
+        Ok(call.run(rule, |l| Ok(smallvec![l[0].pad(pairs, mode)?]))?.remove(0))
     }
 
     fn pad_constant(&self, pairs: &[(usize, usize)], shape: Shape, value: Scalar) -> Result<Tensor> {
@@ -209,11 +263,18 @@ impl Tensor {
         if starts.is_empty() {
             return Ok(self.clone());
         }
-        if !self.is_plain() {
+        let run = || {
+            if self.is_plain() {
+                return self.rolled(&starts);
+            }
             let rolled: Dims = starts.iter().map(|(axis, _)| *axis).collect();
-            return self.view_parts(op, &self.without(&rolled), |l| l[0].rolled(&starts));
-        }
-        self.rolled(&starts)
+            self.view_parts(op, &self.without(&rolled), |l| l[0].rolled(&starts))
+        };
+        record1(op, &[self], run, |_| {
+            let back: Dims<i64> = starts.iter().map(|(_, start)| -(*start as i64)).collect();
+            let axes: Dims<i64> = starts.iter().map(|(axis, _)| *axis as i64).collect();
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.roll(&back, &axes)?)]))
+        })
     }
 
     /// [`roll`](Self::roll) of a plain tensor: for each axis, where its first element goes.
@@ -235,20 +296,23 @@ impl Tensor {
         let dims = (0..rank).map(|i| size(i).checked_mul(rep(i))).collect::<Option<Dims>>();
         let shape = Shape::from(dims.ok_or_else(|| Error::Argument { op, detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()) })?);
         shape.checked_numel(op)?;
-        if !self.is_plain() {
-            let to: Dims<Option<usize>> = (0..rank).map(|i| (i + self.rank()).checked_sub(rank).filter(|_| rep(i) == 1)).collect();
-            return self.view_parts(op, &to, |l| l[0].tile(reps));
-        }
-        if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
-        }
-        let stride = |i: usize| (i + self.rank()).checked_sub(rank).map_or(0, |d| self.layout().strides[d]);
-        let repeated = Layout {
-            shape: (0..rank).flat_map(|i| [rep(i), size(i)]).collect(),
-            strides: (0..rank).flat_map(|i| [0, stride(i)]).collect(),
-            offset: self.layout().offset,
+        let apart: Shape = (0..rank).flat_map(|i| [rep(i), size(i)]).collect();
+        let run = || {
+            if !self.is_plain() {
+                let to: Dims<Option<usize>> = (0..rank).map(|i| (i + self.rank()).checked_sub(rank).filter(|_| rep(i) == 1)).collect();
+                return self.view_parts(op, &to, |l| l[0].tile(reps));
+            }
+            if shape.numel() == 0 {
+                return Ok(self.result(None, self.dtype(), shape));
+            }
+            let stride = |i: usize| (i + self.rank()).checked_sub(rank).map_or(0, |d| self.layout().strides[d]);
+            let strides = (0..rank).flat_map(|i| [0, stride(i)]).collect();
+            self.with_layout(Layout { shape: apart.clone(), strides, offset: self.layout().offset }).reshaped(op, shape)
         };
-        self.with_layout(repeated).reshaped(op, shape)
+        record1(op, &[self], run, |_| {
+            let (apart, old, copies) = (apart.clone(), self.shape().clone(), (0..rank).map(|i| 2 * i).collect::<Dims>());
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(summed(op, &b.grad()?.reshape(&apart)?, &copies)?.reshape(&old)?)]))
+        })
     }
 
     /// Repeats each element `n` times in place: `[a, b]` becomes `[a, a, b, b]`.
@@ -263,6 +327,20 @@ impl Tensor {
         if n == 1 {
             return Ok(self.clone());
         }
+        record1(
+            op,
+            &[self],
+            || self.repeated(op, n, axis, shape),
+            |_| {
+                let old = self.shape().clone();
+                let apart: Shape = old.dims()[..=axis].iter().copied().chain([n]).chain(old.dims()[axis + 1..].iter().copied()).collect();
+                Ok(move |b: &Back<'_>| Ok(smallvec![Some(summed(op, &b.grad()?.reshape(&apart)?, &[axis + 1])?.reshape(&old)?)]))
+            },
+        )
+    }
+
+    #[track_caller]
+    fn repeated(&self, op: &'static str, n: usize, axis: usize, shape: Shape) -> Result<Tensor> {
         if !self.is_plain() {
             let rule = || {
                 // Parts of the dimension are parts of the longer one where the cut is even.
@@ -272,7 +350,7 @@ impl Tensor {
                 Ok(rule)
             };
             let call = Call { op, inputs: &[self], attrs: &[axis as i64, n as i64, self.shape()[axis] as i64] };
-            return Ok(call.run(rule, |l| Ok(smallvec::smallvec![l[0].repeat_interleave(n, axis as i64)?]))?.remove(0));
+            return Ok(call.run(rule, |l| Ok(smallvec![l[0].repeat_interleave(n, axis as i64)?]))?.remove(0));
         }
         if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
@@ -300,6 +378,11 @@ impl Tensor {
         if self.rank() < 2 {
             return Err(Error::Shape { op, detail: format!("{} has no last two dimensions", self.type_string()) });
         }
+        record1(op, &[self], || self.kept_triangle(op, keep, k), |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.triangle(op, keep, k)?)])))
+    }
+
+    #[track_caller]
+    fn kept_triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
         if !self.is_plain() {
             let start = |l: &Local<'_>, back: usize| l.part(letter(self.rank() - back)).map_or(0, |(range, _)| range.start as i64);
             return self.view_parts(op, &self.without(&[]), |l| l[0].triangle(op, keep, k.saturating_add(start(l, 2) - start(l, 1))));
@@ -328,15 +411,18 @@ impl Tensor {
         let size = self.numel().checked_add(distance).ok_or_else(too_large)?;
         let shape = Shape::from([size, size]);
         shape.checked_numel(op)?;
-        if !self.is_plain() {
+        let run = || {
+            if self.is_plain() {
+                return self.on_diagonal(shape, k);
+            }
             // Each rank fills the rows of its elements, if there are no other rows.
             let to = [if k == 0 { Some(0) } else { None }, None];
-            return self.view_parts(op, &to, |l| {
+            self.view_parts(op, &to, |l| {
                 let region = l.region(0, &shape);
                 l[0].on_diagonal(region.shape.into(), if k == 0 { region.start[0] as i64 } else { k })
-            });
-        }
-        self.on_diagonal(shape, k)
+            })
+        };
+        record1(op, &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.diagonal(k, 0, 1)?)])))
     }
 
     /// A matrix with a plain vector on diagonal `k` and zero elsewhere.
@@ -351,7 +437,7 @@ impl Tensor {
         let b = Builder::new();
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
-        let start: Dims<isize> = smallvec::smallvec![-k.min(0) as isize, 0];
+        let start: Dims<isize> = smallvec![-k.min(0) as isize, 0];
         let mut out = run_map(op, &program, &shape, &[Operand::at(&rows, start)], &[index], &[], self.device())?;
         Ok(out.remove(0))
     }
@@ -361,7 +447,7 @@ impl Tensor {
 pub(super) fn diagonal_index(shape: &Shape, k: i64) -> (Affine, crate::Kind) {
     let rank = shape.rank();
     let reach = shape[rank - 1].max(shape[rank - 2]).min(i64::MAX as usize / 4);
-    let mut strides: Dims<i64> = smallvec::smallvec![0; rank];
+    let mut strides: Dims<i64> = smallvec![0; rank];
     strides[rank - 2] = -1;
     strides[rank - 1] = 1;
     // Every diagonal past the corner is as empty as the first one there.
@@ -379,6 +465,26 @@ fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
     let size = tensors.iter().try_fold(0usize, |sum, t| sum.checked_add(t.shape()[axis]));
     let shape = tensors[0].shape().with(axis, size.ok_or_else(|| Error::SizeOverflow { op, shape: tensors[0].shape().clone() })?);
     shape.checked_numel(op)?;
+    record1(
+        op,
+        tensors,
+        || joined(op, tensors, axis, dtype, shape),
+        |_| {
+            let pieces: Vec<(usize, DType)> = tensors.iter().map(|t| (t.shape()[axis], t.dtype())).collect();
+            Ok(move |b: &Back<'_>| {
+                let (gradient, mut end) = (b.grad()?, 0);
+                let piece = |(i, (len, dtype)): (usize, &(usize, DType))| {
+                    end += len;
+                    b.wanted(i, || gradient.narrow(axis as i64, end - len, *len)?.cast(*dtype))
+                };
+                pieces.iter().enumerate().map(piece).collect()
+            })
+        },
+    )
+}
+
+#[track_caller]
+fn joined(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType, shape: Shape) -> Result<Tensor> {
     if !plain(op, tensors)? {
         return join_parts(op, tensors, axis, dtype);
     }
@@ -412,7 +518,7 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
                 let given: SmallVec<[_; 8]> = inputs.iter().map(|t| (*t).into()).collect();
                 Rule::new(&text, &given, &[('c', &[axis])])
             };
-            let local = |l: &Local<'_>| Ok(smallvec::smallvec![join(op, &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(), axis)?]);
+            let local = |l: &Local<'_>| Ok(smallvec![join(op, &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(), axis)?]);
             joined.push(Call { op, inputs: &inputs, attrs: &[axis as i64] }.run(rule, local)?.remove(0));
         }
         parts = joined;
@@ -428,11 +534,11 @@ fn join_few(op: &'static str, parts: &[Tensor], axis: usize, dtype: DType) -> Re
     let b = Builder::new();
     let mut joined = b.load(parts[0].dtype()).cast(dtype);
     let mut end = parts[0].shape()[axis];
-    let mut operands = vec![Operand::at(&parts[0], smallvec::smallvec![0; parts[0].rank()])];
+    let mut operands = vec![Operand::at(&parts[0], smallvec![0; parts[0].rank()])];
     for part in &parts[1..] {
         let x = b.load(part.dtype());
         joined = x.inside().select(x.cast(dtype), joined);
-        let mut start: Dims<isize> = smallvec::smallvec![0; part.rank()];
+        let mut start: Dims<isize> = smallvec![0; part.rank()];
         start[axis] = end as isize;
         end += part.shape()[axis];
         operands.push(Operand::at(part, start));

@@ -210,7 +210,8 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
     let axes: Dims = (input.rank()..view.rank()).collect();
     let program = MapProgram::cast(input.dtype(), input.dtype());
     let (reduce, dtype) = (ReduceOp::ArgMax, DType::I32);
-    let places = Reduce { op, program: &program, operands: &[&view], params: &[], axes: &axes, keepdim: false, reduce, scale: None, dtype, linear: false }.run()?;
+    let places =
+        Reduce { op, program: &program, operands: &[&view], params: &[], axes: &axes, keepdim: false, reduce, scale: None, dtype, linear: false }.run()?;
     let lead = input.rank() - windows.slides.len();
     let b = Builder::new();
     let mut place = b.load(DType::I32);

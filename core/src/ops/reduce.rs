@@ -319,7 +319,8 @@ pub(crate) fn spread(op: &'static str, reduce: ReduceOp, values: &Tensor, out: &
         ReduceOp::Prod => others(values, axes)?.mul(gradient),
         ReduceOp::LogSumExp => {
             // Where nothing was summed there is nothing to share.
-            let weight = Expr::new(op, &[values, out]).map(gradient.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))?;
+            let weight =
+                Expr::new(op, &[values, out]).map(gradient.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))?;
             weight.mul(gradient)
         }
         ReduceOp::Sum | ReduceOp::ArgMax | ReduceOp::ArgMin => gradient.expand(values.shape()),
@@ -447,7 +448,19 @@ impl Tensor {
         check_positions(op, axes.iter().map(|&a| self.dims()[a]).product())?;
         let slots = [Slot::Load(self.dtype()), Slot::Empty, Slot::Empty, Slot::Empty];
         let program = cached(Key { op, dtype: DType::I32, slots }, |b| b.finish(&[(b.load(self.dtype()).cast(DType::Bool), DType::I32)]))?;
-        Reduce { op, program: &program, operands: &[self], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale: None, dtype: DType::I32, linear: false }.run()
+        Reduce {
+            op,
+            program: &program,
+            operands: &[self],
+            params: &[],
+            axes: &axes,
+            keepdim,
+            reduce: ReduceOp::Sum,
+            scale: None,
+            dtype: DType::I32,
+            linear: false,
+        }
+        .run()
     }
 
     /// `log(sum(exp(x)))` without overflow; -inf for nothing.

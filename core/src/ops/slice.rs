@@ -10,8 +10,14 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, op};
-use crate::{Dims, Error, Layout, Result, Shape, Tensor, split, spmd::rule::letter};
+use super::{OpInfo, PadMode, op};
+use crate::{
+    Dims, Error, Layout, Result, Shape, Tensor,
+    grad::{Back, record, record1},
+    split,
+    spmd::{Outputs, rule::letter},
+};
+use smallvec::smallvec;
 
 /// The ops of this file; `c` is a dimension of which some elements are taken. Partial values of every reduction pass.
 pub const OPS: &[OpInfo] = &[
@@ -60,11 +66,40 @@ impl Tensor {
         if shape == *self.shape() && (step == 1 || len < 2) && start == 0 {
             return Ok(self.clone());
         }
-        if !self.is_plain() {
-            return self.view_parts(op, &self.without(&[axis]), |l| l[0].sliced(op, axis, start, step, len));
-        }
-        let layout = if shape.numel() == 0 { Layout::contiguous(shape) } else { self.layout().slice(axis, start, step, len) };
-        Ok(self.with_layout(layout))
+        let run = || {
+            if !self.is_plain() {
+                return self.view_parts(op, &self.without(&[axis]), |l| l[0].sliced(op, axis, start, step, len));
+            }
+            let layout = if shape.numel() == 0 { Layout::contiguous(shape) } else { self.layout().slice(axis, start, step, len) };
+            Ok(self.with_layout(layout))
+        };
+        let size = self.dims()[axis];
+        record1(op, &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.unsliced(axis, start, step, size)?)])))
+    }
+
+    /// What a slice was taken from, with zeros for the rest of the dimension: the gradient of [`sliced`](Self::sliced).
+    #[track_caller]
+    fn unsliced(&self, axis: usize, start: usize, step: isize, size: usize) -> Result<Tensor> {
+        let (len, apart) = (self.dims()[axis], step.unsigned_abs());
+        // Backwards, the last element of the slice is the first in the dimension.
+        let (ordered, first) = if step < 0 { (self.flip(&[axis as i64])?, start - (len.max(1) - 1) * apart) } else { (self.clone(), start) };
+        // Zeros between elements: a dimension of zeros behind each, all but the first of which are the step.
+        let spread = if apart > 1 && len > 1 {
+            let wide = ordered.unsqueeze(axis as i64 + 1)?.padded(axis + 1, 0, apart - 1)?;
+            wide.reshape(self.shape().with(axis, len * apart))?.narrow(axis as i64, 0, (len - 1) * apart + 1)?
+        } else {
+            ordered
+        };
+        let end = first + spread.dims()[axis];
+        spread.padded(axis, first, size - end)
+    }
+
+    /// Zeros before and after the elements of one dimension.
+    #[track_caller]
+    pub(super) fn padded(&self, axis: usize, before: usize, after: usize) -> Result<Tensor> {
+        let mut pairs: Dims<(usize, usize)> = smallvec![(0, 0); self.rank()];
+        pairs[axis] = (before, after);
+        self.pad(&pairs, PadMode::Constant(0.into()))
     }
 
     /// The dimensions of a view that touches `axes` and leaves the others as they are.
@@ -101,12 +136,33 @@ impl Tensor {
         if sizes.len() == 1 {
             return Ok(vec![self.clone()]);
         }
-        let (whole, mut start, mut out) = (self.whole_along(op, axis)?, 0, Vec::with_capacity(sizes.len()));
-        for &len in sizes {
-            out.push(whole.sliced(op, axis, start, 1, len)?);
-            start += len;
-        }
-        Ok(out)
+        self.pieces(op, axis, sizes)
+    }
+
+    /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the parts are joined again.
+    #[track_caller]
+    fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+        let run = || {
+            let (whole, mut start, mut out) = (self.whole_along(op, axis)?, 0, Outputs::with_capacity(sizes.len()));
+            for &len in sizes {
+                out.push(whole.sliced(op, axis, start, 1, len)?);
+                start += len;
+            }
+            Ok(out)
+        };
+        let out = record(op, &[self], run, |_| {
+            let shapes: Vec<Shape> = sizes.iter().map(|n| self.shape().with(axis, *n)).collect();
+            Ok(move |b: &Back<'_>| {
+                let known = b.grad()?;
+                let gradient = |(i, shape): (usize, &Shape)| match b.grad_of(i) {
+                    Some(g) => Ok(g.clone()),
+                    None => Tensor::zeros(shape, known.dtype(), known.mesh()),
+                };
+                let parts = shapes.iter().enumerate().map(gradient).collect::<Result<Vec<_>>>()?;
+                Ok(smallvec![Some(Tensor::concat(&parts.iter().collect::<Vec<_>>(), axis as i64)?)])
+            })
+        })?;
+        Ok(out.into_vec())
     }
 
     /// `n` neighbouring parts of dimension `axis` whose sizes differ by at most one: part `i` holds `i * size / n .. (i + 1) * size / n`,
@@ -121,12 +177,8 @@ impl Tensor {
         if n == 1 {
             return Ok(vec![self.clone()]);
         }
-        let (whole, mut out) = (self.whole_along(op, axis)?, Vec::with_capacity(n));
-        for i in 0..n {
-            let range = split(self.shape()[axis], i, n);
-            out.push(whole.sliced(op, axis, range.start, 1, range.len())?);
-        }
-        Ok(out)
+        let sizes: Vec<usize> = (0..n).map(|i| split(self.shape()[axis], i, n).len()).collect();
+        self.pieces(op, axis, &sizes)
     }
 
     /// The slices at each index of dimension `axis`, without that dimension. Views.
@@ -139,11 +191,8 @@ impl Tensor {
         if size > MAX_PARTS {
             return Err(Error::Argument { op, detail: format!("{} would give {size} tensors: slice the ones that are needed", self.type_string()) });
         }
-        let (whole, mut out) = (self.whole_along(op, axis)?, Vec::with_capacity(size));
-        for i in 0..size {
-            out.push(whole.sliced(op, axis, i, 1, 1)?.reordered(op, &kept)?);
-        }
-        Ok(out)
+        let slices = self.pieces(op, axis, &vec![1; size])?;
+        slices.iter().map(|slice| slice.reordered(op, &kept)).collect()
     }
 
     /// Reverses the given dimensions; an empty list reverses all. A view.
@@ -155,10 +204,11 @@ impl Tensor {
         if axes.is_empty() {
             return Ok(self.clone());
         }
-        if !self.is_plain() {
-            return self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes));
-        }
-        self.reversed(&axes)
+        let run = || if self.is_plain() { self.reversed(&axes) } else { self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes)) };
+        record1(op, &[self], run, |_| {
+            let axes: Dims<i64> = axes.iter().map(|a| *a as i64).collect();
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.flip(&axes)?)]))
+        })
     }
 
     /// [`flip`](Self::flip) of a plain tensor.
@@ -180,6 +230,29 @@ impl Tensor {
         let distance = usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX);
         let (down, right) = if offset < 0 { (distance, 0) } else { (0, distance) };
         let len = self.shape()[rows].saturating_sub(down).min(self.shape()[cols].saturating_sub(right));
+        let (height, width) = (self.shape()[rows], self.shape()[cols]);
+        record1(
+            op,
+            &[self],
+            || self.diagonal_view(op, offset, (rows, cols), (down, right), len),
+            |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.on_diagonals(offset, (rows, cols), (height, width))?)])),
+        )
+    }
+
+    /// The last dimension on a diagonal of two new ones of these sizes, with zeros elsewhere: the gradient of [`diagonal`](Self::diagonal).
+    #[track_caller]
+    pub(super) fn on_diagonals(&self, offset: i64, (rows, cols): (usize, usize), (height, width): (usize, usize)) -> Result<Tensor> {
+        let down = usize::try_from(-offset.min(0)).unwrap_or(usize::MAX).min(height);
+        let len = self.dims()[self.rank() - 1];
+        // Every column reads the element of its row; the diagonal keeps one of them.
+        let column = self.padded(self.rank() - 1, down, height - down - len)?.unsqueeze(-1)?;
+        let keep = Tensor::eye(height, width, offset, crate::DType::Bool, self.mesh())?;
+        let square = keep.where_(&column, 0)?;
+        square.movedim(&[-2, -1], &[rows as i64, cols as i64])
+    }
+
+    #[track_caller]
+    fn diagonal_view(&self, op: &'static str, offset: i64, (rows, cols): (usize, usize), (down, right): (usize, usize), len: usize) -> Result<Tensor> {
         let kept: Dims = (0..self.rank()).filter(|&d| d != rows && d != cols).collect();
         if !self.is_plain() {
             // A diagonal that meets every row (or every column) may be cut as they are: each rank has its part of it, further along.
@@ -189,7 +262,7 @@ impl Tensor {
             let to: Dims<Option<usize>> = kept.iter().map(|d| Some(*d)).chain([along]).collect();
             return self.view_parts(op, &to, |l| {
                 let start = along.and_then(|d| l.part(letter(d))).map_or(0, |(range, _)| range.start as i64);
-                l[0].diagonal(if along == Some(rows) { offset + start } else { offset - start }, axis1, axis2)
+                l[0].diagonal(if along == Some(rows) { offset + start } else { offset - start }, rows as i64, cols as i64)
             });
         }
         let mut dims: Dims = kept.iter().map(|&d| self.shape()[d]).collect();
@@ -219,6 +292,31 @@ impl Tensor {
         dims.push(size);
         let shape = Shape::from(dims);
         shape.checked_numel(op)?;
+        record1(
+            op,
+            &[self],
+            || self.windows(op, axis, size, step, shape),
+            |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.fold_windows(axis, step, whole)?)])),
+        )
+    }
+
+    /// Windows added up where they overlap, in a dimension of size `whole`: the gradient of [`unfold`](Self::unfold).
+    #[track_caller]
+    fn fold_windows(&self, axis: usize, step: usize, whole: usize) -> Result<Tensor> {
+        let rank = self.rank();
+        let (count, size) = (self.dims()[axis], self.dims()[rank - 1]);
+        let shape: Shape = (0..rank - 1).map(|d| if d == axis { whole } else { self.dims()[d] }).collect();
+        let zeros = Tensor::zeros(shape, self.dtype(), self.mesh())?;
+        let values = self.movedim(&[-1], &[axis as i64 + 1])?;
+        let values = values.reshape((0..rank - 1).map(|d| if d == axis { count * size } else { self.dims()[d] }).collect::<Shape>())?;
+        let starts = Tensor::arange(0, count as i64, 1, crate::DType::I64, self.mesh())?.mul(step as i64)?.unsqueeze(1)?;
+        let places = starts.add(&Tensor::arange(0, size as i64, 1, crate::DType::I64, self.mesh())?)?.reshape([count * size])?;
+        zeros.index_add(axis as i64, &places, &values)
+    }
+
+    #[track_caller]
+    fn windows(&self, op: &'static str, axis: usize, size: usize, step: usize, shape: Shape) -> Result<Tensor> {
+        let windows = shape[axis];
         if !self.is_plain() {
             let mut to = self.without(&[axis]);
             to.push(None);
