@@ -121,11 +121,12 @@ pub(crate) fn mapped(
     params: &[Scalar],
     linear: bool,
 ) -> Result<Outputs> {
-    let run = || {
-        let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
-        ops::run_linear_map(op, program, shape, &operands, indices, params, tensors[0].device(), linear)
-    };
-    differentiable(op, program, shape, tensors, indices, params, run)
+    let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
+    let device = tensors[0].device();
+    if !is_recording(tensors) {
+        return ops::run_linear_map(op, program, shape, &operands, indices, params, device, linear);
+    }
+    differentiable(op, program, shape, tensors, indices, params, || ops::run_linear_map(op, program, shape, &operands, indices, params, device, linear))
 }
 
 /// Remembers the gradient of a map that runs in some way of its own.

@@ -3,7 +3,10 @@
 //! An op calls [`record`] around its computation. Inside, nothing else records, so an op is one node however it is computed. Nodes are numbered as they are
 //! made, and an operand is made before the result: going down the numbers visits every result before its operands.
 
-use crate::{Error, Result, Tensor, spmd::Outputs};
+use crate::{
+    Error, Result, Tensor,
+    spmd::{Outputs, composed},
+};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -207,6 +210,8 @@ pub(crate) fn record<P>(
 where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
+    // Closures do not know who called: what they communicate is on behalf of the op's caller.
+    let _scope = if let Some(x) = inputs.first() { composed(op, x) } else { None };
     if !is_recording(inputs) {
         return forward();
     }
@@ -238,6 +243,7 @@ where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
     if !is_recording(inputs) {
+        let _scope = if let Some(x) = inputs.first() { composed(op, x) } else { None };
         return forward();
     }
     Ok(record(op, inputs, || Ok(smallvec::smallvec![forward()?]), |out| pull(&out[0]))?.remove(0))
