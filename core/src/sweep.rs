@@ -6,6 +6,7 @@
 
 use crate::{
     Buffer, DType, Device, Error, Kind, Mesh, Place, Reduction, Region, Result, Sharding, Tensor,
+    grad::{GradOptions, grad},
     registry::{self, Attrs, Entry, Sample},
     reshard::{self, Objective},
 };
@@ -28,11 +29,13 @@ pub struct Options {
     pub threads: usize,
     /// Only every n-th sample.
     pub every: usize,
+    /// Whether to go back through every case and compare gradients.
+    pub gradients: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { limit: 40, filter: String::new(), threads: std::thread::available_parallelism().map_or(1, |n| n.get()), every: 1 }
+        Self { limit: 40, filter: String::new(), threads: std::thread::available_parallelism().map_or(1, |n| n.get()), every: 1, gradients: true }
     }
 }
 
@@ -43,6 +46,8 @@ pub struct Report {
     pub ops: usize,
     /// Combinations that ran.
     pub cases: usize,
+    /// Those of them whose gradients were compared too.
+    pub gradients: usize,
     /// How many of them went wrong.
     pub failed: usize,
     /// What went wrong, the first few of each op.
@@ -56,7 +61,8 @@ pub struct Report {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let rate = self.cases as f64 / self.time.as_secs_f64().max(1e-9);
-        write!(f, "{} ops, {} cases, {} wrong, {:.1} s, {rate:.0} cases/s", self.ops, self.cases, self.failed, self.time.as_secs_f64())?;
+        let Report { ops, cases, gradients, failed, .. } = self;
+        write!(f, "{ops} ops, {cases} cases, {gradients} of them with gradients, {failed} wrong, {:.1} s, {rate:.0} cases/s", self.time.as_secs_f64())?;
         self.failures.iter().try_for_each(|failure| write!(f, "\n{failure}"))
     }
 }
@@ -86,6 +92,7 @@ pub fn run(device: &Device, options: &Options) -> Report {
                 Ok(r) => {
                     total.ops += r.ops;
                     total.cases += r.cases;
+                    total.gradients += r.gradients;
                     total.failed += r.failed;
                     total.unsupported += r.unsupported;
                     total.failures.extend(r.failures);
@@ -151,6 +158,7 @@ fn sweep_sample(entry: &'static Entry, sample: &Sample, mesh: &Mesh, options: &O
     let mut laid_out = inputs.iter().map(|x| Layouts::new(x.as_ref(), mesh)).collect::<Result<Vec<_>>>()?;
     let total: usize = laid_out.iter().map(Layouts::len).product();
     let place = Place::from(mesh);
+    let backward = if options.gradients { Backward::new(entry, &inputs, &attrs, mesh)? } else { None };
     for case in 0..total.min(options.limit) {
         // A stride that shares no factor with any number of shardings visits all of them in the end.
         let mut at = if total <= options.limit { case } else { case * 7919 % total };
@@ -161,8 +169,94 @@ fn sweep_sample(entry: &'static Entry, sample: &Sample, mesh: &Mesh, options: &O
         }
         report.cases += 1;
         check(entry, sample, &operands, call(entry, &operands, &attrs, &place), &expected, report, before);
+        if let Some(backward) = &backward {
+            report.gradients += 1;
+            let run = std::panic::AssertUnwindSafe(|| backward.check(entry, &operands, &attrs, &place, case));
+            if let Err(why) = std::panic::catch_unwind(run).unwrap_or_else(|_| Err("panicked".into())) {
+                let types = operands.iter().flatten().map(Tensor::type_string).collect::<Vec<_>>().join(", ");
+                fail(report, before, format!("gradient of {}({types}) {}: {why}", entry.name, sample.attrs));
+            }
+        }
     }
     Ok(())
+}
+
+/// What the gradients of a sample must be, however its operands lie.
+struct Backward {
+    /// The seeds of each result that has a gradient: the values, and ways to lie on the mesh.
+    seeds: Vec<Option<(Tensor, Vec<f64>, Vec<Sharding>)>>,
+    /// The gradients of each operand that has one.
+    expected: Vec<Option<Expected>>,
+}
+
+impl Backward {
+    /// The gradients without a mesh; `None` where there are none.
+    fn new(entry: &'static Entry, inputs: &[Option<Tensor>], attrs: &Attrs, mesh: &Mesh) -> Result<Option<Self>> {
+        let device = mesh.device(0);
+        let leaves = leaves(inputs)?;
+        let out = call(entry, &leaves, attrs, &device.into())?;
+        let mut seeds = vec![];
+        for t in &out {
+            let numbers: Vec<f32> = (0..t.numel()).map(|i| (i * 5 % 7) as f32 - 3.0).collect();
+            let seed = if t.requires_grad() { Some(Tensor::from_slice(&numbers, t.shape(), device)?.cast(t.dtype())?) } else { None };
+            let plain: Vec<f64> = numbers.iter().map(|v| f64::from(*v)).collect();
+            seeds.push(seed.map(|seed| (seed, plain, shardings(mesh, t.rank(), t.dtype(), true))));
+        }
+        if seeds.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let found = pull(&out, &leaves, seeds.iter().map(|s| s.as_ref().map(|(seed, ..)| seed.clone())))?;
+        let expected = found.into_iter().map(|g| g.map(|g| Ok(Expected { shape: g.dims().into(), dtype: g.dtype(), values: values(&g)? })).transpose());
+        Ok(Some(Self { seeds, expected: expected.collect::<Result<_>>()? }))
+    }
+
+    /// Whether the gradients are right for operands on the mesh, from seeds that lie in the `case`-th way.
+    fn check(&self, entry: &'static Entry, operands: &[Option<Tensor>], attrs: &Attrs, place: &Place, case: usize) -> Result<(), String> {
+        let run = || -> Result<Vec<Option<Tensor>>> {
+            let leaves = leaves(operands)?;
+            let out = entry.call(&leaves, attrs, place)?;
+            let mut seeds = vec![];
+            for seed in &self.seeds {
+                let Some((seed, plain, ways)) = seed else {
+                    seeds.push(None);
+                    continue;
+                };
+                seeds.push(Some(lay_out(seed, plain, &place.mesh, ways[case * 31 % ways.len()].clone())?));
+            }
+            pull(&out, &leaves, seeds.into_iter())
+        };
+        let found = run().map_err(|e| e.to_string())?;
+        for (i, (actual, expected)) in found.iter().zip(&self.expected).enumerate() {
+            let (Some(actual), Some(expected)) = (actual, expected) else {
+                if actual.is_some() != expected.is_some() {
+                    return Err(format!("operand {i} has a gradient in one case only"));
+                }
+                continue;
+            };
+            let whole = operands[i].as_ref().map(|x| x.sharding().whole()).unwrap_or_default();
+            if *actual.sharding() != whole {
+                return Err(format!("operand {i}: its gradient {} does not lie as the operand does", actual.type_string()));
+            }
+            compare(false, std::slice::from_ref(actual), std::slice::from_ref(expected)).map_err(|e| format!("operand {i}: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Operands that gradients are wanted for, where they can have one.
+fn leaves(inputs: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
+    let leaf = |x: &Option<Tensor>| x.as_ref().map(|x| if x.dtype().is_float() { x.require_grad() } else { Ok(x.clone()) }).transpose();
+    inputs.iter().map(leaf).collect()
+}
+
+/// The gradient of each leaf, in its sharding.
+fn pull(out: &[Tensor], leaves: &[Option<Tensor>], seeds: impl Iterator<Item = Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
+    let pairs: Vec<(&Tensor, Tensor)> = out.iter().zip(seeds).filter_map(|(t, seed)| seed.map(|s| (t, s))).collect();
+    let (outputs, seeds): (Vec<&Tensor>, Vec<Tensor>) = pairs.into_iter().unzip();
+    let inputs: Vec<&Tensor> = leaves.iter().flatten().filter(|x| x.requires_grad()).collect();
+    let options = GradOptions { seeds: Some(seeds), allow_unused: true, ..GradOptions::default() };
+    let mut found = grad(&outputs, &inputs, &options)?.into_iter();
+    Ok(leaves.iter().map(|x| x.as_ref().filter(|x| x.requires_grad()).and_then(|_| found.next())).collect())
 }
 
 /// The ways in which an operand can lie on a mesh, each made when it is first wanted.
@@ -299,7 +393,7 @@ const ROUNDING: f64 = 1e-5;
 
 fn check(entry: &Entry, sample: &Sample, operands: &[Option<Tensor>], actual: Result<Vec<Tensor>>, expected: &[Expected], report: &mut Report, before: usize) {
     let describe = || operands.iter().flatten().map(Tensor::type_string).collect::<Vec<_>>().join(", ");
-    let result = actual.map_err(|e| e.to_string()).and_then(|actual| compare(sample, &actual, expected));
+    let result = actual.map_err(|e| e.to_string()).and_then(|actual| compare(sample.exact, &actual, expected));
     if let Err(why) = result {
         fail(report, before, format!("{}({}) {}: {why}", entry.name, describe(), sample.attrs));
     }
@@ -313,7 +407,8 @@ fn settled(x: &Tensor) -> Result<Tensor> {
     reshard::run(x, &*reshard::known(x.mesh(), x.shape(), x.dtype(), x.sharding(), &x.sharding().whole(), Objective::Bytes)?)
 }
 
-fn compare(sample: &Sample, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
+/// Compares results to the last bit, or but for rounding.
+fn compare(exact: bool, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
     if actual.len() != expected.len() {
         return Err(format!("{} results, expected {}", actual.len(), expected.len()));
     }
@@ -338,7 +433,7 @@ fn compare(sample: &Sample, actual: &[Tensor], expected: &[Expected]) -> Result<
             let part = values(&part).map_err(|e| e.to_string())?;
             for (a, at) in part.iter().zip(positions(&region, &expected.shape)) {
                 let e = expected.values[at];
-                let close = || !sample.exact && (a - e).abs() <= ROUNDING * e.abs().max(1.0);
+                let close = || !exact && (a - e).abs() <= ROUNDING * e.abs().max(1.0);
                 if *a != e && !(a.is_nan() && e.is_nan()) && !close() {
                     return Err(format!("result {o} ({}): rank {rank} has {a} at {at}, expected {e}", actual.type_string()));
                 }

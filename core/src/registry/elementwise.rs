@@ -78,7 +78,7 @@ fn fill(op: &str, name: &str) -> Fill {
     match (op, name) {
         ("log" | "log2" | "log10" | "sqrt" | "rsqrt" | "reciprocal" | "lgamma" | "digamma", _) => Fill::Eighths { lo: 1, hi: 40 },
         ("log1p", _) => Fill::Eighths { lo: -7, hi: 40 },
-        ("acosh", _) => Fill::Eighths { lo: 8, hi: 40 },
+        ("acosh", _) => Fill::Eighths { lo: 9, hi: 40 },
         ("asin" | "acos" | "atanh" | "erfinv" | "tan", _) => Fill::Eighths { lo: -7, hi: 7 },
         ("logit", _) | ("lerp", "weight") => Fill::Unit,
         // Whole quotients stay exact when a sum is divided part by part.
