@@ -97,7 +97,7 @@ impl Pass<'_> {
 
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
 fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
-    let slot = edge.slot as usize;
+    let (slot, gradient) = (edge.slot as usize, edge.sliced(gradient)?);
     let entry = pending.entry(edge.node.id).or_insert_with(|| Pending { node: edge.node.clone(), grads: SmallVec::new() });
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
@@ -114,7 +114,7 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
 }
 
 /// The nodes from which a target can be reached.
-fn needed<'n>(roots: impl Iterator<Item = &'n Arc<Node>>, targets: &[Edge], stop: bool) -> HashSet<u64> {
+pub(super) fn needed<'n>(roots: impl Iterator<Item = &'n Arc<Node>>, targets: &[Edge], stop: bool) -> HashSet<u64> {
     let wanted: HashSet<u64> = targets.iter().map(|t| t.node.id).collect();
     let mut seen: BTreeMap<u64, &Node> = BTreeMap::new();
     let mut open: Vec<&Node> = roots.map(|n| &**n).collect();

@@ -126,13 +126,15 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         }
     }
     let pass = Pass { targets: Some(&targets), stop: false, retain: options.retain_graph, create_graph: options.create_graph };
+    let reached = backward::needed(seeds.iter().map(|(edge, _)| &edge.node), &targets, false);
     let found = pass.run(seeds)?;
     let pick = |(i, x): (usize, &&Tensor)| match x.edge().and_then(|e| found.get(&(e.node.id, e.slot))) {
         Some(gradient) => {
             let place = || placed(gradient, x);
             if options.create_graph { place() } else { no_grad(place) }
         }
-        None if options.allow_unused => x.zeros_like(),
+        // Reached, but through a function that is flat.
+        None if options.allow_unused || x.edge().is_some_and(|e| reached.contains(&e.node.id)) => x.zeros_like(),
         None => Err(Error::Gradient { op, detail: format!("the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros") }),
     };
     inputs.iter().enumerate().map(pick).collect()
@@ -240,7 +242,7 @@ impl Tensor {
             return Err(Error::DType { op: "require_grad", dtype: self.dtype(), expected: "floats: integers and bools have no gradient" });
         }
         let mut leaf = self.clone();
-        leaf.attach(Edge::leaf());
+        leaf.attach(Edge::leaf(self));
         Ok(leaf)
     }
 

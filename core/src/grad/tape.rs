@@ -4,7 +4,7 @@
 //! made, and an operand is made before the result: going down the numbers visits every result before its operands.
 
 use crate::{
-    Error, Result, Tensor,
+    Error, Placement, Result, Sharding, Tensor,
     spmd::{Outputs, composed},
 };
 use smallvec::SmallVec;
@@ -35,6 +35,8 @@ pub(crate) struct Node {
     pub(super) caller: &'static Location<'static>,
     /// Where each operand came from; `None` for one that is not tracked. Empty for a leaf.
     pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
+    /// How each result lies, where it lies on a mesh.
+    shardings: SmallVec<[Sharding; 1]>,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
     hooks: Mutex<Vec<(u8, Hook)>>,
@@ -50,8 +52,25 @@ pub(crate) struct Edge {
 impl Edge {
     /// A tensor that gradients are wanted for.
     #[track_caller]
-    pub(super) fn leaf() -> Self {
-        Self { node: Node::new("leaf", SmallVec::new(), None), slot: 0 }
+    pub(super) fn leaf(x: &Tensor) -> Self {
+        Self { node: Node::new("leaf", SmallVec::new(), std::slice::from_ref(x), None), slot: 0 }
+    }
+
+    /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every rank is sliced.
+    #[track_caller]
+    pub(super) fn sliced(&self, gradient: Tensor) -> Result<Tensor> {
+        let Some(target) = self.node.shardings.get(self.slot as usize) else { return Ok(gradient) };
+        let mut sharding = gradient.sharding().clone();
+        for d in 0..gradient.rank() {
+            let (mut wanted, has) = (target.axes_of(d), gradient.sharding().axes_of(d).count());
+            // The cuts it has must be the first ones of those it should have.
+            if gradient.sharding().axes_of(d).all(|axis| wanted.next() == Some(axis)) {
+                let more: SmallVec<[usize; 4]> =
+                    target.axes_of(d).skip(has).take_while(|a| gradient.sharding().placement(*a) == Placement::Replicate).collect();
+                sharding = more.into_iter().fold(sharding, |s, axis| s.cut(d, axis));
+            }
+        }
+        if sharding == *gradient.sharding() { Ok(gradient) } else { gradient.reshard(sharding) }
     }
 }
 
@@ -62,10 +81,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Node {
     #[track_caller]
-    fn new(op: &'static str, inputs: SmallVec<[Option<Edge>; 2]>, pull: Option<Arc<Pull>>) -> Arc<Self> {
+    fn new(op: &'static str, inputs: SmallVec<[Option<Edge>; 2]>, results: &[Tensor], pull: Option<Arc<Pull>>) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, caller) = (NEXT.fetch_add(1, Ordering::Relaxed), Location::caller());
-        Arc::new(Self { id, op, caller, inputs, pull: Mutex::new(pull), hooks: Mutex::new(vec![]) })
+        let on_mesh = results.first().is_some_and(|t| !t.is_plain());
+        let shardings = if on_mesh { results.iter().map(|t| t.sharding().clone()).collect() } else { SmallVec::new() };
+        Arc::new(Self { id, op, caller, inputs, shardings, pull: Mutex::new(pull), hooks: Mutex::new(vec![]) })
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -222,7 +243,7 @@ where
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
     let edges = inputs.iter().map(|t| t.edge().cloned()).collect();
-    let node = Node::new(op, edges, Some(Arc::new(pull)));
+    let node = Node::new(op, edges, &out, Some(Arc::new(pull)));
     for (slot, t) in out.iter_mut().enumerate() {
         if t.dtype().is_float() {
             t.attach(Edge { node: node.clone(), slot: slot as u8 });
