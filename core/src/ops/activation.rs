@@ -29,7 +29,7 @@ elementwise! {
     /// assert_eq!(x.relu()?.to_vec::<f32>()?, [0.0, 3.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    relu(x) Number "... -> ... ; monotone 0" = x.max(x.lit(0));
+    relu(x) Number "... -> ... ; monotone 0" = x.max(x.lit(0)) => |y| y.gt(0.0).select(y.lit(1.0), y.lit(0.0));
     /// `x` held between 0 and 6.
     relu6(x) Number "... -> ... ; monotone 0" = relu6(x);
     /// `x` where positive, else `slope * x`.
@@ -39,7 +39,7 @@ elementwise! {
     /// `elu` with the constants that keep mean 0 and variance 1.
     selu(x) Float "... -> ... ; monotone 0" = x.gt(0.0).select(x, x.expm1() * SELU_ALPHA) * SELU_SCALE;
     /// The logistic function `1 / (1 + e^-x)`.
-    sigmoid(x) Float "... -> ... ; monotone 0" = sigmoid(x);
+    sigmoid(x) Float "... -> ... ; monotone 0" = sigmoid(x) => |y| y * (y.lit(1.0) - y);
     /// `log(sigmoid(x))` without underflow.
     logsigmoid(x) Float "... -> ... ; monotone 0" = x.min(0.0) - (-x.abs()).exp().log1p();
     /// `x * Phi(x)` with the normal distribution function, `x / 2 * (1 + erf(x / sqrt(2)))`.

@@ -10,7 +10,7 @@
 //! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
 use super::{OpInfo, map1};
-use crate::grad;
+use crate::grad::{self, Back, record1};
 use crate::spmd::{Call, Local, Rule, plain, rule};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
@@ -141,6 +141,8 @@ pub struct Elementwise {
     pub formula: Formula,
     /// Its operands, as many as the formula takes.
     pub operands: &'static [Parameter],
+    /// For a function of one operand: its slope as a function of its value, so that the operand need not be kept for the gradient.
+    pub slope: Option<for<'b> fn(Val<'b>) -> Val<'b>>,
 }
 
 /// An operand of an elementwise op, for callers who go by name.
@@ -205,7 +207,15 @@ impl Elementwise {
             let result = if self.class == Class::Compare { DType::Bool } else { compute };
             b.finish(&[(self.formula.value(&values), result)])
         })?;
-        if plain(op, &tensors)? {
+        let is_plain = plain(op, &tensors)?;
+        if let Some(slope) = self.slope.filter(|_| compute.is_float() && grad::is_recording(&tensors)) {
+            let run = || if is_plain { map1(op, &program, &tensors, &params) } else { self.sharded(args, &tensors, &program, &params, compute) };
+            return record1(op, &tensors, run, |out| {
+                let (from, out) = (tensors[0].dtype(), out.clone());
+                Ok(move |back: &Back<'_>| Ok(smallvec::smallvec![Some(by_value(op, slope, back.grad()?, &back.out(0, &out), from)?)]))
+            });
+        }
+        if is_plain {
             return map1(op, &program, &tensors, &params);
         }
         if grad::is_recording(&tensors) {
@@ -244,6 +254,17 @@ impl Elementwise {
     fn operand_dtype(&self, operand: usize, compute: DType) -> DType {
         if self.class.condition() == Some(operand) { DType::Bool } else { compute }
     }
+}
+
+/// The gradient times the slope of a function whose value is `y`.
+#[track_caller]
+fn by_value(op: &'static str, slope: for<'b> fn(Val<'b>) -> Val<'b>, gradient: &Tensor, y: &Tensor, dtype: DType) -> Result<Tensor> {
+    let (wide, loads) = (y.dtype().kind().dtype(), [gradient.dtype(), y.dtype()]);
+    let slots = [Slot::Load(loads[0]), Slot::Load(loads[1]), Slot::Param, Slot::Empty];
+    // A slot that no formula has tells these programs from those of the op itself.
+    let program = cached(Key { op, dtype, slots }, |b| b.finish(&[(b.load(loads[0]).cast(wide) * slope(b.load(loads[1]).cast(wide)), dtype)]))?;
+    let linear = gradient.dtype().size() <= dtype.size();
+    Ok(grad::mapped(op, &program, y.shape(), &[gradient, y], &[], &[], linear)?.remove(0))
 }
 
 /// The dtype in which operands meet: first the tensors, then the weak numbers.
@@ -311,9 +332,10 @@ pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram
 }
 
 /// Makes a table of rows and a method of `Tensor` for each: `name(x, further: type) Class "sharding rule" = formula;`.
-/// An argument may be checked or converted first: `alpha: f64 as nonzero("celu", alpha)?`.
+/// An argument may be checked or converted first: `alpha: f64 as nonzero("celu", alpha)?`. A formula of one operand may be followed by its slope as a
+/// function of its value: `exp(x) ... = x.exp() => |y| y;`.
 macro_rules! elementwise {
-    ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr $(=> $slope:expr)?;)*) => {
         /// The rows of this file, by name.
         #[derive(Debug)]
         pub struct Rows;
@@ -332,6 +354,7 @@ macro_rules! elementwise {
                         check: $crate::ops::elementwise::check!($name $arg $t $(, $convert)?),
                     }),*
                 ],
+                slope: $crate::ops::elementwise::slope!($($slope)?),
             };
         )*}
 
@@ -369,6 +392,15 @@ macro_rules! formula {
     };
 }
 
+macro_rules! slope {
+    () => {
+        None
+    };
+    ($slope:expr) => {
+        Some($slope)
+    };
+}
+
 macro_rules! check {
     ($op:ident $arg:ident $t:ty) => {
         None
@@ -381,4 +413,4 @@ macro_rules! check {
     };
 }
 
-pub(crate) use {check, elementwise, formula};
+pub(crate) use {check, elementwise, formula, slope};

@@ -13,7 +13,7 @@ elementwise! {
     /// The square; integers wrap.
     square(x) Number "... -> ..." = x * x;
     /// `1 / x`.
-    reciprocal(x) Float "... -> ..." = x.lit(1.0) / x;
+    reciprocal(x) Float "... -> ..." = x.lit(1.0) / x => |y| -(y * y);
     /// `e^x`.
     ///
     /// ```
@@ -22,7 +22,7 @@ elementwise! {
     /// assert_eq!(x.exp()?.to_vec::<f32>()?, [1.0, std::f32::consts::E]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    exp(x) Float "... -> ... ; monotone 0" = x.exp();
+    exp(x) Float "... -> ... ; monotone 0" = x.exp() => |y| y;
     /// `2^x`.
     exp2(x) Float "... -> ... ; monotone 0" = x.unary(Unary::Exp2);
     /// `e^x - 1`, accurate near 0.
@@ -36,7 +36,7 @@ elementwise! {
     /// `log(1 + x)`, accurate near 0.
     log1p(x) Float "... -> ..." = x.log1p();
     /// Square root; NaN below 0.
-    sqrt(x) Float "... -> ..." = x.sqrt();
+    sqrt(x) Float "... -> ..." = x.sqrt() => |y| y.lit(0.5) / y;
     /// `1 / sqrt(x)`.
     rsqrt(x) Float "... -> ..." = x.rsqrt();
     /// Sine of radians.
@@ -56,7 +56,7 @@ elementwise! {
     /// Hyperbolic cosine.
     cosh(x) Float "... -> ..." = x.unary(Unary::Cosh);
     /// Hyperbolic tangent.
-    tanh(x) Float "... -> ... ; monotone 0" = x.tanh();
+    tanh(x) Float "... -> ... ; monotone 0" = x.tanh() => |y| (y.lit(1.0) - y) * (y + 1.0);
     /// Inverse hyperbolic sine.
     asinh(x) Float "... -> ... ; monotone 0" = x.unary(Unary::Asinh);
     /// Inverse hyperbolic cosine; NaN below 1.
