@@ -1,6 +1,10 @@
 //! `anymesh doctor`: what is here, does it work, and what to do if not.
 
-use anymesh::{DType, Device, Found, Result, conformance, ops, sweep};
+use anymesh::{
+    DType, Device, Found, Result, conformance,
+    grad::check::{Check, Table},
+    ops, sweep,
+};
 use clap::Args;
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
@@ -13,13 +17,16 @@ pub(crate) struct Doctor {
     /// Run every op under many shardings of its operands on simulated meshes of every device, and compare with the unsharded results.
     #[arg(long)]
     sharding: bool,
+    /// Check every op's gradient against finite differences on the CPU and, on every device, against the CPU.
+    #[arg(long)]
+    gradients: bool,
     /// The most combinations of shardings for one sample of an op on one mesh (with --sharding).
     #[arg(long, default_value_t = 40)]
     limit: usize,
     /// Only this device (as listed), also a software one.
     #[arg(long)]
     device: Option<String>,
-    /// Only ops or families whose name contains this text (with --parity or --sharding).
+    /// Only ops or families whose name contains this text (with --parity, --sharding or --gradients).
     #[arg(long)]
     filter: Option<String>,
 }
@@ -95,7 +102,7 @@ impl Doctor {
                     describe(item, &device);
                     if self.sharding {
                         healthy &= self.sweep(&device);
-                    } else if !self.parity {
+                    } else if !self.parity && !self.gradients {
                         healthy &= self_test(&device, &oracle);
                     }
                     devices.push(device);
@@ -106,7 +113,9 @@ impl Doctor {
                 }
             }
         }
-        if self.parity {
+        if self.gradients {
+            healthy &= self.gradient_table(&devices, &oracle);
+        } else if self.parity {
             healthy &= self.parity_table(&devices, &oracle);
         } else if let Ok(device) = anymesh::default_device() {
             println!("default device: {device}");
@@ -124,6 +133,13 @@ impl Doctor {
         let report = sweep::run(device, &options);
         println!("             sharding: {}", report.to_string().replace('\n', "\n             WRONG "));
         report.failed == 0
+    }
+
+    /// Ops by devices, with the worst relative errors.
+    fn gradient_table(&self, devices: &[Device], oracle: &Device) -> bool {
+        let rows = Check { host: oracle, differences: true, devices, samples: usize::MAX }.run(self.filter.as_deref().unwrap_or(""));
+        println!("\n{}", Table { rows: &rows, devices });
+        rows.iter().all(|r| r.failures.is_empty())
     }
 
     /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just allowed), `-` unsupported.

@@ -63,8 +63,8 @@ fn a_backward_pass_holds_what_a_hand_count_of_live_tensors_gives() -> Result<()>
     // Forward keeps the result of each layer, which is the next one's input and all that the slope of relu needs; on the way there is one product more.
     check("kept for the backward pass", kept, LAYERS);
     check("forward peak", forward_peak, LAYERS + 1);
-    // The gradient of the loss is one number that is repeated without memory. The deepest points: all results and the gradient of the last relu beside that of
-    // the layer's input; then, a layer further down, one result less and the gradient that came, that of relu and that of the input.
-    check("backward peak", peak, LAYERS + 2);
+    // The gradient of the loss is one number that is repeated without memory. Then, layer by layer: the results below, the gradient that came and the one
+    // that goes on; each layer gives back its result before the next gradient is made.
+    check("backward peak", peak, LAYERS + 1);
     Ok(())
 }

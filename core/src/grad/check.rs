@@ -6,7 +6,7 @@
 
 use super::{GradOptions, grad};
 use crate::{
-    DType, Device, Error, Result, Tensor,
+    DType, Device, Error, Result, Tensor, ops,
     registry::{self, Attrs, Entry, Fill, Sample},
     sweep::values,
 };
@@ -23,8 +23,10 @@ pub struct Row {
     pub first: Option<f64>,
     /// The worst relative error of the gradient's gradient.
     pub second: Option<f64>,
-    /// The worst relative error on the device against the host.
-    pub device: Option<f64>,
+    /// The worst relative error on each device against the host.
+    pub devices: Vec<Option<f64>>,
+    /// Why it has no gradient, where it says so.
+    pub none: Option<&'static str>,
     /// What went wrong.
     pub failures: Vec<String>,
 }
@@ -41,8 +43,10 @@ pub struct Check<'a> {
     pub host: &'a Device,
     /// Whether to do that, or only to compare the device with the host.
     pub differences: bool,
-    /// A device to hold against the host.
-    pub device: Option<&'a Device>,
+    /// Devices to hold against the host.
+    pub devices: &'a [Device],
+    /// The most samples of one op.
+    pub samples: usize,
 }
 
 impl Check<'_> {
@@ -53,14 +57,24 @@ impl Check<'_> {
 
     /// Checks one op.
     pub fn op(&self, entry: &'static Entry) -> Row {
-        let mut row = Row { op: entry.name, ..Row::default() };
+        let none = ops::catalog().iter().find(|info| info.name == entry.name).and_then(|info| info.no_gradient);
+        let mut row = Row { op: entry.name, none, devices: vec![None; self.devices.len()], ..Row::default() };
         for (i, sample) in entry.samples().iter().enumerate() {
+            if row.samples == self.samples {
+                break;
+            }
             let run = std::panic::AssertUnwindSafe(|| self.sample(entry, sample, &mut row));
             let result = std::panic::catch_unwind(run).unwrap_or_else(|_| Err(Error::Argument { op: entry.name, detail: "panicked".into() }));
             match result {
                 Ok(()) | Err(Error::Unsupported { .. }) => {}
                 Err(error) => row.failures.push(format!("{} sample {i} {}: {error}", entry.name, sample.attrs)),
             }
+        }
+        if (row.samples > 0) == none.is_some() && row.failures.is_empty() {
+            row.failures.push(match none {
+                Some(why) => format!("{}: it says that it has no gradient ({why}), and has one", entry.name),
+                None => format!("{}: no sample has a gradient, and it does not say why", entry.name),
+            });
         }
         row
     }
@@ -80,9 +94,12 @@ impl Check<'_> {
                 }
             }
         }
-        if let Some(device) = self.device {
-            let worst = f.on_device(device)?;
-            row.device = Some(row.device.unwrap_or(0.0).max(worst));
+        for (device, cell) in self.devices.iter().zip(&mut row.devices) {
+            let worst = match f.on_device(device) {
+                Err(Error::Unsupported { .. }) => continue,
+                other => other?,
+            };
+            *cell = Some(worse(cell.unwrap_or(0.0), worst));
             if worst.is_nan() || worst > ROUNDING {
                 row.failures.push(format!("{} {}: the gradient on {device} is {worst:.1e} off the host's", entry.name, f.describe()));
             }
@@ -291,21 +308,33 @@ fn difference(mut f: impl FnMut(f64) -> Result<f64>) -> Result<f64> {
     Ok((8.0 * near - far) / (12.0 * h))
 }
 
-/// A table, one line for each op that has a gradient.
+/// A table, one line for each op. Errors are relative to the largest gradient of the operand.
 #[derive(Debug)]
-pub struct Table<'a>(pub &'a [Row]);
+pub struct Table<'a> {
+    /// The lines.
+    pub rows: &'a [Row],
+    /// The devices that were held against the host.
+    pub devices: &'a [Device],
+}
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cell = |e: Option<f64>| e.map_or("-".into(), |e| format!("{e:.1e}"));
-        writeln!(f, "{:28} {:>7} {:>12} {:>12} {:>12}", "op", "samples", "differences", "second", "device")?;
-        for row in self.0.iter().filter(|r| r.samples > 0 || !r.failures.is_empty()) {
-            let mark = if row.failures.is_empty() { "" } else { "  WRONG" };
-            writeln!(f, "{:28} {:>7} {:>12} {:>12} {:>12}{mark}", row.op, row.samples, cell(row.first), cell(row.second), cell(row.device))?;
+        write!(f, "{:28} {:>7} {:>12} {:>12}", "op", "samples", "differences", "second order")?;
+        self.devices.iter().try_for_each(|d| write!(f, " {:>12}", d.name().chars().take(12).collect::<String>()))?;
+        writeln!(f)?;
+        for row in self.rows {
+            if let Some(why) = row.none {
+                writeln!(f, "{:28} none: {why}", row.op)?;
+                continue;
+            }
+            write!(f, "{:28} {:>7} {:>12} {:>12}", row.op, row.samples, cell(row.first), cell(row.second))?;
+            row.devices.iter().try_for_each(|e| write!(f, " {:>12}", cell(*e)))?;
+            writeln!(f, "{}", if row.failures.is_empty() { "" } else { "  WRONG" })?;
         }
-        let (checked, none) = (self.0.iter().filter(|r| r.samples > 0).count(), self.0.iter().filter(|r| r.samples == 0 && r.failures.is_empty()).count());
-        let wrong: usize = self.0.iter().map(|r| r.failures.len()).sum();
-        write!(f, "{checked} ops with a gradient, {none} without, {wrong} wrong")?;
-        self.0.iter().flat_map(|r| &r.failures).try_for_each(|failure| write!(f, "\n{failure}"))
+        let count = |keep: &dyn Fn(&Row) -> bool| self.rows.iter().filter(|r| keep(r)).count();
+        let wrong = count(&|r| !r.failures.is_empty());
+        write!(f, "{} ops with a gradient, {} without, {wrong} wrong", count(&|r| r.samples > 0), count(&|r| r.none.is_some()))?;
+        self.rows.iter().flat_map(|r| &r.failures).try_for_each(|failure| write!(f, "\n{failure}"))
     }
 }

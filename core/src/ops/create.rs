@@ -17,7 +17,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, index_kind, movement::diagonal_index, op, run_map};
+use super::{CREATES, OpInfo, index_kind, movement::diagonal_index, op_without_gradient, run_map};
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -26,13 +26,13 @@ use crate::{
 
 /// The ops of this file: nothing comes in, every rank computes its part of the result from where it lies.
 pub const OPS: &[OpInfo] = &[
-    op("full", "-> ... ; offset"),
-    op("arange", "-> n ; offset"),
-    op("linspace", "-> n ; offset"),
-    op("eye", "-> nm ; offset"),
-    op("tril_mask", "-> nm ; offset"),
-    op("triu_mask", "-> nm ; offset"),
-    op("causal_mask", "-> nm ; offset"),
+    op_without_gradient("full", "-> ... ; offset", CREATES),
+    op_without_gradient("arange", "-> n ; offset", CREATES),
+    op_without_gradient("linspace", "-> n ; offset", CREATES),
+    op_without_gradient("eye", "-> nm ; offset", CREATES),
+    op_without_gradient("tril_mask", "-> nm ; offset", CREATES),
+    op_without_gradient("triu_mask", "-> nm ; offset", CREATES),
+    op_without_gradient("causal_mask", "-> nm ; offset", CREATES),
 ];
 
 /// The smallest and largest integer of a dtype (0 and 1 for bool).

@@ -1,9 +1,9 @@
 //! Dropout: each element survives or not by its own random value, keyed by its global index.
 
 use super::{
-    OpInfo,
+    CREATES, OpInfo,
     expr::{check_float, check_same_shape, compute_type},
-    op,
+    op, op_without_gradient,
     random::{Draw, Rng, uniform01},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 use smallvec::SmallVec;
 
 /// The ops of this file. An element survives wherever it lies, so the parts of a sum survive together.
-pub const OPS: &[OpInfo] = &[op("dropout", DROPOUT), op("dropout_add", DROPOUT_ADD), op("dropout_mask", "-> ... ; offset")];
+pub const OPS: &[OpInfo] = &[op("dropout", DROPOUT), op("dropout_add", DROPOUT_ADD), op_without_gradient("dropout_mask", "-> ... ; offset", CREATES)];
 
 const DROPOUT: &str = "... -> ... ; offset ; linear 0";
 const DROPOUT_ADD: &str = "..., ... -> ... ; offset ; linear 0 1";

@@ -18,7 +18,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
+use super::{OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, run_map, sort::check_positions};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
@@ -27,8 +27,11 @@ use crate::{
 };
 
 /// The ops of this file. Where an element ends up depends on all before it.
-pub const OPS: &[OpInfo] =
-    &[op("nonzero", "... -> nr ; replicate ..."), op("masked_select", "..., ... -> n ; replicate ..."), op("unique", "... -> n, ..., n ; replicate ...")];
+pub const OPS: &[OpInfo] = &[
+    op_without_gradient("nonzero", "... -> nr ; replicate ...", POSITIONS),
+    op("masked_select", "..., ... -> n ; replicate ..."),
+    op_without_gradient("unique", "... -> n, ..., n ; replicate ...", "which values there are changes in jumps"),
+];
 
 /// A tensor as every rank needs it: whole, and plain.
 #[track_caller]

@@ -78,6 +78,15 @@ impl Class {
         }
     }
 
+    /// What is known about an op of this class.
+    pub(crate) const fn info(self, name: &'static str, rule: &'static str) -> OpInfo {
+        match self {
+            Class::Compare | Class::Logic => super::op_without_gradient(name, rule, super::TRUTH),
+            Class::Bits | Class::Integer => super::op_without_gradient(name, rule, "is for integers"),
+            _ => super::op(name, rule),
+        }
+    }
+
     /// The dtype an op computes in, or why it has no meaning.
     fn compute(self, op: &'static str, common: DType) -> Result<DType> {
         let refuse = |expected| Err(Error::DType { op, dtype: common, expected });
@@ -343,7 +352,7 @@ macro_rules! elementwise {
         #[allow(non_upper_case_globals, missing_docs)]
         impl Rows {$(
             pub const $name: $crate::ops::elementwise::Elementwise = $crate::ops::elementwise::Elementwise {
-                info: $crate::ops::op(stringify!($name), $rule),
+                info: $crate::ops::elementwise::Class::$class.info(stringify!($name), $rule),
                 class: $crate::ops::elementwise::Class::$class,
                 formula: $crate::ops::elementwise::formula!(($x $($arg)*) $formula),
                 operands: &[
@@ -362,7 +371,7 @@ macro_rules! elementwise {
         pub const TABLE: &[$crate::ops::elementwise::Elementwise] = &[$(Rows::$name),*];
 
         /// The ops of this file.
-        pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::op(stringify!($name), $rule)),*];
+        pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::elementwise::Class::$class.info(stringify!($name), $rule)),*];
 
         // One lifetime for all operands; methods that have none beside the tensor do not need it named.
         #[allow(clippy::needless_lifetimes)]

@@ -61,12 +61,28 @@ pub struct OpInfo {
     pub name: &'static str,
     /// The sharding rule.
     pub rule: &'static str,
+    /// Why it has no gradient, if it has none.
+    pub no_gradient: Option<&'static str>,
 }
 
 /// Shorthand for tables of ops.
 pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
-    OpInfo { name, rule }
+    OpInfo { name, rule, no_gradient: None }
 }
+
+/// An op without a gradient.
+pub(crate) const fn op_without_gradient(name: &'static str, rule: &'static str, why: &'static str) -> OpInfo {
+    OpInfo { name, rule, no_gradient: Some(why) }
+}
+
+/// Nothing comes in.
+pub(crate) const CREATES: &str = "has no operand";
+/// Positions, counts and truth values are integers.
+pub(crate) const POSITIONS: &str = "gives positions";
+/// Likewise.
+pub(crate) const COUNTS: &str = "counts";
+/// Likewise.
+pub(crate) const TRUTH: &str = "gives bools";
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {

@@ -14,7 +14,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, create, index_kind, map1, op, run_map};
+use super::{CREATES, OpInfo, Operand, POSITIONS, create, index_kind, map1, op_without_gradient, run_map};
 use crate::{
     DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -25,12 +25,12 @@ use crate::{
 
 /// The ops of this file. Creation needs no input: each rank draws the elements it holds, by their global index.
 pub const OPS: &[OpInfo] = &[
-    op("uniform", "-> ... ; offset"),
-    op("normal", "-> ... ; offset"),
-    op("bernoulli", "-> ... ; offset"),
-    op("randint", "-> ... ; offset"),
-    op("permutation", "-> n ; replicate n"),
-    op("multinomial", MULTINOMIAL),
+    op_without_gradient("uniform", "-> ... ; offset", CREATES),
+    op_without_gradient("normal", "-> ... ; offset", CREATES),
+    op_without_gradient("bernoulli", "-> ... ; offset", CREATES),
+    op_without_gradient("randint", "-> ... ; offset", CREATES),
+    op_without_gradient("permutation", "-> n ; replicate n", CREATES),
+    op_without_gradient("multinomial", MULTINOMIAL, POSITIONS),
 ];
 
 const MULTINOMIAL: &str = "...c -> ...n ; replicate c ; offset";

@@ -16,10 +16,10 @@
 //! (positions, log-sum-exp), or runs the reductions that the op is made of.
 
 use super::{
-    OpInfo, PadMode, PreparedMap,
+    COUNTS, OpInfo, POSITIONS, PadMode, PreparedMap, TRUTH,
     elementwise::{Key, Slot, cached},
     expr::Expr,
-    map1, need_float_math, op, run_map, same_device,
+    map1, need_float_math, op, op_without_gradient, run_map, same_device,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
@@ -43,15 +43,15 @@ pub const OPS: &[OpInfo] = &[
     op("min", "...r -> ... ; reduce r min ; through min 0"),
     op("amax", "...r -> ... ; reduce r max ; through max 0"),
     op("amin", "...r -> ... ; reduce r min ; through min 0"),
-    op("any", "...r -> ... ; reduce r or ; through or 0"),
-    op("all", "...r -> ... ; reduce r and ; through and 0"),
-    op("count_nonzero", "...r -> ... ; reduce r sum"),
+    op_without_gradient("any", "...r -> ... ; reduce r or ; through or 0", TRUTH),
+    op_without_gradient("all", "...r -> ... ; reduce r and ; through and 0", TRUTH),
+    op_without_gradient("count_nonzero", "...r -> ... ; reduce r sum", COUNTS),
     op("norm", "...r -> ... ; stats r 1"),
     op("var", "...r -> ... ; stats r 2"),
     op("std", "...r -> ... ; stats r 2"),
     op("logsumexp", "...r -> ... ; stats r 1"),
-    op("argmax", "...r -> ... ; stats r 2"),
-    op("argmin", "...r -> ... ; stats r 2"),
+    op_without_gradient("argmax", "...r -> ... ; stats r 2", POSITIONS),
+    op_without_gradient("argmin", "...r -> ... ; stats r 2", POSITIONS),
     op("max_with_indices", "...r -> ..., ... ; stats r 3"),
     op("min_with_indices", "...r -> ..., ... ; stats r 3"),
     op("median", "...r -> ..., ... ; replicate r"),

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::{OpInfo, Operand, expr::check_float, op, run_map};
+use super::{CREATES, OpInfo, Operand, expr::check_float, op, op_without_gradient, run_map};
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
     backend::Affine,
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("rope", ROPE), op("rope_tables", "-> sd, sd ; offset")];
+pub const OPS: &[OpInfo] = &[op("rope", ROPE), op_without_gradient("rope_tables", "-> sd, sd ; offset", CREATES)];
 
 const ROPE: &str = "...d, ...d, ...d -> ...d ; replicate d ; linear 0";
 

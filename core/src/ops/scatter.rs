@@ -21,9 +21,9 @@
 mod local;
 
 use super::{
-    OpInfo, Operand,
+    OpInfo, Operand, TRUTH,
     index::{check_coordinates, check_indices, check_not_empty, letters, listed, nth, term},
-    index_kind, map1, op, run_map,
+    index_kind, map1, op, op_without_gradient, run_map,
 };
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
@@ -44,7 +44,7 @@ pub const OPS: &[OpInfo] = &[
     op("scatter_nd", "b1, b... -> i... ; reduce b sum ; linear 1"),
     op("scatter_nd_add", "i..., b1, b... -> i... ; reduce b sum ; linear 0 2"),
     op("bincount", BINCOUNT),
-    op("one_hot", ONE_HOT),
+    op_without_gradient("one_hot", ONE_HOT, TRUTH),
 ];
 
 const BINCOUNT: &str = "n, n -> b ; reduce n sum ; linear 1";

@@ -17,7 +17,7 @@
 //! On a mesh a dimension that is sorted must be whole. The first `k` values of one that is cut are found among the first `k` of each part: only those
 //! candidates cross. The place of a query is the sum of its places in the parts.
 
-use super::{OpInfo, op, same_device};
+use super::{OpInfo, POSITIONS, op, op_without_gradient, same_device};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
@@ -29,10 +29,10 @@ use smallvec::smallvec;
 /// The ops of this file. `s` is the sorted dimension; the candidates of `topk` and `kthvalue` are as many statistics as `k` and the parts ask for.
 pub const OPS: &[OpInfo] = &[
     op("sort", SORT),
-    op("argsort", ARGSORT),
+    op_without_gradient("argsort", ARGSORT, POSITIONS),
     op("topk", "...s -> ...k, ...k ; stats s"),
     op("kthvalue", "...s -> ..., ... ; stats s"),
-    op("searchsorted", SEARCH),
+    op_without_gradient("searchsorted", SEARCH, POSITIONS),
 ];
 
 const SORT: &str = "...s -> ...s, ...s ; replicate s";
