@@ -6,6 +6,8 @@
 //! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the results are replicated. A call gathers at once, not when
 //! its future is first polled.
 //!
+//! What `masked_select` takes gets its gradient. The values of `unique` have none: which of several equal elements one of them is cannot be told.
+//!
 //! ```
 //! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
@@ -22,6 +24,7 @@ use super::{OpInfo, Operand, map1, op, run_map, sort::check_positions};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
+    grad::{Back, is_recording, record1},
     map::Builder,
     spmd::{Call, Rule, plain},
 };
@@ -37,7 +40,11 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let rule = || Rule::new("... -> ... ; replicate ...", &[x.into()], &[]);
-    Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0))
+    let run = || Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0));
+    record1(op, &[x], run, |_| {
+        let (mesh, sharding) = (x.mesh().clone(), x.sharding().whole());
+        Ok(move |b: &Back<'_>| Ok(smallvec::smallvec![Some(b.grad()?.to_mesh(&mesh, &sharding)?)]))
+    })
 }
 
 /// A result on every rank of the operand's mesh.
@@ -149,7 +156,7 @@ impl Tensor {
     /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in row-major order. Reads their number from the device.
     #[track_caller]
     pub fn nonzero_async(&self) -> impl Future<Output = Result<Tensor>> + use<> {
-        let (whole, mesh) = (gathered("nonzero", self), self.mesh().clone());
+        let (whole, mesh) = (gathered("nonzero", &self.detach()), self.mesh().clone());
         async move { replicated(nonzero(&whole?).await?, &mesh) }
     }
 
@@ -180,10 +187,10 @@ impl Tensor {
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN count as one value, and -0 as 0 (the first of
-    /// them is kept). Reads the number of values from the device.
+    /// them is kept). Reads the number of values from the device. The values have no gradient.
     #[track_caller]
     pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
-        let (whole, mesh) = (gathered("unique", self), self.mesh().clone());
+        let (whole, mesh) = (gathered("unique", &self.detach()), self.mesh().clone());
         async move {
             let Unique { values, inverse, counts } = unique(&whole?).await?;
             Ok(Unique { values: replicated(values, &mesh)?, inverse: replicated(inverse, &mesh)?, counts: replicated(counts, &mesh)? })
@@ -207,5 +214,7 @@ fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
         return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
     }
     x.shape().broadcast(op, mask.shape())?;
+    // Whether a gradient is wanted is decided where the op is called, not where it is awaited.
+    let x = if is_recording(&[x]) { x } else { &x.detach() };
     Ok((gathered(op, x)?, gathered(op, mask)?))
 }
