@@ -6,7 +6,7 @@
 //! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the results are replicated. A call gathers at once, not when
 //! its future is first polled.
 //!
-//! What `masked_select` takes gets its gradient. The values of `unique` have none: which of several equal elements one of them is cannot be told.
+//! Elements that `masked_select` takes get their gradients; of equal elements that `unique` makes one, the first gets it.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -45,6 +45,12 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
         let (mesh, sharding) = (x.mesh().clone(), x.sharding().whole());
         Ok(move |b: &Back<'_>| Ok(smallvec::smallvec![Some(b.grad()?.to_mesh(&mesh, &sharding)?)]))
     })
+}
+
+/// [`gathered`], with a gradient if one is wanted where the op is called, and not where it is awaited.
+#[track_caller]
+fn tracked(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    if is_recording(&[x]) { gathered(op, x) } else { gathered(op, &x.detach()) }
 }
 
 /// A result on every rank of the operand's mesh.
@@ -138,7 +144,8 @@ async fn unique(x: &Tensor) -> Result<Unique> {
         return Ok(Unique { values: flat, inverse: x.result(None, DType::I32, x.shape().clone()), counts: none });
     }
     let (sorted, order) = flat.sort(0, false)?;
-    let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
+    let compared = sorted.detach();
+    let operands = [Operand::from(&compared), Operand::at(&compared, smallvec::smallvec![1])];
     let marks = run_map(op, &begins(x.dtype())?, &[n].into(), &operands, &[], &[], x.device())?.remove(0);
     let Marked { running, positions } = find(op, &marks).await?;
 
@@ -187,10 +194,10 @@ impl Tensor {
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN count as one value, and -0 as 0 (the first of
-    /// them is kept). Reads the number of values from the device. The values have no gradient.
+    /// them is kept). Reads the number of values from the device.
     #[track_caller]
     pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
-        let (whole, mesh) = (gathered("unique", &self.detach()), self.mesh().clone());
+        let (whole, mesh) = (tracked("unique", self), self.mesh().clone());
         async move {
             let Unique { values, inverse, counts } = unique(&whole?).await?;
             Ok(Unique { values: replicated(values, &mesh)?, inverse: replicated(inverse, &mesh)?, counts: replicated(counts, &mesh)? })
@@ -214,7 +221,5 @@ fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
         return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
     }
     x.shape().broadcast(op, mask.shape())?;
-    // Whether a gradient is wanted is decided where the op is called, not where it is awaited.
-    let x = if is_recording(&[x]) { x } else { &x.detach() };
-    Ok((gathered(op, x)?, gathered(op, mask)?))
+    Ok((tracked(op, x)?, gathered(op, mask)?))
 }
