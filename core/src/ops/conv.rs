@@ -14,12 +14,17 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod gradient;
+
 use super::{OpInfo, op, same_device};
 use crate::{
-    Dims, Error, Result, Shape, Tensor,
+    DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
+    grad::record1,
     spmd::{Call, Local, Rule, plain},
 };
+use gradient::Kept;
+pub(super) use gradient::name;
 use smallvec::SmallVec;
 
 const CONV: &str = "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
@@ -133,14 +138,14 @@ impl Slide {
 
 /// What all six have in common, with the sizes per spatial dimension in vectors.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    op: &'static str,
-    stride: &'a [usize],
-    padding: &'a [usize],
-    dilation: &'a [usize],
-    groups: usize,
+pub(super) struct Job<'a> {
+    pub(super) op: &'static str,
+    pub(super) stride: &'a [usize],
+    pub(super) padding: &'a [usize],
+    pub(super) dilation: &'a [usize],
+    pub(super) groups: usize,
     /// Output padding of a transposed convolution.
-    transposed: Option<&'a [usize]>,
+    pub(super) transposed: Option<&'a [usize]>,
 }
 
 /// The last three entries, with `fill` in front of fewer.
@@ -151,9 +156,9 @@ fn lift(values: &[usize], fill: usize) -> [usize; 3] {
 }
 
 #[track_caller]
-fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
+pub(super) fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
-    let device = same_device(op, &[input, weight])?;
+    same_device(op, &[input, weight])?;
     let dtype = input.dtype().promote(weight.dtype());
     if !input.dtype().is_float() || !weight.dtype().is_float() {
         let dtype = if input.dtype().is_float() { weight.dtype() } else { input.dtype() };
@@ -194,12 +199,27 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
     }
     let shape: Shape = [input.shape()[0], channels].into_iter().chain(out.iter().copied()).collect();
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
-    if !plain(op, &tensors)? {
-        return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, &shape);
+    let steps = Steps { stride, dilation };
+    record1(op, &tensors, || compute(&tensors, job, dtype, &shape, &steps), |_| Ok(Kept::new(input, weight, bias, job).pull()))
+}
+
+/// The steps of a window over three dimensions, normal where they are not taken.
+struct Steps {
+    stride: [usize; 3],
+    dilation: [usize; 3],
+}
+
+/// The convolution of operands (input, weight and perhaps bias) that fit.
+#[track_caller]
+fn compute(tensors: &[&Tensor], job: &Job<'_>, dtype: DType, shape: &Shape, steps: &Steps) -> Result<Tensor> {
+    let (op, n, input, weight, bias) = (job.op, job.stride.len(), tensors[0], tensors[1], tensors.get(2).copied());
+    let (device, channels, out) = (input.device(), shape[1], &shape.dims()[2..]);
+    if !plain(op, tensors)? {
+        return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
     }
     device.check(dtype, shape.checked_numel(op)?)?;
     let result = if shape.numel() == 0 {
-        input.result(None, dtype, shape)
+        input.result(None, dtype, shape.clone())
     } else if input.numel() == 0 || weight.numel() == 0 {
         // No channels, or nothing but padding.
         Tensor::zeros(shape, dtype, device)?
@@ -214,14 +234,14 @@ fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_
             input: &input_view,
             weight: &weight_view,
             channels,
-            out: lift(&out, 1),
-            stride,
+            out: lift(out, 1),
+            stride: steps.stride,
             padding: lift(job.padding, 0),
-            dilation,
-            groups,
+            dilation: steps.dilation,
+            groups: job.groups,
             transposed: job.transposed.is_some(),
         })?;
-        input.result(Some(buffer), dtype, shape)
+        input.result(Some(buffer), dtype, shape.clone())
     };
     match bias {
         Some(bias) => result.add(&bias.reshape([channels].into_iter().chain(out.iter().map(|_| 1)).collect::<Shape>())?),

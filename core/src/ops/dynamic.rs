@@ -6,6 +6,8 @@
 //! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the results are replicated. A call gathers at once, not when
 //! its future is first polled.
 //!
+//! Elements that `masked_select` takes get their gradients; of equal elements that `unique` makes one, the first gets it.
+//!
 //! ```
 //! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
@@ -22,6 +24,7 @@ use super::{OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, run_map, 
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
+    grad::{Back, is_recording, record1},
     map::Builder,
     spmd::{Call, Rule, plain},
 };
@@ -30,7 +33,7 @@ use crate::{
 pub const OPS: &[OpInfo] = &[
     op_without_gradient("nonzero", "... -> nr ; replicate ...", POSITIONS),
     op("masked_select", "..., ... -> n ; replicate ..."),
-    op_without_gradient("unique", "... -> n, ..., n ; replicate ...", "which values there are changes in jumps"),
+    op("unique", "... -> n, ..., n ; replicate ..."),
 ];
 
 /// A tensor as every rank needs it: whole, and plain.
@@ -40,7 +43,17 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let rule = || Rule::new("... -> ... ; replicate ...", &[x.into()], &[]);
-    Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0))
+    let run = || Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0));
+    record1(op, &[x], run, |_| {
+        let (mesh, sharding) = (x.mesh().clone(), x.sharding().whole());
+        Ok(move |b: &Back<'_>| Ok(smallvec::smallvec![Some(b.grad()?.to_mesh(&mesh, &sharding)?)]))
+    })
+}
+
+/// [`gathered`], with a gradient if one is wanted where the op is called, and not where it is awaited.
+#[track_caller]
+fn tracked(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    if is_recording(&[x]) { gathered(op, x) } else { gathered(op, &x.detach()) }
 }
 
 /// A result on every rank of the operand's mesh.
@@ -134,7 +147,8 @@ async fn unique(x: &Tensor) -> Result<Unique> {
         return Ok(Unique { values: flat, inverse: x.result(None, DType::I32, x.shape().clone()), counts: none });
     }
     let (sorted, order) = flat.sort(0, false)?;
-    let operands = [Operand::from(&sorted), Operand::at(&sorted, smallvec::smallvec![1])];
+    let compared = sorted.detach();
+    let operands = [Operand::from(&compared), Operand::at(&compared, smallvec::smallvec![1])];
     let marks = run_map(op, &begins(x.dtype())?, &[n].into(), &operands, &[], &[], x.device())?.remove(0);
     let Marked { running, positions } = find(op, &marks).await?;
 
@@ -152,7 +166,7 @@ impl Tensor {
     /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in row-major order. Reads their number from the device.
     #[track_caller]
     pub fn nonzero_async(&self) -> impl Future<Output = Result<Tensor>> + use<> {
-        let (whole, mesh) = (gathered("nonzero", self), self.mesh().clone());
+        let (whole, mesh) = (gathered("nonzero", &self.detach()), self.mesh().clone());
         async move { replicated(nonzero(&whole?).await?, &mesh) }
     }
 
@@ -186,7 +200,7 @@ impl Tensor {
     /// them is kept). Reads the number of values from the device.
     #[track_caller]
     pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
-        let (whole, mesh) = (gathered("unique", self), self.mesh().clone());
+        let (whole, mesh) = (tracked("unique", self), self.mesh().clone());
         async move {
             let Unique { values, inverse, counts } = unique(&whole?).await?;
             Ok(Unique { values: replicated(values, &mesh)?, inverse: replicated(inverse, &mesh)?, counts: replicated(counts, &mesh)? })
@@ -210,5 +224,5 @@ fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
         return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
     }
     x.shape().broadcast(op, mask.shape())?;
-    Ok((gathered(op, x)?, gathered(op, mask)?))
+    Ok((tracked(op, x)?, gathered(op, mask)?))
 }

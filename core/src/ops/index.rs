@@ -17,14 +17,20 @@
 //!
 //! On a mesh an indexed dimension may be cut: every rank then reads what it holds and gives zeros for the rest, which makes a partial sum (a partial
 //! `or` of bools). Indices are always those of the whole tensor and are checked against its size.
+//!
+//! The gradient of a lookup is added up where the elements were read.
 
+mod gradient;
 mod local;
 
+pub(super) use gradient::{Zeros, picked};
 pub(super) use local::{Part, check_not_empty, index_axis, localize};
 
 use super::{OpInfo, op};
 use crate::{
     DType, Dims, Error, Layout, Result, Shape, Tensor,
+    backend::ScatterOp,
+    grad::{Back, record1, sum_to},
     spmd::{Call, Local, Rule, plain},
 };
 use local::{Indexed, pick, run_gather, take};
@@ -155,7 +161,12 @@ impl Lookup {
 pub(super) fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
     let lookup = Lookup::new(op, src, axes)?;
     let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).collect();
-    if plain(op, &inputs)? {
+    record1(op, &inputs, || look_up(op, src, axes, &inputs, &lookup), |_| Ok(lookup.pull(src, axes)))
+}
+
+#[track_caller]
+fn look_up(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)], inputs: &[&Tensor], lookup: &Lookup) -> Result<Tensor> {
+    if plain(op, inputs)? {
         return lookup.run(op, src, axes, |_| None);
     }
     if lookup.batch.numel() > 0 && lookup.kept.iter().all(|d| src.dims()[*d] > 0) {
@@ -166,7 +177,7 @@ pub(super) fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tenso
         let parts: Vec<(usize, &Tensor)> = axes.iter().zip(&l.inputs[1..]).map(|((axis, _), index)| (*axis, index)).collect();
         Ok(smallvec![Lookup::new(op, &l[0], &parts)?.run(op, &l[0], &parts, |axis| l.part(nth(axis)))?])
     };
-    Ok(Call { op, inputs: &inputs, attrs: &attrs }.run(|| lookup.rule(src, axes), local)?.remove(0))
+    Ok(Call { op, inputs, attrs: &attrs }.run(|| lookup.rule(src, axes), local)?.remove(0))
 }
 
 /// How many coordinates the last dimension of an index holds.
@@ -201,16 +212,26 @@ pub(super) fn take_along(op: &'static str, src: &Tensor, axis: i64, index: &Tens
         return Err(Error::Shape { op, detail: format!("{} and an index of shape {} differ in rank", src.type_string(), index.shape()) });
     }
     let shape = src.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
-    if plain(op, &[src, index])? {
-        return take(op, src, axis, index, None);
-    }
-    if shape.numel() > 0 {
-        check_not_empty(op, src)?;
-    }
-    let bools = src.dtype() == DType::Bool;
-    let call = Call { op, inputs: &[src, index], attrs: &[axis as i64, bools.into()] };
-    let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[src.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
-    Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
+    let run = || {
+        if plain(op, &[src, index])? {
+            return take(op, src, axis, index, None);
+        }
+        if shape.numel() > 0 {
+            check_not_empty(op, src)?;
+        }
+        let bools = src.dtype() == DType::Bool;
+        let call = Call { op, inputs: &[src, index], attrs: &[axis as i64, bools.into()] };
+        let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[src.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
+        Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
+    };
+    record1(op, &[src, index], run, |_| {
+        let (zeros, index, shape) = (Zeros::like(src), index.clone(), shape.with(axis, src.dims()[axis]));
+        Ok(move |b: &Back<'_>| {
+            // Where the source was repeated, each repetition gets its own gradient first.
+            let whole = zeros.make(b.grad()?)?.expand(&shape)?.put_along_axis(axis as i64, &index, b.grad()?, ScatterOp::Add)?;
+            Ok(smallvec![Some(sum_to(op, &whole, &zeros.shape)?)])
+        })
+    })
 }
 
 impl Tensor {
@@ -227,6 +248,21 @@ impl Tensor {
             let detail = format!("an index of shape {} does not fit {} but for axis {axis}", index.shape(), self.type_string());
             return Err(Error::Shape { op, detail });
         }
+        record1(
+            op,
+            &[self, index],
+            || self.gathered(axis, index),
+            |_| {
+                let (zeros, index) = (Zeros::like(self), index.clone());
+                Ok(move |b: &Back<'_>| Ok(smallvec![Some(zeros.make(b.grad()?)?.scatter(axis as i64, &index, b.grad()?, ScatterOp::Add)?)]))
+            },
+        )
+    }
+
+    /// [`gather`](Self::gather) with an index that fits.
+    #[track_caller]
+    fn gathered(&self, axis: usize, index: &Tensor) -> Result<Tensor> {
+        let op = "gather";
         if plain(op, &[self, index])? {
             return pick(op, self, axis, index, None);
         }
@@ -301,6 +337,25 @@ impl Tensor {
     pub fn gather_nd(&self, index: &Tensor) -> Result<Tensor> {
         let op = "gather_nd";
         let k = check_coordinates(op, index, self.rank())?;
+        record1(
+            op,
+            &[self, index],
+            || self.at_coordinates(k, index),
+            |_| {
+                let (zeros, index) = (Zeros::like(self), index.clone());
+                Ok(move |b: &Back<'_>| {
+                    let g = b.grad()?;
+                    // Without coordinates every result is the whole source.
+                    Ok(smallvec![Some(if k == 0 { sum_to(op, g, &zeros.shape)? } else { zeros.make(g)?.scatter_nd_add(&index, g)? })])
+                })
+            },
+        )
+    }
+
+    /// [`gather_nd`](Self::gather_nd) at `k` coordinates.
+    #[track_caller]
+    fn at_coordinates(&self, k: usize, index: &Tensor) -> Result<Tensor> {
+        let op = "gather_nd";
         if plain(op, &[self, index])? {
             return gather_nd(op, self, index, |_| None);
         }

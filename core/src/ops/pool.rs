@@ -3,6 +3,8 @@
 //! Windows are a view of the (padded) input, so a pool is a reduction. Adaptive pools cut a dimension of size `n` into `out`
 //! windows `floor(i * n / out) .. ceil((i + 1) * n / out)`, which may overlap by one and differ in length by one.
 //!
+//! The gradient of a maximum goes to the first element of the window that is it (in adaptive pools, equal ones share it).
+//!
 //! ```
 //! # use anymesh_core::{Tensor, ops::{AvgPool, MaxPool}};
 //! # let device = anymesh_backend_cpu::device();
@@ -14,13 +16,19 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod adaptive;
+mod gradient;
+
 use super::{OpInfo, PadMode, conv::Slide, op, reduce::Reduce, run_map};
 use crate::{
-    DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Sharding, Tensor,
     backend::{Affine, ReduceOp},
+    grad::{Back, record, record1},
     map::Builder,
     spmd::{Call, Outputs, Rule, hash},
 };
+use adaptive::adaptive;
+use smallvec::smallvec;
 
 const MAX: &str = "...w -> ...w ; replicate w ; through max 0";
 const MAX_WITH_INDICES: &str = "...w -> ...w, ...w ; replicate w";
@@ -90,6 +98,7 @@ impl<const N: usize> AvgPool<N> {
 }
 
 /// The windows of all pooled dimensions, with the number of them along each.
+#[derive(Clone)]
 struct Windows {
     slides: Vec<Slide>,
     out: Dims,
@@ -190,13 +199,32 @@ fn lowest(dtype: DType) -> Scalar {
     }
 }
 
+fn check_number(op: &'static str, input: &Tensor) -> Result<()> {
+    if input.dtype() == DType::Bool { Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" }) } else { Ok(()) }
+}
+
 #[track_caller]
 fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
-    if input.dtype() == DType::Bool {
-        return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" });
-    }
+    check_number(op, input)?;
+    record1(
+        op,
+        &[input],
+        || largest(op, input, windows),
+        |_| {
+            let (input, windows) = (input.clone(), windows.clone());
+            Ok(move |b: &Back<'_>| {
+                let (_, positions) = largest_with_indices(op, &input.detach(), &windows)?;
+                Ok(smallvec![Some(windows.unpicked(b.grad()?, &positions)?)])
+            })
+        },
+    )
+}
+
+/// [`max_pool`] without its gradient.
+#[track_caller]
+fn largest(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
     if !input.is_plain() {
-        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| Ok(smallvec::smallvec![max_pool(op, x, windows)?]))?.remove(0));
+        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| Ok(smallvec![largest(op, x, windows)?]))?.remove(0));
     }
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
@@ -218,7 +246,7 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
     let mut flat = place.lit(0);
     let (mut indices, mut step) = (vec![], 1i64);
     for (d, slide) in windows.slides.iter().enumerate().rev() {
-        let mut start = Affine { offset: -(slide.padding as i64), strides: smallvec::smallvec![0; input.rank()] };
+        let mut start = Affine { offset: -(slide.padding as i64), strides: smallvec![0; input.rank()] };
         start.strides[lead + d] = slide.stride as i64;
         indices.push(start);
         let at = b.index(crate::Kind::I32) + place.rem(slide.kernel as i64) * slide.dilation as i64;
@@ -234,14 +262,26 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
 
 #[track_caller]
 fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+    check_number(op, input)?;
+    let run = || largest_with_indices(op, input, windows).map(|(values, positions)| -> Outputs { smallvec![values, positions] });
+    let mut out = record(op, &[input], run, |out| {
+        let (positions, windows) = (out[1].clone(), windows.clone());
+        Ok(move |b: &Back<'_>| Ok(smallvec![Some(windows.unpicked(b.grad()?, &positions)?)]))
+    })?;
+    Ok((out.remove(0), out.remove(0)))
+}
+
+/// [`max_pool_with_indices`] without its gradient.
+#[track_caller]
+fn largest_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
     if !input.is_plain() {
         let mut out = on_windows(op, MAX_WITH_INDICES, input, windows.out.len(), |x| {
-            let (values, indices) = max_pool_with_indices(op, x, windows)?;
-            Ok(smallvec::smallvec![values, indices])
+            let (values, indices) = largest_with_indices(op, x, windows)?;
+            Ok(smallvec![values, indices])
         })?;
         return Ok((out.remove(0), out.remove(0)));
     }
-    let values = max_pool(op, input, windows)?;
+    let values = largest(op, input, windows)?;
     if input.numel() == 0 {
         let none = input.result(None, DType::I32, values.shape().clone());
         return Ok((values, none));
@@ -258,8 +298,22 @@ fn check_float(op: &'static str, input: &Tensor) -> Result<()> {
 #[track_caller]
 fn avg_pool(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
     check_float(op, input)?;
+    record1(
+        op,
+        &[input],
+        || average(op, input, windows, count_include_pad),
+        |_| {
+            let windows = windows.clone();
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(windows.unaveraged(b.grad()?, count_include_pad)?)]))
+        },
+    )
+}
+
+/// [`avg_pool`] without its gradient.
+#[track_caller]
+fn average(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
     if !input.is_plain() {
-        let local = |x: &Tensor| Ok(smallvec::smallvec![avg_pool(op, x, windows, count_include_pad)?]);
+        let local = |x: &Tensor| Ok(smallvec![average(op, x, windows, count_include_pad)?]);
         return Ok(on_windows(op, AVERAGE, input, windows.out.len(), local)?.remove(0));
     }
     if input.numel() == 0 {
@@ -284,64 +338,9 @@ pub(super) fn table(values: &[f64], shape: impl Into<Shape>, dtype: DType, like:
     Tensor::from_slice(&values, shape, like.device())
 }
 
-/// The elements of each adaptive window of one axis, as a dimension of their own behind it; short windows repeat their last element.
-/// With the length of each window.
-fn adaptive_windows(op: &'static str, input: &Tensor, axis: usize, out: usize) -> Result<(Tensor, Vec<usize>)> {
-    let n = input.shape()[axis];
-    super::sort::check_positions(op, input.shape(), n)?;
-    let bounds: Vec<(usize, usize)> =
-        (0..out).map(|i| ((i as u128 * n as u128 / out as u128) as usize, ((i as u128 + 1) * n as u128).div_ceil(out as u128) as usize)).collect();
-    let longest = bounds.iter().map(|(start, end)| end - start).max().unwrap_or(0);
-    let places: Vec<i32> = bounds.iter().flat_map(|&(start, end)| (0..longest).map(move |i| (start + i).min(end - 1) as i32)).collect();
-    let index = Tensor::from_slice(&places, [out, longest], input.device())?;
-    Ok((input.gather_axes(&[(axis, &index)])?, bounds.iter().map(|(start, end)| end - start).collect()))
-}
-
-/// Pools one axis at a time, which is the same as all at once: every window is a box.
-#[track_caller]
-fn adaptive(op: &'static str, input: &Tensor, out: &[usize], average: bool) -> Result<Tensor> {
-    if average {
-        check_float(op, input)?;
-    }
-    let lead = leading(op, input, out.len())?;
-    if let Some(d) = (0..out.len()).find(|d| out[*d] == 0 || input.shape()[lead + d] == 0) {
-        return Err(Error::Shape {
-            op,
-            detail: format!("dimension {} of {} cannot become {}: both sizes must be at least 1", lead + d, input.type_string(), out[d]),
-        });
-    }
-    let shape: Shape = input.dims()[..lead].iter().chain(out).copied().collect();
-    let elements = shape.checked_numel(op)?;
-    if !input.is_plain() {
-        let (rule, local) = (if average { AVERAGE } else { MAX }, |x: &Tensor| Ok(smallvec::smallvec![adaptive(op, x, out, average)?]));
-        return Ok(on_windows(op, rule, input, out.len(), local)?.remove(0));
-    }
-    input.device().check(input.dtype(), elements)?;
-    if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), shape));
-    }
-    let wide = input.dtype().kind().dtype();
-    let mut done = if average { input.cast(wide)? } else { input.clone() };
-    for (d, &size) in out.iter().enumerate() {
-        let axis = lead + d;
-        if done.shape()[axis] == size {
-            continue;
-        }
-        let (windows, lengths) = adaptive_windows(op, &done, axis, size)?;
-        let last = axis as i64 + 1;
-        done = if !average {
-            windows.max(&[last], false)?
-        } else {
-            let longest = windows.shape()[axis + 1];
-            let mask: Vec<bool> = lengths.iter().flat_map(|n| (0..longest).map(move |i| i >= *n)).collect();
-            let behind = vec![1; done.rank() - axis - 1];
-            let beside = |dims: &[usize]| dims.iter().chain(&behind).copied().collect::<Shape>();
-            let beyond = Tensor::from_slice(&mask, beside(&[size, longest]), input.device())?;
-            let counts: Vec<f64> = lengths.iter().map(|n| *n as f64).collect();
-            windows.masked_fill(&beyond, 0.0)?.sum(&[last], false)?.div(&table(&counts, beside(&[size]), wide, input)?)?
-        };
-    }
-    done.cast(input.dtype())
+/// A small tensor on the device of `like` where `like` lies: whole on every rank of a mesh.
+pub(super) fn on_mesh_of(small: Tensor, like: &Tensor) -> Result<Tensor> {
+    if like.is_plain() { Ok(small) } else { small.to_mesh(like.mesh(), Sharding::replicated()) }
 }
 
 macro_rules! pools {

@@ -277,11 +277,12 @@ impl Tensor {
                 weights.choose_distinct(Draw::whole(op, self.shape(), rng)?.part(&rows))?.narrow(-1, 0, samples)?.contiguous()
             }
         };
-        if self.is_plain() {
-            return choose(self, Region { start: smallvec::smallvec![0; self.rank()], shape: shape.dims().into() });
+        let weights = &self.detach();
+        if weights.is_plain() {
+            return choose(weights, Region { start: smallvec::smallvec![0; self.rank()], shape: shape.dims().into() });
         }
         let local = |l: &Local<'_>| Ok(smallvec::smallvec![choose(&l[0], l.region(0, &shape))?]);
-        Ok(Call { op, inputs: &[self], attrs: &[] }.run(|| Rule::new(MULTINOMIAL, &[self.into()], &[]), local)?.remove(0))
+        Ok(Call { op, inputs: &[weights], attrs: &[] }.run(|| Rule::new(MULTINOMIAL, &[weights.into()], &[]), local)?.remove(0))
     }
 
     /// Inverts the running sum of the weights at uniform values.

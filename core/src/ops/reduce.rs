@@ -19,6 +19,7 @@ use super::{
     COUNTS, OpInfo, POSITIONS, PadMode, PreparedMap, TRUTH,
     elementwise::{Key, Slot, cached},
     expr::Expr,
+    index::picked,
     map1, need_float_math, op, op_without_gradient, run_map, same_device,
 };
 use crate::{
@@ -358,6 +359,24 @@ fn position(x: &Tensor, op: &'static str, axis: Option<i64>, keepdim: bool, redu
     Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype: DType::I32, linear: false }.run()
 }
 
+/// An extreme along one axis and its position, which gets its gradient.
+#[track_caller]
+fn extreme(
+    x: &Tensor,
+    op: &'static str,
+    position_op: &'static str,
+    axis: i64,
+    keepdim: bool,
+    (value_of, position_of): (ReduceOp, ReduceOp),
+) -> Result<(Tensor, Tensor)> {
+    picked(op, x, x.shape().axis(op, axis)?, keepdim, || {
+        // Values and positions both read the operand, so what is partial is combined once.
+        let _scope = composed(op, x);
+        let x = settled(x.clone())?;
+        Ok((as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?, position(&x, position_op, Some(axis), keepdim, position_of)?))
+    })
+}
+
 /// The number of elements that become one.
 fn extent(x: &Tensor, axes: &[usize]) -> f64 {
     axes.iter().map(|&a| x.dims()[a] as f64).product()
@@ -533,21 +552,13 @@ impl Tensor {
     /// The largest value along an axis, and the position (`i32`) where it first occurs.
     #[track_caller]
     pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let op = "max_with_indices";
-        // Values and positions both read the operand, so what is partial is combined once.
-        let _scope = composed(op, self);
-        let x = settled(self.clone())?;
-        Ok((as_is(&x, op, &[axis], keepdim, ReduceOp::Max, x.dtype())?, position(&x, "argmax", Some(axis), keepdim, ReduceOp::ArgMax)?))
+        extreme(self, "max_with_indices", "argmax", axis, keepdim, (ReduceOp::Max, ReduceOp::ArgMax))
     }
 
     /// The smallest value along an axis, and the position (`i32`) where it first occurs.
     #[track_caller]
     pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let op = "min_with_indices";
-        // Values and positions both read the operand, so what is partial is combined once.
-        let _scope = composed(op, self);
-        let x = settled(self.clone())?;
-        Ok((as_is(&x, op, &[axis], keepdim, ReduceOp::Min, x.dtype())?, position(&x, "argmin", Some(axis), keepdim, ReduceOp::ArgMin)?))
+        extreme(self, "min_with_indices", "argmin", axis, keepdim, (ReduceOp::Min, ReduceOp::ArgMin))
     }
 
     /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an even number of values it is the
@@ -564,12 +575,14 @@ impl Tensor {
         let Some(last) = self.dims()[at].checked_sub(1) else {
             return Err(Error::Argument { op, detail: "an empty axis has no median".into() });
         };
-        let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
-        if self.dtype().is_float() && self.numel() > 0 {
-            let (largest, first) = self.max_with_indices(axis, true)?;
-            positions = largest.isnan()?.where_(&first, &positions)?;
-        }
-        let values = self.take_along_axis(axis, &positions)?;
-        if keepdim { Ok((values, positions)) } else { Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?)) }
+        picked(op, self, at, keepdim, || {
+            let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
+            if self.dtype().is_float() && self.numel() > 0 {
+                let (largest, first) = self.max_with_indices(axis, true)?;
+                positions = largest.isnan()?.where_(&first, &positions)?;
+            }
+            let values = self.take_along_axis(axis, &positions)?;
+            if keepdim { Ok((values, positions)) } else { Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?)) }
+        })
     }
 }

@@ -1,14 +1,18 @@
 //! Running reductions along one axis: element `i` of the result covers elements `0..=i` of the input.
 //!
-//! Where the axis is cut over a mesh, every rank scans its part, and what the parts before it came to is put in front: only totals cross.
+//! Where the axis is cut over a mesh, every rank scans its part, and what the parts before it came to is put in front: only totals cross. So it is in the
+//! backward pass: the gradient of a scan is one in the other direction.
 
-use super::{OpInfo, expr::Expr, need_float_math, op};
+mod gradient;
+
+use super::{OpInfo, expr::Expr, index::picked, need_float_math, op};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{ScanCall, ScanOp},
     split,
     spmd::{Call, Outputs, Rule, join_parts, parts_of},
 };
+use gradient::{log_sum_exp, product, sum};
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -30,13 +34,13 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn cumsum(&self, axis: i64) -> Result<Tensor> {
-        Ok(scan("cumsum", &self.cast(super::reduce::sum_type(self.dtype()))?, axis, ScanOp::Sum, false)?.0)
+        sum("cumsum", &self.cast(super::reduce::sum_type(self.dtype()))?, self.shape().axis("cumsum", axis)?, false)
     }
 
     /// Running product, with the dtypes of `cumsum`.
     #[track_caller]
     pub fn cumprod(&self, axis: i64) -> Result<Tensor> {
-        Ok(scan("cumprod", &self.cast(super::reduce::sum_type(self.dtype()))?, axis, ScanOp::Prod, false)?.0)
+        product(&self.cast(super::reduce::sum_type(self.dtype()))?, self.shape().axis("cumprod", axis)?)
     }
 
     /// Running maximum and its position (`i32`; the latest among equals). From the first NaN on, the maximum is NaN.
@@ -54,38 +58,20 @@ impl Tensor {
     /// `log(cumsum(exp(x)))` without overflow.
     #[track_caller]
     pub fn logcumsumexp(&self, axis: i64) -> Result<Tensor> {
-        Ok(scan("logcumsumexp", &self.cast(self.dtype().to_float())?, axis, ScanOp::LogSumExp, false)?.0)
+        log_sum_exp(&self.cast(self.dtype().to_float())?, self.shape().axis("logcumsumexp", axis)?)
     }
 }
 
 #[track_caller]
 fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(Tensor, Tensor)> {
-    // Bools scan as the integers 0 and 1, in the same order.
-    let numbers = if x.dtype() == DType::Bool { x.cast(DType::U8)? } else { x.clone() };
-    let (values, positions) = scan(op, &numbers, axis, scan_op, true)?;
-    let positions = positions.ok_or_else(|| Error::DeviceFailed { device: x.device().to_string(), detail: format!("{op} returned no positions") })?;
-    Ok((values.cast(x.dtype())?, positions))
-}
-
-#[track_caller]
-fn scan(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp, positions: bool) -> Result<(Tensor, Option<Tensor>)> {
-    let scan = Scan { op, axis: x.shape().axis(op, axis)?, scan: scan_op, positions };
-    if positions {
-        super::reduce::check_positions(op, x.dims()[scan.axis])?;
-    }
-    if x.is_plain() {
-        return scan.run(x);
-    }
-    let text = OPS.iter().find(|info| info.name == op).map_or("", |info| info.rule);
-    let call = Call { op, inputs: &[x], attrs: &[scan.axis as i64] };
-    let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs { std::iter::once(values).chain(positions).collect() };
-    let mut out = call.run_or(
-        || Rule::new(text, &[x.into()], &[('r', &[scan.axis])]),
-        |l| Ok(outputs(scan.run(&l[0])?)),
-        |inputs| Ok(outputs(scan.run_parts(&inputs[0])?)),
-    )?;
-    let positions = if positions { out.pop() } else { None };
-    Ok((out.remove(0), positions))
+    let axis = x.shape().axis(op, axis)?;
+    picked(op, x, axis, true, || {
+        // Bools scan as the integers 0 and 1, in the same order.
+        let numbers = if x.dtype() == DType::Bool { x.cast(DType::U8)? } else { x.clone() };
+        let (values, positions) = Scan { op, axis, scan: scan_op, positions: true, backwards: false }.of(&numbers)?;
+        let positions = positions.ok_or_else(|| Error::DeviceFailed { device: x.device().to_string(), detail: format!("{op} returned no positions") })?;
+        Ok((values.cast(x.dtype())?, positions))
+    })
 }
 
 struct Scan {
@@ -94,9 +80,33 @@ struct Scan {
     scan: ScanOp,
     /// Whether to tell where an extreme is.
     positions: bool,
+    /// Whether element `i` covers `i..` instead.
+    backwards: bool,
 }
 
 impl Scan {
+    /// Scans a tensor that may lie on a mesh.
+    #[track_caller]
+    fn of(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let Scan { op, axis, positions, .. } = *self;
+        if positions {
+            super::reduce::check_positions(op, x.dims()[axis])?;
+        }
+        if x.is_plain() {
+            return self.run(x);
+        }
+        let text = OPS.iter().find(|info| info.name == op).map_or("", |info| info.rule);
+        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
+        let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs { std::iter::once(values).chain(positions).collect() };
+        let mut out = call.run_or(
+            || Rule::new(text, &[x.into()], &[('r', &[axis])]),
+            |l| Ok(outputs(self.run(&l[0])?)),
+            |inputs| Ok(outputs(self.run_parts(&inputs[0])?)),
+        )?;
+        let positions = if positions { out.pop() } else { None };
+        Ok((out.remove(0), positions))
+    }
+
     /// Scans on one device.
     fn run(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let (device, shape) = (x.device(), x.shape().clone());
@@ -108,6 +118,10 @@ impl Scan {
         }
         if x.numel() == 0 {
             return Ok((x.result(None, x.dtype(), shape.clone()), self.positions.then(|| x.result(None, DType::I32, shape))));
+        }
+        if self.backwards {
+            let (values, found) = Scan { backwards: false, ..*self }.run(&x.flip(&[self.axis as i64])?)?;
+            return Ok((values.flip(&[self.axis as i64])?, found));
         }
         let (values, found) = device.backend().scan(&ScanCall { input: &x.view()?, axis: self.axis, op: self.scan, positions: self.positions })?;
         Ok((x.result(Some(values), x.dtype(), shape.clone()), found.map(|buffer| x.result(Some(buffer), DType::I32, shape))))
@@ -135,7 +149,8 @@ impl Scan {
         for (i, (rank, here, at)) in scans.into_iter().enumerate() {
             let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| part * mesh.size(axis) + mesh.coordinate(rank, axis));
             // Parts without elements have no total.
-            let before: Vec<usize> = (0..part).filter(|p| !split(n, *p, parts).is_empty()).collect();
+            let before = if self.backwards { part + 1..parts } else { 0..part };
+            let before: Vec<usize> = before.filter(|p| !split(n, *p, parts).is_empty()).collect();
             let (here, at) = match before.is_empty() || here.numel() == 0 {
                 true => (here, at),
                 false => {
@@ -158,10 +173,10 @@ impl Scan {
         Ok((whole(x.dtype(), values), self.positions.then(|| whole(DType::I32, found))))
     }
 
-    /// The last slice along the axis; zeros, which nobody reads, where there is none.
+    /// The slice along the axis where the scan ends; zeros, which nobody reads, where there is none.
     fn last(&self, x: &Tensor) -> Result<Tensor> {
         match x.dims()[self.axis].checked_sub(1) {
-            Some(last) => x.narrow(self.axis as i64, last, 1),
+            Some(last) => x.narrow(self.axis as i64, if self.backwards { 0 } else { last }, 1),
             None => Tensor::zeros(x.shape().with(self.axis, 1), x.dtype(), x.device()),
         }
     }

@@ -17,20 +17,25 @@
 //! On a mesh the written dimension may be cut: every rank applies the updates that fall into its part. Sums, minima and maxima may also be cut along the
 //! updates, which leaves partial results; the destination of a sum then counts once. Which update is the last one cannot be told from a part of them, so
 //! `Set` takes them whole.
+//!
+//! Gradients: of several values that were set at one place only the last one has one, and the element that it replaced has none. Equal extremes share theirs.
 
+mod count;
+mod gradient;
 mod local;
 
 use super::{
-    OpInfo, Operand, TRUTH,
+    OpInfo, TRUTH,
     index::{check_coordinates, check_indices, check_not_empty, letters, listed, nth, term},
-    index_kind, map1, op, op_without_gradient, run_map,
+    op, op_without_gradient,
 };
 use crate::{
-    DType, Dims, Error, Result, Shape, Tensor,
-    backend::{Affine, ScatterOp},
-    map::Builder,
+    Error, Result, Shape, Tensor,
+    backend::ScatterOp,
+    grad::{Back, Pulled, record1},
     spmd::{Call, Local, Rule, plain, rule::Given},
 };
+use gradient::{Scattered, Spots};
 use local::{Leading, add_at, add_slices, along_axis, check_types, leading_axes, put, with_parts};
 use smallvec::{SmallVec, smallvec};
 
@@ -79,6 +84,12 @@ fn check_updates(op: &'static str, dst: &Shape, index: &Tensor, updates: &Tensor
     Ok(k)
 }
 
+/// The gradients of a sum: the destination has that of the result, the updates read theirs from it.
+fn added(b: &Back<'_>, read: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Pulled> {
+    let g = b.grad()?;
+    Ok(smallvec![b.needs(0).then(|| g.clone()), None, b.wanted(2, || read(g))?])
+}
+
 impl Tensor {
     /// Writes along one axis, in PyTorch's sense: `out[index[i][j]][j] = src[i][j]` for axis 0, for every position of `index`. `index` has the tensor's
     /// rank, is not larger than `src` anywhere, and not larger than the tensor but for `axis`.
@@ -97,6 +108,21 @@ impl Tensor {
             return Err(Error::Shape { op, detail });
         }
         check_types(op, self, src, mode)?;
+        record1(
+            op,
+            &[self, index, src],
+            || self.scattered(axis, index, src, mode),
+            |out| {
+                let kept = Scattered::new(op, mode, Spots::Along(axis as i64, index.clone()), self, src, index.shape().clone(), out);
+                Ok(move |b: &Back<'_>| kept.pull(b, 3))
+            },
+        )
+    }
+
+    /// [`scatter`](Self::scatter) of operands that fit.
+    #[track_caller]
+    fn scattered(&self, axis: usize, index: &Tensor, src: &Tensor, mode: ScatterOp) -> Result<Tensor> {
+        let (op, rank) = ("scatter", self.rank());
         // The first values, from `start` on, as many as the index has.
         let first = |src: &Tensor, index: &Tensor, start: &dyn Fn(usize) -> usize| {
             (0..rank).try_fold(src.clone(), |src, d| if src.dims()[d] == index.dims()[d] { Ok(src) } else { src.narrow(d as i64, start(d), index.dims()[d]) })
@@ -140,6 +166,21 @@ impl Tensor {
             }
         }
         check_types(op, self, values, mode)?;
+        record1(
+            op,
+            &[self, index, values],
+            || self.put_along(axis, index, values, mode, &shape),
+            |out| {
+                let kept = Scattered::new(op, mode, Spots::Put(axis as i64, index.clone()), self, values, shape.clone(), out);
+                Ok(move |b: &Back<'_>| kept.pull(b, 3))
+            },
+        )
+    }
+
+    /// [`put_along_axis`](Self::put_along_axis) of operands that fit, and expand to `shape`.
+    #[track_caller]
+    fn put_along(&self, axis: usize, index: &Tensor, values: &Tensor, mode: ScatterOp, shape: &Shape) -> Result<Tensor> {
+        let op = "put_along_axis";
         if plain(op, &[self, index, values])? {
             return put(op, self, axis, index, values, mode, None);
         }
@@ -150,7 +191,7 @@ impl Tensor {
         let rule = || {
             let all = letters(0, rank);
             let dst: String = (0..rank).map(|d| nth(if d == axis { rank } else { d })).collect();
-            let (at, from) = (term(index.shape(), &shape, &all), term(values.shape(), &shape, &all));
+            let (at, from) = (term(index.shape(), shape, &all), term(values.shape(), shape, &all));
             rule(&format!("{dst}, {at}, {from} -> {dst} ; {}", how(mode, &letters(axis, 1), 2)), &[self.into(), index.into(), values.into()])
         };
         let local = |l: &Local<'_>| Ok(smallvec![put(op, &l[0], axis, &l[1], &l[2], mode, l.part(nth(rank)))?]);
@@ -163,10 +204,26 @@ impl Tensor {
     pub fn index_put(&self, indices: &[&Tensor], values: &Tensor, accumulate: bool) -> Result<Tensor> {
         let op = "index_put";
         let mode = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
-        let Leading { batch, full } = Leading::new(op, self, indices, values)?;
+        let lead = Leading::new(op, self, indices, values)?;
         check_types(op, self, values, mode)?;
         let inputs: SmallVec<[&Tensor; 4]> = std::iter::once(self).chain(indices.iter().copied()).chain([values]).collect();
-        if plain(op, &inputs)? {
+        record1(
+            op,
+            &inputs,
+            || self.put_leading(indices, values, mode, &inputs, &lead),
+            |out| {
+                let spots = Spots::Leading(indices.iter().map(|t| (*t).clone()).collect());
+                let (kept, operands) = (Scattered::new(op, mode, spots, self, values, lead.full.clone(), out), inputs.len());
+                Ok(move |b: &Back<'_>| kept.pull(b, operands))
+            },
+        )
+    }
+
+    /// [`index_put`](Self::index_put) of operands that fit.
+    #[track_caller]
+    fn put_leading(&self, indices: &[&Tensor], values: &Tensor, mode: ScatterOp, inputs: &[&Tensor], lead: &Leading) -> Result<Tensor> {
+        let (op, Leading { batch, full }) = ("index_put", lead);
+        if plain(op, inputs)? {
             return leading_axes(op, self, indices, values, mode, |_| None);
         }
         if full.numel() > 0 {
@@ -175,8 +232,8 @@ impl Tensor {
         let (rank, k) = (self.rank(), indices.len());
         let rule = || {
             let (dst, all) = (letters(0, rank), letters(rank, batch.rank()));
-            let at: String = indices.iter().map(|index| format!(", {}", term(index.shape(), &batch, &all))).collect();
-            let from = term(values.shape(), &full, &format!("{all}{}", letters(k, rank - k)));
+            let at: String = indices.iter().map(|index| format!(", {}", term(index.shape(), batch, &all))).collect();
+            let from = term(values.shape(), full, &format!("{all}{}", letters(k, rank - k)));
             let given: SmallVec<[Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
             rule(&format!("{dst}{at}, {from} -> {dst} ; {}", how(mode, &all, k + 1)), &given)
         };
@@ -184,7 +241,7 @@ impl Tensor {
             let indices: SmallVec<[&Tensor; 4]> = l.inputs[1..=k].iter().collect();
             Ok(smallvec![leading_axes(op, &l[0], &indices, &l[k + 1], mode, |axis| l.part(nth(axis)))?])
         };
-        Ok(Call { op, inputs: &inputs, attrs: &[mode as i64] }.run(rule, local)?.remove(0))
+        Ok(Call { op, inputs, attrs: &[mode as i64] }.run(rule, local)?.remove(0))
     }
 
     /// Adds slice `j` of `src` to slice `index[j]` of this tensor along `axis`.
@@ -198,6 +255,21 @@ impl Tensor {
             return Err(Error::Shape { op, detail });
         }
         check_types(op, self, src, ScatterOp::Add)?;
+        record1(
+            op,
+            &[self, index, src],
+            || self.slices_added(axis, index, src),
+            |_| {
+                let index = index.clone();
+                Ok(move |b: &Back<'_>| added(b, |g| g.index_select(axis as i64, &index)))
+            },
+        )
+    }
+
+    /// [`index_add`](Self::index_add) of operands that fit.
+    #[track_caller]
+    fn slices_added(&self, axis: usize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+        let op = "index_add";
         if plain(op, &[self, index, src])? {
             return add_slices(op, self, axis, index, src, None);
         }
@@ -220,6 +292,21 @@ impl Tensor {
     pub fn scatter_nd(index: &Tensor, updates: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
         let (op, shape) = ("scatter_nd", shape.into());
         let k = check_updates(op, &shape, index, updates)?;
+        record1(
+            op,
+            &[index, updates],
+            || Tensor::scattered_nd(index, updates, &shape, k),
+            |_| {
+                let index = index.clone();
+                Ok(move |b: &Back<'_>| Ok(smallvec![None, Some(b.grad()?.gather_nd(&index)?)]))
+            },
+        )
+    }
+
+    /// [`scatter_nd`](Self::scatter_nd) at `k` coordinates.
+    #[track_caller]
+    fn scattered_nd(index: &Tensor, updates: &Tensor, shape: &Shape, k: usize) -> Result<Tensor> {
+        let op = "scatter_nd";
         // Dimensions that are not indexed may be cut.
         let local = |index: &Tensor, updates: &Tensor| {
             let dims: Shape = shape.dims()[..k].iter().chain(&updates.dims()[index.rank() - 1..]).copied().collect();
@@ -243,6 +330,21 @@ impl Tensor {
         let op = "scatter_nd_add";
         let k = check_updates(op, self.shape(), index, updates)?;
         check_types(op, self, updates, ScatterOp::Add)?;
+        record1(
+            op,
+            &[self, index, updates],
+            || self.added_at(index, updates, k),
+            |_| {
+                let index = index.clone();
+                Ok(move |b: &Back<'_>| added(b, |g| g.gather_nd(&index)))
+            },
+        )
+    }
+
+    /// [`scatter_nd_add`](Self::scatter_nd_add) at `k` coordinates.
+    #[track_caller]
+    fn added_at(&self, index: &Tensor, updates: &Tensor, k: usize) -> Result<Tensor> {
+        let op = "scatter_nd_add";
         if plain(op, &[self, index, updates])? {
             return add_at(op, self, index, updates, |_| None);
         }
@@ -256,68 +358,5 @@ impl Tensor {
         };
         let local = |l: &Local<'_>| Ok(smallvec![add_at(op, &l[0], &l[1], &l[2], |axis| l.part(nth(axis)))?]);
         Ok(Call { op, inputs: &[self, index, updates], attrs: &[k as i64] }.run(rule, local)?.remove(0))
-    }
-
-    /// How often each of `0..bins` occurs in a vector (i32), or the sum of its weights (in their dtype). A value outside that range, also a negative one,
-    /// is [`Error::IndexOutOfRange`]. Reads nothing back.
-    #[track_caller]
-    pub fn bincount_bins(&self, weights: Option<&Tensor>, bins: usize) -> Result<Tensor> {
-        let op = "bincount";
-        check_indices(op, &[self])?;
-        if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
-            return Err(Error::Shape { op, detail: format!("counts a vector with as many weights, got shape {}", self.shape()) });
-        }
-        let inputs: SmallVec<[&Tensor; 2]> = std::iter::once(self).chain(weights).collect();
-        if !plain(op, &inputs)? {
-            let rule = || Rule::new(BINCOUNT, &[self.into(), weights.into()], &[]);
-            return Ok(Call { op, inputs: &inputs, attrs: &[] }.run(rule, |l| Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?]))?.remove(0));
-        }
-        let updates = match weights {
-            Some(weights) => weights.clone(),
-            None => Tensor::scalar(1i32, self.device())?.expand(self.shape())?,
-        };
-        // A negative index would count from the end; here it is an error, so it is moved where it is one.
-        let b = Builder::new();
-        let x = b.load(self.dtype());
-        let lowest = if self.dtype() == DType::I64 { i64::MIN } else { i64::from(i32::MIN) };
-        let checked = if self.dtype() == DType::U32 { x } else { x.lt(0).select(x.lit(lowest), x) };
-        let index = map1(op, &b.finish(&[(checked, self.dtype())])?, &[self], &[])?;
-        let zeros = Tensor::zeros([bins], updates.dtype(), self.device())?;
-        leading_axes(op, &zeros, &[&index], &updates, ScatterOp::Add, |_| None)
-    }
-
-    /// [`bincount_bins`](Tensor::bincount_bins) with as many bins as the largest value needs, at least `minlength`. Reads that value from the device.
-    pub async fn bincount_async(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        let op = "bincount";
-        check_indices(op, &[self])?;
-        let bins = if self.numel() == 0 { 0 } else { self.max(&[], false)?.item_async().await?.to_i64().saturating_add(1) };
-        self.bincount_bins(weights, minlength.max(usize::try_from(bins).unwrap_or(0)))
-    }
-
-    /// [`bincount_async`](Tensor::bincount_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
-    pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        pollster::block_on(self.bincount_async(weights, minlength))
-    }
-
-    /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere; all 0 for a value outside `0..classes`.
-    #[track_caller]
-    pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
-        let op = "one_hot";
-        check_indices(op, &[self])?;
-        if !self.is_plain() {
-            let call = Call { op, inputs: &[self], attrs: &[] };
-            return Ok(call.run(|| Rule::new(ONE_HOT, &[self.into()], &[]), |l| Ok(smallvec![l[0].one_hot(classes)?]))?.remove(0));
-        }
-        let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
-        // Where u32 wraps to i32 it becomes negative, which no class is.
-        let dtype = if self.dtype() == DType::I64 { DType::I64 } else { index_kind(classes).dtype() };
-        let b = Builder::new();
-        let hit = b.load(self.dtype()).cast(dtype).eq(b.index(index_kind(classes)).cast(dtype));
-        let program = b.finish(&[(hit, DType::I32)])?;
-        let mut class = Affine { offset: 0, strides: smallvec![0; dims.len()] };
-        class.strides[self.rank()] = 1;
-        let column = self.unsqueeze(-1)?;
-        Ok(run_map(op, &program, &dims.into(), &[Operand::from(&column)], &[class], &[], self.device())?.remove(0))
     }
 }

@@ -16,8 +16,10 @@
 //!
 //! On a mesh a dimension that is sorted must be whole. The first `k` values of one that is cut are found among the first `k` of each part: only those
 //! candidates cross. The place of a query is the sum of its places in the parts.
+//!
+//! A value hands its gradient to the element that it is; positions have none.
 
-use super::{OpInfo, POSITIONS, op, op_without_gradient, same_device};
+use super::{OpInfo, POSITIONS, index::picked, op, op_without_gradient, same_device};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
@@ -119,12 +121,12 @@ impl Tensor {
     #[track_caller]
     pub fn argsort(&self, axis: i64, descending: bool) -> Result<Tensor> {
         let op = "argsort";
-        let axis = self.shape().axis(op, axis)?;
-        if self.is_plain() {
-            return self.argsorted(op, axis, descending);
+        let (x, axis) = (&self.detach(), self.shape().axis(op, axis)?);
+        if x.is_plain() {
+            return x.argsorted(op, axis, descending);
         }
-        let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
-        let rule = || Rule::new(ARGSORT, &[self.into()], &[('s', &[axis])]);
+        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
+        let rule = || Rule::new(ARGSORT, &[x.into()], &[('s', &[axis])]);
         Ok(call.run(rule, |l| Ok(smallvec![l[0].argsorted(op, axis, descending)?]))?.remove(0))
     }
 
@@ -143,19 +145,21 @@ impl Tensor {
     pub fn sort(&self, axis: i64, descending: bool) -> Result<(Tensor, Tensor)> {
         let op = "sort";
         let axis = self.shape().axis(op, axis)?;
-        if self.is_plain() {
-            return first(op, self, self.dims()[axis], axis, descending);
-        }
-        let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
-        let mut out = call.run(
-            || Rule::new(SORT, &[self.into()], &[('s', &[axis])]),
-            |l| {
-                let (values, indices) = first(op, &l[0], l[0].dims()[axis], axis, descending)?;
-                Ok(smallvec![values, indices])
-            },
-        )?;
-        let indices = out.remove(1);
-        Ok((out.remove(0), indices))
+        picked(op, self, axis, true, || {
+            if self.is_plain() {
+                return first(op, self, self.dims()[axis], axis, descending);
+            }
+            let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
+            let mut out = call.run(
+                || Rule::new(SORT, &[self.into()], &[('s', &[axis])]),
+                |l| {
+                    let (values, indices) = first(op, &l[0], l[0].dims()[axis], axis, descending)?;
+                    Ok(smallvec![values, indices])
+                },
+            )?;
+            let indices = out.remove(1);
+            Ok((out.remove(0), indices))
+        })
     }
 
     /// The `k` largest (or smallest) values along `axis` in order, and their positions (i32). Among equal values the first are taken; NaN is the largest.
@@ -167,7 +171,7 @@ impl Tensor {
         if k > n {
             return Err(Error::Argument { op, detail: format!("{k} values were asked for along axis {axis} of {}, which has {n}", self.type_string()) });
         }
-        first_of_all(op, self, k, at, largest)
+        picked(op, self, at, true, || first_of_all(op, self, k, at, largest))
     }
 
     /// The `k`-th smallest value along `axis` (the first is `k == 1`) and its position (i32), without that dimension or with it kept at size 1.
@@ -179,12 +183,14 @@ impl Tensor {
         if k == 0 || k > n {
             return Err(Error::Argument { op, detail: format!("value {k} was asked for along axis {axis} of {}: give 1 to {n}", self.type_string()) });
         }
-        let (values, indices) = first_of_all(op, self, k, at, false)?;
-        let last = |t: Tensor| {
-            let t = t.narrow(axis, k - 1, 1)?;
-            if keepdim { Ok(t) } else { t.squeeze(&[axis]) }
-        };
-        Ok((last(values)?, last(indices)?))
+        picked(op, self, at, keepdim, || {
+            let (values, indices) = first_of_all(op, self, k, at, false)?;
+            let last = |t: Tensor| {
+                let t = t.narrow(axis, k - 1, 1)?;
+                if keepdim { Ok(t) } else { t.squeeze(&[axis]) }
+            };
+            Ok((last(values)?, last(indices)?))
+        })
     }
 
     /// Where each query would go in the ascending last dimension of this tensor (i32): before equal values, or after them with `right`. NaN goes
@@ -202,8 +208,14 @@ impl Tensor {
             let detail = format!("queries of shape {} need {} to be a vector or to have the same leading dimensions", queries.shape(), self.type_string());
             return Err(Error::Shape { op, detail });
         }
-        let n = self.shape()[self.rank() - 1];
-        check_positions(op, self.shape(), n)?;
+        check_positions(op, self.shape(), self.shape()[self.rank() - 1])?;
+        self.detach().places_of(&queries.detach(), right)
+    }
+
+    /// [`searchsorted`](Self::searchsorted) of operands that fit.
+    #[track_caller]
+    fn places_of(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
+        let (op, n) = ("searchsorted", self.shape()[self.rank() - 1]);
         if !plain(op, &[self, queries])? {
             let text = if self.rank() == 1 { SEARCH_VECTOR } else { SEARCH };
             let rule = || Rule::new(text, &[self.into(), queries.into()], &[]);
