@@ -111,7 +111,6 @@ impl Check<'_> {
 /// A sample as a function of its float operands.
 struct Function<'a> {
     entry: &'static Entry,
-    attrs: Attrs,
     sample: &'a Sample,
     host: &'a Device,
     /// The operands on the host, floats as `f64`.
@@ -133,7 +132,6 @@ fn spread(count: usize) -> f64 {
 impl<'a> Function<'a> {
     /// `None` where no operand can be varied or nothing of the result has a gradient.
     fn new(entry: &'static Entry, sample: &'a Sample, host: &'a Device) -> Result<Option<Self>> {
-        let attrs = Attrs::new(entry, &sample.attrs)?;
         let (mut inputs, mut varied, mut count) = (sample.make(1, host)?, vec![], 0);
         for (i, (input, made)) in inputs.iter_mut().zip(&sample.inputs).enumerate() {
             let (Some(x), Some(made)) = (input.as_mut(), made.as_ref()) else { continue };
@@ -151,11 +149,11 @@ impl<'a> Function<'a> {
             }
             *x = Tensor::from_slice(&numbers, x.shape(), host)?;
         }
-        let f = Self { entry, attrs, sample, host, inputs, varied };
+        let f = Self { entry, sample, host, inputs, varied };
         if f.varied.iter().all(|(_, v)| v.is_empty()) {
             return Ok(None);
         }
-        let out = f.entry.call(&f.leaves(host, DType::F64)?, &f.attrs, host)?;
+        let out = f.call(&f.leaves(host, DType::F64)?, host, DType::F64)?;
         // Results of a narrower type are steps, not slopes.
         let has_gradient = out.iter().any(|t| t.requires_grad()) && out.iter().all(|t| !t.dtype().is_float() || t.dtype() == DType::F64);
         let has_slope = out.iter().any(|t| t.dtype() == DType::F64);
@@ -163,6 +161,15 @@ impl<'a> Function<'a> {
             return Err(Error::Gradient { op: entry.name, detail: "a float result is not tracked".into() });
         }
         Ok(has_gradient.then_some(f))
+    }
+
+    /// Runs the op. Where it is told which floats to give, those are the ones that are being compared.
+    fn call(&self, inputs: &[Option<Tensor>], device: &Device, dtype: DType) -> Result<Vec<Tensor>> {
+        let mut attrs = self.sample.attrs.clone();
+        if let Some(given) = attrs.get_mut("dtype").filter(|given| given.as_str().is_some_and(|name| name.contains('f'))) {
+            *given = dtype.name().into();
+        }
+        self.entry.call(inputs, &Attrs::new(self.entry, &attrs)?, device)
     }
 
     fn describe(&self) -> String {
@@ -205,7 +212,7 @@ impl<'a> Function<'a> {
     /// The weighted sum of all float results.
     fn value(&self, inputs: &[Option<Tensor>]) -> Result<f64> {
         let mut sum = 0.0;
-        for t in self.entry.call(inputs, &self.attrs, self.host)?.iter().filter(|t| t.dtype() == DType::F64) {
+        for t in self.call(inputs, self.host, DType::F64)?.iter().filter(|t| t.dtype() == DType::F64) {
             let terms = values(t)?.into_iter().zip(values(&Self::weights(t, DType::F64)?)?);
             sum += terms.map(|(v, w)| v * w).sum::<f64>();
         }
@@ -214,7 +221,7 @@ impl<'a> Function<'a> {
 
     /// The gradients of the weighted sum at leaves.
     fn gradients(&self, leaves: &[Option<Tensor>], device: &Device, dtype: DType, create_graph: bool) -> Result<Vec<Tensor>> {
-        let out = self.entry.call(leaves, &self.attrs, device)?;
+        let out = self.call(leaves, device, dtype)?;
         let tracked: Vec<&Tensor> = out.iter().filter(|t| t.requires_grad()).collect();
         let seeds = Some(tracked.iter().map(|t| Self::weights(t, dtype)).collect::<Result<Vec<_>>>()?);
         let inputs: Vec<&Tensor> = self.varied.iter().filter_map(|(i, _)| leaves[*i].as_ref()).collect();

@@ -1,0 +1,21 @@
+//! Every op's gradient on a device, held against the host's; see `core/src/grad/check.rs`.
+//!
+//! `ANYMESH_TEST_DEVICE` as for the conformance suite; `ANYMESH_GRADIENT_SAMPLES` for more than one sample of each op, `ANYMESH_GRADIENT_OPS` for some ops.
+
+#![cfg(feature = "conformance")]
+
+mod common;
+
+use anymesh::grad::check::{Check, Table};
+
+#[test]
+fn gradients_on_the_device_are_those_of_the_host() {
+    let Some(device) = common::under_test() else { return };
+    let host = anymesh::device("cpu").unwrap();
+    let samples = std::env::var("ANYMESH_GRADIENT_SAMPLES").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let filter = std::env::var("ANYMESH_GRADIENT_OPS").unwrap_or_default();
+    let devices = [device];
+    let rows = Check { host: &host, differences: false, devices: &devices, samples }.run(&filter);
+    println!("{}", Table { rows: &rows, devices: &devices });
+    assert!(rows.iter().all(|r| r.failures.is_empty()), "some gradients are wrong, see above");
+}
