@@ -286,3 +286,20 @@ fn what_a_gradient_communicates_is_in_the_ledger_under_the_line_that_called_the_
     assert_eq!(ledger.entries.len(), 1);
     Ok(())
 }
+
+/// Paddle's rule does not make the gradient of a replicated source partial where the index is cut.
+#[test]
+fn the_gradient_of_take_along_axis_counts_every_rank_that_reads_a_replicated_source() -> Result<()> {
+    let device = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("tp=2", &device)?;
+    let x = Tensor::from_fn([3, 4], &device, |at| (at[0] * 4 + at[1]) as f64)?;
+    let index = Tensor::from_slice(&[0i32, 0, 2, 2, 1, 0, 2, 0, 0, 0, 1, 2], [3, 4], &device)?;
+    let of = |x: &Tensor, index: &Tensor| -> Result<Tensor> {
+        let x = x.require_grad()?;
+        Ok(x.take_along_axis(0, index)?.square()?.sum(&[], false)?.backward()?.get(&x)?.expect("used"))
+    };
+    let plain = of(&x, &index)?.to_vec::<f64>()?;
+    let sharded = of(&x.to_mesh(&mesh, "[_, _]")?, &index.to_mesh(&mesh, "[@tp, _]")?)?;
+    assert_eq!((sharded.type_string().as_str(), sharded.to_vec::<f64>()?), ("f64[3, 4]", plain));
+    Ok(())
+}

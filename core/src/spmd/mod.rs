@@ -140,7 +140,7 @@ impl Call<'_> {
     #[track_caller]
     fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
         if grad::is_recording(self.inputs) {
-            let detail = "it has none, use `detach()` or `no_grad`".into();
+            let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`".into();
             return Err(Error::Gradient { op: self.op, detail });
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
