@@ -29,7 +29,7 @@ mod tape;
 
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
-pub(crate) use program::{differentiable, mapped, reduced, sum_to};
+pub(crate) use program::{broadcast_axes, differentiable, mapped, reduced, sum_to};
 pub(crate) use tape::{Edge, Pulled, constant, is_recording, record, record1};
 
 use crate::{Error, Result, Tensor};

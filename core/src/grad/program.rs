@@ -94,7 +94,7 @@ impl Kept {
 }
 
 /// The dimensions of `to` along which a tensor of `shape` repeats.
-fn broadcast_axes(shape: &Shape, to: &Shape) -> Dims {
+pub(crate) fn broadcast_axes(shape: &Shape, to: &Shape) -> Dims {
     let lead = to.rank() - shape.rank();
     (0..to.rank()).filter(|d| *d < lead || shape[d - lead] != to[*d]).collect()
 }

@@ -237,9 +237,9 @@ fn unary<'b>(op: Unary, t: Slope<'b>, x: Val<'b>, y: Val<'b>) -> Slope<'b> {
         Unary::Atan => t.over(x * x + 1.0),
         Unary::Sinh => t.times(x.unary(Unary::Cosh)),
         Unary::Cosh => t.times(x.unary(Unary::Sinh)),
-        // 1 / cosh^2 keeps its digits where 1 - tanh^2 is all rounding.
+        // 1 / cosh^2 keeps its digits where 1 - tanh^2 is all rounding. A choice and not `abs`, whose slope at 0 would be missing from further derivatives.
         Unary::Tanh => {
-            let e = (x.abs() * -2.0).exp();
+            let e = (x.gt(0.0).select(-x, x) * 2.0).exp();
             t.times(e * 4.0 / ((e + 1.0) * (e + 1.0)))
         }
         Unary::Asinh => t.over(hypot(x, one())),
@@ -282,7 +282,8 @@ fn binary<'b>(op: Binary, (x, tx): (Val<'b>, Slope<'b>), (y, ty): (Val<'b>, Slop
         Binary::Atan2 => {
             // Divided twice, since the square of the distance may overflow.
             let distance = hypot(x, y);
-            tx.times(y / distance / distance).plus(ty.times(-x / distance / distance))
+            let share = |v: Val<'b>| distance.eq(0.0).select(v.lit(0.0), v / distance / distance);
+            tx.times(share(y)).plus(ty.times(share(-x)))
         }
         Binary::Hypot => {
             let share = |v: Val<'b>| z.eq(0.0).select(z.lit(0.0), v / z);

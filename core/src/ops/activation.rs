@@ -1,19 +1,64 @@
 //! Activation functions. NaN stays NaN in all of them.
 
 use super::elementwise::{Arg, elementwise};
-use crate::{Error, Result, map::Val};
+use crate::{Error, Kind, Result, map::Val};
 
-/// `1 / (1 + e^-x)`: both ends are accurate, and the overflow of the exponential gives the limit 0.
-fn sigmoid(x: Val<'_>) -> Val<'_> {
-    x.lit(1.0) / ((-x).exp() + 1.0)
+/// `-|x|`. Written as a choice, so that what is smooth at 0 (a function of `e^-|x|` on either side) has its slopes there too: that of `abs` is 0.
+pub(super) fn below(x: Val<'_>) -> Val<'_> {
+    x.gt(0.0).select(-x, x)
+}
+
+/// `1 / (1 + e^-x)` times `y`. No exponential overflows: an infinite one would leave no slope.
+fn times_sigmoid<'b>(y: Val<'b>, x: Val<'b>) -> Val<'b> {
+    let e = below(x).exp();
+    x.gt(0.0).select(y, y * e) / (e + 1.0)
+}
+
+pub(super) fn sigmoid(x: Val<'_>) -> Val<'_> {
+    times_sigmoid(x.lit(1.0), x)
+}
+
+pub(super) fn silu(x: Val<'_>) -> Val<'_> {
+    times_sigmoid(x, x)
+}
+
+pub(super) fn gelu(x: Val<'_>) -> Val<'_> {
+    x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+}
+
+/// `log(1 + e^x)`.
+pub(super) fn softplus(x: Val<'_>) -> Val<'_> {
+    x.gt(0.0).select(x, x.lit(0.0)) + below(x).exp().log1p()
 }
 
 fn clip<'b>(x: Val<'b>, low: Val<'b>, high: Val<'b>) -> Val<'b> {
     x.max(low).min(high)
 }
 
+/// `x` between 0 and 6, with a slope of 0 at both.
 fn relu6(x: Val<'_>) -> Val<'_> {
-    clip(x, x.lit(0), x.lit(6))
+    let (low, high) = (x.lit(0), x.lit(6));
+    x.le(low).select(low, x.ge(high).select(high, x))
+}
+
+/// `x - tanh(x)`. Near 0, where the difference would have no digits, by the series of the tangent.
+fn tanhshrink(x: Val<'_>) -> Val<'_> {
+    const TERMS: [f64; 10] = [
+        1.0 / 3.0,
+        -2.0 / 15.0,
+        17.0 / 315.0,
+        -62.0 / 2835.0,
+        1382.0 / 155_925.0,
+        -21_844.0 / 6_081_075.0,
+        929_569.0 / 638_512_875.0,
+        -6_404_582.0 / 10_854_718_875.0,
+        443_861_162.0 / 1_856_156_927_625.0,
+        -18_888_466_084.0 / 194_896_477_400_625.0,
+    ];
+    let terms = if x.kind() == Kind::F64 { &TERMS[..] } else { &TERMS[..5] };
+    let square = x * x;
+    let series = terms.iter().rev().fold(x.lit(0.0), |sum, term| sum * square + *term);
+    x.abs().lt(0.25).select(series * square * x, x - x.tanh())
 }
 
 // Fixed-point constants of self-normalizing networks (Klambauer et al., 2017).
@@ -41,18 +86,20 @@ elementwise! {
     /// The logistic function `1 / (1 + e^-x)`.
     sigmoid(x) Float "... -> ... ; monotone 0" = sigmoid(x) => |y| y * (y.lit(1.0) - y);
     /// `log(sigmoid(x))` without underflow.
-    logsigmoid(x) Float "... -> ... ; monotone 0" = x.min(0.0) - (-x.abs()).exp().log1p();
+    logsigmoid(x) Float "... -> ... ; monotone 0" = -softplus(-x);
     /// `x * Phi(x)` with the normal distribution function, `x / 2 * (1 + erf(x / sqrt(2)))`.
-    gelu(x) Float "... -> ..." = x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0);
+    gelu(x) Float "... -> ..." = gelu(x);
     /// The approximation of `gelu` by a hyperbolic tangent. It is evaluated as a logistic function, which is the same
     /// without the cancellation at negative `x`.
     gelu_tanh(x) Float "... -> ..." = {
         // sqrt(8 / pi), since (1 + tanh(u)) / 2 = sigmoid(2 u).
-        let u = (x * x * 0.044715 + 1.0) * x * 1.595_769_121_605_730_8;
-        x / ((-u).exp() + 1.0)
+        // Beyond 30 the logistic function is 0 or 1 in every dtype, and the cube would overflow later.
+        let near = clip(x, x.lit(-30.0), x.lit(30.0));
+        let u = (near * near * 0.044715 + 1.0) * near * 1.595_769_121_605_730_8;
+        times_sigmoid(x, u)
     };
     /// `x * sigmoid(x)`, also known as swish.
-    silu(x) Float "... -> ..." = x / ((-x).exp() + 1.0);
+    silu(x) Float "... -> ..." = silu(x);
     /// `x * tanh(softplus(x))`. With `e = exp(x)` that is `x * e (e + 2) / (e (e + 2) + 2)`, which loses no digits.
     mish(x) Float "... -> ..." = {
         let e = x.exp();
@@ -61,7 +108,11 @@ elementwise! {
         x.gt(20.0).select(x, x * (n / (n + 2.0)))
     };
     /// `x / (1 + |x|)`.
-    softsign(x) Float "... -> ..." = x / (x.abs() + 1.0);
+    softsign(x) Float "... -> ..." = {
+        // Far from 0 as what is missing from 1, whose slope does not cancel.
+        let (size, sign) = (x.abs() + 1.0, x.sign());
+        x.abs().lt(1.0).select(x / size, sign - sign / size)
+    };
     /// `x` moved towards 0 by `lambda`, 0 where it is nearer than that.
     softshrink(x, lambda: f64) Float "... -> ..." = x - clip(x, -lambda, lambda);
     /// `x`, but 0 where its absolute value is at most `lambda`.
@@ -73,14 +124,14 @@ elementwise! {
     /// `x` held between `low` and `high`; `clip` under the name that neural networks use.
     hardtanh(x, low: impl Into<Arg<'a>>, high: impl Into<Arg<'a>>) Number "..., ..., ... -> ... ; monotone 0" = clip(x, low, high);
     /// `x - tanh(x)`.
-    tanhshrink(x) Float "... -> ..." = x - x.tanh();
+    tanhshrink(x) Float "... -> ..." = tanhshrink(x);
     /// `x` where above `limit`, else `value`.
     threshold(x, limit: impl Into<Arg<'a>>, value: impl Into<Arg<'a>>) Number "..., ..., ... -> ..." = x.le(limit).select(value, x);
     /// `max(0, x) + min(0, alpha * (e^(x / alpha) - 1))`, smooth for every `alpha` but 0, which is an error.
     celu(x, alpha: f64 as nonzero("celu", "alpha", alpha)?) Float "... -> ..." = x.max(0.0) + ((x / alpha).expm1() * alpha).min(0.0);
     /// `log(1 + e^(beta x)) / beta`; `x` itself where `beta x` is above `threshold`. The usual values are 1 and 20.
     softplus(x, beta: f64 as nonzero("softplus", "beta", beta)?, threshold: f64) Float "... -> ..." = {
-        (x * beta).gt(threshold).select(x, (x * beta).exp().log1p() / beta)
+        (x * beta).gt(threshold).select(x, softplus(x * beta) / beta)
     };
     /// `log(x / (1 - x))`, the inverse of `sigmoid`. With `eps`, `x` is first held between `eps` and `1 - eps`.
     logit(x, eps: Option<f64> as logit_bound(eps)?) Float "... -> ..." = {

@@ -8,9 +8,10 @@ use super::{
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
-    spmd::{Call, Local, Rule, plain},
+    grad::{Back, Pulled, recompute, record, sum_to},
+    spmd::{Call, Local, Rule, plain, settled},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 const FORWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e";
 const BACKWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum";
@@ -54,19 +55,14 @@ pub struct Attention {
 #[track_caller]
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
     let sizes = Sizes::check("attention", q, k, v, options)?;
-    if !plain(sizes.op, &with_mask(&[q, k, v], options.mask.as_ref()))? {
-        return sizes.sharded(q, k, v, options);
-    }
-    if sizes.can_fuse(q, k, v, options) {
-        let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-        let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: sizes.scale, causal: options.causal };
-        if let Some((out, lse)) = q.device().backend().attention(&call)? {
-            let Sizes { batch, heads, s, dv, .. } = sizes;
-            let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
-            return Ok(Attention { out, lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()) });
-        }
-    }
-    sizes.forward(q, k, v, options)
+    let inputs = with_mask(&[q, k, v], options.mask.as_ref());
+    let run = || sizes.value(&inputs, options).map(|Attention { out, lse }| smallvec![out, lse]);
+    let mut out = record(sizes.op, &inputs, run, |out| {
+        let (q, k, v, options) = (q.clone(), k.clone(), v.clone(), options.clone());
+        let (out, lse) = (out[0].clone(), out[1].clone());
+        Ok(move |b: &Back<'_>| sizes.pull(b, [&q, &k, &v], &Attention { out: b.out(0, &out), lse: b.out(1, &lse) }, &options))
+    })?;
+    Ok(Attention { lse: out.remove(1), out: out.remove(0) })
 }
 
 /// Attention as matrix products, a reduction and maps.
@@ -86,20 +82,17 @@ pub fn attention_backward(
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sizes = Sizes::check_backward(q, k, v, forward, grad, options)?;
-    if !plain(sizes.op, &with_mask(&[q, k, v, &forward.out, &forward.lse, grad], options.mask.as_ref()))? {
-        return sizes.sharded_backward(q, k, v, forward, grad, options);
-    }
-    if sizes.can_fuse(q, k, v, options) {
-        let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-        let (out, lse, grad) = (forward.out.view()?, forward.lse.view()?, grad.cast(q.dtype())?.view()?);
-        let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: sizes.scale, causal: options.causal };
-        let call = AttentionBackwardCall { forward: call, out: &out, lse: &lse, grad: &grad };
-        if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
-            let like = |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
-            return Ok((like(q, dq), like(k, dk), like(v, dv)));
-        }
-    }
-    sizes.backward(q, k, v, forward, grad, options)
+    let inputs = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], options.mask.as_ref());
+    let run = || sizes.backward_value(&inputs, options).map(|(dq, dk, dv)| smallvec![dq, dk, dv]);
+    let AttentionOptions { scale, causal, .. } = *options;
+    // The gradient of the gradient is that of its steps.
+    let mut out = recompute(sizes.op, &inputs, run, move |inputs| {
+        let options = AttentionOptions { scale, causal, mask: inputs.get(6).cloned() };
+        let forward = Attention { out: inputs[3].clone(), lse: inputs[4].clone() };
+        let (dq, dk, dv) = sizes.backward(&inputs[0], &inputs[1], &inputs[2], &forward, &inputs[5], &options)?;
+        Ok(smallvec![dq, dk, dv])
+    })?;
+    Ok((out.remove(0), out.remove(0), out.remove(0)))
 }
 
 /// The gradients as matrix products, a reduction and maps.
@@ -121,6 +114,7 @@ fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[
 }
 
 /// The checked sizes of a problem.
+#[derive(Clone, Copy)]
 struct Sizes {
     op: &'static str,
     batch: usize,
@@ -185,6 +179,46 @@ impl Sizes {
         Ok(sizes)
     }
 
+    /// The results from operands that may lie on a mesh, by the fused kernel where there is one.
+    #[track_caller]
+    fn value(&self, inputs: &[&Tensor], options: &AttentionOptions) -> Result<Attention> {
+        let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
+        if !plain(self.op, inputs)? {
+            return self.sharded(q, k, v, options);
+        }
+        if self.can_fuse(q, k, v, options) {
+            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
+            let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: self.scale, causal: options.causal };
+            if let Some((out, lse)) = q.device().backend().attention(&call)? {
+                let Sizes { batch, heads, s, dv, .. } = *self;
+                let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
+                return Ok(Attention { out, lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()) });
+            }
+        }
+        self.forward(q, k, v, options)
+    }
+
+    /// The gradients from operands that may lie on a mesh, by the fused kernel where there is one.
+    #[track_caller]
+    fn backward_value(&self, inputs: &[&Tensor], options: &AttentionOptions) -> Result<(Tensor, Tensor, Tensor)> {
+        let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
+        let (forward, grad) = (&Attention { out: inputs[3].clone(), lse: inputs[4].clone() }, inputs[5]);
+        if !plain(self.op, inputs)? {
+            return self.sharded_backward(q, k, v, forward, grad, options);
+        }
+        if self.can_fuse(q, k, v, options) {
+            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
+            let (out, lse, grad) = (forward.out.view()?, forward.lse.view()?, grad.cast(q.dtype())?.view()?);
+            let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: self.scale, causal: options.causal };
+            let call = AttentionBackwardCall { forward: call, out: &out, lse: &lse, grad: &grad };
+            if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
+                let like = |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
+                return Ok((like(q, dq), like(k, dk), like(v, dv)));
+            }
+        }
+        self.backward(q, k, v, forward, grad, options)
+    }
+
     /// Whether a fused kernel may be asked: it takes no masks and no empty operands.
     fn can_fuse(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> bool {
         let can_compute = q.dtype() != DType::F64 || q.device().backend().capabilities().f64_math;
@@ -222,7 +256,7 @@ impl Sizes {
         let spread = |mask: &Tensor| mask.expand([self.batch, self.heads, self.s, self.t])?.reshape(self.score_shape());
         let mask = options.mask.as_ref().map(spread).transpose()?;
         let expr = Expr::new(self.op, &[&products]).maybe(&[mask.as_ref()]).params(&[self.scale]);
-        let behind = Affine { offset: self.t as i64 - self.s as i64, strides: smallvec::smallvec![0, 0, 0, 1, -1] };
+        let behind = Affine { offset: self.t as i64 - self.s as i64, strides: smallvec![0, 0, 0, 1, -1] };
         let expr = if options.causal { expr.index(behind) } else { expr };
         expr.map(products.dtype(), |a| {
             let score = a.x[0] * a.p[0];
@@ -271,7 +305,7 @@ impl Sizes {
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(3))?;
             let Attention { out, lse } = attention(&l[0], &l[1].narrow(2, 0, seen)?, &l[2].narrow(2, 0, seen)?, &options)?;
-            Ok(smallvec::smallvec![out, lse])
+            Ok(smallvec![out, lse])
         };
         let mut out = call.run(rule, local)?;
         Ok(Attention { lse: out.remove(1), out: out.remove(0) })
@@ -303,7 +337,7 @@ impl Sizes {
                 0 => Ok(x),
                 more => x.pad(&[(0, 0), (0, 0), (0, more), (0, 0)], PadMode::Constant(0.0.into())),
             };
-            Ok(smallvec::smallvec![dq, unseen(dk)?, unseen(dv)?])
+            Ok(smallvec![dq, unseen(dk)?, unseen(dv)?])
         };
         let mut out = call.run(rule, local)?;
         Ok((out.remove(0), out.remove(0), out.remove(0)))
@@ -319,18 +353,53 @@ impl Sizes {
     }
 
     fn backward(&self, q: &Tensor, k: &Tensor, v: &Tensor, forward: &Attention, grad: &Tensor, options: &AttentionOptions) -> Result<(Tensor, Tensor, Tensor)> {
+        Ok(self.gradients([q, k, v], forward, grad, None, options, None)?.0)
+    }
+
+    /// The gradients of queries, keys and values, where the log-sum-exp may have a gradient of its own, and that of a mask that was added.
+    fn gradients(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        forward: &Attention,
+        grad: &Tensor,
+        of_lse: Option<&Tensor>,
+        options: &AttentionOptions,
+        mask: Option<&Tensor>,
+    ) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
         let kind = compute_type([q]);
-        let [b, h, g, s, _] = self.score_shape();
+        let [b, h, g, s, t] = self.score_shape();
         let (q, k, v, grad) = (q.cast(kind)?, k.cast(kind)?, v.cast(kind)?, grad.cast(kind)?);
         let p = self.probabilities(&self.scores(&q, &k, options)?, &forward.lse.reshape([b, h, g, s, 1])?)?;
         let inner = Expr::new(self.op, &[&grad, &forward.out]).reduce(&[3], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])?.reshape([b, h, g, s, 1])?;
+        let of_lse = of_lse.map(|g| g.reshape(inner.shape())).transpose()?;
         let dp = self.products(&grad, &v)?;
-        let ds = Expr::new(self.op, &[&p, &dp, &inner]).params(&[self.scale]).map(kind, |a| a.x[0] * (a.x[1] - a.x[2]) * a.p[0])?;
-        let (p, ds) = (self.folded_scores(&p)?, self.folded_scores(&ds)?);
+        let ds = |scale: f64| {
+            Expr::new(self.op, &[&p, &dp, &inner]).maybe(&[of_lse.as_ref()]).params(&[scale]).map(kind, |a| {
+                let change = a.x[1] - a.x[2];
+                a.x[0] * a.maybe[0].map_or(change, |lse| change + lse) * a.p[0]
+            })
+        };
+        let of_mask = |mask: &Tensor| sum_to(self.op, &ds(1.0)?.reshape([b, h * g, s, t])?, mask.shape())?.cast(mask.dtype());
+        let of_mask = mask.map(of_mask).transpose()?;
+        let (p, ds) = (self.folded_scores(&p)?, self.folded_scores(&ds(self.scale)?)?);
         let dtype = forward.out.dtype();
         let dq = ds.matmul_as(&k, dtype)?.reshape([self.batch, self.heads, self.s, self.d])?;
         let dk = ds.transpose(2, 3)?.matmul_as(&self.fold(&q)?, dtype)?;
         let dv = p.transpose(2, 3)?.matmul_as(&self.fold(&grad)?, dtype)?;
-        Ok((dq, dk, dv))
+        Ok(((dq, dk, dv), of_mask))
+    }
+
+    /// The gradients of all operands of attention. What needs more than the kernel computes (a learned mask, a use of the log-sum-exp) goes step by step.
+    #[track_caller]
+    fn pull(&self, b: &Back<'_>, [q, k, v]: [&Tensor; 3], forward: &Attention, options: &AttentionOptions) -> Result<Pulled> {
+        let grad = b.grad_of(0).map_or_else(|| forward.out.zeros_like(), |g| settled(g.clone()))?;
+        let of_lse = b.grad_of(1);
+        let mask = options.mask.as_ref().filter(|mask| mask.requires_grad() && b.needs(3));
+        if mask.is_none() && of_lse.is_none() {
+            let (dq, dk, dv) = attention_backward(q, k, v, forward, &grad, options)?;
+            return Ok(smallvec![Some(dq), Some(dk), Some(dv), None]);
+        }
+        let ((dq, dk, dv), of_mask) = self.gradients([q, k, v], forward, &grad, of_lse, options, mask)?;
+        Ok(smallvec![Some(dq), Some(dk), Some(dv), of_mask])
     }
 }

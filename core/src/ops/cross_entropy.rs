@@ -1,7 +1,9 @@
 //! Losses over classes. The softmax is never written to memory: a log-sum-exp and the picked logit are all that is needed.
 //!
 //! The same is all that crosses where classes are cut over a mesh: logits stay where they are. Cut positions leave partial sums; a mean divides by what all
-//! positions of all ranks weigh.
+//! positions of all ranks weigh. The gradient of the logits is the only tensor of their size that is written, and is cut as they are.
+
+mod gradient;
 
 use super::{
     OpInfo,
@@ -13,10 +15,12 @@ use super::{
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ReduceOp,
+    grad::{Back, recompute, record1},
     map::Val,
     spmd::{Call, Outputs, Rule, plain},
 };
 use smallvec::{SmallVec, smallvec};
+use std::cell::OnceCell;
 
 /// The ops of this file, with a reduction: `v` are the classes. Without one, positions pass.
 pub const OPS: &[OpInfo] =
@@ -64,7 +68,7 @@ impl Tensor {
         if !(0.0..=1.0).contains(&smoothing) {
             return Err(Error::Argument { op, detail: format!("label smoothing must be in 0..=1, got {smoothing}") });
         }
-        Classes::check(op, self, target, options)?.run(self, target)
+        Classes::check(op, self, target, options)?.run(self, target, options.weight.as_ref())
     }
 
     /// Negative log-likelihood: as [`cross_entropy`](Tensor::cross_entropy) with classes, for inputs that are log-probabilities already.
@@ -75,7 +79,7 @@ impl Tensor {
             return Err(Error::DType { op, dtype: target.dtype(), expected: "i32 or i64 classes" });
         }
         let options = CrossEntropyOptions { weight: weight.cloned(), ignore_index, label_smoothing: 0.0, reduction };
-        Classes::check(op, self, target, &options)?.run(self, target)
+        Classes::check(op, self, target, &options)?.run(self, target, weight)
     }
 }
 
@@ -84,9 +88,13 @@ fn weighted<'b>(value: Val<'b>, weight: Option<Val<'b>>) -> Val<'b> {
 }
 
 /// A checked problem.
-struct Classes<'a> {
+#[derive(Clone, Copy)]
+struct Classes {
     op: &'static str,
-    options: &'a CrossEntropyOptions,
+    /// Whether classes have weights.
+    weighted: bool,
+    smoothing: f64,
+    reduction: LossReduction,
     /// Whether inputs are logits; log-probabilities otherwise.
     logits: bool,
     /// Whether the target is probabilities.
@@ -101,8 +109,17 @@ struct Classes<'a> {
     positions: usize,
 }
 
-impl<'a> Classes<'a> {
-    fn check(op: &'static str, x: &Tensor, target: &Tensor, options: &'a CrossEntropyOptions) -> Result<Self> {
+/// What the gradient can take over from the forward pass.
+#[derive(Default)]
+struct Found {
+    /// The log-sum-exp of each position, of size 1 along the classes.
+    lse: OnceCell<Tensor>,
+    /// What the sum was divided by.
+    counted: OnceCell<Tensor>,
+}
+
+impl Classes {
+    fn check(op: &'static str, x: &Tensor, target: &Tensor, options: &CrossEntropyOptions) -> Result<Self> {
         check_float(op, &[x])?;
         if x.rank() == 0 {
             return Err(Error::Shape { op, detail: "logits need a class axis: [c], [n, c] or [n, c, ...]".into() });
@@ -128,32 +145,63 @@ impl<'a> Classes<'a> {
             }
         }
         let ignored = options.ignore_index.filter(|i| !soft && (target.dtype() == DType::I64 || i32::try_from(*i).is_ok()));
-        Ok(Self { op, options, logits: op == "cross_entropy", soft, ignored, axis, count, positions: positions.numel() })
+        let CrossEntropyOptions { label_smoothing: smoothing, reduction, .. } = *options;
+        let (weighted, logits) = (options.weight.is_some(), op == "cross_entropy");
+        Ok(Self { op, weighted, smoothing, reduction, logits, soft, ignored, axis, count, positions: positions.numel() })
     }
 
     /// Whether the mean divides by what is counted and not by the number of positions.
     fn counts(&self) -> bool {
-        self.options.reduction == LossReduction::Mean && !self.soft && (self.ignored.is_some() || self.options.weight.is_some())
+        self.reduction == LossReduction::Mean && !self.soft && (self.ignored.is_some() || self.weighted)
     }
 
     #[track_caller]
-    fn run(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let (op, weight) = (self.op, self.options.weight.as_ref());
+    fn run(self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
         let inputs: SmallVec<[&Tensor; 3]> = [x, target].into_iter().chain(weight).collect();
-        let mut out = if plain(op, &inputs)? {
-            self.losses(x, target, weight)?
+        let found = Found::default();
+        let forward = || self.value(&inputs, &found);
+        if weight.is_some_and(|w| w.requires_grad()) {
+            // Weights are rarely learned: their gradient is that of the steps.
+            let again = move |inputs: &[Tensor]| {
+                let found = Found::default();
+                let out = self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(&found))?;
+                Ok(smallvec![self.divided(out, inputs[0].dtype(), &found)?])
+            };
+            return Ok(recompute(self.op, &inputs, || Ok(smallvec![forward()?]), again)?.remove(0));
+        }
+        record1(self.op, &inputs, forward, |_| {
+            let (x, target, weight) = (x.clone(), target.clone(), weight.cloned());
+            let (lse, counted) = (found.lse.get().cloned(), found.counted.get().cloned());
+            Ok(move |b: &Back<'_>| self.pull(b, &x, &target, weight.as_ref(), lse.as_ref(), counted.as_ref()))
+        })
+    }
+
+    #[track_caller]
+    fn value(&self, inputs: &[&Tensor], found: &Found) -> Result<Tensor> {
+        let (op, x, target, weight) = (self.op, inputs[0], inputs[1], inputs.get(2).copied());
+        let out = if plain(op, inputs)? {
+            self.losses(x, target, weight, Some(found))?
         } else {
-            let attrs = [i64::from(self.soft), self.options.reduction as i64, self.counts().into(), (self.options.label_smoothing > 0.0).into()];
+            let attrs = [i64::from(self.soft), self.reduction as i64, self.counts().into(), (self.smoothing > 0.0).into()];
             let rule = || Rule::new(&self.rule(), &[x.into(), target.into(), weight.into()], &[]);
-            Call { op, inputs: &inputs, attrs: &attrs }.run_or(
+            Call { op, inputs, attrs: &attrs }.run_or(
                 rule,
-                |l| self.losses(&l[0], &l[1], l.inputs.get(2)),
-                |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2)),
+                |l| self.losses(&l[0], &l[1], l.inputs.get(2), None),
+                |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
             )?
         };
+        self.divided(out, x.dtype(), found)
+    }
+
+    /// The loss, or the sum of losses divided by what is counted.
+    #[track_caller]
+    fn divided(&self, mut out: Outputs, dtype: DType, found: &Found) -> Result<Tensor> {
         let total = out.remove(0);
         match out.pop() {
-            Some(counted) => Expr::new(op, &[&total, &counted]).map(x.dtype(), |a| a.x[0] / a.x[1]),
+            Some(counted) => {
+                let counted = found.counted.get_or_init(|| counted);
+                Expr::new(self.op, &[&total, counted]).map(dtype, |a| a.x[0] / a.x[1])
+            }
             None => Ok(total),
         }
     }
@@ -162,9 +210,9 @@ impl<'a> Classes<'a> {
     fn rule(&self) -> String {
         let (x, positions) = if self.axis == 1 { ("nv...", "n...") } else { ("v", "") };
         let target = if self.soft { x } else { positions };
-        let statistics = [self.logits, !self.soft, !self.soft && self.options.weight.is_some(), self.options.label_smoothing > 0.0];
+        let statistics = [self.logits, !self.soft, !self.soft && self.weighted, self.smoothing > 0.0];
         let statistics = statistics.into_iter().filter(|s| *s).count();
-        let result = match self.options.reduction {
+        let result = match self.reduction {
             LossReduction::None => format!("{positions} ;"),
             _ if self.counts() => ", ; reduce n ... sum ;".into(),
             _ => "; reduce n ... sum ;".into(),
@@ -172,17 +220,31 @@ impl<'a> Classes<'a> {
         format!("{x}, {target}, v -> {result} stats v {statistics}")
     }
 
-    /// The loss of every position, or their sum (scaled for a mean), or their sum and what it is to be divided by. Positions may be those of one rank.
+    /// The weights as a tensor that broadcasts to the logits.
+    fn column(&self, x: &Tensor, weight: Option<&Tensor>) -> Result<Option<Tensor>> {
+        weight.map(|w| w.reshape((self.axis..x.rank()).map(|d| if d == self.axis { self.count } else { 1 }).collect::<Shape>())).transpose()
+    }
+
     #[track_caller]
-    fn losses(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Outputs> {
+    fn log_sum_exp(&self, x: &Tensor) -> Result<Tensor> {
+        Expr::new(self.op, &[x]).reduce(&[self.axis], ReduceOp::LogSumExp, None, compute_type([x]), |a| a.x[0])
+    }
+
+    /// The loss of every position, or their sum (scaled for a mean), or their sum and what it is to be divided by. Positions may be those of one rank;
+    /// then nothing is to be found.
+    #[track_caller]
+    fn losses(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>, found: Option<&Found>) -> Result<Outputs> {
         let (op, kind) = (self.op, compute_type([x]));
-        let column = weight.map(|w| w.reshape((self.axis..x.rank()).map(|d| if d == self.axis { self.count } else { 1 }).collect::<Shape>())).transpose()?;
-        let lse = if self.logits { Some(Expr::new(op, &[x]).reduce(&[self.axis], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?) } else { None };
+        let column = self.column(x, weight)?;
+        let lse = if self.logits { Some(self.log_sum_exp(x)?) } else { None };
+        if let (Some(found), Some(lse)) = (found, &lse) {
+            found.lse.get_or_init(|| lse.clone());
+        }
         match &lse {
             Some(lse) if self.soft => self.soft(x, target, lse, column.as_ref()),
             _ => {
                 let spread = match &lse {
-                    Some(lse) if self.options.label_smoothing > 0.0 => {
+                    Some(lse) if self.smoothing > 0.0 => {
                         let term = Expr::new(op, &[x, lse]).maybe(&[column.as_ref()]);
                         Some(term.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| weighted(a.x[1] - a.x[0], a.maybe[0]))?)
                     }
@@ -195,25 +257,38 @@ impl<'a> Classes<'a> {
 
     /// What smoothing leaves of a target, and what it adds to every class.
     fn shares(&self) -> [f64; 2] {
-        [1.0 - self.options.label_smoothing, self.options.label_smoothing / self.count as f64]
+        [1.0 - self.smoothing, self.smoothing / self.count as f64]
     }
 
-    /// All positions at once, times `scale` where a mean is asked for.
+    /// The factor on the sum of losses: one over the number of positions for a mean that counts all.
+    fn scale(&self) -> Option<f64> {
+        (self.reduction == LossReduction::Mean && !self.counts()).then(|| 1.0 / self.positions as f64)
+    }
+
+    /// All positions at once, scaled.
     #[track_caller]
     fn all(&self, expr: Expr<'_>, rank: usize, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
         let axes: Dims = (0..rank).collect();
-        let scale = (self.options.reduction == LossReduction::Mean && !self.counts()).then(|| 1.0 / self.positions as f64);
-        expr.reduce(&axes, ReduceOp::Sum, scale, dtype, f)?.reshape(())
+        expr.reduce(&axes, ReduceOp::Sum, self.scale(), dtype, f)?.reshape(())
     }
 
     /// `sum_k t[k] w[k] (lse - x[k])` with smoothed probabilities `t`.
     #[track_caller]
     fn soft(&self, x: &Tensor, target: &Tensor, lse: &Tensor, column: Option<&Tensor>) -> Result<Outputs> {
         let term = Expr::new(self.op, &[x, target, lse]).maybe(&[column]).params(&self.shares());
-        Ok(smallvec![match self.options.reduction {
+        Ok(smallvec![match self.reduction {
             LossReduction::None => term.reduce(&[self.axis], ReduceOp::Sum, None, x.dtype(), soft_term)?.reshape(positions(x, self.axis))?,
             _ => self.all(term, x.rank(), x.dtype(), soft_term)?,
         }])
+    }
+
+    /// The classes to read. Ignored positions read class 0. Negative classes would count from the end: they are moved out of range instead.
+    #[track_caller]
+    fn index(&self, target: &Tensor) -> Result<Tensor> {
+        Expr::new(self.op, &[target]).map(target.dtype(), |a| {
+            let class = a.x[0].lt(0).select(a.x[0] - self.count as i64, a.x[0]);
+            self.ignored.map_or(class, |i| a.x[0].eq(i).select(class.lit(0i64), class))
+        })
     }
 
     /// The loss of classes from the log-sum-exp (none for log-probabilities) and the loss `spread` over all classes.
@@ -221,16 +296,12 @@ impl<'a> Classes<'a> {
     fn hard(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>, lse: Option<&Tensor>, spread: Option<&Tensor>) -> Result<Outputs> {
         let (op, ignored) = (self.op, self.ignored);
         let target = target.unsqueeze(self.axis as i64)?;
-        // Ignored positions read class 0. Negative classes would count from the end: they are moved out of range instead.
-        let index = Expr::new(op, &[&target]).map(target.dtype(), |a| {
-            let class = a.x[0].lt(0).select(a.x[0] - self.count as i64, a.x[0]);
-            ignored.map_or(class, |i| a.x[0].eq(i).select(class.lit(0i64), class))
-        })?;
+        let index = self.index(&target)?;
         let picked = take_along(op, x, self.axis as i64, &index)?;
         let weight = weight.map(|w| gather_axes(op, w, &[(0, &index)])).transpose()?;
         let expr = Expr::new(op, &[&picked, &target]).maybe(&[lse, weight.as_ref(), spread]).params(&self.shares());
         let kind = compute_type([x]);
-        Ok(match self.options.reduction {
+        Ok(match self.reduction {
             LossReduction::None => smallvec![expr.map(x.dtype(), |a| hard_term(a, ignored))?.reshape(positions(x, self.axis))?],
             _ if self.counts() => {
                 let total = self.all(expr, x.rank(), kind, |a| hard_term(a, ignored))?;

@@ -8,10 +8,11 @@ use super::{
 };
 use crate::{
     DType, Error, Kind, Place, Result, Scalar, Shape, Tensor,
+    grad::{Back, Pulled, record1},
     map::{Builder, Val},
     spmd::{Call, Local, Rule, plain, rule::Given},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file. An element survives wherever it lies, so the parts of a sum survive together.
 pub const OPS: &[OpInfo] = &[op("dropout", DROPOUT), op("dropout_add", DROPOUT_ADD), op_without_gradient("dropout_mask", "-> ... ; offset", CREATES)];
@@ -68,6 +69,25 @@ fn survives<'b>(b: &'b Builder, index: Val<'b>, key: [Val<'b>; 3]) -> Val<'b> {
 fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng) -> Result<Tensor> {
     check_probability(op, p)?;
     let operands: SmallVec<[&Tensor; 2]> = [Some(x), residual].into_iter().flatten().collect();
+    // The same elements of the gradient survive.
+    record1(
+        op,
+        &operands,
+        || values(op, x, residual, p, rng, &operands),
+        |_| {
+            let beside = residual.map(|r| r.dtype());
+            Ok(move |b: &Back<'_>| {
+                let g = b.grad()?;
+                let of_x = b.wanted(0, || run("dropout", g, None, p, rng))?;
+                let of_residual = beside.map(|dtype| b.wanted(1, || g.cast(dtype))).transpose()?;
+                Ok([of_x].into_iter().chain(of_residual).collect::<Pulled>())
+            })
+        },
+    )
+}
+
+#[track_caller]
+fn values(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng, operands: &[&Tensor]) -> Result<Tensor> {
     let kind = compute_type(operands.iter().copied());
     // At p = 1 nothing survives and the factor is never used.
     let params = [p, if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }].map(Scalar::Float);
@@ -78,8 +98,8 @@ fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng
         let value = keep.select(value, value.lit(0.0));
         residual.map_or(value, |r| b.load(r.dtype()).cast(kind) + value)
     })?;
-    if plain(op, &operands)? {
-        return draw.run(&program, &operands, &params, x.device());
+    if plain(op, operands)? {
+        return draw.run(&program, operands, &params, x.device());
     }
     // Parts of a wider residual would be rounded one by one.
     let rounds = residual.is_some_and(|r| r.dtype() != x.dtype());
@@ -90,7 +110,7 @@ fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng
     };
     let local = |l: &Local<'_>| {
         let parts: SmallVec<[&Tensor; 2]> = l.inputs.iter().collect();
-        Ok(smallvec::smallvec![draw.part(&l.region(0, x.shape())).run(&program, &parts, &params, l[0].device())?])
+        Ok(smallvec![draw.part(&l.region(0, x.shape())).run(&program, &parts, &params, l[0].device())?])
     };
-    Ok(Call { op, inputs: &operands, attrs: &[rounds.into()] }.run(rule, local)?.remove(0))
+    Ok(Call { op, inputs: operands, attrs: &[rounds.into()] }.run(rule, local)?.remove(0))
 }

@@ -12,12 +12,15 @@
 
 use super::{
     OpInfo,
+    expr::Expr,
     index::{listed, nth},
     matmul::number_type,
     op,
 };
 use crate::{
     Dims, Error, Layout, Result, Shape, Tensor,
+    backend::Affine,
+    grad::{Back, record1},
     spmd::{Call, Rule, hash, plain, rule::Given},
 };
 use smallvec::smallvec;
@@ -28,7 +31,7 @@ pub const OPS: &[OpInfo] = &[op("einsum", "ij, jk -> ik ; reduce j sum ; linear 
 const OP: &str = "einsum";
 
 /// A dimension's name: a letter, or the place of a dimension that `...` stands for, counted from the right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Label {
     Letter(char),
     Ellipsis(usize),
@@ -237,19 +240,84 @@ impl Tensor {
         if terms.len() != tensors.len() {
             return Err(bad_text(equation, format!("{} terms, one for each operand", tensors.len())));
         }
-        let plain = plain(OP, tensors)?;
+        plain(OP, tensors)?;
         let dtype = number_type(OP, tensors)?;
         let cast = tensors.iter().map(|t| t.cast(dtype)).collect::<Result<Vec<_>>>()?;
         let tensors: Vec<&Tensor> = cast.iter().collect();
         let labels = terms.iter().zip(&tensors).map(|(term, tensor)| labels(equation, term, tensor)).collect::<Result<Vec<_>>>()?;
         let result = result_labels(equation, output, &terms, &labels)?;
-        let sizes = sizes(equation, &labels, &tensors)?;
-        if !plain {
-            let call = Call { op: OP, inputs: &tensors, attrs: &[(hash(equation) >> 1) as i64] };
-            let local = |parts: &[Tensor]| Tensor::einsum(equation, &parts.iter().collect::<Vec<_>>());
-            return Ok(call.run(|| rule(&labels, &result, &sizes, &tensors), |l| Ok(smallvec![local(l.inputs)?]))?.remove(0));
+        Terms { labels, result }.run(equation, &tensors)
+    }
+}
+
+/// A sum of products: the labels of the operands' dimensions and of the result's.
+#[derive(Clone, Debug, Hash)]
+struct Terms {
+    labels: Vec<Vec<Label>>,
+    result: Vec<Label>,
+}
+
+impl Terms {
+    /// The sum over operands of one dtype; the equation is for messages.
+    #[track_caller]
+    fn run(&self, equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
+        record1(
+            OP,
+            tensors,
+            || self.value(equation, tensors),
+            |_| {
+                // The gradient of an operand needs the others.
+                let needed = |i: usize| tensors.iter().enumerate().any(|(j, t)| j != i && t.requires_grad());
+                let kept: Vec<Option<Tensor>> = tensors.iter().enumerate().map(|(i, t)| needed(i).then(|| (*t).clone())).collect();
+                let shapes: Vec<Shape> = tensors.iter().map(|t| t.shape().clone()).collect();
+                let (terms, equation) = (self.clone(), equation.to_string());
+                Ok(move |b: &Back<'_>| {
+                    let g = b.grad()?;
+                    (0..shapes.len()).map(|i| b.wanted(i, || terms.pull(&equation, i, &shapes[i], &kept, g))).collect()
+                })
+            },
+        )
+    }
+
+    /// The gradient of operand `i`: a sum of products again, of the result's gradient and the other operands.
+    #[track_caller]
+    fn pull(&self, equation: &str, i: usize, shape: &Shape, kept: &[Option<Tensor>], g: &Tensor) -> Result<Tensor> {
+        let own = &self.labels[i];
+        let mut labels = vec![self.result.clone()];
+        let mut tensors = vec![g];
+        for (j, (term, t)) in self.labels.iter().zip(kept).enumerate() {
+            if let (Some(t), true) = (t, j != i) {
+                labels.push(term.clone());
+                tensors.push(t);
+            }
         }
-        let mut operands: Vec<Named> = labels.iter().zip(&tensors).map(|(labels, tensor)| name(labels, tensor)).collect();
+        let sizes = sizes(equation, &labels, &tensors)?;
+        let mut result: Vec<Label> = vec![];
+        // Each dimension of the operand once, of size 1 where it was broadcast, or summed without any other having it.
+        let mut dims = Dims::new();
+        for (d, label) in own.iter().enumerate() {
+            let there = sizes.iter().any(|(l, size)| l == label && *size == shape[d]);
+            if there && !result.contains(label) {
+                result.push(*label);
+                dims.push(shape[d]);
+            } else {
+                dims.push(1);
+            }
+        }
+        let out = Terms { labels, result }.run(equation, &tensors)?.reshape(dims)?.expand(shape)?;
+        on_diagonals(own, out)
+    }
+
+    #[track_caller]
+    fn value(&self, equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
+        let Self { labels, result } = self;
+        let sizes = sizes(equation, labels, tensors)?;
+        if !plain(OP, tensors)? {
+            let call = Call { op: OP, inputs: tensors, attrs: &[(hash(self) >> 1) as i64] };
+            let local = |parts: &[Tensor]| self.value(equation, &parts.iter().collect::<Vec<_>>());
+            return Ok(call.run(|| rule(labels, result, &sizes, tensors), |l| Ok(smallvec![local(l.inputs)?]))?.remove(0));
+        }
+        let mut operands: Vec<Named> = labels.iter().zip(tensors).map(|(labels, tensor)| name(labels, tensor)).collect();
         for operand in &mut operands {
             let dims: Dims = operand.labels.iter().filter_map(|label| sizes.iter().find(|(l, _)| l == label).map(|(_, size)| *size)).collect();
             operand.tensor = operand.tensor.expand(dims)?;
@@ -266,6 +334,19 @@ impl Tensor {
             let next = next.reduce(|l| needed(l) || done.labels.contains(l))?;
             done = contract(done, next, needed)?;
         }
-        done.tensor.permute(&done.axes_of(&result))
+        done.tensor.permute(&done.axes_of(result))
     }
+}
+
+/// Zero but where dimensions of one label have one index.
+#[track_caller]
+fn on_diagonals(labels: &[Label], x: Tensor) -> Result<Tensor> {
+    let mut out = x;
+    for (d, label) in labels.iter().enumerate() {
+        let Some(first) = labels[..d].iter().position(|l| l == label) else { continue };
+        let mut apart = Affine { offset: 0, strides: smallvec![0; labels.len()] };
+        (apart.strides[first], apart.strides[d]) = (1, -1);
+        out = Expr::new(OP, &[&out]).index(apart).map(out.dtype(), |a| a.i[0].eq(0).select(a.x[0], a.x[0].lit(0.0)))?;
+    }
+    Ok(out)
 }

@@ -8,6 +8,7 @@ use crate::{
     backend::{Affine, ReduceOp},
     grad,
     map::{Builder, MapProgram, Val},
+    spmd::Outputs,
 };
 use smallvec::SmallVec;
 
@@ -90,6 +91,18 @@ impl<'a> Expr<'a> {
         let program = self.program(&shape, dtype, f)?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
         Ok(grad::mapped(self.op, &program, &shape, &operands, &self.indices, &self.params, false)?.remove(0))
+    }
+
+    /// [`map`](Self::map) that `run` computes in a way of its own; its gradient follows from the expression.
+    #[track_caller]
+    pub(crate) fn map_by(self, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>, run: impl FnOnce() -> Result<Outputs>) -> Result<Tensor> {
+        let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
+        if !grad::is_recording(&operands) {
+            return Ok(run()?.remove(0));
+        }
+        let shape = self.shape()?;
+        let program = self.program(&shape, dtype, f)?;
+        Ok(grad::differentiable(self.op, &program, &shape, &operands, &self.indices, &self.params, run)?.remove(0))
     }
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`. The first input has the common shape, and there

@@ -2,15 +2,19 @@
 
 use super::{
     OpInfo,
+    activation::{below, gelu, sigmoid, silu},
     expr::{Expr, check_float, check_same_shape},
     op,
 };
 use crate::{
-    Error, Result, Tensor,
+    Error, Result, Shape, Tensor,
+    backend::Affine,
+    grad::{Back, record1},
     map::Val,
     spmd::{Call, Local, Rule, plain},
 };
 use smallvec::smallvec;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// The ops of this file; what is gated may be a partial sum.
 pub const OPS: &[OpInfo] = &[op("glu", HALVES), op("swiglu", HALVES), op("swiglu2", PAIR), op("geglu", HALVES), op("geglu2", PAIR)];
@@ -22,7 +26,7 @@ impl Tensor {
     /// `a * sigmoid(b)` for the halves `a`, `b` of the last axis.
     #[track_caller]
     pub fn glu(&self) -> Result<Tensor> {
-        gate_halves("glu", self, |a, b| gate("glu", b, a, sigmoid))
+        gate_halves("glu", self, SIGMOID, 1)
     }
 
     /// `silu(a) * b` for the halves `a`, `b` of the last axis.
@@ -36,69 +40,103 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn swiglu(&self) -> Result<Tensor> {
-        gate_halves("swiglu", self, |a, b| gate("swiglu", a, b, silu))
+        gate_halves("swiglu", self, SILU, 0)
     }
 
     /// `silu(self) * other`.
     #[track_caller]
     pub fn swiglu2(&self, other: &Tensor) -> Result<Tensor> {
-        gate("swiglu2", self, other, silu)
+        gate("swiglu2", self, other, SILU)
     }
 
     /// `gelu(a) * b` for the halves `a`, `b` of the last axis, with the exact (error function) gelu.
     #[track_caller]
     pub fn geglu(&self) -> Result<Tensor> {
-        gate_halves("geglu", self, |a, b| gate("geglu", a, b, gelu))
+        gate_halves("geglu", self, GELU, 0)
     }
 
     /// `gelu(self) * other`.
     #[track_caller]
     pub fn geglu2(&self, other: &Tensor) -> Result<Tensor> {
-        gate("geglu2", self, other, gelu)
+        gate("geglu2", self, other, GELU)
     }
 }
 
-fn sigmoid(x: Val<'_>) -> Val<'_> {
-    x.lit(1.0) / ((-x).exp() + 1.0)
+/// A function that gates, and its slope.
+#[derive(Clone, Copy)]
+struct Gate {
+    f: for<'b> fn(Val<'b>) -> Val<'b>,
+    slope: for<'b> fn(Val<'b>) -> Val<'b>,
 }
 
-fn silu(x: Val<'_>) -> Val<'_> {
-    x / ((-x).exp() + 1.0)
+const SIGMOID: Gate = Gate { f: sigmoid, slope: sigmoid_slope };
+const SILU: Gate = Gate { f: silu, slope: |x| sigmoid(x) + x * sigmoid_slope(x) };
+const GELU: Gate = Gate { f: gelu, slope: gelu_slope };
+
+fn sigmoid_slope(x: Val<'_>) -> Val<'_> {
+    let e = below(x).exp();
+    e / ((e + 1.0) * (e + 1.0))
 }
 
-fn gelu(x: Val<'_>) -> Val<'_> {
-    x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+/// The normal distribution function, plus `x` times the density.
+fn gelu_slope(x: Val<'_>) -> Val<'_> {
+    let density = (x * x * -0.5).exp() * (0.5 * FRAC_1_SQRT_2 * FRAC_2_SQRT_PI);
+    ((x * FRAC_1_SQRT_2).erf() + 1.0) * 0.5 + x * density
 }
 
-/// Cuts the last axis in two and gates one half by the other. On a mesh that axis is whole, since a part of it has no other half.
+/// Cuts the last axis in two and gates one half by half `by`. On a mesh that axis is whole, since a part of it has no other half.
 #[track_caller]
-fn gate_halves(op: &'static str, x: &Tensor, gated: impl Fn(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
+fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<Tensor> {
     let half = match x.dims().last() {
         Some(n) if n % 2 == 0 => n / 2,
         _ => return Err(Error::Shape { op, detail: format!("{} has no last axis of even size to split", x.shape()) }),
     };
     check_float(op, &[x])?;
-    let of = |x: &Tensor| gated(&x.narrow(-1, 0, half)?, &x.narrow(-1, half, half)?);
-    if x.is_plain() {
-        return of(x);
-    }
-    let rule = || Rule::new(HALVES, &[x.into()], &[]);
-    Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec![of(&l[0])?]))?.remove(0))
+    let of = |x: &Tensor| gate(op, &x.narrow(-1, by * half, half)?, &x.narrow(-1, (1 - by) * half, half)?, gated);
+    let run = || {
+        if x.is_plain() {
+            return of(x);
+        }
+        let rule = || Rule::new(HALVES, &[x.into()], &[]);
+        Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec![of(&l[0])?]))?.remove(0))
+    };
+    record1(op, &[x], run, |_| {
+        let x = x.clone();
+        Ok(move |b: &Back<'_>| Ok(smallvec![Some(pull_halves(op, &x, b.grad()?, gated, by)?)]))
+    })
+}
+
+/// The gradient of both halves in one map: that of the gating half follows the slope, that of the other passes the gate.
+#[track_caller]
+fn pull_halves(op: &'static str, x: &Tensor, g: &Tensor, gated: Gate, by: usize) -> Result<Tensor> {
+    let last = x.rank() - 1;
+    let halves: Shape = x.dims()[..last].iter().copied().chain([2, x.dims()[last] / 2]).collect();
+    let apart = x.reshape(&halves)?;
+    let half = |i: usize| apart.narrow(last as i64, i, 1);
+    let (gating, value, g) = (half(by)?, half(1 - by)?, g.unsqueeze(last as i64)?.expand(&halves)?);
+    let which = Affine { offset: 0, strides: (0..=x.rank()).map(|d| i64::from(d == last)).collect() };
+    let out = Expr::new(op, &[&g, &gating, &value]).index(which);
+    let out = out.map(x.dtype(), |a| a.x[0] * a.i[0].eq(by as i64).select((gated.slope)(a.x[1]) * a.x[2], (gated.f)(a.x[1])))?;
+    out.reshape(x.shape())
 }
 
 #[track_caller]
-fn gate(op: &'static str, gated_by: &Tensor, value: &Tensor, f: for<'b> fn(Val<'b>) -> Val<'b>) -> Result<Tensor> {
+fn gate(op: &'static str, gated_by: &Tensor, value: &Tensor, gated: Gate) -> Result<Tensor> {
     check_float(op, &[gated_by, value])?;
     check_same_shape(op, &[gated_by, value])?;
-    if !plain(op, &[gated_by, value])? {
+    let expr = Expr::new(op, &[gated_by, value]);
+    if plain(op, &[gated_by, value])? {
+        return expr.map(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1]);
+    }
+    let run = || {
         // Parts of a wider value would be rounded one by one.
         let rounds = value.dtype() != gated_by.dtype();
         let rule = || {
             let rule = Rule::new(PAIR, &[gated_by.into(), value.into()], &[])?;
             Ok(if rounds { Rule { through: smallvec![], addends: 0, ..rule } } else { rule })
         };
-        let local = |l: &Local<'_>| Ok(smallvec![gate(op, &l[0], &l[1], f)?]);
-        return Ok(Call { op, inputs: &[gated_by, value], attrs: &[rounds.into()] }.run(rule, local)?.remove(0));
-    }
-    Expr::new(op, &[gated_by, value]).map(gated_by.dtype(), |a| f(a.x[0]) * a.x[1])
+        let local = |l: &Local<'_>| Ok(smallvec![gate(op, &l[0], &l[1], gated)?]);
+        Call { op, inputs: &[gated_by, value], attrs: &[rounds.into()] }.run(rule, local)
+    };
+    expr.map_by(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1], run)
 }

@@ -2,6 +2,7 @@
 
 use super::{
     OpInfo,
+    activation::softplus,
     expr::{Args, Expr, check_float, check_same_shape, compute_type},
     op,
     similarity::p_norm,
@@ -103,8 +104,9 @@ impl Tensor {
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: LossReduction) -> Result<Tensor> {
         check_positive("smooth_l1_loss", "beta", beta, true)?;
         pointwise("smooth_l1_loss", &[self, target], &[beta], reduction, |a| {
-            let (d, beta) = ((a.x[0] - a.x[1]).abs(), a.p[0]);
-            d.lt(beta).select(d * d * 0.5 / beta, d - beta * 0.5)
+            let (difference, beta) = (a.x[0] - a.x[1], a.p[0]);
+            let d = difference.abs();
+            d.lt(beta).select(difference * difference * 0.5 / beta, d - beta * 0.5)
         })
     }
 
@@ -113,8 +115,9 @@ impl Tensor {
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: LossReduction) -> Result<Tensor> {
         check_positive("huber_loss", "delta", delta, false)?;
         pointwise("huber_loss", &[self, target], &[delta], reduction, |a| {
-            let (d, delta) = ((a.x[0] - a.x[1]).abs(), a.p[0]);
-            d.lt(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)
+            let (difference, delta) = (a.x[0] - a.x[1], a.p[0]);
+            let d = difference.abs();
+            d.lt(delta).select(difference * difference * 0.5, (d - delta * 0.5) * delta)
         })
     }
 
@@ -141,7 +144,7 @@ impl Tensor {
         }
         reduction.run(Expr::new(op, &[self, target]).maybe(&[pos_weight]), self.dtype(), |a| {
             let (x, t) = (a.x[0], a.x[1]);
-            let softplus = (-x.abs()).exp().log1p() + (-x).max(0.0);
+            let softplus = softplus(-x);
             let weighted = a.maybe[0].map_or(softplus, |weight| softplus * ((weight - 1.0) * t + 1.0));
             (t.lit(1.0) - t) * x + weighted
         })

@@ -1,5 +1,7 @@
 //! Normalisation: over trailing dimensions (layer, RMS), over groups of channels (group, instance), over the batch.
 
+mod gradient;
+
 use super::{
     OpInfo,
     expr::{Args, Expr, check_eps, check_float, compute_type},
@@ -9,10 +11,12 @@ use super::{
 use crate::{
     Dims, Error, Result, Shape, Tensor,
     backend::{ReduceOp, RowOp},
+    grad::{Back, constant, is_recording, record, record1},
     map::Val,
     spmd::{Call, Local, Outputs, Rule, composed, plain, settled},
 };
-use smallvec::SmallVec;
+use gradient::Kept;
+use smallvec::{SmallVec, smallvec};
 
 const LAYER: &str = "...r, r, r -> ...r ; stats r 2";
 const RMS: &str = "...r, r -> ...r ; stats r 1";
@@ -67,7 +71,7 @@ pub struct BatchNorm {
 
 impl BatchNorm {
     /// Running statistics after this batch: `(1 - momentum) * running + momentum * batch`. The running variance takes the
-    /// unbiased variance of the batch, which needs more than one value per channel.
+    /// unbiased variance of the batch, which needs more than one value per channel. They have no gradient.
     #[track_caller]
     pub fn update_running(&self, mean: &Tensor, var: &Tensor, momentum: f64) -> Result<(Tensor, Tensor)> {
         let op = "batch_norm_train";
@@ -86,7 +90,7 @@ impl BatchNorm {
             let weights = [1.0 - momentum, momentum * correction];
             Expr::new(op, &[running, batch]).params(&weights).map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
         };
-        Ok((mix(mean, &self.mean, 1.0)?, mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?))
+        constant(&[mean, var, &self.mean, &self.var], || Ok((mix(mean, &self.mean, 1.0)?, mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?)))
     }
 }
 
@@ -131,12 +135,13 @@ impl Tensor {
         check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
         check_eps(op, eps)?;
         let tensors: SmallVec<[&Tensor; 5]> = [self, mean, var].into_iter().chain(weight).chain(bias).collect();
-        if !plain(op, &tensors)? {
+        // A map has its gradient from its program.
+        if !plain(op, &tensors)? && !is_recording(&tensors) {
             let call = Call { op, inputs: &tensors, attrs: &[] };
             let rule = || Rule::new(BATCH, &[self.into(), mean.into(), var.into(), weight.into(), bias.into()], &[]);
             let local = |l: &Local<'_>| {
                 let [weight, bias] = given(l.inputs, 3, [weight, bias]);
-                Ok(smallvec::smallvec![l[0].batch_norm(&l[1], &l[2], weight, bias, eps)?])
+                Ok(smallvec![l[0].batch_norm(&l[1], &l[2], weight, bias, eps)?])
             };
             return Ok(call.run(rule, local)?.remove(0));
         }
@@ -156,15 +161,31 @@ impl Tensor {
             return Err(empty(op, self));
         }
         let tensors: SmallVec<[&Tensor; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
-        let mut out = if plain(op, &tensors)? {
-            train(op, self, count, [weight, bias], eps)
-        } else {
+        let run = || {
+            if plain(op, &tensors)? {
+                return train(op, self, count, [weight, bias], eps);
+            }
             let call = Call { op, inputs: &tensors, attrs: &[] };
             let rule = || Rule::new(BATCH_TRAIN, &[self.into(), weight.into(), bias.into()], &[]);
             let part = |inputs: &[Tensor]| train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps);
             call.run_or(rule, |l| part(l.inputs), part)
-        }?
-        .into_iter();
+        };
+        let pull = |out: &Outputs| {
+            let axes: Dims = (0..self.rank()).filter(|d| *d != 1).collect();
+            let kept = Kept::new(op, self, [weight, bias], axes, false, eps);
+            let (mean, var) = (out[1].clone(), out[2].clone());
+            Ok(move |b: &Back<'_>| {
+                let x = &kept.x;
+                let [weight, bias] = [&kept.weight, &kept.bias].map(|p| p.as_ref().map(|p| column(x, p)).transpose());
+                let (weight, bias) = (weight?, bias?);
+                let g = b.grad_of(0).map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
+                let statistics = [column(x, &b.out(1, &mean))?, column(x, &b.out(2, &var))?];
+                let further = [b.grad_of(1), b.grad_of(2)].map(|g| g.map(|g| column(x, g)).transpose());
+                let [of_mean, of_var] = further;
+                kept.pull(b, x, [weight.as_ref(), bias.as_ref()], &g, Some(statistics), [of_mean?, of_var?])
+            })
+        };
+        let mut out = record(op, &tensors, run, pull)?.into_iter();
         match (out.next(), out.next(), out.next()) {
             (Some(out), Some(mean), Some(var)) => Ok(BatchNorm { out, mean, var, count }),
             _ => Err(empty(op, self)),
@@ -179,7 +200,7 @@ fn train(op: &'static str, x: &Tensor, count: usize, parameters: [Option<&Tensor
     let mean = mean(op, x, &axes, count)?;
     let var = variance(op, x, Some(&mean), &axes, count)?;
     let out = scale_channels(op, x, &mean, &var, parameters, eps)?;
-    Ok(smallvec::smallvec![out, mean.reshape([x.dims()[1]])?, var.reshape([x.dims()[1]])?])
+    Ok(smallvec![out, mean.reshape([x.dims()[1]])?, var.reshape([x.dims()[1]])?])
 }
 
 /// The mean over `axes`, which have `n` elements together and stay with size 1.
@@ -269,9 +290,29 @@ fn trailing(op: &'static str, x: &Tensor, dims: usize, rms: bool, eps: f64, para
         return Err(empty(op, x));
     }
     check_eps(op, eps)?;
+    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(parameters.into_iter().flatten()).collect();
+    let run = || trailing_values(op, x, dims, rms, eps, parameters, channels, &tensors);
+    record1(op, &tensors, run, |_| {
+        let kept = Kept::new(op, x, parameters, (x.rank() - dims..x.rank()).collect(), rms, eps);
+        Ok(move |b: &Back<'_>| kept.pull(b, &kept.x, [kept.weight.as_ref(), kept.bias.as_ref()], b.grad()?, None, [None, None]))
+    })
+}
+
+/// [`trailing`], checked: there are `channels` elements in each row.
+#[track_caller]
+#[allow(clippy::too_many_arguments)]
+fn trailing_values(
+    op: &'static str,
+    x: &Tensor,
+    dims: usize,
+    rms: bool,
+    eps: f64,
+    parameters: [Option<&Tensor>; 2],
+    channels: usize,
+    tensors: &[&Tensor],
+) -> Result<Tensor> {
     let [weight, bias] = parameters;
-    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(weight).chain(bias).collect();
-    if plain(op, &tensors)? {
+    if plain(op, tensors)? {
         return run(x, Norm { rms, eps, weight, bias, groups: 1, channels, inner: 1 });
     }
     let axes: Dims = (x.rank() - dims..x.rank()).collect();
@@ -279,9 +320,9 @@ fn trailing(op: &'static str, x: &Tensor, dims: usize, rms: bool, eps: f64, para
         let given = [x.into(), weight.into(), bias.into()];
         if rms { Rule::new(RMS, &given[..2], &[('r', &axes)]) } else { Rule::new(LAYER, &given, &[('r', &axes)]) }
     };
-    let local = |l: &Local<'_>| Ok(smallvec::smallvec![trailing(op, &l[0], dims, rms, eps, given(l.inputs, 1, parameters))?]);
-    let cut = |inputs: &[Tensor]| Ok(smallvec::smallvec![normalised(op, &inputs[0], &axes, rms, eps, given(inputs, 1, parameters))?]);
-    Ok(Call { op, inputs: &tensors, attrs: &[dims as i64] }.run_or(rule, local, cut)?.remove(0))
+    let local = |l: &Local<'_>| Ok(smallvec![trailing(op, &l[0], dims, rms, eps, given(l.inputs, 1, parameters))?]);
+    let cut = |inputs: &[Tensor]| Ok(smallvec![normalised(op, &inputs[0], &axes, rms, eps, given(inputs, 1, parameters))?]);
+    Ok(Call { op, inputs: tensors, attrs: &[dims as i64] }.run_or(rule, local, cut)?.remove(0))
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
@@ -321,37 +362,68 @@ fn channel_groups(op: &'static str, rule: &str, x: &Tensor, groups: usize, param
         return Err(Error::Argument { op, detail: format!("{groups} groups do not divide the {channels} channels of {}", x.shape()) });
     }
     check_eps(op, eps)?;
+    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(parameters.into_iter().flatten()).collect();
+    let run = || group_values(op, rule, x, groups, parameters, eps, &tensors);
+    record1(op, &tensors, run, |_| {
+        let kept = Kept::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
+        Ok(move |b: &Back<'_>| {
+            let (apart, beside) = apart(&kept.x, groups);
+            let [weight, bias] = [&kept.weight, &kept.bias].map(|p| p.as_ref().map(|p| p.reshape(&beside)).transpose());
+            let (weight, bias) = (weight?, bias?);
+            kept.pull(b, &kept.x.reshape(&apart)?, [weight.as_ref(), bias.as_ref()], b.grad()?, None, [None, None])
+        })
+    })
+}
+
+/// The shapes of an input `[n, c, ...]` whose channels are taken apart into groups, and of parameters beside it.
+fn apart(x: &Tensor, groups: usize) -> (Shape, Shape) {
+    let (channels, rest) = (x.dims()[1], &x.dims()[2..]);
+    let each = channels / groups;
+    ([x.dims()[0], groups, each].iter().chain(rest).copied().collect(), [groups, each].into_iter().chain(rest.iter().map(|_| 1)).collect())
+}
+
+/// [`channel_groups`], checked.
+#[track_caller]
+fn group_values(
+    op: &'static str,
+    rule: &str,
+    x: &Tensor,
+    groups: usize,
+    parameters: [Option<&Tensor>; 2],
+    eps: f64,
+    tensors: &[&Tensor],
+) -> Result<Tensor> {
     let [weight, bias] = parameters;
-    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(weight).chain(bias).collect();
-    if plain(op, &tensors)? {
-        return run(x, Norm { rms: false, eps, weight, bias, groups, channels: channels / groups, inner: per_sample / channels });
+    let channels = x.dims()[1];
+    if plain(op, tensors)? {
+        let inner = x.dims()[2..].iter().product();
+        return run(x, Norm { rms: false, eps, weight, bias, groups, channels: channels / groups, inner });
     }
     let made = || Rule::with_sizes(rule, &[x.into(), weight.into(), bias.into()], &[], &[('g', groups)]);
     let local = |l: &Local<'_>| {
         let x = &l[0];
         if x.numel() == 0 {
-            return Ok(smallvec::smallvec![x.clone()]);
+            return Ok(smallvec![x.clone()]);
         }
         // Every rank has whole groups.
         let groups = x.dims()[1] / (channels / groups);
-        Ok(smallvec::smallvec![channel_groups(op, rule, x, groups, given(l.inputs, 1, parameters), eps)?])
+        Ok(smallvec![channel_groups(op, rule, x, groups, given(l.inputs, 1, parameters), eps)?])
     };
     let cut = |inputs: &[Tensor]| {
-        let apart: Shape = [x.dims()[0], groups, channels / groups].iter().chain(&x.dims()[2..]).copied().collect();
-        let beside: Shape = [groups, channels / groups].into_iter().chain(x.dims()[2..].iter().map(|_| 1)).collect();
+        let (apart, beside) = apart(x, groups);
         let [weight, bias] = given(inputs, 1, parameters).map(|p| p.map(|p| p.reshape(&beside)).transpose());
         let (weight, bias) = (weight?, bias?);
         let axes: Dims = (2..=x.rank()).collect();
         let out = normalised(op, &inputs[0].reshape(apart)?, &axes, false, eps, [weight.as_ref(), bias.as_ref()])?;
-        Ok(smallvec::smallvec![out.reshape(x.shape())?])
+        Ok(smallvec![out.reshape(x.shape())?])
     };
-    Ok(Call { op, inputs: &tensors, attrs: &[groups as i64, channels as i64] }.run_or(made, local, cut)?.remove(0))
+    Ok(Call { op, inputs: tensors, attrs: &[groups as i64, channels as i64] }.run_or(made, local, cut)?.remove(0))
 }
 
 /// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.
 #[track_caller]
 fn column(x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
-    let mut shape: Dims = smallvec::smallvec![1; x.rank() - 1];
+    let mut shape: Dims = smallvec![1; x.rank() - 1];
     shape[0] = x.dims()[1];
     parameter.reshape(shape)
 }

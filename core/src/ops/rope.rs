@@ -1,12 +1,18 @@
 //! Rotary position embedding.
 
-use super::{CREATES, OpInfo, Operand, expr::check_float, op, op_without_gradient, run_map};
+use super::{
+    CREATES, OpInfo, Operand,
+    expr::{Expr, check_float},
+    op, op_without_gradient, run_map,
+};
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
     backend::Affine,
+    grad::{Back, Pulled, record1, sum_to},
     map::Builder,
     spmd::{Call, Local, Rule, plain},
 };
+use smallvec::smallvec;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[op("rope", ROPE), op_without_gradient("rope_tables", "-> sd, sd ; offset", CREATES)];
@@ -72,16 +78,39 @@ impl Tensor {
         if let Some(table) = [cos, sin].into_iter().find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs)) {
             return Err(Error::Shape { op, detail: format!("tables for {} must broadcast to {pairs}, got {}", self.shape(), table.shape()) });
         }
+        record1(
+            op,
+            &[self, cos, sin],
+            || self.rotated(cos, sin, style),
+            |_| {
+                let (cos, sin) = (cos.clone(), sin.clone());
+                // Only tables that are learned look at the input again.
+                let x = (cos.requires_grad() || sin.requires_grad()).then(|| self.clone());
+                Ok(move |b: &Back<'_>| {
+                    let g = b.grad()?;
+                    // Back by the same angle.
+                    let mut pulled: Pulled = smallvec![b.wanted(0, || g.rope(&cos, &sin.neg()?, style))?];
+                    if let Some(x) = &x {
+                        pulled.push(b.wanted(1, || of_table(x, g, style, &cos, false))?);
+                        pulled.push(b.wanted(2, || of_table(x, g, style, &sin, true))?);
+                    }
+                    Ok(pulled)
+                })
+            },
+        )
+    }
+
+    /// [`rope`](Tensor::rope), checked.
+    #[track_caller]
+    fn rotated(&self, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
+        let (op, rank) = ("rope", self.rank());
         if !plain(op, &[self, cos, sin])? {
-            let local = |l: &Local<'_>| Ok(smallvec::smallvec![l[0].rope(&l[1], &l[2], style)?]);
+            let local = |l: &Local<'_>| Ok(smallvec![l[0].rope(&l[1], &l[2], style)?]);
             let rule = || Rule::new(ROPE, &[self.into(), cos.into(), sin.into()], &[]);
             return Ok(Call { op, inputs: &[self, cos, sin], attrs: &[] }.run(rule, local)?.remove(0));
         }
         // The axis of two: before the pairs or after them. Flipped along it, each element meets its partner.
-        let two = if style == RopeStyle::Half { rank - 1 } else { rank };
-        let mut dims: Dims = self.dims()[..rank - 1].into();
-        dims.extend(if style == RopeStyle::Half { [2, half] } else { [half, 2] });
-        let shape = Shape::from(dims);
+        let (two, shape) = in_pairs(self, style);
         let x = self.reshape(&shape)?;
         let partner = x.flip(&[two as i64])?;
         let table = |t: &Tensor| t.unsqueeze(two as i64 - rank as i64 - 1);
@@ -92,9 +121,32 @@ impl Tensor {
         let [own, other, cos_v, sin_v] = [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
         let sign = b.index(Kind::I32).cast(kind);
         let program = b.finish(&[(own * cos_v + sign * other * sin_v, self.dtype())])?;
-        let mut sign = Affine { offset: -1, strides: smallvec::smallvec![0; rank + 1] };
+        let mut sign = Affine { offset: -1, strides: smallvec![0; rank + 1] };
         sign.strides[two] = 2;
         let operands = [&x, &partner, &cos, &sin].map(Operand::from);
         run_map(op, &program, &shape, &operands, &[sign], &[], self.device())?.remove(0).reshape(self.shape())
     }
+}
+
+/// The axis of two, and the shape with it, of vectors whose elements are taken apart into pairs.
+fn in_pairs(x: &Tensor, style: RopeStyle) -> (usize, Shape) {
+    let last = x.rank() - 1;
+    let mut dims: Dims = x.dims()[..last].into();
+    let half = x.dims()[last] / 2;
+    let (two, pairs) = if style == RopeStyle::Half { (last, [2, half]) } else { (last + 1, [half, 2]) };
+    dims.extend(pairs);
+    (two, dims.into())
+}
+
+/// The gradient of the cosines, or of the sines, from the input and the gradient `g` of the result.
+#[track_caller]
+fn of_table(x: &Tensor, g: &Tensor, style: RopeStyle, table: &Tensor, is_sine: bool) -> Result<Tensor> {
+    let (two, shape) = in_pairs(x, style);
+    let pairs = x.shape().with(x.rank() - 1, x.dims()[x.rank() - 1] / 2);
+    let part = |t: &Tensor, i: usize| t.reshape(&shape)?.narrow(two as i64, i, 1)?.reshape(&pairs);
+    let (a, b, of_a, of_b) = (part(x, 0)?, part(x, 1)?, part(g, 0)?, part(g, 1)?);
+    let kind = super::expr::compute_type([x, table]);
+    let each = Expr::new("rope", &[&a, &b, &of_a, &of_b]);
+    let each = each.map(kind, |v| if is_sine { v.x[0] * v.x[3] - v.x[1] * v.x[2] } else { v.x[0] * v.x[2] + v.x[1] * v.x[3] })?;
+    sum_to("rope", &each, table.shape())?.cast(table.dtype())
 }

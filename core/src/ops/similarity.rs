@@ -25,10 +25,15 @@ pub(crate) fn p_norm(op: &'static str, expr: Expr<'_>, axis: usize, p: f64, valu
     }
     if p == 2.0 {
         let squares = expr.reduce(&[axis], ReduceOp::Sum, None, kind, |a| value(a) * value(a))?;
-        return Expr::new(op, &[&squares]).map(kind, |a| a.x[0].sqrt());
+        return Expr::new(op, &[&squares]).map(kind, |a| unless_zero(a.x[0], a.x[0].sqrt()));
     }
-    let powers = expr.params(&[p]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| value(a).abs().pow(a.p[0]))?;
-    Expr::new(op, &[&powers]).params(&[1.0 / p]).map(kind, |a| a.x[0].pow(a.p[0]))
+    let powers = expr.params(&[p]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| unless_zero(value(a), value(a).abs().pow(a.p[0])))?;
+    Expr::new(op, &[&powers]).params(&[1.0 / p]).map(kind, |a| unless_zero(a.x[0], a.x[0].pow(a.p[0])))
+}
+
+/// Zero where `x` is, with a slope of zero: a vector of zeros has no direction to grow in, and an infinite slope would make NaN of it.
+fn unless_zero<'b>(x: Val<'b>, y: Val<'b>) -> Val<'b> {
+    x.eq(0.0).select(y.lit(0.0), y)
 }
 
 impl Tensor {

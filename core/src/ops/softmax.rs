@@ -8,8 +8,10 @@ use super::{
 use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
+    grad::{Back, record1},
     spmd::{Call, Local, Rule, settled},
 };
+use smallvec::smallvec;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[op("softmax", ROWS), op("log_softmax", ROWS)];
@@ -29,14 +31,40 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn softmax(&self, axis: i64) -> Result<Tensor> {
-        along_rows("softmax", self, axis, RowOp::Softmax, decomposed)
+        let run = || along_rows("softmax", self, axis, RowOp::Softmax, decomposed);
+        record1("softmax", &[self], run, |y| {
+            let (y, axis) = (y.clone(), self.shape().axis("softmax", axis)?);
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(pull(b.grad()?, &b.out(0, &y), axis)?)]))
+        })
     }
 
     /// The logarithm of [`softmax`](Tensor::softmax), precise also where the probability underflows.
     #[track_caller]
     pub fn log_softmax(&self, axis: i64) -> Result<Tensor> {
-        along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed)
+        let run = || along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed);
+        record1("log_softmax", &[self], run, |y| {
+            let (y, axis) = (y.clone(), self.shape().axis("log_softmax", axis)?);
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(log_pull(b.grad()?, &b.out(0, &y), axis)?)]))
+        })
     }
+}
+
+/// The gradient `y (g - sum(g y))` of what gave the probabilities `y`.
+#[track_caller]
+fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
+    let op = "softmax";
+    let g = settled(g.clone())?;
+    let inner = settled(Expr::new(op, &[&g, y]).reduce(&[axis], ReduceOp::Sum, None, compute_type([y]), |a| a.x[0] * a.x[1])?)?;
+    Expr::new(op, &[&g, y, &inner]).map(y.dtype(), |a| a.x[1] * (a.x[0] - a.x[2]))
+}
+
+/// The gradient `g - exp(y) sum(g)` of what gave the logarithms `y`.
+#[track_caller]
+fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
+    let op = "log_softmax";
+    let g = settled(g.clone())?;
+    let sum = settled(Expr::new(op, &[&g]).reduce(&[axis], ReduceOp::Sum, None, compute_type([y]), |a| a.x[0])?)?;
+    Expr::new(op, &[&g, y, &sum]).map(y.dtype(), |a| a.x[0] - a.x[1].exp() * a.x[2])
 }
 
 /// Softmax as two reductions and a map: what backends without a fused kernel run, and what a sharded axis runs.
@@ -75,8 +103,8 @@ fn along_rows(op: &'static str, x: &Tensor, axis: i64, row: RowOp<'_>, decompose
     if !x.is_plain() {
         let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
         let rule = || Rule::new(ROWS, &[x.into()], &[('r', &[axis])]);
-        let local = |l: &Local<'_>| Ok(smallvec::smallvec![along_rows(op, &l[0], axis as i64, row.clone(), decomposed)?]);
-        return Ok(call.run_or(rule, local, |inputs| Ok(smallvec::smallvec![decomposed(&inputs[0], axis as i64)?]))?.remove(0));
+        let local = |l: &Local<'_>| Ok(smallvec![along_rows(op, &l[0], axis as i64, row.clone(), decomposed)?]);
+        return Ok(call.run_or(rule, local, |inputs| Ok(smallvec![decomposed(&inputs[0], axis as i64)?]))?.remove(0));
     }
     let last = x.rank() - 1;
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();

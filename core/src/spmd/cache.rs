@@ -133,10 +133,10 @@ impl Hasher for Mix {
     }
 }
 
-/// A number for a text.
-pub(crate) fn hash(text: &str) -> u64 {
+/// A number for what tells one rule from another, such as its text.
+pub(crate) fn hash(what: impl Hash) -> u64 {
     let mut mix = Mix::default();
-    text.hash(&mut mix);
+    what.hash(&mut mix);
     mix.finish()
 }
 
