@@ -9,7 +9,7 @@ mod transformer;
 use anymesh_core::{Mesh, Result, Tensor, grad::no_grad};
 
 /// Fifty steps let differences of rounding (1e-16) grow.
-const BOUND: f64 = 1e-11;
+const BOUND: f64 = 1e-12;
 const STEPS: usize = 50;
 
 /// Where a model's tensors lie.
@@ -62,7 +62,7 @@ fn same_losses(train: impl Fn(&Layout<'_>) -> Result<Vec<f64>>, layouts: &[(&str
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
     let one = train(&Layout { mesh: None, shardings: &[] })?;
     assert_eq!(one.len(), STEPS);
-    assert!(one[STEPS - 1] < 0.7 * one[0], "it learns: {} to {}", one[0], one[STEPS - 1]);
+    assert!(one[STEPS - 1] < 0.8 * one[0], "it learns: {} to {}", one[0], one[STEPS - 1]);
     assert_eq!(train(&Layout { mesh: Some(&mesh), shardings: &[] })?, one, "replicated, to the bit");
     for (name, shardings) in layouts {
         let layout = Layout { mesh: Some(&mesh), shardings };

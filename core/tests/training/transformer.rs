@@ -68,7 +68,7 @@ fn train(layout: &Layout<'_>, recompute: bool) -> Result<Vec<f64>> {
         let target = tokens.narrow(1, 1, LENGTH)?.reshape([BATCH * LENGTH])?.cast(DType::I32)?;
         let loss = logits.cross_entropy(&target, &CrossEntropyOptions { label_smoothing: 0.05, ..Default::default() })?;
         losses.push(loss.item()?.to_f64());
-        p.step(&loss, 0.3)?;
+        p.step(&loss, 0.1)?;
     }
     Ok(losses)
 }
