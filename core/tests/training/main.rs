@@ -62,7 +62,7 @@ fn same_losses(train: impl Fn(&Layout<'_>) -> Result<Vec<f64>>, layouts: &[(&str
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
     let one = train(&Layout { mesh: None, shardings: &[] })?;
     assert_eq!(one.len(), STEPS);
-    assert!(one[STEPS - 1] < 0.8 * one[0], "it learns: {} to {}", one[0], one[STEPS - 1]);
+    assert!(one[STEPS - 1] < 0.9 * one[0], "it learns: {} to {}", one[0], one[STEPS - 1]);
     assert_eq!(train(&Layout { mesh: Some(&mesh), shardings: &[] })?, one, "replicated, to the bit");
     for (name, shardings) in layouts {
         let layout = Layout { mesh: Some(&mesh), shardings };

@@ -50,7 +50,7 @@ fn train(layout: &Layout<'_>, recompute: bool) -> Result<Vec<f64>> {
         ("head", vec![VOCABULARY, w], 1.0),
     ];
     let make = |(i, (name, shape, scale)): (usize, (&'static str, Vec<usize>, f64))| {
-        let value = weights(&shape, 20 + i, scale)?;
+        let value = weights(&shape, 20 + i, scale * 0.6)?;
         let value = if name.starts_with('n') { value.add(1.0)? } else { value };
         Ok((name, layout.place(name, value)?.require_grad()?))
     };
@@ -68,7 +68,7 @@ fn train(layout: &Layout<'_>, recompute: bool) -> Result<Vec<f64>> {
         let target = tokens.narrow(1, 1, LENGTH)?.reshape([BATCH * LENGTH])?.cast(DType::I32)?;
         let loss = logits.cross_entropy(&target, &CrossEntropyOptions { label_smoothing: 0.05, ..Default::default() })?;
         losses.push(loss.item()?.to_f64());
-        p.step(&loss, 0.1)?;
+        p.step(&loss, 0.05)?;
     }
     Ok(losses)
 }
