@@ -42,9 +42,10 @@ pub(super) async fn find(op: &'static str, plan: &Plan, caller: &'static Locatio
         shapes.push([usize::from(flag)].into());
     }
     found.batch = common(op, &shapes)?;
-    // Masks without dimensions are no operands of a lookup: another index has their part.
+    // Masks without dimensions are no operands of a lookup: another index has their part. And where nothing is looked up, no place is wrong.
     let own = common(op, &found.picks.iter().map(|(_, _, index)| index.shape().clone()).collect::<Vec<_>>())?;
-    if let Some((_, _, index)) = found.picks.first_mut().filter(|_| own != found.batch) {
+    let widened = if found.batch.numel() == 0 { found.picks.len() } else { usize::from(own != found.batch) };
+    for (_, _, index) in found.picks.iter_mut().take(widened) {
         *index = index.expand(&found.batch)?;
     }
     Ok(found)
