@@ -1,7 +1,12 @@
-//! Indexing on a device, held against a model of NumPy's semantics on plain lists: random expressions, read, set and accumulated.
+//! Indexing on a device, held against a model of NumPy's semantics on plain lists: random expressions, read, set and
+//! accumulated, and the gradients of all three.
 
+mod gradients;
+mod large;
 pub mod model;
 mod sample;
+
+pub use large::large;
 
 use crate::{DType, Device, Error, Index, Mesh, Placement, Reduction, Result, Sharding, Tensor, registry::SplitMix};
 use model::{Entry, Selection, select, sources};
@@ -80,9 +85,9 @@ pub async fn numbers(tensor: &Tensor) -> Result<Vec<i64>> {
     })
 }
 
-fn compare(what: &str, shape: &[usize], expected: &[i64], got: (&Tensor, Vec<i64>)) -> Result<(), String> {
-    if got.0.dims() != shape {
-        return Err(format!("{what} has shape {:?}, expected {shape:?}", got.0.dims()));
+fn compare(what: &str, shape: &[usize], expected: &[i64], got: (&[usize], Vec<i64>)) -> Result<(), String> {
+    if got.0 != shape {
+        return Err(format!("{what} has shape {:?}, expected {shape:?}", got.0));
     }
     if got.1 != expected {
         return Err(format!("{what} is {:?}, expected {expected:?}", got.1));
@@ -166,6 +171,9 @@ impl Case {
         match &self.selection {
             Ok(selection) => {
                 self.check_get(&x, &index, &before, selection).await?;
+                if self.dtype == DType::F32 {
+                    self.gradient_of_get(dice, &x, &index, selection).await?;
+                }
                 self.check_set(dice, &x, &index, &before, selection).await
             }
             Err(refusal) => {
@@ -174,7 +182,6 @@ impl Case {
                     return Err(format!("get gives {values:?}, expected an error: {refusal:?}"));
                 }
                 match read(x.set_async(&index, 1).await).await {
-                    // One value wherever a mask holds needs no count, but never less than the mask's shape.
                     Ok(values) => Err(format!("set gives {values:?}, expected an error: {refusal:?}")),
                     Err(_) => Ok(()),
                 }
@@ -186,7 +193,7 @@ impl Case {
         let expected: Vec<i64> = selection.places.iter().map(|place| before[*place]).collect();
         let got = x.get_async(index).await.map_err(|e| format!("get: {e}"))?;
         let read = numbers(&got).await.map_err(|e| format!("get: {e}"))?;
-        compare("get", &selection.shape, &expected, (&got, read))
+        compare("get", &selection.shape, &expected, (got.dims(), read))
     }
 
     async fn check_set(&self, dice: &mut Dice, x: &Tensor, index: &[Index], before: &[i64], selection: &Selection) -> Result<(), String> {
@@ -215,7 +222,11 @@ impl Case {
             let told = |e: Error| format!("{what} with a value of shape {shape:?}: {e}");
             let got = result.map_err(told)?;
             let read = numbers(&got).await.map_err(told)?;
-            compare(&format!("{what} with a value of shape {shape:?}"), &self.shape, &expected, (&got, read))?;
+            compare(&format!("{what} with a value of shape {shape:?}"), &self.shape, &expected, (got.dims(), read))?;
+        }
+        if self.dtype == DType::F32 {
+            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), false).await?;
+            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), true).await?;
         }
         Ok(())
     }
