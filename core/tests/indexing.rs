@@ -9,6 +9,8 @@ use anymesh_core::{
 
 #[path = "indexing/defects.rs"]
 mod defects;
+#[path = "indexing/gradients.rs"]
+mod gradients;
 #[path = "indexing_numpy/replay.rs"]
 mod replay;
 

@@ -38,9 +38,11 @@ def answer(shape, index, value=None):
         sizes = sizes[random.randrange(len(sizes) + 1) if random.random() < 0.3 else 0 :]
         value = 100 + np.arange(np.prod(sizes, dtype=int)).reshape(sizes)
     try:
-        changed, added = x.copy(), x.copy()
+        changed, added = x.copy(), x.copy().ravel()
         changed[index] = value
-        np.add.at(added, index, value)
+        # `np.add.at` reads past the end of a value that is broadcast to an index of several dimensions (seen in NumPy 2.4.6), so it adds one by one.
+        for place, addend in zip(np.ravel(got), np.broadcast_to(value, np.shape(got)).ravel()):
+            added[place] += addend
     except (ValueError, TypeError):
         # Assignment through a single mask takes fewer shapes of values than other indices do.
         return out
