@@ -9,6 +9,7 @@ mod cast;
 mod conv;
 mod create;
 mod index;
+pub mod indexing;
 mod input;
 mod linalg;
 mod movement;

@@ -34,6 +34,26 @@ pub const OPS: &[OpInfo] = &[
 /// More views than this from one call are a mistake, and would fill the host's memory.
 const MAX_PARTS: usize = 1 << 20;
 
+/// The first element, the step and the number of the elements `start:stop:step` of a dimension, in Python's sense. The step of fewer than two is 1.
+pub(crate) fn span(op: &'static str, size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<(usize, isize, usize)> {
+    if step == 0 {
+        return Err(Error::Argument { op, detail: "the step is zero: use 1 to keep every element or a negative step to walk backwards".into() });
+    }
+    // i128 holds every sum of two bounds.
+    let (size, step) = (size as i128, i128::from(step));
+    let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+    let bound = |given: Option<i64>, default: i128| match given.map(i128::from) {
+        None => default,
+        Some(i) => (if i < 0 { i + size } else { i }).clamp(low, high),
+    };
+    let (start, stop) = if step > 0 { (bound(start, low), bound(stop, high)) } else { (bound(start, high), bound(stop, low)) };
+    let distance = if step > 0 { stop - start } else { start - stop };
+    let len = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
+    // A single element has no step; any other step is smaller than the dimension.
+    let step = if len > 1 { step as isize } else { 1 };
+    Ok((start.max(0) as usize, step, len as usize))
+}
+
 impl Tensor {
     /// Elements `start:stop:step` of dimension `axis` with Python's meaning: bounds may be missing, negative (from the end) or
     /// too large (clamped); a negative step walks backwards. A view.
@@ -41,22 +61,8 @@ impl Tensor {
     pub fn slice(&self, axis: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Tensor> {
         let op = "slice";
         let axis = self.shape().axis(op, axis)?;
-        if step == 0 {
-            return Err(Error::Argument { op, detail: "the step is zero: use 1 to keep every element or a negative step to walk backwards".into() });
-        }
-        // i128 holds every sum of two bounds.
-        let (size, step) = (self.shape()[axis] as i128, i128::from(step));
-        let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
-        let bound = |given: Option<i64>, default: i128| match given.map(i128::from) {
-            None => default,
-            Some(i) => (if i < 0 { i + size } else { i }).clamp(low, high),
-        };
-        let (start, stop) = if step > 0 { (bound(start, low), bound(stop, high)) } else { (bound(start, high), bound(stop, low)) };
-        let distance = if step > 0 { stop - start } else { start - stop };
-        let len = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
-        // A single element has no step; any other step is smaller than the dimension.
-        let step = if len > 1 { step as isize } else { 1 };
-        self.sliced(op, axis, start.max(0) as usize, step, len as usize)
+        let (start, step, len) = span(op, self.shape()[axis], start, stop, step)?;
+        self.sliced(op, axis, start, step, len)
     }
 
     /// A slice whose elements are known to exist. On a mesh the dimension is whole, unless all of it is taken.

@@ -89,7 +89,11 @@ pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
 /// Until it is dropped, what ops communicate is on behalf of this one: for ops that are composed of others. Nothing for plain tensors.
 #[track_caller]
 pub(crate) fn composed(op: &'static str, x: &Tensor) -> Option<ledger::Scope> {
-    let caller = Location::caller();
+    composed_at(op, x, Location::caller())
+}
+
+/// [`composed`] for an op that was called from `caller` and runs later.
+pub(crate) fn composed_at(op: &'static str, x: &Tensor, caller: &'static Location<'static>) -> Option<ledger::Scope> {
     (!x.is_plain()).then(|| ledger::enter(op, caller))
 }
 

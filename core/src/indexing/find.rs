@@ -1,0 +1,127 @@
+//! Index tensors made ready for a gather or scatter: masks become places, and their shapes a common one.
+
+use super::plan::{Pick, Plan};
+use crate::{DType, Error, Result, Shape, Tensor, spmd::composed_at};
+use std::panic::Location;
+
+/// A gather or scatter takes at most this many index tensors.
+const AT_ONCE: usize = 4;
+
+/// So many elements of a mask are counted at once: their positions fit `i32`.
+const MASK_PART: usize = 1 << 30;
+
+/// The index tensors of an expression.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// For each index tensor its first axis, how many axes it looks at as if they were one, and the places.
+    pub(super) picks: Vec<(usize, usize, Tensor)>,
+    /// The common shape of all, also of masks without dimensions.
+    pub(super) batch: Shape,
+}
+
+/// Turns masks into places, reading from the device how many there are.
+pub(super) async fn find(op: &'static str, plan: &Plan, caller: &'static Location<'static>) -> Result<Found> {
+    let mut found = Found::default();
+    let mut shapes = Vec::with_capacity(plan.picks.len());
+    for pick in &plan.picks {
+        let flag = match pick {
+            Pick::Flag(flag) => *flag,
+            Pick::Mask { mask, .. } if mask.rank() == 0 => mask.item_async().await?.to_bool(),
+            Pick::Mask { axis, mask } => {
+                let places = places(op, mask, caller).await?;
+                shapes.push(places.shape().clone());
+                found.picks.push((*axis, mask.rank(), places));
+                continue;
+            }
+            Pick::Places { axis, index } => {
+                shapes.push(index.shape().clone());
+                found.picks.push((*axis, 1, index.clone()));
+                continue;
+            }
+        };
+        shapes.push([usize::from(flag)].into());
+    }
+    found.batch = common(op, &shapes)?;
+    // Masks without dimensions are no operands of a lookup: another index has their part. And where nothing is looked up, no place is wrong.
+    let own = common(op, &found.picks.iter().map(|(_, _, index)| index.shape().clone()).collect::<Vec<_>>())?;
+    let widened = if found.batch.numel() == 0 { found.picks.len() } else { usize::from(own != found.batch) };
+    for (_, _, index) in found.picks.iter_mut().take(widened) {
+        *index = index.expand(&found.batch)?;
+    }
+    Ok(found)
+}
+
+fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
+    shapes.iter().try_fold(Shape::scalar(), |all, shape| all.broadcast(op, shape)).map_err(|_| {
+        let listed: Vec<String> = shapes.iter().map(|shape| shape.to_string()).collect();
+        let detail = format!("index tensors of shapes {} do not broadcast together (a mask counts with its number of true elements)", listed.join(", "));
+        Error::Shape { op, detail }
+    })
+}
+
+/// Where a mask holds, as positions in row-major order.
+async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'static>) -> Result<Tensor> {
+    let n = mask.numel();
+    let mut parts = Vec::new();
+    for start in (0..n.max(1)).step_by(MASK_PART) {
+        let counting = {
+            let _scope = composed_at(op, mask, caller);
+            mask.reshape([n])?.narrow(0, start, MASK_PART.min(n - start))?.nonzero_async()
+        };
+        let found = counting.await?;
+        let found = found.reshape([found.dims()[0]])?;
+        parts.push(if n <= MASK_PART { found } else { found.cast(DType::I64)?.add(start as i64)? });
+    }
+    if parts.len() == 1 { Ok(parts.remove(0)) } else { Tensor::concat(&parts.iter().collect::<Vec<_>>(), 0) }
+}
+
+impl Found {
+    /// Refuses places outside axes that no kernel will look at, because the axis or the result is empty.
+    pub(super) fn check(&self, op: &'static str, dims: &[usize], elements: usize) -> Result<()> {
+        if self.batch.numel() == 0 {
+            return Ok(());
+        }
+        for (axis, axes, index) in &self.picks {
+            let size = Shape::from(&dims[*axis..axis + axes]).numel();
+            if size == 0 {
+                return Err(Error::IndexOutOfRange { op, index: 0, len: 0 });
+            }
+            if elements == 0 {
+                counted(size, index)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Places of an axis counted from its beginning, checked.
+fn counted(size: usize, index: &Tensor) -> Result<Tensor> {
+    let dtype = if i32::try_from(size).is_ok() { DType::I32 } else { DType::I64 };
+    Tensor::arange(0, size as i64, 1, dtype, index.mesh())?.gather_axes(&[(0, index)])
+}
+
+/// The indexed dimensions `dims` of `x` brought to the front, and of more than a kernel takes at once the last ones made one.
+pub(super) fn leading(x: &Tensor, dims: &[usize], indices: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
+    let from: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
+    let to: Vec<i64> = (0..from.len() as i64).collect();
+    let x = if from == to { x.clone() } else { x.movedim(&from, &to)? };
+    let mut indices: Vec<Tensor> = indices.iter().map(|index| (*index).clone()).collect();
+    if indices.len() <= AT_ONCE {
+        return Ok((x, indices));
+    }
+    let (kept, joined) = (AT_ONCE - 1, &x.dims()[AT_ONCE - 1..indices.len()]);
+    let size = Shape::from(joined).checked_numel("reshape")?;
+    let dtype = if i32::try_from(size).is_ok() { DType::I32 } else { DType::I64 };
+    let mut position: Option<Tensor> = None;
+    for (index, size) in indices.drain(kept..).zip(joined) {
+        // Each is checked on its own: outside its axis it could still be a place in all of them together.
+        let index = counted(*size, &index)?.cast(dtype)?;
+        position = Some(match position {
+            Some(before) => before.mul(*size as i64)?.add(&index)?,
+            None => index,
+        });
+    }
+    indices.extend(position);
+    let shape: Shape = x.dims()[..kept].iter().copied().chain([size]).chain(x.dims()[kept + joined.len()..].iter().copied()).collect();
+    Ok((x.reshape(shape)?, indices))
+}

@@ -1,0 +1,136 @@
+//! Reading what an index expression selects.
+
+use super::{
+    find::{Found, leading},
+    plan::{Plan, Take},
+};
+use crate::{DType, Dims, Result, Shape, Tensor};
+
+/// The part of `x` that slices and integers select, as a view: every axis stays, with size 1 where an integer stands.
+pub(super) fn part(x: &Tensor, takes: &[Take]) -> Result<Tensor> {
+    let mut out = x.clone();
+    // What lies on other ranks comes last, when less is left of it.
+    let (cut, whole): (Vec<usize>, Vec<usize>) = (0..takes.len()).filter(|d| !takes[*d].is_all(x.dims()[*d])).partition(|d| is_cut(x, *d));
+    for axis in whole {
+        out = sliced(&out, axis, takes[axis])?;
+    }
+    for axis in cut {
+        let take = takes[axis];
+        // A lookup of one place moves that place, a slice of a cut axis all of it.
+        out = if take.dropped { out.index_select(axis as i64, &range(x, take)?)? } else { sliced(&out, axis, take)? };
+    }
+    Ok(out)
+}
+
+/// Whether ranks hold different parts of an axis.
+pub(super) fn is_cut(x: &Tensor, axis: usize) -> bool {
+    x.sharding().axes_of(axis).next().is_some()
+}
+
+/// Where a slice stops, if it stops before the end that its step leads to. Axes of tensors without elements may have any size.
+fn end(take: Take) -> Option<i64> {
+    let end = (take.len as i64).saturating_mul(take.step as i64).saturating_add(take.start as i64);
+    (end >= 0).then_some(end)
+}
+
+/// The places that are taken of an axis of `x`, as an index.
+pub(super) fn range(x: &Tensor, take: Take) -> Result<Tensor> {
+    let dtype = if i32::try_from(x.numel()).is_ok() { DType::I32 } else { DType::I64 };
+    Tensor::arange(take.start as i64, end(take).unwrap_or(-1), take.step as i64, dtype, x.mesh())
+}
+
+fn sliced(x: &Tensor, axis: usize, take: Take) -> Result<Tensor> {
+    x.slice(axis as i64, Some(take.start as i64), end(take), take.step as i64)
+}
+
+/// A part with the dimensions that index tensors look at: integers gone, and the axes of a mask made one.
+pub(super) struct Columns {
+    /// The dimensions.
+    pub(super) shape: Shape,
+    /// Which of them each index tensor looks at.
+    pub(super) indexed: Vec<usize>,
+}
+
+impl Columns {
+    /// Of a part with dimensions `dims`.
+    pub(super) fn new(plan: &Plan, found: &Found, dims: &[usize]) -> Self {
+        let (mut shape, mut indexed, mut axis) = (Dims::new(), Vec::new(), 0);
+        while axis < dims.len() {
+            match found.picks.iter().find(|(first, ..)| *first == axis) {
+                Some((_, axes, _)) => {
+                    indexed.push(shape.len());
+                    shape.push(Shape::from(&dims[axis..axis + axes]).numel());
+                    axis += axes;
+                }
+                None => {
+                    if !plan.takes[axis].dropped {
+                        shape.push(dims[axis]);
+                    }
+                    axis += 1;
+                }
+            }
+        }
+        Self { shape: shape.into(), indexed }
+    }
+}
+
+/// A reshape, where it is one.
+pub(super) fn reshaped(x: &Tensor, shape: &Shape) -> Result<Tensor> {
+    if x.shape() == shape { Ok(x.clone()) } else { x.reshape(shape) }
+}
+
+/// The sizes of the result's dimensions that do not come from index tensors.
+pub(super) fn kept_sizes(plan: &Plan) -> Dims {
+    plan.kept.iter().map(|axis| axis.map_or(1, |axis| plan.takes[axis].len)).collect()
+}
+
+/// What the expression selects.
+pub(super) fn get(op: &'static str, x: &Tensor, plan: &Plan, found: &Found) -> Result<Tensor> {
+    let part = part(x, &plan.takes)?;
+    let elements = if found.batch.numel() == 0 || kept_sizes(plan).contains(&0) { 0 } else { 1 };
+    found.check(op, part.dims(), elements)?;
+    let columns = Columns::new(plan, found, part.dims());
+    let rows = reshaped(&part, &columns.shape)?;
+    let batch = found.batch.rank();
+    let (out, at) = if found.picks.is_empty() { (flagged(rows, plan, &found.batch)?, kept_before(plan)) } else { look_up(&rows, &columns.indexed, found)? };
+    placed(out, plan, batch, at)
+}
+
+/// How many axes of the tensor stand before the dimensions of the index tensors.
+pub(super) fn kept_before(plan: &Plan) -> usize {
+    plan.kept[..plan.front].iter().flatten().count()
+}
+
+/// Adds the dimension that masks without dimensions make.
+fn flagged(rows: Tensor, plan: &Plan, batch: &Shape) -> Result<Tensor> {
+    let Some(size) = batch.dims().first() else { return Ok(rows) };
+    let at = kept_before(plan) as i64;
+    rows.unsqueeze(at)?.narrow(at, 0, *size)
+}
+
+/// Gathers, and says at which dimension those of the indices are.
+fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, usize)> {
+    let indices: Vec<&Tensor> = found.picks.iter().map(|(_, _, index)| index).collect();
+    let adjacent = indexed.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    if adjacent && indices.len() <= 4 {
+        let axes: Vec<(usize, &Tensor)> = indexed.iter().copied().zip(indices).collect();
+        return Ok((rows.gather_axes(&axes)?, indexed[0]));
+    }
+    let (rows, indices) = leading(rows, indexed, &indices)?;
+    Ok((rows.index_get(&indices.iter().collect::<Vec<_>>())?, 0))
+}
+
+/// Moves `batch` dimensions at `at` to their place in the result, and adds the new ones.
+fn placed(out: Tensor, plan: &Plan, batch: usize, at: usize) -> Result<Tensor> {
+    let to = kept_before(plan);
+    let mut out = out;
+    if batch > 0 && at != to {
+        let from: Vec<i64> = (at..at + batch).map(|d| d as i64).collect();
+        let to: Vec<i64> = (to..to + batch).map(|d| d as i64).collect();
+        out = out.movedim(&from, &to)?;
+    }
+    for (d, _) in plan.kept.iter().enumerate().filter(|(_, axis)| axis.is_none()) {
+        out = out.unsqueeze((if d < plan.front { d } else { d + batch }) as i64)?;
+    }
+    Ok(out)
+}
