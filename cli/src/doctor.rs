@@ -20,6 +20,12 @@ pub(crate) struct Doctor {
     /// Check every op's gradient against finite differences on the CPU and, on every device, against the CPU.
     #[arg(long)]
     gradients: bool,
+    /// Run this many random index expressions on every device (get, set, accumulate and their gradients) and compare with a model of NumPy.
+    #[arg(long, value_name = "COUNT")]
+    indexing: Option<usize>,
+    /// With --indexing: also index a tensor of more than 2^31 elements, which needs 12 GiB on the device.
+    #[arg(long, requires = "indexing")]
+    large: bool,
     /// The most combinations of shardings for one sample of an op on one mesh (with --sharding).
     #[arg(long, default_value_t = 40)]
     limit: usize,
@@ -102,6 +108,8 @@ impl Doctor {
                     describe(item, &device);
                     if self.sharding {
                         healthy &= self.sweep(&device);
+                    } else if let Some(count) = self.indexing {
+                        healthy &= self.index(&device, count);
                     } else if !self.parity && !self.gradients {
                         healthy &= self_test(&device, &oracle);
                     }
@@ -133,6 +141,20 @@ impl Doctor {
         let report = sweep::run(device, &options);
         println!("             sharding: {}", report.to_string().replace('\n', "\n             WRONG "));
         report.failed == 0
+    }
+
+    /// Random index expressions on one device.
+    fn index(&self, device: &Device, count: usize) -> bool {
+        let start = Instant::now();
+        let report = pollster::block_on(conformance::indexing::run(device, count, 1));
+        println!("             indexing: {report}, {:.1} s", start.elapsed().as_secs_f64());
+        let mut healthy = report.failures.is_empty();
+        if self.large {
+            let result = pollster::block_on(conformance::indexing::large(device));
+            println!("             more than 2^31 elements: {}", result.as_ref().map_or_else(|e| format!("WRONG {e}"), |()| "right".into()));
+            healthy &= result.is_ok();
+        }
+        healthy
     }
 
     /// Ops by devices, with the worst relative errors.

@@ -211,6 +211,8 @@ impl Tensor {
     /// The stored bytes in row-major order. This is where faults of earlier kernels surface.
     pub async fn to_bytes_async(&self) -> Result<Vec<u8>> {
         if self.numel() == 0 {
+            // There is nothing to read but what went wrong.
+            self.device().sync_async().await?;
             return Ok(Vec::new());
         }
         if !self.is_plain() {
