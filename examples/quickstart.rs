@@ -1,15 +1,24 @@
-//! A tour in one run: one attention block written once, on one device and on a mesh of eight ranks, with the same numbers and every byte that crossed; then
-//! what a reshard costs, and the same program on every device of this machine.
+//! A tour in one run: a small language model written once and trained on one device and on a mesh of eight ranks, with the same losses and every byte that
+//! crossed; indexing as in NumPy; what a reshard costs; and the same program on every device of this machine.
 //!
 //! `cargo run --release --example quickstart`
 
 use anymesh::{
     DType, Device, Mesh, Place, Result, Tensor, TensorType,
-    ops::{AttentionOptions, Rng, RopeStyle, attention::attention, rope::rope_tables},
+    grad::no_grad,
+    i,
+    ops::{AttentionOptions, CrossEntropyOptions, Rng, RopeStyle, attention::attention, rope::rope_tables},
     reshard::{Objective, plan},
     spmd::Ledger,
 };
 use std::time::Instant;
+
+const BATCH: usize = 8;
+const LENGTH: usize = 32;
+const HEADS: usize = 8;
+const SIZE: usize = 8;
+const WIDTH: usize = HEADS * SIZE;
+const VOCABULARY: usize = 60;
 
 /// Where the tensors of a program go: all on a device, or each over a mesh as its text says.
 enum On {
@@ -26,78 +35,128 @@ impl On {
     }
 }
 
-/// One transformer-style step: norm, projections, rotary positions, causal attention with grouped heads, swiglu. Nothing in it knows of meshes:
-/// the batch is cut over `dp` and the heads over `tp` because the inputs are.
-fn block(on: &On) -> Result<Tensor> {
-    let (batch, heads, groups, length, size) = (2, 8, 4, 64, 32);
-    let width = heads * size;
-    let mut rng = Rng::new(42);
-    let mut draw = |shape: &[usize], std: f64, ty: &str| Tensor::normal(shape, 0.0, std, DType::F32, &on.place(ty)?, rng.split());
-    let x = draw(&[batch, length, width], 1.0, "f32[2@dp, 64, 256]")?;
-    let query = draw(&[width, width], 0.06, "f32[256, 256@tp]")?;
-    let key = draw(&[width, groups * size], 0.06, "f32[256, 128@tp]")?;
-    let value = draw(&[width, groups * size], 0.06, "f32[256, 128@tp]")?;
-    let gate = draw(&[width, 2 * width], 0.15, "f32[256@tp, 512]")?;
-
-    let x = x.rms_norm(1, None, 1e-6)?;
-    let heads_of = |weight: &Tensor, n: usize| x.matmul(weight)?.reshape([batch, length, n, size])?.permute(&[0, 2, 1, 3]);
-    let (cos, sin) = rope_tables(length, size, 10_000.0, 0, &on.place("f32[64, 16]")?)?;
-    let q = heads_of(&query, heads)?.rope(&cos, &sin, RopeStyle::Half)?;
-    let k = heads_of(&key, groups)?.rope(&cos, &sin, RopeStyle::Half)?;
-    let v = heads_of(&value, groups)?;
-    let attended = attention(&q, &k, &v, &AttentionOptions { causal: true, ..Default::default() })?.out;
-    let joined = attended.permute(&[0, 2, 1, 3])?.reshape([batch, length, width])?;
-    joined.matmul(&gate)?.swiglu()?.softmax(-1)
+/// A transformer block between an embedding and a head. Nothing in its code knows of meshes: the batch is cut over `dp` and heads and vocabulary over `tp`
+/// because these tensors are.
+struct Model {
+    parameters: Vec<Tensor>,
+    tokens: Tensor,
+    cos: Tensor,
+    sin: Tensor,
 }
 
-/// A row as bars, the highest for its largest value.
-fn picture(row: &[f32]) -> String {
+impl Model {
+    fn new(on: &On) -> Result<Self> {
+        let mut rng = Rng::new(42);
+        let mut draw = |ty: &str| {
+            let shape = TensorType::parse(ty, &Mesh::new("dp=2, tp=4", &anymesh::device("cpu")?)?)?.shape;
+            Tensor::normal(shape, 0.0, 0.15, DType::F32, &on.place(ty)?, rng.split())?.require_grad()
+        };
+        let parameters = vec![
+            draw("f32[60@tp, 64]")?,  // embedding
+            draw("f32[64@tp, 64]")?,  // queries
+            draw("f32[64@tp, 64]")?,  // keys
+            draw("f32[64@tp, 64]")?,  // values
+            draw("f32[64, 64@tp]")?,  // output of attention
+            draw("f32[128@tp, 64]")?, // gate
+            draw("f32[128@tp, 64]")?, // up
+            draw("f32[64, 128@tp]")?, // down
+            draw("f32[60@tp, 64]")?,  // head
+        ];
+        // A text to learn: each line counts up in steps of its own.
+        let tokens = Tensor::from_fn([BATCH, LENGTH + 1], &on.place("i32[8@dp, 33]")?, |at| ((at[0] * 7 + at[1] * (at[0] + 1)) % VOCABULARY) as i32)?;
+        let (cos, sin) = rope_tables(LENGTH, SIZE, 10_000.0, 0, &on.place("f32[32, 4]")?)?;
+        Ok(Self { parameters, tokens, cos, sin })
+    }
+
+    fn loss(&self) -> Result<Tensor> {
+        let [embedding, wq, wk, wv, wo, gate, up, down, head] = &self.parameters[..] else { unreachable!("nine parameters") };
+        let x = embedding.embedding(&self.tokens.get(i![.., ..-1])?)?;
+        let h = x.rms_norm(1, None, 1e-6)?;
+        let heads = |w: &Tensor| h.linear(w, None)?.reshape([BATCH, LENGTH, HEADS, SIZE])?.transpose(1, 2);
+        let (q, k) = (heads(wq)?.rope(&self.cos, &self.sin, RopeStyle::Half)?, heads(wk)?.rope(&self.cos, &self.sin, RopeStyle::Half)?);
+        let seen = attention(&q, &k, &heads(wv)?, &AttentionOptions { causal: true, ..Default::default() })?.out;
+        let x = x.add(&seen.transpose(1, 2)?.reshape([BATCH, LENGTH, WIDTH])?.linear(wo, None)?)?;
+        let h = x.rms_norm(1, None, 1e-6)?;
+        let x = x.add(&h.linear(gate, None)?.swiglu2(&h.linear(up, None)?)?.linear(down, None)?)?;
+        let logits = x.rms_norm(1, None, 1e-6)?.linear(head, None)?.transpose(1, 2)?;
+        logits.cross_entropy(&self.tokens.get(i![.., 1..])?, &CrossEntropyOptions::default())
+    }
+
+    /// One step of gradient descent. Every gradient ends where its parameter lies.
+    fn step(&mut self) -> Result<f64> {
+        let loss = self.loss()?;
+        let grads = loss.backward()?;
+        for w in &mut self.parameters {
+            if let Some(g) = grads.get(w)? {
+                *w = no_grad(|| w.sub(&g.mul(0.4)?))?.require_grad()?;
+            }
+        }
+        Ok(loss.item()?.to_f64())
+    }
+}
+
+fn train(on: &On, steps: usize) -> Result<Vec<f64>> {
+    let mut model = Model::new(on)?;
+    (0..steps).map(|_| model.step()).collect()
+}
+
+/// Numbers as bars, the highest for the largest.
+fn picture(row: &[f64]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let top = row.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+    let top = row.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     row.iter().map(|v| BARS[(v / top * 7.0).round().clamp(0.0, 7.0) as usize]).collect()
 }
 
-fn difference(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+fn difference(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
 fn main() -> Result<()> {
     let device = anymesh::default_device()?;
     println!("anymesh on {device}: {}\n", device.backend().capabilities().description);
 
-    let out = block(&On::Device(device.clone()))?;
-    let values = out.to_vec::<f32>()?;
-    println!("norm → projections → rope → causal grouped attention → swiglu → softmax gives {}", out.type_string());
-    for position in [0, 21, 42, 63] {
-        println!("  token {position:>2}  {}", picture(&values[position * 256..position * 256 + 64]));
-    }
+    let steps = 60;
+    let losses = train(&On::Device(device.clone()), steps)?;
+    println!("A transformer learns to count, loss {:.3} to {:.3} in {steps} steps:\n  {}", losses[0], losses[steps - 1], picture(&losses));
 
     let mesh = Mesh::new("dp=2, tp=4", &device)?;
-    let (sharded, ledger) = Ledger::record(|| block(&On::Mesh(mesh.clone())));
-    let sharded = sharded?;
-    println!("\nThe same program on {mesh} gives {}, largest difference {:.1e}. What crossed:", sharded.type_string(), difference(&values, &sharded.to_vec()?));
-    println!("{}", ledger.to_string().lines().map(|line| format!("  {line}\n")).collect::<String>());
+    let sharded = train(&On::Mesh(mesh.clone()), steps)?;
+    println!("\nThe same program on {mesh}: largest difference of all losses {:.1e}. What one step sends:", difference(&losses, &sharded));
+    let mut model = Model::new(&On::Mesh(mesh.clone()))?;
+    let (result, ledger) = Ledger::record(|| model.step());
+    result?;
+    let lines: Vec<String> = ledger.to_string().lines().map(str::to_string).collect();
+    let (shown, total) = (9.min(lines.len() - 1), &lines[lines.len() - 1]);
+    lines[..shown].iter().for_each(|line| println!("  {line}"));
+    println!("  ... {total}");
 
     let (from, to) = (TensorType::parse("f32[4096@dp, 4096@tp]", &mesh)?, TensorType::parse("f32[4096@tp@dp, 4096]", &mesh)?);
-    println!("{}", plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, Objective::Time)?);
+    println!("\n{}", plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, Objective::Time)?);
 
-    println!("\nThe same program on every device here (difference from the first):");
+    let table = Tensor::arange(0, 24, 1, DType::I32, &device)?.reshape([4, 6])?;
+    let even = table.remainder(2)?.eq(0)?;
+    println!("\nIndexing as in NumPy: x[1:3, ::-2] is {:?},", table.get(i![1..3, ..;-2])?.to_vec::<i32>()?);
+    println!("  and x[x % 2 == 0] = -1 makes row 1 {:?}", table.set(i![&even], -1)?.get(i![1])?.to_vec::<i32>()?);
+
+    println!("\nThe same training on every device here (difference from the first):");
     for found in anymesh::found() {
-        let device = match anymesh::device(&found.name) {
+        let on = match anymesh::device(&found.name) {
             Ok(device) => On::Device(device),
             Err(error) => {
                 println!("  {:<8} {error}", found.name);
                 continue;
             }
         };
-        block(&device)?.to_vec::<f32>()?;
+        train(&on, 2)?;
         let start = Instant::now();
-        let theirs = block(&device)?.to_vec::<f32>()?;
-        let ms = start.elapsed().as_secs_f64() * 1e3;
-        println!("  {:<8} {ms:>8.2} ms  largest difference {:.1e}  {}", found.name, difference(&values, &theirs), found.description);
+        let theirs = train(&on, steps)?;
+        let ms = start.elapsed().as_secs_f64() * 1e3 / steps as f64;
+        println!("  {:<8} {ms:>8.2} ms a step  largest difference {:.1e}  {}", found.name, difference(&losses, &theirs), found.description);
     }
 
     println!("\nBad input is an error that says what to do:");
-    println!("  {}", sharded.add(&out).expect_err("one lies on a mesh, the other does not"));
+    println!("  {}", model.parameters[0].add(&table).expect_err("one lies on a mesh, the other does not"));
+    println!("  {}", table.get(i![9]).expect_err("there are four rows"));
+    println!("  {}", table.cast(DType::F32)?.backward().expect_err("nothing was tracked"));
     Ok(())
 }

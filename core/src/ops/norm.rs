@@ -384,15 +384,7 @@ fn apart(x: &Tensor, groups: usize) -> (Shape, Shape) {
 
 /// [`channel_groups`], checked.
 #[track_caller]
-fn group_values(
-    op: &'static str,
-    rule: &str,
-    x: &Tensor,
-    groups: usize,
-    parameters: [Option<&Tensor>; 2],
-    eps: f64,
-    tensors: &[&Tensor],
-) -> Result<Tensor> {
+fn group_values(op: &'static str, rule: &str, x: &Tensor, groups: usize, parameters: [Option<&Tensor>; 2], eps: f64, tensors: &[&Tensor]) -> Result<Tensor> {
     let [weight, bias] = parameters;
     let channels = x.dims()[1];
     if plain(op, tensors)? {

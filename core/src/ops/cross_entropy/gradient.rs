@@ -17,7 +17,15 @@ use smallvec::smallvec;
 
 impl Classes {
     #[track_caller]
-    pub(super) fn pull(&self, b: &Back<'_>, x: &Tensor, target: &Tensor, weight: Option<&Tensor>, lse: Option<&Tensor>, counted: Option<&Tensor>) -> Result<Pulled> {
+    pub(super) fn pull(
+        &self,
+        b: &Back<'_>,
+        x: &Tensor,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        lse: Option<&Tensor>,
+        counted: Option<&Tensor>,
+    ) -> Result<Pulled> {
         let g = settled(b.grad()?.clone())?;
         // The gradient of the loss of a position.
         let g = match (self.reduction, counted) {

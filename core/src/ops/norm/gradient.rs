@@ -60,9 +60,7 @@ impl Kept {
             let scale = Some(1.0 / n as f64);
             // The share of g w in the direction of h, and its mean where the mean was taken off.
             let along = Expr::new(op, &[g, x, &root]).maybe(&[center.as_ref(), weight]);
-            let along = settled(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
-                a.maybe[1].map_or(a.x[0], |weight| a.x[0] * weight) * direction(a)
-            })?)?;
+            let along = settled(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| a.maybe[1].map_or(a.x[0], |weight| a.x[0] * weight) * direction(a))?)?;
             let slope = Expr::new(op, &[&root, &along]).maybe(&[of_var.as_ref()]).params(&[2.0 / n as f64]);
             let slope = slope.map(kind, |a| {
                 let slope = a.x[0] * a.x[0] * a.x[1];
