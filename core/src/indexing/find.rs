@@ -5,7 +5,7 @@ use crate::{DType, Error, Result, Shape, Tensor, spmd::composed_at};
 use std::panic::Location;
 
 /// A gather or scatter takes at most this many index tensors.
-const AT_ONCE: usize = 4;
+pub(super) const AT_ONCE: usize = 4;
 
 /// So many elements of a mask are counted at once: their positions fit `i32`.
 const MASK_PART: usize = 1 << 30;
@@ -45,7 +45,11 @@ pub(super) async fn find(op: &'static str, plan: &Plan, caller: &'static Locatio
     // Masks without dimensions are no operands of a lookup: another index has their part. And where nothing is looked up, no place is wrong.
     let own = common(op, &found.picks.iter().map(|(_, _, index)| index.shape().clone()).collect::<Vec<_>>())?;
     let widened = if found.batch.numel() == 0 { found.picks.len() } else { usize::from(own != found.batch) };
-    for (_, _, index) in found.picks.iter_mut().take(widened) {
+    for (axis, axes, index) in found.picks.iter_mut().take(widened) {
+        // A place without dimensions is as an integer, which must exist.
+        if (index.rank(), *axes) == (0, 1) {
+            counted(op, plan.takes[*axis].len, index)?;
+        }
         *index = index.expand(&found.batch)?;
     }
     Ok(found)
@@ -83,19 +87,19 @@ impl Found {
         }
         for (axis, axes, index) in &self.picks {
             let size = Shape::from(&dims[*axis..axis + axes]).numel();
-            if size == 0 {
-                return Err(Error::IndexOutOfRange { op, index: 0, len: 0 });
-            }
-            if elements == 0 {
-                counted(size, index)?;
+            if size == 0 || elements == 0 {
+                counted(op, size, index)?;
             }
         }
         Ok(())
     }
 }
 
-/// Places of an axis counted from its beginning, checked.
-fn counted(size: usize, index: &Tensor) -> Result<Tensor> {
+/// Places of an axis counted from its beginning, checked. There is at least one.
+fn counted(op: &'static str, size: usize, index: &Tensor) -> Result<Tensor> {
+    if size == 0 {
+        return Err(Error::IndexOutOfRange { op, index: 0, len: 0 });
+    }
     let dtype = if i32::try_from(size).is_ok() { DType::I32 } else { DType::I64 };
     Tensor::arange(0, size as i64, 1, dtype, index.mesh())?.gather_axes(&[(0, index)])
 }
@@ -115,7 +119,7 @@ pub(super) fn leading(x: &Tensor, dims: &[usize], indices: &[&Tensor]) -> Result
     let mut position: Option<Tensor> = None;
     for (index, size) in indices.drain(kept..).zip(joined) {
         // Each is checked on its own: outside its axis it could still be a place in all of them together.
-        let index = counted(*size, &index)?.cast(dtype)?;
+        let index = if index.numel() == 0 { index } else { counted("index_get", *size, &index)? }.cast(dtype)?;
         position = Some(match position {
             Some(before) => before.mul(*size as i64)?.add(&index)?,
             None => index,

@@ -1,7 +1,7 @@
 //! Reading what an index expression selects.
 
 use super::{
-    find::{Found, leading},
+    find::{AT_ONCE, Found, leading},
     plan::{Plan, Take},
 };
 use crate::{DType, Dims, Result, Shape, Tensor};
@@ -112,7 +112,7 @@ fn flagged(rows: Tensor, plan: &Plan, batch: &Shape) -> Result<Tensor> {
 fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, usize)> {
     let indices: Vec<&Tensor> = found.picks.iter().map(|(_, _, index)| index).collect();
     let adjacent = indexed.windows(2).all(|pair| pair[1] == pair[0] + 1);
-    if adjacent && indices.len() <= 4 {
+    if adjacent && indices.len() <= AT_ONCE {
         let axes: Vec<(usize, &Tensor)> = indexed.iter().copied().zip(indices).collect();
         return Ok((rows.gather_axes(&axes)?, indexed[0]));
     }

@@ -33,7 +33,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, Error, Result, Tensor, grad::is_recording, spmd::composed_at};
+use crate::{Arg, Result, Tensor, spmd::composed_at};
 use find::find;
 use plan::Plan;
 use set::Mode;
@@ -96,9 +96,9 @@ impl Tensor {
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn set_<'a>(&mut self, index: impl AsRef<[Index]>, value: impl Into<Arg<'a>>) -> Result<()> {
-        if self.is_leaf() || (self.requires_grad() && !is_recording(&[self])) {
+        if self.is_leaf() || (self.requires_grad() && !crate::grad::is_recording(&[self])) {
             let detail = "the variable would lose its place on the tape: use `set` and keep both, or `detach()` it first".into();
-            return Err(Error::Gradient { op: "set_", detail });
+            return Err(crate::Error::Gradient { op: "set_", detail });
         }
         *self = self.set(index, value)?;
         Ok(())

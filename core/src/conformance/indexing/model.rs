@@ -151,7 +151,13 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
                     indices.push((axis + d, Array { shape: vec![held.len()], data: held.iter().map(|p| p[d] as i64).collect() }));
                 }
             }
-            Entry::Places(places) => indices.push((axis, places.clone())),
+            Entry::Places(places) => {
+                // Without dimensions it is an integer, which must exist.
+                if places.shape.is_empty() {
+                    place(shape[axis], places.data[0])?;
+                }
+                indices.push((axis, places.clone()));
+            }
         }
         arrays |= matches!(entry, Entry::Flag(_) | Entry::Mask(_)) || matches!(entry, Entry::Places(p) if !p.shape.is_empty());
         axis += if *entry == Entry::Ellipsis { shape.len() - used } else { uses(entry) };
