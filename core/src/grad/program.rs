@@ -6,10 +6,10 @@ use crate::{
     backend::{Affine, ReduceOp},
     map::Derivative,
     ops::{self, Operand, reduce::Reduce},
-    spmd::Outputs,
+    spmd::{Outputs, Table},
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap, hash::BuildHasherDefault, sync::Arc};
+use std::sync::Arc;
 
 /// The derivative of each output by each input, where there is one.
 type Derivatives = Vec<Vec<Option<Derivative>>>;
@@ -17,14 +17,14 @@ type Derivatives = Vec<Vec<Option<Derivative>>>;
 /// The derivatives of a program, worked out on first use. Each thread keeps its own.
 fn derivatives(program: &MapProgram) -> Result<Arc<Derivatives>> {
     thread_local! {
-        static KNOWN: RefCell<HashMap<MapProgram, Arc<Derivatives>, BuildHasherDefault<crate::spmd::Mix>>> = RefCell::default();
+        static KNOWN: Table<MapProgram, Arc<Derivatives>> = Table::default();
     }
-    if let Some(known) = KNOWN.with_borrow(|all| all.get(program).cloned()) {
+    if let Some(known) = KNOWN.with(|all| all.get(program)) {
         return Ok(known);
     }
     let of = |output| (0..program.inputs.len()).map(|input| program.derivative(output, input)).collect::<Result<Vec<_>>>();
     let made: Arc<Derivatives> = Arc::new((0..program.outputs.len()).map(of).collect::<Result<_>>()?);
-    KNOWN.with_borrow_mut(|all| all.insert(program.clone(), made.clone()));
+    KNOWN.with(|all| all.insert(program.clone(), made.clone()));
     Ok(made)
 }
 

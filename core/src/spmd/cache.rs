@@ -101,7 +101,7 @@ struct SizedKey {
 
 /// Mixes words by multiplication: keys are short and not chosen by an adversary.
 #[derive(Default)]
-pub(crate) struct Mix(u64);
+struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {

@@ -12,7 +12,7 @@ pub mod rule;
 pub mod solve;
 mod trace;
 
-pub(crate) use cache::{Mix, hash};
+pub(crate) use cache::{Table, hash};
 pub use ledger::{Entry, Ledger};
 pub use policy::{Policy, with_policy};
 pub use rule::Rule;
