@@ -177,6 +177,10 @@ fn classes(op: &'static str) -> Vec<Sample> {
     if op == "cross_entropy" {
         all.push(Sample::new([small(&[4, 5]), index(&[4], 5), weights(5)], json!({"label_smoothing": 0.25, "reduction": "sum"})).exact(false));
         all.push(Sample::new([small(&[3, 4]), floats(&[3, 4], Fill::Unit)], json!({})).exact(false));
+        all.push(Sample::new([small(&[4, 3, 2]), index(&[4, 2], 3)], json!({"label_smoothing": 0.25, "ignore_index": 2})).exact(false));
+        let soft = [small(&[2, 4, 3]), floats(&[2, 4, 3], Fill::Unit), weights(4)];
+        all.push(Sample::new(soft, json!({"label_smoothing": 0.125, "reduction": "none"})).exact(false));
+        all.push(Sample::new([small(&[5]), index(&[], 5)], json!({})).exact(false));
     }
     all
 }

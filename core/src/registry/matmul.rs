@@ -82,5 +82,12 @@ fn einsums(_: &'static str) -> Vec<Sample> {
         call("...i,i->...", &[&[2, 3, 4], &[4]]),
         call("ab,bc,cd->da", &[&[4, 2], &[2, 3], &[3, 5]]),
         call("i,j", &[&[8], &[3]]),
+        // Diagonals that are summed and that are not, letters that one operand has alone, hidden dimensions that broadcast or are summed.
+        call("ii->", &[&[4, 4]]),
+        call("iij,jk->ik", &[&[3, 3, 2], &[2, 4]]),
+        call("iji,ik->j", &[&[3, 2, 3], &[3, 4]]),
+        call("ij,kl->", &[&[4, 2], &[3, 2]]),
+        call("...ij,...jk->...ki", &[&[2, 1, 3, 2], &[4, 2, 2]]),
+        call("i...,...->i", &[&[3, 1, 2], &[4, 2]]),
     ]
 }
