@@ -51,7 +51,9 @@ fn twice(y: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
 fn logits_have_the_same_gradient_whether_or_not_the_weights_are_learned() -> Result<()> {
     let mesh = Mesh::new("dp=2, tp=2", &anymesh_backend_cpu::device())?;
     for reduction in [LossReduction::None, LossReduction::Mean, LossReduction::Sum] {
-        for (smoothing, ignored, soft) in [(0.0, None, false), (0.0, Some(2), false), (0.2, Some(1), false), (0.3, None, false), (0.0, None, true), (0.2, None, true)] {
+        for (smoothing, ignored, soft) in
+            [(0.0, None, false), (0.0, Some(2), false), (0.2, Some(1), false), (0.3, None, false), (0.0, None, true), (0.2, None, true)]
+        {
             for weighted in [false, true] {
                 for shape in [vec![4, 6], vec![3, 5, 2]] {
                     let what = format!("{reduction:?} {smoothing} {ignored:?} soft {soft} weighted {weighted} {shape:?}");
