@@ -1,5 +1,7 @@
 //! Indexing against a model of NumPy's semantics, against NumPy's own answers, and one test for each defect seen elsewhere.
 
+#![allow(clippy::unwrap_used)]
+
 use anymesh_core::{
     DType, Device, Element, Error, Index, Mesh, Result, Shape, Tensor,
     conformance::indexing::{run, run_at},

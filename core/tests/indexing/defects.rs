@@ -5,7 +5,7 @@ use anymesh_core::{DType, Error, Tensor, conformance::indexing::large, i};
 
 /// Paddle #73023 and the limit of INT32_MAX elements in its index kernels: an offset that was cut to 32 bits wrote somewhere else.
 #[test]
-#[ignore = "needs 8 GiB of memory"]
+#[ignore = "needs 12 GiB of memory"]
 fn places_past_two_to_the_31_are_read_and_written() {
     pollster::block_on(large(&cpu())).unwrap();
 }
@@ -105,7 +105,7 @@ fn index_tensors_outside_their_axis_are_errors_in_both_directions_and_for_empty_
     // Nothing is selected, but the place does not exist.
     let narrow = Tensor::zeros([3, 0], DType::I32, &cpu()).unwrap();
     assert!(narrow.get(i![&tensor(&[2i32], [1])]).is_ok());
-    assert!(out_of_range(narrow.get(i![&tensor(&[3i32], [1])])) || narrow.get(i![&tensor(&[3i32], [1])]).is_err());
+    assert!(out_of_range(narrow.get(i![&tensor(&[3i32], [1])])) && out_of_range(narrow.set(i![&tensor(&[-4i32], [1])], 0)));
 }
 
 /// Paddle 3.3.1: integers went through floats, so that 16777217 was stored as 16777216 and 2^53 + 1 as 2^53.

@@ -127,7 +127,8 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
     }
 
     // Integers give one place of an axis, index arrays one for each position of their common shape.
-    let (mut fixed, mut indices, mut flags): (Vec<(usize, usize)>, Vec<(usize, Array<i64>)>, Vec<usize>) = (vec![], vec![], vec![]);
+    let (mut fixed, mut flags) = (vec![], vec![]);
+    let mut indices: Vec<(usize, Array<i64>)> = vec![];
     let (mut dims, mut axis) = (vec![], 0);
     // Which entries are integers or index arrays, and how many dimensions of the result came before each.
     let (mut looks, mut before) = (vec![], vec![]);
