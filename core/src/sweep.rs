@@ -183,11 +183,14 @@ fn sweep_sample(entry: &'static Entry, sample: &Sample, mesh: &Mesh, options: &O
 
 /// What the gradients of a sample must be, however its operands lie.
 struct Backward {
-    /// The seeds of each result that has a gradient: the values, and ways to lie on the mesh.
-    seeds: Vec<Option<(Tensor, Vec<f64>, Vec<Sharding>)>>,
+    /// The seeds of each result that has a gradient.
+    seeds: Vec<Option<Seed>>,
     /// The gradients of each operand that has one.
     expected: Vec<Option<Expected>>,
 }
+
+/// The gradient that a pass begins with: plain, its values, and ways to lie on the mesh.
+type Seed = (Tensor, Vec<f64>, Vec<Sharding>);
 
 impl Backward {
     /// The gradients without a mesh; `None` where there are none.

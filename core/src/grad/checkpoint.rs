@@ -53,11 +53,14 @@ pub(crate) fn recompute(
     record(op, inputs, forward, |_| Ok(pull_again(op, kept(), Arc::new(again))))
 }
 
+/// Computes the results of an op once more.
+type Again = dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync;
+
 /// Runs `again` with recording on, and goes back through it to the operands and no further.
 fn pull_again(
     op: &'static str,
     operands: Vec<Tensor>,
-    again: Arc<dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync>,
+    again: Arc<Again>,
 ) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
     move |back: &Back<'_>| {
         // In a pass that is not recorded itself, the operands become leaves: what made them must not be touched.

@@ -131,11 +131,14 @@ impl fmt::Debug for Node {
     }
 }
 
+/// What a node holds on to.
+type Held = (SmallVec<[Option<Edge>; 2]>, Option<Arc<Pull>>);
+
 /// A long chain of nodes is dropped one by one: dropping each inside the one before it would overflow the stack.
 impl Drop for Node {
     fn drop(&mut self) {
         thread_local! {
-            static DROPPED: RefCell<Option<Vec<(SmallVec<[Option<Edge>; 2]>, Option<Arc<Pull>>)>>> = const { RefCell::new(None) };
+            static DROPPED: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
         }
         let parts = (std::mem::take(&mut self.inputs), lock(&self.pull).take());
         // Where a drop is under way further up, it takes this one over; when the thread is ending there is nobody to do so.

@@ -404,7 +404,7 @@ impl<'a> Search<'a> {
                 }
                 // Uneven parts of the last factor are parts of the dimension, because the split refines; those of an earlier one are not.
                 let last = factors[n + 1..].iter().all(|f| self.rule.factors[*f as usize].size == 1);
-                if parts > 1 && !(single_elements && (last || size % parts == 0)) {
+                if parts > 1 && !(single_elements && (last || size.is_multiple_of(parts))) {
                     return None;
                 }
                 single_elements &= parts == size;
