@@ -180,6 +180,16 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
 }
 
 #[test]
+fn an_einsum_of_a_scalar_on_a_mesh_is_that_scalar() -> Result<()> {
+    let mesh = Mesh::new("tp=2", &anymesh_backend_cpu::device())?;
+    let x = Tensor::scalar(3f64, &anymesh_backend_cpu::device())?.to_mesh(&mesh, anymesh_core::Sharding::replicated())?.require_grad()?;
+    let y = Tensor::einsum("->", &[&x])?;
+    assert_eq!(y.to_vec::<f64>()?, [3.0]);
+    assert_eq!(y.backward()?.get(&x)?.expect("used").to_vec::<f64>()?, [1.0]);
+    Ok(())
+}
+
+#[test]
 fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Result<()> {
     let x = waves(&[64, 16], 0.7)?.cast(DType::BF16)?.require_grad()?;
     let (weight, bias) = (waves(&[16], 0.3)?.cast(DType::F32)?.require_grad()?, Tensor::zeros([16], DType::F32, x.device())?.require_grad()?);
@@ -216,6 +226,12 @@ fn vectors_of_zeros_and_rows_with_minus_infinity_have_finite_gradients() -> Resu
         let g = x.normalize(p, -1, 1e-3)?.sum(&[], false)?.backward()?.get(&x)?.expect("used");
         assert!(g.to_vec::<f64>()?.iter().all(|v| (v - 1e3).abs() < 1e-9), "p = {p}: {:?}", g.to_vec::<f64>()?);
     }
+    for p in [0.5, 1.0, 1.5, 2.0, 3.0] {
+        let x = Tensor::zeros([4], DType::F64, &device)?.require_grad()?;
+        assert_eq!(x.norm(p, &[], false)?.backward()?.get(&x)?.expect("used").to_vec::<f64>()?, [0.0; 4], "p = {p}");
+    }
+    let x = Tensor::ones([4], DType::F64, &device)?.require_grad()?;
+    assert_eq!(x.std(&[], false, 1)?.backward()?.get(&x)?.expect("used").to_vec::<f64>()?, [0.0; 4]);
     let x = Tensor::from_slice(&[1.0, f64::NEG_INFINITY, 2.0], [1, 3], &device)?.require_grad()?;
     let g = twice(&x.softmax(-1)?, &x)?;
     assert!(g.iter().all(|g| g.to_vec::<f64>().is_ok_and(|g| g.iter().all(|v| v.is_finite()) && g[1] == 0.0)));

@@ -311,6 +311,11 @@ impl Terms {
     #[track_caller]
     fn value(&self, equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
         let Self { labels, result } = self;
+        if let ([labels], [only]) = (&labels[..], tensors)
+            && labels == result
+        {
+            return Ok(only.detach());
+        }
         let sizes = sizes(equation, labels, tensors)?;
         if !plain(OP, tensors)? {
             let call = Call { op: OP, inputs: tensors, attrs: &[(hash(self) >> 1) as i64] };

@@ -21,6 +21,7 @@ use super::{
     expr::Expr,
     index::picked,
     map1, need_float_math, op, op_without_gradient, run_map, same_device,
+    similarity::unless_zero,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
@@ -503,12 +504,20 @@ impl Tensor {
             f64::NEG_INFINITY => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Min, None),
             0.0 => (front("norm: x != 0", from, to, |v| v.ne(0.0).select(v.lit(1.0), v.lit(0.0)))?, ReduceOp::Sum, None),
             1.0 => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Sum, None),
-            2.0 => (front("norm: x^2", from, to, |v| v * v)?, ReduceOp::Sum, Some(front("norm: root", wide, to, |v| v.sqrt())?)),
+            2.0 => (front("norm: x^2", from, to, |v| v * v)?, ReduceOp::Sum, Some(front("norm: root", wide, to, |v| unless_zero(v, v.sqrt()))?)),
             _ => {
                 fn power(v: Val<'_>) -> Val<'_> {
                     v.pow(v.builder().param(v.kind()))
                 }
-                (front("norm: |x|^p", from, to, |v| power(v.abs()))?, ReduceOp::Sum, Some(front("norm: x^p", wide, to, power)?))
+                fn positive(v: Val<'_>) -> Val<'_> {
+                    unless_zero(v, power(v))
+                }
+                if p > 0.0 {
+                    let powers = front("norm: |x|^p, p > 0", from, to, |v| positive(v.abs()))?;
+                    (powers, ReduceOp::Sum, Some(front("norm: x^p, p > 0", wide, to, positive)?))
+                } else {
+                    (front("norm: |x|^p", from, to, |v| power(v.abs()))?, ReduceOp::Sum, Some(front("norm: x^p", wide, to, power)?))
+                }
             }
         };
         let (p, inverse) = ([Scalar::Float(p)], [Scalar::Float(1.0 / p)]);
@@ -533,7 +542,7 @@ impl Tensor {
     pub fn std(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
         let (wide, to) = (wide(self.dtype()), self.dtype().to_float());
         let variance = variance(self, "std", axes, keepdim, correction, wide)?;
-        let root = front("std", wide, to, |v| v.sqrt())?;
+        let root = front("std", wide, to, |v| unless_zero(v, v.sqrt()))?;
         map1("std", &root, &[&variance], &[])
     }
 

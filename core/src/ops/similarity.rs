@@ -32,7 +32,7 @@ pub(crate) fn p_norm(op: &'static str, expr: Expr<'_>, axis: usize, p: f64, valu
 }
 
 /// Zero where `x` is, with a slope of zero: a vector of zeros has no direction to grow in, and an infinite slope would make NaN of it.
-fn unless_zero<'b>(x: Val<'b>, y: Val<'b>) -> Val<'b> {
+pub(super) fn unless_zero<'b>(x: Val<'b>, y: Val<'b>) -> Val<'b> {
     x.eq(0.0).select(y.lit(0.0), y)
 }
 
