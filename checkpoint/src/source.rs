@@ -1,0 +1,177 @@
+//! Anything that holds tensors and can be read box by box.
+
+use crate::{Error, Result};
+use anymesh_core::{DType, Region};
+use std::collections::BTreeMap;
+
+/// The type of a stored tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The element type.
+    pub dtype: DType,
+    /// The global shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+
+    /// The box that is all of it.
+    pub fn whole(&self) -> Region {
+        Region { start: self.shape.iter().map(|_| 0).collect(), shape: self.shape.iter().copied().collect() }
+    }
+}
+
+/// Anything that holds tensors and can be read box by box, from several threads at once.
+pub trait Source: Send + Sync {
+    /// The tensors by name.
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo>;
+
+    /// Reads a box of a tensor: little-endian elements in row-major order, as many bytes as the box has. Callers ask for boxes that lie inside the tensor.
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()>;
+
+    /// The type of a tensor.
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.tensors().get(name).ok_or_else(|| Error::Missing { name: name.into(), hint: near(name, self.tensors().keys()) })
+    }
+
+    /// All bytes of a tensor.
+    fn read_all(&self, name: &str) -> Result<Vec<u8>> {
+        let info = self.info(name)?;
+        let mut out = vec![0; info.bytes()];
+        self.read(name, &info.whole(), &mut out)?;
+        Ok(out)
+    }
+}
+
+/// A hint at names that share the longest end with the one that was asked for.
+fn near<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> String {
+    let shared = |other: &str| name.bytes().rev().zip(other.bytes().rev()).take_while(|(a, b)| a == b).count();
+    match names.max_by_key(|other| shared(other)) {
+        Some(best) if shared(best) > name.len() / 3 => format!(": did you mean '{best}'?"),
+        _ => String::new(),
+    }
+}
+
+/// Tensors in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    tensors: BTreeMap<String, TensorInfo>,
+    bytes: BTreeMap<String, Vec<u8>>,
+}
+
+impl Memory {
+    /// Adds a tensor from its stored bytes.
+    pub fn insert(&mut self, name: impl Into<String>, info: TensorInfo, bytes: Vec<u8>) -> Result<()> {
+        let name = name.into();
+        if bytes.len() != info.bytes() {
+            return Err(Error::Argument(format!("tensor '{name}' of {} bytes was given {}", info.bytes(), bytes.len())));
+        }
+        self.tensors.insert(name.clone(), info);
+        self.bytes.insert(name, bytes);
+        Ok(())
+    }
+}
+
+impl Source for Memory {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        &self.tensors
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        let info = self.info(name)?;
+        let bytes = self.bytes.get(name).map_or(&[][..], Vec::as_slice);
+        copy_box(bytes, &info.whole(), out, region, region, info.dtype.size());
+        Ok(())
+    }
+}
+
+/// Copies `part` from one row-major buffer to another: `from` holds the box `from_box`, `to` holds `to_box`, and `part` lies in both.
+pub fn copy_box(from: &[u8], from_box: &Region, to: &mut [u8], to_box: &Region, part: &Region, size: usize) {
+    if part.numel() == 0 {
+        return;
+    }
+    // Trailing dimensions that are whole in all three are one run.
+    let rank = part.shape.len();
+    let mut run = rank;
+    let mut length = size;
+    while run > 0 {
+        run -= 1;
+        length *= part.shape[run];
+        if part.shape[run] != from_box.shape[run] || part.shape[run] != to_box.shape[run] {
+            break;
+        }
+    }
+    let offset = |at: &[usize], of: &Region| (0..rank).fold(0, |o, d| o * of.shape[d] + at[d] - of.start[d]) * size;
+    let mut at: Vec<usize> = part.start.to_vec();
+    loop {
+        let (source, target) = (offset(&at, from_box), offset(&at, to_box));
+        to[target..target + length].copy_from_slice(&from[source..source + length]);
+        // The next run, counting up over the dimensions before it.
+        let mut d = run;
+        loop {
+            if d == 0 {
+                return;
+            }
+            d -= 1;
+            at[d] += 1;
+            if at[d] < part.start[d] + part.shape[d] {
+                break;
+            }
+            at[d] = part.start[d];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(start: &[usize], shape: &[usize]) -> Region {
+        Region { start: start.iter().copied().collect(), shape: shape.iter().copied().collect() }
+    }
+
+    #[test]
+    fn boxes_are_copied_between_buffers_of_other_boxes() {
+        let whole = region(&[0, 0, 0], &[3, 4, 5]);
+        let from: Vec<u8> = (0..60).collect();
+        for part in [
+            region(&[1, 1, 1], &[2, 2, 3]),
+            region(&[0, 0, 0], &[3, 4, 5]),
+            region(&[2, 0, 0], &[1, 4, 5]),
+            region(&[0, 3, 0], &[3, 1, 5]),
+            region(&[1, 2, 3], &[0, 2, 1]),
+        ] {
+            let mut to = vec![255; part.numel()];
+            copy_box(&from, &whole, &mut to, &part, &part, 1);
+            let mut expected = vec![];
+            for i in 0..part.shape[0] {
+                for j in 0..part.shape[1] {
+                    for k in 0..part.shape[2] {
+                        expected.push(((part.start[0] + i) * 20 + (part.start[1] + j) * 5 + part.start[2] + k) as u8);
+                    }
+                }
+            }
+            assert_eq!(to, expected);
+        }
+        let mut scalar = [0; 2];
+        copy_box(&[7, 8], &region(&[], &[]), &mut scalar, &region(&[], &[]), &region(&[], &[]), 2);
+        assert_eq!(scalar, [7, 8]);
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_gets_a_hint() {
+        let mut memory = Memory::default();
+        memory.insert("model.layers.0.weight", TensorInfo { dtype: DType::U8, shape: vec![1] }, vec![1]).expect("fits");
+        let error = memory.read_all("layers.0.weight").expect_err("another name");
+        assert!(error.to_string().contains("model.layers.0.weight"), "{error}");
+    }
+}
