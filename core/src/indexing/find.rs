@@ -7,8 +7,8 @@ use std::panic::Location;
 /// A gather or scatter takes at most this many index tensors.
 pub(super) const AT_ONCE: usize = 4;
 
-/// So many elements of a mask are counted at once: their positions fit `i32`.
-const MASK_PART: usize = 1 << 30;
+/// So many elements of a mask are counted at once: their positions fit `i32`, and counting takes 8 bytes for each.
+const MASK_PART: usize = 1 << 28;
 
 /// The index tensors of an expression.
 #[derive(Debug, Default)]
@@ -66,6 +66,7 @@ fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
 /// Where a mask holds, as positions in row-major order.
 async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'static>) -> Result<Tensor> {
     let n = mask.numel();
+    let dtype = if i32::try_from(n).is_ok() { DType::I32 } else { DType::I64 };
     let mut parts = Vec::new();
     for start in (0..n.max(1)).step_by(MASK_PART) {
         let counting = {
@@ -74,7 +75,7 @@ async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'stat
         };
         let found = counting.await?;
         let found = found.reshape([found.dims()[0]])?;
-        parts.push(if n <= MASK_PART { found } else { found.cast(DType::I64)?.add(start as i64)? });
+        parts.push(if start == 0 { found.cast(dtype)? } else { found.cast(dtype)?.add(start as i64)? });
     }
     if parts.len() == 1 { Ok(parts.remove(0)) } else { Tensor::concat(&parts.iter().collect::<Vec<_>>(), 0) }
 }

@@ -142,7 +142,8 @@ impl From<Tensor> for Index {
 /// ```
 #[macro_export]
 macro_rules! i {
-    (@[$($done:expr,)*]) => { { let list: [$crate::Index; _] = [$($done,)*]; list } };
+    // A range that is walked backwards is not empty.
+    (@[$($done:expr,)*]) => { { #[allow(clippy::reversed_empty_ranges)] let list: [$crate::Index; _] = [$($done,)*]; list } };
     (@[$($done:expr,)*] ... $(, $($rest:tt)*)?) => { $crate::i!(@[$($done,)* $crate::Index::Ellipsis,] $($($rest)*)?) };
     (@[$($done:expr,)*] None $(, $($rest:tt)*)?) => { $crate::i!(@[$($done,)* $crate::Index::NewAxis,] $($($rest)*)?) };
     (@[$($done:expr,)*] $range:expr; $step:expr $(, $($rest:tt)*)?) => { $crate::i!(@[$($done,)* $crate::Index::stepped($range, $step),] $($($rest)*)?) };

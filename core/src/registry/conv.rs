@@ -63,6 +63,8 @@ fn convs(n: usize) -> Vec<Sample> {
         // Two groups, and one for each channel.
         call(n, ([1, 4], [5, 2, 1]), ([6, 2], [2, 1, 1]), Some(6), json!({"groups": 2, "dilation": 2})),
         call(n, ([4, 3], [4, 1, 1]), ([3, 1], [2, 1, 1]), None, json!({"groups": 3})),
+        // Steps that leave a rest of the input, which is as large as the dilation.
+        call(n, ([1, 2], [8, 3, 1]), ([2, 1], [2, 1, 1]), Some(2), json!({"groups": 2, "stride": 4, "dilation": 2})),
     ]
 }
 
@@ -72,5 +74,7 @@ fn transposes(n: usize) -> Vec<Sample> {
         call(n, ([2, 4], [3, 2, 1]), ([4, 5], [2, 1, 1]), None, json!({"stride": 2, "output_padding": 1})),
         call(n, ([1, 4], [4, 2, 1]), ([4, 3], [2, 2, 1]), Some(6), json!({"groups": 2, "dilation": 2})),
         call(n, ([4, 2], [3, 2, 1]), ([2, 1], [3, 3, 3]), None, json!({"groups": 2, "padding": 1})),
+        // An output that is extended by more than a step.
+        call(n, ([2, 2], [3, 1, 1]), ([2, 3], [2, 1, 1]), None, json!({"dilation": 3, "output_padding": 2})),
     ]
 }

@@ -65,6 +65,9 @@ fn scatters(_: &'static str) -> Vec<Sample> {
         // The index is smaller than the values and the tensor.
         written(&[4, 8], &[3, 5], 8, &[4, 5], json!({"axis": 1, "mode": "mul"})),
         written(&[8, 2], &[5, 2], 8, &[5, 2], json!({"mode": "min"})),
+        // Many values for few places: the last one counts, and products meet zeros.
+        written(&[3, 2], &[8, 2], 3, &[8, 2], json!({})),
+        Sample::new([small(&[4, 3]), index(&[7, 3], 4), floats(&[7, 3], Fill::Pick(&[0, 1, 2, -1]))], json!({"mode": "mul"})),
     ]
 }
 

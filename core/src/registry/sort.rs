@@ -63,5 +63,10 @@ fn searches(_: &'static str) -> Vec<Sample> {
 fn scans(op: &'static str) -> Vec<Sample> {
     let fill = if op == "cumprod" { Fill::Pick(&[1, 2, -1]) } else { Fill::Int { lo: -2, hi: 2 } };
     let call = |dtype, shape: &[usize], axis| Sample::new([Input::new(dtype, shape, fill)], json!({"axis": axis})).exact(op != "logcumsumexp");
-    vec![call(DType::F32, &[5, 7], 0), call(DType::F32, &[4, 2, 3], -1), call(DType::F32, &[8], 0), call(DType::I32, &[3, 4], 1)]
+    let mut samples = vec![call(DType::F32, &[5, 7], 0), call(DType::F32, &[4, 2, 3], -1), call(DType::F32, &[8], 0), call(DType::I32, &[3, 4], 1)];
+    if op == "cumprod" {
+        // None, one or several zeros in a row.
+        samples.push(Sample::new([floats(&[7, 5], Fill::Pick(&[0, 1, 2, -1]))], json!({"axis": 1})));
+    }
+    samples
 }
