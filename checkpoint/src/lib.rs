@@ -1,12 +1,43 @@
 //! Checkpoints: any mesh in, any mesh out, never half-written.
 //!
-//! Everything that holds tensors is a [`Source`]: a checkpoint of ours, a Hugging Face folder, a file, a mapping of names and shapes over another source. A source
+//! A checkpoint is a folder of ordinary safetensors files and a [`manifest`], written into a temporary folder, synced and renamed. It is saved from tensors however they lie and
+//! loaded into any sharding of any mesh, reading only what is needed.
+//!
+//! ```
+//! # use anymesh_checkpoint::{latest, save};
+//! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
+//! # use std::collections::BTreeMap;
+//! # let root = std::env::temp_dir().join(format!("anymesh-doc-{}", std::process::id()));
+//! # let device = anymesh_backend_cpu::device();
+//! let mesh = Mesh::new("dp=2, tp=4", &device)?;
+//! let w = Tensor::arange(0, 24, 1, DType::F32, &device)?.reshape([4, 6])?.to_mesh(&mesh, "[@dp, @tp]")?;
+//! save(&root, "step-100", 100, &BTreeMap::from([("w".to_string(), w)]), &Default::default())?;
+//!
+//! let other = Mesh::new("x=3", &device)?;
+//! let found = latest(&root)?.expect("just saved");
+//! let w = found.load("w", (&other, &Sharding::replicated().cut(0, 0)))?;
+//! assert_eq!(w.type_string(), "f32[4@x, 6]");
+//! assert_eq!(w.to_vec::<f32>()?, (0..24).map(|i| i as f32).collect::<Vec<_>>());
+//! # std::fs::remove_dir_all(&root).ok();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Everything that holds tensors is a [`Source`]: a checkpoint, a file of another program, a mapping of names and shapes over another source. A source
 //! is read box by box, so that nothing is larger in memory than what was asked for.
 
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod files;
+mod folder;
+pub mod manifest;
+pub mod plan;
+mod read;
+mod save;
 mod source;
 
 pub use error::{Error, Result};
+pub use folder::{Found, Keep, latest, list, rotate, rotate_with};
+pub use read::Checkpoint;
+pub use save::{Saver, save};
 pub use source::{Memory, Source, TensorInfo, copy_box};

@@ -1,0 +1,87 @@
+//! The file system, as far as writing a checkpoint needs it: few operations, so that a test can fail at each.
+
+use crate::{Error, Result};
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::Write,
+    path::Path,
+};
+
+/// A file that is being written.
+pub trait Output: Send {
+    /// Appends bytes.
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Returns when everything written is on the disk.
+    fn sync(&mut self) -> Result<()>;
+}
+
+/// What changes a folder. Reading needs no such care.
+pub trait Files: Send + Sync + fmt::Debug {
+    /// A new file, empty; an error where there is one.
+    fn create(&self, path: &Path) -> Result<Box<dyn Output>>;
+
+    /// A new folder and those above it.
+    fn create_folder(&self, path: &Path) -> Result<()>;
+
+    /// Returns when the names in a folder are on the disk.
+    fn sync_folder(&self, path: &Path) -> Result<()>;
+
+    /// Renames in one step; an error where the new name exists.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a folder with all in it.
+    fn remove_folder(&self, path: &Path) -> Result<()>;
+}
+
+/// The real file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Disk;
+
+#[derive(Debug)]
+struct DiskFile {
+    file: File,
+    path: std::path::PathBuf,
+}
+
+impl Output for DiskFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| Error::io(&self.path, "write", &e))
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io(&self.path, "sync", &e))
+    }
+}
+
+impl Files for Disk {
+    fn create(&self, path: &Path) -> Result<Box<dyn Output>> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| Error::io(path, "create", &e))?;
+        Ok(Box::new(DiskFile { file, path: path.into() }))
+    }
+
+    fn create_folder(&self, path: &Path) -> Result<()> {
+        fs::create_dir_all(path).map_err(|e| Error::io(path, "create", &e))
+    }
+
+    fn sync_folder(&self, path: &Path) -> Result<()> {
+        // Windows has no such thing: there a rename is durable by itself.
+        if cfg!(windows) {
+            return Ok(());
+        }
+        File::open(path).and_then(|f| f.sync_all()).map_err(|e| Error::io(path, "sync", &e))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        if to.exists() {
+            let reason = "it exists already: remove it or choose another name".into();
+            return Err(Error::Io { path: to.into(), action: "rename", reason });
+        }
+        fs::rename(from, to).map_err(|e| Error::io(to, "rename", &e))
+    }
+
+    fn remove_folder(&self, path: &Path) -> Result<()> {
+        fs::remove_dir_all(path).map_err(|e| Error::io(path, "remove", &e))
+    }
+}
