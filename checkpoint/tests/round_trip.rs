@@ -1,0 +1,180 @@
+//! What was saved from one layout is loaded into any other, to the bit.
+
+mod common;
+
+use anymesh_checkpoint::{Checkpoint, Error, Keep, Source, latest, list, rotate, save};
+use anymesh_core::{DType, Device, Mesh, Place, Sharding, Tensor};
+use common::{Dice, Folder};
+use serde_json::{Map, json};
+use std::collections::BTreeMap;
+
+const MESHES: [&str; 7] = ["dp=2, tp=4", "dp=1, tp=8", "dp=4, tp=2", "x=1", "a=2, b=2, c=2", "x=3", "x=7"];
+
+/// A random way to lie on a mesh.
+fn sharding(dice: &mut Dice, mesh: &Mesh, rank: usize) -> Sharding {
+    (0..mesh.axes().len()).fold(Sharding::replicated(), |s, axis| match dice.below(rank + 1) {
+        d if d < rank => s.cut(d, axis),
+        _ => s,
+    })
+}
+
+/// Random bytes are every kind of number, NaN and infinities among them; a bool has only two.
+fn tensor(dice: &mut Dice, dtype: DType, shape: &[usize], device: &Device) -> (Tensor, Vec<u8>) {
+    let n = shape.iter().product::<usize>() * dtype.size();
+    let bytes: Vec<u8> = (0..n).map(|_| dice.next() as u8).map(|b| if dtype == DType::Bool { b & 1 } else { b }).collect();
+    (Tensor::from_bytes(&bytes, dtype, shape, device).expect("fits"), bytes)
+}
+
+#[test]
+fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let mut dice = Dice(1);
+    let mut loaded = 0;
+    for round in 0..60 {
+        let root = Folder::new();
+        let from = Mesh::new(MESHES[round % MESHES.len()], &device)?;
+        let (mut tensors, mut expected) = (BTreeMap::new(), BTreeMap::new());
+        for i in 0..6 {
+            let rank = dice.below(5);
+            let shape: Vec<usize> = (0..rank).map(|_| dice.below(9)).collect();
+            let (x, bytes) = tensor(&mut dice, DType::ALL[(round + i * 5) % DType::ALL.len()], &shape, &device);
+            let name = format!("layers.{i}.weight");
+            let layout = sharding(&mut dice, &from, rank);
+            tensors.insert(name.clone(), if dice.below(5) == 0 { x } else { x.to_mesh(&from, layout)? });
+            expected.insert(name, bytes);
+        }
+        let path = save(&root, "one", round as u64, &tensors, &Map::new())?;
+        let checkpoint = Checkpoint::open(path)?;
+        assert_eq!(checkpoint.verify(), []);
+        let stored: usize = checkpoint.manifest().tensors.values().flat_map(|t| &t.boxes).map(|b| b.region().numel()).sum();
+        assert_eq!(stored, tensors.values().map(Tensor::numel).sum::<usize>(), "replicas are stored once");
+        for axes in MESHES {
+            let to = Mesh::new(axes, &device)?;
+            for (name, bytes) in &expected {
+                let layout = sharding(&mut dice, &to, checkpoint.info(name)?.shape.len());
+                let x = checkpoint.load(name, Place { mesh: to.clone(), sharding: layout })?;
+                // Rank by rank: joining the parts would compute, and might make one NaN of another.
+                for (rank, part) in x.shards() {
+                    let region = x.sharding().region(&to, rank, x.shape());
+                    let (size, whole) = (x.dtype().size(), checkpoint.info(name)?.whole());
+                    let mut right = vec![0; region.numel() * size];
+                    anymesh_checkpoint::copy_box(bytes, &whole, &mut right, &region, &region, size);
+                    assert_eq!(part.to_bytes()?, right, "{name} from {} as {}, rank {rank}", tensors[name].type_string(), x.type_string());
+                }
+                loaded += 1;
+            }
+        }
+        for (name, bytes) in &expected {
+            assert_eq!(&checkpoint.load(name, &device)?.to_bytes()?, bytes);
+            let info = checkpoint.info(name)?.clone();
+            for _ in 0..4 {
+                // Any box, also an empty one.
+                let mut region = info.whole();
+                for d in 0..info.shape.len() {
+                    region.start[d] = dice.below(info.shape[d] + 1);
+                    region.shape[d] = dice.below(info.shape[d] - region.start[d] + 1);
+                }
+                let (mut out, mut right) = (vec![0; region.numel() * info.dtype.size()], vec![0; region.numel() * info.dtype.size()]);
+                checkpoint.read(name, &region, &mut out)?;
+                anymesh_checkpoint::copy_box(bytes, &info.whole(), &mut right, &region, &region, info.dtype.size());
+                assert_eq!(out, right);
+            }
+        }
+    }
+    assert_eq!(loaded, 60 * 6 * MESHES.len());
+    Ok(())
+}
+
+#[test]
+fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Folder::new();
+    let mesh = Mesh::new("x=2", &device)?;
+    // 80 MB on each rank: over one box and many blocks.
+    let x = Tensor::arange(0, 40_000_000, 1, DType::I32, &device)?.reshape([8000, 5000])?;
+    let tensors = BTreeMap::from([("w".to_string(), x.to_mesh(&mesh, "[@x, _]")?)]);
+    let checkpoint = Checkpoint::open(save(&root, "one", 0, &tensors, &Map::new())?)?;
+    assert!(checkpoint.manifest().tensors["w"].boxes.len() >= 4);
+    let columns = checkpoint.load("w", (&mesh, &Sharding::replicated().cut(1, 0)))?;
+    assert_eq!(columns.shards()[1].1.dims(), [8000, 2500]);
+    assert_eq!(columns.eq(&x.to_mesh(&mesh, "[_, @x]")?)?.all(&[], false)?.to_vec::<bool>()?, [true]);
+    Ok(())
+}
+
+#[test]
+fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Folder::new();
+    assert!(latest(&root)?.is_none());
+    let state = json!({"consumed_samples": 12_345_678_901u64, "rng": {"seed": 7, "stream": 3}, "lr": 1e-4, "config": {"architectures": ["Some"]}});
+    let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::BF16, &device)?)]);
+    save(&root, "zebra", 10, &one, &Map::new())?;
+    save(&root, "apple", 20, &BTreeMap::new(), state.as_object().expect("an object"))?;
+    save(&root, "middle", 15, &one, &Map::new())?;
+    std::fs::create_dir(root.join("not-a-checkpoint")).expect("a folder");
+    std::fs::create_dir(root.join(".tmp-zebra2")).expect("a folder");
+    let newest = latest(&root)?.expect("three were saved");
+    assert_eq!((newest.manifest().step, &serde_json::Value::Object(newest.manifest().state.clone())), (20, &state));
+    let found = list(&root)?;
+    assert_eq!(found.iter().filter_map(|f| f.step.as_ref().ok()).collect::<Vec<_>>(), [&20, &15, &10]);
+    assert!(found[3].step.as_ref().expect_err("no manifest").to_string().contains("manifest.json"));
+
+    // A name that is taken, and names that are none.
+    for name in ["zebra", "", ".hidden", "a/b"] {
+        assert!(matches!(save(&root, name, 30, &one, &Map::new()), Err(Error::Argument(_))), "{name}");
+    }
+    let partial = Tensor::ones([2], DType::F32, &device)?.to_mesh(&Mesh::new("x=2", &device)?, "[_]{sum:x}")?;
+    let error = save(&root, "partial", 30, &BTreeMap::from([("p".to_string(), partial)]), &Map::new()).expect_err("partial");
+    assert!(error.to_string().contains("reshard it first"), "{error}");
+    assert_eq!(list(&root)?.len(), 4, "what was refused left nothing");
+    Ok(())
+}
+
+#[test]
+fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Folder::new();
+    let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
+    for step in 1..=10 {
+        save(&root, &format!("s{step}"), step, &one, &Map::new())?;
+    }
+    // The two newest lose their data: they are not counted, and not touched.
+    for name in ["s9", "s10"] {
+        std::fs::remove_file(root.join(name).join("rank-00000.safetensors")).expect("there");
+    }
+    let removed = rotate(&root, &Keep { last: 2, every: Some(3), names: vec!["s1".into()] })?;
+    let names: Vec<String> = removed.iter().map(|p| p.file_name().expect("a name").to_string_lossy().into_owned()).collect();
+    assert_eq!(names, ["s5", "s4", "s2"]);
+    let left: Vec<u64> = list(&root)?.iter().filter_map(|f| f.step.as_ref().ok().copied()).collect();
+    assert_eq!(left, [8, 7, 6, 3, 1]);
+    rotate(&root, &Keep::default())?;
+    assert_eq!(latest(&root)?.expect("the newest stays").manifest().step, 8);
+    assert_eq!(list(&root)?.iter().filter(|f| f.step.is_err()).count(), 2);
+    Ok(())
+}
+
+#[test]
+fn two_writers_do_not_meet() -> Result<(), Error> {
+    let root = Folder::new();
+    let lock = std::fs::File::create(root.join(".lock")).expect("a file");
+    lock.try_lock().expect("free");
+    let error = save(&root, "one", 1, &BTreeMap::new(), &Map::new()).expect_err("locked");
+    assert!(error.to_string().contains("another process"), "{error}");
+    drop(lock);
+    save(&root, "one", 1, &BTreeMap::new(), &Map::new())?;
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Folder::new();
+    let x = Tensor::ones([2, 3], DType::F32, &device)?;
+    let checkpoint = Checkpoint::open(save(&root, "one", 1, &BTreeMap::from([("model.w".to_string(), x)]), &Map::new())?)?;
+    assert!(checkpoint.load("w", &device).expect_err("another name").to_string().contains("model.w"));
+    let mesh = Mesh::new("x=2", &device)?;
+    assert!(matches!(checkpoint.load("model.w", (&mesh, &Sharding::replicated().cut(5, 0))), Err(Error::Core(_))));
+    assert!(checkpoint.values::<i64>("model.w").is_err());
+    assert_eq!(checkpoint.values::<f32>("model.w")?, [1.0; 6]);
+    Ok(())
+}
