@@ -34,8 +34,8 @@ pub struct Piece {
     pub region: Region,
 }
 
-/// The boxes that each rank writes, in order. Replicas are written once, by the rank of their holders that has the least to write so far.
-pub fn owners(tensors: &BTreeMap<String, Placed>) -> BTreeMap<usize, Vec<Piece>> {
+/// The boxes that each rank writes, in order, none larger than `largest` bytes where rows are not. Replicas are written once, by the rank of their holders that has the least to write so far.
+pub fn owners(tensors: &BTreeMap<String, Placed>, largest: usize) -> BTreeMap<usize, Vec<Piece>> {
     let mut pieces: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
     let mut load: BTreeMap<usize, usize> = BTreeMap::new();
     for (name, placed) in tensors {
@@ -44,7 +44,7 @@ pub fn owners(tensors: &BTreeMap<String, Placed>) -> BTreeMap<usize, Vec<Piece>>
             let size = placed.info.dtype.size();
             *load.entry(least).or_default() += region.numel() * size;
             let own = pieces.entry(least).or_default();
-            own.extend(cut(&region, size).into_iter().map(|region| Piece { tensor: name.clone(), region }));
+            own.extend(cut(&region, size, largest).into_iter().map(|region| Piece { tensor: name.clone(), region }));
         }
     }
     pieces
@@ -68,10 +68,10 @@ fn holders(placed: &Placed) -> Vec<(Region, Vec<usize>)> {
 }
 
 /// A box in parts that are not too large.
-fn cut(region: &Region, size: usize) -> Vec<Region> {
+fn cut(region: &Region, size: usize, largest: usize) -> Vec<Region> {
     let bytes = region.numel() * size;
-    let Some((&first, _)) = region.shape.split_first().filter(|(first, _)| bytes > LARGEST_BOX && **first > 1) else { return vec![region.clone()] };
-    let rows = (LARGEST_BOX / (bytes / first).max(1)).max(1);
+    let Some((&first, _)) = region.shape.split_first().filter(|(first, _)| bytes > largest && **first > 1) else { return vec![region.clone()] };
+    let rows = (largest / (bytes / first).max(1)).max(1);
     let part = |start: usize| {
         let mut part = region.clone();
         part.start[0] += start;
@@ -95,10 +95,10 @@ mod tests {
         let mesh = Mesh::new("a=2, b=2", &meta()).expect("a mesh");
         let names = |i: usize| format!("w{i}");
         let tensors: BTreeMap<String, Placed> = (0..8).map(|i| (names(i), placed(&mesh, &[16, 16], Sharding::replicated()))).collect();
-        let plan = owners(&tensors);
+        let plan = owners(&tensors, LARGEST_BOX);
         assert_eq!(plan.values().map(Vec::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
         let cut = BTreeMap::from([("w".to_string(), placed(&mesh, &[5, 4], Sharding::replicated().cut(0, 0)))]);
-        let plan = owners(&cut);
+        let plan = owners(&cut, LARGEST_BOX);
         assert_eq!(plan.values().flatten().map(|p| p.region.shape[0]).sum::<usize>(), 5);
         assert_eq!(plan.values().flatten().count(), 2);
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn large_boxes_are_cut_and_fill_the_tensor() {
         let region = Region { start: [7usize, 0].into_iter().collect(), shape: [1000usize, 1 << 20].into_iter().collect() };
-        let parts = cut(&region, 4);
+        let parts = cut(&region, 4, LARGEST_BOX);
         assert!(parts.iter().all(|p| p.numel() * 4 <= LARGEST_BOX));
         assert_eq!(parts.iter().map(|p| p.shape[0]).sum::<usize>(), 1000);
         assert_eq!(parts[1].start[0], 7 + parts[0].shape[0]);

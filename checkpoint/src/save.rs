@@ -1,7 +1,7 @@
 //! Writing a checkpoint: into a temporary folder, synced, then renamed in one step.
 
 use crate::{
-    Error, Result, TensorInfo,
+    Error, Result, Source, TensorInfo,
     files::{Disk, Files, Output},
     manifest::{self, BLOCK, Manifest, Stored, StoredBox, checksum},
     plan::{self, Piece, Placed},
@@ -24,6 +24,8 @@ pub struct Saver<'a> {
     pub files: &'a dyn Files,
     /// Threads that write at the same time.
     pub threads: usize,
+    /// Bytes that may be held in memory at once, over all threads, beside the tensors themselves. Boxes are cut so that they fit.
+    pub memory: usize,
     /// Called from the writing threads with the bytes done and all there are.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
 }
@@ -36,7 +38,8 @@ impl std::fmt::Debug for Saver<'_> {
 
 impl Default for Saver<'_> {
     fn default() -> Self {
-        Self { files: &Disk, threads: std::thread::available_parallelism().map_or(1, |n| n.get()), progress: None }
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self { files: &Disk, threads, memory: threads * plan::LARGEST_BOX, progress: None }
     }
 }
 
@@ -49,9 +52,6 @@ impl Saver<'_> {
     /// Saves tensors, however they lie, and state as the checkpoint `name` in the folder `root`, and returns its path. A crash at any instant leaves what was there before, or the
     /// new checkpoint whole. Another process that writes to the same root is an error.
     pub fn save(&self, root: &Path, name: &str, step: u64, tensors: &BTreeMap<String, Tensor>, state: &Map<String, Value>) -> Result<PathBuf> {
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-            return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
-        }
         for (tensor, x) in tensors {
             if x.sharding().is_partial() {
                 return Err(Error::Argument(format!("tensor '{tensor}' is {}, a partial value: reshard it first, which says what it sends", x.type_string())));
@@ -59,6 +59,39 @@ impl Saver<'_> {
             if x.mesh().addressable().len() != x.mesh().ranks() {
                 return Err(Error::Argument(format!("tensor '{tensor}' lies on ranks of other processes: saving from several processes is not supported yet")));
             }
+        }
+        let placed = tensors.iter().map(|(name, x)| (name.clone(), Placed::of(x))).collect();
+        self.commit(root, name, step, &placed, &|piece| bytes_of(&tensors[&piece.tensor], &piece.region), state)
+    }
+
+    /// Saves the tensors of any source, laid out in files as tensors that lie so would be, in bounded memory.
+    pub fn save_source(
+        &self,
+        root: &Path,
+        name: &str,
+        step: u64,
+        source: &dyn Source,
+        layout: &BTreeMap<String, Placed>,
+        state: &Map<String, Value>,
+    ) -> Result<PathBuf> {
+        for (tensor, placed) in layout {
+            if *source.info(tensor)? != placed.info {
+                return Err(Error::Argument(format!("tensor '{tensor}' is {:?}, to be stored as {:?}", source.info(tensor)?, placed.info)));
+            }
+            placed.sharding.check(&placed.mesh, placed.info.shape.len())?;
+        }
+        let read = |piece: &Piece| {
+            let mut bytes = vec![0; piece.region.numel() * layout[&piece.tensor].info.dtype.size()];
+            source.read(&piece.tensor, &piece.region, &mut bytes)?;
+            Ok(bytes)
+        };
+        self.commit(root, name, step, layout, &read, state)
+    }
+
+    /// Writes everything into a temporary folder and renames it.
+    fn commit(&self, root: &Path, name: &str, step: u64, placed: &BTreeMap<String, Placed>, read: &Read<'_>, state: &Map<String, Value>) -> Result<PathBuf> {
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
+            return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
         }
         self.files.create_folder(root)?;
         let _lock = lock(root)?;
@@ -71,7 +104,7 @@ impl Saver<'_> {
             self.files.remove_folder(&temporary)?;
         }
         self.files.create_folder(&temporary)?;
-        let written = self.write(&temporary, step, tensors, state).and_then(|()| {
+        let written = self.write(&temporary, step, placed, read, state).and_then(|()| {
             self.files.rename(&temporary, &path)?;
             self.files.sync_folder(root)
         });
@@ -86,9 +119,10 @@ impl Saver<'_> {
     }
 
     /// Writes data files, then the manifest.
-    fn write(&self, folder: &Path, step: u64, tensors: &BTreeMap<String, Tensor>, state: &Map<String, Value>) -> Result<()> {
-        let placed: BTreeMap<String, Placed> = tensors.iter().map(|(name, x)| (name.clone(), Placed::of(x))).collect();
-        let work: Vec<(usize, Vec<Piece>)> = plan::owners(&placed).into_iter().collect();
+    fn write(&self, folder: &Path, step: u64, placed: &BTreeMap<String, Placed>, read: &Read<'_>, state: &Map<String, Value>) -> Result<()> {
+        let threads = self.threads.max(1);
+        let largest = (self.memory / threads).min(plan::LARGEST_BOX);
+        let work: Vec<(usize, Vec<Piece>)> = plan::owners(placed, largest).into_iter().collect();
         let total: usize = placed.values().map(|p| p.info.bytes()).sum();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let results: Mutex<Vec<Result<DataFile>>> = Mutex::new(vec![]);
@@ -100,15 +134,15 @@ impl Saver<'_> {
                         progress(done, total);
                     }
                 };
-                let file = write_file(self.files, folder, *rank, pieces, tensors, &tell);
+                let file = write_file(self.files, folder, *rank, pieces, placed, read, &tell);
                 results.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         };
         std::thread::scope(|scope| {
-            (1..self.threads.min(work.len())).for_each(|_| drop(scope.spawn(run)));
+            (1..threads.min(work.len())).for_each(|_| drop(scope.spawn(run)));
             run();
         });
-        let mesh = tensors.values().map(Tensor::mesh).find(|m| m.ranks() > 1);
+        let mesh = placed.values().map(|p| &p.mesh).find(|m| m.ranks() > 1);
         let mut manifest = Manifest {
             format: "anymesh-checkpoint".into(),
             version: manifest::VERSION,
@@ -118,9 +152,9 @@ impl Saver<'_> {
             files: BTreeMap::new(),
             state: state.clone(),
         };
-        for (name, x) in tensors {
-            let stored = Stored { dtype: x.dtype().name().into(), shape: x.dims().to_vec(), layout: x.type_string(), boxes: vec![] };
-            manifest.tensors.insert(name.clone(), stored);
+        for (name, Placed { info, mesh, sharding }) in placed {
+            let layout = sharding.type_string(info.dtype, &info.shape.as_slice().into(), mesh);
+            manifest.tensors.insert(name.clone(), Stored { dtype: info.dtype.name().into(), shape: info.shape.clone(), layout, boxes: vec![] });
         }
         for file in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let DataFile { name, bytes, boxes } = file?;
@@ -139,6 +173,9 @@ impl Saver<'_> {
         self.files.sync_folder(folder)
     }
 }
+
+/// Gives the bytes of a box.
+type Read<'a> = dyn Fn(&Piece) -> Result<Vec<u8>> + Sync + 'a;
 
 /// Keeps other writers out of a folder for as long as it lives; the system releases it when the process ends, however that happens.
 pub(crate) fn lock(root: &Path) -> Result<File> {
@@ -184,16 +221,23 @@ fn entry_name(piece: &Piece, info: &TensorInfo) -> String {
 }
 
 /// Writes the boxes of a rank as one safetensors file.
-fn write_file(files: &dyn Files, folder: &Path, rank: usize, pieces: &[Piece], tensors: &BTreeMap<String, Tensor>, tell: &dyn Fn(usize)) -> Result<DataFile> {
+fn write_file(
+    files: &dyn Files,
+    folder: &Path,
+    rank: usize,
+    pieces: &[Piece],
+    placed: &BTreeMap<String, Placed>,
+    read: &Read<'_>,
+    tell: &dyn Fn(usize),
+) -> Result<DataFile> {
     let name = format!("rank-{rank:05}.safetensors");
     let mut header = Map::new();
     let mut end = 0usize;
     for piece in pieces {
-        let x = &tensors[&piece.tensor];
+        let info = &placed[&piece.tensor].info;
         let (begin, shape) = (end, piece.region.shape.to_vec());
-        end += piece.region.numel() * x.dtype().size();
-        let info = TensorInfo { dtype: x.dtype(), shape: x.dims().to_vec() };
-        header.insert(entry_name(piece, &info), json!({"dtype": safetensors_name(x.dtype()), "shape": shape, "data_offsets": [begin, end]}));
+        end += piece.region.numel() * info.dtype.size();
+        header.insert(entry_name(piece, info), json!({"dtype": safetensors_name(info.dtype), "shape": shape, "data_offsets": [begin, end]}));
     }
     let mut text = Value::Object(header).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
@@ -203,7 +247,7 @@ fn write_file(files: &dyn Files, folder: &Path, rank: usize, pieces: &[Piece], t
     let mut offset = 8 + text.len() as u64;
     let mut boxes = Vec::with_capacity(pieces.len());
     for piece in pieces {
-        let bytes = bytes_of(&tensors[&piece.tensor], &piece.region)?;
+        let bytes = read(piece)?;
         let sums = bytes.chunks(BLOCK as usize).map(checksum).collect();
         write_in_blocks(&mut *out, &bytes)?;
         tell(bytes.len());

@@ -158,7 +158,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
             let root = Folder::new();
             save(&root, "one", 1, &model(1.0).expect("a model"), &Map::new()).expect("a good disk");
             let disk = Mortal::new(dies_at);
-            let saver = Saver { files: &disk, threads: 1, progress: None };
+            let saver = Saver { files: &disk, threads: 1, ..Saver::default() };
             let result = saver.save(&root, "two", 2, &model(2.0).expect("a model"), &Map::new());
             disk.reboot(loss, |path| root.join("two").join(path.file_name().expect("a file")));
             let found = latest(&root).expect("readable").expect("a checkpoint is left");
