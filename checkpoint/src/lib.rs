@@ -27,6 +27,8 @@
 
 #![forbid(unsafe_code)]
 
+mod average;
+mod background;
 mod error;
 pub mod files;
 mod folder;
@@ -36,6 +38,7 @@ mod read;
 mod save;
 mod source;
 
+pub use background::Background;
 pub use error::{Error, Result};
 pub use folder::{Found, Keep, latest, list, rotate, rotate_with};
 pub use read::Checkpoint;

@@ -26,7 +26,7 @@ impl Placed {
 }
 
 /// A box to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// The tensor.
     pub tensor: String,

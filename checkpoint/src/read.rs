@@ -202,7 +202,7 @@ impl Source for Checkpoint {
 }
 
 /// The contiguous runs of bytes of `part`: offset in the box `of`, offset in the box `to`, length.
-fn runs(part: &Region, of: &Region, to: &Region, size: usize) -> Vec<(u64, u64, u64)> {
+pub(crate) fn runs(part: &Region, of: &Region, to: &Region, size: usize) -> Vec<(u64, u64, u64)> {
     let rank = part.shape.len();
     let (mut outer, mut length) = (rank, size);
     while outer > 0 {

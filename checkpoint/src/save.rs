@@ -89,7 +89,15 @@ impl Saver<'_> {
     }
 
     /// Writes everything into a temporary folder and renames it.
-    fn commit(&self, root: &Path, name: &str, step: u64, placed: &BTreeMap<String, Placed>, read: &Read<'_>, state: &Map<String, Value>) -> Result<PathBuf> {
+    pub(crate) fn commit(
+        &self,
+        root: &Path,
+        name: &str,
+        step: u64,
+        placed: &BTreeMap<String, Placed>,
+        read: &Read<'_>,
+        state: &Map<String, Value>,
+    ) -> Result<PathBuf> {
         if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
             return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
         }
@@ -175,7 +183,7 @@ impl Saver<'_> {
 }
 
 /// Gives the bytes of a box.
-type Read<'a> = dyn Fn(&Piece) -> Result<Vec<u8>> + Sync + 'a;
+pub(crate) type Read<'a> = dyn Fn(&Piece) -> Result<Vec<u8>> + Sync + 'a;
 
 /// Keeps other writers out of a folder for as long as it lives; the system releases it when the process ends, however that happens.
 pub(crate) fn lock(root: &Path) -> Result<File> {
@@ -265,7 +273,7 @@ fn write_in_blocks(out: &mut dyn Output, bytes: &[u8]) -> Result<()> {
 }
 
 /// The bytes of a box of a tensor, from a rank that holds it.
-fn bytes_of(x: &Tensor, region: &Region) -> Result<Vec<u8>> {
+pub(crate) fn bytes_of(x: &Tensor, region: &Region) -> Result<Vec<u8>> {
     let holds = |of: &Region| (0..region.start.len()).all(|d| of.start[d] <= region.start[d] && region.start[d] + region.shape[d] <= of.start[d] + of.shape[d]);
     for (rank, part) in x.shards() {
         let of = x.sharding().region(x.mesh(), rank, x.shape());

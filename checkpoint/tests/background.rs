@@ -1,0 +1,87 @@
+//! Saves in the background: snapshots do not change, errors come out, averages begin with the first weights.
+
+mod common;
+
+use anymesh_checkpoint::{Background, Checkpoint, Error, latest, list};
+use anymesh_core::{DType, Mesh, Tensor};
+use common::Folder;
+use serde_json::Map;
+use std::collections::BTreeMap;
+
+fn named(w: &Tensor) -> BTreeMap<String, Tensor> {
+    BTreeMap::from([("w".to_string(), w.clone())])
+}
+
+#[test]
+fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("dp=2, tp=2", &device)?;
+    let root = Folder::new();
+    let mut saver = Background::new(&*root);
+    let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?.reshape([1500, 2000])?.to_mesh(&mesh, "[@dp, @tp]")?;
+    for step in 1..=4 {
+        let expected = w.to_vec::<f32>()?;
+        saver.begin(&format!("s{step}"), step, &named(&w), &Map::new())?;
+        let mut calls = 0;
+        loop {
+            w = w.add(1.0)?;
+            calls += 1;
+            if saver.advance(1 << 20)? {
+                break;
+            }
+        }
+        assert!(calls > 2, "12 MB in pieces");
+        let path = saver.finish()?.expect("written");
+        let checkpoint = Checkpoint::open(path)?;
+        assert_eq!(checkpoint.verify(), []);
+        assert_eq!(checkpoint.values::<f32>("w")?, expected);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Folder::new();
+    let w = Tensor::ones([10], DType::F32, &device)?;
+    let mut saver = Background::new(&*root);
+    saver.begin("one", 1, &named(&w), &Map::new())?;
+    saver.finish()?;
+    saver.begin("one", 2, &named(&w), &Map::new())?;
+    assert!(saver.advance(usize::MAX)?);
+    let error = saver.begin("two", 3, &named(&w), &Map::new()).expect_err("the name was taken");
+    assert!(error.to_string().contains("exists already"), "{error}");
+    saver.begin("two", 3, &named(&w), &Map::new())?;
+    drop(saver);
+    assert_eq!(latest(&root)?.expect("completed on drop").manifest().step, 3);
+    assert_eq!(list(&root)?.len(), 2);
+    Ok(())
+}
+
+#[test]
+fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("x=3", &device)?;
+    let root = Folder::new();
+    assert!(Background::new(&*root).with_average(1.5).is_err());
+    let mut saver = Background::new(&*root).with_average(0.75)?;
+    let ids = Tensor::ones([2], DType::I64, &device)?;
+    let mut average: Option<Vec<f64>> = None;
+    for step in 1..=5u64 {
+        // From the fourth step on the tensor has another shape: its average begins again.
+        let n = if step < 4 { 7 } else { 5 };
+        let w = Tensor::from_fn([n, 3], &device, |at| (at[0] * 3 + at[1]) as f32 * step as f32)?.cast(DType::BF16)?.to_mesh(&mesh, "[@x, _]")?;
+        let values: Vec<f64> = w.cast(DType::F64)?.to_vec::<f64>()?;
+        average = Some(match average.filter(|a| a.len() == values.len()) {
+            Some(old) => old.iter().zip(&values).map(|(a, v)| f64::from((0.75 * a + 0.25 * v) as f32)).collect(),
+            None => values.clone(),
+        });
+        let tensors = BTreeMap::from([("w".to_string(), w), ("ids".to_string(), ids.clone())]);
+        saver.begin(&format!("s{step}"), step, &tensors, &Map::new())?;
+        let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
+        let found: Vec<f64> = checkpoint.values::<f32>("ema.w")?.into_iter().map(f64::from).collect();
+        assert_eq!(Some(found), average, "step {step}");
+        assert!(!checkpoint.manifest().tensors.contains_key("ema.ids"), "integers have no average");
+    }
+    Ok(())
+}
