@@ -4,7 +4,7 @@ use crate::{
     Error, Result, Source, TensorInfo,
     manifest::{self, BLOCK, Manifest, StoredBox, checksum},
 };
-use anymesh_core::{Element, Mesh, Place, Region, Tensor, TensorType};
+use anymesh_core::{Element, Place, Region, Tensor};
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -56,32 +56,7 @@ impl Checkpoint {
 
     /// A tensor, cut up over a mesh or on one device, whatever it was saved from. Reads what this process holds, each box once.
     pub fn load(&self, name: &str, place: impl Into<Place>) -> Result<Tensor> {
-        let (info, place) = (self.info(name)?, place.into());
-        let (mesh, shape): (&Mesh, anymesh_core::Shape) = (&place.mesh, info.shape.as_slice().into());
-        place.sharding.check(mesh, shape.rank())?;
-        if place.sharding.is_partial() {
-            return Err(Error::Argument(format!("'{name}' cannot be loaded as a partial value: load it whole or cut")));
-        }
-        let mut made: Vec<(Region, usize, Tensor)> = vec![];
-        for (i, rank) in mesh.addressable().enumerate() {
-            let region = place.sharding.region(mesh, rank, &shape);
-            let device = mesh.device(i);
-            let part = match made.iter().find(|(r, j, _)| *r == region && mesh.device(*j) == device) {
-                Some((.., part)) => part.clone(),
-                None => {
-                    let mut bytes = vec![0; region.numel() * info.dtype.size()];
-                    self.read(name, &region, &mut bytes)?;
-                    Tensor::from_bytes(&bytes, info.dtype, anymesh_core::Shape::from(region.shape.clone()), device)?
-                }
-            };
-            made.push((region, i, part));
-        }
-        let parts: Vec<Tensor> = made.into_iter().map(|(.., part)| part).collect();
-        if mesh.is_single() {
-            return parts.into_iter().next().ok_or_else(|| Error::Argument("a mesh without ranks".into()));
-        }
-        let ty = TensorType { dtype: info.dtype, shape, sharding: place.sharding.clone() };
-        Ok(Tensor::from_shards(&ty, mesh, &parts)?)
+        crate::load(self, name, place)
     }
 
     /// The elements of a tensor on the host.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use anymesh_checkpoint::{Checkpoint, Error, Keep, Source, latest, list, rotate, save};
+use anymesh_checkpoint::{Checkpoint, Error, Keep, Load, Source, latest, list, matches, rotate, save};
 use anymesh_core::{DType, Device, Mesh, Place, Sharding, Tensor};
 use common::{Dice, Folder};
 use serde_json::{Map, json};
@@ -176,5 +176,36 @@ fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
     assert!(matches!(checkpoint.load("model.w", (&mesh, &Sharding::replicated().cut(5, 0))), Err(Error::Core(_))));
     assert!(checkpoint.values::<i64>("model.w").is_err());
     assert_eq!(checkpoint.values::<f32>("model.w")?, [1.0; 6]);
+    Ok(())
+}
+
+#[test]
+fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_is_allowed() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("x=2", &device)?;
+    let root = Folder::new();
+    let full = |shape: &[usize], value: f64, dtype| Tensor::full(shape, value, dtype, &device);
+    let saved = BTreeMap::from([
+        ("a.w".to_string(), full(&[4], 1.0, DType::F32)?),
+        ("a.b".to_string(), full(&[3], 2.0, DType::F32)?),
+        ("old.w".to_string(), full(&[1], 3.0, DType::F32)?),
+    ]);
+    let checkpoint = Checkpoint::open(save(&root, "one", 1, &saved, &Map::new())?)?;
+    let there = BTreeMap::from([
+        ("a.w".to_string(), full(&[4], 9.0, DType::BF16)?.to_mesh(&mesh, "[@x]")?),
+        ("a.b".to_string(), full(&[5], 9.0, DType::F32)?),
+        ("new.w".to_string(), full(&[2], 9.0, DType::F32)?),
+    ]);
+    let error = Load::default().into(&checkpoint, &there).expect_err("nothing fits").to_string();
+    for part in ["'new.w'", "'old.w'", "'a.b'", "allow a cast"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let lenient = Load { allow_missing: true, allow_mismatched: true, cast: true, ignore: vec!["old.*".into()], ..Load::default() };
+    let loaded = lenient.into(&checkpoint, &there)?;
+    assert_eq!((loaded.missing, loaded.mismatched, loaded.unexpected), (vec!["new.w".to_string()], vec!["a.b".to_string()], vec![]));
+    assert_eq!(loaded.tensors["a.w"].type_string(), "bf16[4@x]");
+    assert_eq!(loaded.tensors["a.w"].cast(DType::F32)?.to_vec::<f32>()?, [1.0; 4]);
+    assert_eq!(loaded.tensors["new.w"].to_vec::<f32>()?, [9.0; 2]);
+    assert!(matches("a.*.w", "a.b.c.w") && matches("*", "") && !matches("a.*.w", "a.w"));
     Ok(())
 }
