@@ -87,7 +87,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 
 impl Load {
     /// Loads a tensor for each that is there, in its layout. All misfits are found before anything is read, and told together.
-    pub fn into(&self, source: &dyn Source, there: &BTreeMap<String, Tensor>) -> Result<Loaded> {
+    pub fn replace(&self, source: &dyn Source, there: &BTreeMap<String, Tensor>) -> Result<Loaded> {
         let ignored = |name: &String| self.ignore.iter().any(|pattern| matches(pattern, name));
         let mut out = Loaded::default();
         let (mut wrong, mut wanted) = (vec![], vec![]);

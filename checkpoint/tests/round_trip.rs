@@ -196,12 +196,12 @@ fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_
         ("a.b".to_string(), full(&[5], 9.0, DType::F32)?),
         ("new.w".to_string(), full(&[2], 9.0, DType::F32)?),
     ]);
-    let error = Load::default().into(&checkpoint, &there).expect_err("nothing fits").to_string();
+    let error = Load::default().replace(&checkpoint, &there).expect_err("nothing fits").to_string();
     for part in ["'new.w'", "'old.w'", "'a.b'", "allow a cast"] {
         assert!(error.contains(part), "{part} in {error}");
     }
     let lenient = Load { allow_missing: true, allow_mismatched: true, cast: true, ignore: vec!["old.*".into()], ..Load::default() };
-    let loaded = lenient.into(&checkpoint, &there)?;
+    let loaded = lenient.replace(&checkpoint, &there)?;
     assert_eq!((loaded.missing, loaded.mismatched, loaded.unexpected), (vec!["new.w".to_string()], vec!["a.b".to_string()], vec![]));
     assert_eq!(loaded.tensors["a.w"].type_string(), "bf16[4@x]");
     assert_eq!(loaded.tensors["a.w"].cast(DType::F32)?.to_vec::<f32>()?, [1.0; 4]);
