@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod map;
 mod source;
 
 pub use error::{Error, Result};
