@@ -53,6 +53,9 @@ fn axis(statement: &Statement) -> Result<Attr> {
     }
 }
 
+/// The parts of each variable of a side.
+type Layout = Vec<Vec<String>>;
+
 #[derive(Clone, Copy)]
 struct Degrees {
     left: usize,
@@ -68,7 +71,7 @@ struct Fusing<'s> {
 
 impl Fusing<'_> {
     /// For each variable on the left the parts it is cut into, for each on the right those it is joined of.
-    fn layouts(&self, degrees: Degrees) -> Result<(Vec<Vec<String>>, Vec<Vec<String>>)> {
+    fn layouts(&self, degrees: Degrees) -> Result<(Layout, Layout)> {
         let (l, r) = (self.statement.left.len(), self.statement.right.len());
         let fits = (l == 1 || l == self.members) && (r == 1 || r == self.members) && (l == 1 || r == 1) && (self.word != "fused_qkv" || l != r);
         if !fits {
@@ -76,7 +79,7 @@ impl Fusing<'_> {
             let what = if self.members == 2 { "gate and up" } else { "query, key and value" };
             return Err(self.statement.error(format!("{} joins {what} ({} names) with one fused tensor{both}; here are {l} -> {r}", self.word, self.members)));
         }
-        let members: Vec<Vec<String>> = match self.word {
+        let members: Layout = match self.word {
             "fused_ffn" => {
                 let blocks = match (l, r) {
                     (1, 1) => lcm(degrees.left, degrees.right),
@@ -99,7 +102,7 @@ impl Fusing<'_> {
                 [heads, groups, groups].into_iter().enumerate().map(|(member, count)| (0..count).map(|i| part(member, i)).collect()).collect()
             }
         };
-        let side = |count: usize, degree: usize| -> Result<Vec<Vec<String>>> {
+        let side = |count: usize, degree: usize| -> Result<Layout> {
             if count > 1 {
                 return Ok(members.clone());
             }

@@ -206,7 +206,7 @@ fn steps(shape: &[usize], at: usize) -> impl Iterator<Item = (usize, usize)> {
         stride *= n;
         (here, *n)
     });
-    strides.filter(move |(stride, _)| at % stride == 0).map(move |(stride, n)| (stride, (n - at / stride % n) * stride))
+    strides.filter(move |(stride, _)| at.is_multiple_of(*stride)).map(move |(stride, n)| (stride, (n - at / stride % n) * stride))
 }
 
 /// The box of consecutive elements, which is known to be one.

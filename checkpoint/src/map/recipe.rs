@@ -126,7 +126,7 @@ impl<'p> Pass<'p> {
                 self.absent.extend(step.outputs.iter().map(String::as_str));
                 return Ok(());
             }
-            if !(beta && !inputs.is_empty()) {
+            if !beta || inputs.is_empty() {
                 return error(format!("there is no tensor '{name}{}': it is not in the source, and no statement before writes it", self.state));
             }
         }
@@ -209,17 +209,22 @@ impl<'p> Pass<'p> {
 
 /// One operation on the tensors that a step has at hand.
 pub(super) fn apply(op: &Op, tensors: &[Arc<Expr>], outputs: usize) -> Result<Vec<Arc<Expr>>, String> {
-    let each = |f: &dyn Fn(&Arc<Expr>) -> Result<Arc<Expr>, String>| tensors.iter().map(f).collect::<Result<Vec<_>, _>>();
     match op {
-        Op::Permute(order) => each(&|t| t.permute(order)),
-        Op::Cast { from, to } => each(&|t| match from {
-            Some(from) if t.info.dtype != *from => Err(format!("src_dtype says {from}, the tensor is {}", t.info.dtype)),
-            _ => t.cast(*to),
-        }),
-        Op::Reshape { from, to } => each(&|t| match from {
-            Some(from) if *t.reshape(from)?.info.shape != t.info.shape => Err(format!("src_shape says {from:?}, the tensor is {:?}", t.info.shape)),
-            _ => t.reshape(to),
-        }),
+        Op::Permute(order) => tensors.iter().map(|t| t.permute(order)).collect(),
+        Op::Cast { from, to } => {
+            let cast = |t: &Arc<Expr>| match from {
+                Some(from) if t.info.dtype != *from => Err(format!("src_dtype says {from}, the tensor is {}", t.info.dtype)),
+                _ => t.cast(*to),
+            };
+            tensors.iter().map(cast).collect()
+        }
+        Op::Reshape { from, to } => {
+            let reshape = |t: &Arc<Expr>| match from {
+                Some(from) if t.reshape(from)?.info.shape != t.info.shape => Err(format!("src_shape says {from:?}, the tensor is {:?}", t.info.shape)),
+                _ => t.reshape(to),
+            };
+            tensors.iter().map(reshape).collect()
+        }
         Op::Axis { axis, sizes } => {
             let Some(first) = tensors.first() else { return Err("nothing to join".into()) };
             let axis = resolve_axis(&first.info.shape, *axis)?;
