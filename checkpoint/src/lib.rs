@@ -34,6 +34,7 @@ pub mod files;
 mod folder;
 mod load;
 pub mod manifest;
+pub mod map;
 pub mod plan;
 mod read;
 mod save;

@@ -1,0 +1,217 @@
+//! What a destination tensor is made of: an expression over source tensors that is never computed as a whole.
+
+use crate::TensorInfo;
+use anymesh_core::{DType, Region};
+use std::sync::Arc;
+
+/// Operations one inside the other, at most: a bound on recursion.
+const DEEPEST: usize = 500;
+
+/// Parts of one tensor, at most: a bound on memory where a name is joined with itself again and again.
+const MOST_PARTS: usize = 1 << 20;
+
+/// A tensor that is described, not held.
+#[derive(Clone, Debug)]
+pub struct Expr {
+    /// Its element type and shape.
+    pub info: TensorInfo,
+    /// How it is made.
+    pub kind: Kind,
+    depth: usize,
+}
+
+/// How a described tensor is made.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// A tensor of the source.
+    Source(String),
+    /// A box of another, from `start` on.
+    Slice {
+        /// Of what.
+        of: Arc<Expr>,
+        /// The first element.
+        start: Vec<usize>,
+    },
+    /// Several one after the other along a dimension.
+    Concat {
+        /// In this order.
+        parts: Vec<Arc<Expr>>,
+        /// Along this dimension.
+        axis: usize,
+    },
+    /// Dimension `d` is dimension `order[d]` of another.
+    Permute {
+        /// Of what.
+        of: Arc<Expr>,
+        /// The order.
+        order: Vec<usize>,
+    },
+    /// The same elements in another shape.
+    Reshape(Arc<Expr>),
+    /// The same values in another element type.
+    Cast(Arc<Expr>),
+}
+
+type Made = Result<Arc<Expr>, String>;
+
+impl Expr {
+    /// A tensor of the source.
+    pub(super) fn source(name: &str, info: &TensorInfo) -> Arc<Self> {
+        Arc::new(Self { info: info.clone(), kind: Kind::Source(name.into()), depth: 0 })
+    }
+
+    fn make(info: TensorInfo, kind: Kind, below: usize) -> Made {
+        if below >= DEEPEST {
+            return Err(format!("more than {DEEPEST} operations one after the other on one tensor"));
+        }
+        Ok(Arc::new(Self { info, kind, depth: below + 1 }))
+    }
+
+    /// Part of a tensor along one dimension.
+    pub(super) fn slice(self: &Arc<Self>, axis: usize, first: usize, length: usize) -> Made {
+        let mut shape = self.info.shape.clone();
+        shape[axis] = length;
+        let mut start = vec![0; shape.len()];
+        start[axis] = first;
+        self.boxed(start, shape)
+    }
+
+    fn boxed(self: &Arc<Self>, mut start: Vec<usize>, shape: Vec<usize>) -> Made {
+        if shape == self.info.shape {
+            return Ok(self.clone());
+        }
+        let info = TensorInfo { dtype: self.info.dtype, shape };
+        if let Kind::Slice { of, start: inner } = &self.kind {
+            start.iter_mut().zip(inner).for_each(|(s, i)| *s += i);
+            return Self::make(info, Kind::Slice { of: of.clone(), start }, of.depth);
+        }
+        Self::make(info, Kind::Slice { of: self.clone(), start }, self.depth)
+    }
+
+    /// Tensors one after the other, of one element type and of one shape but for the dimension they are joined along.
+    pub(super) fn concat(parts: &[Arc<Self>], axis: usize) -> Made {
+        let Some(first) = parts.first() else { return Err("nothing to join".into()) };
+        let mut total = 0usize;
+        for part in parts {
+            if part.info.dtype != first.info.dtype {
+                return Err(format!("{} and {} cannot be joined: cast one of them before axis=", first.info.dtype, part.info.dtype));
+            }
+            let (a, b) = (&first.info.shape, &part.info.shape);
+            if a.len() != b.len() || (0..a.len()).any(|d| d != axis && a[d] != b[d]) {
+                return Err(format!("shapes {a:?} and {b:?} cannot be joined along dimension {axis}"));
+            }
+            total = total.checked_add(b[axis]).ok_or("the joined tensor is too large")?;
+        }
+        // A join of joins is one join, and neighbours that were cut from one tensor are one box of it again: fewer and longer reads.
+        let mut flat: Vec<Arc<Self>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let inner = match &part.kind {
+                Kind::Concat { parts, axis: along } if *along == axis => &parts[..],
+                _ => std::slice::from_ref(part),
+            };
+            for part in inner {
+                match flat.last().and_then(|last| last.followed_by(part, axis)) {
+                    Some(both) => {
+                        flat.pop();
+                        flat.push(both?);
+                    }
+                    None if flat.len() >= MOST_PARTS => return Err(format!("more than {MOST_PARTS} parts of one tensor")),
+                    None => flat.push(part.clone()),
+                }
+            }
+        }
+        if let [one] = &flat[..] {
+            return Ok(one.clone());
+        }
+        let mut info = first.info.clone();
+        info.shape[axis] = total;
+        numel(&info.shape)?;
+        let below = flat.iter().map(|part| part.depth).max().unwrap_or(0);
+        Self::make(info, Kind::Concat { parts: flat, axis }, below)
+    }
+
+    /// Both as one box of the tensor that they are neighbouring boxes of.
+    fn followed_by(self: &Arc<Self>, next: &Arc<Self>, axis: usize) -> Option<Made> {
+        let (Kind::Slice { of, start }, Kind::Slice { of: other, start: there }) = (&self.kind, &next.kind) else { return None };
+        let meet = |d: usize| start[d] + if d == axis { self.info.shape[d] } else { 0 } == there[d];
+        if !Arc::ptr_eq(of, other) || !(0..start.len()).all(meet) {
+            return None;
+        }
+        let mut shape = self.info.shape.clone();
+        shape[axis] += next.info.shape[axis];
+        Some(of.boxed(start.clone(), shape))
+    }
+
+    /// The dimensions in another order; none means all reversed.
+    pub(super) fn permute(self: &Arc<Self>, order: &[usize]) -> Made {
+        let rank = self.info.shape.len();
+        let order: Vec<usize> = if order.is_empty() { (0..rank).rev().collect() } else { order.to_vec() };
+        if order.len() != rank {
+            return Err(format!("permute={order:?} is for rank {}, the tensor is {:?}", order.len(), self.info.shape));
+        }
+        if order.iter().enumerate().all(|(d, from)| d == *from) {
+            return Ok(self.clone());
+        }
+        if let Kind::Permute { of, order: inner } = &self.kind {
+            return of.permute(&order.iter().map(|d| inner[*d]).collect::<Vec<_>>());
+        }
+        let info = TensorInfo { dtype: self.info.dtype, shape: order.iter().map(|d| self.info.shape[*d]).collect() };
+        Self::make(info, Kind::Permute { of: self.clone(), order }, self.depth)
+    }
+
+    /// The elements in another shape, in which one size may be -1.
+    pub(super) fn reshape(self: &Arc<Self>, to: &[i64]) -> Made {
+        let shape = resolve(&self.info.shape, to)?;
+        if shape == self.info.shape {
+            return Ok(self.clone());
+        }
+        if let Kind::Reshape(of) = &self.kind {
+            return of.reshape(to);
+        }
+        Self::make(TensorInfo { dtype: self.info.dtype, shape }, Kind::Reshape(self.clone()), self.depth)
+    }
+
+    /// The values in another element type.
+    pub(super) fn cast(self: &Arc<Self>, to: DType) -> Made {
+        let from = self.info.dtype;
+        if from == to {
+            return Ok(self.clone());
+        }
+        if !from.is_float() || !to.is_float() {
+            return Err(format!("{from} cannot be cast to {to}: casts are between float types"));
+        }
+        Self::make(TensorInfo { dtype: to, shape: self.info.shape.clone() }, Kind::Cast(self.clone()), self.depth)
+    }
+}
+
+/// A dimension that may count from the end.
+pub(super) fn resolve_axis(shape: &[usize], axis: i64) -> Result<usize, String> {
+    let rank = shape.len() as i64;
+    let resolved = if axis < 0 { axis.checked_add(rank) } else { Some(axis) };
+    resolved.filter(|a| (0..rank).contains(a)).map(|a| a as usize).ok_or_else(|| format!("axis={axis} is no dimension of the shape {shape:?}"))
+}
+
+fn numel(shape: &[usize]) -> Result<usize, String> {
+    let error = || format!("the shape {shape:?} is too large");
+    if shape.contains(&0) { Ok(0) } else { shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= isize::MAX as usize / 8).ok_or_else(error) }
+}
+
+/// The shape that a list means for a tensor of another shape.
+fn resolve(from: &[usize], to: &[i64]) -> Result<Vec<usize>, String> {
+    let error = || format!("the shape {from:?} cannot become {to:?}");
+    let total = numel(from)?;
+    let open = to.iter().filter(|n| **n == -1).count();
+    let given: Vec<usize> = to.iter().filter(|n| **n != -1).map(|n| usize::try_from(*n).map_err(|_| error())).collect::<Result<_, _>>()?;
+    let known = numel(&given)?;
+    let missing = match open {
+        0 if known == total => 0,
+        1 if known > 0 && total % known == 0 => total / known,
+        _ => return Err(error()),
+    };
+    Ok(to.iter().map(|n| usize::try_from(*n).unwrap_or(missing)).collect())
+}
+
+/// A box from its parts.
+pub(super) fn region(start: impl IntoIterator<Item = usize>, shape: impl IntoIterator<Item = usize>) -> Region {
+    Region { start: start.into_iter().collect(), shape: shape.into_iter().collect() }
+}

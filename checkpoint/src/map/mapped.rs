@@ -1,0 +1,82 @@
+//! A source whose tensors are made of another source's.
+
+use super::{Mapping, Names, Recipe};
+use crate::{Error, Result, Source, TensorInfo, copy_box};
+use anymesh_core::Region;
+use std::collections::BTreeMap;
+
+/// How a mapping is applied to a source.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Drop the tensors that no statement names, instead of keeping them.
+    pub only_mapped: bool,
+    /// Apply the inverse: the source has the names on the right of the arrows.
+    pub reverse: bool,
+    /// Tensor-parallel degrees of source tensors, where they were fused in more than one part.
+    pub source_degrees: BTreeMap<String, usize>,
+    /// The tensors that are to be made, with their tensor-parallel degrees; where it is not given, all that the statements yield.
+    pub destination: Option<BTreeMap<String, usize>>,
+}
+
+/// A source seen through a mapping. Reading a box reads only the boxes that it is made of.
+#[derive(Clone, Debug)]
+pub struct Mapped<S> {
+    source: S,
+    recipe: Recipe,
+}
+
+impl<S: Source> Mapped<S> {
+    /// Applies a mapping to a source.
+    pub fn new(source: S, mapping: &Mapping, options: &Options) -> Result<Self> {
+        let degree = |name: &String| (name.clone(), options.source_degrees.get(name).copied().unwrap_or(1));
+        let here: BTreeMap<String, usize> = source.tensors().keys().map(degree).collect();
+        let there = options.destination.clone().unwrap_or_default();
+        let names = if options.reverse { Names { left: there, right: here } } else { Names { left: here, right: there } };
+        let mut program = mapping.expand(&names)?;
+        if options.reverse {
+            program = program.reverse()?;
+        }
+        let destination = options.destination.as_ref().map(|names| names.keys().cloned().collect());
+        let recipe = Recipe::new(&program, source.tensors(), destination.as_ref(), options.only_mapped)?;
+        Ok(Self { source, recipe })
+    }
+
+    /// A source with a recipe that was made for its tensors.
+    pub fn with_recipe(source: S, recipe: Recipe) -> Self {
+        Self { source, recipe }
+    }
+
+    /// What the tensors are made of.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The source behind.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+}
+
+impl<S: Source> Source for Mapped<S> {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        self.recipe.tensors()
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        let size = self.info(name)?.dtype.size();
+        let pieces = self.recipe.pieces(name, region)?;
+        if out.len() != region.numel() * size {
+            return Err(Error::Argument(format!("a box of {} bytes of tensor '{name}' was given {}", region.numel() * size, out.len())));
+        }
+        for piece in pieces {
+            if piece.ops.is_empty() && piece.target == *region {
+                return self.source.read(&piece.source, &piece.region, out);
+            }
+            let mut bytes = vec![0; piece.region.numel() * piece.dtype.size()];
+            self.source.read(&piece.source, &piece.region, &mut bytes)?;
+            let bytes = piece.finish(bytes)?;
+            copy_box(&bytes, &piece.target, out, region, &piece.target, size);
+        }
+        Ok(())
+    }
+}
