@@ -5,7 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod boxes;
 mod error;
+mod positioned;
+pub mod safetensors;
 mod source;
 
 pub use error::{Error, Result};
