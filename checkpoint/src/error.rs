@@ -46,6 +46,36 @@ pub enum Error {
         /// Names that are near, or nothing.
         hint: String,
     },
+    /// A tensor whose element type this library has none for. The rest of the file can be read.
+    #[error("{path}: tensor '{tensor}' has elements of type {dtype}, which has no counterpart here; remove it or convert it first", path = path.display())]
+    ForeignType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The type as the file names it.
+        dtype: String,
+    },
+    /// A list of tensors and the files they are in that does not agree with the files.
+    #[error("{path}: tensor '{tensor}' and file '{file}': {detail}", path = path.display())]
+    Index {
+        /// The list.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The file it is said to be in, or is in.
+        file: String,
+        /// What does not agree.
+        detail: String,
+    },
+    /// A pickle that asks for something that is not plain checkpoint data. Nothing of a pickle is ever executed.
+    #[error("{path}: the pickle asks for '{global}', which is not one of the plain data types of a checkpoint; nothing was executed", path = path.display())]
+    ForbiddenGlobal {
+        /// The file.
+        path: PathBuf,
+        /// Module and name.
+        global: String,
+    },
     /// A statement of a mapping that cannot be carried out.
     #[error("mapping line {line}: {detail}\n{trace}")]
     Mapping {
@@ -68,6 +98,11 @@ impl Error {
     /// An error of the file system.
     pub fn io(path: impl AsRef<Path>, action: &'static str, error: &std::io::Error) -> Self {
         Self::Io { path: path.as_ref().into(), action, reason: error.to_string() }
+    }
+
+    /// A file that is not what it should be.
+    pub fn format(path: impl AsRef<Path>, what: &'static str, detail: impl Into<String>) -> Self {
+        Self::Format { path: path.as_ref().into(), what, detail: detail.into() }
     }
 }
 

@@ -29,14 +29,18 @@
 
 mod average;
 mod background;
+mod boxes;
 mod error;
 pub mod files;
 mod folder;
 mod load;
 pub mod manifest;
 pub mod map;
+mod open;
 pub mod plan;
+mod positioned;
 mod read;
+pub mod safetensors;
 mod save;
 mod source;
 
@@ -44,6 +48,7 @@ pub use background::Background;
 pub use error::{Error, Result};
 pub use folder::{Found, Keep, latest, list, rotate, rotate_with};
 pub use load::{Load, Loaded, load, matches};
+pub use open::open;
 pub use read::Checkpoint;
 pub use save::{Saver, save};
 pub use source::{Memory, Source, TensorInfo, copy_box};

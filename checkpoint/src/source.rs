@@ -38,9 +38,15 @@ pub trait Source: Send + Sync {
     /// Reads a box of a tensor: little-endian elements in row-major order, as many bytes as the box has. Callers ask for boxes that lie inside the tensor.
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()>;
 
+    /// Tensors that are there but whose element type this library has none for: names, and the types as the file calls them. Whoever copies a source whole refuses
+    /// to leave them out silently.
+    fn foreign(&self) -> Vec<(String, String)> {
+        vec![]
+    }
+
     /// The type of a tensor.
     fn info(&self, name: &str) -> Result<&TensorInfo> {
-        self.tensors().get(name).ok_or_else(|| Error::Missing { name: name.into(), hint: near(name, self.tensors().keys()) })
+        find(self.tensors(), name)
     }
 
     /// All bytes of a tensor.
@@ -49,6 +55,21 @@ pub trait Source: Send + Sync {
         let mut out = vec![0; info.bytes()];
         self.read(name, &info.whole(), &mut out)?;
         Ok(out)
+    }
+}
+
+/// The type of a tensor by its name.
+pub(crate) fn find<'t>(tensors: &'t BTreeMap<String, TensorInfo>, name: &str) -> Result<&'t TensorInfo> {
+    tensors.get(name).ok_or_else(|| Error::Missing { name: name.into(), hint: near(name, tensors.keys()) })
+}
+
+impl<S: Source + ?Sized> Source for Box<S> {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        (**self).tensors()
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        (**self).read(name, region, out)
     }
 }
 

@@ -1,0 +1,152 @@
+//! The header of a safetensors file: read and checked once, trusted afterwards.
+
+use crate::boxes::checked_numel;
+use crate::positioned::Positioned;
+use crate::{Error, Result, TensorInfo};
+use anymesh_core::DType;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The longest header that is read. The reference implementation has the same limit.
+pub(super) const MAX_HEADER: u64 = 100_000_000;
+
+pub(super) const WHAT: &str = "safetensors file";
+
+/// What a header says.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    pub(super) tensors: BTreeMap<String, TensorInfo>,
+    /// Where in the file each of `tensors` starts.
+    pub(super) offsets: BTreeMap<String, u64>,
+    /// Tensors of types that this library has none for, with the name of the type.
+    pub(super) foreign: BTreeMap<String, String>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// The types of the format with their bits, and ours where there is one. A name that is not here is taken at its word about its size.
+const TYPES: [(&str, u64, Option<DType>); 21] = [
+    ("BOOL", 8, Some(DType::Bool)),
+    ("U8", 8, Some(DType::U8)),
+    ("U32", 32, Some(DType::U32)),
+    ("I32", 32, Some(DType::I32)),
+    ("I64", 64, Some(DType::I64)),
+    ("F8_E4M3", 8, Some(DType::F8E4M3)),
+    ("F8_E5M2", 8, Some(DType::F8E5M2)),
+    ("F16", 16, Some(DType::F16)),
+    ("BF16", 16, Some(DType::BF16)),
+    ("F32", 32, Some(DType::F32)),
+    ("F64", 64, Some(DType::F64)),
+    ("F4", 4, None),
+    ("F6_E2M3", 6, None),
+    ("F6_E3M2", 6, None),
+    ("F8_E8M0", 8, None),
+    ("I8", 8, None),
+    ("I16", 16, None),
+    ("U16", 16, None),
+    ("U64", 64, None),
+    ("C64", 64, None),
+    ("C128", 128, None),
+];
+
+/// The name of a type in a header.
+pub(super) fn type_name(dtype: DType) -> &'static str {
+    TYPES.iter().find(|(.., ours)| *ours == Some(dtype)).map_or("", |(name, ..)| name)
+}
+
+/// Reads and checks the header of a file.
+pub(super) fn read(file: &Positioned) -> Result<Header> {
+    let wrong = |detail: String| Error::format(file.path(), WHAT, detail);
+    let available = file.len().checked_sub(8).ok_or_else(|| wrong(format!("{} bytes are too few for a header", file.len())))?;
+    let mut length = [0; 8];
+    file.read_at(0, &mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > available {
+        return Err(wrong(format!("a header of {length} bytes does not fit into a file of {}", file.len())));
+    }
+    if length > MAX_HEADER {
+        return Err(wrong(format!("a header of {length} bytes is longer than the {MAX_HEADER} that are allowed")));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_at(8, &mut text)?;
+    if text.first() != Some(&b'{') {
+        return Err(wrong("the header does not start with '{'".into()));
+    }
+    let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("the header is not JSON: {e}")))?;
+    let Value::Object(entries) = json else { return Err(wrong("the header is not a JSON object".into())) };
+
+    let mut header = Header::default();
+    let mut ranges = vec![];
+    for (name, entry) in entries {
+        if name == "__metadata__" {
+            header.metadata = metadata(entry).map_err(wrong)?;
+            continue;
+        }
+        let Entry { dtype, shape, begin, end } = parse(&entry).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+        match dtype {
+            Ok(dtype) => {
+                header.tensors.insert(name.clone(), TensorInfo { dtype, shape });
+                header.offsets.insert(name.clone(), 8 + length + begin);
+            }
+            Err(foreign) => {
+                header.foreign.insert(name.clone(), foreign);
+            }
+        }
+        ranges.push((begin, end, name));
+    }
+    // Every byte belongs to one tensor.
+    ranges.sort();
+    let mut at = 0;
+    for (begin, end, name) in ranges {
+        if begin != at {
+            let problem = if begin < at { "overlap with those of another tensor" } else { "leave a hole before them" };
+            return Err(wrong(format!("tensor '{name}': its bytes {begin}..{end} {problem} (expected to start at {at})")));
+        }
+        at = end;
+    }
+    if at != available - length {
+        return Err(wrong(format!("the tensors have {at} bytes, the file has {} after its header", available - length)));
+    }
+    Ok(header)
+}
+
+fn metadata(value: Value) -> std::result::Result<BTreeMap<String, String>, String> {
+    let Value::Object(entries) = value else { return Err("__metadata__ is not an object".into()) };
+    entries
+        .into_iter()
+        .map(|(key, value)| match value {
+            Value::String(text) => Ok((key, text)),
+            _ => Err(format!("__metadata__: '{key}' is not a string")),
+        })
+        .collect()
+}
+
+struct Entry {
+    /// The type, or the name of one that this library does not have.
+    dtype: std::result::Result<DType, String>,
+    shape: Vec<usize>,
+    begin: u64,
+    end: u64,
+}
+
+fn parse(entry: &Value) -> std::result::Result<Entry, String> {
+    let numbers = |key: &str| -> std::result::Result<Vec<u64>, String> {
+        let list = entry.get(key).and_then(Value::as_array).ok_or_else(|| format!("{key} is not a list"))?;
+        list.iter().map(|n| n.as_u64().ok_or_else(|| format!("{key} holds {n}, not a size"))).collect()
+    };
+    let name = entry.get("dtype").and_then(Value::as_str).ok_or("dtype is not a string")?;
+    let shape = numbers("shape")?;
+    let &[begin, end] = numbers("data_offsets")?.as_slice() else { return Err("data_offsets are not two numbers".into()) };
+    if begin > end {
+        return Err(format!("it ends at {end}, before its start at {begin}"));
+    }
+    let sizes: Option<Vec<usize>> = shape.iter().map(|&d| usize::try_from(d).ok()).collect();
+    let (shape, numel) = sizes.and_then(|s| checked_numel(&s).map(|n| (s, n as u64))).ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    let Some((_, bits, ours)) = TYPES.iter().find(|(known, ..)| *known == name) else {
+        return Ok(Entry { dtype: Err(name.into()), shape, begin, end });
+    };
+    // `numel` leaves room for the widest type, in bytes; in bits it may not.
+    if numel.checked_mul(*bits).is_none_or(|bits| bits.div_ceil(8) != end - begin) {
+        return Err(format!("{} bytes cannot hold {name}{shape:?}", end - begin));
+    }
+    Ok(Entry { dtype: ours.ok_or_else(|| name.into()), shape, begin, end })
+}
