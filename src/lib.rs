@@ -16,6 +16,9 @@
 
 mod devices;
 
+/// Checkpoints: any mesh in, any mesh out.
+#[cfg(not(target_family = "wasm"))]
+pub use anymesh_checkpoint as checkpoint;
 pub use anymesh_core::*;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{Found, default_device, device, found};

@@ -1,5 +1,6 @@
 //! The `anymesh` command.
 
+mod ckpt;
 mod doctor;
 mod plan;
 mod request;
@@ -27,6 +28,9 @@ enum Command {
     Plan(plan::Plan),
     /// Draw which rank holds what.
     Show(show::Show),
+    /// Look into, check, compare and convert checkpoints.
+    #[command(subcommand)]
+    Ckpt(ckpt::Ckpt),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +39,7 @@ fn main() -> ExitCode {
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),
         Command::Show(show) => finish(show.run()),
+        Command::Ckpt(ckpt) => ckpt.run(),
     }
 }
 

@@ -44,7 +44,7 @@ pub use map::MapProgram;
 pub use mesh::Mesh;
 pub use meta::meta;
 pub use ops::elementwise::Arg;
-pub use place::Place;
+pub use place::{IntoSharding, Place};
 pub use shape::{Dims, Shape};
 pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
 pub use tensor::Tensor;

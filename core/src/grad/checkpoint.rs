@@ -57,11 +57,7 @@ pub(crate) fn recompute(
 type Again = dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync;
 
 /// Runs `again` with recording on, and goes back through it to the operands and no further.
-fn pull_again(
-    op: &'static str,
-    operands: Vec<Tensor>,
-    again: Arc<Again>,
-) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
+fn pull_again(op: &'static str, operands: Vec<Tensor>, again: Arc<Again>) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
     move |back: &Back<'_>| {
         // In a pass that is not recorded itself, the operands become leaves: what made them must not be touched.
         let create_graph = mode() == Mode::On;
