@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod boxes;
+pub mod dcp;
 mod error;
+pub mod hugging_face;
 mod positioned;
 pub mod safetensors;
 mod source;
