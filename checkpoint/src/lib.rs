@@ -30,9 +30,11 @@
 mod average;
 mod background;
 mod boxes;
+pub mod dcp;
 mod error;
 pub mod files;
 mod folder;
+pub mod hugging_face;
 mod load;
 pub mod manifest;
 pub mod map;

@@ -31,8 +31,8 @@ use header::Header;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-pub(crate) use write::write_in_place;
 pub use write::{TensorWriter, write, write_source};
+pub(crate) use write::{copy_tensor, refuse_foreign, sync_folder, write_in_place};
 
 /// A safetensors file that is read box by box.
 ///

@@ -4,7 +4,7 @@ mod common;
 
 use anymesh_checkpoint::{Background, Checkpoint, Error, latest, list};
 use anymesh_core::{DType, Mesh, Tensor};
-use common::Folder;
+use common::Temporary;
 use serde_json::Map;
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ fn named(w: &Tensor) -> BTreeMap<String, Tensor> {
 fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
-    let root = Folder::new();
+    let root = Temporary::new(&format!("background-{}", line!()));
     let mut saver = Background::new(&*root);
     let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?.reshape([1500, 2000])?.to_mesh(&mesh, "[@dp, @tp]")?;
     for step in 1..=4 {
@@ -42,7 +42,7 @@ fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error>
 #[test]
 fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Folder::new();
+    let root = Temporary::new(&format!("background-{}", line!()));
     let w = Tensor::ones([10], DType::F32, &device)?;
     let mut saver = Background::new(&*root);
     saver.begin("one", 1, &named(&w), &Map::new())?;
@@ -62,7 +62,7 @@ fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> R
 fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=3", &device)?;
-    let root = Folder::new();
+    let root = Temporary::new(&format!("background-{}", line!()));
     assert!(Background::new(&*root).with_average(1.5).is_err());
     let mut saver = Background::new(&*root).with_average(0.75)?;
     let ids = Tensor::ones([2], DType::I64, &device)?;

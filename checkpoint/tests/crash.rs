@@ -9,7 +9,7 @@ use anymesh_checkpoint::{
     latest, rotate_with, save,
 };
 use anymesh_core::{DType, Mesh, Tensor};
-use common::Folder;
+use common::Temporary;
 use serde_json::Map;
 use std::{
     collections::BTreeMap,
@@ -155,7 +155,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
     let (mut points, mut old, mut new) = (0, 0, 0);
     for loss in [Loss::None, Loss::Unsynced, Loss::Half] {
         for dies_at in 1.. {
-            let root = Folder::new();
+            let root = Temporary::new(&format!("crash-{}", line!()));
             save(&root, "one", 1, &model(1.0).expect("a model"), &Map::new()).expect("a good disk");
             let disk = Mortal::new(dies_at);
             let saver = Saver { files: &disk, threads: 1, ..Saver::default() };
@@ -184,7 +184,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
 #[test]
 fn a_rotation_that_dies_anywhere_leaves_what_it_was_to_keep() {
     for dies_at in 1.. {
-        let root = Folder::new();
+        let root = Temporary::new(&format!("crash-{}", line!()));
         for step in 1..=3 {
             save(&root, &format!("s{step}"), step, &model(step as f64).expect("a model"), &Map::new()).expect("a good disk");
         }

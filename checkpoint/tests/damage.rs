@@ -4,7 +4,7 @@ mod common;
 
 use anymesh_checkpoint::{Checkpoint, Error, manifest::Manifest, save};
 use anymesh_core::{DType, Mesh, Tensor};
-use common::{Dice, Folder};
+use common::{Random, Temporary};
 use serde_json::Map;
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -20,7 +20,7 @@ fn saved(root: &Path) -> Checkpoint {
 
 #[test]
 fn every_flipped_byte_of_the_data_is_found_and_located() {
-    let root = Folder::new();
+    let root = Temporary::new(&format!("damage-{}", line!()));
     let checkpoint = saved(&root);
     for name in ["rank-00000.safetensors", "rank-00001.safetensors"] {
         let path = checkpoint.path().join(name);
@@ -46,7 +46,7 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
 
 #[test]
 fn files_cut_short_are_found() {
-    let root = Folder::new();
+    let root = Temporary::new(&format!("damage-{}", line!()));
     let checkpoint = saved(&root);
     for entry in fs::read_dir(checkpoint.path()).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -64,7 +64,7 @@ fn files_cut_short_are_found() {
 
 #[test]
 fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
-    let root = Folder::new();
+    let root = Temporary::new(&format!("damage-{}", line!()));
     let checkpoint = saved(&root);
     let text = checkpoint.manifest().to_text();
     let parse = |text: &str| Manifest::parse(text.as_bytes(), Path::new("manifest.json"));
@@ -86,7 +86,7 @@ fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
         assert!(error.contains(why), "{to}: {error}");
     }
     // Random changes: refused, or a manifest that fits together; never a panic.
-    let mut dice = Dice(5);
+    let mut dice = Random(5);
     for _ in 0..50_000 {
         let mut bytes = text.clone().into_bytes();
         for _ in 0..1 + dice.below(3) {

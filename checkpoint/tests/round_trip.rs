@@ -4,14 +4,14 @@ mod common;
 
 use anymesh_checkpoint::{Checkpoint, Error, Keep, Load, Source, latest, list, matches, rotate, save};
 use anymesh_core::{DType, Device, Mesh, Place, Sharding, Tensor};
-use common::{Dice, Folder};
+use common::{Random, Temporary};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 
 const MESHES: [&str; 7] = ["dp=2, tp=4", "dp=1, tp=8", "dp=4, tp=2", "x=1", "a=2, b=2, c=2", "x=3", "x=7"];
 
 /// A random way to lie on a mesh.
-fn sharding(dice: &mut Dice, mesh: &Mesh, rank: usize) -> Sharding {
+fn sharding(dice: &mut Random, mesh: &Mesh, rank: usize) -> Sharding {
     (0..mesh.axes().len()).fold(Sharding::replicated(), |s, axis| match dice.below(rank + 1) {
         d if d < rank => s.cut(d, axis),
         _ => s,
@@ -19,7 +19,7 @@ fn sharding(dice: &mut Dice, mesh: &Mesh, rank: usize) -> Sharding {
 }
 
 /// Random bytes are every kind of number, NaN and infinities among them; a bool has only two.
-fn tensor(dice: &mut Dice, dtype: DType, shape: &[usize], device: &Device) -> (Tensor, Vec<u8>) {
+fn tensor(dice: &mut Random, dtype: DType, shape: &[usize], device: &Device) -> (Tensor, Vec<u8>) {
     let n = shape.iter().product::<usize>() * dtype.size();
     let bytes: Vec<u8> = (0..n).map(|_| dice.next() as u8).map(|b| if dtype == DType::Bool { b & 1 } else { b }).collect();
     (Tensor::from_bytes(&bytes, dtype, shape, device).expect("fits"), bytes)
@@ -28,10 +28,10 @@ fn tensor(dice: &mut Dice, dtype: DType, shape: &[usize], device: &Device) -> (T
 #[test]
 fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let mut dice = Dice(1);
+    let mut dice = Random(1);
     let mut loaded = 0;
     for round in 0..60 {
-        let root = Folder::new();
+        let root = Temporary::new(&format!("round-trip-{}", line!()));
         let from = Mesh::new(MESHES[round % MESHES.len()], &device)?;
         let (mut tensors, mut expected) = (BTreeMap::new(), BTreeMap::new());
         for i in 0..6 {
@@ -88,7 +88,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
 #[test]
 fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     let mesh = Mesh::new("x=2", &device)?;
     // 80 MB on each rank: over one box and many blocks.
     let x = Tensor::arange(0, 40_000_000, 1, DType::I32, &device)?.reshape([8000, 5000])?;
@@ -104,7 +104,7 @@ fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
 #[test]
 fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     assert!(latest(&root)?.is_none());
     let state = json!({"consumed_samples": 12_345_678_901u64, "rng": {"seed": 7, "stream": 3}, "lr": 1e-4, "config": {"architectures": ["Some"]}});
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::BF16, &device)?)]);
@@ -133,7 +133,7 @@ fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -
 #[test]
 fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
     for step in 1..=10 {
         save(&root, &format!("s{step}"), step, &one, &Map::new())?;
@@ -155,7 +155,7 @@ fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Resul
 
 #[test]
 fn two_writers_do_not_meet() -> Result<(), Error> {
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     let lock = std::fs::File::create(root.join(".lock")).expect("a file");
     lock.try_lock().expect("free");
     let error = save(&root, "one", 1, &BTreeMap::new(), &Map::new()).expect_err("locked");
@@ -168,7 +168,7 @@ fn two_writers_do_not_meet() -> Result<(), Error> {
 #[test]
 fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     let x = Tensor::ones([2, 3], DType::F32, &device)?;
     let checkpoint = Checkpoint::open(save(&root, "one", 1, &BTreeMap::from([("model.w".to_string(), x)]), &Map::new())?)?;
     assert!(checkpoint.load("w", &device).expect_err("another name").to_string().contains("model.w"));
@@ -183,7 +183,7 @@ fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
 fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_is_allowed() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=2", &device)?;
-    let root = Folder::new();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
     let full = |shape: &[usize], value: f64, dtype| Tensor::full(shape, value, dtype, &device);
     let saved = BTreeMap::from([
         ("a.w".to_string(), full(&[4], 1.0, DType::F32)?),

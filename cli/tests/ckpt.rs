@@ -130,3 +130,14 @@ fn prune_keeps_what_it_is_told() {
     assert!(out.contains("1 removed"), "{out}");
     assert!(Path::new(&case.at("one")).exists());
 }
+
+#[test]
+fn hugging_face_folders_go_out_and_come_back() {
+    let case = Case::new("export");
+    let (one, folder, back) = (case.at("one"), case.at("hf"), case.at("back"));
+    assert!(text(&["export", &one, &folder, "--max-file-size", "20K", "--remove", "step"]).contains("2 tensors in 2 files"));
+    assert!(Path::new(&folder).join("model.safetensors.index.json").exists());
+    text(&["import", &folder, &back]);
+    let out = ckpt(&["diff", &one, &back, "--values"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("step: only in the first\n1 of 3"), "{out:?}");
+}

@@ -4,7 +4,7 @@ use super::{Answer, bytes, human};
 use anymesh::{
     DType, Mesh, Sharding,
     checkpoint::{
-        Checkpoint, Error, Keep, Result, Saver, Source,
+        Checkpoint, Error, Keep, Result, Saver, Source, hugging_face,
         manifest::{self, Manifest},
         map::{Mapped, Mapping, Options},
         matches, open,
@@ -85,7 +85,7 @@ fn whole(source: &dyn Source) -> Result<BTreeMap<String, Placed>> {
 /// Arguments of `ckpt reshard`.
 #[derive(Args)]
 pub(crate) struct Reshard {
-    /// A checkpoint folder or a safetensors file.
+    /// A checkpoint, Hugging Face or torch folder, or a safetensors file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -122,7 +122,7 @@ impl Reshard {
 /// Arguments of `ckpt cast`.
 #[derive(Args)]
 pub(crate) struct Cast {
-    /// A checkpoint folder or a safetensors file.
+    /// A checkpoint, Hugging Face or torch folder, or a safetensors file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -150,7 +150,7 @@ impl Cast {
 /// Arguments of `ckpt map`.
 #[derive(Args)]
 pub(crate) struct Map {
-    /// A checkpoint folder or a safetensors file.
+    /// A checkpoint, Hugging Face or torch folder, or a safetensors file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -173,6 +173,53 @@ impl Map {
         let mapped = Mapped::new(source, &Mapping::parse(&text)?, &options)?;
         let layout = whole(&mapped)?;
         self.target.write(&mapped, &layout, old.as_ref())
+    }
+}
+
+/// Arguments of `ckpt export`.
+#[derive(Args)]
+pub(crate) struct Export {
+    /// A checkpoint folder.
+    path: PathBuf,
+    /// The folder to write, which does not exist yet.
+    to: PathBuf,
+    /// The largest file.
+    #[arg(long, default_value = "5G", value_parser = bytes)]
+    max_file_size: usize,
+    /// Leave out tensors whose names match; `*` stands for anything.
+    #[arg(long)]
+    remove: Vec<String>,
+    /// A folder whose config.json and generation_config.json are copied.
+    #[arg(long, value_name = "FOLDER")]
+    configs: Option<PathBuf>,
+}
+
+impl Export {
+    pub(crate) fn run(&self) -> Answer {
+        let (source, _) = from(&self.path)?;
+        let gone: Vec<&str> = source.tensors().keys().filter(|name| self.remove.iter().any(|pattern| matches(pattern, name))).map(String::as_str).collect();
+        let left = hugging_face::Without::new(source.as_ref(), &gone)?;
+        let options = hugging_face::Export { max_file_bytes: self.max_file_size as u64, configs_from: self.configs.clone(), ..hugging_face::Export::default() };
+        let files = hugging_face::export(&left, &self.to, &options)?;
+        println!("{}: {} tensors in {} files", self.to.display(), left.tensors().len(), files.len());
+        Ok(true)
+    }
+}
+
+/// Arguments of `ckpt import`.
+#[derive(Args)]
+pub(crate) struct Import {
+    /// A Hugging Face folder, a folder of torch.distributed.checkpoint or a safetensors file.
+    path: PathBuf,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Import {
+    pub(crate) fn run(&self) -> Answer {
+        let (source, old) = from(&self.path)?;
+        let layout = whole(source.as_ref())?;
+        self.target.write(source.as_ref(), &layout, old.as_ref())
     }
 }
 

@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 /// Arguments of `ckpt inspect`.
 #[derive(Args)]
 pub(crate) struct Inspect {
-    /// A checkpoint folder or a safetensors file.
+    /// A checkpoint, Hugging Face or torch folder, or a safetensors file.
     path: PathBuf,
     /// Only tensors whose names match; `*` stands for anything.
     #[arg(long, default_value = "*")]
@@ -90,7 +90,7 @@ impl Verify {
 /// Arguments of `ckpt diff`.
 #[derive(Args)]
 pub(crate) struct Diff {
-    /// A checkpoint folder or a safetensors file.
+    /// A checkpoint, Hugging Face or torch folder, or a safetensors file.
     left: PathBuf,
     /// Another one.
     right: PathBuf,

@@ -24,6 +24,10 @@ pub(crate) enum Ckpt {
     Cast(convert::Cast),
     /// Rename, join, cut, transpose and cast tensors by a mapping.
     Map(convert::Map),
+    /// Write a Hugging Face folder.
+    Export(convert::Export),
+    /// Write a checkpoint from a Hugging Face folder, a folder of torch.distributed.checkpoint or a safetensors file.
+    Import(convert::Import),
     /// Write all tensors into one safetensors file.
     Merge(convert::Merge),
     /// Remove old checkpoints from a folder.
@@ -39,6 +43,8 @@ impl Ckpt {
             Ckpt::Reshard(c) => c.run(),
             Ckpt::Cast(c) => c.run(),
             Ckpt::Map(c) => c.run(),
+            Ckpt::Export(c) => c.run(),
+            Ckpt::Import(c) => c.run(),
             Ckpt::Merge(c) => c.run(),
             Ckpt::Prune(c) => c.run(),
         };

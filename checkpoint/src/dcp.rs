@@ -1,0 +1,129 @@
+//! Folders of `torch.distributed.checkpoint`, read without Python and without executing anything.
+//!
+//! Such a folder has a `.metadata` pickle, which says which box of which tensor is at which bytes of which file, and `__i_j.distcp` files, whose items are
+//! archives of `torch.save`. Both kinds of pickle are read by a reader that knows a list of plain data types and refuses every other name.
+//!
+//! ```no_run
+//! use anymesh_checkpoint::{dcp, Source};
+//!
+//! let checkpoint = dcp::Folder::open("step-1000")?;
+//! for (name, info) in checkpoint.tensors() {
+//!     println!("{name}: {}{:?}", info.dtype, info.shape);
+//! }
+//! # Ok::<(), anymesh_checkpoint::Error>(())
+//! ```
+
+mod archive;
+mod metadata;
+mod pickle;
+
+use crate::boxes::check_box;
+use crate::positioned::Positioned;
+use crate::{Error, Result, Source, TensorInfo, copy_box};
+use anymesh_core::Region;
+use archive::Stored;
+use metadata::{Chunk, Metadata};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A folder of `torch.distributed.checkpoint` that is read box by box: only the chunks that a box touches, and of those only its rows.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    metadata: Metadata,
+    tensors: BTreeMap<String, TensorInfo>,
+    files: Mutex<HashMap<String, Arc<Positioned>>>,
+    /// What is known of items, by file and offset.
+    items: Mutex<HashMap<(String, u64), Arc<Stored>>>,
+}
+
+impl Folder {
+    /// Opens a folder and checks its metadata; its files are opened when something of them is first read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let metadata = metadata::read(path)?;
+        let tensors = metadata
+            .tensors
+            .iter()
+            .filter_map(|(name, tensor)| Some((name.clone(), TensorInfo { dtype: metadata::dtype(&tensor.dtype)?, shape: tensor.shape.clone() })))
+            .collect();
+        Ok(Self { path: path.into(), metadata, tensors, files: Mutex::default(), items: Mutex::default() })
+    }
+
+    /// The names of values that are not tensors, such as step counters: they are pickles of any kind, and are not read.
+    pub fn objects(&self) -> &[String] {
+        &self.metadata.objects
+    }
+
+    fn file(&self, name: &str) -> Result<Arc<Positioned>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = files.get(name) {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(Positioned::open(&self.path.join(name))?);
+        files.insert(name.into(), file.clone());
+        Ok(file)
+    }
+
+    /// Where the elements of a chunk are. Found once; two threads that look at the same time find the same.
+    fn stored(&self, tensor: &str, info: &TensorInfo, chunk: &Chunk, file: &Positioned) -> Result<Arc<Stored>> {
+        let key = (chunk.file.clone(), chunk.offset);
+        let wrong = |detail: String| Error::Index { path: self.path.join(metadata::FILE), tensor: tensor.into(), file: chunk.file.clone(), detail };
+        let known = self.items.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let stored = match known {
+            Some(stored) => stored,
+            None => {
+                if chunk.offset.checked_add(chunk.length).is_none_or(|end| end > file.len()) {
+                    return Err(wrong(format!("bytes {}..+{} do not lie in a file of {}; it was cut short", chunk.offset, chunk.length, file.len())));
+                }
+                let stored = Arc::new(archive::read(file, chunk.offset, chunk.length)?);
+                self.items.lock().unwrap_or_else(PoisonError::into_inner).insert(key, stored.clone());
+                stored
+            }
+        };
+        if metadata::dtype(&stored.dtype) != Some(info.dtype) || stored.shape != chunk.region.shape[..] {
+            return Err(wrong(format!("{}{:?} is stored where the metadata says {}{:?}", stored.dtype, stored.shape, info.dtype, &chunk.region.shape[..])));
+        }
+        Ok(stored)
+    }
+}
+
+impl Source for Folder {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        &self.tensors
+    }
+
+    fn foreign(&self) -> Vec<(String, String)> {
+        let all = self.metadata.tensors.iter().filter(|(name, _)| !self.tensors.contains_key(*name));
+        all.map(|(name, tensor)| (name.clone(), tensor.dtype.clone())).collect()
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        match (self.tensors.get(name), self.metadata.tensors.get(name)) {
+            (None, Some(tensor)) => Err(Error::ForeignType { path: self.path.join(metadata::FILE), tensor: name.into(), dtype: tensor.dtype.clone() }),
+            _ => crate::source::find(&self.tensors, name),
+        }
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        let info = self.info(name)?;
+        check_box(name, info, region, out)?;
+        let size = info.dtype.size();
+        for chunk in self.metadata.tensors.get(name).map_or(&[][..], |tensor| &tensor.chunks) {
+            // A box without elements touches nothing, and every box of a scalar is all of it.
+            let Some(part) = (region.numel() > 0).then(|| chunk.region.intersect(region)).flatten() else { continue };
+            let file = self.file(&chunk.file)?;
+            let stored = self.stored(name, info, chunk, &file)?;
+            let inner = Region { start: part.start.iter().zip(&chunk.region.start).map(|(a, b)| a - b).collect(), shape: part.shape.clone() };
+            if part == *region {
+                file.read_strided(stored.base, &stored.strides, &inner, size, out)?;
+                continue;
+            }
+            let mut bytes = vec![0; part.numel() * size];
+            file.read_strided(stored.base, &stored.strides, &inner, size, &mut bytes)?;
+            copy_box(&bytes, &part, out, region, &part, size);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! What the `.metadata` pickle of a checkpoint says, as plain data.
+
+use super::pickle::{self, Id, Pickle};
+use crate::boxes::checked_numel;
+use crate::{Error, Result};
+use anymesh_core::{DType, Region};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path};
+
+/// The file that makes a folder a checkpoint.
+pub(super) const FILE: &str = ".metadata";
+
+const WHAT: &str = "metadata of torch.distributed.checkpoint";
+
+/// A stored box of a tensor.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) region: Region,
+    /// The file, relative to the folder.
+    pub(super) file: String,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+/// A tensor and where it is.
+#[derive(Debug)]
+pub(super) struct Tensor {
+    /// The name torch gives to the element type.
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) chunks: Vec<Chunk>,
+}
+
+/// What a checkpoint has.
+#[derive(Debug, Default)]
+pub(super) struct Metadata {
+    pub(super) tensors: BTreeMap<String, Tensor>,
+    /// The names of values that are not tensors.
+    pub(super) objects: Vec<String>,
+}
+
+/// Our type for one of torch.
+pub(super) fn dtype(name: &str) -> Option<DType> {
+    Some(match name {
+        "bool" => DType::Bool,
+        "uint8" => DType::U8,
+        "uint32" => DType::U32,
+        "int32" => DType::I32,
+        "int64" => DType::I64,
+        "float8_e4m3fn" => DType::F8E4M3,
+        "float8_e5m2" => DType::F8E5M2,
+        "float16" => DType::F16,
+        "bfloat16" => DType::BF16,
+        "float32" => DType::F32,
+        "float64" => DType::F64,
+        _ => return None,
+    })
+}
+
+/// Where items are: file, offset and length by the name of the tensor and the start of the box.
+type Places = HashMap<(String, Vec<usize>), (String, u64, u64)>;
+
+/// Reads and checks the metadata of a folder.
+pub(super) fn read(folder: &Path) -> Result<Metadata> {
+    let path = folder.join(FILE);
+    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "read", &e))?;
+    let pickle = pickle::read(&bytes, &path)?;
+    let wrong = |detail: String| Error::format(&path, WHAT, detail);
+    let field = |name: &str| pickle.field(pickle.root, "Metadata", name).and_then(|id| pickle.pairs(id));
+    let items = field("state_dict_metadata").ok_or_else(|| wrong("it has no dictionary 'state_dict_metadata'".into()))?;
+    let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
+    let places = places(&pickle, stored).map_err(wrong)?;
+    let mut out = Metadata::default();
+    for &(key, item) in items {
+        let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
+        if pickle.object(item, "BytesStorageMetadata").is_some() {
+            out.objects.push(name.into());
+            continue;
+        }
+        let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+        out.tensors.insert(name.into(), tensor);
+    }
+    out.objects.sort();
+    Ok(out)
+}
+
+fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, String> {
+    let mut places = Places::new();
+    for &(index, info) in stored {
+        let name = pickle.field(index, "MetadataIndex", "fqn").and_then(|id| pickle.text(id)).ok_or("a key of 'storage_data' has no name")?;
+        let Some(start) = pickle.field(index, "MetadataIndex", "offset").and_then(|id| pickle.sizes(id)) else { continue };
+        let field = |field: &str| pickle.field(info, "_StorageInfo", field);
+        if field("transform_descriptors").and_then(|id| pickle.list(id)).is_some_and(|list| !list.is_empty()) {
+            return Err(format!("tensor '{name}' is compressed or otherwise transformed; save it without that"));
+        }
+        let number = |name| field(name).and_then(|id| pickle.int(id)).and_then(|n| u64::try_from(n).ok());
+        let file = field("relative_path").and_then(|id| pickle.text(id));
+        let (Some(file), Some(offset), Some(length)) = (file, number("offset"), number("length")) else {
+            return Err(format!("tensor '{name}' has no file, offset and length"));
+        };
+        if file.is_empty() || !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(format!("tensor '{name}' is in '{file}', which does not lie in the folder"));
+        }
+        places.insert((name.into(), start), (file.into(), offset, length));
+    }
+    Ok(places)
+}
+
+fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result::Result<Tensor, String> {
+    const CLASS: &str = "TensorStorageMetadata";
+    let properties = pickle.field(item, CLASS, "properties").ok_or("it has no properties")?;
+    // The state is a tuple that starts with the type; some versions write it as a dictionary.
+    let state = pickle.object(properties, "TensorProperties").and_then(|(_, state)| state);
+    let first = state.and_then(|id| pickle.list(id)).and_then(|list| list.first().copied());
+    let id = first.or_else(|| pickle.field(properties, "TensorProperties", "dtype"));
+    let dtype = id.and_then(|id| pickle.global(id)).and_then(|name| name.strip_prefix("torch.")).ok_or("it has no element type")?;
+    let shape = pickle.field(item, CLASS, "size").and_then(|id| pickle.sizes(id)).ok_or("it has no size")?;
+    let numel = checked_numel(&shape).ok_or_else(|| format!("the size {shape:?} is too large"))?;
+    let listed = pickle.field(item, CLASS, "chunks").and_then(|id| pickle.list(id)).ok_or("it has no chunks")?;
+    let mut chunks = vec![];
+    for &chunk in listed {
+        let sizes = |field| pickle.field(chunk, "ChunkStorageMetadata", field).and_then(|id| pickle.sizes(id));
+        let (start, size) = sizes("offsets").zip(sizes("sizes")).ok_or("a chunk has no offsets and sizes")?;
+        let inside =
+            start.len() == shape.len() && size.len() == shape.len() && (0..shape.len()).all(|d| start[d].checked_add(size[d]).is_some_and(|e| e <= shape[d]));
+        if !inside {
+            return Err(format!("a chunk of {size:?} at {start:?} does not lie in {shape:?}"));
+        }
+        if size.contains(&0) {
+            continue;
+        }
+        let key = (name.to_string(), start);
+        let (file, offset, length) = places.get(&key).cloned().ok_or_else(|| format!("nothing says where its chunk at {:?} is stored", key.1))?;
+        chunks.push(Chunk { region: Region { start: key.1.into(), shape: size.into() }, file, offset, length });
+    }
+    // Chunks that together have as many elements as the tensor and do not overlap leave no holes.
+    let total = chunks.iter().try_fold(0usize, |n, chunk| n.checked_add(chunk.region.numel()));
+    if total != Some(numel) {
+        return Err(format!("its chunks have {total:?} of its {numel} elements"));
+    }
+    no_overlap(&mut chunks, shape.len())?;
+    Ok(Tensor { dtype: dtype.into(), shape, chunks })
+}
+
+/// Sorts chunks along the dimension with the most different starts, where only near neighbours can overlap.
+fn no_overlap(chunks: &mut [Chunk], rank: usize) -> std::result::Result<(), String> {
+    let starts = |d: usize| chunks.iter().map(|chunk| chunk.region.start[d]).collect::<std::collections::BTreeSet<_>>().len();
+    let Some(d) = (0..rank).max_by_key(|&d| starts(d)) else { return Ok(()) };
+    chunks.sort_by_key(|chunk| chunk.region.start[d]);
+    for (i, chunk) in chunks.iter().enumerate() {
+        let end = chunk.region.start[d] + chunk.region.shape[d];
+        let near = chunks[i + 1..].iter().take_while(|other| other.region.start[d] < end);
+        if let Some(other) = near.into_iter().find(|other| chunk.region.intersect(&other.region).is_some()) {
+            return Err(format!("its chunks at {:?} and {:?} overlap", &chunk.region.start[..], &other.region.start[..]));
+        }
+    }
+    Ok(())
+}
