@@ -52,11 +52,12 @@ impl Macro {
     }
 }
 
-/// All names of a list of variables, ranges counted out.
+/// All names of a list of variables, ranges counted out; those that are too long are an error later.
 fn spell(vars: &[Var]) -> impl Iterator<Item = String> {
     vars.iter().filter(|var| !var.is_none()).flat_map(|var| match var.range {
         None => vec![var.name.clone()],
-        Some((first, end)) => (first..end.min(first.saturating_add(MOST_NAMES))).map(|i| format!("{}_{i}", var.name)).collect(),
+        Some((first, end)) if end.saturating_sub(first) > MOST_NAMES => vec![],
+        Some((first, end)) => (first..end).map(|i| format!("{}_{i}", var.name)).collect(),
     })
 }
 

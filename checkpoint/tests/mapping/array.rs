@@ -5,7 +5,10 @@ use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A tensor that is held whole. Values are small integers, which every float type holds.
+/// Values that every float type holds: three significant bits.
+const VALUES: [f64; 17] = [0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25];
+
+/// A tensor that is held whole.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Array {
     pub(crate) dtype: DType,
@@ -16,7 +19,7 @@ pub(crate) struct Array {
 impl Array {
     pub(crate) fn counting(dtype: DType, shape: &[usize], first: usize) -> Self {
         let count: usize = shape.iter().product();
-        Self { dtype, shape: shape.to_vec(), values: (0..count).map(|i| ((i * 7 + first) % 17) as f64).collect() }
+        Self { dtype, shape: shape.to_vec(), values: (0..count).map(|i| VALUES[(i * 7 + first) % VALUES.len()]).collect() }
     }
 
     pub(crate) fn info(&self) -> TensorInfo {

@@ -108,8 +108,8 @@ fn statements_that_say_too_much_or_too_little_are_refused() {
 
 #[test]
 fn tensors_that_do_not_fit_a_statement_are_refused() {
-    let many_transposes = "half -> half, dtype=f32\nhalf -> half, dtype=f16\n".repeat(251);
-    let doubled = "half, half -> half, axis=0\n".repeat(62);
+    let many_casts = "half -> half, dtype=f32\nhalf -> half, dtype=f16\n".repeat(251);
+    let doubled = "half, half -> half, axis=0\nhalf, half -> half, axis=1\n".repeat(31);
     let parts = format!("small -> small, q, axis=0, sizes=[1,1]\n{}", "small, small -> small, axis=0\n".repeat(22));
     let cases = [
         ("none -> c", "there is no tensor 'none': it is not in the source, and no statement before writes it"),
@@ -131,7 +131,7 @@ fn tensors_that_do_not_fit_a_statement_are_refused() {
         ("a -> c, src_dtype=f16, dst_dtype=f32", "src_dtype says f16, the tensor is f32"),
         ("a -> c, src_shape=[6,4], dst_shape=[24]", "src_shape says [6, 4], the tensor is [4, 6]"),
         (doubled.as_str(), "is too large"),
-        (many_transposes.as_str(), "more than 500 operations one after the other on one tensor"),
+        (many_casts.as_str(), "more than 500 operations one after the other on one tensor"),
         (parts.as_str(), "more than 1048576 parts of one tensor"),
     ];
     for (text, expected) in cases {

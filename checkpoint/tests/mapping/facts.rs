@@ -155,13 +155,16 @@ fn slices_come_from_where_it_was_recorded() {
             }
             let info = &recipe.tensors()[name];
             assert_eq!(json!(info.shape), recorded["shape"], "{test} {name}");
-            let slices: Value = recipe
-                .pieces(name, &info.whole())
-                .expect("all of it")
-                .iter()
-                .map(|piece| json!([piece.source, ranges(&piece.region), ranges(&piece.target), postprocess(&piece.ops)]))
-                .collect();
-            assert_eq!(slices, recorded["slices"], "{test} {name}");
+            // Ours reads neighbouring slices that lie side by side in the source as one, so each recorded slice is asked for on its own.
+            let recorded = recorded["slices"].as_array().expect("slices");
+            assert!(recipe.pieces(name, &info.whole()).expect("all of it").len() <= recorded.len(), "{test} {name}");
+            for slice in recorded {
+                let target = slice[2].as_array().expect("ranges").iter().map(sizes);
+                let (start, shape): (Vec<_>, Vec<_>) = target.map(|range| (range[0], range[1] - range[0])).unzip();
+                let found = recipe.pieces(name, &region(&start, &shape)).expect("a part of it");
+                let found: Vec<Value> = found.iter().map(|p| json!([p.source, ranges(&p.region), ranges(&p.target), postprocess(&p.ops)])).collect();
+                assert_eq!(found, std::slice::from_ref(slice), "{test} {name}");
+            }
         }
     }
     assert_eq!(queries, 12);

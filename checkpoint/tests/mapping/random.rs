@@ -153,91 +153,47 @@ fn random_boxes_of_random_mappings_are_what_loops_yield_and_the_inverse_leads_ba
     }
 }
 
+const LEFT: &str = "a a a b b c d a^T b^T l.0.w l.1.w l.$LAYER_ID.w l.$LAYER_ID.w^T l.$EXPERT_ID.w l.$LAYER_ID_OFFSET.w l.*.w t.$LAYER_ID $X _ c[0:3] \
+    c[0:99999999999] 'q'";
+const RIGHT: &str = "c d e f g h c^T d^T a t.$LAYER_ID u.$LAYER_ID l.$LAYER_ID_OFFSET.w m.$EXPERT_ID m.$LAYER_ID.* $X _ c[0:3] c[3:0] 'q'";
+const ATTRS: &str = "axis=0 axis=1 axis=-1 sizes=[1,3] sizes=\"[2]\" permute=\"[]\" permute=[1,0] reshape=[-1] reshape=[4,4,1] reshape=[9223372036854775807,4] \
+    dtype=bf16 dtype='float64' src_dtype=f32 dst_dtype=f16 src_shape=[4,4] dst_shape=[16] fused_qkv fused_qkv_old fused_ffn num_heads=4 num_heads=-1 \
+    num_key_value_groups=2 num_key_value_groups=0 src_degree=2 dst_degree=3";
+const WILD: &str = "-> -> , = [ ] : ^T ^ \" ' # - é 18446744073709551616 7 $ * _";
+
 #[test]
 fn random_text_is_refused_or_mapped_and_never_panics() {
-    let words = [
-        "a",
-        "b",
-        "c",
-        "l.0.w",
-        "l.$LAYER_ID.w",
-        "l.$EXPERT_ID.w",
-        "l.$LAYER_ID_OFFSET.w",
-        "l.*.w",
-        "m.$LAYER_ID.*",
-        "$X",
-        "_",
-        "->",
-        "->",
-        "->",
-        ",",
-        ",",
-        ",",
-        "=",
-        "[",
-        "]",
-        ":",
-        "^T",
-        "\n",
-        "axis=0",
-        "axis=1",
-        "axis=-1",
-        "sizes=[1,3]",
-        "sizes=\"[2]\"",
-        "permute=\"[]\"",
-        "permute=[1,0]",
-        "reshape=[-1]",
-        "reshape=[4,4,1]",
-        "reshape=[9223372036854775807,4]",
-        "dtype=bf16",
-        "dtype='float64'",
-        "src_dtype=f32",
-        "dst_dtype=f16",
-        "src_shape=[4,4]",
-        "dst_shape=[16]",
-        "fused_qkv",
-        "fused_qkv_old",
-        "fused_ffn",
-        "num_heads=4",
-        "num_heads=-1",
-        "num_key_value_groups=2",
-        "num_key_value_groups=0",
-        "src_degree=2",
-        "dst_degree=3",
-        "c[0:3]",
-        "c[3:0]",
-        "c[0:99999999999]",
-        "'q r'",
-        "\"",
-        "#",
-        "-",
-        "é",
-        "18446744073709551616",
-        "7",
-        "a -> b",
-        "b -> a",
-        "l.0.w -> l.1.w",
-    ];
-    let sources: BTreeMap<_, _> =
-        ["a", "b", "l.0.w", "l.1.w", "l.10.w", "a.w_0"].map(|name| (name.to_string(), Array::counting(DType::F32, &[4, 4], 0))).into();
+    let [left, right, attrs, wild] = [LEFT, RIGHT, ATTRS, WILD].map(|words| words.split_whitespace().collect::<Vec<_>>());
+    let tensors = |names: [&str; 6]| -> BTreeMap<_, _> { names.map(|name| (name.to_string(), Array::counting(DType::F32, &[4, 4], 0))).into() };
+    let (here, there) = (tensors(["a", "b", "l.0.w", "l.1.w", "l.10.w", "a.w_0"]), tensors(["c", "d", "e", "t.0", "u.1", "c.w_0"]));
     let mut random = Random(17);
     let (mut parsed, mut mapped, mut reversed) = (0, 0, 0);
     for _ in 0..20_000 {
         let mut text = String::new();
-        for _ in 0..1 + random.below(12) {
-            // Often something that could be a statement, sometimes anything.
-            match random.below(4) {
-                0 => text += &format!("{} -> {}\n", random.pick(&words), random.pick(&words)),
-                1 => text += &format!("{} -> {}, {}, {}\n", random.pick(&words), random.pick(&words), random.pick(&words), random.pick(&words)),
-                2 if random.below(4) > 0 => text += "\n",
-                _ => text += &format!("{} ", random.pick(&words)),
+        for _ in 0..1 + random.below(3) {
+            let mut list = |words: &[&str], count: usize| (0..count).map(|_| *random.pick(words)).collect::<Vec<_>>().join(", ");
+            let sides = [list(&left, 1), list(&left, 2), list(&left, 3), list(&right, 1), list(&right, 2)];
+            let (n, m) = ([0, 0, 0, 1, 2][random.below(5)], if random.below(4) == 0 { 4 } else { 3 });
+            text += &format!("{} -> {}", sides[n], sides[m]);
+            if (n, m) != (0, 3) && random.below(4) > 0 {
+                text += ", axis=0";
             }
+            text += &(0..random.below(6) / 3).map(|_| format!(", {}", random.pick(&attrs))).collect::<String>();
+            // Sometimes anything, anywhere.
+            if random.below(8) == 0 {
+                let mut at = random.below(text.len() + 1);
+                while !text.is_char_boundary(at) {
+                    at -= 1;
+                }
+                text.insert_str(at, wild[random.below(wild.len())]);
+            }
+            text.push('\n');
         }
         let Ok(mapping) = Mapping::parse(&text) else { continue };
         parsed += 1;
         for reverse in [false, true] {
             let options = Options { reverse, only_mapped: random.below(2) == 0, ..Options::default() };
-            let Ok(made) = Mapped::new(Counting::new(&sources), &mapping, &options) else { continue };
+            let Ok(made) = Mapped::new(Counting::new(if reverse { &there } else { &here }), &mapping, &options) else { continue };
             if reverse {
                 reversed += 1
             } else {
@@ -248,5 +204,5 @@ fn random_text_is_refused_or_mapped_and_never_panics() {
             }
         }
     }
-    assert!(parsed > 1000 && mapped > 100 && reversed > 10, "the texts are too wild to test anything: {parsed} {mapped} {reversed}");
+    assert!(parsed > 10_000 && mapped > 300 && reversed > 100, "the texts are too wild to test anything: {parsed} {mapped} {reversed}");
 }
