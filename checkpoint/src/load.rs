@@ -18,19 +18,23 @@ pub fn load(source: &dyn Source, name: &str, place: impl Into<Place>) -> Result<
     if place.sharding.is_partial() {
         return Err(Error::Argument(format!("'{name}' cannot be loaded as a partial value: load it whole or cut")));
     }
-    let mut made: Vec<(Region, usize, Tensor)> = vec![];
-    for (i, rank) in mesh.addressable().enumerate() {
-        let region = place.sharding.region(mesh, rank, &shape);
-        let device = mesh.device(i);
-        let part = match made.iter().find(|(r, j, _)| *r == region && mesh.device(*j) == device) {
+    // Each box once for all ranks that hold it, and all boxes in one go: they may share what is read.
+    let regions: Vec<Region> = mesh.addressable().map(|rank| place.sharding.region(mesh, rank, &shape)).collect();
+    let mut boxes: Vec<(Region, Vec<u8>)> = vec![];
+    for region in &regions {
+        if !boxes.iter().any(|(r, _)| r == region) {
+            boxes.push((region.clone(), vec![0; region.numel() * info.dtype.size()]));
+        }
+    }
+    source.read_many(name, &mut boxes)?;
+    let mut made: Vec<(usize, usize, Tensor)> = vec![];
+    for (i, region) in regions.iter().enumerate() {
+        let (at, device) = (boxes.iter().position(|(r, _)| r == region).unwrap_or(0), mesh.device(i));
+        let part = match made.iter().find(|(b, j, _)| *b == at && mesh.device(*j) == device) {
             Some((.., part)) => part.clone(),
-            None => {
-                let mut bytes = vec![0; region.numel() * info.dtype.size()];
-                source.read(name, &region, &mut bytes)?;
-                Tensor::from_bytes(&bytes, info.dtype, Shape::from(region.shape.clone()), device)?
-            }
+            None => Tensor::from_bytes(&boxes[at].1, info.dtype, Shape::from(region.shape.clone()), device)?,
         };
-        made.push((region, i, part));
+        made.push((at, i, part));
     }
     let mut parts: Vec<Tensor> = made.into_iter().map(|(.., part)| part).collect();
     if mesh.is_single() {

@@ -120,39 +120,77 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Copies `part` of a box to the buffer of `region`. Runs of bytes that are near each other are read together.
-    fn read_part(&self, tensor: &str, b: &StoredBox, part: &Region, region: &Region, out: &mut [u8], size: usize) -> Result<()> {
-        let (of, total) = (b.region(), b.region().numel() as u64 * size as u64);
-        let runs = runs(part, &of, region, size);
-        let mut window: (u64, Vec<u8>) = (0, vec![]);
-        let mut i = 0;
-        while i < runs.len() {
-            let (from, to, length) = runs[i];
-            let mut done = 0;
-            while done < length {
-                let at = from + done;
-                if !(window.0..window.0 + window.1.len() as u64).contains(&at) {
-                    let begin = at / BLOCK * BLOCK;
-                    // As far as runs follow each other closely.
-                    let mut end = from + length;
-                    for (next, _, more) in &runs[i + 1..] {
-                        if *next > end + BLOCK || next + more > begin + WINDOW {
-                            break;
-                        }
-                        end = next + more;
-                    }
-                    let end = end.min(begin + WINDOW).div_ceil(BLOCK).saturating_mul(BLOCK).min(total);
-                    window = (begin, self.blocks(tensor, b, begin, end)?);
+    /// Reads several boxes of a tensor.
+    fn read_parts(&self, name: &str, mut parts: Vec<(&Region, &mut [u8])>) -> Result<()> {
+        let size = self.info(name)?.dtype.size();
+        for b in &self.manifest.tensors[name].boxes {
+            let of = b.region();
+            let mut wanted = vec![];
+            for (region, out) in &mut parts {
+                if let Some(part) = of.intersect(region).filter(|part| part.numel() > 0) {
+                    wanted.push(Wanted { runs: runs(&part, &of, region, size), next: 0, done: 0, out });
                 }
-                let inside = (at - window.0) as usize;
-                let n = ((length - done) as usize).min(window.1.len() - inside);
-                let target = to as usize + done as usize;
-                out[target..target + n].copy_from_slice(&window.1[inside..inside + n]);
-                done += n as u64;
             }
-            i += 1;
+            self.read_box(name, b, &mut wanted, of.numel() as u64 * size as u64)?;
         }
         Ok(())
+    }
+
+    /// Copies what several buffers need of a box. Every block is read and checked once, and blocks that are near each other together.
+    fn read_box(&self, tensor: &str, b: &StoredBox, wanted: &mut [Wanted<'_>], total: u64) -> Result<()> {
+        while let Some(at) = wanted.iter().filter_map(Wanted::at).min() {
+            let begin = at / BLOCK * BLOCK;
+            let mut end = at + 1;
+            for run in wanted.iter().flat_map(Wanted::runs_left) {
+                // As far as runs follow each other closely.
+                if run.0 < begin + WINDOW && run.0 <= end + BLOCK {
+                    end = end.max(run.0 + run.2);
+                }
+            }
+            let end = end.min(begin + WINDOW).div_ceil(BLOCK).saturating_mul(BLOCK).min(total);
+            let window = self.blocks(tensor, b, begin, end)?;
+            wanted.iter_mut().for_each(|w| w.take(begin, end, &window));
+        }
+        Ok(())
+    }
+}
+
+/// What a buffer needs of a box: runs of bytes, of which some are there.
+struct Wanted<'a> {
+    runs: Vec<(u64, u64, u64)>,
+    next: usize,
+    /// Bytes of the next run that are there.
+    done: u64,
+    out: &'a mut [u8],
+}
+
+impl Wanted<'_> {
+    /// The first byte of the box that is missing.
+    fn at(&self) -> Option<u64> {
+        self.runs.get(self.next).map(|run| run.0 + self.done)
+    }
+
+    /// The next runs, as many as a window may meet.
+    fn runs_left(&self) -> &[(u64, u64, u64)] {
+        &self.runs[self.next..self.runs.len().min(self.next + 4096)]
+    }
+
+    /// Takes what bytes `begin..end` of the box have.
+    fn take(&mut self, begin: u64, end: u64, window: &[u8]) {
+        while let Some(&(from, to, length)) = self.runs.get(self.next) {
+            let at = from + self.done;
+            if at >= end {
+                return;
+            }
+            let n = (length - self.done).min(end - at) as usize;
+            let (source, target) = ((at - begin) as usize, (to + self.done) as usize);
+            self.out[target..target + n].copy_from_slice(&window[source..source + n]);
+            self.done += n as u64;
+            if self.done < length {
+                return;
+            }
+            (self.next, self.done) = (self.next + 1, 0);
+        }
     }
 }
 
@@ -162,17 +200,11 @@ impl Source for Checkpoint {
     }
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
-        let info = self.info(name)?;
-        let size = info.dtype.size();
-        if region.numel() == 0 {
-            return Ok(());
-        }
-        for b in &self.manifest.tensors[name].boxes {
-            if let Some(part) = b.region().intersect(region) {
-                self.read_part(name, b, &part, region, out, size)?;
-            }
-        }
-        Ok(())
+        self.read_parts(name, vec![(region, out)])
+    }
+
+    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        self.read_parts(name, boxes.iter_mut().map(|(region, out)| (&*region, out.as_mut_slice())).collect())
     }
 }
 

@@ -44,6 +44,11 @@ pub trait Source: Send + Sync {
         vec![]
     }
 
+    /// Reads several boxes of a tensor, each into its buffer. A source that can read what they share once does so.
+    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        boxes.iter_mut().try_for_each(|(region, out)| self.read(name, region, out))
+    }
+
     /// The type of a tensor.
     fn info(&self, name: &str) -> Result<&TensorInfo> {
         find(self.tensors(), name)
@@ -70,6 +75,10 @@ impl<S: Source + ?Sized> Source for Box<S> {
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         (**self).read(name, region, out)
+    }
+
+    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        (**self).read_many(name, boxes)
     }
 }
 
