@@ -71,6 +71,14 @@ impl<S: Source + ?Sized> Source for Box<S> {
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         (**self).read(name, region, out)
     }
+
+    fn foreign(&self) -> Vec<(String, String)> {
+        (**self).foreign()
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        (**self).info(name)
+    }
 }
 
 /// A hint at names that share the longest end with the one that was asked for.
