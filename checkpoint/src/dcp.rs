@@ -27,6 +27,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// The file that makes a folder a checkpoint.
+pub const METADATA: &str = ".metadata";
+
 /// A folder of `torch.distributed.checkpoint` that is read box by box: only the chunks that a box touches, and of those only its rows.
 #[derive(Debug)]
 pub struct Folder {
@@ -43,6 +46,7 @@ impl Folder {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let metadata = metadata::read(path)?;
+        check_files(path, &metadata)?;
         let tensors = metadata
             .tensors
             .iter()
@@ -69,14 +73,11 @@ impl Folder {
     /// Where the elements of a chunk are. Found once; two threads that look at the same time find the same.
     fn stored(&self, tensor: &str, info: &TensorInfo, chunk: &Chunk, file: &Positioned) -> Result<Arc<Stored>> {
         let key = (chunk.file.clone(), chunk.offset);
-        let wrong = |detail: String| Error::Index { path: self.path.join(metadata::FILE), tensor: tensor.into(), file: chunk.file.clone(), detail };
+        let wrong = |detail: String| Error::Index { path: self.path.join(METADATA), tensor: tensor.into(), file: chunk.file.clone(), detail };
         let known = self.items.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let stored = match known {
             Some(stored) => stored,
             None => {
-                if chunk.offset.checked_add(chunk.length).is_none_or(|end| end > file.len()) {
-                    return Err(wrong(format!("bytes {}..+{} do not lie in a file of {}; it was cut short", chunk.offset, chunk.length, file.len())));
-                }
                 let stored = Arc::new(archive::read(file, chunk.offset, chunk.length)?);
                 self.items.lock().unwrap_or_else(PoisonError::into_inner).insert(key, stored.clone());
                 stored
@@ -87,6 +88,32 @@ impl Folder {
         }
         Ok(stored)
     }
+}
+
+/// Whether every item lies in its file and has room for its elements: afterwards what a tensor takes in memory is bounded by what is on the disk.
+fn check_files(folder: &Path, metadata: &Metadata) -> Result<()> {
+    let mut lengths: HashMap<&str, Option<u64>> = HashMap::new();
+    for (name, tensor) in &metadata.tensors {
+        let size = metadata::dtype(&tensor.dtype).map_or(0, |dtype| dtype.size());
+        for chunk in &tensor.chunks {
+            let length = *lengths
+                .entry(&chunk.file)
+                .or_insert_with(|| std::fs::metadata(folder.join(&chunk.file)).ok().filter(|data| data.is_file()).map(|data| data.len()));
+            let end = chunk.offset.checked_add(chunk.length);
+            let detail = match length {
+                None => "the file is not there".into(),
+                Some(length) if end.is_none_or(|end| end > length) => {
+                    format!("{} bytes at {} do not lie in a file of {length}; it was cut short", chunk.length, chunk.offset)
+                }
+                _ if chunk.length < (chunk.region.numel() * size) as u64 => {
+                    format!("{} bytes cannot hold a box of {} elements", chunk.length, chunk.region.numel())
+                }
+                _ => continue,
+            };
+            return Err(Error::Index { path: folder.join(METADATA), tensor: name.clone(), file: chunk.file.clone(), detail });
+        }
+    }
+    Ok(())
 }
 
 impl Source for Folder {
@@ -101,7 +128,7 @@ impl Source for Folder {
 
     fn info(&self, name: &str) -> Result<&TensorInfo> {
         match (self.tensors.get(name), self.metadata.tensors.get(name)) {
-            (None, Some(tensor)) => Err(Error::ForeignType { path: self.path.join(metadata::FILE), tensor: name.into(), dtype: tensor.dtype.clone() }),
+            (None, Some(tensor)) => Err(Error::ForeignType { path: self.path.join(METADATA), tensor: name.into(), dtype: tensor.dtype.clone() }),
             _ => crate::source::find(&self.tensors, name),
         }
     }

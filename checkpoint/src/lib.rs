@@ -36,6 +36,7 @@ pub mod files;
 mod folder;
 pub mod hugging_face;
 mod load;
+pub mod lora;
 pub mod manifest;
 pub mod map;
 mod open;

@@ -16,7 +16,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>> {
     if has(hugging_face::SINGLE) || has(hugging_face::INDEX) {
         return Ok(Box::new(hugging_face::Folder::open(path)?));
     }
-    if has(".metadata") {
+    if has(dcp::METADATA) {
         return Ok(Box::new(dcp::Folder::open(path)?));
     }
     if !path.exists() {

@@ -74,6 +74,9 @@ impl Saver<'_> {
         layout: &BTreeMap<String, Placed>,
         state: &Map<String, Value>,
     ) -> Result<PathBuf> {
+        if let Some((tensor, dtype)) = source.foreign().first() {
+            return Err(Error::Argument(format!("tensor '{tensor}' has the type {dtype}, which this library has none for: remove it from the source first")));
+        }
         for (tensor, placed) in layout {
             if *source.info(tensor)? != placed.info {
                 return Err(Error::Argument(format!("tensor '{tensor}' is {:?}, to be stored as {:?}", source.info(tensor)?, placed.info)));

@@ -80,6 +80,14 @@ impl<S: Source + ?Sized> Source for Box<S> {
     fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
         (**self).read_many(name, boxes)
     }
+
+    fn foreign(&self) -> Vec<(String, String)> {
+        (**self).foreign()
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        (**self).info(name)
+    }
 }
 
 /// A hint at names that share the longest end with the one that was asked for.

@@ -113,7 +113,7 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
         let _ = read_folder(&folder);
     }
     std::fs::remove_file(&file).expect("removes");
-    assert!(matches!(read_folder(&folder), Err(Error::Io { path, .. }) if path == file));
+    assert!(matches!(read_folder(&folder), Err(Error::Index { file, .. }) if file == "__0_0.distcp"));
 }
 
 #[test]

@@ -167,3 +167,16 @@ fn an_index_that_does_not_agree_names_the_key_and_the_file() {
     }
     assert!(matches!(Folder::open(parent.join("nothing")), Err(Error::Format { .. })));
 }
+
+#[test]
+fn every_kind_of_folder_is_known_by_its_files() {
+    for (path, count) in [("hugging_face", 7), ("dcp/one", 17), ("dcp/mesh", 6), ("safetensors/types.safetensors", 44)] {
+        assert_eq!(anymesh_checkpoint::open(data(path)).expect(path).tensors().len(), count, "{path}");
+    }
+    // What a folder cannot read is still known when it is held as any source.
+    let one = anymesh_checkpoint::open(data("dcp/one")).expect("opens");
+    let held: &dyn Source = &one;
+    assert_eq!(held.foreign().len(), 1);
+    assert!(matches!(held.read_all("foreign"), Err(Error::ForeignType { .. })));
+    assert!(matches!(anymesh_checkpoint::open(data("safetensors")), Err(Error::Format { .. })));
+}

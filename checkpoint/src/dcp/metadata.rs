@@ -7,9 +7,6 @@ use anymesh_core::{DType, Region};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path};
 
-/// The file that makes a folder a checkpoint.
-pub(super) const FILE: &str = ".metadata";
-
 const WHAT: &str = "metadata of torch.distributed.checkpoint";
 
 /// A stored box of a tensor.
@@ -62,7 +59,7 @@ type Places = HashMap<(String, Vec<usize>), (String, u64, u64)>;
 
 /// Reads and checks the metadata of a folder.
 pub(super) fn read(folder: &Path) -> Result<Metadata> {
-    let path = folder.join(FILE);
+    let path = folder.join(super::METADATA);
     let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "read", &e))?;
     let pickle = pickle::read(&bytes, &path)?;
     let wrong = |detail: String| Error::format(&path, WHAT, detail);

@@ -11,13 +11,10 @@ pub(super) type Id = usize;
 #[derive(Debug, Clone)]
 pub(super) enum Node {
     None,
-    Bool(bool),
     Int(i64),
-    /// A number that is not needed for checkpoints, kept only as being there.
-    Number,
     Text(String),
-    /// Bytes that are not needed for checkpoints, kept only as being there.
-    Bytes,
+    /// What checkpoints do not need, kept only as being there: logical values, floats, longer numbers, bytes.
+    Other,
     /// Tuples, lists and sets.
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
@@ -91,7 +88,7 @@ const ALLOWED: [&str; 42] = [
 ];
 
 /// The element types of torch, whether or not this library has them.
-const DTYPES: [&str; 26] = [
+const DTYPES: [&str; 25] = [
     "bool",
     "uint8",
     "uint16",
@@ -117,7 +114,6 @@ const DTYPES: [&str; 26] = [
     "qint8",
     "quint8",
     "qint32",
-    "half",
 ];
 
 impl Pickle {
@@ -261,11 +257,11 @@ impl<'b> Reader<'b> {
 
     fn push_global(&mut self, module: &str, name: &str) -> Result<()> {
         let global = format!("{module}.{name}");
-        if !ALLOWED.contains(&global.as_str()) && !(module == "torch" && DTYPES.contains(&name)) {
-            return Err(Error::ForbiddenGlobal { path: self.path.into(), global });
+        if ALLOWED.contains(&global.as_str()) || (module == "torch" && DTYPES.contains(&name)) {
+            self.push(Node::Global(global));
+            return Ok(());
         }
-        self.push(Node::Global(global));
-        Ok(())
+        Err(Error::ForbiddenGlobal { path: self.path.into(), global })
     }
 
     fn push_object(&mut self, parts: &[Id]) -> Result<()> {
@@ -285,7 +281,7 @@ impl<'b> Reader<'b> {
                 low.copy_from_slice(bytes);
                 Node::Int(i64::from_le_bytes(wide))
             }
-            None => Node::Number,
+            None => Node::Other,
         });
     }
 
@@ -335,20 +331,19 @@ impl<'b> Reader<'b> {
             },
             0x95 => drop(self.take(8)?),
             b'N' => self.push(Node::None),
-            0x88 => self.push(Node::Bool(true)),
-            0x89 => self.push(Node::Bool(false)),
+            0x88 | 0x89 => self.push(Node::Other),
             b'K' => self.take(1).map(|b| self.push_long(&[b[0], 0]))?,
             b'M' => self.take(2).map(|b| self.push_long(&[b[0], b[1], 0]))?,
             b'J' => self.take(4).map(|b| self.push_long(b))?,
             0x8a => self.counted(1).map(|b| self.push_long(b))?,
             0x8b => self.counted(4).map(|b| self.push_long(b))?,
-            b'G' => self.take(8).map(|_| self.push(Node::Number))?,
+            b'G' => self.take(8).map(|_| self.push(Node::Other))?,
             0x8c => self.counted(1).and_then(|b| self.push_text(b))?,
             b'X' => self.counted(4).and_then(|b| self.push_text(b))?,
             0x8d => self.counted(8).and_then(|b| self.push_text(b))?,
-            b'C' => self.counted(1).map(|_| self.push(Node::Bytes))?,
-            b'B' => self.counted(4).map(|_| self.push(Node::Bytes))?,
-            0x8e | 0x96 => self.counted(8).map(|_| self.push(Node::Bytes))?,
+            b'C' => self.counted(1).map(|_| self.push(Node::Other))?,
+            b'B' => self.counted(4).map(|_| self.push(Node::Other))?,
+            0x8e | 0x96 => self.counted(8).map(|_| self.push(Node::Other))?,
             b')' | b']' | 0x8f => self.push(Node::List(vec![])),
             b'}' => self.push(Node::Dict(vec![])),
             0x85..=0x87 => self.popped(usize::from(opcode - 0x84)).map(|items| self.push(Node::List(items)))?,

@@ -58,6 +58,10 @@ impl<S: Source> Mapped<S> {
 }
 
 impl<S: Source> Source for Mapped<S> {
+    fn foreign(&self) -> Vec<(String, String)> {
+        self.source.foreign()
+    }
+
     fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         self.recipe.tensors()
     }

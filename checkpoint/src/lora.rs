@@ -1,0 +1,278 @@
+//! LoRA adapters merged into base weights, box by box.
+//!
+//! A box of a merged weight is `W + scale * B A` of that box alone: the rows of `B` and the columns of `A` that it needs, multiplied in `f32` in one fixed order,
+//! and rounded once to the type of `W`. So the bits do not depend on the boxes that are asked for.
+//!
+//! ```
+//! use anymesh_checkpoint::{lora::{Config, Merged}, Memory, Source, TensorInfo};
+//! use anymesh_core::DType;
+//!
+//! let matrix = |shape: [usize; 2], values: &[f32]| {
+//!     (TensorInfo { dtype: DType::F32, shape: shape.to_vec() }, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+//! };
+//! let (mut base, mut adapter) = (Memory::default(), Memory::default());
+//! let (info, bytes) = matrix([2, 2], &[1., 2., 3., 4.]);
+//! base.insert("q.weight", info, bytes)?;
+//! let (info, bytes) = matrix([1, 2], &[1., 10.]);
+//! adapter.insert("base_model.model.q.lora_A.weight", info, bytes)?;
+//! let (info, bytes) = matrix([2, 1], &[1., 2.]);
+//! adapter.insert("base_model.model.q.lora_B.weight", info, bytes)?;
+//!
+//! let config = Config { r: 1, alpha: 0.5, use_rslora: false, fan_in_fan_out: false, rank_pattern: [].into(), alpha_pattern: [].into() };
+//! let merged = Merged::new(&base, &adapter, &config)?;
+//! let (_, expected) = matrix([2, 2], &[1.5, 7., 4., 14.]);
+//! assert_eq!(merged.read_all("q.weight")?, expected);
+//! # Ok::<(), anymesh_checkpoint::Error>(())
+//! ```
+
+mod config;
+
+use crate::boxes::check_box;
+use crate::{Error, Result, Source, TensorInfo, safetensors};
+use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+pub use config::Config;
+
+/// Opens the folder of an adapter: `adapter_model.safetensors` and `adapter_config.json`.
+pub fn open(folder: impl AsRef<Path>) -> Result<(safetensors::File, Config)> {
+    let folder = folder.as_ref();
+    Ok((safetensors::File::open(folder.join("adapter_model.safetensors"))?, Config::open(folder.join("adapter_config.json"))?))
+}
+
+/// What an adapter does to one tensor of the base.
+#[derive(Clone, Debug)]
+enum Change {
+    /// Adds a scaled product; `transposed` where the base holds `[inputs, outputs]`.
+    Add { a: String, b: String, rank: usize, scale: f32, transposed: bool },
+    /// Puts the adapter's own tensor in its place, such as a head or a bias that was trained whole.
+    Replace(String),
+}
+
+/// The tensors of a base with an adapter merged into them.
+#[derive(Clone)]
+pub struct Merged<'s> {
+    base: &'s dyn Source,
+    adapter: &'s dyn Source,
+    changes: BTreeMap<String, Change>,
+}
+
+impl std::fmt::Debug for Merged<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Merged").field("changes", &self.changes).finish_non_exhaustive()
+    }
+}
+
+/// The two factors of a module, as the adapter names them.
+#[derive(Default)]
+struct Pair {
+    a: Option<String>,
+    b: Option<String>,
+    embedding: bool,
+}
+
+impl<'s> Merged<'s> {
+    /// Holds an adapter against its base. Every tensor of the adapter must have its place there.
+    pub fn new(base: &'s dyn Source, adapter: &'s dyn Source, config: &Config) -> Result<Self> {
+        let mut changes = BTreeMap::new();
+        let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
+        if let Some((name, dtype)) = adapter.foreign().into_iter().next() {
+            return Err(Error::Argument(format!("adapter: tensor '{name}' has elements of type {dtype}, which cannot be merged")));
+        }
+        for name in adapter.tensors().keys() {
+            match role(name)? {
+                Role::A(module, embedding) => {
+                    let pair = pairs.entry(module).or_default();
+                    (pair.a, pair.embedding) = (Some(name.clone()), embedding);
+                }
+                Role::B(module) => pairs.entry(module).or_default().b = Some(name.clone()),
+                Role::Whole(target) => {
+                    let (new, old) = (adapter.info(name)?, base.info(&target)?);
+                    if new.shape != old.shape || (new.dtype != old.dtype && !(new.dtype.is_float() && old.dtype.is_float())) {
+                        let (a, b) = (&new.shape, &old.shape);
+                        return Err(Error::Argument(format!("adapter: '{name}' is {}{a:?}, but '{target}' is {}{b:?}", new.dtype, old.dtype)));
+                    }
+                    changes.insert(target, Change::Replace(name.clone()));
+                }
+            }
+        }
+        for (module, pair) in pairs {
+            let (Some(a), Some(b)) = (pair.a, pair.b) else {
+                return Err(Error::Argument(format!("adapter: module '{module}' has only one of its two factors")));
+            };
+            let target = format!("{module}.weight");
+            let transposed = config.fan_in_fan_out || pair.embedding;
+            let rank = config.rank(&module);
+            fits(base.info(&target)?, adapter.info(&a)?, adapter.info(&b)?, rank, transposed)
+                .map_err(|detail| Error::Argument(format!("adapter: module '{module}': {detail}")))?;
+            changes.insert(target, Change::Add { a, b, rank, scale: config.scale(&module), transposed });
+        }
+        Ok(Self { base, adapter, changes })
+    }
+
+    /// The names of the tensors that the adapter changes.
+    pub fn changed(&self) -> impl Iterator<Item = &str> {
+        self.changes.keys().map(String::as_str)
+    }
+
+    /// A box of a matrix of the adapter, in `f32`.
+    fn factor(&self, name: &str, start: [usize; 2], shape: [usize; 2]) -> Result<Vec<f32>> {
+        let dtype = self.adapter.info(name)?.dtype;
+        let mut bytes = vec![0; shape[0] * shape[1] * dtype.size()];
+        self.adapter.read(name, &Region { start: start[..].into(), shape: shape[..].into() }, &mut bytes)?;
+        Ok(decode(dtype, &bytes).collect())
+    }
+}
+
+impl Source for Merged<'_> {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        self.base.tensors()
+    }
+
+    fn foreign(&self) -> Vec<(String, String)> {
+        self.base.foreign()
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.base.info(name)
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        let info = self.base.info(name)?;
+        let Some(change) = self.changes.get(name) else { return self.base.read(name, region, out) };
+        check_box(name, info, region, out)?;
+        let size = info.dtype.size();
+        match change {
+            Change::Replace(new) => {
+                let dtype = self.adapter.info(new)?.dtype;
+                if dtype == info.dtype {
+                    return self.adapter.read(new, region, out);
+                }
+                let mut bytes = vec![0; region.numel() * dtype.size()];
+                self.adapter.read(new, region, &mut bytes)?;
+                decode(dtype, &bytes).zip(out.chunks_exact_mut(size)).for_each(|(x, target)| encode(info.dtype, x, target));
+            }
+            Change::Add { a, b, rank, scale, transposed } => {
+                self.base.read(name, region, out)?;
+                let (&[r0, c0], &[rows, columns]) = (&region.start[..], &region.shape[..]) else {
+                    return Err(Error::Argument(format!("tensor '{name}' is not a matrix")));
+                };
+                if rows == 0 || columns == 0 {
+                    return Ok(());
+                }
+                // `left` is [rows, rank], `right` is [rank, columns].
+                let (left, right) = if *transposed {
+                    let (a, b) = (self.factor(a, [0, r0], [*rank, rows])?, self.factor(b, [c0, 0], [columns, *rank])?);
+                    (transpose(&a, *rank, rows), transpose(&b, columns, *rank))
+                } else {
+                    (self.factor(b, [r0, 0], [rows, *rank])?, self.factor(a, [0, c0], [*rank, columns])?)
+                };
+                let mut sums = vec![0f32; columns];
+                for (row, weights) in left.chunks_exact(*rank).zip(out.chunks_exact_mut(columns * size)) {
+                    sums.fill(0.0);
+                    for (x, line) in row.iter().zip(right.chunks_exact(columns)) {
+                        sums.iter_mut().zip(line).for_each(|(sum, y)| *sum += x * y);
+                    }
+                    add(info.dtype, weights, &sums, *scale);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a tensor of an adapter is for.
+enum Role {
+    /// The factor that meets the inputs, of a module; whether of an embedding.
+    A(String, bool),
+    /// The factor that gives the outputs.
+    B(String),
+    /// A tensor of the base, whole.
+    Whole(String),
+}
+
+/// Reads a name as PEFT writes it, with or without the name of the default adapter in it.
+fn role(name: &str) -> Result<Role> {
+    let short = name.strip_prefix("base_model.model.").unwrap_or(name);
+    let module = |end: &str| short.strip_suffix(end).map(str::to_string);
+    let linear = |factor: &str| module(&format!(".lora_{factor}.weight")).or_else(|| module(&format!(".lora_{factor}.default.weight")));
+    let embedding = |factor: &str| module(&format!(".lora_embedding_{factor}")).or_else(|| module(&format!(".lora_embedding_{factor}.default")));
+    if let Some(module) = linear("A") {
+        return Ok(Role::A(module, false));
+    }
+    if let Some(module) = embedding("A") {
+        return Ok(Role::A(module, true));
+    }
+    if let Some(module) = linear("B").or_else(|| embedding("B")) {
+        return Ok(Role::B(module));
+    }
+    if short.contains(".lora_") {
+        return Err(Error::Argument(format!("adapter: '{name}' is a part of a LoRA adapter that cannot be merged; only factors A and B can")));
+    }
+    let target = short.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".").replace(".base_layer.", ".");
+    Ok(Role::Whole(target))
+}
+
+/// Whether two factors have the shapes that a base weight asks for.
+fn fits(base: &TensorInfo, a: &TensorInfo, b: &TensorInfo, rank: usize, transposed: bool) -> std::result::Result<(), String> {
+    if ![base, a, b].iter().all(|info| info.dtype.is_float()) {
+        return Err(format!("{} += {} x {}: all three must be floats", base.dtype, b.dtype, a.dtype));
+    }
+    let &[first, second] = base.shape.as_slice() else { return Err(format!("the base weight has shape {:?}; only matrices can be merged", base.shape)) };
+    let (inputs, outputs) = if transposed { (first, second) } else { (second, first) };
+    if a.shape != [rank, inputs] || b.shape != [outputs, rank] {
+        return Err(format!(
+            "the factors have shapes {:?} and {:?}, but rank {rank} and a base of {:?} ask for {:?} and {:?}",
+            a.shape,
+            b.shape,
+            base.shape,
+            [rank, inputs],
+            [outputs, rank]
+        ));
+    }
+    Ok(())
+}
+
+fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|j| (0..rows).map(move |i| values[i * columns + j])).collect()
+}
+
+/// Adds scaled sums to weights, each rounded once.
+fn add(dtype: DType, weights: &mut [u8], sums: &[f32], scale: f32) {
+    if dtype == DType::F64 {
+        for (target, sum) in weights.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
+            *target = (f64::from_le_bytes(*target) + f64::from(scale * sum)).to_le_bytes();
+        }
+        return;
+    }
+    let old: Vec<f32> = decode(dtype, weights).collect();
+    for ((target, w), sum) in weights.chunks_exact_mut(dtype.size()).zip(old).zip(sums) {
+        encode(dtype, w + scale * sum, target);
+    }
+}
+
+/// Floats of any type as `f32`.
+fn decode(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.chunks_exact(dtype.size()).map(move |x| match (dtype, x) {
+        (DType::F8E4M3, &[a]) => F8E4M3(a).to_f32(),
+        (DType::F8E5M2, &[a]) => F8E5M2(a).to_f32(),
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        (DType::F64, &[a, b, c, d, e, f, g, h]) => f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32,
+        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        _ => f32::NAN,
+    })
+}
+
+/// An `f32` as a float of any type.
+fn encode(dtype: DType, x: f32, out: &mut [u8]) {
+    match dtype {
+        DType::F8E4M3 => out.copy_from_slice(&[F8E4M3::from_f32(x).0]),
+        DType::F8E5M2 => out.copy_from_slice(&[F8E5M2::from_f32(x).0]),
+        DType::F16 => out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+        DType::BF16 => out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
+        DType::F64 => out.copy_from_slice(&f64::from(x).to_le_bytes()),
+        _ => out.copy_from_slice(&x.to_le_bytes()),
+    }
+}
