@@ -100,3 +100,14 @@ fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
         let _ = Manifest::parse(&bytes, Path::new("manifest.json"));
     }
 }
+
+/// A stored folder of every version of the format: what was written once is read for ever.
+#[test]
+fn checkpoints_of_every_version_are_read() {
+    let original = anymesh_checkpoint::open(common::data("safetensors/types.safetensors")).expect("a file");
+    for version in ["version-1"] {
+        let checkpoint = Checkpoint::open(common::data(version)).expect("a checkpoint");
+        assert_eq!(checkpoint.verify(), [], "{version}");
+        common::assert_same(&checkpoint, original.as_ref());
+    }
+}
