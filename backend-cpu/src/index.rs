@@ -2,13 +2,13 @@
 
 use crate::{
     copy::dense_bits,
-    element::Held,
+    element::{Held, is_held_as_stored},
     grid::{Grid, dense},
     memory::{Memory, bytes_of, stored, typed, vector},
     parallel, scalar,
 };
 use anymesh_core::{
-    Buffer, DType, Error, Kind, Result, View,
+    Buffer, DType, Error, Kind, Layout, Result, View,
     backend::{GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
 };
 use bytemuck::Pod;
@@ -207,7 +207,29 @@ fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
     }
 }
 
+/// Combines updates with the rows they name. Where elements are widened meanwhile, only the rows that are named are: the others keep their bytes.
 fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T) -> T + Sync) -> Result<Buffer> {
+    if is_held_as_stored(call.dst.dtype) || rows.len() > call.rows / 2 {
+        return combined(call, rows, op);
+    }
+    let mut named = rows.to_vec();
+    named.sort_unstable();
+    named.dedup();
+    let bytes = call.inner * call.dst.dtype.size();
+    let mut memory = Memory::copy_of(&bytes_of(&call.dst.buffer)?[..call.rows * bytes])?;
+    let picked: Vec<u8> = named.iter().flat_map(|row| &memory.bytes()[row * bytes..(row + 1) * bytes]).copied().collect();
+    let layout = Layout::contiguous([named.len(), call.inner].into());
+    let dst = View { buffer: Memory::copy_of(&picked)?.buffer(), dtype: call.dst.dtype, layout };
+    let places: Vec<usize> = rows.iter().map(|row| named.partition_point(|n| n < row)).collect();
+    let out = combined(&ScatterCall { dst: &dst, rows: named.len(), ..call.clone() }, &places, op)?;
+    for (row, new) in named.iter().zip(bytes_of(&out)?.chunks_exact(bytes)) {
+        memory.bytes_mut()[row * bytes..(row + 1) * bytes].copy_from_slice(new);
+    }
+    Ok(memory.buffer())
+}
+
+/// Combines updates with rows, all of them held as `T`.
+fn combined<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T) -> T + Sync) -> Result<Buffer> {
     let (dst, updates) = (dense::<T>(call.dst)?, dense::<T>(call.updates)?);
     let out = stored(call.dst.dtype, call.rows * call.inner, |out: &mut [T]| {
         out.copy_from_slice(&dst[..call.rows * call.inner]);

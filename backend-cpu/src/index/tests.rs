@@ -144,3 +144,17 @@ fn small_floats_are_rounded_once_per_row_not_once_per_update() {
     let call = ScatterCall { op: "put", dst: &dst, rows: 1, inner: 1, shape: &shape, base: &base, axes: &[], updates: &updates, mode: ScatterOp::Add };
     assert_eq!(read(&scatter(&call).expect("runs"), DType::BF16), [260.0]);
 }
+
+#[test]
+fn rows_that_no_update_names_keep_their_bytes_and_are_not_widened() {
+    // A NaN with a payload, which a way through f32 would change.
+    let bytes: Vec<u8> = (0..16u16).flat_map(|i| if i < 12 { 0x7f81u16 + i } else { half::bf16::from_f32(f32::from(i)).to_bits() }.to_le_bytes()).collect();
+    let dst = View { buffer: Memory::copy_of(&bytes).expect("fits").buffer(), dtype: DType::BF16, layout: anymesh_core::Layout::contiguous([8, 2].into()) };
+    let (shape, base) = (Shape::from([3]), Affine { offset: 0, strides: [0].into_iter().collect() });
+    let axes = [indices(&[7.0, 6.0, 7.0], DType::I32, [3], &[3], 8, 1)];
+    let updates = dense_view(&[1.0, 2.0, 10.0, 20.0, 3.0, 4.0], DType::BF16, [3, 2]);
+    let call = ScatterCall { op: "put", dst: &dst, rows: 8, inner: 2, shape: &shape, base: &base, axes: &axes, updates: &updates, mode: ScatterOp::Add };
+    let out = scatter(&call).expect("runs");
+    assert_eq!(bytes_of(&out).expect("of this backend")[..24], bytes[..24]);
+    assert_eq!(read(&out, DType::BF16)[12..], [22.0, 33.0, 18.0, 21.0]);
+}
