@@ -10,7 +10,9 @@ fn places_past_two_to_the_31_are_read_and_written() {
     let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = told.lines().find_map(|l| l.strip_prefix("MemAvailable:")).and_then(|l| l.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
     if let Some(gib) = free.map(|kib| kib >> 20).filter(|gib| *gib < 16) {
-        eprintln!("skipped: {gib} GiB of memory are free, a tensor of 2^31 elements needs 14 and some to be worked on; `anymesh doctor --indexing 1 --large` runs it on a GPU");
+        eprintln!(
+            "skipped: {gib} GiB of memory are free, a tensor of 2^31 elements needs 14 and some to be worked on; `anymesh doctor --indexing 1 --large` runs it on a GPU"
+        );
         return;
     }
     pollster::block_on(large(&cpu())).unwrap();
