@@ -2,9 +2,9 @@
 //!
 //! `cargo bench -p anymesh-checkpoint --bench io -- FOLDER`
 
-use anymesh_checkpoint::{Background, Checkpoint, Error, Load, Saver, safetensors};
+use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, Load, Saver, safetensors};
 use anymesh_core::{DType, Mesh, Tensor, ops::Rng};
-use serde_json::{Map, json};
+use serde_json::json;
 use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 const TENSORS: usize = 8;
@@ -31,14 +31,15 @@ fn main() -> Result<(), Error> {
     let whole: BTreeMap<String, Tensor> = (0..TENSORS).map(|i| Ok((format!("w{i}"), make(i)?))).collect::<Result<_, Error>>()?;
     let cut = |by: &str| whole.iter().map(|(n, t)| Ok((n.clone(), t.to_mesh(&mesh, by)?))).collect::<Result<BTreeMap<_, _>, Error>>();
     let (rows, columns) = (cut("[@x, _]")?, cut("[_, @x]")?);
+    let (saved, other) = (Contents::new(0, rows.clone()), Contents::new(0, columns));
     let (mut saves, mut loads, mut reshards, mut ones) = (vec![], vec![], vec![], vec![]);
     for i in 0..5 {
         let name = format!("s{i}");
-        let (path, seconds) = timed(|| Saver::default().save(&root, &name, i, &rows, &Map::new()))?;
+        let (path, seconds) = timed(|| Saver::default().save(&root, &name, &Contents::new(i, rows.clone())))?;
         saves.push(seconds);
         let checkpoint = Checkpoint::open(path)?;
-        loads.push(timed(|| Load::default().replace(&checkpoint, &rows))?.1);
-        reshards.push(timed(|| Load::default().replace(&checkpoint, &columns))?.1);
+        loads.push(timed(|| Load::default().replace(&checkpoint, &saved))?.1);
+        reshards.push(timed(|| Load::default().replace(&checkpoint, &other))?.1);
         let file = root.join(format!("one-{i}.safetensors"));
         ones.push(timed(|| safetensors::write_source(&file, &checkpoint, &BTreeMap::new()))?.1);
         std::fs::remove_file(&file).ok();
@@ -56,7 +57,7 @@ fn main() -> Result<(), Error> {
     for step in 0..70u64 {
         let start = Instant::now();
         if step == 0 {
-            saver.begin(&format!("b{step}"), step, &rows, &Map::new())?;
+            saver.begin(&format!("b{step}"), &Contents::new(step, rows.clone()))?;
         }
         saver.advance(8 << 20)?;
         stalls.push(start.elapsed().as_secs_f64());

@@ -1,67 +1,111 @@
-//! Running averages of tensors, on the host.
+//! Running averages of tensors, on the host, box by box: each process keeps those of the boxes it saves.
 
 use crate::{
-    Error, Result, TensorInfo,
+    Checkpoint, Error, Result, Source, TensorInfo,
+    boxes::copy_box,
     plan::{Piece, Placed},
-    read::runs,
 };
 use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+/// The name under which the average of a tensor is stored.
+pub(crate) fn average_name(tensor: &str) -> String {
+    format!("ema.{tensor}")
+}
 
 /// An exponential average of every float tensor.
 #[derive(Debug)]
 pub(crate) struct Averages {
     decay: f64,
-    /// Values of whole tensors, with the shape they are for. A snapshot that is still being written shares them until the next save changes them.
-    values: BTreeMap<String, (Vec<usize>, Arc<Vec<f32>>)>,
-    /// Tensors that are new in this save: they begin with their own values.
-    fresh: Vec<String>,
+    /// Where averages go on from, where they were kept before.
+    before: Option<Checkpoint>,
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// A snapshot that is still being written shares them until the next save changes them.
+    values: HashMap<Piece, Arc<Vec<f32>>>,
 }
 
 impl Averages {
-    pub(crate) fn new(decay: f64) -> Result<Self> {
+    pub(crate) fn new(decay: f64, before: Option<Checkpoint>) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Argument(format!("the decay of an average must be in 0..1, got {decay}")));
         }
-        Ok(Self { decay, values: BTreeMap::new(), fresh: vec![] })
+        Ok(Self { decay, before, shapes: BTreeMap::new(), values: HashMap::new() })
+    }
+
+    /// Makes ready for the pieces of a save. A tensor that is new or has another shape begins anew; one that lies otherwise keeps its average.
+    pub(crate) fn begin<'p>(&mut self, pieces: impl Iterator<Item = &'p Piece>, placed: &BTreeMap<String, Placed>) -> Result<()> {
+        let mut known: BTreeMap<&str, Vec<(&Region, &Arc<Vec<f32>>)>> = BTreeMap::new();
+        self.values.iter().for_each(|(piece, values)| known.entry(&piece.tensor).or_default().push((&piece.region, values)));
+        let mut next = HashMap::new();
+        for piece in pieces.filter(|p| placed[&p.tensor].info.dtype.is_float()) {
+            let (info, tensor) = (&placed[&piece.tensor].info, piece.tensor.as_str());
+            let old = known.get(tensor).filter(|_| self.shapes.get(tensor) == Some(&info.shape));
+            let values = match (self.values.get(piece).filter(|_| old.is_some()), old) {
+                (Some(values), _) => Some(values.clone()),
+                (None, Some(old)) => Some(Arc::new(assemble(tensor, &piece.region, old)?)),
+                (None, None) => self.stored(tensor, info, &piece.region)?.map(Arc::new),
+            };
+            if let Some(values) = values {
+                next.insert(piece.clone(), values);
+            }
+        }
+        self.shapes = placed.iter().map(|(name, p)| (name.clone(), p.info.shape.clone())).collect();
+        self.values = next;
+        Ok(())
+    }
+
+    /// An average that an earlier run has stored.
+    fn stored(&self, tensor: &str, info: &TensorInfo, region: &Region) -> Result<Option<Vec<f32>>> {
+        let name = average_name(tensor);
+        let fits = |stored: &TensorInfo| stored.dtype == DType::F32 && stored.shape == info.shape;
+        let Some(before) = self.before.as_ref().filter(|b| b.tensors().get(&name).is_some_and(fits)) else { return Ok(None) };
+        let mut bytes = vec![0; region.numel() * 4];
+        before.read(&name, region, &mut bytes)?;
+        Ok(Some(floats(&bytes, DType::F32)))
     }
 
     /// Takes a piece of a tensor into the average.
-    pub(crate) fn add(&mut self, piece: &Piece, info: &TensorInfo, bytes: &[u8]) {
-        if !info.dtype.is_float() {
+    pub(crate) fn add(&mut self, piece: &Piece, dtype: DType, bytes: &[u8]) {
+        if !dtype.is_float() {
             return;
         }
-        // A tensor of another shape is another tensor.
-        if self.values.get(&piece.tensor).is_none_or(|(shape, _)| *shape != info.shape) {
-            self.values.insert(piece.tensor.clone(), (info.shape.clone(), Arc::new(vec![0.0; info.numel()])));
-            self.fresh.push(piece.tensor.clone());
-        }
-        let decay = if self.fresh.contains(&piece.tensor) { 0.0 } else { self.decay };
-        let Some((_, values)) = self.values.get_mut(&piece.tensor) else { return };
-        let (values, new) = (Arc::make_mut(values), floats(bytes, info.dtype));
-        for (to, from, n) in runs(&piece.region, &info.whole(), &piece.region, 1) {
-            let (to, from, n) = (to as usize, from as usize, n as usize);
-            for (average, value) in values[to..to + n].iter_mut().zip(&new[from..from + n]) {
-                *average = if decay == 0.0 { *value } else { (decay * f64::from(*average) + (1.0 - decay) * f64::from(*value)) as f32 };
+        let new = floats(bytes, dtype);
+        match self.values.get_mut(piece) {
+            // The first weights as they are.
+            None => drop(self.values.insert(piece.clone(), Arc::new(new))),
+            Some(values) => {
+                for (average, value) in Arc::make_mut(values).iter_mut().zip(new) {
+                    *average = (self.decay * f64::from(*average) + (1.0 - self.decay) * f64::from(value)) as f32;
+                }
             }
         }
     }
 
-    /// The averages of the tensors of a save, which is complete.
-    pub(crate) fn snapshot(&mut self, tensors: &BTreeMap<String, Placed>) -> BTreeMap<String, Arc<Vec<f32>>> {
-        self.fresh.clear();
-        self.values.retain(|name, _| tensors.contains_key(name));
-        self.values.iter().map(|(name, (_, values))| (name.clone(), values.clone())).collect()
+    /// The averages of a save, which is complete, by the pieces they are stored as.
+    pub(crate) fn snapshot(&self) -> HashMap<Piece, Arc<Vec<f32>>> {
+        self.values.iter().map(|(piece, values)| (Piece { tensor: average_name(&piece.tensor), region: piece.region.clone() }, values.clone())).collect()
     }
 }
 
-/// A box of an average, as stored bytes.
-pub(crate) fn part(values: &[f32], info: &TensorInfo, region: &Region) -> Vec<u8> {
-    let mut out = Vec::with_capacity(region.numel() * 4);
-    for (from, _, n) in runs(region, &info.whole(), region, 1) {
-        values[from as usize..(from + n) as usize].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+/// A box of an average from others that hold it.
+fn assemble(tensor: &str, region: &Region, old: &[(&Region, &Arc<Vec<f32>>)]) -> Result<Vec<f32>> {
+    let mut out = vec![0; region.numel() * 4];
+    let mut found = 0;
+    for (of, values) in old {
+        if let Some(part) = of.intersect(region) {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            copy_box(&bytes, of, &mut out, region, &part, 4);
+            found += part.numel();
+        }
     }
-    out
+    if found != region.numel() {
+        let what = "lies otherwise than at the last save, and parts of its average are in other processes";
+        return Err(Error::Argument(format!("tensor '{tensor}' {what}: save once more as before, and go on from that checkpoint")));
+    }
+    Ok(floats(&out, DType::F32))
 }
 
 /// Stored floats as f32.

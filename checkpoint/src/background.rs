@@ -2,14 +2,19 @@
 //!
 //! Tensors are values, so a snapshot is their handles: what the program computes next makes new tensors and cannot leak into the file. The copies to the host
 //! are made piece by piece, when the program says so ([`Background::advance`]); when the last is made, a thread writes them.
+//!
+//! Where several processes save together, the thread writes only what this process holds. The processes meet in [`Background::begin`] and
+//! [`Background::finish`], which all of them call at the same place of the program; no thread ever talks to another process.
 
 use crate::{
-    Error, Result, Saver, TensorInfo,
-    average::Averages,
+    Checkpoint, Contents, Error, Result, Saver, TensorInfo,
+    average::{Averages, average_name},
+    commit::{Begun, Head, Written},
+    contents::Kept,
+    files::Disk,
     plan::{self, Piece, Placed},
-    save::bytes_of,
 };
-use anymesh_core::Tensor;
+use anymesh_core::{DType, Mesh};
 use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,14 +26,14 @@ use std::{
 /// Saves checkpoints in the background, one at a time.
 ///
 /// ```
-/// # use anymesh_checkpoint::{Background, latest};
+/// # use anymesh_checkpoint::{Background, Contents, latest};
 /// # use anymesh_core::{DType, Tensor};
 /// # use std::collections::BTreeMap;
 /// # let root = std::env::temp_dir().join(format!("anymesh-doc-background-{}", std::process::id()));
 /// # let device = anymesh_backend_cpu::device();
 /// let mut w = Tensor::ones([1000], DType::F32, &device)?;
 /// let mut saver = Background::new(&root);
-/// saver.begin("step-1", 1, &BTreeMap::from([("w".to_string(), w.clone())]), &Default::default())?;
+/// saver.begin("step-1", &Contents::new(1, BTreeMap::from([("w".to_string(), w.clone())])))?;
 /// while !saver.advance(1 << 20)? {
 ///     w = w.mul(0.9)?; // goes on while it is copied
 /// }
@@ -40,8 +45,11 @@ use std::{
 #[derive(Debug)]
 pub struct Background {
     root: PathBuf,
+    world: Option<Mesh>,
     copying: Option<Copying>,
-    writer: Option<JoinHandle<Result<PathBuf>>>,
+    writer: Option<JoinHandle<Done>>,
+    /// Whether the save that is under way is one of several processes.
+    together: bool,
     averages: Option<Averages>,
     /// The last checkpoint that is whole.
     saved: Option<PathBuf>,
@@ -50,54 +58,111 @@ pub struct Background {
 /// A snapshot on its way to the host.
 #[derive(Debug)]
 struct Copying {
-    name: String,
-    step: u64,
-    state: Map<String, Value>,
-    tensors: BTreeMap<String, Tensor>,
-    placed: BTreeMap<String, Placed>,
+    snapshot: Snapshot,
+    kept: BTreeMap<String, Kept>,
+    /// What this process writes, file by file.
+    work: Vec<(usize, Vec<Piece>)>,
     /// What is still to be copied, the next last.
     left: Vec<Piece>,
     copied: HashMap<Piece, Vec<u8>>,
 }
 
+/// What the manifest needs when all is written.
+#[derive(Debug)]
+struct Snapshot {
+    begun: Begun,
+    step: u64,
+    state: Map<String, Value>,
+    placed: BTreeMap<String, Placed>,
+}
+
+impl Snapshot {
+    fn complete(self, written: Result<Written>) -> Result<PathBuf> {
+        self.begun.complete(&Disk, written, &Head { step: self.step, state: &self.state, placed: &self.placed })
+    }
+}
+
+/// What the thread that writes leaves.
+#[derive(Debug)]
+enum Done {
+    /// A checkpoint, or why there is none.
+    Whole(Result<PathBuf>),
+    /// The files of this process: the processes have yet to agree.
+    Files(Box<Snapshot>, Result<Written>),
+}
+
 impl Background {
     /// Saves into this folder.
     pub fn new(root: impl AsRef<Path>) -> Self {
-        Self { root: root.as_ref().into(), copying: None, writer: None, averages: None, saved: None }
+        Self { root: root.as_ref().into(), world: None, copying: None, writer: None, together: false, averages: None, saved: None }
+    }
+
+    /// Saves together with all processes of this mesh. Without it, with those of the largest mesh of the tensors that has ranks in other processes, if any has.
+    pub fn with_world(mut self, mesh: &Mesh) -> Self {
+        self.world = Some(mesh.clone());
+        self
     }
 
     /// Also keeps, on the host, an average of every float tensor: `decay * average + (1 - decay) * tensor` at each save, beginning with the first tensors as they are. It is
-    /// saved beside them in f32, as `ema.` and the name.
-    pub fn with_average(mut self, decay: f64) -> Result<Self> {
-        self.averages = Some(Averages::new(decay)?);
+    /// saved beside them in f32, as `ema.` and the name. A run that goes on from a checkpoint gives it as `before`, and the averages in it go on too.
+    pub fn with_average(mut self, decay: f64, before: Option<Checkpoint>) -> Result<Self> {
+        self.averages = Some(Averages::new(decay, before)?);
         Ok(self)
     }
 
-    /// Takes a snapshot. Costs nothing but handles; a save that is still being copied is completed first, and one that is still being written is waited for.
-    /// The error of an earlier save comes out here.
-    pub fn begin(&mut self, name: &str, step: u64, tensors: &BTreeMap<String, Tensor>, state: &Map<String, Value>) -> Result<()> {
+    /// Takes a snapshot, which costs handles and an empty folder. A save that is still being copied is completed first, and one that is still being written is waited for:
+    /// there is never more than one snapshot in memory. The error of an earlier save comes out here.
+    pub fn begin(&mut self, name: &str, contents: &Contents) -> Result<()> {
         self.finish()?;
-        if let Some((tensor, x)) = tensors.iter().find(|(_, x)| x.sharding().is_partial()) {
-            return Err(Error::Argument(format!("tensor '{tensor}' is {}, a partial value: reshard it first, which says what it sends", x.type_string())));
-        }
-        let placed: BTreeMap<String, Placed> = tensors.iter().map(|(name, x)| (name.clone(), Placed::of(x))).collect();
-        let left = plan::owners(&placed, CHUNK).into_values().flatten().rev().collect();
-        self.copying = Some(Copying { name: name.into(), step, state: state.clone(), tensors: tensors.clone(), placed, left, copied: HashMap::new() });
+        let world = Saver { world: self.world.clone(), ..Saver::default() }.world_of(contents);
+        let ready = contents.stored().and_then(|kept| {
+            let placed: BTreeMap<String, Placed> = kept.iter().map(|(name, k)| (name.clone(), k.placed.clone())).collect();
+            let work = world.share(plan::owners(&placed, plan::TILE));
+            if let Some(averages) = &mut self.averages {
+                averages.begin(work.iter().flat_map(|(_, pieces)| pieces), &placed)?;
+            }
+            let taken = |name: &&String| self.averages.is_some() && kept.contains_key(&average_name(name));
+            match kept.keys().find(taken) {
+                Some(name) => Err(Error::Argument(format!("'{}' is the name of the average of '{name}': give the tensor another", average_name(name)))),
+                None => Ok((kept, placed, work)),
+            }
+        });
+        let begun = Begun::new(&Disk, &self.root, name, world, ready.as_ref().map(|_| ()).map_err(Error::clone))?;
+        let (kept, placed, work) = ready?;
+        self.together = begun.world.is_shared();
+        let left = work.iter().flat_map(|(_, pieces)| pieces).rev().cloned().collect();
+        let snapshot = Snapshot { begun, step: contents.step, state: contents.state.clone(), placed };
+        self.copying = Some(Copying { snapshot, kept, work, left, copied: HashMap::new() });
         Ok(())
     }
 
     /// Copies about this many bytes to the host (at least one piece), and tells whether all are copied: then the writing has begun, or there was nothing to do. For calls
-    /// between pieces of computation.
+    /// between pieces of computation. The error of a save that has ended meanwhile comes out here, too.
     pub fn advance(&mut self, bytes: usize) -> Result<bool> {
-        let Some(copying) = &mut self.copying else { return Ok(true) };
-        let mut done = 0;
-        while let Some(piece) = copying.left.pop() {
-            let data = bytes_of(&copying.tensors[&piece.tensor], &piece.region)?;
-            done += data.len();
-            if let Some(averages) = &mut self.averages {
-                averages.add(&piece, &copying.placed[&piece.tensor].info, &data);
+        let Some(copying) = &mut self.copying else {
+            // Several processes hear of it together, when they meet.
+            if self.writer.as_ref().is_some_and(|w| w.is_finished()) && !self.together {
+                self.wait()?;
             }
-            copying.copied.insert(piece, data);
+            return Ok(true);
+        };
+        let mut done = 0;
+        let mut failed = None;
+        while let Some(piece) = copying.left.pop() {
+            let kept = &copying.kept[&piece.tensor];
+            match kept.bytes(&piece.region) {
+                Ok(data) => {
+                    done += data.len();
+                    if let Some(averages) = &mut self.averages {
+                        averages.add(&piece, kept.placed.info.dtype, &data);
+                    }
+                    copying.copied.insert(piece, data);
+                }
+                Err(error) => {
+                    copying.left.clear();
+                    failed = Some(error);
+                }
+            }
             if done >= bytes {
                 break;
             }
@@ -105,9 +170,8 @@ impl Background {
         if !copying.left.is_empty() {
             return Ok(false);
         }
-        self.wait()?;
         if let Some(copying) = self.copying.take() {
-            self.write(copying);
+            self.write(copying, failed);
         }
         Ok(true)
     }
@@ -122,44 +186,46 @@ impl Background {
     /// Waits for the thread that writes.
     fn wait(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            let panicked = |_| Err(Error::Argument("the thread that wrote the checkpoint panicked".into()));
-            self.saved = Some(writer.join().unwrap_or_else(panicked)?);
+            let panicked = |_| Done::Whole(Err(Error::Argument("the thread that wrote the checkpoint panicked".into())));
+            self.saved = Some(match writer.join().unwrap_or_else(panicked) {
+                Done::Whole(result) => result?,
+                Done::Files(snapshot, written) => snapshot.complete(written)?,
+            });
         }
         Ok(())
     }
 
     /// Starts to write.
-    fn write(&mut self, copying: Copying) {
-        let Copying { name, step, state, mut placed, copied, .. } = copying;
-        let averages = self.averages.as_mut().map(|a| a.snapshot(&placed)).unwrap_or_default();
-        for (tensor, values) in &averages {
-            let of = &placed[tensor];
-            let info = TensorInfo { dtype: anymesh_core::DType::F32, shape: of.info.shape.clone() };
-            debug_assert_eq!(info.numel(), values.len());
-            let placed_average = Placed { info, ..of.clone() };
-            placed.insert(average_name(tensor), placed_average);
+    fn write(&mut self, copying: Copying, failed: Option<Error>) {
+        let Copying { mut snapshot, mut work, copied, .. } = copying;
+        let averages = self.averages.as_ref().map(Averages::snapshot).unwrap_or_default();
+        if self.averages.is_some() {
+            let floats: Vec<(String, Placed)> = snapshot.placed.iter().filter(|(_, p)| p.info.dtype.is_float()).map(|(n, p)| (n.clone(), p.clone())).collect();
+            for (tensor, of) in floats {
+                let info = TensorInfo { dtype: DType::F32, shape: of.info.shape.clone() };
+                snapshot.placed.insert(average_name(&tensor), Placed { info, ..of });
+            }
+            for (_, pieces) in &mut work {
+                let named = |p: &Piece| Piece { tensor: average_name(&p.tensor), region: p.region.clone() };
+                let more: Vec<Piece> = pieces.iter().map(named).filter(|p| averages.contains_key(p)).collect();
+                pieces.extend(more);
+            }
         }
-        let (root, copied) = (self.root.clone(), Mutex::new(copied));
+        let copied = Mutex::new(copied);
         self.writer = Some(std::thread::spawn(move || {
             let read = |piece: &Piece| {
-                if let Some((tensor, values)) = averages.iter().find(|(tensor, _)| average_name(tensor) == piece.tensor) {
-                    return Ok(crate::average::part(values, &placed[tensor].info, &piece.region));
+                if let Some(values) = averages.get(piece) {
+                    return Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect());
                 }
                 // Given away: memory is free again as the file grows.
                 let found = copied.lock().unwrap_or_else(PoisonError::into_inner).remove(piece);
                 found.ok_or_else(|| Error::Argument(format!("a piece of '{}' was not copied", piece.tensor)))
             };
-            let saver = Saver { threads: 1, memory: CHUNK, ..Saver::default() };
-            saver.commit(&root, &name, step, &placed, &read, &state)
+            let saver = Saver { threads: 1, ..Saver::default() };
+            let written = failed.map_or_else(|| saver.write(&snapshot.begun.folder, &work, &snapshot.placed, &read), Err);
+            if snapshot.begun.world.is_shared() { Done::Files(Box::new(snapshot), written) } else { Done::Whole(snapshot.complete(written)) }
         }));
     }
-}
-
-/// What is copied at once.
-const CHUNK: usize = 4 << 20;
-
-fn average_name(tensor: &str) -> String {
-    format!("ema.{tensor}")
 }
 
 /// Completes what was begun. An error that nobody asked for is printed: there is no other way left.

@@ -86,6 +86,12 @@ pub enum Error {
         /// The statement and what it was expanded to on the way, a line each.
         trace: String,
     },
+    /// Another process failed while several saved together.
+    #[error("saving failed in the processes of ranks {ranks:?}, whose errors say why: nothing was committed")]
+    Elsewhere {
+        /// The first rank of each process that failed.
+        ranks: Vec<usize>,
+    },
     /// An argument outside its domain.
     #[error("{0}")]
     Argument(String),

@@ -2,8 +2,8 @@
 
 use crate::{
     Checkpoint, Error, Result,
+    commit::lock,
     files::{Disk, Files},
-    save::lock,
 };
 use std::{
     fs,

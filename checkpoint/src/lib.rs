@@ -4,14 +4,14 @@
 //! loaded into any sharding of any mesh, reading only what is needed.
 //!
 //! ```
-//! # use anymesh_checkpoint::{latest, save};
+//! # use anymesh_checkpoint::{Contents, latest, save};
 //! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
 //! # use std::collections::BTreeMap;
 //! # let root = std::env::temp_dir().join(format!("anymesh-doc-{}", std::process::id()));
 //! # let device = anymesh_backend_cpu::device();
 //! let mesh = Mesh::new("dp=2, tp=4", &device)?;
 //! let w = Tensor::arange(0, 24, 1, DType::F32, &device)?.reshape([4, 6])?.to_mesh(&mesh, "[@dp, @tp]")?;
-//! save(&root, "step-100", 100, &BTreeMap::from([("w".to_string(), w)]), &Default::default())?;
+//! save(&root, "step-100", &Contents::new(100, BTreeMap::from([("w".to_string(), w)])))?;
 //!
 //! let other = Mesh::new("x=3", &device)?;
 //! let found = latest(&root)?.expect("just saved");
@@ -30,6 +30,8 @@
 mod average;
 mod background;
 mod boxes;
+mod commit;
+mod contents;
 pub mod dcp;
 mod error;
 pub mod files;
@@ -46,12 +48,17 @@ mod read;
 pub mod safetensors;
 mod save;
 mod source;
+mod training;
+mod world;
 
 pub use background::Background;
+pub use boxes::copy_box;
+pub use contents::{Contents, Fused, FusedPart, MASTER, Weights};
 pub use error::{Error, Result};
 pub use folder::{Found, Keep, latest, list, rotate, rotate_with};
 pub use load::{Load, Loaded, load, matches};
 pub use open::open;
 pub use read::Checkpoint;
 pub use save::{Saver, save};
-pub use source::{Memory, Source, TensorInfo, copy_box};
+pub use source::{Memory, Source, TensorInfo};
+pub use training::Training;

@@ -13,10 +13,12 @@ use std::{collections::BTreeMap, path::Path};
 
 /// The version that this library writes.
 pub const VERSION: u64 = 1;
+/// What its `format` says.
+pub const FORMAT: &str = "anymesh-checkpoint";
 /// The name of the file.
 pub const NAME: &str = "manifest.json";
 /// Bytes of a box that share a checksum: what a read of a part takes too much of at each of its ends is less than this.
-pub const BLOCK: u64 = 1 << 20;
+pub const BLOCK: usize = 1 << 20;
 
 /// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,8 +95,8 @@ impl Manifest {
     pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
         let wrong = |detail: String| Error::Format { path: path.into(), what: "checkpoint manifest", detail };
         let mut value: Value = serde_json::from_slice(text).map_err(|e| wrong(e.to_string()))?;
-        if value.get("format").and_then(Value::as_str) != Some("anymesh-checkpoint") {
-            return Err(wrong("its format is not 'anymesh-checkpoint'".into()));
+        if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
+            return Err(wrong(format!("its format is not '{FORMAT}'")));
         }
         migrate(&mut value).map_err(&wrong)?;
         let manifest: Manifest = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
@@ -108,7 +110,8 @@ impl Manifest {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Whether files have plain names and the boxes of every tensor lie in them, fill it and do not overlap.
+    pub(crate) fn check(&self) -> Result<(), String> {
         for name in self.files.keys() {
             let plain = !name.is_empty() && name != NAME && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
             if !plain {
@@ -135,7 +138,7 @@ impl Manifest {
             if b.offset.checked_add(size as u64).is_none_or(|end| end > file) {
                 return Err(format!("{} reaches past the end of '{}'", at(), b.file));
             }
-            if b.sums.len() as u64 != (size as u64).div_ceil(BLOCK) {
+            if b.sums.len() != size.div_ceil(BLOCK) {
                 return Err(format!("{} of {size} bytes has {} checksums", at(), b.sums.len()));
             }
             covered = covered.checked_add(size).ok_or("its boxes are too large")?;

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use write::{TensorWriter, write, write_source};
-pub(crate) use write::{copy_tensor, refuse_foreign, sync_folder, write_in_place};
+pub(crate) use write::{copy_tensor, header_of, refuse_foreign, sync_folder, write_in_place};
 
 /// A safetensors file that is read box by box.
 ///

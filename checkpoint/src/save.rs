@@ -1,16 +1,18 @@
-//! Writing a checkpoint: into a temporary folder, synced, then renamed in one step.
+//! Writing a checkpoint: the data files of this process. What makes them a checkpoint is in `commit`.
 
 use crate::{
-    Error, Result, Source, TensorInfo,
-    files::{Disk, Files, Output},
-    manifest::{self, BLOCK, Manifest, Stored, StoredBox, checksum},
+    Contents, Error, Result, Source, TensorInfo,
+    commit::{Begun, Head, Written},
+    files::{Disk, Files},
+    manifest::{BLOCK, StoredBox, checksum},
     plan::{self, Piece, Placed},
+    safetensors::header_of,
+    world::World,
 };
-use anymesh_core::{DType, Region, Tensor};
-use serde_json::{Map, Value, json};
+use anymesh_core::Mesh;
+use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
-    fs::File,
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -26,8 +28,10 @@ pub struct Saver<'a> {
     pub threads: usize,
     /// Bytes that may be held in memory at once, over all threads, beside the tensors themselves. Boxes are cut so that they fit.
     pub memory: usize,
-    /// Called from the writing threads with the bytes done and all there are.
+    /// Called from the writing threads with the bytes done and all that this process writes.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
+    /// A mesh over all processes that save together. `None` takes the largest mesh of the tensors that has ranks in other processes, if any has.
+    pub world: Option<Mesh>,
 }
 
 impl std::fmt::Debug for Saver<'_> {
@@ -39,29 +43,29 @@ impl std::fmt::Debug for Saver<'_> {
 impl Default for Saver<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Self { files: &Disk, threads, memory: threads * plan::LARGEST_BOX, progress: None }
+        Self { files: &Disk, threads, memory: threads * plan::TILE, progress: None, world: None }
     }
 }
 
-/// Saves tensors as the checkpoint `name` in the folder `root`. See [`Saver::save`].
-pub fn save(root: &Path, name: &str, step: u64, tensors: &BTreeMap<String, Tensor>, state: &Map<String, Value>) -> Result<PathBuf> {
-    Saver::default().save(root, name, step, tensors, state)
+/// Saves what a program keeps as the checkpoint `name` in the folder `root`. See [`Saver::save`].
+pub fn save(root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
+    Saver::default().save(root, name, contents)
 }
 
 impl Saver<'_> {
-    /// Saves tensors, however they lie, and state as the checkpoint `name` in the folder `root`, and returns its path. A crash at any instant leaves what was there before, or the
-    /// new checkpoint whole. Another process that writes to the same root is an error.
-    pub fn save(&self, root: &Path, name: &str, step: u64, tensors: &BTreeMap<String, Tensor>, state: &Map<String, Value>) -> Result<PathBuf> {
-        for (tensor, x) in tensors {
-            if x.sharding().is_partial() {
-                return Err(Error::Argument(format!("tensor '{tensor}' is {}, a partial value: reshard it first, which says what it sends", x.type_string())));
-            }
-            if x.mesh().addressable().len() != x.mesh().ranks() {
-                return Err(Error::Argument(format!("tensor '{tensor}' lies on ranks of other processes: saving from several processes is not supported yet")));
-            }
-        }
-        let placed = tensors.iter().map(|(name, x)| (name.clone(), Placed::of(x))).collect();
-        self.commit(root, name, step, &placed, &|piece| bytes_of(&tensors[&piece.tensor], &piece.region), state)
+    /// Saves what a program keeps, however it lies, as the checkpoint `name` in the folder `root`, and returns its path. A crash at any instant leaves what was there before, or
+    /// the new checkpoint whole. Somebody else who writes to the same root is an error.
+    ///
+    /// Where tensors lie on ranks of several processes, every process makes this call with the same names and layouts, and `root` is a folder that all of them see. Each writes
+    /// what its ranks hold; the first one commits when all are done. Where one fails, all get an error and nothing is committed.
+    pub fn save(&self, root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
+        let (world, kept) = (self.world_of(contents), contents.stored());
+        let begun = Begun::new(self.files, root, name, world, kept.as_ref().map(|_| ()).map_err(Error::clone))?;
+        let kept = kept?;
+        let placed: BTreeMap<String, Placed> = kept.iter().map(|(name, k)| (name.clone(), k.placed.clone())).collect();
+        let work = begun.world.share(plan::owners(&placed, self.largest()));
+        let written = self.write(&begun.folder, &work, &placed, &|piece| kept[&piece.tensor].bytes(&piece.region));
+        begun.complete(self.files, written, &Head { step: contents.step, state: &contents.state, placed: &placed })
     }
 
     /// Saves the tensors of any source, laid out in files as tensors that lie so would be, in bounded memory.
@@ -88,138 +92,66 @@ impl Saver<'_> {
             source.read(&piece.tensor, &piece.region, &mut bytes)?;
             Ok(bytes)
         };
-        self.commit(root, name, step, layout, &read, state)
+        let begun = Begun::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
+        let work = begun.world.share(plan::owners(layout, self.largest()));
+        let written = self.write(&begun.folder, &work, layout, &read);
+        begun.complete(self.files, written, &Head { step, state, placed: layout })
     }
 
-    /// Writes everything into a temporary folder and renames it.
-    pub(crate) fn commit(
-        &self,
-        root: &Path,
-        name: &str,
-        step: u64,
-        placed: &BTreeMap<String, Placed>,
-        read: &Read<'_>,
-        state: &Map<String, Value>,
-    ) -> Result<PathBuf> {
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-            return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
-        }
-        self.files.create_folder(root)?;
-        let _lock = lock(root)?;
-        let (path, temporary) = (root.join(name), root.join(format!(".tmp-{name}")));
-        if path.exists() {
-            return Err(Error::Argument(format!("{} exists already: remove it or choose another name", path.display())));
-        }
-        if temporary.exists() {
-            // What a crash left behind: nobody else writes here, since we have the lock.
-            self.files.remove_folder(&temporary)?;
-        }
-        self.files.create_folder(&temporary)?;
-        let written = self.write(&temporary, step, placed, read, state).and_then(|()| {
-            self.files.rename(&temporary, &path)?;
-            self.files.sync_folder(root)
-        });
-        match written {
-            Ok(()) => Ok(path),
-            Err(error) => {
-                // Best effort: what is left is not a checkpoint, and the next save removes it.
-                let _ = self.files.remove_folder(&temporary);
-                Err(error)
-            }
+    /// The processes that save some contents together.
+    pub(crate) fn world_of(&self, contents: &Contents) -> World {
+        match &self.world {
+            Some(mesh) => World::of([mesh].into_iter()),
+            None => World::of(contents.tensors.values().chain(contents.fused.iter().map(|f| &f.buffer)).map(|t| t.mesh())),
         }
     }
 
-    /// Writes data files, then the manifest.
-    fn write(&self, folder: &Path, step: u64, placed: &BTreeMap<String, Placed>, read: &Read<'_>, state: &Map<String, Value>) -> Result<()> {
-        let threads = self.threads.max(1);
-        let largest = (self.memory / threads).min(plan::LARGEST_BOX);
-        let work: Vec<(usize, Vec<Piece>)> = plan::owners(placed, largest).into_iter().collect();
-        let total: usize = placed.values().map(|p| p.info.bytes()).sum();
+    /// The largest box: what a thread may hold.
+    fn largest(&self) -> usize {
+        (self.memory / self.threads.max(1)).min(plan::TILE)
+    }
+
+    /// Writes the data files of this process.
+    pub(crate) fn write(&self, folder: &Path, work: &[(usize, Vec<Piece>)], placed: &BTreeMap<String, Placed>, read: &Read<'_>) -> Result<Written> {
+        let size = |piece: &Piece| piece.region.numel() * placed[&piece.tensor].info.dtype.size();
+        let total: usize = work.iter().flat_map(|(_, pieces)| pieces).map(size).sum();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let results: Mutex<Vec<Result<DataFile>>> = Mutex::new(vec![]);
         let run = || {
-            while let Some((rank, pieces)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some((id, pieces)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let tell = |bytes: usize| {
                     let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
                     if let Some(progress) = self.progress {
                         progress(done, total);
                     }
                 };
-                let file = write_file(self.files, folder, *rank, pieces, placed, read, &tell);
+                let file = write_file(self.files, folder, *id, pieces, placed, read, &tell);
                 results.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         };
         std::thread::scope(|scope| {
-            (1..threads.min(work.len())).for_each(|_| drop(scope.spawn(run)));
+            (1..self.threads.min(work.len())).for_each(|_| drop(scope.spawn(run)));
             run();
         });
-        let mesh = placed.values().map(|p| &p.mesh).find(|m| m.ranks() > 1);
-        let mut manifest = Manifest {
-            format: "anymesh-checkpoint".into(),
-            version: manifest::VERSION,
-            step,
-            mesh: mesh.map(|m| m.axes().iter().map(|(name, size)| (name.to_string(), *size)).collect()).unwrap_or_default(),
-            tensors: BTreeMap::new(),
-            files: BTreeMap::new(),
-            state: state.clone(),
-        };
-        for (name, Placed { info, mesh, sharding }) in placed {
-            let layout = sharding.type_string(info.dtype, &info.shape.as_slice().into(), mesh);
-            manifest.tensors.insert(name.clone(), Stored { dtype: info.dtype.name().into(), shape: info.shape.clone(), layout, boxes: vec![] });
-        }
+        let mut written = Written::of(placed);
         for file in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let DataFile { name, bytes, boxes } = file?;
-            manifest.files.insert(name, bytes);
-            for (tensor, stored) in boxes {
-                if let Some(to) = manifest.tensors.get_mut(&tensor) {
-                    to.boxes.push(stored);
-                }
-            }
+            written.files.insert(name, bytes);
+            boxes.into_iter().for_each(|(tensor, stored)| written.boxes.entry(tensor).or_default().push(stored));
         }
-        manifest.tensors.values_mut().for_each(|t| t.boxes.sort_by(|a, b| a.start.cmp(&b.start)));
-        let mut out = self.files.create(&folder.join(manifest::NAME))?;
-        out.write(manifest.to_text().as_bytes())?;
-        out.sync()?;
-        drop(out);
-        self.files.sync_folder(folder)
+        self.files.sync_folder(folder)?;
+        Ok(written)
     }
 }
 
 /// Gives the bytes of a box.
 pub(crate) type Read<'a> = dyn Fn(&Piece) -> Result<Vec<u8>> + Sync + 'a;
 
-/// Keeps other writers out of a folder for as long as it lives; the system releases it when the process ends, however that happens.
-pub(crate) fn lock(root: &Path) -> Result<File> {
-    let path = root.join(".lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(|e| Error::io(&path, "open", &e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(_) => Err(Error::Io { path, action: "lock", reason: "another process is writing checkpoints here: wait for it, or use another folder".into() }),
-    }
-}
-
 /// What one data file holds.
 struct DataFile {
     name: String,
     bytes: u64,
     boxes: Vec<(String, StoredBox)>,
-}
-
-/// The name of a dtype in safetensors files.
-pub(crate) fn safetensors_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F64 => "F64",
-        DType::F32 => "F32",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::F8E4M3 => "F8_E4M3",
-        DType::F8E5M2 => "F8_E5M2",
-        DType::I64 => "I64",
-        DType::I32 => "I32",
-        DType::U32 => "U32",
-        DType::U8 => "U8",
-        DType::Bool => "BOOL",
-    }
 }
 
 /// The name of a box in its file: that of the tensor, with the ranges where it is not all of it.
@@ -235,32 +167,28 @@ fn entry_name(piece: &Piece, info: &TensorInfo) -> String {
 fn write_file(
     files: &dyn Files,
     folder: &Path,
-    rank: usize,
+    id: usize,
     pieces: &[Piece],
     placed: &BTreeMap<String, Placed>,
     read: &Read<'_>,
     tell: &dyn Fn(usize),
 ) -> Result<DataFile> {
-    let name = format!("rank-{rank:05}.safetensors");
-    let mut header = Map::new();
-    let mut end = 0usize;
-    for piece in pieces {
+    let name = format!("rank-{id:05}.safetensors");
+    let entry = |piece: &Piece| {
         let info = &placed[&piece.tensor].info;
-        let (begin, shape) = (end, piece.region.shape.to_vec());
-        end += piece.region.numel() * info.dtype.size();
-        header.insert(entry_name(piece, info), json!({"dtype": safetensors_name(info.dtype), "shape": shape, "data_offsets": [begin, end]}));
-    }
-    let mut text = Value::Object(header).to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(8), b' ');
+        (entry_name(piece, info), TensorInfo { dtype: info.dtype, shape: piece.region.shape.to_vec() })
+    };
+    let entries: Vec<(String, TensorInfo)> = pieces.iter().map(entry).collect();
+    let header = header_of(entries.iter().map(|(name, info)| (name, info)), &BTreeMap::new())?;
     let mut out = files.create(&folder.join(&name))?;
-    out.write(&(text.len() as u64).to_le_bytes())?;
-    out.write(&text)?;
-    let mut offset = 8 + text.len() as u64;
+    out.write(&(header.len() as u64).to_le_bytes())?;
+    out.write(&header)?;
+    let mut offset = 8 + header.len() as u64;
     let mut boxes = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let bytes = read(piece)?;
-        let sums = bytes.chunks(BLOCK as usize).map(checksum).collect();
-        write_in_blocks(&mut *out, &bytes)?;
+        let sums = bytes.chunks(BLOCK).map(checksum).collect();
+        out.write(&bytes)?;
         tell(bytes.len());
         let (start, shape) = (piece.region.start.to_vec(), piece.region.shape.to_vec());
         boxes.push((piece.tensor.clone(), StoredBox { start, shape, file: name.clone(), offset, sums }));
@@ -268,22 +196,4 @@ fn write_file(
     }
     out.sync()?;
     Ok(DataFile { name, bytes: offset, boxes })
-}
-
-/// Large writes in pieces, so that a failure in between is tested like any other.
-fn write_in_blocks(out: &mut dyn Output, bytes: &[u8]) -> Result<()> {
-    bytes.chunks(16 * BLOCK as usize).try_for_each(|block| out.write(block))
-}
-
-/// The bytes of a box of a tensor, from a rank that holds it.
-pub(crate) fn bytes_of(x: &Tensor, region: &Region) -> Result<Vec<u8>> {
-    let holds = |of: &Region| (0..region.start.len()).all(|d| of.start[d] <= region.start[d] && region.start[d] + region.shape[d] <= of.start[d] + of.shape[d]);
-    for (rank, part) in x.shards() {
-        let of = x.sharding().region(x.mesh(), rank, x.shape());
-        if holds(&of) {
-            let cut = |part: Tensor, d: usize| part.narrow(d as i64, region.start[d] - of.start[d], region.shape[d]);
-            return Ok((0..region.start.len()).try_fold(part, cut)?.to_bytes()?);
-        }
-    }
-    Err(Error::Argument(format!("no rank of this process holds the box {region:?} of {}", x.type_string())))
 }

@@ -1,6 +1,6 @@
 //! Anything that holds tensors and can be read box by box.
 
-use crate::{Error, Result};
+use crate::{Error, Result, boxes::copy_box};
 use anymesh_core::{DType, Region};
 use std::collections::BTreeMap;
 
@@ -132,78 +132,9 @@ impl Source for Memory {
     }
 }
 
-/// Copies `part` from one row-major buffer to another: `from` holds the box `from_box`, `to` holds `to_box`, and `part` lies in both.
-pub fn copy_box(from: &[u8], from_box: &Region, to: &mut [u8], to_box: &Region, part: &Region, size: usize) {
-    if part.numel() == 0 {
-        return;
-    }
-    // Trailing dimensions that are whole in all three are one run.
-    let rank = part.shape.len();
-    let mut run = rank;
-    let mut length = size;
-    while run > 0 {
-        run -= 1;
-        length *= part.shape[run];
-        if part.shape[run] != from_box.shape[run] || part.shape[run] != to_box.shape[run] {
-            break;
-        }
-    }
-    let offset = |at: &[usize], of: &Region| (0..rank).fold(0, |o, d| o * of.shape[d] + at[d] - of.start[d]) * size;
-    let mut at: Vec<usize> = part.start.to_vec();
-    loop {
-        let (source, target) = (offset(&at, from_box), offset(&at, to_box));
-        to[target..target + length].copy_from_slice(&from[source..source + length]);
-        // The next run, counting up over the dimensions before it.
-        let mut d = run;
-        loop {
-            if d == 0 {
-                return;
-            }
-            d -= 1;
-            at[d] += 1;
-            if at[d] < part.start[d] + part.shape[d] {
-                break;
-            }
-            at[d] = part.start[d];
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn region(start: &[usize], shape: &[usize]) -> Region {
-        Region { start: start.iter().copied().collect(), shape: shape.iter().copied().collect() }
-    }
-
-    #[test]
-    fn boxes_are_copied_between_buffers_of_other_boxes() {
-        let whole = region(&[0, 0, 0], &[3, 4, 5]);
-        let from: Vec<u8> = (0..60).collect();
-        for part in [
-            region(&[1, 1, 1], &[2, 2, 3]),
-            region(&[0, 0, 0], &[3, 4, 5]),
-            region(&[2, 0, 0], &[1, 4, 5]),
-            region(&[0, 3, 0], &[3, 1, 5]),
-            region(&[1, 2, 3], &[0, 2, 1]),
-        ] {
-            let mut to = vec![255; part.numel()];
-            copy_box(&from, &whole, &mut to, &part, &part, 1);
-            let mut expected = vec![];
-            for i in 0..part.shape[0] {
-                for j in 0..part.shape[1] {
-                    for k in 0..part.shape[2] {
-                        expected.push(((part.start[0] + i) * 20 + (part.start[1] + j) * 5 + part.start[2] + k) as u8);
-                    }
-                }
-            }
-            assert_eq!(to, expected);
-        }
-        let mut scalar = [0; 2];
-        copy_box(&[7, 8], &region(&[], &[]), &mut scalar, &region(&[], &[]), &region(&[], &[]), 2);
-        assert_eq!(scalar, [7, 8]);
-    }
 
     #[test]
     fn a_name_that_is_not_there_gets_a_hint() {

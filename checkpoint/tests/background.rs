@@ -2,10 +2,9 @@
 
 mod common;
 
-use anymesh_checkpoint::{Background, Checkpoint, Error, latest, list};
+use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, latest, list};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::Temporary;
-use serde_json::Map;
 use std::collections::BTreeMap;
 
 fn named(w: &Tensor) -> BTreeMap<String, Tensor> {
@@ -21,7 +20,7 @@ fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error>
     let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?.reshape([1500, 2000])?.to_mesh(&mesh, "[@dp, @tp]")?;
     for step in 1..=4 {
         let expected = w.to_vec::<f32>()?;
-        saver.begin(&format!("s{step}"), step, &named(&w), &Map::new())?;
+        saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
         let mut calls = 0;
         loop {
             w = w.add(1.0)?;
@@ -45,13 +44,17 @@ fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> R
     let root = Temporary::new(&format!("background-{}", line!()));
     let w = Tensor::ones([10], DType::F32, &device)?;
     let mut saver = Background::new(&*root);
-    saver.begin("one", 1, &named(&w), &Map::new())?;
+    saver.begin("one", &Contents::new(1, named(&w)))?;
     saver.finish()?;
-    saver.begin("one", 2, &named(&w), &Map::new())?;
-    assert!(saver.advance(usize::MAX)?);
-    let error = saver.begin("two", 3, &named(&w), &Map::new()).expect_err("the name was taken");
-    assert!(error.to_string().contains("exists already"), "{error}");
-    saver.begin("two", 3, &named(&w), &Map::new())?;
+    let taken = saver.begin("one", &Contents::new(2, named(&w))).expect_err("the name is taken");
+    assert!(taken.to_string().contains("exists already"), "{taken}");
+    // Somebody removes the folder while it is being written to.
+    saver.begin("two", &Contents::new(2, named(&w)))?;
+    std::fs::remove_dir_all(root.join(".tmp-two")).expect("begun");
+    assert!(saver.advance(usize::MAX)?, "all is copied");
+    let error = saver.begin("three", &Contents::new(3, named(&w))).expect_err("it could not be written");
+    assert!(error.to_string().contains(".tmp-two"), "{error}");
+    saver.begin("two", &Contents::new(3, named(&w)))?;
     drop(saver);
     assert_eq!(latest(&root)?.expect("completed on drop").manifest().step, 3);
     assert_eq!(list(&root)?.len(), 2);
@@ -63,8 +66,8 @@ fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=3", &device)?;
     let root = Temporary::new(&format!("background-{}", line!()));
-    assert!(Background::new(&*root).with_average(1.5).is_err());
-    let mut saver = Background::new(&*root).with_average(0.75)?;
+    assert!(Background::new(&*root).with_average(1.5, None).is_err());
+    let mut saver = Background::new(&*root).with_average(0.75, None)?;
     let ids = Tensor::ones([2], DType::I64, &device)?;
     let mut average: Option<Vec<f64>> = None;
     for step in 1..=5u64 {
@@ -77,7 +80,7 @@ fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result
             None => values.clone(),
         });
         let tensors = BTreeMap::from([("w".to_string(), w), ("ids".to_string(), ids.clone())]);
-        saver.begin(&format!("s{step}"), step, &tensors, &Map::new())?;
+        saver.begin(&format!("s{step}"), &Contents::new(step, tensors.clone()))?;
         let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
         let found: Vec<f64> = checkpoint.values::<f32>("ema.w")?.into_iter().map(f64::from).collect();
         assert_eq!(Some(found), average, "step {step}");

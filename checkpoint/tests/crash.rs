@@ -4,13 +4,12 @@
 mod common;
 
 use anymesh_checkpoint::{
-    Checkpoint, Error, Keep, Result, Saver,
+    Checkpoint, Contents, Error, Keep, Result, Saver,
     files::{Disk, Files, Output},
     latest, rotate_with, save,
 };
 use anymesh_core::{DType, Mesh, Tensor};
 use common::Temporary;
-use serde_json::Map;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -156,10 +155,10 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
     for loss in [Loss::None, Loss::Unsynced, Loss::Half] {
         for dies_at in 1.. {
             let root = Temporary::new(&format!("crash-{}", line!()));
-            save(&root, "one", 1, &model(1.0).expect("a model"), &Map::new()).expect("a good disk");
+            save(&root, "one", &Contents::new(1, model(1.0).expect("a model"))).expect("a good disk");
             let disk = Mortal::new(dies_at);
             let saver = Saver { files: &disk, threads: 1, ..Saver::default() };
-            let result = saver.save(&root, "two", 2, &model(2.0).expect("a model"), &Map::new());
+            let result = saver.save(&root, "two", &Contents::new(2, model(2.0).expect("a model")));
             disk.reboot(loss, |path| root.join("two").join(path.file_name().expect("a file")));
             let found = latest(&root).expect("readable").expect("a checkpoint is left");
             match value(&found) {
@@ -173,7 +172,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
             }
             points += 1;
             // The next save, by a machine that lives, is not in the way of what was left.
-            save(&root, "three", 3, &model(3.0).expect("a model"), &Map::new()).expect("what was left does not matter");
+            save(&root, "three", &Contents::new(3, model(3.0).expect("a model"))).expect("what was left does not matter");
             assert_eq!(value(&latest(&root).expect("readable").expect("a checkpoint")), 3.0);
         }
     }
@@ -186,7 +185,7 @@ fn a_rotation_that_dies_anywhere_leaves_what_it_was_to_keep() {
     for dies_at in 1.. {
         let root = Temporary::new(&format!("crash-{}", line!()));
         for step in 1..=3 {
-            save(&root, &format!("s{step}"), step, &model(step as f64).expect("a model"), &Map::new()).expect("a good disk");
+            save(&root, &format!("s{step}"), &Contents::new(step, model(step as f64).expect("a model"))).expect("a good disk");
         }
         let result = rotate_with(&Mortal::new(dies_at), &root, &Keep { last: 1, ..Keep::default() });
         assert_eq!(value(&latest(&root).expect("readable").expect("the newest")), 3.0);

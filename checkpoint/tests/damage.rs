@@ -2,10 +2,9 @@
 
 mod common;
 
-use anymesh_checkpoint::{Checkpoint, Error, manifest::Manifest, save};
+use anymesh_checkpoint::{Checkpoint, Contents, Error, manifest::Manifest, save};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::{Random, Temporary};
-use serde_json::Map;
 use std::{collections::BTreeMap, fs, path::Path};
 
 fn saved(root: &Path) -> Checkpoint {
@@ -14,7 +13,7 @@ fn saved(root: &Path) -> Checkpoint {
     let on = |x: Tensor| x.to_mesh(&mesh, "[@x, _]").expect("fits");
     let a = on(Tensor::arange(0, 60, 1, DType::F32, &device).and_then(|t| t.reshape([6, 10])).expect("a tensor"));
     let b = on(Tensor::arange(0, 40, 1, DType::U8, &device).and_then(|t| t.reshape([4, 10])).expect("a tensor"));
-    let path = save(root, "one", 1, &BTreeMap::from([("a".into(), a), ("b".into(), b)]), &Map::new()).expect("saved");
+    let path = save(root, "one", &Contents::new(1, BTreeMap::from([("a".into(), a), ("b".into(), b)]))).expect("saved");
     Checkpoint::open(path).expect("whole")
 }
 

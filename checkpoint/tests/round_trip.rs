@@ -2,10 +2,10 @@
 
 mod common;
 
-use anymesh_checkpoint::{Checkpoint, Error, Keep, Load, Source, latest, list, matches, rotate, save};
+use anymesh_checkpoint::{Checkpoint, Contents, Error, Keep, Load, Source, latest, list, matches, rotate, save};
 use anymesh_core::{DType, Device, Mesh, Place, Sharding, Tensor};
 use common::{Random, Temporary};
-use serde_json::{Map, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 
 const MESHES: [&str; 7] = ["dp=2, tp=4", "dp=1, tp=8", "dp=4, tp=2", "x=1", "a=2, b=2, c=2", "x=3", "x=7"];
@@ -43,7 +43,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
             tensors.insert(name.clone(), if dice.below(5) == 0 { x } else { x.to_mesh(&from, layout)? });
             expected.insert(name, bytes);
         }
-        let path = save(&root, "one", round as u64, &tensors, &Map::new())?;
+        let path = save(&root, "one", &Contents::new(round as u64, tensors.clone()))?;
         let checkpoint = Checkpoint::open(path)?;
         assert_eq!(checkpoint.verify(), []);
         let stored: usize = checkpoint.manifest().tensors.values().flat_map(|t| &t.boxes).map(|b| b.region().numel()).sum();
@@ -93,7 +93,7 @@ fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
     // 80 MB on each rank: over one box and many blocks.
     let x = Tensor::arange(0, 40_000_000, 1, DType::I32, &device)?.reshape([8000, 5000])?;
     let tensors = BTreeMap::from([("w".to_string(), x.to_mesh(&mesh, "[@x, _]")?)]);
-    let checkpoint = Checkpoint::open(save(&root, "one", 0, &tensors, &Map::new())?)?;
+    let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(0, tensors.clone()))?)?;
     assert!(checkpoint.manifest().tensors["w"].boxes.len() >= 4);
     let columns = checkpoint.load("w", (&mesh, &Sharding::replicated().cut(1, 0)))?;
     assert_eq!(columns.shards()[1].1.dims(), [8000, 2500]);
@@ -108,9 +108,9 @@ fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -
     assert!(latest(&root)?.is_none());
     let state = json!({"consumed_samples": 12_345_678_901u64, "rng": {"seed": 7, "stream": 3}, "lr": 1e-4, "config": {"architectures": ["Some"]}});
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::BF16, &device)?)]);
-    save(&root, "zebra", 10, &one, &Map::new())?;
-    save(&root, "apple", 20, &BTreeMap::new(), state.as_object().expect("an object"))?;
-    save(&root, "middle", 15, &one, &Map::new())?;
+    save(&root, "zebra", &Contents::new(10, one.clone()))?;
+    save(&root, "apple", &Contents { step: 20, state: state.as_object().expect("an object").clone(), ..Contents::default() })?;
+    save(&root, "middle", &Contents::new(15, one.clone()))?;
     std::fs::create_dir(root.join("not-a-checkpoint")).expect("a folder");
     std::fs::create_dir(root.join(".tmp-zebra2")).expect("a folder");
     let newest = latest(&root)?.expect("three were saved");
@@ -121,10 +121,10 @@ fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -
 
     // A name that is taken, and names that are none.
     for name in ["zebra", "", ".hidden", "a/b"] {
-        assert!(matches!(save(&root, name, 30, &one, &Map::new()), Err(Error::Argument(_))), "{name}");
+        assert!(matches!(save(&root, name, &Contents::new(30, one.clone())), Err(Error::Argument(_))), "{name}");
     }
     let partial = Tensor::ones([2], DType::F32, &device)?.to_mesh(&Mesh::new("x=2", &device)?, "[_]{sum:x}")?;
-    let error = save(&root, "partial", 30, &BTreeMap::from([("p".to_string(), partial)]), &Map::new()).expect_err("partial");
+    let error = save(&root, "partial", &Contents::new(30, BTreeMap::from([("p".to_string(), partial)]))).expect_err("partial");
     assert!(error.to_string().contains("reshard it first"), "{error}");
     assert_eq!(list(&root)?.len(), 4, "what was refused left nothing");
     Ok(())
@@ -136,7 +136,7 @@ fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Resul
     let root = Temporary::new(&format!("round-trip-{}", line!()));
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
     for step in 1..=10 {
-        save(&root, &format!("s{step}"), step, &one, &Map::new())?;
+        save(&root, &format!("s{step}"), &Contents::new(step, one.clone()))?;
     }
     // The two newest lose their data: they are not counted, and not touched.
     for name in ["s9", "s10"] {
@@ -158,10 +158,10 @@ fn two_writers_do_not_meet() -> Result<(), Error> {
     let root = Temporary::new(&format!("round-trip-{}", line!()));
     let lock = std::fs::File::create(root.join(".lock")).expect("a file");
     lock.try_lock().expect("free");
-    let error = save(&root, "one", 1, &BTreeMap::new(), &Map::new()).expect_err("locked");
+    let error = save(&root, "one", &Contents::new(1, BTreeMap::new())).expect_err("locked");
     assert!(error.to_string().contains("another process"), "{error}");
     drop(lock);
-    save(&root, "one", 1, &BTreeMap::new(), &Map::new())?;
+    save(&root, "one", &Contents::new(1, BTreeMap::new()))?;
     Ok(())
 }
 
@@ -170,7 +170,7 @@ fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let root = Temporary::new(&format!("round-trip-{}", line!()));
     let x = Tensor::ones([2, 3], DType::F32, &device)?;
-    let checkpoint = Checkpoint::open(save(&root, "one", 1, &BTreeMap::from([("model.w".to_string(), x)]), &Map::new())?)?;
+    let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(1, BTreeMap::from([("model.w".to_string(), x)])))?)?;
     assert!(checkpoint.load("w", &device).expect_err("another name").to_string().contains("model.w"));
     let mesh = Mesh::new("x=2", &device)?;
     assert!(matches!(checkpoint.load("model.w", (&mesh, &Sharding::replicated().cut(5, 0))), Err(Error::Core(_))));
@@ -190,18 +190,18 @@ fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_
         ("a.b".to_string(), full(&[3], 2.0, DType::F32)?),
         ("old.w".to_string(), full(&[1], 3.0, DType::F32)?),
     ]);
-    let checkpoint = Checkpoint::open(save(&root, "one", 1, &saved, &Map::new())?)?;
+    let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(1, saved.clone()))?)?;
     let there = BTreeMap::from([
         ("a.w".to_string(), full(&[4], 9.0, DType::BF16)?.to_mesh(&mesh, "[@x]")?),
         ("a.b".to_string(), full(&[5], 9.0, DType::F32)?),
         ("new.w".to_string(), full(&[2], 9.0, DType::F32)?),
     ]);
-    let error = Load::default().replace(&checkpoint, &there).expect_err("nothing fits").to_string();
+    let error = Load::default().replace(&checkpoint, &Contents::new(0, there.clone())).expect_err("nothing fits").to_string();
     for part in ["'new.w'", "'old.w'", "'a.b'", "allow a cast"] {
         assert!(error.contains(part), "{part} in {error}");
     }
     let lenient = Load { allow_missing: true, allow_mismatched: true, cast: true, ignore: vec!["old.*".into()], ..Load::default() };
-    let loaded = lenient.replace(&checkpoint, &there)?;
+    let loaded = lenient.replace(&checkpoint, &Contents::new(0, there.clone()))?;
     assert_eq!((loaded.missing, loaded.mismatched, loaded.unexpected), (vec!["new.w".to_string()], vec!["a.b".to_string()], vec![]));
     assert_eq!(loaded.tensors["a.w"].type_string(), "bf16[4@x]");
     assert_eq!(loaded.tensors["a.w"].cast(DType::F32)?.to_vec::<f32>()?, [1.0; 4]);

@@ -1,6 +1,9 @@
 //! `anymesh ckpt` as users call it.
 
-use anymesh::{DType, Mesh, Tensor, checkpoint::save};
+use anymesh::{
+    DType, Mesh, Tensor,
+    checkpoint::{Contents, save},
+};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
@@ -23,7 +26,7 @@ impl Case {
             ("step".to_string(), Tensor::full((), 7, DType::I64, &device).unwrap()),
         ]);
         let state = json!({"consumed_samples": 123});
-        save(&root, "one", 7, &tensors, state.as_object().unwrap()).unwrap();
+        save(&root, "one", &Contents { step: 7, tensors, state: state.as_object().unwrap().clone(), ..Contents::default() }).unwrap();
         Self(root)
     }
 

@@ -95,7 +95,7 @@ pub(crate) fn write_in_place(
     let mut order: Vec<(&String, &TensorInfo)> = tensors.iter().collect();
     order.sort_by_key(|(_, info)| std::cmp::Reverse(info.dtype.size()));
     let failed = |e: std::io::Error| Error::io(path, "write", &e);
-    let header = header(&order, metadata)?;
+    let header = header_of(order.iter().copied(), metadata)?;
     let mut file = BufWriter::with_capacity(1 << 16, File::create(path).map_err(|e| Error::io(path, "create", &e))?);
     file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     file.write_all(&header).map_err(failed)?;
@@ -107,8 +107,8 @@ pub(crate) fn write_in_place(
     file.into_inner().map_err(|e| failed(e.into_error()))?.sync_all().map_err(|e| Error::io(path, "sync", &e))
 }
 
-/// The header, padded so that the data after its 8 bytes of length is aligned.
-fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+/// The header of tensors that follow each other, padded so that the data after its 8 bytes of length is aligned.
+pub(crate) fn header_of<'t>(order: impl Iterator<Item = (&'t String, &'t TensorInfo)>, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     // Written entry by entry: a map would forget the order of the data.
     let mut entries = vec![];
     if !metadata.is_empty() {
@@ -128,7 +128,7 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
     let mut header = format!("{{{}}}", entries.join(",")).into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() as u64 > super::header::MAX_HEADER {
-        return Err(Error::Argument(format!("{} tensors need a header of {} bytes, which readers refuse; write several files", order.len(), header.len())));
+        return Err(Error::Argument(format!("{} entries need a header of {} bytes, which readers refuse; write several files", entries.len(), header.len())));
     }
     Ok(header)
 }

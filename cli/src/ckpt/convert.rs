@@ -75,11 +75,7 @@ fn from(path: &Path) -> Result<(Box<dyn Source>, Option<Manifest>)> {
 /// All tensors whole, on one device.
 fn whole(source: &dyn Source) -> Result<BTreeMap<String, Placed>> {
     let mesh = Mesh::new("x=1", &meta())?;
-    Ok(source
-        .tensors()
-        .iter()
-        .map(|(name, info)| (name.clone(), Placed { info: info.clone(), mesh: mesh.clone(), sharding: Sharding::replicated() }))
-        .collect())
+    Ok(source.tensors().iter().map(|(name, info)| (name.clone(), Placed::new(info.clone(), &mesh, Sharding::replicated()))).collect())
 }
 
 /// Arguments of `ckpt reshard`.
@@ -113,7 +109,7 @@ impl Reshard {
                 Some(text) => anymesh::IntoSharding::into_sharding(text, &mesh, info.shape.len())?,
                 None => Sharding::replicated(),
             };
-            layout.insert(name.clone(), Placed { info: info.clone(), mesh: mesh.clone(), sharding });
+            layout.insert(name.clone(), Placed::new(info.clone(), &mesh, sharding));
         }
         self.target.write(source.as_ref(), &layout, old.as_ref())
     }
