@@ -6,7 +6,10 @@ use anymesh_checkpoint::{Checkpoint, Contents, Error, Keep, Load, Source, latest
 use anymesh_core::{DType, Device, Mesh, Place, Sharding, Tensor};
 use common::{Random, Temporary};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 const MESHES: [&str; 7] = ["dp=2, tp=4", "dp=1, tp=8", "dp=4, tp=2", "x=1", "a=2, b=2, c=2", "x=3", "x=7"];
 
@@ -207,5 +210,65 @@ fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_
     assert_eq!(loaded.tensors["a.w"].cast(DType::F32)?.to_vec::<f32>()?, [1.0; 4]);
     assert_eq!(loaded.tensors["new.w"].to_vec::<f32>()?, [9.0; 2]);
     assert!(matches("a.*.w", "a.b.c.w") && matches("*", "") && !matches("a.*.w", "a.w"));
+    Ok(())
+}
+
+#[test]
+fn a_load_keeps_to_its_memory_its_names_and_tells_its_progress() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("x=2", &device)?;
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let x = Tensor::arange(0, 300_000, 1, DType::I32, &device)?.reshape([100, 3000])?;
+    let names = ["a.w", "a.b", "c.w"];
+    let saved: BTreeMap<String, Tensor> = names.iter().map(|n| Ok((n.to_string(), x.to_mesh(&mesh, "[@x, _]")?))).collect::<Result<_, Error>>()?;
+    let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(1, saved))?)?;
+    let there: BTreeMap<String, Tensor> =
+        names.iter().map(|n| Ok((n.to_string(), x.zeros_like()?.to_mesh(&mesh, "[_, @x]")?))).collect::<Result<_, Error>>()?;
+    let counted = Counted { inner: checkpoint, largest: AtomicUsize::new(0) };
+    let (calls, last) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let progress = |done: usize, total: usize| {
+        assert_eq!(total, 2 * 1_200_000);
+        calls.fetch_add(1, Ordering::Relaxed);
+        last.fetch_max(done, Ordering::Relaxed);
+    };
+    let load = Load { memory: 100_000, only: vec!["*.w".into()], progress: Some(&progress), ..Load::default() };
+    let loaded = load.replace(&counted, &Contents::new(0, there))?;
+    for name in ["a.w", "c.w"] {
+        assert_eq!(loaded.tensors[name].type_string(), "i32[100, 3000@x]");
+        assert_eq!(loaded.tensors[name].to_vec::<i32>()?, (0..300_000).collect::<Vec<_>>());
+    }
+    assert_eq!(loaded.tensors["a.b"].to_vec::<i32>()?, vec![0; 300_000], "as it was");
+    assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]), "names that were not asked for are not missed");
+    assert!(counted.largest.load(Ordering::Relaxed) <= 100_000, "one read had {:?} bytes", counted.largest);
+    assert_eq!((calls.into_inner(), last.into_inner()), (2, 2 * 1_200_000));
+    Ok(())
+}
+
+/// Tells how much was asked for at once.
+struct Counted {
+    inner: Checkpoint,
+    largest: AtomicUsize,
+}
+
+impl Source for Counted {
+    fn tensors(&self) -> &BTreeMap<String, anymesh_checkpoint::TensorInfo> {
+        self.inner.tensors()
+    }
+
+    fn read(&self, name: &str, region: &anymesh_core::Region, out: &mut [u8]) -> Result<(), Error> {
+        self.largest.fetch_max(out.len(), Ordering::Relaxed);
+        self.inner.read(name, region, out)
+    }
+}
+
+#[test]
+fn what_is_asked_for_wrongly_is_an_error() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(1, BTreeMap::from([("w".to_string(), Tensor::ones([4, 4], DType::F32, &device)?)])))?)?;
+    let region = |start: [usize; 2], shape: [usize; 2]| anymesh_core::Region { start: start[..].into(), shape: shape[..].into() };
+    for (part, bytes) in [(region([0, 2], [4, 3]), 48), (region([0, 0], [4, 4]), 63), (region([usize::MAX, 0], [2, 1]), 8)] {
+        assert!(matches!(checkpoint.read("w", &part, &mut vec![0; bytes]), Err(Error::Argument(_))), "{part:?}");
+    }
     Ok(())
 }

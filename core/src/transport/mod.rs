@@ -33,6 +33,8 @@ mod collectives;
 mod fault;
 mod in_process;
 mod reduce;
+#[cfg(not(target_family = "wasm"))]
+mod threads;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -41,6 +43,8 @@ pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
 pub use in_process::InProcess;
 pub use reduce::reduce;
+#[cfg(not(target_family = "wasm"))]
+pub use threads::Threads;
 
 use crate::{DType, Error, Mesh, Reduction, Result, Shape, Tensor};
 use std::time::Duration;

@@ -1,12 +1,9 @@
 //! The conformance suite on every transport there is, and on some that must not pass.
 
-use crate::{
-    mailboxes::Mailboxes,
-    support::{Minimal, counting_device, device},
-};
+use crate::support::{Minimal, counting_device, device};
 use anymesh_core::{
     Mesh, Reduction, Result, Tensor,
-    transport::{Faulty, InProcess, Message, Part, Transport, conformance},
+    transport::{Faulty, InProcess, Message, Part, Threads, Transport, conformance},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +47,7 @@ fn ranks_on_different_devices_pass() {
 fn ranks_spread_over_threads_pass() {
     // Each thread sees the ranks that it would address as a process of its own: one has two of them.
     let owner = [0, 1, 0, 2];
-    let transport = Mailboxes::new(Duration::from_secs(60));
+    let transport = Threads::new(Duration::from_secs(60));
     let device = device();
     let seen_by = |process: usize, ranks: usize| {
         let mesh = Mesh::new(&format!("x={ranks}"), &device)?.with_transport(transport.clone());

@@ -4,5 +4,5 @@ mod collectives;
 #[cfg(feature = "conformance")]
 mod conformance;
 mod faults;
-mod mailboxes;
 mod support;
+mod threads;
