@@ -112,6 +112,10 @@ impl Backend for CpuBackend {
         Box::pin(std::future::ready(copied))
     }
 
+    fn in_place<'b>(&self, buffer: &'b Buffer) -> Option<&'b [u8]> {
+        bytes_of(buffer).ok()
+    }
+
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -150,8 +150,9 @@ impl Background {
         let mut failed = None;
         while let Some(piece) = copying.left.pop() {
             let kept = &copying.kept[&piece.tensor];
-            match kept.bytes(&piece.region) {
-                Ok(data) => {
+            let mut data = vec![0; piece.region.numel() * kept.placed.info.dtype.size()];
+            match kept.copy(&piece.region, &mut data) {
+                Ok(()) => {
                     done += data.len();
                     if let Some(averages) = &mut self.averages {
                         averages.add(&piece, kept.placed.info.dtype, &data);
@@ -213,13 +214,15 @@ impl Background {
         }
         let copied = Mutex::new(copied);
         self.writer = Some(std::thread::spawn(move || {
-            let read = |piece: &Piece| {
+            let read = |piece: &Piece, out: &mut [u8]| {
                 if let Some(values) = averages.get(piece) {
-                    return Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect());
+                    out.chunks_exact_mut(4).zip(values.iter()).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
+                    return Ok(());
                 }
                 // Given away: memory is free again as the file grows.
                 let found = copied.lock().unwrap_or_else(PoisonError::into_inner).remove(piece);
-                found.ok_or_else(|| Error::Argument(format!("a piece of '{}' was not copied", piece.tensor)))
+                out.copy_from_slice(&found.ok_or_else(|| Error::Argument(format!("a piece of '{}' was not copied", piece.tensor)))?);
+                Ok(())
             };
             let saver = Saver { threads: 1, ..Saver::default() };
             let written = failed.map_or_else(|| saver.write(&snapshot.begun.folder, &work, &snapshot.placed, &read), Err);

@@ -175,8 +175,8 @@ impl Contents {
 }
 
 impl Kept {
-    /// The bytes of a box, from a rank of this process that holds it.
-    pub(crate) fn bytes(&self, region: &Region) -> Result<Vec<u8>> {
+    /// Copies the bytes of a box from a rank of this process that holds it.
+    pub(crate) fn copy(&self, region: &Region, out: &mut [u8]) -> Result<()> {
         let holds =
             |of: &Region| (0..region.start.len()).all(|d| of.start[d] <= region.start[d] && region.start[d] + region.shape[d] <= of.start[d] + of.shape[d]);
         for (rank, part) in self.tensor.shards() {
@@ -186,7 +186,7 @@ impl Kept {
                 None => part,
             };
             let cut = |part: Tensor, d: usize| part.narrow(d as i64, region.start[d] - of.start[d], region.shape[d]);
-            return Ok((0..region.start.len()).try_fold(whole, cut)?.to_bytes()?);
+            return Ok((0..region.start.len()).try_fold(whole, cut)?.copy_bytes(out)?);
         }
         Err(Error::Argument(format!("no rank of this process holds the box {region:?} of {}", self.placed.layout())))
     }

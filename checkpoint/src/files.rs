@@ -4,8 +4,13 @@ use crate::{Error, Result};
 use std::{
     fmt,
     fs::{self, File, OpenOptions},
-    io::Write,
-    path::Path,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
 };
 
 /// A file that is being written.
@@ -39,26 +44,54 @@ pub trait Files: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
 
+/// Bytes after which the disk is told to begin with what it has: at the end there is less to wait for.
+const EARLY: usize = 16 << 20;
+
 #[derive(Debug)]
 struct DiskFile {
-    file: File,
-    path: std::path::PathBuf,
+    file: Arc<File>,
+    path: PathBuf,
+    /// Bytes since the disk was last told.
+    fresh: usize,
+    syncer: Option<Syncer>,
+}
+
+/// A thread that syncs a file while more is written to it.
+#[derive(Debug)]
+struct Syncer {
+    wake: SyncSender<()>,
+    thread: JoinHandle<io::Result<()>>,
 }
 
 impl Output for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.path, "write", &e))
+        (&*self.file).write_all(bytes).map_err(|e| Error::io(&self.path, "write", &e))?;
+        self.fresh += bytes.len();
+        if self.fresh >= EARLY {
+            self.fresh = 0;
+            let syncer = self.syncer.get_or_insert_with(|| {
+                let ((wake, calls), file) = (sync_channel(1), self.file.clone());
+                Syncer { wake, thread: std::thread::spawn(move || calls.iter().try_for_each(|()| file.sync_data())) }
+            });
+            // Where it is still busy it is called already; where it has failed, `sync` says so.
+            let _ = syncer.wake.try_send(());
+        }
+        Ok(())
     }
 
     fn sync(&mut self) -> Result<()> {
-        self.file.sync_all().map_err(|e| Error::io(&self.path, "sync", &e))
+        let early = self.syncer.take().map_or(Ok(()), |Syncer { wake, thread }| {
+            drop(wake);
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that syncs it panicked")))
+        });
+        early.and_then(|()| self.file.sync_all()).map_err(|e| Error::io(&self.path, "sync", &e))
     }
 }
 
 impl Files for Disk {
     fn create(&self, path: &Path) -> Result<Box<dyn Output>> {
         let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| Error::io(path, "create", &e))?;
-        Ok(Box::new(DiskFile { file, path: path.into() }))
+        Ok(Box::new(DiskFile { file: Arc::new(file), path: path.into(), fresh: 0, syncer: None }))
     }
 
     fn create_folder(&self, path: &Path) -> Result<()> {

@@ -73,14 +73,14 @@ impl Checkpoint {
 
     /// Reads everything; the errors of all boxes that are damaged.
     pub fn verify(&self) -> Vec<Error> {
-        let mut wrong = vec![];
+        let (mut wrong, mut window) = (vec![], vec![]);
         for (name, stored) in &self.manifest.tensors {
             let size = self.tensors[name].dtype.size();
             for b in &stored.boxes {
                 let (mut at, end) = (0, b.region().numel() * size);
                 while at < end {
                     let to = (at + WINDOW).min(end);
-                    if let Err(error) = self.blocks(name, b, at, to) {
+                    if let Err(error) = self.blocks(name, b, at, to, &mut window) {
                         wrong.push(error);
                         break;
                     }
@@ -91,12 +91,15 @@ impl Checkpoint {
         wrong
     }
 
-    /// Bytes `from..to` of a box, which begin at a block and end at one or at the end of the box, checked.
-    fn blocks(&self, tensor: &str, b: &StoredBox, from: usize, to: usize) -> Result<Vec<u8>> {
+    /// Reads bytes `from..to` of a box into `window`, which begin at a block and end at one or at the end of the box, and checks them.
+    fn blocks<'w>(&self, tensor: &str, b: &StoredBox, from: usize, to: usize, window: &'w mut Vec<u8>) -> Result<&'w [u8]> {
         let none = || Error::format(&self.path, "checkpoint", format!("a box is in '{}', which the manifest does not list", b.file));
         let file = self.files.get(&b.file).ok_or_else(none)?;
-        let mut bytes = vec![0; to - from];
-        file.read_at(b.offset + from as u64, &mut bytes)?;
+        if window.len() < to - from {
+            window.resize(to - from, 0);
+        }
+        let bytes = &mut window[..to - from];
+        file.read_at(b.offset + from as u64, bytes)?;
         for (i, block) in bytes.chunks(BLOCK).enumerate() {
             if b.sums.get(from / BLOCK + i) != Some(&checksum(block)) {
                 let region = format!("{:?}+{:?}", b.start, b.shape);
@@ -111,7 +114,7 @@ impl Checkpoint {
     fn read_parts(&self, name: &str, mut parts: Vec<(&Region, &mut [u8])>) -> Result<()> {
         let info = self.info(name)?;
         parts.iter().try_for_each(|(region, out)| check_box(name, info, region, out))?;
-        let size = info.dtype.size();
+        let (size, mut window) = (info.dtype.size(), vec![]);
         for b in &self.manifest.tensors[name].boxes {
             let of = b.region();
             let mut wanted = vec![];
@@ -120,13 +123,13 @@ impl Checkpoint {
                     wanted.push(Wanted { runs: runs(&part, &of, region, size).collect(), next: 0, done: 0, out });
                 }
             }
-            self.read_box(name, b, &mut wanted, of.numel() * size)?;
+            self.read_box(name, b, &mut wanted, of.numel() * size, &mut window)?;
         }
         Ok(())
     }
 
     /// Copies what several buffers need of a box. Every block is read and checked once, and blocks that are near each other together.
-    fn read_box(&self, tensor: &str, b: &StoredBox, wanted: &mut [Wanted<'_>], total: usize) -> Result<()> {
+    fn read_box(&self, tensor: &str, b: &StoredBox, wanted: &mut [Wanted<'_>], total: usize, window: &mut Vec<u8>) -> Result<()> {
         while let Some(at) = wanted.iter().filter_map(Wanted::at).min() {
             let begin = at / BLOCK * BLOCK;
             let mut end = at + 1;
@@ -137,8 +140,8 @@ impl Checkpoint {
                 }
             }
             let end = end.min(begin + WINDOW).div_ceil(BLOCK).saturating_mul(BLOCK).min(total);
-            let window = self.blocks(tensor, b, begin, end)?;
-            wanted.iter_mut().for_each(|w| w.take(begin, end, &window));
+            let bytes = self.blocks(tensor, b, begin, end, window)?;
+            wanted.iter_mut().for_each(|w| w.take(begin, end, bytes));
         }
         Ok(())
     }

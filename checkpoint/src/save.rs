@@ -64,7 +64,7 @@ impl Saver<'_> {
         let kept = kept?;
         let placed: BTreeMap<String, Placed> = kept.iter().map(|(name, k)| (name.clone(), k.placed.clone())).collect();
         let work = begun.world.share(plan::owners(&placed, self.largest()));
-        let written = self.write(&begun.folder, &work, &placed, &|piece| kept[&piece.tensor].bytes(&piece.region));
+        let written = self.write(&begun.folder, &work, &placed, &|piece, out| kept[&piece.tensor].copy(&piece.region, out));
         begun.complete(self.files, written, &Head { step: contents.step, state: &contents.state, placed: &placed })
     }
 
@@ -87,14 +87,9 @@ impl Saver<'_> {
             }
             placed.sharding.check(&placed.mesh, placed.info.shape.len())?;
         }
-        let read = |piece: &Piece| {
-            let mut bytes = vec![0; piece.region.numel() * layout[&piece.tensor].info.dtype.size()];
-            source.read(&piece.tensor, &piece.region, &mut bytes)?;
-            Ok(bytes)
-        };
         let begun = Begun::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
         let work = begun.world.share(plan::owners(layout, self.largest()));
-        let written = self.write(&begun.folder, &work, layout, &read);
+        let written = self.write(&begun.folder, &work, layout, &|piece, out| source.read(&piece.tensor, &piece.region, out));
         begun.complete(self.files, written, &Head { step, state, placed: layout })
     }
 
@@ -145,7 +140,7 @@ impl Saver<'_> {
 }
 
 /// Gives the bytes of a box.
-pub(crate) type Read<'a> = dyn Fn(&Piece) -> Result<Vec<u8>> + Sync + 'a;
+pub(crate) type Read<'a> = dyn Fn(&Piece, &mut [u8]) -> Result<()> + Sync + 'a;
 
 /// What one data file holds.
 struct DataFile {
@@ -185,10 +180,13 @@ fn write_file(
     out.write(&header)?;
     let mut offset = 8 + header.len() as u64;
     let mut boxes = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let bytes = read(piece)?;
+    let sizes = pieces.iter().zip(&entries).map(|(piece, (_, info))| (piece, info.bytes()));
+    let mut memory = vec![0; sizes.clone().map(|(_, bytes)| bytes).max().unwrap_or(0)];
+    for (piece, size) in sizes {
+        let bytes = &mut memory[..size];
+        read(piece, bytes)?;
         let sums = bytes.chunks(BLOCK).map(checksum).collect();
-        out.write(&bytes)?;
+        out.write(bytes)?;
         tell(bytes.len());
         let (start, shape) = (piece.region.start.to_vec(), piece.region.shape.to_vec());
         boxes.push((piece.tensor.clone(), StoredBox { start, shape, file: name.clone(), offset, sums }));

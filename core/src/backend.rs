@@ -358,6 +358,11 @@ pub trait Backend: Debug + Send + Sync {
     /// The bytes of a buffer, and any fault of earlier kernels.
     fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>>;
 
+    /// The bytes of a buffer where they are, on devices whose memory the host can read at any time.
+    fn in_place<'b>(&self, _buffer: &'b Buffer) -> Option<&'b [u8]> {
+        None
+    }
+
     /// Waits until everything queued is done; returns any fault.
     fn sync(&self) -> BoxFuture<'_, Result<()>>;
 

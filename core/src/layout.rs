@@ -19,6 +19,16 @@ impl Layout {
         Self { strides: shape.strides(), shape, offset: 0 }
     }
 
+    /// How many elements follow each other in memory, and the layout of the first of each such run.
+    pub fn runs(&self) -> (usize, Self) {
+        let (mut run, mut outer) = (1, self.shape.rank());
+        while outer > 0 && (self.shape[outer - 1] == 1 || self.strides[outer - 1] == run as isize) {
+            outer -= 1;
+            run *= self.shape[outer];
+        }
+        (run, Self { shape: self.shape.dims()[..outer].into(), strides: self.strides[..outer].into(), offset: self.offset })
+    }
+
     /// Whether the elements are dense and in row-major order (from any offset).
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1isize;

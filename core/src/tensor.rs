@@ -240,6 +240,37 @@ impl Tensor {
         pollster::block_on(self.to_bytes_async())
     }
 
+    /// Writes the stored bytes in row-major order to memory that is there already, which has exactly their size.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::arange(0, 6, 1, DType::U8, &device)?.reshape([2, 3])?.transpose(0, 1)?;
+    /// let mut bytes = [0; 6];
+    /// x.copy_bytes(&mut bytes)?;
+    /// assert_eq!(bytes, [0, 3, 1, 4, 2, 5]);
+    /// assert!(x.copy_bytes(&mut [0; 7]).is_err());
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[cfg(not(target_family = "wasm"))]
+    pub fn copy_bytes(&self, out: &mut [u8]) -> Result<()> {
+        let size = self.dtype().size();
+        if out.len() != self.numel() * size {
+            let detail = format!("{} has {} bytes, the memory has {}", self.type_string(), self.numel() * size, out.len());
+            return Err(Error::Argument { op: "copy_bytes", detail });
+        }
+        let in_place = if self.is_plain() { self.shard().buffer.as_ref().and_then(|b| self.device().backend().in_place(b)) } else { None };
+        let Some(bytes) = in_place.filter(|_| !out.is_empty()) else {
+            out.copy_from_slice(&self.to_bytes()?);
+            return Ok(());
+        };
+        let (run, first) = self.shard().layout.runs();
+        for (to, at) in out.chunks_exact_mut(run * size).zip(first.positions()) {
+            to.copy_from_slice(&bytes[at * size..(at + run) * size]);
+        }
+        Ok(())
+    }
+
     /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
     #[cfg(not(target_family = "wasm"))]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {

@@ -40,5 +40,8 @@ pub(crate) fn expect_view(actual: Result<Tensor>, dims: &[usize], element: impl 
     let positions: Vec<i32> = actual.layout().positions().map(|p| p as i32).collect();
     let expected: Vec<i32> = coordinates(dims).iter().map(|at| element(at)).collect();
     assert_eq!(positions, expected, "positions");
+    let mut bytes = vec![0; actual.numel() * 4];
+    actual.copy_bytes(&mut bytes).expect("a copy");
+    assert_eq!(bytes, actual.to_bytes().expect("values"), "bytes that are read in place");
     expect(Ok(actual), dims, element);
 }
