@@ -10,7 +10,7 @@ use std::{
 const PART: &str = "ANYMESH_TEST_CHILD";
 
 /// What this process is to do, where it is a child: the part, the folder, numbers.
-pub fn part() -> Option<(String, String, Vec<usize>)> {
+pub(crate) fn part() -> Option<(String, String, Vec<usize>)> {
     let text = std::env::var(PART).ok()?;
     let mut fields = text.split('\n');
     let (part, root) = (fields.next()?.to_string(), fields.next()?.to_string());
@@ -18,29 +18,29 @@ pub fn part() -> Option<(String, String, Vec<usize>)> {
 }
 
 /// The child says a line. The test harness writes to the other stream.
-pub fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The child waits for an answer.
-pub fn hear() {
+pub(crate) fn hear() {
     let _ = std::io::stdin().lock().read_line(&mut String::new());
 }
 
 /// The child stands still until it is killed; not for ever, in case nobody is left to do it.
-pub fn stand() {
+pub(crate) fn stand() {
     std::thread::sleep(Duration::from_secs(60));
     std::process::exit(3);
 }
 
 /// A child of the test; it does not outlive it.
-pub struct Child {
+pub(crate) struct Child {
     process: std::process::Child,
     said: BufReader<ChildStderr>,
 }
 
 impl Child {
-    pub fn start(part: &str, root: &Path, numbers: &[usize]) -> Self {
+    pub(crate) fn start(part: &str, root: &Path, numbers: &[usize]) -> Self {
         let numbers: String = numbers.iter().map(|n| format!("\n{n}")).collect();
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
             .args(["--ignored", "--exact", "child"])
@@ -55,7 +55,7 @@ impl Child {
     }
 
     /// What it says, up to the line that is waited for.
-    pub fn until(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    pub(crate) fn until(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
         let mut lines = vec![];
         for line in self.said.by_ref().lines() {
             lines.push(line.expect("text"));
@@ -69,16 +69,16 @@ impl Child {
     }
 
     /// What it said since, after its end.
-    pub fn rest(&mut self) -> Vec<String> {
+    pub(crate) fn rest(&mut self) -> Vec<String> {
         self.said.by_ref().lines().map(|line| line.expect("text")).collect()
     }
 
-    pub fn answer(&mut self) {
+    pub(crate) fn answer(&mut self) {
         self.process.stdin.take().expect("piped").write_all(b"go on\n").expect("it listens");
     }
 
     /// SIGKILL (on Windows TerminateProcess): no destructor runs, nothing is flushed.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().expect("it lives");
         let status = self.process.wait().expect("it was started");
         #[cfg(unix)]
@@ -87,7 +87,7 @@ impl Child {
     }
 
     /// It ends by itself, and well.
-    pub fn succeed(&mut self) {
+    pub(crate) fn succeed(&mut self) {
         let status = self.process.wait().expect("it was started");
         assert!(status.success(), "{status}");
     }

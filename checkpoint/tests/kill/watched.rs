@@ -14,18 +14,18 @@ type During = dyn Fn(usize, &'static str, &Path) -> Result<()> + Send + Sync;
 
 /// Calls a function with the number of each operation, from 1, with its kind and its path. Operations wait for each other, so that one that does not return ends all.
 #[derive(Clone)]
-pub struct Watched {
+pub(crate) struct Watched {
     during: Arc<During>,
     count: Arc<Mutex<usize>>,
 }
 
 impl Watched {
-    pub fn new(during: impl Fn(usize, &'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(during: impl Fn(usize, &'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Self {
         Self { during: Arc::new(during), count: Arc::default() }
     }
 
     /// How many operations there were.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         *self.count.lock().expect("not poisoned")
     }
 
