@@ -2,10 +2,10 @@
 
 mod common;
 
-use anymesh_checkpoint::{Background, Checkpoint, Result, Saver, manifest, manifest::Manifest};
+use anymesh_checkpoint::{Background, Checkpoint, Contents, Result, Saver, manifest, manifest::Manifest};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::Temporary;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{collections::BTreeMap, fs, path::Path};
 
 fn schema() -> Value {
@@ -44,8 +44,8 @@ fn saved(root: &Path) -> Result<Value> {
     }
     tensors.insert("empty".into(), Tensor::zeros([0, 3], DType::F32, &device)?);
     tensors.insert("scalar".into(), Tensor::zeros((), DType::F32, &device)?);
-    let state = json!({"samples": u64::MAX, "rng": {"seed": -1, "counters": [1, 2]}, "lr": 1e-300, "nothing": null});
-    let path = Saver::default().save(root, "one", u64::MAX, &tensors, state.as_object().expect("an object"))?;
+    let state = json!({"samples": u64::MAX, "rng": {"seed": -1, "counters": [1, 2]}, "lr": 1e-300, "nothing": null}).as_object().cloned().expect("an object");
+    let path = Saver::default().save(root, "one", &Contents { step: u64::MAX, tensors, state, ..Contents::default() })?;
     Ok(stored(&path))
 }
 
@@ -54,12 +54,12 @@ fn manifests_that_the_library_writes_and_wrote_follow_the_schema() -> Result<()>
     let (root, schema) = (Temporary::new(&format!("schema-{}", line!())), Validator::new());
     assert_eq!(schema.check(&saved(&root)?), Ok(()));
     assert_eq!(schema.check(&stored(&common::data("version-1"))), Ok(()));
-    let nothing = Saver::default().save(&root, "nothing", 0, &BTreeMap::new(), &Map::new())?;
+    let nothing = Saver::default().save(&root, "nothing", &Contents::default())?;
     assert_eq!(schema.check(&stored(&nothing)), Ok(()));
 
     let x = Tensor::zeros([3_000_000], DType::BF16, &anymesh_backend_cpu::device())?;
-    let mut background = Background::new(&*root).with_average(0.5)?;
-    background.begin("background", 1, &BTreeMap::from([("x".to_string(), x)]), &Map::new())?;
+    let mut background = Background::new(&*root).with_average(0.5, None)?;
+    background.begin("background", &Contents::new(1, BTreeMap::from([("x".to_string(), x)])))?;
     let path = background.finish()?.expect("written");
     assert!(Checkpoint::open(&path)?.manifest().tensors.contains_key("ema.x"));
     assert_eq!(schema.check(&stored(&path)), Ok(()));

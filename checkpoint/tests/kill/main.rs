@@ -10,11 +10,10 @@ mod process;
 mod refused;
 mod watched;
 
-use anymesh_checkpoint::{Background, Checkpoint, Error, Keep, Result, Saver, latest, list, rotate, rotate_with};
+use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, Keep, Result, Saver, latest, list, rotate, rotate_with};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::{Random, Temporary};
 use process::{Child, say};
-use serde_json::Map;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -35,12 +34,12 @@ fn model(step: u64, length: usize) -> Result<BTreeMap<String, Tensor>> {
 
 /// The one place that knows how a checkpoint is saved.
 fn save_step(saver: &Saver<'_>, root: &Path, name: &str, step: u64, length: usize) -> Result<PathBuf> {
-    saver.save(root, name, step, &model(step, length)?, &Map::new())
+    saver.save(root, name, &Contents::new(step, model(step, length)?))
 }
 
 /// The one place that knows how a checkpoint is begun in the background.
 fn begin_step(saver: &mut Background, name: &str, step: u64, length: usize) -> Result<()> {
-    saver.begin(name, step, &model(step, length)?, &Map::new())
+    saver.begin(name, &Contents::new(step, model(step, length)?))
 }
 
 fn save(root: &Path, name: &str, step: u64) -> Result<PathBuf> {
@@ -244,9 +243,7 @@ fn two_processes_do_not_write_at_the_same_time_and_neither_loses_anything() {
     for error in [save(&root, "mine", 3).expect_err("locked"), rotate(&root, &Keep::default()).expect_err("locked")] {
         assert!(is_lock(&error), "{error}");
     }
-    let mut background = Background::new(&*root);
-    begin_step(&mut background, "mine", 3, SMALL).expect("handles only");
-    assert!(is_lock(&background.finish().expect_err("locked")));
+    assert!(is_lock(&begin_step(&mut Background::new(&*root), "mine", 3, SMALL).expect_err("locked")));
     assert_eq!(newest(&root), 1, "reading needs no lock");
     child.answer();
     child.succeed();
