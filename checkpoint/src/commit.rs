@@ -3,6 +3,7 @@
 use crate::{
     Error, Result,
     files::Files,
+    folder::TEMPORARY,
     manifest::{self, Manifest, Stored, StoredBox},
     plan::Placed,
     world::World,
@@ -54,7 +55,7 @@ impl Written {
 impl Begun {
     /// Takes the lock and makes the temporary folder. Every process that saves calls this, with an error where it is not `ready`.
     pub(crate) fn new(files: &dyn Files, root: &Path, name: &str, world: World, ready: Result<()>) -> Result<Self> {
-        let (path, folder) = (root.join(name), root.join(format!(".tmp-{name}")));
+        let (path, folder) = (root.join(name), root.join(format!("{TEMPORARY}{name}")));
         let begun = ready.and_then(|()| if world.leads() { prepare(files, root, name, &path, &folder).map(Some) } else { Ok(None) });
         let made = matches!(begun, Ok(Some(_)));
         match world.agree(begun) {

@@ -10,6 +10,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The names of folders that are being written begin so.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+/// The names of folders that are being removed begin so.
+const REMOVED: &str = ".old-";
+
 /// Something in a folder of checkpoints.
 #[derive(Debug)]
 pub struct Found {
@@ -54,7 +59,8 @@ pub struct Keep {
     pub names: Vec<String>,
 }
 
-/// Removes whole checkpoints that `keep` does not name, and returns their paths. What is not a whole checkpoint is left alone, and so is the newest.
+/// Removes whole checkpoints that `keep` does not name, and returns their paths. What is not a whole checkpoint is left alone, and so is the newest. What processes that died
+/// left of theirs (hidden folders that no reader looks at) is removed too.
 pub fn rotate(root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
     rotate_with(&Disk, root, keep)
 }
@@ -62,6 +68,14 @@ pub fn rotate(root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
 /// [`rotate`] on another file system.
 pub fn rotate_with(files: &dyn Files, root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
     let _lock = lock(root)?;
+    // Nobody is writing here, since we have the lock: these are of the dead.
+    for entry in fs::read_dir(root).map_err(|e| Error::io(root, "read", &e))? {
+        let path = entry.map_err(|e| Error::io(root, "read", &e))?.path();
+        let ours = path.file_name().is_some_and(|name| [TEMPORARY, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)));
+        if ours && path.is_dir() {
+            files.remove_folder(&path)?;
+        }
+    }
     let whole: Vec<(PathBuf, u64)> = list(root)?.into_iter().filter_map(|f| f.step.ok().map(|step| (f.path, step))).collect();
     let mut removed = vec![];
     for (path, step) in whole.into_iter().skip(keep.last.max(1)) {
@@ -70,10 +84,7 @@ pub fn rotate_with(files: &dyn Files, root: &Path, keep: &Keep) -> Result<Vec<Pa
             continue;
         }
         // Out of sight in one step: a crash while files are removed leaves nothing that looks like a checkpoint.
-        let gone = path.with_file_name(format!(".old-{}", path.file_name().unwrap_or_default().to_string_lossy()));
-        if gone.exists() {
-            files.remove_folder(&gone)?;
-        }
+        let gone = path.with_file_name(format!("{REMOVED}{}", path.file_name().unwrap_or_default().to_string_lossy()));
         files.rename(&path, &gone)?;
         files.remove_folder(&gone)?;
         removed.push(path);
