@@ -4,7 +4,7 @@ mod common;
 
 use anymesh_checkpoint::{Checkpoint, Contents, Error, manifest::Manifest, save};
 use anymesh_core::{DType, Mesh, Tensor};
-use common::{Random, Temporary};
+use common::{Random, Temporary, rewrite};
 use std::{collections::BTreeMap, fs, path::Path};
 
 fn saved(root: &Path) -> Checkpoint {
@@ -28,7 +28,7 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
         for i in data..good.len() {
             let mut bad = good.clone();
             bad[i] ^= 1 << (i % 8);
-            fs::write(&path, bad).expect("written");
+            rewrite(&path, &bad);
             let again = Checkpoint::open(checkpoint.path()).expect("the manifest is good");
             let wrong = again.verify();
             let [Error::Damaged { tensor, .. }] = &wrong[..] else { panic!("byte {i} of {name}: {wrong:?}") };
@@ -38,7 +38,7 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
             assert!(again.load(other, &anymesh_backend_cpu::device()).is_ok());
             assert!(matches!(again.load(tensor, &anymesh_backend_cpu::device()), Err(Error::Damaged { .. })));
         }
-        fs::write(&path, good).expect("written");
+        rewrite(&path, &good);
     }
     assert_eq!(checkpoint.verify(), []);
 }
@@ -51,13 +51,13 @@ fn files_cut_short_are_found() {
         let path = entry.expect("an entry").path();
         let good = fs::read(&path).expect("a file");
         for length in 0..good.len() {
-            fs::write(&path, &good[..length]).expect("written");
+            rewrite(&path, &good[..length]);
             let error = Checkpoint::open(checkpoint.path()).expect_err("cut short");
             assert!(matches!(error, Error::Format { .. }), "{error}");
         }
         fs::remove_file(&path).expect("removed");
         assert!(matches!(Checkpoint::open(checkpoint.path()), Err(Error::Io { .. })));
-        fs::write(&path, good).expect("written");
+        rewrite(&path, &good);
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use anymesh_checkpoint::{Error, Memory, Source, TensorInfo, dcp};
 use anymesh_core::DType;
-use common::{Random, Temporary, assert_same, data, pattern, read_everything};
+use common::{Random, Temporary, assert_same, data, pattern, read_everything, rewrite};
 use std::path::Path;
 
 fn expected(tensors: &[(&str, DType, &[usize])]) -> Memory {
@@ -83,7 +83,7 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
     copy_of(&data("dcp/mesh"), &folder);
     let metadata = std::fs::read(folder.join(".metadata")).expect("reads");
     for length in 0..metadata.len() {
-        std::fs::write(folder.join(".metadata"), &metadata[..length]).expect("writes");
+        rewrite(folder.join(".metadata"), &metadata[..length]);
         assert!(read_folder(&folder).is_err(), "{length} bytes of metadata");
     }
     let mut random = Random(11);
@@ -92,15 +92,15 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
         for _ in 0..=random.below(3) {
             bytes[random.below(metadata.len())] = random.below(256) as u8;
         }
-        std::fs::write(folder.join(".metadata"), &bytes).expect("writes");
+        rewrite(folder.join(".metadata"), &bytes);
         let _ = read_folder(&folder);
     }
-    std::fs::write(folder.join(".metadata"), &metadata).expect("writes");
+    rewrite(folder.join(".metadata"), &metadata);
 
     let file = folder.join("__0_0.distcp");
     let bytes = std::fs::read(&file).expect("reads");
     for length in 0..bytes.len() {
-        std::fs::write(&file, &bytes[..length]).expect("writes");
+        rewrite(&file, &bytes[..length]);
         assert!(read_folder(&folder).is_err(), "{length} of {} bytes", bytes.len());
     }
     for _ in 0..2_000 {
@@ -109,7 +109,7 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
             let at = random.below(bytes.len());
             bytes[at] = random.below(256) as u8;
         }
-        std::fs::write(&file, &bytes).expect("writes");
+        rewrite(&file, &bytes);
         let _ = read_folder(&folder);
     }
     std::fs::remove_file(&file).expect("removes");
@@ -125,18 +125,18 @@ fn a_pickle_that_asks_for_anything_else_is_refused_by_name() {
         (b"\x80\x02ctorch\nload\n.", "torch.load"),
         (b"\x80\x02ctorch.distributed.checkpoint.metadata\nos.system\n.", "torch.distributed.checkpoint.metadata.os.system"),
     ] {
-        std::fs::write(parent.join(".metadata"), pickle).expect("writes");
+        rewrite(parent.join(".metadata"), pickle);
         let error = dcp::Folder::open(&parent.0).expect_err(global);
         assert!(matches!(&error, Error::ForbiddenGlobal { global: named, .. } if named == global), "{error}");
     }
     for pickle in [&b""[..], b".", b"\x80\x02", b"\x80\x07N.", b"\x80\x02N.", b"\x80\x02(.", b"\x80\x02t.", b"\x80\x02NNR.", b"\x80\x02i."] {
-        std::fs::write(parent.join(".metadata"), pickle).expect("writes");
+        rewrite(parent.join(".metadata"), pickle);
         let error = dcp::Folder::open(&parent.0).expect_err("not metadata");
         assert!(matches!(&error, Error::Format { .. }), "{error}");
     }
     // A text that claims more bytes than there are, and a list that holds itself.
     for pickle in [&b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f."[..], b"\x80\x04]\x94h\x00a."] {
-        std::fs::write(parent.join(".metadata"), pickle).expect("writes");
+        rewrite(parent.join(".metadata"), pickle);
         assert!(matches!(dcp::Folder::open(&parent.0), Err(Error::Format { .. })));
     }
 }

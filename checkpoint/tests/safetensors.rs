@@ -4,7 +4,7 @@ mod common;
 
 use anymesh_checkpoint::{Error, Memory, Source, TensorInfo, safetensors};
 use anymesh_core::{DType, Region};
-use common::{Random, Temporary, assert_same, data, every_type, pattern, read_everything};
+use common::{Random, Temporary, assert_same, data, every_type, pattern, read_everything, rewrite};
 use std::collections::BTreeMap;
 
 fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -136,7 +136,7 @@ fn headers_that_lie_are_refused_with_the_reason() {
         (with_header(r#"{"a":7}"#, 4), "dtype"),
         (with_header(r#"{"__metadata__":{"a":1}}"#, 0), "not a string"),
     ] {
-        std::fs::write(folder.join("f"), bytes).expect("writes");
+        rewrite(folder.join("f"), &bytes);
         let error = safetensors::File::open(folder.join("f")).expect_err(reason);
         assert!(matches!(&error, Error::Format { detail, .. } if detail.contains(reason)), "{reason}: {error}");
     }
@@ -150,7 +150,7 @@ fn truncated_and_flipped_files_never_panic() {
     let bytes = std::fs::read(data("safetensors/foreign.safetensors")).expect("reads");
     let path = folder.join("f");
     for length in 0..bytes.len() {
-        std::fs::write(&path, &bytes[..length]).expect("writes");
+        rewrite(&path, &bytes[..length]);
         assert!(safetensors::File::open(&path).is_err(), "{length} of {} bytes", bytes.len());
     }
     let mut random = Random(3);
@@ -161,7 +161,7 @@ fn truncated_and_flipped_files_never_panic() {
             // Where the data is, a flip cannot be noticed.
             bytes[random.below(header)] = random.below(256) as u8;
         }
-        std::fs::write(&path, &bytes).expect("writes");
+        rewrite(&path, &bytes);
         if let Ok(file) = safetensors::File::open(&path) {
             read_everything(&file).expect("what was checked can be read");
         }

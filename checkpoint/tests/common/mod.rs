@@ -45,6 +45,12 @@ impl Drop for Temporary {
     }
 }
 
+/// Puts a file in the place of another. Cutting and rewriting it would make some file systems write to the disk each time.
+pub fn rewrite(path: impl AsRef<Path>, bytes: &[u8]) {
+    let _ = std::fs::remove_file(path.as_ref());
+    std::fs::write(path, bytes).expect("a file can be written");
+}
+
 /// Numbers that are the same in every run.
 pub struct Random(pub u64);
 
