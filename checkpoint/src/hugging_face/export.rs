@@ -1,7 +1,7 @@
 //! Writing a Hugging Face folder, whole or not at all.
 
 use super::{CONFIGS, INDEX, SINGLE, plain_name};
-use crate::safetensors::{copy_tensor, refuse_foreign, sync_folder, write_in_place};
+use crate::safetensors::{CHUNK, copy_tensor, refuse_foreign, sync_folder, write_in_place};
 use crate::{Error, Result, Source, TensorInfo};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -20,19 +20,27 @@ pub struct Export {
     pub configs_from: Option<PathBuf>,
     /// Other files by name; one that is also in `configs_from` is taken from here.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Bytes of tensors that are in memory at a time.
+    pub chunk: usize,
 }
 
 impl Default for Export {
     /// Files of 5 GB, as the Hugging Face libraries write them, and no other files.
     fn default() -> Self {
-        Self { max_file_bytes: 5_000_000_000, metadata: BTreeMap::from([("format".into(), "pt".into())]), configs_from: None, files: BTreeMap::new() }
+        Self {
+            max_file_bytes: 5_000_000_000,
+            metadata: BTreeMap::from([("format".into(), "pt".into())]),
+            configs_from: None,
+            files: BTreeMap::new(),
+            chunk: CHUNK,
+        }
     }
 }
 
 /// Writes all tensors of a source as a Hugging Face folder, which must not be there yet or be empty; returns the names of its safetensors files.
 ///
 /// Tensors go into files in the order of their names, each file as full as the limit allows. The folder is written under another name beside it, brought to the
-/// disk, and renamed: it is there whole or not at all. At most 4 MiB of tensors are in memory.
+/// disk, and renamed: it is there whole or not at all. At most [`Export::chunk`] bytes of tensors are in memory.
 pub fn export(source: &dyn Source, folder: impl AsRef<Path>, options: &Export) -> Result<Vec<String>> {
     let folder = folder.as_ref();
     refuse_foreign(source, folder)?;
@@ -49,7 +57,7 @@ pub fn export(source: &dyn Source, folder: impl AsRef<Path>, options: &Export) -
         n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
     };
     for (name, group) in names.iter().zip(groups.iter().chain(std::iter::repeat(&BTreeMap::new()))) {
-        write_in_place(&temporary.path.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, out))?;
+        write_in_place(&temporary.path.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, options.chunk, out))?;
     }
     if groups.len() > 1 {
         write_file(&temporary.path.join(INDEX), &index(&groups, &names))?;

@@ -1,7 +1,7 @@
 //! Which boxes of the sources a box of a destination is made of.
 
-use super::dtype::cast;
 use super::expr::{Expr, Kind, region};
+use crate::element::cast;
 use crate::{Error, Result};
 use anymesh_core::{DType, Region};
 use std::sync::Arc;
