@@ -57,7 +57,7 @@ impl TensorInfo {
 }
 
 /// The slabs of a shape of elements of a size.
-fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterator<Item = Region> {
+pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterator<Item = Region> {
     // Boxes are whole from dimension `whole` on, have `step` indices of the one before it, and one index of those before that.
     let (mut whole, mut row) = (shape.len(), size);
     while whole > 0 && row.saturating_mul(shape[whole - 1]) <= limit {

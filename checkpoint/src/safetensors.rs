@@ -57,6 +57,11 @@ impl File {
         &self.header.metadata
     }
 
+    /// The bytes of all its tensors, also of those of foreign types.
+    pub fn bytes(&self) -> u64 {
+        self.header.bytes
+    }
+
     /// Closes the file until it is read again.
     pub(crate) fn close(&mut self) {
         self.file.close();

@@ -47,23 +47,33 @@ impl<'s> Without<'s> {
     /// ```
     pub fn selected<T: AsRef<str>>(source: &'s dyn Source, keep: &[T], remove: &[T]) -> Result<Self> {
         let foreign: Vec<String> = source.foreign().into_iter().map(|(name, _)| name).collect();
-        let names: BTreeSet<&String> = source.tensors().keys().chain(&foreign).collect();
-        for pattern in keep.iter().chain(remove).map(AsRef::as_ref) {
-            if !names.iter().any(|name| matches(pattern, name)) {
-                let some: Vec<&str> = names.iter().take(3).map(|name| name.as_str()).collect();
-                let there = if some.is_empty() { "there are no tensors".into() } else { format!("names are such as '{}'", some.join("', '")) };
-                return Err(Error::Argument(format!("'{pattern}' matches no tensor: {there}; `*` stands for anything")));
-            }
-        }
-        let any = |patterns: &[T], name: &str| patterns.iter().any(|pattern| matches(pattern.as_ref(), name));
-        let gone = |name: &&&String| (!keep.is_empty() && !any(keep, name)) || any(remove, name);
-        Ok(Self::removing(source, names.iter().filter(gone).map(|name| name.to_string()).collect()))
+        let names: BTreeSet<&str> = source.tensors().keys().chain(&foreign).map(String::as_str).collect();
+        let kept = select(&names, keep, remove)?;
+        Ok(Self::removing(source, names.difference(&kept).map(|name| name.to_string()).collect()))
     }
 
     fn removing(source: &'s dyn Source, removed: BTreeSet<String>) -> Self {
         let tensors = source.tensors().iter().filter(|(name, _)| !removed.contains(*name)).map(|(name, info)| (name.clone(), info.clone())).collect();
         Self { source, tensors, removed }
     }
+}
+
+/// The names that one of the patterns of `keep` matches (all where there is none) and none of `remove` does; `*` stands for anything. A pattern that matches nothing
+/// is an error, and so are patterns that leave nothing.
+pub fn select<'n, T: AsRef<str>>(names: &BTreeSet<&'n str>, keep: &[T], remove: &[T]) -> Result<BTreeSet<&'n str>> {
+    let any = |patterns: &[T], name: &str| patterns.iter().any(|pattern| matches(pattern.as_ref(), name));
+    for pattern in keep.iter().chain(remove).map(AsRef::as_ref) {
+        if !names.iter().any(|name| matches(pattern, name)) {
+            let some: Vec<&str> = names.iter().take(3).copied().collect();
+            let there = if some.is_empty() { "there are no tensors".into() } else { format!("names are such as '{}'", some.join("', '")) };
+            return Err(Error::Argument(format!("'{pattern}' matches no tensor: {there}; `*` stands for anything")));
+        }
+    }
+    let left: BTreeSet<&str> = names.iter().copied().filter(|name| (keep.is_empty() || any(keep, name)) && !any(remove, name)).collect();
+    if left.is_empty() && !names.is_empty() {
+        return Err(Error::Argument("no tensor is left: what is kept is removed too".into()));
+    }
+    Ok(left)
 }
 
 impl Source for Without<'_> {

@@ -44,35 +44,42 @@ impl Default for Export {
 pub fn export(source: &dyn Source, folder: impl AsRef<Path>, options: &Export) -> Result<Vec<String>> {
     let folder = folder.as_ref();
     refuse_foreign(source, folder)?;
+    let groups = groups(source.tensors(), options.max_file_bytes);
+    let names: Vec<String> = match groups.len() {
+        0 | 1 => vec![SINGLE.into()],
+        n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
+    };
+    write_folder(folder, options, |temporary| {
+        for (name, group) in names.iter().zip(groups.iter().chain(std::iter::repeat(&BTreeMap::new()))) {
+            write_in_place(&temporary.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, options.chunk, out))?;
+        }
+        if groups.len() > 1 {
+            write_file(&temporary.join(INDEX), &index(&groups, &names))?;
+        }
+        Ok(())
+    })?;
+    Ok(names)
+}
+
+/// Makes a folder, whole or not at all: `write` fills one beside it, to which the other files are added, and that is renamed.
+pub(crate) fn write_folder(folder: &Path, options: &Export, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let files = other_files(options)?;
     if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::Argument(format!("{}: there is something already; name a folder that is not there", folder.display())));
     }
     let parent = folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = Temporary::create(folder, parent)?;
-
-    let groups = groups(source.tensors(), options.max_file_bytes);
-    let names: Vec<String> = match groups.len() {
-        0 | 1 => vec![SINGLE.into()],
-        n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
-    };
-    for (name, group) in names.iter().zip(groups.iter().chain(std::iter::repeat(&BTreeMap::new()))) {
-        write_in_place(&temporary.path.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, options.chunk, out))?;
-    }
-    if groups.len() > 1 {
-        write_file(&temporary.path.join(INDEX), &index(&groups, &names))?;
-    }
+    write(&temporary.path)?;
     for (name, bytes) in files {
         write_file(&temporary.path.join(name), &bytes)?;
     }
     sync_folder(&temporary.path)?;
     temporary.rename(folder)?;
-    sync_folder(parent)?;
-    Ok(names)
+    sync_folder(parent)
 }
 
 /// Cuts tensors, in the order of their names, into groups of at most `limit` bytes or one tensor.
-fn groups(tensors: &BTreeMap<String, TensorInfo>, limit: u64) -> Vec<BTreeMap<String, TensorInfo>> {
+pub(crate) fn groups(tensors: &BTreeMap<String, TensorInfo>, limit: u64) -> Vec<BTreeMap<String, TensorInfo>> {
     let mut groups: Vec<BTreeMap<String, TensorInfo>> = vec![];
     let mut filled = 0;
     for (name, info) in tensors {
