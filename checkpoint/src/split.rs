@@ -13,7 +13,7 @@
 //! let info = TensorInfo { dtype: DType::U8, shape: vec![2, 4] };
 //! model.insert("w", info.clone(), (0..8).collect())?;
 //! let mesh = Mesh::new("tp=2", &meta())?;
-//! let layout = [("w".to_string(), Placed { info, mesh: mesh.clone(), sharding: Sharding::replicated().cut(1, 0) })].into();
+//! let layout = [("w".to_string(), Placed::new(info, &mesh, Sharding::replicated().cut(1, 0)))].into();
 //!
 //! let folder = parent.join("split");
 //! split::write(&model, &folder, &mesh, &layout, &Export::default())?;
@@ -58,10 +58,10 @@ pub fn write(source: &dyn Source, folder: impl AsRef<Path>, mesh: &Mesh, layout:
             return Err(Error::Argument(format!("tensor '{name}' is {}{:?}: it lies on another mesh or has another type than said", info.dtype, info.shape)));
         }
         placed.sharding.check(mesh, info.shape.len())?;
-        if placed.sharding.is_partial() {
-            return Err(Error::Argument(format!("tensor '{name}' cannot be split as a partial value")));
+        if placed.sharding.is_partial() || placed.fused.is_some() {
+            return Err(Error::Argument(format!("tensor '{name}' cannot be split as a partial value or as a part of a fused buffer")));
         }
-        types.insert(name, placed.sharding.type_string(info.dtype, &info.shape.as_slice().into(), mesh));
+        types.insert(name, placed.layout());
     }
     let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
     let mut metadata = options.metadata.clone();

@@ -33,7 +33,7 @@ impl Folder {
         let mut layout = BTreeMap::new();
         for (name, text) in types {
             let TensorType { dtype, shape, sharding } = TensorType::parse(&text, &mesh)?;
-            layout.insert(name, Placed { info: TensorInfo { dtype, shape: shape.dims().to_vec() }, mesh: mesh.clone(), sharding });
+            layout.insert(name, Placed::new(TensorInfo { dtype, shape: shape.dims().to_vec() }, &mesh, sharding));
         }
         Self::new(path, ranks(path, &mesh)?, &layout)
     }
@@ -50,7 +50,7 @@ impl Folder {
             for d in 0..info.shape.len() {
                 info.shape[d] = length(name, d, mesh, &sharding, &ranks).ok_or_else(|| Error::Argument(format!("tensor '{name}' is too large")))?;
             }
-            layout.insert(name.clone(), Placed { info, mesh: mesh.clone(), sharding });
+            layout.insert(name.clone(), Placed::new(info, mesh, sharding));
         }
         Self::new(path, ranks, &layout)
     }
