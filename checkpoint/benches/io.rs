@@ -41,7 +41,7 @@ fn main() -> Result<(), Error> {
         loads.push(timed(|| Load::default().replace(&checkpoint, &saved))?.1);
         reshards.push(timed(|| Load::default().replace(&checkpoint, &other))?.1);
         let file = root.join(format!("one-{i}.safetensors"));
-        ones.push(timed(|| safetensors::write_source(&file, &checkpoint, &BTreeMap::new()))?.1);
+        ones.push(timed(|| safetensors::write_source(&file, &checkpoint, &BTreeMap::new(), safetensors::CHUNK))?.1);
         std::fs::remove_file(&file).ok();
         std::fs::remove_dir_all(root.join(&name)).ok();
     }

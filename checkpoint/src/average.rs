@@ -3,9 +3,10 @@
 use crate::{
     Checkpoint, Error, Result, Source, TensorInfo,
     boxes::copy_box,
+    element::floats,
     plan::{Piece, Placed},
 };
-use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
+use anymesh_core::{DType, Region};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -106,17 +107,4 @@ fn assemble(tensor: &str, region: &Region, old: &[(&Region, &Arc<Vec<f32>>)]) ->
         return Err(Error::Argument(format!("tensor '{tensor}' {what}: save once more as before, and go on from that checkpoint")));
     }
     Ok(floats(&out, DType::F32))
-}
-
-/// Stored floats as f32.
-fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    let pairs = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-    match dtype {
-        DType::F64 => bytes.chunks_exact(8).map(|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32).collect(),
-        DType::F16 => pairs().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-        DType::BF16 => pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
-        DType::F8E4M3 => bytes.iter().map(|b| F8E4M3(*b).to_f32()).collect(),
-        DType::F8E5M2 => bytes.iter().map(|b| F8E5M2(*b).to_f32()).collect(),
-        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-    }
 }

@@ -41,17 +41,31 @@ pub(crate) fn check_box(name: &str, info: &TensorInfo, region: &Region, out: &[u
     Ok(())
 }
 
-/// Cuts a tensor into boxes of at most `limit` bytes (or one element) that follow each other in row-major order. A tensor without elements has none.
-pub(crate) fn slabs(info: &TensorInfo, limit: usize) -> impl Iterator<Item = Region> + use<> {
+impl TensorInfo {
+    /// The tensor in boxes of at most `limit` bytes (or one element) that follow each other in row-major order. A tensor without elements has none.
+    ///
+    /// ```
+    /// # use anymesh_checkpoint::TensorInfo;
+    /// # use anymesh_core::DType;
+    /// let info = TensorInfo { dtype: DType::F32, shape: vec![5, 4] };
+    /// let rows: Vec<usize> = info.slabs(32).map(|slab| slab.shape[0]).collect();
+    /// assert_eq!(rows, [2, 2, 1]);
+    /// ```
+    pub fn slabs(&self, limit: usize) -> impl Iterator<Item = Region> + use<> {
+        slabs(self.shape.clone(), self.dtype.size(), limit)
+    }
+}
+
+/// The slabs of a shape of elements of a size.
+pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterator<Item = Region> {
     // Boxes are whole from dimension `whole` on, have `step` indices of the one before it, and one index of those before that.
-    let shape = info.shape.clone();
-    let (mut whole, mut row) = (shape.len(), info.dtype.size());
+    let (mut whole, mut row) = (shape.len(), size);
     while whole > 0 && row.saturating_mul(shape[whole - 1]) <= limit {
         whole -= 1;
         row *= shape[whole];
     }
     let step = (limit / row.max(1)).max(1);
-    let mut next = (info.numel() > 0).then(|| vec![0; shape.len()]);
+    let mut next = (!shape.contains(&0)).then(|| vec![0; shape.len()]);
     std::iter::from_fn(move || {
         let start = next.take()?;
         let mut size = shape.clone();
@@ -257,7 +271,7 @@ mod tests {
                 let info = TensorInfo { dtype: DType::F16, shape: shape.clone() };
                 let strides = row_major(&shape, 2);
                 let mut at = 0;
-                for slab in slabs(&info, limit) {
+                for slab in info.slabs(limit) {
                     let start: usize = slab.start.iter().zip(&strides).map(|(&i, &s)| i * s as usize).sum();
                     assert_eq!(start, at, "{shape:?} {limit} {slab:?}");
                     assert!(slab.numel() * 2 <= limit.max(2), "{shape:?} {limit} {slab:?}");

@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use export::{Export, export};
+pub(crate) use export::{groups, write_folder};
 
 /// The only file of a model that has one.
 pub const SINGLE: &str = "model.safetensors";
@@ -36,6 +37,8 @@ pub const INDEX: &str = "model.safetensors.index.json";
 
 /// The files beside the tensors that say what the model is.
 pub const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
+
+const WHAT_INDEX: &str = "index of a Hugging Face folder";
 
 /// A Hugging Face folder that is read box by box.
 ///
@@ -74,6 +77,29 @@ impl Folder {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io(path, "read", &error)),
+        }
+    }
+
+    /// How many safetensors files it has.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether the index, where there is one, says the bytes that the tensors of the files have. Opening the folder has checked names, types and sizes.
+    pub fn check_total(&self) -> Result<()> {
+        let index = self.path.join(INDEX);
+        if self.path.join(SINGLE).is_file() || !index.is_file() {
+            return Ok(());
+        }
+        let text = std::fs::read(&index).map_err(|e| Error::io(&index, "read", &e))?;
+        let json: Value = serde_json::from_slice(&text).map_err(|e| Error::format(&index, WHAT_INDEX, format!("not JSON: {e}")))?;
+        let said = json.pointer("/metadata/total_size").and_then(|n| n.as_u64().or_else(|| n.as_f64().map(|x| x as u64)));
+        let found: u64 = self.files.iter().map(safetensors::File::bytes).sum();
+        match said {
+            Some(said) if said != found => {
+                Err(Error::format(&index, WHAT_INDEX, format!("its total_size says {said} bytes, the tensors have {found}: fetch or write the folder again")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -137,7 +163,7 @@ impl Source for Folder {
 
 /// The files of an index with the names of their tensors, sorted.
 fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let wrong = |detail: String| Error::format(path, "index of a Hugging Face folder", detail);
+    let wrong = |detail: String| Error::format(path, WHAT_INDEX, detail);
     let text = std::fs::read(path).map_err(|e| Error::io(path, "read", &e))?;
     let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
     let map = json.get("weight_map").and_then(Value::as_object).ok_or_else(|| wrong("it has no object 'weight_map'".into()))?;
@@ -154,52 +180,4 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 fn plain_name(name: &str) -> Option<&str> {
     let mut parts = Path::new(name).components();
     (matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name) && parts.next().is_none()).then_some(name)
-}
-
-/// A source without some of its tensors, such as a checkpoint to be written again without its optimizer state.
-#[derive(Clone)]
-pub struct Without<'s> {
-    source: &'s dyn Source,
-    tensors: BTreeMap<String, TensorInfo>,
-    removed: Vec<String>,
-}
-
-impl std::fmt::Debug for Without<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Without").field("tensors", &self.tensors).field("removed", &self.removed).finish_non_exhaustive()
-    }
-}
-
-impl<'s> Without<'s> {
-    /// Leaves out the tensors with these names, each of which must be there. Tensors of foreign types can be left out too.
-    pub fn new(source: &'s dyn Source, names: &[&str]) -> Result<Self> {
-        let mut tensors = source.tensors().clone();
-        let foreign = source.foreign();
-        for name in names {
-            if tensors.remove(*name).is_none() && !foreign.iter().any(|(other, _)| other == name) {
-                // Looked up again for its hint.
-                crate::source::find(source.tensors(), name)?;
-            }
-        }
-        Ok(Self { source, tensors, removed: names.iter().map(|name| name.to_string()).collect() })
-    }
-}
-
-impl Source for Without<'_> {
-    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
-        &self.tensors
-    }
-
-    fn foreign(&self) -> Vec<(String, String)> {
-        self.source.foreign().into_iter().filter(|(name, _)| !self.removed.contains(name)).collect()
-    }
-
-    fn info(&self, name: &str) -> Result<&TensorInfo> {
-        if self.removed.iter().any(|removed| removed == name) { crate::source::find(&self.tensors, name) } else { self.source.info(name) }
-    }
-
-    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
-        self.info(name)?;
-        self.source.read(name, region, out)
-    }
 }

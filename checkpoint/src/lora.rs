@@ -28,8 +28,9 @@
 mod config;
 
 use crate::boxes::check_box;
+use crate::element::{cast, floats, store};
 use crate::{Error, Result, Source, TensorInfo, safetensors};
-use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
+use anymesh_core::{DType, Region};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -121,7 +122,7 @@ impl<'s> Merged<'s> {
         let dtype = self.adapter.info(name)?.dtype;
         let mut bytes = vec![0; shape[0] * shape[1] * dtype.size()];
         self.adapter.read(name, &Region { start: start[..].into(), shape: shape[..].into() }, &mut bytes)?;
-        Ok(decode(dtype, &bytes).collect())
+        Ok(floats(&bytes, dtype))
     }
 }
 
@@ -151,7 +152,9 @@ impl Source for Merged<'_> {
                 }
                 let mut bytes = vec![0; region.numel() * dtype.size()];
                 self.adapter.read(new, region, &mut bytes)?;
-                decode(dtype, &bytes).zip(out.chunks_exact_mut(size)).for_each(|(x, target)| encode(info.dtype, x, target));
+                let bytes =
+                    cast(&bytes, dtype, info.dtype).ok_or_else(|| Error::Argument(format!("adapter: '{new}' is {dtype}, '{name}' is {}", info.dtype)))?;
+                out.copy_from_slice(&bytes);
             }
             Change::Add { a, b, rank, scale, transposed } => {
                 self.base.read(name, region, out)?;
@@ -246,33 +249,8 @@ fn add(dtype: DType, weights: &mut [u8], sums: &[f32], scale: f32) {
         }
         return;
     }
-    let old: Vec<f32> = decode(dtype, weights).collect();
+    let old = floats(weights, dtype);
     for ((target, w), sum) in weights.chunks_exact_mut(dtype.size()).zip(old).zip(sums) {
-        encode(dtype, w + scale * sum, target);
-    }
-}
-
-/// Floats of any type as `f32`.
-fn decode(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> {
-    bytes.chunks_exact(dtype.size()).map(move |x| match (dtype, x) {
-        (DType::F8E4M3, &[a]) => F8E4M3(a).to_f32(),
-        (DType::F8E5M2, &[a]) => F8E5M2(a).to_f32(),
-        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
-        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-        (DType::F64, &[a, b, c, d, e, f, g, h]) => f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32,
-        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-        _ => f32::NAN,
-    })
-}
-
-/// An `f32` as a float of any type.
-fn encode(dtype: DType, x: f32, out: &mut [u8]) {
-    match dtype {
-        DType::F8E4M3 => out.copy_from_slice(&[F8E4M3::from_f32(x).0]),
-        DType::F8E5M2 => out.copy_from_slice(&[F8E5M2::from_f32(x).0]),
-        DType::F16 => out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
-        DType::BF16 => out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
-        DType::F64 => out.copy_from_slice(&f64::from(x).to_le_bytes()),
-        _ => out.copy_from_slice(&x.to_le_bytes()),
+        store(w + scale * sum, dtype, target);
     }
 }

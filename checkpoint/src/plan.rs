@@ -96,7 +96,7 @@ pub fn owners(tensors: &BTreeMap<String, Placed>, largest: usize) -> BTreeMap<us
 }
 
 /// The different boxes of a tensor, each with the ids of the ranks that hold it.
-fn holders(placed: &Placed) -> Vec<(Region, Vec<usize>)> {
+pub(crate) fn holders(placed: &Placed) -> Vec<(Region, Vec<usize>)> {
     let mut found: Vec<(Region, Vec<usize>)> = vec![];
     let mut known: HashMap<Region, usize> = HashMap::new();
     for (rank, id) in placed.mesh.ids().iter().enumerate() {

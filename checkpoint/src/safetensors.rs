@@ -31,7 +31,7 @@ use header::Header;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-pub use write::{TensorWriter, write, write_source};
+pub use write::{CHUNK, TensorWriter, write, write_source};
 pub(crate) use write::{copy_tensor, header_of, refuse_foreign, sync_folder, write_in_place};
 
 /// A safetensors file that is read box by box.
@@ -55,6 +55,11 @@ impl File {
     /// The free-form strings of the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
+    }
+
+    /// The bytes of all its tensors, also of those of foreign types.
+    pub fn bytes(&self) -> u64 {
+        self.header.bytes
     }
 
     /// Closes the file until it is read again.

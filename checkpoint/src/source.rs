@@ -90,6 +90,28 @@ impl<S: Source + ?Sized> Source for Box<S> {
     }
 }
 
+impl<S: Source + ?Sized> Source for &S {
+    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        (**self).tensors()
+    }
+
+    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
+        (**self).read(name, region, out)
+    }
+
+    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        (**self).read_many(name, boxes)
+    }
+
+    fn foreign(&self) -> Vec<(String, String)> {
+        (**self).foreign()
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        (**self).info(name)
+    }
+}
+
 /// A hint at names that share the longest end with the one that was asked for.
 fn near<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> String {
     let shared = |other: &str| name.bytes().rev().zip(other.bytes().rev()).take_while(|(a, b)| a == b).count();

@@ -2,7 +2,8 @@
 
 mod common;
 
-use anymesh_checkpoint::hugging_face::{Export, Folder, INDEX, Without, export};
+use anymesh_checkpoint::Without;
+use anymesh_checkpoint::hugging_face::{Export, Folder, INDEX, export};
 use anymesh_checkpoint::{Error, Memory, Source, TensorInfo, safetensors};
 use anymesh_core::DType;
 use common::{Temporary, assert_same, data, every_type, pattern};

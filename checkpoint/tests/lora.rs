@@ -98,7 +98,7 @@ fn a_folder_of_an_adapter_is_read_with_its_own_scales_and_whole_tensors() {
     insert(&mut base, "head.weight", DType::BF16, &[2], &[0.0, 0.0]);
     insert(&mut adapter, "base_model.model.head.weight", DType::F32, &[2], &[1.0, 3.140625]);
     insert(&mut expected, "head.weight", DType::BF16, &[2], &[1.0, 3.140625]);
-    safetensors::write_source(folder.join("adapter_model.safetensors"), &adapter, &BTreeMap::new()).expect("writes");
+    safetensors::write_source(folder.join("adapter_model.safetensors"), &adapter, &BTreeMap::new(), safetensors::CHUNK).expect("writes");
     // 16 / sqrt(4) = 8 and 9 / sqrt(9) = 3.
     let text = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 16, "use_rslora": true, "rank_pattern": {"l.k": 9}, "alpha_pattern": {"k": 9}}"#;
     std::fs::write(folder.join("adapter_config.json"), text).expect("writes");

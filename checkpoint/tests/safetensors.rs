@@ -15,7 +15,7 @@ fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 fn every_type_comes_back_bit_for_bit() {
     let folder = Temporary::new("round-trip");
     let metadata = strings(&[("format", "pt"), ("note", "ä \"quoted\"\n")]);
-    safetensors::write_source(folder.join("a.safetensors"), &every_type(), &metadata).expect("writes");
+    safetensors::write_source(folder.join("a.safetensors"), &every_type(), &metadata, safetensors::CHUNK).expect("writes");
     let file = safetensors::File::open(folder.join("a.safetensors")).expect("opens");
     assert_eq!(file.metadata(), &metadata);
     assert_same(&file, &every_type());
@@ -28,7 +28,7 @@ fn every_type_comes_back_bit_for_bit() {
 #[test]
 fn no_tensors_at_all_are_a_file_too() {
     let folder = Temporary::new("none");
-    safetensors::write_source(folder.join("a.safetensors"), &Memory::default(), &BTreeMap::new()).expect("writes");
+    safetensors::write_source(folder.join("a.safetensors"), &Memory::default(), &BTreeMap::new(), safetensors::CHUNK).expect("writes");
     assert!(safetensors::File::open(folder.join("a.safetensors")).expect("opens").tensors().is_empty());
 }
 
@@ -47,7 +47,7 @@ fn random_boxes_of_random_tensors_are_those_of_memory() {
     let info = TensorInfo { dtype: DType::F32, shape: vec![300, 3000] };
     let bytes = (0..info.bytes()).map(|_| random.below(256) as u8).collect();
     memory.insert("large", info, bytes).expect("fits");
-    safetensors::write_source(folder.join("a.safetensors"), &memory, &BTreeMap::new()).expect("writes");
+    safetensors::write_source(folder.join("a.safetensors"), &memory, &BTreeMap::new(), safetensors::CHUNK).expect("writes");
     let file = safetensors::File::open(folder.join("a.safetensors")).expect("opens");
     assert_same(&file, &memory);
     std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn types_we_do_not_have_are_named_when_asked_for_and_only_then() {
     let error = file.read_all("uint16.3").expect_err("no such type here");
     assert!(matches!(&error, Error::ForeignType { tensor, dtype, .. } if tensor == "uint16.3" && dtype == "U16"), "{error}");
     let folder = Temporary::new("foreign");
-    let error = safetensors::write_source(folder.join("copy"), &file, &BTreeMap::new()).expect_err("would lose tensors");
+    let error = safetensors::write_source(folder.join("copy"), &file, &BTreeMap::new(), safetensors::CHUNK).expect_err("would lose tensors");
     assert!(matches!(error, Error::ForeignType { .. }), "{error}");
 }
 
@@ -177,7 +177,7 @@ fn our_files_load_in_python() {
         return;
     }
     let folder = Temporary::new("python");
-    safetensors::write_source(folder.join("a.safetensors"), &every_type(), &strings(&[("format", "pt")])).expect("writes");
+    safetensors::write_source(folder.join("a.safetensors"), &every_type(), &strings(&[("format", "pt")]), safetensors::CHUNK).expect("writes");
     let out = std::process::Command::new(&python).arg(script).arg("check").arg(folder.join("a.safetensors")).output().expect("runs");
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));

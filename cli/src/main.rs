@@ -29,12 +29,20 @@ enum Command {
     /// Draw which rank holds what.
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.
-    #[command(subcommand)]
-    Ckpt(ckpt::Ckpt),
+    Ckpt(ckpt::CkptCommand),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // A program that asked for JSON gets JSON, whatever it asked wrongly.
+        Err(error) if error.use_stderr() && std::env::args().nth(1).is_some_and(|arg| arg == "ckpt") && std::env::args().any(|arg| arg == "--json") => {
+            ckpt::print_error(&error.to_string());
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
+    match cli.command {
         Command::Doctor(doctor) => doctor.run(),
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),

@@ -1,7 +1,7 @@
 //! Writing a Hugging Face folder, whole or not at all.
 
 use super::{CONFIGS, INDEX, SINGLE, plain_name};
-use crate::safetensors::{copy_tensor, refuse_foreign, sync_folder, write_in_place};
+use crate::safetensors::{CHUNK, copy_tensor, refuse_foreign, sync_folder, write_in_place};
 use crate::{Error, Result, Source, TensorInfo};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -20,51 +20,66 @@ pub struct Export {
     pub configs_from: Option<PathBuf>,
     /// Other files by name; one that is also in `configs_from` is taken from here.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Bytes of tensors that are in memory at a time.
+    pub chunk: usize,
 }
 
 impl Default for Export {
     /// Files of 5 GB, as the Hugging Face libraries write them, and no other files.
     fn default() -> Self {
-        Self { max_file_bytes: 5_000_000_000, metadata: BTreeMap::from([("format".into(), "pt".into())]), configs_from: None, files: BTreeMap::new() }
+        Self {
+            max_file_bytes: 5_000_000_000,
+            metadata: BTreeMap::from([("format".into(), "pt".into())]),
+            configs_from: None,
+            files: BTreeMap::new(),
+            chunk: CHUNK,
+        }
     }
 }
 
 /// Writes all tensors of a source as a Hugging Face folder, which must not be there yet or be empty; returns the names of its safetensors files.
 ///
 /// Tensors go into files in the order of their names, each file as full as the limit allows. The folder is written under another name beside it, brought to the
-/// disk, and renamed: it is there whole or not at all. At most 4 MiB of tensors are in memory.
+/// disk, and renamed: it is there whole or not at all. At most [`Export::chunk`] bytes of tensors are in memory.
 pub fn export(source: &dyn Source, folder: impl AsRef<Path>, options: &Export) -> Result<Vec<String>> {
     let folder = folder.as_ref();
     refuse_foreign(source, folder)?;
+    let groups = groups(source.tensors(), options.max_file_bytes);
+    let names: Vec<String> = match groups.len() {
+        0 | 1 => vec![SINGLE.into()],
+        n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
+    };
+    write_folder(folder, options, |temporary| {
+        for (name, group) in names.iter().zip(groups.iter().chain(std::iter::repeat(&BTreeMap::new()))) {
+            write_in_place(&temporary.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, options.chunk, out))?;
+        }
+        if groups.len() > 1 {
+            write_file(&temporary.join(INDEX), &index(&groups, &names))?;
+        }
+        Ok(())
+    })?;
+    Ok(names)
+}
+
+/// Makes a folder, whole or not at all: `write` fills one beside it, to which the other files are added, and that is renamed.
+pub(crate) fn write_folder(folder: &Path, options: &Export, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let files = other_files(options)?;
     if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::Argument(format!("{}: there is something already; name a folder that is not there", folder.display())));
     }
     let parent = folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = Temporary::create(folder, parent)?;
-
-    let groups = groups(source.tensors(), options.max_file_bytes);
-    let names: Vec<String> = match groups.len() {
-        0 | 1 => vec![SINGLE.into()],
-        n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
-    };
-    for (name, group) in names.iter().zip(groups.iter().chain(std::iter::repeat(&BTreeMap::new()))) {
-        write_in_place(&temporary.path.join(name), group, &options.metadata, |tensor, out| copy_tensor(source, tensor, out))?;
-    }
-    if groups.len() > 1 {
-        write_file(&temporary.path.join(INDEX), &index(&groups, &names))?;
-    }
+    write(&temporary.path)?;
     for (name, bytes) in files {
         write_file(&temporary.path.join(name), &bytes)?;
     }
     sync_folder(&temporary.path)?;
     temporary.rename(folder)?;
-    sync_folder(parent)?;
-    Ok(names)
+    sync_folder(parent)
 }
 
 /// Cuts tensors, in the order of their names, into groups of at most `limit` bytes or one tensor.
-fn groups(tensors: &BTreeMap<String, TensorInfo>, limit: u64) -> Vec<BTreeMap<String, TensorInfo>> {
+pub(crate) fn groups(tensors: &BTreeMap<String, TensorInfo>, limit: u64) -> Vec<BTreeMap<String, TensorInfo>> {
     let mut groups: Vec<BTreeMap<String, TensorInfo>> = vec![];
     let mut filled = 0;
     for (name, info) in tensors {

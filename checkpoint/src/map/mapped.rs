@@ -1,6 +1,7 @@
 //! A source whose tensors are made of another source's.
 
-use super::{Mapping, Names, Recipe};
+use super::{Mapping, Names, Piece, Recipe};
+use crate::boxes::slabs;
 use crate::{Error, Result, Source, TensorInfo, copy_box};
 use anymesh_core::Region;
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ pub struct Options {
 pub struct Mapped<S> {
     source: S,
     recipe: Recipe,
+    memory: usize,
 }
 
 impl<S: Source> Mapped<S> {
@@ -38,12 +40,18 @@ impl<S: Source> Mapped<S> {
         }
         let destination = options.destination.as_ref().map(|names| names.keys().cloned().collect());
         let recipe = Recipe::new(&program, source.tensors(), destination.as_ref(), options.only_mapped)?;
-        Ok(Self { source, recipe })
+        Ok(Self { source, recipe, memory: usize::MAX })
     }
 
     /// A source with a recipe that was made for its tensors.
     pub fn with_recipe(source: S, recipe: Recipe) -> Self {
-        Self { source, recipe }
+        Self { source, recipe, memory: usize::MAX }
+    }
+
+    /// Bytes that a read may take besides its target. What would take more is read in parts, which may read the same bytes of the source several times.
+    pub fn within(mut self, memory: usize) -> Self {
+        self.memory = memory;
+        self
     }
 
     /// What the tensors are made of.
@@ -72,6 +80,31 @@ impl<S: Source> Source for Mapped<S> {
         if out.len() != region.numel() * size {
             return Err(Error::Argument(format!("a box of {} bytes of tensor '{name}' was given {}", region.numel() * size, out.len())));
         }
+        let need = pieces.iter().map(Piece::memory).max().unwrap_or(0);
+        if need > self.memory && region.numel() > 1 {
+            return self.read_in_parts(name, region, need, out);
+        }
+        self.fill(pieces, region, size, out)
+    }
+}
+
+impl<S: Source> Mapped<S> {
+    /// Reads a box in parts, as many as memory asks for.
+    fn read_in_parts(&self, name: &str, region: &Region, need: usize, out: &mut [u8]) -> Result<()> {
+        let size = self.info(name)?.dtype.size();
+        let limit = ((out.len() as u128 * self.memory as u128 / need as u128) as usize).max(size);
+        let mut at = 0;
+        for mut part in slabs(region.shape.to_vec(), size, limit) {
+            part.start.iter_mut().zip(&region.start).for_each(|(at, start)| *at += start);
+            let end = at + part.numel() * size;
+            self.fill(self.recipe.pieces(name, &part)?, &part, size, &mut out[at..end])?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Reads the pieces of a box.
+    fn fill(&self, pieces: Vec<Piece>, region: &Region, size: usize, out: &mut [u8]) -> Result<()> {
         for piece in pieces {
             if piece.ops.is_empty() && piece.target == *region {
                 return self.source.read(&piece.source, &piece.region, out);

@@ -1,10 +1,13 @@
 //! Which boxes of the sources a box of a destination is made of.
 
-use super::dtype::cast;
 use super::expr::{Expr, Kind, region};
+use crate::element::cast;
 use crate::{Error, Result};
 use anymesh_core::{DType, Region};
 use std::sync::Arc;
+
+/// Bytes that a source needs to note a row.
+const ROW: usize = 24;
 
 /// A box of a destination that comes from one box of one source tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +36,26 @@ pub enum PieceOp {
 }
 
 impl Piece {
+    /// About how many bytes it takes to read it, besides its target.
+    pub(super) fn memory(&self) -> usize {
+        let mut size = self.dtype.size();
+        let mut most = size;
+        for op in &self.ops {
+            // What comes out stands beside what goes in.
+            match op {
+                PieceOp::Permute(_) => most = most.max(2 * size),
+                PieceOp::Reshape(_) => {}
+                PieceOp::Cast(to) => {
+                    most = most.max(size + to.size());
+                    size = to.size();
+                }
+            }
+        }
+        // A source lists the rows it has to gather.
+        let rows = self.region.numel() / self.region.shape.last().copied().unwrap_or(1).max(1);
+        self.region.numel() * most + rows * ROW
+    }
+
     /// Makes the bytes of the target of those of the source.
     pub(super) fn finish(&self, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
         let mut dtype = self.dtype;

@@ -21,6 +21,8 @@ pub(super) struct Header {
     /// Tensors of types that this library has none for, with the name of the type.
     pub(super) foreign: BTreeMap<String, String>,
     pub(super) metadata: BTreeMap<String, String>,
+    /// All bytes after the header: those of all tensors.
+    pub(super) bytes: u64,
 }
 
 /// The types of the format with their bits, and ours where there is one. A name that is not here is taken at its word about its size.
@@ -106,6 +108,7 @@ pub(super) fn read(file: &Positioned) -> Result<Header> {
     if at != available - length {
         return Err(wrong(format!("the tensors have {at} bytes, the file has {} after its header", available - length)));
     }
+    header.bytes = at;
     Ok(header)
 }
 

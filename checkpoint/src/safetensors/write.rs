@@ -1,7 +1,7 @@
 //! Writing safetensors files as a stream.
 
 use super::header::type_name;
-use crate::boxes::{checked_numel, slabs};
+use crate::boxes::checked_numel;
 use crate::{Error, Result, Source, TensorInfo};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// How much of a tensor is in memory at a time while a source is written.
-const CHUNK: usize = 4 << 20;
+/// How much of a tensor is in memory at a time while a source is written, where nobody says otherwise.
+pub const CHUNK: usize = 4 << 20;
 
 /// Takes the bytes of one tensor, in as many pieces as it pleases the caller.
 #[derive(Debug)]
@@ -59,10 +59,11 @@ pub fn write(
     sync_folder(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
 }
 
-/// Writes all tensors of a source into one file, at most 4 MiB of them in memory at a time.
-pub fn write_source(path: impl AsRef<Path>, source: &dyn Source, metadata: &BTreeMap<String, String>) -> Result<()> {
+/// Writes all tensors of a source into one file, at most `chunk` bytes of them in memory at a time; [`CHUNK`] is a good number. Larger ones read less twice where the
+/// source is cut along other dimensions than the first.
+pub fn write_source(path: impl AsRef<Path>, source: &dyn Source, metadata: &BTreeMap<String, String>, chunk: usize) -> Result<()> {
     refuse_foreign(source, path.as_ref())?;
-    write(path, source.tensors(), metadata, |name, out| copy_tensor(source, name, out))
+    write(path, source.tensors(), metadata, |name, out| copy_tensor(source, name, chunk, out))
 }
 
 /// Refuses to leave out what cannot be read.
@@ -74,13 +75,13 @@ pub(crate) fn refuse_foreign(source: &dyn Source, path: &Path) -> Result<()> {
 }
 
 /// Copies a tensor slab by slab.
-pub(crate) fn copy_tensor(source: &dyn Source, name: &str, out: &mut TensorWriter<'_>) -> Result<()> {
+pub(crate) fn copy_tensor(source: &dyn Source, name: &str, chunk: usize, out: &mut TensorWriter<'_>) -> Result<()> {
     let info = source.info(name)?;
-    let mut chunk = vec![0; CHUNK.min(info.bytes())];
-    for slab in slabs(info, CHUNK) {
-        let chunk = &mut chunk[..slab.numel() * info.dtype.size()];
-        source.read(name, &slab, chunk)?;
-        out.write(chunk)?;
+    let mut buffer = vec![0; chunk.max(info.dtype.size()).min(info.bytes())];
+    for slab in info.slabs(chunk) {
+        let buffer = &mut buffer[..slab.numel() * info.dtype.size()];
+        source.read(name, &slab, buffer)?;
+        out.write(buffer)?;
     }
     Ok(())
 }

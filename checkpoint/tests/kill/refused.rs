@@ -55,7 +55,7 @@ fn a_sync_that_fails_is_not_a_checkpoint() {
         }
         assert_eq!((newest(&root), leftovers(&root)), (1, 0), "failed at {n}");
     }
-    assert_eq!((failures, newest(&root)), (6, 2), "four data files, the manifest, the folder");
+    assert_eq!((failures, newest(&root)), (7, 2), "four data files and their folder, the manifest and the folder again");
 }
 
 /// Saves in the foreground and in the background are refused with the path.

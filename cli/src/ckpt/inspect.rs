@@ -1,0 +1,114 @@
+//! `ckpt inspect`.
+
+use super::{
+    Answer, Outcome, count, human,
+    input::{Opened, Select},
+    memory::Memory,
+    tree::{self, Row},
+    ui::Ui,
+};
+use anymesh::checkpoint::{Kind, Source, TensorInfo, content_sum};
+use clap::Args;
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+
+/// Arguments of `ckpt inspect`.
+#[derive(Args)]
+pub(crate) struct Inspect {
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    path: PathBuf,
+    #[command(flatten)]
+    select: Select,
+    /// Print a sum of what each tensor holds: the same for equal tensors, however they are laid out and in whatever format. Reads everything.
+    #[arg(long)]
+    sums: bool,
+    /// Show every numbered layer, also those that are alike.
+    #[arg(long)]
+    all: bool,
+    /// List whole names instead of a tree.
+    #[arg(long)]
+    flat: bool,
+    #[command(flatten)]
+    memory: Memory,
+}
+
+impl Inspect {
+    pub(crate) fn run(&self, ui: &Ui) -> Answer {
+        let from = Opened::open(&self.path)?;
+        let shown = self.select.of(from.source())?;
+        let mut sums = BTreeMap::new();
+        if self.sums {
+            let (chunk, watched) = (self.memory.chunk()?, ui.watch("summing", &shown));
+            for name in shown.tensors().keys() {
+                sums.insert(name.clone(), content_sum(&watched, name, chunk)?);
+            }
+        }
+        let text = if ui.json { String::new() } else { self.text(&from, &shown, &sums) };
+        Ok(Outcome::done(text, self.json(&from, &shown, &sums)?))
+    }
+
+    fn json(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> anymesh::checkpoint::Result<Value> {
+        let tensor = |(name, info): (&String, &TensorInfo)| {
+            let mut tensor = json!({"name": name, "dtype": info.dtype.name(), "shape": info.shape, "layout": layout(from, name, info), "bytes": info.bytes()});
+            if let Some(stored) = stored(from, name) {
+                tensor["boxes"] = stored.boxes.len().into();
+            }
+            if let Some(sum) = sums.get(name) {
+                tensor["sum"] = sum.as_str().into();
+            }
+            tensor
+        };
+        let tensors: Vec<Value> = shown.tensors().iter().map(tensor).collect();
+        let foreign: Vec<Value> = shown.foreign().into_iter().map(|(name, dtype)| json!({"name": name, "dtype": dtype})).collect();
+        let kind = Kind::of(&self.path)?.to_string();
+        let mut out = json!({"path": self.path, "kind": kind, "tensors": tensors, "foreign": foreign, "bytes": total(shown)});
+        if let Some(m) = from.manifest() {
+            (out["step"], out["mesh"], out["files"]) = (m.step.into(), json!(m.mesh), json!(m.files));
+            out["state"] = Value::Object(m.state.clone());
+        }
+        Ok(out)
+    }
+
+    fn text(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> String {
+        let row = |name: &String, info: &TensorInfo| {
+            let boxes = stored(from, name).map_or(String::new(), |s| count(s.boxes.len(), "box"));
+            let mut more = vec![boxes];
+            more.extend(sums.get(name).cloned());
+            Row { layout: layout(from, name, info), bytes: info.bytes(), more }
+        };
+        let mut out = if self.flat {
+            let line = |(name, info)| {
+                let row: Row = row(name, info);
+                [vec![name.clone(), row.layout, human(row.bytes)], row.more].concat()
+            };
+            tree::table(&shown.tensors().iter().map(line).collect::<Vec<_>>())
+        } else {
+            // Layers have sums of their own, so none are alike.
+            tree::draw(shown.tensors().iter().map(|(name, info)| (name.as_str(), row(name, info))), !self.all && !self.sums)
+        };
+        for (name, dtype) in shown.foreign() {
+            let _ = writeln!(out, "{name}  {dtype}, which cannot be read here");
+        }
+        let _ = writeln!(out, "{}, {}", count(shown.tensors().len(), "tensor"), human(total(shown)));
+        if let Some(m) = from.manifest() {
+            let axes: Vec<String> = m.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
+            let mesh = if axes.is_empty() { "one device".into() } else { axes.join(", ") };
+            let _ = writeln!(out, "step {}, saved from {mesh}, {}", m.step, count(m.files.len(), "file"));
+            m.state.iter().for_each(|(key, value)| drop(writeln!(out, "  {key}: {value}")));
+        }
+        out
+    }
+}
+
+fn total(source: &dyn Source) -> usize {
+    source.tensors().values().map(TensorInfo::bytes).sum()
+}
+
+fn stored<'m>(from: &'m Opened, name: &str) -> Option<&'m anymesh::checkpoint::manifest::Stored> {
+    from.manifest().and_then(|m| m.tensors.get(name))
+}
+
+/// Dtype, shape and, where it is known, sharding.
+fn layout(from: &Opened, name: &str, info: &TensorInfo) -> String {
+    stored(from, name).map_or_else(|| format!("{}{:?}", info.dtype, info.shape), |s| s.layout.clone())
+}
