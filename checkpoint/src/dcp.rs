@@ -22,10 +22,11 @@ use crate::positioned::Positioned;
 use crate::{Error, Result, Source, TensorInfo, copy_box};
 use anymesh_core::Region;
 use archive::Stored;
-use metadata::{Chunk, Metadata};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+pub use metadata::{Chunk, Metadata, Tensor};
 
 /// The file that makes a folder a checkpoint.
 pub const METADATA: &str = ".metadata";
@@ -45,7 +46,9 @@ impl Folder {
     /// Opens a folder and checks its metadata; its files are opened when something of them is first read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = metadata::read(path)?;
+        let at = path.join(METADATA);
+        let bytes = std::fs::read(&at).map_err(|e| Error::io(&at, "read", &e))?;
+        let metadata = Metadata::parse(&bytes, &at)?;
         check_files(path, &metadata)?;
         let tensors = metadata
             .tensors
@@ -53,6 +56,11 @@ impl Folder {
             .filter_map(|(name, tensor)| Some((name.clone(), TensorInfo { dtype: metadata::dtype(&tensor.dtype)?, shape: tensor.shape.clone() })))
             .collect();
         Ok(Self { path: path.into(), metadata, tensors, files: Mutex::default(), items: Mutex::default() })
+    }
+
+    /// Which boxes are in which files.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// The names of values that are not tensors, such as step counters: they are pickles of any kind, and are not read.

@@ -27,10 +27,10 @@ use crate::boxes::{check_box, row_major};
 use crate::positioned::Positioned;
 use crate::{Error, Result, Source, TensorInfo};
 use anymesh_core::Region;
-use header::Header;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub use header::Header;
 pub use write::{TensorWriter, write, write_source};
 pub(crate) use write::{copy_tensor, refuse_foreign, sync_folder, write_in_place};
 
@@ -55,6 +55,11 @@ impl File {
     /// The free-form strings of the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
+    }
+
+    /// What the header says.
+    pub fn header(&self) -> &Header {
+        &self.header
     }
 
     /// Closes the file until it is read again.

@@ -10,30 +10,37 @@ use std::path::{Component, Path};
 const WHAT: &str = "metadata of torch.distributed.checkpoint";
 
 /// A stored box of a tensor.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) region: Region,
-    /// The file, relative to the folder.
-    pub(super) file: String,
-    pub(super) offset: u64,
-    pub(super) length: u64,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Which part of the tensor it is. It lies inside and has elements.
+    pub region: Region,
+    /// The file, relative to the folder, in which it lies.
+    pub file: String,
+    /// Its first byte there. Whether there is such a byte only the file says.
+    pub offset: u64,
+    /// How many bytes it takes, all in all.
+    pub length: u64,
 }
 
 /// A tensor and where it is.
-#[derive(Debug)]
-pub(super) struct Tensor {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
     /// The name torch gives to the element type.
-    pub(super) dtype: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) chunks: Vec<Chunk>,
+    pub dtype: String,
+    /// The global shape.
+    pub shape: Vec<usize>,
+    /// Boxes that fill it exactly.
+    pub chunks: Vec<Chunk>,
 }
 
-/// What a checkpoint has.
-#[derive(Debug, Default)]
-pub(super) struct Metadata {
-    pub(super) tensors: BTreeMap<String, Tensor>,
-    /// The names of values that are not tensors.
-    pub(super) objects: Vec<String>,
+/// What a checkpoint has, by its `.metadata` alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metadata {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// The names of values that are not tensors, in order.
+    pub objects: Vec<String>,
 }
 
 /// Our type for one of torch.
@@ -57,28 +64,29 @@ pub(super) fn dtype(name: &str) -> Option<DType> {
 /// Where items are: file, offset and length by the name of the tensor and the start of the box.
 type Places = HashMap<(String, Vec<usize>), (String, u64, u64)>;
 
-/// Reads and checks the metadata of a folder.
-pub(super) fn read(folder: &Path) -> Result<Metadata> {
-    let path = folder.join(super::METADATA);
-    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "read", &e))?;
-    let pickle = pickle::read(&bytes, &path)?;
-    let wrong = |detail: String| Error::format(&path, WHAT, detail);
-    let field = |name: &str| pickle.field(pickle.root, "Metadata", name).and_then(|id| pickle.pairs(id));
-    let items = field("state_dict_metadata").ok_or_else(|| wrong("it has no dictionary 'state_dict_metadata'".into()))?;
-    let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
-    let places = places(&pickle, stored).map_err(wrong)?;
-    let mut out = Metadata::default();
-    for &(key, item) in items {
-        let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
-        if pickle.object(item, "BytesStorageMetadata").is_some() {
-            out.objects.push(name.into());
-            continue;
+impl Metadata {
+    /// Reads and checks the bytes of a `.metadata` file. `path` is for errors.
+    pub fn parse(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let pickle = pickle::read(bytes, path)?;
+        let wrong = |detail: String| Error::format(path, WHAT, detail);
+        let field = |name: &str| pickle.field(pickle.root, "Metadata", name).and_then(|id| pickle.pairs(id));
+        let items = field("state_dict_metadata").ok_or_else(|| wrong("it has no dictionary 'state_dict_metadata'".into()))?;
+        let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
+        let places = places(&pickle, stored).map_err(wrong)?;
+        let mut out = Metadata::default();
+        for &(key, item) in items {
+            let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
+            if pickle.object(item, "BytesStorageMetadata").is_some() {
+                out.objects.push(name.into());
+                continue;
+            }
+            let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+            out.tensors.insert(name.into(), tensor);
         }
-        let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
-        out.tensors.insert(name.into(), tensor);
+        out.objects.sort();
+        Ok(out)
     }
-    out.objects.sort();
-    Ok(out)
 }
 
 fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, String> {
