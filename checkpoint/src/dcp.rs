@@ -151,13 +151,23 @@ impl Source for Folder {
             let file = self.file(&chunk.file)?;
             let stored = self.stored(name, info, chunk, &file)?;
             let inner = Region { start: part.start.iter().zip(&chunk.region.start).map(|(a, b)| a - b).collect(), shape: part.shape.clone() };
-            if part == *region {
-                file.read_strided(stored.base, &stored.strides, &inner, size, out)?;
-                continue;
+            let mut bytes = vec![];
+            let target = if part == *region {
+                &mut *out
+            } else {
+                bytes.resize(part.numel() * size, 0);
+                &mut bytes
+            };
+            file.read_strided(stored.base, &stored.strides, &inner, size, target)?;
+            // Of less than a whole chunk there is no sum.
+            if part == chunk.region && stored.sum.is_some_and(|sum| sum != crc32fast::hash(target)) {
+                let region = format!("{:?}+{:?}", &part.start[..], &part.shape[..]);
+                let detail = format!("the item at byte {} does not have its checksum", chunk.offset);
+                return Err(Error::Damaged { path: file.path().into(), tensor: name.into(), region, detail });
             }
-            let mut bytes = vec![0; part.numel() * size];
-            file.read_strided(stored.base, &stored.strides, &inner, size, &mut bytes)?;
-            copy_box(&bytes, &part, out, region, &part, size);
+            if part != *region {
+                copy_box(&bytes, &part, out, region, &part, size);
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::pickle::{self, Id, Pickle};
 use crate::boxes::checked_numel;
 use crate::{Error, Result};
 use anymesh_core::{DType, Region};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 
 const WHAT: &str = "metadata of torch.distributed.checkpoint";
@@ -61,8 +61,11 @@ pub(super) fn dtype(name: &str) -> Option<DType> {
     })
 }
 
-/// Where items are: file, offset and length by the name of the tensor and the start of the box.
-type Places = HashMap<(String, Vec<usize>), (String, u64, u64)>;
+/// Where items are: file, offset and length by the name of the tensor and the start of the box. Texts are borrowed: a pickle names one as often as it likes.
+type Places<'p> = HashMap<(&'p str, Vec<usize>), (&'p str, u64, u64)>;
+
+/// Names of files that are longer than any system has are refused, so that many chunks in one file do not take much memory.
+const LONGEST_PATH: usize = 4096;
 
 impl Metadata {
     /// Reads and checks the bytes of a `.metadata` file. `path` is for errors.
@@ -75,21 +78,22 @@ impl Metadata {
         let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
         let places = places(&pickle, stored).map_err(wrong)?;
         let mut out = Metadata::default();
+        let mut objects = BTreeSet::new();
         for &(key, item) in items {
             let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
             if pickle.object(item, "BytesStorageMetadata").is_some() {
-                out.objects.push(name.into());
+                objects.insert(name);
                 continue;
             }
             let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
             out.tensors.insert(name.into(), tensor);
         }
-        out.objects.sort();
+        out.objects = objects.into_iter().map(String::from).collect();
         Ok(out)
     }
 }
 
-fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, String> {
+fn places<'p>(pickle: &'p Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places<'p>, String> {
     let mut places = Places::new();
     for &(index, info) in stored {
         let name = pickle.field(index, "MetadataIndex", "fqn").and_then(|id| pickle.text(id)).ok_or("a key of 'storage_data' has no name")?;
@@ -103,15 +107,15 @@ fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, S
         let (Some(file), Some(offset), Some(length)) = (file, number("offset"), number("length")) else {
             return Err(format!("tensor '{name}' has no file, offset and length"));
         };
-        if file.is_empty() || !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+        if file.is_empty() || file.len() > LONGEST_PATH || !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(format!("tensor '{name}' is in '{file}', which does not lie in the folder"));
         }
-        places.insert((name.into(), start), (file.into(), offset, length));
+        places.insert((name, start), (file, offset, length));
     }
     Ok(places)
 }
 
-fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result::Result<Tensor, String> {
+fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places<'_>) -> std::result::Result<Tensor, String> {
     const CLASS: &str = "TensorStorageMetadata";
     let properties = pickle.field(item, CLASS, "properties").ok_or("it has no properties")?;
     // The state is a tuple that starts with the type; some versions write it as a dictionary.
@@ -134,9 +138,9 @@ fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result
         if size.contains(&0) {
             continue;
         }
-        let key = (name.to_string(), start);
-        let (file, offset, length) = places.get(&key).cloned().ok_or_else(|| format!("nothing says where its chunk at {:?} is stored", key.1))?;
-        chunks.push(Chunk { region: Region { start: key.1.into(), shape: size.into() }, file, offset, length });
+        let key = (name, start);
+        let (file, offset, length) = places.get(&key).copied().ok_or_else(|| format!("nothing says where its chunk at {:?} is stored", key.1))?;
+        chunks.push(Chunk { region: Region { start: key.1.into(), shape: size.into() }, file: file.into(), offset, length });
     }
     // Chunks that together have as many elements as the tensor and do not overlap leave no holes.
     let total = chunks.iter().try_fold(0usize, |n, chunk| n.checked_add(chunk.region.numel()));
@@ -149,7 +153,7 @@ fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result
 
 /// Sorts chunks along the dimension with the most different starts, where only near neighbours can overlap.
 fn no_overlap(chunks: &mut [Chunk], rank: usize) -> std::result::Result<(), String> {
-    let starts = |d: usize| chunks.iter().map(|chunk| chunk.region.start[d]).collect::<std::collections::BTreeSet<_>>().len();
+    let starts = |d: usize| chunks.iter().map(|chunk| chunk.region.start[d]).collect::<BTreeSet<_>>().len();
     let Some(d) = (0..rank).max_by_key(|&d| starts(d)) else { return Ok(()) };
     chunks.sort_by_key(|chunk| chunk.region.start[d]);
     for (i, chunk) in chunks.iter().enumerate() {

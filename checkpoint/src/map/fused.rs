@@ -31,7 +31,7 @@ pub(super) fn expand(statements: &[Arc<Statement>], at: usize, names: &Names) ->
     let before: Vec<Attr> = statement.attrs[..place].iter().filter(own).cloned().collect();
     let after: Vec<Attr> = statement.attrs[place..].iter().filter(own).cloned().collect();
     let by = Macro::Fused.name();
-    let plain = |names: Vec<String>| names.into_iter().map(Var::plain).collect::<Vec<_>>();
+    let plain = |names: Vec<String>| names.into_iter().map(Var::exact).collect::<Vec<_>>();
     let cut = left
         .into_iter()
         .zip(&statement.left)

@@ -117,7 +117,7 @@ impl Step {
     pub(super) fn restated(mut self, by: &'static str) -> Self {
         let vars = |names: &[String]| match names {
             [] => vec![Var::plain("_")],
-            names => names.iter().map(|name| Var { quoted: name == "_" || name.contains(['$', '*']), ..Var::plain(name) }).collect(),
+            names => names.iter().map(Var::exact).collect(),
         };
         let list = |sizes: &[usize]| Value::List(sizes.iter().map(|n| *n as i64).collect());
         let attrs = self.ops.iter().flat_map(|op| match op {

@@ -115,7 +115,7 @@ impl Header {
             match dtype {
                 Ok(dtype) => {
                     header.tensors.insert(name.clone(), TensorInfo { dtype, shape });
-                    header.offsets.insert(name.clone(), start + begin);
+                    header.offsets.insert(name.clone(), begin);
                 }
                 Err(foreign) => {
                     header.foreign.insert(name.clone(), foreign);
@@ -136,6 +136,8 @@ impl Header {
         if at != data {
             return Err(wrong(format!("the tensors have {at} bytes, the file has {data} after its header")));
         }
+        // All of them lie in the file, so that this cannot overflow.
+        header.offsets.values_mut().for_each(|offset| *offset += start);
         Ok(header)
     }
 }
@@ -180,4 +182,22 @@ fn parse(entry: &Value) -> std::result::Result<Entry, String> {
         return Err(format!("{} bytes cannot hold {name}{shape:?}", end - begin));
     }
     Ok(Entry { dtype: ours.ok_or_else(|| name.into()), shape, begin, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_near_the_largest_number_are_refused_and_do_not_overflow() {
+        let parse = |text: &str| Header::parse(text.as_bytes(), 8 + text.len() as u64, "x").expect_err("no file has so many bytes").to_string();
+        let last = u64::MAX;
+        let error = parse(&format!(r#"{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
+        assert!(error.contains("leave a hole before them"), "{error}");
+        // A type that nobody knows is taken at its word about its size.
+        let error = parse(&format!(
+            r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#
+        ));
+        assert!(error.contains("the file has 0 after its header"), "{error}");
+    }
 }
