@@ -9,8 +9,7 @@ use anymesh_checkpoint::dcp::{Folder, METADATA};
 use anymesh_fuzz::{SMALL, assert_boxes_agree, dcp, scratch};
 use libfuzzer_sys::fuzz_target;
 
-const TYPES: [&str; 11] =
-    ["bool", "uint8", "uint32", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"];
+const TYPES: [&str; 11] = ["bool", "uint8", "uint32", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"];
 
 fuzz_target!(|data: &[u8]| {
     let [dtype, rank, rest @ ..] = data else { return };
@@ -22,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     std::fs::write(folder.join("f"), &archive).expect("writes");
     let Ok(folder) = Folder::open(folder) else { return };
     let info = folder.tensors()["x"].clone();
-    assert_eq!((info.dtype.size(), &info.shape), (info.dtype.size(), &shape));
+    assert_eq!(info.shape, shape);
     if info.numel() > SMALL {
         return;
     }

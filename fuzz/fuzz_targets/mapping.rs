@@ -5,7 +5,7 @@
 #![no_main]
 
 use anymesh_checkpoint::Source;
-use anymesh_checkpoint::map::{Mapped, Mapping, Names, Program, Recipe, Statement};
+use anymesh_checkpoint::map::{Expr, Kind, Mapped, Mapping, Names, Program, Recipe, Statement};
 use anymesh_fuzz::expected::{self, Fixed};
 use anymesh_fuzz::{SMALL, assert_boxes_agree, region};
 use libfuzzer_sys::fuzz_target;
@@ -46,6 +46,10 @@ fn plain(statement: &Statement) -> impl PartialEq + std::fmt::Debug {
 
 /// A program is kept as text and read again.
 fn assert_prints_itself(program: &Program, names: &Names) {
+    // Of a very long one a part was printed as statements already.
+    if program.steps.iter().map(|step| step.inputs.len() + step.outputs.len()).sum::<usize>() > 1 << 12 {
+        return;
+    }
     let text = program.to_string();
     let again = Mapping::parse(&text).and_then(|mapping| mapping.expand(names)).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let steps = |program: &Program| program.steps.iter().map(|s| (s.inputs.clone(), s.outputs.clone(), s.ops.clone())).collect::<Vec<_>>();
@@ -55,8 +59,12 @@ fn assert_prints_itself(program: &Program, names: &Names) {
 /// Every tensor has the elements that its expression names, read whole and read box by box.
 fn assert_read<S: Source>(mapped: &Mapped<S>) {
     let mut steps = 1 << 18;
-    for (name, info) in mapped.tensors().iter().take(64) {
+    for (name, info) in mapped.tensors() {
         let expr = mapped.recipe().expr(name).expect("it is there");
+        // What no statement touched is only passed on.
+        if matches!(&expr.kind, Kind::Source(of) if of == name) {
+            continue;
+        }
         if info.numel() <= SMALL {
             let whole = mapped.read_all(name).expect("what is mapped can be read");
             if let Some(expected) = expected::bytes(expr, &info.whole(), &mut steps) {
@@ -89,8 +97,9 @@ fn lead_back(mapped: Mapped<Fixed>, back: &Program) {
     let Ok(recipe) = Recipe::new(back, mapped.tensors(), None, false) else { return };
     let back = Mapped::with_recipe(mapped, recipe);
     let source = Fixed::get();
-    for (name, info) in back.tensors().iter().take(64) {
-        if source.tensors().contains_key(name) && info.numel() <= SMALL {
+    for (name, info) in back.tensors() {
+        let touched = |expr: &Expr| !matches!(&expr.kind, Kind::Source(of) if of == name);
+        if source.tensors().contains_key(name) && info.numel() <= SMALL && back.recipe().expr(name).is_some_and(touched) {
             assert_eq!(source.tensors()[name], *info, "'{name}'");
             assert_eq!(back.read_all(name), source.read_all(name), "'{name}' {info:?}");
         }

@@ -58,8 +58,9 @@ impl Macro {
             Macro::Transpose => Ok(statements.iter().flat_map(expand_transposes).collect()),
             Macro::Fused => {
                 let (mut out, mut total) = (Vec::with_capacity(statements.len()), 0);
+                let uses = fused::Uses::new(statements);
                 for at in 0..statements.len() {
-                    let made = fused::expand(statements, at, names)?;
+                    let made = fused::expand(&uses, at, names)?;
                     count(&mut total, made.iter().map(|s| s.names()).sum(), &statements[at])?;
                     out.extend(made);
                 }
@@ -239,4 +240,29 @@ fn expand_transposes(statement: &Arc<Statement>) -> Vec<Arc<Statement>> {
         out.push(statement.derive(by, vec![temporary(var)], vec![plain(var)], reversed()));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Mapping;
+    use super::*;
+
+    fn expand(text: &str) -> String {
+        let names = Names { left: (0..300).map(|i| (format!("a.{i}"), 1)).collect(), ..Names::default() };
+        let program = Mapping::parse(text).and_then(|mapping| mapping.expand(&names));
+        program.map_or_else(|error| error.to_string(), |program| format!("{} steps", program.steps.len()))
+    }
+
+    #[test]
+    fn a_short_text_cannot_ask_for_millions_of_names() {
+        let ranges = vec!["x[0:65536]"; 17].join(", ");
+        let stars = vec!["a.*"; 3600].join(", ");
+        let fused = (0..6).map(|i| format!("a.{i} -> q{i}, k{i}, v{i}, fused_qkv, num_heads=65536, num_key_value_groups=65536\n")).collect::<String>();
+        for text in [&format!("{ranges} -> y, axis=0"), "a.$LAYER_ID -> x.$LAYER_ID[0:4000], axis=0", &format!("{stars} -> y, axis=0"), &fused] {
+            let error = expand(text);
+            assert!(error.contains("more than 1048576 names in all statements"), "{}", &error[..error.len().min(300)]);
+            assert!(error.len() < 20_000, "a trace of {} bytes helps nobody", error.len());
+        }
+        assert_eq!(expand("a.$LAYER_ID -> x.$LAYER_ID[0:3000], axis=0"), "300 steps");
+    }
 }

@@ -215,3 +215,18 @@ fn resolve(from: &[usize], to: &[i64]) -> Result<Vec<usize>, String> {
 pub(super) fn region(start: impl IntoIterator<Item = usize>, shape: impl IntoIterator<Item = usize>) -> Region {
     Region { start: start.into_iter().collect(), shape: shape.into_iter().collect() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_beside_a_zero_must_be_addressable_too() {
+        let nothing = Expr::source("z", &TensorInfo { dtype: DType::F32, shape: vec![0, 4] });
+        assert!(nothing.reshape(&[1 << 40, 0]).is_ok());
+        for to in [[1 << 40, 1 << 40, 0], [0, 1 << 40, 1 << 40]] {
+            let error = nothing.reshape(&to).expect_err("numbers of bytes would overflow");
+            assert!(error.contains("too large"), "{error}");
+        }
+    }
+}

@@ -64,7 +64,7 @@ impl Display for Var {
 
 /// A name as the language reads it back.
 fn quote(name: &str, always: bool) -> String {
-    let number = name.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    let number = name.bytes().all(|b| b.is_ascii_digit());
     let plain = !always && !number && !name.starts_with('-') && name.chars().all(|c| in_name(c) || c == '-');
     match plain {
         true => name.into(),

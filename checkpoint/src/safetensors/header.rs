@@ -195,9 +195,8 @@ mod tests {
         let error = parse(&format!(r#"{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
         assert!(error.contains("leave a hole before them"), "{error}");
         // A type that nobody knows is taken at its word about its size.
-        let error = parse(&format!(
-            r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#
-        ));
+        let error =
+            parse(&format!(r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
         assert!(error.contains("the file has 0 after its header"), "{error}");
     }
 }
