@@ -22,10 +22,11 @@ use crate::positioned::Positioned;
 use crate::{Error, Result, Source, TensorInfo, copy_box};
 use anymesh_core::Region;
 use archive::Stored;
-use metadata::{Chunk, Metadata};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+pub use metadata::{Chunk, Metadata, Tensor};
 
 /// The file that makes a folder a checkpoint.
 pub const METADATA: &str = ".metadata";
@@ -45,7 +46,9 @@ impl Folder {
     /// Opens a folder and checks its metadata; its files are opened when something of them is first read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = metadata::read(path)?;
+        let at = path.join(METADATA);
+        let bytes = std::fs::read(&at).map_err(|e| Error::io(&at, "read", &e))?;
+        let metadata = Metadata::parse(&bytes, &at)?;
         check_files(path, &metadata)?;
         let tensors = metadata
             .tensors
@@ -53,6 +56,11 @@ impl Folder {
             .filter_map(|(name, tensor)| Some((name.clone(), TensorInfo { dtype: metadata::dtype(&tensor.dtype)?, shape: tensor.shape.clone() })))
             .collect();
         Ok(Self { path: path.into(), metadata, tensors, files: Mutex::default(), items: Mutex::default() })
+    }
+
+    /// Which boxes are in which files.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// The names of values that are not tensors, such as step counters: they are pickles of any kind, and are not read.
@@ -143,13 +151,23 @@ impl Source for Folder {
             let file = self.file(&chunk.file)?;
             let stored = self.stored(name, info, chunk, &file)?;
             let inner = Region { start: part.start.iter().zip(&chunk.region.start).map(|(a, b)| a - b).collect(), shape: part.shape.clone() };
-            if part == *region {
-                file.read_strided(stored.base, &stored.strides, &inner, size, out)?;
-                continue;
+            let mut bytes = vec![];
+            let target = if part == *region {
+                &mut *out
+            } else {
+                bytes.resize(part.numel() * size, 0);
+                &mut bytes
+            };
+            file.read_strided(stored.base, &stored.strides, &inner, size, target)?;
+            // Of less than a whole chunk there is no sum.
+            if part == chunk.region && stored.sum.is_some_and(|sum| sum != crc32fast::hash(target)) {
+                let region = format!("{:?}+{:?}", &part.start[..], &part.shape[..]);
+                let detail = format!("the item at byte {} does not have its checksum", chunk.offset);
+                return Err(Error::Damaged { path: file.path().into(), tensor: name.into(), region, detail });
             }
-            let mut bytes = vec![0; part.numel() * size];
-            file.read_strided(stored.base, &stored.strides, &inner, size, &mut bytes)?;
-            copy_box(&bytes, &part, out, region, &part, size);
+            if part != *region {
+                copy_box(&bytes, &part, out, region, &part, size);
+            }
         }
         Ok(())
     }

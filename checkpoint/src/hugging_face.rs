@@ -94,7 +94,7 @@ impl Folder {
         let text = std::fs::read(&index).map_err(|e| Error::io(&index, "read", &e))?;
         let json: Value = serde_json::from_slice(&text).map_err(|e| Error::format(&index, WHAT_INDEX, format!("not JSON: {e}")))?;
         let said = json.pointer("/metadata/total_size").and_then(|n| n.as_u64().or_else(|| n.as_f64().map(|x| x as u64)));
-        let found: u64 = self.files.iter().map(safetensors::File::bytes).sum();
+        let found: u64 = self.files.iter().map(|file| file.header().bytes).sum();
         match said {
             Some(said) if said != found => {
                 Err(Error::format(&index, WHAT_INDEX, format!("its total_size says {said} bytes, the tensors have {found}: fetch or write the folder again")))

@@ -27,10 +27,10 @@ use crate::boxes::{check_box, row_major};
 use crate::positioned::Positioned;
 use crate::{Error, Result, Source, TensorInfo};
 use anymesh_core::Region;
-use header::Header;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub use header::Header;
 pub use write::{CHUNK, TensorWriter, write, write_source};
 pub(crate) use write::{copy_tensor, header_of, refuse_foreign, sync_folder, write_in_place};
 
@@ -57,9 +57,9 @@ impl File {
         &self.header.metadata
     }
 
-    /// The bytes of all its tensors, also of those of foreign types.
-    pub fn bytes(&self) -> u64 {
-        self.header.bytes
+    /// What the header says.
+    pub fn header(&self) -> &Header {
+        &self.header
     }
 
     /// Closes the file until it is read again.

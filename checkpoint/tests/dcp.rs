@@ -140,3 +140,40 @@ fn a_pickle_that_asks_for_anything_else_is_refused_by_name() {
         assert!(matches!(dcp::Folder::open(&parent.0), Err(Error::Format { .. })));
     }
 }
+
+#[test]
+fn a_flipped_element_is_found_by_its_sum_where_a_chunk_is_read_whole() {
+    let parent = Temporary::new("dcp-sums");
+    let folder = parent.join("one");
+    copy_of(&data("dcp/one"), &folder);
+    let file = folder.join("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).expect("reads");
+    let elements = pattern(120, DType::F64);
+    let at = bytes.windows(120).position(|there| there == elements).expect("types.float64");
+    bytes[at + 7] ^= 1;
+    std::fs::write(&file, &bytes).expect("writes");
+    let read = |name: &str| dcp::Folder::open(&folder).and_then(|folder| folder.read_all(name));
+    assert!(matches!(read("types.float64"), Err(Error::Damaged { tensor, .. }) if tensor == "types.float64"));
+    assert_eq!(read("types.float32").expect("it is whole"), pattern(60, DType::F32));
+
+    // torch can be told not to compute sums, and reads such files: so do we.
+    let entries: Vec<usize> = (0..bytes.len() - 4).filter(|&at| bytes[at..].starts_with(b"PK\x01\x02")).collect();
+    entries.iter().for_each(|at| bytes[at + 16..at + 20].fill(0));
+    std::fs::write(&file, &bytes).expect("writes");
+    assert_ne!(read("types.float64").expect("nothing says that it is damaged"), elements);
+}
+
+#[test]
+fn a_flipped_byte_of_an_items_description_is_found_by_its_sum() {
+    let parent = Temporary::new("dcp-sums-pickle");
+    let folder = parent.join("one");
+    copy_of(&data("dcp/one"), &folder);
+    let file = folder.join("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).expect("reads");
+    let at = bytes.windows(6).position(|there| there == b"little").expect("the order of bytes");
+    bytes[at] = b'L';
+    std::fs::write(&file, &bytes).expect("writes");
+    let errors: Vec<String> = dcp::Folder::open(&folder)
+        .map_or(vec![], |folder| folder.tensors().keys().filter_map(|name| folder.read_all(name).err()).map(|error| error.to_string()).collect());
+    assert!(matches!(&errors[..], [one] if one.contains("'archive/byteorder' is damaged")), "{errors:?}");
+}

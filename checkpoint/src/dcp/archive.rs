@@ -1,7 +1,7 @@
 //! One item of a `.distcp` file: a tensor as `torch.save` writes it, which is a zip archive of stored files.
 
 use super::pickle::{self, Id, Node, Pickle};
-use crate::boxes::checked_numel;
+use crate::boxes::{checked_numel, row_major};
 use crate::positioned::Positioned;
 use crate::{Error, Result};
 
@@ -20,6 +20,8 @@ pub(super) struct Stored {
     pub(super) base: u64,
     /// Bytes from one index to the next.
     pub(super) strides: Vec<u64>,
+    /// The CRC-32 of the elements as they lie in the file, where that is known: of a tensor that is all of its storage.
+    pub(super) sum: Option<u32>,
 }
 
 /// Finds the tensor in the item of `length` bytes at `offset`, both of which lie in the file.
@@ -27,13 +29,20 @@ pub(super) fn read(file: &Positioned, offset: u64, length: u64) -> Result<Stored
     let archive = Archive { file, offset, length };
     let entries = archive.entries()?;
     let find = |name: &str| entries.iter().find(|entry| entry.name.split_once('/').is_some_and(|(_, rest)| rest == name));
-    if let Some(entry) = find("byteorder")
-        && archive.bytes(entry, 16)? != b"little"
-    {
+    let order = find("byteorder").map(|entry| archive.bytes(entry, 16).map(|bytes| (entry, bytes))).transpose()?;
+    let entry = find("data.pkl").ok_or_else(|| archive.wrong("it has no data.pkl"))?;
+    let text = archive.bytes(entry, MAX_PICKLE)?;
+    // torch can be told not to compute sums: then none of an archive is right.
+    let records = [Some((entry, &text)), order.as_ref().map(|(entry, bytes)| (*entry, bytes))];
+    let right = |(entry, bytes): &(&Entry, &Vec<u8>)| crc32fast::hash(bytes) == entry.sum;
+    let summed = records.iter().flatten().any(right);
+    if let Some((entry, _)) = records.iter().flatten().find(|record| summed && !right(record)) {
+        return Err(archive.wrong(format!("'{}' is damaged: it does not have its checksum", entry.name)));
+    }
+    if order.is_some_and(|(_, bytes)| bytes != b"little") {
         return Err(archive.wrong("its bytes are not in little-endian order"));
     }
-    let entry = find("data.pkl").ok_or_else(|| archive.wrong("it has no data.pkl"))?;
-    let pickle = pickle::read(&archive.bytes(entry, MAX_PICKLE)?, file.path())?;
+    let pickle = pickle::read(&text, file.path())?;
     let view = View::from(&pickle, pickle.root).ok_or_else(|| archive.wrong("data.pkl does not describe a tensor"))?;
     let entry = find(&format!("data/{}", view.key)).ok_or_else(|| archive.wrong(format!("it has no storage data/{}", view.key)))?;
     let (start, available) = archive.data(entry)?;
@@ -49,7 +58,9 @@ pub(super) fn read(file: &Positioned, offset: u64, length: u64) -> Result<Stored
         let last = view.shape.iter().zip(&strides).try_fold(first, |at, (&n, &s)| at.checked_add(s.checked_mul(n as u64 - 1)?));
         last.and_then(|at| at.checked_add(size)).filter(|&end| end <= available).ok_or_else(wrong)?;
     }
-    Ok(Stored { dtype: view.dtype, shape: view.shape, base: start + if numel > 0 { first } else { 0 }, strides })
+    let whole = numel as u64 * size == available && strides == row_major(&view.shape, size as usize);
+    let sum = (summed && whole && numel > 0).then_some(entry.sum);
+    Ok(Stored { dtype: view.dtype, shape: view.shape, base: start + if numel > 0 { first } else { 0 }, strides, sum })
 }
 
 /// The bytes of an element of a type of torch, also of those that this library does not have.
@@ -125,6 +136,8 @@ struct Entry {
     /// Where its local header is, from the start of the archive.
     header: u64,
     size: u64,
+    /// The CRC-32 of its bytes.
+    sum: u32,
 }
 
 /// A little-endian number of two, four or eight bytes at a place that may not be there.
@@ -187,7 +200,7 @@ impl Archive<'_> {
         if !bytes.starts_with(b"PK\x01\x02") {
             return None;
         }
-        let (flags, method) = (number(bytes, 8, 2)?, number(bytes, 10, 2)?);
+        let (flags, method, sum) = (number(bytes, 8, 2)?, number(bytes, 10, 2)?, number(bytes, 16, 4)? as u32);
         let (mut packed, mut size, mut header) = (number(bytes, 20, 4)?, number(bytes, 24, 4)?, number(bytes, 42, 4)?);
         let (name, extra, comment) = (number(bytes, 28, 2)? as usize, number(bytes, 30, 2)? as usize, number(bytes, 32, 2)? as usize);
         let name_bytes = bytes.get(46..46 + name)?;
@@ -212,7 +225,7 @@ impl Archive<'_> {
         if method != 0 || packed != size || flags & 1 != 0 {
             return Some(Err(self.wrong(format!("'{name}' is compressed or encrypted"))));
         }
-        Some(Ok((Entry { name, header, size }, length)))
+        Some(Ok((Entry { name, header, size, sum }, length)))
     }
 
     /// Where in the file an entry's bytes are, and how many.

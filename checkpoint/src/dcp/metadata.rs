@@ -4,36 +4,43 @@ use super::pickle::{self, Id, Pickle};
 use crate::boxes::checked_numel;
 use crate::{Error, Result};
 use anymesh_core::{DType, Region};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 
 const WHAT: &str = "metadata of torch.distributed.checkpoint";
 
 /// A stored box of a tensor.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) region: Region,
-    /// The file, relative to the folder.
-    pub(super) file: String,
-    pub(super) offset: u64,
-    pub(super) length: u64,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Which part of the tensor it is. It lies inside and has elements.
+    pub region: Region,
+    /// The file, relative to the folder, in which it lies.
+    pub file: String,
+    /// Its first byte there. Whether there is such a byte only the file says.
+    pub offset: u64,
+    /// How many bytes it takes, all in all.
+    pub length: u64,
 }
 
 /// A tensor and where it is.
-#[derive(Debug)]
-pub(super) struct Tensor {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
     /// The name torch gives to the element type.
-    pub(super) dtype: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) chunks: Vec<Chunk>,
+    pub dtype: String,
+    /// The global shape.
+    pub shape: Vec<usize>,
+    /// Boxes that fill it exactly.
+    pub chunks: Vec<Chunk>,
 }
 
-/// What a checkpoint has.
-#[derive(Debug, Default)]
-pub(super) struct Metadata {
-    pub(super) tensors: BTreeMap<String, Tensor>,
-    /// The names of values that are not tensors.
-    pub(super) objects: Vec<String>,
+/// What a checkpoint has, by its `.metadata` alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metadata {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// The names of values that are not tensors, in order.
+    pub objects: Vec<String>,
 }
 
 /// Our type for one of torch.
@@ -54,34 +61,39 @@ pub(super) fn dtype(name: &str) -> Option<DType> {
     })
 }
 
-/// Where items are: file, offset and length by the name of the tensor and the start of the box.
-type Places = HashMap<(String, Vec<usize>), (String, u64, u64)>;
+/// Where items are: file, offset and length by the name of the tensor and the start of the box. Texts are borrowed: a pickle names one as often as it likes.
+type Places<'p> = HashMap<(&'p str, Vec<usize>), (&'p str, u64, u64)>;
 
-/// Reads and checks the metadata of a folder.
-pub(super) fn read(folder: &Path) -> Result<Metadata> {
-    let path = folder.join(super::METADATA);
-    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "read", &e))?;
-    let pickle = pickle::read(&bytes, &path)?;
-    let wrong = |detail: String| Error::format(&path, WHAT, detail);
-    let field = |name: &str| pickle.field(pickle.root, "Metadata", name).and_then(|id| pickle.pairs(id));
-    let items = field("state_dict_metadata").ok_or_else(|| wrong("it has no dictionary 'state_dict_metadata'".into()))?;
-    let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
-    let places = places(&pickle, stored).map_err(wrong)?;
-    let mut out = Metadata::default();
-    for &(key, item) in items {
-        let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
-        if pickle.object(item, "BytesStorageMetadata").is_some() {
-            out.objects.push(name.into());
-            continue;
+/// Names of files that are longer than any system has are refused, so that many chunks in one file do not take much memory.
+const LONGEST_PATH: usize = 4096;
+
+impl Metadata {
+    /// Reads and checks the bytes of a `.metadata` file. `path` is for errors.
+    pub fn parse(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let pickle = pickle::read(bytes, path)?;
+        let wrong = |detail: String| Error::format(path, WHAT, detail);
+        let field = |name: &str| pickle.field(pickle.root, "Metadata", name).and_then(|id| pickle.pairs(id));
+        let items = field("state_dict_metadata").ok_or_else(|| wrong("it has no dictionary 'state_dict_metadata'".into()))?;
+        let stored = field("storage_data").ok_or_else(|| wrong("it has no dictionary 'storage_data'".into()))?;
+        let places = places(&pickle, stored).map_err(wrong)?;
+        let mut out = Metadata::default();
+        let mut objects = BTreeSet::new();
+        for &(key, item) in items {
+            let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
+            if pickle.object(item, "BytesStorageMetadata").is_some() {
+                objects.insert(name);
+                continue;
+            }
+            let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+            out.tensors.insert(name.into(), tensor);
         }
-        let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
-        out.tensors.insert(name.into(), tensor);
+        out.objects = objects.into_iter().map(String::from).collect();
+        Ok(out)
     }
-    out.objects.sort();
-    Ok(out)
 }
 
-fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, String> {
+fn places<'p>(pickle: &'p Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places<'p>, String> {
     let mut places = Places::new();
     for &(index, info) in stored {
         let name = pickle.field(index, "MetadataIndex", "fqn").and_then(|id| pickle.text(id)).ok_or("a key of 'storage_data' has no name")?;
@@ -95,15 +107,15 @@ fn places(pickle: &Pickle, stored: &[(Id, Id)]) -> std::result::Result<Places, S
         let (Some(file), Some(offset), Some(length)) = (file, number("offset"), number("length")) else {
             return Err(format!("tensor '{name}' has no file, offset and length"));
         };
-        if file.is_empty() || !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+        if file.is_empty() || file.len() > LONGEST_PATH || !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(format!("tensor '{name}' is in '{file}', which does not lie in the folder"));
         }
-        places.insert((name.into(), start), (file.into(), offset, length));
+        places.insert((name, start), (file, offset, length));
     }
     Ok(places)
 }
 
-fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result::Result<Tensor, String> {
+fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places<'_>) -> std::result::Result<Tensor, String> {
     const CLASS: &str = "TensorStorageMetadata";
     let properties = pickle.field(item, CLASS, "properties").ok_or("it has no properties")?;
     // The state is a tuple that starts with the type; some versions write it as a dictionary.
@@ -126,9 +138,9 @@ fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result
         if size.contains(&0) {
             continue;
         }
-        let key = (name.to_string(), start);
-        let (file, offset, length) = places.get(&key).cloned().ok_or_else(|| format!("nothing says where its chunk at {:?} is stored", key.1))?;
-        chunks.push(Chunk { region: Region { start: key.1.into(), shape: size.into() }, file, offset, length });
+        let key = (name, start);
+        let (file, offset, length) = places.get(&key).copied().ok_or_else(|| format!("nothing says where its chunk at {:?} is stored", key.1))?;
+        chunks.push(Chunk { region: Region { start: key.1.into(), shape: size.into() }, file: file.into(), offset, length });
     }
     // Chunks that together have as many elements as the tensor and do not overlap leave no holes.
     let total = chunks.iter().try_fold(0usize, |n, chunk| n.checked_add(chunk.region.numel()));
@@ -141,7 +153,7 @@ fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places) -> std::result
 
 /// Sorts chunks along the dimension with the most different starts, where only near neighbours can overlap.
 fn no_overlap(chunks: &mut [Chunk], rank: usize) -> std::result::Result<(), String> {
-    let starts = |d: usize| chunks.iter().map(|chunk| chunk.region.start[d]).collect::<std::collections::BTreeSet<_>>().len();
+    let starts = |d: usize| chunks.iter().map(|chunk| chunk.region.start[d]).collect::<BTreeSet<_>>().len();
     let Some(d) = (0..rank).max_by_key(|&d| starts(d)) else { return Ok(()) };
     chunks.sort_by_key(|chunk| chunk.region.start[d]);
     for (i, chunk) in chunks.iter().enumerate() {

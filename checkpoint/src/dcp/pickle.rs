@@ -40,6 +40,12 @@ pub(super) struct Pickle {
 
 const WHAT: &str = "pickle of torch.distributed.checkpoint";
 
+/// As many dimensions as a tensor of torch can have. A list may be shared by many objects, so that sizes without a limit could take far more memory than the file.
+const MOST_DIMENSIONS: usize = 64;
+
+/// More fields than any of the classes has.
+const MOST_FIELDS: usize = 64;
+
 /// Names that stand for data. Classes that are not needed are listed where files written by torch have them.
 const ALLOWED: [&str; 42] = [
     "torch.distributed.checkpoint.metadata.Metadata",
@@ -153,10 +159,10 @@ impl Pickle {
         (short == name).then(|| (self.list(*args).unwrap_or_default(), *state))
     }
 
-    /// A field of an object's state.
+    /// A field of an object's state. No class has many, and a state may be shared by many objects: only the first are looked at.
     pub(super) fn field(&self, id: Id, class: &str, field: &str) -> Option<Id> {
         let (_, state) = self.object(id, class)?;
-        self.pairs(state?)?.iter().find(|(key, _)| self.text(*key) == Some(field)).map(|(_, value)| *value)
+        self.pairs(state?)?.iter().take(MOST_FIELDS).find(|(key, _)| self.text(*key) == Some(field)).map(|(_, value)| *value)
     }
 
     /// Sizes: a `torch.Size`, a tuple or a list of numbers that are not negative.
@@ -165,6 +171,9 @@ impl Pickle {
             Some((args, _)) => self.list(*args.first()?)?,
             None => self.list(id)?,
         };
+        if list.len() > MOST_DIMENSIONS {
+            return None;
+        }
         list.iter().map(|&n| usize::try_from(self.int(n)?).ok()).collect()
     }
 }

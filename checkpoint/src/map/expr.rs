@@ -1,6 +1,7 @@
 //! What a destination tensor is made of: an expression over source tensors that is never computed as a whole.
 
 use crate::TensorInfo;
+use crate::boxes::checked_numel;
 use anymesh_core::{DType, Region};
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use std::sync::Arc;
 const DEEPEST: usize = 500;
 
 /// Parts of one tensor, at most: a bound on memory where a name is joined with itself again and again.
-const MOST_PARTS: usize = 1 << 20;
+const MOST_PARTS: usize = 1 << 16;
 
 /// A tensor that is described, not held.
 #[derive(Clone, Debug)]
@@ -192,8 +193,7 @@ pub(super) fn resolve_axis(shape: &[usize], axis: i64) -> Result<usize, String> 
 }
 
 fn numel(shape: &[usize]) -> Result<usize, String> {
-    let error = || format!("the shape {shape:?} is too large");
-    if shape.contains(&0) { Ok(0) } else { shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= isize::MAX as usize / 8).ok_or_else(error) }
+    checked_numel(shape).ok_or_else(|| format!("the shape {shape:?} is too large"))
 }
 
 /// The shape that a list means for a tensor of another shape.
@@ -214,4 +214,19 @@ fn resolve(from: &[usize], to: &[i64]) -> Result<Vec<usize>, String> {
 /// A box from its parts.
 pub(super) fn region(start: impl IntoIterator<Item = usize>, shape: impl IntoIterator<Item = usize>) -> Region {
     Region { start: start.into_iter().collect(), shape: shape.into_iter().collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_beside_a_zero_must_be_addressable_too() {
+        let nothing = Expr::source("z", &TensorInfo { dtype: DType::F32, shape: vec![0, 4] });
+        assert!(nothing.reshape(&[1 << 40, 0]).is_ok());
+        for to in [[1 << 40, 1 << 40, 0], [0, 1 << 40, 1 << 40]] {
+            let error = nothing.reshape(&to).expect_err("numbers of bytes would overflow");
+            assert!(error.contains("too large"), "{error}");
+        }
+    }
 }

@@ -117,7 +117,7 @@ impl Step {
     pub(super) fn restated(mut self, by: &'static str) -> Self {
         let vars = |names: &[String]| match names {
             [] => vec![Var::plain("_")],
-            names => names.iter().map(|name| Var { quoted: name == "_" || name.contains(['$', '*']), ..Var::plain(name) }).collect(),
+            names => names.iter().map(Var::exact).collect(),
         };
         let list = |sizes: &[usize]| Value::List(sizes.iter().map(|n| *n as i64).collect());
         let attrs = self.ops.iter().flat_map(|op| match op {
@@ -154,7 +154,7 @@ fn ops(statement: &Statement) -> Result<Vec<Op>> {
                 sizes = Some(sizes_of(list).map_err(|_| error(format!("sizes={value}: a size is not negative")))?);
             }
             ("permute", Value::List(list)) => {
-                let order = sizes_of(list).ok().filter(|order| (0..order.len()).all(|d| order.contains(&d)));
+                let order = sizes_of(list).ok().filter(|order| order.iter().copied().collect::<BTreeSet<_>>().into_iter().eq(0..order.len()));
                 out.push(Op::Permute(
                     order.ok_or_else(|| error(format!("permute={value} is no order of the dimensions 0 to {}", list.len().saturating_sub(1))))?,
                 ));
@@ -189,4 +189,31 @@ fn ops(statement: &Statement) -> Result<Vec<Op>> {
         }
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mapping, Names};
+
+    /// A program, and what its text is read as.
+    fn again(text: &str, back: bool) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
+        let names = Names { left: ["a", "b", "c"].map(|name| (name.to_string(), 1)).into(), ..Names::default() };
+        let expand = |text: &str| Mapping::parse(text).and_then(|mapping| mapping.expand(&names)).unwrap_or_else(|error| panic!("{error}"));
+        let mut program = expand(text);
+        if back {
+            program = program.reverse().unwrap_or_else(|error| panic!("{error}"));
+        }
+        let sides = |program: &super::Program| program.steps.iter().flat_map(|s| [s.inputs.clone(), s.outputs.clone()]).collect();
+        (sides(&program), sides(&expand(&program.to_string())))
+    }
+
+    #[test]
+    fn names_that_look_like_macros_keep_their_quotes() {
+        for back in [false, true] {
+            let (program, read) = again("a -> 'x$', '*', \"_\", fused_qkv, num_heads=2, num_key_value_groups=1\n", back);
+            assert_eq!(program, read);
+            let (program, read) = again("'b', \"fused_ffn\", 'fused_qkv' -> c, axis=0", back);
+            assert_eq!(program, read);
+        }
+    }
 }

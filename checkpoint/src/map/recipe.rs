@@ -190,18 +190,26 @@ impl<'p> Pass<'p> {
         for (base, slot) in slots {
             let name = format!("{base}{}", self.state);
             let wanted = destination.map(|names| names.contains(&name) || names.contains(&base));
-            match slot {
-                Slot::Source(_) if only_mapped => {}
+            let expr = match slot {
+                Slot::Source(_) if only_mapped => continue,
                 Slot::Source(_) if wanted == Some(false) => {
                     let detail = format!("the source's tensor '{name}' is used by no statement and is no destination; `{name} -> _` says that this is meant");
                     return Err(Error::Argument(detail));
                 }
-                Slot::Used(expr) if wanted == Some(true) => drop(out.exprs.insert(name, expr)),
-                Slot::Source(expr) => drop(out.exprs.insert(name, expr)),
-                Slot::Written { expr, read, .. } if wanted.unwrap_or(!read) => drop(out.exprs.insert(name, expr)),
-                Slot::Added(_) => drop(out.added.insert(name)),
-                Slot::Used(_) | Slot::Written { .. } | Slot::Removed(_) => {}
+                Slot::Used(expr) if wanted == Some(true) => expr,
+                Slot::Source(expr) => expr,
+                Slot::Written { expr, read, .. } if wanted.unwrap_or(!read) => expr,
+                Slot::Added(_) => {
+                    out.added.insert(name);
+                    continue;
+                }
+                Slot::Used(_) | Slot::Written { .. } | Slot::Removed(_) => continue,
+            };
+            // One of them would be lost.
+            if out.exprs.contains_key(&name) {
+                return Err(Error::Argument(format!("'{name}' is written by a statement, and is also what the optimizer keeps beside '{base}'")));
             }
+            out.exprs.insert(name, expr);
         }
         Ok(())
     }
@@ -257,5 +265,24 @@ pub(super) fn apply(op: &Op, tensors: &[Arc<Expr>], outputs: usize) -> Result<Ve
             };
             sizes.iter().map(&mut cut).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mapping, Names};
+    use super::*;
+
+    #[test]
+    fn a_written_tensor_is_not_replaced_by_an_optimizer_state_of_its_name() {
+        let info = |shape: &[usize]| TensorInfo { dtype: anymesh_core::DType::F32, shape: shape.to_vec() };
+        let sources: BTreeMap<_, _> = [("a", info(&[2])), ("a.w_0", info(&[2])), ("b", info(&[3]))].map(|(name, info)| (name.to_string(), info)).into();
+        let recipe = |text: &str| {
+            let program = Mapping::parse(text).and_then(|mapping| mapping.expand(&Names::default()))?;
+            Recipe::new(&program, &sources, None, false)
+        };
+        let error = recipe("a -> c\nb -> c.w_0").expect_err("two tensors of one name").to_string();
+        assert!(error.contains("'c.w_0'"), "{error}");
+        assert_eq!(recipe("a -> c\nb -> c.w_1").map(|recipe| recipe.tensors().len()), Ok(3));
     }
 }

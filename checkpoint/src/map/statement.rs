@@ -1,10 +1,15 @@
 //! A statement as data, and where it came from.
 
+use super::expand::MOST_NAMES;
+use super::parse::WORDS;
 use super::token::in_name;
 use crate::Error;
 use anymesh_core::DType;
 use std::fmt::{self, Display};
 use std::sync::Arc;
+
+/// Characters of a statement that a trace shows.
+const LONGEST_LINE: usize = 2000;
 
 /// A tensor as a statement names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +28,17 @@ impl Var {
     /// A name that is meant as it stands.
     pub(super) fn plain(name: impl Into<String>) -> Self {
         Self { name: name.into(), range: None, transpose: false, quoted: false }
+    }
+
+    /// A name that is meant as it stands, in quotes where it would say something else.
+    pub(super) fn exact(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self { quoted: name == "_" || name.contains(['$', '*']) || WORDS.contains(&name.as_str()), ..Self::plain(name) }
+    }
+
+    /// How many names it stands for, as far as a range says; a range that is too long has an error of its own.
+    pub(super) fn count(&self) -> u64 {
+        self.range.map_or(1, |(first, end)| end.saturating_sub(first).min(MOST_NAMES))
     }
 
     /// The same under another name.
@@ -48,7 +64,7 @@ impl Display for Var {
 
 /// A name as the language reads it back.
 fn quote(name: &str, always: bool) -> String {
-    let number = name.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    let number = name.bytes().all(|b| b.is_ascii_digit());
     let plain = !always && !number && !name.starts_with('-') && name.chars().all(|c| in_name(c) || c == '-');
     match plain {
         true => name.into(),
@@ -129,12 +145,17 @@ impl Statement {
         let mut chain = vec![];
         let mut at = self;
         while let Some((by, parent)) = &at.from {
-            chain.push(format!("  by {by}: {at}"));
+            chain.push(shortened(format!("  by {by}: {at}")));
             at = parent;
         }
-        chain.push(format!("  written: {at}"));
+        chain.push(shortened(format!("  written: {at}")));
         chain.reverse();
         chain.join("\n")
+    }
+
+    /// How many names it has, those of ranges counted out.
+    pub(super) fn names(&self) -> u64 {
+        self.left.iter().chain(&self.right).fold(0, |sum, var| sum.saturating_add(var.count()))
     }
 
     /// An error about this statement.
@@ -149,6 +170,15 @@ impl Statement {
             _ => None,
         })
     }
+}
+
+/// A line of a trace: a statement may have thousands of names.
+fn shortened(mut line: String) -> String {
+    if let Some((at, _)) = line.char_indices().nth(LONGEST_LINE) {
+        line.truncate(at);
+        line.push_str(" ...");
+    }
+    line
 }
 
 impl Display for Statement {

@@ -6,23 +6,40 @@ use crate::{Error, Result, TensorInfo};
 use anymesh_core::DType;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The longest header that is read. The reference implementation has the same limit.
 pub(super) const MAX_HEADER: u64 = 100_000_000;
 
 pub(super) const WHAT: &str = "safetensors file";
 
-/// What a header says.
-#[derive(Debug, Default)]
-pub(super) struct Header {
-    pub(super) tensors: BTreeMap<String, TensorInfo>,
-    /// Where in the file each of `tensors` starts.
-    pub(super) offsets: BTreeMap<String, u64>,
+/// What the header of a safetensors file says.
+///
+/// [`File`](super::File) reads it by itself. Where the bytes come from elsewhere, such as ranges of an object store, it is parsed on its own:
+///
+/// ```
+/// # use anymesh_checkpoint::safetensors::Header;
+/// let file = b"\x3a\0\0\0\0\0\0\0{\"bias\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}ab";
+/// let length = file.len() as u64;
+/// let size = Header::size(file[..8].try_into()?, length, "bias.safetensors")?;
+/// let header = Header::parse(&file[8..8 + size as usize], length, "bias.safetensors")?;
+/// assert_eq!(header.tensors["bias"].shape, [2]);
+/// assert_eq!(header.offsets["bias"], 66);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Header {
+    /// The tensors by name. Each lies in the file with all of its bytes, and none overlaps another.
+    pub tensors: BTreeMap<String, TensorInfo>,
+    /// Where in the file each of [`tensors`](Self::tensors) starts.
+    pub offsets: BTreeMap<String, u64>,
     /// Tensors of types that this library has none for, with the name of the type.
-    pub(super) foreign: BTreeMap<String, String>,
-    pub(super) metadata: BTreeMap<String, String>,
-    /// All bytes after the header: those of all tensors.
-    pub(super) bytes: u64,
+    pub foreign: BTreeMap<String, String>,
+    /// The free-form strings.
+    pub metadata: BTreeMap<String, String>,
+    /// The bytes of all tensors, also of those of foreign types.
+    pub bytes: u64,
 }
 
 /// The types of the format with their bits, and ours where there is one. A name that is not here is taken at its word about its size.
@@ -57,59 +74,75 @@ pub(super) fn type_name(dtype: DType) -> &'static str {
 
 /// Reads and checks the header of a file.
 pub(super) fn read(file: &Positioned) -> Result<Header> {
-    let wrong = |detail: String| Error::format(file.path(), WHAT, detail);
-    let available = file.len().checked_sub(8).ok_or_else(|| wrong(format!("{} bytes are too few for a header", file.len())))?;
-    let mut length = [0; 8];
-    file.read_at(0, &mut length)?;
-    let length = u64::from_le_bytes(length);
-    if length > available {
-        return Err(wrong(format!("a header of {length} bytes does not fit into a file of {}", file.len())));
-    }
-    if length > MAX_HEADER {
-        return Err(wrong(format!("a header of {length} bytes is longer than the {MAX_HEADER} that are allowed")));
-    }
-    let mut text = vec![0; length as usize];
+    let mut first = [0; 8];
+    let there = file.len().min(8) as usize;
+    file.read_at(0, &mut first[..there])?;
+    let mut text = vec![0; Header::size(first, file.len(), file.path())? as usize];
     file.read_at(8, &mut text)?;
-    if text.first() != Some(&b'{') {
-        return Err(wrong("the header does not start with '{'".into()));
-    }
-    let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("the header is not JSON: {e}")))?;
-    let Value::Object(entries) = json else { return Err(wrong("the header is not a JSON object".into())) };
+    Header::parse(&text, file.len(), file.path())
+}
 
-    let mut header = Header::default();
-    let mut ranges = vec![];
-    for (name, entry) in entries {
-        if name == "__metadata__" {
-            header.metadata = metadata(entry).map_err(wrong)?;
-            continue;
+impl Header {
+    /// How many bytes of a file's `length` the header has: they follow the `first` eight. `path` is for errors.
+    pub fn size(first: [u8; 8], length: u64, path: impl AsRef<Path>) -> Result<u64> {
+        let wrong = |detail: String| Err(Error::format(path.as_ref(), WHAT, detail));
+        let size = u64::from_le_bytes(first);
+        match length.checked_sub(8) {
+            None => wrong(format!("{length} bytes are too few for a header")),
+            Some(available) if size > available => wrong(format!("a header of {size} bytes does not fit into a file of {length}")),
+            _ if size > MAX_HEADER => wrong(format!("a header of {size} bytes is longer than the {MAX_HEADER} that are allowed")),
+            _ => Ok(size),
         }
-        let Entry { dtype, shape, begin, end } = parse(&entry).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
-        match dtype {
-            Ok(dtype) => {
-                header.tensors.insert(name.clone(), TensorInfo { dtype, shape });
-                header.offsets.insert(name.clone(), 8 + length + begin);
+    }
+
+    /// Checks the text of the header of a file of `length` bytes. `path` is for errors.
+    pub fn parse(text: &[u8], length: u64, path: impl AsRef<Path>) -> Result<Header> {
+        let wrong = |detail: String| Error::format(path.as_ref(), WHAT, detail);
+        let start = 8 + text.len() as u64;
+        let data = length.checked_sub(start).ok_or_else(|| wrong(format!("a header of {} bytes does not fit into a file of {length}", text.len())))?;
+        if text.first() != Some(&b'{') {
+            return Err(wrong("the header does not start with '{'".into()));
+        }
+        let json: Value = serde_json::from_slice(text).map_err(|e| wrong(format!("the header is not JSON: {e}")))?;
+        let Value::Object(entries) = json else { return Err(wrong("the header is not a JSON object".into())) };
+
+        let mut header = Header::default();
+        let mut ranges = vec![];
+        for (name, entry) in entries {
+            if name == "__metadata__" {
+                header.metadata = metadata(entry).map_err(wrong)?;
+                continue;
             }
-            Err(foreign) => {
-                header.foreign.insert(name.clone(), foreign);
+            let Entry { dtype, shape, begin, end } = parse(&entry).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+            match dtype {
+                Ok(dtype) => {
+                    header.tensors.insert(name.clone(), TensorInfo { dtype, shape });
+                    header.offsets.insert(name.clone(), begin);
+                }
+                Err(foreign) => {
+                    header.foreign.insert(name.clone(), foreign);
+                }
             }
+            ranges.push((begin, end, name));
         }
-        ranges.push((begin, end, name));
-    }
-    // Every byte belongs to one tensor.
-    ranges.sort();
-    let mut at = 0;
-    for (begin, end, name) in ranges {
-        if begin != at {
-            let problem = if begin < at { "overlap with those of another tensor" } else { "leave a hole before them" };
-            return Err(wrong(format!("tensor '{name}': its bytes {begin}..{end} {problem} (expected to start at {at})")));
+        // Every byte belongs to one tensor.
+        ranges.sort();
+        let mut at = 0;
+        for (begin, end, name) in ranges {
+            if begin != at {
+                let problem = if begin < at { "overlap with those of another tensor" } else { "leave a hole before them" };
+                return Err(wrong(format!("tensor '{name}': its bytes {begin}..{end} {problem} (expected to start at {at})")));
+            }
+            at = end;
         }
-        at = end;
+        if at != data {
+            return Err(wrong(format!("the tensors have {at} bytes, the file has {data} after its header")));
+        }
+        // All of them lie in the file, so that this cannot overflow.
+        header.offsets.values_mut().for_each(|offset| *offset += start);
+        header.bytes = data;
+        Ok(header)
     }
-    if at != available - length {
-        return Err(wrong(format!("the tensors have {at} bytes, the file has {} after its header", available - length)));
-    }
-    header.bytes = at;
-    Ok(header)
 }
 
 fn metadata(value: Value) -> std::result::Result<BTreeMap<String, String>, String> {
@@ -152,4 +185,21 @@ fn parse(entry: &Value) -> std::result::Result<Entry, String> {
         return Err(format!("{} bytes cannot hold {name}{shape:?}", end - begin));
     }
     Ok(Entry { dtype: ours.ok_or_else(|| name.into()), shape, begin, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_near_the_largest_number_are_refused_and_do_not_overflow() {
+        let parse = |text: &str| Header::parse(text.as_bytes(), 8 + text.len() as u64, "x").expect_err("no file has so many bytes").to_string();
+        let last = u64::MAX;
+        let error = parse(&format!(r#"{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
+        assert!(error.contains("leave a hole before them"), "{error}");
+        // A type that nobody knows is taken at its word about its size.
+        let error =
+            parse(&format!(r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
+        assert!(error.contains("the file has 0 after its header"), "{error}");
+    }
 }
