@@ -1,17 +1,19 @@
 //! A tour in one run: a small language model written once and trained on one device and on a mesh of eight ranks, with the same losses and every byte that
-//! crossed; indexing as in NumPy; what a reshard costs; and the same program on every device of this machine.
+//! crossed; a checkpoint saved while training goes on, and gone on with on other meshes; what a reshard costs; indexing as in NumPy; and the same program on every
+//! device of this machine.
 //!
 //! `cargo run --release --example quickstart`
 
 use anymesh::{
     DType, Device, Mesh, Place, Result, Tensor, TensorType,
+    checkpoint::{self, Background, Checkpoint, Contents, Load, Training},
     grad::no_grad,
     i,
     ops::{AttentionOptions, CrossEntropyOptions, Rng, RopeStyle, attention::attention, rope::rope_tables},
     reshard::{Objective, plan},
     spmd::Ledger,
 };
-use std::time::Instant;
+use std::{collections::BTreeMap, error::Error, time::Instant};
 
 const BATCH: usize = 8;
 const LENGTH: usize = 32;
@@ -19,6 +21,7 @@ const HEADS: usize = 8;
 const SIZE: usize = 8;
 const WIDTH: usize = HEADS * SIZE;
 const VOCABULARY: usize = 60;
+const NAMES: [&str; 9] = ["embedding", "queries", "keys", "values", "output", "gate", "up", "down", "head"];
 
 /// Where the tensors of a program go: all on a device, or each over a mesh as its text says.
 enum On {
@@ -82,6 +85,19 @@ impl Model {
         logits.cross_entropy(&self.tokens.get(i![.., 1..])?, &CrossEntropyOptions::default())
     }
 
+    fn named(&self) -> BTreeMap<String, Tensor> {
+        NAMES.iter().map(|name| name.to_string()).zip(self.parameters.iter().cloned()).collect()
+    }
+
+    /// Takes its parameters from a checkpoint of any layout.
+    fn load(&mut self, checkpoint: &Checkpoint) -> checkpoint::Result<()> {
+        let loaded = Load::default().replace(checkpoint, &Contents::new(0, self.named()))?.tensors;
+        for (name, w) in NAMES.iter().zip(&mut self.parameters) {
+            *w = loaded[*name].require_grad()?;
+        }
+        Ok(())
+    }
+
     /// One step of gradient descent. Every gradient ends where its parameter lies.
     fn step(&mut self) -> Result<f64> {
         let loss = self.loss()?;
@@ -100,6 +116,38 @@ fn train(on: &On, steps: usize) -> Result<Vec<f64>> {
     (0..steps).map(|_| model.step()).collect()
 }
 
+/// Trains on a mesh, saves in the background halfway while training goes on, and goes on from that checkpoint on other meshes.
+fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn Error>> {
+    let root = std::env::temp_dir().join(format!("anymesh-quickstart-{}", std::process::id()));
+    let half = losses.len() / 2;
+    let mut model = Model::new(&On::Mesh(mesh.clone()))?;
+    let mut saver = Background::new(&root);
+    let mut longest = 0.0f64;
+    for step in 0..losses.len() {
+        let start = Instant::now();
+        if step == half {
+            let state = Training { consumed_samples: (step * BATCH) as u64, ..Training::default() }.to_state();
+            saver.begin("halfway", &Contents { step: step as u64, tensors: model.named(), state, ..Contents::default() })?;
+        }
+        saver.advance(16 << 10)?;
+        longest = longest.max(start.elapsed().as_secs_f64() * 1e3);
+        model.step()?;
+    }
+    saver.finish()?;
+    let found = checkpoint::latest(&root)?.ok_or("nothing was saved")?;
+    let bytes: u64 = found.manifest().files.values().sum();
+    println!("\nSaved from {mesh} while it trained ({} files, {bytes} bytes, at most {longest:.1} ms of a step), and gone on with:", found.manifest().files.len());
+    for axes in ["dp=1, tp=1", "dp=8, tp=1", "dp=1, tp=2", "dp=3, tp=5"] {
+        let other = Mesh::new(axes, device)?;
+        let mut model = Model::new(&On::Mesh(other.clone()))?;
+        model.load(&found)?;
+        let rest = (half..losses.len()).map(|_| model.step()).collect::<Result<Vec<_>>>()?;
+        println!("  {:<18} {:<18} largest difference of the losses {:.1e}", other.to_string(), model.parameters[1].type_string(), difference(&losses[half..], &rest));
+    }
+    std::fs::remove_dir_all(&root)?;
+    Ok(())
+}
+
 /// Numbers as bars, the highest for the largest.
 fn picture(row: &[f64]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -111,7 +159,7 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<(), Box<dyn Error>> {
     let device = anymesh::default_device()?;
     println!("anymesh on {device}: {}\n", device.backend().capabilities().description);
 
@@ -129,6 +177,8 @@ fn main() -> Result<()> {
     let (shown, total) = (9.min(lines.len() - 1), &lines[lines.len() - 1]);
     lines[..shown].iter().for_each(|line| println!("  {line}"));
     println!("  ... {total}");
+
+    resume(&mesh, &device, &losses)?;
 
     let (from, to) = (TensorType::parse("f32[4096@dp, 4096@tp]", &mesh)?, TensorType::parse("f32[4096@tp@dp, 4096]", &mesh)?);
     println!("\n{}", plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, Objective::Time)?);
