@@ -73,7 +73,7 @@ fn bytes_of(regions: &[&Region], info: &TensorInfo) -> usize {
 /// A box that is larger than what may be in memory: joined on the device from parts that follow each other.
 fn in_slabs(source: &dyn Source, name: &str, info: &TensorInfo, region: &Region, device: &Device, memory: usize) -> Result<Tensor> {
     let mut parts = vec![];
-    for mut slab in slabs(&TensorInfo { dtype: info.dtype, shape: region.shape.to_vec() }, memory) {
+    for mut slab in slabs(region.shape.to_vec(), info.dtype.size(), memory) {
         slab.start.iter_mut().zip(&region.start).for_each(|(at, start)| *at += start);
         let mut bytes = vec![0; slab.numel() * info.dtype.size()];
         source.read(name, &slab, &mut bytes)?;
