@@ -85,7 +85,7 @@ impl Checkpoint {
                 let (mut at, end) = (0, b.region().numel() * size);
                 while at < end {
                     let to = (at + WINDOW).min(end);
-                    read((to - at) as usize);
+                    read(to - at);
                     if let Err(error) = self.blocks(name, b, at, to) {
                         wrong.push(error);
                         break;
