@@ -12,7 +12,7 @@ use anymesh::{
 };
 use clap::Args;
 use serde_json::{Value, json};
-use std::{collections::BTreeSet, fmt::Write, path::PathBuf};
+use std::{collections::BTreeSet, path::PathBuf};
 
 /// Arguments of `ckpt verify`.
 #[derive(Args)]
@@ -43,12 +43,12 @@ impl Verify {
         };
         let Verified { damaged, tensors, bytes, less } = found;
         let mut text = String::new();
-        damaged.iter().for_each(|error| drop(writeln!(text, "{error}")));
+        damaged.iter().for_each(|error| text += &format!("{error}\n"));
         let verdict = if damaged.is_empty() { "0 damaged".to_string() } else { format!("{} damaged", damaged.len()) };
         let what = if tensors == 0 { String::new() } else { format!("{}, {}: ", count(tensors, "tensor"), human(bytes)) };
-        let _ = writeln!(text, "{kind}, {what}{verdict}");
+        text += &format!("{kind}, {what}{verdict}\n");
         if let Some(less) = less {
-            let _ = writeln!(text, "{less}");
+            text += &format!("{less}\n");
         }
         let errors: Vec<Value> = damaged.iter().map(damage).collect();
         let json = json!({
@@ -150,7 +150,7 @@ impl Diff {
                 _ => None,
             };
             if let Some((said, mut json)) = found {
-                let _ = writeln!(text, "{name}: {said}");
+                text += &format!("{name}: {said}\n");
                 json["name"] = (*name).into();
                 differences.push(json);
             }

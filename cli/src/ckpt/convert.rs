@@ -162,6 +162,9 @@ impl Import {
         let (step, mut state) = kept(&from);
         for file in hugging_face::CONFIGS {
             if let Some(config) = read_config(&self.path.join(file))? {
+                if let Some(Value::String(architecture)) = config.pointer("/architectures/0") {
+                    state.insert("architecture".into(), architecture.as_str().into());
+                }
                 state.insert(file.trim_end_matches(".json").into(), config);
             }
         }

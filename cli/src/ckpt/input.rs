@@ -89,7 +89,12 @@ impl<'r> Rules<'r> {
         self.used[at] = true;
         let (pattern, text) = self.rules[at];
         text.into_sharding(&self.mesh, rank).map_err(|e| {
-            let hint = format!("write one entry for each of its {rank} dimensions, such as [@{}, _]", self.mesh.axes().first().map_or("x", |(name, _)| name));
+            let first = format!("@{}", self.mesh.axes().first().map_or("x", |(name, _)| name));
+            let example = std::iter::once(first.as_str()).chain(std::iter::repeat("_")).take(rank).collect::<Vec<_>>().join(", ");
+            let hint = match rank {
+                0 => "it has no dimensions to cut: give a pattern that does not match it".into(),
+                _ => format!("write an entry for each of its dimensions, such as [{example}]"),
+            };
             wrong(format!("--layout \"{pattern}={text}\" does not fit tensor '{name}': {e}; {hint}"))
         })
     }

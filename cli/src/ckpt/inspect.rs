@@ -10,7 +10,7 @@ use super::{
 use anymesh::checkpoint::{Kind, Source, TensorInfo, content_sum};
 use clap::Args;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// Arguments of `ckpt inspect`.
 #[derive(Args)]
@@ -87,14 +87,14 @@ impl Inspect {
             tree::draw(shown.tensors().iter().map(|(name, info)| (name.as_str(), row(name, info))), !self.all && !self.sums)
         };
         for (name, dtype) in shown.foreign() {
-            let _ = writeln!(out, "{name}  {dtype}, which cannot be read here");
+            out += &format!("{name}  {dtype}, which cannot be read here\n");
         }
-        let _ = writeln!(out, "{}, {}", count(shown.tensors().len(), "tensor"), human(total(shown)));
+        out += &format!("{}, {}\n", count(shown.tensors().len(), "tensor"), human(total(shown)));
         if let Some(m) = from.manifest() {
             let axes: Vec<String> = m.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
             let mesh = if axes.is_empty() { "one device".into() } else { axes.join(", ") };
-            let _ = writeln!(out, "step {}, saved from {mesh}, {}", m.step, count(m.files.len(), "file"));
-            m.state.iter().for_each(|(key, value)| drop(writeln!(out, "  {key}: {value}")));
+            out += &format!("step {}, saved from {mesh}, {}\n", m.step, count(m.files.len(), "file"));
+            m.state.iter().for_each(|(key, value)| out += &format!("  {key}: {value}\n"));
         }
         out
     }

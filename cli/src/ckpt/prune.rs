@@ -8,10 +8,7 @@ use anymesh::checkpoint::{
 };
 use clap::Args;
 use serde_json::json;
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `ckpt prune`.
 #[derive(Args)]
@@ -47,8 +44,8 @@ impl Prune {
         let kept: Vec<&Path> = there.iter().filter(|found| found.step.is_ok() && !removed.contains(&found.path)).map(|found| found.path.as_path()).collect();
         let verb = if self.dry_run { "would be removed" } else { "removed" };
         let mut text = String::new();
-        removed.iter().for_each(|path| drop(writeln!(text, "{verb}: {}", path.display())));
-        let _ = writeln!(text, "{} {verb}, {} kept", removed.len(), kept.len());
+        removed.iter().for_each(|path| text += &format!("{verb}: {}\n", path.display()));
+        text += &format!("{} {verb}, {} kept\n", removed.len(), kept.len());
         Ok(Outcome::done(text, json!({"removed": removed, "kept": kept, "dry_run": self.dry_run})))
     }
 }

@@ -66,14 +66,14 @@ fn hugging_face_folders_go_out_and_come_back_with_their_configurations() {
     let (one, folder, back, again) = (case.at("one"), case.at("deep/er/hf"), case.at("back"), case.at("again"));
     assert!(text(&["export", &one, &folder, "--max-file-size", "20K", "--remove", "step"]).contains("2 tensors in 2 files"));
     assert!(Path::new(&folder).join("model.safetensors.index.json").exists());
-    std::fs::write(Path::new(&folder).join("config.json"), "{\"hidden_size\": 64}").unwrap();
+    std::fs::write(Path::new(&folder).join("config.json"), r#"{"hidden_size": 64, "architectures": ["Some"]}"#).unwrap();
     text(&["import", &folder, &back, "--step", "9"]);
     let (_, json) = object(&["inspect", &back]);
-    assert_eq!((&json["state"]["config"], &json["step"]), (&json!({"hidden_size": 64}), &json!(9)));
+    assert_eq!((&json["state"]["config"]["hidden_size"], &json["state"]["architecture"], &json["step"]), (&json!(64), &json!("Some"), &json!(9)));
     assert_eq!(object(&["diff", &one, &back, "--values", "--remove", "step"]).0, 0);
     text(&["export", &back, &again]);
     let config: Value = serde_json::from_str(&std::fs::read_to_string(Path::new(&again).join("config.json")).unwrap()).unwrap();
-    assert_eq!(config, json!({"hidden_size": 64}));
+    assert_eq!(config, json!({"hidden_size": 64, "architectures": ["Some"]}));
 }
 
 #[test]

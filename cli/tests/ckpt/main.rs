@@ -6,7 +6,10 @@ mod files;
 mod inspect;
 mod messages;
 
-use anymesh::{DType, Mesh, Tensor};
+use anymesh::{
+    DType, Mesh, Tensor,
+    checkpoint::{Contents, save},
+};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
@@ -34,8 +37,9 @@ impl Case {
 
     /// Saves a checkpoint of step 7.
     fn save(&self, name: &str, tensors: &[(&str, Tensor)]) {
-        let tensors: BTreeMap<String, Tensor> = tensors.iter().map(|(name, x)| (name.to_string(), x.clone())).collect();
-        anymesh::checkpoint::save(&self.0, name, 7, &tensors, json!({"consumed_samples": 123}).as_object().unwrap()).unwrap();
+        let tensors = tensors.iter().map(|(name, x)| (name.to_string(), x.clone())).collect();
+        let state = json!({"consumed_samples": 123}).as_object().unwrap().clone();
+        save(&self.0, name, &Contents { step: 7, tensors, state, ..Contents::default() }).unwrap();
     }
 
     fn at(&self, name: &str) -> String {

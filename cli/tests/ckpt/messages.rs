@@ -62,8 +62,8 @@ fn options_that_do_not_fit_say_what_would() {
     refuses(&["export", &one, &to, "--filter", "step", "--remove", "st*"], &["no tensor is left"]);
     refuses(&["reshard", &one, &to, "--mesh", "x"], &["--mesh x", "such as dp=2,tp=4"]);
     refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "layers"], &["'layers' is no layout", "NAMES=SHARDING"]);
-    refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "layers.*=[@q, _]"], &["layers.0.w", "q"]);
-    refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "*=[@x, _]"], &["'step'", "0 dimensions"]);
+    refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "layers.*=[@q, _]"], &["layers.0.w", "q", "such as [@x, _]"]);
+    refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "*=[@x, _]"], &["'step'", "no dimensions to cut"]);
     refuses(&["reshard", &one, &to, "--mesh", "x=2", "--layout", "layer.*=[@x, _]"], &["layer.*", "matches no tensor"]);
     refuses(&["reshard", &one, &to, "--mesh", "x=2", "--memory-limit", "1M"], &["--memory-limit 1.0 MiB", "at least 64.0 MiB"]);
     refuses(&["reshard", &one, &to, "--mesh", "x=2", "--memory-limit", "1X"], &["'x' is no unit"]);
