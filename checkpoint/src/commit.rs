@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{File, TryLockError},
     path::{Path, PathBuf},
 };
 
@@ -25,7 +25,7 @@ pub(crate) struct Begun {
     pub(crate) folder: PathBuf,
     pub(crate) world: World,
     /// Held by the process that leads.
-    _lock: Option<File>,
+    _lock: Option<Lock>,
 }
 
 /// What a manifest says beside what was written.
@@ -152,7 +152,7 @@ impl Begun {
 }
 
 /// The lock and the temporary folder.
-fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Path) -> Result<File> {
+fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Path) -> Result<Lock> {
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
         return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
     }
@@ -170,11 +170,25 @@ fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Pat
 }
 
 /// Keeps other writers out of a folder for as long as it lives; the system releases it when the process ends, however that happens.
-pub(crate) fn lock(root: &Path) -> Result<File> {
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+/// Closing the file is not enough: a process that is being started by another thread shares it until it has become another program.
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+/// Locks a folder against other writers.
+pub(crate) fn lock(root: &Path) -> Result<Lock> {
     let path = root.join(".lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(|e| Error::io(&path, "open", &e))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(_) => Err(Error::Io { path, action: "lock", reason: "another process is writing checkpoints here: wait for it, or use another folder".into() }),
+        Ok(()) => Ok(Lock(file)),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::Io { path, action: "lock", reason: "somebody else is writing checkpoints here: wait for that to end, or use another folder".into() })
+        }
+        Err(TryLockError::Error(error)) => Err(Error::io(path, "lock", &error)),
     }
 }

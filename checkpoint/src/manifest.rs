@@ -152,13 +152,32 @@ impl Manifest {
 
 /// Whether any two boxes share an element.
 fn overlap(boxes: &[StoredBox]) -> bool {
-    let mut sorted: Vec<Region> = boxes.iter().map(StoredBox::region).filter(|r| r.numel() > 0).collect();
-    sorted.sort_by(|a, b| a.start.cmp(&b.start));
-    // In the order of the first dimension only those that begin before the end can meet.
-    sorted.iter().enumerate().any(|(i, a)| {
-        let near = |b: &&Region| a.start.is_empty() || b.start[0] < a.start[0] + a.shape[0];
-        sorted[i + 1..].iter().take_while(near).any(|b| a.intersect(b).is_some_and(|r| r.numel() > 0))
-    })
+    let mut groups = vec![boxes.iter().map(StoredBox::region).filter(|r| r.numel() > 0).collect::<Vec<Region>>()];
+    // Boxes of a grid, or of a part of one, come apart dimension by dimension. Those that do not are compared with each other.
+    while let Some(mut group) = groups.pop() {
+        let rank = group.first().map_or(0, |r| r.start.len());
+        let parts = (0..rank).map(|d| apart(&mut group, d)).find(|parts| parts.len() > 1);
+        match parts {
+            Some(parts) => groups.extend(parts),
+            None if group.iter().enumerate().any(|(i, a)| group[i + 1..].iter().any(|b| a.intersect(b).is_some_and(|r| r.numel() > 0))) => return true,
+            None => {}
+        }
+    }
+    false
+}
+
+/// Boxes in groups that do not meet along a dimension, or nothing where all are one group.
+fn apart(boxes: &mut [Region], d: usize) -> Vec<Vec<Region>> {
+    boxes.sort_unstable_by_key(|r| r.start[d]);
+    let (mut end, mut first, mut cuts) = (0, 0, vec![]);
+    for (i, r) in boxes.iter().enumerate() {
+        if r.start[d] >= end && i > 0 {
+            cuts.push(first..i);
+            first = i;
+        }
+        end = end.max(r.start[d] + r.shape[d]);
+    }
+    if cuts.is_empty() { vec![] } else { cuts.into_iter().chain([first..boxes.len()]).map(|range| boxes[range].to_vec()).collect() }
 }
 
 /// Step `i` lifts a manifest of version `i + 1` to the next. A change of the schema adds one, with a stored sample of the old version to test it on.
@@ -168,7 +187,10 @@ const MIGRATIONS: [fn(&mut Map<String, Value>) -> Result<(), String>; VERSION as
 fn migrate(value: &mut Value) -> Result<(), String> {
     let Some(object) = value.as_object_mut() else { return Err("it is no object".into()) };
     let version = object.get("version").and_then(Value::as_u64).ok_or("it has no version")?;
-    if version > VERSION || version == 0 {
+    if version == 0 {
+        return Err("there is no version 0".into());
+    }
+    if version > VERSION {
         return Err(format!("version {version} was written by a newer library: this one reads 1 to {VERSION}, update it"));
     }
     for step in &MIGRATIONS[version as usize - 1..] {

@@ -12,7 +12,7 @@ use crate::{
 use anymesh_core::Mesh;
 use serde_json::{Map, Value};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -169,9 +169,15 @@ fn write_file(
     tell: &dyn Fn(usize),
 ) -> Result<DataFile> {
     let name = format!("rank-{id:05}.safetensors");
+    let mut taken = HashSet::new();
     let entry = |piece: &Piece| {
         let info = &placed[&piece.tensor].info;
-        (entry_name(piece, info), TensorInfo { dtype: info.dtype, shape: piece.region.shape.to_vec() })
+        let mut name = entry_name(piece, info);
+        // A tensor may be called what a box of another one is: readers of the file need names that differ.
+        while !taken.insert(name.clone()) {
+            name.push('\'');
+        }
+        (name, TensorInfo { dtype: info.dtype, shape: piece.region.shape.to_vec() })
     };
     let entries: Vec<(String, TensorInfo)> = pieces.iter().map(entry).collect();
     let header = header_of(entries.iter().map(|(name, info)| (name, info)), &BTreeMap::new())?;

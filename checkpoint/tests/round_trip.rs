@@ -162,7 +162,7 @@ fn two_writers_do_not_meet() -> Result<(), Error> {
     let lock = std::fs::File::create(root.join(".lock")).expect("a file");
     lock.try_lock().expect("free");
     let error = save(&root, "one", &Contents::new(1, BTreeMap::new())).expect_err("locked");
-    assert!(error.to_string().contains("another process"), "{error}");
+    assert!(error.to_string().contains("somebody else"), "{error}");
     drop(lock);
     save(&root, "one", &Contents::new(1, BTreeMap::new()))?;
     Ok(())
