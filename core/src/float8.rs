@@ -1,7 +1,7 @@
 //! The two 8-bit float formats: conversion to and from `f32`.
 //!
 //! `F8E4M3` is the "fn" form (no infinities, one NaN per sign, largest finite value 448); `F8E5M2` follows IEEE rules
-//! (largest finite value 57344, then infinity). Conversions round to nearest, ties to even.
+//! (largest finite value 57344, then infinity). Conversions round to nearest, ties to even, and every code comes back from `f32` as it was, NaNs included.
 
 /// 8-bit float with 4 exponent and 3 mantissa bits. Overflow becomes NaN.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
@@ -61,9 +61,9 @@ impl F8E4M3 {
         Self::from_f32(if x.is_nan() { x } else { x.clamp(-Self::MAX, Self::MAX) })
     }
 
-    /// The exact value.
+    /// The exact value; a NaN keeps its sign.
     pub fn to_f32(self) -> f32 {
-        if self.0 & 0x7f == 0x7f { f32::NAN } else { expand(self.0, 3, -6) }
+        if self.0 & 0x7f == 0x7f { f32::NAN.copysign(f32::from(self.0 as i8)) } else { expand(self.0, 3, -6) }
     }
 }
 
@@ -71,11 +71,12 @@ impl F8E5M2 {
     /// The largest finite value.
     pub const MAX: f32 = 57344.0;
 
-    /// Rounds to nearest even; values that round past 57344 become infinity.
+    /// Rounds to nearest even; values that round past 57344 become infinity. A NaN keeps the front of its payload, and is quiet where that is nothing.
     pub fn from_f32(x: f32) -> Self {
         let sign = ((x.to_bits() >> 24) & 0x80) as u8;
         if x.is_nan() {
-            return Self(sign | 0x7e);
+            let payload = (x.to_bits() >> 21 & 3) as u8;
+            return Self(sign | 0x7c | if payload == 0 { 2 } else { payload });
         }
         let code = if x.is_infinite() { 0x7c } else { round_magnitude(x, 2, -14).min(0x7c) };
         Self(sign | code as u8)
@@ -86,14 +87,11 @@ impl F8E5M2 {
         Self::from_f32(if x.is_nan() { x } else { x.clamp(-Self::MAX, Self::MAX) })
     }
 
-    /// The exact value.
+    /// The exact value; a NaN keeps its sign and payload.
     pub fn to_f32(self) -> f32 {
-        match self.0 & 0x7f {
-            0x7c if self.0 & 0x80 != 0 => f32::NEG_INFINITY,
-            0x7c => f32::INFINITY,
-            0x7d..=0x7f => f32::NAN,
-            _ => expand(self.0, 2, -14),
-        }
+        let (sign, magnitude) = (u32::from(self.0 & 0x80) << 24, u32::from(self.0 & 0x7f));
+        // Infinity and NaN, with the fraction in front.
+        if magnitude >= 0x7c { f32::from_bits(sign | 0x7f80_0000 | (magnitude & 3) << 21) } else { expand(self.0, 2, -14) }
     }
 }
 
@@ -117,13 +115,10 @@ mod tests {
     fn every_code_survives_a_round_trip() {
         for code in 0..=255u8 {
             let (a, b) = (F8E4M3(code), F8E5M2(code));
-            if !a.to_f32().is_nan() {
-                assert_eq!(F8E4M3::from_f32(a.to_f32()), a, "{code:#x}");
-            }
-            if !b.to_f32().is_nan() {
-                assert_eq!(F8E5M2::from_f32(b.to_f32()), b, "{code:#x}");
-            }
+            assert_eq!((a.to_f32().is_nan(), b.to_f32().is_nan()), (code & 0x7f == 0x7f, code & 0x7f > 0x7c), "{code:#x}");
+            assert_eq!((F8E4M3::from_f32(a.to_f32()).0, F8E5M2::from_f32(b.to_f32()).0), (code, code), "{code:#x}");
         }
+        assert_eq!(F8E5M2::from_f32(f32::from_bits(0xff80_0001)).0, 0xfe, "a payload that is lost leaves a NaN");
     }
 
     #[test]

@@ -401,9 +401,13 @@ impl<'b> Val<'b> {
         self.builder.push(Inst::Inside(input), Kind::Bool)
     }
 
-    /// Converts to `dtype` (see [`Inst::Cast`]); no instruction where the value already has that kind and needs no rounding.
+    /// Converts to `dtype` (see [`Inst::Cast`]); no instruction where the value is held without loss as that dtype, or was loaded as it.
     pub fn cast(self, dtype: DType) -> Val<'b> {
-        if self.kind().dtype() == dtype { self } else { self.builder.push(Inst::Cast(self.reg, dtype), dtype.kind()) }
+        let loaded = {
+            let state = self.builder.0.borrow();
+            matches!(state.insts[self.reg as usize], Inst::Load(k) if state.inputs.get(k as usize) == Some(&dtype))
+        };
+        if loaded || self.kind().dtype() == dtype { self } else { self.builder.push(Inst::Cast(self.reg, dtype), dtype.kind()) }
     }
 }
 

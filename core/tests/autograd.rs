@@ -108,6 +108,36 @@ fn gradients_of_tensors_in_between_can_be_asked_for() -> Result<()> {
 }
 
 #[test]
+fn an_op_with_more_than_256_results_keeps_their_gradients_apart() -> Result<()> {
+    let x = leaf(&[1.0; 300])?;
+    let parts = x.unbind(0)?;
+    let gradient = parts[299].mul(7)?.add(&parts[3])?.backward()?.get(&x)?.expect("used").to_vec::<f64>()?;
+    let expected: Vec<f64> = (0..300).map(|i| [0.0, 1.0, 7.0][usize::from(i == 3) + 2 * usize::from(i == 299)]).collect();
+    assert_eq!(gradient, expected);
+    Ok(())
+}
+
+#[test]
+fn a_hook_may_add_a_hook_to_its_own_tensor() -> Result<()> {
+    let (x, added) = (leaf(&[2.0])?, Arc::new(AtomicUsize::new(0)));
+    let (again, count) = (x.clone(), added.clone());
+    x.on_gradient(move |_| {
+        let count = count.clone();
+        again.on_gradient(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(None)
+        })?;
+        Ok(None)
+    })?;
+    for passes in 0..3 {
+        x.square()?.backward()?;
+        // Those that were added in earlier passes.
+        assert_eq!(added.load(Ordering::Relaxed), [0, 1, 3][passes]);
+    }
+    Ok(())
+}
+
+#[test]
 fn hooks_see_complete_gradients_and_may_replace_them() -> Result<()> {
     let a = leaf(&[1.0, 2.0])?;
     let middle = a.mul(3.0)?;

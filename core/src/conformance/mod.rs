@@ -5,6 +5,7 @@
 //! run on every backend, so a new backend is held to all of them with one call of [`run`].
 
 mod binary;
+pub mod bits;
 mod cast;
 mod conv;
 mod create;

@@ -27,7 +27,7 @@ struct Pending {
 }
 
 /// By node and result.
-pub(super) type Found = HashMap<(u64, u8), Tensor>;
+pub(super) type Found = HashMap<(u64, usize), Tensor>;
 
 impl Pass<'_> {
     /// The gradients of the targets, from those of some results.
@@ -46,7 +46,7 @@ impl Pass<'_> {
                 if !(self.stop && self.is_target(&node)) {
                     for (slot, grad) in grads.iter_mut().enumerate() {
                         if let Some(gradient) = grad.take() {
-                            *grad = Some(node.show(slot as u8, gradient)?);
+                            *grad = Some(node.show(slot, gradient)?);
                         }
                     }
                 }
@@ -76,17 +76,17 @@ impl Pass<'_> {
         self.targets.is_some_and(|targets| targets.iter().any(|t| t.node.id == node.id))
     }
 
-    /// Keeps the gradients of a node that was asked for; whether the pass ends there.
+    /// Keeps the gradients of a node that was asked for; whether the pass is to stop there.
     fn take(&self, node: &Arc<Node>, grads: &[Option<Tensor>], found: &mut Found) -> bool {
         let Some(targets) = self.targets else {
             if let (true, Some(Some(gradient))) = (node.is_leaf(), grads.first()) {
                 found.insert((node.id, 0), gradient.clone());
             }
-            return node.is_leaf();
+            return false;
         };
         let mut any = false;
         for target in targets.iter().filter(|t| t.node.id == node.id) {
-            if let Some(Some(gradient)) = grads.get(target.slot as usize) {
+            if let Some(Some(gradient)) = grads.get(target.slot) {
                 found.insert((node.id, target.slot), gradient.clone());
             }
             any = true;
@@ -97,7 +97,7 @@ impl Pass<'_> {
 
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
 fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
-    let (slot, gradient) = (edge.slot as usize, edge.sliced(gradient)?);
+    let (slot, gradient) = (edge.slot, edge.sliced(gradient)?);
     let entry = pending.entry(edge.node.id).or_insert_with(|| Pending { node: edge.node.clone(), grads: SmallVec::new() });
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);

@@ -86,11 +86,11 @@ impl Check<'_> {
         row.samples += 1;
         if self.differences {
             let first = f.first_order()?;
-            row.first = Some(row.first.unwrap_or(0.0).max(first));
+            row.first = Some(worse(row.first.unwrap_or(0.0), first));
             if first.is_nan() || first > DIFFERENCE {
                 row.failures.push(format!("{} {}: the gradient is {first:.1e} off the finite differences", entry.name, f.describe()));
             } else if let Some(second) = f.second_order()? {
-                row.second = Some(row.second.unwrap_or(0.0).max(second));
+                row.second = Some(worse(row.second.unwrap_or(0.0), second));
                 if second.is_nan() || second > DIFFERENCE * 10.0 {
                     row.failures.push(format!("{} {}: the second gradient is {second:.1e} off the finite differences", entry.name, f.describe()));
                 }

@@ -59,7 +59,7 @@ type Again = dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync;
 /// Runs `again` with recording on, and goes back through it to the operands and no further.
 fn pull_again(op: &'static str, operands: Vec<Tensor>, again: Arc<Again>) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
     move |back: &Back<'_>| {
-        // In a pass that is not recorded itself, the operands become leaves: what made them must not be touched.
+        // The pass below stops at the operands, and is recorded where this one is: then it is part of the graph that leads on to what made them.
         let create_graph = mode() == Mode::On;
         let out = with_mode(Mode::On, || again(&operands))?;
         let mut seeds = Vec::with_capacity(out.len());

@@ -29,12 +29,12 @@ mod tape;
 
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
-pub(crate) use program::{broadcast_axes, differentiable, mapped, reduced, sum_to};
+pub(crate) use program::{broadcast_axes, reduced, sum_to};
 pub(crate) use tape::{Edge, Pulled, constant, is_recording, record, record1};
 
 use crate::{Error, Result, Tensor};
 use backward::{Found, Pass};
-use std::collections::HashMap;
+use std::{cell::LazyCell, collections::HashMap, sync::Arc};
 pub(crate) use tape::Back;
 use tape::{Mode, with_mode};
 
@@ -126,8 +126,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         }
     }
     let pass = Pass { targets: Some(&targets), stop: false, retain: options.retain_graph, create_graph: options.create_graph };
-    let reached = backward::needed(seeds.iter().map(|(edge, _)| &edge.node), &targets, false);
     let found = pass.run(seeds)?;
+    let roots = outputs.iter().filter_map(|t| t.edge()).map(|edge| &edge.node);
+    let reached = LazyCell::new(|| backward::needed(roots, &targets, false));
     let pick = |(i, x): (usize, &&Tensor)| match x.edge().and_then(|e| found.get(&(e.node.id, e.slot))) {
         Some(gradient) => {
             let place = || placed(gradient, x);
@@ -289,7 +290,7 @@ impl Tensor {
         let Some(edge) = self.edge() else {
             return Err(Error::Gradient { op: "on_gradient", detail: "the tensor is not tracked: nothing would ever call the hook".into() });
         };
-        edge.node.add_hook(edge.slot, Box::new(hook));
+        edge.node.add_hook(edge.slot, Arc::new(hook));
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
 //! Gradients of maps and reductions: they follow from the elementwise program (see `map/derive.rs`).
 
-use super::tape::{Back, Pulled, constant, is_recording, record};
+use super::tape::{Back, Pulled, constant, is_recording, record, record1};
 use crate::{
     Dims, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
     map::Derivative,
-    ops::{self, Operand, reduce::Reduce},
+    ops::{self, Map, Operand, reduce::Reduce},
     spmd::{Outputs, Table},
 };
 use smallvec::SmallVec;
@@ -42,15 +42,20 @@ struct Kept {
 }
 
 impl Kept {
-    fn new(op: &'static str, program: &MapProgram, shape: &Shape, tensors: &[&Tensor], indices: &[Affine], params: &[Scalar]) -> Result<Self> {
-        let derivatives = derivatives(program)?;
+    fn new(map: &Map<'_>, tensors: &[&Tensor]) -> Result<Self> {
+        let derivatives = derivatives(map.program)?;
         let used = |k: usize| {
             let by = |(i, d): (usize, &Option<Derivative>)| tensors[i].requires_grad() && d.as_ref().is_some_and(|d| !d.is_identity && d.uses.contains(&k));
             derivatives.iter().any(|of| of.iter().enumerate().any(by))
         };
         let inputs = tensors.iter().enumerate().map(|(k, t)| used(k).then(|| (*t).clone())).collect();
         let shapes = tensors.iter().map(|t| t.shape().clone()).collect();
-        Ok(Self { op, derivatives: derivatives.clone(), shape: shape.clone(), indices: indices.into(), params: params.into(), inputs, shapes })
+        Ok(Self { op: map.op, derivatives, shape: map.shape.clone(), indices: map.indices.into(), params: map.params.into(), inputs, shapes })
+    }
+
+    /// Another program over the same positions.
+    fn over<'a>(&'a self, program: &'a MapProgram) -> Map<'a> {
+        Map { indices: &self.indices, params: &self.params, ..Map::new(self.op, program, &self.shape) }
     }
 
     /// The gradient of operand `input` from that of result `output`, which broadcasts to the shape of the map.
@@ -63,7 +68,7 @@ impl Kept {
         let kept: SmallVec<[&Tensor; 6]> = derivative.uses.iter().filter_map(|k| self.inputs[*k].as_ref()).collect();
         let program = &derivative.program;
         if derivative.is_slope {
-            let slope = mapped(self.op, program, &self.shape, &kept, &self.indices, &self.params, false)?.remove(0);
+            let slope = self.over(program).recorded(&kept)?.remove(0);
             return sum_to(self.op, &slope.mul(gradient)?.cast(program.outputs[0].1)?, shape).map(Some);
         }
         // Parts that would be rounded one by one must meet first.
@@ -71,7 +76,7 @@ impl Kept {
         let linear = from.kind() == to.kind() && from.size() <= to.size();
         if *shape == self.shape || !self.indices.is_empty() {
             let operands: SmallVec<[&Tensor; 6]> = std::iter::once(gradient).chain(kept.iter().copied()).collect();
-            let out = mapped(self.op, program, &self.shape, &operands, &self.indices, &self.params, linear)?.remove(0);
+            let out = Map { linear, ..self.over(program) }.recorded(&operands)?.remove(0);
             return sum_to(self.op, &out, shape).map(Some);
         }
         let whole = gradient.expand(&self.shape)?;
@@ -110,63 +115,47 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
     sum.reshape(shape)
 }
 
-/// Runs a map program over operands that broadcast to `shape`, and remembers how to compute its gradient; see [`ops::run_linear_map`] for `linear`.
-#[track_caller]
-pub(crate) fn mapped(
-    op: &'static str,
-    program: &MapProgram,
-    shape: &Shape,
-    tensors: &[&Tensor],
-    indices: &[Affine],
-    params: &[Scalar],
-    linear: bool,
-) -> Result<Outputs> {
-    let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
-    let device = tensors[0].device();
-    if !is_recording(tensors) {
-        return ops::run_linear_map(op, program, shape, &operands, indices, params, device, linear);
-    }
-    differentiable(op, program, shape, tensors, indices, params, || ops::run_linear_map(op, program, shape, &operands, indices, params, device, linear))
-}
-
-/// Remembers the gradient of a map that runs in some way of its own.
-#[track_caller]
-pub(crate) fn differentiable(
-    op: &'static str,
-    program: &MapProgram,
-    shape: &Shape,
-    tensors: &[&Tensor],
-    indices: &[Affine],
-    params: &[Scalar],
-    run: impl FnOnce() -> Result<Outputs>,
-) -> Result<Outputs> {
-    if !is_recording(tensors) {
-        return run();
-    }
-    if program.outputs.iter().all(|(_, dtype)| !dtype.is_float()) {
-        return constant(tensors, run);
-    }
-    record(op, tensors, run, |_| {
-        let kept = Kept::new(op, program, shape, tensors, indices, params)?;
-        Ok(move |back: &Back<'_>| {
-            let mut pulled = Pulled::new();
-            for input in 0..kept.shapes.len() {
-                let mut sum: Option<Tensor> = None;
-                for output in (0..kept.derivatives.len()).filter(|_| back.needs(input)) {
-                    let part = match back.grad_of(output) {
-                        Some(gradient) => kept.pull(output, input, gradient)?,
-                        None => None,
-                    };
-                    sum = match (sum, part) {
-                        (Some(a), Some(b)) => Some(a.add(&b)?),
-                        (a, b) => a.or(b),
-                    };
-                }
-                pulled.push(sum);
-            }
-            Ok(pulled)
+impl Map<'_> {
+    /// Runs the program over operands that broadcast to its shape, and remembers how to compute its gradient. There is at least one operand.
+    #[track_caller]
+    pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
+        self.recorded_by(tensors, || {
+            let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
+            self.run(&operands, tensors[0].device())
         })
-    })
+    }
+
+    /// [`recorded`](Self::recorded) for a map that `run` computes in a way of its own.
+    #[track_caller]
+    pub(crate) fn recorded_by(&self, tensors: &[&Tensor], run: impl FnOnce() -> Result<Outputs>) -> Result<Outputs> {
+        if !is_recording(tensors) {
+            return run();
+        }
+        if self.program.outputs.iter().all(|(_, dtype)| !dtype.is_float()) {
+            return constant(tensors, run);
+        }
+        record(self.op, tensors, run, |_| {
+            let kept = Kept::new(self, tensors)?;
+            Ok(move |back: &Back<'_>| {
+                let mut pulled = Pulled::new();
+                for input in 0..kept.shapes.len() {
+                    let mut sum: Option<Tensor> = None;
+                    for output in (0..kept.derivatives.len()).filter(|_| back.needs(input)) {
+                        let part = match back.grad_of(output) {
+                            Some(gradient) => kept.pull(output, input, gradient)?,
+                            None => None,
+                        };
+                        sum = match (sum, part) {
+                            (Some(a), Some(b)) => Some(a.add(&b)?),
+                            (a, b) => a.or(b),
+                        };
+                    }
+                    pulled.push(sum);
+                }
+                Ok(pulled)
+            })
+        })
+    }
 }
 
 /// Runs a reduction and remembers how to compute its gradient.
@@ -181,16 +170,16 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
     let Reduce { op, program, operands, params, reduce, scale, .. } = *call;
     let shape = operands[0].shape();
     let axes: Dims = call.axes.into();
-    let out = record(
+    record1(
         op,
         operands,
-        || Ok(smallvec::smallvec![call.compute()?]),
+        || call.compute(),
         |out| {
-            let kept = Kept::new(op, program, shape, operands, &[], params)?;
+            let kept = Kept::new(&Map { params, ..Map::new(op, program, shape) }, operands)?;
             // All but sums look at the values again.
             let linear = reduce == ReduceOp::Sum;
             let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> =
-                (!linear).then(|| (Arc::new(program.clone()), operands.iter().map(|t| (*t).clone()).collect(), out[0].clone()));
+                (!linear).then(|| (Arc::new(program.clone()), operands.iter().map(|t| (*t).clone()).collect(), out.clone()));
             let keepdim: Shape = (0..shape.rank()).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect();
             Ok(move |back: &Back<'_>| {
                 let gradient = back.grad()?.reshape(&keepdim)?;
@@ -203,7 +192,7 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
                     None => gradient,
                     Some((program, operands, out)) => {
                         let operands: SmallVec<[&Tensor; 4]> = operands.iter().collect();
-                        let values = mapped(op, program, &kept.shape, &operands, &[], &kept.params, false)?.remove(0);
+                        let values = kept.over(program).recorded(&operands)?.remove(0);
                         let out = back.out(0, out).reshape(&keepdim)?;
                         ops::reduce::spread(op, reduce, &values, &out, &axes, &gradient)?.cast(values.dtype())?
                     }
@@ -211,6 +200,5 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
                 (0..kept.shapes.len()).map(|input| if back.needs(input) { kept.pull(0, input, &gradient) } else { Ok(None) }).collect()
             })
         },
-    )?;
-    Ok(out.into_iter().next().unwrap_or_else(|| operands[0].clone()))
+    )
 }

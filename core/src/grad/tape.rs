@@ -25,7 +25,7 @@ pub(crate) type Pulled = SmallVec<[Option<Tensor>; 2]>;
 type Pull = dyn Fn(&Back<'_>) -> Result<Pulled> + Send + Sync;
 
 /// Sees the gradient of a tensor when it is complete, and may replace it.
-pub(super) type Hook = Box<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
+pub(super) type Hook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
 
 /// A call of an op, or a tensor that gradients are wanted for.
 pub(crate) struct Node {
@@ -39,14 +39,14 @@ pub(crate) struct Node {
     shardings: SmallVec<[Sharding; 1]>,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
-    hooks: Mutex<Vec<(u8, Hook)>>,
+    hooks: Mutex<Vec<(usize, Hook)>>,
 }
 
 /// One result of a node.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(super) node: Arc<Node>,
-    pub(super) slot: u8,
+    pub(super) slot: usize,
 }
 
 impl Edge {
@@ -59,7 +59,7 @@ impl Edge {
     /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every rank is sliced.
     #[track_caller]
     pub(super) fn sliced(&self, gradient: Tensor) -> Result<Tensor> {
-        let Some(target) = self.node.shardings.get(self.slot as usize) else { return Ok(gradient) };
+        let Some(target) = self.node.shardings.get(self.slot) else { return Ok(gradient) };
         let mut sharding = gradient.sharding().clone();
         for d in 0..gradient.rank() {
             let (mut wanted, has) = (target.axes_of(d), gradient.sharding().axes_of(d).count());
@@ -106,13 +106,15 @@ impl Node {
         })
     }
 
-    pub(super) fn add_hook(&self, slot: u8, hook: Hook) {
+    pub(super) fn add_hook(&self, slot: usize, hook: Hook) {
         lock(&self.hooks).push((slot, hook));
     }
 
     /// Shows a complete gradient to the hooks of a result.
-    pub(super) fn show(&self, slot: u8, mut gradient: Tensor) -> Result<Tensor> {
-        for (_, hook) in lock(&self.hooks).iter().filter(|(s, _)| *s == slot) {
+    pub(super) fn show(&self, slot: usize, mut gradient: Tensor) -> Result<Tensor> {
+        // Not under the lock: a hook may add another one.
+        let hooks: Vec<Hook> = lock(&self.hooks).iter().filter(|(s, _)| *s == slot).map(|(_, hook)| hook.clone()).collect();
+        for hook in hooks {
             if let Some(other) = hook(&gradient)? {
                 if other.shape() != gradient.shape() || other.dtype() != gradient.dtype() {
                     let detail = format!("a hook replaced the gradient {} by {}", gradient.type_string(), other.type_string());
@@ -249,7 +251,7 @@ where
     let node = Node::new(op, edges, &out, Some(Arc::new(pull)));
     for (slot, t) in out.iter_mut().enumerate() {
         if t.dtype().is_float() {
-            t.attach(Edge { node: node.clone(), slot: slot as u8 });
+            t.attach(Edge { node: node.clone(), slot });
         }
     }
     Ok(out)
@@ -266,10 +268,6 @@ pub(crate) fn record1<P>(
 where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
-    if !is_recording(inputs) {
-        let _scope = if let Some(x) = inputs.first() { composed(op, x) } else { None };
-        return forward();
-    }
     Ok(record(op, inputs, || Ok(smallvec::smallvec![forward()?]), |out| pull(&out[0]))?.remove(0))
 }
 
@@ -286,7 +284,7 @@ pub(crate) struct Back<'a> {
 }
 
 impl Back<'_> {
-    /// The gradient of the only tracked result.
+    /// The gradient of the only result that has one; of several, the first.
     pub(crate) fn grad(&self) -> Result<&Tensor> {
         self.grads.iter().flatten().next().ok_or_else(|| Error::Gradient { op: self.node.op, detail: "no result has a gradient".into() })
     }
@@ -309,7 +307,7 @@ impl Back<'_> {
     /// Result `slot` as the program has it, from what the pull kept of it.
     pub(crate) fn out(&self, slot: usize, kept: &Tensor) -> Tensor {
         let mut out = kept.clone();
-        out.attach(Edge { node: self.node.clone(), slot: slot as u8 });
+        out.attach(Edge { node: self.node.clone(), slot });
         out
     }
 }

@@ -1,7 +1,7 @@
 //! Index tensors made ready for a gather or scatter: masks become places, and their shapes a common one.
 
 use super::plan::{Pick, Plan};
-use crate::{DType, Error, Result, Shape, Tensor, spmd::composed_at};
+use crate::{Error, Result, Shape, Tensor, ops::index_kind, spmd::composed_at};
 use std::panic::Location;
 
 /// A gather or scatter takes at most this many index tensors.
@@ -66,7 +66,7 @@ fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
 /// Where a mask holds, as positions in row-major order.
 async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'static>) -> Result<Tensor> {
     let n = mask.numel();
-    let dtype = if i32::try_from(n).is_ok() { DType::I32 } else { DType::I64 };
+    let dtype = index_kind(n).dtype();
     let mut parts = Vec::new();
     for start in (0..n.max(1)).step_by(MASK_PART) {
         let counting = {
@@ -82,13 +82,13 @@ async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'stat
 
 impl Found {
     /// Refuses places outside axes that no kernel will look at, because the axis or the result is empty.
-    pub(super) fn check(&self, op: &'static str, dims: &[usize], elements: usize) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str, dims: &[usize], empty: bool) -> Result<()> {
         if self.batch.numel() == 0 {
             return Ok(());
         }
         for (axis, axes, index) in &self.picks {
             let size = Shape::from(&dims[*axis..axis + axes]).numel();
-            if size == 0 || elements == 0 {
+            if size == 0 || empty {
                 counted(op, size, index)?;
             }
         }
@@ -101,22 +101,25 @@ fn counted(op: &'static str, size: usize, index: &Tensor) -> Result<Tensor> {
     if size == 0 {
         return Err(Error::IndexOutOfRange { op, index: 0, len: 0 });
     }
-    let dtype = if i32::try_from(size).is_ok() { DType::I32 } else { DType::I64 };
-    Tensor::arange(0, size as i64, 1, dtype, index.mesh())?.gather_axes(&[(0, index)])
+    Tensor::arange(0, size as i64, 1, index_kind(size).dtype(), index.mesh())?.gather_axes(&[(0, index)])
+}
+
+/// Dimensions `from` at the places `to`, where they are not there already.
+pub(super) fn moved(x: &Tensor, from: impl Iterator<Item = usize>, to: impl Iterator<Item = usize>) -> Result<Tensor> {
+    let (from, to): (Vec<i64>, Vec<i64>) = from.zip(to).map(|(from, to)| (from as i64, to as i64)).unzip();
+    if from == to { Ok(x.clone()) } else { x.movedim(&from, &to) }
 }
 
 /// The indexed dimensions `dims` of `x` brought to the front, and of more than a kernel takes at once the last ones made one.
 pub(super) fn leading(x: &Tensor, dims: &[usize], indices: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
-    let from: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
-    let to: Vec<i64> = (0..from.len() as i64).collect();
-    let x = if from == to { x.clone() } else { x.movedim(&from, &to)? };
+    let x = moved(x, dims.iter().copied(), 0..)?;
     let mut indices: Vec<Tensor> = indices.iter().map(|index| (*index).clone()).collect();
     if indices.len() <= AT_ONCE {
         return Ok((x, indices));
     }
     let (kept, joined) = (AT_ONCE - 1, &x.dims()[AT_ONCE - 1..indices.len()]);
     let size = Shape::from(joined).checked_numel("reshape")?;
-    let dtype = if i32::try_from(size).is_ok() { DType::I32 } else { DType::I64 };
+    let dtype = index_kind(size).dtype();
     let mut position: Option<Tensor> = None;
     for (index, size) in indices.drain(kept..).zip(joined) {
         // Each is checked on its own: outside its axis it could still be a place in all of them together.

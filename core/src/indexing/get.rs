@@ -1,10 +1,10 @@
 //! Reading what an index expression selects.
 
 use super::{
-    find::{AT_ONCE, Found, leading},
+    find::{AT_ONCE, Found, leading, moved},
     plan::{Plan, Take},
 };
-use crate::{DType, Dims, Result, Shape, Tensor};
+use crate::{Dims, Result, Shape, Tensor, ops::index_kind};
 
 /// The part of `x` that slices and integers select, as a view: every axis stays, with size 1 where an integer stands.
 pub(super) fn part(x: &Tensor, takes: &[Take]) -> Result<Tensor> {
@@ -35,8 +35,7 @@ fn end(take: Take) -> Option<i64> {
 
 /// The places that are taken of an axis of `x`, as an index.
 pub(super) fn range(x: &Tensor, take: Take) -> Result<Tensor> {
-    let dtype = if i32::try_from(x.numel()).is_ok() { DType::I32 } else { DType::I64 };
-    Tensor::arange(take.start as i64, end(take).unwrap_or(-1), take.step as i64, dtype, x.mesh())
+    Tensor::arange(take.start as i64, end(take).unwrap_or(-1), take.step as i64, index_kind(x.numel()).dtype(), x.mesh())
 }
 
 fn sliced(x: &Tensor, axis: usize, take: Take) -> Result<Tensor> {
@@ -87,8 +86,7 @@ pub(super) fn kept_sizes(plan: &Plan) -> Dims {
 /// What the expression selects.
 pub(super) fn get(op: &'static str, x: &Tensor, plan: &Plan, found: &Found) -> Result<Tensor> {
     let part = part(x, &plan.takes)?;
-    let elements = if found.batch.numel() == 0 || kept_sizes(plan).contains(&0) { 0 } else { 1 };
-    found.check(op, part.dims(), elements)?;
+    found.check(op, part.dims(), kept_sizes(plan).contains(&0))?;
     let columns = Columns::new(plan, found, part.dims());
     let rows = reshaped(&part, &columns.shape)?;
     let batch = found.batch.rank();
@@ -122,13 +120,7 @@ fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, u
 
 /// Moves `batch` dimensions at `at` to their place in the result, and adds the new ones.
 fn placed(out: Tensor, plan: &Plan, batch: usize, at: usize) -> Result<Tensor> {
-    let to = kept_before(plan);
-    let mut out = out;
-    if batch > 0 && at != to {
-        let from: Vec<i64> = (at..at + batch).map(|d| d as i64).collect();
-        let to: Vec<i64> = (to..to + batch).map(|d| d as i64).collect();
-        out = out.movedim(&from, &to)?;
-    }
+    let mut out = moved(&out, at..at + batch, kept_before(plan)..)?;
     for (d, _) in plan.kept.iter().enumerate().filter(|(_, axis)| axis.is_none()) {
         out = out.unsqueeze((if d < plan.front { d } else { d + batch }) as i64)?;
     }

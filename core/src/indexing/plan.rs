@@ -81,15 +81,13 @@ impl Plan {
         let Some(free) = rank.checked_sub(used) else {
             return Err(wrong(format!("{used} axes are indexed, but {shape} has {rank}: leave out entries, or add axes with `None`")));
         };
-        match entries.iter().filter(|entry| matches!(entry, Index::Ellipsis)).count() {
-            0 | 1 => {}
-            n => return Err(wrong(format!("`...` stands {n} times, and once at most says which axes are meant: use `..` for single axes"))),
+        let ellipses = entries.iter().filter(|entry| matches!(entry, Index::Ellipsis)).count();
+        if ellipses > 1 {
+            return Err(wrong(format!("`...` stands {ellipses} times, and once at most says which axes are meant: use `..` for single axes")));
         }
         let mut plan = Plan::default();
         let (mut seen, mut advanced, mut front) = (Seen::None, false, 0);
-        let open_end = [Index::Ellipsis];
-        let missing = !entries.iter().any(|entry| matches!(entry, Index::Ellipsis));
-        for entry in entries.iter().chain(open_end.iter().filter(|_| missing)) {
+        for entry in entries.iter().chain([&Index::Ellipsis].into_iter().filter(|_| ellipses == 0)) {
             let axis = plan.takes.len();
             let before = plan.kept.len();
             match entry {

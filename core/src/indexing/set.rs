@@ -1,7 +1,7 @@
 //! Writing to what an index expression selects. The result is a new tensor, composed of ops that have gradients.
 
 use super::{
-    find::{Found, leading},
+    find::{Found, leading, moved},
     get::{Columns, is_cut, kept_before, kept_sizes, part, range, reshaped},
     plan::{Pick, Plan, Take},
 };
@@ -96,7 +96,7 @@ pub(super) fn set(op: &'static str, x: &Tensor, plan: &Plan, found: &Found, valu
     let value = target.align(op, value)?;
     let empty = target.sizes.contains(&0);
     let dims: Dims = plan.takes.iter().map(|take| take.len).collect();
-    found.check(op, &dims, usize::from(!empty))?;
+    found.check(op, &dims, empty)?;
     if empty {
         return Ok(x.clone());
     }
@@ -115,7 +115,7 @@ pub(super) fn set(op: &'static str, x: &Tensor, plan: &Plan, found: &Found, valu
     let rows = reshaped(&part(x, &plan.takes)?, &columns.shape)?;
     let indices: Vec<&Tensor> = found.picks.iter().map(|(_, _, index)| index).collect();
     let (at, batch) = (kept_before(plan), found.batch.rank());
-    let value = moved(&value, &(at..at + batch).collect::<Vec<_>>(), true)?;
+    let value = moved(&value, at..at + batch, 0..)?;
     let written = put(&rows, &columns.indexed, &indices, &value, mode)?;
     put_back(x, &reshaped(&written, &whole)?, &plan.takes)
 }
@@ -125,22 +125,12 @@ fn without(shape: &Shape, at: usize, n: usize) -> Shape {
     shape.dims()[..at].iter().chain(&shape.dims()[at + n..]).copied().collect()
 }
 
-/// Dimensions `dims` at the front, or back from there.
-fn moved(x: &Tensor, dims: &[usize], forth: bool) -> Result<Tensor> {
-    let there: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
-    let front: Vec<i64> = (0..dims.len() as i64).collect();
-    if there == front {
-        return Ok(x.clone());
-    }
-    if forth { x.movedim(&there, &front) } else { x.movedim(&front, &there) }
-}
-
 /// Writes at indices of dimensions `indexed`; the value has the dimensions of the indices first, then the others.
 fn put(x: &Tensor, indexed: &[usize], indices: &[&Tensor], value: &Tensor, mode: Mode) -> Result<Tensor> {
     let front: Shape = indexed.iter().map(|d| x.dims()[*d]).chain((0..x.rank()).filter(|d| !indexed.contains(d)).map(|d| x.dims()[d])).collect();
     let (rows, indices) = leading(x, indexed, indices)?;
     let written = rows.index_put(&indices.iter().collect::<Vec<_>>(), value, mode == Mode::Add)?;
-    moved(&reshaped(&written, &front)?, indexed, false)
+    moved(&reshaped(&written, &front)?, 0..indexed.len(), indexed.iter().copied())
 }
 
 /// `x` with the part that slices and integers select replaced by `part`, which has all axes and at least one element.
@@ -201,5 +191,5 @@ fn write_cut(x: &Tensor, part: &Tensor, cut: &[(usize, Take)]) -> Result<Tensor>
         let grid: Shape = (0..cut.len()).map(|d| if d == k { take.len } else { 1 }).collect();
         indices.push(reshaped(&range(x, *take)?, &grid)?);
     }
-    put(x, &axes, &indices.iter().collect::<Vec<_>>(), &moved(part, &axes, true)?, Mode::Set)
+    put(x, &axes, &indices.iter().collect::<Vec<_>>(), &moved(part, axes.iter().copied(), 0..)?, Mode::Set)
 }

@@ -17,7 +17,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{CREATES, OpInfo, index_kind, movement::diagonal_index, op_without_gradient, run_map};
+use super::{CREATES, Map, OpInfo, index_kind, movement::diagonal_index, op_without_gradient};
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -93,7 +93,7 @@ pub(super) fn generated(
         let part = Shape::from(region.shape.clone());
         device.check(dtype, part.numel())?;
         let indices: Dims<Affine> = indices.iter().map(|index| shifted(index, &region.start)).collect();
-        Ok(run_map(op, program, &part, &[], &indices, params, device)?.remove(0))
+        Ok(Map { op, program, shape: &part, indices: &indices, params, linear: false }.run(&[], device)?.remove(0))
     })
 }
 

@@ -20,7 +20,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, run_map, sort::check_positions};
+use super::{Map, OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, sort::check_positions};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
@@ -149,7 +149,7 @@ async fn unique(x: &Tensor) -> Result<Unique> {
     let (sorted, order) = flat.sort(0, false)?;
     let compared = sorted.detach();
     let operands = [Operand::from(&compared), Operand::at(&compared, smallvec::smallvec![1])];
-    let marks = run_map(op, &begins(x.dtype())?, &[n].into(), &operands, &[], &[], x.device())?.remove(0);
+    let marks = Map::new(op, &begins(x.dtype())?, &[n].into()).run(&operands, x.device())?.remove(0);
     let Marked { running, positions } = find(op, &marks).await?;
 
     let values = sorted.index_select(0, &positions)?;

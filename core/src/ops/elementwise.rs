@@ -9,7 +9,7 @@
 //! further clauses (`linear 0 ; linear 1` for `mul`). `monotone` does the same for partial maxima and minima, and is only
 //! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
-use super::{OpInfo, map1};
+use super::{Map, OpInfo, common_shape, map1};
 use crate::grad::{self, Back, record1};
 use crate::spmd::{Call, Local, Rule, plain, rule};
 use crate::{
@@ -228,9 +228,9 @@ impl Elementwise {
             return map1(op, &program, &tensors, &params);
         }
         if grad::is_recording(&tensors) {
-            let shape = tensors[1..].iter().try_fold(tensors[0].shape().clone(), |shape, t| shape.broadcast(op, t.shape()))?;
+            let shape = common_shape(op, &tensors)?;
             let run = || Ok(smallvec::smallvec![self.sharded(args, &tensors, &program, &params, compute)?]);
-            return Ok(grad::differentiable(op, &program, &shape, &tensors, &[], &params, run)?.remove(0));
+            return Ok(Map { params: &params, ..Map::new(op, &program, &shape) }.recorded_by(&tensors, run)?.remove(0));
         }
         self.sharded(args, &tensors, &program, &params, compute)
     }
@@ -273,7 +273,7 @@ fn by_value(op: &'static str, slope: for<'b> fn(Val<'b>) -> Val<'b>, gradient: &
     // A slot that no formula has tells these programs from those of the op itself.
     let program = cached(Key { op, dtype, slots }, |b| b.finish(&[(b.load(loads[0]).cast(wide) * slope(b.load(loads[1]).cast(wide)), dtype)]))?;
     let linear = gradient.dtype().size() <= dtype.size();
-    Ok(grad::mapped(op, &program, y.shape(), &[gradient, y], &[], &[], linear)?.remove(0))
+    Ok(Map { linear, ..Map::new(op, &program, y.shape()) }.recorded(&[gradient, y])?.remove(0))
 }
 
 /// The dtype in which operands meet: first the tensors, then the weak numbers.

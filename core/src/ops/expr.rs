@@ -2,7 +2,7 @@
 //!
 //! Operands broadcast; floats of any width meet in `f32` (in `f64` where one of them is `f64`) and only the result is rounded.
 
-use super::{index_kind, reduce::Reduce};
+use super::{Map, index_kind, reduce::Reduce};
 use crate::{
     DType, Error, Kind, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
@@ -84,13 +84,17 @@ impl<'a> Expr<'a> {
         b.finish(&[(f(&args), dtype)])
     }
 
+    fn over<'p>(&'p self, program: &'p MapProgram, shape: &'p Shape) -> Map<'p> {
+        Map { indices: &self.indices, params: &self.params, ..Map::new(self.op, program, shape) }
+    }
+
     /// One value for each position, stored as `dtype`.
     #[track_caller]
     pub(crate) fn map(self, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
         let shape = self.shape()?;
         let program = self.program(&shape, dtype, f)?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
-        Ok(grad::mapped(self.op, &program, &shape, &operands, &self.indices, &self.params, false)?.remove(0))
+        Ok(self.over(&program, &shape).recorded(&operands)?.remove(0))
     }
 
     /// [`map`](Self::map) that `run` computes in a way of its own; its gradient follows from the expression.
@@ -102,7 +106,7 @@ impl<'a> Expr<'a> {
         }
         let shape = self.shape()?;
         let program = self.program(&shape, dtype, f)?;
-        Ok(grad::differentiable(self.op, &program, &shape, &operands, &self.indices, &self.params, run)?.remove(0))
+        Ok(self.over(&program, &shape).recorded_by(&operands, run)?.remove(0))
     }
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`. The first input has the common shape, and there

@@ -24,6 +24,7 @@ pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod rope;
+mod run;
 pub mod scan;
 pub mod scatter;
 pub mod select;
@@ -44,14 +45,12 @@ pub use movement::PadMode;
 pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
 pub use rope::RopeStyle;
+pub(crate) use run::{Map, Operand};
 pub use shape::Indexing;
 
 use crate::{
-    DType, Device, Dims, Error, Kind, MapProgram, Reduction, Result, Scalar, Shape, Tensor,
-    backend::{Affine, MapCall, MapInput},
-    grad,
+    DType, Device, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,
     map::{Inst, Unary},
-    spmd::{Call, Rule, plain, rule::letter as rule_letter},
 };
 
 /// What is known about an op beside its code. See `ARCHITECTURE.md` for the notation of rules.
@@ -130,25 +129,6 @@ pub(crate) fn same_device<'a>(op: &'static str, tensors: &[&'a Tensor]) -> Resul
     }
 }
 
-/// An operand of [`run_map`]: a tensor that broadcasts to the iteration shape, or one placed at `window` in it.
-pub(crate) struct Operand<'a> {
-    tensor: &'a Tensor,
-    window: Option<Dims<isize>>,
-}
-
-impl<'a> Operand<'a> {
-    /// A tensor whose origin lies at `start` of the iteration space.
-    pub(crate) fn at(tensor: &'a Tensor, start: Dims<isize>) -> Self {
-        Self { tensor, window: Some(start) }
-    }
-}
-
-impl<'a> From<&'a Tensor> for Operand<'a> {
-    fn from(tensor: &'a Tensor) -> Self {
-        Self { tensor, window: None }
-    }
-}
-
 /// Float functions that no shader language has for `f64`.
 fn needs_f64_math(program: &MapProgram) -> bool {
     use crate::map::Binary::*;
@@ -170,145 +150,16 @@ pub(crate) fn need_float_math(op: &'static str, device: &Device, dtype: DType) -
     Err(Error::Unsupported { device: device.name().into(), what: format!("{op} in f64"), hint: "cast to f32 or use the cpu or cuda device".into() })
 }
 
-/// Everything a backend's map call needs, checked, with operands broadcast to `shape`.
-pub(crate) struct PreparedMap<'a> {
-    op: &'static str,
-    program: &'a MapProgram,
-    shape: &'a Shape,
-    inputs: smallvec::SmallVec<[MapInput; 3]>,
-    indices: &'a [Affine],
-    params: &'a [Scalar],
+/// The shape that tensors broadcast to; there is at least one.
+pub(crate) fn common_shape(op: &'static str, tensors: &[&Tensor]) -> Result<Shape> {
+    tensors[1..].iter().try_fold(tensors[0].shape().clone(), |shape, t| shape.broadcast(op, t.shape()))
 }
 
-impl<'a> PreparedMap<'a> {
-    /// The operands hold elements and the device can do what the program asks.
-    pub(crate) fn new(
-        op: &'static str,
-        program: &'a MapProgram,
-        shape: &'a Shape,
-        operands: &[Operand<'_>],
-        indices: &'a [Affine],
-        params: &'a [Scalar],
-        device: &Device,
-    ) -> Result<Self> {
-        // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are where buffers are made.
-        for (_, dtype) in &program.outputs {
-            device.check(*dtype, 0)?;
-        }
-        for kind in &program.kinds {
-            device.check(kind.dtype(), 0)?;
-        }
-        if needs_f64_math(program) {
-            need_float_math(op, device, DType::F64)?;
-        }
-        let mut inputs = smallvec::SmallVec::with_capacity(operands.len());
-        for operand in operands {
-            let mut view = operand.tensor.view()?;
-            if operand.window.is_none() && view.layout.shape != *shape {
-                view.layout = view.layout.expand(shape);
-            }
-            inputs.push(MapInput { view, window: operand.window.clone() });
-        }
-        Ok(Self { op, program, shape, inputs, indices, params })
-    }
-
-    pub(crate) fn call(&self) -> MapCall<'_> {
-        MapCall { op: self.op, program: self.program, shape: self.shape, inputs: &self.inputs, indices: self.indices, params: self.params }
-    }
-}
-
-/// [`run_map`] on a mesh: every dimension may be cut. Nothing partial passes, because a program says nothing of what it computes, unless it is known to be
-/// `linear` in the first operand. Indices stay global.
-#[track_caller]
-fn sharded_map(
-    op: &'static str,
-    program: &MapProgram,
-    shape: &Shape,
-    operands: &[Operand<'_>],
-    indices: &[Affine],
-    params: &[Scalar],
-    linear: bool,
-) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
-    if operands.iter().any(|o| o.window.is_some()) {
-        return Err(Error::Argument { op, detail: "a window into a tensor on a mesh: the op has no rule".into() });
-    }
-    let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
-    let rule = || {
-        let rule = Rule::broadcast(shape, &tensors, program.outputs.len());
-        Ok(if linear { rule.let_through(1, &[Reduction::Sum]) } else { rule })
-    };
-    // Ops have attributes of their own, so the rules that core makes are told apart by a negative number.
-    Call { op, inputs: &tensors, attrs: &[-1, shape.rank() as i64, program.outputs.len() as i64, linear.into()] }.run(rule, |l| {
-        let parts: smallvec::SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
-        let mut local: Dims = shape.dims().into();
-        let mut indices: smallvec::SmallVec<[Affine; 2]> = indices.iter().cloned().collect();
-        for d in 0..shape.rank() {
-            if let Some((range, _)) = l.part(rule_letter(d)) {
-                local[d] = range.len();
-                for index in &mut indices {
-                    index.offset += range.start as i64 * index.strides[d];
-                }
-            }
-        }
-        run_map(op, program, &Shape::from(local), &parts, &indices, params, l[0].device())
-    })
-}
-
-/// Runs a map program over `shape` and returns its outputs. Operands broadcast; empty results launch nothing.
-#[track_caller]
-pub(crate) fn run_map(
-    op: &'static str,
-    program: &MapProgram,
-    shape: &Shape,
-    operands: &[Operand<'_>],
-    indices: &[Affine],
-    params: &[Scalar],
-    device: &Device,
-) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
-    run_linear_map(op, program, shape, operands, indices, params, device, false)
-}
-
-/// [`run_map`]; with `linear`, for a program that is linear in its first operand, through which partial sums may pass.
-#[track_caller]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn run_linear_map(
-    op: &'static str,
-    program: &MapProgram,
-    shape: &Shape,
-    operands: &[Operand<'_>],
-    indices: &[Affine],
-    params: &[Scalar],
-    device: &Device,
-    linear: bool,
-) -> Result<smallvec::SmallVec<[Tensor; 1]>> {
-    let tensors: smallvec::SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
-    if !plain(op, &tensors)? {
-        return sharded_map(op, program, shape, operands, indices, params, linear);
-    }
-    let result = |buffer, dtype| match operands.first() {
-        Some(first) => first.tensor.result(buffer, dtype, shape.clone()),
-        None => Tensor::created(buffer, dtype, shape.clone(), device),
-    };
-    let elements = shape.checked_numel(op)?;
-    if elements == 0 {
-        return Ok(program.outputs.iter().map(|(_, dtype)| result(None, *dtype)).collect());
-    }
-    for (_, dtype) in &program.outputs {
-        device.check(*dtype, elements)?;
-    }
-    let prepared = PreparedMap::new(op, program, shape, operands, indices, params, device)?;
-    let buffers = device.backend().map(&prepared.call())?;
-    Ok(buffers.into_iter().zip(&program.outputs).map(|(buffer, (_, dtype))| result(Some(buffer), *dtype)).collect())
-}
-
-/// [`run_map`] for programs with one output and only broadcast operands. Its gradient follows from the program.
+/// A map program with one output over the common shape of its inputs. Its gradient follows from the program.
 #[track_caller]
 pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Tensor> {
-    let mut shape = inputs[0].shape().clone();
-    for t in &inputs[1..] {
-        shape = shape.broadcast(op, t.shape())?;
-    }
-    Ok(grad::mapped(op, program, &shape, inputs, &[], params, false)?.remove(0))
+    let shape = common_shape(op, inputs)?;
+    Ok(Map { params, ..Map::new(op, program, &shape) }.recorded(inputs)?.remove(0))
 }
 
 /// Runs a user's own elementwise program: inputs broadcast, one tensor for each of the program's outputs.
@@ -334,11 +185,8 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
         let detail = format!("the program takes inputs {:?} and {} params", program.inputs, program.params.len());
         return Err(Error::Argument { op: "map", detail });
     }
-    let mut shape = inputs[0].shape().clone();
-    for t in &inputs[1..] {
-        shape = shape.broadcast("map", t.shape())?;
-    }
-    Ok(grad::mapped("map", program, &shape, inputs, &[], params, false)?.into_vec())
+    let shape = common_shape("map", inputs)?;
+    Ok(Map { params, ..Map::new("map", program, &shape) }.recorded(inputs)?.into_vec())
 }
 
 /// The kind of index that counts up to `max`: i32 unless that is too small.

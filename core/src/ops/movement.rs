@@ -14,7 +14,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, Operand, create, op, reduce::summed, run_map};
+use super::{Map, OpInfo, Operand, create, op, reduce::summed};
 use crate::{
     DType, Dims, Error, Layout, Reduction, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -231,8 +231,7 @@ impl Tensor {
         let x = b.load(dtype);
         let program = b.finish(&[(x.inside().select(x, b.param(dtype.kind())), dtype)])?;
         let start = pairs.iter().map(|(before, _)| *before as isize).collect();
-        let mut out = run_map(op, &program, &shape, &[Operand::at(self, start)], &[], &[value], self.device())?;
-        Ok(out.remove(0))
+        Ok(Map { params: &[value], ..Map::new(op, &program, &shape) }.run(&[Operand::at(self, start)], self.device())?.remove(0))
     }
 
     /// Moves element `i` of dimension `axes[k]` to `i + shifts[k]`, wrapping around. With no axes and one shift the tensor
@@ -393,8 +392,7 @@ impl Tensor {
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let kept = diagonal.binary(keep, diagonal.lit(0i64));
         let program = b.finish(&[(kept.select(x, zero(&b, dtype)), dtype)])?;
-        let mut out = run_map(op, &program, self.shape(), &[self.into()], &[index], &[], self.device())?;
-        Ok(out.remove(0))
+        Ok(Map { indices: &[index], ..Map::new(op, &program, self.shape()) }.run(&[self.into()], self.device())?.remove(0))
     }
 
     /// A vector becomes a square matrix with it on diagonal `k` and zero elsewhere; a matrix gives its diagonal `k` as a vector.
@@ -438,8 +436,7 @@ impl Tensor {
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
         let start: Dims<isize> = smallvec![-k.min(0) as isize, 0];
-        let mut out = run_map(op, &program, &shape, &[Operand::at(&rows, start)], &[index], &[], self.device())?;
-        Ok(out.remove(0))
+        Ok(Map { indices: &[index], ..Map::new(op, &program, &shape) }.run(&[Operand::at(&rows, start)], self.device())?.remove(0))
     }
 }
 
@@ -544,6 +541,5 @@ fn join_few(op: &'static str, parts: &[Tensor], axis: usize, dtype: DType) -> Re
         operands.push(Operand::at(part, start));
     }
     let program = b.finish(&[(joined, dtype)])?;
-    let mut out = run_map(op, &program, &parts[0].shape().with(axis, end), &operands, &[], &[], parts[0].device())?;
-    Ok(out.remove(0))
+    Ok(Map::new(op, &program, &parts[0].shape().with(axis, end)).run(&operands, parts[0].device())?.remove(0))
 }

@@ -19,7 +19,7 @@
 mod adaptive;
 mod gradient;
 
-use super::{OpInfo, PadMode, conv::Slide, op, reduce::Reduce, run_map};
+use super::{Map, OpInfo, PadMode, conv::Slide, op, reduce::Reduce};
 use crate::{
     DType, Dims, Error, Layout, MapProgram, Result, Scalar, Shape, Sharding, Tensor,
     backend::{Affine, ReduceOp},
@@ -257,7 +257,7 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
         step *= slide.size as i64;
     }
     let program = b.finish(&[(flat, DType::I32)])?;
-    Ok(run_map(op, &program, places.shape(), &[(&places).into()], &indices, &[], input.device())?.remove(0))
+    Ok(Map { indices: &indices, ..Map::new(op, &program, places.shape()) }.run(&[(&places).into()], input.device())?.remove(0))
 }
 
 #[track_caller]

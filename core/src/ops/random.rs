@@ -14,7 +14,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{CREATES, OpInfo, Operand, POSITIONS, create, index_kind, map1, op_without_gradient, run_map};
+use super::{CREATES, Map, OpInfo, Operand, POSITIONS, create, index_kind, map1, op_without_gradient};
 use crate::{
     DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -140,7 +140,8 @@ impl Draw {
         device.check(program.outputs[0].1, self.shape.checked_numel(self.op)?)?;
         let operands: Dims<Operand<'_>> = operands.iter().map(|t| Operand::from(*t)).collect();
         let params = [&self.rng.params()[..], params].concat();
-        Ok(run_map(self.op, program, &self.shape, &operands, std::slice::from_ref(&self.index), &params, device)?.remove(0))
+        let map = Map { op: self.op, program, shape: &self.shape, indices: std::slice::from_ref(&self.index), params: &params, linear: false };
+        Ok(map.run(&operands, device)?.remove(0))
     }
 
     /// The tensor whose elements `value` builds, each rank its own.

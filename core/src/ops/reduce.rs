@@ -16,11 +16,11 @@
 //! (positions, log-sum-exp), or runs the reductions that the op is made of.
 
 use super::{
-    COUNTS, OpInfo, POSITIONS, PadMode, PreparedMap, TRUTH,
+    COUNTS, Map, OpInfo, POSITIONS, PadMode, TRUTH,
     elementwise::{Key, Slot, cached},
     expr::Expr,
     index::picked,
-    map1, need_float_math, op, op_without_gradient, run_map, same_device,
+    map1, need_float_math, op, op_without_gradient, same_device,
     similarity::unless_zero,
 };
 use crate::{
@@ -218,8 +218,9 @@ impl Reduce<'_> {
         let (row, only) = (Shape::from([1]), [0]);
         let (shape, axes): (&Shape, &[usize]) = if shape.rank() == 0 { (&row, &only) } else { (shape, self.axes) };
         let operands: smallvec::SmallVec<[_; 2]> = self.operands.iter().map(|t| (*t).into()).collect();
-        let map = PreparedMap::new(self.op, self.program, shape, &operands, &[], self.params, device)?;
-        let buffer = device.backend().reduce(&ReduceCall { map: map.call(), axes, op: self.reduce, scale: self.scale, dtype: self.dtype })?;
+        let map = Map { params: self.params, ..Map::new(self.op, self.program, shape) };
+        let inputs = map.inputs(&operands, device)?;
+        let buffer = device.backend().reduce(&ReduceCall { map: map.call(&inputs), axes, op: self.reduce, scale: self.scale, dtype: self.dtype })?;
         Ok(first.result(Some(buffer), self.dtype, out))
     }
 
@@ -236,7 +237,7 @@ impl Reduce<'_> {
         let value = b.param(self.dtype.kind());
         let program = b.finish(&[(value, self.dtype)])?;
         let identity = super::elementwise::number(self.op, Scalar::Float(identity * self.scale.unwrap_or(1.0)), self.dtype)?;
-        Ok(run_map(self.op, &program, out, &[], &[], &[identity], self.operands[0].device())?.remove(0))
+        Ok(Map { params: &[identity], ..Map::new(self.op, &program, out) }.run(&[], self.operands[0].device())?.remove(0))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Rotary position embedding.
 
 use super::{
-    CREATES, OpInfo, Operand,
+    CREATES, Map, OpInfo, Operand,
     expr::{Expr, check_float},
-    op, op_without_gradient, run_map,
+    op, op_without_gradient,
 };
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
@@ -124,7 +124,7 @@ impl Tensor {
         let mut sign = Affine { offset: -1, strides: smallvec![0; rank + 1] };
         sign.strides[two] = 2;
         let operands = [&x, &partner, &cos, &sin].map(Operand::from);
-        run_map(op, &program, &shape, &operands, &[sign], &[], self.device())?.remove(0).reshape(self.shape())
+        Map { indices: &[sign], ..Map::new(op, &program, &shape) }.run(&operands, self.device())?.remove(0).reshape(self.shape())
     }
 }
 

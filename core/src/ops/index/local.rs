@@ -1,8 +1,9 @@
 //! Lookups on one device, which may hold only a part of what is indexed.
 
 use super::super::{
+    Map,
     elementwise::{Key, Slot, cached},
-    map1, run_map, same_device,
+    map1, same_device,
 };
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
@@ -55,7 +56,7 @@ pub(in crate::ops) fn localize(op: &'static str, index: &Tensor, (part, whole): 
         b.finish(&[(here.select(place - start, place.lit(0i64)), dtype), (here, DType::Bool)])
     })?;
     let params = [*whole, part.start, part.end].map(|n| Scalar::Int(n as i64));
-    let mut out = run_map(op, &program, index.shape(), &[index.into()], &[], &params, index.device())?;
+    let mut out = Map { params: &params, ..Map::new(op, &program, index.shape()) }.run(&[index.into()], index.device())?;
     let here = out.remove(1);
     Ok((out.remove(0), here))
 }

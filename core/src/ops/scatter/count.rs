@@ -1,7 +1,7 @@
 //! Counting: scatters of ones.
 
 use super::{
-    super::{Operand, index::check_indices, index_kind, map1, run_map},
+    super::{Map, index::check_indices, index_kind, map1},
     BINCOUNT, ONE_HOT,
     local::leading_axes,
 };
@@ -90,6 +90,6 @@ impl Tensor {
         let mut class = Affine { offset: 0, strides: smallvec![0; dims.len()] };
         class.strides[self.rank()] = 1;
         let column = self.unsqueeze(-1)?;
-        Ok(run_map(op, &program, &dims.into(), &[Operand::from(&column)], &[class], &[], self.device())?.remove(0))
+        Ok(Map { indices: &[class], ..Map::new(op, &program, &dims.into()) }.run(&[(&column).into()], self.device())?.remove(0))
     }
 }

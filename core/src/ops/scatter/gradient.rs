@@ -1,6 +1,6 @@
 //! Gradients of scatters: updates read theirs where they were written; the destination keeps its own, but for what was overwritten.
 
-use super::super::PadMode;
+use super::super::{PadMode, index_kind};
 use crate::{
     DType, Place, Result, Shape, Tensor,
     backend::ScatterOp,
@@ -100,7 +100,7 @@ impl Scattered {
             _ => 0,
         };
         let written: Shape = self.full.dims()[..self.full.rank() - slices].into();
-        let dtype = if i32::try_from(written.numel()).is_ok() { DType::I32 } else { DType::I64 };
+        let dtype = index_kind(written.numel()).dtype();
         let numbers = Tensor::arange(0, written.numel() as i64, 1, dtype, &self.place.mesh)?.reshape(&written)?;
         let nothing = Tensor::zeros(&self.dst.dims()[..self.dst.rank() - slices], dtype, &self.place.mesh)?;
         let won = self.spots.read(&self.spots.write(&nothing, &numbers, ScatterOp::Set)?)?.eq(&numbers)?;

@@ -90,6 +90,18 @@ pub(super) fn with_parts(
     write(&longer, &indices.iter().collect::<SmallVec<[&Tensor; 4]>>())?.narrow(axis as i64, 0, len)
 }
 
+/// [`with_parts`] for an index of one axis.
+fn with_part(
+    op: &'static str,
+    dst: &Tensor,
+    axis: usize,
+    index: &Tensor,
+    part: Option<Part>,
+    write: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    with_parts(op, dst, &[(axis, index)], |_| part.clone(), |dst, indices| write(dst, indices[0]))
+}
+
 /// A scatter at indices of the leading axes, checked.
 pub(super) struct Leading {
     /// The common shape of the indices.
@@ -158,33 +170,21 @@ pub(super) fn check_types(op: &'static str, dst: &Tensor, updates: &Tensor, mode
 
 /// Writes along one axis on one device; the index and the values expand to `dst` but for `axis`.
 pub(super) fn put(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, values: &Tensor, mode: ScatterOp, part: Option<Part>) -> Result<Tensor> {
-    with_parts(
-        op,
-        dst,
-        &[(axis, index)],
-        |_| part.clone(),
-        |dst, indices| {
-            let shape = dst.shape().with(axis, index.shape()[axis]);
-            along_axis(op, dst, axis, &indices[0].expand(&shape)?, &values.expand(&shape)?, mode)
-        },
-    )
+    with_part(op, dst, axis, index, part, |dst, index| {
+        let shape = dst.shape().with(axis, index.shape()[axis]);
+        along_axis(op, dst, axis, &index.expand(&shape)?, &values.expand(&shape)?, mode)
+    })
 }
 
 /// Adds slices along one axis on one device.
 pub(super) fn add_slices(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, src: &Tensor, part: Option<Part>) -> Result<Tensor> {
-    with_parts(
-        op,
-        dst,
-        &[(axis, index)],
-        |_| part.clone(),
-        |dst, indices| {
-            let inner = Shape::from(&dst.dims()[axis + 1..]).checked_numel(op)?;
-            let shape = Shape::from(&src.dims()[..=axis]);
-            let rows: Shape = shape.dims().iter().copied().chain([inner]).collect();
-            let mut base = Affine { offset: 0, strides: Shape::from(&dst.dims()[..=axis]).strides().iter().map(|s| *s as i64).collect() };
-            base.strides[axis] = 0;
-            let axes = [(indices[0], dst.shape()[axis], 1)];
-            run_scatter(op, dst, &Target { inner, shape: &shape, base, axes: &axes }, &src.reshape(rows)?, ScatterOp::Add)
-        },
-    )
+    with_part(op, dst, axis, index, part, |dst, index| {
+        let inner = Shape::from(&dst.dims()[axis + 1..]).checked_numel(op)?;
+        let shape = Shape::from(&src.dims()[..=axis]);
+        let rows: Shape = shape.dims().iter().copied().chain([inner]).collect();
+        let mut base = Affine { offset: 0, strides: Shape::from(&dst.dims()[..=axis]).strides().iter().map(|s| *s as i64).collect() };
+        base.strides[axis] = 0;
+        let axes = [(index, dst.shape()[axis], 1)];
+        run_scatter(op, dst, &Target { inner, shape: &shape, base, axes: &axes }, &src.reshape(rows)?, ScatterOp::Add)
+    })
 }
