@@ -157,8 +157,8 @@ impl Diff {
         }
         drop(watched);
         let compared = if self.values { "names, types and values" } else { "names and types" };
-        let _ =
-            writeln!(text, "{} of {} in {compared}", differences.len(), count(names.len(), "tensor") + if names.len() == 1 { " differs" } else { " differ" });
+        let verb = if names.len() == 1 { "differs" } else { "differ" };
+        text += &format!("{} of {} {verb} in {compared}\n", differences.len(), count(names.len(), "tensor"));
         let json = json!({"equal": differences.is_empty(), "compared": names.len(), "values": self.values, "differences": differences});
         Ok(Outcome { yes: json["equal"] == true, text, json })
     }
