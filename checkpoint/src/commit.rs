@@ -156,7 +156,12 @@ fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Pat
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
         return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
     }
+    let missing: Vec<&Path> = root.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).collect();
     files.create_folder(root)?;
+    // A checkpoint is no safer than the names of the folders it is in.
+    for folder in missing {
+        files.sync_folder(folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
+    }
     let lock = lock(root)?;
     if path.exists() {
         return Err(Error::Argument(format!("{} exists already: remove it or choose another name", path.display())));

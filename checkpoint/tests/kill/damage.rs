@@ -1,6 +1,6 @@
 //! A committed checkpoint whose files are cut short or lost is passed over with a reason, and the one before it loads.
 
-use crate::{newest, save, whole};
+use crate::{common::rewrite, newest, save, whole};
 use anymesh_checkpoint::{Checkpoint, Error, Keep, latest, list, rotate};
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -38,12 +38,12 @@ fn files_cut_short_or_lost_are_passed_over_with_a_reason_and_the_previous_checkp
         let file = entry.expect("an entry").path();
         let (name, good) = (file.file_name().expect("a name").to_string_lossy().into_owned(), fs::read(&file).expect("a file"));
         for length in lengths(&checkpoint, &name, &good) {
-            fs::write(&file, &good[..length]).expect("written");
+            rewrite(&file, &good[..length]);
             passed_over(&root, &file, &format!("{name} cut to {length}"));
             cut += 1;
         }
         if name.ends_with(".safetensors") {
-            fs::write(&file, [&good[..], b"more"].concat()).expect("written");
+            rewrite(&file, &[&good[..], b"more"].concat());
             passed_over(&root, &file, &format!("{name} with more at its end"));
         }
         fs::remove_file(&file).expect("removed");

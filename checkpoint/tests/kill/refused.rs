@@ -2,7 +2,11 @@
 
 use crate::{SMALL, begin_step, common::Temporary, leftovers, newest, save, save_step, watched::Watched};
 use anymesh_checkpoint::{Background, Error, Saver, latest, list};
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 /// A disk on which operation `n` fails for want of space.
 fn full_at(n: usize) -> Watched {
@@ -91,4 +95,24 @@ fn a_folder_that_cannot_be_written_to_is_a_typed_error() {
         assert_eq!(newest(&closed), 1, "reading goes on");
     }
     fs::set_permissions(&closed, before).expect("it is ours");
+}
+
+#[test]
+fn folders_that_are_made_for_the_first_checkpoint_are_synced_before_it_counts() {
+    let root = Temporary::new(&format!("kill-{}", line!()));
+    let synced = Arc::new(Mutex::new(vec![]));
+    let notes = synced.clone();
+    let disk = Watched::new(move |_, kind, path| {
+        if kind == "sync folder" {
+            notes.lock().expect("not poisoned").push(path.to_path_buf());
+        }
+        Ok(())
+    });
+    let deep = root.join("runs").join("first");
+    save_step(&Saver { files: &disk, ..Saver::default() }, &deep, "one", 1, SMALL).expect("a good disk");
+    let synced = synced.lock().expect("not poisoned");
+    for folder in [root.to_path_buf(), root.join("runs"), deep.join(".tmp-one")] {
+        assert!(synced.contains(&folder), "{folder:?} in {synced:?}");
+    }
+    assert_eq!(synced.last(), Some(&deep), "the rename comes before it, and nothing after");
 }
