@@ -1,7 +1,7 @@
 //! Putting the shards of ranks together again.
 
 use super::{MESH, TYPES, file_name};
-use crate::boxes::check_box;
+use crate::boxes::{check_box, checked_numel};
 use crate::plan::{Placed, holders};
 use crate::{Error, Result, Source, TensorInfo, copy_box, safetensors};
 use anymesh_core::{Mesh, Region, Sharding, TensorType, meta};
@@ -28,6 +28,12 @@ impl Folder {
         let (Some(mesh), Some(types)) = (first.metadata().get(MESH), first.metadata().get(TYPES)) else {
             return Err(wrong("its files do not say how the tensors lie: say it yourself, by a mesh and layouts".into()));
         };
+        // Counted before a mesh of that size is made: a header may say anything.
+        let said = mesh.split(',').filter_map(|axis| axis.split_once('=')?.1.trim().parse().ok()).try_fold(1usize, |n, size: usize| n.checked_mul(size));
+        let found = (0..).take_while(|rank| path.join(file_name(*rank, 0)).is_file()).count();
+        if said != Some(found) {
+            return Err(wrong(format!("its files say that it is for the mesh {mesh}, and there are files of {found} ranks")));
+        }
         let mesh = Mesh::new(mesh, &meta())?;
         let types: BTreeMap<String, String> = serde_json::from_str(types).map_err(|e| wrong(format!("the types in its files are not JSON: {e}")))?;
         let mut layout = BTreeMap::new();
@@ -57,6 +63,9 @@ impl Folder {
 
     /// Holds the files against how the tensors are said to lie.
     fn new(path: &Path, ranks: Vec<Vec<safetensors::File>>, layout: &BTreeMap<String, Placed>) -> Result<Self> {
+        if let Some((name, placed)) = layout.iter().find(|(_, placed)| checked_numel(&placed.info.shape).is_none()) {
+            return Err(Error::format(path, WHAT, format!("tensor '{name}' of shape {:?} is too large", placed.info.shape)));
+        }
         for (rank, files) in ranks.iter().enumerate() {
             let wrong = |name: &str, detail: String| {
                 let file = file_name(rank, 0);
