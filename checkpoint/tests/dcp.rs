@@ -149,8 +149,10 @@ fn a_flipped_element_is_found_by_its_sum_where_a_chunk_is_read_whole() {
     let file = folder.join("__0_0.distcp");
     let mut bytes = std::fs::read(&file).expect("reads");
     let elements = pattern(120, DType::F64);
-    let at = bytes.windows(120).position(|there| there == elements).expect("types.float64");
-    bytes[at + 7] ^= 1;
+    // Those of types.int64 are the same bytes.
+    let places: Vec<usize> = (0..bytes.len() - 120).filter(|&at| bytes[at..].starts_with(&elements)).collect();
+    assert_eq!(places.len(), 2);
+    places.iter().for_each(|at| bytes[at + 7] ^= 1);
     std::fs::write(&file, &bytes).expect("writes");
     let read = |name: &str| dcp::Folder::open(&folder).and_then(|folder| folder.read_all(name));
     assert!(matches!(read("types.float64"), Err(Error::Damaged { tensor, .. }) if tensor == "types.float64"));
@@ -170,10 +172,9 @@ fn a_flipped_byte_of_an_items_description_is_found_by_its_sum() {
     copy_of(&data("dcp/one"), &folder);
     let file = folder.join("__0_0.distcp");
     let mut bytes = std::fs::read(&file).expect("reads");
-    let at = bytes.windows(6).position(|there| there == b"little").expect("the order of bytes");
-    bytes[at] = b'L';
+    let places: Vec<usize> = (0..bytes.len() - 6).filter(|&at| bytes[at..].starts_with(b"little")).collect();
+    places.iter().for_each(|&at| bytes[at] = b'L');
     std::fs::write(&file, &bytes).expect("writes");
-    let errors: Vec<String> = dcp::Folder::open(&folder)
-        .map_or(vec![], |folder| folder.tensors().keys().filter_map(|name| folder.read_all(name).err()).map(|error| error.to_string()).collect());
-    assert!(matches!(&errors[..], [one] if one.contains("'archive/byteorder' is damaged")), "{errors:?}");
+    let error = dcp::Folder::open(&folder).and_then(|folder| folder.read_all("scalar")).expect_err("of the order there is a sum").to_string();
+    assert!(error.contains("'archive/byteorder' is damaged"), "{error}");
 }

@@ -79,13 +79,15 @@ impl Metadata {
         let places = places(&pickle, stored).map_err(wrong)?;
         let mut out = Metadata::default();
         let mut objects = BTreeSet::new();
+        // Every chunk is written out, so that there are fewer than bytes. A pickle in which many tensors share many chunks would take hours to check.
+        let mut most = bytes.len();
         for &(key, item) in items {
             let name = pickle.text(key).ok_or_else(|| wrong("the name of a tensor is not a text".into()))?;
             if pickle.object(item, "BytesStorageMetadata").is_some() {
                 objects.insert(name);
                 continue;
             }
-            let tensor = tensor(&pickle, name, item, &places).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+            let tensor = tensor(&pickle, name, item, &places, &mut most).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
             out.tensors.insert(name.into(), tensor);
         }
         out.objects = objects.into_iter().map(String::from).collect();
@@ -115,7 +117,7 @@ fn places<'p>(pickle: &'p Pickle, stored: &[(Id, Id)]) -> std::result::Result<Pl
     Ok(places)
 }
 
-fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places<'_>) -> std::result::Result<Tensor, String> {
+fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places<'_>, most: &mut usize) -> std::result::Result<Tensor, String> {
     const CLASS: &str = "TensorStorageMetadata";
     let properties = pickle.field(item, CLASS, "properties").ok_or("it has no properties")?;
     // The state is a tuple that starts with the type; some versions write it as a dictionary.
@@ -126,6 +128,7 @@ fn tensor(pickle: &Pickle, name: &str, item: Id, places: &Places<'_>) -> std::re
     let shape = pickle.field(item, CLASS, "size").and_then(|id| pickle.sizes(id)).ok_or("it has no size")?;
     let numel = checked_numel(&shape).ok_or_else(|| format!("the size {shape:?} is too large"))?;
     let listed = pickle.field(item, CLASS, "chunks").and_then(|id| pickle.list(id)).ok_or("it has no chunks")?;
+    *most = most.checked_sub(listed.len()).ok_or("the file is too short for so many chunks")?;
     let mut chunks = vec![];
     for &chunk in listed {
         let sizes = |field| pickle.field(chunk, "ChunkStorageMetadata", field).and_then(|id| pickle.sizes(id));
@@ -164,4 +167,44 @@ fn no_overlap(chunks: &mut [Chunk], rank: usize) -> std::result::Result<(), Stri
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODULE: &str = "ctorch.distributed.checkpoint.metadata\n";
+
+    fn text(text: &str) -> Vec<u8> {
+        [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    /// An object with fields.
+    fn object(class: &str, fields: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let fields: Vec<u8> = fields.iter().flat_map(|(name, value)| [text(name), value.clone()].concat()).collect();
+        [format!("{MODULE}{class}\n)\u{81}}}(").chars().map(|c| c as u8).collect(), fields, b"ub".to_vec()].concat()
+    }
+
+    /// Metadata of tensors that are all the same one, remembered as 1, whose sizes are `size`.
+    fn metadata(tensors: usize, chunks: usize, size: &[u8]) -> Vec<u8> {
+        let properties = object("TensorProperties", &[("dtype", b"ctorch\nfloat32\n".to_vec())]);
+        let chunk = object("ChunkStorageMetadata", &[("offsets", size.to_vec()), ("sizes", size.to_vec())]);
+        let list = [b"(", &chunk[..], b"q\0", &b"h\0".repeat(chunks - 1), b"l"].concat();
+        let tensor = object("TensorStorageMetadata", &[("properties", properties), ("size", size.to_vec()), ("chunks", list)]);
+        let items: Vec<u8> =
+            (0..tensors).flat_map(|i| [text(&i.to_string()), if i == 0 { [&tensor[..], b"q\x01"].concat() } else { b"h\x01".to_vec() }].concat()).collect();
+        let items = [b"}(", &items[..], b"u"].concat();
+        [b"\x80\x02", &object("Metadata", &[("state_dict_metadata", items), ("storage_data", b"}".to_vec())])[..], b"."].concat()
+    }
+
+    #[test]
+    fn tensors_that_share_chunks_and_sizes_without_end_are_refused() {
+        let nothing = b"(K\0t";
+        let parse = |bytes: &[u8]| Metadata::parse(bytes, ".metadata");
+        assert_eq!(parse(&metadata(3, 2, nothing)).map(|metadata| metadata.tensors.len()), Ok(3));
+        let error = parse(&metadata(3000, 3000, nothing)).expect_err("nine million chunks of some kilobytes").to_string();
+        assert!(error.contains("too short for so many chunks"), "{error}");
+        let error = parse(&metadata(1, 1, &[b"(", &b"K\0".repeat(65)[..], b"t"].concat())).expect_err("65 dimensions").to_string();
+        assert!(error.contains("it has no size"), "{error}");
+    }
 }

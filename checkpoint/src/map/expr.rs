@@ -6,10 +6,10 @@ use anymesh_core::{DType, Region};
 use std::sync::Arc;
 
 /// Operations one inside the other, at most: a bound on recursion.
-const DEEPEST: usize = 500;
+const DEEPEST: usize = 100;
 
-/// Parts of one tensor, at most: a bound on memory where a name is joined with itself again and again.
-const MOST_PARTS: usize = 1 << 16;
+/// Parts of a join of joins, at most: longer ones stay joins of joins, because a name that is joined with itself again and again would soon have millions.
+const MOST_PARTS: usize = 1 << 10;
 
 /// A tensor that is described, not held.
 #[derive(Clone, Debug)]
@@ -104,21 +104,15 @@ impl Expr {
             total = total.checked_add(b[axis]).ok_or("the joined tensor is too large")?;
         }
         // A join of joins is one join, and neighbours that were cut from one tensor are one box of it again: fewer and longer reads.
+        let short = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.joined(axis).len())) <= MOST_PARTS;
         let mut flat: Vec<Arc<Self>> = Vec::with_capacity(parts.len());
-        for part in parts {
-            let inner = match &part.kind {
-                Kind::Concat { parts, axis: along } if *along == axis => &parts[..],
-                _ => std::slice::from_ref(part),
-            };
-            for part in inner {
-                match flat.last().and_then(|last| last.followed_by(part, axis)) {
-                    Some(both) => {
-                        flat.pop();
-                        flat.push(both?);
-                    }
-                    None if flat.len() >= MOST_PARTS => return Err(format!("more than {MOST_PARTS} parts of one tensor")),
-                    None => flat.push(part.clone()),
+        for part in parts.iter().flat_map(|part| if short { part.joined(axis) } else { std::slice::from_ref(part) }) {
+            match flat.last().and_then(|last| last.followed_by(part, axis)) {
+                Some(both) => {
+                    flat.pop();
+                    flat.push(both?);
                 }
+                None => flat.push(part.clone()),
             }
         }
         if let [one] = &flat[..] {
@@ -129,6 +123,14 @@ impl Expr {
         numel(&info.shape)?;
         let below = flat.iter().map(|part| part.depth).max().unwrap_or(0);
         Self::make(info, Kind::Concat { parts: flat, axis }, below)
+    }
+
+    /// What it is joined of along a dimension, or itself.
+    fn joined(self: &Arc<Self>, axis: usize) -> &[Arc<Self>] {
+        match &self.kind {
+            Kind::Concat { parts, axis: along } if *along == axis => parts,
+            _ => std::slice::from_ref(self),
+        }
     }
 
     /// Both as one box of the tensor that they are neighbouring boxes of.
@@ -228,5 +230,20 @@ mod tests {
             let error = nothing.reshape(&to).expect_err("numbers of bytes would overflow");
             assert!(error.contains("too large"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_tensor_that_is_joined_with_itself_again_and_again_stays_small_and_can_be_read() {
+        let mut expr = Expr::source("a", &TensorInfo { dtype: DType::U8, shape: vec![3] });
+        for _ in 0..50 {
+            expr = Expr::concat(&[expr.clone(), expr], 0).expect("joins");
+        }
+        assert_eq!(expr.info.shape, [3 << 50]);
+        let Kind::Concat { parts, .. } = &expr.kind else { panic!("{:?}", expr.info) };
+        assert!(parts.len() <= MOST_PARTS);
+        let found = super::super::pieces::pieces(&expr, &region([(1 << 50) + 1], [4]));
+        // Between multiples of three: 2^50 + 1 is 2 more than one.
+        let places: Vec<(usize, usize)> = found.iter().map(|piece| (piece.region.start[0], piece.region.shape[0])).collect();
+        assert_eq!(places, [(2, 1), (0, 3)]);
     }
 }

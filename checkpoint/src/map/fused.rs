@@ -6,12 +6,15 @@
 //! | `fused_qkv_old` | for each rank of tensor parallelism its query heads, its keys, its values |
 //! | `fused_ffn` | for each rank of tensor parallelism its block of gate, its block of up |
 
-use super::expand::{MOST_NAMES, Macro};
+use super::expand::Macro;
 use super::names::Names;
 use super::statement::{Attr, Statement, Var};
 use crate::Result;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+
+/// More heads or blocks than this are a slip of the pen.
+const MOST_PARTS: u64 = 1 << 12;
 
 /// Statements, and which of them read and write a name: a search through all of them for each name would take far too long where there are many.
 pub(super) struct Uses<'s> {
@@ -118,7 +121,7 @@ impl Fusing<'_> {
                     (1, _) => Some(degrees.left),
                     _ => Some(degrees.right),
                 };
-                let blocks = blocks.filter(|n| *n as u64 <= MOST_NAMES).ok_or_else(|| self.too_many())?;
+                let blocks = blocks.filter(|n| *n as u64 <= MOST_PARTS).ok_or_else(|| self.too_many())?;
                 ["GATE", "UP"].map(|name| (0..blocks).map(|i| format!("fused_ffn_tmp.{name}_{i}")).collect()).into()
             }
             _ => {
@@ -150,14 +153,14 @@ impl Fusing<'_> {
     }
 
     fn too_many(&self) -> crate::Error {
-        self.statement.error(format!("more than {MOST_NAMES} parts"))
+        self.statement.error(format!("more than {MOST_PARTS} parts"))
     }
 
     /// A number from 1 that the macro needs.
     fn count(&self, key: &'static str) -> Result<usize> {
         let value = self.statement.int(key).ok_or_else(|| self.statement.error(format!("{} needs {key}=", self.word)))?;
         match usize::try_from(value) {
-            Ok(value) if value as u64 > MOST_NAMES => Err(self.too_many()),
+            Ok(value) if value as u64 > MOST_PARTS => Err(self.too_many()),
             Ok(value) if value > 0 => Ok(value),
             _ => Err(self.statement.error(format!("{key}={value} must be at least 1"))),
         }

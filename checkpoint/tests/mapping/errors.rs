@@ -77,7 +77,7 @@ fn macros_that_cannot_be_expanded_are_refused() {
         ("a, b -> c, d, fused_ffn", "fused_ffn joins gate and up (2 names) with one fused tensor, or one fused tensor with one; here are 2 -> 2"),
         ("a -> q, k, v, fused_qkv", "fused_qkv needs num_heads="),
         ("a -> q, k, v, fused_qkv, num_heads=0, num_key_value_groups=1", "num_heads=0 must be at least 1"),
-        ("a -> q, k, v, fused_qkv, num_heads=99999999, num_key_value_groups=1", "more than 65536 parts"),
+        ("a -> q, k, v, fused_qkv, num_heads=99999999, num_key_value_groups=1", "more than 4096 parts"),
         ("a -> q, k, v, fused_qkv, num_heads=3, num_key_value_groups=2", "num_heads=3 is no multiple of num_key_value_groups=2"),
         ("a -> a, fused_qkv_old, num_heads=4, num_key_value_groups=2, dst_degree=4", "2 parts cannot be dealt to a tensor-parallel degree of 4"),
     ];
@@ -110,7 +110,6 @@ fn statements_that_say_too_much_or_too_little_are_refused() {
 fn tensors_that_do_not_fit_a_statement_are_refused() {
     let many_casts = "half -> half, dtype=f32\nhalf -> half, dtype=f16\n".repeat(251);
     let doubled = "half, half -> half, axis=0\nhalf, half -> half, axis=1\n".repeat(31);
-    let parts = format!("small -> small, q, axis=0, sizes=[1,1]\n{}", "small, small -> small, axis=0\n".repeat(22));
     let cases = [
         ("none -> c", "there is no tensor 'none': it is not in the source, and no statement before writes it"),
         ("_ -> n\nn -> m", "'n' was only added, in line 1, and has no values to read"),
@@ -131,8 +130,7 @@ fn tensors_that_do_not_fit_a_statement_are_refused() {
         ("a -> c, src_dtype=f16, dst_dtype=f32", "src_dtype says f16, the tensor is f32"),
         ("a -> c, src_shape=[6,4], dst_shape=[24]", "src_shape says [6, 4], the tensor is [4, 6]"),
         (doubled.as_str(), "is too large"),
-        (many_casts.as_str(), "more than 500 operations one after the other on one tensor"),
-        (parts.as_str(), "more than 1048576 parts of one tensor"),
+        (many_casts.as_str(), "more than 100 operations one after the other on one tensor"),
     ];
     for (text, expected) in cases {
         let error = error(text, &Options::default());
