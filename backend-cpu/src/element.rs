@@ -128,48 +128,29 @@ impl Stored for Truth {
     }
 }
 
-/// The instructions that convert f16 keep the payload of a NaN but make a signalling one quiet, so those few go by hand.
+/// The instructions that convert f16 make signalling NaNs quiet, so NaNs go by hand.
 impl Stored for f16 {
     type Held = f32;
     fn load(self) -> f32 {
-        if is_signalling(self) { widened_nan(self) } else { self.to_f32() }
+        let bits = u32::from(self.to_bits());
+        if self.is_nan() { f32::from_bits((bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13) } else { self.to_f32() }
     }
     fn store(value: f32) -> Self {
-        if is_signalling_f16(value) { shortened_nan(value) } else { f16::from_f32(value) }
+        let bits = value.to_bits();
+        if value.is_nan() { f16::from_bits(nan((bits >> 16) as u16 & 0x8000 | 0x7c00, (bits >> 13) as u16 & 0x3ff, 0x200)) } else { f16::from_f32(value) }
     }
     fn load_all(from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
-        // Not `any`, which stops early and so does not vectorise.
-        if from.iter().fold(false, |found, x| found | is_signalling(*x)) {
-            to.iter_mut().zip(from).filter(|(_, x)| is_signalling(**x)).for_each(|(to, x)| *to = widened_nan(*x));
+        if any_above(bytemuck::cast_slice(from), 0x7c00) {
+            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = from.load());
         }
     }
     fn store_all(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
-        if from.iter().fold(false, |found, x| found | is_signalling_f16(*x)) {
-            to.iter_mut().zip(from).filter(|(_, x)| is_signalling_f16(**x)).for_each(|(to, x)| *to = shortened_nan(*x));
+        if any_above(bytemuck::cast_slice(to), 0x7c00) {
+            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = Self::store(*from));
         }
     }
-}
-
-/// Whether the exponent is that of a NaN, the quiet bit is not set and others are.
-fn is_signalling(x: f16) -> bool {
-    (x.to_bits() & 0x7fff).wrapping_sub(0x7c01) < 0x1ff
-}
-
-/// Whether a value is a signalling NaN that still is one as f16.
-fn is_signalling_f16(x: f32) -> bool {
-    (x.to_bits() & 0x7fff_ffff).wrapping_sub(0x7f80_2000) < 0x3f_e000
-}
-
-fn widened_nan(x: f16) -> f32 {
-    let bits = u32::from(x.to_bits());
-    f32::from_bits((bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13)
-}
-
-fn shortened_nan(x: f32) -> f16 {
-    let bits = x.to_bits();
-    f16::from_bits((bits >> 16 & 0x8000 | 0x7c00 | bits >> 13 & 0x3ff) as u16)
 }
 
 impl Stored for bf16 {
@@ -177,14 +158,33 @@ impl Stored for bf16 {
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-    /// To nearest even without branches, so that loops over it vectorise.
     fn store(value: f32) -> Self {
-        let bits = value.to_bits();
-        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-        // A NaN keeps the front of its payload, and is quiet where that is nothing.
-        let nan = (bits >> 16) as u16 | if bits & 0x7f_0000 == 0 { 0x40 } else { 0 };
-        bf16::from_bits(if value.is_nan() { nan } else { rounded })
+        let front = (value.to_bits() >> 16) as u16;
+        if value.is_nan() { bf16::from_bits(nan(front & 0xff80, front & 0x7f, 0x40)) } else { rounded(value) }
     }
+    fn store_all(from: &[f32], to: &mut [bf16]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = rounded(*from));
+        if any_above(bytemuck::cast_slice(to), 0x7f80) {
+            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = Self::store(*from));
+        }
+    }
+}
+
+/// To nearest even without branches, so that loops over it vectorise. Some NaN for NaN.
+fn rounded(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    bf16::from_bits(if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
+}
+
+/// A NaN with this sign and exponent and the front of a payload, or quiet where that is nothing: without a payload it would be infinite.
+fn nan(rest: u16, payload: u16, quiet: u16) -> u16 {
+    rest | if payload == 0 { quiet } else { payload }
+}
+
+/// Whether one of some 16-bit floats is above `infinity` but for its sign, which NaNs are. The largest of all is found faster than the first.
+fn any_above(codes: &[i16], infinity: i16) -> bool {
+    codes.iter().fold(0, |largest, code| (code & i16::MAX).max(largest)) > infinity
 }
 
 static F8E4M3_VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| F8E4M3(code as u8).to_f32()));
@@ -318,7 +318,7 @@ mod tests {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             for bits in [bits, bits & 0xffff_0000, (bits & 0xffff_0000) | 0x8000] {
                 let value = f32::from_bits(bits);
-                let (fast, slow) = (<bf16 as Stored>::store(value), bf16::from_f32(value));
+                let (fast, slow) = (rounded(value), bf16::from_f32(value));
                 assert!(fast.to_bits() == slow.to_bits() || (fast.is_nan() && slow.is_nan()), "{bits:#x}");
             }
         }
