@@ -136,13 +136,21 @@ fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn Er
     saver.finish()?;
     let found = checkpoint::latest(&root)?.ok_or("nothing was saved")?;
     let bytes: u64 = found.manifest().files.values().sum();
-    println!("\nSaved from {mesh} while it trained ({} files, {bytes} bytes, at most {longest:.1} ms of a step), and gone on with:", found.manifest().files.len());
+    println!(
+        "\nSaved from {mesh} while it trained ({} files, {bytes} bytes, at most {longest:.1} ms of a step), and gone on with:",
+        found.manifest().files.len()
+    );
     for axes in ["dp=1, tp=1", "dp=8, tp=1", "dp=1, tp=2", "dp=3, tp=5"] {
         let other = Mesh::new(axes, device)?;
         let mut model = Model::new(&On::Mesh(other.clone()))?;
         model.load(&found)?;
         let rest = (half..losses.len()).map(|_| model.step()).collect::<Result<Vec<_>>>()?;
-        println!("  {:<18} {:<18} largest difference of the losses {:.1e}", other.to_string(), model.parameters[1].type_string(), difference(&losses[half..], &rest));
+        println!(
+            "  {:<18} {:<18} largest difference of the losses {:.1e}",
+            other.to_string(),
+            model.parameters[1].type_string(),
+            difference(&losses[half..], &rest)
+        );
     }
     std::fs::remove_dir_all(&root)?;
     Ok(())

@@ -67,5 +67,5 @@ pub use read::Checkpoint;
 pub use save::{Saver, save};
 pub use source::{Memory, Source, TensorInfo};
 pub use sum::content_sum;
-pub use training::Training;
+pub use training::{Key, Training, config_files};
 pub use without::{Without, select};

@@ -78,14 +78,21 @@ impl Training {
     pub fn set_rng(&mut self, what: impl Into<String>, rng: Rng) {
         self.rng.insert(what.into(), Key { seed: rng.seed, stream: rng.stream });
     }
+}
 
-    /// The configuration files of a Hugging Face folder: `config.json` with the architecture, and `generation_config.json`.
-    pub fn config_files(&self) -> BTreeMap<String, Vec<u8>> {
-        let mut config = self.config.clone();
-        if let Some(name) = &self.architecture {
-            config.get_or_insert_default().insert("architectures".into(), vec![Value::from(name.as_str())].into());
-        }
-        let files = [("config.json", config), ("generation_config.json", self.generation_config.clone())];
-        files.into_iter().filter_map(|(name, value)| Some((name.to_string(), format!("{:#}\n", Value::Object(value?)).into_bytes()))).collect()
+/// The configuration files of a Hugging Face folder that a state tells of: `config.json` with the architecture, and `generation_config.json`.
+///
+/// ```
+/// # use anymesh_checkpoint::{Training, config_files};
+/// let training = Training { architecture: Some("LlamaForCausalLM".into()), ..Training::default() };
+/// assert_eq!(config_files(&training.to_state())["config.json"], b"{\n  \"architectures\": [\n    \"LlamaForCausalLM\"\n  ]\n}\n");
+/// ```
+pub fn config_files(state: &Map<String, Value>) -> BTreeMap<String, Vec<u8>> {
+    let object = |key: &str| state.get(key).and_then(Value::as_object).cloned();
+    let mut config = object("config");
+    if let Some(name) = state.get("architecture").filter(|name| name.is_string()) {
+        config.get_or_insert_default().insert("architectures".into(), Value::Array(vec![name.clone()]));
     }
+    let files = [("config.json", config), ("generation_config.json", object("generation_config"))];
+    files.into_iter().filter_map(|(name, value)| Some((name.to_string(), format!("{:#}\n", Value::Object(value?)).into_bytes()))).collect()
 }

@@ -7,7 +7,7 @@ use super::{
     ui::Ui,
     wrong,
 };
-use anymesh::checkpoint::{Error, Kind, Result, Source, TensorInfo, hugging_face, lora, safetensors, split};
+use anymesh::checkpoint::{Error, Kind, Result, Source, TensorInfo, config_files, hugging_face, lora, safetensors, split};
 use clap::Args;
 use serde_json::json;
 use std::{
@@ -33,12 +33,8 @@ impl Common {
         if let Some(folder) = self.configs.as_ref().filter(|folder| !hugging_face::CONFIGS.iter().any(|name| folder.join(name).is_file())) {
             return Err(wrong(format!("--configs {}: there is neither {}", folder.display(), hugging_face::CONFIGS.join(" nor "))));
         }
-        let mut files = BTreeMap::new();
-        for name in hugging_face::CONFIGS.iter().filter(|_| self.configs.is_none()) {
-            if let Some(config) = from.manifest().and_then(|m| m.state.get(name.trim_end_matches(".json"))).filter(|config| config.is_object()) {
-                files.insert(name.to_string(), format!("{config:#}\n").into_bytes());
-            }
-        }
+        let state = from.manifest().filter(|_| self.configs.is_none()).map(|m| &m.state);
+        let files = state.map(config_files).unwrap_or_default();
         let configs_from = self.configs.clone().or_else(|| path.is_dir().then(|| path.into()));
         Ok(hugging_face::Export { max_file_bytes: max_file_bytes as u64, configs_from, files, chunk: self.memory.chunk()?, ..hugging_face::Export::default() })
     }
