@@ -19,12 +19,12 @@ pub(super) const WHAT: &str = "safetensors file";
 ///
 /// ```
 /// # use anymesh_checkpoint::safetensors::Header;
-/// let file = b"\x3a\0\0\0\0\0\0\0{\"bias\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}ab";
+/// let file = b"\x3f\0\0\0\0\0\0\0{\"bias\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}ab";
 /// let length = file.len() as u64;
 /// let size = Header::size(file[..8].try_into()?, length, "bias.safetensors")?;
 /// let header = Header::parse(&file[8..8 + size as usize], length, "bias.safetensors")?;
 /// assert_eq!(header.tensors["bias"].shape, [2]);
-/// assert_eq!(header.offsets["bias"], 66);
+/// assert_eq!(header.offsets["bias"], 71);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
