@@ -88,3 +88,33 @@ fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result
     }
     Ok(())
 }
+
+#[test]
+fn averages_go_on_from_a_checkpoint_and_where_a_tensor_lies_otherwise() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let root = Temporary::new(&format!("background-{}", line!()));
+    let save = |saver: &mut Background, step: u64, value: f64, axes: &str, layout: &str| {
+        let mesh = Mesh::new(axes, &device)?;
+        // Rows differ, so that one in the wrong place shows.
+        let rows = Tensor::arange(0, 5, 1, DType::F32, &device)?.reshape([5, 1])?.mul(100.0)?;
+        let w = rows.add(&Tensor::full([5, 6], value, DType::F32, &device)?)?.to_mesh(&mesh, layout)?;
+        saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
+        let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
+        let average = checkpoint.values::<f32>("ema.w")?;
+        assert!((0..30).all(|i| average[i] == average[0] + (i / 6 * 100) as f32), "{average:?}");
+        Ok::<_, Error>((checkpoint, average[0]))
+    };
+    let mut first = Background::new(&*root).with_average(0.5, None)?;
+    assert_eq!(save(&mut first, 1, 1.0, "x=2", "[@x, _]")?.1, 1.0);
+    let (checkpoint, average) = save(&mut first, 2, 3.0, "x=3", "[_, @x]")?;
+    assert_eq!(average, 2.0, "cut otherwise");
+    drop(first);
+    let mut second = Background::new(&*root).with_average(0.5, Some(checkpoint))?;
+    assert_eq!(save(&mut second, 3, 4.0, "a=2, b=2", "[@b, @a]")?.1, 3.0, "another run");
+    assert_eq!(save(&mut second, 4, 5.0, "x=1", "[_, _]")?.1, 4.0);
+
+    let taken = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?), ("ema.w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
+    let error = second.begin("s5", &Contents::new(5, taken)).expect_err("two of one name").to_string();
+    assert!(error.contains("the name of the average of 'w'"), "{error}");
+    Ok(())
+}
