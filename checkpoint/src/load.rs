@@ -12,11 +12,11 @@ use std::{
 
 /// A tensor of a source, cut up over a mesh or on one device. Reads what this process holds, each box once.
 pub fn load(source: &dyn Source, name: &str, place: impl Into<Place>) -> Result<Tensor> {
-    load_within(source, name, &place.into(), usize::MAX)
+    load_within(source, name, &place.into(), usize::MAX, &mut vec![])
 }
 
-/// [`load`] with so many bytes at most on the host at a time.
-fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize) -> Result<Tensor> {
+/// [`load`] with so many bytes at most on the host at a time. `spare` is memory that was used before, which is cheaper than new memory.
+fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize, spare: &mut Vec<Vec<u8>>) -> Result<Tensor> {
     let info = source.info(name)?;
     let (mesh, shape) = (&place.mesh, Shape::from(info.shape.as_slice()));
     place.sharding.check(mesh, shape.rank())?;
@@ -28,7 +28,11 @@ fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize) ->
     // All boxes in one go where memory allows: they may share what is read.
     let mut boxes: Vec<(Region, Vec<u8>)> = vec![];
     if bytes_of(&unique, info) <= memory {
-        boxes = unique.iter().map(|region| ((*region).clone(), vec![0; region.numel() * info.dtype.size()])).collect();
+        for region in unique {
+            let mut bytes = spare.pop().unwrap_or_default();
+            bytes.resize(region.numel() * info.dtype.size(), 0);
+            boxes.push((region.clone(), bytes));
+        }
         source.read_many(name, &mut boxes)?;
     }
     let mut made: Vec<(&Region, usize, Tensor)> = vec![];
@@ -44,6 +48,7 @@ fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize) ->
         made.push((region, i, part));
     }
     let mut parts: Vec<Tensor> = made.into_iter().map(|(.., part)| part).collect();
+    spare.extend(boxes.into_iter().map(|(_, bytes)| bytes));
     if mesh.is_single() {
         return parts.pop().ok_or_else(|| Error::Argument("a mesh without ranks".into()));
     }
@@ -179,12 +184,16 @@ impl Load<'_> {
         let plain: Vec<(&String, &String)> = wanted.iter().filter(|(name, _)| kept[**name].placed.fused.is_none()).map(|(name, from)| (*name, from)).collect();
         let (next, loaded, gate) = (AtomicUsize::new(0), Mutex::new(vec![]), Gate { used: Mutex::new(0), freed: Condvar::new() });
         let run = || {
+            let mut spare = vec![];
             while let Some((name, from)) = plain.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let x = &kept[*name].tensor;
                 let place = Place { mesh: x.mesh().clone(), sharding: x.sharding().whole() };
                 let staged = source.info(from).map(|info| bytes_of(&unique(&local_regions(&place, x.shape())), info)).unwrap_or(0).min(self.memory);
                 gate.enter(staged, self.memory);
-                let tensor = load_within(source, from, &place, self.memory).and_then(|t| Ok(t.cast(x.dtype())?));
+                let tensor = load_within(source, from, &place, self.memory, &mut spare).and_then(|t| Ok(t.cast(x.dtype())?));
+                if self.memory != usize::MAX {
+                    spare.clear();
+                }
                 gate.leave(staged);
                 tell(bytes(name));
                 loaded.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_string(), tensor));
