@@ -2,7 +2,7 @@
 
 use crate::{Error, Result, boxes::copy_box};
 use anymesh_core::{DType, Region};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Deref};
 
 /// The type of a stored tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,29 +68,8 @@ pub(crate) fn find<'t>(tensors: &'t BTreeMap<String, TensorInfo>, name: &str) ->
     tensors.get(name).ok_or_else(|| Error::Missing { name: name.into(), hint: near(name, tensors.keys()) })
 }
 
-impl<S: Source + ?Sized> Source for Box<S> {
-    fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
-        (**self).tensors()
-    }
-
-    fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
-        (**self).read(name, region, out)
-    }
-
-    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
-        (**self).read_many(name, boxes)
-    }
-
-    fn foreign(&self) -> Vec<(String, String)> {
-        (**self).foreign()
-    }
-
-    fn info(&self, name: &str) -> Result<&TensorInfo> {
-        (**self).info(name)
-    }
-}
-
-impl<S: Source + ?Sized> Source for &S {
+/// What leads to a source is one: a reference, a box.
+impl<P: Deref<Target: Source> + Send + Sync> Source for P {
     fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         (**self).tensors()
     }

@@ -79,11 +79,8 @@ fn is_lock(error: &Error) -> bool {
     matches!(error, Error::Io { action: "lock", reason, .. } if reason.contains("somebody else"))
 }
 
-/// What a child does: it is this test, run by the others.
-#[test]
-#[ignore = "the part of the child; the other tests run it"]
-fn child() {
-    let Some((part, root, numbers)) = process::part() else { return };
+/// What a child does: the binary was started with one test, [`process::TEST`], which calls this instead.
+fn child((part, root, numbers): (String, String, Vec<usize>)) {
     let (root, number) = (Path::new(&root), |i: usize| numbers.get(i).copied().unwrap_or(0));
     match part.as_str() {
         // Saves and rotates, and stands still in the middle of operation n until somebody kills it.
@@ -150,6 +147,9 @@ fn child() {
 /// A killed process at every create, write (with half of it written), sync, rename and removal of a save over the leftovers of an earlier death, and of a rotation.
 #[test]
 fn a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint() {
+    if let Some(part) = process::part() {
+        return child(part);
+    }
     let (mut kinds, mut old, mut new) = (BTreeMap::<String, usize>::new(), 0, 0);
     for threads in [1, 3] {
         for n in 1.. {

@@ -9,6 +9,9 @@ use std::{
 
 const PART: &str = "ANYMESH_TEST_CHILD";
 
+/// The test that a child is started with: it plays the child's part instead.
+pub(crate) const TEST: &str = "a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint";
+
 /// What this process is to do, where it is a child: the part, the folder, numbers.
 pub(crate) fn part() -> Option<(String, String, Vec<usize>)> {
     let text = std::env::var(PART).ok()?;
@@ -43,7 +46,7 @@ impl Child {
     pub(crate) fn start(part: &str, root: &Path, numbers: &[usize]) -> Self {
         let numbers: String = numbers.iter().map(|n| format!("\n{n}")).collect();
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--ignored", "--exact", "child"])
+            .args(["--exact", TEST])
             .env(PART, format!("{part}\n{}{numbers}", root.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
