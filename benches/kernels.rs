@@ -1,7 +1,7 @@
 //! Throughput of kernels on one device, and the host's cost of a small op.
 //!
-//! Prints one JSON object a line: `{"name": .., "us": .., "bytes": .., "flops": ..}`. `benches/peers/` runs this and the peer
-//! in one go and prints the ratios:
+//! Prints one JSON object a line: `{"name": .., "us": .., "bytes": .., "flops": ..}`.
+//! `benches/peers/` runs this and the peer in one go and prints the ratios:
 //!
 //! ```text
 //! cargo bench --bench kernels --features cuda -- cuda:0
@@ -38,41 +38,92 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn run(&self, name: &str, bytes: usize, flops: f64, f: impl FnMut() -> Result<()>) -> Result<()> {
+    fn run(
+        &self,
+        name: &str,
+        bytes: usize,
+        flops: f64,
+        f: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
         if self.filter.is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
         let us = time(self.device, self.batch, f)?;
-        println!("{{\"name\": \"{name}\", \"us\": {us:.3}, \"bytes\": {bytes}, \"flops\": {flops}}}");
+        println!(
+            "{{\"name\": \"{name}\", \"us\": {us:.3}, \"bytes\": {bytes}, \"flops\": {flops}}}"
+        );
         Ok(())
     }
 
     fn kernels(&self, n: usize, dtype: DType) -> Result<()> {
         let rng = Rng::new(1);
-        let normal = |shape: &[usize], stream| Tensor::normal(shape, 0.0, 1.0, DType::F32, self.device, Rng { stream, ..rng })?.cast(dtype);
+        let normal = |shape: &[usize], stream| {
+            Tensor::normal(
+                shape,
+                0.0,
+                1.0,
+                DType::F32,
+                self.device,
+                Rng { stream, ..rng },
+            )?
+            .cast(dtype)
+        };
         let (x, y) = (normal(&[n, n], 0)?, normal(&[n, n], 1)?);
         let (w, b) = (normal(&[n], 2)?, normal(&[n], 3)?);
         let size = n * n * dtype.size();
         let name = |op: &str| format!("{op} {dtype} {n}x{n}");
         let nothing = |_: Tensor| ();
-        self.run(&name("copy"), 2 * size, 0.0, || x.t()?.t()?.mul(1.0).map(nothing))?;
+        self.run(&name("copy"), 2 * size, 0.0, || {
+            x.t()?.t()?.mul(1.0).map(nothing)
+        })?;
         self.run(&name("add"), 3 * size, 0.0, || (&x + &y).map(nothing))?;
         self.run(&name("gelu"), 2 * size, 0.0, || x.gelu().map(nothing))?;
         self.run(&name("exp"), 2 * size, 0.0, || x.exp().map(nothing))?;
-        self.run(&name("sum last"), size, 0.0, || x.sum(&[1], false).map(nothing))?;
-        self.run(&name("sum first"), size, 0.0, || x.sum(&[0], false).map(nothing))?;
-        self.run(&name("sum all"), size, 0.0, || x.sum(&[], false).map(nothing))?;
-        self.run(&name("amax last"), size, 0.0, || x.amax(&[1], false).map(nothing))?;
-        self.run(&name("softmax"), 2 * size, 0.0, || x.softmax(-1).map(nothing))?;
-        self.run(&name("layer_norm"), 2 * size, 0.0, || x.layer_norm(1, Some(&w), Some(&b), 1e-5).map(nothing))?;
-        self.run(&name("rms_norm"), 2 * size, 0.0, || x.rms_norm(1, Some(&w), 1e-5).map(nothing))?;
-        self.run(&name("transpose copy"), 2 * size, 0.0, || x.t()?.contiguous().map(nothing))
+        self.run(&name("sum last"), size, 0.0, || {
+            x.sum(&[1], false).map(nothing)
+        })?;
+        self.run(&name("sum first"), size, 0.0, || {
+            x.sum(&[0], false).map(nothing)
+        })?;
+        self.run(&name("sum all"), size, 0.0, || {
+            x.sum(&[], false).map(nothing)
+        })?;
+        self.run(&name("amax last"), size, 0.0, || {
+            x.amax(&[1], false).map(nothing)
+        })?;
+        self.run(&name("softmax"), 2 * size, 0.0, || {
+            x.softmax(-1).map(nothing)
+        })?;
+        self.run(&name("layer_norm"), 2 * size, 0.0, || {
+            x.layer_norm(1, Some(&w), Some(&b), 1e-5).map(nothing)
+        })?;
+        self.run(&name("rms_norm"), 2 * size, 0.0, || {
+            x.rms_norm(1, Some(&w), 1e-5).map(nothing)
+        })?;
+        self.run(&name("transpose copy"), 2 * size, 0.0, || {
+            x.t()?.contiguous().map(nothing)
+        })
     }
 
     fn matmul(&self, n: usize, dtype: DType) -> Result<()> {
-        let normal = |stream| Tensor::normal([n, n], 0.0, 1.0, DType::F32, self.device, Rng { seed: 1, stream })?.cast(dtype);
+        let normal = |stream| {
+            Tensor::normal(
+                [n, n],
+                0.0,
+                1.0,
+                DType::F32,
+                self.device,
+                Rng { seed: 1, stream },
+            )?
+            .cast(dtype)
+        };
         let (a, b) = (normal(0)?, normal(1)?);
-        self.run(&format!("matmul {dtype} {n}"), 0, 2.0 * (n as f64).powi(3), || a.matmul(&b).map(|_| ()))
+        self.run(
+            &format!("matmul {dtype} {n}"),
+            0,
+            2.0 * (n as f64).powi(3),
+            || a.matmul(&b).map(|_| ()),
+        )
     }
 
     /// What a call costs the host: a tiny op, queued without waiting.
@@ -92,18 +143,28 @@ impl Bench<'_> {
             self.device.sync()?;
         }
         samples.sort_by(f64::total_cmp);
-        println!("{{\"name\": \"host cost of a small add\", \"us\": {:.3}, \"bytes\": 0, \"flops\": 0}}", samples[4]);
+        println!(
+            "{{\"name\": \"host cost of a small add\", \"us\": {:.3}, \"bytes\": 0, \"flops\": 0}}",
+            samples[4]
+        );
         Ok(())
     }
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with("--"))
+        .collect();
     let device = anymesh::device(arguments.first().map_or("cpu", String::as_str))?;
     let filter = arguments.get(1).map(String::as_str);
     let gpu = device.name() != "cpu";
     eprintln!("{device}: {}", device.backend().capabilities().description);
-    let bench = Bench { device: &device, batch: if gpu { 100 } else { 5 }, filter };
+    let bench = Bench {
+        device: &device,
+        batch: if gpu { 100 } else { 5 },
+        filter,
+    };
     bench.overhead()?;
     if gpu {
         bench.kernels(4096, DType::F32)?;
@@ -118,6 +179,8 @@ fn main() -> Result<()> {
         let y = Tensor::normal([1 << 24], 0.0, 1.0, DType::F32, &device, Rng::new(2))?;
         bench.run("add f32 2^24", 3 * (4 << 24), 0.0, || (&x + &y).map(|_| ()))?;
         bench.run("exp f32 2^24", 2 * (4 << 24), 0.0, || x.exp().map(|_| ()))?;
-        bench.run("sum f32 2^24", 4 << 24, 0.0, || x.sum(&[], false).map(|_| ()))
+        bench.run("sum f32 2^24", 4 << 24, 0.0, || {
+            x.sum(&[], false).map(|_| ())
+        })
     }
 }

@@ -18,11 +18,15 @@ pub struct Found {
     pub problem: Option<Error>,
 }
 
-/// Opens a device by name: `cpu`, `cuda`, `cuda:1`, `cuda:0:portable`, `wgpu`, `wgpu:2`, `wgpu:llvmpipe`.
+/// Opens a device by name: `cpu`, `cuda`, `cuda:1`, `cuda:0:portable`, `wgpu`, `wgpu:2`,
+/// `wgpu:llvmpipe`.
 ///
-/// `wgpu` alone takes the first real GPU; a number or a part of an adapter's name takes that adapter, also a software one.
+/// `wgpu` alone takes the first real GPU; a number or a part of an adapter's name takes that
+/// adapter, also a software one.
 pub fn device(name: &str) -> Result<Device> {
-    let (backend, selector) = name.split_once(':').map_or((name, None), |(b, s)| (b, Some(s)));
+    let (backend, selector) = name
+        .split_once(':')
+        .map_or((name, None), |(b, s)| (b, Some(s)));
     match backend {
         #[cfg(feature = "cpu")]
         "cpu" if selector.is_none() => Ok(anymesh_backend_cpu::device()),
@@ -48,8 +52,9 @@ pub fn device(name: &str) -> Result<Device> {
     }
 }
 
-/// The device to use when nobody chose one: `ANYMESH_DEVICE` if it is set, else CUDA, else a real GPU through wgpu, else
-/// the CPU. Software GPUs are slower than the CPU backend and are never taken by default. When it falls back it says so once.
+/// The device to use when nobody chose one: `ANYMESH_DEVICE` if it is set, else CUDA, else a real
+/// GPU through wgpu, else the CPU. Software GPUs are slower than the CPU backend and are never
+/// taken by default. When it falls back it says so once.
 pub fn default_device() -> Result<Device> {
     if let Ok(name) = std::env::var("ANYMESH_DEVICE") {
         return device(&name);
@@ -81,27 +86,52 @@ pub fn found() -> Vec<Found> {
     #[cfg(feature = "cpu")]
     {
         let cpu = anymesh_backend_cpu::device();
-        list.push(Found { name: "cpu".into(), description: cpu.backend().capabilities().description.clone(), software: false, problem: None });
+        list.push(Found {
+            name: "cpu".into(),
+            description: cpu.backend().capabilities().description.clone(),
+            software: false,
+            problem: None,
+        });
     }
     #[cfg(feature = "wgpu")]
     {
         let adapters = anymesh_backend_wgpu::adapters();
         if adapters.is_empty() {
             let problem = anymesh_backend_wgpu::device(None).err();
-            list.push(Found { name: "wgpu".into(), description: "Vulkan, Metal, DX12 or GL".into(), software: false, problem });
+            list.push(Found {
+                name: "wgpu".into(),
+                description: "Vulkan, Metal, DX12 or GL".into(),
+                software: false,
+                problem,
+            });
         }
         for adapter in adapters {
-            list.push(Found { name: format!("wgpu:{}", adapter.index), description: adapter.to_string(), software: adapter.software, problem: None });
+            list.push(Found {
+                name: format!("wgpu:{}", adapter.index),
+                description: adapter.to_string(),
+                software: adapter.software,
+                problem: None,
+            });
         }
     }
     #[cfg(feature = "cuda")]
     match anymesh_backend_cuda::gpus() {
         Ok(gpus) => {
             for (index, description) in gpus.into_iter().enumerate() {
-                list.push(Found { name: format!("cuda:{index}"), description, software: false, problem: None });
+                list.push(Found {
+                    name: format!("cuda:{index}"),
+                    description,
+                    software: false,
+                    problem: None,
+                });
             }
         }
-        Err(problem) => list.push(Found { name: "cuda".into(), description: "NVIDIA GPUs".into(), software: false, problem: Some(problem) }),
+        Err(problem) => list.push(Found {
+            name: "cuda".into(),
+            description: "NVIDIA GPUs".into(),
+            software: false,
+            problem: Some(problem),
+        }),
     }
     list
 }

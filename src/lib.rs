@@ -1,7 +1,7 @@
 //! **anymesh**: one sharded tensor program, any mesh.
 //!
-//! The same tensors and kernels on the CPU, on any GPU through wgpu, in a browser, and on CUDA. This crate picks devices;
-//! tensors and ops are those of [`anymesh_core`], re-exported here.
+//! The same tensors and kernels on the CPU, on any GPU through wgpu, in a browser, and on CUDA.
+//! This crate picks devices; tensors and ops are those of [`anymesh_core`], re-exported here.
 //!
 //! ```
 //! use anymesh::{DType, Tensor};

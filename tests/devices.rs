@@ -2,7 +2,10 @@
 
 use anymesh::{
     Backend, Buffer, Capabilities, Device, Error, Result, Tensor,
-    backend::{BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall, SearchCall, SortCall},
+    backend::{
+        BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall,
+        SearchCall, SortCall,
+    },
 };
 use std::{
     ops::Range,
@@ -48,12 +51,22 @@ struct Vanishing {
 
 impl Vanishing {
     fn new(calls: usize) -> Result<Device> {
-        Ok(Device::new(Vanishing { inner: anymesh::device("cpu")?, calls_left: AtomicUsize::new(calls) }))
+        Ok(Device::new(Vanishing {
+            inner: anymesh::device("cpu")?,
+            calls_left: AtomicUsize::new(calls),
+        }))
     }
 
     fn alive(&self) -> Result<&dyn Backend> {
-        let counted = self.calls_left.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        counted.map(|_| self.inner.backend()).map_err(|_| Error::DeviceFailed { device: "vanishing".into(), detail: "lost".into() })
+        let counted = self
+            .calls_left
+            .try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        counted
+            .map(|_| self.inner.backend())
+            .map_err(|_| Error::DeviceFailed {
+                device: "vanishing".into(),
+                detail: "lost".into(),
+            })
     }
 }
 
@@ -67,7 +80,11 @@ impl Backend for Vanishing {
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         self.alive()?.upload(bytes)
     }
-    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
         match self.alive() {
             Ok(backend) => backend.download(buffer, bytes),
             Err(error) => Box::pin(std::future::ready(Err(error))),

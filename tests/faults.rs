@@ -2,10 +2,17 @@
 
 use anymesh::{Device, Error, Result, Tensor};
 
-/// The CPU, the software adapter where there is one, and the device that was asked for, which must then open.
+/// The CPU, the software adapter where there is one, and the device that was asked for, which must
+/// then open.
 fn devices() -> Vec<Device> {
-    let named = std::env::var("ANYMESH_TEST_DEVICE").ok().map(|name| anymesh::device(&name).expect("the device asked for"));
-    ["cpu", "wgpu:software"].into_iter().filter_map(|name| anymesh::device(name).ok()).chain(named).collect()
+    let named = std::env::var("ANYMESH_TEST_DEVICE")
+        .ok()
+        .map(|name| anymesh::device(&name).expect("the device asked for"));
+    ["cpu", "wgpu:software"]
+        .into_iter()
+        .filter_map(|name| anymesh::device(name).ok())
+        .chain(named)
+        .collect()
 }
 
 #[test]
@@ -14,11 +21,23 @@ fn an_index_out_of_range_is_an_error_by_the_next_read_and_the_device_lives_on() 
         let x = Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device).expect("uploads");
         for bad in [3i32, -4, i32::MAX, i32::MIN] {
             let index = Tensor::from_slice(&[0, bad], [2], &device).expect("uploads");
-            let error = x.index_select(0, &index).and_then(|t| t.to_vec::<f32>()).expect_err("out of range");
-            assert!(matches!(error, Error::IndexOutOfRange { index, len: 3, .. } if index == i64::from(bad)), "{device}: {error:?}");
+            let error = x
+                .index_select(0, &index)
+                .and_then(|t| t.to_vec::<f32>())
+                .expect_err("out of range");
+            assert!(
+                matches!(error, Error::IndexOutOfRange { index, len: 3, .. } if index == i64::from(bad)),
+                "{device}: {error:?}"
+            );
             let values = Tensor::from_slice(&[9f32, 9.0], [2], &device).expect("uploads");
-            let error = x.index_put(&[&index], &values, false).and_then(|t| t.to_vec::<f32>()).expect_err("out of range");
-            assert!(matches!(error, Error::IndexOutOfRange { .. }), "{device}: {error:?}");
+            let error = x
+                .index_put(&[&index], &values, false)
+                .and_then(|t| t.to_vec::<f32>())
+                .expect_err("out of range");
+            assert!(
+                matches!(error, Error::IndexOutOfRange { .. }),
+                "{device}: {error:?}"
+            );
         }
         assert_eq!(x.to_vec::<f32>().expect("still works"), [1.0, 2.0, 3.0]);
     }
@@ -29,12 +48,23 @@ fn an_integer_divided_by_zero_is_an_error_by_the_next_sync() {
     for device in devices() {
         let x = Tensor::from_slice(&[7i32, 8, 9], [3], &device).expect("uploads");
         let y = Tensor::from_slice(&[2i32, 0, 3], [3], &device).expect("uploads");
-        let ops: [&dyn Fn() -> Result<Tensor>; 3] = [&|| x.floor_div(&y), &|| x.trunc_div(&y), &|| x.remainder(&y)];
+        let ops: [&dyn Fn() -> Result<Tensor>; 3] =
+            [&|| x.floor_div(&y), &|| x.trunc_div(&y), &|| {
+                x.remainder(&y)
+            }];
         for op in ops {
-            let error = op().and_then(|_| device.sync()).expect_err("a zero divisor");
-            assert!(matches!(error, Error::DivisionByZero { .. }), "{device}: {error:?}");
+            let error = op()
+                .and_then(|_| device.sync())
+                .expect_err("a zero divisor");
+            assert!(
+                matches!(error, Error::DivisionByZero { .. }),
+                "{device}: {error:?}"
+            );
         }
-        let fine = x.floor_div(&x).and_then(|t| t.to_vec::<i32>()).expect("no zero");
+        let fine = x
+            .floor_div(&x)
+            .and_then(|t| t.to_vec::<i32>())
+            .expect("no zero");
         assert_eq!(fine, [1, 1, 1]);
     }
 }
@@ -48,6 +78,9 @@ fn a_tensor_over_the_limit_of_the_device_is_refused_before_it_is_made() {
         }
         let elements = limit as usize / 4 + 1024;
         let error = Tensor::zeros([elements], anymesh::DType::F32, &device).expect_err("too large");
-        assert!(matches!(error, Error::TooLarge { .. }), "{device}: {error:?}");
+        assert!(
+            matches!(error, Error::TooLarge { .. }),
+            "{device}: {error:?}"
+        );
     }
 }

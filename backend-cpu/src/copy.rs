@@ -1,5 +1,5 @@
-//! Dense copies of views. Elements are moved as bits; transposed views are read in tiles, because walking down a column touches a
-//! new cache line for every element.
+//! Dense copies of views. Elements are moved as bits; transposed views are read in tiles, because
+//! walking down a column touches a new cache line for every element.
 
 use crate::{
     memory::{Memory, bytes_of, typed, vector},
@@ -32,15 +32,17 @@ pub(crate) fn copy(view: &View) -> Result<Memory> {
 pub(crate) fn dense_bits<T: Pod + Send + Sync>(view: &View) -> Result<Cow<'_, [T]>> {
     let len = view.layout.shape.numel();
     if view.layout.is_contiguous() {
-        return Ok(Cow::Borrowed(&typed(bytes_of(&view.buffer)?)[view.layout.offset..view.layout.offset + len]));
+        return Ok(Cow::Borrowed(
+            &typed(bytes_of(&view.buffer)?)[view.layout.offset..view.layout.offset + len],
+        ));
     }
     let mut out = vector::<T>(len)?;
     copy_into(view, &mut out)?;
     Ok(Cow::Owned(out))
 }
 
-/// Operands with large transposed views replaced by dense copies; `None` where there are none. Copying in tiles and reading the copy
-/// is faster than reading across the grain block by block.
+/// Operands with large transposed views replaced by dense copies; `None` where there are none.
+/// Copying in tiles and reading the copy is faster than reading across the grain block by block.
 pub(crate) fn straightened(inputs: &[MapInput]) -> Result<Option<Vec<MapInput>>> {
     let is_crooked = |input: &MapInput| {
         let layout = &input.view.layout;
@@ -61,7 +63,14 @@ pub(crate) fn straightened(inputs: &[MapInput]) -> Result<Option<Vec<MapInput>>>
             return Ok(input.clone());
         }
         let layout = Layout::contiguous(input.view.layout.shape.clone());
-        Ok(MapInput { view: View { buffer: copy(&input.view)?.buffer(), dtype: input.view.dtype, layout }, window: None })
+        Ok(MapInput {
+            view: View {
+                buffer: copy(&input.view)?.buffer(),
+                dtype: input.view.dtype,
+                layout,
+            },
+            window: None,
+        })
     });
     straight.collect::<Result<Vec<_>>>().map(Some)
 }
@@ -69,20 +78,28 @@ pub(crate) fn straightened(inputs: &[MapInput]) -> Result<Option<Vec<MapInput>>>
 fn copy_into<T: Pod + Send + Sync>(view: &View, out: &mut [T]) -> Result<()> {
     let data: &[T] = typed(bytes_of(&view.buffer)?);
     let mut strides = [view.layout.strides.clone()];
-    let mut dims: Dims = layout::collapse(&view.layout.shape, &mut strides).dims().into();
+    let mut dims: Dims = layout::collapse(&view.layout.shape, &mut strides)
+        .dims()
+        .into();
     let [mut strides] = strides;
     if dims.is_empty() {
         dims.push(1);
         strides.push(1);
     }
-    let space = Space { dims, strides, offset: view.layout.offset as isize };
+    let space = Space {
+        dims,
+        strides,
+        offset: view.layout.offset as isize,
+    };
     // Bands of the outermost dimension, thick enough for whole tiles.
     let slab = out.len() / space.dims[0];
     let rows = parallel::CHUNK.div_ceil(slab).max(TILE);
     if out.len() < parallel::THRESHOLD {
         space.copy_band(0, data, out);
     } else {
-        out.par_chunks_mut(rows * slab).enumerate().for_each(|(i, out)| space.copy_band(i * rows, data, out));
+        out.par_chunks_mut(rows * slab)
+            .enumerate()
+            .for_each(|(i, out)| space.copy_band(i * rows, data, out));
     }
     Ok(())
 }
@@ -101,8 +118,13 @@ impl Space {
         let mut dims = self.dims.clone();
         dims[0] = out.len() / (self.dims[1..].iter().product::<usize>());
         // The dimension that is contiguous in memory; tiles lie between it and the innermost one.
-        let fast = (0..last).filter(|d| dims[*d] >= TILE / 4).min_by_key(|d| self.strides[*d].unsigned_abs());
-        let fast = fast.filter(|d| self.strides[*d].unsigned_abs() < self.strides[last].unsigned_abs() && dims[last] >= TILE / 4);
+        let fast = (0..last)
+            .filter(|d| dims[*d] >= TILE / 4)
+            .min_by_key(|d| self.strides[*d].unsigned_abs());
+        let fast = fast.filter(|d| {
+            self.strides[*d].unsigned_abs() < self.strides[last].unsigned_abs()
+                && dims[last] >= TILE / 4
+        });
         let (rows, row_step) = fast.map_or((1, 0), |d| (dims[d], self.strides[d]));
         let out_step = fast.map_or(0, |d| dims[d + 1..].iter().product());
         let (columns, column_step) = (dims[last], self.strides[last]);
@@ -110,11 +132,30 @@ impl Space {
         let out_strides: Dims = (0..last).map(|d| dims[d + 1..].iter().product()).collect();
         let mut coords: Dims = Dims::from_elem(0, others.len());
         loop {
-            let position = |steps: &dyn Fn(usize) -> isize| others.iter().zip(&coords).map(|(d, c)| *c as isize * steps(*d)).sum::<isize>();
-            let from = self.offset + first as isize * self.strides[0] + position(&|d| self.strides[d]);
+            let position = |steps: &dyn Fn(usize) -> isize| {
+                others
+                    .iter()
+                    .zip(&coords)
+                    .map(|(d, c)| *c as isize * steps(*d))
+                    .sum::<isize>()
+            };
+            let from =
+                self.offset + first as isize * self.strides[0] + position(&|d| self.strides[d]);
             let to = position(&|d| out_strides[d] as isize) as usize;
-            plane(data, from, [row_step, column_step], &mut out[to..], out_step, [rows, columns]);
-            let Some(next) = (0..others.len()).rev().find(|i| coords[*i] + 1 < dims[others[*i]]) else { return };
+            plane(
+                data,
+                from,
+                [row_step, column_step],
+                &mut out[to..],
+                out_step,
+                [rows, columns],
+            );
+            let Some(next) = (0..others.len())
+                .rev()
+                .find(|i| coords[*i] + 1 < dims[others[*i]])
+            else {
+                return;
+            };
             coords[next] += 1;
             coords[next + 1..].fill(0);
         }
@@ -122,14 +163,32 @@ impl Space {
 }
 
 /// Copies a plane of `rows` by `columns`, tile by tile where it has several rows.
-fn plane<T: Copy>(data: &[T], from: isize, [row_step, column_step]: [isize; 2], out: &mut [T], out_step: usize, [rows, columns]: [usize; 2]) {
+fn plane<T: Copy>(
+    data: &[T],
+    from: isize,
+    [row_step, column_step]: [isize; 2],
+    out: &mut [T],
+    out_step: usize,
+    [rows, columns]: [usize; 2],
+) {
     if rows == 1 {
         let (first, out) = (from as usize, &mut out[..columns]);
         match column_step {
             0 => out.fill(data[first]),
             1 => out.copy_from_slice(&data[first..first + columns]),
-            2.. => out.iter_mut().zip(data[first..].iter().step_by(column_step as usize)).for_each(|(to, from)| *to = *from),
-            _ => out.iter_mut().zip(data[..=first].iter().rev().step_by(column_step.unsigned_abs())).for_each(|(to, from)| *to = *from),
+            2.. => out
+                .iter_mut()
+                .zip(data[first..].iter().step_by(column_step as usize))
+                .for_each(|(to, from)| *to = *from),
+            _ => out
+                .iter_mut()
+                .zip(
+                    data[..=first]
+                        .iter()
+                        .rev()
+                        .step_by(column_step.unsigned_abs()),
+                )
+                .for_each(|(to, from)| *to = *from),
         }
         return;
     }
@@ -138,7 +197,9 @@ fn plane<T: Copy>(data: &[T], from: isize, [row_step, column_step]: [isize; 2], 
             for row in top..rows.min(top + TILE) {
                 let start = from + row as isize * row_step + left as isize * column_step;
                 let to = &mut out[row * out_step + left..row * out_step + columns.min(left + TILE)];
-                to.iter_mut().enumerate().for_each(|(i, to)| *to = data[(start + i as isize * column_step) as usize]);
+                to.iter_mut()
+                    .enumerate()
+                    .for_each(|(i, to)| *to = data[(start + i as isize * column_step) as usize]);
             }
         }
     }
@@ -152,10 +213,23 @@ mod tests {
 
     #[test]
     fn copies_of_every_layout_hold_the_same_elements() {
-        for shape in [vec![], vec![5], vec![40, 70], vec![3, 33, 50], vec![33, 2, 9, 20], vec![300, 290], vec![8, 100, 101]] {
+        for shape in [
+            vec![],
+            vec![5],
+            vec![40, 70],
+            vec![3, 33, 50],
+            vec![33, 2, 9, 20],
+            vec![300, 290],
+            vec![8, 100, 101],
+        ] {
             for dtype in [DType::U8, DType::F16, DType::F32, DType::I64] {
                 for view in views(&shape, dtype, 5, true) {
-                    assert_eq!(read(&copy(&view).expect("small").buffer(), dtype), values(&view), "{:?}", view.layout);
+                    assert_eq!(
+                        read(&copy(&view).expect("small").buffer(), dtype),
+                        values(&view),
+                        "{:?}",
+                        view.layout
+                    );
                 }
             }
         }

@@ -54,7 +54,8 @@ held!(
     u8, Bool, 0, 1, |v, _| v, u64::from, |w| w as u8, |s: Scalar| u8::from(s.to_bool())
 );
 
-/// The type of an element in memory. Storing what was loaded gives the same bits, also those of NaNs, so that elements which are only moved do not change.
+/// The type of an element in memory. Storing what was loaded gives the same bits, also those of
+/// NaNs, so that elements which are only moved do not change.
 pub(crate) trait Stored: Pod + Send + Sync {
     type Held: Held;
     /// Whether memory can be read as registers without converting.
@@ -133,22 +134,40 @@ impl Stored for f16 {
     type Held = f32;
     fn load(self) -> f32 {
         let bits = u32::from(self.to_bits());
-        if self.is_nan() { f32::from_bits((bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13) } else { self.to_f32() }
+        if self.is_nan() {
+            f32::from_bits((bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13)
+        } else {
+            self.to_f32()
+        }
     }
     fn store(value: f32) -> Self {
         let bits = value.to_bits();
-        if value.is_nan() { f16::from_bits(nan((bits >> 16) as u16 & 0x8000 | 0x7c00, (bits >> 13) as u16 & 0x3ff, 0x200)) } else { f16::from_f32(value) }
+        if value.is_nan() {
+            f16::from_bits(nan(
+                (bits >> 16) as u16 & 0x8000 | 0x7c00,
+                (bits >> 13) as u16 & 0x3ff,
+                0x200,
+            ))
+        } else {
+            f16::from_f32(value)
+        }
     }
     fn load_all(from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
         if any_above(bytemuck::cast_slice(from), 0x7c00) {
-            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = from.load());
+            to.iter_mut()
+                .zip(from)
+                .filter(|(_, from)| from.is_nan())
+                .for_each(|(to, from)| *to = from.load());
         }
     }
     fn store_all(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
         if any_above(bytemuck::cast_slice(to), 0x7c00) {
-            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = Self::store(*from));
+            to.iter_mut()
+                .zip(from)
+                .filter(|(_, from)| from.is_nan())
+                .for_each(|(to, from)| *to = Self::store(*from));
         }
     }
 }
@@ -160,12 +179,21 @@ impl Stored for bf16 {
     }
     fn store(value: f32) -> Self {
         let front = (value.to_bits() >> 16) as u16;
-        if value.is_nan() { bf16::from_bits(nan(front & 0xff80, front & 0x7f, 0x40)) } else { rounded(value) }
+        if value.is_nan() {
+            bf16::from_bits(nan(front & 0xff80, front & 0x7f, 0x40))
+        } else {
+            rounded(value)
+        }
     }
     fn store_all(from: &[f32], to: &mut [bf16]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = rounded(*from));
+        to.iter_mut()
+            .zip(from)
+            .for_each(|(to, from)| *to = rounded(*from));
         if any_above(bytemuck::cast_slice(to), 0x7f80) {
-            to.iter_mut().zip(from).filter(|(_, from)| from.is_nan()).for_each(|(to, from)| *to = Self::store(*from));
+            to.iter_mut()
+                .zip(from)
+                .filter(|(_, from)| from.is_nan())
+                .for_each(|(to, from)| *to = Self::store(*from));
         }
     }
 }
@@ -174,21 +202,32 @@ impl Stored for bf16 {
 fn rounded(value: f32) -> bf16 {
     let bits = value.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-    bf16::from_bits(if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
+    bf16::from_bits(if value.is_nan() {
+        (bits >> 16) as u16 | 0x40
+    } else {
+        rounded
+    })
 }
 
-/// A NaN with this sign and exponent and the front of a payload, or quiet where that is nothing: without a payload it would be infinite.
+/// A NaN with this sign and exponent and the front of a payload, or quiet where that is nothing:
+/// without a payload it would be infinite.
 fn nan(rest: u16, payload: u16, quiet: u16) -> u16 {
     rest | if payload == 0 { quiet } else { payload }
 }
 
-/// Whether one of some 16-bit floats is above `infinity` but for its sign, which NaNs are. The largest of all is found faster than the first.
+/// Whether one of some 16-bit floats is above `infinity` but for its sign, which NaNs are. The
+/// largest of all is found faster than the first.
 fn any_above(codes: &[i16], infinity: i16) -> bool {
-    codes.iter().fold(0, |largest, code| (code & i16::MAX).max(largest)) > infinity
+    codes
+        .iter()
+        .fold(0, |largest, code| (code & i16::MAX).max(largest))
+        > infinity
 }
 
-static F8E4M3_VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| F8E4M3(code as u8).to_f32()));
-static F8E5M2_VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| F8E5M2(code as u8).to_f32()));
+static F8E4M3_VALUES: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|code| F8E4M3(code as u8).to_f32()));
+static F8E5M2_VALUES: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|code| F8E5M2(code as u8).to_f32()));
 
 macro_rules! stored_f8 {
     ($($t:ident $table:ident),*) => {$(
@@ -319,7 +358,10 @@ mod tests {
             for bits in [bits, bits & 0xffff_0000, (bits & 0xffff_0000) | 0x8000] {
                 let value = f32::from_bits(bits);
                 let (fast, slow) = (rounded(value), bf16::from_f32(value));
-                assert!(fast.to_bits() == slow.to_bits() || (fast.is_nan() && slow.is_nan()), "{bits:#x}");
+                assert!(
+                    fast.to_bits() == slow.to_bits() || (fast.is_nan() && slow.is_nan()),
+                    "{bits:#x}"
+                );
             }
         }
     }
@@ -330,10 +372,21 @@ mod tests {
             let (mut held, mut stored) = (vec![0f32; codes.len()], vec![S::zeroed(); codes.len()]);
             S::load_all(codes, &mut held);
             S::store_all(&held, &mut stored);
-            assert_eq!(bytemuck::cast_slice::<S, u8>(&stored), bytemuck::cast_slice::<S, u8>(codes));
+            assert_eq!(
+                bytemuck::cast_slice::<S, u8>(&stored),
+                bytemuck::cast_slice::<S, u8>(codes)
+            );
             let single: Vec<S> = codes.iter().map(|code| S::store(code.load())).collect();
-            assert_eq!(bytemuck::cast_slice::<S, u8>(&single), bytemuck::cast_slice::<S, u8>(codes));
-            assert!(codes.iter().zip(held).all(|(code, held)| code.load().to_bits() == held.to_bits()));
+            assert_eq!(
+                bytemuck::cast_slice::<S, u8>(&single),
+                bytemuck::cast_slice::<S, u8>(codes)
+            );
+            assert!(
+                codes
+                    .iter()
+                    .zip(held)
+                    .all(|(code, held)| code.load().to_bits() == held.to_bits())
+            );
         }
         survives(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
         survives(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
@@ -343,11 +396,22 @@ mod tests {
 
     #[test]
     fn a_nan_whose_payload_is_lost_stays_a_nan() {
-        for bits in [0x7f80_0001u32, 0xff80_0001, 0x7f80_1fff, 0xff80_ffff, 0x7fc0_0000] {
+        for bits in [
+            0x7f80_0001u32,
+            0xff80_0001,
+            0x7f80_1fff,
+            0xff80_ffff,
+            0x7fc0_0000,
+        ] {
             let value = f32::from_bits(bits);
             let mut all = [f16::ZERO];
             f16::store_all(&[value], &mut all);
-            assert!(all[0].is_nan() && f16::store(value).is_nan() && <bf16 as Stored>::store(value).is_nan(), "{bits:#x}");
+            assert!(
+                all[0].is_nan()
+                    && f16::store(value).is_nan()
+                    && <bf16 as Stored>::store(value).is_nan(),
+                "{bits:#x}"
+            );
         }
     }
 }

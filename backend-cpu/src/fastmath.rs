@@ -1,5 +1,6 @@
-//! Functions of `f32` values, computed in `f64` without branches so that loops over them vectorise. Errors are around 1e-13: after
-//! rounding to `f32` the result is the correctly rounded one but for about one value in a million.
+//! Functions of `f32` values, computed in `f64` without branches so that loops over them vectorise.
+//! Errors are around 1e-13: after rounding to `f32` the result is the correctly rounded one but for
+//! about one value in a million.
 
 use crate::{
     scalar::Float,
@@ -20,20 +21,23 @@ fn clamp(x: f64, low: f64, high: f64) -> f64 {
     if x > high { high } else { x }
 }
 
-/// `yes` or `no`, both computed. With an ordinary `if` the compiler may move the work into the branches, and then nothing vectorises.
+/// `yes` or `no`, both computed. With an ordinary `if` the compiler may move the work into the
+/// branches, and then nothing vectorises.
 #[inline(always)]
 fn choose(condition: bool, yes: f64, no: f64) -> f64 {
     let mask = u64::from(condition).wrapping_neg();
     f64::from_bits((yes.to_bits() & mask) | (no.to_bits() & !mask))
 }
 
-/// `c0 + x (c1 + x (c2 + ..))`, written out: a loop here would keep the loop around it from vectorising.
+/// `c0 + x (c1 + x (c2 + ..))`, written out: a loop here would keep the loop around it from
+/// vectorising.
 macro_rules! polynomial {
     ($x:expr, $c:expr) => { $c };
     ($x:expr, $c:expr, $($rest:expr),+) => { $c + $x * polynomial!($x, $($rest),+) };
 }
 
-/// `2^n` and `exp(r) - 1` where `x = n log(2) + r`. For arguments where `f32` neither overflows nor vanishes.
+/// `2^n` and `exp(r) - 1` where `x = n log(2) + r`. For arguments where `f32` neither overflows nor
+/// vanishes.
 #[inline(always)]
 fn exp_parts(x: f64) -> (f64, f64) {
     let shifted = x * LOG2_E + ROUND;
@@ -82,11 +86,23 @@ pub(crate) fn log(x: f64) -> f64 {
     let above = x.to_bits().wrapping_sub(LOWEST);
     let exponent = ((above as i64) >> 52) as u64;
     let mantissa = f64::from_bits((above & 0x000f_ffff_ffff_ffff).wrapping_add(LOWEST));
-    // A small integer becomes a float by the same trick as in `exp`, which every instruction set can do.
+    // A small integer becomes a float by the same trick as in `exp`, which every instruction set
+    // can do.
     let exponent = f64::from_bits(exponent.wrapping_add(ROUND.to_bits())) - ROUND;
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let s2 = s * s;
-    let series = polynomial!(s2, 2.0, 2.0 / 3.0, 2.0 / 5.0, 2.0 / 7.0, 2.0 / 9.0, 2.0 / 11.0, 2.0 / 13.0, 2.0 / 15.0, 2.0 / 17.0);
+    let series = polynomial!(
+        s2,
+        2.0,
+        2.0 / 3.0,
+        2.0 / 5.0,
+        2.0 / 7.0,
+        2.0 / 9.0,
+        2.0 / 11.0,
+        2.0 / 13.0,
+        2.0 / 15.0,
+        2.0 / 17.0
+    );
     let value = exponent * LN_2 + s * series;
     let value = if x == 0.0 { f64::NEG_INFINITY } else { value };
     let value = if x < 0.0 { f64::NAN } else { value };
@@ -136,8 +152,8 @@ pub(crate) fn erf(x: f64) -> f64 {
     let a = x.abs();
     // From 4 on the result is 1 in `f32`.
     let b = if a > 4.1 { 4.1 } else { a };
-    // `erf(x) / x` on [0, 1] and `erfc(x) exp(x^2)` on [1, 4.1], each interpolated at Chebyshev points of the variable in which it is
-    // smoothest, moved to [-1, 1].
+    // `erf(x) / x` on [0, 1] and `erfc(x) exp(x^2)` on [1, 4.1], each interpolated at Chebyshev
+    // points of the variable in which it is smoothest, moved to [-1, 1].
     let t = 2.0 * b * b - 1.0;
     let small = x * polynomial!(
         t,
@@ -186,8 +202,27 @@ fn trig(x: f64, shift: u64) -> f64 {
     let quarter = shifted.to_bits().wrapping_add(shift);
     let r = (x - n * HIGH) - n * LOW;
     let r2 = r * r;
-    let sine = r * polynomial!(r2, 1.0, -1.0 / 6.0, 1.0 / 120.0, -1.0 / 5040.0, 1.0 / 362_880.0, -1.0 / 39_916_800.0, 1.0 / 6_227_020_800.0);
-    let cosine = polynomial!(r2, 1.0, -1.0 / 2.0, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40_320.0, -1.0 / 3_628_800.0, 1.0 / 479_001_600.0, -1.0 / 87_178_291_200.0);
+    let sine = r * polynomial!(
+        r2,
+        1.0,
+        -1.0 / 6.0,
+        1.0 / 120.0,
+        -1.0 / 5040.0,
+        1.0 / 362_880.0,
+        -1.0 / 39_916_800.0,
+        1.0 / 6_227_020_800.0
+    );
+    let cosine = polynomial!(
+        r2,
+        1.0,
+        -1.0 / 2.0,
+        1.0 / 24.0,
+        -1.0 / 720.0,
+        1.0 / 40_320.0,
+        -1.0 / 3_628_800.0,
+        1.0 / 479_001_600.0,
+        -1.0 / 87_178_291_200.0
+    );
     let value = choose(quarter & 1 == 0, sine, cosine);
     f64::from_bits(value.to_bits() ^ ((quarter & 2) << 62))
 }
@@ -240,21 +275,43 @@ pub(crate) fn each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
 mod tests {
     use super::*;
 
-    /// Compares with the standard library's `f64` functions over arguments that are `f32`, in units of the result's last place.
-    fn check(name: &str, fast: fn(f64) -> f64, exact: fn(f64) -> f64, arguments: impl Iterator<Item = f32>) {
+    /// Compares with the standard library's `f64` functions over arguments that are `f32`, in units
+    /// of the result's last place.
+    fn check(
+        name: &str,
+        fast: fn(f64) -> f64,
+        exact: fn(f64) -> f64,
+        arguments: impl Iterator<Item = f32>,
+    ) {
         for x in arguments {
             let (got, expected) = (fast(f64::from(x)), exact(f64::from(x)));
-            if (got as f32).to_bits() == (expected as f32).to_bits() || (got.is_nan() && expected.is_nan()) {
+            if (got as f32).to_bits() == (expected as f32).to_bits()
+                || (got.is_nan() && expected.is_nan())
+            {
                 continue;
             }
             let unit = f64::from((expected as f32).abs()).max(1e-37) * f64::from(f32::EPSILON);
-            assert!((got - expected).abs() < 1e-4 * unit, "{name}({x:e}) = {got:e}, expected {expected:e}");
+            assert!(
+                (got - expected).abs() < 1e-4 * unit,
+                "{name}({x:e}) = {got:e}, expected {expected:e}"
+            );
         }
     }
 
     /// Floats of all magnitudes and both signs, and the special ones.
     fn everything() -> impl Iterator<Item = f32> {
-        (0..u32::MAX / 20_011).map(|i| f32::from_bits(i * 20_011)).chain([0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45])
+        (0..u32::MAX / 20_011)
+            .map(|i| f32::from_bits(i * 20_011))
+            .chain([
+                0.0,
+                -0.0,
+                1.0,
+                -1.0,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                f32::NAN,
+                1e-45,
+            ])
     }
 
     fn around(limit: f32) -> impl Iterator<Item = f32> {
@@ -278,10 +335,23 @@ mod tests {
             ("cosh", cosh, f64::cosh),
         ];
         for (name, fast, exact) in table {
-            check(name, fast, exact, everything().chain(around(3.0)).chain(around(110.0)));
+            check(
+                name,
+                fast,
+                exact,
+                everything().chain(around(3.0)).chain(around(110.0)),
+            );
         }
         for (name, fast, exact) in [("sin", sin as F, f64::sin as F), ("cos", cos, f64::cos)] {
-            check(name, fast, exact, everything().filter(|x| x.abs() <= TRIG_LIMIT).chain(around(10.0)).chain(around(TRIG_LIMIT)));
+            check(
+                name,
+                fast,
+                exact,
+                everything()
+                    .filter(|x| x.abs() <= TRIG_LIMIT)
+                    .chain(around(10.0))
+                    .chain(around(TRIG_LIMIT)),
+            );
         }
     }
 }

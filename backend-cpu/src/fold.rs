@@ -7,7 +7,8 @@ use crate::{
 };
 use std::marker::PhantomData;
 
-/// Independent accumulators of a loop over a row, so that it vectorises and additions do not wait for each other.
+/// Independent accumulators of a loop over a row, so that it vectorises and additions do not wait
+/// for each other.
 const LANES: usize = 16;
 
 /// A reduction of values in order.
@@ -40,7 +41,12 @@ pub(crate) trait Fold: Sync {
 
 /// Folds a row with independent lanes, then the lanes.
 #[inline(always)]
-pub(crate) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, step: impl Fn(A, T) -> A, join: impl Fn(A, A) -> A) -> A {
+pub(crate) fn lanes<T: Copy, A: Copy>(
+    values: &[T],
+    start: A,
+    step: impl Fn(A, T) -> A,
+    join: impl Fn(A, A) -> A,
+) -> A {
     if values.len() < LANES {
         return values.iter().fold(start, |acc, value| step(acc, *value));
     }
@@ -135,13 +141,20 @@ impl<T: Float> Fold for ProdFloat<T> {
     }
 }
 
-/// Joins two partial results: the largest value, and the sum of exponentials relative to it. Without branches, so that it vectorises;
-/// where the largest value is not finite the sum is not used.
+/// Joins two partial results: the largest value, and the sum of exponentials relative to it.
+/// Without branches, so that it vectorises; where the largest value is not finite the sum is not
+/// used.
 #[inline(always)]
-pub(crate) fn log_sum_exp_step<T: Float>((top, sum): (f64, f64), (later_top, later_sum): (f64, f64)) -> (f64, f64) {
+pub(crate) fn log_sum_exp_step<T: Float>(
+    (top, sum): (f64, f64),
+    (later_top, later_sum): (f64, f64),
+) -> (f64, f64) {
     let new = scalar::max(top, later_top);
     let base = if new.is_finite() { new } else { 0.0 };
-    (new, sum * T::exp_wide(top - base) + later_sum * T::exp_wide(later_top - base))
+    (
+        new,
+        sum * T::exp_wide(top - base) + later_sum * T::exp_wide(later_top - base),
+    )
 }
 
 /// One more row for accumulators of many columns: their largest values, their sums, the row.
@@ -176,7 +189,11 @@ impl<T: Float> Fold for LogSumExp<T> {
         let mut sum = 0.0;
         for values in values.chunks(64) {
             let mut exps = [0.0; 64];
-            vectorized(|| exps.iter_mut().zip(values).for_each(|(e, v)| *e = T::exp_wide(v.wide() - base)));
+            vectorized(|| {
+                exps.iter_mut()
+                    .zip(values)
+                    .for_each(|(e, v)| *e = T::exp_wide(v.wide() - base))
+            });
             sum += lanes(&exps[..values.len()], 0.0, |a, b| a + b, |a, b| a + b);
         }
         *acc = log_sum_exp_step::<T>(*acc, (top, sum));
@@ -267,7 +284,10 @@ pub(crate) struct Extreme<T, const MAX: bool> {
 
 impl<T, const MAX: bool> Extreme<T, MAX> {
     pub(crate) fn new(scale: Option<f64>) -> Self {
-        Self { scale, kind: PhantomData }
+        Self {
+            scale,
+            kind: PhantomData,
+        }
     }
 }
 
@@ -280,7 +300,11 @@ impl<T, const MAX: bool> Default for Extreme<T, MAX> {
 /// The more extreme of two values; NaN wins.
 #[inline(always)]
 fn extreme<T: Held, const MAX: bool>(a: T, b: T) -> T {
-    if MAX { scalar::max(a, b) } else { scalar::min(a, b) }
+    if MAX {
+        scalar::max(a, b)
+    } else {
+        scalar::min(a, b)
+    }
 }
 
 fn lowest<T: Held, const MAX: bool>() -> T {
@@ -299,7 +323,12 @@ impl<T: Held, const MAX: bool> Fold for Extreme<T, MAX> {
         *acc = extreme::<T, MAX>(*acc, value);
     }
     fn row(&self, acc: &mut T, values: &[T], _: usize) {
-        let row = lanes(values, lowest::<T, MAX>(), extreme::<T, MAX>, extreme::<T, MAX>);
+        let row = lanes(
+            values,
+            lowest::<T, MAX>(),
+            extreme::<T, MAX>,
+            extreme::<T, MAX>,
+        );
         *acc = extreme::<T, MAX>(*acc, row);
     }
     fn join(&self, acc: T, later: T) -> T {
@@ -341,15 +370,26 @@ impl<T: Held, const MAX: bool> Fold for Arg<T, MAX> {
     }
     fn row(&self, acc: &mut (T, i32), values: &[T], at: usize) {
         // The extreme of a whole row vectorises; its place is looked for only where it is news.
-        let best = lanes(values, lowest::<T, MAX>(), extreme::<T, MAX>, extreme::<T, MAX>);
+        let best = lanes(
+            values,
+            lowest::<T, MAX>(),
+            extreme::<T, MAX>,
+            extreme::<T, MAX>,
+        );
         if acc.1 == NOWHERE || Self::beats(best, acc.0) {
             #[allow(clippy::eq_op)]
-            let place = values.iter().position(|v| *v == best || (best != best && *v != *v));
+            let place = values
+                .iter()
+                .position(|v| *v == best || (best != best && *v != *v));
             *acc = (best, (at + place.unwrap_or_default()) as i32);
         }
     }
     fn join(&self, acc: (T, i32), later: (T, i32)) -> (T, i32) {
-        if acc.1 == NOWHERE || (later.1 != NOWHERE && Self::beats(later.0, acc.0)) { later } else { acc }
+        if acc.1 == NOWHERE || (later.1 != NOWHERE && Self::beats(later.0, acc.0)) {
+            later
+        } else {
+            acc
+        }
     }
     fn finish(&self, acc: (T, i32)) -> i32 {
         acc.1

@@ -1,7 +1,7 @@
 //! Walks positions in row-major order and reads operands there, a block at a time.
 //!
-//! Neighbouring dimensions that every operand steps through evenly are merged first. Merging leaves linear positions as they
-//! are, so everything above this module counts in linear positions only.
+//! Neighbouring dimensions that every operand steps through evenly are merged first. Merging leaves
+//! linear positions as they are, so everything above this module counts in linear positions only.
 
 use crate::{
     element::{Held, Stored, with_stored},
@@ -24,7 +24,8 @@ pub(crate) struct Source<'a> {
     window: Option<Window>,
 }
 
-/// The part of the grid where an operand has elements. Operands that cover everything have no window.
+/// The part of the grid where an operand has elements. Operands that cover everything have no
+/// window.
 #[derive(Debug, Clone)]
 struct Window {
     start: Dims<usize>,
@@ -63,76 +64,132 @@ impl<'a> Source<'a> {
         let layout = &view.layout;
         let (mut offset, strides) = (layout.offset as isize, layout.strides.clone());
         let window = window.and_then(|origin| {
-            let mut window = Window { start: Dims::new(), size: Dims::new() };
+            let mut window = Window {
+                start: Dims::new(),
+                size: Dims::new(),
+            };
             for d in 0..dims.len() {
-                let (low, high) = (origin[d].max(0), (origin[d] + layout.shape[d] as isize).min(dims[d] as isize));
+                let (low, high) = (
+                    origin[d].max(0),
+                    (origin[d] + layout.shape[d] as isize).min(dims[d] as isize),
+                );
                 // Strides apply to grid coordinates, so the origin may well lie before the buffer.
                 offset -= origin[d] * strides[d];
                 window.start.push(low as usize);
                 window.size.push((high - low).max(0) as usize);
             }
-            (0..dims.len()).any(|d| !window.is_full(d, dims[d])).then_some(window)
+            (0..dims.len())
+                .any(|d| !window.is_full(d, dims[d]))
+                .then_some(window)
         });
-        Ok(Self { bytes: bytes_of(&view.buffer)?, dtype: view.dtype, offset, strides, window })
+        Ok(Self {
+            bytes: bytes_of(&view.buffer)?,
+            dtype: view.dtype,
+            offset,
+            strides,
+            window,
+        })
     }
 
     fn form(affine: &Affine) -> Self {
-        Self { bytes: &[], dtype: DType::I64, offset: affine.offset as isize, strides: affine.strides.iter().map(|s| *s as isize).collect(), window: None }
+        Self {
+            bytes: &[],
+            dtype: DType::I64,
+            offset: affine.offset as isize,
+            strides: affine.strides.iter().map(|s| *s as isize).collect(),
+            window: None,
+        }
     }
 
     fn permute(&mut self, order: &[usize]) {
         self.strides = order.iter().map(|d| self.strides[*d]).collect();
         if let Some(window) = &mut self.window {
-            *window = Window { start: order.iter().map(|d| window.start[*d]).collect(), size: order.iter().map(|d| window.size[*d]).collect() };
+            *window = Window {
+                start: order.iter().map(|d| window.start[*d]).collect(),
+                size: order.iter().map(|d| window.size[*d]).collect(),
+            };
         }
     }
 
     /// Whether dimension `d` can be merged into dimension `into`.
     fn merges(&self, into: usize, d: usize, dim: usize) -> bool {
-        self.strides[into] == self.strides[d] * dim as isize && self.window.as_ref().is_none_or(|w| w.is_full(d, dim))
+        self.strides[into] == self.strides[d] * dim as isize
+            && self.window.as_ref().is_none_or(|w| w.is_full(d, dim))
     }
 
-    /// Makes dimension `to` of the merged grid from dimension `from`; `merge` joins it to what is already there.
+    /// Makes dimension `to` of the merged grid from dimension `from`; `merge` joins it to what is
+    /// already there.
     fn place(&mut self, to: usize, from: usize, dim: usize, merge: bool) {
         self.strides[to] = self.strides[from];
         if let Some(window) = &mut self.window {
             let scale = if merge { dim } else { 1 };
             let source = if merge { to } else { from };
-            (window.start[to], window.size[to]) = (window.start[source] * scale, window.size[source] * scale);
+            (window.start[to], window.size[to]) =
+                (window.start[source] * scale, window.size[source] * scale);
         }
     }
 }
 
 impl<'a> Grid<'a> {
     /// The grid of a map call. `order` permutes the axes.
-    pub(crate) fn new(dims: &[usize], inputs: &'a [MapInput], indices: &[Affine], order: Option<&[usize]>) -> Result<Self> {
-        let sources = inputs.iter().map(|i| Source::new(&i.view, i.window.as_ref(), dims)).collect::<Result<Vec<_>>>()?;
+    pub(crate) fn new(
+        dims: &[usize],
+        inputs: &'a [MapInput],
+        indices: &[Affine],
+        order: Option<&[usize]>,
+    ) -> Result<Self> {
+        let sources = inputs
+            .iter()
+            .map(|i| Source::new(&i.view, i.window.as_ref(), dims))
+            .collect::<Result<Vec<_>>>()?;
         let forms = indices.iter().map(Source::form).collect();
         Ok(Self::merged(dims, sources, forms, order))
     }
 
     /// The grid of operands that all have the shape `dims`.
     pub(crate) fn of_views(dims: &[usize], views: &[&'a View]) -> Result<Self> {
-        let sources = views.iter().map(|view| Source::new(view, None, dims)).collect::<Result<Vec<_>>>()?;
+        let sources = views
+            .iter()
+            .map(|view| Source::new(view, None, dims))
+            .collect::<Result<Vec<_>>>()?;
         Ok(Self::merged(dims, sources, vec![], None))
     }
 
-    fn merged(dims: &[usize], mut sources: Vec<Source<'a>>, mut forms: Vec<Source<'a>>, order: Option<&[usize]>) -> Self {
+    fn merged(
+        dims: &[usize],
+        mut sources: Vec<Source<'a>>,
+        mut forms: Vec<Source<'a>>,
+        order: Option<&[usize]>,
+    ) -> Self {
         let len = dims.iter().product();
         let mut dims: Dims = dims.into();
         if let Some(order) = order {
             dims = order.iter().map(|d| dims[*d]).collect();
-            sources.iter_mut().chain(&mut forms).for_each(|s| s.permute(order));
+            sources
+                .iter_mut()
+                .chain(&mut forms)
+                .for_each(|s| s.permute(order));
         }
         let mut kept = 0;
         for d in 0..dims.len() {
             let dim = dims[d];
-            if dim == 1 && sources.iter().all(|s| s.window.as_ref().is_none_or(|w| w.is_full(d, 1))) {
+            if dim == 1
+                && sources
+                    .iter()
+                    .all(|s| s.window.as_ref().is_none_or(|w| w.is_full(d, 1)))
+            {
                 continue;
             }
-            let merge = kept > 0 && sources.iter().chain(&forms).all(|s| s.merges(kept - 1, d, dim));
+            let merge = kept > 0
+                && sources
+                    .iter()
+                    .chain(&forms)
+                    .all(|s| s.merges(kept - 1, d, dim));
             let to = if merge { kept - 1 } else { kept };
-            sources.iter_mut().chain(&mut forms).for_each(|s| s.place(to, d, dim, merge));
+            sources
+                .iter_mut()
+                .chain(&mut forms)
+                .for_each(|s| s.place(to, d, dim, merge));
             dims[to] = if merge { dims[to] * dim } else { dim };
             kept = to + 1;
         }
@@ -144,11 +201,22 @@ impl<'a> Grid<'a> {
             s.strides.truncate(kept);
             s.strides.resize(dims.len(), 0);
         }
-        Self { dims, len, sources, forms }
+        Self {
+            dims,
+            len,
+            sources,
+            forms,
+        }
     }
 
-    /// Calls `f(coordinates, at, position, len)` for every run of `range` along the innermost dimension.
-    fn runs(&self, source: &Source<'_>, range: Range<usize>, mut f: impl FnMut(&[usize], isize, usize, usize)) {
+    /// Calls `f(coordinates, at, position, len)` for every run of `range` along the innermost
+    /// dimension.
+    fn runs(
+        &self,
+        source: &Source<'_>,
+        range: Range<usize>,
+        mut f: impl FnMut(&[usize], isize, usize, usize),
+    ) {
         let (dims, strides) = (&self.dims, &source.strides);
         let last = dims.len() - 1;
         let mut coords: Dims = Dims::from_elem(0, dims.len());
@@ -186,18 +254,36 @@ impl<'a> Grid<'a> {
     }
 
     /// Calls `f(at, position, len)` for every run of operand `k`.
-    pub(crate) fn runs_of(&self, k: usize, range: Range<usize>, mut f: impl FnMut(isize, usize, usize)) {
-        self.runs(&self.sources[k], range, |_, at, position, len| f(at, position, len));
+    pub(crate) fn runs_of(
+        &self,
+        k: usize,
+        range: Range<usize>,
+        mut f: impl FnMut(isize, usize, usize),
+    ) {
+        self.runs(&self.sources[k], range, |_, at, position, len| {
+            f(at, position, len)
+        });
     }
 
-    /// Like `runs_of` for all operands together: calls `f(at, position, len)` with the position of each in its memory.
-    pub(crate) fn runs_of_all(&self, range: Range<usize>, mut f: impl FnMut(&[isize], usize, usize)) {
+    /// Like `runs_of` for all operands together: calls `f(at, position, len)` with the position of
+    /// each in its memory.
+    pub(crate) fn runs_of_all(
+        &self,
+        range: Range<usize>,
+        mut f: impl FnMut(&[isize], usize, usize),
+    ) {
         let mut at: Dims<isize> = Dims::from_elem(0, self.sources.len());
-        // Every operand steps through the same coordinates; the first one drives, the others follow them.
+        // Every operand steps through the same coordinates; the first one drives, the others follow
+        // them.
         self.runs(&self.sources[0], range, |coords, first, position, len| {
             at[0] = first;
             for (at, source) in at.iter_mut().zip(&self.sources).skip(1) {
-                *at = source.offset + coords.iter().zip(&source.strides).map(|(c, s)| *c as isize * s).sum::<isize>();
+                *at = source.offset
+                    + coords
+                        .iter()
+                        .zip(&source.strides)
+                        .map(|(c, s)| *c as isize * s)
+                        .sum::<isize>();
             }
             f(&at, position, len);
         });
@@ -218,7 +304,12 @@ impl<'a> Grid<'a> {
     }
 
     /// Reads a block of an operand.
-    pub(crate) fn fetch<S: Stored>(&self, source: &Source<'_>, range: Range<usize>, slot: &mut [S::Held]) -> Fetched {
+    pub(crate) fn fetch<S: Stored>(
+        &self,
+        source: &Source<'_>,
+        range: Range<usize>,
+        slot: &mut [S::Held],
+    ) -> Fetched {
         let data: &[S] = typed(source.bytes);
         let step = source.strides[self.dims.len() - 1];
         if let Some(window) = &source.window {
@@ -226,7 +317,12 @@ impl<'a> Grid<'a> {
             self.runs(source, range, |coords, at, position, len| {
                 if let Some(inside) = window.overlap(coords, len) {
                     let at = at + inside.start as isize * step;
-                    copy_run(data, at, step, &mut slot[position + inside.start..position + inside.end]);
+                    copy_run(
+                        data,
+                        at,
+                        step,
+                        &mut slot[position + inside.start..position + inside.end],
+                    );
                 }
             });
             return Fetched::Filled;
@@ -242,14 +338,21 @@ impl<'a> Grid<'a> {
                 Fetched::Filled
             }
             None => {
-                self.runs(source, range, |_, at, position, len| copy_run(data, at, step, &mut slot[position..position + len]));
+                self.runs(source, range, |_, at, position, len| {
+                    copy_run(data, at, step, &mut slot[position..position + len])
+                });
                 Fetched::Filled
             }
         }
     }
 
     /// Whether positions are inside an operand's window: `None` where all are.
-    pub(crate) fn inside(&self, source: &Source<'_>, range: Range<usize>, slot: &mut [u8]) -> Option<()> {
+    pub(crate) fn inside(
+        &self,
+        source: &Source<'_>,
+        range: Range<usize>,
+        slot: &mut [u8],
+    ) -> Option<()> {
         let window = source.window.as_ref()?;
         slot.fill(0);
         self.runs(source, range, |coords, _, position, len| {
@@ -261,7 +364,13 @@ impl<'a> Grid<'a> {
     }
 
     /// The values of an affine form.
-    pub(crate) fn form<T>(&self, form: usize, range: Range<usize>, slot: &mut [T], convert: impl Fn(i64) -> T) {
+    pub(crate) fn form<T>(
+        &self,
+        form: usize,
+        range: Range<usize>,
+        slot: &mut [T],
+        convert: impl Fn(i64) -> T,
+    ) {
         let source = &self.forms[form];
         let step = source.strides[self.dims.len() - 1] as i64;
         self.runs(source, range, |_, at, position, len| {
@@ -276,12 +385,15 @@ impl Window {
     /// The part of a run of `len` positions from `coords` on that lies inside.
     fn overlap(&self, coords: &[usize], len: usize) -> Option<Range<usize>> {
         let last = coords.len() - 1;
-        let within = |d: usize| coords[d] >= self.start[d] && coords[d] < self.start[d] + self.size[d];
+        let within =
+            |d: usize| coords[d] >= self.start[d] && coords[d] < self.start[d] + self.size[d];
         if !(0..last).all(within) {
             return None;
         }
         let start = self.start[last].saturating_sub(coords[last]);
-        let end = (self.start[last] + self.size[last]).saturating_sub(coords[last]).min(len);
+        let end = (self.start[last] + self.size[last])
+            .saturating_sub(coords[last])
+            .min(len);
         (start < end).then_some(start..end)
     }
 }
@@ -292,24 +404,36 @@ fn copy_run<S: Stored>(data: &[S], at: isize, step: isize, to: &mut [S::Held]) {
         1 => S::load_all(&data[first..first + to.len()], to),
         0 => to.fill(data[first].load()),
         2.. => {
-            for (to, from) in to.iter_mut().zip(data[first..].iter().step_by(step as usize)) {
+            for (to, from) in to
+                .iter_mut()
+                .zip(data[first..].iter().step_by(step as usize))
+            {
                 *to = from.load();
             }
         }
         _ => {
-            for (to, from) in to.iter_mut().zip(data[..=first].iter().rev().step_by(step.unsigned_abs())) {
+            for (to, from) in to
+                .iter_mut()
+                .zip(data[..=first].iter().rev().step_by(step.unsigned_abs()))
+            {
                 *to = from.load();
             }
         }
     }
 }
 
-/// The elements of a view in row-major order, held as `T`, which is the kind of the view's dtype. Borrowed where they already lie so.
+/// The elements of a view in row-major order, held as `T`, which is the kind of the view's dtype.
+/// Borrowed where they already lie so.
 pub(crate) fn dense<T: Held>(view: &View) -> Result<Cow<'_, [T]>> {
     let len = view.layout.shape.numel();
-    if view.layout.is_contiguous() && crate::element::is_held_as_stored(view.dtype) && T::KIND != anymesh_core::Kind::Bool {
+    if view.layout.is_contiguous()
+        && crate::element::is_held_as_stored(view.dtype)
+        && T::KIND != anymesh_core::Kind::Bool
+    {
         let start = view.layout.offset;
-        return Ok(Cow::Borrowed(&typed(bytes_of(&view.buffer)?)[start..start + len]));
+        return Ok(Cow::Borrowed(
+            &typed(bytes_of(&view.buffer)?)[start..start + len],
+        ));
     }
     let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
     let mut out = crate::memory::vector::<T>(len)?;

@@ -38,9 +38,20 @@ impl<'a> Offsets<'a> {
             DType::I32 => Indices::I32(typed(bytes)),
             DType::I64 => Indices::I64(typed(bytes)),
             DType::U32 => Indices::U32(typed(bytes)),
-            dtype => return Err(Error::DType { op, dtype, expected: "i32, i64 or u32 indices" }),
+            dtype => {
+                return Err(Error::DType {
+                    op,
+                    dtype,
+                    expected: "i32, i64 or u32 indices",
+                });
+            }
         };
-        Ok(Self { op, indices, len: axis.len, stride: axis.stride })
+        Ok(Self {
+            op,
+            indices,
+            len: axis.len,
+            stride: axis.stride,
+        })
     }
 
     /// The offset that the index at `at` stands for.
@@ -51,11 +62,19 @@ impl<'a> Offsets<'a> {
             Indices::I64(indices) => indices[at as usize],
             Indices::U32(indices) => i64::from(indices[at as usize]),
         };
-        let resolved = if index < 0 { index.wrapping_add(self.len as i64) } else { index };
+        let resolved = if index < 0 {
+            index.wrapping_add(self.len as i64)
+        } else {
+            index
+        };
         if (0..self.len as i64).contains(&resolved) {
             Ok(resolved as isize * self.stride)
         } else {
-            Err(Error::IndexOutOfRange { op: self.op, index, len: self.len })
+            Err(Error::IndexOutOfRange {
+                op: self.op,
+                index,
+                len: self.len,
+            })
         }
     }
 }
@@ -71,53 +90,66 @@ pub(crate) fn gather(call: &GatherCall<'_>) -> Result<Buffer> {
 }
 
 fn gather_bits<T: Pod + Send + Sync>(call: &GatherCall<'_>) -> Result<Buffer> {
-    let views: Vec<&View> = std::iter::once(call.src).chain(call.axes.iter().map(|axis| &axis.indices)).collect();
-    let offsets = call.axes.iter().map(|axis| Offsets::new(call.op, axis)).collect::<Result<Vec<_>>>()?;
+    let views: Vec<&View> = std::iter::once(call.src)
+        .chain(call.axes.iter().map(|axis| &axis.indices))
+        .collect();
+    let offsets = call
+        .axes
+        .iter()
+        .map(|axis| Offsets::new(call.op, axis))
+        .collect::<Result<Vec<_>>>()?;
     let grid = Grid::of_views(call.src.layout.shape.dims(), &views)?;
     let src: &[T] = typed(bytes_of(&call.src.buffer)?);
     let step = grid.step(0);
     let per_run = (1..=offsets.len()).all(|k| grid.step(k) == 0);
     let mut memory = Memory::elements::<T>(grid.len)?;
-    parallel::try_chunks(memory.typed_mut::<T>(), parallel::CHUNK, grid.len, |task, out| {
-        let start = task * parallel::CHUNK;
-        let mut result = Ok(());
-        grid.runs_of_all(start..start + out.len(), |at, position, len| {
-            let mut run = || {
-                let out = &mut out[position..position + len];
-                if per_run {
-                    // The index does not change along the run: one lookup, one copy.
-                    let mut from = at[0];
-                    for (k, offsets) in offsets.iter().enumerate() {
-                        from += offsets.at(at[k + 1])?;
+    parallel::try_chunks(
+        memory.typed_mut::<T>(),
+        parallel::CHUNK,
+        grid.len,
+        |task, out| {
+            let start = task * parallel::CHUNK;
+            let mut result = Ok(());
+            grid.runs_of_all(start..start + out.len(), |at, position, len| {
+                let mut run = || {
+                    let out = &mut out[position..position + len];
+                    if per_run {
+                        // The index does not change along the run: one lookup, one copy.
+                        let mut from = at[0];
+                        for (k, offsets) in offsets.iter().enumerate() {
+                            from += offsets.at(at[k + 1])?;
+                        }
+                        match step {
+                            1 => out.copy_from_slice(&src[from as usize..from as usize + len]),
+                            _ => out.iter_mut().enumerate().for_each(|(i, out)| {
+                                *out = src[(from + i as isize * step) as usize]
+                            }),
+                        }
+                        return Ok(());
                     }
-                    match step {
-                        1 => out.copy_from_slice(&src[from as usize..from as usize + len]),
-                        _ => out.iter_mut().enumerate().for_each(|(i, out)| *out = src[(from + i as isize * step) as usize]),
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let mut from = at[0] + i as isize * step;
+                        for (k, offsets) in offsets.iter().enumerate() {
+                            from += offsets.at(at[k + 1] + i as isize * grid.step(k + 1))?;
+                        }
+                        *out = src[from as usize];
                     }
-                    return Ok(());
+                    Ok(())
+                };
+                if result.is_ok() {
+                    result = run();
                 }
-                for (i, out) in out.iter_mut().enumerate() {
-                    let mut from = at[0] + i as isize * step;
-                    for (k, offsets) in offsets.iter().enumerate() {
-                        from += offsets.at(at[k + 1] + i as isize * grid.step(k + 1))?;
-                    }
-                    *out = src[from as usize];
-                }
-                Ok(())
-            };
-            if result.is_ok() {
-                result = run();
-            }
-        });
-        result
-    })?;
+            });
+            result
+        },
+    )?;
     Ok(memory.buffer())
 }
 
 /// The backend's scatter kernel.
 ///
-/// Numbers are held as their kind while a row collects its updates, in row-major order of the indices, and are rounded once at
-/// the end: `acc = dst; acc op= update` for each, then one store.
+/// Numbers are held as their kind while a row collects its updates, in row-major order of the
+/// indices, and are rounded once at the end: `acc = dst; acc op= update` for each, then one store.
 pub(crate) fn scatter(call: &ScatterCall<'_>) -> Result<Buffer> {
     let rows = rows_of(call)?;
     macro_rules! number {
@@ -143,9 +175,25 @@ pub(crate) fn scatter(call: &ScatterCall<'_>) -> Result<Buffer> {
 
 /// The destination row of every position, in row-major order.
 fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
-    let views: Vec<MapInput> = call.axes.iter().map(|axis| MapInput { view: axis.indices.clone(), window: None }).collect();
-    let offsets = call.axes.iter().map(|axis| Offsets::new(call.op, axis)).collect::<Result<Vec<_>>>()?;
-    let grid = Grid::new(call.shape.dims(), &views, std::slice::from_ref(call.base), None)?;
+    let views: Vec<MapInput> = call
+        .axes
+        .iter()
+        .map(|axis| MapInput {
+            view: axis.indices.clone(),
+            window: None,
+        })
+        .collect();
+    let offsets = call
+        .axes
+        .iter()
+        .map(|axis| Offsets::new(call.op, axis))
+        .collect::<Result<Vec<_>>>()?;
+    let grid = Grid::new(
+        call.shape.dims(),
+        &views,
+        std::slice::from_ref(call.base),
+        None,
+    )?;
     let mut rows = vector::<isize>(grid.len)?;
     parallel::try_chunks(&mut rows, parallel::CHUNK, grid.len, |task, rows| {
         let range = task * parallel::CHUNK..task * parallel::CHUNK + rows.len();
@@ -169,12 +217,21 @@ fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
     Ok(rows.into_iter().map(|row| row as usize).collect())
 }
 
-/// Cuts the destination into bands of rows. Every band looks through all updates in order and takes its own, so that no two
-/// threads write one row and the order of the updates of a row is kept.
-fn bands<T: Send>(call: &ScatterCall<'_>, rows: &[usize], out: &mut [T], apply: impl Fn(&mut [T], usize) + Sync) {
+/// Cuts the destination into bands of rows. Every band looks through all updates in order and takes
+/// its own, so that no two threads write one row and the order of the updates of a row is kept.
+fn bands<T: Send>(
+    call: &ScatterCall<'_>,
+    rows: &[usize],
+    out: &mut [T],
+    apply: impl Fn(&mut [T], usize) + Sync,
+) {
     let inner = call.inner;
     let small = rows.len() * inner < parallel::THRESHOLD;
-    let count = if small { 1 } else { rayon::current_num_threads() };
+    let count = if small {
+        1
+    } else {
+        rayon::current_num_threads()
+    };
     let band = call.rows.div_ceil(count);
     let work = |i: usize, out: &mut [T]| {
         let first = i * band;
@@ -188,15 +245,21 @@ fn bands<T: Send>(call: &ScatterCall<'_>, rows: &[usize], out: &mut [T], apply: 
     if small {
         work(0, out);
     } else {
-        out.par_chunks_mut(band * inner).enumerate().for_each(|(i, out)| work(i, out));
+        out.par_chunks_mut(band * inner)
+            .enumerate()
+            .for_each(|(i, out)| work(i, out));
     }
 }
 
 fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
     fn bits<T: Pod + Send + Sync>(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
         let updates = dense_bits::<T>(call.updates)?;
-        let mut memory = Memory::copy_of(&bytes_of(&call.dst.buffer)?[..call.rows * call.inner * size_of::<T>()])?;
-        bands(call, rows, memory.typed_mut::<T>(), |row, position| row.copy_from_slice(&updates[position * call.inner..][..call.inner]));
+        let mut memory = Memory::copy_of(
+            &bytes_of(&call.dst.buffer)?[..call.rows * call.inner * size_of::<T>()],
+        )?;
+        bands(call, rows, memory.typed_mut::<T>(), |row, position| {
+            row.copy_from_slice(&updates[position * call.inner..][..call.inner])
+        });
         Ok(memory.buffer())
     }
     match call.dst.dtype.size() {
@@ -207,8 +270,13 @@ fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
     }
 }
 
-/// Combines updates with the rows they name. Where elements are widened meanwhile, only the rows that are named are: the others keep their bytes.
-fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T) -> T + Sync) -> Result<Buffer> {
+/// Combines updates with the rows they name. Where elements are widened meanwhile, only the rows
+/// that are named are: the others keep their bytes.
+fn accumulate<T: Held>(
+    call: &ScatterCall<'_>,
+    rows: &[usize],
+    op: impl Fn(T, T) -> T + Sync,
+) -> Result<Buffer> {
     if is_held_as_stored(call.dst.dtype) || rows.len() > call.rows / 2 {
         return combined(call, rows, op);
     }
@@ -217,11 +285,30 @@ fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T)
     named.dedup();
     let bytes = call.inner * call.dst.dtype.size();
     let mut memory = Memory::copy_of(&bytes_of(&call.dst.buffer)?[..call.rows * bytes])?;
-    let picked: Vec<u8> = named.iter().flat_map(|row| &memory.bytes()[row * bytes..(row + 1) * bytes]).copied().collect();
+    let picked: Vec<u8> = named
+        .iter()
+        .flat_map(|row| &memory.bytes()[row * bytes..(row + 1) * bytes])
+        .copied()
+        .collect();
     let layout = Layout::contiguous([named.len(), call.inner].into());
-    let dst = View { buffer: Memory::copy_of(&picked)?.buffer(), dtype: call.dst.dtype, layout };
-    let places: Vec<usize> = rows.iter().map(|row| named.partition_point(|n| n < row)).collect();
-    let out = combined(&ScatterCall { dst: &dst, rows: named.len(), ..call.clone() }, &places, op)?;
+    let dst = View {
+        buffer: Memory::copy_of(&picked)?.buffer(),
+        dtype: call.dst.dtype,
+        layout,
+    };
+    let places: Vec<usize> = rows
+        .iter()
+        .map(|row| named.partition_point(|n| n < row))
+        .collect();
+    let out = combined(
+        &ScatterCall {
+            dst: &dst,
+            rows: named.len(),
+            ..call.clone()
+        },
+        &places,
+        op,
+    )?;
     for (row, new) in named.iter().zip(bytes_of(&out)?.chunks_exact(bytes)) {
         memory.bytes_mut()[row * bytes..(row + 1) * bytes].copy_from_slice(new);
     }
@@ -229,12 +316,18 @@ fn accumulate<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T)
 }
 
 /// Combines updates with rows, all of them held as `T`.
-fn combined<T: Held>(call: &ScatterCall<'_>, rows: &[usize], op: impl Fn(T, T) -> T + Sync) -> Result<Buffer> {
+fn combined<T: Held>(
+    call: &ScatterCall<'_>,
+    rows: &[usize],
+    op: impl Fn(T, T) -> T + Sync,
+) -> Result<Buffer> {
     let (dst, updates) = (dense::<T>(call.dst)?, dense::<T>(call.updates)?);
     let out = stored(call.dst.dtype, call.rows * call.inner, |out: &mut [T]| {
         out.copy_from_slice(&dst[..call.rows * call.inner]);
         bands(call, rows, out, |row, position| {
-            row.iter_mut().zip(&updates[position * call.inner..]).for_each(|(value, update)| *value = op(*value, *update));
+            row.iter_mut()
+                .zip(&updates[position * call.inner..])
+                .for_each(|(value, update)| *value = op(*value, *update));
         });
     })?;
     Ok(out.buffer())

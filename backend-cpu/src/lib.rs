@@ -1,8 +1,9 @@
-//! The host backend of anymesh: the embedded default that needs no driver, and the oracle every other backend is held against.
+//! The host backend of anymesh: the embedded default that needs no driver, and the oracle every
+//! other backend is held against.
 //!
-//! Correct first: sums of `f32` accumulate in `f64`, transcendental functions are computed in `f64` and rounded once, and no
-//! result depends on the number of threads. Fast second: programs run over cache-sized blocks, matrix products use the `gemm`
-//! crate, large work is spread over all cores.
+//! Correct first: sums of `f32` accumulate in `f64`, transcendental functions are computed in `f64`
+//! and rounded once, and no result depends on the number of threads. Fast second: programs run over
+//! cache-sized blocks, matrix products use the `gemm` crate, large work is spread over all cores.
 
 #![deny(unsafe_code)]
 
@@ -32,8 +33,8 @@ mod testing;
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,
     backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
-        SortCall,
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,
+        ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
     },
 };
 use memory::{Memory, bytes_of};
@@ -54,7 +55,8 @@ pub fn device() -> Device {
     DEVICE.clone()
 }
 
-/// Runs kernels on the host, before the call returns: faults are returned by the call that met them.
+/// Runs kernels on the host, before the call returns: faults are returned by the call that met
+/// them.
 #[derive(Debug)]
 pub struct CpuBackend {
     capabilities: Capabilities,
@@ -64,8 +66,20 @@ impl CpuBackend {
     /// A backend of its own; [`device`] is the one to share.
     pub fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let description = format!("host CPU, {}, {threads} threads, {}", std::env::consts::ARCH, simd());
-        Self { capabilities: Capabilities { dtypes: DType::ALL.to_vec(), f64_math: true, max_buffer_bytes: MAX_BYTES, software: false, description } }
+        let description = format!(
+            "host CPU, {}, {threads} threads, {}",
+            std::env::consts::ARCH,
+            simd()
+        );
+        Self {
+            capabilities: Capabilities {
+                dtypes: DType::ALL.to_vec(),
+                f64_math: true,
+                max_buffer_bytes: MAX_BYTES,
+                software: false,
+                description,
+            },
+        }
     }
 }
 
@@ -80,7 +94,9 @@ fn simd() -> &'static str {
     #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
     return if std::arch::is_x86_feature_detected!("avx512f") {
         "AVX-512"
-    } else if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+    } else if std::arch::is_x86_feature_detected!("avx2")
+        && std::arch::is_x86_feature_detected!("fma")
+    {
         "AVX2 and FMA"
     } else {
         "SSE2"
@@ -104,10 +120,19 @@ impl Backend for CpuBackend {
         Ok(Memory::copy_of(bytes)?.buffer())
     }
 
-    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
         let copied = bytes_of(buffer).and_then(|all| {
             let detail = || format!("bytes {bytes:?} of a buffer of {}", all.len());
-            all.get(bytes.clone()).map(<[u8]>::to_vec).ok_or_else(|| Error::Argument { op: "download", detail: detail() })
+            all.get(bytes.clone())
+                .map(<[u8]>::to_vec)
+                .ok_or_else(|| Error::Argument {
+                    op: "download",
+                    detail: detail(),
+                })
         });
         Box::pin(std::future::ready(copied))
     }

@@ -1,4 +1,5 @@
-//! One loop for each instruction, operand kind and way of reading the operands (a slice, or one value for all positions).
+//! One loop for each instruction, operand kind and way of reading the operands (a slice, or one
+//! value for all positions).
 
 use crate::{
     element::{Held, Stored, with_held},
@@ -54,7 +55,11 @@ fn each2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A,
         (Src::One(a), Src::One(b)) => out.fill(f(a, b)),
         (Src::One(a), Src::Many(b)) => out.iter_mut().zip(b).for_each(|(out, b)| *out = f(a, *b)),
         (Src::Many(a), Src::One(b)) => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, b)),
-        (Src::Many(a), Src::Many(b)) => out.iter_mut().zip(a).zip(b).for_each(|((out, a), b)| *out = f(*a, *b)),
+        (Src::Many(a), Src::Many(b)) => out
+            .iter_mut()
+            .zip(a)
+            .zip(b)
+            .for_each(|((out, a), b)| *out = f(*a, *b)),
     }
 }
 
@@ -69,7 +74,9 @@ pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut 
         Kind::I32 => unary_int::<i32>(op, frame.src(a), slice(out, len)),
         Kind::I64 => unary_int::<i64>(op, frame.src(a), slice(out, len)),
         Kind::U32 => unary_int::<u32>(op, frame.src(a), slice(out, len)),
-        Kind::Bool => each(frame.src::<u8>(a), slice(out, len), |a: u8| u8::from(a == 0)),
+        Kind::Bool => each(frame.src::<u8>(a), slice(out, len), |a: u8| {
+            u8::from(a == 0)
+        }),
     }
 }
 
@@ -140,7 +147,11 @@ fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
                 Src::Many(a) => a.iter().any(|a| is_large(*a)),
             };
             if any {
-                for (i, out) in out.iter_mut().enumerate().filter(|(i, _)| is_large(a.at(*i))) {
+                for (i, out) in out
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(i, _)| is_large(a.at(*i)))
+                {
                     *out = T::narrow(exact(a.at(i).wide()));
                 }
             }
@@ -160,7 +171,14 @@ fn unary_int<T: Int>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
 }
 
 /// Returns false where an integer was divided by zero.
-pub(crate) fn binary(op: Binary, kind: Kind, [a, b]: [Reg; 2], frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+pub(crate) fn binary(
+    op: Binary,
+    kind: Kind,
+    [a, b]: [Reg; 2],
+    frame: &Frame<'_>,
+    out: &mut [u8],
+    len: usize,
+) -> bool {
     if op.is_comparison() {
         with_held!(kind, T => compare::<T>(op, [frame.src(a), frame.src(b)], slice(out, len)));
         return true;
@@ -209,12 +227,16 @@ fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
 
 /// Small whole exponents, which is what most programs have, are products.
 fn pow<T: Float>(ab: [Src<'_, T>; 2], out: &mut [T]) {
-    let Src::One(exponent) = ab[1] else { return each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide()))) };
+    let Src::One(exponent) = ab[1] else {
+        return each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide())));
+    };
     match exponent.wide() {
         1.0 => each(ab[0], out, |a| a),
         2.0 => each(ab[0], out, |a| a * a),
         3.0 if T::FAST => each(ab[0], out, |a| T::narrow(a.wide() * a.wide() * a.wide())),
-        4.0 if T::FAST => each(ab[0], out, |a| T::narrow((a.wide() * a.wide()) * (a.wide() * a.wide()))),
+        4.0 if T::FAST => each(ab[0], out, |a| {
+            T::narrow((a.wide() * a.wide()) * (a.wide() * a.wide()))
+        }),
         -1.0 => each(ab[0], out, |a| T::ONE / a),
         e => each(ab[0], out, |a| T::narrow(a.wide().powf(e))),
     }
@@ -260,22 +282,76 @@ pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut 
     let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
     let out: &mut [T] = slice(out, len);
     match (c, a, b) {
-        (Src::Many(c), Src::Many(a), Src::Many(b)) => out.iter_mut().zip(c).zip(a).zip(b).for_each(|(((o, c), a), b)| *o = if *c != 0 { *a } else { *b }),
-        (Src::Many(c), Src::Many(a), Src::One(b)) => out.iter_mut().zip(c).zip(a).for_each(|((o, c), a)| *o = if *c != 0 { *a } else { b }),
-        (Src::Many(c), Src::One(a), Src::Many(b)) => out.iter_mut().zip(c).zip(b).for_each(|((o, c), b)| *o = if *c != 0 { a } else { *b }),
-        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| if c != 0 { a } else { b }),
+        (Src::Many(c), Src::Many(a), Src::Many(b)) => out
+            .iter_mut()
+            .zip(c)
+            .zip(a)
+            .zip(b)
+            .for_each(|(((o, c), a), b)| *o = if *c != 0 { *a } else { *b }),
+        (Src::Many(c), Src::Many(a), Src::One(b)) => out
+            .iter_mut()
+            .zip(c)
+            .zip(a)
+            .for_each(|((o, c), a)| *o = if *c != 0 { *a } else { b }),
+        (Src::Many(c), Src::One(a), Src::Many(b)) => out
+            .iter_mut()
+            .zip(c)
+            .zip(b)
+            .for_each(|((o, c), b)| *o = if *c != 0 { a } else { *b }),
+        (Src::Many(c), Src::One(a), Src::One(b)) => {
+            each(Src::Many(c), out, |c| if c != 0 { a } else { b })
+        }
         (Src::One(c), a, b) => each(if c != 0 { a } else { b }, out, |v| v),
     }
 }
 
-pub(crate) fn cast(kind: Kind, dtype: DType, a: Reg, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+pub(crate) fn cast(
+    kind: Kind,
+    dtype: DType,
+    a: Reg,
+    frame: &Frame<'_>,
+    out: &mut [u8],
+    len: usize,
+) {
     match kind {
         Kind::F32 => cast_float::<f32>(dtype, frame.src(a), out, len),
         Kind::F64 => cast_float::<f64>(dtype, frame.src(a), out, len),
-        Kind::I32 => cast_int(dtype, frame.src::<i32>(a), out, len, i64::from, |v| v as f32, f64::from),
-        Kind::I64 => cast_int(dtype, frame.src::<i64>(a), out, len, |v| v, |v| v as f32, |v| v as f64),
-        Kind::U32 => cast_int(dtype, frame.src::<u32>(a), out, len, i64::from, |v| v as f32, f64::from),
-        Kind::Bool => cast_int(dtype, frame.src::<u8>(a), out, len, i64::from, f32::from, f64::from),
+        Kind::I32 => cast_int(
+            dtype,
+            frame.src::<i32>(a),
+            out,
+            len,
+            i64::from,
+            |v| v as f32,
+            f64::from,
+        ),
+        Kind::I64 => cast_int(
+            dtype,
+            frame.src::<i64>(a),
+            out,
+            len,
+            |v| v,
+            |v| v as f32,
+            |v| v as f64,
+        ),
+        Kind::U32 => cast_int(
+            dtype,
+            frame.src::<u32>(a),
+            out,
+            len,
+            i64::from,
+            |v| v as f32,
+            f64::from,
+        ),
+        Kind::Bool => cast_int(
+            dtype,
+            frame.src::<u8>(a),
+            out,
+            len,
+            i64::from,
+            f32::from,
+            f64::from,
+        ),
     }
 }
 
@@ -294,7 +370,15 @@ fn cast_float<T: Float>(dtype: DType, a: Src<'_, T>, out: &mut [u8], len: usize)
     }
 }
 
-fn cast_int<T: Held>(dtype: DType, a: Src<'_, T>, out: &mut [u8], len: usize, int: impl Fn(T) -> i64, single: impl Fn(T) -> f32, double: impl Fn(T) -> f64) {
+fn cast_int<T: Held>(
+    dtype: DType,
+    a: Src<'_, T>,
+    out: &mut [u8],
+    len: usize,
+    int: impl Fn(T) -> i64,
+    single: impl Fn(T) -> f32,
+    double: impl Fn(T) -> f64,
+) {
     match dtype {
         DType::Bool => each(a, slice(out, len), |a| u8::from(a != T::default())),
         DType::U8 => each(a, slice(out, len), |a| u32::from(int(a) as u8)),
@@ -327,18 +411,50 @@ fn round(dtype: DType, values: &mut [f32]) {
     }
 }
 
-pub(crate) fn philox(kind: Kind, index: Reg, key: [Reg; 3], word: u8, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+pub(crate) fn philox(
+    kind: Kind,
+    index: Reg,
+    key: [Reg; 3],
+    word: u8,
+    frame: &Frame<'_>,
+    out: &mut [u8],
+    len: usize,
+) {
     let key = key.map(|k| frame.src::<u32>(k));
     match kind {
-        Kind::I32 => philox_words(frame.src::<i32>(index), |v| v as u64, key, word, slice(out, len)),
-        _ => philox_words(frame.src::<i64>(index), |v| v as u64, key, word, slice(out, len)),
+        Kind::I32 => philox_words(
+            frame.src::<i32>(index),
+            |v| v as u64,
+            key,
+            word,
+            slice(out, len),
+        ),
+        _ => philox_words(
+            frame.src::<i64>(index),
+            |v| v as u64,
+            key,
+            word,
+            slice(out, len),
+        ),
     }
 }
 
-fn philox_words<T: Copy>(index: Src<'_, T>, wide: impl Fn(T) -> u64, key: [Src<'_, u32>; 3], word: u8, out: &mut [u32]) {
+fn philox_words<T: Copy>(
+    index: Src<'_, T>,
+    wide: impl Fn(T) -> u64,
+    key: [Src<'_, u32>; 3],
+    word: u8,
+    out: &mut [u32],
+) {
     match (index, key) {
         (Src::Many(indices), [Src::One(low), Src::One(high), Src::One(stream)]) => {
-            let words = Words { key: [low, high], stream, indices, wide, out };
+            let words = Words {
+                key: [low, high],
+                stream,
+                indices,
+                wide,
+                out,
+            };
             // A loop for each word: a constant position in the result lets the loop vectorise.
             match word {
                 0 => dispatch(Word::<_, _, 0>(words)),
@@ -350,7 +466,10 @@ fn philox_words<T: Copy>(index: Src<'_, T>, wide: impl Fn(T) -> u64, key: [Src<'
         (index, [low, high, stream]) => {
             for (i, out) in out.iter_mut().enumerate() {
                 let index = wide(index.at(i));
-                *out = scalar::philox([index as u32, (index >> 32) as u32, stream.at(i), 0], [low.at(i), high.at(i)])[word as usize & 3];
+                *out = scalar::philox(
+                    [index as u32, (index >> 32) as u32, stream.at(i), 0],
+                    [low.at(i), high.at(i)],
+                )[word as usize & 3];
             }
         }
     }
@@ -371,7 +490,13 @@ impl<T: Copy, W: Fn(T) -> u64, const N: usize> Kernel for Word<'_, T, W, N> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let Words { key, stream, indices, wide, out } = self.0;
+        let Words {
+            key,
+            stream,
+            indices,
+            wide,
+            out,
+        } = self.0;
         for (out, index) in out.iter_mut().zip(indices) {
             let index = wide(*index);
             *out = scalar::philox([index as u32, (index >> 32) as u32, stream, 0], key)[N];

@@ -1,4 +1,5 @@
-//! The interpreter of map programs. A program runs over blocks of positions; each instruction is one tight loop over the block.
+//! The interpreter of map programs. A program runs over blocks of positions; each instruction is
+//! one tight loop over the block.
 
 use crate::{
     copy,
@@ -66,16 +67,26 @@ impl<'a> Plan<'a> {
     /// `order` permutes the axes of the call's shape; linear positions then count in that order.
     pub(crate) fn new(call: &MapCall<'a>, order: Option<&[usize]>) -> Result<Self> {
         let grid = Grid::new(call.shape.dims(), call.inputs, call.indices, order)?;
-        Ok(Self { op: call.op, program: call.program, params: call.params, grid })
+        Ok(Self {
+            op: call.op,
+            program: call.program,
+            params: call.params,
+            grid,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
         self.grid.len
     }
 
-    /// Runs the program over at most [`BLOCK`] positions. Registers that can be written straight to an output are, the rest stay
-    /// in the scratch memory.
-    fn execute(&self, range: Range<usize>, scratch: &mut Scratch, outs: &mut [&mut [u8]]) -> Result<()> {
+    /// Runs the program over at most [`BLOCK`] positions. Registers that can be written straight to
+    /// an output are, the rest stay in the scratch memory.
+    fn execute(
+        &self,
+        range: Range<usize>,
+        scratch: &mut Scratch,
+        outs: &mut [&mut [u8]],
+    ) -> Result<()> {
         let insts = &self.program.insts;
         if scratch.slots.len() < insts.len() * BLOCK {
             scratch.slots.resize(insts.len() * BLOCK, 0);
@@ -86,7 +97,11 @@ impl<'a> Plan<'a> {
             let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut after[..BLOCK]);
             let place = match *inst {
                 Inst::Load(k) => self.load(k, range.clone(), slot),
-                Inst::Inside(k) => match self.grid.inside(&self.grid.sources[k as usize], range.clone(), &mut slot[..range.len()]) {
+                Inst::Inside(k) => match self.grid.inside(
+                    &self.grid.sources[k as usize],
+                    range.clone(),
+                    &mut slot[..range.len()],
+                ) {
                     None => Place::One(1),
                     Some(()) => Place::Slot,
                 },
@@ -94,19 +109,41 @@ impl<'a> Plan<'a> {
                 Inst::Const(value, kind) => Place::One(word(value, kind)),
                 Inst::Index(k) => {
                     match self.program.kinds[i] {
-                        Kind::I32 => self.grid.form(k as usize, range.clone(), bytemuck::cast_slice_mut(slot), |v| v as i32),
-                        _ => self.grid.form(k as usize, range.clone(), bytemuck::cast_slice_mut(slot), |v| v),
+                        Kind::I32 => self.grid.form(
+                            k as usize,
+                            range.clone(),
+                            bytemuck::cast_slice_mut(slot),
+                            |v| v as i32,
+                        ),
+                        _ => self.grid.form(
+                            k as usize,
+                            range.clone(),
+                            bytemuck::cast_slice_mut(slot),
+                            |v| v,
+                        ),
                     }
                     Place::Slot
                 }
-                Inst::Unary(..) | Inst::Binary(..) | Inst::Select(..) | Inst::Cast(..) | Inst::Philox { .. } => {
+                Inst::Unary(..)
+                | Inst::Binary(..)
+                | Inst::Select(..)
+                | Inst::Cast(..)
+                | Inst::Philox { .. } => {
                     let target = self.target(i, outs);
                     let taken = target.map(|o| std::mem::take(&mut outs[o]));
-                    let frame = Frame { plan: self, slots: before, places: &scratch.places, outs, len: range.len() };
+                    let frame = Frame {
+                        plan: self,
+                        slots: before,
+                        places: &scratch.places,
+                        outs,
+                        len: range.len(),
+                    };
                     match taken {
                         None if frame.is_constant(inst) => {
                             frame.compute(inst, slot, 1)?;
-                            Place::One(with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()))
+                            Place::One(
+                                with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
+                            )
                         }
                         None => {
                             frame.compute(inst, slot, range.len())?;
@@ -128,7 +165,10 @@ impl<'a> Plan<'a> {
 
     /// The first output that stores register `i` as it is held.
     fn target(&self, i: usize, outs: &[&mut [u8]]) -> Option<usize> {
-        (0..outs.len()).find(|o| self.program.outputs[*o].0 as usize == i && is_held_as_stored(self.program.outputs[*o].1))
+        (0..outs.len()).find(|o| {
+            self.program.outputs[*o].0 as usize == i
+                && is_held_as_stored(self.program.outputs[*o].1)
+        })
     }
 
     fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Place {
@@ -144,14 +184,20 @@ impl<'a> Plan<'a> {
     }
 
     /// Runs the program over `range`, in blocks, into the outputs' bytes for that range.
-    fn run(&self, range: Range<usize>, mut outs: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS], scratch: &mut Scratch) -> Result<()> {
+    fn run(
+        &self,
+        range: Range<usize>,
+        mut outs: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let outputs = &self.program.outputs;
         let mut start = range.start;
         while start < range.end {
             let len = BLOCK.min(range.end - start);
             let mut blocks: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
             for (o, (_, dtype)) in outputs.iter().enumerate() {
-                (blocks[o], outs[o]) = std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
+                (blocks[o], outs[o]) =
+                    std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
             }
             self.execute(start..start + len, scratch, &mut blocks[..outputs.len()])?;
             for (o, (reg, dtype)) in outputs.iter().enumerate() {
@@ -159,7 +205,13 @@ impl<'a> Plan<'a> {
                     continue;
                 }
                 let out = std::mem::take(&mut blocks[o]);
-                let frame = Frame { plan: self, slots: &scratch.slots, places: &scratch.places, outs: &blocks, len };
+                let frame = Frame {
+                    plan: self,
+                    slots: &scratch.slots,
+                    places: &scratch.places,
+                    outs: &blocks,
+                    len,
+                };
                 with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
                     Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
                     Src::Many(values) => element::store(values, *dtype, out),
@@ -171,10 +223,20 @@ impl<'a> Plan<'a> {
     }
 
     /// The values of the program's first output for a block, as they are held.
-    pub(crate) fn block<'s, T: Held>(&'s self, range: Range<usize>, scratch: &'s mut Scratch) -> Result<Src<'s, T>> {
+    pub(crate) fn block<'s, T: Held>(
+        &'s self,
+        range: Range<usize>,
+        scratch: &'s mut Scratch,
+    ) -> Result<Src<'s, T>> {
         let len = range.len();
         self.execute(range, scratch, &mut [])?;
-        let frame = Frame { plan: self, slots: &scratch.slots, places: &scratch.places, outs: &[], len };
+        let frame = Frame {
+            plan: self,
+            slots: &scratch.slots,
+            places: &scratch.places,
+            outs: &[],
+            len,
+        };
         Ok(frame.src(self.program.outputs[0].0))
     }
 }
@@ -197,8 +259,12 @@ impl<'s> Frame<'s> {
     pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
         match self.places[reg as usize] {
             Place::One(word) => Src::One(T::from_word(word)),
-            Place::Slot => Src::Many(&bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len]),
-            Place::Input(k, at) => Src::Many(&typed(self.plan.grid.sources[k as usize].bytes)[at..at + self.len]),
+            Place::Slot => Src::Many(
+                &bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len],
+            ),
+            Place::Input(k, at) => {
+                Src::Many(&typed(self.plan.grid.sources[k as usize].bytes)[at..at + self.len])
+            }
             Place::Output(o) => Src::Many(bytemuck::cast_slice(&*self.outs[o])),
         }
     }
@@ -224,10 +290,15 @@ impl<'s> Frame<'s> {
                     return Err(Error::DivisionByZero { op: self.plan.op });
                 }
             }
-            Inst::Select(c, a, b) => with_held!(kind(a), T => loops::select::<T>([c, a, b], self, out, len)),
+            Inst::Select(c, a, b) => {
+                with_held!(kind(a), T => loops::select::<T>([c, a, b], self, out, len))
+            }
             Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, self, out, len),
-            Inst::Philox { index, key, word } => loops::philox(kind(index), index, key, word, self, out, len),
-            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {}
+            Inst::Philox { index, key, word } => {
+                loops::philox(kind(index), index, key, word, self, out, len)
+            }
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
+            }
         }
         Ok(())
     }
@@ -235,17 +306,29 @@ impl<'s> Frame<'s> {
 
 /// The backend's map kernel.
 pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-    if let ([Inst::Load(0)], [input], [(_, dtype)]) = (call.program.insts.as_slice(), call.inputs, call.program.outputs.as_slice())
-        && input.window.is_none()
+    if let ([Inst::Load(0)], [input], [(_, dtype)]) = (
+        call.program.insts.as_slice(),
+        call.inputs,
+        call.program.outputs.as_slice(),
+    ) && input.window.is_none()
         && input.view.dtype == *dtype
         && *dtype != DType::Bool
     {
         return Ok(vec![copy::copy(&input.view)?.buffer()]);
     }
     let straight = copy::straightened(call.inputs)?;
-    let plan = Plan::new(&MapCall { inputs: straight.as_deref().unwrap_or(call.inputs), ..call.clone() }, None)?;
+    let plan = Plan::new(
+        &MapCall {
+            inputs: straight.as_deref().unwrap_or(call.inputs),
+            ..call.clone()
+        },
+        None,
+    )?;
     let outputs = &call.program.outputs;
-    let mut memories = outputs.iter().map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size()))).collect::<Result<Vec<_>>>()?;
+    let mut memories = outputs
+        .iter()
+        .map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size())))
+        .collect::<Result<Vec<_>>>()?;
     let mut rest: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();
@@ -264,7 +347,9 @@ pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
             tasks.push((start..start + len, parts));
             start += len;
         }
-        tasks.into_par_iter().try_for_each(|(range, parts)| Scratch::with(|scratch| plan.run(range, parts, scratch)))?;
+        tasks.into_par_iter().try_for_each(|(range, parts)| {
+            Scratch::with(|scratch| plan.run(range, parts, scratch))
+        })?;
     }
     Ok(memories.into_iter().map(Memory::buffer).collect())
 }

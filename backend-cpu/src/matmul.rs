@@ -24,30 +24,52 @@ pub(crate) struct Matrix<'a, T> {
 impl<'a, T> Matrix<'a, T> {
     /// A whole slice in row-major order with `cols` columns.
     pub(crate) fn dense(data: &'a [T], cols: usize) -> Self {
-        Self { data, start: 0, rows: cols as isize, cols: 1 }
+        Self {
+            data,
+            start: 0,
+            rows: cols as isize,
+            cols: 1,
+        }
     }
 
     /// The transpose.
     pub(crate) fn t(self) -> Self {
-        Self { rows: self.cols, cols: self.rows, ..self }
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            ..self
+        }
     }
 
     /// Whether all of an `m` by `n` matrix lies inside the slice.
     fn fits(&self, m: usize, n: usize) -> bool {
         let (down, across) = ((m as isize - 1) * self.rows, (n as isize - 1) * self.cols);
         let start = self.start as isize;
-        start + down.min(0) + across.min(0) >= 0 && start + down.max(0) + across.max(0) < self.data.len() as isize
+        start + down.min(0) + across.min(0) >= 0
+            && start + down.max(0) + across.max(0) < self.data.len() as isize
     }
 }
 
-/// `out = a b`, or `out += a b` with `add`, where `a` is m by k and `b` is k by n. Row `i` of the result starts at `i * stride` of `out`.
+/// `out = a b`, or `out += a b` with `add`, where `a` is m by k and `b` is k by n. Row `i` of the
+/// result starts at `i * stride` of `out`.
 #[allow(unsafe_code)]
-pub(crate) fn gemm<T: Float>((out, stride): (&mut [T], usize), [m, n, k]: [usize; 3], a: Matrix<'_, T>, b: Matrix<'_, T>, add: bool, threads: Parallelism) {
+pub(crate) fn gemm<T: Float>(
+    (out, stride): (&mut [T], usize),
+    [m, n, k]: [usize; 3],
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    add: bool,
+    threads: Parallelism,
+) {
     let inside = m > 0 && n > 0 && k > 0 && stride >= n && out.len() >= (m - 1) * stride + n;
-    assert!(inside && a.fits(m, k) && b.fits(k, n), "a matrix product outside its operands");
-    // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes (checked above, for any
-    // strides), rows of `out` do not overlap, `out` is borrowed mutably and so shares nothing with `a` or `b`, and `T` is `f32`
-    // or `f64`, the only types that implement `Float`.
+    assert!(
+        inside && a.fits(m, k) && b.fits(k, n),
+        "a matrix product outside its operands"
+    );
+    // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes
+    // (checked above, for any strides), rows of `out` do not overlap, `out` is borrowed mutably and
+    // so shares nothing with `a` or `b`, and `T` is `f32` or `f64`, the only types that implement
+    // `Float`.
     unsafe {
         ::gemm::gemm(
             m,
@@ -79,13 +101,17 @@ struct Operand<'a, T: Clone> {
     layout: Layout,
 }
 
-/// Reads an operand in place where the kernel can, else makes a dense copy (without repeating what is only expanded over the batch).
+/// Reads an operand in place where the kernel can, else makes a dense copy (without repeating what
+/// is only expanded over the batch).
 fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
     let rank = view.layout.shape.rank();
     let (rows, cols) = (view.layout.strides[rank - 2], view.layout.strides[rank - 1]);
     let direct = (rows == 1 && cols > 0) || (cols == 1 && rows > 0);
     if direct && is_held_as_stored(view.dtype) {
-        return Ok(Operand { data: Cow::Borrowed(typed(bytes_of(&view.buffer)?)), layout: view.layout.clone() });
+        return Ok(Operand {
+            data: Cow::Borrowed(typed(bytes_of(&view.buffer)?)),
+            layout: view.layout.clone(),
+        });
     }
     let mut layout = view.layout.clone();
     for d in 0..rank - 2 {
@@ -93,9 +119,15 @@ fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
             layout.shape = layout.shape.with(d, 1);
         }
     }
-    let once = View { layout, ..view.clone() };
+    let once = View {
+        layout,
+        ..view.clone()
+    };
     let copy = Layout::contiguous(once.layout.shape.clone()).expand(&view.layout.shape);
-    Ok(Operand { data: Cow::Owned(dense(&once)?.into_owned()), layout: copy })
+    Ok(Operand {
+        data: Cow::Owned(dense(&once)?.into_owned()),
+        layout: copy,
+    })
 }
 
 /// Sizes of a product, and where each matrix of the batch starts.
@@ -116,19 +148,58 @@ impl Problem {
         let (mut a_strides, b_strides) = (matrix(a), matrix(b));
         // A batch over one shared right operand is one tall product.
         let shared = (0..rank - 2).all(|d| batch[d] == 1 || b.strides[d] == 0);
-        let tall = Layout { shape: a.shape.dims()[..rank - 1].into(), strides: a.strides[..rank - 1].into(), offset: a.offset };
-        if let (true, Some(tall)) = (shared && batch.numel() > 1, tall.reshape(&Shape::from([batch.numel() * m]))) {
+        let tall = Layout {
+            shape: a.shape.dims()[..rank - 1].into(),
+            strides: a.strides[..rank - 1].into(),
+            offset: a.offset,
+        };
+        if let (true, Some(tall)) = (
+            shared && batch.numel() > 1,
+            tall.reshape(&Shape::from([batch.numel() * m])),
+        ) {
             m *= batch.numel();
             a_strides.0 = tall.strides[0];
-            return Self { sizes: [m, n, k], a: a_strides, b: b_strides, starts: vec![(a.offset, b.offset)] };
+            return Self {
+                sizes: [m, n, k],
+                a: a_strides,
+                b: b_strides,
+                starts: vec![(a.offset, b.offset)],
+            };
         }
-        let starts = |l: &Layout| Layout { shape: batch.clone(), strides: l.strides[..rank - 2].iter().copied().collect::<Dims<_>>(), offset: l.offset };
+        let starts = |l: &Layout| Layout {
+            shape: batch.clone(),
+            strides: l.strides[..rank - 2].iter().copied().collect::<Dims<_>>(),
+            offset: l.offset,
+        };
         let starts = starts(a).positions().zip(starts(b).positions()).collect();
-        Self { sizes: [m, n, k], a: a_strides, b: b_strides, starts }
+        Self {
+            sizes: [m, n, k],
+            a: a_strides,
+            b: b_strides,
+            starts,
+        }
     }
 
-    fn operands<'a, T>(&self, (i, j): (usize, usize), a: &'a [T], b: &'a [T]) -> (Matrix<'a, T>, Matrix<'a, T>) {
-        (Matrix { data: a, start: i, rows: self.a.0, cols: self.a.1 }, Matrix { data: b, start: j, rows: self.b.0, cols: self.b.1 })
+    fn operands<'a, T>(
+        &self,
+        (i, j): (usize, usize),
+        a: &'a [T],
+        b: &'a [T],
+    ) -> (Matrix<'a, T>, Matrix<'a, T>) {
+        (
+            Matrix {
+                data: a,
+                start: i,
+                rows: self.a.0,
+                cols: self.a.1,
+            },
+            Matrix {
+                data: b,
+                start: j,
+                rows: self.b.0,
+                cols: self.b.1,
+            },
+        )
     }
 }
 
@@ -150,7 +221,9 @@ fn float<T: Float>(call: &MatmulCall<'_>) -> Result<Buffer> {
         if single * batch < SMALL {
             matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::None));
         } else if batch >= 2 * rayon::current_num_threads() {
-            out.par_chunks_mut(m * n).zip(&problem.starts).for_each(|(out, starts)| product(out, *starts, Parallelism::None));
+            out.par_chunks_mut(m * n)
+                .zip(&problem.starts)
+                .for_each(|(out, starts)| product(out, *starts, Parallelism::None));
         } else {
             matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::Rayon(0)));
         }
@@ -167,21 +240,31 @@ fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
         let row = |i: usize, out: &mut [T]| {
             out.fill(T::ZERO);
             let (a, b) = problem.operands(problem.starts[i / m], &a.data, &b.data);
-            let at = |m: &Matrix<'_, T>, i: usize, j: usize| m.data[(m.start as isize + i as isize * m.rows + j as isize * m.cols) as usize];
+            let at = |m: &Matrix<'_, T>, i: usize, j: usize| {
+                m.data[(m.start as isize + i as isize * m.rows + j as isize * m.cols) as usize]
+            };
             for p in 0..k {
                 let left = at(&a, i % m, p);
                 if b.cols == 1 {
                     let start = (b.start as isize + p as isize * b.rows) as usize;
-                    out.iter_mut().zip(&b.data[start..start + n]).for_each(|(out, right)| *out = out.add(left.mul(*right)));
+                    out.iter_mut()
+                        .zip(&b.data[start..start + n])
+                        .for_each(|(out, right)| *out = out.add(left.mul(*right)));
                 } else {
-                    out.iter_mut().enumerate().for_each(|(j, out)| *out = out.add(left.mul(at(&b, p, j))));
+                    out.iter_mut()
+                        .enumerate()
+                        .for_each(|(j, out)| *out = out.add(left.mul(at(&b, p, j))));
                 }
             }
         };
         if out.len() * k < parallel::THRESHOLD {
-            out.chunks_mut(n).enumerate().for_each(|(i, out)| row(i, out));
+            out.chunks_mut(n)
+                .enumerate()
+                .for_each(|(i, out)| row(i, out));
         } else {
-            out.par_chunks_mut(n).enumerate().for_each(|(i, out)| row(i, out));
+            out.par_chunks_mut(n)
+                .enumerate()
+                .for_each(|(i, out)| row(i, out));
         }
     })?
     .buffer())
@@ -195,7 +278,11 @@ pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
         Kind::I32 => int::<i32>(call),
         Kind::I64 => int::<i64>(call),
         Kind::U32 => int::<u32>(call),
-        Kind::Bool => Err(Error::DType { op: "matmul", dtype: call.a.dtype, expected: "a number" }),
+        Kind::Bool => Err(Error::DType {
+            op: "matmul",
+            dtype: call.a.dtype,
+            expected: "a number",
+        }),
     }
 }
 
@@ -207,24 +294,62 @@ mod tests {
 
     #[test]
     fn products_of_all_layouts_and_dtypes_equal_the_plain_loop() {
-        for (batch, [m, n, k]) in [(vec![], [5, 4, 3]), (vec![], [1, 9, 17]), (vec![], [40, 1, 33]), (vec![3], [4, 5, 6]), (vec![2, 3], [7, 2, 1])] {
+        for (batch, [m, n, k]) in [
+            (vec![], [5, 4, 3]),
+            (vec![], [1, 9, 17]),
+            (vec![], [40, 1, 33]),
+            (vec![3], [4, 5, 6]),
+            (vec![2, 3], [7, 2, 1]),
+        ] {
             let shape = |a: usize, b: usize| [batch.clone(), vec![a, b]].concat();
-            for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::F8E4M3, DType::I32, DType::I64, DType::U8] {
+            for dtype in [
+                DType::F32,
+                DType::F64,
+                DType::F16,
+                DType::BF16,
+                DType::F8E4M3,
+                DType::I32,
+                DType::I64,
+                DType::U8,
+            ] {
                 for a in views(&shape(m, k), dtype, 31, true) {
                     for b in views(&shape(k, n), dtype, 32, true) {
-                        let out = if dtype.kind() == Kind::F32 { DType::F32 } else { dtype };
-                        let got = read(&matmul(&MatmulCall { a: &a, b: &b, dtype: out }).expect("runs"), out);
+                        let out = if dtype.kind() == Kind::F32 {
+                            DType::F32
+                        } else {
+                            dtype
+                        };
+                        let got = read(
+                            &matmul(&MatmulCall {
+                                a: &a,
+                                b: &b,
+                                dtype: out,
+                            })
+                            .expect("runs"),
+                            out,
+                        );
                         let (x, y) = (values(&a), values(&b));
                         let mut expected = vec![];
                         for p in 0..batch.iter().product::<usize>() {
                             for i in 0..m {
                                 for j in 0..n {
-                                    let sum: f64 = (0..k).map(|q| x[(p * m + i) * k + q] * y[(p * k + q) * n + j]).sum();
-                                    expected.push(if dtype == DType::U8 { f64::from(sum as i64 as u8) } else { sum });
+                                    let sum: f64 = (0..k)
+                                        .map(|q| x[(p * m + i) * k + q] * y[(p * k + q) * n + j])
+                                        .sum();
+                                    expected.push(if dtype == DType::U8 {
+                                        f64::from(sum as i64 as u8)
+                                    } else {
+                                        sum
+                                    });
                                 }
                             }
                         }
-                        assert_close(&got, &expected, 0.0, &format!("{dtype} {:?} {:?}", a.layout, b.layout));
+                        assert_close(
+                            &got,
+                            &expected,
+                            0.0,
+                            &format!("{dtype} {:?} {:?}", a.layout, b.layout),
+                        );
                     }
                 }
             }
@@ -234,10 +359,23 @@ mod tests {
     #[test]
     fn large_products_are_the_same_for_any_number_of_threads() {
         let shape = [150, 130];
-        let (a, b) = (&views(&shape, DType::F32, 1, false)[0], &views(&[130, 170], DType::F32, 2, false)[0]);
-        let call = MatmulCall { a, b, dtype: DType::F32 };
-        let threads = |n: usize| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads");
-        let runs = [1, 2, 5].map(|n| threads(n).install(|| read(&matmul(&call).expect("runs"), DType::F32)));
+        let (a, b) = (
+            &views(&shape, DType::F32, 1, false)[0],
+            &views(&[130, 170], DType::F32, 2, false)[0],
+        );
+        let call = MatmulCall {
+            a,
+            b,
+            dtype: DType::F32,
+        };
+        let threads = |n: usize| {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(n)
+                .build()
+                .expect("threads")
+        };
+        let runs = [1, 2, 5]
+            .map(|n| threads(n).install(|| read(&matmul(&call).expect("runs"), DType::F32)));
         assert_eq!(runs[0], runs[1]);
         assert_eq!(runs[0], runs[2]);
     }

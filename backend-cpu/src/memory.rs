@@ -1,4 +1,5 @@
-//! Host memory of tensors: aligned to a cache line, recycled, and refused with an error where there is not enough.
+//! Host memory of tensors: aligned to a cache line, recycled, and refused with an error where there
+//! is not enough.
 
 use crate::element::{Held, is_held_as_stored, store};
 use anymesh_core::{Buffer, DType, Error, Result};
@@ -12,7 +13,8 @@ const KEPT_FROM: usize = 1 << 20;
 /// At most this much is kept.
 const KEPT_LIMIT: usize = 512 << 20;
 
-/// Freed memory, oldest first. The system takes longer to hand out fresh pages than most kernels take to fill them.
+/// Freed memory, oldest first. The system takes longer to hand out fresh pages than most kernels
+/// take to fill them.
 static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
 
 /// The bytes of one buffer.
@@ -27,16 +29,23 @@ pub(crate) struct Memory {
 impl Memory {
     /// `len` bytes with any contents: the caller writes all of them.
     pub(crate) fn new(len: usize) -> Result<Self> {
-        let too_large = || Error::TooLarge { device: crate::NAME.into(), bytes: len as u64, limit: crate::MAX_BYTES };
+        let too_large = || Error::TooLarge {
+            device: crate::NAME.into(),
+            bytes: len as u64,
+            limit: crate::MAX_BYTES,
+        };
         let count = len.checked_add(ALIGN).ok_or_else(too_large)?.div_ceil(8);
-        // Words instead of cache-line-sized blocks: only up to the natural alignment does the system hand out pages without clearing
-        // them by hand.
+        // Words instead of cache-line-sized blocks: only up to the natural alignment does the
+        // system hand out pages without clearing them by hand.
         let fresh = || bytemuck::allocation::try_zeroed_vec(count).ok();
         let retry = || {
             KEPT.lock().unwrap_or_else(PoisonError::into_inner).clear();
             fresh()
         };
-        let words: Vec<u64> = recycled(count).or_else(fresh).or_else(retry).ok_or_else(too_large)?;
+        let words: Vec<u64> = recycled(count)
+            .or_else(fresh)
+            .or_else(retry)
+            .ok_or_else(too_large)?;
         let start = (words.as_ptr() as usize).wrapping_neg() % ALIGN;
         Ok(Self { words, start, len })
     }
@@ -98,7 +107,9 @@ fn recycled(count: usize) -> Option<Vec<u64>> {
     }
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let fits = |words: &Vec<u64>| words.len() >= count && words.len() - count <= count / 4;
-    let best = (0..kept.len()).filter(|i| fits(&kept[*i])).min_by_key(|i| kept[*i].len())?;
+    let best = (0..kept.len())
+        .filter(|i| fits(&kept[*i]))
+        .min_by_key(|i| kept[*i].len())?;
     Some(kept.remove(best))
 }
 
@@ -108,7 +119,11 @@ pub(crate) fn bytes_of(buffer: &Buffer) -> Result<&[u8]> {
 }
 
 /// `len` elements of `dtype`, all of which `compute` writes as values of its kind `T`.
-pub(crate) fn stored<T: Held>(dtype: DType, len: usize, compute: impl FnOnce(&mut [T])) -> Result<Memory> {
+pub(crate) fn stored<T: Held>(
+    dtype: DType,
+    len: usize,
+    compute: impl FnOnce(&mut [T]),
+) -> Result<Memory> {
     let mut memory = Memory::new(len.saturating_mul(dtype.size()))?;
     if is_held_as_stored(dtype) {
         compute(memory.typed_mut());
@@ -123,7 +138,11 @@ pub(crate) fn stored<T: Held>(dtype: DType, len: usize, compute: impl FnOnce(&mu
 /// Zeros that are only needed while a kernel runs.
 pub(crate) fn vector<T: Zeroable>(n: usize) -> Result<Vec<T>> {
     let bytes = n as u64 * size_of::<T>() as u64;
-    bytemuck::allocation::try_zeroed_vec(n).map_err(|()| Error::TooLarge { device: crate::NAME.into(), bytes, limit: crate::MAX_BYTES })
+    bytemuck::allocation::try_zeroed_vec(n).map_err(|()| Error::TooLarge {
+        device: crate::NAME.into(),
+        bytes,
+        limit: crate::MAX_BYTES,
+    })
 }
 
 /// Elements from the start of aligned bytes; what does not fill an element at the end is left out.
@@ -143,7 +162,10 @@ mod tests {
             assert_eq!(memory.bytes().len(), len);
         }
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            assert!(matches!(Memory::new(len), Err(Error::TooLarge { .. })), "{len}");
+            assert!(
+                matches!(Memory::new(len), Err(Error::TooLarge { .. })),
+                "{len}"
+            );
         }
     }
 
@@ -151,9 +173,18 @@ mod tests {
     fn freed_memory_is_reused_and_limited() {
         let len = (5 << 20) + 12345;
         let address = Memory::new(len).expect("small").bytes().as_ptr() as usize;
-        // Other tests may take it first; that all of a hundred tries are beaten to it is not credible.
-        assert!((0..100).any(|_| Memory::new(len - 1000).expect("small").bytes().as_ptr() as usize == address));
-        drop((0..200).map(|_| Memory::new(4 << 20).expect("small")).collect::<Vec<_>>());
+        // Other tests may take it first; that all of a hundred tries are beaten to it is not
+        // credible.
+        assert!(
+            (0..100).any(
+                |_| Memory::new(len - 1000).expect("small").bytes().as_ptr() as usize == address
+            )
+        );
+        drop(
+            (0..200)
+                .map(|_| Memory::new(4 << 20).expect("small"))
+                .collect::<Vec<_>>(),
+        );
         let kept = KEPT.lock().expect("not poisoned");
         assert!(kept.iter().map(|words| words.len() * 8).sum::<usize>() <= KEPT_LIMIT);
     }

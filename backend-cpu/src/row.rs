@@ -1,4 +1,5 @@
-//! Softmax and norms over rows. Statistics and the whole row's arithmetic are in `f64`, rounded once.
+//! Softmax and norms over rows. Statistics and the whole row's arithmetic are in `f64`, rounded
+//! once.
 
 use crate::{
     fold::lanes,
@@ -19,7 +20,11 @@ pub(crate) fn row(call: &RowCall<'_>) -> Result<Buffer> {
     match call.input.dtype.kind() {
         Kind::F32 => rows::<f32>(call),
         Kind::F64 => rows::<f64>(call),
-        _ => Err(Error::DType { op: "row", dtype: call.input.dtype, expected: "a float" }),
+        _ => Err(Error::DType {
+            op: "row",
+            dtype: call.input.dtype,
+            expected: "a float",
+        }),
     }
 }
 
@@ -27,7 +32,15 @@ fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
     match call.op {
         RowOp::Softmax => each_row::<T>(call, |_, x, out| softmax(x, out)),
         RowOp::LogSoftmax => each_row::<T>(call, |_, x, out| log_softmax(x, out)),
-        RowOp::Norm { rms, eps, weight, bias, groups, channels, inner } => {
+        RowOp::Norm {
+            rms,
+            eps,
+            weight,
+            bias,
+            groups,
+            channels,
+            inner,
+        } => {
             let weight = weight.map(parameters).transpose()?;
             let bias = bias.map(parameters).transpose()?;
             each_row::<T>(call, |r, x, out| {
@@ -36,15 +49,25 @@ fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
                 if let (1, Some(w), Some(b)) = (inner, &weight, &bias) {
                     let (w, b) = (&w[first..first + channels], &b[first..first + channels]);
                     let columns = out.iter_mut().zip(x).zip(w.iter().zip(b));
-                    return vectorized(|| columns.for_each(|((out, x), (w, b))| *out = T::narrow((x.wide() - mean) * (scale * w) + b)));
+                    return vectorized(|| {
+                        columns.for_each(|((out, x), (w, b))| {
+                            *out = T::narrow((x.wide() - mean) * (scale * w) + b)
+                        })
+                    });
                 }
                 if let (None, None) = (&weight, &bias) {
-                    return vectorized(|| out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * scale)));
+                    return vectorized(|| {
+                        out.iter_mut()
+                            .zip(x)
+                            .for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * scale))
+                    });
                 }
                 for (j, (x, out)) in x.chunks(inner).zip(out.chunks_mut(inner)).enumerate() {
                     let factor = scale * weight.as_ref().map_or(1.0, |w| w[first + j]);
                     let shift = bias.as_ref().map_or(0.0, |b| b[first + j]);
-                    out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * factor + shift));
+                    out.iter_mut()
+                        .zip(x)
+                        .for_each(|(out, x)| *out = T::narrow((x.wide() - mean) * factor + shift));
                 }
             })
         }
@@ -59,7 +82,10 @@ fn parameters(view: &View) -> Result<Vec<f64>> {
     })
 }
 
-fn each_row<T: Float>(call: &RowCall<'_>, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffer> {
+fn each_row<T: Float>(
+    call: &RowCall<'_>,
+    f: impl Fn(usize, &[T], &mut [T]) + Sync,
+) -> Result<Buffer> {
     let n = call.input.layout.shape[1];
     let values = dense::<T>(call.input)?;
     let out = stored(call.input.dtype, values.len(), |out: &mut [T]| {
@@ -72,9 +98,13 @@ fn each_row<T: Float>(call: &RowCall<'_>, f: impl Fn(usize, &[T], &mut [T]) + Sy
             }
         };
         if values.len() < parallel::THRESHOLD {
-            out.chunks_mut(group * n).enumerate().for_each(|(task, out)| work(task, out));
+            out.chunks_mut(group * n)
+                .enumerate()
+                .for_each(|(task, out)| work(task, out));
         } else {
-            out.par_chunks_mut(group * n).enumerate().for_each(|(task, out)| work(task, out));
+            out.par_chunks_mut(group * n)
+                .enumerate()
+                .for_each(|(task, out)| work(task, out));
         }
     })?;
     Ok(out.buffer())
@@ -87,7 +117,11 @@ fn top<T: Float>(x: &[T]) -> f64 {
 /// `exp(x - top)`, and the sum of that.
 fn exps_and_sum<T: Float>(x: &[T], top: f64) -> (Vec<f64>, f64) {
     let mut exps = vec![0.0; x.len()];
-    vectorized(|| exps.iter_mut().zip(x).for_each(|(e, x)| *e = T::exp_wide(x.wide() - top)));
+    vectorized(|| {
+        exps.iter_mut()
+            .zip(x)
+            .for_each(|(e, x)| *e = T::exp_wide(x.wide() - top))
+    });
     let sum = lanes(&exps, 0.0, |a, b| a + b, |a, b| a + b);
     (exps, sum)
 }
@@ -95,19 +129,31 @@ fn exps_and_sum<T: Float>(x: &[T], top: f64) -> (Vec<f64>, f64) {
 fn softmax<T: Float>(x: &[T], out: &mut [T]) {
     let top = top(x);
     let (exps, sum) = exps_and_sum(x, top);
-    vectorized(|| out.iter_mut().zip(&exps).for_each(|(out, e)| *out = T::narrow(e / sum)));
+    vectorized(|| {
+        out.iter_mut()
+            .zip(&exps)
+            .for_each(|(out, e)| *out = T::narrow(e / sum))
+    });
 }
 
 fn log_softmax<T: Float>(x: &[T], out: &mut [T]) {
     let top = top(x);
     let log = exps_and_sum(x, top).1.ln();
-    vectorized(|| out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.wide() - top - log)));
+    vectorized(|| {
+        out.iter_mut()
+            .zip(x)
+            .for_each(|(out, x)| *out = T::narrow(x.wide() - top - log))
+    });
 }
 
 /// What is subtracted, and what is multiplied with.
 fn moments<T: Float>(x: &[T], rms: bool, eps: f64) -> (f64, f64) {
     let n = x.len() as f64;
-    let mean = if rms { 0.0 } else { lanes(x, 0.0, |sum, x| sum + x.wide(), |a, b| a + b) / n };
+    let mean = if rms {
+        0.0
+    } else {
+        lanes(x, 0.0, |sum, x| sum + x.wide(), |a, b| a + b) / n
+    };
     let square = |sum: f64, x: T| sum + (x.wide() - mean) * (x.wide() - mean);
     let variance = lanes(x, 0.0, square, |a, b| a + b) / n;
     (mean, 1.0 / (variance + eps).sqrt())
@@ -140,12 +186,33 @@ mod tests {
                 }
                 let run = |op| read(&row(&RowCall { input: &input, op }).expect("runs"), dtype);
                 assert_close(&run(RowOp::Softmax), &soft, tolerance(dtype), "softmax");
-                assert_close(&run(RowOp::LogSoftmax), &log, tolerance(dtype), "log-softmax");
+                assert_close(
+                    &run(RowOp::LogSoftmax),
+                    &log,
+                    tolerance(dtype),
+                    "log-softmax",
+                );
             }
         }
-        let input = dense_view(&[1000.0, 1001.0, f64::NEG_INFINITY, 0.0], DType::F32, [2, 2]);
-        let got = read(&row(&RowCall { input: &input, op: RowOp::Softmax }).expect("runs"), DType::F32);
-        assert_close(&got, &[0.268_941_421_369_995, 0.731_058_578_630_005, 0.0, 1.0], 1e-7, "large and infinite values");
+        let input = dense_view(
+            &[1000.0, 1001.0, f64::NEG_INFINITY, 0.0],
+            DType::F32,
+            [2, 2],
+        );
+        let got = read(
+            &row(&RowCall {
+                input: &input,
+                op: RowOp::Softmax,
+            })
+            .expect("runs"),
+            DType::F32,
+        );
+        assert_close(
+            &got,
+            &[0.268_941_421_369_995, 0.731_058_578_630_005, 0.0, 1.0],
+            1e-7,
+            "large and infinite values",
+        );
     }
 
     #[test]
@@ -153,23 +220,54 @@ mod tests {
         let (eps, rows, n) = (1e-5, 6, 12);
         for dtype in [DType::F64, DType::F32, DType::F16] {
             let input = dense_view(&random(rows * n, 91, false), dtype, [rows, n]);
-            for (rms, groups, channels, inner) in [(false, 1, 12, 1), (true, 1, 12, 1), (false, 3, 4, 3), (false, 2, 1, 12)] {
-                let weight = dense_view(&random(groups * channels, 92, false), DType::F32, [groups * channels]);
-                let bias = dense_view(&random(groups * channels, 93, false), dtype, [groups * channels]);
+            for (rms, groups, channels, inner) in [
+                (false, 1, 12, 1),
+                (true, 1, 12, 1),
+                (false, 3, 4, 3),
+                (false, 2, 1, 12),
+            ] {
+                let weight = dense_view(
+                    &random(groups * channels, 92, false),
+                    DType::F32,
+                    [groups * channels],
+                );
+                let bias = dense_view(
+                    &random(groups * channels, 93, false),
+                    dtype,
+                    [groups * channels],
+                );
                 let (w, b) = (values(&weight), values(&bias));
                 for with in [false, true] {
-                    let op = RowOp::Norm { rms, eps, weight: with.then_some(&weight), bias: with.then_some(&bias), groups, channels, inner };
+                    let op = RowOp::Norm {
+                        rms,
+                        eps,
+                        weight: with.then_some(&weight),
+                        bias: with.then_some(&bias),
+                        groups,
+                        channels,
+                        inner,
+                    };
                     let mut expected = vec![];
                     for (r, row) in values(&input).chunks(n).enumerate() {
-                        let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / n as f64 };
-                        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                        let mean = if rms {
+                            0.0
+                        } else {
+                            row.iter().sum::<f64>() / n as f64
+                        };
+                        let variance =
+                            row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
                         for (j, x) in row.iter().enumerate() {
                             let y = (x - mean) / (variance + eps).sqrt();
                             let at = r % groups * channels + j / inner;
                             expected.push(if with { y * w[at] + b[at] } else { y });
                         }
                     }
-                    assert_close(&read(&row(&RowCall { input: &input, op }).expect("runs"), dtype), &expected, tolerance(dtype), "norm");
+                    assert_close(
+                        &read(&row(&RowCall { input: &input, op }).expect("runs"), dtype),
+                        &expected,
+                        tolerance(dtype),
+                        "norm",
+                    );
                 }
             }
         }

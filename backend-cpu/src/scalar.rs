@@ -1,11 +1,16 @@
-//! Functions of single values, per kind. `f32` functions that are not exact are computed in `f64` and rounded once, because this
-//! backend is what all others are measured by.
+//! Functions of single values, per kind. `f32` functions that are not exact are computed in `f64`
+//! and rounded once, because this backend is what all others are measured by.
 
 use crate::{element::Held, fastmath, special};
 
 /// Operations on floats.
 pub(crate) trait Float:
-    Held + std::ops::Add<Output = Self> + std::ops::Sub<Output = Self> + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self> + std::ops::Neg<Output = Self>
+    Held
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
 {
     const ONE: Self;
     fn wide(self) -> f64;
@@ -149,7 +154,11 @@ pub(crate) fn float_floor_div<T: Float>(a: T, b: T) -> T {
     if rest != zero && (rest < zero) != (b < zero) {
         quotient = quotient - T::ONE;
     }
-    if quotient == zero { zero.copysign(a / b) } else { quotient.round() }
+    if quotient == zero {
+        zero.copysign(a / b)
+    } else {
+        quotient.round()
+    }
 }
 
 /// Operations on integers. All wrap.
@@ -259,12 +268,20 @@ pub(crate) fn int_sign<T: Int>(x: T) -> T {
 
 pub(crate) fn int_floor_div<T: Int>(a: T, b: T) -> T {
     let quotient = a.div(b);
-    if a.is_negative() != b.is_negative() && a.rem(b) != T::ZERO { quotient.sub(T::ONE) } else { quotient }
+    if a.is_negative() != b.is_negative() && a.rem(b) != T::ZERO {
+        quotient.sub(T::ONE)
+    } else {
+        quotient
+    }
 }
 
 pub(crate) fn int_floor_rem<T: Int>(a: T, b: T) -> T {
     let rest = a.rem(b);
-    if rest != T::ZERO && rest.is_negative() != b.is_negative() { rest.add(b) } else { rest }
+    if rest != T::ZERO && rest.is_negative() != b.is_negative() {
+        rest.add(b)
+    } else {
+        rest
+    }
 }
 
 /// By squaring. A negative exponent gives the true value truncated: 0, or ±1 for bases ±1.
@@ -295,7 +312,11 @@ pub(crate) fn int_pow<T: Int>(base: T, exponent: T) -> T {
 }
 
 pub(crate) fn int_shl<T: Int>(a: T, b: T) -> T {
-    if b.count() < u64::from(T::BITS) { a.shl(b.count() as u32) } else { T::ZERO }
+    if b.count() < u64::from(T::BITS) {
+        a.shl(b.count() as u32)
+    } else {
+        T::ZERO
+    }
 }
 
 pub(crate) fn int_shr<T: Int>(a: T, b: T) -> T {
@@ -314,8 +335,16 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     #[inline(always)]
     fn round([c0, c1, c2, c3]: [u32; 4], key: [u32; 2], number: u32) -> [u32; 4] {
         let (a, b) = (u64::from(c0) * 0xd251_1f53, u64::from(c2) * 0xcd9e_8d57);
-        let (k0, k1) = (key[0].wrapping_add(number.wrapping_mul(0x9e37_79b9)), key[1].wrapping_add(number.wrapping_mul(0xbb67_ae85)));
-        [(b >> 32) as u32 ^ c1 ^ k0, b as u32, (a >> 32) as u32 ^ c3 ^ k1, a as u32]
+        let (k0, k1) = (
+            key[0].wrapping_add(number.wrapping_mul(0x9e37_79b9)),
+            key[1].wrapping_add(number.wrapping_mul(0xbb67_ae85)),
+        );
+        [
+            (b >> 32) as u32 ^ c1 ^ k0,
+            b as u32,
+            (a >> 32) as u32 ^ c3 ^ k1,
+            a as u32,
+        ]
     }
     // Written out, so that a loop over counters vectorises.
     let c = round(round(round(counter, key, 0), key, 1), key, 2);
@@ -352,7 +381,9 @@ pub(crate) fn wide(op: anymesh_core::map::Unary) -> Option<fn(f64) -> f64> {
         Erfinv => special::erfinv,
         Lgamma => special::lgamma,
         Digamma => special::digamma,
-        Neg | Abs | Sign | Sqrt | Floor | Ceil | Round | Trunc | IsNan | IsInf | Not => return None,
+        Neg | Abs | Sign | Sqrt | Floor | Ceil | Round | Trunc | IsNan | IsInf | Not => {
+            return None;
+        }
     })
 }
 
@@ -362,23 +393,52 @@ mod tests {
 
     #[test]
     fn philox_gives_the_published_answers() {
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([0; 4], [0; 2]),
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+        );
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(philox(pi, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(
+            philox(pi, [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
     }
 
     #[test]
     fn float_division_with_remainder_follows_python() {
-        let cases = [(7.0, 3.0, 2.0, 1.0), (-7.0, 3.0, -3.0, 2.0), (7.0, -3.0, -3.0, -2.0), (-7.0, -3.0, 2.0, -1.0), (1.0, 0.1, 9.0, 0.09999999999999995)];
+        let cases = [
+            (7.0, 3.0, 2.0, 1.0),
+            (-7.0, 3.0, -3.0, 2.0),
+            (7.0, -3.0, -3.0, -2.0),
+            (-7.0, -3.0, 2.0, -1.0),
+            (1.0, 0.1, 9.0, 0.09999999999999995),
+        ];
         for (a, b, quotient, rest) in cases {
-            assert_eq!((float_floor_div(a, b), float_rem(a, b)), (quotient, rest), "{a} {b}");
+            assert_eq!(
+                (float_floor_div(a, b), float_rem(a, b)),
+                (quotient, rest),
+                "{a} {b}"
+            );
         }
         assert_eq!(float_floor_div(-1.0, f64::INFINITY), -1.0);
         assert_eq!(float_rem(-1.0, f64::INFINITY), f64::INFINITY);
-        assert_eq!((float_floor_div(1.0, 0.0), float_floor_div(-1.0, 0.0)), (f64::INFINITY, f64::NEG_INFINITY));
-        assert!(float_floor_div(0.0f32, 0.0).is_nan() && float_rem(1.0f32, 0.0).is_nan() && float_floor_div(f64::INFINITY, 1.0).is_nan());
-        assert!(float_rem(6f64, -3.0).is_sign_negative() && float_floor_div(-0f64, 2.0).is_sign_negative());
+        assert_eq!(
+            (float_floor_div(1.0, 0.0), float_floor_div(-1.0, 0.0)),
+            (f64::INFINITY, f64::NEG_INFINITY)
+        );
+        assert!(
+            float_floor_div(0.0f32, 0.0).is_nan()
+                && float_rem(1.0f32, 0.0).is_nan()
+                && float_floor_div(f64::INFINITY, 1.0).is_nan()
+        );
+        assert!(
+            float_rem(6f64, -3.0).is_sign_negative()
+                && float_floor_div(-0f64, 2.0).is_sign_negative()
+        );
     }
 
     #[test]
@@ -386,29 +446,68 @@ mod tests {
         assert_eq!((int_floor_div(-7, 2), int_floor_rem(-7, 2)), (-4, 1));
         assert_eq!((int_floor_div(7, -2), int_floor_rem(7, -2)), (-4, -1));
         assert_eq!((int_floor_div(-8i64, 2), int_floor_rem(-8i64, 2)), (-4, 0));
-        assert_eq!((int_floor_div(i32::MIN, -1), int_floor_rem(i32::MIN, -1)), (i32::MIN, 0));
+        assert_eq!(
+            (int_floor_div(i32::MIN, -1), int_floor_rem(i32::MIN, -1)),
+            (i32::MIN, 0)
+        );
         assert_eq!((int_floor_div(7u32, 2), int_floor_rem(7u32, 2)), (3, 1));
     }
 
     #[test]
     fn integer_powers_wrap_and_truncate() {
-        assert_eq!((int_pow(3, 4), int_pow(-2, 3), int_pow(5, 0), int_pow(0, 0)), (81, -8, 1, 1));
-        assert_eq!((int_pow(2, -1), int_pow(1, -5), int_pow(-1, -5), int_pow(-1, -4), int_pow(0, -1)), (0, 1, -1, 1, 0));
+        assert_eq!(
+            (int_pow(3, 4), int_pow(-2, 3), int_pow(5, 0), int_pow(0, 0)),
+            (81, -8, 1, 1)
+        );
+        assert_eq!(
+            (
+                int_pow(2, -1),
+                int_pow(1, -5),
+                int_pow(-1, -5),
+                int_pow(-1, -4),
+                int_pow(0, -1)
+            ),
+            (0, 1, -1, 1, 0)
+        );
         assert_eq!(int_pow(3u32, 40), 3u32.wrapping_pow(40));
     }
 
     #[test]
     fn shifts_past_the_width_leave_only_the_sign() {
-        assert_eq!((int_shl(1, 31), int_shl(1, 32), int_shl(1, -1)), (i32::MIN, 0, 0));
-        assert_eq!((int_shr(-8, 1), int_shr(-8, 40), int_shr(8, -1), int_shr(u32::MAX, 32)), (-4, -1, 0, 0));
+        assert_eq!(
+            (int_shl(1, 31), int_shl(1, 32), int_shl(1, -1)),
+            (i32::MIN, 0, 0)
+        );
+        assert_eq!(
+            (
+                int_shr(-8, 1),
+                int_shr(-8, 40),
+                int_shr(8, -1),
+                int_shr(u32::MAX, 32)
+            ),
+            (-4, -1, 0, 0)
+        );
         assert_eq!(int_shr(-1i64, 63), -1);
     }
 
     #[test]
     fn extremes_propagate_or_ignore_nan_as_named() {
         let nan = f32::NAN;
-        assert!(max(nan, 1.0).is_nan() && max(1.0, nan).is_nan() && min(nan, 1.0).is_nan() && min(1.0, nan).is_nan());
-        assert_eq!((fmax(nan, 1.0), fmax(1.0, nan), fmin(nan, 1.0), fmin(1.0, nan)), (1.0, 1.0, 1.0, 1.0));
+        assert!(
+            max(nan, 1.0).is_nan()
+                && max(1.0, nan).is_nan()
+                && min(nan, 1.0).is_nan()
+                && min(1.0, nan).is_nan()
+        );
+        assert_eq!(
+            (
+                fmax(nan, 1.0),
+                fmax(1.0, nan),
+                fmin(nan, 1.0),
+                fmin(1.0, nan)
+            ),
+            (1.0, 1.0, 1.0, 1.0)
+        );
         assert!(fmax(nan, nan).is_nan() && sign(nan).is_nan());
     }
 }

@@ -1,4 +1,5 @@
-//! Running reductions along one axis. Floats accumulate in `f64` and are rounded only where they are stored.
+//! Running reductions along one axis. Floats accumulate in `f64` and are rounded only where they
+//! are stored.
 
 use crate::{
     element::Held,
@@ -31,18 +32,42 @@ pub(crate) fn scan(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
 }
 
 fn not_a_float(call: &ScanCall<'_>) -> Error {
-    Error::DType { op: "scan", dtype: call.input.dtype, expected: "a float" }
+    Error::DType {
+        op: "scan",
+        dtype: call.input.dtype,
+        expected: "a float",
+    }
 }
 
 fn float<T: Float>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
     match call.op {
-        ScanOp::Sum => run(call, 0.0, |acc: f64, v: T, _| acc + v.wide(), |acc| (T::narrow(acc), 0)),
-        ScanOp::Prod => run(call, 1.0, |acc: f64, v: T, _| acc * v.wide(), |acc| (T::narrow(acc), 0)),
+        ScanOp::Sum => run(
+            call,
+            0.0,
+            |acc: f64, v: T, _| acc + v.wide(),
+            |acc| (T::narrow(acc), 0),
+        ),
+        ScanOp::Prod => run(
+            call,
+            1.0,
+            |acc: f64, v: T, _| acc * v.wide(),
+            |acc| (T::narrow(acc), 0),
+        ),
         ScanOp::Max => extreme::<T, true>(call),
         ScanOp::Min => extreme::<T, false>(call),
         ScanOp::LogSumExp => {
-            let value = |(top, sum): (f64, f64)| (T::narrow(if top.is_finite() { top + sum.ln() } else { top }), 0);
-            run(call, (f64::NEG_INFINITY, 0.0), |acc, v: T, _| log_sum_exp_step::<T>(acc, (v.wide(), 1.0)), value)
+            let value = |(top, sum): (f64, f64)| {
+                (
+                    T::narrow(if top.is_finite() { top + sum.ln() } else { top }),
+                    0,
+                )
+            };
+            run(
+                call,
+                (f64::NEG_INFINITY, 0.0),
+                |acc, v: T, _| log_sum_exp_step::<T>(acc, (v.wide(), 1.0)),
+                value,
+            )
         }
     }
 }
@@ -77,7 +102,10 @@ fn run<T: Held, A: Copy + Send + Sync>(
     value: impl Fn(A) -> (T, i32) + Sync,
 ) -> Result<(Buffer, Option<Buffer>)> {
     let dims = call.input.layout.shape.dims();
-    let (n, inner) = (dims[call.axis], dims[call.axis + 1..].iter().product::<usize>());
+    let (n, inner) = (
+        dims[call.axis],
+        dims[call.axis + 1..].iter().product::<usize>(),
+    );
     let values = dense::<T>(call.input)?;
     let unit = n * inner;
     let slab = |outer: usize, out: &mut [T], places: &mut [i32]| {
@@ -85,12 +113,19 @@ fn run<T: Held, A: Copy + Send + Sync>(
         let mut accs = vec![start; inner];
         for r in 0..n {
             let row = r * inner..(r + 1) * inner;
-            for ((acc, v), out) in accs.iter_mut().zip(&values[row.clone()]).zip(&mut out[row.clone()]) {
+            for ((acc, v), out) in accs
+                .iter_mut()
+                .zip(&values[row.clone()])
+                .zip(&mut out[row.clone()])
+            {
                 *acc = step(*acc, *v, r);
                 *out = value(*acc).0;
             }
             if let Some(places) = places.get_mut(row) {
-                places.iter_mut().zip(&accs).for_each(|(place, acc)| *place = value(*acc).1);
+                places
+                    .iter_mut()
+                    .zip(&accs)
+                    .for_each(|(place, acc)| *place = value(*acc).1);
             }
         }
     };
@@ -105,9 +140,13 @@ fn run<T: Held, A: Copy + Send + Sync>(
             places = rest;
         }
         if values.len() < parallel::THRESHOLD {
-            slabs.into_iter().for_each(|(outer, out, places)| slab(outer, out, places));
+            slabs
+                .into_iter()
+                .for_each(|(outer, out, places)| slab(outer, out, places));
         } else {
-            slabs.into_par_iter().for_each(|(outer, out, places)| slab(outer, out, places));
+            slabs
+                .into_par_iter()
+                .for_each(|(outer, out, places)| slab(outer, out, places));
         }
     })?;
     Ok((out.buffer(), call.positions.then(|| places.buffer())))
@@ -135,13 +174,30 @@ mod tests {
             for dtype in [DType::F32, DType::F64, DType::F16, DType::I32, DType::I64] {
                 for view in views(&shape, dtype, 21, true) {
                     for axis in 0..shape.len() {
-                        for op in [ScanOp::Sum, ScanOp::Prod, ScanOp::Max, ScanOp::Min, ScanOp::LogSumExp] {
+                        for op in [
+                            ScanOp::Sum,
+                            ScanOp::Prod,
+                            ScanOp::Max,
+                            ScanOp::Min,
+                            ScanOp::LogSumExp,
+                        ] {
                             if op == ScanOp::LogSumExp && !dtype.is_float() {
                                 continue;
                             }
-                            let (out, _) = scan(&ScanCall { input: &view, axis, op, positions: false }).expect("runs");
+                            let (out, _) = scan(&ScanCall {
+                                input: &view,
+                                axis,
+                                op,
+                                positions: false,
+                            })
+                            .expect("runs");
                             let (data, strides) = (values(&view), view.layout.shape.strides());
-                            let at = |c: &[usize]| c.iter().zip(&strides).map(|(c, s)| c * *s as usize).sum::<usize>();
+                            let at = |c: &[usize]| {
+                                c.iter()
+                                    .zip(&strides)
+                                    .map(|(c, s)| c * *s as usize)
+                                    .sum::<usize>()
+                            };
                             let expected: Vec<f64> = coordinates(&shape)
                                 .iter()
                                 .map(|c| {
@@ -157,7 +213,12 @@ mod tests {
                                 })
                                 .collect();
                             let tolerance = if dtype == DType::F16 { 1e-3 } else { 1e-6 };
-                            assert_close(&read(&out, dtype), &expected, tolerance, &format!("{op:?} {dtype} {shape:?} along {axis}"));
+                            assert_close(
+                                &read(&out, dtype),
+                                &expected,
+                                tolerance,
+                                &format!("{op:?} {dtype} {shape:?} along {axis}"),
+                            );
                         }
                     }
                 }
@@ -168,17 +229,44 @@ mod tests {
     #[test]
     fn positions_are_of_the_latest_equal_and_nan_stays() {
         let nan = f64::NAN;
-        let view = dense_view(&[1.0, 3.0, 3.0, 2.0, 2.0, nan, 9.0, 1.0], DType::F32, [2, 4]);
-        let (values, places) = scan(&ScanCall { input: &view, axis: 1, op: ScanOp::Max, positions: true }).expect("runs");
-        assert_close(&read(&values, DType::F32), &[1.0, 3.0, 3.0, 3.0, 2.0, nan, nan, nan], 0.0, "values");
-        assert_eq!(read(&places.expect("asked for"), DType::I32), [0.0, 1.0, 2.0, 2.0, 0.0, 1.0, 1.0, 1.0]);
+        let view = dense_view(
+            &[1.0, 3.0, 3.0, 2.0, 2.0, nan, 9.0, 1.0],
+            DType::F32,
+            [2, 4],
+        );
+        let (values, places) = scan(&ScanCall {
+            input: &view,
+            axis: 1,
+            op: ScanOp::Max,
+            positions: true,
+        })
+        .expect("runs");
+        assert_close(
+            &read(&values, DType::F32),
+            &[1.0, 3.0, 3.0, 3.0, 2.0, nan, nan, nan],
+            0.0,
+            "values",
+        );
+        assert_eq!(
+            read(&places.expect("asked for"), DType::I32),
+            [0.0, 1.0, 2.0, 2.0, 0.0, 1.0, 1.0, 1.0]
+        );
     }
 
     #[test]
     fn long_sums_do_not_drift() {
         let n = 100_000;
         let view = dense_view(&vec![0.1; n], DType::F32, [n]);
-        let (out, _) = scan(&ScanCall { input: &view, axis: 0, op: ScanOp::Sum, positions: false }).expect("runs");
-        assert_eq!(read(&out, DType::F32)[n - 1] as f32, (f64::from(0.1f32) * n as f64) as f32);
+        let (out, _) = scan(&ScanCall {
+            input: &view,
+            axis: 0,
+            op: ScanOp::Sum,
+            positions: false,
+        })
+        .expect("runs");
+        assert_eq!(
+            read(&out, DType::F32)[n - 1] as f32,
+            (f64::from(0.1f32) * n as f64) as f32
+        );
     }
 }

@@ -1,16 +1,17 @@
 //! Compiles a loop for the vector instructions of the machine it runs on.
 //!
-//! The same Rust code is compiled for several instruction sets and the best one is picked at run time. Nothing is fused or
-//! reordered, so all versions give the same bits.
+//! The same Rust code is compiled for several instruction sets and the best one is picked at run
+//! time. Nothing is fused or reordered, so all versions give the same bits.
 
-/// A loop to vectorise. Implementations mark `run`, and all it calls, `#[inline(always)]`: what is not inlined is compiled once only,
-/// for the least of machines.
+/// A loop to vectorise. Implementations mark `run`, and all it calls, `#[inline(always)]`: what is
+/// not inlined is compiled once only, for the least of machines.
 pub(crate) trait Kernel {
     type Out;
     fn run(self) -> Self::Out;
 }
 
-/// A closure as a kernel. Closures cannot be marked, so this is for bodies that are inlined for being short.
+/// A closure as a kernel. Closures cannot be marked, so this is for bodies that are inlined for
+/// being short.
 struct Short<F>(F);
 
 impl<R, F: FnOnce() -> R> Kernel for Short<F> {

@@ -1,4 +1,5 @@
-//! Argsort and binary search. Both turn values into unsigned keys whose order is the order of the values: NaN last, -0 equal to 0.
+//! Argsort and binary search. Both turn values into unsigned keys whose order is the order of the
+//! values: NaN last, -0 equal to 0.
 
 use crate::{element::Held, grid::dense, memory::Memory, parallel};
 use anymesh_core::{
@@ -39,7 +40,8 @@ key!(
     u32, u32, u64, |v| v;
     i32, u32, u64, |v: i32| v as u32 ^ (1 << 31);
     f32, u32, u64, |v: f32| {
-        // Adding 0 turns -0 into 0. Negative numbers sort by their inverted bits, the rest above them.
+        // Adding 0 turns -0 into 0. Negative numbers sort by their inverted bits, the rest above
+        // them.
         let bits = if v.is_nan() { f32::NAN.to_bits() & !(1 << 31) } else { (v + 0.0).to_bits() };
         if bits >> 31 == 1 { !bits } else { bits | (1 << 31) }
     };
@@ -71,19 +73,29 @@ fn sort_rows<T: Key>(call: &SortCall<'_>) -> Result<Buffer> {
     let few_rows = values.len() / n < rayon::current_num_threads();
     let row = |values: &[T], out: &mut [i32]| {
         let key = |v: &T| if call.descending { !v.key() } else { v.key() };
-        let mut entries: Vec<T::Entry> = values.iter().enumerate().map(|(i, v)| T::entry(key(v), i as u32)).collect();
+        let mut entries: Vec<T::Entry> = values
+            .iter()
+            .enumerate()
+            .map(|(i, v)| T::entry(key(v), i as u32))
+            .collect();
         // No two entries are equal, so every algorithm gives the same order.
         if few_rows && n >= parallel::THRESHOLD {
             entries.par_sort_unstable();
         } else {
             entries.sort_unstable();
         }
-        out.iter_mut().zip(entries).for_each(|(out, entry)| *out = T::position(entry) as i32);
+        out.iter_mut()
+            .zip(entries)
+            .for_each(|(out, entry)| *out = T::position(entry) as i32);
     };
     if values.len() < parallel::THRESHOLD {
-        out.chunks_mut(n).zip(values.chunks(n)).for_each(|(out, values)| row(values, out));
+        out.chunks_mut(n)
+            .zip(values.chunks(n))
+            .for_each(|(out, values)| row(values, out));
     } else {
-        out.par_chunks_mut(n).zip(values.par_chunks(n)).for_each(|(out, values)| row(values, out));
+        out.par_chunks_mut(n)
+            .zip(values.par_chunks(n))
+            .for_each(|(out, values)| row(values, out));
     }
     Ok(memory.buffer())
 }
@@ -108,7 +120,13 @@ fn search_rows<T: Key>(call: &SearchCall<'_>) -> Result<Buffer> {
         for (i, out) in out.iter_mut().enumerate() {
             let row = (start + i) / m;
             let (query, sorted) = (queries[start + i].key(), &sorted[row * n..(row + 1) * n]);
-            *out = sorted.partition_point(|v| if call.right { v.key() <= query } else { v.key() < query }) as i32;
+            *out = sorted.partition_point(|v| {
+                if call.right {
+                    v.key() <= query
+                } else {
+                    v.key() < query
+                }
+            }) as i32;
         }
     });
     Ok(memory.buffer())
@@ -122,7 +140,8 @@ mod tests {
 
     /// The order of the contract: NaN last, zeros equal.
     fn order(a: f64, b: f64) -> std::cmp::Ordering {
-        a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+        a.partial_cmp(&b)
+            .unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
     }
 
     #[test]
@@ -132,11 +151,28 @@ mod tests {
                 let n = shape[shape.len() - 1];
                 for view in views(&shape, dtype, 41, true) {
                     for descending in [false, true] {
-                        let got = read(&sort(&SortCall { input: &view, descending }).expect("runs"), DType::I32);
+                        let got = read(
+                            &sort(&SortCall {
+                                input: &view,
+                                descending,
+                            })
+                            .expect("runs"),
+                            DType::I32,
+                        );
                         for (values, got) in values(&view).chunks(n).zip(got.chunks(n)) {
                             let mut expected: Vec<usize> = (0..n).collect();
-                            expected.sort_by(|a, b| if descending { order(values[*b], values[*a]) } else { order(values[*a], values[*b]) });
-                            assert_eq!(got, expected.iter().map(|i| *i as f64).collect::<Vec<_>>(), "{dtype} {values:?}");
+                            expected.sort_by(|a, b| {
+                                if descending {
+                                    order(values[*b], values[*a])
+                                } else {
+                                    order(values[*a], values[*b])
+                                }
+                            });
+                            assert_eq!(
+                                got,
+                                expected.iter().map(|i| *i as f64).collect::<Vec<_>>(),
+                                "{dtype} {values:?}"
+                            );
                         }
                     }
                 }
@@ -146,18 +182,53 @@ mod tests {
 
     #[test]
     fn nan_is_largest_and_zeros_are_equal() {
-        let special = [0.0, f64::NAN, -0.0, f64::INFINITY, -1.0, -f64::NAN, f64::NEG_INFINITY];
+        let special = [
+            0.0,
+            f64::NAN,
+            -0.0,
+            f64::INFINITY,
+            -1.0,
+            -f64::NAN,
+            f64::NEG_INFINITY,
+        ];
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             let view = dense_view(&special, dtype, [7]);
-            assert_eq!(read(&sort(&SortCall { input: &view, descending: false }).expect("runs"), DType::I32), [6.0, 4.0, 0.0, 2.0, 3.0, 1.0, 5.0]);
-            assert_eq!(read(&sort(&SortCall { input: &view, descending: true }).expect("runs"), DType::I32), [1.0, 5.0, 3.0, 0.0, 2.0, 4.0, 6.0]);
+            assert_eq!(
+                read(
+                    &sort(&SortCall {
+                        input: &view,
+                        descending: false
+                    })
+                    .expect("runs"),
+                    DType::I32
+                ),
+                [6.0, 4.0, 0.0, 2.0, 3.0, 1.0, 5.0]
+            );
+            assert_eq!(
+                read(
+                    &sort(&SortCall {
+                        input: &view,
+                        descending: true
+                    })
+                    .expect("runs"),
+                    DType::I32
+                ),
+                [1.0, 5.0, 3.0, 0.0, 2.0, 4.0, 6.0]
+            );
         }
     }
 
     #[test]
     fn one_long_row_is_sorted_in_parallel() {
         let values = random(200_000, 6, true);
-        let got = read(&sort(&SortCall { input: &dense_view(&values, DType::I32, [200_000]), descending: false }).expect("runs"), DType::I32);
+        let got = read(
+            &sort(&SortCall {
+                input: &dense_view(&values, DType::I32, [200_000]),
+                descending: false,
+            })
+            .expect("runs"),
+            DType::I32,
+        );
         let ordered = |pair: &[f64]| {
             let (a, b) = (pair[0] as usize, pair[1] as usize);
             values[a] < values[b] || (values[a] == values[b] && a < b)
@@ -167,16 +238,46 @@ mod tests {
 
     #[test]
     fn search_finds_both_ends_of_equal_values() {
-        for dtype in [DType::F32, DType::F64, DType::I32, DType::I64, DType::U8, DType::F16] {
+        for dtype in [
+            DType::F32,
+            DType::F64,
+            DType::I32,
+            DType::I64,
+            DType::U8,
+            DType::F16,
+        ] {
             let sorted = dense_view(&[1.0, 2.0, 2.0, 3.0, 0.0, 0.0, 5.0, 7.0], dtype, [2, 4]);
             let queries = dense_view(&[0.0, 2.0, 4.0, 0.0, 5.0, 9.0], dtype, [2, 3]);
-            let find = |right| read(&search(&SearchCall { sorted: &sorted, queries: &queries, right }).expect("runs"), DType::I32);
+            let find = |right| {
+                read(
+                    &search(&SearchCall {
+                        sorted: &sorted,
+                        queries: &queries,
+                        right,
+                    })
+                    .expect("runs"),
+                    DType::I32,
+                )
+            };
             assert_eq!(find(false), [0.0, 1.0, 4.0, 0.0, 2.0, 4.0], "{dtype}");
             assert_eq!(find(true), [0.0, 3.0, 4.0, 2.0, 3.0, 4.0], "{dtype}");
         }
         let sorted = dense_view(&[-0.0, 0.0, f64::NAN], DType::F32, [1, 3]);
         let queries = dense_view(&[0.0, f64::NAN, f64::INFINITY], DType::F32, [1, 3]);
-        let find = |right| read(&search(&SearchCall { sorted: &sorted, queries: &queries, right }).expect("runs"), DType::I32);
-        assert_eq!((find(false), find(true)), (vec![0.0, 2.0, 2.0], vec![2.0, 3.0, 2.0]));
+        let find = |right| {
+            read(
+                &search(&SearchCall {
+                    sorted: &sorted,
+                    queries: &queries,
+                    right,
+                })
+                .expect("runs"),
+                DType::I32,
+            )
+        };
+        assert_eq!(
+            (find(false), find(true)),
+            (vec![0.0, 2.0, 2.0], vec![2.0, 3.0, 2.0])
+        );
     }
 }

@@ -7,12 +7,16 @@ pub(crate) fn lgamma(x: f64) -> f64 {
     libm::lgamma(x)
 }
 
-/// The inverse of `erf`: a closed-form guess good to 3 digits, then three steps of Halley's method (each triples the digits;
-/// the third is for the far tail, where the guess is poorer).
+/// The inverse of `erf`: a closed-form guess good to 3 digits, then three steps of Halley's method
+/// (each triples the digits; the third is for the far tail, where the guess is poorer).
 pub(crate) fn erfinv(x: f64) -> f64 {
     let a = x.abs();
     if a >= 1.0 || a.is_nan() {
-        return if a == 1.0 { f64::INFINITY.copysign(x) } else { f64::NAN };
+        return if a == 1.0 {
+            f64::INFINITY.copysign(x)
+        } else {
+            f64::NAN
+        };
     }
     if a < 1e-8 {
         return x / FRAC_2_SQRT_PI;
@@ -23,7 +27,11 @@ pub(crate) fn erfinv(x: f64) -> f64 {
     let mut y = ((middle * middle - log / SHAPE).sqrt() - middle).sqrt();
     for _ in 0..3 {
         // Near 1 the complement keeps the digits that `erf` has lost; `1 - a` is exact there.
-        let excess = if a < 0.5 { libm::erf(y) - a } else { (1.0 - a) - libm::erfc(y) };
+        let excess = if a < 0.5 {
+            libm::erf(y) - a
+        } else {
+            (1.0 - a) - libm::erfc(y)
+        };
         let step = excess / (FRAC_2_SQRT_PI * (-y * y).exp());
         y -= step / (1.0 + y * step);
     }
@@ -82,19 +90,26 @@ fn horner(coefficients: &[f64], x: f64) -> f64 {
     coefficients.iter().rev().fold(0.0, |sum, c| sum * x + c)
 }
 
-/// The logarithmic derivative of the gamma function. Negative integers give NaN, zero gives minus infinity.
+/// The logarithmic derivative of the gamma function. Negative integers give NaN, zero gives minus
+/// infinity.
 pub(crate) fn digamma(x: f64) -> f64 {
     if x == 0.0 {
         return f64::NEG_INFINITY.copysign(-x.signum());
     }
     if x < 0.0 {
-        // Only the distance to the nearest pole matters to the tangent; taking it first keeps its digits.
+        // Only the distance to the nearest pole matters to the tangent; taking it first keeps its
+        // digits.
         let distance = x - x.round();
         if distance == 0.0 || x.is_infinite() {
             return f64::NAN;
         }
-        // Half-way between poles the cotangent vanishes, which only the tangent of the complement shows exactly.
-        let cotangent = if distance.abs() < 0.25 { 1.0 / (PI * distance).tan() } else { (PI * (0.5f64.copysign(distance) - distance)).tan() };
+        // Half-way between poles the cotangent vanishes, which only the tangent of the complement
+        // shows exactly.
+        let cotangent = if distance.abs() < 0.25 {
+            1.0 / (PI * distance).tan()
+        } else {
+            (PI * (0.5f64.copysign(distance) - distance)).tan()
+        };
         return digamma(1.0 - x) - PI * cotangent;
     }
     let step = (x - ROOT.0) - ROOT.1;
@@ -118,7 +133,10 @@ mod tests {
     fn assert_close(name: &str, f: fn(f64) -> f64, table: &[(f64, f64)], tolerance: f64) {
         for &(x, expected) in table {
             let got = f(x);
-            assert!((got - expected).abs() <= tolerance * expected.abs(), "{name}({x}) = {got}, expected {expected}");
+            assert!(
+                (got - expected).abs() <= tolerance * expected.abs(),
+                "{name}({x}) = {got}, expected {expected}"
+            );
         }
     }
 
@@ -144,7 +162,10 @@ mod tests {
             ],
             1e-15,
         );
-        assert_eq!((erfinv(1.0), erfinv(-1.0), erfinv(0.0)), (f64::INFINITY, f64::NEG_INFINITY, 0.0));
+        assert_eq!(
+            (erfinv(1.0), erfinv(-1.0), erfinv(0.0)),
+            (f64::INFINITY, f64::NEG_INFINITY, 0.0)
+        );
         assert!(erfinv(1.5).is_nan() && erfinv(f64::NAN).is_nan());
     }
 
@@ -177,8 +198,15 @@ mod tests {
             ],
             3e-15,
         );
-        assert!(digamma(-3.0).is_nan() && digamma(f64::NAN).is_nan() && digamma(f64::NEG_INFINITY).is_nan());
-        assert_eq!((digamma(0.0), digamma(-0.0), digamma(f64::INFINITY)), (f64::NEG_INFINITY, f64::INFINITY, f64::INFINITY));
+        assert!(
+            digamma(-3.0).is_nan()
+                && digamma(f64::NAN).is_nan()
+                && digamma(f64::NEG_INFINITY).is_nan()
+        );
+        assert_eq!(
+            (digamma(0.0), digamma(-0.0), digamma(f64::INFINITY)),
+            (f64::NEG_INFINITY, f64::INFINITY, f64::INFINITY)
+        );
     }
 
     #[test]
@@ -199,6 +227,9 @@ mod tests {
             ],
             1e-15,
         );
-        assert_eq!((lgamma(1.0), lgamma(2.0), lgamma(0.0), lgamma(-2.0)), (0.0, 0.0, f64::INFINITY, f64::INFINITY));
+        assert_eq!(
+            (lgamma(1.0), lgamma(2.0), lgamma(0.0), lgamma(-2.0)),
+            (0.0, 0.0, f64::INFINITY, f64::INFINITY)
+        );
     }
 }

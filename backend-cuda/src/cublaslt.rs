@@ -1,9 +1,11 @@
 //! Matrix products by cuBLASLt on CubeCL's memory.
 //!
-//! The library works on a stream of its own. CubeCL does not show its streams, but both live in the GPU's primary
-//! context, so context-wide events order the two: ours waits for everything queued before, everything queued later waits for ours.
+//! The library works on a stream of its own. CubeCL does not show its streams, but both live in the
+//! GPU's primary context, so context-wide events order the two: ours waits for everything queued
+//! before, everything queued later waits for ours.
 //!
-//! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the same memory.
+//! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
+//! same memory.
 
 use anymesh_core::{DType, Error, Layout, Result, backend::MatmulCall};
 use anymesh_shaders::{MatmulProvider, Memory};
@@ -12,8 +14,8 @@ use cudarc::{
     cublaslt::{
         result as lt,
         sys::{
-            self, cublasComputeType_t as Compute, cublasLtMatmulPreferenceAttributes_t as Pref, cublasLtMatrixLayoutAttribute_t as LayoutAttribute,
-            cudaDataType_t as Type,
+            self, cublasComputeType_t as Compute, cublasLtMatmulPreferenceAttributes_t as Pref,
+            cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as Type,
         },
     },
     driver::{CudaContext, CudaStream, sys as driver},
@@ -65,8 +67,9 @@ pub(crate) struct CublasLt {
     algorithms: Mutex<HashMap<Problem, Option<sys::cublasLtMatmulHeuristicResult_t>>>,
 }
 
-// SAFETY: the library's handle may be used from any thread, one call at a time (`algorithms` is locked throughout a call);
-// events, stream and workspace are plain handles of the context, which is bound to the thread before use.
+// SAFETY: the library's handle may be used from any thread, one call at a time (`algorithms` is
+// locked throughout a call); events, stream and workspace are plain handles of the context, which
+// is bound to the thread before use.
 unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
@@ -98,10 +101,26 @@ impl CublasLt {
             check(driver::cuEventCreate(&mut before, no_timing))?;
             check(driver::cuEventCreate(&mut after, no_timing))?;
         }
-        Ok(Self { context: context.clone(), stream, handle, workspace, before, after, algorithms: Mutex::default() })
+        Ok(Self {
+            context: context.clone(),
+            stream,
+            handle,
+            workspace,
+            before,
+            after,
+            algorithms: Mutex::default(),
+        })
     }
 
-    fn run(&self, client: &Client, problem: Problem, heuristic: &sys::cublasLtMatmulHeuristicResult_t, a: u64, b: u64, out: u64) -> Result<(), String> {
+    fn run(
+        &self,
+        client: &Client,
+        problem: Problem,
+        heuristic: &sys::cublasLtMatmulHeuristicResult_t,
+        a: u64,
+        b: u64,
+        out: u64,
+    ) -> Result<(), String> {
         client.flush().map_err(|e| e.to_string())?;
         let plan = Plan::new(&problem)?;
         let (one, zero) = (1f32.to_bits(), 0u32);
@@ -111,8 +130,8 @@ impl CublasLt {
             _ => ((&raw const one).cast(), (&raw const zero).cast()),
         };
         let stream = self.stream.cu_stream();
-        // SAFETY: the addresses are pinned by the caller, descriptors live until the end of the call, and the events order
-        // this stream against all others of the context on both sides.
+        // SAFETY: the addresses are pinned by the caller, descriptors live until the end of the
+        // call, and the events order this stream against all others of the context on both sides.
         unsafe {
             check(driver::cuCtxRecordEvent(self.context.cu_ctx(), self.before))?;
             check(driver::cuStreamWaitEvent(stream, self.before, 0))?;
@@ -143,7 +162,8 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, used nowhere else. A failure at the end of the process has nobody to tell.
+        // SAFETY: made in `new`, used nowhere else. A failure at the end of the process has nobody
+        // to tell.
         unsafe {
             let _ = self.context.bind_to_thread();
             let _ = driver::cuStreamSynchronize(self.stream.cu_stream());
@@ -165,19 +185,44 @@ impl Plan {
     fn new(problem: &Problem) -> Result<Self, String> {
         let text = |e: lt::CublasError| e.to_string();
         let (element, compute, scale) = match problem.dtype {
-            DType::F64 => (Type::CUDA_R_64F, Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
-            DType::F16 => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
-            DType::BF16 => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+            DType::F64 => (
+                Type::CUDA_R_64F,
+                Compute::CUBLAS_COMPUTE_64F,
+                Type::CUDA_R_64F,
+            ),
+            DType::F16 => (
+                Type::CUDA_R_16F,
+                Compute::CUBLAS_COMPUTE_32F,
+                Type::CUDA_R_32F,
+            ),
+            DType::BF16 => (
+                Type::CUDA_R_16BF,
+                Compute::CUBLAS_COMPUTE_32F,
+                Type::CUDA_R_32F,
+            ),
             // Full f32, not TF32: precision is not given away unasked.
-            _ => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+            _ => (
+                Type::CUDA_R_32F,
+                Compute::CUBLAS_COMPUTE_32F,
+                Type::CUDA_R_32F,
+            ),
         };
         let (m, n, k) = (problem.m, problem.n, problem.k);
         let stored = |rows: u64, columns: u64, matrix: &Matrix| {
-            let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
+            let (rows, columns) = if matrix.transposed {
+                (columns, rows)
+            } else {
+                (rows, columns)
+            };
             let layout = lt::create_matrix_layout(element, rows, columns, matrix.leading)?;
             // SAFETY: the layout was just made; attributes are of the documented types.
             unsafe {
-                lt::set_matrix_layout_attribute(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const problem.batch).cast(), 4)?;
+                lt::set_matrix_layout_attribute(
+                    layout,
+                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                    (&raw const problem.batch).cast(),
+                    4,
+                )?;
                 lt::set_matrix_layout_attribute(
                     layout,
                     LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
@@ -187,42 +232,88 @@ impl Plan {
             }
             Ok::<_, lt::CublasError>(layout)
         };
-        let out = Matrix { transposed: false, leading: n as i64, batch_step: (m * n) as i64, alignment: 0 };
+        let out = Matrix {
+            transposed: false,
+            leading: n as i64,
+            batch_step: (m * n) as i64,
+            alignment: 0,
+        };
         let matmul = lt::create_matmul_desc(compute, scale).map_err(text)?;
-        let layouts = [stored(n, k, &problem.b).map_err(text)?, stored(k, m, &problem.a).map_err(text)?, stored(n, m, &out).map_err(text)?];
+        let layouts = [
+            stored(n, k, &problem.b).map_err(text)?,
+            stored(k, m, &problem.a).map_err(text)?,
+            stored(n, m, &out).map_err(text)?,
+        ];
         for (attribute, transposed) in [
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, problem.b.transposed),
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, problem.a.transposed),
+            (
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                problem.b.transposed,
+            ),
+            (
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB,
+                problem.a.transposed,
+            ),
         ] {
             let value = i32::from(transposed);
             // SAFETY: the descriptor was just made; CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1.
-            unsafe { lt::set_matmul_desc_attribute(matmul, attribute, (&raw const value).cast(), 4) }.map_err(text)?;
+            unsafe {
+                lt::set_matmul_desc_attribute(matmul, attribute, (&raw const value).cast(), 4)
+            }
+            .map_err(text)?;
         }
         Ok(Self { matmul, layouts })
     }
 
     /// The library's choice of algorithm, or `None` where it has none for this problem.
-    fn choose(&self, handle: sys::cublasLtHandle_t, problem: &Problem) -> Result<Option<sys::cublasLtMatmulHeuristicResult_t>, String> {
+    fn choose(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        problem: &Problem,
+    ) -> Result<Option<sys::cublasLtMatmulHeuristicResult_t>, String> {
         let preference = lt::create_matmul_pref().map_err(|e| e.to_string())?;
         let workspace = WORKSPACE;
         let alignments = [
-            (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, problem.b.alignment),
-            (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, problem.a.alignment),
-            (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, problem.out_alignment),
-            (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.out_alignment),
+            (
+                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                problem.b.alignment,
+            ),
+            (
+                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                problem.a.alignment,
+            ),
+            (
+                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                problem.out_alignment,
+            ),
+            (
+                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                problem.out_alignment,
+            ),
         ];
         // SAFETY: descriptors are alive; attributes are of the documented types.
         unsafe {
-            let set = |attribute, value: *const c_void, size| lt::set_matmul_pref_attribute(preference, attribute, value, size).map_err(|e| e.to_string());
+            let set = |attribute, value: *const c_void, size| {
+                lt::set_matmul_pref_attribute(preference, attribute, value, size)
+                    .map_err(|e| e.to_string())
+            };
             // Parts of a split sum are added in f32, not in the output's dtype.
             let in_compute_type = 2u32;
-            set(Pref::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const in_compute_type).cast(), 4)?;
-            set(Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), 8)?;
+            set(
+                Pref::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                (&raw const in_compute_type).cast(),
+                4,
+            )?;
+            set(
+                Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                8,
+            )?;
             for (attribute, bytes) in &alignments {
                 set(*attribute, (bytes as *const u32).cast(), 4)?;
             }
             let [b, a, out] = self.layouts;
-            let found = lt::get_matmul_algo_heuristic(handle, self.matmul, b, a, out, out, preference);
+            let found =
+                lt::get_matmul_algo_heuristic(handle, self.matmul, b, a, out, out, preference);
             let _ = lt::destroy_matmul_pref(preference);
             Ok(found.ok())
         }
@@ -241,11 +332,15 @@ impl Drop for Plan {
     }
 }
 
-/// The last two dimensions of a layout as a library matrix with one step over all batch dimensions, if they are one.
+/// The last two dimensions of a layout as a library matrix with one step over all batch dimensions,
+/// if they are one.
 fn matrix(layout: &Layout, address: u64, size: usize) -> Option<Matrix> {
     let rank = layout.shape.rank();
     let (rows, columns) = (layout.shape[rank - 2], layout.shape[rank - 1]);
-    let (row_step, column_step) = (layout.strides[rank - 2] as i64, layout.strides[rank - 1] as i64);
+    let (row_step, column_step) = (
+        layout.strides[rank - 2] as i64,
+        layout.strides[rank - 1] as i64,
+    );
     let (transposed, leading) = if column_step == 1 && (row_step >= columns as i64 || rows == 1) {
         (false, row_step.max(columns as i64))
     } else if row_step == 1 && (column_step >= rows as i64 || columns == 1) {
@@ -253,7 +348,8 @@ fn matrix(layout: &Layout, address: u64, size: usize) -> Option<Matrix> {
     } else {
         return None;
     };
-    // Batch dimensions must step evenly: from the innermost outwards each step is the one inside times its size.
+    // Batch dimensions must step evenly: from the innermost outwards each step is the one inside
+    // times its size.
     let mut step: Option<(i64, i64)> = None;
     for d in (0..rank - 2).rev().filter(|&d| layout.shape[d] != 1) {
         let (size, stride) = (layout.shape[d] as i64, layout.strides[d] as i64);
@@ -265,7 +361,12 @@ fn matrix(layout: &Layout, address: u64, size: usize) -> Option<Matrix> {
     }
     let address = address + (layout.offset * size) as u64;
     let batch_step = step.map_or(0, |(first, _)| first);
-    (batch_step >= 0).then_some(Matrix { transposed, leading, batch_step, alignment: alignment(address) })
+    (batch_step >= 0).then_some(Matrix {
+        transposed,
+        leading,
+        batch_step,
+        alignment: alignment(address),
+    })
 }
 
 fn alignment(address: u64) -> u32 {
@@ -273,21 +374,45 @@ fn alignment(address: u64) -> u32 {
 }
 
 impl MatmulProvider for CublasLt {
-    fn matmul(&self, client: &Client, call: &MatmulCall<'_>, a: &Memory, b: &Memory, out: &Memory) -> Result<bool> {
+    fn matmul(
+        &self,
+        client: &Client,
+        call: &MatmulCall<'_>,
+        a: &Memory,
+        b: &Memory,
+        out: &Memory,
+    ) -> Result<bool> {
         let dtype = call.a.dtype;
-        if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) || call.dtype != dtype {
+        if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+            || call.dtype != dtype
+        {
             return Ok(false);
         }
-        let failed = |detail: String| Error::DeviceFailed { device: "cuda".into(), detail: format!("cuBLASLt: {detail}") };
+        let failed = |detail: String| Error::DeviceFailed {
+            device: "cuda".into(),
+            detail: format!("cuBLASLt: {detail}"),
+        };
         // The guards keep the memory in place until the product is queued; later work waits for it.
-        let pin = |memory: &Memory| client.get_resource::<CudaServer>(memory.handle().clone()).map_err(|e| failed(e.to_string()));
+        let pin = |memory: &Memory| {
+            client
+                .get_resource::<CudaServer>(memory.handle().clone())
+                .map_err(|e| failed(e.to_string()))
+        };
         let (a_pin, b_pin, out_pin) = (pin(a)?, pin(b)?, pin(out)?);
-        let (a_at, b_at, out_at) = (a_pin.resource().ptr, b_pin.resource().ptr, out_pin.resource().ptr);
+        let (a_at, b_at, out_at) = (
+            a_pin.resource().ptr,
+            b_pin.resource().ptr,
+            out_pin.resource().ptr,
+        );
         let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
         let rank = shape_a.rank();
         let batch: usize = shape_a.dims()[..rank - 2].iter().product();
         let size = dtype.size();
-        let (Some(ma), Some(mb), Ok(batch)) = (matrix(&call.a.layout, a_at, size), matrix(&call.b.layout, b_at, size), i32::try_from(batch)) else {
+        let (Some(ma), Some(mb), Ok(batch)) = (
+            matrix(&call.a.layout, a_at, size),
+            matrix(&call.b.layout, b_at, size),
+            i32::try_from(batch),
+        ) else {
             return Ok(false);
         };
         let problem = Problem {
@@ -300,19 +425,36 @@ impl MatmulProvider for CublasLt {
             b: mb,
             out_alignment: alignment(out_at),
         };
-        self.context.bind_to_thread().map_err(|e| failed(e.to_string()))?;
-        let mut algorithms = self.algorithms.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.context
+            .bind_to_thread()
+            .map_err(|e| failed(e.to_string()))?;
+        let mut algorithms = self
+            .algorithms
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         let algorithm = match algorithms.get(&problem) {
             Some(known) => *known,
             None => {
-                let found = Plan::new(&problem).and_then(|plan| plan.choose(self.handle, &problem)).map_err(failed)?;
+                let found = Plan::new(&problem)
+                    .and_then(|plan| plan.choose(self.handle, &problem))
+                    .map_err(failed)?;
                 algorithms.insert(problem, found);
                 found
             }
         };
-        let Some(algorithm) = algorithm else { return Ok(false) };
+        let Some(algorithm) = algorithm else {
+            return Ok(false);
+        };
         let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
-        self.run(client, problem, &algorithm, offset(a_at, &call.a.layout), offset(b_at, &call.b.layout), out_at).map_err(failed)?;
+        self.run(
+            client,
+            problem,
+            &algorithm,
+            offset(a_at, &call.a.layout),
+            offset(b_at, &call.b.layout),
+            out_at,
+        )
+        .map_err(failed)?;
         Ok(true)
     }
 }

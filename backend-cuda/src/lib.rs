@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: the shared kernels compiled by NVRTC, and cuBLASLt for matrix products.
 //!
-//! Nothing of CUDA is needed to build; the driver, NVRTC and cuBLASLt are loaded when a device is opened. Where one is
-//! missing the error says which and what to install.
+//! Nothing of CUDA is needed to build; the driver, NVRTC and cuBLASLt are loaded when a device is
+//! opened. Where one is missing the error says which and what to install.
 
 mod cublaslt;
 
@@ -15,19 +15,43 @@ use std::{
 
 fn unavailable(selector: Option<&str>, reason: String, hint: &str) -> Error {
     let device = selector.map_or_else(|| "cuda".to_string(), |s| format!("cuda:{s}"));
-    Error::DeviceUnavailable { device, reason, hint: hint.into() }
+    Error::DeviceUnavailable {
+        device,
+        reason,
+        hint: hint.into(),
+    }
 }
 
 fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
     // SAFETY: only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
-        return Err(unavailable(selector, "libcuda was not found".into(), "install the NVIDIA driver, or use the wgpu or cpu device"));
+        return Err(unavailable(
+            selector,
+            "libcuda was not found".into(),
+            "install the NVIDIA driver, or use the wgpu or cpu device",
+        ));
     }
-    let count = CudaContext::device_count().map_err(|e| unavailable(selector, format!("the driver refused: {e}"), "check it with nvidia-smi"))?;
+    let count = CudaContext::device_count().map_err(|e| {
+        unavailable(
+            selector,
+            format!("the driver refused: {e}"),
+            "check it with nvidia-smi",
+        )
+    })?;
     if index >= count.max(0) as usize {
-        return Err(unavailable(selector, format!("there are {count} NVIDIA GPUs"), "choose an index below that, or check CUDA_VISIBLE_DEVICES"));
+        return Err(unavailable(
+            selector,
+            format!("there are {count} NVIDIA GPUs"),
+            "choose an index below that, or check CUDA_VISIBLE_DEVICES",
+        ));
     }
-    CudaContext::new(index).map_err(|e| unavailable(selector, format!("the driver refused: {e}"), "check it with nvidia-smi"))
+    CudaContext::new(index).map_err(|e| {
+        unavailable(
+            selector,
+            format!("the driver refused: {e}"),
+            "check it with nvidia-smi",
+        )
+    })
 }
 
 fn describe(context: &CudaContext) -> String {
@@ -45,14 +69,22 @@ pub fn gpus() -> Result<Vec<String>> {
     std::iter::once(Ok(describe(&first))).chain(rest).collect()
 }
 
-/// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix products use the portable
-/// kernel instead of cuBLASLt. The same selector gives the same device.
+/// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix
+/// products use the portable kernel instead of cuBLASLt. The same selector gives the same device.
 pub fn device(selector: Option<&str>) -> Result<Device> {
     static OPEN: Mutex<Option<HashMap<(usize, bool), Device>>> = Mutex::new(None);
 
     let text = selector.unwrap_or("0");
-    let (number, portable) = text.strip_suffix(":portable").map_or((text, false), |n| (n, true));
-    let index: usize = number.parse().map_err(|_| unavailable(selector, format!("'{number}' is not a GPU index"), "write cuda, cuda:0 or cuda:0:portable"))?;
+    let (number, portable) = text
+        .strip_suffix(":portable")
+        .map_or((text, false), |n| (n, true));
+    let index: usize = number.parse().map_err(|_| {
+        unavailable(
+            selector,
+            format!("'{number}' is not a GPU index"),
+            "write cuda, cuda:0 or cuda:0:portable",
+        )
+    })?;
     let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = open.get_or_insert_default();
     if let Some(device) = open.get(&(index, portable)) {
@@ -67,13 +99,24 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
             "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH",
         ));
     }
-    let cuda = cubecl::Device::cuda(index).map_err(|e| unavailable(selector, e.to_string(), "check the installation with nvidia-smi"))?;
+    let cuda = cubecl::Device::cuda(index).map_err(|e| {
+        unavailable(
+            selector,
+            e.to_string(),
+            "check the installation with nvidia-smi",
+        )
+    })?;
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
-    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit).with_native_functions();
+    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit)
+        .with_native_functions();
     if !portable {
         let provider = cublaslt::CublasLt::new(&context).map_err(|e| {
-            unavailable(selector, format!("cuBLASLt could not be loaded: {e}"), "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable")
+            unavailable(
+                selector,
+                format!("cuBLASLt could not be loaded: {e}"),
+                "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable",
+            )
         })?;
         backend = backend.with_matmul(provider);
     }

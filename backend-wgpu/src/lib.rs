@@ -1,7 +1,8 @@
 //! Any GPU through wgpu: Vulkan, Metal, DX12, GL, and WebGPU in a browser.
 //!
-//! This crate picks an adapter, reads its limits and hands the client to [`anymesh_shaders`], which has the kernels. Shaders
-//! are WGSL on every adapter: it is the path that also runs in browsers, and software Vulkan drivers in the field crash on SPIR-V.
+//! This crate picks an adapter, reads its limits and hands the client to [`anymesh_shaders`], which
+//! has the kernels. Shaders are WGSL on every adapter: it is the path that also runs in browsers,
+//! and software Vulkan drivers in the field crash on SPIR-V.
 
 use anymesh_core::{Device, Error, Result};
 use anymesh_shaders::CubeBackend;
@@ -35,20 +36,36 @@ impl fmt::Display for Adapter {
 }
 
 fn describe(index: usize, info: &wgpu::AdapterInfo, kind: WgpuDeviceKind) -> Adapter {
-    let driver = format!("{} {}", info.driver, info.driver_info).trim().to_string();
-    Adapter { index, name: info.name.clone(), api: format!("{:?}", info.backend), driver, software: info.device_type == wgpu::DeviceType::Cpu, kind }
+    let driver = format!("{} {}", info.driver, info.driver_info)
+        .trim()
+        .to_string();
+    Adapter {
+        index,
+        name: info.name.clone(),
+        api: format!("{:?}", info.backend),
+        driver,
+        software: info.device_type == wgpu::DeviceType::Cpu,
+        kind,
+    }
 }
 
 fn unavailable(selector: Option<&str>, reason: String) -> Error {
     let device = selector.map_or_else(|| "wgpu".to_string(), |s| format!("wgpu:{s}"));
     let hint = "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also has the software adapter), run `anymesh doctor` to see what is there, or use the cpu device".into();
-    Error::DeviceUnavailable { device, reason, hint }
+    Error::DeviceUnavailable {
+        device,
+        reason,
+        hint,
+    }
 }
 
 /// The adapters of this machine, real GPUs and software ones.
 #[cfg(not(target_family = "wasm"))]
 pub fn adapters() -> Vec<Adapter> {
-    let descriptor = wgpu::InstanceDescriptor { backends: wgpu::Backends::PRIMARY, ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    let descriptor = wgpu::InstanceDescriptor {
+        backends: wgpu::Backends::PRIMARY,
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    };
     let instance = wgpu::Instance::new(descriptor);
     let found = cubecl::future::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
     let mut counts = [0usize; 4];
@@ -73,7 +90,8 @@ pub fn adapters() -> Vec<Adapter> {
         .collect()
 }
 
-/// Opens the adapter with this number or part of its name (any case; `software` means a software one); without a selector the first real GPU.
+/// Opens the adapter with this number or part of its name (any case; `software` means a software
+/// one); without a selector the first real GPU.
 ///
 /// The same adapter gives the same device: tensors made through two calls can meet.
 #[cfg(not(target_family = "wasm"))]
@@ -82,19 +100,30 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     static OPEN: Mutex<Option<HashMap<usize, Device>>> = Mutex::new(None);
 
     let adapters = adapters();
-    let listed = || adapters.iter().map(|a| format!("{}: {a}", a.index)).collect::<Vec<_>>().join("; ");
+    let listed = || {
+        adapters
+            .iter()
+            .map(|a| format!("{}: {a}", a.index))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     let chosen = match selector {
         None => adapters.iter().find(|a| !a.software),
         Some("software") => adapters.iter().find(|a| a.software),
         Some(text) => match text.parse::<usize>() {
             Ok(index) => adapters.get(index),
-            Err(_) => adapters.iter().find(|a| a.name.to_lowercase().contains(&text.to_lowercase())),
+            Err(_) => adapters
+                .iter()
+                .find(|a| a.name.to_lowercase().contains(&text.to_lowercase())),
         },
     };
     let Some(adapter) = chosen else {
         let reason = match (adapters.is_empty(), selector) {
             (true, _) => "no graphics driver was found".to_string(),
-            (false, None) => format!("only software adapters were found ({}), which are taken by name only", listed()),
+            (false, None) => format!(
+                "only software adapters were found ({}), which are taken by name only",
+                listed()
+            ),
             (false, Some(text)) => format!("no adapter matches '{text}' among {}", listed()),
         };
         return Err(unavailable(selector, reason));
@@ -117,13 +146,23 @@ pub async fn device_async() -> Result<Device> {
 
 async fn open_kind(kind: WgpuDeviceKind, selector: Option<&str>) -> Result<Device> {
     let device = WgpuDevice::new(kind.clone());
-    let options = RuntimeOptions::try_default().map_err(|e| unavailable(selector, e.to_string()))?;
-    let setup: WgpuSetup = try_init_setup_async::<AutoGraphicsApi>(&device, options).await.map_err(|e| unavailable(selector, e.to_string()))?;
+    let options =
+        RuntimeOptions::try_default().map_err(|e| unavailable(selector, e.to_string()))?;
+    let setup: WgpuSetup = try_init_setup_async::<AutoGraphicsApi>(&device, options)
+        .await
+        .map_err(|e| unavailable(selector, e.to_string()))?;
     let adapter = describe(0, &setup.adapter.get_info(), kind);
     let limits = setup.device.limits();
     let max_bytes = u64::from(limits.max_storage_buffer_binding_size).min(limits.max_buffer_size);
     let name = format!("wgpu:{}", adapter.name);
     let client = cubecl::Device::Wgpu(device).client();
     // No shader language of wgpu has transcendental functions for f64.
-    Ok(Device::new(CubeBackend::new(name, client, adapter.to_string(), adapter.software, false, max_bytes)))
+    Ok(Device::new(CubeBackend::new(
+        name,
+        client,
+        adapter.to_string(),
+        adapter.software,
+        false,
+        max_bytes,
+    )))
 }

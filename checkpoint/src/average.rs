@@ -1,4 +1,5 @@
-//! Running averages of tensors, on the host, box by box: each process keeps those of the boxes it saves.
+//! Running averages of tensors, on the host, box by box: each process keeps those of the boxes it
+//! saves.
 
 use crate::{
     Checkpoint, Error, Result, Source, TensorInfo,
@@ -31,19 +32,38 @@ pub(crate) struct Averages {
 impl Averages {
     pub(crate) fn new(decay: f64, before: Option<Checkpoint>) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
-            return Err(Error::Argument(format!("the decay of an average must be in 0..1, got {decay}")));
+            return Err(Error::Argument(format!(
+                "the decay of an average must be in 0..1, got {decay}"
+            )));
         }
-        Ok(Self { decay, before, shapes: BTreeMap::new(), values: HashMap::new() })
+        Ok(Self {
+            decay,
+            before,
+            shapes: BTreeMap::new(),
+            values: HashMap::new(),
+        })
     }
 
-    /// Makes ready for the pieces of a save. A tensor that is new or has another shape begins anew; one that lies otherwise keeps its average.
-    pub(crate) fn begin<'p>(&mut self, pieces: impl Iterator<Item = &'p Piece>, placed: &BTreeMap<String, Placed>) -> Result<()> {
+    /// Makes ready for the pieces of a save. A tensor that is new or has another shape begins anew;
+    /// one that lies otherwise keeps its average.
+    pub(crate) fn begin<'p>(
+        &mut self,
+        pieces: impl Iterator<Item = &'p Piece>,
+        placed: &BTreeMap<String, Placed>,
+    ) -> Result<()> {
         let mut known: BTreeMap<&str, Vec<(&Region, &Arc<Vec<f32>>)>> = BTreeMap::new();
-        self.values.iter().for_each(|(piece, values)| known.entry(&piece.tensor).or_default().push((&piece.region, values)));
+        self.values.iter().for_each(|(piece, values)| {
+            known
+                .entry(&piece.tensor)
+                .or_default()
+                .push((&piece.region, values))
+        });
         let mut next = HashMap::new();
         for piece in pieces.filter(|p| placed[&p.tensor].info.dtype.is_float()) {
             let (info, tensor) = (&placed[&piece.tensor].info, piece.tensor.as_str());
-            let old = known.get(tensor).filter(|_| self.shapes.get(tensor) == Some(&info.shape));
+            let old = known
+                .get(tensor)
+                .filter(|_| self.shapes.get(tensor) == Some(&info.shape));
             let values = match (self.values.get(piece).filter(|_| old.is_some()), old) {
                 (Some(values), _) => Some(values.clone()),
                 (None, Some(old)) => Some(Arc::new(assemble(tensor, &piece.region, old)?)),
@@ -53,7 +73,10 @@ impl Averages {
                 next.insert(piece.clone(), values);
             }
         }
-        self.shapes = placed.iter().map(|(name, p)| (name.clone(), p.info.shape.clone())).collect();
+        self.shapes = placed
+            .iter()
+            .map(|(name, p)| (name.clone(), p.info.shape.clone()))
+            .collect();
         self.values = next;
         Ok(())
     }
@@ -62,7 +85,13 @@ impl Averages {
     fn stored(&self, tensor: &str, info: &TensorInfo, region: &Region) -> Result<Option<Vec<f32>>> {
         let name = average_name(tensor);
         let fits = |stored: &TensorInfo| stored.dtype == DType::F32 && stored.shape == info.shape;
-        let Some(before) = self.before.as_ref().filter(|b| b.tensors().get(&name).is_some_and(fits)) else { return Ok(None) };
+        let Some(before) = self
+            .before
+            .as_ref()
+            .filter(|b| b.tensors().get(&name).is_some_and(fits))
+        else {
+            return Ok(None);
+        };
         let mut bytes = vec![0; region.numel() * 4];
         before.read(&name, region, &mut bytes)?;
         Ok(Some(floats(&bytes, DType::F32)))
@@ -79,7 +108,9 @@ impl Averages {
             None => drop(self.values.insert(piece.clone(), Arc::new(new))),
             Some(values) => {
                 for (average, value) in Arc::make_mut(values).iter_mut().zip(new) {
-                    *average = (self.decay * f64::from(*average) + (1.0 - self.decay) * f64::from(value)) as f32;
+                    *average = (self.decay * f64::from(*average)
+                        + (1.0 - self.decay) * f64::from(value))
+                        as f32;
                 }
             }
         }
@@ -87,7 +118,18 @@ impl Averages {
 
     /// The averages of a save, which is complete, by the pieces they are stored as.
     pub(crate) fn snapshot(&self) -> HashMap<Piece, Arc<Vec<f32>>> {
-        self.values.iter().map(|(piece, values)| (Piece { tensor: average_name(&piece.tensor), region: piece.region.clone() }, values.clone())).collect()
+        self.values
+            .iter()
+            .map(|(piece, values)| {
+                (
+                    Piece {
+                        tensor: average_name(&piece.tensor),
+                        region: piece.region.clone(),
+                    },
+                    values.clone(),
+                )
+            })
+            .collect()
     }
 }
 
@@ -103,8 +145,11 @@ fn assemble(tensor: &str, region: &Region, old: &[(&Region, &Arc<Vec<f32>>)]) ->
         }
     }
     if found != region.numel() {
-        let what = "lies otherwise than at the last save, and parts of its average are in other processes";
-        return Err(Error::Argument(format!("tensor '{tensor}' {what}: save once more as before, and go on from that checkpoint")));
+        let what =
+            "lies otherwise than at the last save, and parts of its average are in other processes";
+        return Err(Error::Argument(format!(
+            "tensor '{tensor}' {what}: save once more as before, and go on from that checkpoint"
+        )));
     }
     Ok(floats(&out, DType::F32))
 }

@@ -1,10 +1,12 @@
 //! Saving while the program goes on.
 //!
-//! Tensors are values, so a snapshot is their handles: what the program computes next makes new tensors and cannot leak into the file. The copies to the host
-//! are made piece by piece, when the program says so ([`Background::advance`]); when the last is made, a thread writes them.
+//! Tensors are values, so a snapshot is their handles: what the program computes next makes new
+//! tensors and cannot leak into the file. The copies to the host are made piece by piece, when the
+//! program says so ([`Background::advance`]); when the last is made, a thread writes them.
 //!
-//! Where several processes save together, the thread writes only what this process holds. The processes meet in [`Background::begin`] and
-//! [`Background::finish`], which all of them call at the same place of the program; no thread ever talks to another process.
+//! Where several processes save together, the thread writes only what this process holds. The
+//! processes meet in [`Background::begin`] and [`Background::finish`], which all of them call at
+//! the same place of the program; no thread ever talks to another process.
 
 use crate::{
     Checkpoint, Contents, Error, Result, Saver, TensorInfo,
@@ -78,7 +80,15 @@ struct Snapshot {
 
 impl Snapshot {
     fn complete(self, written: Result<Written>) -> Result<PathBuf> {
-        self.begun.complete(&Disk, written, &Head { step: self.step, state: &self.state, placed: &self.placed })
+        self.begun.complete(
+            &Disk,
+            written,
+            &Head {
+                step: self.step,
+                state: &self.state,
+                placed: &self.placed,
+            },
+        )
     }
 }
 
@@ -94,50 +104,96 @@ enum Done {
 impl Background {
     /// Saves into this folder.
     pub fn new(root: impl AsRef<Path>) -> Self {
-        Self { root: root.as_ref().into(), world: None, copying: None, writer: None, together: false, averages: None, saved: None }
+        Self {
+            root: root.as_ref().into(),
+            world: None,
+            copying: None,
+            writer: None,
+            together: false,
+            averages: None,
+            saved: None,
+        }
     }
 
-    /// Saves together with all processes of this mesh. Without it, with those of the largest mesh of the tensors that has ranks in other processes, if any has.
+    /// Saves together with all processes of this mesh. Without it, with those of the largest mesh
+    /// of the tensors that has ranks in other processes, if any has.
     pub fn with_world(mut self, mesh: &Mesh) -> Self {
         self.world = Some(mesh.clone());
         self
     }
 
-    /// Also keeps, on the host, an average of every float tensor: `decay * average + (1 - decay) * tensor` at each save, beginning with the first tensors as they are. It is
-    /// saved beside them in f32, as `ema.` and the name. A run that goes on from a checkpoint gives it as `before`, and the averages in it go on too.
+    /// Also keeps, on the host, an average of every float tensor:
+    /// `decay * average + (1 - decay) * tensor` at each save, beginning with the first tensors as
+    /// they are. It is saved beside them in f32, as `ema.` and the name. A run that goes on from a
+    /// checkpoint gives it as `before`, and the averages in it go on too.
     pub fn with_average(mut self, decay: f64, before: Option<Checkpoint>) -> Result<Self> {
         self.averages = Some(Averages::new(decay, before)?);
         Ok(self)
     }
 
-    /// Takes a snapshot, which costs handles and an empty folder. A save that is still being copied is completed first, and one that is still being written is waited for:
-    /// there is never more than one snapshot in memory. The error of an earlier save comes out here.
+    /// Takes a snapshot, which costs handles and an empty folder. A save that is still being copied
+    /// is completed first, and one that is still being written is waited for: there is never more
+    /// than one snapshot in memory. The error of an earlier save comes out here.
     pub fn begin(&mut self, name: &str, contents: &Contents) -> Result<()> {
         self.finish()?;
-        let world = Saver { world: self.world.clone(), ..Saver::default() }.world_of(contents);
+        let world = Saver {
+            world: self.world.clone(),
+            ..Saver::default()
+        }
+        .world_of(contents);
         let ready = contents.stored().and_then(|kept| {
-            let placed: BTreeMap<String, Placed> = kept.iter().map(|(name, k)| (name.clone(), k.placed.clone())).collect();
+            let placed: BTreeMap<String, Placed> = kept
+                .iter()
+                .map(|(name, k)| (name.clone(), k.placed.clone()))
+                .collect();
             let work = world.share(plan::owners(&placed, plan::TILE));
             if let Some(averages) = &mut self.averages {
                 averages.begin(work.iter().flat_map(|(_, pieces)| pieces), &placed)?;
             }
-            let taken = |name: &&String| self.averages.is_some() && kept.contains_key(&average_name(name));
+            let taken =
+                |name: &&String| self.averages.is_some() && kept.contains_key(&average_name(name));
             match kept.keys().find(taken) {
-                Some(name) => Err(Error::Argument(format!("'{}' is the name of the average of '{name}': give the tensor another", average_name(name)))),
+                Some(name) => Err(Error::Argument(format!(
+                    "'{}' is the name of the average of '{name}': give the tensor another",
+                    average_name(name)
+                ))),
                 None => Ok((kept, placed, work)),
             }
         });
-        let begun = Begun::new(&Disk, &self.root, name, world, ready.as_ref().map(|_| ()).map_err(Error::clone))?;
+        let begun = Begun::new(
+            &Disk,
+            &self.root,
+            name,
+            world,
+            ready.as_ref().map(|_| ()).map_err(Error::clone),
+        )?;
         let (kept, placed, work) = ready?;
         self.together = begun.world.is_shared();
-        let left = work.iter().flat_map(|(_, pieces)| pieces).rev().cloned().collect();
-        let snapshot = Snapshot { begun, step: contents.step, state: contents.state.clone(), placed };
-        self.copying = Some(Copying { snapshot, kept, work, left, copied: HashMap::new() });
+        let left = work
+            .iter()
+            .flat_map(|(_, pieces)| pieces)
+            .rev()
+            .cloned()
+            .collect();
+        let snapshot = Snapshot {
+            begun,
+            step: contents.step,
+            state: contents.state.clone(),
+            placed,
+        };
+        self.copying = Some(Copying {
+            snapshot,
+            kept,
+            work,
+            left,
+            copied: HashMap::new(),
+        });
         Ok(())
     }
 
-    /// Copies about this many bytes to the host (at least one piece), and tells whether all are copied: then the writing has begun, or there was nothing to do. For calls
-    /// between pieces of computation. The error of a save that has ended meanwhile comes out here, too.
+    /// Copies about this many bytes to the host (at least one piece), and tells whether all are
+    /// copied: then the writing has begun, or there was nothing to do. For calls between pieces of
+    /// computation. The error of a save that has ended meanwhile comes out here, too.
     pub fn advance(&mut self, bytes: usize) -> Result<bool> {
         let Some(copying) = &mut self.copying else {
             // Several processes hear of it together, when they meet.
@@ -187,7 +243,11 @@ impl Background {
     /// Waits for the thread that writes.
     fn wait(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            let panicked = |_| Done::Whole(Err(Error::Argument("the thread that wrote the checkpoint panicked".into())));
+            let panicked = |_| {
+                Done::Whole(Err(Error::Argument(
+                    "the thread that wrote the checkpoint panicked".into(),
+                )))
+            };
             self.saved = Some(match writer.join().unwrap_or_else(panicked) {
                 Done::Whole(result) => result?,
                 Done::Files(snapshot, written) => snapshot.complete(written)?,
@@ -198,17 +258,43 @@ impl Background {
 
     /// Starts to write.
     fn write(&mut self, copying: Copying, failed: Option<Error>) {
-        let Copying { mut snapshot, mut work, copied, .. } = copying;
-        let averages = self.averages.as_ref().map(Averages::snapshot).unwrap_or_default();
+        let Copying {
+            mut snapshot,
+            mut work,
+            copied,
+            ..
+        } = copying;
+        let averages = self
+            .averages
+            .as_ref()
+            .map(Averages::snapshot)
+            .unwrap_or_default();
         if self.averages.is_some() {
-            let floats: Vec<(String, Placed)> = snapshot.placed.iter().filter(|(_, p)| p.info.dtype.is_float()).map(|(n, p)| (n.clone(), p.clone())).collect();
+            let floats: Vec<(String, Placed)> = snapshot
+                .placed
+                .iter()
+                .filter(|(_, p)| p.info.dtype.is_float())
+                .map(|(n, p)| (n.clone(), p.clone()))
+                .collect();
             for (tensor, of) in floats {
-                let info = TensorInfo { dtype: DType::F32, shape: of.info.shape.clone() };
-                snapshot.placed.insert(average_name(&tensor), Placed { info, ..of });
+                let info = TensorInfo {
+                    dtype: DType::F32,
+                    shape: of.info.shape.clone(),
+                };
+                snapshot
+                    .placed
+                    .insert(average_name(&tensor), Placed { info, ..of });
             }
             for (_, pieces) in &mut work {
-                let named = |p: &Piece| Piece { tensor: average_name(&p.tensor), region: p.region.clone() };
-                let more: Vec<Piece> = pieces.iter().map(named).filter(|p| averages.contains_key(p)).collect();
+                let named = |p: &Piece| Piece {
+                    tensor: average_name(&p.tensor),
+                    region: p.region.clone(),
+                };
+                let more: Vec<Piece> = pieces
+                    .iter()
+                    .map(named)
+                    .filter(|p| averages.contains_key(p))
+                    .collect();
                 pieces.extend(more);
             }
         }
@@ -216,17 +302,34 @@ impl Background {
         self.writer = Some(std::thread::spawn(move || {
             let read = |piece: &Piece, out: &mut [u8]| {
                 if let Some(values) = averages.get(piece) {
-                    out.chunks_exact_mut(4).zip(values.iter()).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
+                    out.chunks_exact_mut(4)
+                        .zip(values.iter())
+                        .for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
                     return Ok(());
                 }
                 // Given away: memory is free again as the file grows.
-                let found = copied.lock().unwrap_or_else(PoisonError::into_inner).remove(piece);
-                out.copy_from_slice(&found.ok_or_else(|| Error::Argument(format!("a piece of '{}' was not copied", piece.tensor)))?);
+                let found = copied
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(piece);
+                out.copy_from_slice(&found.ok_or_else(|| {
+                    Error::Argument(format!("a piece of '{}' was not copied", piece.tensor))
+                })?);
                 Ok(())
             };
-            let saver = Saver { threads: 1, ..Saver::default() };
-            let written = failed.map_or_else(|| saver.write(&snapshot.begun.folder, &work, &snapshot.placed, &read), Err);
-            if snapshot.begun.world.is_shared() { Done::Files(Box::new(snapshot), written) } else { Done::Whole(snapshot.complete(written)) }
+            let saver = Saver {
+                threads: 1,
+                ..Saver::default()
+            };
+            let written = failed.map_or_else(
+                || saver.write(&snapshot.begun.folder, &work, &snapshot.placed, &read),
+                Err,
+            );
+            if snapshot.begun.world.is_shared() {
+                Done::Files(Box::new(snapshot), written)
+            } else {
+                Done::Whole(snapshot.complete(written))
+            }
         }));
     }
 }
@@ -235,7 +338,10 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            eprintln!("a checkpoint in {} was not saved: {error}", self.root.display());
+            eprintln!(
+                "a checkpoint in {} was not saved: {error}",
+                self.root.display()
+            );
         }
     }
 }

@@ -1,14 +1,19 @@
-//! Boxes of tensors: sizes that cannot overflow, boxes that lie inside, boxes cut into smaller ones, and the runs of bytes they are in memory.
+//! Boxes of tensors: sizes that cannot overflow, boxes that lie inside, boxes cut into smaller
+//! ones, and the runs of bytes they are in memory.
 
 use crate::{Error, Result, TensorInfo};
 use anymesh_core::Region;
 use std::ops::Range;
 
-/// The number of elements where every product of dimensions, without those that are zero, fits with room for the widest element: afterwards sizes and strides
-/// need no more checks.
+/// The number of elements where every product of dimensions, without those that are zero, fits with
+/// room for the widest element: afterwards sizes and strides need no more checks.
 pub(crate) fn checked_numel(shape: &[usize]) -> Option<usize> {
-    let product = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
-    product.checked_mul(16).filter(|&bytes| bytes <= isize::MAX as usize)?;
+    let product = shape
+        .iter()
+        .try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
+    product
+        .checked_mul(16)
+        .filter(|&bytes| bytes <= isize::MAX as usize)?;
     Some(if shape.contains(&0) { 0 } else { product })
 }
 
@@ -25,7 +30,11 @@ pub(crate) fn row_major(shape: &[usize], size: usize) -> Vec<u64> {
 pub(crate) fn check_box(name: &str, info: &TensorInfo, region: &Region, out: &[u8]) -> Result<()> {
     let inside = region.start.len() == info.shape.len()
         && region.shape.len() == info.shape.len()
-        && info.shape.iter().zip(region.start.iter().zip(&region.shape)).all(|(&n, (&start, &count))| start.checked_add(count).is_some_and(|end| end <= n));
+        && info
+            .shape
+            .iter()
+            .zip(region.start.iter().zip(&region.shape))
+            .all(|(&n, (&start, &count))| start.checked_add(count).is_some_and(|end| end <= n));
     if !inside {
         return Err(Error::Argument(format!(
             "box of shape {:?} at {:?} does not lie inside tensor '{name}' of shape {:?}",
@@ -36,13 +45,17 @@ pub(crate) fn check_box(name: &str, info: &TensorInfo, region: &Region, out: &[u
     }
     let bytes = region.numel() * info.dtype.size();
     if out.len() != bytes {
-        return Err(Error::Argument(format!("a box of {bytes} bytes of tensor '{name}' was asked for into a buffer of {}", out.len())));
+        return Err(Error::Argument(format!(
+            "a box of {bytes} bytes of tensor '{name}' was asked for into a buffer of {}",
+            out.len()
+        )));
     }
     Ok(())
 }
 
 impl TensorInfo {
-    /// The tensor in boxes of at most `limit` bytes (or one element) that follow each other in row-major order. A tensor without elements has none.
+    /// The tensor in boxes of at most `limit` bytes (or one element) that follow each other in
+    /// row-major order. A tensor without elements has none.
     ///
     /// ```
     /// # use anymesh_checkpoint::TensorInfo;
@@ -58,7 +71,8 @@ impl TensorInfo {
 
 /// The slabs of a shape of elements of a size.
 pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterator<Item = Region> {
-    // Boxes are whole from dimension `whole` on, have `step` indices of the one before it, and one index of those before that.
+    // Boxes are whole from dimension `whole` on, have `step` indices of the one before it, and one
+    // index of those before that.
     let (mut whole, mut row) = (shape.len(), size);
     while whole > 0 && row.saturating_mul(shape[whole - 1]) <= limit {
         whole -= 1;
@@ -82,15 +96,20 @@ pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterat
             }
             after[d] = 0;
         }
-        Some(Region { start: start.into(), shape: size.into() })
+        Some(Region {
+            start: start.into(),
+            shape: size.into(),
+        })
     })
 }
 
 /// The shortest run of bytes that tiles are cut to: shorter ones cost more to read than they save.
 const SHORTEST_RUN: usize = 4 << 10;
 
-/// Cuts a box into a grid of tiles of at most `limit` bytes (or one element): the longest dimension is halved until they are small enough, the last one only
-/// while rows stay worth a read. So a box of another layout meets few tiles that it needs only a part of, along whichever dimension it is cut.
+/// Cuts a box into a grid of tiles of at most `limit` bytes (or one element): the longest dimension
+/// is halved until they are small enough, the last one only while rows stay worth a read. So a box
+/// of another layout meets few tiles that it needs only a part of, along whichever dimension it is
+/// cut.
 pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
     let rank = region.shape.len();
     let mut tile = region.shape.to_vec();
@@ -98,8 +117,12 @@ pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
         let rows = tile.len().saturating_sub(1);
         let last = |d: usize| d == rows && tile[d] * size < 2 * SHORTEST_RUN;
         // Rows that are too short to cut are cut all the same where nothing else is left.
-        let choice = (0..rank).filter(|&d| tile[d] > 1 && !last(d)).max_by_key(|&d| (tile[d], std::cmp::Reverse(d)));
-        let Some(d) = choice.or_else(|| (0..rank).rev().find(|&d| tile[d] > 1)) else { break };
+        let choice = (0..rank)
+            .filter(|&d| tile[d] > 1 && !last(d))
+            .max_by_key(|&d| (tile[d], std::cmp::Reverse(d)));
+        let Some(d) = choice.or_else(|| (0..rank).rev().find(|&d| tile[d] > 1)) else {
+            break;
+        };
         tile[d] = tile[d].div_ceil(2);
     }
     let mut out = vec![region.clone()];
@@ -111,7 +134,10 @@ pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
                 piece.shape[d] = tile[d].min(part.shape[d] - start);
                 piece
             };
-            (0..part.shape[d]).step_by(tile[d].max(1)).map(piece).collect()
+            (0..part.shape[d])
+                .step_by(tile[d].max(1))
+                .map(piece)
+                .collect()
         };
         if tile[d] < region.shape[d] {
             out = out.iter().flat_map(cut).collect();
@@ -120,7 +146,8 @@ pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
     out
 }
 
-/// The boxes that elements `range` of a tensor are, counted in row-major order, each with its first element. They follow each other, and there are at most `2 * rank - 1`.
+/// The boxes that elements `range` of a tensor are, counted in row-major order, each with its first
+/// element. They follow each other, and there are at most `2 * rank - 1`.
 pub(crate) fn flat_boxes(shape: &[usize], range: Range<usize>) -> Vec<(Region, usize)> {
     let strides = row_major(shape, 1);
     let mut out = vec![];
@@ -128,7 +155,8 @@ pub(crate) fn flat_boxes(shape: &[usize], range: Range<usize>) -> Vec<(Region, u
     while at < range.end {
         let left = range.end - at;
         // The outermost dimension at whose beginning we are and of which a whole index is left.
-        let outermost = (0..shape.len()).find(|&d| at % strides[d] as usize == 0 && left >= strides[d] as usize);
+        let outermost = (0..shape.len())
+            .find(|&d| at % strides[d] as usize == 0 && left >= strides[d] as usize);
         let (mut start, mut size) = (vec![0; shape.len()], vec![1; shape.len()]);
         let mut rest = at;
         for (i, stride) in start.iter_mut().zip(&strides) {
@@ -140,14 +168,26 @@ pub(crate) fn flat_boxes(shape: &[usize], range: Range<usize>) -> Vec<(Region, u
             size[d + 1..].copy_from_slice(&shape[d + 1..]);
             count = size[d] * strides[d] as usize;
         }
-        out.push((Region { start: start.into(), shape: size.into() }, at));
+        out.push((
+            Region {
+                start: start.into(),
+                shape: size.into(),
+            },
+            at,
+        ));
         at += count;
     }
     out
 }
 
-/// The contiguous runs of bytes of `part`: offset in the box `of`, offset in the box `to`, length. Both hold `part`.
-pub(crate) fn runs(part: &Region, of: &Region, to: &Region, size: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+/// The contiguous runs of bytes of `part`: offset in the box `of`, offset in the box `to`, length.
+/// Both hold `part`.
+pub(crate) fn runs(
+    part: &Region,
+    of: &Region,
+    to: &Region,
+    size: usize,
+) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
     // Trailing dimensions that are whole in all three are one run.
     let rank = part.shape.len();
     let (mut outer, mut length) = (rank, size);
@@ -158,13 +198,31 @@ pub(crate) fn runs(part: &Region, of: &Region, to: &Region, size: usize) -> impl
             break;
         }
     }
-    // For each dimension before it: indices left and all there are, and the bytes from one to the next in both boxes.
+    // For each dimension before it: indices left and all there are, and the bytes from one to the
+    // next in both boxes.
     let steps = |of: &Region| row_major(&of.shape, size);
     let (from_steps, to_steps) = (steps(of), steps(to));
-    let first = |of: &Region, steps: &[u64]| (0..rank).map(|d| (part.start[d] - of.start[d]) * steps[d] as usize).sum::<usize>();
+    let first = |of: &Region, steps: &[u64]| {
+        (0..rank)
+            .map(|d| (part.start[d] - of.start[d]) * steps[d] as usize)
+            .sum::<usize>()
+    };
     let (mut from, mut into) = (first(of, &from_steps), first(to, &to_steps));
-    let mut dims: Vec<(usize, usize, usize, usize)> = (0..outer).map(|d| (0, part.shape[d], from_steps[d] as usize, to_steps[d] as usize)).collect();
-    let mut left: usize = if part.numel() == 0 { 0 } else { part.shape[..outer].iter().product() };
+    let mut dims: Vec<(usize, usize, usize, usize)> = (0..outer)
+        .map(|d| {
+            (
+                0,
+                part.shape[d],
+                from_steps[d] as usize,
+                to_steps[d] as usize,
+            )
+        })
+        .collect();
+    let mut left: usize = if part.numel() == 0 {
+        0
+    } else {
+        part.shape[..outer].iter().product()
+    };
     std::iter::from_fn(move || {
         left = left.checked_sub(1)?;
         let run = (from, into, length);
@@ -180,8 +238,16 @@ pub(crate) fn runs(part: &Region, of: &Region, to: &Region, size: usize) -> impl
     })
 }
 
-/// Copies `part` from one row-major buffer to another: `from` holds the box `from_box`, `to` holds `to_box`, and `part` lies in both.
-pub fn copy_box(from: &[u8], from_box: &Region, to: &mut [u8], to_box: &Region, part: &Region, size: usize) {
+/// Copies `part` from one row-major buffer to another: `from` holds the box `from_box`, `to` holds
+/// `to_box`, and `part` lies in both.
+pub fn copy_box(
+    from: &[u8],
+    from_box: &Region,
+    to: &mut [u8],
+    to_box: &Region,
+    part: &Region,
+    size: usize,
+) {
     for (source, target, length) in runs(part, from_box, to_box, size) {
         to[target..target + length].copy_from_slice(&from[source..source + length]);
     }
@@ -193,7 +259,10 @@ mod tests {
     use anymesh_core::DType;
 
     fn region(start: &[usize], shape: &[usize]) -> Region {
-        Region { start: start.iter().copied().collect(), shape: shape.iter().copied().collect() }
+        Region {
+            start: start.iter().copied().collect(),
+            shape: shape.iter().copied().collect(),
+        }
     }
 
     /// The places in a row-major tensor of the elements of a box, in order.
@@ -201,7 +270,14 @@ mod tests {
         let strides = row_major(shape, 1);
         let mut out = vec![0];
         for d in 0..shape.len() {
-            out = out.iter().flat_map(|at| (0..part.shape[d]).map(|i| at + (part.start[d] + i) * strides[d] as usize).collect::<Vec<_>>()).collect();
+            out = out
+                .iter()
+                .flat_map(|at| {
+                    (0..part.shape[d])
+                        .map(|i| at + (part.start[d] + i) * strides[d] as usize)
+                        .collect::<Vec<_>>()
+                })
+                .collect();
         }
         out
     }
@@ -219,44 +295,95 @@ mod tests {
         ] {
             let mut to = vec![255; part.numel()];
             copy_box(&from, &whole, &mut to, &part, &part, 1);
-            assert_eq!(to, places(&whole.shape, &part).iter().map(|p| *p as u8).collect::<Vec<_>>());
+            assert_eq!(
+                to,
+                places(&whole.shape, &part)
+                    .iter()
+                    .map(|p| *p as u8)
+                    .collect::<Vec<_>>()
+            );
         }
         let mut scalar = [0; 2];
-        copy_box(&[7, 8], &region(&[], &[]), &mut scalar, &region(&[], &[]), &region(&[], &[]), 2);
+        copy_box(
+            &[7, 8],
+            &region(&[], &[]),
+            &mut scalar,
+            &region(&[], &[]),
+            &region(&[], &[]),
+            2,
+        );
         assert_eq!(scalar, [7, 8]);
     }
 
     #[test]
     fn tiles_fill_a_box_and_are_cut_along_every_dimension() {
-        for (shape, size, limit) in
-            [(vec![1000, 1 << 20], 4, 4 << 20), (vec![1024, 4096], 4, 4 << 20), (vec![3, 5, 7], 2, 20), (vec![], 8, 4), (vec![17], 1, 4), (vec![4, 0], 4, 8)]
-        {
+        for (shape, size, limit) in [
+            (vec![1000, 1 << 20], 4, 4 << 20),
+            (vec![1024, 4096], 4, 4 << 20),
+            (vec![3, 5, 7], 2, 20),
+            (vec![], 8, 4),
+            (vec![17], 1, 4),
+            (vec![4, 0], 4, 8),
+        ] {
             let mut whole = region(&vec![7; shape.len()], &shape);
             let parts = tiles(&whole, size, limit);
-            assert!(parts.iter().all(|p| p.numel() * size <= limit.max(size)), "{shape:?}");
-            assert_eq!(parts.iter().map(Region::numel).sum::<usize>(), whole.numel(), "{shape:?}");
+            assert!(
+                parts.iter().all(|p| p.numel() * size <= limit.max(size)),
+                "{shape:?}"
+            );
+            assert_eq!(
+                parts.iter().map(Region::numel).sum::<usize>(),
+                whole.numel(),
+                "{shape:?}"
+            );
             whole.start.iter_mut().for_each(|s| *s = 0);
-            let mut seen: Vec<usize> = if whole.numel() > 1000 { vec![] } else { parts.iter().flat_map(|p| places(&vec![7 + 17; shape.len()], p)).collect() };
+            let mut seen: Vec<usize> = if whole.numel() > 1000 {
+                vec![]
+            } else {
+                parts
+                    .iter()
+                    .flat_map(|p| places(&vec![7 + 17; shape.len()], p))
+                    .collect()
+            };
             let count = seen.len();
             seen.sort_unstable();
             seen.dedup();
             assert_eq!(seen.len(), count, "tiles of {shape:?} overlap");
         }
         let square = tiles(&region(&[0, 0], &[1024, 4096]), 4, 4 << 20);
-        assert!(square.iter().all(|t| t.shape[..] == [1024, 1024]), "{square:?}");
+        assert!(
+            square.iter().all(|t| t.shape[..] == [1024, 1024]),
+            "{square:?}"
+        );
         let long = tiles(&region(&[0, 0], &[64, 1 << 20]), 4, 1 << 20);
-        assert!(long.len() == 256 && long.iter().all(|t| t.shape[1] * 4 >= SHORTEST_RUN), "{:?}", long[0]);
+        assert!(
+            long.len() == 256 && long.iter().all(|t| t.shape[1] * 4 >= SHORTEST_RUN),
+            "{:?}",
+            long[0]
+        );
     }
 
     #[test]
     fn flat_ranges_are_few_boxes_that_follow_each_other() {
-        for shape in [vec![], vec![1], vec![7], vec![3, 5], vec![4, 1, 6], vec![2, 3, 4, 5], vec![3, 0, 2]] {
+        for shape in [
+            vec![],
+            vec![1],
+            vec![7],
+            vec![3, 5],
+            vec![4, 1, 6],
+            vec![2, 3, 4, 5],
+            vec![3, 0, 2],
+        ] {
             let n: usize = shape.iter().product();
             for begin in 0..=n {
                 for end in begin..=n {
                     let boxes = flat_boxes(&shape, begin..end);
-                    assert!(boxes.len() <= (2 * shape.len()).max(2) - 1, "{shape:?} {begin}..{end}: {boxes:?}");
-                    let elements: Vec<usize> = boxes.iter().flat_map(|(b, _)| places(&shape, b)).collect();
+                    assert!(
+                        boxes.len() <= (2 * shape.len()).max(2) - 1,
+                        "{shape:?} {begin}..{end}: {boxes:?}"
+                    );
+                    let elements: Vec<usize> =
+                        boxes.iter().flat_map(|(b, _)| places(&shape, b)).collect();
                     assert_eq!(elements, (begin..end).collect::<Vec<_>>(), "{shape:?}");
                     assert!(boxes.iter().all(|(b, at)| places(&shape, b)[0] == *at));
                 }
@@ -266,15 +393,34 @@ mod tests {
 
     #[test]
     fn slabs_follow_each_other_without_holes_and_keep_the_limit() {
-        for shape in [vec![], vec![1], vec![7], vec![3, 5], vec![4, 1, 6], vec![2, 3, 4, 5], vec![3, 0, 2]] {
+        for shape in [
+            vec![],
+            vec![1],
+            vec![7],
+            vec![3, 5],
+            vec![4, 1, 6],
+            vec![2, 3, 4, 5],
+            vec![3, 0, 2],
+        ] {
             for limit in [1, 2, 3, 8, 20, 31, 64, 1000] {
-                let info = TensorInfo { dtype: DType::F16, shape: shape.clone() };
+                let info = TensorInfo {
+                    dtype: DType::F16,
+                    shape: shape.clone(),
+                };
                 let strides = row_major(&shape, 2);
                 let mut at = 0;
                 for slab in info.slabs(limit) {
-                    let start: usize = slab.start.iter().zip(&strides).map(|(&i, &s)| i * s as usize).sum();
+                    let start: usize = slab
+                        .start
+                        .iter()
+                        .zip(&strides)
+                        .map(|(&i, &s)| i * s as usize)
+                        .sum();
                     assert_eq!(start, at, "{shape:?} {limit} {slab:?}");
-                    assert!(slab.numel() * 2 <= limit.max(2), "{shape:?} {limit} {slab:?}");
+                    assert!(
+                        slab.numel() * 2 <= limit.max(2),
+                        "{shape:?} {limit} {slab:?}"
+                    );
                     at += slab.numel() * 2;
                 }
                 assert_eq!(at, info.bytes(), "{shape:?} {limit}");

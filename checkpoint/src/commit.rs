@@ -1,4 +1,5 @@
-//! What makes files a checkpoint: a temporary folder under a lock, the manifest last, and one rename. Where several processes save together, they agree before each step.
+//! What makes files a checkpoint: a temporary folder under a lock, the manifest last, and one
+//! rename. Where several processes save together, they agree before each step.
 
 use crate::{
     Error, Result,
@@ -47,19 +48,45 @@ pub(crate) struct Written {
 impl Written {
     /// Nothing of tensors that lie so.
     pub(crate) fn of(placed: &BTreeMap<String, Placed>) -> Self {
-        let text: Vec<String> = placed.iter().map(|(name, p)| format!("{name}\0{}", p.layout())).collect();
-        Self { layouts: xxhash_rust::xxh3::xxh3_64(text.join("\0").as_bytes()), files: BTreeMap::new(), boxes: BTreeMap::new() }
+        let text: Vec<String> = placed
+            .iter()
+            .map(|(name, p)| format!("{name}\0{}", p.layout()))
+            .collect();
+        Self {
+            layouts: xxhash_rust::xxh3::xxh3_64(text.join("\0").as_bytes()),
+            files: BTreeMap::new(),
+            boxes: BTreeMap::new(),
+        }
     }
 }
 
 impl Begun {
-    /// Takes the lock and makes the temporary folder. Every process that saves calls this, with an error where it is not `ready`.
-    pub(crate) fn new(files: &dyn Files, root: &Path, name: &str, world: World, ready: Result<()>) -> Result<Self> {
+    /// Takes the lock and makes the temporary folder. Every process that saves calls this, with an
+    /// error where it is not `ready`.
+    pub(crate) fn new(
+        files: &dyn Files,
+        root: &Path,
+        name: &str,
+        world: World,
+        ready: Result<()>,
+    ) -> Result<Self> {
         let (path, folder) = (root.join(name), root.join(format!("{TEMPORARY}{name}")));
-        let begun = ready.and_then(|()| if world.leads() { prepare(files, root, name, &path, &folder).map(Some) } else { Ok(None) });
+        let begun = ready.and_then(|()| {
+            if world.leads() {
+                prepare(files, root, name, &path, &folder).map(Some)
+            } else {
+                Ok(None)
+            }
+        });
         let made = matches!(begun, Ok(Some(_)));
         match world.agree(begun) {
-            Ok(_lock) => Ok(Self { root: root.into(), path, folder, world, _lock }),
+            Ok(_lock) => Ok(Self {
+                root: root.into(),
+                path,
+                folder,
+                world,
+                _lock,
+            }),
             Err(error) => {
                 if made {
                     // Best effort: what is left is not a checkpoint, and the next save removes it.
@@ -70,8 +97,14 @@ impl Begun {
         }
     }
 
-    /// Makes what all processes have written a checkpoint, or removes it. Every process that saves calls this.
-    pub(crate) fn complete(self, files: &dyn Files, written: Result<Written>, head: &Head<'_>) -> Result<PathBuf> {
+    /// Makes what all processes have written a checkpoint, or removes it. Every process that saves
+    /// calls this.
+    pub(crate) fn complete(
+        self,
+        files: &dyn Files,
+        written: Result<Written>,
+        head: &Head<'_>,
+    ) -> Result<PathBuf> {
         let done = self.commit(files, written, head);
         if done.is_err() && self.world.leads() {
             // Best effort, as above.
@@ -82,7 +115,13 @@ impl Begun {
 
     fn commit(&self, files: &dyn Files, written: Result<Written>, head: &Head<'_>) -> Result<()> {
         let written = self.world.agree(written)?;
-        let committed = self.collect(written).and_then(|all| if self.world.leads() { self.rename(files, all, head) } else { Ok(()) });
+        let committed = self.collect(written).and_then(|all| {
+            if self.world.leads() {
+                self.rename(files, all, head)
+            } else {
+                Ok(())
+            }
+        });
         self.world.agree(committed)
     }
 
@@ -91,14 +130,24 @@ impl Begun {
         if !self.world.is_shared() {
             return Ok(vec![mine]);
         }
-        let text = serde_json::to_vec(&mine).map_err(|e| Error::Argument(format!("what was written cannot be told to the other processes: {e}")))?;
+        let text = serde_json::to_vec(&mine).map_err(|e| {
+            Error::Argument(format!(
+                "what was written cannot be told to the other processes: {e}"
+            ))
+        })?;
         let mut all = vec![];
         for (rank, text) in self.world.gather(&text)? {
-            let wrong = |e: serde_json::Error| Error::Argument(format!("the process of rank {rank} did not say what it has written: {e}"));
+            let wrong = |e: serde_json::Error| {
+                Error::Argument(format!(
+                    "the process of rank {rank} did not say what it has written: {e}"
+                ))
+            };
             let other: Written = serde_json::from_slice(&text).map_err(wrong)?;
             if other.layouts != mine.layouts {
                 let what = "saves other names or layouts than this one: every process must make the same call";
-                return Err(Error::Argument(format!("the process of rank {rank} {what}")));
+                return Err(Error::Argument(format!(
+                    "the process of rank {rank} {what}"
+                )));
             }
             all.push(other);
         }
@@ -107,29 +156,56 @@ impl Begun {
 
     /// Writes the manifest and gives the folder its name.
     fn rename(&self, files: &dyn Files, all: Vec<Written>, head: &Head<'_>) -> Result<()> {
-        let mesh = head.placed.values().map(|p| &p.mesh).find(|m| m.ranks() > 1);
+        let mesh = head
+            .placed
+            .values()
+            .map(|p| &p.mesh)
+            .find(|m| m.ranks() > 1);
         let mut manifest = Manifest {
             format: manifest::FORMAT.into(),
             version: manifest::VERSION,
             step: head.step,
-            mesh: mesh.map(|m| m.axes().iter().map(|(name, size)| (name.to_string(), *size)).collect()).unwrap_or_default(),
+            mesh: mesh
+                .map(|m| {
+                    m.axes()
+                        .iter()
+                        .map(|(name, size)| (name.to_string(), *size))
+                        .collect()
+                })
+                .unwrap_or_default(),
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),
             state: head.state.clone(),
         };
         for (name, placed) in head.placed {
             let info = &placed.info;
-            manifest
-                .tensors
-                .insert(name.clone(), Stored { dtype: info.dtype.name().into(), shape: info.shape.clone(), layout: placed.layout(), boxes: vec![] });
+            manifest.tensors.insert(
+                name.clone(),
+                Stored {
+                    dtype: info.dtype.name().into(),
+                    shape: info.shape.clone(),
+                    layout: placed.layout(),
+                    boxes: vec![],
+                },
+            );
         }
         for written in all {
             for (name, bytes) in &written.files {
                 let path = self.folder.join(name);
-                let seen = if self.world.is_shared() { std::fs::metadata(&path).map(|m| m.len()).unwrap_or(0) } else { *bytes };
+                let seen = if self.world.is_shared() {
+                    std::fs::metadata(&path).map(|m| m.len()).unwrap_or(0)
+                } else {
+                    *bytes
+                };
                 if seen != *bytes {
-                    let reason = format!("another process wrote {bytes} bytes, {seen} are seen here: save into a folder that all processes share");
-                    return Err(Error::Io { path, action: "find", reason });
+                    let reason = format!(
+                        "another process wrote {bytes} bytes, {seen} are seen here: save into a folder that all processes share"
+                    );
+                    return Err(Error::Io {
+                        path,
+                        action: "find",
+                        reason,
+                    });
                 }
             }
             manifest.files.extend(written.files);
@@ -139,8 +215,13 @@ impl Begun {
                 }
             }
         }
-        manifest.tensors.values_mut().for_each(|t| t.boxes.sort_by(|a, b| a.start.cmp(&b.start)));
-        manifest.check().map_err(|detail| Error::format(&self.folder, "checkpoint", detail))?;
+        manifest
+            .tensors
+            .values_mut()
+            .for_each(|t| t.boxes.sort_by(|a, b| a.start.cmp(&b.start)));
+        manifest
+            .check()
+            .map_err(|detail| Error::format(&self.folder, "checkpoint", detail))?;
         let mut out = files.create(&self.folder.join(manifest::NAME))?;
         out.write(manifest.to_text().as_bytes())?;
         out.sync()?;
@@ -154,17 +235,30 @@ impl Begun {
 /// The lock and the temporary folder.
 fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Path) -> Result<Lock> {
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-        return Err(Error::Argument(format!("'{name}' cannot name a checkpoint: use a file name that does not begin with a dot")));
+        return Err(Error::Argument(format!(
+            "'{name}' cannot name a checkpoint: use a file name that does not begin with a dot"
+        )));
     }
-    let missing: Vec<&Path> = root.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).collect();
+    let missing: Vec<&Path> = root
+        .ancestors()
+        .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+        .collect();
     files.create_folder(root)?;
     // A checkpoint is no safer than the names of the folders it is in.
     for folder in missing {
-        files.sync_folder(folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
+        files.sync_folder(
+            folder
+                .parent()
+                .filter(|p| !p.as_os_str().is_empty())
+                .unwrap_or(Path::new(".")),
+        )?;
     }
     let lock = lock(root)?;
     if path.exists() {
-        return Err(Error::Argument(format!("{} exists already: remove it or choose another name", path.display())));
+        return Err(Error::Argument(format!(
+            "{} exists already: remove it or choose another name",
+            path.display()
+        )));
     }
     if folder.exists() {
         // What a crash left behind: nobody else writes here, since we have the lock.
@@ -174,11 +268,13 @@ fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Pat
     Ok(lock)
 }
 
-/// Keeps other writers out of a folder for as long as it lives; the system releases it when the process ends, however that happens.
+/// Keeps other writers out of a folder for as long as it lives; the system releases it when the
+/// process ends, however that happens.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
-/// Closing the file is not enough: a process that is being started by another thread shares it until it has become another program.
+/// Closing the file is not enough: a process that is being started by another thread shares it
+/// until it has become another program.
 impl Drop for Lock {
     fn drop(&mut self) {
         let _ = self.0.unlock();
@@ -188,7 +284,12 @@ impl Drop for Lock {
 /// Locks a folder against other writers.
 pub(crate) fn lock(root: &Path) -> Result<Lock> {
     let path = root.join(".lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(|e| Error::io(&path, "open", &e))?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|e| Error::io(&path, "open", &e))?;
     match file.try_lock() {
         Ok(()) => Ok(Lock(file)),
         Err(TryLockError::WouldBlock) => {

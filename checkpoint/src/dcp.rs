@@ -1,7 +1,8 @@
 //! Folders of `torch.distributed.checkpoint`, read without Python and without executing anything.
 //!
-//! Such a folder has a `.metadata` pickle, which says which box of which tensor is at which bytes of which file, and `__i_j.distcp` files, whose items are
-//! archives of `torch.save`. Both kinds of pickle are read by a reader that knows a list of plain data types and refuses every other name.
+//! Such a folder has a `.metadata` pickle, which says which box of which tensor is at which bytes
+//! of which file, and `__i_j.distcp` files, whose items are archives of `torch.save`. Both kinds of
+//! pickle are read by a reader that knows a list of plain data types and refuses every other name.
 //!
 //! ```no_run
 //! use anymesh_checkpoint::{dcp, Source};
@@ -31,7 +32,8 @@ pub use metadata::{Chunk, Metadata, Tensor};
 /// The file that makes a folder a checkpoint.
 pub const METADATA: &str = ".metadata";
 
-/// A folder of `torch.distributed.checkpoint` that is read box by box: only the chunks that a box touches, and of those only its rows.
+/// A folder of `torch.distributed.checkpoint` that is read box by box: only the chunks that a box
+/// touches, and of those only its rows.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -43,7 +45,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder and checks its metadata; its files are opened when something of them is first read.
+    /// Opens a folder and checks its metadata; its files are opened when something of them is first
+    /// read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let at = path.join(METADATA);
@@ -53,9 +56,23 @@ impl Folder {
         let tensors = metadata
             .tensors
             .iter()
-            .filter_map(|(name, tensor)| Some((name.clone(), TensorInfo { dtype: metadata::dtype(&tensor.dtype)?, shape: tensor.shape.clone() })))
+            .filter_map(|(name, tensor)| {
+                Some((
+                    name.clone(),
+                    TensorInfo {
+                        dtype: metadata::dtype(&tensor.dtype)?,
+                        shape: tensor.shape.clone(),
+                    },
+                ))
+            })
             .collect();
-        Ok(Self { path: path.into(), metadata, tensors, files: Mutex::default(), items: Mutex::default() })
+        Ok(Self {
+            path: path.into(),
+            metadata,
+            tensors,
+            files: Mutex::default(),
+            items: Mutex::default(),
+        })
     }
 
     /// Which boxes are in which files.
@@ -63,7 +80,8 @@ impl Folder {
         &self.metadata
     }
 
-    /// The names of values that are not tensors, such as step counters: they are pickles of any kind, and are not read.
+    /// The names of values that are not tensors, such as step counters: they are pickles of any
+    /// kind, and are not read.
     pub fn objects(&self) -> &[String] {
         &self.metadata.objects
     }
@@ -78,47 +96,91 @@ impl Folder {
         Ok(file)
     }
 
-    /// Where the elements of a chunk are. Found once; two threads that look at the same time find the same.
-    fn stored(&self, tensor: &str, info: &TensorInfo, chunk: &Chunk, file: &Positioned) -> Result<Arc<Stored>> {
+    /// Where the elements of a chunk are. Found once; two threads that look at the same time find
+    /// the same.
+    fn stored(
+        &self,
+        tensor: &str,
+        info: &TensorInfo,
+        chunk: &Chunk,
+        file: &Positioned,
+    ) -> Result<Arc<Stored>> {
         let key = (chunk.file.clone(), chunk.offset);
-        let wrong = |detail: String| Error::Index { path: self.path.join(METADATA), tensor: tensor.into(), file: chunk.file.clone(), detail };
-        let known = self.items.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let wrong = |detail: String| Error::Index {
+            path: self.path.join(METADATA),
+            tensor: tensor.into(),
+            file: chunk.file.clone(),
+            detail,
+        };
+        let known = self
+            .items
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .cloned();
         let stored = match known {
             Some(stored) => stored,
             None => {
                 let stored = Arc::new(archive::read(file, chunk.offset, chunk.length)?);
-                self.items.lock().unwrap_or_else(PoisonError::into_inner).insert(key, stored.clone());
+                self.items
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(key, stored.clone());
                 stored
             }
         };
-        if metadata::dtype(&stored.dtype) != Some(info.dtype) || stored.shape != chunk.region.shape[..] {
-            return Err(wrong(format!("{}{:?} is stored where the metadata says {}{:?}", stored.dtype, stored.shape, info.dtype, &chunk.region.shape[..])));
+        if metadata::dtype(&stored.dtype) != Some(info.dtype)
+            || stored.shape != chunk.region.shape[..]
+        {
+            return Err(wrong(format!(
+                "{}{:?} is stored where the metadata says {}{:?}",
+                stored.dtype,
+                stored.shape,
+                info.dtype,
+                &chunk.region.shape[..]
+            )));
         }
         Ok(stored)
     }
 }
 
-/// Whether every item lies in its file and has room for its elements: afterwards what a tensor takes in memory is bounded by what is on the disk.
+/// Whether every item lies in its file and has room for its elements: afterwards what a tensor
+/// takes in memory is bounded by what is on the disk.
 fn check_files(folder: &Path, metadata: &Metadata) -> Result<()> {
     let mut lengths: HashMap<&str, Option<u64>> = HashMap::new();
     for (name, tensor) in &metadata.tensors {
         let size = metadata::dtype(&tensor.dtype).map_or(0, |dtype| dtype.size());
         for chunk in &tensor.chunks {
-            let length = *lengths
-                .entry(&chunk.file)
-                .or_insert_with(|| std::fs::metadata(folder.join(&chunk.file)).ok().filter(|data| data.is_file()).map(|data| data.len()));
+            let length = *lengths.entry(&chunk.file).or_insert_with(|| {
+                std::fs::metadata(folder.join(&chunk.file))
+                    .ok()
+                    .filter(|data| data.is_file())
+                    .map(|data| data.len())
+            });
             let end = chunk.offset.checked_add(chunk.length);
             let detail = match length {
                 None => "the file is not there".into(),
                 Some(length) if end.is_none_or(|end| end > length) => {
-                    format!("{} bytes at {} do not lie in a file of {length}; it was cut short", chunk.length, chunk.offset)
+                    format!(
+                        "{} bytes at {} do not lie in a file of {length}; it was cut short",
+                        chunk.length, chunk.offset
+                    )
                 }
                 _ if chunk.length < (chunk.region.numel() * size) as u64 => {
-                    format!("{} bytes cannot hold a box of {} elements", chunk.length, chunk.region.numel())
+                    format!(
+                        "{} bytes cannot hold a box of {} elements",
+                        chunk.length,
+                        chunk.region.numel()
+                    )
                 }
                 _ => continue,
             };
-            return Err(Error::Index { path: folder.join(METADATA), tensor: name.clone(), file: chunk.file.clone(), detail });
+            return Err(Error::Index {
+                path: folder.join(METADATA),
+                tensor: name.clone(),
+                file: chunk.file.clone(),
+                detail,
+            });
         }
     }
     Ok(())
@@ -130,13 +192,22 @@ impl Source for Folder {
     }
 
     fn foreign(&self) -> Vec<(String, String)> {
-        let all = self.metadata.tensors.iter().filter(|(name, _)| !self.tensors.contains_key(*name));
-        all.map(|(name, tensor)| (name.clone(), tensor.dtype.clone())).collect()
+        let all = self
+            .metadata
+            .tensors
+            .iter()
+            .filter(|(name, _)| !self.tensors.contains_key(*name));
+        all.map(|(name, tensor)| (name.clone(), tensor.dtype.clone()))
+            .collect()
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo> {
         match (self.tensors.get(name), self.metadata.tensors.get(name)) {
-            (None, Some(tensor)) => Err(Error::ForeignType { path: self.path.join(METADATA), tensor: name.into(), dtype: tensor.dtype.clone() }),
+            (None, Some(tensor)) => Err(Error::ForeignType {
+                path: self.path.join(METADATA),
+                tensor: name.into(),
+                dtype: tensor.dtype.clone(),
+            }),
             _ => crate::source::find(&self.tensors, name),
         }
     }
@@ -145,12 +216,30 @@ impl Source for Folder {
         let info = self.info(name)?;
         check_box(name, info, region, out)?;
         let size = info.dtype.size();
-        for chunk in self.metadata.tensors.get(name).map_or(&[][..], |tensor| &tensor.chunks) {
+        for chunk in self
+            .metadata
+            .tensors
+            .get(name)
+            .map_or(&[][..], |tensor| &tensor.chunks)
+        {
             // A box without elements touches nothing, and every box of a scalar is all of it.
-            let Some(part) = (region.numel() > 0).then(|| chunk.region.intersect(region)).flatten() else { continue };
+            let Some(part) = (region.numel() > 0)
+                .then(|| chunk.region.intersect(region))
+                .flatten()
+            else {
+                continue;
+            };
             let file = self.file(&chunk.file)?;
             let stored = self.stored(name, info, chunk, &file)?;
-            let inner = Region { start: part.start.iter().zip(&chunk.region.start).map(|(a, b)| a - b).collect(), shape: part.shape.clone() };
+            let inner = Region {
+                start: part
+                    .start
+                    .iter()
+                    .zip(&chunk.region.start)
+                    .map(|(a, b)| a - b)
+                    .collect(),
+                shape: part.shape.clone(),
+            };
             let mut bytes = vec![];
             let target = if part == *region {
                 &mut *out
@@ -160,10 +249,19 @@ impl Source for Folder {
             };
             file.read_strided(stored.base, &stored.strides, &inner, size, target)?;
             // Of less than a whole chunk there is no sum.
-            if part == chunk.region && stored.sum.is_some_and(|sum| sum != crc32fast::hash(target)) {
+            if part == chunk.region && stored.sum.is_some_and(|sum| sum != crc32fast::hash(target))
+            {
                 let region = format!("{:?}+{:?}", &part.start[..], &part.shape[..]);
-                let detail = format!("the item at byte {} does not have its checksum", chunk.offset);
-                return Err(Error::Damaged { path: file.path().into(), tensor: name.into(), region, detail });
+                let detail = format!(
+                    "the item at byte {} does not have its checksum",
+                    chunk.offset
+                );
+                return Err(Error::Damaged {
+                    path: file.path().into(),
+                    tensor: name.into(),
+                    region,
+                    detail,
+                });
             }
             if part != *region {
                 copy_box(&bytes, &part, out, region, &part, size);

@@ -2,16 +2,33 @@
 
 use anymesh_core::{DType, F8E4M3, F8E5M2, bf16, f16};
 
-/// Calls `each` with every element of a float type as `f32`; those of `f64` go through `narrow` first. `false`, and nothing, where it is no float type.
+/// Calls `each` with every element of a float type as `f32`; those of `f64` go through `narrow`
+/// first. `false`, and nothing, where it is no float type.
 fn widen(bytes: &[u8], dtype: DType, narrow: fn(f64) -> f32, mut each: impl FnMut(f32)) -> bool {
     // A loop for each type, so that the choice is not made for every element.
     match dtype {
         DType::F8E4M3 => bytes.iter().for_each(|b| each(F8E4M3(*b).to_f32())),
         DType::F8E5M2 => bytes.iter().for_each(|b| each(F8E5M2(*b).to_f32())),
-        DType::F16 => bytes.as_chunks().0.iter().for_each(|b| each(f16::from_le_bytes(*b).to_f32())),
-        DType::BF16 => bytes.as_chunks().0.iter().for_each(|b| each(bf16::from_le_bytes(*b).to_f32())),
-        DType::F32 => bytes.as_chunks().0.iter().for_each(|b| each(f32::from_le_bytes(*b))),
-        DType::F64 => bytes.as_chunks().0.iter().for_each(|b| each(narrow(f64::from_le_bytes(*b)))),
+        DType::F16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .for_each(|b| each(f16::from_le_bytes(*b).to_f32())),
+        DType::BF16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .for_each(|b| each(bf16::from_le_bytes(*b).to_f32())),
+        DType::F32 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .for_each(|b| each(f32::from_le_bytes(*b))),
+        DType::F64 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .for_each(|b| each(narrow(f64::from_le_bytes(*b)))),
         DType::I64 | DType::I32 | DType::U32 | DType::U8 | DType::Bool => return false,
     }
     true
@@ -34,7 +51,9 @@ pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 /// ```
 pub fn number(bytes: &[u8], dtype: DType) -> f64 {
     let mut word = [0; 8];
-    word.iter_mut().zip(&bytes[..bytes.len().min(dtype.size())]).for_each(|(to, from)| *to = *from);
+    word.iter_mut()
+        .zip(&bytes[..bytes.len().min(dtype.size())])
+        .for_each(|(to, from)| *to = *from);
     let word = u64::from_le_bytes(word);
     match dtype {
         DType::F64 => f64::from_bits(word),
@@ -49,7 +68,8 @@ pub fn number(bytes: &[u8], dtype: DType) -> f64 {
     }
 }
 
-/// Writes an `f32` as an element of a float type, rounded to nearest even. `out` is one element long.
+/// Writes an `f32` as an element of a float type, rounded to nearest even. `out` is one element
+/// long.
 pub(crate) fn store(x: f32, dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F8E4M3 => out.copy_from_slice(&[F8E4M3::from_f32(x).0]),
@@ -61,8 +81,8 @@ pub(crate) fn store(x: f32, dtype: DType, out: &mut [u8]) {
     }
 }
 
-/// Converts stored elements from one float type to another, rounding once, to nearest even. What is too large becomes what the type has for it: infinity, and NaN
-/// in `f8e4m3`.
+/// Converts stored elements from one float type to another, rounding once, to nearest even. What is
+/// too large becomes what the type has for it: infinity, and NaN in `f8e4m3`.
 ///
 /// `None` where one of them is no float type.
 pub(crate) fn cast(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
@@ -70,27 +90,44 @@ pub(crate) fn cast(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
         return Some(bytes.to_vec());
     }
     // To f32 it is the last rounding, below that the first of two.
-    let narrow: fn(f64) -> f32 = if to == DType::F32 { |x| x as f32 } else { round_to_odd };
+    let narrow: fn(f64) -> f32 = if to == DType::F32 {
+        |x| x as f32
+    } else {
+        round_to_odd
+    };
     let mut out = Vec::with_capacity(bytes.len() / from.size() * to.size());
     let floats = match to {
         DType::F8E4M3 => widen(bytes, from, narrow, |x| out.push(F8E4M3::from_f32(x).0)),
         DType::F8E5M2 => widen(bytes, from, narrow, |x| out.push(F8E5M2::from_f32(x).0)),
-        DType::F16 => widen(bytes, from, narrow, |x| out.extend_from_slice(&f16::from_f32(x).to_le_bytes())),
-        DType::BF16 => widen(bytes, from, narrow, |x| out.extend_from_slice(&bf16::from_f32(x).to_le_bytes())),
-        DType::F32 => widen(bytes, from, narrow, |x| out.extend_from_slice(&x.to_le_bytes())),
-        DType::F64 => widen(bytes, from, narrow, |x| out.extend_from_slice(&f64::from(x).to_le_bytes())),
+        DType::F16 => widen(bytes, from, narrow, |x| {
+            out.extend_from_slice(&f16::from_f32(x).to_le_bytes())
+        }),
+        DType::BF16 => widen(bytes, from, narrow, |x| {
+            out.extend_from_slice(&bf16::from_f32(x).to_le_bytes())
+        }),
+        DType::F32 => widen(bytes, from, narrow, |x| {
+            out.extend_from_slice(&x.to_le_bytes())
+        }),
+        DType::F64 => widen(bytes, from, narrow, |x| {
+            out.extend_from_slice(&f64::from(x).to_le_bytes())
+        }),
         DType::I64 | DType::I32 | DType::U32 | DType::U8 | DType::Bool => false,
     };
     floats.then_some(out)
 }
 
-/// The neighbour in `f32` whose last bit is set where `x` lies between two: a second rounding to far fewer bits then gives what one rounding would.
+/// The neighbour in `f32` whose last bit is set where `x` lies between two: a second rounding to
+/// far fewer bits then gives what one rounding would.
 fn round_to_odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || x.is_nan() {
         return near;
     }
-    let towards_zero = if f64::from(near).abs() > x.abs() { near.to_bits() - 1 } else { near.to_bits() };
+    let towards_zero = if f64::from(near).abs() > x.abs() {
+        near.to_bits() - 1
+    } else {
+        near.to_bits()
+    };
     f32::from_bits(towards_zero | 1)
 }
 
@@ -100,9 +137,13 @@ mod tests {
 
     #[test]
     fn a_double_rounds_once() {
-        // Just above the middle of two halves: rounding to f32 first would land on the middle, and then on the even one below.
+        // Just above the middle of two halves: rounding to f32 first would land on the middle, and
+        // then on the even one below.
         let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
-        let half = |x: f64| cast(&x.to_le_bytes(), DType::F64, DType::F16).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64());
+        let half = |x: f64| {
+            cast(&x.to_le_bytes(), DType::F64, DType::F16)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64())
+        };
         assert_eq!(half(x), Some(1.0 + 2f64.powi(-10)));
         assert_eq!(half(1.0 + 2f64.powi(-11)), Some(1.0));
         assert_eq!(half(-x), Some(-1.0 - 2f64.powi(-10)));
@@ -113,8 +154,16 @@ mod tests {
 
     #[test]
     fn every_small_float_survives_a_wider_type() {
-        for (small, wide) in [(DType::F16, DType::F64), (DType::BF16, DType::F32), (DType::BF16, DType::F64), (DType::F16, DType::F32)] {
-            let all: Vec<u8> = (0..=u16::MAX).filter(|b| !f16::from_bits(*b).is_nan() && !bf16::from_bits(*b).is_nan()).flat_map(u16::to_le_bytes).collect();
+        for (small, wide) in [
+            (DType::F16, DType::F64),
+            (DType::BF16, DType::F32),
+            (DType::BF16, DType::F64),
+            (DType::F16, DType::F32),
+        ] {
+            let all: Vec<u8> = (0..=u16::MAX)
+                .filter(|b| !f16::from_bits(*b).is_nan() && !bf16::from_bits(*b).is_nan())
+                .flat_map(u16::to_le_bytes)
+                .collect();
             let back = cast(&all, small, wide).and_then(|there| cast(&there, wide, small));
             assert_eq!(back.as_deref(), Some(&all[..]), "{small} through {wide}");
         }

@@ -68,7 +68,8 @@ pub enum Error {
         /// What does not agree.
         detail: String,
     },
-    /// A pickle that asks for something that is not plain checkpoint data. Nothing of a pickle is ever executed.
+    /// A pickle that asks for something that is not plain checkpoint data. Nothing of a pickle is
+    /// ever executed.
     #[error("{path}: the pickle asks for '{global}', which is not one of the plain data types of a checkpoint; nothing was executed", path = path.display())]
     ForbiddenGlobal {
         /// The file.
@@ -87,7 +88,9 @@ pub enum Error {
         trace: String,
     },
     /// Another process failed while several saved together.
-    #[error("saving failed in the processes of ranks {ranks:?}, whose errors say why: nothing was committed")]
+    #[error(
+        "saving failed in the processes of ranks {ranks:?}, whose errors say why: nothing was committed"
+    )]
     Elsewhere {
         /// The first rank of each process that failed.
         ranks: Vec<usize>,
@@ -103,12 +106,20 @@ pub enum Error {
 impl Error {
     /// An error of the file system.
     pub fn io(path: impl AsRef<Path>, action: &'static str, error: &std::io::Error) -> Self {
-        Self::Io { path: path.as_ref().into(), action, reason: error.to_string() }
+        Self::Io {
+            path: path.as_ref().into(),
+            action,
+            reason: error.to_string(),
+        }
     }
 
     /// A file that is not what it should be.
     pub fn format(path: impl AsRef<Path>, what: &'static str, detail: impl Into<String>) -> Self {
-        Self::Format { path: path.as_ref().into(), what, detail: detail.into() }
+        Self::Format {
+            path: path.as_ref().into(),
+            what,
+            detail: detail.into(),
+        }
     }
 }
 

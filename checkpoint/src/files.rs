@@ -1,4 +1,5 @@
-//! The file system, as far as writing a checkpoint needs it: few operations, so that a test can fail at each.
+//! The file system, as far as writing a checkpoint needs it: few operations, so that a test can
+//! fail at each.
 
 use crate::{Error, Result};
 use std::{
@@ -44,7 +45,8 @@ pub trait Files: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
 
-/// Bytes after which the disk is told to begin with what it has: at the end there is less to wait for.
+/// Bytes after which the disk is told to begin with what it has: at the end there is less to wait
+/// for.
 const EARLY: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -65,13 +67,20 @@ struct Syncer {
 
 impl Output for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        (&*self.file).write_all(bytes).map_err(|e| Error::io(&self.path, "write", &e))?;
+        (&*self.file)
+            .write_all(bytes)
+            .map_err(|e| Error::io(&self.path, "write", &e))?;
         self.fresh += bytes.len();
         if self.fresh >= EARLY {
             self.fresh = 0;
             let syncer = self.syncer.get_or_insert_with(|| {
                 let ((wake, calls), file) = (sync_channel(1), self.file.clone());
-                Syncer { wake, thread: std::thread::spawn(move || calls.iter().try_for_each(|()| file.sync_data())) }
+                Syncer {
+                    wake,
+                    thread: std::thread::spawn(move || {
+                        calls.iter().try_for_each(|()| file.sync_data())
+                    }),
+                }
             });
             // Where it is still busy it is called already; where it has failed, `sync` says so.
             let _ = syncer.wake.try_send(());
@@ -80,18 +89,34 @@ impl Output for DiskFile {
     }
 
     fn sync(&mut self) -> Result<()> {
-        let early = self.syncer.take().map_or(Ok(()), |Syncer { wake, thread }| {
-            drop(wake);
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that syncs it panicked")))
-        });
-        early.and_then(|()| self.file.sync_all()).map_err(|e| Error::io(&self.path, "sync", &e))
+        let early = self
+            .syncer
+            .take()
+            .map_or(Ok(()), |Syncer { wake, thread }| {
+                drop(wake);
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(io::Error::other("the thread that syncs it panicked")))
+            });
+        early
+            .and_then(|()| self.file.sync_all())
+            .map_err(|e| Error::io(&self.path, "sync", &e))
     }
 }
 
 impl Files for Disk {
     fn create(&self, path: &Path) -> Result<Box<dyn Output>> {
-        let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| Error::io(path, "create", &e))?;
-        Ok(Box::new(DiskFile { file: Arc::new(file), path: path.into(), fresh: 0, syncer: None }))
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| Error::io(path, "create", &e))?;
+        Ok(Box::new(DiskFile {
+            file: Arc::new(file),
+            path: path.into(),
+            fresh: 0,
+            syncer: None,
+        }))
     }
 
     fn create_folder(&self, path: &Path) -> Result<()> {
@@ -103,13 +128,19 @@ impl Files for Disk {
         if cfg!(windows) {
             return Ok(());
         }
-        File::open(path).and_then(|f| f.sync_all()).map_err(|e| Error::io(path, "sync", &e))
+        File::open(path)
+            .and_then(|f| f.sync_all())
+            .map_err(|e| Error::io(path, "sync", &e))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         if to.exists() {
             let reason = "it exists already: remove it or choose another name".into();
-            return Err(Error::Io { path: to.into(), action: "rename", reason });
+            return Err(Error::Io {
+                path: to.into(),
+                action: "rename",
+                reason,
+            });
         }
         fs::rename(from, to).map_err(|e| Error::io(to, "rename", &e))
     }

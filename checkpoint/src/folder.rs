@@ -24,13 +24,16 @@ pub struct Found {
     pub step: Result<u64>,
 }
 
-/// Everything in a folder that is or might have been a checkpoint, the newest first; what cannot be loaded comes last, with the reason. Names do not matter: manifests do.
+/// Everything in a folder that is or might have been a checkpoint, the newest first; what cannot be
+/// loaded comes last, with the reason. Names do not matter: manifests do.
 pub fn list(root: &Path) -> Result<Vec<Found>> {
     let entries = fs::read_dir(root).map_err(|e| Error::io(root, "read", &e))?;
     let mut found = vec![];
     for entry in entries {
         let path = entry.map_err(|e| Error::io(root, "read", &e))?.path();
-        let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+        let hidden = path
+            .file_name()
+            .is_none_or(|name| name.to_string_lossy().starts_with('.'));
         if path.is_dir() && !hidden {
             let step = Checkpoint::open(&path).map(|c| c.manifest().step);
             found.push(Found { path, step });
@@ -59,8 +62,9 @@ pub struct Keep {
     pub names: Vec<String>,
 }
 
-/// Removes whole checkpoints that `keep` does not name, and returns their paths. What is not a whole checkpoint is left alone, and so is the newest. What processes that died
-/// left of theirs (hidden folders that no reader looks at) is removed too.
+/// Removes whole checkpoints that `keep` does not name, and returns their paths. What is not a
+/// whole checkpoint is left alone, and so is the newest. What processes that died left of theirs
+/// (hidden folders that no reader looks at) is removed too.
 pub fn rotate(root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
     rotate_with(&Disk, root, keep)
 }
@@ -71,20 +75,33 @@ pub fn rotate_with(files: &dyn Files, root: &Path, keep: &Keep) -> Result<Vec<Pa
     // Nobody is writing here, since we have the lock: these are of the dead.
     for entry in fs::read_dir(root).map_err(|e| Error::io(root, "read", &e))? {
         let path = entry.map_err(|e| Error::io(root, "read", &e))?.path();
-        let ours = path.file_name().is_some_and(|name| [TEMPORARY, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)));
+        let ours = path.file_name().is_some_and(|name| {
+            [TEMPORARY, REMOVED]
+                .iter()
+                .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        });
         if ours && path.is_dir() {
             files.remove_folder(&path)?;
         }
     }
-    let whole: Vec<(PathBuf, u64)> = list(root)?.into_iter().filter_map(|f| f.step.ok().map(|step| (f.path, step))).collect();
+    let whole: Vec<(PathBuf, u64)> = list(root)?
+        .into_iter()
+        .filter_map(|f| f.step.ok().map(|step| (f.path, step)))
+        .collect();
     let mut removed = vec![];
     for (path, step) in whole.into_iter().skip(keep.last.max(1)) {
-        let named = path.file_name().is_some_and(|name| keep.names.iter().any(|n| **n == *name.to_string_lossy()));
+        let named = path
+            .file_name()
+            .is_some_and(|name| keep.names.iter().any(|n| **n == *name.to_string_lossy()));
         if named || keep.every.is_some_and(|n| n > 0 && step % n == 0) {
             continue;
         }
-        // Out of sight in one step: a crash while files are removed leaves nothing that looks like a checkpoint.
-        let gone = path.with_file_name(format!("{REMOVED}{}", path.file_name().unwrap_or_default().to_string_lossy()));
+        // Out of sight in one step: a crash while files are removed leaves nothing that looks like
+        // a checkpoint.
+        let gone = path.with_file_name(format!(
+            "{REMOVED}{}",
+            path.file_name().unwrap_or_default().to_string_lossy()
+        ));
         files.rename(&path, &gone)?;
         files.remove_folder(&gone)?;
         removed.push(path);

@@ -1,4 +1,5 @@
-//! Hugging Face folders, in and out: `model.safetensors`, or `model-0000i-of-0000n.safetensors` with `model.safetensors.index.json`.
+//! Hugging Face folders, in and out: `model.safetensors`, or `model-0000i-of-0000n.safetensors`
+//! with `model.safetensors.index.json`.
 //!
 //! ```
 //! use anymesh_checkpoint::{hugging_face::{self, Export}, Memory, Source, TensorInfo};
@@ -42,7 +43,8 @@ const WHAT_INDEX: &str = "index of a Hugging Face folder";
 
 /// A Hugging Face folder that is read box by box.
 ///
-/// Opening reads the headers of the files and holds them against the index; the files are opened again when something of them is first read.
+/// Opening reads the headers of the files and holds them against the index; the files are opened
+/// again when something of them is first read.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -56,7 +58,12 @@ impl Folder {
     /// Opens a folder. As in the Hugging Face libraries, `model.safetensors` goes before an index.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut folder = Self { path: path.into(), files: vec![], tensors: BTreeMap::new(), places: BTreeMap::new() };
+        let mut folder = Self {
+            path: path.into(),
+            files: vec![],
+            tensors: BTreeMap::new(),
+            places: BTreeMap::new(),
+        };
         let index = path.join(INDEX);
         if path.join(SINGLE).is_file() {
             folder.add(safetensors::File::open(path.join(SINGLE))?);
@@ -65,14 +72,22 @@ impl Folder {
                 folder.add_indexed(&index, &file, &names)?;
             }
         } else {
-            return Err(Error::format(path, "Hugging Face folder", format!("it has neither '{SINGLE}' nor '{INDEX}'")));
+            return Err(Error::format(
+                path,
+                "Hugging Face folder",
+                format!("it has neither '{SINGLE}' nor '{INDEX}'"),
+            ));
         }
         Ok(folder)
     }
 
-    /// The text of `config.json`, `generation_config.json` or another small file of the folder, where there is one.
+    /// The text of `config.json`, `generation_config.json` or another small file of the folder,
+    /// where there is one.
     pub fn text(&self, file: &str) -> Result<Option<String>> {
-        let path = self.path.join(plain_name(file).ok_or_else(|| Error::Argument(format!("'{file}' is not the name of a file")))?);
+        let path = self.path.join(
+            plain_name(file)
+                .ok_or_else(|| Error::Argument(format!("'{file}' is not the name of a file")))?,
+        );
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -85,20 +100,28 @@ impl Folder {
         self.files.len()
     }
 
-    /// Whether the index, where there is one, says the bytes that the tensors of the files have. Opening the folder has checked names, types and sizes.
+    /// Whether the index, where there is one, says the bytes that the tensors of the files have.
+    /// Opening the folder has checked names, types and sizes.
     pub fn check_total(&self) -> Result<()> {
         let index = self.path.join(INDEX);
         if self.path.join(SINGLE).is_file() || !index.is_file() {
             return Ok(());
         }
         let text = std::fs::read(&index).map_err(|e| Error::io(&index, "read", &e))?;
-        let json: Value = serde_json::from_slice(&text).map_err(|e| Error::format(&index, WHAT_INDEX, format!("not JSON: {e}")))?;
-        let said = json.pointer("/metadata/total_size").and_then(|n| n.as_u64().or_else(|| n.as_f64().map(|x| x as u64)));
+        let json: Value = serde_json::from_slice(&text)
+            .map_err(|e| Error::format(&index, WHAT_INDEX, format!("not JSON: {e}")))?;
+        let said = json
+            .pointer("/metadata/total_size")
+            .and_then(|n| n.as_u64().or_else(|| n.as_f64().map(|x| x as u64)));
         let found: u64 = self.files.iter().map(|file| file.header().bytes).sum();
         match said {
-            Some(said) if said != found => {
-                Err(Error::format(&index, WHAT_INDEX, format!("its total_size says {said} bytes, the tensors have {found}: fetch or write the folder again")))
-            }
+            Some(said) if said != found => Err(Error::format(
+                &index,
+                WHAT_INDEX,
+                format!(
+                    "its total_size says {said} bytes, the tensors have {found}: fetch or write the folder again"
+                ),
+            )),
             _ => Ok(()),
         }
     }
@@ -106,27 +129,64 @@ impl Folder {
     fn add(&mut self, mut file: safetensors::File) {
         file.close();
         let foreign = file.foreign().into_iter().map(|(name, _)| name);
-        self.places.extend(file.tensors().keys().cloned().chain(foreign).map(|name| (name, self.files.len())));
-        self.tensors.extend(file.tensors().iter().map(|(name, info)| (name.clone(), info.clone())));
+        self.places.extend(
+            file.tensors()
+                .keys()
+                .cloned()
+                .chain(foreign)
+                .map(|name| (name, self.files.len())),
+        );
+        self.tensors.extend(
+            file.tensors()
+                .iter()
+                .map(|(name, info)| (name.clone(), info.clone())),
+        );
         self.files.push(file);
     }
 
     fn add_indexed(&mut self, index: &Path, name: &str, expected: &[String]) -> Result<()> {
-        let wrong = |tensor: &str, detail: &str| Error::Index { path: index.into(), tensor: tensor.into(), file: name.into(), detail: detail.into() };
+        let wrong = |tensor: &str, detail: &str| Error::Index {
+            path: index.into(),
+            tensor: tensor.into(),
+            file: name.into(),
+            detail: detail.into(),
+        };
         let first = expected.first().map_or("", String::as_str);
-        let path = self.path.join(plain_name(name).ok_or_else(|| wrong(first, "not the name of a file in this folder"))?);
+        let path = self.path.join(
+            plain_name(name)
+                .ok_or_else(|| wrong(first, "not the name of a file in this folder"))?,
+        );
         if !path.is_file() {
-            return Err(wrong(first, "the file is not there; fetch the folder again"));
+            return Err(wrong(
+                first,
+                "the file is not there; fetch the folder again",
+            ));
         }
         let file = safetensors::File::open(path)?;
         let foreign = file.foreign();
-        let mut held: Vec<&String> = file.tensors().keys().chain(foreign.iter().map(|(name, _)| name)).collect();
+        let mut held: Vec<&String> = file
+            .tensors()
+            .keys()
+            .chain(foreign.iter().map(|(name, _)| name))
+            .collect();
         held.sort();
-        if let Some(missing) = expected.iter().find(|name| held.binary_search(name).is_err()) {
-            return Err(wrong(missing, "the index says the tensor is in this file, but it is not"));
+        if let Some(missing) = expected
+            .iter()
+            .find(|name| held.binary_search(name).is_err())
+        {
+            return Err(wrong(
+                missing,
+                "the index says the tensor is in this file, but it is not",
+            ));
         }
-        if let Some(extra) = held.iter().find(|name| expected.binary_search(name).is_err()) {
-            return Err(wrong(extra, "the file has this tensor, but the index does not say so"));
+        if let Some(extra) = held
+            .iter()
+            .find(|name| expected.binary_search(name).is_err())
+        {
+            return Err(wrong(
+                extra,
+                "the file has this tensor, but the index does not say so",
+            ));
         }
         self.add(file);
         Ok(())
@@ -166,10 +226,15 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let wrong = |detail: String| Error::format(path, WHAT_INDEX, detail);
     let text = std::fs::read(path).map_err(|e| Error::io(path, "read", &e))?;
     let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
-    let map = json.get("weight_map").and_then(Value::as_object).ok_or_else(|| wrong("it has no object 'weight_map'".into()))?;
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| wrong("it has no object 'weight_map'".into()))?;
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, file) in map {
-        let file = file.as_str().ok_or_else(|| wrong(format!("weight_map: the file of '{name}' is not a string")))?;
+        let file = file
+            .as_str()
+            .ok_or_else(|| wrong(format!("weight_map: the file of '{name}' is not a string")))?;
         files.entry(file.into()).or_default().push(name.clone());
     }
     files.values_mut().for_each(|names| names.sort());
@@ -179,5 +244,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 /// A name that stays inside its folder, or nothing.
 fn plain_name(name: &str) -> Option<&str> {
     let mut parts = Path::new(name).components();
-    (matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name) && parts.next().is_none()).then_some(name)
+    (matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name)
+        && parts.next().is_none())
+    .then_some(name)
 }

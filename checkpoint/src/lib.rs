@@ -1,7 +1,8 @@
 //! Checkpoints: any mesh in, any mesh out, never half-written.
 //!
-//! A checkpoint is a folder of ordinary safetensors files and a [`manifest`], written into a temporary folder, synced and renamed. It is saved from tensors however they lie and
-//! loaded into any sharding of any mesh, reading only what is needed.
+//! A checkpoint is a folder of ordinary safetensors files and a [`manifest`], written into a
+//! temporary folder, synced and renamed. It is saved from tensors however they lie and loaded into
+//! any sharding of any mesh, reading only what is needed.
 //!
 //! ```
 //! # use anymesh_checkpoint::{Contents, latest, save};
@@ -22,8 +23,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Everything that holds tensors is a [`Source`]: a checkpoint, a file of another program, a mapping of names and shapes over another source. A source
-//! is read box by box, so that nothing is larger in memory than what was asked for.
+//! Everything that holds tensors is a [`Source`]: a checkpoint, a file of another program, a
+//! mapping of names and shapes over another source. A source is read box by box, so that nothing is
+//! larger in memory than what was asked for.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,8 @@
 //! Loading tensors from any source, in any layout.
 
-use crate::{Contents, Error, Fused, MASTER, Result, Source, TensorInfo, boxes::slabs, contents::Kept};
+use crate::{
+    Contents, Error, Fused, MASTER, Result, Source, TensorInfo, boxes::slabs, contents::Kept,
+};
 use anymesh_core::{DType, Device, Place, Region, Shape, Tensor, TensorType};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,18 +12,28 @@ use std::{
     },
 };
 
-/// A tensor of a source, cut up over a mesh or on one device. Reads what this process holds, each box once.
+/// A tensor of a source, cut up over a mesh or on one device. Reads what this process holds, each
+/// box once.
 pub fn load(source: &dyn Source, name: &str, place: impl Into<Place>) -> Result<Tensor> {
     load_within(source, name, &place.into(), usize::MAX, &mut vec![])
 }
 
-/// [`load`] with so many bytes at most on the host at a time. `spare` is memory that was used before, which is cheaper than new memory.
-fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize, spare: &mut Vec<Vec<u8>>) -> Result<Tensor> {
+/// [`load`] with so many bytes at most on the host at a time. `spare` is memory that was used
+/// before, which is cheaper than new memory.
+fn load_within(
+    source: &dyn Source,
+    name: &str,
+    place: &Place,
+    memory: usize,
+    spare: &mut Vec<Vec<u8>>,
+) -> Result<Tensor> {
     let info = source.info(name)?;
     let (mesh, shape) = (&place.mesh, Shape::from(info.shape.as_slice()));
     place.sharding.check(mesh, shape.rank())?;
     if place.sharding.is_partial() {
-        return Err(Error::Argument(format!("'{name}' cannot be loaded as a partial value: load it whole or cut")));
+        return Err(Error::Argument(format!(
+            "'{name}' cannot be loaded as a partial value: load it whole or cut"
+        )));
     }
     let regions = local_regions(place, &shape);
     let unique = unique(&regions);
@@ -38,10 +50,18 @@ fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize, sp
     let mut made: Vec<(&Region, usize, Tensor)> = vec![];
     for (i, region) in regions.iter().enumerate() {
         let device = mesh.device(i);
-        let part = match made.iter().find(|(r, j, _)| *r == region && mesh.device(*j) == device) {
+        let part = match made
+            .iter()
+            .find(|(r, j, _)| *r == region && mesh.device(*j) == device)
+        {
             Some((.., part)) => part.clone(),
             None => match boxes.iter().find(|(r, _)| r == region) {
-                Some((_, bytes)) => Tensor::from_bytes(bytes, info.dtype, Shape::from(region.shape.clone()), device)?,
+                Some((_, bytes)) => Tensor::from_bytes(
+                    bytes,
+                    info.dtype,
+                    Shape::from(region.shape.clone()),
+                    device,
+                )?,
                 None => in_slabs(source, name, info, region, device, memory)?,
             },
         };
@@ -50,15 +70,25 @@ fn load_within(source: &dyn Source, name: &str, place: &Place, memory: usize, sp
     let mut parts: Vec<Tensor> = made.into_iter().map(|(.., part)| part).collect();
     spare.extend(boxes.into_iter().map(|(_, bytes)| bytes));
     if mesh.is_single() {
-        return parts.pop().ok_or_else(|| Error::Argument("a mesh without ranks".into()));
+        return parts
+            .pop()
+            .ok_or_else(|| Error::Argument("a mesh without ranks".into()));
     }
-    let ty = TensorType { dtype: info.dtype, shape, sharding: place.sharding.clone() };
+    let ty = TensorType {
+        dtype: info.dtype,
+        shape,
+        sharding: place.sharding.clone(),
+    };
     Ok(Tensor::from_shards(&ty, mesh, &parts)?)
 }
 
 /// The box of each rank of this process.
 fn local_regions(place: &Place, shape: &Shape) -> Vec<Region> {
-    place.mesh.addressable().map(|rank| place.sharding.region(&place.mesh, rank, shape)).collect()
+    place
+        .mesh
+        .addressable()
+        .map(|rank| place.sharding.region(&place.mesh, rank, shape))
+        .collect()
 }
 
 fn unique(regions: &[Region]) -> Vec<&Region> {
@@ -75,17 +105,38 @@ fn bytes_of(regions: &[&Region], info: &TensorInfo) -> usize {
     regions.iter().map(|r| r.numel() * info.dtype.size()).sum()
 }
 
-/// A box that is larger than what may be in memory: joined on the device from parts that follow each other.
-fn in_slabs(source: &dyn Source, name: &str, info: &TensorInfo, region: &Region, device: &Device, memory: usize) -> Result<Tensor> {
+/// A box that is larger than what may be in memory: joined on the device from parts that follow
+/// each other.
+fn in_slabs(
+    source: &dyn Source,
+    name: &str,
+    info: &TensorInfo,
+    region: &Region,
+    device: &Device,
+    memory: usize,
+) -> Result<Tensor> {
     let mut parts = vec![];
     for mut slab in slabs(region.shape.to_vec(), info.dtype.size(), memory) {
-        slab.start.iter_mut().zip(&region.start).for_each(|(at, start)| *at += start);
+        slab.start
+            .iter_mut()
+            .zip(&region.start)
+            .for_each(|(at, start)| *at += start);
         let mut bytes = vec![0; slab.numel() * info.dtype.size()];
         source.read(name, &slab, &mut bytes)?;
-        parts.push(Tensor::from_bytes(&bytes, info.dtype, [slab.numel()], device)?);
+        parts.push(Tensor::from_bytes(
+            &bytes,
+            info.dtype,
+            [slab.numel()],
+            device,
+        )?);
     }
     if parts.is_empty() {
-        return Ok(Tensor::from_bytes(&[], info.dtype, Shape::from(region.shape.clone()), device)?);
+        return Ok(Tensor::from_bytes(
+            &[],
+            info.dtype,
+            Shape::from(region.shape.clone()),
+            device,
+        )?);
     }
     Ok(Tensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?.reshape(&region.shape[..])?)
 }
@@ -100,15 +151,18 @@ pub struct Load<'a> {
     pub allow_mismatched: bool,
     /// Convert to the dtype of the tensor that is there, instead of an error where it differs.
     pub cast: bool,
-    /// Make a weight of its master copy where only that is stored, and a master copy of its weight. See [`Weights`](crate::Weights).
+    /// Make a weight of its master copy where only that is stored, and a master copy of its weight.
+    /// See [`Weights`](crate::Weights).
     pub rebuild: bool,
-    /// Names that are loaded, all where it is empty; `*` stands for anything. What is there under other names stays as it is.
+    /// Names that are loaded, all where it is empty; `*` stands for anything. What is there under
+    /// other names stays as it is.
     pub only: Vec<String>,
     /// Names that are left out on both sides; `*` stands for anything.
     pub ignore: Vec<String>,
     /// Tensors that are read at the same time.
     pub threads: usize,
-    /// Bytes that may be on the host at once on their way to devices. A larger box is read in parts. (A fused buffer takes what a rank holds of it.)
+    /// Bytes that may be on the host at once on their way to devices. A larger box is read in
+    /// parts. (A fused buffer takes what a rank holds of it.)
     pub memory: usize,
     /// Called from the reading threads with the bytes done and all there are.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
@@ -159,7 +213,9 @@ pub struct Loaded {
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
-        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| (0..=rest.len()).any(|i| rest.is_char_boundary(i) && matches(tail, &rest[i..]))),
+        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| {
+            (0..=rest.len()).any(|i| rest.is_char_boundary(i) && matches(tail, &rest[i..]))
+        }),
     }
 }
 
@@ -167,10 +223,14 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 type Wanted<'w> = BTreeMap<&'w String, String>;
 
 impl Load<'_> {
-    /// Loads a tensor for each that is there, in its layout, fused or not. All misfits are found before anything is read, and told together.
+    /// Loads a tensor for each that is there, in its layout, fused or not. All misfits are found
+    /// before anything is read, and told together.
     pub fn replace(&self, source: &dyn Source, there: &Contents) -> Result<Loaded> {
         let kept = there.kept()?;
-        let mut out = Loaded { tensors: there.tensors.clone(), ..Loaded::default() };
+        let mut out = Loaded {
+            tensors: there.tensors.clone(),
+            ..Loaded::default()
+        };
         let wanted = self.fit(source, &kept, &mut out)?;
         let bytes = |name: &str| kept[name].placed.info.bytes();
         let total: usize = wanted.keys().map(|name| bytes(name)).sum();
@@ -181,22 +241,44 @@ impl Load<'_> {
                 progress(done, total);
             }
         };
-        let plain: Vec<(&String, &String)> = wanted.iter().filter(|(name, _)| kept[**name].placed.fused.is_none()).map(|(name, from)| (*name, from)).collect();
-        let (next, loaded, gate) = (AtomicUsize::new(0), Mutex::new(vec![]), Gate { used: Mutex::new(0), freed: Condvar::new() });
+        let plain: Vec<(&String, &String)> = wanted
+            .iter()
+            .filter(|(name, _)| kept[**name].placed.fused.is_none())
+            .map(|(name, from)| (*name, from))
+            .collect();
+        let (next, loaded, gate) = (
+            AtomicUsize::new(0),
+            Mutex::new(vec![]),
+            Gate {
+                used: Mutex::new(0),
+                freed: Condvar::new(),
+            },
+        );
         let run = || {
             let mut spare = vec![];
             while let Some((name, from)) = plain.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let x = &kept[*name].tensor;
-                let place = Place { mesh: x.mesh().clone(), sharding: x.sharding().whole() };
-                let staged = source.info(from).map(|info| bytes_of(&unique(&local_regions(&place, x.shape())), info)).unwrap_or(0).min(self.memory);
+                let place = Place {
+                    mesh: x.mesh().clone(),
+                    sharding: x.sharding().whole(),
+                };
+                let staged = source
+                    .info(from)
+                    .map(|info| bytes_of(&unique(&local_regions(&place, x.shape())), info))
+                    .unwrap_or(0)
+                    .min(self.memory);
                 gate.enter(staged, self.memory);
-                let tensor = load_within(source, from, &place, self.memory, &mut spare).and_then(|t| Ok(t.cast(x.dtype())?));
+                let tensor = load_within(source, from, &place, self.memory, &mut spare)
+                    .and_then(|t| Ok(t.cast(x.dtype())?));
                 if self.memory != usize::MAX {
                     spare.clear();
                 }
                 gate.leave(staged);
                 tell(bytes(name));
-                loaded.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_string(), tensor));
+                loaded
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((name.to_string(), tensor));
             }
         };
         std::thread::scope(|scope| {
@@ -208,27 +290,49 @@ impl Load<'_> {
         }
         for fused in &there.fused {
             out.fused.push(fill(source, fused, &kept, &wanted)?);
-            tell(fused.parts.iter().filter(|p| wanted.contains_key(&p.name)).map(|p| bytes(&p.name)).sum());
+            tell(
+                fused
+                    .parts
+                    .iter()
+                    .filter(|p| wanted.contains_key(&p.name))
+                    .map(|p| bytes(&p.name))
+                    .sum(),
+            );
         }
         Ok(out)
     }
 
     /// Which tensor of the source takes the place of which, or all that does not fit.
-    fn fit<'k>(&self, source: &dyn Source, kept: &'k BTreeMap<String, Kept>, out: &mut Loaded) -> Result<Wanted<'k>> {
+    fn fit<'k>(
+        &self,
+        source: &dyn Source,
+        kept: &'k BTreeMap<String, Kept>,
+        out: &mut Loaded,
+    ) -> Result<Wanted<'k>> {
         let asked = |name: &str| {
             let named = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
             !named(&self.ignore) && (self.only.is_empty() || named(&self.only))
         };
-        let twin = |name: &str| name.strip_prefix(MASTER).map_or_else(|| format!("{MASTER}{name}"), String::from);
+        let twin = |name: &str| {
+            name.strip_prefix(MASTER)
+                .map_or_else(|| format!("{MASTER}{name}"), String::from)
+        };
         let (mut wrong, mut wanted) = (vec![], Wanted::new());
         for (name, Kept { placed, .. }) in kept.iter().filter(|(name, _)| asked(name)) {
-            let from = if source.tensors().contains_key(name) || !self.rebuild { name.clone() } else { twin(name) };
+            let from = if source.tensors().contains_key(name) || !self.rebuild {
+                name.clone()
+            } else {
+                twin(name)
+            };
             let here = &placed.info;
             match source.tensors().get(&from) {
                 None => out.missing.push(name.clone()),
                 Some(info) if info.shape != here.shape => out.mismatched.push(name.clone()),
                 Some(info) if info.dtype != here.dtype && !self.cast && from == *name => {
-                    wrong.push(format!("'{name}' is stored as {} and is {} here: allow a cast", info.dtype, here.dtype));
+                    wrong.push(format!(
+                        "'{name}' is stored as {} and is {} here: allow a cast",
+                        info.dtype, here.dtype
+                    ));
                 }
                 Some(_) => {
                     if from != *name {
@@ -240,24 +344,60 @@ impl Load<'_> {
         }
         let read: BTreeSet<&String> = wanted.values().collect();
         let used = |name: &String| kept.contains_key(name) || read.contains(name);
-        out.unexpected = source.tensors().keys().filter(|name| asked(name) && !used(name)).cloned().collect();
-        let told = |names: &[String]| names.iter().take(8).map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
+        out.unexpected = source
+            .tensors()
+            .keys()
+            .filter(|name| asked(name) && !used(name))
+            .cloned()
+            .collect();
+        let told = |names: &[String]| {
+            names
+                .iter()
+                .take(8)
+                .map(|n| format!("'{n}'"))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         for (names, allowed, what) in [
             (&out.missing, self.allow_missing, "are not in the source"),
-            (&out.unexpected, self.allow_unexpected, "are in the source and nobody asked for them"),
-            (&out.mismatched, self.allow_mismatched, "have another shape in the source"),
+            (
+                &out.unexpected,
+                self.allow_unexpected,
+                "are in the source and nobody asked for them",
+            ),
+            (
+                &out.mismatched,
+                self.allow_mismatched,
+                "have another shape in the source",
+            ),
         ] {
             if !allowed && !names.is_empty() {
                 wrong.push(format!("{} {} {what}", names.len(), told(names)));
             }
         }
-        if wrong.is_empty() { Ok(wanted) } else { Err(Error::Argument(format!("the tensors do not fit: {}", wrong.join("; ")))) }
+        if wrong.is_empty() {
+            Ok(wanted)
+        } else {
+            Err(Error::Argument(format!(
+                "the tensors do not fit: {}",
+                wrong.join("; ")
+            )))
+        }
     }
 }
 
 /// A fused buffer with parts of it loaded. Its other parts and its padding stay.
-fn fill(source: &dyn Source, fused: &Fused, kept: &BTreeMap<String, Kept>, wanted: &Wanted<'_>) -> Result<Fused> {
-    let parts: Vec<(&Kept, &String)> = fused.parts.iter().filter_map(|p| Some((&kept[&p.name], wanted.get(&p.name)?))).collect();
+fn fill(
+    source: &dyn Source,
+    fused: &Fused,
+    kept: &BTreeMap<String, Kept>,
+    wanted: &Wanted<'_>,
+) -> Result<Fused> {
+    let parts: Vec<(&Kept, &String)> = fused
+        .parts
+        .iter()
+        .filter_map(|p| Some((&kept[&p.name], wanted.get(&p.name)?)))
+        .collect();
     if parts.is_empty() {
         return Ok(fused.clone());
     }
@@ -265,7 +405,10 @@ fn fill(source: &dyn Source, fused: &Fused, kept: &BTreeMap<String, Kept>, wante
     let mut made: Vec<(Region, Device, Tensor)> = vec![];
     let mut filled = vec![];
     for (i, (rank, part)) in buffer.shards().into_iter().enumerate() {
-        let (device, region) = (mesh.device(i), buffer.sharding().region(mesh, rank, buffer.shape()));
+        let (device, region) = (
+            mesh.device(i),
+            buffer.sharding().region(mesh, rank, buffer.shape()),
+        );
         if let Some((.., same)) = made.iter().find(|(r, d, _)| *r == region && d == device) {
             filled.push(same.clone());
             continue;
@@ -282,18 +425,37 @@ fn fill(source: &dyn Source, fused: &Fused, kept: &BTreeMap<String, Kept>, wante
         made.push((region, device.clone(), new.clone()));
         filled.push(new);
     }
-    let ty = TensorType { dtype, shape: buffer.shape().clone(), sharding: buffer.sharding().clone() };
+    let ty = TensorType {
+        dtype,
+        shape: buffer.shape().clone(),
+        sharding: buffer.sharding().clone(),
+    };
     let plain = if mesh.is_single() { filled.pop() } else { None };
     let buffer = plain.map_or_else(|| Tensor::from_shards(&ty, mesh, &filled), Ok)?;
-    Ok(Fused { buffer, parts: fused.parts.clone() })
+    Ok(Fused {
+        buffer,
+        parts: fused.parts.clone(),
+    })
 }
 
 /// The bytes of a box as another dtype.
-fn read_as(source: &dyn Source, name: &str, region: &Region, dtype: DType, device: &Device) -> Result<Vec<u8>> {
+fn read_as(
+    source: &dyn Source,
+    name: &str,
+    region: &Region,
+    dtype: DType,
+    device: &Device,
+) -> Result<Vec<u8>> {
     let stored = source.info(name)?.dtype;
     let mut bytes = vec![0; region.numel() * stored.size()];
     source.read(name, region, &mut bytes)?;
-    Ok(if stored == dtype { bytes } else { Tensor::from_bytes(&bytes, stored, [region.numel()], device)?.cast(dtype)?.to_bytes()? })
+    Ok(if stored == dtype {
+        bytes
+    } else {
+        Tensor::from_bytes(&bytes, stored, [region.numel()], device)?
+            .cast(dtype)?
+            .to_bytes()?
+    })
 }
 
 /// Lets threads in as long as what they hold together stays within a limit.
@@ -306,7 +468,10 @@ impl Gate {
     fn enter(&self, bytes: usize, limit: usize) {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |used: &mut usize| *used > 0 && used.saturating_add(bytes) > limit;
-        *self.freed.wait_while(used, full).unwrap_or_else(PoisonError::into_inner) += bytes;
+        *self
+            .freed
+            .wait_while(used, full)
+            .unwrap_or_else(PoisonError::into_inner) += bytes;
     }
 
     fn leave(&self, bytes: usize) {

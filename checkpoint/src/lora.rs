@@ -1,7 +1,8 @@
 //! LoRA adapters merged into base weights, box by box.
 //!
-//! A box of a merged weight is `W + scale * B A` of that box alone: the rows of `B` and the columns of `A` that it needs, multiplied in `f32` in one fixed order,
-//! and rounded once to the type of `W`. So the bits do not depend on the boxes that are asked for.
+//! A box of a merged weight is `W + scale * B A` of that box alone: the rows of `B` and the columns
+//! of `A` that it needs, multiplied in `f32` in one fixed order, and rounded once to the type of
+//! `W`. So the bits do not depend on the boxes that are asked for.
 //!
 //! ```
 //! use anymesh_checkpoint::{lora::{Config, Merged}, Memory, Source, TensorInfo};
@@ -39,14 +40,23 @@ pub use config::Config;
 /// Opens the folder of an adapter: `adapter_model.safetensors` and `adapter_config.json`.
 pub fn open(folder: impl AsRef<Path>) -> Result<(safetensors::File, Config)> {
     let folder = folder.as_ref();
-    Ok((safetensors::File::open(folder.join("adapter_model.safetensors"))?, Config::open(folder.join("adapter_config.json"))?))
+    Ok((
+        safetensors::File::open(folder.join("adapter_model.safetensors"))?,
+        Config::open(folder.join("adapter_config.json"))?,
+    ))
 }
 
 /// What an adapter does to one tensor of the base.
 #[derive(Clone, Debug)]
 enum Change {
     /// Adds a scaled product; `transposed` where the base holds `[inputs, outputs]`.
-    Add { a: String, b: String, rank: usize, scale: f32, transposed: bool },
+    Add {
+        a: String,
+        b: String,
+        rank: usize,
+        scale: f32,
+        transposed: bool,
+    },
     /// Puts the adapter's own tensor in its place, such as a head or a bias that was trained whole.
     Replace(String),
 }
@@ -61,7 +71,9 @@ pub struct Merged<'s> {
 
 impl std::fmt::Debug for Merged<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Merged").field("changes", &self.changes).finish_non_exhaustive()
+        f.debug_struct("Merged")
+            .field("changes", &self.changes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -79,7 +91,9 @@ impl<'s> Merged<'s> {
         let mut changes = BTreeMap::new();
         let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
         if let Some((name, dtype)) = adapter.foreign().into_iter().next() {
-            return Err(Error::Argument(format!("adapter: tensor '{name}' has elements of type {dtype}, which cannot be merged")));
+            return Err(Error::Argument(format!(
+                "adapter: tensor '{name}' has elements of type {dtype}, which cannot be merged"
+            )));
         }
         for name in adapter.tensors().keys() {
             match role(name)? {
@@ -90,9 +104,15 @@ impl<'s> Merged<'s> {
                 Role::B(module) => pairs.entry(module).or_default().b = Some(name.clone()),
                 Role::Whole(target) => {
                     let (new, old) = (adapter.info(name)?, base.info(&target)?);
-                    if new.shape != old.shape || (new.dtype != old.dtype && !(new.dtype.is_float() && old.dtype.is_float())) {
+                    if new.shape != old.shape
+                        || (new.dtype != old.dtype
+                            && !(new.dtype.is_float() && old.dtype.is_float()))
+                    {
                         let (a, b) = (&new.shape, &old.shape);
-                        return Err(Error::Argument(format!("adapter: '{name}' is {}{a:?}, but '{target}' is {}{b:?}", new.dtype, old.dtype)));
+                        return Err(Error::Argument(format!(
+                            "adapter: '{name}' is {}{a:?}, but '{target}' is {}{b:?}",
+                            new.dtype, old.dtype
+                        )));
                     }
                     changes.insert(target, Change::Replace(name.clone()));
                 }
@@ -100,16 +120,37 @@ impl<'s> Merged<'s> {
         }
         for (module, pair) in pairs {
             let (Some(a), Some(b)) = (pair.a, pair.b) else {
-                return Err(Error::Argument(format!("adapter: module '{module}' has only one of its two factors")));
+                return Err(Error::Argument(format!(
+                    "adapter: module '{module}' has only one of its two factors"
+                )));
             };
             let target = format!("{module}.weight");
             let transposed = config.fan_in_fan_out || pair.embedding;
             let rank = config.rank(&module);
-            fits(base.info(&target)?, adapter.info(&a)?, adapter.info(&b)?, rank, transposed)
-                .map_err(|detail| Error::Argument(format!("adapter: module '{module}': {detail}")))?;
-            changes.insert(target, Change::Add { a, b, rank, scale: config.scale(&module), transposed });
+            fits(
+                base.info(&target)?,
+                adapter.info(&a)?,
+                adapter.info(&b)?,
+                rank,
+                transposed,
+            )
+            .map_err(|detail| Error::Argument(format!("adapter: module '{module}': {detail}")))?;
+            changes.insert(
+                target,
+                Change::Add {
+                    a,
+                    b,
+                    rank,
+                    scale: config.scale(&module),
+                    transposed,
+                },
+            );
         }
-        Ok(Self { base, adapter, changes })
+        Ok(Self {
+            base,
+            adapter,
+            changes,
+        })
     }
 
     /// The names of the tensors that the adapter changes.
@@ -121,7 +162,14 @@ impl<'s> Merged<'s> {
     fn factor(&self, name: &str, start: [usize; 2], shape: [usize; 2]) -> Result<Vec<f32>> {
         let dtype = self.adapter.info(name)?.dtype;
         let mut bytes = vec![0; shape[0] * shape[1] * dtype.size()];
-        self.adapter.read(name, &Region { start: start[..].into(), shape: shape[..].into() }, &mut bytes)?;
+        self.adapter.read(
+            name,
+            &Region {
+                start: start[..].into(),
+                shape: shape[..].into(),
+            },
+            &mut bytes,
+        )?;
         Ok(floats(&bytes, dtype))
     }
 }
@@ -141,7 +189,9 @@ impl Source for Merged<'_> {
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let info = self.base.info(name)?;
-        let Some(change) = self.changes.get(name) else { return self.base.read(name, region, out) };
+        let Some(change) = self.changes.get(name) else {
+            return self.base.read(name, region, out);
+        };
         check_box(name, info, region, out)?;
         let size = info.dtype.size();
         match change {
@@ -152,11 +202,21 @@ impl Source for Merged<'_> {
                 }
                 let mut bytes = vec![0; region.numel() * dtype.size()];
                 self.adapter.read(new, region, &mut bytes)?;
-                let bytes =
-                    cast(&bytes, dtype, info.dtype).ok_or_else(|| Error::Argument(format!("adapter: '{new}' is {dtype}, '{name}' is {}", info.dtype)))?;
+                let bytes = cast(&bytes, dtype, info.dtype).ok_or_else(|| {
+                    Error::Argument(format!(
+                        "adapter: '{new}' is {dtype}, '{name}' is {}",
+                        info.dtype
+                    ))
+                })?;
                 out.copy_from_slice(&bytes);
             }
-            Change::Add { a, b, rank, scale, transposed } => {
+            Change::Add {
+                a,
+                b,
+                rank,
+                scale,
+                transposed,
+            } => {
                 self.base.read(name, region, out)?;
                 let (&[r0, c0], &[rows, columns]) = (&region.start[..], &region.shape[..]) else {
                     return Err(Error::Argument(format!("tensor '{name}' is not a matrix")));
@@ -166,13 +226,22 @@ impl Source for Merged<'_> {
                 }
                 // `left` is [rows, rank], `right` is [rank, columns].
                 let (left, right) = if *transposed {
-                    let (a, b) = (self.factor(a, [0, r0], [*rank, rows])?, self.factor(b, [c0, 0], [columns, *rank])?);
+                    let (a, b) = (
+                        self.factor(a, [0, r0], [*rank, rows])?,
+                        self.factor(b, [c0, 0], [columns, *rank])?,
+                    );
                     (transpose(&a, *rank, rows), transpose(&b, columns, *rank))
                 } else {
-                    (self.factor(b, [r0, 0], [rows, *rank])?, self.factor(a, [0, c0], [*rank, columns])?)
+                    (
+                        self.factor(b, [r0, 0], [rows, *rank])?,
+                        self.factor(a, [0, c0], [*rank, columns])?,
+                    )
                 };
                 let mut sums = vec![0f32; columns];
-                for (row, weights) in left.chunks_exact(*rank).zip(out.chunks_exact_mut(columns * size)) {
+                for (row, weights) in left
+                    .chunks_exact(*rank)
+                    .zip(out.chunks_exact_mut(columns * size))
+                {
                     sums.fill(0.0);
                     for (x, line) in row.iter().zip(right.chunks_exact(columns)) {
                         sums.iter_mut().zip(line).for_each(|(sum, y)| *sum += x * y);
@@ -199,8 +268,14 @@ enum Role {
 fn role(name: &str) -> Result<Role> {
     let short = name.strip_prefix("base_model.model.").unwrap_or(name);
     let module = |end: &str| short.strip_suffix(end).map(str::to_string);
-    let linear = |factor: &str| module(&format!(".lora_{factor}.weight")).or_else(|| module(&format!(".lora_{factor}.default.weight")));
-    let embedding = |factor: &str| module(&format!(".lora_embedding_{factor}")).or_else(|| module(&format!(".lora_embedding_{factor}.default")));
+    let linear = |factor: &str| {
+        module(&format!(".lora_{factor}.weight"))
+            .or_else(|| module(&format!(".lora_{factor}.default.weight")))
+    };
+    let embedding = |factor: &str| {
+        module(&format!(".lora_embedding_{factor}"))
+            .or_else(|| module(&format!(".lora_embedding_{factor}.default")))
+    };
     if let Some(module) = linear("A") {
         return Ok(Role::A(module, false));
     }
@@ -211,19 +286,42 @@ fn role(name: &str) -> Result<Role> {
         return Ok(Role::B(module));
     }
     if short.contains(".lora_") {
-        return Err(Error::Argument(format!("adapter: '{name}' is a part of a LoRA adapter that cannot be merged; only factors A and B can")));
+        return Err(Error::Argument(format!(
+            "adapter: '{name}' is a part of a LoRA adapter that cannot be merged; only factors A and B can"
+        )));
     }
-    let target = short.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".").replace(".base_layer.", ".");
+    let target = short
+        .replace(".modules_to_save.default.", ".")
+        .replace(".modules_to_save.", ".")
+        .replace(".base_layer.", ".");
     Ok(Role::Whole(target))
 }
 
 /// Whether two factors have the shapes that a base weight asks for.
-fn fits(base: &TensorInfo, a: &TensorInfo, b: &TensorInfo, rank: usize, transposed: bool) -> std::result::Result<(), String> {
+fn fits(
+    base: &TensorInfo,
+    a: &TensorInfo,
+    b: &TensorInfo,
+    rank: usize,
+    transposed: bool,
+) -> std::result::Result<(), String> {
     if ![base, a, b].iter().all(|info| info.dtype.is_float()) {
-        return Err(format!("{} += {} x {}: all three must be floats", base.dtype, b.dtype, a.dtype));
+        return Err(format!(
+            "{} += {} x {}: all three must be floats",
+            base.dtype, b.dtype, a.dtype
+        ));
     }
-    let &[first, second] = base.shape.as_slice() else { return Err(format!("the base weight has shape {:?}; only matrices can be merged", base.shape)) };
-    let (inputs, outputs) = if transposed { (first, second) } else { (second, first) };
+    let &[first, second] = base.shape.as_slice() else {
+        return Err(format!(
+            "the base weight has shape {:?}; only matrices can be merged",
+            base.shape
+        ));
+    };
+    let (inputs, outputs) = if transposed {
+        (first, second)
+    } else {
+        (second, first)
+    };
     if a.shape != [rank, inputs] || b.shape != [outputs, rank] {
         return Err(format!(
             "the factors have shapes {:?} and {:?}, but rank {rank} and a base of {:?} ask for {:?} and {:?}",
@@ -238,7 +336,9 @@ fn fits(base: &TensorInfo, a: &TensorInfo, b: &TensorInfo, rank: usize, transpos
 }
 
 fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns).flat_map(|j| (0..rows).map(move |i| values[i * columns + j])).collect()
+    (0..columns)
+        .flat_map(|j| (0..rows).map(move |i| values[i * columns + j]))
+        .collect()
 }
 
 /// Adds scaled sums to weights, each rounded once.

@@ -1,9 +1,12 @@
 //! What a checkpoint holds: `manifest.json`, beside ordinary safetensors files.
 //!
-//! The manifest is written last, so a folder with one is whole. It names for each tensor its dtype, its global shape and the boxes it is stored in, each with file, place
-//! and checksums. Boxes of one tensor do not overlap and fill it. [`Manifest::parse`] checks all of that once; what it returns can be trusted.
+//! The manifest is written last, so a folder with one is whole. It names for each tensor its dtype,
+//! its global shape and the boxes it is stored in, each with file, place and checksums. Boxes of
+//! one tensor do not overlap and fill it. [`Manifest::parse`] checks all of that once; what it
+//! returns can be trusted.
 //!
-//! Versions: a reader takes every version up to its own. `migrate` lifts an older one step by step; a newer one is refused with its number.
+//! Versions: a reader takes every version up to its own. `migrate` lifts an older one step by step;
+//! a newer one is refused with its number.
 
 use crate::{Error, Result, TensorInfo, boxes::checked_numel};
 use anymesh_core::{DType, Region};
@@ -17,7 +20,8 @@ pub const VERSION: u64 = 1;
 pub const FORMAT: &str = "anymesh-checkpoint";
 /// The name of the file.
 pub const NAME: &str = "manifest.json";
-/// Bytes of a box that share a checksum: what a read of a part takes too much of at each of its ends is less than this.
+/// Bytes of a box that share a checksum: what a read of a part takes too much of at each of its
+/// ends is less than this.
 pub const BLOCK: usize = 1 << 20;
 
 /// The contents of a checkpoint.
@@ -70,7 +74,10 @@ pub struct StoredBox {
 impl StoredBox {
     /// The box in the tensor.
     pub fn region(&self) -> Region {
-        Region { start: self.start.iter().copied().collect(), shape: self.shape.iter().copied().collect() }
+        Region {
+            start: self.start.iter().copied().collect(),
+            shape: self.shape.iter().copied().collect(),
+        }
     }
 }
 
@@ -82,7 +89,10 @@ pub fn checksum(block: &[u8]) -> String {
 impl Stored {
     /// Its type. Dtypes were checked when the manifest was parsed.
     pub fn info(&self) -> TensorInfo {
-        TensorInfo { dtype: dtype(&self.dtype).unwrap_or(DType::U8), shape: self.shape.clone() }
+        TensorInfo {
+            dtype: dtype(&self.dtype).unwrap_or(DType::U8),
+            shape: self.shape.clone(),
+        }
     }
 }
 
@@ -93,7 +103,11 @@ fn dtype(name: &str) -> Option<DType> {
 impl Manifest {
     /// Reads and checks a manifest. `path` is for errors.
     pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
-        let wrong = |detail: String| Error::Format { path: path.into(), what: "checkpoint manifest", detail };
+        let wrong = |detail: String| Error::Format {
+            path: path.into(),
+            what: "checkpoint manifest",
+            detail,
+        };
         let mut value: Value = serde_json::from_slice(text).map_err(|e| wrong(e.to_string()))?;
         if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
             return Err(wrong(format!("its format is not '{FORMAT}'")));
@@ -110,41 +124,72 @@ impl Manifest {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether files have plain names and the boxes of every tensor lie in them, fill it and do not overlap.
+    /// Whether files have plain names and the boxes of every tensor lie in them, fill it and do not
+    /// overlap.
     pub(crate) fn check(&self) -> Result<(), String> {
         for name in self.files.keys() {
-            let plain = !name.is_empty() && name != NAME && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+            let plain = !name.is_empty()
+                && name != NAME
+                && !name.starts_with('.')
+                && !name.contains(['/', '\\', '\0']);
             if !plain {
                 return Err(format!("'{name}' is no name of a file in the folder"));
             }
         }
-        self.tensors.iter().try_for_each(|(name, stored)| self.check_tensor(stored).map_err(|why| format!("tensor '{name}': {why}")))
+        self.tensors.iter().try_for_each(|(name, stored)| {
+            self.check_tensor(stored)
+                .map_err(|why| format!("tensor '{name}': {why}"))
+        })
     }
 
     fn check_tensor(&self, stored: &Stored) -> Result<(), String> {
-        let dtype = dtype(&stored.dtype).ok_or_else(|| format!("unknown dtype '{}'", stored.dtype))?;
+        let dtype =
+            dtype(&stored.dtype).ok_or_else(|| format!("unknown dtype '{}'", stored.dtype))?;
         let count = |shape: &[usize]| checked_numel(shape).map(|n| n * dtype.size());
         let bytes = count(&stored.shape).ok_or("its shape is too large to address")?;
         let mut covered = 0usize;
         for (i, b) in stored.boxes.iter().enumerate() {
             let at = || format!("box {i} at {:?} of shape {:?}", b.start, b.shape);
             let rank = stored.shape.len();
-            let inside = |d: usize| b.start[d].checked_add(b.shape[d]).is_some_and(|end| end <= stored.shape[d]);
+            let inside = |d: usize| {
+                b.start[d]
+                    .checked_add(b.shape[d])
+                    .is_some_and(|end| end <= stored.shape[d])
+            };
             if b.start.len() != rank || b.shape.len() != rank || !(0..rank).all(inside) {
-                return Err(format!("{} is not inside the shape {:?}", at(), stored.shape));
+                return Err(format!(
+                    "{} is not inside the shape {:?}",
+                    at(),
+                    stored.shape
+                ));
             }
             let size = count(&b.shape).ok_or_else(|| format!("{} is too large", at()))?;
-            let file = *self.files.get(&b.file).ok_or_else(|| format!("{} is in '{}', which is no file of the checkpoint", at(), b.file))?;
-            if b.offset.checked_add(size as u64).is_none_or(|end| end > file) {
+            let file = *self.files.get(&b.file).ok_or_else(|| {
+                format!(
+                    "{} is in '{}', which is no file of the checkpoint",
+                    at(),
+                    b.file
+                )
+            })?;
+            if b.offset
+                .checked_add(size as u64)
+                .is_none_or(|end| end > file)
+            {
                 return Err(format!("{} reaches past the end of '{}'", at(), b.file));
             }
             if b.sums.len() != size.div_ceil(BLOCK) {
-                return Err(format!("{} of {size} bytes has {} checksums", at(), b.sums.len()));
+                return Err(format!(
+                    "{} of {size} bytes has {} checksums",
+                    at(),
+                    b.sums.len()
+                ));
             }
             covered = covered.checked_add(size).ok_or("its boxes are too large")?;
         }
         if covered != bytes || overlap(&stored.boxes) {
-            return Err(format!("its boxes have {covered} bytes of {bytes}, or overlap: they must fill it exactly"));
+            return Err(format!(
+                "its boxes have {covered} bytes of {bytes}, or overlap: they must fill it exactly"
+            ));
         }
         Ok(())
     }
@@ -152,14 +197,30 @@ impl Manifest {
 
 /// Whether any two boxes share an element.
 fn overlap(boxes: &[StoredBox]) -> bool {
-    let mut groups = vec![boxes.iter().map(StoredBox::region).filter(|r| r.numel() > 0).collect::<Vec<Region>>()];
-    // Boxes of a grid, or of a part of one, come apart dimension by dimension. Those that do not are compared with each other.
+    let mut groups = vec![
+        boxes
+            .iter()
+            .map(StoredBox::region)
+            .filter(|r| r.numel() > 0)
+            .collect::<Vec<Region>>(),
+    ];
+    // Boxes of a grid, or of a part of one, come apart dimension by dimension. Those that do not
+    // are compared with each other.
     while let Some(mut group) = groups.pop() {
         let rank = group.first().map_or(0, |r| r.start.len());
-        let parts = (0..rank).map(|d| apart(&mut group, d)).find(|parts| parts.len() > 1);
+        let parts = (0..rank)
+            .map(|d| apart(&mut group, d))
+            .find(|parts| parts.len() > 1);
         match parts {
             Some(parts) => groups.extend(parts),
-            None if group.iter().enumerate().any(|(i, a)| group[i + 1..].iter().any(|b| a.intersect(b).is_some_and(|r| r.numel() > 0))) => return true,
+            None if group.iter().enumerate().any(|(i, a)| {
+                group[i + 1..]
+                    .iter()
+                    .any(|b| a.intersect(b).is_some_and(|r| r.numel() > 0))
+            }) =>
+            {
+                return true;
+            }
             None => {}
         }
     }
@@ -177,21 +238,36 @@ fn apart(boxes: &mut [Region], d: usize) -> Vec<Vec<Region>> {
         }
         end = end.max(r.start[d] + r.shape[d]);
     }
-    if cuts.is_empty() { vec![] } else { cuts.into_iter().chain([first..boxes.len()]).map(|range| boxes[range].to_vec()).collect() }
+    if cuts.is_empty() {
+        vec![]
+    } else {
+        cuts.into_iter()
+            .chain([first..boxes.len()])
+            .map(|range| boxes[range].to_vec())
+            .collect()
+    }
 }
 
-/// Step `i` lifts a manifest of version `i + 1` to the next. A change of the schema adds one, with a stored sample of the old version to test it on.
+/// Step `i` lifts a manifest of version `i + 1` to the next. A change of the schema adds one, with
+/// a stored sample of the old version to test it on.
 const MIGRATIONS: [fn(&mut Map<String, Value>) -> Result<(), String>; VERSION as usize - 1] = [];
 
 /// Lifts a manifest of an older version.
 fn migrate(value: &mut Value) -> Result<(), String> {
-    let Some(object) = value.as_object_mut() else { return Err("it is no object".into()) };
-    let version = object.get("version").and_then(Value::as_u64).ok_or("it has no version")?;
+    let Some(object) = value.as_object_mut() else {
+        return Err("it is no object".into());
+    };
+    let version = object
+        .get("version")
+        .and_then(Value::as_u64)
+        .ok_or("it has no version")?;
     if version == 0 {
         return Err("there is no version 0".into());
     }
     if version > VERSION {
-        return Err(format!("version {version} was written by a newer library: this one reads 1 to {VERSION}, update it"));
+        return Err(format!(
+            "version {version} was written by a newer library: this one reads 1 to {VERSION}, update it"
+        ));
     }
     for step in &MIGRATIONS[version as usize - 1..] {
         step(object)?;
@@ -216,7 +292,10 @@ mod tests {
         for bits in (0..20_000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)) {
             let x = f64::from_bits(bits);
             if x.is_finite() {
-                let found = manifest(json!({}), json!({"x": x})).expect("a manifest").state["x"].as_f64();
+                let found = manifest(json!({}), json!({"x": x}))
+                    .expect("a manifest")
+                    .state["x"]
+                    .as_f64();
                 assert_eq!(found.map(f64::to_bits), Some(bits), "{x:e}");
             }
         }
@@ -224,10 +303,17 @@ mod tests {
 
     #[test]
     fn sizes_beside_a_zero_must_be_addressable_too() {
-        let tensor = |shape: &[usize]| manifest(json!({"t": {"dtype": "f32", "shape": shape, "layout": "", "boxes": []}}), json!({}));
+        let tensor = |shape: &[usize]| {
+            manifest(
+                json!({"t": {"dtype": "f32", "shape": shape, "layout": "", "boxes": []}}),
+                json!({}),
+            )
+        };
         assert!(tensor(&[0, 1 << 40]).is_ok());
         for shape in [[0, 1 << 40, 1 << 40], [1 << 40, 1 << 40, 0]] {
-            let error = tensor(&shape).expect_err("strides would overflow").to_string();
+            let error = tensor(&shape)
+                .expect_err("strides would overflow")
+                .to_string();
             assert!(error.contains("too large to address"), "{error}");
         }
     }

@@ -7,11 +7,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Pieces of a file that lie at most this far apart are read in one call: a copy of two pages costs about as much as the call it saves. So at most this much is
-/// read too much for each piece.
+/// Pieces of a file that lie at most this far apart are read in one call: a copy of two pages costs
+/// about as much as the call it saves. So at most this much is read too much for each piece.
 pub(crate) const GAP: u64 = 8 << 10;
 
-/// One call that joins pieces spans at most this much: so much memory a read needs besides its target.
+/// One call that joins pieces spans at most this much: so much memory a read needs besides its
+/// target.
 pub(crate) const SPAN: u64 = 1 << 20;
 
 /// One call joins at most this many pieces.
@@ -37,14 +38,23 @@ impl Positioned {
         let data = file.metadata().map_err(|e| Error::io(path, "open", &e))?;
         // A folder can be opened, and some devices have no end.
         if !data.is_file() {
-            return Err(Error::Io { path: path.into(), action: "open", reason: "not an ordinary file".into() });
+            return Err(Error::Io {
+                path: path.into(),
+                action: "open",
+                reason: "not an ordinary file".into(),
+            });
         }
-        let out = Self { path: path.into(), length: data.len(), handle: OnceLock::new() };
+        let out = Self {
+            path: path.into(),
+            length: data.len(),
+            handle: OnceLock::new(),
+        };
         out.set(file);
         Ok(out)
     }
 
-    /// Closes the file until it is read again, so that a folder of many files does not hold as many open.
+    /// Closes the file until it is read again, so that a folder of many files does not hold as many
+    /// open.
     pub(crate) fn close(&mut self) {
         self.handle = OnceLock::new();
     }
@@ -65,16 +75,30 @@ impl Positioned {
         read_exact(self.handle()?, offset, out).map_err(|e| Error::io(&self.path, "read", &e))
     }
 
-    /// Reads the elements of a box of a tensor that starts at `base` and whose neighbours along each dimension lie `strides` bytes apart, in row-major order.
+    /// Reads the elements of a box of a tensor that starts at `base` and whose neighbours along
+    /// each dimension lie `strides` bytes apart, in row-major order.
     ///
-    /// Falling strides are read as they come; others in the order of the file and then put into place, a slab of at most [`SPAN`] (or one index of the
-    /// dimension that is outermost in the file) at a time.
-    pub(crate) fn read_strided(&self, base: u64, strides: &[u64], region: &Region, size: usize, out: &mut [u8]) -> Result<()> {
+    /// Falling strides are read as they come; others in the order of the file and then put into
+    /// place, a slab of at most [`SPAN`] (or one index of the dimension that is outermost in the
+    /// file) at a time.
+    pub(crate) fn read_strided(
+        &self,
+        base: u64,
+        strides: &[u64],
+        region: &Region,
+        size: usize,
+        out: &mut [u8],
+    ) -> Result<()> {
         let rank = strides.len();
         let mut order: Vec<usize> = (0..rank).filter(|&d| region.shape[d] != 1).collect();
         let in_order = order.windows(2).all(|w| strides[w[0]] >= strides[w[1]]);
         let base = (0..rank).fold(base, |at, d| at + strides[d] * region.start[d] as u64);
-        let dims = |order: &[usize]| order.iter().map(|&d| (strides[d], region.shape[d])).collect::<Vec<_>>();
+        let dims = |order: &[usize]| {
+            order
+                .iter()
+                .map(|&d| (strides[d], region.shape[d]))
+                .collect::<Vec<_>>()
+        };
         if region.numel() == 0 || in_order {
             return self.read_runs(base, &dims(&order), size, out);
         }
@@ -94,7 +118,13 @@ impl Positioned {
             slab_dims[0].1 = count;
             let slab = &mut slab[..count * row];
             self.read_runs(base + strides[outer] * first as u64, &slab_dims, size, slab)?;
-            let mut odometer = Odometer::new(&order.iter().zip(&slab_dims).map(|(&d, &(_, n))| (steps[d] as u64, n)).collect::<Vec<_>>());
+            let mut odometer = Odometer::new(
+                &order
+                    .iter()
+                    .zip(&slab_dims)
+                    .map(|(&d, &(_, n))| (steps[d] as u64, n))
+                    .collect::<Vec<_>>(),
+            );
             for element in slab.chunks_exact(size) {
                 let at = first * steps[outer] + odometer.at as usize;
                 out[at..at + size].copy_from_slice(element);
@@ -104,8 +134,15 @@ impl Positioned {
         Ok(())
     }
 
-    /// Reads what `dims` (bytes from one index to the next, number of indices) lead to, one after the other, into `out`.
-    fn read_runs(&self, base: u64, dims: &[(u64, usize)], size: usize, out: &mut [u8]) -> Result<()> {
+    /// Reads what `dims` (bytes from one index to the next, number of indices) lead to, one after
+    /// the other, into `out`.
+    fn read_runs(
+        &self,
+        base: u64,
+        dims: &[(u64, usize)],
+        size: usize,
+        out: &mut [u8],
+    ) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
@@ -117,18 +154,25 @@ impl Positioned {
         }
         let mut odometer = Odometer::new(&dims[..outer]);
         let mut scratch = vec![];
-        // The runs that the next call reads: where they begin, what they span, and where in `out` they start.
+        // The runs that the next call reads: where they begin, what they span, and where in `out`
+        // they start.
         let mut starts: Vec<u64> = vec![];
         let mut span: Range<u64> = 0..0;
         let mut done = 0;
         loop {
             let (start, end) = (base + odometer.at, base + odometer.at + run as u64);
-            let joins = start >= span.start && start <= span.end.saturating_add(GAP) && end.max(span.end) - span.start <= SPAN;
+            let joins = start >= span.start
+                && start <= span.end.saturating_add(GAP)
+                && end.max(span.end) - span.start <= SPAN;
             if starts.len() == PIECES || (!starts.is_empty() && !joins) {
                 done += self.read_group(&span, &starts, run, &mut scratch, &mut out[done..])?;
                 starts.clear();
             }
-            span = if starts.is_empty() { start..end } else { span.start..end.max(span.end) };
+            span = if starts.is_empty() {
+                start..end
+            } else {
+                span.start..end.max(span.end)
+            };
             starts.push(start);
             if !odometer.next() {
                 self.read_group(&span, &starts, run, &mut scratch, &mut out[done..])?;
@@ -138,7 +182,14 @@ impl Positioned {
     }
 
     /// Reads one span and copies its runs out; returns how many bytes those are.
-    fn read_group(&self, span: &Range<u64>, starts: &[u64], run: usize, scratch: &mut Vec<u8>, out: &mut [u8]) -> Result<usize> {
+    fn read_group(
+        &self,
+        span: &Range<u64>,
+        starts: &[u64],
+        run: usize,
+        scratch: &mut Vec<u8>,
+        out: &mut [u8],
+    ) -> Result<usize> {
         let out = &mut out[..starts.len() * run];
         if let [start] = starts {
             self.read_at(*start, out)?;
@@ -159,12 +210,25 @@ impl Positioned {
         }
         let again = Self::open(&self.path)?;
         if again.length != self.length {
-            let reason = format!("it had {} bytes when it was first opened and has {} now", self.length, again.length);
-            return Err(Error::Io { path: self.path.clone(), action: "open", reason });
+            let reason = format!(
+                "it had {} bytes when it was first opened and has {} now",
+                self.length, again.length
+            );
+            return Err(Error::Io {
+                path: self.path.clone(),
+                action: "open",
+                reason,
+            });
         }
         Ok(match again.handle.into_inner() {
             Some(handle) => self.handle.get_or_init(|| handle),
-            None => return Err(Error::Io { path: self.path.clone(), action: "open", reason: "it was closed meanwhile".into() }),
+            None => {
+                return Err(Error::Io {
+                    path: self.path.clone(),
+                    action: "open",
+                    reason: "it was closed meanwhile".into(),
+                });
+            }
         })
     }
 
@@ -187,7 +251,9 @@ fn read_exact(handle: &Handle, offset: u64, out: &mut [u8]) -> std::io::Result<(
 #[cfg(not(unix))]
 fn read_exact(handle: &Handle, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
     use std::io::{Read, Seek, SeekFrom};
-    let mut file = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut file = handle
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     file.seek(SeekFrom::Start(offset))?;
     file.read_exact(out)
 }
@@ -201,7 +267,11 @@ struct Odometer {
 
 impl Odometer {
     fn new(dims: &[(u64, usize)]) -> Self {
-        Self { dims: dims.to_vec(), index: vec![0; dims.len()], at: 0 }
+        Self {
+            dims: dims.to_vec(),
+            index: vec![0; dims.len()],
+            at: 0,
+        }
     }
 
     /// The next index; `false` when it was the last.
@@ -227,10 +297,15 @@ mod tests {
     #[test]
     fn every_order_of_strides_is_read_to_the_same_elements() {
         let path = std::env::temp_dir().join(format!("anymesh-positioned-{}", std::process::id()));
-        let bytes: Vec<u8> = (0..40_000u32).flat_map(|i| (i as u16).to_le_bytes()).collect();
+        let bytes: Vec<u8> = (0..40_000u32)
+            .flat_map(|i| (i as u16).to_le_bytes())
+            .collect();
         std::fs::write(&path, &bytes).expect("a temporary file");
         let mut file = Positioned::open(&path).expect("it was just written");
-        let region = |start: &[usize], shape: &[usize]| Region { start: start.iter().copied().collect(), shape: shape.iter().copied().collect() };
+        let region = |start: &[usize], shape: &[usize]| Region {
+            start: start.iter().copied().collect(),
+            shape: shape.iter().copied().collect(),
+        };
         for (strides, part) in [
             ([2000, 100, 2], region(&[1, 2, 3], &[5, 6, 7])),
             ([2, 100, 2000], region(&[1, 2, 3], &[7, 6, 5])),
@@ -242,12 +317,18 @@ mod tests {
         ] {
             file.close();
             let mut out = vec![0; part.numel() * 2];
-            file.read_strided(4, &strides, &part, 2, &mut out).expect("inside the file");
+            file.read_strided(4, &strides, &part, 2, &mut out)
+                .expect("inside the file");
             let mut expected = vec![];
             for i in 0..part.shape[0] {
                 for j in 0..part.shape[1] {
                     for k in 0..part.shape[2] {
-                        let at = 4 + [i, j, k].iter().zip(&part.start).zip(&strides).map(|((x, s), step)| (x + s) * *step as usize).sum::<usize>();
+                        let at = 4 + [i, j, k]
+                            .iter()
+                            .zip(&part.start)
+                            .zip(&strides)
+                            .map(|((x, s), step)| (x + s) * *step as usize)
+                            .sum::<usize>();
                         expected.extend_from_slice(&bytes[at..at + 2]);
                     }
                 }

@@ -36,15 +36,31 @@ impl Checkpoint {
         for (name, bytes) in &manifest.files {
             let mut file = Positioned::open(&path.join(name))?;
             if file.len() != *bytes {
-                let detail = format!("it has {} bytes, the manifest says {bytes}: the file was cut short or replaced", file.len());
-                return Err(Error::format(file.path(), "data file of this checkpoint", detail));
+                let detail = format!(
+                    "it has {} bytes, the manifest says {bytes}: the file was cut short or replaced",
+                    file.len()
+                );
+                return Err(Error::format(
+                    file.path(),
+                    "data file of this checkpoint",
+                    detail,
+                ));
             }
             // A folder may have more files than a process may hold open.
             file.close();
             files.insert(name.clone(), file);
         }
-        let tensors = manifest.tensors.iter().map(|(name, stored)| (name.clone(), stored.info())).collect();
-        Ok(Self { path, manifest, tensors, files })
+        let tensors = manifest
+            .tensors
+            .iter()
+            .map(|(name, stored)| (name.clone(), stored.info()))
+            .collect();
+        Ok(Self {
+            path,
+            manifest,
+            tensors,
+            files,
+        })
     }
 
     /// What it holds.
@@ -57,7 +73,8 @@ impl Checkpoint {
         &self.path
     }
 
-    /// A tensor, cut up over a mesh or on one device, whatever it was saved from. Reads what this process holds, each box once.
+    /// A tensor, cut up over a mesh or on one device, whatever it was saved from. Reads what this
+    /// process holds, each box once.
     pub fn load(&self, name: &str, place: impl Into<Place>) -> Result<Tensor> {
         crate::load(self, name, place)
     }
@@ -66,7 +83,11 @@ impl Checkpoint {
     pub fn values<T: Element>(&self, name: &str) -> Result<Vec<T>> {
         let info = self.info(name)?;
         if info.dtype != T::DTYPE {
-            return Err(Error::Argument(format!("tensor '{name}' holds {}, not {}", info.dtype, T::DTYPE)));
+            return Err(Error::Argument(format!(
+                "tensor '{name}' holds {}, not {}",
+                info.dtype,
+                T::DTYPE
+            )));
         }
         Ok(T::from_bytes(&self.read_all(name)?))
     }
@@ -76,10 +97,20 @@ impl Checkpoint {
         self.verify_with(&|_| true, &mut |_| ())
     }
 
-    /// Reads the tensors whose names are wanted; the errors of all boxes that are damaged. `read` is told how many bytes were read, in parts.
-    pub fn verify_with(&self, wanted: &dyn Fn(&str) -> bool, read: &mut dyn FnMut(usize)) -> Vec<Error> {
+    /// Reads the tensors whose names are wanted; the errors of all boxes that are damaged. `read`
+    /// is told how many bytes were read, in parts.
+    pub fn verify_with(
+        &self,
+        wanted: &dyn Fn(&str) -> bool,
+        read: &mut dyn FnMut(usize),
+    ) -> Vec<Error> {
         let (mut wrong, mut window) = (vec![], vec![]);
-        for (name, stored) in self.manifest.tensors.iter().filter(|(name, _)| wanted(name)) {
+        for (name, stored) in self
+            .manifest
+            .tensors
+            .iter()
+            .filter(|(name, _)| wanted(name))
+        {
             let size = self.tensors[name].dtype.size();
             for b in &stored.boxes {
                 let (mut at, end) = (0, b.region().numel() * size);
@@ -97,9 +128,23 @@ impl Checkpoint {
         wrong
     }
 
-    /// Reads bytes `from..to` of a box into `window`, which begin at a block and end at one or at the end of the box, and checks them.
-    fn blocks<'w>(&self, tensor: &str, b: &StoredBox, from: usize, to: usize, window: &'w mut Vec<u8>) -> Result<&'w [u8]> {
-        let none = || Error::format(&self.path, "checkpoint", format!("a box is in '{}', which the manifest does not list", b.file));
+    /// Reads bytes `from..to` of a box into `window`, which begin at a block and end at one or at
+    /// the end of the box, and checks them.
+    fn blocks<'w>(
+        &self,
+        tensor: &str,
+        b: &StoredBox,
+        from: usize,
+        to: usize,
+        window: &'w mut Vec<u8>,
+    ) -> Result<&'w [u8]> {
+        let none = || {
+            Error::format(
+                &self.path,
+                "checkpoint",
+                format!("a box is in '{}', which the manifest does not list", b.file),
+            )
+        };
         let file = self.files.get(&b.file).ok_or_else(none)?;
         if window.len() < to - from {
             window.resize(to - from, 0);
@@ -109,8 +154,16 @@ impl Checkpoint {
         for (i, block) in bytes.chunks(BLOCK).enumerate() {
             if b.sums.get(from / BLOCK + i) != Some(&checksum(block)) {
                 let region = format!("{:?}+{:?}", b.start, b.shape);
-                let detail = format!("bytes from {} on do not have their checksum", b.offset + (from + i * BLOCK) as u64);
-                return Err(Error::Damaged { path: file.path().into(), tensor: tensor.into(), region, detail });
+                let detail = format!(
+                    "bytes from {} on do not have their checksum",
+                    b.offset + (from + i * BLOCK) as u64
+                );
+                return Err(Error::Damaged {
+                    path: file.path().into(),
+                    tensor: tensor.into(),
+                    region,
+                    detail,
+                });
             }
         }
         Ok(bytes)
@@ -119,14 +172,21 @@ impl Checkpoint {
     /// Reads several boxes of a tensor.
     fn read_parts(&self, name: &str, mut parts: Vec<(&Region, &mut [u8])>) -> Result<()> {
         let info = self.info(name)?;
-        parts.iter().try_for_each(|(region, out)| check_box(name, info, region, out))?;
+        parts
+            .iter()
+            .try_for_each(|(region, out)| check_box(name, info, region, out))?;
         let (size, mut window) = (info.dtype.size(), vec![]);
         for b in &self.manifest.tensors[name].boxes {
             let of = b.region();
             let mut wanted = vec![];
             for (region, out) in &mut parts {
                 if let Some(part) = of.intersect(region).filter(|part| part.numel() > 0) {
-                    wanted.push(Wanted { runs: runs(&part, &of, region, size).collect(), next: 0, done: 0, out });
+                    wanted.push(Wanted {
+                        runs: runs(&part, &of, region, size).collect(),
+                        next: 0,
+                        done: 0,
+                        out,
+                    });
                 }
             }
             self.read_box(name, b, &mut wanted, of.numel() * size, &mut window)?;
@@ -134,8 +194,16 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Copies what several buffers need of a box. Every block is read and checked once, and blocks that are near each other together.
-    fn read_box(&self, tensor: &str, b: &StoredBox, wanted: &mut [Wanted<'_>], total: usize, window: &mut Vec<u8>) -> Result<()> {
+    /// Copies what several buffers need of a box. Every block is read and checked once, and blocks
+    /// that are near each other together.
+    fn read_box(
+        &self,
+        tensor: &str,
+        b: &StoredBox,
+        wanted: &mut [Wanted<'_>],
+        total: usize,
+        window: &mut Vec<u8>,
+    ) -> Result<()> {
         while let Some(at) = wanted.iter().filter_map(Wanted::at).min() {
             let begin = at / BLOCK * BLOCK;
             let mut end = at + 1;
@@ -145,7 +213,11 @@ impl Checkpoint {
                     end = end.max(run.0 + run.2);
                 }
             }
-            let end = end.min(begin + WINDOW).div_ceil(BLOCK).saturating_mul(BLOCK).min(total);
+            let end = end
+                .min(begin + WINDOW)
+                .div_ceil(BLOCK)
+                .saturating_mul(BLOCK)
+                .min(total);
             let bytes = self.blocks(tensor, b, begin, end, window)?;
             wanted.iter_mut().for_each(|w| w.take(begin, end, bytes));
         }
@@ -202,6 +274,12 @@ impl Source for Checkpoint {
     }
 
     fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
-        self.read_parts(name, boxes.iter_mut().map(|(region, out)| (&*region, out.as_mut_slice())).collect())
+        self.read_parts(
+            name,
+            boxes
+                .iter_mut()
+                .map(|(region, out)| (&*region, out.as_mut_slice()))
+                .collect(),
+        )
     }
 }

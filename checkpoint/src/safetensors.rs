@@ -1,7 +1,8 @@
 //! Ordinary safetensors files, in and out.
 //!
-//! Why not the `safetensors` crate: it takes a file as one slice, which is either all of it in memory or a memory map (`unsafe`, and a crash when another process
-//! cuts the file short). Here a file is read at positions, only where a box needs it, and written as a stream.
+//! Why not the `safetensors` crate: it takes a file as one slice, which is either all of it in
+//! memory or a memory map (`unsafe`, and a crash when another process cuts the file short). Here a
+//! file is read at positions, only where a box needs it, and written as a stream.
 //!
 //! ```
 //! use anymesh_checkpoint::{safetensors, Source, TensorInfo};
@@ -36,8 +37,9 @@ pub(crate) use write::{copy_tensor, header_of, refuse_foreign, sync_folder, writ
 
 /// A safetensors file that is read box by box.
 ///
-/// The header is checked once, when the file is opened. The rows of a box that lie at most 8 KiB apart are read in one call of at most 1 MiB: at most 8 KiB are
-/// read too much for each row, and 1 MiB is the memory a read needs besides its target.
+/// The header is checked once, when the file is opened. The rows of a box that lie at most 8 KiB
+/// apart are read in one call of at most 1 MiB: at most 8 KiB are read too much for each row, and 1
+/// MiB is the memory a read needs besides its target.
 #[derive(Debug)]
 pub struct File {
     file: Positioned,
@@ -74,12 +76,20 @@ impl Source for File {
     }
 
     fn foreign(&self) -> Vec<(String, String)> {
-        self.header.foreign.iter().map(|(name, dtype)| (name.clone(), dtype.clone())).collect()
+        self.header
+            .foreign
+            .iter()
+            .map(|(name, dtype)| (name.clone(), dtype.clone()))
+            .collect()
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo> {
         if let Some(dtype) = self.header.foreign.get(name) {
-            return Err(Error::ForeignType { path: self.file.path().into(), tensor: name.into(), dtype: dtype.clone() });
+            return Err(Error::ForeignType {
+                path: self.file.path().into(),
+                tensor: name.into(),
+                dtype: dtype.clone(),
+            });
         }
         crate::source::find(&self.header.tensors, name)
     }
@@ -89,6 +99,7 @@ impl Source for File {
         check_box(name, info, region, out)?;
         let base = self.header.offsets.get(name).copied().unwrap_or(0);
         let size = info.dtype.size();
-        self.file.read_strided(base, &row_major(&info.shape, size), region, size, out)
+        self.file
+            .read_strided(base, &row_major(&info.shape, size), region, size, out)
     }
 }

@@ -1,4 +1,5 @@
-//! Writing a checkpoint: the data files of this process. What makes them a checkpoint is in `commit`.
+//! Writing a checkpoint: the data files of this process. What makes them a checkpoint is in
+//! `commit`.
 
 use crate::{
     Contents, Error, Result, Source, TensorInfo,
@@ -26,11 +27,13 @@ pub struct Saver<'a> {
     pub files: &'a dyn Files,
     /// Threads that write at the same time.
     pub threads: usize,
-    /// Bytes that may be held in memory at once, over all threads, beside the tensors themselves. Boxes are cut so that they fit.
+    /// Bytes that may be held in memory at once, over all threads, beside the tensors themselves.
+    /// Boxes are cut so that they fit.
     pub memory: usize,
     /// Called from the writing threads with the bytes done and all that this process writes.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
-    /// A mesh over all processes that save together. `None` takes the largest mesh of the tensors that has ranks in other processes, if any has.
+    /// A mesh over all processes that save together. `None` takes the largest mesh of the tensors
+    /// that has ranks in other processes, if any has.
     pub world: Option<Mesh>,
 }
 
@@ -43,7 +46,13 @@ impl std::fmt::Debug for Saver<'_> {
 impl Default for Saver<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Self { files: &Disk, threads, memory: threads * plan::TILE, progress: None, world: None }
+        Self {
+            files: &Disk,
+            threads,
+            memory: threads * plan::TILE,
+            progress: None,
+            world: None,
+        }
     }
 }
 
@@ -53,22 +62,45 @@ pub fn save(root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
 }
 
 impl Saver<'_> {
-    /// Saves what a program keeps, however it lies, as the checkpoint `name` in the folder `root`, and returns its path. A crash at any instant leaves what was there before, or
-    /// the new checkpoint whole. Somebody else who writes to the same root is an error.
+    /// Saves what a program keeps, however it lies, as the checkpoint `name` in the folder `root`,
+    /// and returns its path. A crash at any instant leaves what was there before, or the new
+    /// checkpoint whole. Somebody else who writes to the same root is an error.
     ///
-    /// Where tensors lie on ranks of several processes, every process makes this call with the same names and layouts, and `root` is a folder that all of them see. Each writes
-    /// what its ranks hold; the first one commits when all are done. Where one fails, all get an error and nothing is committed.
+    /// Where tensors lie on ranks of several processes, every process makes this call with the same
+    /// names and layouts, and `root` is a folder that all of them see. Each writes what its ranks
+    /// hold; the first one commits when all are done. Where one fails, all get an error and nothing
+    /// is committed.
     pub fn save(&self, root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
         let (world, kept) = (self.world_of(contents), contents.stored());
-        let begun = Begun::new(self.files, root, name, world, kept.as_ref().map(|_| ()).map_err(Error::clone))?;
+        let begun = Begun::new(
+            self.files,
+            root,
+            name,
+            world,
+            kept.as_ref().map(|_| ()).map_err(Error::clone),
+        )?;
         let kept = kept?;
-        let placed: BTreeMap<String, Placed> = kept.iter().map(|(name, k)| (name.clone(), k.placed.clone())).collect();
+        let placed: BTreeMap<String, Placed> = kept
+            .iter()
+            .map(|(name, k)| (name.clone(), k.placed.clone()))
+            .collect();
         let work = begun.world.share(plan::owners(&placed, self.largest()));
-        let written = self.write(&begun.folder, &work, &placed, &|piece, out| kept[&piece.tensor].copy(&piece.region, out));
-        begun.complete(self.files, written, &Head { step: contents.step, state: &contents.state, placed: &placed })
+        let written = self.write(&begun.folder, &work, &placed, &|piece, out| {
+            kept[&piece.tensor].copy(&piece.region, out)
+        });
+        begun.complete(
+            self.files,
+            written,
+            &Head {
+                step: contents.step,
+                state: &contents.state,
+                placed: &placed,
+            },
+        )
     }
 
-    /// Saves the tensors of any source, laid out in files as tensors that lie so would be, in bounded memory.
+    /// Saves the tensors of any source, laid out in files as tensors that lie so would be, in
+    /// bounded memory.
     pub fn save_source(
         &self,
         root: &Path,
@@ -79,25 +111,49 @@ impl Saver<'_> {
         state: &Map<String, Value>,
     ) -> Result<PathBuf> {
         if let Some((tensor, dtype)) = source.foreign().first() {
-            return Err(Error::Argument(format!("tensor '{tensor}' has the type {dtype}, which this library has none for: remove it from the source first")));
+            return Err(Error::Argument(format!(
+                "tensor '{tensor}' has the type {dtype}, which this library has none for: remove it from the source first"
+            )));
         }
         for (tensor, placed) in layout {
             if *source.info(tensor)? != placed.info {
-                return Err(Error::Argument(format!("tensor '{tensor}' is {:?}, to be stored as {:?}", source.info(tensor)?, placed.info)));
+                return Err(Error::Argument(format!(
+                    "tensor '{tensor}' is {:?}, to be stored as {:?}",
+                    source.info(tensor)?,
+                    placed.info
+                )));
             }
-            placed.sharding.check(&placed.mesh, placed.info.shape.len())?;
+            placed
+                .sharding
+                .check(&placed.mesh, placed.info.shape.len())?;
         }
         let begun = Begun::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
         let work = begun.world.share(plan::owners(layout, self.largest()));
-        let written = self.write(&begun.folder, &work, layout, &|piece, out| source.read(&piece.tensor, &piece.region, out));
-        begun.complete(self.files, written, &Head { step, state, placed: layout })
+        let written = self.write(&begun.folder, &work, layout, &|piece, out| {
+            source.read(&piece.tensor, &piece.region, out)
+        });
+        begun.complete(
+            self.files,
+            written,
+            &Head {
+                step,
+                state,
+                placed: layout,
+            },
+        )
     }
 
     /// The processes that save some contents together.
     pub(crate) fn world_of(&self, contents: &Contents) -> World {
         match &self.world {
             Some(mesh) => World::of([mesh].into_iter()),
-            None => World::of(contents.tensors.values().chain(contents.fused.iter().map(|f| &f.buffer)).map(|t| t.mesh())),
+            None => World::of(
+                contents
+                    .tensors
+                    .values()
+                    .chain(contents.fused.iter().map(|f| &f.buffer))
+                    .map(|t| t.mesh()),
+            ),
         }
     }
 
@@ -107,7 +163,13 @@ impl Saver<'_> {
     }
 
     /// Writes the data files of this process.
-    pub(crate) fn write(&self, folder: &Path, work: &[(usize, Vec<Piece>)], placed: &BTreeMap<String, Placed>, read: &Read<'_>) -> Result<Written> {
+    pub(crate) fn write(
+        &self,
+        folder: &Path,
+        work: &[(usize, Vec<Piece>)],
+        placed: &BTreeMap<String, Placed>,
+        read: &Read<'_>,
+    ) -> Result<Written> {
         let size = |piece: &Piece| piece.region.numel() * placed[&piece.tensor].info.dtype.size();
         let total: usize = work.iter().flat_map(|(_, pieces)| pieces).map(size).sum();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -121,7 +183,10 @@ impl Saver<'_> {
                     }
                 };
                 let file = write_file(self.files, folder, *id, pieces, placed, read, &tell);
-                results.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                results
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(file);
             }
         };
         std::thread::scope(|scope| {
@@ -132,7 +197,9 @@ impl Saver<'_> {
         for file in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let DataFile { name, bytes, boxes } = file?;
             written.files.insert(name, bytes);
-            boxes.into_iter().for_each(|(tensor, stored)| written.boxes.entry(tensor).or_default().push(stored));
+            boxes
+                .into_iter()
+                .for_each(|(tensor, stored)| written.boxes.entry(tensor).or_default().push(stored));
         }
         self.files.sync_folder(folder)?;
         Ok(written)
@@ -154,7 +221,13 @@ fn entry_name(piece: &Piece, info: &TensorInfo) -> String {
     if piece.region == info.whole() {
         return piece.tensor.clone();
     }
-    let ranges: Vec<String> = piece.region.start.iter().zip(&piece.region.shape).map(|(start, n)| format!("{start}:{}", start + n)).collect();
+    let ranges: Vec<String> = piece
+        .region
+        .start
+        .iter()
+        .zip(&piece.region.shape)
+        .map(|(start, n)| format!("{start}:{}", start + n))
+        .collect();
     format!("{}@{}", piece.tensor, ranges.join(","))
 }
 
@@ -173,20 +246,33 @@ fn write_file(
     let entry = |piece: &Piece| {
         let info = &placed[&piece.tensor].info;
         let mut name = entry_name(piece, info);
-        // A tensor may be called what a box of another one is: readers of the file need names that differ.
+        // A tensor may be called what a box of another one is: readers of the file need names that
+        // differ.
         while !taken.insert(name.clone()) {
             name.push('\'');
         }
-        (name, TensorInfo { dtype: info.dtype, shape: piece.region.shape.to_vec() })
+        (
+            name,
+            TensorInfo {
+                dtype: info.dtype,
+                shape: piece.region.shape.to_vec(),
+            },
+        )
     };
     let entries: Vec<(String, TensorInfo)> = pieces.iter().map(entry).collect();
-    let header = header_of(entries.iter().map(|(name, info)| (name, info)), &BTreeMap::new())?;
+    let header = header_of(
+        entries.iter().map(|(name, info)| (name, info)),
+        &BTreeMap::new(),
+    )?;
     let mut out = files.create(&folder.join(&name))?;
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(&header)?;
     let mut offset = 8 + header.len() as u64;
     let mut boxes = Vec::with_capacity(pieces.len());
-    let sizes = pieces.iter().zip(&entries).map(|(piece, (_, info))| (piece, info.bytes()));
+    let sizes = pieces
+        .iter()
+        .zip(&entries)
+        .map(|(piece, (_, info))| (piece, info.bytes()));
     let mut memory = vec![0; sizes.clone().map(|(_, bytes)| bytes).max().unwrap_or(0)];
     for (piece, size) in sizes {
         let bytes = &mut memory[..size];
@@ -195,9 +281,22 @@ fn write_file(
         out.write(bytes)?;
         tell(bytes.len());
         let (start, shape) = (piece.region.start.to_vec(), piece.region.shape.to_vec());
-        boxes.push((piece.tensor.clone(), StoredBox { start, shape, file: name.clone(), offset, sums }));
+        boxes.push((
+            piece.tensor.clone(),
+            StoredBox {
+                start,
+                shape,
+                file: name.clone(),
+                offset,
+                sums,
+            },
+        ));
         offset += bytes.len() as u64;
     }
     out.sync()?;
-    Ok(DataFile { name, bytes: offset, boxes })
+    Ok(DataFile {
+        name,
+        bytes: offset,
+        boxes,
+    })
 }

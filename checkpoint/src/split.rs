@@ -1,7 +1,9 @@
-//! Folders with plain safetensors files for each rank, which hold that rank's shards under their plain names: what tensor-parallel inference servers load.
+//! Folders with plain safetensors files for each rank, which hold that rank's shards under their
+//! plain names: what tensor-parallel inference servers load.
 //!
-//! Files are called `model-rank-{rank}-part-{part}.safetensors`. Those that are written here say in their headers how the tensors lie, so that they can be put
-//! together again; for those of other programs the caller says it.
+//! Files are called `model-rank-{rank}-part-{part}.safetensors`. Those that are written here say in
+//! their headers how the tensors lie, so that they can be put together again; for those of other
+//! programs the caller says it.
 //!
 //! ```
 //! use anymesh_checkpoint::{hugging_face::Export, plan::Placed, safetensors, split, Memory, Source, TensorInfo};
@@ -46,24 +48,40 @@ pub fn file_name(rank: usize, part: usize) -> String {
 const MESH: &str = "anymesh.mesh";
 const TYPES: &str = "anymesh.types";
 
-/// Writes a folder, which must not be there yet or be empty, with the shards of each rank of a mesh; returns the names of the files. A rank has more than one
-/// where [`Export::max_file_bytes`] asks for it. The folder is there whole or not at all.
-pub fn write(source: &dyn Source, folder: impl AsRef<Path>, mesh: &Mesh, layout: &BTreeMap<String, Placed>, options: &Export) -> Result<Vec<String>> {
+/// Writes a folder, which must not be there yet or be empty, with the shards of each rank of a
+/// mesh; returns the names of the files. A rank has more than one where [`Export::max_file_bytes`]
+/// asks for it. The folder is there whole or not at all.
+pub fn write(
+    source: &dyn Source,
+    folder: impl AsRef<Path>,
+    mesh: &Mesh,
+    layout: &BTreeMap<String, Placed>,
+    options: &Export,
+) -> Result<Vec<String>> {
     let folder = folder.as_ref();
     refuse_foreign(source, folder)?;
     let mut types = BTreeMap::new();
     for (name, placed) in layout {
         let info = source.info(name)?;
         if placed.mesh.axes() != mesh.axes() || *info != placed.info {
-            return Err(Error::Argument(format!("tensor '{name}' is {}{:?}: it lies on another mesh or has another type than said", info.dtype, info.shape)));
+            return Err(Error::Argument(format!(
+                "tensor '{name}' is {}{:?}: it lies on another mesh or has another type than said",
+                info.dtype, info.shape
+            )));
         }
         placed.sharding.check(mesh, info.shape.len())?;
         if placed.sharding.is_partial() || placed.fused.is_some() {
-            return Err(Error::Argument(format!("tensor '{name}' cannot be split as a partial value or as a part of a fused buffer")));
+            return Err(Error::Argument(format!(
+                "tensor '{name}' cannot be split as a partial value or as a part of a fused buffer"
+            )));
         }
         types.insert(name, placed.layout());
     }
-    let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
+    let axes: Vec<String> = mesh
+        .axes()
+        .iter()
+        .map(|(name, size)| format!("{name}={size}"))
+        .collect();
     let mut metadata = options.metadata.clone();
     metadata.insert(MESH.into(), axes.join(","));
     metadata.insert(TYPES.into(), json!(types).to_string());
@@ -77,7 +95,9 @@ pub fn write(source: &dyn Source, folder: impl AsRef<Path>, mesh: &Mesh, layout:
             }
             for (part, tensors) in parts.iter().enumerate() {
                 let name = file_name(rank, part);
-                write_in_place(&temporary.join(&name), tensors, &metadata, |tensor, out| copy_tensor(&shards, tensor, options.chunk, out))?;
+                write_in_place(&temporary.join(&name), tensors, &metadata, |tensor, out| {
+                    copy_tensor(&shards, tensor, options.chunk, out)
+                })?;
                 names.push(name);
             }
         }
@@ -95,10 +115,29 @@ struct Shards<'s> {
 
 impl<'s> Shards<'s> {
     fn new(source: &'s dyn Source, layout: &BTreeMap<String, Placed>, rank: usize) -> Self {
-        let region = |placed: &Placed| placed.sharding.region(&placed.mesh, rank, &placed.info.shape.as_slice().into());
-        let regions: BTreeMap<String, Region> = layout.iter().map(|(name, placed)| (name.clone(), region(placed))).collect();
-        let info = |(name, region): (&String, &Region)| (name.clone(), TensorInfo { dtype: layout[name].info.dtype, shape: region.shape.to_vec() });
-        Self { source, tensors: regions.iter().map(info).collect(), regions }
+        let region = |placed: &Placed| {
+            placed
+                .sharding
+                .region(&placed.mesh, rank, &placed.info.shape.as_slice().into())
+        };
+        let regions: BTreeMap<String, Region> = layout
+            .iter()
+            .map(|(name, placed)| (name.clone(), region(placed)))
+            .collect();
+        let info = |(name, region): (&String, &Region)| {
+            (
+                name.clone(),
+                TensorInfo {
+                    dtype: layout[name].info.dtype,
+                    shape: region.shape.to_vec(),
+                },
+            )
+        };
+        Self {
+            source,
+            tensors: regions.iter().map(info).collect(),
+            regions,
+        }
     }
 }
 
@@ -110,7 +149,11 @@ impl Source for Shards<'_> {
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         self.info(name)?;
         let mut region = region.clone();
-        region.start.iter_mut().zip(&self.regions[name].start).for_each(|(at, start)| *at += start);
+        region
+            .start
+            .iter_mut()
+            .zip(&self.regions[name].start)
+            .for_each(|(at, start)| *at += start);
         self.source.read(name, &region, out)
     }
 }

@@ -3,8 +3,8 @@
 use crate::{Result, Source};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The XXH3 of the elements of a tensor in row-major order, as 16 hexadecimal digits: the same for equal tensors of any layout and format. At most `chunk` bytes of it
-/// are in memory.
+/// The XXH3 of the elements of a tensor in row-major order, as 16 hexadecimal digits: the same for
+/// equal tensors of any layout and format. At most `chunk` bytes of it are in memory.
 ///
 /// ```
 /// # use anymesh_checkpoint::{Memory, TensorInfo, content_sum};

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What a training run needs to go on where it was, on any number of ranks. It is kept as the state of a checkpoint: fields by their names, and whatever else the program adds
-/// beside them.
+/// What a training run needs to go on where it was, on any number of ranks. It is kept as the state
+/// of a checkpoint: fields by their names, and whatever else the program adds beside them.
 ///
 /// ```
 /// # use anymesh_checkpoint::Training;
@@ -23,9 +23,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Training {
-    /// Samples that were trained on. Counted as they are consumed: a product of step and batch size is wrong as soon as one of them changes.
+    /// Samples that were trained on. Counted as they are consumed: a product of step and batch size
+    /// is wrong as soon as one of them changes.
     pub consumed_samples: u64,
-    /// Random keys by what they are for. A key is a seed and a counter, and what it draws does not depend on how many ranks there are.
+    /// Random keys by what they are for. A key is a seed and a counter, and what it draws does not
+    /// depend on how many ranks there are.
     pub rng: BTreeMap<String, Key>,
     /// The learning-rate schedule.
     pub schedule: Map<String, Value>,
@@ -66,21 +68,32 @@ impl Training {
 
     /// From the state of a checkpoint. What it lacks has its default.
     pub fn from_state(state: &Map<String, Value>) -> Result<Self> {
-        serde_json::from_value(Value::Object(state.clone())).map_err(|e| Error::Argument(format!("this is no state of a training run: {e}")))
+        serde_json::from_value(Value::Object(state.clone()))
+            .map_err(|e| Error::Argument(format!("this is no state of a training run: {e}")))
     }
 
     /// A random key.
     pub fn rng(&self, what: &str) -> Option<Rng> {
-        self.rng.get(what).map(|k| Rng { seed: k.seed, stream: k.stream })
+        self.rng.get(what).map(|k| Rng {
+            seed: k.seed,
+            stream: k.stream,
+        })
     }
 
     /// Keeps a random key.
     pub fn set_rng(&mut self, what: impl Into<String>, rng: Rng) {
-        self.rng.insert(what.into(), Key { seed: rng.seed, stream: rng.stream });
+        self.rng.insert(
+            what.into(),
+            Key {
+                seed: rng.seed,
+                stream: rng.stream,
+            },
+        );
     }
 }
 
-/// The configuration files of a Hugging Face folder that a state tells of: `config.json` with the architecture, and `generation_config.json`.
+/// The configuration files of a Hugging Face folder that a state tells of: `config.json` with the
+/// architecture, and `generation_config.json`.
 ///
 /// ```
 /// # use anymesh_checkpoint::{Training, config_files};
@@ -91,8 +104,21 @@ pub fn config_files(state: &Map<String, Value>) -> BTreeMap<String, Vec<u8>> {
     let object = |key: &str| state.get(key).and_then(Value::as_object).cloned();
     let mut config = object("config");
     if let Some(name) = state.get("architecture").filter(|name| name.is_string()) {
-        config.get_or_insert_default().insert("architectures".into(), Value::Array(vec![name.clone()]));
+        config
+            .get_or_insert_default()
+            .insert("architectures".into(), Value::Array(vec![name.clone()]));
     }
-    let files = [("config.json", config), ("generation_config.json", object("generation_config"))];
-    files.into_iter().filter_map(|(name, value)| Some((name.to_string(), format!("{:#}\n", Value::Object(value?)).into_bytes()))).collect()
+    let files = [
+        ("config.json", config),
+        ("generation_config.json", object("generation_config")),
+    ];
+    files
+        .into_iter()
+        .filter_map(|(name, value)| {
+            Some((
+                name.to_string(),
+                format!("{:#}\n", Value::Object(value?)).into_bytes(),
+            ))
+        })
+        .collect()
 }

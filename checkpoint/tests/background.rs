@@ -1,4 +1,5 @@
-//! Saves in the background: snapshots do not change, errors come out, averages begin with the first weights.
+//! Saves in the background: snapshots do not change, errors come out, averages begin with the first
+//! weights.
 
 mod common;
 
@@ -17,7 +18,9 @@ fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error>
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
     let root = Temporary::new(&format!("background-{}", line!()));
     let mut saver = Background::new(&*root);
-    let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?.reshape([1500, 2000])?.to_mesh(&mesh, "[@dp, @tp]")?;
+    let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?
+        .reshape([1500, 2000])?
+        .to_mesh(&mesh, "[@dp, @tp]")?;
     for step in 1..=4 {
         let expected = w.to_vec::<f32>()?;
         saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
@@ -46,17 +49,24 @@ fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> R
     let mut saver = Background::new(&*root);
     saver.begin("one", &Contents::new(1, named(&w)))?;
     saver.finish()?;
-    let taken = saver.begin("one", &Contents::new(2, named(&w))).expect_err("the name is taken");
+    let taken = saver
+        .begin("one", &Contents::new(2, named(&w)))
+        .expect_err("the name is taken");
     assert!(taken.to_string().contains("exists already"), "{taken}");
     // Somebody removes the folder while it is being written to.
     saver.begin("two", &Contents::new(2, named(&w)))?;
     std::fs::remove_dir_all(root.join(".tmp-two")).expect("begun");
     assert!(saver.advance(usize::MAX)?, "all is copied");
-    let error = saver.begin("three", &Contents::new(3, named(&w))).expect_err("it could not be written");
+    let error = saver
+        .begin("three", &Contents::new(3, named(&w)))
+        .expect_err("it could not be written");
     assert!(error.to_string().contains(".tmp-two"), "{error}");
     saver.begin("two", &Contents::new(3, named(&w)))?;
     drop(saver);
-    assert_eq!(latest(&root)?.expect("completed on drop").manifest().step, 3);
+    assert_eq!(
+        latest(&root)?.expect("completed on drop").manifest().step,
+        3
+    );
     assert_eq!(list(&root)?.len(), 2);
     Ok(())
 }
@@ -73,18 +83,33 @@ fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result
     for step in 1..=5u64 {
         // From the fourth step on the tensor has another shape: its average begins again.
         let n = if step < 4 { 7 } else { 5 };
-        let w = Tensor::from_fn([n, 3], &device, |at| (at[0] * 3 + at[1]) as f32 * step as f32)?.cast(DType::BF16)?.to_mesh(&mesh, "[@x, _]")?;
+        let w = Tensor::from_fn([n, 3], &device, |at| {
+            (at[0] * 3 + at[1]) as f32 * step as f32
+        })?
+        .cast(DType::BF16)?
+        .to_mesh(&mesh, "[@x, _]")?;
         let values: Vec<f64> = w.cast(DType::F64)?.to_vec::<f64>()?;
         average = Some(match average.filter(|a| a.len() == values.len()) {
-            Some(old) => old.iter().zip(&values).map(|(a, v)| f64::from((0.75 * a + 0.25 * v) as f32)).collect(),
+            Some(old) => old
+                .iter()
+                .zip(&values)
+                .map(|(a, v)| f64::from((0.75 * a + 0.25 * v) as f32))
+                .collect(),
             None => values.clone(),
         });
         let tensors = BTreeMap::from([("w".to_string(), w), ("ids".to_string(), ids.clone())]);
         saver.begin(&format!("s{step}"), &Contents::new(step, tensors.clone()))?;
         let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
-        let found: Vec<f64> = checkpoint.values::<f32>("ema.w")?.into_iter().map(f64::from).collect();
+        let found: Vec<f64> = checkpoint
+            .values::<f32>("ema.w")?
+            .into_iter()
+            .map(f64::from)
+            .collect();
         assert_eq!(Some(found), average, "step {step}");
-        assert!(!checkpoint.manifest().tensors.contains_key("ema.ids"), "integers have no average");
+        assert!(
+            !checkpoint.manifest().tensors.contains_key("ema.ids"),
+            "integers have no average"
+        );
     }
     Ok(())
 }
@@ -96,12 +121,19 @@ fn averages_go_on_from_a_checkpoint_and_where_a_tensor_lies_otherwise() -> Resul
     let save = |saver: &mut Background, step: u64, value: f64, axes: &str, layout: &str| {
         let mesh = Mesh::new(axes, &device)?;
         // Rows differ, so that one in the wrong place shows.
-        let rows = Tensor::arange(0, 5, 1, DType::F32, &device)?.reshape([5, 1])?.mul(100.0)?;
-        let w = rows.add(&Tensor::full([5, 6], value, DType::F32, &device)?)?.to_mesh(&mesh, layout)?;
+        let rows = Tensor::arange(0, 5, 1, DType::F32, &device)?
+            .reshape([5, 1])?
+            .mul(100.0)?;
+        let w = rows
+            .add(&Tensor::full([5, 6], value, DType::F32, &device)?)?
+            .to_mesh(&mesh, layout)?;
         saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
         let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
         let average = checkpoint.values::<f32>("ema.w")?;
-        assert!((0..30).all(|i| average[i] == average[0] + (i / 6 * 100) as f32), "{average:?}");
+        assert!(
+            (0..30).all(|i| average[i] == average[0] + (i / 6 * 100) as f32),
+            "{average:?}"
+        );
         Ok::<_, Error>((checkpoint, average[0]))
     };
     let mut first = Background::new(&*root).with_average(0.5, None)?;
@@ -110,11 +142,21 @@ fn averages_go_on_from_a_checkpoint_and_where_a_tensor_lies_otherwise() -> Resul
     assert_eq!(average, 2.0, "cut otherwise");
     drop(first);
     let mut second = Background::new(&*root).with_average(0.5, Some(checkpoint))?;
-    assert_eq!(save(&mut second, 3, 4.0, "a=2, b=2", "[@b, @a]")?.1, 3.0, "another run");
+    assert_eq!(
+        save(&mut second, 3, 4.0, "a=2, b=2", "[@b, @a]")?.1,
+        3.0,
+        "another run"
+    );
     assert_eq!(save(&mut second, 4, 5.0, "x=1", "[_, _]")?.1, 4.0);
 
-    let taken = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?), ("ema.w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
-    let error = second.begin("s5", &Contents::new(5, taken)).expect_err("two of one name").to_string();
+    let taken = BTreeMap::from([
+        ("w".to_string(), Tensor::ones([2], DType::F32, &device)?),
+        ("ema.w".to_string(), Tensor::ones([2], DType::F32, &device)?),
+    ]);
+    let error = second
+        .begin("s5", &Contents::new(5, taken))
+        .expect_err("two of one name")
+        .to_string();
     assert!(error.contains("the name of the average of 'w'"), "{error}");
     Ok(())
 }

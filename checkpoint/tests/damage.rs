@@ -11,9 +11,18 @@ fn saved(root: &Path) -> Checkpoint {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=2", &device).expect("a mesh");
     let on = |x: Tensor| x.to_mesh(&mesh, "[@x, _]").expect("fits");
-    let a = on(Tensor::arange(0, 60, 1, DType::F32, &device).and_then(|t| t.reshape([6, 10])).expect("a tensor"));
-    let b = on(Tensor::arange(0, 40, 1, DType::U8, &device).and_then(|t| t.reshape([4, 10])).expect("a tensor"));
-    let path = save(root, "one", &Contents::new(1, BTreeMap::from([("a".into(), a), ("b".into(), b)]))).expect("saved");
+    let a = on(Tensor::arange(0, 60, 1, DType::F32, &device)
+        .and_then(|t| t.reshape([6, 10]))
+        .expect("a tensor"));
+    let b = on(Tensor::arange(0, 40, 1, DType::U8, &device)
+        .and_then(|t| t.reshape([4, 10]))
+        .expect("a tensor"));
+    let path = save(
+        root,
+        "one",
+        &Contents::new(1, BTreeMap::from([("a".into(), a), ("b".into(), b)])),
+    )
+    .expect("saved");
     Checkpoint::open(path).expect("whole")
 }
 
@@ -31,12 +40,17 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
             rewrite(&path, &bad);
             let again = Checkpoint::open(checkpoint.path()).expect("the manifest is good");
             let wrong = again.verify();
-            let [Error::Damaged { tensor, .. }] = &wrong[..] else { panic!("byte {i} of {name}: {wrong:?}") };
+            let [Error::Damaged { tensor, .. }] = &wrong[..] else {
+                panic!("byte {i} of {name}: {wrong:?}")
+            };
             assert!(["a", "b"].contains(&tensor.as_str()));
             // The other tensor still loads; this one says which box.
             let other = if tensor == "a" { "b" } else { "a" };
             assert!(again.load(other, &anymesh_backend_cpu::device()).is_ok());
-            assert!(matches!(again.load(tensor, &anymesh_backend_cpu::device()), Err(Error::Damaged { .. })));
+            assert!(matches!(
+                again.load(tensor, &anymesh_backend_cpu::device()),
+                Err(Error::Damaged { .. })
+            ));
         }
         rewrite(&path, &good);
     }
@@ -56,7 +70,10 @@ fn files_cut_short_are_found() {
             assert!(matches!(error, Error::Format { .. }), "{error}");
         }
         fs::remove_file(&path).expect("removed");
-        assert!(matches!(Checkpoint::open(checkpoint.path()), Err(Error::Io { .. })));
+        assert!(matches!(
+            Checkpoint::open(checkpoint.path()),
+            Err(Error::Io { .. })
+        ));
         rewrite(&path, &good);
     }
 }
@@ -73,10 +90,22 @@ fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
         ("anymesh-checkpoint", "other", "format"),
         ("\"dtype\":\"f32\"", "\"dtype\":\"q7\"", "unknown dtype"),
         ("\"shape\":[6,10]", "\"shape\":[7,10]", "fill it exactly"),
-        ("\"shape\":[6,10]", "\"shape\":[18446744073709551615,10]", "too large"),
+        (
+            "\"shape\":[6,10]",
+            "\"shape\":[18446744073709551615,10]",
+            "too large",
+        ),
         ("\"start\":[3,0]", "\"start\":[2,0]", "overlap"),
-        ("\"start\":[3,0]", "\"start\":[18446744073709551615,0]", "not inside"),
-        ("rank-00001.safetensors\":", "../secret\":", "no name of a file"),
+        (
+            "\"start\":[3,0]",
+            "\"start\":[18446744073709551615,0]",
+            "not inside",
+        ),
+        (
+            "rank-00001.safetensors\":",
+            "../secret\":",
+            "no name of a file",
+        ),
         ("\"offset\":", "\"offset\":9", "past the end"),
     ] {
         let changed = text.replacen(from, to, 1);
@@ -103,7 +132,8 @@ fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
 /// A stored folder of every version of the format: what was written once is read for ever.
 #[test]
 fn checkpoints_of_every_version_are_read() {
-    let original = anymesh_checkpoint::open(common::data("safetensors/types.safetensors")).expect("a file");
+    let original =
+        anymesh_checkpoint::open(common::data("safetensors/types.safetensors")).expect("a file");
     for version in ["version-1"] {
         let checkpoint = Checkpoint::open(common::data(version)).expect("a checkpoint");
         assert_eq!(checkpoint.verify(), [], "{version}");

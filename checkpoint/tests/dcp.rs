@@ -10,7 +10,10 @@ use std::path::Path;
 fn expected(tensors: &[(&str, DType, &[usize])]) -> Memory {
     let mut memory = Memory::default();
     for (name, dtype, shape) in tensors {
-        let info = TensorInfo { dtype: *dtype, shape: shape.to_vec() };
+        let info = TensorInfo {
+            dtype: *dtype,
+            shape: shape.to_vec(),
+        };
         let bytes = pattern(info.bytes(), *dtype);
         memory.insert(*name, info, bytes).expect("fits");
     }
@@ -41,9 +44,17 @@ fn a_checkpoint_of_one_process_is_read_whatever_its_types_and_strides() {
     ]);
     assert_same(&folder, &want);
     assert_eq!(folder.objects(), ["nested.list.1", "nested.step"]);
-    assert_eq!(folder.foreign(), [("foreign".to_string(), "int16".to_string())]);
-    assert!(matches!(folder.read_all("foreign"), Err(Error::ForeignType { dtype, .. }) if dtype == "int16"));
-    assert!(matches!(folder.read_all("scalars"), Err(Error::Missing { .. })));
+    assert_eq!(
+        folder.foreign(),
+        [("foreign".to_string(), "int16".to_string())]
+    );
+    assert!(
+        matches!(folder.read_all("foreign"), Err(Error::ForeignType { dtype, .. }) if dtype == "int16")
+    );
+    assert!(matches!(
+        folder.read_all("scalars"),
+        Err(Error::Missing { .. })
+    ));
 }
 
 #[test]
@@ -101,7 +112,11 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
     let bytes = std::fs::read(&file).expect("reads");
     for length in 0..bytes.len() {
         rewrite(&file, &bytes[..length]);
-        assert!(read_folder(&folder).is_err(), "{length} of {} bytes", bytes.len());
+        assert!(
+            read_folder(&folder).is_err(),
+            "{length} of {} bytes",
+            bytes.len()
+        );
     }
     for _ in 0..2_000 {
         let mut bytes = bytes.clone();
@@ -113,31 +128,61 @@ fn truncated_files_are_errors_and_flipped_bytes_never_panic() {
         let _ = read_folder(&folder);
     }
     std::fs::remove_file(&file).expect("removes");
-    assert!(matches!(read_folder(&folder), Err(Error::Index { file, .. }) if file == "__0_0.distcp"));
+    assert!(
+        matches!(read_folder(&folder), Err(Error::Index { file, .. }) if file == "__0_0.distcp")
+    );
 }
 
 #[test]
 fn a_pickle_that_asks_for_anything_else_is_refused_by_name() {
     let parent = Temporary::new("dcp-pickle");
     for (pickle, global) in [
-        (&b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R."[..], "posix.system"),
-        (b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.", "builtins.eval"),
+        (
+            &b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R."[..],
+            "posix.system",
+        ),
+        (
+            b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+            "builtins.eval",
+        ),
         (b"\x80\x02ctorch\nload\n.", "torch.load"),
-        (b"\x80\x02ctorch.distributed.checkpoint.metadata\nos.system\n.", "torch.distributed.checkpoint.metadata.os.system"),
+        (
+            b"\x80\x02ctorch.distributed.checkpoint.metadata\nos.system\n.",
+            "torch.distributed.checkpoint.metadata.os.system",
+        ),
     ] {
         rewrite(parent.join(".metadata"), pickle);
         let error = dcp::Folder::open(&parent.0).expect_err(global);
-        assert!(matches!(&error, Error::ForbiddenGlobal { global: named, .. } if named == global), "{error}");
+        assert!(
+            matches!(&error, Error::ForbiddenGlobal { global: named, .. } if named == global),
+            "{error}"
+        );
     }
-    for pickle in [&b""[..], b".", b"\x80\x02", b"\x80\x07N.", b"\x80\x02N.", b"\x80\x02(.", b"\x80\x02t.", b"\x80\x02NNR.", b"\x80\x02i."] {
+    for pickle in [
+        &b""[..],
+        b".",
+        b"\x80\x02",
+        b"\x80\x07N.",
+        b"\x80\x02N.",
+        b"\x80\x02(.",
+        b"\x80\x02t.",
+        b"\x80\x02NNR.",
+        b"\x80\x02i.",
+    ] {
         rewrite(parent.join(".metadata"), pickle);
         let error = dcp::Folder::open(&parent.0).expect_err("not metadata");
         assert!(matches!(&error, Error::Format { .. }), "{error}");
     }
     // A text that claims more bytes than there are, and a list that holds itself.
-    for pickle in [&b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f."[..], b"\x80\x04]\x94h\x00a."] {
+    for pickle in [
+        &b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f."[..],
+        b"\x80\x04]\x94h\x00a.",
+    ] {
         rewrite(parent.join(".metadata"), pickle);
-        assert!(matches!(dcp::Folder::open(&parent.0), Err(Error::Format { .. })));
+        assert!(matches!(
+            dcp::Folder::open(&parent.0),
+            Err(Error::Format { .. })
+        ));
     }
 }
 
@@ -150,19 +195,33 @@ fn a_flipped_element_is_found_by_its_sum_where_a_chunk_is_read_whole() {
     let mut bytes = std::fs::read(&file).expect("reads");
     let elements = pattern(120, DType::F64);
     // Those of types.int64 are the same bytes.
-    let places: Vec<usize> = (0..bytes.len() - 120).filter(|&at| bytes[at..].starts_with(&elements)).collect();
+    let places: Vec<usize> = (0..bytes.len() - 120)
+        .filter(|&at| bytes[at..].starts_with(&elements))
+        .collect();
     assert_eq!(places.len(), 2);
     places.iter().for_each(|at| bytes[at + 7] ^= 1);
     std::fs::write(&file, &bytes).expect("writes");
     let read = |name: &str| dcp::Folder::open(&folder).and_then(|folder| folder.read_all(name));
-    assert!(matches!(read("types.float64"), Err(Error::Damaged { tensor, .. }) if tensor == "types.float64"));
-    assert_eq!(read("types.float32").expect("it is whole"), pattern(60, DType::F32));
+    assert!(
+        matches!(read("types.float64"), Err(Error::Damaged { tensor, .. }) if tensor == "types.float64")
+    );
+    assert_eq!(
+        read("types.float32").expect("it is whole"),
+        pattern(60, DType::F32)
+    );
 
     // torch can be told not to compute sums, and reads such files: so do we.
-    let entries: Vec<usize> = (0..bytes.len() - 4).filter(|&at| bytes[at..].starts_with(b"PK\x01\x02")).collect();
-    entries.iter().for_each(|at| bytes[at + 16..at + 20].fill(0));
+    let entries: Vec<usize> = (0..bytes.len() - 4)
+        .filter(|&at| bytes[at..].starts_with(b"PK\x01\x02"))
+        .collect();
+    entries
+        .iter()
+        .for_each(|at| bytes[at + 16..at + 20].fill(0));
     std::fs::write(&file, &bytes).expect("writes");
-    assert_ne!(read("types.float64").expect("nothing says that it is damaged"), elements);
+    assert_ne!(
+        read("types.float64").expect("nothing says that it is damaged"),
+        elements
+    );
 }
 
 #[test]
@@ -172,9 +231,14 @@ fn a_flipped_byte_of_an_items_description_is_found_by_its_sum() {
     copy_of(&data("dcp/one"), &folder);
     let file = folder.join("__0_0.distcp");
     let mut bytes = std::fs::read(&file).expect("reads");
-    let places: Vec<usize> = (0..bytes.len() - 6).filter(|&at| bytes[at..].starts_with(b"little")).collect();
+    let places: Vec<usize> = (0..bytes.len() - 6)
+        .filter(|&at| bytes[at..].starts_with(b"little"))
+        .collect();
     places.iter().for_each(|&at| bytes[at] = b'L');
     std::fs::write(&file, &bytes).expect("writes");
-    let error = dcp::Folder::open(&folder).and_then(|folder| folder.read_all("scalar")).expect_err("of the order there is a sum").to_string();
+    let error = dcp::Folder::open(&folder)
+        .and_then(|folder| folder.read_all("scalar"))
+        .expect_err("of the order there is a sum")
+        .to_string();
     assert!(error.contains("'archive/byteorder' is damaged"), "{error}");
 }

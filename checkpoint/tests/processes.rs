@@ -1,22 +1,35 @@
-//! Several processes save together, here threads that each address some of the ranks: what they write is one checkpoint, or none.
+//! Several processes save together, here threads that each address some of the ranks: what they
+//! write is one checkpoint, or none.
 
 mod common;
 
-use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, Fused, Load, Saver, latest, list, save};
+use anymesh_checkpoint::{
+    Background, Checkpoint, Contents, Error, Fused, Load, Saver, latest, list, save,
+};
 use anymesh_core::{DType, Mesh, Sharding, Tensor, TensorType, transport::Threads};
 use common::Temporary;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 /// Runs a program in as many threads as there are groups of ranks, each with its view of the mesh.
-fn run<T: Send>(axes: &str, groups: &[&[usize]], limit: Duration, program: impl Fn(usize, Mesh) -> T + Sync) -> Vec<T> {
-    let whole = Mesh::new(axes, &anymesh_backend_cpu::device()).expect("a mesh").with_transport(Threads::new(limit));
+fn run<T: Send>(
+    axes: &str,
+    groups: &[&[usize]],
+    limit: Duration,
+    program: impl Fn(usize, Mesh) -> T + Sync,
+) -> Vec<T> {
+    let whole = Mesh::new(axes, &anymesh_backend_cpu::device())
+        .expect("a mesh")
+        .with_transport(Threads::new(limit));
     std::thread::scope(|scope| {
         let start = |(i, ranks): (usize, &&[usize])| {
             let (mesh, program) = (whole.addressing(ranks).expect("ranks"), &program);
             scope.spawn(move || program(i, mesh))
         };
         let threads: Vec<_> = groups.iter().enumerate().map(start).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("no panic"))
+            .collect()
     })
 }
 
@@ -24,14 +37,34 @@ const LONG: Duration = Duration::from_secs(30);
 
 /// Values that tell where they are.
 fn counting(shape: &[usize], mesh: &Mesh, layout: &str) -> Result<Tensor, Error> {
-    let whole = Tensor::arange(0, shape.iter().product::<usize>() as i64, 1, DType::F32, mesh.device(0))?.reshape(shape)?;
+    let whole = Tensor::arange(
+        0,
+        shape.iter().product::<usize>() as i64,
+        1,
+        DType::F32,
+        mesh.device(0),
+    )?
+    .reshape(shape)?;
     let sharding = anymesh_core::IntoSharding::into_sharding(layout, mesh, shape.len())?;
     let part = |rank: usize| {
         let region = sharding.region(mesh, rank, whole.shape());
-        (0..shape.len()).try_fold(whole.clone(), |x, d| x.narrow(d as i64, region.start[d], region.shape[d]))
+        (0..shape.len()).try_fold(whole.clone(), |x, d| {
+            x.narrow(d as i64, region.start[d], region.shape[d])
+        })
     };
-    let parts = mesh.addressable().map(part).collect::<Result<Vec<_>, _>>()?;
-    Ok(Tensor::from_shards(&TensorType { dtype: DType::F32, shape: shape.into(), sharding: sharding.clone() }, mesh, &parts)?)
+    let parts = mesh
+        .addressable()
+        .map(part)
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Tensor::from_shards(
+        &TensorType {
+            dtype: DType::F32,
+            shape: shape.into(),
+            sharding: sharding.clone(),
+        },
+        mesh,
+        &parts,
+    )?)
 }
 
 fn contents(step: u64, mesh: &Mesh) -> Result<Contents, Error> {
@@ -40,24 +73,45 @@ fn contents(step: u64, mesh: &Mesh) -> Result<Contents, Error> {
         ("half".to_string(), counting(&[6, 4], mesh, "[_, @b]")?),
         ("whole".to_string(), counting(&[3, 3], mesh, "[_, _]")?),
         // The same in every process.
-        ("local".to_string(), Tensor::full([2], 8.0, DType::F64, mesh.device(0))?),
+        (
+            "local".to_string(),
+            Tensor::full([2], 8.0, DType::F64, mesh.device(0))?,
+        ),
     ]);
     let (parts, length) = Fused::places([("m.cut", &[7usize, 5][..]), ("m.half", &[6, 4])], 16);
-    Ok(Contents { step, tensors, fused: vec![Fused { buffer: counting(&[length], mesh, "[@a@b]")?, parts }], ..Contents::default() })
+    Ok(Contents {
+        step,
+        tensors,
+        fused: vec![Fused {
+            buffer: counting(&[length], mesh, "[@a@b]")?,
+            parts,
+        }],
+        ..Contents::default()
+    })
 }
 
 fn check(path: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(path)?;
     assert_eq!(checkpoint.verify(), []);
     let count = |n: usize, from: usize| (from..from + n).map(|i| i as f32).collect::<Vec<_>>();
-    for (name, n, from) in [("cut", 35, 0), ("half", 24, 0), ("whole", 9, 0), ("m.cut", 35, 0), ("m.half", 24, 48)] {
+    for (name, n, from) in [
+        ("cut", 35, 0),
+        ("half", 24, 0),
+        ("whole", 9, 0),
+        ("m.cut", 35, 0),
+        ("m.half", 24, 48),
+    ] {
         assert_eq!(checkpoint.values::<f32>(name)?, count(n, from), "{name}");
     }
     assert_eq!(checkpoint.values::<f64>("local")?, [8.0, 8.0]);
     Ok(())
 }
 
-const GROUPS: [&[&[usize]]; 3] = [&[&[0], &[1], &[2], &[3]], &[&[0, 1], &[2, 3]], &[&[0, 3], &[1], &[2]]];
+const GROUPS: [&[&[usize]]; 3] = [
+    &[&[0], &[1], &[2], &[3]],
+    &[&[0, 1], &[2, 3]],
+    &[&[0, 3], &[1], &[2]],
+];
 
 #[test]
 fn every_process_writes_its_part_of_one_checkpoint_and_loads_its_part_of_it() {
@@ -66,7 +120,8 @@ fn every_process_writes_its_part_of_one_checkpoint_and_loads_its_part_of_it() {
         let paths = run("a=2, b=2", groups, LONG, |_, mesh| {
             let there = contents(3, &mesh)?;
             let path = save(&root, "one", &there)?;
-            // Every process has the whole manifest, and reads its own boxes of whatever layout it likes.
+            // Every process has the whole manifest, and reads its own boxes of whatever layout it
+            // likes.
             let checkpoint = Checkpoint::open(&path)?;
             let loaded = Load::default().replace(&checkpoint, &there)?;
             for (name, x) in &there.tensors {
@@ -74,17 +129,30 @@ fn every_process_writes_its_part_of_one_checkpoint_and_loads_its_part_of_it() {
                     assert_eq!(a.to_bytes()?, b.to_bytes()?, "{name} of rank {rank}");
                 }
             }
-            for ((_, a), (_, b)) in there.fused[0].buffer.shards().iter().zip(loaded.fused[0].buffer.shards()) {
+            for ((_, a), (_, b)) in there.fused[0]
+                .buffer
+                .shards()
+                .iter()
+                .zip(loaded.fused[0].buffer.shards())
+            {
                 assert_eq!(a.to_bytes()?, b.to_bytes()?);
             }
-            let turned = checkpoint.load("cut", (&mesh, &Sharding::replicated().cut(0, 1).cut(1, 0)))?;
+            let turned =
+                checkpoint.load("cut", (&mesh, &Sharding::replicated().cut(0, 1).cut(1, 0)))?;
             assert_eq!(turned.type_string(), "f32[7@b, 5@a]");
             Ok::<_, Error>(path)
         });
-        let paths = paths.into_iter().collect::<Result<Vec<_>, _>>().expect("saved");
+        let paths = paths
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .expect("saved");
         assert!(paths.iter().all(|p| *p == paths[0]));
         check(&paths[0]).expect("whole");
-        let files = Checkpoint::open(&paths[0]).expect("whole").manifest().files.len();
+        let files = Checkpoint::open(&paths[0])
+            .expect("whole")
+            .manifest()
+            .files
+            .len();
         assert_eq!(files, 4, "each rank has a file");
     }
 }
@@ -106,9 +174,23 @@ fn a_background_save_of_several_processes_is_committed_where_they_meet() {
             let path = path.expect("saved").expect("a path");
             check(&path).expect("whole");
             // The weights did not change, so they are their average.
-            assert_eq!(Checkpoint::open(path).expect("whole").values::<f32>("ema.cut").expect("kept").len(), 35);
+            assert_eq!(
+                Checkpoint::open(path)
+                    .expect("whole")
+                    .values::<f32>("ema.cut")
+                    .expect("kept")
+                    .len(),
+                35
+            );
         }
-        assert_eq!(list(&root).expect("readable").iter().filter(|f| f.step.is_ok()).count(), 3);
+        assert_eq!(
+            list(&root)
+                .expect("readable")
+                .iter()
+                .filter(|f| f.step.is_ok())
+                .count(),
+            3
+        );
     }
 }
 
@@ -117,8 +199,12 @@ fn where_one_process_fails_all_get_an_error_and_nothing_is_committed() {
     let root = Temporary::new(&format!("processes-{}", line!()));
     let groups = GROUPS[1];
     let good = |step: u64| {
-        let results = run("a=2, b=2", groups, LONG, |_, mesh| save(&root, &format!("s{step}"), &contents(step, &mesh)?));
-        results.into_iter().for_each(|r| check(&r.expect("saved")).expect("whole"));
+        let results = run("a=2, b=2", groups, LONG, |_, mesh| {
+            save(&root, &format!("s{step}"), &contents(step, &mesh)?)
+        });
+        results
+            .into_iter()
+            .for_each(|r| check(&r.expect("saved")).expect("whole"));
     };
     good(1);
     // One that cannot begin, one that cannot write, one that saves something else.
@@ -133,8 +219,13 @@ fn where_one_process_fails_all_get_an_error_and_nothing_is_committed() {
     let disk = Broken;
     let unwritten = |process: usize, mesh: Mesh| {
         let good = Saver::default();
-        let bad = Saver { files: &disk, ..Saver::default() };
-        (if process == 1 { bad } else { good }).save(&root, "s2", &contents(2, &mesh)?).map(drop)
+        let bad = Saver {
+            files: &disk,
+            ..Saver::default()
+        };
+        (if process == 1 { bad } else { good })
+            .save(&root, "s2", &contents(2, &mesh)?)
+            .map(drop)
     };
     let other = |process: usize, mesh: Mesh| {
         let mut contents = contents(2, &mesh)?;
@@ -143,15 +234,35 @@ fn where_one_process_fails_all_get_an_error_and_nothing_is_committed() {
         }
         save(&root, "s2", &contents).map(drop)
     };
-    let programs: [(Program<'_>, &str); 3] = [(&partial, "begins before"), (&unwritten, "no space left"), (&other, "must make the same call")];
+    let programs: [(Program<'_>, &str); 3] = [
+        (&partial, "begins before"),
+        (&unwritten, "no space left"),
+        (&other, "must make the same call"),
+    ];
     for (program, words) in programs {
         let results = run("a=2, b=2", groups, LONG, program);
-        let errors: Vec<String> = results.into_iter().map(|r| r.expect_err("it failed").to_string()).collect();
+        let errors: Vec<String> = results
+            .into_iter()
+            .map(|r| r.expect_err("it failed").to_string())
+            .collect();
         assert!(errors[1].contains(words), "{errors:?}");
-        assert!(errors[0].contains("ranks [2]") || errors[0].contains(words), "{errors:?}");
-        assert_eq!(latest(&root).expect("readable").expect("the first").manifest().step, 1);
+        assert!(
+            errors[0].contains("ranks [2]") || errors[0].contains(words),
+            "{errors:?}"
+        );
+        assert_eq!(
+            latest(&root)
+                .expect("readable")
+                .expect("the first")
+                .manifest()
+                .step,
+            1
+        );
     }
-    assert!(!root.join(".tmp-s2").exists(), "what was written is removed");
+    assert!(
+        !root.join(".tmp-s2").exists(),
+        "what was written is removed"
+    );
     good(5);
 }
 
@@ -161,7 +272,11 @@ struct Broken;
 
 impl anymesh_checkpoint::files::Files for Broken {
     fn create(&self, path: &Path) -> Result<Box<dyn anymesh_checkpoint::files::Output>, Error> {
-        Err(Error::Io { path: path.into(), action: "create", reason: "no space left".into() })
+        Err(Error::Io {
+            path: path.into(),
+            action: "create",
+            reason: "no space left".into(),
+        })
     }
 
     fn create_folder(&self, path: &Path) -> Result<(), Error> {
@@ -184,11 +299,25 @@ impl anymesh_checkpoint::files::Files for Broken {
 #[test]
 fn a_process_that_never_comes_is_named_and_the_next_save_is_not_in_the_way() {
     let root = Temporary::new(&format!("processes-{}", line!()));
-    let results = run("a=2, b=2", &GROUPS[1][..1], Duration::from_millis(200), |_, mesh| save(&root, "one", &contents(1, &mesh)?));
-    let error = results.into_iter().next().expect("one process").expect_err("the other is not there");
-    assert!(matches!(&error, Error::Core(anymesh_core::Error::Timeout { missing, .. }) if missing == &[2, 3]), "{error}");
+    let results = run(
+        "a=2, b=2",
+        &GROUPS[1][..1],
+        Duration::from_millis(200),
+        |_, mesh| save(&root, "one", &contents(1, &mesh)?),
+    );
+    let error = results
+        .into_iter()
+        .next()
+        .expect("one process")
+        .expect_err("the other is not there");
+    assert!(
+        matches!(&error, Error::Core(anymesh_core::Error::Timeout { missing, .. }) if missing == &[2, 3]),
+        "{error}"
+    );
     assert!(latest(&root).expect("readable").is_none());
-    for result in run("a=2, b=2", GROUPS[1], LONG, |_, mesh| save(&root, "one", &contents(1, &mesh)?)) {
+    for result in run("a=2, b=2", GROUPS[1], LONG, |_, mesh| {
+        save(&root, "one", &contents(1, &mesh)?)
+    }) {
         check(&result.expect("saved")).expect("whole");
     }
 }

@@ -2,7 +2,9 @@
 
 mod common;
 
-use anymesh_checkpoint::{Background, Checkpoint, Contents, Result, Saver, manifest, manifest::Manifest};
+use anymesh_checkpoint::{
+    Background, Checkpoint, Contents, Result, Saver, manifest, manifest::Manifest,
+};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::Temporary;
 use serde_json::{Value, json};
@@ -18,21 +20,29 @@ struct Validator(boon::Schemas, boon::SchemaIndex);
 impl Validator {
     fn new() -> Self {
         let (mut schemas, mut compiler) = (boon::Schemas::new(), boon::Compiler::new());
-        compiler.add_resource("manifest.schema.json", schema()).expect("a resource");
-        let index = compiler.compile("manifest.schema.json", &mut schemas).expect("a schema");
+        compiler
+            .add_resource("manifest.schema.json", schema())
+            .expect("a resource");
+        let index = compiler
+            .compile("manifest.schema.json", &mut schemas)
+            .expect("a schema");
         Self(schemas, index)
     }
 
     fn check(&self, manifest: &Value) -> Result<(), String> {
-        self.0.validate(manifest, self.1).map_err(|error| error.to_string())
+        self.0
+            .validate(manifest, self.1)
+            .map_err(|error| error.to_string())
     }
 }
 
 fn stored(folder: &Path) -> Value {
-    serde_json::from_slice(&fs::read(folder.join(manifest::NAME)).expect("a manifest")).expect("JSON")
+    serde_json::from_slice(&fs::read(folder.join(manifest::NAME)).expect("a manifest"))
+        .expect("JSON")
 }
 
-/// A checkpoint with everything a manifest can have: several types, layouts and boxes, tensors without elements and without dimensions, and state.
+/// A checkpoint with everything a manifest can have: several types, layouts and boxes, tensors
+/// without elements and without dimensions, and state.
 fn saved(root: &Path) -> Result<Value> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
@@ -45,13 +55,25 @@ fn saved(root: &Path) -> Result<Value> {
     tensors.insert("empty".into(), Tensor::zeros([0, 3], DType::F32, &device)?);
     tensors.insert("scalar".into(), Tensor::zeros((), DType::F32, &device)?);
     let state = json!({"samples": u64::MAX, "rng": {"seed": -1, "counters": [1, 2]}, "lr": 1e-300, "nothing": null}).as_object().cloned().expect("an object");
-    let path = Saver::default().save(root, "one", &Contents { step: u64::MAX, tensors, state, ..Contents::default() })?;
+    let path = Saver::default().save(
+        root,
+        "one",
+        &Contents {
+            step: u64::MAX,
+            tensors,
+            state,
+            ..Contents::default()
+        },
+    )?;
     Ok(stored(&path))
 }
 
 #[test]
 fn manifests_that_the_library_writes_and_wrote_follow_the_schema() -> Result<()> {
-    let (root, schema) = (Temporary::new(&format!("schema-{}", line!())), Validator::new());
+    let (root, schema) = (
+        Temporary::new(&format!("schema-{}", line!())),
+        Validator::new(),
+    );
     assert_eq!(schema.check(&saved(&root)?), Ok(()));
     assert_eq!(schema.check(&stored(&common::data("version-1"))), Ok(()));
     let nothing = Saver::default().save(&root, "nothing", &Contents::default())?;
@@ -59,9 +81,17 @@ fn manifests_that_the_library_writes_and_wrote_follow_the_schema() -> Result<()>
 
     let x = Tensor::zeros([3_000_000], DType::BF16, &anymesh_backend_cpu::device())?;
     let mut background = Background::new(&*root).with_average(0.5, None)?;
-    background.begin("background", &Contents::new(1, BTreeMap::from([("x".to_string(), x)])))?;
+    background.begin(
+        "background",
+        &Contents::new(1, BTreeMap::from([("x".to_string(), x)])),
+    )?;
     let path = background.finish()?.expect("written");
-    assert!(Checkpoint::open(&path)?.manifest().tensors.contains_key("ema.x"));
+    assert!(
+        Checkpoint::open(&path)?
+            .manifest()
+            .tensors
+            .contains_key("ema.x")
+    );
     assert_eq!(schema.check(&stored(&path)), Ok(()));
     Ok(())
 }
@@ -70,9 +100,18 @@ fn manifests_that_the_library_writes_and_wrote_follow_the_schema() -> Result<()>
 fn the_schema_names_every_dtype_and_the_version() {
     let schema = schema();
     let names = DType::ALL.map(|dtype| json!(dtype.name())).to_vec();
-    assert_eq!(schema["$defs"]["tensor"]["properties"]["dtype"]["enum"], Value::Array(names));
-    assert_eq!(schema["properties"]["version"]["const"], json!(manifest::VERSION));
-    assert_eq!(schema["properties"]["format"]["const"], saved(&Temporary::new(&format!("schema-{}", line!()))).expect("saved")["format"]);
+    assert_eq!(
+        schema["$defs"]["tensor"]["properties"]["dtype"]["enum"],
+        Value::Array(names)
+    );
+    assert_eq!(
+        schema["properties"]["version"]["const"],
+        json!(manifest::VERSION)
+    );
+    assert_eq!(
+        schema["properties"]["format"]["const"],
+        saved(&Temporary::new(&format!("schema-{}", line!()))).expect("saved")["format"]
+    );
 }
 
 /// Changes of a good manifest: where, and to what (`null` takes it away).
@@ -109,13 +148,23 @@ fn broken() -> Vec<(&'static str, Value)> {
         ("/tensors/scalar/boxes", json!({})),
         ("/tensors/scalar/boxes/0/start", json!(["0"])),
         ("/tensors/scalar/boxes/0/shape", json!([0.5])),
-        ("/tensors/scalar/boxes/0/file", json!("../rank-00000.safetensors")),
+        (
+            "/tensors/scalar/boxes/0/file",
+            json!("../rank-00000.safetensors"),
+        ),
         ("/tensors/scalar/boxes/0/offset", json!(-1)),
         ("/tensors/scalar/boxes/0/sums", json!("0000000000000000")),
         ("/tensors/scalar/boxes/0/sums/0", json!(0)),
     ];
-    let fields = ["/format", "/version", "/step", "/mesh", "/tensors", "/files", "/state"];
-    let tensor = ["/tensors/scalar/dtype", "/tensors/scalar/shape", "/tensors/scalar/layout", "/tensors/scalar/boxes"];
+    let fields = [
+        "/format", "/version", "/step", "/mesh", "/tensors", "/files", "/state",
+    ];
+    let tensor = [
+        "/tensors/scalar/dtype",
+        "/tensors/scalar/shape",
+        "/tensors/scalar/layout",
+        "/tensors/scalar/boxes",
+    ];
     let stored_box = ["start", "shape", "file", "offset", "sums"].map(|field| match field {
         "start" => "/tensors/scalar/boxes/0/start",
         "shape" => "/tensors/scalar/boxes/0/shape",
@@ -123,7 +172,13 @@ fn broken() -> Vec<(&'static str, Value)> {
         "offset" => "/tensors/scalar/boxes/0/offset",
         _ => "/tensors/scalar/boxes/0/sums",
     });
-    list.extend(fields.into_iter().chain(tensor).chain(stored_box).map(|field| (field, Value::Null)));
+    list.extend(
+        fields
+            .into_iter()
+            .chain(tensor)
+            .chain(stored_box)
+            .map(|field| (field, Value::Null)),
+    );
     list
 }
 
@@ -144,16 +199,25 @@ fn changed(good: &Value, pointer: &str, to: &Value) -> Value {
 
 #[test]
 fn what_does_not_follow_the_schema_is_refused_by_both() -> Result<()> {
-    let (root, schema) = (Temporary::new(&format!("schema-{}", line!())), Validator::new());
+    let (root, schema) = (
+        Temporary::new(&format!("schema-{}", line!())),
+        Validator::new(),
+    );
     let good = saved(&root)?;
-    let parse = |manifest: &Value| Manifest::parse(manifest.to_string().as_bytes(), Path::new("manifest.json"));
+    let parse = |manifest: &Value| {
+        Manifest::parse(manifest.to_string().as_bytes(), Path::new("manifest.json"))
+    };
     assert!(parse(&good).is_ok());
     for (pointer, to) in broken() {
         let bad = changed(&good, pointer, &to);
-        assert!(schema.check(&bad).is_err(), "the schema takes {to} at {pointer}");
+        assert!(
+            schema.check(&bad).is_err(),
+            "the schema takes {to} at {pointer}"
+        );
         assert!(parse(&bad).is_err(), "the library takes {to} at {pointer}");
     }
-    // The schema describes what is written. A reader passes over fields that it does not know, and finds a sum that is none when it reads the box.
+    // The schema describes what is written. A reader passes over fields that it does not know, and
+    // finds a sum that is none when it reads the box.
     for (pointer, to) in [
         ("/author", json!("somebody")),
         ("/tensors/scalar/note", json!("")),
@@ -162,7 +226,10 @@ fn what_does_not_follow_the_schema_is_refused_by_both() -> Result<()> {
         ("/mesh/0", json!(["", 2])),
     ] {
         let other = changed(&good, pointer, &to);
-        assert!(schema.check(&other).is_err() && parse(&other).is_ok(), "{to} at {pointer}");
+        assert!(
+            schema.check(&other).is_err() && parse(&other).is_ok(),
+            "{to} at {pointer}"
+        );
     }
     Ok(())
 }

@@ -19,18 +19,46 @@ use std::{
 
 /// How all tensors lie that have a first dimension: cut over it.
 fn by_rows(source: &dyn Source, mesh: &Mesh) -> BTreeMap<String, Placed> {
-    let axes: Vec<String> = mesh.axes().iter().map(|(name, _)| format!("@{name}")).collect();
+    let axes: Vec<String> = mesh
+        .axes()
+        .iter()
+        .map(|(name, _)| format!("@{name}"))
+        .collect();
     let place = |(name, info): (&String, &TensorInfo)| {
         let rest = ", _".repeat(info.shape.len().saturating_sub(1));
-        let text = if info.shape.is_empty() { "[]".into() } else { format!("[{}{rest}]", axes.join("")) };
-        (name.clone(), Placed::new(info.clone(), mesh, text.as_str().into_sharding(mesh, info.shape.len()).expect("a sharding")))
+        let text = if info.shape.is_empty() {
+            "[]".into()
+        } else {
+            format!("[{}{rest}]", axes.join(""))
+        };
+        (
+            name.clone(),
+            Placed::new(
+                info.clone(),
+                mesh,
+                text.as_str()
+                    .into_sharding(mesh, info.shape.len())
+                    .expect("a sharding"),
+            ),
+        )
     };
     source.tensors().iter().map(place).collect()
 }
 
 fn written(parent: &Temporary, axes: &str) -> PathBuf {
-    let (source, mesh, folder) = (every_type(), Mesh::new(axes, &meta()).expect("a mesh"), parent.join("split"));
-    split::write(&source, &folder, &mesh, &by_rows(&source, &mesh), &Export::default()).expect("writes");
+    let (source, mesh, folder) = (
+        every_type(),
+        Mesh::new(axes, &meta()).expect("a mesh"),
+        parent.join("split"),
+    );
+    split::write(
+        &source,
+        &folder,
+        &mesh,
+        &by_rows(&source, &mesh),
+        &Export::default(),
+    )
+    .expect("writes");
     folder
 }
 
@@ -50,7 +78,9 @@ fn files_that_do_not_fit_together_are_refused_with_what_is_wrong() {
     let folder = written(&parent, "x=3");
     let name = |rank: usize| folder.join(split::file_name(rank, 0));
     let error = |part: &str| {
-        let error = split::Folder::open(&folder).expect_err("is wrong").to_string();
+        let error = split::Folder::open(&folder)
+            .expect_err("is wrong")
+            .to_string();
         assert!(error.contains(part), "'{part}' in '{error}'");
     };
     std::fs::rename(name(2), parent.join("aside")).expect("renames");
@@ -69,9 +99,24 @@ fn a_header_that_lies_is_refused_before_memory_is_taken() {
     let folder = parent.join("split");
     let write = |mesh: &str, types: &str| {
         std::fs::create_dir_all(&folder).expect("creates");
-        let metadata = BTreeMap::from([("anymesh.mesh".into(), mesh.into()), ("anymesh.types".into(), types.into())]);
-        let info = BTreeMap::from([("w".to_string(), TensorInfo { dtype: DType::U8, shape: vec![0, 4] })]);
-        safetensors::write(Path::new(&folder).join(split::file_name(0, 0)), &info, &metadata, |_, _| Ok(())).expect("writes");
+        let metadata = BTreeMap::from([
+            ("anymesh.mesh".into(), mesh.into()),
+            ("anymesh.types".into(), types.into()),
+        ]);
+        let info = BTreeMap::from([(
+            "w".to_string(),
+            TensorInfo {
+                dtype: DType::U8,
+                shape: vec![0, 4],
+            },
+        )]);
+        safetensors::write(
+            Path::new(&folder).join(split::file_name(0, 0)),
+            &info,
+            &metadata,
+            |_, _| Ok(()),
+        )
+        .expect("writes");
         split::Folder::open(&folder).expect_err("lies")
     };
     for (mesh, types) in [
@@ -85,19 +130,45 @@ fn a_header_that_lies_is_refused_before_memory_is_taken() {
         ("x=1", r#"{"v": "u8[0, 4]"}"#),
     ] {
         let error = write(mesh, types);
-        assert!(!matches!(error, Error::Io { .. }), "{mesh} {types}: {error}");
+        assert!(
+            !matches!(error, Error::Io { .. }),
+            "{mesh} {types}: {error}"
+        );
     }
 }
 
 #[test]
 fn a_mapping_within_little_memory_gives_the_same_bytes() {
     let mut source = anymesh_checkpoint::Memory::default();
-    source.insert("w", TensorInfo { dtype: DType::F32, shape: vec![6, 5, 4] }, pattern(480, DType::F32)).expect("fits");
-    for statement in ["w -> v, permute=\"[2, 0, 1]\"", "w -> v, dtype=\"bf16\"", "w -> v, reshape=\"[10, 12]\", dtype=\"f64\"", "w -> v"] {
-        let mapped = Mapped::new(&source, &Mapping::parse(statement).expect("parses"), &Options::default()).expect("fits");
+    source
+        .insert(
+            "w",
+            TensorInfo {
+                dtype: DType::F32,
+                shape: vec![6, 5, 4],
+            },
+            pattern(480, DType::F32),
+        )
+        .expect("fits");
+    for statement in [
+        "w -> v, permute=\"[2, 0, 1]\"",
+        "w -> v, dtype=\"bf16\"",
+        "w -> v, reshape=\"[10, 12]\", dtype=\"f64\"",
+        "w -> v",
+    ] {
+        let mapped = Mapped::new(
+            &source,
+            &Mapping::parse(statement).expect("parses"),
+            &Options::default(),
+        )
+        .expect("fits");
         let expected = mapped.read_all("v").expect("reads");
         for memory in [0, 1, 50, 100, 333, 10_000] {
-            assert_eq!(mapped.clone().within(memory).read_all("v").expect("reads"), expected, "{statement} within {memory}");
+            assert_eq!(
+                mapped.clone().within(memory).read_all("v").expect("reads"),
+                expected,
+                "{statement} within {memory}"
+            );
         }
     }
 }

@@ -11,19 +11,24 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 /// Arguments of `anymesh doctor`.
 #[derive(Args)]
 pub(crate) struct Doctor {
-    /// Run the whole conformance suite on every device and print the table of ops and devices with the worst errors.
+    /// Run the whole conformance suite on every device and print the table of ops and devices with
+    /// the worst errors.
     #[arg(long)]
     parity: bool,
-    /// Run every op under many shardings of its operands on simulated meshes of every device, and compare with the unsharded results.
+    /// Run every op under many shardings of its operands on simulated meshes of every device, and
+    /// compare with the unsharded results.
     #[arg(long)]
     sharding: bool,
-    /// Check every op's gradient against finite differences on the CPU and, on every device, against the CPU.
+    /// Check every op's gradient against finite differences on the CPU and, on every device,
+    /// against the CPU.
     #[arg(long)]
     gradients: bool,
-    /// Run this many random index expressions on every device (get, set, accumulate and their gradients) and compare with a model of NumPy.
+    /// Run this many random index expressions on every device (get, set, accumulate and their
+    /// gradients) and compare with a model of NumPy.
     #[arg(long, value_name = "COUNT")]
     indexing: Option<usize>,
-    /// With --indexing: also index a tensor of more than 2^31 elements, which needs 12 GiB on the device.
+    /// With --indexing: also index a tensor of more than 2^31 elements, which needs 12 GiB on the
+    /// device.
     #[arg(long, requires = "indexing")]
     large: bool,
     /// The most combinations of shardings for one sample of an op on one mesh (with --sharding).
@@ -32,7 +37,8 @@ pub(crate) struct Doctor {
     /// Only this device (as listed), also a software one.
     #[arg(long)]
     device: Option<String>,
-    /// Only ops or families whose name contains this text (with --parity, --sharding or --gradients).
+    /// Only ops or families whose name contains this text (with --parity, --sharding or
+    /// --gradients).
     #[arg(long)]
     filter: Option<String>,
 }
@@ -50,7 +56,11 @@ fn self_test_cases() -> Vec<conformance::Case> {
 
 fn describe(found: &Found, device: &Device) {
     let caps = device.backend().capabilities();
-    let missing: Vec<&str> = DType::ALL.into_iter().filter(|d| !caps.dtypes.contains(d)).map(DType::name).collect();
+    let missing: Vec<&str> = DType::ALL
+        .into_iter()
+        .filter(|d| !caps.dtypes.contains(d))
+        .map(DType::name)
+        .collect();
     println!("  {:<10} {}", found.name, found.description);
     if !missing.is_empty() {
         println!("             lacks {}", missing.join(" "));
@@ -59,7 +69,10 @@ fn describe(found: &Found, device: &Device) {
         println!("             f64: arithmetic only, no exp, log, sin ...");
     }
     if caps.max_buffer_bytes < 1 << 40 {
-        println!("             tensors up to {:.1} GiB", caps.max_buffer_bytes as f64 / f64::from(1 << 30));
+        println!(
+            "             tensors up to {:.1} GiB",
+            caps.max_buffer_bytes as f64 / f64::from(1 << 30)
+        );
     }
 }
 
@@ -72,7 +85,11 @@ fn self_test(device: &Device, oracle: &Device) -> bool {
             _ => passed += 1,
         }
     }
-    println!("             self-test: {passed} ops right, {} wrong, {:.1} s", failures.len(), start.elapsed().as_secs_f64());
+    println!(
+        "             self-test: {passed} ops right, {} wrong, {:.1} s",
+        failures.len(),
+        start.elapsed().as_secs_f64()
+    );
     for failure in &failures {
         println!("             WRONG {failure}");
     }
@@ -88,10 +105,19 @@ fn open(found: &Found) -> Result<Device> {
 
 impl Doctor {
     pub(crate) fn run(&self) -> ExitCode {
-        println!("anymesh {}: {} ops", env!("CARGO_PKG_VERSION"), ops::catalog().len());
+        println!(
+            "anymesh {}: {} ops",
+            env!("CARGO_PKG_VERSION"),
+            ops::catalog().len()
+        );
         let found: Vec<Found> = match &self.device {
             None => anymesh::found(),
-            Some(name) => vec![Found { name: name.clone(), description: String::new(), software: false, problem: None }],
+            Some(name) => vec![Found {
+                name: name.clone(),
+                description: String::new(),
+                software: false,
+                problem: None,
+            }],
         };
         let oracle = match anymesh::device("cpu") {
             Ok(oracle) => oracle,
@@ -128,18 +154,29 @@ impl Doctor {
         } else if let Ok(device) = anymesh::default_device() {
             println!("default device: {device}");
         }
-        if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if healthy {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
     }
 
     /// The sharding sweep on one device.
     fn sweep(&self, device: &Device) -> bool {
-        let mut options = sweep::Options { limit: self.limit, filter: self.filter.clone().unwrap_or_default(), ..Default::default() };
+        let mut options = sweep::Options {
+            limit: self.limit,
+            filter: self.filter.clone().unwrap_or_default(),
+            ..Default::default()
+        };
         if device.name() != "cpu" {
             // A GPU takes its work from one queue.
             options.threads = 1;
         }
         let report = sweep::run(device, &options);
-        println!("             sharding: {}", report.to_string().replace('\n', "\n             WRONG "));
+        println!(
+            "             sharding: {}",
+            report.to_string().replace('\n', "\n             WRONG ")
+        );
         report.failed == 0
     }
 
@@ -147,11 +184,19 @@ impl Doctor {
     fn index(&self, device: &Device, count: usize) -> bool {
         let start = Instant::now();
         let report = pollster::block_on(conformance::indexing::run(device, count, 1));
-        println!("             indexing: {report}, {:.1} s", start.elapsed().as_secs_f64());
+        println!(
+            "             indexing: {report}, {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
         let mut healthy = report.failures.is_empty();
         if self.large {
             let result = pollster::block_on(conformance::indexing::large(device));
-            println!("             more than 2^31 elements: {}", result.as_ref().map_or_else(|e| format!("WRONG {e}"), |()| "right".into()));
+            println!(
+                "             more than 2^31 elements: {}",
+                result
+                    .as_ref()
+                    .map_or_else(|e| format!("WRONG {e}"), |()| "right".into())
+            );
             healthy &= result.is_ok();
         }
         healthy
@@ -159,24 +204,47 @@ impl Doctor {
 
     /// Ops by devices, with the worst relative errors.
     fn gradient_table(&self, devices: &[Device], oracle: &Device) -> bool {
-        let rows = Check { host: oracle, differences: true, devices, samples: usize::MAX }.run(self.filter.as_deref().unwrap_or(""));
-        println!("\n{}", Table { rows: &rows, devices });
+        let rows = Check {
+            host: oracle,
+            differences: true,
+            devices,
+            samples: usize::MAX,
+        }
+        .run(self.filter.as_deref().unwrap_or(""));
+        println!(
+            "\n{}",
+            Table {
+                rows: &rows,
+                devices
+            }
+        );
         rows.iter().all(|r| r.failures.is_empty())
     }
 
-    /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just allowed), `-` unsupported.
+    /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just
+    /// allowed), `-` unsupported.
     fn parity_table(&self, devices: &[Device], oracle: &Device) -> bool {
-        let wanted = |case: &conformance::Case| self.filter.as_ref().is_none_or(|f| case.op.contains(f.as_str()) || case.family.contains(f.as_str()));
+        let wanted = |case: &conformance::Case| {
+            self.filter
+                .as_ref()
+                .is_none_or(|f| case.op.contains(f.as_str()) || case.family.contains(f.as_str()))
+        };
         let tell = |case: &conformance::Case, outcome: &conformance::Outcome| {
             if let conformance::Outcome::Fail(message) = outcome {
                 eprintln!("WRONG {case:?}: {message}");
             }
         };
-        let reports: Vec<conformance::Report> = devices.iter().map(|device| pollster::block_on(conformance::run(device, oracle, wanted, tell))).collect();
+        let reports: Vec<conformance::Report> = devices
+            .iter()
+            .map(|device| pollster::block_on(conformance::run(device, oracle, wanted, tell)))
+            .collect();
         print!("\n{:<24}", "op");
-        devices.iter().for_each(|d| print!(" {:>24}", d.name().chars().take(24).collect::<String>()));
+        devices
+            .iter()
+            .for_each(|d| print!(" {:>24}", d.name().chars().take(24).collect::<String>()));
         println!();
-        let ops: std::collections::BTreeSet<&str> = reports.iter().flat_map(|r| r.ops.keys().copied()).collect();
+        let ops: std::collections::BTreeSet<&str> =
+            reports.iter().flat_map(|r| r.ops.keys().copied()).collect();
         for op in ops {
             print!("{op:<24}");
             for report in &reports {

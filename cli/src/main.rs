@@ -36,7 +36,11 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         // A program that asked for JSON gets JSON, whatever it asked wrongly.
-        Err(error) if error.use_stderr() && std::env::args().nth(1).is_some_and(|arg| arg == "ckpt") && std::env::args().any(|arg| arg == "--json") => {
+        Err(error)
+            if error.use_stderr()
+                && std::env::args().nth(1).is_some_and(|arg| arg == "ckpt")
+                && std::env::args().any(|arg| arg == "--json") =>
+        {
             ckpt::print_error(&error.to_string());
             return ExitCode::from(2);
         }

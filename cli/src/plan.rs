@@ -35,7 +35,11 @@ fn objective(text: &str) -> Result<Objective> {
     match text {
         "bytes" => Ok(Objective::Bytes),
         "time" => Ok(Objective::Time),
-        _ => Err(Error::Parse { what: "objective", text: text.into(), expected: "bytes or time".into() }),
+        _ => Err(Error::Parse {
+            what: "objective",
+            text: text.into(),
+            expected: "bytes or time".into(),
+        }),
     }
 }
 
@@ -43,9 +47,22 @@ fn objective(text: &str) -> Result<Objective> {
 fn answer(request: &Value) -> Result<Value> {
     let mesh = request::mesh(request, &meta())?;
     let (dtype, shape) = request::dtype_and_shape(request)?;
-    let side = |name: &str| request::sharding(request.get(name).ok_or_else(|| bad(format!("field '{name}' is missing")))?, &mesh, shape.rank());
+    let side = |name: &str| {
+        request::sharding(
+            request
+                .get(name)
+                .ok_or_else(|| bad(format!("field '{name}' is missing")))?,
+            &mesh,
+            shape.rank(),
+        )
+    };
     let (from, to) = (side("from")?, side("to")?);
-    let objective = objective(request.get("objective").map_or(Some("time"), Value::as_str).ok_or_else(|| bad("'objective' must be bytes or time"))?)?;
+    let objective = objective(
+        request
+            .get("objective")
+            .map_or(Some("time"), Value::as_str)
+            .ok_or_else(|| bad("'objective' must be bytes or time"))?,
+    )?;
     Ok(reshard::plan(&mesh, &shape, dtype, &from, &to, objective)?.to_json())
 }
 
@@ -60,11 +77,23 @@ impl Plan {
             ));
         };
         let mesh = Mesh::new(mesh, &meta())?;
-        let (from, to) = (TensorType::parse(from, &mesh)?, TensorType::parse(to, &mesh)?);
+        let (from, to) = (
+            TensorType::parse(from, &mesh)?,
+            TensorType::parse(to, &mesh)?,
+        );
         if (from.dtype, &from.shape) != (to.dtype, &to.shape) {
-            return Err(bad("--from and --to must have the same dtype and sizes: a reshard moves data and changes nothing"));
+            return Err(bad(
+                "--from and --to must have the same dtype and sizes: a reshard moves data and changes nothing",
+            ));
         }
-        let plan = reshard::plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, objective(&self.objective)?)?;
+        let plan = reshard::plan(
+            &mesh,
+            &from.shape,
+            from.dtype,
+            &from.sharding,
+            &to.sharding,
+            objective(&self.objective)?,
+        )?;
         if self.json {
             println!("{}", request::reply(Ok(plan.to_json())));
             return Ok(());

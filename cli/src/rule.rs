@@ -18,7 +18,8 @@ pub(crate) struct RuleCommand {
     /// Axes and sizes, such as dp=2,tp=4.
     #[arg(long)]
     mesh: Option<String>,
-    /// The type of an operand, such as "f32[64@dp, 32]"; once for each, `_` for one that is left out.
+    /// The type of an operand, such as "f32[64@dp, 32]"; once for each, `_` for one that is left
+    /// out.
     #[arg(long = "in", value_name = "TYPE")]
     inputs: Vec<String>,
     /// Attributes as JSON, such as '{"axis": 1}'.
@@ -56,27 +57,69 @@ struct Outcome {
 
 impl Request {
     fn parse(request: &Value) -> Result<Self> {
-        let name = request.get("op").and_then(Value::as_str).ok_or_else(|| bad("field 'op' must be the name of an op"))?;
+        let name = request
+            .get("op")
+            .and_then(Value::as_str)
+            .ok_or_else(|| bad("field 'op' must be the name of an op"))?;
         let entry = registry::find(name)?;
         let mesh = request::mesh(request, &meta())?;
-        let list = request.get("inputs").and_then(Value::as_array).ok_or_else(|| bad("field 'inputs' must be a list"))?;
-        let inputs = list.iter().map(|i| if i.is_null() { Ok(None) } else { request::tensor_type(i, &mesh).map(Some) }).collect::<Result<_>>()?;
+        let list = request
+            .get("inputs")
+            .and_then(Value::as_array)
+            .ok_or_else(|| bad("field 'inputs' must be a list"))?;
+        let inputs = list
+            .iter()
+            .map(|i| {
+                if i.is_null() {
+                    Ok(None)
+                } else {
+                    request::tensor_type(i, &mesh).map(Some)
+                }
+            })
+            .collect::<Result<_>>()?;
         let attrs = request.get("attrs").cloned().unwrap_or(json!({}));
-        Ok(Self { entry, attrs: Attrs::new(entry, &attrs)?, mesh, inputs })
+        Ok(Self {
+            entry,
+            attrs: Attrs::new(entry, &attrs)?,
+            mesh,
+            inputs,
+        })
     }
 
     /// Runs the op on operands without values: everything happens but the computation.
     fn explain(&self) -> Result<Outcome> {
         let make = |ty: &TensorType| Tensor::zeros(&ty.shape, ty.dtype, (&self.mesh, &ty.sharding));
-        let inputs = self.inputs.iter().map(|ty| ty.as_ref().map(make).transpose()).collect::<Result<Vec<_>>>()?;
-        let ((outputs, ledger), decisions) = trace(|| Ledger::record(|| self.entry.call(&inputs, &self.attrs, &Place::from(&self.mesh))));
-        Ok(Outcome { inputs, outputs: outputs?, ledger, decisions })
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|ty| ty.as_ref().map(make).transpose())
+            .collect::<Result<Vec<_>>>()?;
+        let ((outputs, ledger), decisions) = trace(|| {
+            Ledger::record(|| {
+                self.entry
+                    .call(&inputs, &self.attrs, &Place::from(&self.mesh))
+            })
+        });
+        Ok(Outcome {
+            inputs,
+            outputs: outputs?,
+            ledger,
+            decisions,
+        })
     }
 
     /// The largest difference between the sharded and the unsharded result on seeded data.
     fn difference(&self, cpu: &Device) -> Result<f64> {
         // Any index below the smallest dimension is in range of every dimension.
-        let smallest = self.inputs.iter().flatten().flat_map(|t| t.shape.dims()).copied().filter(|n| *n > 0).min().unwrap_or(1);
+        let smallest = self
+            .inputs
+            .iter()
+            .flatten()
+            .flat_map(|t| t.shape.dims())
+            .copied()
+            .filter(|n| *n > 0)
+            .min()
+            .unwrap_or(1);
         let mesh = self.mesh.on(cpu)?;
         let (mut plain, mut sharded) = (vec![], vec![]);
         for (seed, ty) in self.inputs.iter().enumerate() {
@@ -87,7 +130,8 @@ impl Request {
             };
             let values: Vec<f32> = (0..ty.shape.numel())
                 .map(|i| {
-                    let n = (i as u64 + 1 + 1000 * seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+                    let n = (i as u64 + 1 + 1000 * seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                        >> 40;
                     match ty.dtype.kind() {
                         Kind::F32 | Kind::F64 => (n % 7) as f32 - 3.0,
                         Kind::Bool => (n % 2) as f32,
@@ -96,16 +140,30 @@ impl Request {
                 })
                 .collect();
             let x = Tensor::from_slice(&values, &ty.shape, cpu)?.cast(ty.dtype)?;
-            sharded.push(Some(sweep::lay_out(&x, &sweep::values(&x)?, &mesh, ty.sharding.clone())?));
+            sharded.push(Some(sweep::lay_out(
+                &x,
+                &sweep::values(&x)?,
+                &mesh,
+                ty.sharding.clone(),
+            )?));
             plain.push(Some(x));
         }
         let expected = self.entry.call(&plain, &self.attrs, &Place::from(cpu))?;
-        let actual = self.entry.call(&sharded, &self.attrs, &Place::from(&mesh))?;
+        let actual = self
+            .entry
+            .call(&sharded, &self.attrs, &Place::from(&mesh))?;
         let mut worst = 0f64;
         for (a, e) in actual.iter().zip(&expected) {
-            for (a, e) in sweep::values(&a.full_tensor()?)?.iter().zip(&sweep::values(e)?) {
+            for (a, e) in sweep::values(&a.full_tensor()?)?
+                .iter()
+                .zip(&sweep::values(e)?)
+            {
                 if a != e && !(a.is_nan() && e.is_nan()) {
-                    worst = worst.max(if (a - e).is_nan() { f64::INFINITY } else { (a - e).abs() });
+                    worst = worst.max(if (a - e).is_nan() {
+                        f64::INFINITY
+                    } else {
+                        (a - e).abs()
+                    });
                 }
             }
         }
@@ -115,14 +173,29 @@ impl Request {
 
 /// Where an operand had to go: as the first op that reads it wants it.
 fn target<'a>(x: &'a Tensor, decisions: &'a [Decision]) -> &'a anymesh::Sharding {
-    decisions.iter().find_map(|d| d.inputs.iter().position(|t| t.is(x)).map(|i| &d.solution.inputs[i])).unwrap_or(x.sharding())
+    decisions
+        .iter()
+        .find_map(|d| {
+            d.inputs
+                .iter()
+                .position(|t| t.is(x))
+                .map(|i| &d.solution.inputs[i])
+        })
+        .unwrap_or(x.sharding())
 }
 
 fn answer(value: &Value) -> Result<Value> {
     let request = Request::parse(value)?;
     let outcome = request.explain()?;
-    let inputs: Vec<Value> =
-        outcome.inputs.iter().map(|x| x.as_ref().map_or(Value::Null, |x| request::to_json(target(x, &outcome.decisions), x.rank()))).collect();
+    let inputs: Vec<Value> = outcome
+        .inputs
+        .iter()
+        .map(|x| {
+            x.as_ref().map_or(Value::Null, |x| {
+                request::to_json(target(x, &outcome.decisions), x.rank())
+            })
+        })
+        .collect();
     let outputs: Vec<Value> = outcome
         .outputs
         .iter()
@@ -169,8 +242,19 @@ impl RuleCommand {
         };
         let entry = registry::find(op)?;
         let mesh = Mesh::new(mesh, &meta())?;
-        let attrs: Value = serde_json::from_str(&self.attrs).map_err(|e| bad(format!("--attrs is not JSON: {e}")))?;
-        let inputs = self.inputs.iter().map(|t| if t == "_" { Ok(None) } else { TensorType::parse(t, &mesh).map(Some) }).collect::<Result<Vec<_>>>()?;
+        let attrs: Value = serde_json::from_str(&self.attrs)
+            .map_err(|e| bad(format!("--attrs is not JSON: {e}")))?;
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|t| {
+                if t == "_" {
+                    Ok(None)
+                } else {
+                    TensorType::parse(t, &mesh).map(Some)
+                }
+            })
+            .collect::<Result<Vec<_>>>()?;
         if self.json {
             let inputs: Vec<Value> = inputs
                 .iter()
@@ -187,7 +271,12 @@ impl RuleCommand {
             println!("{:#}", request::reply(answer(&request)));
             return Ok(());
         }
-        let request = Request { entry, attrs: Attrs::new(entry, &attrs)?, mesh, inputs };
+        let request = Request {
+            entry,
+            attrs: Attrs::new(entry, &attrs)?,
+            mesh,
+            inputs,
+        };
         let outcome = request.explain()?;
         if let Some(info) = ops::catalog().iter().find(|o| o.name == entry.name) {
             println!("{}({})  rule: {}\n", entry.name, entry.operands, info.rule);
@@ -200,7 +289,10 @@ impl RuleCommand {
         }
         println!("\n{}", outcome.ledger);
         if self.run {
-            println!("largest difference from the unsharded result on seeded data: {}", request.difference(&anymesh::device("cpu")?)?);
+            println!(
+                "largest difference from the unsharded result on seeded data: {}",
+                request.difference(&anymesh::device("cpu")?)?
+            );
         }
         Ok(())
     }
@@ -208,23 +300,53 @@ impl RuleCommand {
 
 /// The letters of an operand, such as `m k`, with `.` for a dimension that stays whole.
 fn letters(rule: &Rule, dims: &[anymesh::spmd::rule::Factors]) -> String {
-    let dim = |d: &anymesh::spmd::rule::Factors| if d.is_empty() { ".".to_string() } else { d.iter().map(|f| rule.factors[*f as usize].letter).collect() };
+    let dim = |d: &anymesh::spmd::rule::Factors| {
+        if d.is_empty() {
+            ".".to_string()
+        } else {
+            d.iter().map(|f| rule.factors[*f as usize].letter).collect()
+        }
+    };
     dims.iter().map(dim).collect::<Vec<_>>().join(" ")
 }
 
 fn explain(decision: &Decision) -> Result<()> {
     let (rule, mesh) = (&decision.rule, decision.inputs[0].mesh());
-    let terms =
-        |list: &[smallvec::SmallVec<[anymesh::spmd::rule::Factors; 4]>]| list.iter().map(|d| format!("[{}]", letters(rule, d))).collect::<Vec<_>>().join(", ");
-    println!("{}: {} -> {}", decision.op, terms(&rule.inputs), terms(&rule.outputs));
-    let factors: Vec<String> = rule.factors.iter().map(|f| format!("{} = {} ({})", f.letter, f.size, format!("{:?}", f.kind).to_lowercase())).collect();
+    let terms = |list: &[smallvec::SmallVec<[anymesh::spmd::rule::Factors; 4]>]| {
+        list.iter()
+            .map(|d| format!("[{}]", letters(rule, d)))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    println!(
+        "{}: {} -> {}",
+        decision.op,
+        terms(&rule.inputs),
+        terms(&rule.outputs)
+    );
+    let factors: Vec<String> = rule
+        .factors
+        .iter()
+        .map(|f| {
+            format!(
+                "{} = {} ({})",
+                f.letter,
+                f.size,
+                format!("{:?}", f.kind).to_lowercase()
+            )
+        })
+        .collect();
     println!("  factors: {}", factors.join(", "));
     for (n, solution) in decision.alternatives()?.iter().take(5).enumerate() {
         let mark = if n == 0 { "chosen" } else { "  or  " };
         println!(
             "  {mark} {:>12} bytes{}  {}",
             solution.bytes,
-            if solution.owed > 0 { format!(" (+{} owed)", solution.owed) } else { String::new() },
+            if solution.owed > 0 {
+                format!(" (+{} owed)", solution.owed)
+            } else {
+                String::new()
+            },
             assignment(rule, mesh, decision, solution)
         );
     }
@@ -244,6 +366,11 @@ fn assignment(rule: &Rule, mesh: &Mesh, decision: &Decision, solution: &Solution
             format!("{}: {what}", mesh.axes()[a].0)
         })
         .collect();
-    let inputs: Vec<String> = decision.inputs.iter().zip(&solution.inputs).map(|(x, s)| s.type_string(x.dtype(), x.shape(), mesh)).collect();
+    let inputs: Vec<String> = decision
+        .inputs
+        .iter()
+        .zip(&solution.inputs)
+        .map(|(x, s)| s.type_string(x.dtype(), x.shape(), mesh))
+        .collect();
     format!("{}  |  {}", axes.join(", "), inputs.join(", "))
 }

@@ -33,9 +33,21 @@ fn cells(ty: &TensorType, mesh: &Mesh) -> Vec<Cell> {
     let mut by_start: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
     for rank in 0..mesh.ranks() {
         let region = ty.sharding.region(mesh, rank, &ty.shape);
-        by_start.entry((region.start.to_vec(), region.shape.to_vec())).or_default().push(rank);
+        by_start
+            .entry((region.start.to_vec(), region.shape.to_vec()))
+            .or_default()
+            .push(rank);
     }
-    by_start.into_iter().map(|((start, shape), ranks)| Cell { region: Region { start: start.into(), shape: shape.into() }, ranks }).collect()
+    by_start
+        .into_iter()
+        .map(|((start, shape), ranks)| Cell {
+            region: Region {
+                start: start.into(),
+                shape: shape.into(),
+            },
+            ranks,
+        })
+        .collect()
 }
 
 /// `0-3, 6` for [0, 1, 2, 3, 6].
@@ -47,12 +59,27 @@ fn ranges(ranks: &[usize]) -> String {
             _ => out.push((rank, rank)),
         }
     }
-    out.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect::<Vec<_>>().join(",")
+    out.iter()
+        .map(|(a, b)| {
+            if a == b {
+                a.to_string()
+            } else {
+                format!("{a}-{b}")
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// `0..4, 8..16`.
 fn span(region: &Region) -> String {
-    region.start.iter().zip(&region.shape).map(|(s, n)| format!("{s}..{}", s + n)).collect::<Vec<_>>().join(", ")
+    region
+        .start
+        .iter()
+        .zip(&region.shape)
+        .map(|(s, n)| format!("{s}..{}", s + n))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// A grid of boxes for tensors of up to two dimensions, a list for others.
@@ -61,28 +88,90 @@ fn text(ty: &TensorType, mesh: &Mesh) -> String {
     let mut out = String::new();
     if ty.shape.rank() > 2 || ty.shape.numel() == 0 || cells.iter().any(|c| c.region.numel() == 0) {
         for cell in &cells {
-            let _ = writeln!(out, "[{}]  ranks {}", span(&cell.region), ranges(&cell.ranks));
+            let _ = writeln!(
+                out,
+                "[{}]  ranks {}",
+                span(&cell.region),
+                ranges(&cell.ranks)
+            );
         }
         return out;
     }
-    let at = |cell: &Cell, d: usize| if d < ty.shape.rank() { (cell.region.start[d], cell.region.shape[d]) } else { (0, 1) };
+    let at = |cell: &Cell, d: usize| {
+        if d < ty.shape.rank() {
+            (cell.region.start[d], cell.region.shape[d])
+        } else {
+            (0, 1)
+        }
+    };
     // A vector is one row.
     let (rows, columns) = if ty.shape.rank() == 2 { (0, 1) } else { (1, 0) };
-    let distinct = |d: usize| cells.iter().map(|c| at(c, d)).collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>();
+    let distinct = |d: usize| {
+        cells
+            .iter()
+            .map(|c| at(c, d))
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .collect::<Vec<_>>()
+    };
     let (row_list, column_list) = (distinct(rows), distinct(columns));
     let label = |(s, n): (usize, usize)| format!("{s}..{}", s + n);
-    let name =
-        |r: (usize, usize), c: (usize, usize)| cells.iter().find(|x| at(x, rows) == r && at(x, columns) == c).map_or(String::new(), |x| ranges(&x.ranks));
-    let width = column_list.iter().flat_map(|c| row_list.iter().map(|r| name(*r, *c).len()).chain([label(*c).len()])).max().unwrap_or(1) + 2;
-    let margin = if ty.shape.rank() == 2 { row_list.iter().map(|r| label(*r).len()).max().unwrap_or(0) } else { 0 };
-    let line = |left: &str, middle: &str, right: &str| format!("{:margin$} {left}{}{right}\n", "", vec!["─".repeat(width); column_list.len()].join(middle));
-    let _ = writeln!(out, "{:margin$}  {}", "", column_list.iter().map(|c| format!("{:^width$}", label(*c))).collect::<Vec<_>>().join(" "));
+    let name = |r: (usize, usize), c: (usize, usize)| {
+        cells
+            .iter()
+            .find(|x| at(x, rows) == r && at(x, columns) == c)
+            .map_or(String::new(), |x| ranges(&x.ranks))
+    };
+    let width = column_list
+        .iter()
+        .flat_map(|c| {
+            row_list
+                .iter()
+                .map(|r| name(*r, *c).len())
+                .chain([label(*c).len()])
+        })
+        .max()
+        .unwrap_or(1)
+        + 2;
+    let margin = if ty.shape.rank() == 2 {
+        row_list.iter().map(|r| label(*r).len()).max().unwrap_or(0)
+    } else {
+        0
+    };
+    let line = |left: &str, middle: &str, right: &str| {
+        format!(
+            "{:margin$} {left}{}{right}\n",
+            "",
+            vec!["─".repeat(width); column_list.len()].join(middle)
+        )
+    };
+    let _ = writeln!(
+        out,
+        "{:margin$}  {}",
+        "",
+        column_list
+            .iter()
+            .map(|c| format!("{:^width$}", label(*c)))
+            .collect::<Vec<_>>()
+            .join(" ")
+    );
     out += &line("┌", "┬", "┐");
     for (i, r) in row_list.iter().enumerate() {
-        let head = if ty.shape.rank() == 2 { label(*r) } else { String::new() };
-        let row: Vec<String> = column_list.iter().map(|c| format!("{:^width$}", name(*r, *c))).collect();
+        let head = if ty.shape.rank() == 2 {
+            label(*r)
+        } else {
+            String::new()
+        };
+        let row: Vec<String> = column_list
+            .iter()
+            .map(|c| format!("{:^width$}", name(*r, *c)))
+            .collect();
         let _ = writeln!(out, "{head:>margin$} │{}│", row.join("│"));
-        out += &if i + 1 == row_list.len() { line("└", "┴", "┘") } else { line("├", "┼", "┤") };
+        out += &if i + 1 == row_list.len() {
+            line("└", "┴", "┘")
+        } else {
+            line("├", "┼", "┤")
+        };
     }
     out
 }
@@ -90,7 +179,9 @@ fn text(ty: &TensorType, mesh: &Mesh) -> String {
 /// Boxes with the ranks that hold them, drawn to scale.
 fn svg(ty: &TensorType, mesh: &Mesh, title: &str) -> Result<String> {
     if ty.shape.rank() > 2 || ty.shape.numel() == 0 {
-        return Err(bad("--svg draws tensors of one or two dimensions that have elements"));
+        return Err(bad(
+            "--svg draws tensors of one or two dimensions that have elements",
+        ));
     }
     let (height, width) = match *ty.shape.dims() {
         [h, w] => (h, w),
@@ -98,7 +189,14 @@ fn svg(ty: &TensorType, mesh: &Mesh, title: &str) -> Result<String> {
         _ => (1, 1),
     };
     let scale = |n: usize, of: usize, to: f64| n as f64 * to / of as f64;
-    let (w, h) = (640.0, if ty.shape.rank() == 2 { (640.0 * height as f64 / width as f64).clamp(80.0, 640.0) } else { 80.0 });
+    let (w, h) = (
+        640.0,
+        if ty.shape.rank() == 2 {
+            (640.0 * height as f64 / width as f64).clamp(80.0, 640.0)
+        } else {
+            80.0
+        },
+    );
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"10\" y=\"24\" font-size=\"16\">{title}</text>\n",
         w + 20.0,
@@ -111,11 +209,23 @@ fn svg(ty: &TensorType, mesh: &Mesh, title: &str) -> Result<String> {
             1 => ((0, 1), part(0)),
             _ => ((0, 1), (0, 1)),
         };
-        let (x, y, cw, ch) = (10.0 + scale(x, width, w), 40.0 + scale(y, height, h), scale(columns, width, w), scale(rows, height, h));
+        let (x, y, cw, ch) = (
+            10.0 + scale(x, width, w),
+            40.0 + scale(y, height, h),
+            scale(columns, width, w),
+            scale(rows, height, h),
+        );
         let hue = i * 360 * 5 / 13 % 360;
-        let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cw:.1}\" height=\"{ch:.1}\" fill=\"hsl({hue},60%,85%)\" stroke=\"#333\"/>");
+        let _ = writeln!(
+            out,
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cw:.1}\" height=\"{ch:.1}\" fill=\"hsl({hue},60%,85%)\" stroke=\"#333\"/>"
+        );
         let (tx, ty) = (x + cw / 2.0, y + ch / 2.0 + 5.0);
-        let _ = writeln!(out, "<text x=\"{tx:.1}\" y=\"{ty:.1}\" font-size=\"14\" text-anchor=\"middle\">{}</text>", ranges(&cell.ranks));
+        let _ = writeln!(
+            out,
+            "<text x=\"{tx:.1}\" y=\"{ty:.1}\" font-size=\"14\" text-anchor=\"middle\">{}</text>",
+            ranges(&cell.ranks)
+        );
     }
     out += "</svg>\n";
     Ok(out)
@@ -125,9 +235,13 @@ impl Show {
     pub(crate) fn run(&self) -> Result<()> {
         let mesh = Mesh::new(&self.mesh, &meta())?;
         let ty = TensorType::parse(&self.ty, &mesh)?;
-        let title = format!("{} on {mesh}", ty.sharding.type_string(ty.dtype, &ty.shape, &mesh));
+        let title = format!(
+            "{} on {mesh}",
+            ty.sharding.type_string(ty.dtype, &ty.shape, &mesh)
+        );
         if let Some(file) = &self.svg {
-            std::fs::write(file, svg(&ty, &mesh, &title)?).map_err(|e| bad(format!("cannot write {}: {e}", file.display())))?;
+            std::fs::write(file, svg(&ty, &mesh, &title)?)
+                .map_err(|e| bad(format!("cannot write {}: {e}", file.display())))?;
         }
         if self.json {
             let cells: Vec<Value> =
@@ -137,8 +251,15 @@ impl Show {
         }
         println!("{title}\n\n{}", text(&ty, &mesh));
         if let Some((_, reduction)) = ty.sharding.partial().next() {
-            let axes: Vec<&str> = ty.sharding.partial().map(|(a, _)| mesh.axes()[a].0.as_str()).collect();
-            println!("Every rank's part is partial: the value is the {reduction} over {}.", axes.join(", "));
+            let axes: Vec<&str> = ty
+                .sharding
+                .partial()
+                .map(|(a, _)| mesh.axes()[a].0.as_str())
+                .collect();
+            println!(
+                "Every rank's part is partial: the value is the {reduction} over {}.",
+                axes.join(", ")
+            );
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What a mesh costs an op: the sharded dispatch on a mesh of one rank over the plain op, a rule that is known, and a rule that is new on a mesh of three axes.
+//! What a mesh costs an op: the sharded dispatch on a mesh of one rank over the plain op, a rule
+//! that is known, and a rule that is new on a mesh of three axes.
 //!
 //! `cargo bench -p anymesh-core --bench spmd`
 
@@ -22,8 +23,14 @@ fn main() -> anymesh_core::Result<()> {
     let cpu = anymesh_backend_cpu::device();
     let plain = Tensor::ones([4, 4], DType::F32, &cpu)?;
     let one = plain.to_mesh(&Mesh::new("x=1", &cpu)?, "[@x, _]")?;
-    let (a, b) = (median(2000, || drop(plain.add(&plain))), median(2000, || drop(one.add(&one))));
-    println!("add 4x4 on the CPU: plain {a:.0} ns, on a mesh of one rank {b:.0} ns: {:.0} ns more (limit 1000)", b - a);
+    let (a, b) = (
+        median(2000, || drop(plain.add(&plain))),
+        median(2000, || drop(one.add(&one))),
+    );
+    println!(
+        "add 4x4 on the CPU: plain {a:.0} ns, on a mesh of one rank {b:.0} ns: {:.0} ns more (limit 1000)",
+        b - a
+    );
 
     // Without values only the dispatch is left.
     let device = meta();
@@ -31,8 +38,14 @@ fn main() -> anymesh_core::Result<()> {
     let plain = Tensor::ones([64, 64], DType::F32, &device)?;
     let one = plain.to_mesh(&mesh, "[@x, _]")?;
     let whole = plain.to_mesh(&mesh, "[_, _]")?;
-    let (a, b) = (median(2000, || drop(plain.matmul(&plain))), median(2000, || drop(one.matmul(&whole))));
-    println!("matmul without values: plain {a:.0} ns, known rule on one rank {b:.0} ns: lookup and dispatch {:.0} ns (limit 1000)", b - a);
+    let (a, b) = (
+        median(2000, || drop(plain.matmul(&plain))),
+        median(2000, || drop(one.matmul(&whole))),
+    );
+    println!(
+        "matmul without values: plain {a:.0} ns, known rule on one rank {b:.0} ns: lookup and dispatch {:.0} ns (limit 1000)",
+        b - a
+    );
 
     for (name, x, w) in [
         ("nothing moves", "[@a, @b]", "[@b, @c]"),
@@ -50,7 +63,11 @@ fn main() -> anymesh_core::Result<()> {
             cold.push(start.elapsed().as_nanos() as f64 / 1000.0);
         }
         cold.sort_by(f64::total_cmp);
-        println!("matmul on 2x2x2, {name}: new rule solved in {:.1} us median, {:.1} us worst (limit 50)", cold[cold.len() / 2], cold[cold.len() - 1]);
+        println!(
+            "matmul on 2x2x2, {name}: new rule solved in {:.1} us median, {:.1} us worst (limit 50)",
+            cold[cold.len() / 2],
+            cold[cold.len() - 1]
+        );
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! What remembering costs: an op on tracked operands over the same op on plain ones, with the graph made and dropped, and a whole backward pass.
+//! What remembering costs: an op on tracked operands over the same op on plain ones, with the graph
+//! made and dropped, and a whole backward pass.
 //!
 //! `cargo bench -p anymesh-core --bench tape`
 
@@ -41,7 +42,11 @@ fn main() -> Result<()> {
         let recorded = median(|| chain(&tracked, |y| op(y, &tracked)).map(drop))?;
         let off = median(|| no_grad(|| chain(&tracked, |y| op(y, &tracked))).map(drop))?;
         let seed = x.clone();
-        let both = median(|| chain(&tracked, |y| op(y, &tracked))?.backward_with(&seed).map(drop))?;
+        let both = median(|| {
+            chain(&tracked, |y| op(y, &tracked))?
+                .backward_with(&seed)
+                .map(drop)
+        })?;
         println!(
             "{name}: plain {plain:.0} ns, recorded {recorded:.0} ns: the tape adds {:.0} ns (limit 1000); under no_grad {off:.0} ns; forward and backward {both:.0} ns",
             recorded - plain

@@ -1,10 +1,12 @@
 //! What a backend does: hold buffers, and run a small set of kernel families on them.
 //!
-//! Calls arrive validated: shapes fit, dtypes are among [`Capabilities`], no operand is empty. A backend never sees a
-//! zero-element tensor and never allocates on behalf of the caller's mistake. Every output is a fresh dense buffer in
-//! row-major order, so kernels write without looking at strides. An element that is only moved keeps its bits; on the CPU a NaN
-//! of a small float keeps its payload too, while GPU kernels that widen it may give another NaN. Data-dependent faults (an index out of range, an
-//! integer divided by zero) may be found only later by a GPU; they are returned by the next `download` or `sync`.
+//! Calls arrive validated: shapes fit, dtypes are among [`Capabilities`], no operand is empty. A
+//! backend never sees a zero-element tensor and never allocates on behalf of the caller's mistake.
+//! Every output is a fresh dense buffer in row-major order, so kernels write without looking at
+//! strides. An element that is only moved keeps its bits; on the CPU a NaN of a small float keeps
+//! its payload too, while GPU kernels that widen it may give another NaN. Data-dependent faults (an
+//! index out of range, an integer divided by zero) may be found only later by a GPU; they are
+//! returned by the next `download` or `sync`.
 
 use crate::{DType, Error, Layout, Result, Scalar, Shape, map::MapProgram, shape::Dims};
 use std::{any::Any, fmt::Debug, future::Future, ops::Range, pin::Pin, sync::Arc};
@@ -28,7 +30,10 @@ impl Buffer {
 
     /// The backend's own type again; an error where the buffer belongs to another backend.
     pub fn get<T: Any>(&self) -> Result<&T> {
-        self.0.downcast_ref().ok_or_else(|| Error::Argument { op: "buffer", detail: "a buffer of another backend was passed in".into() })
+        self.0.downcast_ref().ok_or_else(|| Error::Argument {
+            op: "buffer",
+            detail: "a buffer of another backend was passed in".into(),
+        })
     }
 
     /// Whether two handles share the same memory.
@@ -54,7 +59,8 @@ pub struct View {
     pub layout: Layout,
 }
 
-/// What a device can do. Asked before any launch, so that what is missing is a typed error and not a driver's.
+/// What a device can do. Asked before any launch, so that what is missing is a typed error and not
+/// a driver's.
 #[derive(Clone, Debug)]
 pub struct Capabilities {
     /// Dtypes that can be stored and computed with.
@@ -83,8 +89,9 @@ pub struct Affine {
 pub struct MapInput {
     /// The elements. Without a window the layout's shape is the iteration shape.
     pub view: View,
-    /// Where the view's origin lies in the iteration space. Positions outside `start .. start + shape` load zero, and
-    /// `Inside` is false there. This is how padding and concatenation read.
+    /// Where the view's origin lies in the iteration space. Positions outside
+    /// `start .. start + shape` load zero, and `Inside` is false there. This is how padding and
+    /// concatenation read.
     pub window: Option<Dims<isize>>,
 }
 
@@ -124,7 +131,8 @@ pub enum ReduceOp {
     LogSumExp,
 }
 
-/// Reduces the (single) output of a map program over some axes. Positions are counted in row-major order of the reduced axes.
+/// Reduces the (single) output of a map program over some axes. Positions are counted in row-major
+/// order of the reduced axes.
 #[derive(Clone, Debug)]
 pub struct ReduceCall<'a> {
     /// The values to reduce. The program has one output; it is stored only after the reduction.
@@ -133,7 +141,8 @@ pub struct ReduceCall<'a> {
     pub axes: &'a [usize],
     /// The reduction.
     pub op: ReduceOp,
-    /// Multiplies a float result before it is rounded to the output dtype (a mean is a sum with a scale).
+    /// Multiplies a float result before it is rounded to the output dtype (a mean is a sum with a
+    /// scale).
     pub scale: Option<f64>,
     /// The stored dtype: of the program's output kind, or i32 for arg-reductions.
     pub dtype: DType,
@@ -161,25 +170,29 @@ pub struct ScanCall<'a> {
     pub axis: usize,
     /// The operation.
     pub op: ScanOp,
-    /// Whether to also give the position (i32) of the running extreme (the latest among equals; Max and Min only).
+    /// Whether to also give the position (i32) of the running extreme (the latest among equals; Max
+    /// and Min only).
     pub positions: bool,
 }
 
-/// `a [.., m, k] x b [.., k, n] -> [.., m, n]`. Batch dimensions are already expanded to the same shape; any strides.
+/// `a [.., m, k] x b [.., k, n] -> [.., m, n]`. Batch dimensions are already expanded to the same
+/// shape; any strides.
 #[derive(Clone, Debug)]
 pub struct MatmulCall<'a> {
     /// Left operand.
     pub a: &'a View,
     /// Right operand, of the same dtype.
     pub b: &'a View,
-    /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32, integers wrap.
+    /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32, integers
+    /// wrap.
     pub dtype: DType,
 }
 
 /// One indexed dimension of a gather or scatter.
 #[derive(Clone, Debug)]
 pub struct IndexAxis {
-    /// Indices (i32, i64 or u32), as a view of the iteration shape. Negative ones count from the end.
+    /// Indices (i32, i64 or u32), as a view of the iteration shape. Negative ones count from the
+    /// end.
     pub indices: View,
     /// The size of the dimension that is indexed; anything outside `-len..len` is a fault.
     pub len: usize,
@@ -187,8 +200,9 @@ pub struct IndexAxis {
     pub stride: isize,
 }
 
-/// `out[c] = src[layout(c) + sum(index_k[c] * stride_k)]`. Covers take, take-along-axis, gather-nd, embedding and any
-/// mix of index tensors: dimensions that are indexed have stride 0 in `src.layout`.
+/// `out[c] = src[layout(c) + sum(index_k[c] * stride_k)]`. Covers take, take-along-axis, gather-nd,
+/// embedding and any mix of index tensors: dimensions that are indexed have stride 0 in
+/// `src.layout`.
 #[derive(Clone, Debug)]
 pub struct GatherCall<'a> {
     /// The op, for error messages.
@@ -204,7 +218,8 @@ pub struct GatherCall<'a> {
 pub enum ScatterOp {
     /// The last one (in row-major order of the indices) wins, every time.
     Set,
-    /// Adds, in row-major order of the indices; a device may first add up runs of neighbours, the same ones every time.
+    /// Adds, in row-major order of the indices; a device may first add up runs of neighbours, the
+    /// same ones every time.
     Add,
     /// Multiplies, in that order.
     Mul,
@@ -214,13 +229,14 @@ pub enum ScatterOp {
     Max,
 }
 
-/// `out = dst; out[row(c), :] op= updates[c, :]` for every position `c` of the iteration shape, where
-/// `row(c) = base(c) + sum(index_k[c] * stride_k)`.
+/// `out = dst; out[row(c), :] op= updates[c, :]` for every position `c` of the iteration shape,
+/// where `row(c) = base(c) + sum(index_k[c] * stride_k)`.
 #[derive(Clone, Debug)]
 pub struct ScatterCall<'a> {
     /// The op, for error messages.
     pub op: &'static str,
-    /// The destination, dense from offset 0, seen as `[rows, inner]`. It is not changed; the result is a new buffer.
+    /// The destination, dense from offset 0, seen as `[rows, inner]`. It is not changed; the result
+    /// is a new buffer.
     pub dst: &'a View,
     /// Rows of the destination.
     pub rows: usize,
@@ -316,8 +332,9 @@ pub enum RowOp<'a> {
     },
 }
 
-/// `softmax(q k^T * scale) v` with grouped heads: query head `h` reads key head `h / (hq / hk)`. All views `[batch, heads, length, size]`, any strides.
-/// A query that sees no key gives zeros, with a log-sum-exp of minus infinity.
+/// `softmax(q k^T * scale) v` with grouped heads: query head `h` reads key head `h / (hq / hk)`.
+/// All views `[batch, heads, length, size]`, any strides. A query that sees no key gives zeros,
+/// with a log-sum-exp of minus infinity.
 #[derive(Clone, Debug)]
 pub struct AttentionCall<'a> {
     /// `[b, hq, s, d]`.
@@ -357,7 +374,11 @@ pub trait Backend: Debug + Send + Sync {
     fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
 
     /// The bytes of a buffer, and any fault of earlier kernels.
-    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>>;
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>>;
 
     /// The bytes of a buffer where they are, on devices whose memory the host can read at any time.
     fn in_place<'b>(&self, _buffer: &'b Buffer) -> Option<&'b [u8]> {
@@ -399,12 +420,14 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Fused attention: result (dense `[b, hq, s, dv]`) and log-sum-exp (`[b, hq, s]`, f32 or f64), or `None` to have it decomposed.
+    /// Fused attention: result (dense `[b, hq, s, dv]`) and log-sum-exp (`[b, hq, s]`, f32 or f64),
+    /// or `None` to have it decomposed.
     fn attention(&self, _call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
         Ok(None)
     }
 
-    /// Gradients for q, k and v (each dense, in its operand's shape and dtype), or `None` to have them decomposed.
+    /// Gradients for q, k and v (each dense, in its operand's shape and dtype), or `None` to have
+    /// them decomposed.
     fn attention_backward(&self, _call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
         Ok(None)
     }

@@ -3,7 +3,8 @@
 use crate::{Backend, DType, Error, Result};
 use std::sync::Arc;
 
-/// Where a tensor lives and computes. Cheap to clone; two handles are equal when they are the same device.
+/// Where a tensor lives and computes. Cheap to clone; two handles are equal when they are the same
+/// device.
 #[derive(Clone)]
 pub struct Device(Arc<dyn Backend>);
 
@@ -43,12 +44,27 @@ impl Device {
     pub(crate) fn check(&self, dtype: DType, elements: usize) -> Result<()> {
         let caps = self.0.capabilities();
         if !caps.dtypes.contains(&dtype) {
-            let hint = format!("cast to one of {} or use the cpu device", caps.dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(" "));
-            return Err(Error::Unsupported { device: self.name().into(), what: format!("dtype {dtype}"), hint });
+            let hint = format!(
+                "cast to one of {} or use the cpu device",
+                caps.dtypes
+                    .iter()
+                    .map(|d| d.name())
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            );
+            return Err(Error::Unsupported {
+                device: self.name().into(),
+                what: format!("dtype {dtype}"),
+                hint,
+            });
         }
         let bytes = elements as u64 * dtype.size() as u64;
         if bytes > caps.max_buffer_bytes {
-            return Err(Error::TooLarge { device: self.name().into(), bytes, limit: caps.max_buffer_bytes });
+            return Err(Error::TooLarge {
+                device: self.name().into(),
+                bytes,
+                limit: caps.max_buffer_bytes,
+            });
         }
         Ok(())
     }

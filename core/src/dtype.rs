@@ -5,7 +5,8 @@ use half::{bf16, f16};
 
 /// The element type of a tensor.
 ///
-/// Floats of 16 and 8 bits compute in `f32` and round (to nearest even) when stored, on every backend.
+/// Floats of 16 and 8 bits compute in `f32` and round (to nearest even) when stored, on every
+/// backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// Logical values, one byte each.
@@ -70,8 +71,19 @@ impl Kind {
 
 impl DType {
     /// All element types, in promotion order.
-    pub const ALL: [DType; 11] =
-        [DType::Bool, DType::U8, DType::U32, DType::I32, DType::I64, DType::F8E4M3, DType::F8E5M2, DType::F16, DType::BF16, DType::F32, DType::F64];
+    pub const ALL: [DType; 11] = [
+        DType::Bool,
+        DType::U8,
+        DType::U32,
+        DType::I32,
+        DType::I64,
+        DType::F8E4M3,
+        DType::F8E5M2,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
 
     /// Bytes of one element.
     pub fn size(self) -> usize {
@@ -146,7 +158,11 @@ impl DType {
     /// ```
     pub fn promote(self, other: DType) -> DType {
         use DType::*;
-        let (low, high) = if self <= other { (self, other) } else { (other, self) };
+        let (low, high) = if self <= other {
+            (self, other)
+        } else {
+            (other, self)
+        };
         match (low, high) {
             _ if low == high => low,
             (U32, I32) => I64,
@@ -155,7 +171,8 @@ impl DType {
         }
     }
 
-    /// The float type a float-valued op (`exp`, `mean`, ...) computes for this input: itself, or `f32` for integers.
+    /// The float type a float-valued op (`exp`, `mean`, ...) computes for this input: itself, or
+    /// `f32` for integers.
     pub fn to_float(self) -> DType {
         if self.is_float() { self } else { DType::F32 }
     }
@@ -171,11 +188,14 @@ impl std::str::FromStr for DType {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| crate::Error::Parse {
-            what: "dtype",
-            text: text.into(),
-            expected: "one of bool u8 u32 i32 i64 f8e4m3 f8e5m2 f16 bf16 f32 f64".into(),
-        })
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| crate::Error::Parse {
+                what: "dtype",
+                text: text.into(),
+                expected: "one of bool u8 u32 i32 i64 f8e4m3 f8e5m2 f16 bf16 f32 f64".into(),
+            })
     }
 }
 
@@ -218,8 +238,8 @@ impl Scalar {
         }
     }
 
-    /// The type a tensor of `dtype` has after meeting this scalar: literals are weak, they only lift across
-    /// bool < integer < float.
+    /// The type a tensor of `dtype` has after meeting this scalar: literals are weak, they only
+    /// lift across bool < integer < float.
     pub fn promote(self, dtype: DType) -> DType {
         match self {
             Scalar::Bool(_) => dtype,
@@ -265,7 +285,9 @@ macro_rules! scalar_from {
 scalar_from!(bool => Bool as bool, u8 => Int as i64, u32 => Int as i64, i32 => Int as i64, i64 => Int as i64, f32 => Float as f64, f64 => Float as f64);
 
 /// A Rust type that is the element type of some tensor.
-pub trait Element: bytemuck::NoUninit + Send + Sync + PartialEq + std::fmt::Debug + 'static {
+pub trait Element:
+    bytemuck::NoUninit + Send + Sync + PartialEq + std::fmt::Debug + 'static
+{
     /// The matching dtype.
     const DTYPE: DType;
 
@@ -303,7 +325,10 @@ mod tests {
             for b in DType::ALL {
                 let c = a.promote(b);
                 assert_eq!(c, b.promote(a));
-                assert!(c.is_float() || !(a.is_float() || b.is_float()), "{a} {b} {c}");
+                assert!(
+                    c.is_float() || !(a.is_float() || b.is_float()),
+                    "{a} {b} {c}"
+                );
             }
         }
     }

@@ -65,7 +65,9 @@ pub enum Error {
         detail: String,
     },
     /// Operands on different meshes.
-    #[error("{op}: operands lie on {left} and {right}: move one with `to_mesh(&mesh, &sharding)`, or gather it with `full_tensor()`")]
+    #[error(
+        "{op}: operands lie on {left} and {right}: move one with `to_mesh(&mesh, &sharding)`, or gather it with `full_tensor()`"
+    )]
     MeshMismatch {
         /// The op.
         op: &'static str,
@@ -99,7 +101,9 @@ pub enum Error {
         ceiling: u64,
     },
     /// Communication that failed.
-    #[error("{op}: communication failed: {detail} (ranks {ranks:?}); the tensors involved are unchanged, retry or rebuild the mesh without those ranks")]
+    #[error(
+        "{op}: communication failed: {detail} (ranks {ranks:?}); the tensors involved are unchanged, retry or rebuild the mesh without those ranks"
+    )]
     Transport {
         /// The collective.
         op: &'static str,
@@ -109,7 +113,9 @@ pub enum Error {
         ranks: Vec<usize>,
     },
     /// Ranks that did not answer in time.
-    #[error("{op}: ranks {missing:?} did not answer within {seconds} s: check that they are alive and run the same program")]
+    #[error(
+        "{op}: ranks {missing:?} did not answer within {seconds} s: check that they are alive and run the same program"
+    )]
     Timeout {
         /// The collective.
         op: &'static str,
@@ -151,7 +157,9 @@ pub enum Error {
         shape: Shape,
     },
     /// A tensor beyond what the device can bind or allocate.
-    #[error("{device}: a buffer of {bytes} bytes is over this device's limit of {limit}: shard the tensor over a mesh or use a smaller dtype")]
+    #[error(
+        "{device}: a buffer of {bytes} bytes is over this device's limit of {limit}: shard the tensor over a mesh or use a smaller dtype"
+    )]
     TooLarge {
         /// The device.
         device: String,

@@ -2,7 +2,8 @@
 
 use crate::{Shape, shape::Dims};
 
-/// Shape, strides and offset, all in elements. Strides may be zero (expanded) or negative (flipped).
+/// Shape, strides and offset, all in elements. Strides may be zero (expanded) or negative
+/// (flipped).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// The dimensions.
@@ -16,7 +17,11 @@ pub struct Layout {
 impl Layout {
     /// Row-major and dense from the start of the buffer.
     pub fn contiguous(shape: Shape) -> Self {
-        Self { strides: shape.strides(), shape, offset: 0 }
+        Self {
+            strides: shape.strides(),
+            shape,
+            offset: 0,
+        }
     }
 
     /// How many elements follow each other in memory, and the layout of the first of each such run.
@@ -26,7 +31,14 @@ impl Layout {
             outer -= 1;
             run *= self.shape[outer];
         }
-        (run, Self { shape: self.shape.dims()[..outer].into(), strides: self.strides[..outer].into(), offset: self.offset })
+        (
+            run,
+            Self {
+                shape: self.shape.dims()[..outer].into(),
+                strides: self.strides[..outer].into(),
+                offset: self.offset,
+            },
+        )
     }
 
     /// Whether the elements are dense and in row-major order (from any offset).
@@ -48,7 +60,11 @@ impl Layout {
 
     /// Dimensions in the order `order`.
     pub fn permute(&self, order: &[usize]) -> Self {
-        Self { shape: order.iter().map(|&i| self.shape[i]).collect(), strides: order.iter().map(|&i| self.strides[i]).collect(), offset: self.offset }
+        Self {
+            shape: order.iter().map(|&i| self.shape[i]).collect(),
+            strides: order.iter().map(|&i| self.strides[i]).collect(),
+            offset: self.offset,
+        }
     }
 
     /// Elements `start`, `start + step`, ... (`len` of them) of dimension `axis`.
@@ -71,7 +87,11 @@ impl Layout {
                 _ => 0,
             })
             .collect();
-        Self { shape: shape.clone(), strides, offset: self.offset }
+        Self {
+            shape: shape.clone(),
+            strides,
+            offset: self.offset,
+        }
     }
 
     /// With a new dimension of size 1 before `axis`.
@@ -80,17 +100,33 @@ impl Layout {
         dims.insert(axis, 1);
         let mut strides = self.strides.clone();
         strides.insert(axis, 0);
-        Self { shape: dims.into(), strides, offset: self.offset }
+        Self {
+            shape: dims.into(),
+            strides,
+            offset: self.offset,
+        }
     }
 
     /// The layout of the same elements under `shape` without moving them, if one exists.
     ///
-    /// Runs of dimensions that step evenly through memory are merged, then cut along the new dimensions.
+    /// Runs of dimensions that step evenly through memory are merged, then cut along the new
+    /// dimensions.
     pub fn reshape(&self, shape: &Shape) -> Option<Self> {
         if self.shape.numel() == 0 || self.is_contiguous() {
-            return Some(Self { strides: shape.strides(), shape: shape.clone(), offset: self.offset });
+            return Some(Self {
+                strides: shape.strides(),
+                shape: shape.clone(),
+                offset: self.offset,
+            });
         }
-        let old: Vec<(usize, isize)> = self.shape.dims().iter().copied().zip(self.strides.iter().copied()).filter(|(n, _)| *n != 1).collect();
+        let old: Vec<(usize, isize)> = self
+            .shape
+            .dims()
+            .iter()
+            .copied()
+            .zip(self.strides.iter().copied())
+            .filter(|(n, _)| *n != 1)
+            .collect();
         let mut strides: Dims<isize> = smallvec::smallvec![0; shape.rank()];
         let (mut next, mut i) = (0, 0);
         while i < old.len() {
@@ -118,10 +154,15 @@ impl Layout {
             }
             i = end;
         }
-        Some(Self { shape: shape.clone(), strides, offset: self.offset })
+        Some(Self {
+            shape: shape.clone(),
+            strides,
+            offset: self.offset,
+        })
     }
 
-    /// Positions in the buffer of all elements in row-major order. For tests and host-side code, not for kernels.
+    /// Positions in the buffer of all elements in row-major order. For tests and host-side code,
+    /// not for kernels.
     pub fn positions(&self) -> impl Iterator<Item = usize> + '_ {
         let dims = self.shape.dims();
         let mut coords: Dims = smallvec::smallvec![0; dims.len()];
@@ -142,9 +183,11 @@ impl Layout {
     }
 }
 
-/// Merges neighbouring dimensions that every one of `strides` steps through evenly, and drops dimensions of size 1.
+/// Merges neighbouring dimensions that every one of `strides` steps through evenly, and drops
+/// dimensions of size 1.
 ///
-/// Kernels run over fewer, longer dimensions this way: any number of dense operands collapse to one dimension.
+/// Kernels run over fewer, longer dimensions this way: any number of dense operands collapse to one
+/// dimension.
 pub fn collapse(shape: &Shape, strides: &mut [Dims<isize>]) -> Shape {
     let mut dims = Dims::new();
     let mut kept: Vec<Dims<isize>> = vec![Dims::new(); strides.len()];
@@ -152,7 +195,11 @@ pub fn collapse(shape: &Shape, strides: &mut [Dims<isize>]) -> Shape {
         if shape[d] == 1 {
             continue;
         }
-        let mergeable = !dims.is_empty() && strides.iter().zip(&kept).all(|(s, k)| k[k.len() - 1] == s[d] * shape[d] as isize);
+        let mergeable = !dims.is_empty()
+            && strides
+                .iter()
+                .zip(&kept)
+                .all(|(s, k)| k[k.len() - 1] == s[d] * shape[d] as isize);
         if mergeable {
             let last = dims.len() - 1;
             dims[last] *= shape[d];
@@ -179,8 +226,24 @@ mod tests {
     #[test]
     fn reshape_of_a_view_keeps_every_element_where_it_was() {
         let base = Layout::contiguous([4, 6, 5].into());
-        let views = [base.clone(), base.permute(&[1, 0, 2]), base.slice(1, 1, 2, 3), base.slice(0, 3, -1, 4), base.slice(2, 0, 1, 1)];
-        let shapes: [&[usize]; 9] = [&[120], &[24, 5], &[4, 30], &[2, 2, 6, 5], &[4, 2, 3, 5], &[6, 20], &[60], &[12, 5], &[2, 2, 3, 1, 2]];
+        let views = [
+            base.clone(),
+            base.permute(&[1, 0, 2]),
+            base.slice(1, 1, 2, 3),
+            base.slice(0, 3, -1, 4),
+            base.slice(2, 0, 1, 1),
+        ];
+        let shapes: [&[usize]; 9] = [
+            &[120],
+            &[24, 5],
+            &[4, 30],
+            &[2, 2, 6, 5],
+            &[4, 2, 3, 5],
+            &[6, 20],
+            &[60],
+            &[12, 5],
+            &[2, 2, 3, 1, 2],
+        ];
         let mut viewed = 0;
         for view in &views {
             for dims in shapes {
@@ -190,7 +253,11 @@ mod tests {
                 }
                 if let Some(out) = view.reshape(&shape) {
                     viewed += 1;
-                    assert_eq!(out.positions().collect::<Vec<_>>(), view.positions().collect::<Vec<_>>(), "{view:?} -> {shape}");
+                    assert_eq!(
+                        out.positions().collect::<Vec<_>>(),
+                        view.positions().collect::<Vec<_>>(),
+                        "{view:?} -> {shape}"
+                    );
                 }
             }
         }
@@ -199,7 +266,12 @@ mod tests {
 
     #[test]
     fn reshape_refuses_what_needs_a_copy() {
-        assert!(Layout::contiguous([4, 6].into()).permute(&[1, 0]).reshape(&[24].into()).is_none());
+        assert!(
+            Layout::contiguous([4, 6].into())
+                .permute(&[1, 0])
+                .reshape(&[24].into())
+                .is_none()
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Tensors, ops, sharding and checkpoints of anymesh, without any backend.
 //!
-//! A [`Tensor`] lives on a [`Device`]; a device runs a [`Backend`], which implements a small set of kernel families.
-//! Ops are methods of `Tensor`, one file per family under `ops`, each with its shape, dtype and sharding rule, lowered to those families.
-//! Use the facade crate `anymesh` to pick devices; this crate knows none.
+//! A [`Tensor`] lives on a [`Device`]; a device runs a [`Backend`], which implements a small set of
+//! kernel families. Ops are methods of `Tensor`, one file per family under `ops`, each with its
+//! shape, dtype and sharding rule, lowered to those families. Use the facade crate `anymesh` to
+//! pick devices; this crate knows none.
 
 #![forbid(unsafe_code)]
 

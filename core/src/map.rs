@@ -1,9 +1,10 @@
 //! Elementwise programs as data.
 //!
-//! A [`MapProgram`] is a short list of scalar instructions in single-assignment form: instruction `i` defines register
-//! `i`. Unary and binary ops, casts, `where`, padding, concatenation, triangles, random values, optimizer updates and
-//! the front part of reductions are all map programs. The CPU runs a program over blocks of elements; a GPU kernel is
-//! expanded from it. Fusing two ops is concatenating their programs.
+//! A [`MapProgram`] is a short list of scalar instructions in single-assignment form: instruction
+//! `i` defines register `i`. Unary and binary ops, casts, `where`, padding, concatenation,
+//! triangles, random values, optimizer updates and the front part of reductions are all map
+//! programs. The CPU runs a program over blocks of elements; a GPU kernel is expanded from it.
+//! Fusing two ops is concatenating their programs.
 //!
 //! ```
 //! use anymesh_core::{DType, map::Builder};
@@ -90,7 +91,8 @@ pub enum Binary {
     FloorDiv,
     /// Rounds towards zero; an integer divided by zero is a fault.
     TruncDiv,
-    /// The remainder of `FloorDiv`: it has the sign of the divisor, as in Python. Integer zero divisor is a fault.
+    /// The remainder of `FloorDiv`: it has the sign of the divisor, as in Python. Integer zero
+    /// divisor is a fault.
     Rem,
     /// Integers: wraps; a negative exponent gives the truncated true value (0, or ±1 for bases ±1).
     Pow,
@@ -118,14 +120,18 @@ pub enum Binary {
     Xor,
     /// Shift counts of the width or more, and negative ones, give 0.
     Shl,
-    /// Arithmetic on signed kinds; counts of the width or more, and negative ones, give 0 (or -1 for negative values).
+    /// Arithmetic on signed kinds; counts of the width or more, and negative ones, give 0 (or -1
+    /// for negative values).
     Shr,
 }
 
 impl Binary {
     /// Whether the result is a bool.
     pub fn is_comparison(self) -> bool {
-        matches!(self, Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge)
+        matches!(
+            self,
+            Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge
+        )
     }
 }
 
@@ -148,10 +154,12 @@ pub enum Inst {
     Binary(Binary, Reg, Reg),
     /// The second where the first (bool) holds, else the third.
     Select(Reg, Reg, Reg),
-    /// Converts to a dtype and holds the result as that dtype's kind: `u8` wraps to 8 bits (floats saturate), small floats round,
-    /// floats to integers truncate and saturate (NaN gives 0), to bool means "is not zero".
+    /// Converts to a dtype and holds the result as that dtype's kind: `u8` wraps to 8 bits (floats
+    /// saturate), small floats round, floats to integers truncate and saturate (NaN gives 0), to
+    /// bool means "is not zero".
     Cast(Reg, DType),
-    /// A word of Philox 4x32-10 (u32): counter (index, stream), key (seed low, seed high); all but `index` are u32.
+    /// A word of Philox 4x32-10 (u32): counter (index, stream), key (seed low, seed high); all but
+    /// `index` are u32.
     Philox {
         /// Global element index, i32 or i64.
         index: Reg,
@@ -182,9 +190,16 @@ pub struct MapProgram {
 impl MapProgram {
     /// A program that copies one input, converting its dtype.
     pub fn cast(from: DType, to: DType) -> Self {
-        let cast = if from == to { None } else { Some(Inst::Cast(0, to)) };
+        let cast = if from == to {
+            None
+        } else {
+            Some(Inst::Cast(0, to))
+        };
         Self {
-            kinds: [Some(from.kind()), cast.map(|_| to.kind())].into_iter().flatten().collect(),
+            kinds: [Some(from.kind()), cast.map(|_| to.kind())]
+                .into_iter()
+                .flatten()
+                .collect(),
             insts: [Some(Inst::Load(0)), cast].into_iter().flatten().collect(),
             inputs: vec![from],
             indices: vec![],
@@ -200,7 +215,9 @@ impl MapProgram {
 
     /// Whether the position itself matters (not only the elements there).
     pub fn is_positional(&self) -> bool {
-        self.insts.iter().any(|i| matches!(i, Inst::Index(_) | Inst::Inside(_)))
+        self.insts
+            .iter()
+            .any(|i| matches!(i, Inst::Index(_) | Inst::Inside(_)))
     }
 }
 
@@ -240,8 +257,8 @@ struct State {
     error: Option<String>,
 }
 
-/// Builds a [`MapProgram`] from expressions on [`Val`]s. A mistake (mixed kinds, too many inputs) is reported by
-/// [`finish`](Builder::finish).
+/// Builds a [`MapProgram`] from expressions on [`Val`]s. A mistake (mixed kinds, too many inputs)
+/// is reported by [`finish`](Builder::finish).
 #[derive(Default, Debug)]
 pub struct Builder(RefCell<State>);
 
@@ -262,7 +279,10 @@ impl Builder {
         let mut state = self.0.borrow_mut();
         state.insts.push(inst);
         state.kinds.push(kind);
-        Val { builder: self, reg: (state.insts.len() - 1) as Reg }
+        Val {
+            builder: self,
+            reg: (state.insts.len() - 1) as Reg,
+        }
     }
 
     fn fail(&self, message: String) {
@@ -297,13 +317,23 @@ impl Builder {
 
     /// A word of the random stream at `index`.
     pub fn philox<'b>(&'b self, index: Val<'b>, key: [Val<'b>; 3], word: u8) -> Val<'b> {
-        self.push(Inst::Philox { index: index.reg, key: key.map(|k| k.reg), word }, Kind::U32)
+        self.push(
+            Inst::Philox {
+                index: index.reg,
+                key: key.map(|k| k.reg),
+                word,
+            },
+            Kind::U32,
+        )
     }
 
     /// The program so far, with one output. More may be built afterwards.
     fn peek(&self, result: Val<'_>, dtype: DType) -> Result<MapProgram> {
         let copy = Builder(RefCell::new(self.0.borrow().clone()));
-        let result = Val { builder: &copy, reg: result.reg };
+        let result = Val {
+            builder: &copy,
+            reg: result.reg,
+        };
         // An input that turns out not to be needed does not count.
         let inputs = std::mem::take(&mut copy.0.borrow_mut().inputs);
         let mut program = copy.finish(&[(result, dtype)])?;
@@ -311,7 +341,8 @@ impl Builder {
         Ok(program)
     }
 
-    /// Checks and closes the program; `outputs` are stored as the given dtypes (converting within the same class).
+    /// Checks and closes the program; `outputs` are stored as the given dtypes (converting within
+    /// the same class).
     pub fn finish(&self, outputs: &[(Val<'_>, DType)]) -> Result<MapProgram> {
         let mut state = self.0.borrow_mut();
         let mut outs = Vec::with_capacity(outputs.len());
@@ -326,12 +357,21 @@ impl Builder {
         }
         let state = std::mem::take(&mut *state);
         let too_many = state.inputs.len() > MAX_INPUTS || outs.len() > MAX_OUTPUTS;
-        let error = state.error.or_else(|| too_many.then(|| format!("a program takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs")));
+        let error = state.error.or_else(|| {
+            too_many.then(|| {
+                format!("a program takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs")
+            })
+        });
         match error {
             Some(detail) => Err(Error::Argument { op: "map", detail }),
-            None => {
-                Ok(MapProgram { insts: state.insts, kinds: state.kinds, inputs: state.inputs, indices: state.indices, params: state.params, outputs: outs })
-            }
+            None => Ok(MapProgram {
+                insts: state.insts,
+                kinds: state.kinds,
+                inputs: state.inputs,
+                indices: state.indices,
+                params: state.params,
+                outputs: outs,
+            }),
         }
     }
 }
@@ -361,9 +401,14 @@ impl<'b> Val<'b> {
             _ => kind.is_float(),
         };
         if !allowed {
-            self.builder.fail(format!("{op:?} is not defined on {kind:?}"));
+            self.builder
+                .fail(format!("{op:?} is not defined on {kind:?}"));
         }
-        let result = if matches!(op, Unary::IsNan | Unary::IsInf) { Kind::Bool } else { kind };
+        let result = if matches!(op, Unary::IsNan | Unary::IsInf) {
+            Kind::Bool
+        } else {
+            kind
+        };
         self.builder.push(Inst::Unary(op, self.reg), result)
     }
 
@@ -371,43 +416,64 @@ impl<'b> Val<'b> {
     pub fn binary(self, op: Binary, other: Val<'b>) -> Val<'b> {
         let (kind, right) = (self.kind(), other.kind());
         let allowed = match op {
-            Binary::Div | Binary::Fmax | Binary::Fmin | Binary::Atan2 | Binary::Hypot | Binary::Copysign => kind.is_float(),
+            Binary::Div
+            | Binary::Fmax
+            | Binary::Fmin
+            | Binary::Atan2
+            | Binary::Hypot
+            | Binary::Copysign => kind.is_float(),
             Binary::And | Binary::Or | Binary::Xor => !kind.is_float(),
             Binary::Shl | Binary::Shr => !kind.is_float() && kind != Kind::Bool,
             Binary::Max | Binary::Min => true,
             _ => op.is_comparison() || kind != Kind::Bool,
         };
         if !allowed || kind != right {
-            self.builder.fail(format!("{op:?} is not defined on {kind:?} and {right:?}"));
+            self.builder
+                .fail(format!("{op:?} is not defined on {kind:?} and {right:?}"));
         }
-        self.builder.push(Inst::Binary(op, self.reg, other.reg), if op.is_comparison() { Kind::Bool } else { kind })
+        self.builder.push(
+            Inst::Binary(op, self.reg, other.reg),
+            if op.is_comparison() { Kind::Bool } else { kind },
+        )
     }
 
     /// `yes` where this bool holds, else `no`.
     pub fn select(self, yes: Val<'b>, no: Val<'b>) -> Val<'b> {
         if self.kind() != Kind::Bool || yes.kind() != no.kind() {
-            self.builder.fail(format!("select needs a bool and two equal kinds, got {:?}, {:?}, {:?}", self.kind(), yes.kind(), no.kind()));
+            self.builder.fail(format!(
+                "select needs a bool and two equal kinds, got {:?}, {:?}, {:?}",
+                self.kind(),
+                yes.kind(),
+                no.kind()
+            ));
         }
-        self.builder.push(Inst::Select(self.reg, yes.reg, no.reg), yes.kind())
+        self.builder
+            .push(Inst::Select(self.reg, yes.reg, no.reg), yes.kind())
     }
 
     /// Whether the position is inside the window of the input that this value loads.
     pub fn inside(self) -> Val<'b> {
         let inst = self.builder.0.borrow().insts[self.reg as usize];
         let Inst::Load(input) = inst else {
-            self.builder.fail("`inside` is asked of a loaded value".into());
+            self.builder
+                .fail("`inside` is asked of a loaded value".into());
             return self;
         };
         self.builder.push(Inst::Inside(input), Kind::Bool)
     }
 
-    /// Converts to `dtype` (see [`Inst::Cast`]); no instruction where the value is held without loss as that dtype, or was loaded as it.
+    /// Converts to `dtype` (see [`Inst::Cast`]); no instruction where the value is held without
+    /// loss as that dtype, or was loaded as it.
     pub fn cast(self, dtype: DType) -> Val<'b> {
         let loaded = {
             let state = self.builder.0.borrow();
             matches!(state.insts[self.reg as usize], Inst::Load(k) if state.inputs.get(k as usize) == Some(&dtype))
         };
-        if loaded || self.kind().dtype() == dtype { self } else { self.builder.push(Inst::Cast(self.reg, dtype), dtype.kind()) }
+        if loaded || self.kind().dtype() == dtype {
+            self
+        } else {
+            self.builder.push(Inst::Cast(self.reg, dtype), dtype.kind())
+        }
     }
 }
 

@@ -9,9 +9,11 @@ use std::sync::{
 
 static KEYS: AtomicU64 = AtomicU64::new(1);
 
-/// Named axes over ranks, such as `dp=2, tp=4`, and the devices of the ranks this process can address.
+/// Named axes over ranks, such as `dp=2, tp=4`, and the devices of the ranks this process can
+/// address.
 ///
-/// Ranks are counted in row-major order of the axes. A plain tensor lies on a mesh without axes: one rank.
+/// Ranks are counted in row-major order of the axes. A plain tensor lies on a mesh without axes:
+/// one rank.
 ///
 /// ```
 /// # use anymesh_core::Mesh;
@@ -49,17 +51,27 @@ impl Mesh {
     /// The mesh of one rank without axes: a single device.
     pub fn single(device: &Device) -> Self {
         let local = smallvec::smallvec![(0, Local::Device(device.clone()))];
-        Self(Arc::new(MeshData { axes: SmallVec::new(), strides: SmallVec::new(), ids: vec![0], local, transport: None, cost: CostModel::default(), key: 0 }))
+        Self(Arc::new(MeshData {
+            axes: SmallVec::new(),
+            strides: SmallVec::new(),
+            ids: vec![0],
+            local,
+            transport: None,
+            cost: CostModel::default(),
+            key: 0,
+        }))
     }
 
-    /// A simulated mesh: every rank on one device of this process. Axes are written `dp=2, tp=4`, major first.
+    /// A simulated mesh: every rank on one device of this process. Axes are written `dp=2, tp=4`,
+    /// major first.
     pub fn new(axes: &str, device: &Device) -> Result<Self> {
         let axes = parse_axes(axes)?;
         let ranks = check_axes(&axes)?;
         Self::with_devices(axes, &vec![device.clone(); ranks])
     }
 
-    /// A mesh with a device for each rank, all in this process. The same device may serve several ranks.
+    /// A mesh with a device for each rank, all in this process. The same device may serve several
+    /// ranks.
     pub fn over(axes: &str, devices: &[Device]) -> Result<Self> {
         Self::with_devices(parse_axes(axes)?, devices)
     }
@@ -67,11 +79,25 @@ impl Mesh {
     fn with_devices(axes: SmallVec<[(String, usize); 3]>, devices: &[Device]) -> Result<Self> {
         let ranks = check_axes(&axes)?;
         if devices.len() != ranks {
-            let detail = format!("{} ranks need as many devices, got {}", ranks, devices.len());
+            let detail = format!(
+                "{} ranks need as many devices, got {}",
+                ranks,
+                devices.len()
+            );
             return Err(Error::Mesh { detail });
         }
-        let local = devices.iter().enumerate().map(|(rank, device)| (rank, Local::Mesh(Mesh::single(device)))).collect();
-        Ok(Self::assemble(axes, (0..ranks).collect(), local, Arc::new(crate::transport::InProcess), CostModel::default()))
+        let local = devices
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| (rank, Local::Mesh(Mesh::single(device))))
+            .collect();
+        Ok(Self::assemble(
+            axes,
+            (0..ranks).collect(),
+            local,
+            Arc::new(crate::transport::InProcess),
+            CostModel::default(),
+        ))
     }
 
     fn assemble(
@@ -85,60 +111,134 @@ impl Mesh {
         for a in (1..axes.len()).rev() {
             strides[a - 1] = strides[a] * axes[a].1;
         }
-        Self(Arc::new(MeshData { axes, strides, ids, local, transport: Some(transport), cost, key: KEYS.fetch_add(1, Ordering::Relaxed) }))
+        Self(Arc::new(MeshData {
+            axes,
+            strides,
+            ids,
+            local,
+            transport: Some(transport),
+            cost,
+            key: KEYS.fetch_add(1, Ordering::Relaxed),
+        }))
     }
 
     /// A mesh with the same axes and cost model, all of whose ranks are on `device`.
     pub fn on(&self, device: &Device) -> Result<Self> {
-        Ok(Self::with_devices(self.0.axes.clone(), &vec![device.clone(); self.ranks()])?.with_cost(self.0.cost.clone()))
+        Ok(
+            Self::with_devices(self.0.axes.clone(), &vec![device.clone(); self.ranks()])?
+                .with_cost(self.0.cost.clone()),
+        )
     }
 
     /// The same ranks with another transport, such as one that injects faults.
     pub fn with_transport(&self, transport: Arc<dyn Transport>) -> Self {
-        Self::assemble(self.0.axes.clone(), self.0.ids.clone(), self.locals(), transport, self.0.cost.clone())
+        Self::assemble(
+            self.0.axes.clone(),
+            self.0.ids.clone(),
+            self.locals(),
+            transport,
+            self.0.cost.clone(),
+        )
     }
 
     /// The same ranks with another model of what communication costs.
     pub fn with_cost(&self, cost: CostModel) -> Self {
-        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Self::assemble(self.0.axes.clone(), self.0.ids.clone(), self.locals(), transport, cost)
+        let transport = self
+            .0
+            .transport
+            .clone()
+            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        Self::assemble(
+            self.0.axes.clone(),
+            self.0.ids.clone(),
+            self.locals(),
+            transport,
+            cost,
+        )
     }
 
-    /// The same ranks as one of several processes sees them: it can address only `ranks`, and the transport carries the rest.
+    /// The same ranks as one of several processes sees them: it can address only `ranks`, and the
+    /// transport carries the rest.
     pub fn addressing(&self, ranks: &[usize]) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|r| self.addressable().all(|a| a != **r)) {
-            return Err(Error::Mesh { detail: format!("rank {rank} of {self} is not in this process, which cannot address it") });
+            return Err(Error::Mesh {
+                detail: format!(
+                    "rank {rank} of {self} is not in this process, which cannot address it"
+                ),
+            });
         }
         if ranks.is_empty() {
-            return Err(Error::Mesh { detail: "a process addresses at least one rank".into() });
+            return Err(Error::Mesh {
+                detail: "a process addresses at least one rank".into(),
+            });
         }
-        let local = self.locals().into_iter().filter(|(rank, _)| ranks.contains(rank)).collect();
-        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Ok(Self::assemble(self.0.axes.clone(), self.0.ids.clone(), local, transport, self.0.cost.clone()))
+        let local = self
+            .locals()
+            .into_iter()
+            .filter(|(rank, _)| ranks.contains(rank))
+            .collect();
+        let transport = self
+            .0
+            .transport
+            .clone()
+            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        Ok(Self::assemble(
+            self.0.axes.clone(),
+            self.0.ids.clone(),
+            local,
+            transport,
+            self.0.cost.clone(),
+        ))
     }
 
     fn locals(&self) -> SmallVec<[(usize, Local); 1]> {
-        (0..self.0.local.len()).map(|i| (self.0.local[i].0, Local::Mesh(self.local_mesh(i).clone()))).collect()
+        (0..self.0.local.len())
+            .map(|i| (self.0.local[i].0, Local::Mesh(self.local_mesh(i).clone())))
+            .collect()
     }
 
-    /// The ranks where `axis` has the index `at`: a mesh with the other axes, whose ranks keep their ids.
+    /// The ranks where `axis` has the index `at`: a mesh with the other axes, whose ranks keep
+    /// their ids.
     pub fn at(&self, axis: &str, at: usize) -> Result<Self> {
         let a = self.axis(axis)?;
         let size = self.0.axes[a].1;
         if at >= size {
-            return Err(Error::Mesh { detail: format!("axis {axis} has {size} ranks, there is no index {at}: use 0..{size}") });
+            return Err(Error::Mesh {
+                detail: format!(
+                    "axis {axis} has {size} ranks, there is no index {at}: use 0..{size}"
+                ),
+            });
         }
-        let axes = self.0.axes.iter().enumerate().filter(|(i, _)| *i != a).map(|(_, axis)| axis.clone()).collect();
-        self.sub(axes, (0..self.ranks()).filter(|r| self.coordinate(*r, a) == at).collect())
+        let axes = self
+            .0
+            .axes
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != a)
+            .map(|(_, axis)| axis.clone())
+            .collect();
+        self.sub(
+            axes,
+            (0..self.ranks())
+                .filter(|r| self.coordinate(*r, a) == at)
+                .collect(),
+        )
     }
 
-    /// The first ranks along every axis that is not named: a mesh with only the named axes, in the order given.
+    /// The first ranks along every axis that is not named: a mesh with only the named axes, in the
+    /// order given.
     pub fn only(&self, names: &[&str]) -> Result<Self> {
-        let kept = names.iter().map(|n| self.axis(n)).collect::<Result<SmallVec<[usize; 3]>>>()?;
+        let kept = names
+            .iter()
+            .map(|n| self.axis(n))
+            .collect::<Result<SmallVec<[usize; 3]>>>()?;
         if (1..kept.len()).any(|i| kept[..i].contains(&kept[i])) {
-            return Err(Error::Mesh { detail: format!("an axis is named twice in {names:?}") });
+            return Err(Error::Mesh {
+                detail: format!("an axis is named twice in {names:?}"),
+            });
         }
-        let axes: SmallVec<[(String, usize); 3]> = kept.iter().map(|a| self.0.axes[*a].clone()).collect();
+        let axes: SmallVec<[(String, usize); 3]> =
+            kept.iter().map(|a| self.0.axes[*a].clone()).collect();
         let ranks: usize = axes.iter().map(|(_, n)| n).product();
         let members = (0..ranks)
             .map(|i| {
@@ -161,12 +261,23 @@ impl Mesh {
             }
         }
         let ids = members.iter().map(|r| self.0.ids[*r]).collect();
-        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Ok(Self::assemble(axes, ids, local, transport, self.0.cost.clone()))
+        let transport = self
+            .0
+            .transport
+            .clone()
+            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        Ok(Self::assemble(
+            axes,
+            ids,
+            local,
+            transport,
+            self.0.cost.clone(),
+        ))
     }
 
-    /// One mesh over the ranks of two, all in this process: those of `self` first, then those of `other` that are none of them. `same` says for each rank of `other`
-    /// which one of `self` it is. The numbers are where the ranks of `other` are in the union.
+    /// One mesh over the ranks of two, all in this process: those of `self` first, then those of
+    /// `other` that are none of them. `same` says for each rank of `other` which one of `self` it
+    /// is. The numbers are where the ranks of `other` are in the union.
     pub(crate) fn union(&self, other: &Mesh, same: &[Option<usize>]) -> (Self, Vec<usize>) {
         let (mut ids, mut local) = (self.0.ids.clone(), self.locals());
         let number = |(rank, same): (usize, &Option<usize>)| {
@@ -178,8 +289,15 @@ impl Mesh {
         };
         let numbers = same.iter().enumerate().map(number).collect();
         let axes = smallvec::smallvec![("rank".to_string(), ids.len())];
-        let transport = self.0.transport.clone().unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        (Self::assemble(axes, ids, local, transport, self.0.cost.clone()), numbers)
+        let transport = self
+            .0
+            .transport
+            .clone()
+            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
+        (
+            Self::assemble(axes, ids, local, transport, self.0.cost.clone()),
+            numbers,
+        )
     }
 
     /// Axis names and sizes, major first.
@@ -189,7 +307,13 @@ impl Mesh {
 
     /// The position of an axis, by name.
     pub fn axis(&self, name: &str) -> Result<usize> {
-        self.0.axes.iter().position(|(n, _)| n == name).ok_or_else(|| Error::Mesh { detail: format!("there is no axis '{name}' in {self}") })
+        self.0
+            .axes
+            .iter()
+            .position(|(n, _)| n == name)
+            .ok_or_else(|| Error::Mesh {
+                detail: format!("there is no axis '{name}' in {self}"),
+            })
     }
 
     /// The number of ranks along an axis.
@@ -216,7 +340,10 @@ impl Mesh {
     pub fn group(&self, rank: usize, axes: &[usize]) -> SmallVec<[usize; 8]> {
         let mut group: SmallVec<[usize; 8]> = smallvec::smallvec![rank];
         for &axis in axes {
-            group = group.iter().flat_map(|r| (0..self.size(axis)).map(|at| self.moved(*r, axis, at))).collect();
+            group = group
+                .iter()
+                .flat_map(|r| (0..self.size(axis)).map(|at| self.moved(*r, axis, at)))
+                .collect();
         }
         group
     }
@@ -275,7 +402,11 @@ impl Mesh {
 
 /// Reads `dp=2, tp=4`.
 fn parse_axes(text: &str) -> Result<SmallVec<[(String, usize); 3]>> {
-    let error = || Error::Parse { what: "mesh", text: text.into(), expected: "axes with sizes, major first, such as `dp=2, tp=4`".into() };
+    let error = || Error::Parse {
+        what: "mesh",
+        text: text.into(),
+        expected: "axes with sizes, major first, such as `dp=2, tp=4`".into(),
+    };
     text.split(',')
         .map(|axis| {
             let (name, size) = axis.split_once('=').ok_or_else(error)?;
@@ -290,7 +421,9 @@ fn check_axes(axes: &[(String, usize)]) -> Result<usize> {
     let fail = |detail: String| Err(Error::Mesh { detail });
     for (i, (name, size)) in axes.iter().enumerate() {
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            return fail(format!("'{name}' is no axis name: use letters, digits and _"));
+            return fail(format!(
+                "'{name}' is no axis name: use letters, digits and _"
+            ));
         }
         if axes[..i].iter().any(|(n, _)| n == name) {
             return fail(format!("axis {name} is named twice"));
@@ -302,7 +435,11 @@ fn check_axes(axes: &[(String, usize)]) -> Result<usize> {
     if axes.len() > 16 {
         return fail(format!("{} axes: at most 16", axes.len()));
     }
-    match axes.iter().try_fold(1usize, |n, (_, size)| n.checked_mul(*size)).filter(|n| *n <= MAX_RANKS) {
+    match axes
+        .iter()
+        .try_fold(1usize, |n, (_, size)| n.checked_mul(*size))
+        .filter(|n| *n <= MAX_RANKS)
+    {
         Some(ranks) => Ok(ranks),
         None => fail(format!("more than {MAX_RANKS} ranks")),
     }
@@ -314,8 +451,15 @@ impl PartialEq for Mesh {
             return true;
         }
         let (a, b) = (&self.0, &other.0);
-        let devices = || (0..a.local.len()).all(|i| a.local[i].0 == b.local[i].0 && self.device(i) == other.device(i));
-        a.axes == b.axes && a.ids == b.ids && self.is_single() == other.is_single() && a.local.len() == b.local.len() && devices()
+        let devices = || {
+            (0..a.local.len())
+                .all(|i| a.local[i].0 == b.local[i].0 && self.device(i) == other.device(i))
+        };
+        a.axes == b.axes
+            && a.ids == b.ids
+            && self.is_single() == other.is_single()
+            && a.local.len() == b.local.len()
+            && devices()
     }
 }
 
@@ -326,7 +470,12 @@ impl std::fmt::Display for Mesh {
         if self.is_single() {
             return write!(f, "{}", self.device(0));
         }
-        let axes: Vec<String> = self.0.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+        let axes: Vec<String> = self
+            .0
+            .axes
+            .iter()
+            .map(|(name, size)| format!("{name}={size}"))
+            .collect();
         write!(f, "mesh({})", axes.join(", "))
     }
 }

@@ -1,15 +1,17 @@
-//! A device without memory: tensors have types and no values. It is how plans and rules are explained at sizes that no machine could hold.
+//! A device without memory: tensors have types and no values. It is how plans and rules are
+//! explained at sizes that no machine could hold.
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,
     backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
-        SortCall,
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,
+        ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
     },
 };
 use std::ops::Range;
 
-/// A device whose tensors have no values: ops run their checks, rules and reshards, and compute nothing.
+/// A device whose tensors have no values: ops run their checks, rules and reshards, and compute
+/// nothing.
 ///
 /// ```
 /// # use anymesh_core::{DType, Error, Mesh, Tensor, meta, spmd::Ledger};
@@ -23,8 +25,13 @@ use std::ops::Range;
 /// # Ok::<(), Error>(())
 /// ```
 pub fn meta() -> Device {
-    let capabilities =
-        Capabilities { dtypes: DType::ALL.to_vec(), f64_math: true, max_buffer_bytes: u64::MAX, software: true, description: "no memory, no values".into() };
+    let capabilities = Capabilities {
+        dtypes: DType::ALL.to_vec(),
+        f64_math: true,
+        max_buffer_bytes: u64::MAX,
+        software: true,
+        description: "no memory, no values".into(),
+    };
     Device::new(Meta(capabilities))
 }
 
@@ -50,7 +57,13 @@ impl Backend for Meta {
 
     fn download<'a>(&'a self, _: &'a Buffer, _: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
         let hint = "run the same program on the cpu device".into();
-        Box::pin(async { Err(Error::Unsupported { device: "meta".into(), what: "reading values".into(), hint }) })
+        Box::pin(async {
+            Err(Error::Unsupported {
+                device: "meta".into(),
+                what: "reading values".into(),
+                hint,
+            })
+        })
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

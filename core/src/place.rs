@@ -1,7 +1,10 @@
 //! Where a new tensor goes, and the ways on and off a mesh.
 
 use crate::grad::{Back, Pulled, record1};
-use crate::{DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, TensorType};
+use crate::{
+    DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
+    TensorType,
+};
 
 /// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +17,10 @@ pub struct Place {
 
 impl From<&Device> for Place {
     fn from(device: &Device) -> Self {
-        Self { mesh: Mesh::single(device), sharding: Sharding::replicated() }
+        Self {
+            mesh: Mesh::single(device),
+            sharding: Sharding::replicated(),
+        }
     }
 }
 
@@ -26,31 +32,49 @@ impl From<&Place> for Place {
 
 impl From<(&Mesh, &Sharding)> for Place {
     fn from((mesh, sharding): (&Mesh, &Sharding)) -> Self {
-        Self { mesh: mesh.clone(), sharding: sharding.clone() }
+        Self {
+            mesh: mesh.clone(),
+            sharding: sharding.clone(),
+        }
     }
 }
 
 /// On every rank of the mesh, whole.
 impl From<&Mesh> for Place {
     fn from(mesh: &Mesh) -> Self {
-        Self { mesh: mesh.clone(), sharding: Sharding::replicated() }
+        Self {
+            mesh: mesh.clone(),
+            sharding: Sharding::replicated(),
+        }
     }
 }
 
 /// Where a tensor lies, with nothing partial.
 impl From<&Tensor> for Place {
     fn from(tensor: &Tensor) -> Self {
-        Self { mesh: tensor.mesh().clone(), sharding: tensor.sharding().whole() }
+        Self {
+            mesh: tensor.mesh().clone(),
+            sharding: tensor.sharding().whole(),
+        }
     }
 }
 
 impl Place {
-    /// A tensor here, part by part: `make` gets the device of a rank and the box it holds. Along partial axes only the first rank's part is made;
-    /// the others hold the identity of the reduction.
-    pub(crate) fn build(&self, dtype: DType, shape: &Shape, make: impl Fn(&Device, &Region) -> Result<Tensor>) -> Result<Tensor> {
+    /// A tensor here, part by part: `make` gets the device of a rank and the box it holds. Along
+    /// partial axes only the first rank's part is made; the others hold the identity of the
+    /// reduction.
+    pub(crate) fn build(
+        &self,
+        dtype: DType,
+        shape: &Shape,
+        make: impl Fn(&Device, &Region) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         self.sharding.check(&self.mesh, shape.rank())?;
         shape.checked_numel("place")?;
-        let whole = Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() };
+        let whole = Region {
+            start: smallvec::smallvec![0; shape.rank()],
+            shape: shape.dims().into(),
+        };
         if self.mesh.is_single() {
             return make(self.mesh.device(0), &whole);
         }
@@ -58,24 +82,39 @@ impl Place {
         let mut made: Vec<(Region, usize, Option<Reduction>)> = Vec::new();
         for (i, rank) in self.mesh.addressable().enumerate() {
             let region = self.sharding.region(&self.mesh, rank, shape);
-            let filled = crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);
+            let filled =
+                crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);
             let device = self.mesh.device(i);
             // Tensors are values: ranks of one device that hold the same share it.
-            let same = made.iter().find(|(r, j, f)| *r == region && *f == filled && self.mesh.device(*j) == device);
+            let same = made
+                .iter()
+                .find(|(r, j, f)| *r == region && *f == filled && self.mesh.device(*j) == device);
             let part = match (same, filled) {
                 (Some((_, j, _)), _) => parts[*j].clone(),
-                (None, Some(reduction)) => Tensor::full(Shape::from(region.shape.clone()), reduction.identity(dtype), dtype, device)?,
+                (None, Some(reduction)) => Tensor::full(
+                    Shape::from(region.shape.clone()),
+                    reduction.identity(dtype),
+                    dtype,
+                    device,
+                )?,
                 (None, None) => make(device, &region)?,
             };
             made.push((region, i, filled));
             parts.push(part);
         }
-        Ok(Tensor::from_parts(&self.mesh, self.sharding.clone(), dtype, shape.clone(), parts))
+        Ok(Tensor::from_parts(
+            &self.mesh,
+            self.sharding.clone(),
+            dtype,
+            shape.clone(),
+            parts,
+        ))
     }
 }
 
 impl Tensor {
-    /// This tensor on another mesh (or on the same one, in another way). A plain tensor is cut up; one that lies on a mesh is moved by the cheapest plan.
+    /// This tensor on another mesh (or on the same one, in another way). A plain tensor is cut up;
+    /// one that lies on a mesh is moved by the cheapest plan.
     ///
     /// ```
     /// # use anymesh_core::{Mesh, Tensor, TensorType};
@@ -92,15 +131,21 @@ impl Tensor {
         sharding.check(mesh, self.rank())?;
         let run = || {
             if self.is_plain() {
-                let place = Place { mesh: mesh.clone(), sharding };
-                return place.build(self.dtype(), self.shape(), |device, region| self.window(region)?.on(device));
+                let place = Place {
+                    mesh: mesh.clone(),
+                    sharding,
+                };
+                return place.build(self.dtype(), self.shape(), |device, region| {
+                    self.window(region)?.on(device)
+                });
             }
             crate::reshard::to_mesh(self, mesh, &sharding)
         };
         record1("reshard", &[self], run, |_| Ok(self.way_back()))
     }
 
-    /// The gradient of moving a tensor: moved back to where it lay. Parts of a sum each have the gradient of the sum, so they need no way back.
+    /// The gradient of moving a tensor: moved back to where it lay. Parts of a sum each have the
+    /// gradient of the sum, so they need no way back.
     fn way_back(&self) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static {
         let (mesh, sharding) = (self.mesh().clone(), self.sharding().clone());
         move |b: &Back<'_>| {
@@ -121,10 +166,16 @@ impl Tensor {
         if self.device() == device {
             return Ok(self.clone());
         }
-        record1("to_device", &[self], || self.on(device), |_| Ok(self.way_back()))
+        record1(
+            "to_device",
+            &[self],
+            || self.on(device),
+            |_| Ok(self.way_back()),
+        )
     }
 
-    /// The same values in another sharding of the same mesh, by the plan that the mesh's cost model likes best.
+    /// The same values in another sharding of the same mesh, by the plan that the mesh's cost model
+    /// likes best.
     #[track_caller]
     pub fn reshard(&self, sharding: impl IntoSharding) -> Result<Tensor> {
         let sharding = sharding.into_sharding(self.mesh(), self.rank())?;
@@ -137,28 +188,56 @@ impl Tensor {
         if self.is_plain() {
             return Ok(self.clone());
         }
-        record1("full_tensor", &[self], || Ok(self.reshard(Sharding::replicated())?.part(0)), |_| Ok(self.way_back()))
+        record1(
+            "full_tensor",
+            &[self],
+            || Ok(self.reshard(Sharding::replicated())?.part(0)),
+            |_| Ok(self.way_back()),
+        )
     }
 
-    /// A tensor on a mesh from what each addressable rank holds, in rank order. Every part must have the size that the sharding gives its rank.
+    /// A tensor on a mesh from what each addressable rank holds, in rank order. Every part must
+    /// have the size that the sharding gives its rank.
     pub fn from_shards(ty: &TensorType, mesh: &Mesh, parts: &[Tensor]) -> Result<Tensor> {
         let op = "from_shards";
         ty.sharding.check(mesh, ty.shape.rank())?;
         if parts.len() != mesh.addressable().len() {
-            return Err(Error::Argument { op, detail: format!("{} parts for {} addressable ranks", parts.len(), mesh.addressable().len()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{} parts for {} addressable ranks",
+                    parts.len(),
+                    mesh.addressable().len()
+                ),
+            });
         }
         for (i, (rank, part)) in mesh.addressable().zip(parts).enumerate() {
             let region = ty.sharding.region(mesh, rank, &ty.shape);
             if part.dims() != &region.shape[..] || part.dtype() != ty.dtype || !part.is_plain() {
                 let needed = ty.sharding.type_string(ty.dtype, &ty.shape, mesh);
-                let detail = format!("rank {rank} of {needed} holds {}{}, got {}", ty.dtype, Shape::from(region.shape), part.type_string());
+                let detail = format!(
+                    "rank {rank} of {needed} holds {}{}, got {}",
+                    ty.dtype,
+                    Shape::from(region.shape),
+                    part.type_string()
+                );
                 return Err(Error::Shape { op, detail });
             }
             if part.device() != mesh.device(i) {
-                return Err(Error::DeviceMismatch { op, left: mesh.device(i).to_string(), right: part.device().to_string() });
+                return Err(Error::DeviceMismatch {
+                    op,
+                    left: mesh.device(i).to_string(),
+                    right: part.device().to_string(),
+                });
             }
         }
-        Ok(Self::from_parts(mesh, ty.sharding.clone(), ty.dtype, ty.shape.clone(), parts.iter().cloned()))
+        Ok(Self::from_parts(
+            mesh,
+            ty.sharding.clone(),
+            ty.dtype,
+            ty.shape.clone(),
+            parts.iter().cloned(),
+        ))
     }
 
     /// A tensor whose elements are a function of their global index; each rank computes its own.
@@ -170,26 +249,37 @@ impl Tensor {
     /// assert_eq!(x.to_vec::<f32>()?, [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    pub fn from_fn<T: Element>(shape: impl Into<Shape>, place: impl Into<Place>, value: impl Fn(&[usize]) -> T) -> Result<Tensor> {
-        place.into().build(T::DTYPE, &shape.into(), |device, region| {
-            let mut at = region.start.clone();
-            let values: Vec<T> = (0..region.numel())
-                .map(|mut i| {
-                    for d in (0..at.len()).rev() {
-                        at[d] = region.start[d] + i % region.shape[d];
-                        i /= region.shape[d];
-                    }
-                    value(&at)
-                })
-                .collect();
-            Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
-        })
+    pub fn from_fn<T: Element>(
+        shape: impl Into<Shape>,
+        place: impl Into<Place>,
+        value: impl Fn(&[usize]) -> T,
+    ) -> Result<Tensor> {
+        place
+            .into()
+            .build(T::DTYPE, &shape.into(), |device, region| {
+                let mut at = region.start.clone();
+                let values: Vec<T> = (0..region.numel())
+                    .map(|mut i| {
+                        for d in (0..at.len()).rev() {
+                            at[d] = region.start[d] + i % region.shape[d];
+                            i /= region.shape[d];
+                        }
+                        value(&at)
+                    })
+                    .collect();
+                Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
+            })
     }
 
-    /// The parts this process holds: (rank, part), each a plain tensor on its device. They are detached: gradients do not flow through them (use
-    /// [`spmd::apply`](crate::spmd::apply) with [`grad::custom`](crate::grad::custom) for that).
+    /// The parts this process holds: (rank, part), each a plain tensor on its device. They are
+    /// detached: gradients do not flow through them (use [`spmd::apply`](crate::spmd::apply) with
+    /// [`grad::custom`](crate::grad::custom) for that).
     pub fn shards(&self) -> Vec<(usize, Tensor)> {
-        self.mesh().addressable().enumerate().map(|(i, rank)| (rank, self.part(i))).collect()
+        self.mesh()
+            .addressable()
+            .enumerate()
+            .map(|(i, rank)| (rank, self.part(i)))
+            .collect()
     }
 
     /// A box of a plain tensor, as a view.
@@ -209,16 +299,26 @@ impl Tensor {
             return Ok(self.clone());
         }
         if self.numel() == 0 {
-            return Ok(Tensor::created(None, self.dtype(), self.shape().clone(), device));
+            return Ok(Tensor::created(
+                None,
+                self.dtype(),
+                self.shape().clone(),
+                device,
+            ));
         }
         #[cfg(not(target_family = "wasm"))]
         return self.to_device(device);
         #[cfg(target_family = "wasm")]
-        Err(Error::Unsupported { device: device.name().into(), what: "moving between devices in one step".into(), hint: "await `to_device_async`".into() })
+        Err(Error::Unsupported {
+            device: device.name().into(),
+            what: "moving between devices in one step".into(),
+            hint: "await `to_device_async`".into(),
+        })
     }
 }
 
-/// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for each dimension).
+/// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for
+/// each dimension).
 pub trait IntoSharding {
     /// The sharding for a tensor of `rank` dimensions on `mesh`.
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding>;
@@ -238,16 +338,39 @@ impl IntoSharding for &Sharding {
 
 impl IntoSharding for &str {
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
-        let error = || Error::Parse { what: "sharding", text: self.into(), expected: format!("{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}") };
-        let (dims, rest) = self.trim().strip_prefix('[').and_then(|t| t.split_once(']')).ok_or_else(error)?;
-        let entries: Vec<&str> = if dims.trim().is_empty() { vec![] } else { dims.split(',').collect() };
+        let error = || Error::Parse {
+            what: "sharding",
+            text: self.into(),
+            expected: format!("{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}"),
+        };
+        let (dims, rest) = self
+            .trim()
+            .strip_prefix('[')
+            .and_then(|t| t.split_once(']'))
+            .ok_or_else(error)?;
+        let entries: Vec<&str> = if dims.trim().is_empty() {
+            vec![]
+        } else {
+            dims.split(',').collect()
+        };
         if entries.len() != rank {
             return Err(error());
         }
         // The sizes do not matter here, so any will do.
-        let sized: Vec<String> = entries.iter().map(|e| format!("1{}", e.trim().trim_start_matches('_'))).collect();
-        Ok(TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)
-            .map_err(|e| if matches!(e, Error::Parse { .. }) { error() } else { e })?
-            .sharding)
+        let sized: Vec<String> = entries
+            .iter()
+            .map(|e| format!("1{}", e.trim().trim_start_matches('_')))
+            .collect();
+        Ok(
+            TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)
+                .map_err(|e| {
+                    if matches!(e, Error::Parse { .. }) {
+                        error()
+                    } else {
+                        e
+                    }
+                })?
+                .sharding,
+        )
     }
 }

@@ -26,9 +26,14 @@ impl Shape {
         self.0.len()
     }
 
-    /// The number of elements. A shape inside a tensor has been checked, so this cannot overflow there.
+    /// The number of elements. A shape inside a tensor has been checked, so this cannot overflow
+    /// there.
     pub fn numel(&self) -> usize {
-        if self.0.contains(&0) { 0 } else { self.0.iter().product() }
+        if self.0.contains(&0) {
+            0
+        } else {
+            self.0.iter().product()
+        }
     }
 
     /// The number of elements, or an error where bytes at 8 per element could not be addressed.
@@ -40,14 +45,25 @@ impl Shape {
             .iter()
             .try_fold(1usize, |n, d| n.checked_mul(*d))
             .filter(|n| *n <= isize::MAX as usize / 8)
-            .ok_or_else(|| Error::SizeOverflow { op, shape: self.clone() })
+            .ok_or_else(|| Error::SizeOverflow {
+                op,
+                shape: self.clone(),
+            })
     }
 
     /// Resolves an axis that may count from the end.
     pub fn axis(&self, op: &'static str, axis: i64) -> Result<usize> {
         let rank = self.rank() as i64;
         let resolved = if axis < 0 { axis + rank } else { axis };
-        if (0..rank).contains(&resolved) { Ok(resolved as usize) } else { Err(Error::Axis { op, axis, rank: self.rank() }) }
+        if (0..rank).contains(&resolved) {
+            Ok(resolved as usize)
+        } else {
+            Err(Error::Axis {
+                op,
+                axis,
+                rank: self.rank(),
+            })
+        }
     }
 
     /// Resolves a set of distinct axes; an empty list means all axes. The result is sorted.
@@ -59,7 +75,11 @@ impl Shape {
         for &axis in axes {
             let resolved = self.axis(op, axis)?;
             if out.contains(&resolved) {
-                return Err(Error::Axis { op, axis, rank: self.rank() });
+                return Err(Error::Axis {
+                    op,
+                    axis,
+                    rank: self.rank(),
+                });
             }
             out.push(resolved);
         }
@@ -80,7 +100,14 @@ impl Shape {
                 (a, b) if a == b => out.push(a),
                 (1, b) => out.push(b),
                 (a, 1) => out.push(a),
-                _ => return Err(Error::Shape { op, detail: format!("{self} and {other} do not broadcast: dimensions must be equal or 1") }),
+                _ => {
+                    return Err(Error::Shape {
+                        op,
+                        detail: format!(
+                            "{self} and {other} do not broadcast: dimensions must be equal or 1"
+                        ),
+                    });
+                }
             }
         }
         Ok(Shape(out))
@@ -98,7 +125,8 @@ impl Shape {
         let mut strides: Dims<isize> = smallvec::smallvec![1; self.rank()];
         for i in (1..self.rank()).rev() {
             // Only shapes without elements can reach the limit, and nobody walks those.
-            strides[i - 1] = strides[i].saturating_mul(isize::try_from(self.0[i].max(1)).unwrap_or(isize::MAX));
+            strides[i - 1] =
+                strides[i].saturating_mul(isize::try_from(self.0[i].max(1)).unwrap_or(isize::MAX));
         }
         strides
     }
@@ -172,7 +200,11 @@ mod tests {
 
     #[test]
     fn broadcasting_follows_numpy() {
-        let b = |a: &[usize], b: &[usize]| Shape::from(a).broadcast("t", &Shape::from(b)).map(|s| s.dims().to_vec());
+        let b = |a: &[usize], b: &[usize]| {
+            Shape::from(a)
+                .broadcast("t", &Shape::from(b))
+                .map(|s| s.dims().to_vec())
+        };
         assert_eq!(b(&[3, 1], &[4]).expect("fits"), [3, 4]);
         assert_eq!(b(&[], &[2, 0]).expect("fits"), [2, 0]);
         assert_eq!(b(&[1], &[0]).expect("fits"), [0]);
@@ -182,8 +214,15 @@ mod tests {
 
     #[test]
     fn huge_sizes_are_errors_not_wraps() {
-        assert!(Shape::from([1 << 31, 1 << 31, 1 << 31]).checked_numel("t").is_err());
-        assert_eq!(Shape::from([1 << 31, 1 << 31, 1 << 31, 0]).checked_numel("t"), Ok(0));
+        assert!(
+            Shape::from([1 << 31, 1 << 31, 1 << 31])
+                .checked_numel("t")
+                .is_err()
+        );
+        assert_eq!(
+            Shape::from([1 << 31, 1 << 31, 1 << 31, 0]).checked_numel("t"),
+            Ok(0)
+        );
         assert_eq!(Shape::scalar().checked_numel("t"), Ok(1));
     }
 }

@@ -18,7 +18,14 @@ pub enum Reduction {
 
 impl Reduction {
     /// Every reduction.
-    pub const ALL: [Reduction; 6] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Prod, Reduction::And, Reduction::Or];
+    pub const ALL: [Reduction; 6] = [
+        Reduction::Sum,
+        Reduction::Max,
+        Reduction::Min,
+        Reduction::Prod,
+        Reduction::And,
+        Reduction::Or,
+    ];
 
     /// The same, to take slices of.
     pub(crate) const ALL_STATIC: &'static [Reduction] = &Self::ALL;
@@ -37,7 +44,13 @@ impl Reduction {
 
     /// The value that changes nothing, in `dtype`.
     pub fn identity(self, dtype: DType) -> Scalar {
-        let bounds = |low: i64, high: i64| if self == Reduction::Max { Scalar::Int(low) } else { Scalar::Int(high) };
+        let bounds = |low: i64, high: i64| {
+            if self == Reduction::Max {
+                Scalar::Int(low)
+            } else {
+                Scalar::Int(high)
+            }
+        };
         match (self, dtype) {
             (Reduction::Sum | Reduction::Or, _) => Scalar::Int(0),
             (Reduction::Prod | Reduction::And, _) => Scalar::Int(1),
@@ -60,7 +73,14 @@ impl std::str::FromStr for Reduction {
 
     fn from_str(text: &str) -> Result<Self> {
         let all = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|r| r.name() == text).ok_or_else(|| Error::Parse { what: "reduction", text: text.into(), expected: all() })
+        Self::ALL
+            .into_iter()
+            .find(|r| r.name() == text)
+            .ok_or_else(|| Error::Parse {
+                what: "reduction",
+                text: text.into(),
+                expected: all(),
+            })
     }
 }
 
@@ -81,9 +101,11 @@ pub enum Placement {
     Partial(Reduction),
 }
 
-/// For each tensor dimension the mesh axes that cut it (major first), and the axes over which values are partial.
+/// For each tensor dimension the mesh axes that cut it (major first), and the axes over which
+/// values are partial.
 ///
-/// Axes are counted as in the mesh. An axis is used at most once; an axis that is not used replicates. All partial axes have the same reduction.
+/// Axes are counted as in the mesh. An axis is used at most once; an axis that is not used
+/// replicates. All partial axes have the same reduction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Sharding {
     /// (dimension, axis), sorted by dimension; the axes of one dimension in their order.
@@ -122,19 +144,26 @@ impl Sharding {
 
     /// The same cuts with nothing partial.
     pub fn whole(&self) -> Self {
-        Self { cuts: self.cuts.clone(), partial: SmallVec::new() }
+        Self {
+            cuts: self.cuts.clone(),
+            partial: SmallVec::new(),
+        }
     }
 
     /// From what each mesh axis does; axes that cut the same dimension do so in mesh order.
     pub fn from_placements(placements: &[Placement]) -> Self {
-        placements.iter().enumerate().fold(Self::default(), |s, (axis, placement)| match *placement {
-            Placement::Replicate => s,
-            Placement::Shard(dim) => s.cut(dim, axis),
-            Placement::Partial(reduction) => s.partial_over(axis, reduction),
-        })
+        placements
+            .iter()
+            .enumerate()
+            .fold(Self::default(), |s, (axis, placement)| match *placement {
+                Placement::Replicate => s,
+                Placement::Shard(dim) => s.cut(dim, axis),
+                Placement::Partial(reduction) => s.partial_over(axis, reduction),
+            })
     }
 
-    /// What each of the `axes` mesh axes does; the order of axes that cut the same dimension is not told.
+    /// What each of the `axes` mesh axes does; the order of axes that cut the same dimension is not
+    /// told.
     pub fn placements(&self, axes: usize) -> Vec<Placement> {
         (0..axes).map(|axis| self.placement(axis)).collect()
     }
@@ -152,7 +181,10 @@ impl Sharding {
 
     /// The mesh axes that cut tensor dimension `dim`, major first.
     pub fn axes_of(&self, dim: usize) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
-        self.cuts.iter().filter(move |(d, _)| *d as usize == dim).map(|(_, a)| *a as usize)
+        self.cuts
+            .iter()
+            .filter(move |(d, _)| *d as usize == dim)
+            .map(|(_, a)| *a as usize)
     }
 
     /// (dimension, axis) of every cut, by dimension, major first.
@@ -200,16 +232,24 @@ impl Sharding {
         self.cuts.is_empty() && self.partial.is_empty()
     }
 
-    /// Refuses axes the mesh does not have or that are used twice, and dimensions the tensor does not have.
+    /// Refuses axes the mesh does not have or that are used twice, and dimensions the tensor does
+    /// not have.
     pub fn check(&self, mesh: &Mesh, rank: usize) -> Result<()> {
         let fail = |detail: String| Err(Error::Sharding { detail });
         let mut used = 0u32;
-        for axis in self.cuts.iter().map(|(_, a)| *a).chain(self.partial.iter().map(|(a, _)| *a)) {
+        for axis in self
+            .cuts
+            .iter()
+            .map(|(_, a)| *a)
+            .chain(self.partial.iter().map(|(a, _)| *a))
+        {
             let Some((name, _)) = mesh.axes().get(axis as usize) else {
                 return fail(format!("there is no mesh axis {axis} in {mesh}"));
             };
             if used & 1 << axis != 0 {
-                return fail(format!("mesh axis {name} is used twice: an axis cuts one dimension or carries one reduction"));
+                return fail(format!(
+                    "mesh axis {name} is used twice: an axis cuts one dimension or carries one reduction"
+                ));
             }
             used |= 1 << axis;
         }
@@ -220,21 +260,31 @@ impl Sharding {
             ));
         }
         match self.cuts.iter().find(|(d, _)| *d as usize >= rank) {
-            Some((d, a)) => fail(format!("mesh axis {} cuts dimension {d} of a tensor of rank {rank}", mesh.axes()[*a as usize].0)),
+            Some((d, a)) => fail(format!(
+                "mesh axis {} cuts dimension {d} of a tensor of rank {rank}",
+                mesh.axes()[*a as usize].0
+            )),
             None => Ok(()),
         }
     }
 
     /// Which part of a dimension of size `n` a rank holds.
     pub fn range(&self, mesh: &Mesh, rank: usize, dim: usize, n: usize) -> Range<usize> {
-        let (part, parts) =
-            self.axes_of(dim).fold((0, 1), |(part, parts), axis| (part * mesh.size(axis) + mesh.coordinate(rank, axis), parts * mesh.size(axis)));
+        let (part, parts) = self.axes_of(dim).fold((0, 1), |(part, parts), axis| {
+            (
+                part * mesh.size(axis) + mesh.coordinate(rank, axis),
+                parts * mesh.size(axis),
+            )
+        });
         split(n, part, parts)
     }
 
     /// Which part of a tensor a rank holds.
     pub fn region(&self, mesh: &Mesh, rank: usize, shape: &Shape) -> Region {
-        let mut region = Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() };
+        let mut region = Region {
+            start: smallvec::smallvec![0; shape.rank()],
+            shape: shape.dims().into(),
+        };
         let mut i = 0;
         while let Some(&(dim, _)) = self.cuts.get(i) {
             let range = self.range(mesh, rank, dim as usize, shape[dim as usize]);
@@ -250,16 +300,30 @@ impl Sharding {
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
     pub fn type_string(&self, dtype: DType, shape: &Shape, mesh: &Mesh) -> String {
         let name = |axis: usize| mesh.axes().get(axis).map_or("?", |(n, _)| n.as_str());
-        let dims: Vec<String> = (0..shape.rank()).map(|d| self.axes_of(d).fold(shape[d].to_string(), |text, axis| format!("{text}@{}", name(axis)))).collect();
-        let partial: Vec<String> = self.partial().map(|(axis, r)| format!("{}:{}", r.name(), name(axis))).collect();
-        let suffix = if partial.is_empty() { String::new() } else { format!("{{{}}}", partial.join(", ")) };
+        let dims: Vec<String> = (0..shape.rank())
+            .map(|d| {
+                self.axes_of(d).fold(shape[d].to_string(), |text, axis| {
+                    format!("{text}@{}", name(axis))
+                })
+            })
+            .collect();
+        let partial: Vec<String> = self
+            .partial()
+            .map(|(axis, r)| format!("{}:{}", r.name(), name(axis)))
+            .collect();
+        let suffix = if partial.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", partial.join(", "))
+        };
         format!("{dtype}[{}]{suffix}", dims.join(", "))
     }
 }
 
 /// Part `part` of `parts` of `n` things: `[part * n / parts, (part + 1) * n / parts)`.
 ///
-/// It is balanced, any `n` will do, and it refines: a cut by `(a, b)` joined over `b` is the cut by `a`.
+/// It is balanced, any `n` will do, and it refines: a cut by `(a, b)` joined over `b` is the cut by
+/// `a`.
 pub fn split(n: usize, part: usize, parts: usize) -> Range<usize> {
     // part * n / parts without overflow.
     let at = |i: usize| i * (n / parts) + i * (n % parts) / parts;
@@ -321,7 +385,8 @@ impl TensorType {
         let error = || Error::Parse {
             what: "tensor type",
             text: text.into(),
-            expected: "dtype[size@axis, ..]{reduction:axis, ..}, such as f32[8@dp, 16@tp]{sum:sp}".into(),
+            expected: "dtype[size@axis, ..]{reduction:axis, ..}, such as f32[8@dp, 16@tp]{sum:sp}"
+                .into(),
         };
         let (dtype, rest) = text.trim().split_once('[').ok_or_else(error)?;
         let (dims, rest) = rest.split_once(']').ok_or_else(error)?;
@@ -336,16 +401,24 @@ impl TensorType {
         }
         let rest = rest.trim();
         if !rest.is_empty() {
-            let inner = rest.strip_prefix('{').and_then(|r| r.strip_suffix('}')).ok_or_else(error)?;
+            let inner = rest
+                .strip_prefix('{')
+                .and_then(|r| r.strip_suffix('}'))
+                .ok_or_else(error)?;
             for part in inner.split(',') {
                 let (reduction, axis) = part.split_once(':').ok_or_else(error)?;
-                sharding = sharding.partial_over(mesh.axis(axis.trim())?, reduction.trim().parse()?);
+                sharding =
+                    sharding.partial_over(mesh.axis(axis.trim())?, reduction.trim().parse()?);
             }
         }
         let shape = Shape::from(shape);
         shape.checked_numel("type")?;
         sharding.check(mesh, shape.rank())?;
-        Ok(Self { dtype: dtype.trim().parse()?, shape, sharding })
+        Ok(Self {
+            dtype: dtype.trim().parse()?,
+            shape,
+            sharding,
+        })
     }
 }
 

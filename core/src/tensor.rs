@@ -1,10 +1,13 @@
 //! The one tensor type.
 
 use crate::grad::Edge;
-use crate::{Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View};
+use crate::{
+    Buffer, DType, Device, Element, Error, Layout, Mesh, Result, Scalar, Shape, Sharding, View,
+};
 use std::sync::Arc;
 
-/// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this process can address.
+/// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this
+/// process can address.
 ///
 /// Tensors are values: no op changes one, views share memory, cloning is free.
 ///
@@ -42,21 +45,46 @@ struct Shard {
 
 impl Tensor {
     /// A tensor from host data in row-major order.
-    pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+    pub fn from_slice<T: Element>(
+        data: &[T],
+        shape: impl Into<Shape>,
+        device: &Device,
+    ) -> Result<Self> {
         Self::from_bytes(bytemuck::cast_slice(data), T::DTYPE, shape, device)
     }
 
     /// A tensor from stored bytes: little-endian elements in row-major order.
-    pub fn from_bytes(bytes: &[u8], dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+    pub fn from_bytes(
+        bytes: &[u8],
+        dtype: DType,
+        shape: impl Into<Shape>,
+        device: &Device,
+    ) -> Result<Self> {
         let shape = shape.into();
         let elements = shape.checked_numel("from_bytes")?;
         if bytes.len() != elements * dtype.size() {
-            let detail = format!("{dtype}{shape} needs {} bytes of data, got {}", elements * dtype.size(), bytes.len());
-            return Err(Error::Shape { op: "from_bytes", detail });
+            let detail = format!(
+                "{dtype}{shape} needs {} bytes of data, got {}",
+                elements * dtype.size(),
+                bytes.len()
+            );
+            return Err(Error::Shape {
+                op: "from_bytes",
+                detail,
+            });
         }
         device.check(dtype, elements)?;
-        let buffer = if elements == 0 { None } else { Some(device.backend().upload(bytes)?) };
-        Ok(Self::assemble(buffer, dtype, Layout::contiguous(shape), Mesh::single(device)))
+        let buffer = if elements == 0 {
+            None
+        } else {
+            Some(device.backend().upload(bytes)?)
+        };
+        Ok(Self::assemble(
+            buffer,
+            dtype,
+            Layout::contiguous(shape),
+            Mesh::single(device),
+        ))
     }
 
     /// A 0-d tensor.
@@ -64,17 +92,42 @@ impl Tensor {
         Self::from_slice(&[value], (), device)
     }
 
-    /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the parts fit.
-    pub(crate) fn from_parts(mesh: &Mesh, sharding: Sharding, dtype: DType, shape: Shape, parts: impl IntoIterator<Item = Self>) -> Self {
+    /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the
+    /// parts fit.
+    pub(crate) fn from_parts(
+        mesh: &Mesh,
+        sharding: Sharding,
+        dtype: DType,
+        shape: Shape,
+        parts: impl IntoIterator<Item = Self>,
+    ) -> Self {
         let shards = parts.into_iter().map(|part| part.shard().clone()).collect();
-        Self(Arc::new(Inner { dtype, shape, mesh: mesh.clone(), sharding, shards, edge: None }))
+        Self(Arc::new(Inner {
+            dtype,
+            shape,
+            mesh: mesh.clone(),
+            sharding,
+            shards,
+            edge: None,
+        }))
     }
 
     /// What the `i`-th addressable rank holds, as a plain tensor on its device.
     pub(crate) fn part(&self, i: usize) -> Self {
         let shard = self.0.shards[i].clone();
-        let (dtype, shape, mesh) = (self.0.dtype, shard.layout.shape.clone(), self.0.mesh.local_mesh(i).clone());
-        Self(Arc::new(Inner { dtype, shape, mesh, sharding: Sharding::replicated(), shards: smallvec::smallvec![shard], edge: None }))
+        let (dtype, shape, mesh) = (
+            self.0.dtype,
+            shard.layout.shape.clone(),
+            self.0.mesh.local_mesh(i).clone(),
+        );
+        Self(Arc::new(Inner {
+            dtype,
+            shape,
+            mesh,
+            sharding: Sharding::replicated(),
+            shards: smallvec::smallvec![shard],
+            edge: None,
+        }))
     }
 
     /// Whether two handles are the same tensor.
@@ -101,19 +154,45 @@ impl Tensor {
 
     /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
     pub(crate) fn result(&self, buffer: Option<Buffer>, dtype: DType, shape: Shape) -> Self {
-        Self::assemble(buffer, dtype, Layout::contiguous(shape), self.0.mesh.clone())
+        Self::assemble(
+            buffer,
+            dtype,
+            Layout::contiguous(shape),
+            self.0.mesh.clone(),
+        )
     }
 
     /// A result of a kernel that had no tensor among its inputs.
-    pub(crate) fn created(buffer: Option<Buffer>, dtype: DType, shape: Shape, device: &Device) -> Self {
-        Self::assemble(buffer, dtype, Layout::contiguous(shape), Mesh::single(device))
+    pub(crate) fn created(
+        buffer: Option<Buffer>,
+        dtype: DType,
+        shape: Shape,
+        device: &Device,
+    ) -> Self {
+        Self::assemble(
+            buffer,
+            dtype,
+            Layout::contiguous(shape),
+            Mesh::single(device),
+        )
     }
 
     /// The same memory seen through another layout. Only for plain tensors.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        debug_assert!(self.is_plain(), "a view of a sharded tensor bypassed its rule");
-        debug_assert!(!crate::grad::is_recording(&[self]), "a view of a tracked tensor bypassed the tape");
-        Self::assemble(self.shard().buffer.clone(), self.0.dtype, layout, self.0.mesh.clone())
+        debug_assert!(
+            self.is_plain(),
+            "a view of a sharded tensor bypassed its rule"
+        );
+        debug_assert!(
+            !crate::grad::is_recording(&[self]),
+            "a view of a tracked tensor bypassed the tape"
+        );
+        Self::assemble(
+            self.shard().buffer.clone(),
+            self.0.dtype,
+            layout,
+            self.0.mesh.clone(),
+        )
     }
 
     /// The op or leaf that made it, where gradients flow.
@@ -131,7 +210,10 @@ impl Tensor {
         if self.0.edge.is_none() {
             return self.clone();
         }
-        Self(Arc::new(Inner { edge: None, ..(*self.0).clone() }))
+        Self(Arc::new(Inner {
+            edge: None,
+            ..(*self.0).clone()
+        }))
     }
 
     fn shard(&self) -> &Shard {
@@ -146,7 +228,11 @@ impl Tensor {
     /// The operand a kernel takes. Only for tensors with elements.
     pub(crate) fn view(&self) -> Result<View> {
         if !self.is_plain() {
-            let detail = format!("{} lies on {}, and the op has no rule for meshes: call `full_tensor()` first", self.type_string(), self.mesh());
+            let detail = format!(
+                "{} lies on {}, and the op has no rule for meshes: call `full_tensor()` first",
+                self.type_string(),
+                self.mesh()
+            );
             return Err(Error::Argument { op: "view", detail });
         }
         if crate::grad::is_recording(&[self]) {
@@ -154,8 +240,15 @@ impl Tensor {
             return Err(Error::Gradient { op: "view", detail });
         }
         let shard = self.shard();
-        let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument { op: "view", detail: "a tensor without elements reached a kernel".into() })?;
-        Ok(View { buffer, dtype: self.0.dtype, layout: shard.layout.clone() })
+        let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument {
+            op: "view",
+            detail: "a tensor without elements reached a kernel".into(),
+        })?;
+        Ok(View {
+            buffer,
+            dtype: self.0.dtype,
+            layout: shard.layout.clone(),
+        })
     }
 
     /// The global shape.
@@ -200,7 +293,9 @@ impl Tensor {
 
     /// Dtype, shape and sharding as text, such as `f32[2, 3]`.
     pub fn type_string(&self) -> String {
-        self.0.sharding.type_string(self.0.dtype, &self.0.shape, &self.0.mesh)
+        self.0
+            .sharding
+            .type_string(self.0.dtype, &self.0.shape, &self.0.mesh)
     }
 
     /// Whether the elements are dense and in row-major order.
@@ -220,16 +315,25 @@ impl Tensor {
         }
         let dense = self.detach().contiguous()?;
         let shard = dense.shard();
-        let Some(buffer) = &shard.buffer else { return Ok(Vec::new()) };
+        let Some(buffer) = &shard.buffer else {
+            return Ok(Vec::new());
+        };
         let size = self.dtype().size();
         let start = shard.layout.offset * size;
-        self.device().backend().download(buffer, start..start + self.numel() * size).await
+        self.device()
+            .backend()
+            .download(buffer, start..start + self.numel() * size)
+            .await
     }
 
     /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
     pub async fn to_vec_async<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype() {
-            return Err(Error::DType { op: "to_vec", dtype: self.dtype(), expected: T::DTYPE.name() });
+            return Err(Error::DType {
+                op: "to_vec",
+                dtype: self.dtype(),
+                expected: T::DTYPE.name(),
+            });
         }
         Ok(T::from_bytes(&self.to_bytes_async().await?))
     }
@@ -240,7 +344,8 @@ impl Tensor {
         pollster::block_on(self.to_bytes_async())
     }
 
-    /// Writes the stored bytes in row-major order to memory that is there already, which has exactly their size.
+    /// Writes the stored bytes in row-major order to memory that is there already, which has
+    /// exactly their size.
     ///
     /// ```
     /// # use anymesh_core::{DType, Tensor};
@@ -256,10 +361,25 @@ impl Tensor {
     pub fn copy_bytes(&self, out: &mut [u8]) -> Result<()> {
         let size = self.dtype().size();
         if out.len() != self.numel() * size {
-            let detail = format!("{} has {} bytes, the memory has {}", self.type_string(), self.numel() * size, out.len());
-            return Err(Error::Argument { op: "copy_bytes", detail });
+            let detail = format!(
+                "{} has {} bytes, the memory has {}",
+                self.type_string(),
+                self.numel() * size,
+                out.len()
+            );
+            return Err(Error::Argument {
+                op: "copy_bytes",
+                detail,
+            });
         }
-        let in_place = if self.is_plain() { self.shard().buffer.as_ref().and_then(|b| self.device().backend().in_place(b)) } else { None };
+        let in_place = if self.is_plain() {
+            self.shard()
+                .buffer
+                .as_ref()
+                .and_then(|b| self.device().backend().in_place(b))
+        } else {
+            None
+        };
         let Some(bytes) = in_place.filter(|_| !out.is_empty()) else {
             out.copy_from_slice(&self.to_bytes()?);
             return Ok(());
@@ -280,14 +400,31 @@ impl Tensor {
     /// The only element, of any dtype.
     pub async fn item_async(&self) -> Result<Scalar> {
         if self.numel() != 1 {
-            return Err(Error::Shape { op: "item", detail: format!("{} has {} elements, exactly one is needed", self.type_string(), self.numel()) });
+            return Err(Error::Shape {
+                op: "item",
+                detail: format!(
+                    "{} has {} elements, exactly one is needed",
+                    self.type_string(),
+                    self.numel()
+                ),
+            });
         }
         Ok(match self.dtype().kind() {
             crate::Kind::Bool => Scalar::Bool(self.to_vec_async::<bool>().await?[0]),
             crate::Kind::I64 => Scalar::Int(self.to_vec_async::<i64>().await?[0]),
             crate::Kind::F64 => Scalar::Float(self.to_vec_async::<f64>().await?[0]),
-            crate::Kind::F32 => self.detach().cast(DType::F32)?.to_vec_async::<f32>().await?[0].into(),
-            crate::Kind::U32 => self.detach().cast(DType::U32)?.to_vec_async::<u32>().await?[0].into(),
+            crate::Kind::F32 => self
+                .detach()
+                .cast(DType::F32)?
+                .to_vec_async::<f32>()
+                .await?[0]
+                .into(),
+            crate::Kind::U32 => self
+                .detach()
+                .cast(DType::U32)?
+                .to_vec_async::<u32>()
+                .await?[0]
+                .into(),
             crate::Kind::I32 => self.to_vec_async::<i32>().await?[0].into(),
         })
     }
@@ -305,9 +442,17 @@ impl Tensor {
         }
         if crate::grad::is_recording(&[self]) {
             let detail = "a tracked tensor cannot be moved while waiting: `detach()` it first, or use `to_mesh`".into();
-            return Err(Error::Gradient { op: "to_device", detail });
+            return Err(Error::Gradient {
+                op: "to_device",
+                detail,
+            });
         }
-        Self::from_bytes(&self.to_bytes_async().await?, self.dtype(), self.shape(), device)
+        Self::from_bytes(
+            &self.to_bytes_async().await?,
+            self.dtype(),
+            self.shape(),
+            device,
+        )
     }
 
     /// The same values on another device, through the host.

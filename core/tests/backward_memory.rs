@@ -1,4 +1,5 @@
-//! What a backward pass holds at its peak, by a counting allocator: alone in its program, since every allocation counts.
+//! What a backward pass holds at its peak, by a counting allocator: alone in its program, since
+//! every allocation counts.
 
 use anymesh_core::{DType, Result, Tensor, grad::checkpoint, ops::Rng};
 use peak_alloc::PeakAlloc;
@@ -14,7 +15,17 @@ const TENSOR: usize = BATCH * WIDTH * 4;
 
 fn layers() -> Result<Vec<Tensor>> {
     let device = anymesh_backend_cpu::device();
-    let make = |i| Tensor::normal([WIDTH, WIDTH], 0.0, (2.0 / WIDTH as f64).sqrt(), DType::F32, &device, Rng::new(i))?.require_grad();
+    let make = |i| {
+        Tensor::normal(
+            [WIDTH, WIDTH],
+            0.0,
+            (2.0 / WIDTH as f64).sqrt(),
+            DType::F32,
+            &device,
+            Rng::new(i),
+        )?
+        .require_grad()
+    };
     (0..LAYERS as u64).map(make).collect()
 }
 
@@ -34,15 +45,24 @@ fn a_backward_pass_holds_what_a_hand_count_of_live_tensors_gives() -> Result<()>
     let check = |what: &str, measured: usize, tensors: usize| {
         let ratio = measured as f64 / (tensors * TENSOR) as f64;
         println!("{what}: {ratio:.3} of {tensors} activations");
-        assert!(ratio < 1.1, "{what}: {measured} bytes are {ratio} times the {tensors} activations of a hand count");
+        assert!(
+            ratio < 1.1,
+            "{what}: {measured} bytes are {ratio} times the {tensors} activations of a hand count"
+        );
     };
-    // The host keeps freed memory for reuse, which counts as used. So the smaller run comes first: what it leaves is used by the larger one.
-    // With every three layers recomputed, the inputs of the second to fourth group are kept; on the way there are a result, the next product and its result.
+    // The host keeps freed memory for reuse, which counts as used. So the smaller run comes first:
+    // what it leaves is used by the larger one. With every three layers recomputed, the inputs of
+    // the second to fourth group are kept; on the way there are a result, the next product and its
+    // result.
     let groups: Vec<Vec<Tensor>> = weights.chunks(3).map(<[Tensor]>::to_vec).collect();
     let forward = || {
         let run = |h: Tensor, group: &Vec<Tensor>| {
             let group = group.clone();
-            let f = move |h: &[Tensor]| Ok(vec![group.iter().try_fold(h[0].clone(), |h, w| h.linear(w, None)?.relu())?]);
+            let f = move |h: &[Tensor]| {
+                Ok(vec![group.iter().try_fold(h[0].clone(), |h, w| {
+                    h.linear(w, None)?.relu()
+                })?])
+            };
             Ok(checkpoint(f, &[&h])?.remove(0))
         };
         groups.iter().try_fold(x.clone(), run)?.sum(&[], false)
@@ -54,17 +74,24 @@ fn a_backward_pass_holds_what_a_hand_count_of_live_tensors_gives() -> Result<()>
     check("backward peak with checkpoints", peak, 3 + 3 + 2);
     drop((loss, grads));
 
-    let forward = || weights.iter().try_fold(x.clone(), |h, w| h.linear(w, None)?.relu())?.sum(&[], false);
+    let forward = || {
+        weights
+            .iter()
+            .try_fold(x.clone(), |h, w| h.linear(w, None)?.relu())?
+            .sum(&[], false)
+    };
     let (loss, forward_peak) = peak_of(before, forward)?;
     let kept = ALLOCATOR.current_usage() - before;
     let (grads, peak) = peak_of(before, || loss.backward())?;
     assert!(weights.iter().all(|w| grads.partial(w).is_some()));
 
-    // Forward keeps the result of each layer, which is the next one's input and all that the slope of relu needs; on the way there is one product more.
+    // Forward keeps the result of each layer, which is the next one's input and all that the slope
+    // of relu needs; on the way there is one product more.
     check("kept for the backward pass", kept, LAYERS);
     check("forward peak", forward_peak, LAYERS + 1);
-    // The gradient of the loss is one number that is repeated without memory. Then, layer by layer: the results below, the gradient that came and the one
-    // that goes on; each layer gives back its result before the next gradient is made.
+    // The gradient of the loss is one number that is repeated without memory. Then, layer by layer:
+    // the results below, the gradient that came and the one that goes on; each layer gives back its
+    // result before the next gradient is made.
     check("backward peak", peak, LAYERS + 1);
     Ok(())
 }

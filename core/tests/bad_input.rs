@@ -1,4 +1,5 @@
-//! What a user can get wrong, one test for each kind of mistake: the exact error, and a message that names the op.
+//! What a user can get wrong, one test for each kind of mistake: the exact error, and a message
+//! that names the op.
 
 use anymesh_core::{
     DType, Device, Error, Result, Tensor,
@@ -32,7 +33,8 @@ fn bools(shape: &[usize]) -> Tensor {
     Tensor::ones(shape, DType::Bool, &device()).expect("small")
 }
 
-/// Checks that a result is the given variant of `Error` from the given op, and that the message names the op.
+/// Checks that a result is the given variant of `Error` from the given op, and that the message
+/// names the op.
 macro_rules! refused {
     ($($variant:ident $op:literal: $result:expr;)*) => {$(
         match $result.map(|_| ()) {
@@ -129,7 +131,10 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
     let check = |x: Result<Tensor>, dims: &[usize]| {
         let x = x.expect("empty tensors are ordinary");
         assert_eq!(x.dims(), dims);
-        assert_eq!(x.to_bytes().expect("readable").len(), x.numel() * x.dtype().size());
+        assert_eq!(
+            x.to_bytes().expect("readable").len(),
+            x.numel() * x.dtype().size()
+        );
     };
     for shape in [[0, 4], [4, 0]] {
         let x = floats(&shape);
@@ -146,7 +151,10 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
         check(x.flip(&[0, 1]), &shape);
         check(Tensor::concat(&[&x, &x], 0), &[2 * rows, columns]);
         check(Tensor::stack(&[&x, &x], 0), &[2, rows, columns]);
-        check(x.pad(&[(1, 0), (0, 0)], PadMode::Constant(7.into())), &[rows + 1, columns]);
+        check(
+            x.pad(&[(1, 0), (0, 0)], PadMode::Constant(7.into())),
+            &[rows + 1, columns],
+        );
         check(x.roll(&[1], &[0]), &shape);
         check(x.tile(&[2, 2]), &[2 * rows, 2 * columns]);
         check(x.tril(0), &shape);
@@ -169,21 +177,46 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
         check(x.log_softmax(1), &shape);
         check(x.normalize(2.0, 1, 1e-12), &shape);
         check(x.swiglu(), &[rows, columns / 2]);
-        check(x.rope(&floats(&[rows, columns / 2]), &floats(&[rows, columns / 2]), RopeStyle::Interleaved), &shape);
+        check(
+            x.rope(
+                &floats(&[rows, columns / 2]),
+                &floats(&[rows, columns / 2]),
+                RopeStyle::Interleaved,
+            ),
+            &shape,
+        );
         check(x.dropout(0.5, Rng::new(1)), &shape);
         check(x.mse_loss(&x, mean), &[]);
         check(x.mse_loss(&x, LossReduction::None), &shape);
-        check(Tensor::uniform(shape, 0.0, 1.0, DType::F32, &device(), Rng::new(1)), &shape);
+        check(
+            Tensor::uniform(shape, 0.0, 1.0, DType::F32, &device(), Rng::new(1)),
+            &shape,
+        );
         check(x.to_device(&other_device()), &shape);
     }
     check(floats(&[0, 4]).layer_norm(1, None, None, 1e-5), &[0, 4]);
-    check(floats(&[0, 4, 2]).batch_norm(&floats(&[4]), &floats(&[4]), None, None, 1e-5), &[0, 4, 2]);
-    check(floats(&[0, 4]).cross_entropy(&ints(&[0]), &CrossEntropyOptions::default()), &[]);
-    check(floats(&[0, 3, 5, 5]).conv2d(&floats(&[4, 3, 3, 3]), None, &Conv::default()), &[0, 4, 3, 3]);
+    check(
+        floats(&[0, 4, 2]).batch_norm(&floats(&[4]), &floats(&[4]), None, None, 1e-5),
+        &[0, 4, 2],
+    );
+    check(
+        floats(&[0, 4]).cross_entropy(&ints(&[0]), &CrossEntropyOptions::default()),
+        &[],
+    );
+    check(
+        floats(&[0, 3, 5, 5]).conv2d(&floats(&[4, 3, 3, 3]), None, &Conv::default()),
+        &[0, 4, 3, 3],
+    );
     check(floats(&[5, 4]).embedding(&ints(&[0, 2])), &[0, 2, 4]);
     check(dropout_mask([0, 3], 0.5, &device(), Rng::new(1)), &[0, 3]);
     // A product over no elements is zero, not nothing.
-    assert_eq!(floats(&[2, 0]).matmul(&floats(&[0, 2])).and_then(|x| x.to_vec::<f32>()).expect("valid"), [0.0; 4]);
+    assert_eq!(
+        floats(&[2, 0])
+            .matmul(&floats(&[0, 2]))
+            .and_then(|x| x.to_vec::<f32>())
+            .expect("valid"),
+        [0.0; 4]
+    );
 }
 
 #[test]
@@ -209,7 +242,12 @@ fn dimensions_of_two_to_the_31_are_views_or_errors() {
     let one = floats(&[1]);
     let wide = one.expand([HUGE]).expect("a view costs nothing");
     assert_eq!(wide.numel(), HUGE);
-    assert_eq!(wide.narrow(0, HUGE - 2, 2).and_then(|x| x.to_vec::<f32>()).expect("two elements"), [1.0; 2]);
+    assert_eq!(
+        wide.narrow(0, HUGE - 2, 2)
+            .and_then(|x| x.to_vec::<f32>())
+            .expect("two elements"),
+        [1.0; 2]
+    );
     let column = floats(&[1, 1]).expand([HUGE, 1]).expect("a view");
     let row = column.t().expect("a matrix");
     refused! {
@@ -237,7 +275,10 @@ fn dimensions_of_two_to_the_31_are_views_or_errors() {
 #[test]
 fn memory_that_no_machine_has_is_refused() {
     let error = Tensor::zeros([1usize << 55], DType::F32, &device()).expect_err("128 PiB");
-    assert!(matches!(error, Error::TooLarge { bytes, .. } if bytes == 1 << 57), "{error:?}");
+    assert!(
+        matches!(error, Error::TooLarge { bytes, .. } if bytes == 1 << 57),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("cpu"), "{error}");
 }
 
@@ -315,7 +356,8 @@ fn operands_on_different_devices_are_refused() {
 fn nan_is_the_largest_value_of_a_sort_and_wins_every_maximum() {
     let nan = f32::NAN;
     let x = Tensor::from_slice(&[2.0, nan, -1.0, nan, 3.0], [5], &device()).expect("fits");
-    let positions = |t: Result<(Tensor, Tensor)>| t.and_then(|(_, at)| at.to_vec::<i32>()).expect("valid");
+    let positions =
+        |t: Result<(Tensor, Tensor)>| t.and_then(|(_, at)| at.to_vec::<i32>()).expect("valid");
     assert_eq!(positions(x.sort(0, false)), [2, 0, 4, 1, 3]);
     assert_eq!(positions(x.sort(0, true)), [1, 3, 4, 0, 2]);
     assert_eq!(positions(x.topk(2, 0, true)), [1, 3]);
@@ -325,10 +367,25 @@ fn nan_is_the_largest_value_of_a_sort_and_wins_every_maximum() {
     assert!(value(x.amax(&[], false))[0].is_nan());
     assert!(value(x.amin(&[], false))[0].is_nan());
     assert!(value(x.maximum(0.0))[1].is_nan());
-    assert_eq!(x.argmax(None, false).and_then(|t| t.to_vec::<i32>()).expect("valid"), [1]);
-    assert_eq!(x.argmin(None, false).and_then(|t| t.to_vec::<i32>()).expect("valid"), [1]);
+    assert_eq!(
+        x.argmax(None, false)
+            .and_then(|t| t.to_vec::<i32>())
+            .expect("valid"),
+        [1]
+    );
+    assert_eq!(
+        x.argmin(None, false)
+            .and_then(|t| t.to_vec::<i32>())
+            .expect("valid"),
+        [1]
+    );
     assert_eq!(value(x.fmax(0.0)), [2.0, 0.0, 0.0, 0.0, 3.0]);
-    assert_eq!(x.unique().and_then(|u| u.counts.to_vec::<i32>()).expect("valid"), [1, 1, 1, 2]);
+    assert_eq!(
+        x.unique()
+            .and_then(|u| u.counts.to_vec::<i32>())
+            .expect("valid"),
+        [1, 1, 1, 2]
+    );
     assert!(value(x.softmax(0)).iter().all(|v| v.is_nan()));
 }
 
@@ -352,14 +409,23 @@ fn indices_out_of_range_are_refused() {
             IndexOutOfRange "scatter_nd_add": x.scatter_nd_add(&at(bad), &floats(&[4])).and_then(|t| t.to_bytes());
         }
     }
-    let loss = |class: i64| floats(&[1, 3]).cross_entropy(&at(class), &CrossEntropyOptions::default()).and_then(|t| t.to_bytes());
+    let loss = |class: i64| {
+        floats(&[1, 3])
+            .cross_entropy(&at(class), &CrossEntropyOptions::default())
+            .and_then(|t| t.to_bytes())
+    };
     refused! {
         IndexOutOfRange "cross_entropy": loss(3);
         IndexOutOfRange "cross_entropy": loss(-1);
         IndexOutOfRange "bincount": at(7).bincount_bins(None, 3).and_then(|t| t.to_bytes());
         IndexOutOfRange "bincount": at(-1).bincount_bins(None, 3).and_then(|t| t.to_bytes());
     }
-    assert!(x.index_select(0, &at(-3)).and_then(|t| t.to_bytes()).is_ok(), "negative indices count from the end");
+    assert!(
+        x.index_select(0, &at(-3))
+            .and_then(|t| t.to_bytes())
+            .is_ok(),
+        "negative indices count from the end"
+    );
 }
 
 #[test]
@@ -425,7 +491,10 @@ fn numbers_outside_their_domain_are_refused() {
         DivisionByZero "floor_div": ints(&[2]).floor_div(0).and_then(|t| t.to_bytes());
         DivisionByZero "remainder": ints(&[2]).remainder(0).and_then(|t| t.to_bytes());
     }
-    let scale = AttentionOptions { scale: Some(f64::NAN), ..Default::default() };
+    let scale = AttentionOptions {
+        scale: Some(f64::NAN),
+        ..Default::default()
+    };
     let q = floats(&[1, 1, 1, 1]);
     refused! { Argument "attention": attention(&q, &q, &q, &scale); }
 }

@@ -9,7 +9,12 @@ const FAMILIES: [&str; 4] = ["unary", "binary", "reduce", "scan"];
 #[test]
 fn every_case_runs_on_the_oracle_and_agrees_with_itself() {
     let device = cpu::device();
-    let report = pollster::block_on(conformance::run(&device, &device, |case| FAMILIES.contains(&case.family), |_, _| ()));
+    let report = pollster::block_on(conformance::run(
+        &device,
+        &device,
+        |case| FAMILIES.contains(&case.family),
+        |_, _| (),
+    ));
     assert!(report.failures.is_empty(), "{report}");
     assert_eq!(report.unsupported(), 0);
     assert!((2_000..4_500).contains(&report.passed()), "{report}");
@@ -18,7 +23,15 @@ fn every_case_runs_on_the_oracle_and_agrees_with_itself() {
 #[test]
 fn every_elementwise_op_reduction_and_scan_has_cases() {
     let cases = conformance::cases();
-    let ops = [ops::unary::OPS, ops::activation::OPS, ops::binary::OPS, ops::select::OPS, ops::reduce::OPS, ops::scan::OPS].concat();
+    let ops = [
+        ops::unary::OPS,
+        ops::activation::OPS,
+        ops::binary::OPS,
+        ops::select::OPS,
+        ops::reduce::OPS,
+        ops::scan::OPS,
+    ]
+    .concat();
     for op in ops {
         let count = cases.iter().filter(|case| case.op == op.name).count();
         assert!(count >= 10, "{} has {count} cases", op.name);
@@ -29,7 +42,12 @@ fn every_elementwise_op_reduction_and_scan_has_cases() {
 fn every_sharding_rule_has_as_many_operands_as_its_formula() {
     for row in [ops::unary::TABLE, ops::binary::TABLE, ops::select::TABLE].concat() {
         let (inputs, output) = row.info.rule.split_once(" -> ").expect(row.info.name);
-        assert_eq!(inputs.split(", ").count(), row.formula.arity(), "{}", row.info.name);
+        assert_eq!(
+            inputs.split(", ").count(),
+            row.formula.arity(),
+            "{}",
+            row.info.name
+        );
         assert!(output.starts_with("..."), "{}", row.info.name);
     }
 }

@@ -6,7 +6,22 @@ use anymesh_core::grad::check::{Check, Table};
 fn every_gradient_is_the_slope_that_differences_show() {
     let filter = std::env::var("ANYMESH_GRADIENT_OPS").unwrap_or_default();
     let device = anymesh_backend_cpu::device();
-    let rows = Check { host: &device, differences: true, devices: &[], samples: usize::MAX }.run(&filter);
-    println!("{}", Table { rows: &rows, devices: &[] });
-    assert!(rows.iter().all(|r| r.failures.is_empty()), "some gradients are wrong, see above");
+    let rows = Check {
+        host: &device,
+        differences: true,
+        devices: &[],
+        samples: usize::MAX,
+    }
+    .run(&filter);
+    println!(
+        "{}",
+        Table {
+            rows: &rows,
+            devices: &[]
+        }
+    );
+    assert!(
+        rows.iter().all(|r| r.failures.is_empty()),
+        "some gradients are wrong, see above"
+    );
 }

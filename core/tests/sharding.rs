@@ -1,4 +1,5 @@
-//! Sharded ops against unsharded ones: the named wrong results of other systems, and what users meet first.
+//! Sharded ops against unsharded ones: the named wrong results of other systems, and what users
+//! meet first.
 
 use anymesh_core::{DType, Device, Error, Mesh, Tensor, TensorType, spmd::Ledger};
 
@@ -14,14 +15,27 @@ fn numbers(shape: &[usize]) -> Tensor {
 
 fn same(sharded: &Tensor, whole: &Tensor) {
     assert_eq!(sharded.shape(), whole.shape(), "{}", sharded.type_string());
-    assert_eq!(sharded.to_bytes().unwrap(), whole.to_bytes().unwrap(), "{}", sharded.type_string());
+    assert_eq!(
+        sharded.to_bytes().unwrap(),
+        whole.to_bytes().unwrap(),
+        "{}",
+        sharded.type_string()
+    );
 }
 
 #[test]
 fn a_tensor_comes_back_from_every_sharding() {
     let mesh = Mesh::new("dp=2, tp=3", &cpu()).unwrap();
     let x = numbers(&[5, 7]);
-    for sharding in ["[_, _]", "[@dp, _]", "[@dp@tp, _]", "[@tp, @dp]", "[_, @tp@dp]", "[@dp, _]{sum:tp}", "[_, _]{max:dp, max:tp}"] {
+    for sharding in [
+        "[_, _]",
+        "[@dp, _]",
+        "[@dp@tp, _]",
+        "[@tp, @dp]",
+        "[_, @tp@dp]",
+        "[@dp, _]{sum:tp}",
+        "[_, _]{max:dp, max:tp}",
+    ] {
         same(&x.to_mesh(&mesh, sharding).unwrap(), &x);
     }
 }
@@ -30,7 +44,10 @@ fn a_tensor_comes_back_from_every_sharding() {
 fn a_product_over_a_cut_dimension_is_partial_and_right() {
     let mesh = Mesh::new("dp=2, tp=2", &cpu()).unwrap();
     let (x, w) = (numbers(&[4, 6]), numbers(&[6, 8]));
-    let (a, b) = (x.to_mesh(&mesh, "[@dp, @tp]").unwrap(), w.to_mesh(&mesh, "[@tp, _]").unwrap());
+    let (a, b) = (
+        x.to_mesh(&mesh, "[@dp, @tp]").unwrap(),
+        w.to_mesh(&mesh, "[@tp, _]").unwrap(),
+    );
     let (y, ledger) = Ledger::record(|| a.matmul(&b).unwrap());
     assert_eq!(y.type_string(), "f32[4@dp, 8]{sum:tp}");
     assert_eq!(ledger.entries, []);
@@ -45,8 +62,14 @@ fn positions_of_maxima_over_a_cut_dimension_of_a_mesh_are_right() {
         for sharding in ["[@a, _]", "[_, @b]", "[@a, @b]", "[@b@a, _]", "[@a@b, _]"] {
             let s = x.to_mesh(&mesh, sharding).unwrap();
             for axis in [None, Some(0), Some(1)] {
-                same(&s.argmax(axis, false).unwrap(), &x.argmax(axis, false).unwrap());
-                same(&s.argmin(axis, true).unwrap(), &x.argmin(axis, true).unwrap());
+                same(
+                    &s.argmax(axis, false).unwrap(),
+                    &x.argmax(axis, false).unwrap(),
+                );
+                same(
+                    &s.argmin(axis, true).unwrap(),
+                    &x.argmin(axis, true).unwrap(),
+                );
             }
         }
     }
@@ -56,18 +79,35 @@ fn positions_of_maxima_over_a_cut_dimension_of_a_mesh_are_right() {
 fn a_partial_maximum_times_a_negative_number_is_reduced_first() {
     let mesh = Mesh::new("x=2", &cpu()).unwrap();
     let x = numbers(&[4, 6]);
-    let max = x.to_mesh(&mesh, "[_, @x]").unwrap().amax(&[1], false).unwrap();
+    let max = x
+        .to_mesh(&mesh, "[_, @x]")
+        .unwrap()
+        .amax(&[1], false)
+        .unwrap();
     assert_eq!(max.type_string(), "f32[4]{max:x}");
-    same(&max.mul(-1.0).unwrap(), &x.amax(&[1], false).unwrap().mul(-1.0).unwrap());
-    same(&max.relu().unwrap(), &x.amax(&[1], false).unwrap().relu().unwrap());
+    same(
+        &max.mul(-1.0).unwrap(),
+        &x.amax(&[1], false).unwrap().mul(-1.0).unwrap(),
+    );
+    same(
+        &max.relu().unwrap(),
+        &x.amax(&[1], false).unwrap().relu().unwrap(),
+    );
 }
 
 #[test]
 fn a_number_is_added_once_to_a_partial_sum() {
     let mesh = Mesh::new("x=2", &cpu()).unwrap();
     let x = numbers(&[4, 6]);
-    let sum = x.to_mesh(&mesh, "[_, @x]").unwrap().sum(&[1], false).unwrap();
-    same(&sum.add(3.0).unwrap(), &x.sum(&[1], false).unwrap().add(3.0).unwrap());
+    let sum = x
+        .to_mesh(&mesh, "[_, @x]")
+        .unwrap()
+        .sum(&[1], false)
+        .unwrap();
+    same(
+        &sum.add(3.0).unwrap(),
+        &x.sum(&[1], false).unwrap().add(3.0).unwrap(),
+    );
     assert_eq!(sum.mul(3.0).unwrap().type_string(), "f32[4]{sum:x}");
 }
 
@@ -78,12 +118,26 @@ fn logsumexp_and_norms_over_a_cut_dimension_are_right() {
     let s = x.to_mesh(&mesh, "[_, @x]").unwrap();
     let close = |a: Tensor, b: Tensor| {
         let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
-        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()), "{a:?} {b:?}");
+        assert!(
+            a.iter()
+                .zip(&b)
+                .all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()),
+            "{a:?} {b:?}"
+        );
     };
-    close(s.logsumexp(&[1], false).unwrap(), x.logsumexp(&[1], false).unwrap());
-    close(s.logsumexp(&[], false).unwrap(), x.logsumexp(&[], false).unwrap());
+    close(
+        s.logsumexp(&[1], false).unwrap(),
+        x.logsumexp(&[1], false).unwrap(),
+    );
+    close(
+        s.logsumexp(&[], false).unwrap(),
+        x.logsumexp(&[], false).unwrap(),
+    );
     for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
-        close(s.norm(p, &[1], true).unwrap(), x.norm(p, &[1], true).unwrap());
+        close(
+            s.norm(p, &[1], true).unwrap(),
+            x.norm(p, &[1], true).unwrap(),
+        );
     }
 }
 
@@ -102,37 +156,94 @@ fn five_and_six_rows_over_four_ranks_work() {
 #[test]
 fn types_print_and_parse() {
     let mesh = Mesh::new("dp=2, tp=4, sp=2", &cpu()).unwrap();
-    for text in ["f32[1024@dp, 4096@tp]{sum:sp}", "bf16[]", "i64[7@tp@dp]", "bool[3, 0@sp]{or:dp, or:tp}"] {
+    for text in [
+        "f32[1024@dp, 4096@tp]{sum:sp}",
+        "bf16[]",
+        "i64[7@tp@dp]",
+        "bool[3, 0@sp]{or:dp, or:tp}",
+    ] {
         let t = TensorType::parse(text, &mesh).unwrap();
         assert_eq!(t.sharding.type_string(t.dtype, &t.shape, &mesh), text);
     }
-    for bad in ["f32", "f32[2", "f33[2]", "f32[2@xx]", "f32[2@dp, 3@dp]", "f32[2@dp]{sum:dp}", "f32[2]{mean:dp}", "f32[-1]", "f32[2]{sum:dp, max:tp}"] {
+    for bad in [
+        "f32",
+        "f32[2",
+        "f33[2]",
+        "f32[2@xx]",
+        "f32[2@dp, 3@dp]",
+        "f32[2@dp]{sum:dp}",
+        "f32[2]{mean:dp}",
+        "f32[-1]",
+        "f32[2]{sum:dp, max:tp}",
+    ] {
         assert!(TensorType::parse(bad, &mesh).is_err(), "{bad}");
     }
 }
 
 #[test]
 fn tensors_of_different_meshes_do_not_mix() {
-    let (a, b) = (Mesh::new("x=2", &cpu()).unwrap(), Mesh::new("x=3", &cpu()).unwrap());
+    let (a, b) = (
+        Mesh::new("x=2", &cpu()).unwrap(),
+        Mesh::new("x=3", &cpu()).unwrap(),
+    );
     let x = numbers(&[6]);
-    let error = x.to_mesh(&a, "[@x]").unwrap().add(&x.to_mesh(&b, "[@x]").unwrap()).unwrap_err();
-    assert!(matches!(error, Error::MeshMismatch { .. }) && error.to_string().contains("to_mesh"), "{error}");
-    assert!(x.to_mesh(&a, "[@x]").unwrap().cast(DType::I32).unwrap().add(&x.cast(DType::I32).unwrap()).is_err());
+    let error = x
+        .to_mesh(&a, "[@x]")
+        .unwrap()
+        .add(&x.to_mesh(&b, "[@x]").unwrap())
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::MeshMismatch { .. }) && error.to_string().contains("to_mesh"),
+        "{error}"
+    );
+    assert!(
+        x.to_mesh(&a, "[@x]")
+            .unwrap()
+            .cast(DType::I32)
+            .unwrap()
+            .add(&x.cast(DType::I32).unwrap())
+            .is_err()
+    );
 }
 
 #[test]
 fn an_explicit_policy_refuses_what_would_communicate_and_lists_the_choices() {
     use anymesh_core::spmd::{Policy, with_policy};
     let mesh = Mesh::new("dp=2, tp=2", &cpu()).unwrap();
-    let (x, w) = (numbers(&[4, 6]).to_mesh(&mesh, "[@dp, _]").unwrap(), numbers(&[6, 8]).to_mesh(&mesh, "[_, @dp]").unwrap());
+    let (x, w) = (
+        numbers(&[4, 6]).to_mesh(&mesh, "[@dp, _]").unwrap(),
+        numbers(&[6, 8]).to_mesh(&mesh, "[_, @dp]").unwrap(),
+    );
     let run = || x.matmul(&w);
     let error = with_policy(Policy::Explicit, &[], run).unwrap_err();
-    assert!(matches!(error, Error::ImplicitCommunication { op: "matmul", .. }), "{error}");
+    assert!(
+        matches!(error, Error::ImplicitCommunication { op: "matmul", .. }),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(text.contains("reshard operand 0 from f32[4@dp, 6]") && text.contains("bytes") && text.contains("sharding.rs"), "{text}");
-    assert!(with_policy(Policy::Explicit, &["tp"], run).is_ok(), "only dp moves");
-    assert!(with_policy(Policy::Explicit, &[], || with_policy(Policy::Auto, &["dp"], run)).is_ok(), "the inner policy counts");
-    assert!(with_policy(Policy::Explicit, &[], || x.reshard("[_, _]")).is_ok(), "the program says it");
+    assert!(
+        text.contains("reshard operand 0 from f32[4@dp, 6]")
+            && text.contains("bytes")
+            && text.contains("sharding.rs"),
+        "{text}"
+    );
+    assert!(
+        with_policy(Policy::Explicit, &["tp"], run).is_ok(),
+        "only dp moves"
+    );
+    assert!(
+        with_policy(Policy::Explicit, &[], || with_policy(
+            Policy::Auto,
+            &["dp"],
+            run
+        ))
+        .is_ok(),
+        "the inner policy counts"
+    );
+    assert!(
+        with_policy(Policy::Explicit, &[], || x.reshard("[_, _]")).is_ok(),
+        "the program says it"
+    );
 }
 
 #[test]
@@ -141,11 +252,27 @@ fn the_ledger_has_the_bytes_that_plans_promise_and_the_line_that_asked() {
     let mesh = Mesh::new("dp=2, tp=3", &cpu()).unwrap();
     let x = numbers(&[5, 7]).to_mesh(&mesh, "[@dp, @tp]").unwrap();
     let to = TensorType::parse("f32[5@tp, 7]", &mesh).unwrap().sharding;
-    let promised = plan(&mesh, x.shape(), x.dtype(), x.sharding(), &to, Objective::Time).unwrap().recv_bytes;
+    let promised = plan(
+        &mesh,
+        x.shape(),
+        x.dtype(),
+        x.sharding(),
+        &to,
+        Objective::Time,
+    )
+    .unwrap()
+    .recv_bytes;
     let (_, ledger) = Ledger::record(|| x.reshard(&to).unwrap());
     assert_eq!(ledger.bytes(), promised);
-    assert!(ledger.entries[0].caller.contains("sharding.rs") && ledger.to_string().contains("bytes/rank"), "{ledger}");
-    assert_eq!(ledger.to_json()[0]["recv_bytes"].as_u64(), Some(ledger.entries[0].bytes));
+    assert!(
+        ledger.entries[0].caller.contains("sharding.rs")
+            && ledger.to_string().contains("bytes/rank"),
+        "{ledger}"
+    );
+    assert_eq!(
+        ledger.to_json()[0]["recv_bytes"].as_u64(),
+        Some(ledger.entries[0].bytes)
+    );
 }
 
 #[test]
@@ -184,10 +311,26 @@ fn every_rule_of_the_catalog_is_a_rule() {
         .iter()
         .filter(|op| op.name != "repeat_interleave")
         .filter_map(|op| {
-            let operands = op.rule.split("->").next().unwrap().split(',').filter(|t| !t.trim().is_empty());
+            let operands = op
+                .rule
+                .split("->")
+                .next()
+                .unwrap()
+                .split(',')
+                .filter(|t| !t.trim().is_empty());
             // Any sizes that fit: every letter two, and two dimensions for the rest.
-            let dims = |t: &str| t.chars().filter(|c| c.is_ascii_lowercase() || *c == '1').count() + 2 * t.matches("...").count();
-            let compound = |t: &str| t.split('(').skip(1).map(|g| g.split(')').next().unwrap_or("").len() - 1).sum::<usize>();
+            let dims = |t: &str| {
+                t.chars()
+                    .filter(|c| c.is_ascii_lowercase() || *c == '1')
+                    .count()
+                    + 2 * t.matches("...").count()
+            };
+            let compound = |t: &str| {
+                t.split('(')
+                    .skip(1)
+                    .map(|g| g.split(')').next().unwrap_or("").len() - 1)
+                    .sum::<usize>()
+            };
             let shape = |t: &str| {
                 let mut sizes = vec![2; dims(t)];
                 if t.contains('(') {
@@ -198,7 +341,9 @@ fn every_rule_of_the_catalog_is_a_rule() {
             let shapes: Vec<Shape> = operands.map(shape).collect();
             let given: Vec<Given<'_>> = shapes.iter().map(Given::Shape).collect();
             match Rule::new(op.rule, &given, &[]) {
-                Err(Error::Parse { expected, .. }) => Some(format!("{}: '{}': {expected}", op.name, op.rule)),
+                Err(Error::Parse { expected, .. }) => {
+                    Some(format!("{}: '{}': {expected}", op.name, op.rule))
+                }
                 _ => None,
             }
         })

@@ -8,11 +8,22 @@ use libfuzzer_sys::fuzz_target;
 use std::path::{Component, Path};
 
 fuzz_target!(|data: &[u8]| {
-    let Ok(metadata) = Metadata::parse(data, ".metadata") else { return };
+    let Ok(metadata) = Metadata::parse(data, ".metadata") else {
+        return;
+    };
     for tensor in metadata.tensors.values() {
-        assert_filled(&tensor.shape, tensor.chunks.iter().map(|chunk| &chunk.region));
+        assert_filled(
+            &tensor.shape,
+            tensor.chunks.iter().map(|chunk| &chunk.region),
+        );
         for chunk in &tensor.chunks {
-            assert!(Path::new(&chunk.file).components().all(|part| matches!(part, Component::Normal(_))), "{}", chunk.file);
+            assert!(
+                Path::new(&chunk.file)
+                    .components()
+                    .all(|part| matches!(part, Component::Normal(_))),
+                "{}",
+                chunk.file
+            );
         }
     }
     assert!(metadata.objects.is_sorted());

@@ -11,14 +11,20 @@ use std::path::Path;
 
 fuzz_target!(|data: &[u8]| {
     let path = Path::new(NAME);
-    let Ok(manifest) = Manifest::parse(data, path) else { return };
-    let again = Manifest::parse(manifest.to_text().as_bytes(), path).expect("what was written is read");
+    let Ok(manifest) = Manifest::parse(data, path) else {
+        return;
+    };
+    let again =
+        Manifest::parse(manifest.to_text().as_bytes(), path).expect("what was written is read");
     assert_eq!(manifest, again);
     for stored in manifest.tensors.values() {
         let boxes: Vec<_> = stored.boxes.iter().map(|b| b.region()).collect();
         assert_filled(&stored.shape, boxes.iter());
     }
-    let bytes = manifest.files.values().try_fold(0u64, |sum, n| sum.checked_add(*n));
+    let bytes = manifest
+        .files
+        .values()
+        .try_fold(0u64, |sum, n| sum.checked_add(*n));
     if manifest.files.len() <= 4 && bytes.is_some_and(|n| n <= 1 << 14) {
         open(manifest);
     }
@@ -28,17 +34,29 @@ fuzz_target!(|data: &[u8]| {
 fn open(mut manifest: Manifest) {
     let folder = scratch().join("checkpoint");
     std::fs::create_dir_all(&folder).expect("creates");
-    let file = |(at, (name, size)): (usize, (&String, &u64))| (name.clone(), (0..*size).map(|i| (i * 31 + i / 256 + at as u64 * 7) as u8).collect());
+    let file = |(at, (name, size)): (usize, (&String, &u64))| {
+        (
+            name.clone(),
+            (0..*size)
+                .map(|i| (i * 31 + i / 256 + at as u64 * 7) as u8)
+                .collect(),
+        )
+    };
     let files: BTreeMap<String, Vec<u8>> = manifest.files.iter().enumerate().map(file).collect();
     for stored in manifest.tensors.values_mut() {
         let size = stored.info().dtype.size();
         for b in &mut stored.boxes {
             let start = b.offset as usize;
-            b.sums = files[&b.file][start..start + b.region().numel() * size].chunks(BLOCK as usize).map(checksum).collect();
+            b.sums = files[&b.file][start..start + b.region().numel() * size]
+                .chunks(BLOCK as usize)
+                .map(checksum)
+                .collect();
         }
     }
     // Not every name is one that the system takes.
-    let written = files.iter().all(|(name, bytes)| std::fs::write(folder.join(name), bytes).is_ok());
+    let written = files
+        .iter()
+        .all(|(name, bytes)| std::fs::write(folder.join(name), bytes).is_ok());
     if written {
         std::fs::write(folder.join(NAME), manifest.to_text()).expect("writes");
         let checkpoint = Checkpoint::open(&folder).expect("a folder as the manifest says");
@@ -54,7 +72,11 @@ fn open(mut manifest: Manifest) {
                 let bytes = &files[&b.file][b.offset as usize..][..part.numel() * size];
                 copy_box(bytes, &part, &mut expected, &info.whole(), &part, size);
             }
-            assert_eq!(checkpoint.read_all(name).expect("reads"), expected, "'{name}' {info:?}");
+            assert_eq!(
+                checkpoint.read_all(name).expect("reads"),
+                expected,
+                "'{name}' {info:?}"
+            );
             assert_boxes_agree(&checkpoint, name, &info, &expected);
         }
     }

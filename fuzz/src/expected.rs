@@ -1,4 +1,5 @@
-//! What a mapping must yield, found element by element: no boxes, no pieces, none of the code that is tested.
+//! What a mapping must yield, found element by element: no boxes, no pieces, none of the code that
+//! is tested.
 
 use anymesh_checkpoint::map::{Expr, Kind};
 use anymesh_checkpoint::{Memory, Result, Source, TensorInfo};
@@ -6,10 +7,14 @@ use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// Values that every float type holds: three significant bits. So no cast changes one, and an inverse must lead back to the same bytes.
-const VALUES: [f64; 17] = [0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25];
+/// Values that every float type holds: three significant bits. So no cast changes one, and an
+/// inverse must lead back to the same bytes.
+const VALUES: [f64; 17] = [
+    0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25,
+];
 
-/// The tensors that mappings are applied to: layers, experts, heads, optimizer states, a scalar, one without elements, whole numbers.
+/// The tensors that mappings are applied to: layers, experts, heads, optimizer states, a scalar,
+/// one without elements, whole numbers.
 const TENSORS: [(&str, DType, &[usize]); 26] = [
     ("a", DType::F32, &[4, 4]),
     ("b", DType::F32, &[4, 4]),
@@ -49,9 +54,16 @@ impl Fixed {
         Self(MEMORY.get_or_init(|| {
             let mut memory = Memory::default();
             for (name, dtype, shape) in TENSORS {
-                let info = TensorInfo { dtype, shape: shape.to_vec() };
-                let bytes = (0..info.numel()).flat_map(|at| encode(value(name, at), dtype)).collect();
-                memory.insert(name, info, bytes).expect("as many bytes as it says");
+                let info = TensorInfo {
+                    dtype,
+                    shape: shape.to_vec(),
+                };
+                let bytes = (0..info.numel())
+                    .flat_map(|at| encode(value(name, at), dtype))
+                    .collect();
+                memory
+                    .insert(name, info, bytes)
+                    .expect("as many bytes as it says");
             }
             memory
         }))
@@ -91,7 +103,11 @@ fn encode(x: f64, dtype: DType) -> Vec<u8> {
 pub fn bytes(expr: &Expr, part: &Region, steps: &mut usize) -> Option<Vec<u8>> {
     let mut out = vec![];
     for flat in 0..part.numel() {
-        let at = unflatten(flat, &part.shape).iter().zip(&part.start).map(|(i, start)| i + start).collect();
+        let at = unflatten(flat, &part.shape)
+            .iter()
+            .zip(&part.start)
+            .map(|(i, start)| i + start)
+            .collect();
         let (name, flat) = origin(expr, at, steps)?;
         out.extend(encode(value(name, flat), expr.info.dtype));
     }
@@ -99,7 +115,11 @@ pub fn bytes(expr: &Expr, part: &Region, steps: &mut usize) -> Option<Vec<u8>> {
 }
 
 /// The source tensor and the flat position in it that an element comes from.
-fn origin<'e>(mut expr: &'e Expr, mut at: Vec<usize>, steps: &mut usize) -> Option<(&'e str, usize)> {
+fn origin<'e>(
+    mut expr: &'e Expr,
+    mut at: Vec<usize>,
+    steps: &mut usize,
+) -> Option<(&'e str, usize)> {
     loop {
         *steps = steps.checked_sub(1)?;
         match &expr.kind {

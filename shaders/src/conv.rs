@@ -1,8 +1,9 @@
 //! Convolutions over up to three spatial dimensions.
 //!
-//! Seen as a product: output channels by output positions, summed over channels and window. `windows` computes squares of it as
-//! matmul does, gathering the right operand from the input as it goes; `direct` gives each output element a thread, for groups of few
-//! channels. Windows of one element are plain matrix products. A transposed convolution reads the same way: an output
+//! Seen as a product: output channels by output positions, summed over channels and window.
+//! `windows` computes squares of it as matmul does, gathering the right operand from the input as
+//! it goes; `direct` gives each output element a thread, for groups of few channels. Windows of one
+//! element are plain matrix products. A transposed convolution reads the same way: an output
 //! gathers from those inputs whose windows cover it.
 
 use crate::{
@@ -60,14 +61,27 @@ fn number(numbers: &Sequence<usize>, #[comptime] d: usize, #[comptime] what: usi
     *numbers.index(comptime!(DIMS + 7 * d + what))
 }
 
-/// Where along dimension `d` an output reads for a tap of the window, and whether that is inside the input.
+/// Where along dimension `d` an output reads for a tap of the window, and whether that is inside
+/// the input.
 #[cube]
-fn source(out: usize, tap: usize, numbers: &Sequence<usize>, #[comptime] d: usize, #[comptime] transposed: bool) -> (usize, bool) {
+fn source(
+    out: usize,
+    tap: usize,
+    numbers: &Sequence<usize>,
+    #[comptime] d: usize,
+    #[comptime] transposed: bool,
+) -> (usize, bool) {
     let (extent, stride) = (number(numbers, d, IN), number(numbers, d, STRIDE));
-    let (padding, reach) = (number(numbers, d, PADDING), tap * number(numbers, d, DILATION));
+    let (padding, reach) = (
+        number(numbers, d, PADDING),
+        tap * number(numbers, d, DILATION),
+    );
     if comptime!(transposed) {
         let at = (out + padding - reach) / stride;
-        (at, reach <= out + padding && at < extent && at * stride + reach == out + padding)
+        (
+            at,
+            reach <= out + padding && at < extent && at * stride + reach == out + padding,
+        )
     } else {
         // Below zero this wraps to something large.
         let at = out * stride + reach - padding;
@@ -120,7 +134,13 @@ fn gather<W: Numeric, T: Numeric>(
         let mut inside = step < end;
         #[unroll]
         for d in how.first..3usize {
-            let (place, found) = source(places[comptime!(4 * l + 1 + d)], taps[d], numbers, d, how.transposed);
+            let (place, found) = source(
+                places[comptime!(4 * l + 1 + d)],
+                taps[d],
+                numbers,
+                d,
+                how.transposed,
+            );
             at += place * number(numbers, d, IN_STRIDE);
             inside = inside && found;
         }
@@ -130,14 +150,33 @@ fn gather<W: Numeric, T: Numeric>(
     out
 }
 
-/// A cube computes a square of the product: rows are a group's output channels, columns are positions in all images.
+/// A cube computes a square of the product: rows are a group's output channels, columns are
+/// positions in all images.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn windows<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], numbers: &Sequence<usize>, #[comptime] how: How) {
-    let (side, depth, pitch, fours) = comptime!((how.square.side(), how.square.depth(), how.square.pitch(), how.square.fours));
+fn windows<W: Numeric, T: Numeric>(
+    input: &[W],
+    weight: &[W],
+    out: &mut [W],
+    numbers: &Sequence<usize>,
+    #[comptime] how: How,
+) {
+    let (side, depth, pitch, fours) = comptime!((
+        how.square.side(),
+        how.square.depth(),
+        how.square.pitch(),
+        how.square.fours
+    ));
     let mut left = Shared::<[V4<T>]>::new_slice(comptime!(depth * pitch));
     let mut right = Shared::<[V4<T>]>::new_slice(comptime!(depth * pitch));
-    let (rows, columns, groups) = (*numbers.index(ROWS), *numbers.index(COLUMNS), *numbers.index(GROUPS));
-    let (down, across) = ((rows + comptime!(side - 1)) / side, (columns + comptime!(side - 1)) / side);
+    let (rows, columns, groups) = (
+        *numbers.index(ROWS),
+        *numbers.index(COLUMNS),
+        *numbers.index(GROUPS),
+    );
+    let (down, across) = (
+        (rows + comptime!(side - 1)) / side,
+        (columns + comptime!(side - 1)) / side,
+    );
     let (square, rest) = (CUBE_POS % (down * across), CUBE_POS / (down * across));
     // Surplus cubes of the grid repeat an earlier one.
     let (group, split) = (rest % groups, rest / groups % *numbers.index(SPLITS));
@@ -148,9 +187,16 @@ fn windows<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], num
     let (b_step, b_four) = duty(unit, comptime!(side / 4), depth, false);
     let begin = split * *numbers.index(STEPS);
     let end = min(begin + *numbers.index(STEPS), *numbers.index(DEPTH));
-    let a = Matrix { start: group * rows * *numbers.index(DEPTH), rows, row_stride: *numbers.index(DEPTH), depth: end, depth_stride: 1usize.runtime() };
+    let a = Matrix {
+        start: group * rows * *numbers.index(DEPTH),
+        rows,
+        row_stride: *numbers.index(DEPTH),
+        depth: end,
+        depth_stride: 1usize.runtime(),
+    };
     let places = places(column + b_four * 4usize, numbers, how.first);
-    let start = *numbers.index(START) + group * *numbers.index(CHANNELS) * *numbers.index(CHANNEL_STRIDE);
+    let start =
+        *numbers.index(START) + group * *numbers.index(CHANNELS) * *numbers.index(CHANNEL_STRIDE);
     let mut next_a = fetch::<W, T>(weight, &a, row + a_four * 4usize, begin + a_step, how.dtype);
     let mut next_b = gather::<W, T>(input, &places, start, begin + b_step, end, numbers, how);
     let (x, y) = (unit % 16usize, unit / 16usize);
@@ -189,7 +235,12 @@ fn windows<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], num
                     for l in 0..4usize {
                         let c = c + l;
                         if c < columns {
-                            put::<W, T>(out, base + c / positions * groups * rows * positions + c % positions, sum.extract(l), how.stored);
+                            put::<W, T>(
+                                out,
+                                base + c / positions * groups * rows * positions + c % positions,
+                                sum.extract(l),
+                                how.stored,
+                            );
                         }
                     }
                 }
@@ -200,8 +251,18 @@ fn windows<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], num
 
 /// A thread computes one element of the output.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn direct<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], numbers: &Sequence<usize>, #[comptime] how: How) {
-    let (rows, groups, positions) = (*numbers.index(ROWS), *numbers.index(GROUPS), *numbers.index(POSITIONS));
+fn direct<W: Numeric, T: Numeric>(
+    input: &[W],
+    weight: &[W],
+    out: &mut [W],
+    numbers: &Sequence<usize>,
+    #[comptime] how: How,
+) {
+    let (rows, groups, positions) = (
+        *numbers.index(ROWS),
+        *numbers.index(GROUPS),
+        *numbers.index(POSITIONS),
+    );
     let at = ABSOLUTE_POS;
     if at < rows * groups * *numbers.index(COLUMNS) {
         let (w, h, d) = (
@@ -209,10 +270,15 @@ fn direct<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], numb
             at / number(numbers, 2usize, OUT) % number(numbers, 1usize, OUT),
             at % positions / number(numbers, 2usize, OUT) / number(numbers, 1usize, OUT),
         );
-        let (channel, image) = (at / positions % (rows * groups), at / positions / (rows * groups));
+        let (channel, image) = (
+            at / positions % (rows * groups),
+            at / positions / (rows * groups),
+        );
         let channels = *numbers.index(CHANNELS);
         let mut tap = channel * *numbers.index(DEPTH);
-        let first = *numbers.index(START) + image * *numbers.index(IMAGE_STRIDE) + channel / rows * channels * *numbers.index(CHANNEL_STRIDE);
+        let first = *numbers.index(START)
+            + image * *numbers.index(IMAGE_STRIDE)
+            + channel / rows * channels * *numbers.index(CHANNEL_STRIDE);
         let mut sum = T::from_int(0);
         let mut c = 0usize;
         while c < channels {
@@ -224,12 +290,18 @@ fn direct<W: Numeric, T: Numeric>(input: &[W], weight: &[W], out: &mut [W], numb
                 while j < number(numbers, 1usize, WINDOW) {
                     let (y, y_inside) = source(h, j, numbers, 1usize, how.transposed);
                     if x_inside && y_inside {
-                        let line = plane + x * number(numbers, 0usize, IN_STRIDE) + y * number(numbers, 1usize, IN_STRIDE);
+                        let line = plane
+                            + x * number(numbers, 0usize, IN_STRIDE)
+                            + y * number(numbers, 1usize, IN_STRIDE);
                         let mut k = 0usize;
                         while k < number(numbers, 2usize, WINDOW) {
                             let (z, z_inside) = source(w, k, numbers, 2usize, how.transposed);
                             if z_inside {
-                                let value = element::<W, T>(input, line + z * number(numbers, 2usize, IN_STRIDE), how.dtype);
+                                let value = element::<W, T>(
+                                    input,
+                                    line + z * number(numbers, 2usize, IN_STRIDE),
+                                    how.dtype,
+                                );
                                 sum += value * element::<W, T>(weight, tap + k, how.dtype);
                             }
                             k += 1usize;
@@ -257,25 +329,50 @@ impl CubeBackend {
             Kind::U32 => self.conv_as::<u32, u32>(call),
             Kind::F64 => self.conv_as::<f64, f64>(call),
             Kind::I64 => self.conv_as::<i64, i64>(call),
-            Kind::Bool => Err(Error::DType { op: "conv", dtype: call.input.dtype, expected: "a number" }),
+            Kind::Bool => Err(Error::DType {
+                op: "conv",
+                dtype: call.input.dtype,
+                expected: "a number",
+            }),
         }
     }
 
     /// A window of one element that visits every position is a matrix product.
     fn conv_of_points(&self, call: &ConvCall<'_>) -> Result<Option<Buffer>> {
         let (input, weight) = (&call.input.layout, &call.weight.layout);
-        let points = weight.shape.dims()[2..] == [1, 1, 1] && input.shape.dims()[2..] == call.out && call.stride == [1; 3] && call.padding == [0; 3];
+        let points = weight.shape.dims()[2..] == [1, 1, 1]
+            && input.shape.dims()[2..] == call.out
+            && call.stride == [1; 3]
+            && call.padding == [0; 3];
         if !points || call.groups != 1 || call.input.dtype != call.weight.dtype {
             return Ok(None);
         }
         let (images, channels) = (input.shape[0], input.shape[1]);
         let positions = Shape::from([images, channels, call.out.iter().product()]);
-        let matrix = weight.reshape(&Shape::from([weight.shape[0], weight.shape[1]])).map(|m| if call.transposed { m.permute(&[1, 0]) } else { m });
-        let (Some(right), Some(left)) = (input.reshape(&positions), matrix) else { return Ok(None) };
+        let matrix = weight
+            .reshape(&Shape::from([weight.shape[0], weight.shape[1]]))
+            .map(|m| {
+                if call.transposed {
+                    m.permute(&[1, 0])
+                } else {
+                    m
+                }
+            });
+        let (Some(right), Some(left)) = (input.reshape(&positions), matrix) else {
+            return Ok(None);
+        };
         let left = left.expand(&Shape::from([images, call.channels, channels]));
-        let view = |view: &View, layout| View { layout, ..view.clone() };
+        let view = |view: &View, layout| View {
+            layout,
+            ..view.clone()
+        };
         let (a, b) = (view(call.weight, left), view(call.input, right));
-        self.run_matmul(&MatmulCall { a: &a, b: &b, dtype: call.input.dtype }).map(Some)
+        self.run_matmul(&MatmulCall {
+            a: &a,
+            b: &b,
+            dtype: call.input.dtype,
+        })
+        .map(Some)
     }
 
     /// The convolution computed in `T`, from and to words `W`.
@@ -285,42 +382,107 @@ impl CubeBackend {
         let (rows, channels) = (call.channels / call.groups, input.shape[1] / call.groups);
         let weight = self.window_rows(call, rows, channels)?;
         let positions: usize = call.out.iter().product();
-        let (columns, depth) = (input.shape[0] * positions, channels * window.iter().product::<usize>());
+        let (columns, depth) = (
+            input.shape[0] * positions,
+            channels * window.iter().product::<usize>(),
+        );
         let outputs = call.channels * columns;
 
         let held = dtype.kind().dtype();
         let square = Square::fitting(rows, columns, call.groups, dtype.size() == 8);
         let by_element = rows < 16 && depth * rows < 16 * 1024;
-        let parts = if by_element { 1 } else { splits(square.count(rows, columns) * call.groups, depth, 256) };
+        let parts = if by_element {
+            1
+        } else {
+            splits(square.count(rows, columns) * call.groups, depth, 256)
+        };
         let steps = depth.div_ceil(parts).next_multiple_of(16);
         let parts = depth.div_ceil(steps);
         let whole = positions.is_multiple_of(4) && !by_element;
-        let formal = |d: usize| call.out[d] == 1 && input.shape[2 + d] == 1 && window[d] == 1 && call.padding[d] == 0;
+        let formal = |d: usize| {
+            call.out[d] == 1 && input.shape[2 + d] == 1 && window[d] == 1 && call.padding[d] == 0
+        };
         let first = (0..3).take_while(|&d| formal(d)).count();
-        let how = How { dtype, stored: if parts == 1 && whole { dtype } else { held }, whole, transposed: call.transposed, first, square };
+        let how = How {
+            dtype,
+            stored: if parts == 1 && whole { dtype } else { held },
+            whole,
+            transposed: call.transposed,
+            first,
+            square,
+        };
 
-        let (source, out) = (crate::memory(call.input)?, self.alloc(how.stored, outputs * parts)?);
-        let address = address(&[source, crate::memory(&weight)?], dtype, &[outputs * parts + CUBE as usize]);
+        let (source, out) = (
+            crate::memory(call.input)?,
+            self.alloc(how.stored, outputs * parts)?,
+        );
+        let address = address(
+            &[source, crate::memory(&weight)?],
+            dtype,
+            &[outputs * parts + CUBE as usize],
+        );
         let wrapped = |stride: isize| wrap(stride as i64, address);
-        let mut numbers = vec![rows, columns, depth, steps, call.groups, parts, positions, channels];
-        numbers.extend([input.offset, wrapped(input.strides[0]), wrapped(input.strides[1])]);
+        let mut numbers = vec![
+            rows,
+            columns,
+            depth,
+            steps,
+            call.groups,
+            parts,
+            positions,
+            channels,
+        ];
+        numbers.extend([
+            input.offset,
+            wrapped(input.strides[0]),
+            wrapped(input.strides[1]),
+        ]);
         for (d, taps) in window.iter().enumerate() {
             let (extent, stride) = (input.shape[2 + d], wrapped(input.strides[2 + d]));
-            numbers.extend([call.out[d], extent, *taps, stride, call.stride[d], call.padding[d], call.dilation[d]]);
+            numbers.extend([
+                call.out[d],
+                extent,
+                *taps,
+                stride,
+                call.stride[d],
+                call.padding[d],
+                call.dilation[d],
+            ]);
         }
         let numbers = numbers.into_iter().collect();
         let (client, dim, word) = (&self.client, CubeDim::new_1d(CUBE), size_of::<W>());
-        let (x, w, y) = (crate::arg(source, word), crate::arg(crate::memory(&weight)?, word), crate::arg(&out, word));
-        // SAFETY: reads are guarded by the window test or clamped into the operands, writes by the output's sizes.
+        let (x, w, y) = (
+            crate::arg(source, word),
+            crate::arg(crate::memory(&weight)?, word),
+            crate::arg(&out, word),
+        );
+        // SAFETY: reads are guarded by the window test or clamped into the operands, writes by the
+        // output's sizes.
         unsafe {
             if by_element {
-                direct::launch_unchecked::<W, T>(client, crate::cubes(outputs, CUBE), dim, address, x, w, y, numbers, how);
+                direct::launch_unchecked::<W, T>(
+                    client,
+                    crate::cubes(outputs, CUBE),
+                    dim,
+                    address,
+                    x,
+                    w,
+                    y,
+                    numbers,
+                    how,
+                );
             } else {
                 let count = crate::cubes(square.count(rows, columns) * call.groups * parts, 1);
-                windows::launch_unchecked::<W, T>(client, count, dim, address, x, w, y, numbers, how);
+                windows::launch_unchecked::<W, T>(
+                    client, count, dim, address, x, w, y, numbers, how,
+                );
             }
         }
-        if parts > 1 { self.add_parts(out, how.stored, parts, outputs, dtype) } else { self.convert(out, how.stored, dtype, outputs) }
+        if parts > 1 {
+            self.add_parts(out, how.stored, parts, outputs, dtype)
+        } else {
+            self.convert(out, how.stored, dtype, outputs)
+        }
     }
 
     /// The weights dense as `[groups, output channels, input channels, window]`.
@@ -328,14 +490,35 @@ impl CubeBackend {
         let dtype = call.input.dtype;
         let layout = &call.weight.layout;
         let view = if call.transposed {
-            let split: Shape = [call.groups, channels, rows].into_iter().chain(layout.shape.dims()[2..].iter().copied()).collect();
-            let strides = [layout.strides[0] * channels as isize].into_iter().chain(layout.strides.iter().copied()).collect();
-            View { layout: Layout { shape: split, strides, offset: layout.offset }.permute(&[0, 2, 1, 3, 4, 5]), ..call.weight.clone() }
+            let split: Shape = [call.groups, channels, rows]
+                .into_iter()
+                .chain(layout.shape.dims()[2..].iter().copied())
+                .collect();
+            let strides = [layout.strides[0] * channels as isize]
+                .into_iter()
+                .chain(layout.strides.iter().copied())
+                .collect();
+            View {
+                layout: Layout {
+                    shape: split,
+                    strides,
+                    offset: layout.offset,
+                }
+                .permute(&[0, 2, 1, 3, 4, 5]),
+                ..call.weight.clone()
+            }
         } else {
             call.weight.clone()
         };
         let dense = self.dense(&view, dtype)?;
         // Shader languages refuse to bind one buffer twice.
-        Ok(if dense.buffer.same(&call.input.buffer) { View { buffer: self.copy_as(&dense, dtype)?, ..dense } } else { dense })
+        Ok(if dense.buffer.same(&call.input.buffer) {
+            View {
+                buffer: self.copy_as(&dense, dtype)?,
+                ..dense
+            }
+        } else {
+            dense
+        })
     }
 }

@@ -15,7 +15,11 @@ use cubecl::{prelude::*, server::Handle};
 
 /// The address width that reaches positions below `limit`.
 pub(crate) fn address(limit: usize) -> AddressType {
-    if limit < i32::MAX as usize { AddressType::U32 } else { AddressType::U64 }
+    if limit < i32::MAX as usize {
+        AddressType::U32
+    } else {
+        AddressType::U64
+    }
 }
 
 /// One index operand as the kernel sees it at compile time.
@@ -38,38 +42,66 @@ pub(crate) struct Plan {
 pub(crate) struct Indexing {
     pub(crate) plan: Plan,
     pub(crate) shape: Shape,
-    /// Sizes of the iteration space; offset and steps of the base; for each axis offset and steps of its indices, the
-    /// distance that one step of the index goes, and the size it must stay below.
+    /// Sizes of the iteration space; offset and steps of the base; for each axis offset and steps
+    /// of its indices, the distance that one step of the index goes, and the size it must stay
+    /// below.
     pub(crate) numbers: Vec<usize>,
     buffers: Vec<(Handle, usize)>,
 }
 
 impl Indexing {
-    /// `base(c) + sum(index_k[c] * stride_k)` over `shape`, where the base is `offset + sum(c[d] * strides[d])`. Every
-    /// position of an index and of the result must be within reach of `address`.
-    pub(crate) fn new(shape: &Shape, offset: i64, strides: &[isize], axes: &[IndexAxis], address: AddressType) -> Result<Self> {
-        let mut all: Vec<Dims<isize>> = std::iter::once(Dims::from_slice(strides)).chain(axes.iter().map(|a| a.indices.layout.strides.clone())).collect();
+    /// `base(c) + sum(index_k[c] * stride_k)` over `shape`, where the base is
+    /// `offset + sum(c[d] * strides[d])`. Every position of an index and of the result must be
+    /// within reach of `address`.
+    pub(crate) fn new(
+        shape: &Shape,
+        offset: i64,
+        strides: &[isize],
+        axes: &[IndexAxis],
+        address: AddressType,
+    ) -> Result<Self> {
+        let mut all: Vec<Dims<isize>> = std::iter::once(Dims::from_slice(strides))
+            .chain(axes.iter().map(|a| a.indices.layout.strides.clone()))
+            .collect();
         let mut shape = collapse(shape, &mut all);
         if shape.rank() == 0 {
             all.iter_mut().for_each(|s| s.push(0));
             shape = Shape::from([1]);
         }
-        let mut out = Self { plan: Plan { rank: shape.rank(), axes: vec![] }, numbers: shape.dims().to_vec(), shape, buffers: vec![] };
+        let mut out = Self {
+            plan: Plan {
+                rank: shape.rank(),
+                axes: vec![],
+            },
+            numbers: shape.dims().to_vec(),
+            shape,
+            buffers: vec![],
+        };
         let mut known: Vec<&Buffer> = vec![];
         out.numbers.push(wrap(offset, address));
-        out.numbers.extend(all[0].iter().map(|&s| wrap(s as i64, address)));
+        out.numbers
+            .extend(all[0].iter().map(|&s| wrap(s as i64, address)));
         for (axis, strides) in axes.iter().zip(&all[1..]) {
             let view = &axis.indices;
             let memory = crate::memory(view)?;
-            let binding = known.iter().position(|b| b.same(&view.buffer)).unwrap_or_else(|| {
-                known.push(&view.buffer);
-                out.buffers.push((memory.handle.clone(), memory.bytes));
-                known.len() - 1
+            let binding = known
+                .iter()
+                .position(|b| b.same(&view.buffer))
+                .unwrap_or_else(|| {
+                    known.push(&view.buffer);
+                    out.buffers.push((memory.handle.clone(), memory.bytes));
+                    known.len() - 1
+                });
+            out.plan.axes.push(Axis {
+                wide: view.dtype == DType::I64,
+                signed: view.dtype != DType::U32,
+                binding,
             });
-            out.plan.axes.push(Axis { wide: view.dtype == DType::I64, signed: view.dtype != DType::U32, binding });
             out.numbers.push(view.layout.offset);
-            out.numbers.extend(strides.iter().map(|&s| wrap(s as i64, address)));
-            out.numbers.extend([wrap(axis.stride as i64, address), axis.len]);
+            out.numbers
+                .extend(strides.iter().map(|&s| wrap(s as i64, address)));
+            out.numbers
+                .extend([wrap(axis.stride as i64, address), axis.len]);
         }
         Ok(out)
     }
@@ -121,7 +153,8 @@ pub(crate) fn locate(
         if comptime!(axis.wide) {
             let (low, high) = (words[index * 2usize], words[index * 2usize + 1usize]);
             let index = join(low, high);
-            let (found, fits) = resolve::<u64>(index, 0u64 - index, len as u64, high >> 31u32 == 1u32);
+            let (found, fits) =
+                resolve::<u64>(index, 0u64 - index, len as u64, high >> 31u32 == 1u32);
             at += found as usize * step;
             inside = inside && fits;
             if !fits {
@@ -130,11 +163,17 @@ pub(crate) fn locate(
         } else {
             let low = words[index];
             let negative = comptime!(axis.signed).runtime() && low >> 31u32 == 1u32;
-            let (found, fits) = resolve::<usize>(low as usize, (0u32 - low) as usize, len, negative);
+            let (found, fits) =
+                resolve::<usize>(low as usize, (0u32 - low) as usize, len, negative);
             at += found * step;
             inside = inside && fits;
             if !fits {
-                crate::fault::index(faults, low, select(negative, 0xffff_ffffu32, 0u32), len as u32);
+                crate::fault::index(
+                    faults,
+                    low,
+                    select(negative, 0xffff_ffffu32, 0u32),
+                    len as u32,
+                );
             }
         }
     }
@@ -166,7 +205,11 @@ fn gather_units<N: Size>(
 
 /// Coordinates (innermost first) `lane` steps along the innermost dimension.
 #[cube]
-fn shifted(first: &Sequence<usize>, #[comptime] lane: usize, #[comptime] rank: usize) -> Sequence<usize> {
+fn shifted(
+    first: &Sequence<usize>,
+    #[comptime] lane: usize,
+    #[comptime] rank: usize,
+) -> Sequence<usize> {
     let mut out = Sequence::<usize>::new();
     #[unroll]
     for k in 0..rank {
@@ -188,7 +231,8 @@ struct Each {
     row: bool,
 }
 
-/// A thread makes four elements of the output, each from its own place; `N` words at a time are stored.
+/// A thread makes four elements of the output, each from its own place; `N` words at a time are
+/// stored.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_each<N: Size>(
     src: &[u32],
@@ -209,7 +253,11 @@ fn gather_each<N: Size>(
         #[unroll]
         for lane in 0..4usize {
             // Lanes past the end repeat the last element.
-            let here = if comptime!(how.row) { shifted(&first, lane, rank) } else { coordinates(min(start + lane, elements - 1usize), numbers, rank) };
+            let here = if comptime!(how.row) {
+                shifted(&first, lane, rank)
+            } else {
+                coordinates(min(start + lane, elements - 1usize), numbers, rank)
+            };
             let place = locate(indices, &here, numbers, faults, plan.clone());
             low[lane] = 0u32;
             high[lane] = 0u32;
@@ -230,7 +278,11 @@ fn gather_each<N: Size>(
             for word in 0..width {
                 let bits = if comptime!(how.size == 8) {
                     let lane = comptime!(part * 2 + word / 2);
-                    if comptime!(word % 2 == 0) { low[lane] } else { high[lane] }
+                    if comptime!(word % 2 == 0) {
+                        low[lane]
+                    } else {
+                        high[lane]
+                    }
                 } else if comptime!(how.size == 4) {
                     low[word]
                 } else if comptime!(how.size == 2) {
@@ -245,7 +297,8 @@ fn gather_each<N: Size>(
     }
 }
 
-/// The most words (4, 2 or 1) that can be copied at once: runs along the innermost dimension, and everything that is added to reach one, are multiples of it.
+/// The most words (4, 2 or 1) that can be copied at once: runs along the innermost dimension, and
+/// everything that is added to reach one, are multiples of it.
 fn unit_words(call: &GatherCall<'_>, indexing: &Indexing) -> Option<usize> {
     let (rank, size) = (indexing.plan.rank, call.src.dtype.size());
     let strides = |first: usize| &indexing.numbers[first + 1..first + 1 + rank];
@@ -269,7 +322,10 @@ impl CubeBackend {
         let (shape, dtype) = (&call.src.layout.shape, call.src.dtype);
         // An index tensor that is also the source is read through a copy: a buffer is bound once.
         let mut axes = call.axes.to_vec();
-        for axis in axes.iter_mut().filter(|axis| axis.indices.buffer.same(&call.src.buffer)) {
+        for axis in axes
+            .iter_mut()
+            .filter(|axis| axis.indices.buffer.same(&call.src.buffer))
+        {
             axis.indices = View {
                 buffer: self.copy_as(&axis.indices, axis.indices.dtype)?,
                 dtype: axis.indices.dtype,
@@ -278,16 +334,32 @@ impl CubeBackend {
         }
         let source = crate::memory(call.src)?;
         let elements = shape.numel();
-        let reach = axes.iter().map(|axis| Ok(crate::memory(&axis.indices)?.bytes / 4)).collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        let reach = axes
+            .iter()
+            .map(|axis| Ok(crate::memory(&axis.indices)?.bytes / 4))
+            .collect::<Result<Vec<_>>>()?
+            .into_iter()
+            .max()
+            .unwrap_or(0);
         let address = address(reach.max(elements).max(source.bytes / dtype.size().min(4)));
-        let indexing = Indexing::new(shape, call.src.layout.offset as i64, &call.src.layout.strides, &axes, address)?;
+        let indexing = Indexing::new(
+            shape,
+            call.src.layout.offset as i64,
+            &call.src.layout.strides,
+            &axes,
+            address,
+        )?;
         let out = self.alloc(dtype, elements)?;
         match unit_words(call, &indexing) {
             Some(words) => self.gather_units(call, indexing, source, &out, words, address),
             None => {
-                let how = Each { size: dtype.size(), row: indexing.shape[indexing.plan.rank - 1].is_multiple_of(4) };
+                let how = Each {
+                    size: dtype.size(),
+                    row: indexing.shape[indexing.plan.rank - 1].is_multiple_of(4),
+                };
                 let width = how.size.min(4);
-                // SAFETY: threads past the end do nothing; the output is padded to whole chunks of four elements.
+                // SAFETY: threads past the end do nothing; the output is padded to whole chunks of
+                // four elements.
                 unsafe {
                     gather_each::launch_unchecked(
                         &self.client,
@@ -311,17 +383,32 @@ impl CubeBackend {
     }
 
     /// Gathers units of `words` words: all that was counted in elements is now counted in units.
-    fn gather_units(&self, call: &GatherCall<'_>, mut indexing: Indexing, source: &Memory, out: &Memory, words: usize, address: AddressType) {
+    fn gather_units(
+        &self,
+        call: &GatherCall<'_>,
+        mut indexing: Indexing,
+        source: &Memory,
+        out: &Memory,
+        words: usize,
+        address: AddressType,
+    ) {
         let (rank, size) = (indexing.plan.rank, call.src.dtype.size());
         let in_units = |elements: i64| elements * size as i64 / (words * 4) as i64;
-        let signed = |n: usize| if address == AddressType::U32 { i64::from(n as u32 as i32) } else { n as i64 };
+        let signed = |n: usize| {
+            if address == AddressType::U32 {
+                i64::from(n as u32 as i32)
+            } else {
+                n as i64
+            }
+        };
         let numbers = &mut indexing.numbers;
         numbers[rank - 1] = in_units(numbers[rank - 1] as i64) as usize;
         for n in &mut numbers[rank..2 * rank] {
             *n = wrap(in_units(signed(*n)), address);
         }
         for (k, axis) in call.axes.iter().enumerate() {
-            numbers[2 * rank + 1 + k * (rank + 3) + rank + 1] = wrap(in_units(axis.stride as i64), address);
+            numbers[2 * rank + 1 + k * (rank + 3) + rank + 1] =
+                wrap(in_units(axis.stride as i64), address);
         }
         let units = call.src.layout.shape.numel() * size / (words * 4);
         // SAFETY: threads past the end do nothing.

@@ -1,7 +1,9 @@
-//! Every GPU kernel of anymesh, written once, and the backend that launches them on a CubeCL client.
+//! Every GPU kernel of anymesh, written once, and the backend that launches them on a CubeCL
+//! client.
 //!
-//! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is here, one file per
-//! kernel family. `words` and `reg` say how dtypes lie in memory and in registers, `program` expands map programs.
+//! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is
+//! here, one file per kernel family. `words` and `reg` say how dtypes lie in memory and in
+//! registers, `program` expands map programs.
 
 mod attention;
 mod conv;
@@ -26,14 +28,15 @@ mod words;
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Error, Result, View,
     backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall,
-        SortCall,
+        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,
+        ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
     },
 };
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
 use std::ops::Range;
 
-/// Buffers are padded to this many bytes, so that four elements of any dtype can be written at once.
+/// Buffers are padded to this many bytes, so that four elements of any dtype can be written at
+/// once.
 const PAD: usize = 32;
 
 /// Device memory: a handle and its padded size in bytes.
@@ -52,8 +55,16 @@ impl Memory {
 
 /// A matrix product that does not come from this crate, such as a vendor library.
 pub trait MatmulProvider: std::fmt::Debug + Send + Sync {
-    /// Writes the product into `out` (dense, the call's shape and dtype), or returns false to have the portable kernel do it.
-    fn matmul(&self, client: &Client, call: &MatmulCall<'_>, a: &Memory, b: &Memory, out: &Memory) -> Result<bool>;
+    /// Writes the product into `out` (dense, the call's shape and dtype), or returns false to have
+    /// the portable kernel do it.
+    fn matmul(
+        &self,
+        client: &Client,
+        call: &MatmulCall<'_>,
+        a: &Memory,
+        b: &Memory,
+        out: &Memory,
+    ) -> Result<bool>;
 }
 
 /// The backend of every GPU.
@@ -70,8 +81,16 @@ pub struct CubeBackend {
 }
 
 impl CubeBackend {
-    /// A backend on `client`. What the device can compute is read from the client; the caller adds what only it knows.
-    pub fn new(name: String, client: Client, description: String, software: bool, f64_math: bool, max_buffer_bytes: u64) -> Self {
+    /// A backend on `client`. What the device can compute is read from the client; the caller adds
+    /// what only it knows.
+    pub fn new(
+        name: String,
+        client: Client,
+        description: String,
+        software: bool,
+        f64_math: bool,
+        max_buffer_bytes: u64,
+    ) -> Self {
         use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
         let has = |elem: ElemType| client.properties().supports_type(elem);
         let wide_ints = has(ElemType::Int(IntKind::I64)) && has(ElemType::UInt(UIntKind::U64));
@@ -84,11 +103,21 @@ impl CubeBackend {
                 _ => true,
             })
             .collect();
-        let planes = client.properties().features.plane.contains(cubecl::features::Plane::Ops);
+        let planes = client
+            .properties()
+            .features
+            .plane
+            .contains(cubecl::features::Plane::Ops);
         let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
         Self {
             name,
-            capabilities: Capabilities { dtypes, f64_math, max_buffer_bytes, software, description },
+            capabilities: Capabilities {
+                dtypes,
+                f64_math,
+                max_buffer_bytes,
+                software,
+                description,
+            },
             client,
             faults,
             matmul: None,
@@ -103,7 +132,8 @@ impl CubeBackend {
         self
     }
 
-    /// Lets map programs use the device's own `exp`, `log`, `tanh` and `erf`, which are right to two ulp on CUDA and unspecified elsewhere.
+    /// Lets map programs use the device's own `exp`, `log`, `tanh` and `erf`, which are right to
+    /// two ulp on CUDA and unspecified elsewhere.
     pub fn with_native_functions(mut self) -> Self {
         self.native = true;
         self
@@ -114,22 +144,38 @@ impl CubeBackend {
         let bytes = (elements * dtype.size()).next_multiple_of(PAD);
         let limit = self.capabilities.max_buffer_bytes;
         if bytes as u64 > limit {
-            return Err(Error::TooLarge { device: self.name.clone(), bytes: bytes as u64, limit });
+            return Err(Error::TooLarge {
+                device: self.name.clone(),
+                bytes: bytes as u64,
+                limit,
+            });
         }
-        Ok(Memory { handle: self.client.empty(bytes), bytes })
+        Ok(Memory {
+            handle: self.client.empty(bytes),
+            bytes,
+        })
     }
 
     fn failed(&self, detail: impl std::fmt::Display) -> Error {
-        Error::DeviceFailed { device: self.name.clone(), detail: detail.to_string() }
+        Error::DeviceFailed {
+            device: self.name.clone(),
+            detail: detail.to_string(),
+        }
     }
 
     /// Reports and clears a fault found by an earlier kernel.
     fn check_faults(&self, bytes: &[u8]) -> Result<()> {
-        let words: Vec<u32> = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+        let words: Vec<u32> = bytes
+            .chunks_exact(4)
+            .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+            .collect();
         match fault::decode(&words) {
             None => Ok(()),
             Some(error) => {
-                self.client.write(&self.faults, Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
+                self.client.write(
+                    &self.faults,
+                    Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]),
+                );
                 Err(error)
             }
         }
@@ -159,7 +205,8 @@ fn arg(memory: &Memory, size: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(memory.handle.clone(), memory.bytes / size) }
 }
 
-/// Enough cubes of `per_cube` threads for `threads`, spread over two grid dimensions; kernels guard the tail.
+/// Enough cubes of `per_cube` threads for `threads`, spread over two grid dimensions; kernels guard
+/// the tail.
 fn cubes(threads: usize, per_cube: u32) -> CubeCount {
     let n = threads.div_ceil(per_cube as usize);
     let x = n.clamp(1, 65535);
@@ -180,16 +227,31 @@ impl Backend for CubeBackend {
         data.extend_from_slice(bytes);
         data.resize(data.capacity(), 0);
         let bytes = data.len();
-        Ok(Buffer::new(Memory { handle: self.client.create(Bytes::from_bytes_vec(data)), bytes }))
+        Ok(Buffer::new(Memory {
+            handle: self.client.create(Bytes::from_bytes_vec(data)),
+            bytes,
+        }))
     }
 
-    fn download<'a>(&'a self, buffer: &'a Buffer, range: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        range: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
         Box::pin(async move {
             let memory = buffer.get::<Memory>()?;
             // Copies want aligned bounds.
             let (start, end) = (range.start / PAD * PAD, range.end.next_multiple_of(PAD));
-            let part = memory.handle.clone().offset_start(start as u64).offset_end((memory.bytes - end) as u64);
-            let mut read = self.client.read_async(vec![part, self.faults.clone()]).await.map_err(|e| self.failed(e))?;
+            let part = memory
+                .handle
+                .clone()
+                .offset_start(start as u64)
+                .offset_end((memory.bytes - end) as u64);
+            let mut read = self
+                .client
+                .read_async(vec![part, self.faults.clone()])
+                .await
+                .map_err(|e| self.failed(e))?;
             self.check_faults(&read[1])?;
             let bytes = read.swap_remove(0);
             Ok(bytes[range.start - start..range.end - start].to_vec())
@@ -198,7 +260,11 @@ impl Backend for CubeBackend {
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let read = self.client.read_async(vec![self.faults.clone()]).await.map_err(|e| self.failed(e))?;
+            let read = self
+                .client
+                .read_async(vec![self.faults.clone()])
+                .await
+                .map_err(|e| self.failed(e))?;
             self.client.sync().await.map_err(|e| self.failed(e))?;
             self.check_faults(&read[0])
         })

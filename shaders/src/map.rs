@@ -15,7 +15,8 @@ use cubecl::prelude::*;
 /// Threads of a cube, for every elementwise kernel.
 pub(crate) const CUBE: u32 = 256;
 
-/// The output buffers by word width. Kernels use them through their expansions, which the compiler does not see.
+/// The output buffers by word width. Kernels use them through their expansions, which the compiler
+/// does not see.
 #[derive(CubeType, CubeLaunch)]
 #[allow(dead_code)]
 pub(crate) struct Outputs {
@@ -45,27 +46,54 @@ fn twice(at: usize, #[comptime] plus: usize) -> usize {
 }
 
 /// Stores four lanes as elements `4 * chunk ..` of the `nth` buffer of their width.
-pub(crate) fn store(scope: &Scope, out: &mut OutputsExpand, nth: usize, chunk: NativeExpand<usize>, value: Reg, dtype: DType) {
+pub(crate) fn store(
+    scope: &Scope,
+    out: &mut OutputsExpand,
+    nth: usize,
+    chunk: NativeExpand<usize>,
+    value: Reg,
+    dtype: DType,
+) {
     match dtype.size() {
         8 => {
             let bits = value.to_wide(scope);
             for half in 0..2usize {
                 let lanes = words::split64::expand(scope, bits, half);
                 let at = twice::expand(scope, chunk, half);
-                put_wide::expand(scope, out.wide.__expand_index_mut_method(scope, nth.into()), at, lanes);
+                put_wide::expand(
+                    scope,
+                    out.wide.__expand_index_mut_method(scope, nth.into()),
+                    at,
+                    lanes,
+                );
             }
         }
         4 => {
             let bits = value.to_bits(scope, dtype);
-            put_wide::expand(scope, out.wide.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+            put_wide::expand(
+                scope,
+                out.wide.__expand_index_mut_method(scope, nth.into()),
+                chunk,
+                bits,
+            );
         }
         2 => {
             let bits = words::pack16::expand(scope, value.to_bits(scope, dtype));
-            put_pair::expand(scope, out.pairs.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+            put_pair::expand(
+                scope,
+                out.pairs.__expand_index_mut_method(scope, nth.into()),
+                chunk,
+                bits,
+            );
         }
         _ => {
             let bits = words::pack8::expand(scope, value.to_bits(scope, dtype));
-            put_word::expand(scope, out.words.__expand_index_mut_method(scope, nth.into()), chunk, bits);
+            put_word::expand(
+                scope,
+                out.words.__expand_index_mut_method(scope, nth.into()),
+                chunk,
+                bits,
+            );
         }
     }
 }
@@ -73,13 +101,25 @@ pub(crate) fn store(scope: &Scope, out: &mut OutputsExpand, nth: usize, chunk: N
 /// Position of an output among those of its word width.
 fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
     let class = |d: &DType| d.size().clamp(1, 4);
-    dtypes[..k].iter().filter(|d| class(d) == class(&dtypes[k])).count()
+    dtypes[..k]
+        .iter()
+        .filter(|d| class(d) == class(&dtypes[k]))
+        .count()
 }
 
-/// Computes `unroll` chunks and then stores them: loads that no store separates can be in flight together.
+/// Computes `unroll` chunks and then stores them: loads that no store separates can be in flight
+/// together.
 #[cube]
 #[allow(unused_variables)]
-fn run(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], first: usize, chunks: usize, #[comptime] plan: Plan, #[comptime] unroll: usize) {
+fn run(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    faults: &mut [u32],
+    first: usize,
+    chunks: usize,
+    #[comptime] plan: Plan,
+    #[comptime] unroll: usize,
+) {
     intrinsic!(|scope| {
         let dtypes: Vec<DType> = plan.program.outputs.iter().map(|(_, d)| *d).collect();
         let mut computed = Vec::with_capacity(unroll);
@@ -93,7 +133,14 @@ fn run(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], first: usize, chu
             let inside = below::expand(scope, chunk, chunks);
             if_expand(scope, inside, |scope| {
                 for (k, value) in results.iter().enumerate() {
-                    store(scope, out, nth_of_width(&dtypes, k), chunk, *value, dtypes[k]);
+                    store(
+                        scope,
+                        out,
+                        nth_of_width(&dtypes, k),
+                        chunk,
+                        *value,
+                        dtypes[k],
+                    );
                 }
             });
         }
@@ -117,7 +164,14 @@ fn below(chunk: usize, chunks: usize) -> bool {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn map_kernel(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunks: usize, #[comptime] plan: Plan, #[comptime] unroll: usize) {
+fn map_kernel(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    faults: &mut [u32],
+    chunks: usize,
+    #[comptime] plan: Plan,
+    #[comptime] unroll: usize,
+) {
     let first = CUBE_POS * comptime!(CUBE as usize * unroll) + UNIT_POS as usize;
     run(inputs, out, faults, first, chunks, plan, unroll);
 }
@@ -125,8 +179,18 @@ fn map_kernel(inputs: &Inputs, out: &mut Outputs, faults: &mut [u32], chunks: us
 impl Outputs {
     /// Buffers for launch: `memory` for each dtype, sorted by word width.
     pub(crate) fn bound(memory: &[(crate::Memory, DType)]) -> OutputsLaunch {
-        let of = |sizes: &[usize]| -> Vec<_> { memory.iter().filter(|(_, d)| sizes.contains(&d.size())).map(|(m, _)| (m.handle.clone(), m.bytes)).collect() };
-        OutputsLaunch::new(bind(&of(&[4, 8]), 16), bind(&of(&[2]), 8), bind(&of(&[1]), 4))
+        let of = |sizes: &[usize]| -> Vec<_> {
+            memory
+                .iter()
+                .filter(|(_, d)| sizes.contains(&d.size()))
+                .map(|(m, _)| (m.handle.clone(), m.bytes))
+                .collect()
+        };
+        OutputsLaunch::new(
+            bind(&of(&[4, 8]), 16),
+            bind(&of(&[2]), 8),
+            bind(&of(&[1]), 4),
+        )
     }
 }
 
@@ -134,11 +198,27 @@ impl CubeBackend {
     pub(crate) fn run_map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
         let elements = call.shape.numel();
         let bound = self.bind_program(call, None, None)?;
-        let outputs = call.program.outputs.iter().map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype))).collect::<Result<Vec<_>>>()?;
+        let outputs = call
+            .program
+            .outputs
+            .iter()
+            .map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype)))
+            .collect::<Result<Vec<_>>>()?;
         let chunks = elements.div_ceil(4);
-        // Large tensors: enough bytes in flight from each thread to saturate memory. Small ones: more threads.
-        let widest = call.inputs.iter().map(|i| i.view.dtype.size()).chain(call.program.outputs.iter().map(|(_, d)| d.size())).max().unwrap_or(4);
-        let unroll = if chunks < 1 << 20 { 1 } else { (8 / widest).clamp(1, 4) };
+        // Large tensors: enough bytes in flight from each thread to saturate memory. Small ones:
+        // more threads.
+        let widest = call
+            .inputs
+            .iter()
+            .map(|i| i.view.dtype.size())
+            .chain(call.program.outputs.iter().map(|(_, d)| d.size()))
+            .max()
+            .unwrap_or(4);
+        let unroll = if chunks < 1 << 20 {
+            1
+        } else {
+            (8 / widest).clamp(1, 4)
+        };
         // SAFETY: threads past the last chunk do nothing; the outputs are padded to whole chunks.
         unsafe {
             map_kernel::launch_unchecked(
@@ -154,40 +234,77 @@ impl CubeBackend {
                 unroll,
             );
         }
-        Ok(outputs.into_iter().map(|(memory, _)| Buffer::new(memory)).collect())
+        Ok(outputs
+            .into_iter()
+            .map(|(memory, _)| Buffer::new(memory))
+            .collect())
     }
 
     /// Lays out a map call for a kernel (see [`Bound::new`]).
-    pub(crate) fn bind_program(&self, call: &MapCall<'_>, order: Option<&[usize]>, run: Option<usize>) -> Result<Bound> {
-        let handles = call.inputs.iter().map(|input| crate::memory(&input.view).map(|m| (m.handle.clone(), m.bytes))).collect::<Result<Vec<_>>>()?;
+    pub(crate) fn bind_program(
+        &self,
+        call: &MapCall<'_>,
+        order: Option<&[usize]>,
+        run: Option<usize>,
+    ) -> Result<Bound> {
+        let handles = call
+            .inputs
+            .iter()
+            .map(|input| crate::memory(&input.view).map(|m| (m.handle.clone(), m.bytes)))
+            .collect::<Result<Vec<_>>>()?;
         let address = address_of(call, handles.iter().map(|(_, bytes)| *bytes));
         Ok(Bound::new(call, order, run, &handles, address).with_native(self.native))
     }
 
     /// A dense buffer of `elements` converted to another dtype; itself where it already has it.
-    pub(crate) fn convert(&self, memory: Memory, from: DType, to: DType, elements: usize) -> Result<Buffer> {
+    pub(crate) fn convert(
+        &self,
+        memory: Memory,
+        from: DType,
+        to: DType,
+        elements: usize,
+    ) -> Result<Buffer> {
         let buffer = Buffer::new(memory);
         if from == to {
             return Ok(buffer);
         }
         let shape = Shape::from([elements]);
-        let view = View { buffer, dtype: from, layout: Layout::contiguous(shape.clone()) };
+        let view = View {
+            buffer,
+            dtype: from,
+            layout: Layout::contiguous(shape.clone()),
+        };
         self.copy_as(&view, to)
     }
 
     /// The elements of a view, dense and as `dtype`.
     pub(crate) fn copy_as(&self, view: &View, dtype: DType) -> Result<Buffer> {
         let program = MapProgram::cast(view.dtype, dtype);
-        let inputs = [MapInput { view: view.clone(), window: None }];
-        let call = MapCall { op: "cast", program: &program, shape: &view.layout.shape, inputs: &inputs, indices: &[], params: &[] };
+        let inputs = [MapInput {
+            view: view.clone(),
+            window: None,
+        }];
+        let call = MapCall {
+            op: "cast",
+            program: &program,
+            shape: &view.layout.shape,
+            inputs: &inputs,
+            indices: &[],
+            params: &[],
+        };
         Ok(self.run_map(&call)?.swap_remove(0))
     }
 
-    /// The view itself where it is dense from the start of its buffer and of `dtype`, else a copy that is.
+    /// The view itself where it is dense from the start of its buffer and of `dtype`, else a copy
+    /// that is.
     pub(crate) fn dense(&self, view: &View, dtype: DType) -> Result<View> {
         if view.dtype == dtype && view.layout.offset == 0 && view.layout.is_contiguous() {
             return Ok(view.clone());
         }
-        Ok(View { buffer: self.copy_as(view, dtype)?, dtype, layout: Layout::contiguous(view.layout.shape.clone()) })
+        Ok(View {
+            buffer: self.copy_as(view, dtype)?,
+            dtype,
+            layout: Layout::contiguous(view.layout.shape.clone()),
+        })
     }
 }

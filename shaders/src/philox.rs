@@ -10,7 +10,14 @@ fn mul_high(a: U4, b: U4) -> U4 {
 
 /// Word `which` at counter (`low`, `high`, `stream`, 0) under key (`seed_low`, `seed_high`).
 #[cube]
-pub(crate) fn word(low: U4, high: U4, stream: U4, seed_low: U4, seed_high: U4, #[comptime] which: u32) -> U4 {
+pub(crate) fn word(
+    low: U4,
+    high: U4,
+    stream: U4,
+    seed_low: U4,
+    seed_high: U4,
+    #[comptime] which: u32,
+) -> U4 {
     let (mut c0, mut c1, mut c2, mut c3) = (low, high, stream, U4::new(0u32));
     let (mut k0, mut k1) = (seed_low, seed_high);
     #[unroll]

@@ -1,7 +1,7 @@
 //! A map program expanded into straight-line kernel code on four lanes.
 //!
-//! [`eval`] is plain Rust that runs while a kernel is compiled: it walks the program and emits code for each
-//! instruction. Map kernels store what it returns; reductions fold it.
+//! [`eval`] is plain Rust that runs while a kernel is compiled: it walks the program and emits code
+//! for each instruction. Map kernels store what it returns; reductions fold it.
 
 use crate::{
     reg::Reg,
@@ -73,7 +73,10 @@ pub(crate) fn wrap(value: i64, address: AddressType) -> usize {
 }
 
 /// Buffers for a sequence argument.
-pub(crate) fn bind<T: CubePrimitive>(buffers: &[(Handle, usize)], bytes: usize) -> SequenceArg<Box<[T]>> {
+pub(crate) fn bind<T: CubePrimitive>(
+    buffers: &[(Handle, usize)],
+    bytes: usize,
+) -> SequenceArg<Box<[T]>> {
     let mut arg = SequenceArg::new();
     for (handle, size) in buffers {
         // SAFETY: the length is the buffer's own size in units of the element.
@@ -83,9 +86,15 @@ pub(crate) fn bind<T: CubePrimitive>(buffers: &[(Handle, usize)], bytes: usize) 
 }
 
 impl Bound {
-    /// Lays out a call with its dimensions in `order`. Chunks of four positions start at multiples of four, or, with a
-    /// `run`, at multiples of four within each run of that many positions.
-    pub(crate) fn new(call: &MapCall<'_>, order: Option<&[usize]>, run: Option<usize>, handles: &[(Handle, usize)], address: AddressType) -> Self {
+    /// Lays out a call with its dimensions in `order`. Chunks of four positions start at multiples
+    /// of four, or, with a `run`, at multiples of four within each run of that many positions.
+    pub(crate) fn new(
+        call: &MapCall<'_>,
+        order: Option<&[usize]>,
+        run: Option<usize>,
+        handles: &[(Handle, usize)],
+        address: AddressType,
+    ) -> Self {
         let permuted = |strides: &[i64]| -> Dims<isize> {
             match order {
                 Some(order) => order.iter().map(|&d| strides[d] as isize).collect(),
@@ -97,10 +106,18 @@ impl Bound {
             None => call.shape.clone(),
         };
         let wide = |s: &[isize]| -> Dims<i64> { s.iter().map(|&s| s as i64).collect() };
-        let mut strides: Vec<Dims<isize>> = call.inputs.iter().map(|i| permuted(&wide(&i.view.layout.strides))).collect();
+        let mut strides: Vec<Dims<isize>> = call
+            .inputs
+            .iter()
+            .map(|i| permuted(&wide(&i.view.layout.strides)))
+            .collect();
         strides.extend(call.indices.iter().map(|a| permuted(&a.strides)));
         // Windows belong to dimensions, so dimensions keep apart where there is one.
-        let shape = if call.inputs.iter().any(|i| i.window.is_some()) { shape } else { collapse(&shape, &mut strides) };
+        let shape = if call.inputs.iter().any(|i| i.window.is_some()) {
+            shape
+        } else {
+            collapse(&shape, &mut strides)
+        };
         let shape = if shape.rank() == 0 {
             strides.iter_mut().for_each(|s| s.push(0));
             Shape::from([1])
@@ -111,7 +128,13 @@ impl Bound {
         let (inputs, indices) = strides.split_at(call.inputs.len());
 
         let mut bound = Bound {
-            plan: Plan { program: call.program.clone(), rank: shape.rank(), sources: vec![], indices: 0, native: false },
+            plan: Plan {
+                program: call.program.clone(),
+                rank: shape.rank(),
+                sources: vec![],
+                indices: 0,
+                native: false,
+            },
             address,
             numbers: shape.dims().to_vec(),
             params: vec![],
@@ -120,7 +143,16 @@ impl Bound {
             words: vec![],
         };
         for (k, (input, strides)) in call.inputs.iter().zip(inputs).enumerate() {
-            bound.add_input(input, strides, &shape, &order, run, &handles[k], call.inputs, k);
+            bound.add_input(
+                input,
+                strides,
+                &shape,
+                &order,
+                run,
+                &handles[k],
+                call.inputs,
+                k,
+            );
         }
         bound.plan.indices = bound.numbers.len();
         for (affine, strides) in call.indices.iter().zip(indices) {
@@ -129,14 +161,16 @@ impl Bound {
         for (value, kind) in call.params.iter().zip(&call.program.params) {
             bound.push_param(*value, *kind);
         }
-        // A zero the compiler cannot see through: constants that shader languages refuse (infinity, NaN) are made with it.
+        // A zero the compiler cannot see through: constants that shader languages refuse (infinity,
+        // NaN) are made with it.
         bound.params.push(0);
         bound
     }
 
     fn push_affine(&mut self, offset: i64, strides: &[isize]) {
         self.numbers.push(wrap(offset, self.address));
-        self.numbers.extend(strides.iter().map(|&s| wrap(s as i64, self.address)));
+        self.numbers
+            .extend(strides.iter().map(|&s| wrap(s as i64, self.address)));
     }
 
     fn push_param(&mut self, value: Scalar, kind: Kind) {
@@ -145,7 +179,11 @@ impl Bound {
             Kind::Bool => self.params.push(u32::from(value.to_bool())),
             Kind::I32 | Kind::U32 => self.params.push(value.to_i64() as u32),
             Kind::I64 | Kind::F64 => {
-                let bits = if kind == Kind::F64 { value.to_f64().to_bits() } else { value.to_i64() as u64 };
+                let bits = if kind == Kind::F64 {
+                    value.to_f64().to_bits()
+                } else {
+                    value.to_i64() as u64
+                };
                 self.params.extend([bits as u32, (bits >> 32) as u32]);
             }
         }
@@ -164,13 +202,19 @@ impl Bound {
         k: usize,
     ) {
         let last = shape.rank() - 1;
-        // Four positions stay in one row when the innermost dimension is a multiple of four, or the only one.
+        // Four positions stay in one row when the innermost dimension is a multiple of four, or the
+        // only one.
         let aligned_runs = run.is_none_or(|run| run % 4 == 0);
         let even = shape[last] % 4 == 0 && aligned_runs;
         let row = even || shape.rank() == 1 && (aligned_runs || run == Some(shape[last]));
-        let aligned = input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
-        // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall back to single words.
-        let shared = all.iter().enumerate().any(|(j, other)| j != k && other.view.buffer.same(&input.view.buffer));
+        let aligned =
+            input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
+        // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall
+        // back to single words.
+        let shared = all
+            .iter()
+            .enumerate()
+            .any(|(j, other)| j != k && other.view.buffer.same(&input.view.buffer));
         let mode = if input.window.is_some() {
             Mode::Scattered
         } else if row && strides[last] == 1 && aligned && !shared {
@@ -188,23 +232,40 @@ impl Bound {
             (Mode::Vector, 2) => &mut self.pairs,
             _ => &mut self.words,
         };
-        let known = (0..k).find(|&j| shared && all[j].view.buffer.same(&input.view.buffer)).map(|j| self.plan.sources[j].binding);
+        let known = (0..k)
+            .find(|&j| shared && all[j].view.buffer.same(&input.view.buffer))
+            .map(|j| self.plan.sources[j].binding);
         let binding = known.unwrap_or_else(|| {
             list.push(handle.clone());
             list.len() - 1
         });
         let first = self.numbers.len();
-        let start: Dims<isize> = input.window.as_ref().map_or_else(|| smallvec::smallvec![0; order.len()], |w| order.iter().map(|&d| w[d]).collect());
+        let start: Dims<isize> = input.window.as_ref().map_or_else(
+            || smallvec::smallvec![0; order.len()],
+            |w| order.iter().map(|&d| w[d]).collect(),
+        );
         let mut offset = input.view.layout.offset as i64;
         if input.window.is_some() {
-            offset -= start.iter().zip(strides).map(|(s, t)| *s as i64 * *t as i64).sum::<i64>();
+            offset -= start
+                .iter()
+                .zip(strides)
+                .map(|(s, t)| *s as i64 * *t as i64)
+                .sum::<i64>();
         }
         self.push_affine(offset, strides);
         if input.window.is_some() {
-            self.numbers.extend(start.iter().map(|&s| wrap(s as i64, self.address)));
-            self.numbers.extend(order.iter().map(|&d| input.view.layout.shape[d]));
+            self.numbers
+                .extend(start.iter().map(|&s| wrap(s as i64, self.address)));
+            self.numbers
+                .extend(order.iter().map(|&d| input.view.layout.shape[d]));
         }
-        self.plan.sources.push(Source { dtype: input.view.dtype, mode, windowed: input.window.is_some(), binding, first });
+        self.plan.sources.push(Source {
+            dtype: input.view.dtype,
+            mode,
+            windowed: input.window.is_some(),
+            binding,
+            first,
+        });
     }
 
     /// Lets the kernel use the device's own float functions.
@@ -213,7 +274,8 @@ impl Bound {
         self
     }
 
-    /// The launch arguments that every kernel with a program in it takes, in the order of [`Inputs`].
+    /// The launch arguments that every kernel with a program in it takes, in the order of
+    /// [`Inputs`].
     pub(crate) fn launch(&self) -> InputsLaunch {
         InputsLaunch::new(
             bind(&self.wide, 16),
@@ -225,14 +287,31 @@ impl Bound {
     }
 }
 
-/// The address width a call needs: all element positions, affine values and the iteration space must fit.
+/// The address width a call needs: all element positions, affine values and the iteration space
+/// must fit.
 pub(crate) fn address_of(call: &MapCall<'_>, buffers: impl Iterator<Item = usize>) -> AddressType {
-    let reach = |a: &Affine| a.offset.unsigned_abs() + a.strides.iter().zip(call.shape.dims()).map(|(s, n)| s.unsigned_abs() * *n as u64).sum::<u64>();
-    let largest = buffers.map(|bytes| bytes as u64 / 4).chain(call.indices.iter().map(reach)).chain([call.shape.numel() as u64]).max();
-    if largest.unwrap_or(0) < i32::MAX as u64 { AddressType::U32 } else { AddressType::U64 }
+    let reach = |a: &Affine| {
+        a.offset.unsigned_abs()
+            + a.strides
+                .iter()
+                .zip(call.shape.dims())
+                .map(|(s, n)| s.unsigned_abs() * *n as u64)
+                .sum::<u64>()
+    };
+    let largest = buffers
+        .map(|bytes| bytes as u64 / 4)
+        .chain(call.indices.iter().map(reach))
+        .chain([call.shape.numel() as u64])
+        .max();
+    if largest.unwrap_or(0) < i32::MAX as u64 {
+        AddressType::U32
+    } else {
+        AddressType::U64
+    }
 }
 
-/// The runtime arguments of a kernel that evaluates a program (used through its expansion, which the compiler does not see).
+/// The runtime arguments of a kernel that evaluates a program (used through its expansion, which
+/// the compiler does not see).
 #[derive(CubeType, CubeLaunch)]
 #[allow(dead_code)]
 pub(crate) struct Inputs {
@@ -245,7 +324,11 @@ pub(crate) struct Inputs {
 
 /// Coordinates of a position, innermost first.
 #[cube]
-pub(crate) fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime] rank: usize) -> Sequence<usize> {
+pub(crate) fn coordinates(
+    position: usize,
+    numbers: &Sequence<usize>,
+    #[comptime] rank: usize,
+) -> Sequence<usize> {
     let mut out = Sequence::<usize>::new();
     let mut rest = position;
     #[unroll]
@@ -263,7 +346,12 @@ pub(crate) fn coordinates(position: usize, numbers: &Sequence<usize>, #[comptime
 
 /// `offset + sum(coordinate * stride)` of the affine form whose numbers start at `first`.
 #[cube]
-pub(crate) fn affine(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> usize {
+pub(crate) fn affine(
+    coordinates: &Sequence<usize>,
+    numbers: &Sequence<usize>,
+    #[comptime] rank: usize,
+    #[comptime] first: usize,
+) -> usize {
     let mut at = *numbers.index(first);
     #[unroll]
     for k in 0..rank {
@@ -274,7 +362,12 @@ pub(crate) fn affine(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #
 
 /// Whether a position lies in the window whose start and size follow the affine form at `first`.
 #[cube]
-fn in_window(coordinates: &Sequence<usize>, numbers: &Sequence<usize>, #[comptime] rank: usize, #[comptime] first: usize) -> bool {
+fn in_window(
+    coordinates: &Sequence<usize>,
+    numbers: &Sequence<usize>,
+    #[comptime] rank: usize,
+    #[comptime] first: usize,
+) -> bool {
     let mut inside = true;
     #[unroll]
     for k in 0..rank {
@@ -396,7 +489,8 @@ fn splat_wide_param(low: u32, high: u32) -> Q4 {
     Q4::new(words::join(low, high))
 }
 
-/// Work shared by the inputs of one expansion: coordinates are computed once and only where somebody needs them.
+/// Work shared by the inputs of one expansion: coordinates are computed once and only where
+/// somebody needs them.
 struct Lanes<'a> {
     scope: &'a Scope,
     inputs: &'a InputsExpand,
@@ -409,20 +503,29 @@ struct Lanes<'a> {
 impl Lanes<'_> {
     /// Coordinates of the first lane.
     fn first(&mut self) -> SequenceExpand<usize> {
-        let (scope, numbers, rank, start) = (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
-        self.first.get_or_insert_with(|| coordinates::expand(scope, start, numbers, rank)).clone()
+        let (scope, numbers, rank, start) =
+            (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
+        self.first
+            .get_or_insert_with(|| coordinates::expand(scope, start, numbers, rank))
+            .clone()
     }
 
     /// Coordinates of each lane; lanes past the end repeat the last position.
     fn each(&mut self) -> Vec<SequenceExpand<usize>> {
-        let (scope, numbers, rank, start) = (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
+        let (scope, numbers, rank, start) =
+            (self.scope, &self.inputs.numbers, self.plan.rank, self.start);
         self.each
             .get_or_insert_with(|| {
                 let limit = last_position::expand(scope, numbers, rank);
                 (0..4usize)
                     .map(|lane| {
                         let position = add::expand(scope, start, lane.into_expand(scope));
-                        coordinates::expand(scope, at_most::expand(scope, position, limit), numbers, rank)
+                        coordinates::expand(
+                            scope,
+                            at_most::expand(scope, position, limit),
+                            numbers,
+                            rank,
+                        )
                     })
                     .collect()
             })
@@ -439,7 +542,9 @@ impl Lanes<'_> {
     fn inside(&mut self, source: &Source) -> [NativeExpand<bool>; 4] {
         let (scope, rank) = (self.scope, self.plan.rank);
         let each = self.each();
-        std::array::from_fn(|l| in_window::expand(scope, &each[l], &self.inputs.numbers, rank, source.first))
+        std::array::from_fn(|l| {
+            in_window::expand(scope, &each[l], &self.inputs.numbers, rank, source.first)
+        })
     }
 
     fn index(&mut self, k: usize) -> Reg {
@@ -458,34 +563,66 @@ impl Lanes<'_> {
                 let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
                 let wide = |k: usize| self.inputs.wide.__expand_index_method(scope, k.into());
                 match size {
-                    8 => Reg::from_wide(scope, source.dtype, words::lanes64::expand(scope, wide(source.binding), at)),
-                    4 => Reg::from_bits(scope, source.dtype, words::lanes32::expand(scope, wide(source.binding), at)),
+                    8 => Reg::from_wide(
+                        scope,
+                        source.dtype,
+                        words::lanes64::expand(scope, wide(source.binding), at),
+                    ),
+                    4 => Reg::from_bits(
+                        scope,
+                        source.dtype,
+                        words::lanes32::expand(scope, wide(source.binding), at),
+                    ),
                     2 => {
-                        let pairs = self.inputs.pairs.__expand_index_method(scope, source.binding.into());
-                        Reg::from_bits(scope, source.dtype, words::lanes16::expand(scope, pairs, at))
+                        let pairs = self
+                            .inputs
+                            .pairs
+                            .__expand_index_method(scope, source.binding.into());
+                        Reg::from_bits(
+                            scope,
+                            source.dtype,
+                            words::lanes16::expand(scope, pairs, at),
+                        )
                     }
                     _ => Reg::from_bits(
                         scope,
                         source.dtype,
-                        words::lanes8::expand(scope, self.inputs.words.__expand_index_method(scope, source.binding.into()), at),
+                        words::lanes8::expand(
+                            scope,
+                            self.inputs
+                                .words
+                                .__expand_index_method(scope, source.binding.into()),
+                            at,
+                        ),
                     ),
                 }
             }
             Mode::Splat => {
                 let first = self.first();
                 let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
-                let words = self.inputs.words.__expand_index_method(scope, source.binding.into());
+                let words = self
+                    .inputs
+                    .words
+                    .__expand_index_method(scope, source.binding.into());
                 if size == 8 {
                     Reg::from_wide(scope, source.dtype, splat_wide::expand(scope, words, at))
                 } else {
-                    Reg::from_bits(scope, source.dtype, splat_bits::expand(scope, words, at, size))
+                    Reg::from_bits(
+                        scope,
+                        source.dtype,
+                        splat_bits::expand(scope, words, at, size),
+                    )
                 }
             }
             Mode::Strided | Mode::Scattered => {
                 let mut at = if source.mode == Mode::Strided {
                     let first = self.first();
-                    let base = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
-                    let stride = *self.inputs.numbers.__expand_index_method(scope, (source.first + rank).into());
+                    let base =
+                        affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
+                    let stride = *self
+                        .inputs
+                        .numbers
+                        .__expand_index_method(scope, (source.first + rank).into());
                     std::array::from_fn(|l| step::expand(scope, base, l, stride))
                 } else {
                     self.affine_each(source.first)
@@ -495,11 +632,22 @@ impl Lanes<'_> {
                     at = std::array::from_fn(|l| or_zero::expand(scope, inside[l], at[l]));
                 }
                 let [a, b, c, d] = at;
-                let words = self.inputs.words.__expand_index_method(scope, source.binding.into());
+                let words = self
+                    .inputs
+                    .words
+                    .__expand_index_method(scope, source.binding.into());
                 let value = if size == 8 {
-                    Reg::from_wide(scope, source.dtype, four_wide::expand(scope, words, a, b, c, d))
+                    Reg::from_wide(
+                        scope,
+                        source.dtype,
+                        four_wide::expand(scope, words, a, b, c, d),
+                    )
                 } else {
-                    Reg::from_bits(scope, source.dtype, four_bits::expand(scope, words, a, b, c, d, size))
+                    Reg::from_bits(
+                        scope,
+                        source.dtype,
+                        four_bits::expand(scope, words, a, b, c, d, size),
+                    )
                 };
                 if source.windowed {
                     let [a, b, c, d] = self.inside(source);
@@ -514,12 +662,27 @@ impl Lanes<'_> {
 
     fn param(&self, k: usize) -> Reg {
         let scope = self.scope;
-        let words = |kind: &Kind| if matches!(kind, Kind::I64 | Kind::F64) { 2 } else { 1 };
+        let words = |kind: &Kind| {
+            if matches!(kind, Kind::I64 | Kind::F64) {
+                2
+            } else {
+                1
+            }
+        };
         let at: usize = self.plan.program.params[..k].iter().map(words).sum();
         let kind = self.plan.program.params[k];
-        let word = |i: usize| *self.inputs.params.__expand_index_method(scope, (at + i).into());
+        let word = |i: usize| {
+            *self
+                .inputs
+                .params
+                .__expand_index_method(scope, (at + i).into())
+        };
         if words(&kind) == 2 {
-            Reg::from_wide(scope, kind.dtype(), splat_wide_param::expand(scope, word(0), word(1)))
+            Reg::from_wide(
+                scope,
+                kind.dtype(),
+                splat_wide_param::expand(scope, word(0), word(1)),
+            )
         } else {
             Reg::from_bits(scope, kind.dtype(), splat_param::expand(scope, word(0)))
         }
@@ -527,11 +690,15 @@ impl Lanes<'_> {
 
     /// The runtime zero (see [`Bound::new`]).
     fn zero(&self) -> NativeExpand<u32> {
-        *self.inputs.params.__expand_index_method(self.scope, (self.inputs.params.len() - 1).into())
+        *self
+            .inputs
+            .params
+            .__expand_index_method(self.scope, (self.inputs.params.len() - 1).into())
     }
 }
 
-/// Emits the program for the four positions from `start` on and returns the registers of its outputs. Faults are flagged through `fault`.
+/// Emits the program for the four positions from `start` on and returns the registers of its
+/// outputs. Faults are flagged through `fault`.
 pub(crate) fn eval(
     scope: &Scope,
     inputs: &InputsExpand,
@@ -539,9 +706,19 @@ pub(crate) fn eval(
     start: NativeExpand<usize>,
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Reg> {
-    let mut lanes = Lanes { scope, inputs, plan, start, first: None, each: None };
+    let mut lanes = Lanes {
+        scope,
+        inputs,
+        plan,
+        start,
+        first: None,
+        each: None,
+    };
     // Lanes past the end hold padding, whose zeros are nobody's fault.
-    let last = plan.program.can_fault().then(|| last_position::expand(scope, &inputs.numbers, plan.rank));
+    let last = plan
+        .program
+        .can_fault()
+        .then(|| last_position::expand(scope, &inputs.numbers, plan.rank));
     let mut fault = |flagged| {
         if let Some(last) = last {
             fault(existing::expand(scope, flagged, start, last));
@@ -572,5 +749,9 @@ pub(crate) fn eval(
         };
         regs.push(value);
     }
-    plan.program.outputs.iter().map(|(r, _)| regs[*r as usize]).collect()
+    plan.program
+        .outputs
+        .iter()
+        .map(|(r, _)| regs[*r as usize])
+        .collect()
 }

@@ -1,9 +1,10 @@
 //! Reductions, with a map program in front.
 //!
-//! The iteration space is seen as rows that become one value each. Where the reduced dimensions are innermost in memory,
-//! some threads of a cube share a row and meet in a tree in shared memory; where kept dimensions are innermost, a thread
-//! walks down four neighbouring columns. Long reductions with few results are split over cubes and finished by a second
-//! kernel. The order of every combination is fixed by the shape alone, so results are the same bits every time.
+//! The iteration space is seen as rows that become one value each. Where the reduced dimensions are
+//! innermost in memory, some threads of a cube share a row and meet in a tree in shared memory;
+//! where kept dimensions are innermost, a thread walks down four neighbouring columns. Long
+//! reductions with few results are split over cubes and finished by a second kernel. The order of
+//! every combination is fixed by the shape alone, so results are the same bits every time.
 
 use crate::{
     CubeBackend, Memory,
@@ -56,27 +57,63 @@ fn log<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] wide: bool) -> Vector<T, 
 
 /// Lanes where `b` replaces `a` as the extreme; NaN is more extreme than anything.
 #[cube]
-fn replaces<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[comptime] largest: bool) -> Vector<bool, Const<4>> {
+fn replaces<T: Numeric>(
+    a: Vector<T, Const<4>>,
+    b: Vector<T, Const<4>>,
+    #[comptime] largest: bool,
+) -> Vector<bool, Const<4>> {
     let (a_nan, b_nan) = (!a.equal(&a), !b.equal(&b));
-    let beyond = if comptime!(largest) { a.less_than(&b) } else { b.less_than(&a) };
+    let beyond = if comptime!(largest) {
+        a.less_than(&b)
+    } else {
+        b.less_than(&a)
+    };
     (!a_nan).vec_and(b_nan.or(beyond))
 }
 
 #[cube]
-fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
-    let largest = comptime!(matches!(op, ReduceOp::Max | ReduceOp::ArgMax | ReduceOp::LogSumExp));
+fn combine<T: Numeric>(
+    a: &Acc<T>,
+    b: &Acc<T>,
+    #[comptime] op: ReduceOp,
+    #[comptime] wide: bool,
+) -> Acc<T> {
+    let largest = comptime!(matches!(
+        op,
+        ReduceOp::Max | ReduceOp::ArgMax | ReduceOp::LogSumExp
+    ));
     match op {
-        ReduceOp::Sum => Acc::<T> { value: a.value + b.value, sum: a.sum, index: a.index },
-        ReduceOp::Prod => Acc::<T> { value: a.value * b.value, sum: a.sum, index: a.index },
+        ReduceOp::Sum => Acc::<T> {
+            value: a.value + b.value,
+            sum: a.sum,
+            index: a.index,
+        },
+        ReduceOp::Prod => Acc::<T> {
+            value: a.value * b.value,
+            sum: a.sum,
+            index: a.index,
+        },
         ReduceOp::Max | ReduceOp::Min => {
             let take = replaces(a.value, b.value, largest);
-            Acc::<T> { value: select_many(take, b.value, a.value), sum: a.sum, index: a.index }
+            Acc::<T> {
+                value: select_many(take, b.value, a.value),
+                sum: a.sum,
+                index: a.index,
+            }
         }
         ReduceOp::ArgMax | ReduceOp::ArgMin => {
             let both_nan = (!a.value.equal(&a.value)).vec_and(!b.value.equal(&b.value));
-            let tie = a.value.equal(&b.value).or(both_nan).vec_and(b.index.less_than(&a.index));
+            let tie = a
+                .value
+                .equal(&b.value)
+                .or(both_nan)
+                .vec_and(b.index.less_than(&a.index));
             let take = replaces(a.value, b.value, largest).or(tie);
-            Acc::<T> { value: select_many(take, b.value, a.value), sum: a.sum, index: select_many(take, b.index, a.index) }
+            Acc::<T> {
+                value: select_many(take, b.value, a.value),
+                sum: a.sum,
+                index: select_many(take, b.index, a.index),
+            }
         }
         ReduceOp::LogSumExp => {
             let top = select_many(replaces(a.value, b.value, largest), b.value, a.value);
@@ -84,15 +121,28 @@ fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, #[comptime] op: ReduceOp, #[compt
             // Equal values need no factor, and infinities must not be subtracted from each other.
             let fa = select_many(a.value.equal(&top), one, exp(a.value - top, wide));
             let fb = select_many(b.value.equal(&top), one, exp(b.value - top, wide));
-            Acc::<T> { value: top, sum: a.sum * fa + b.sum * fb, index: a.index }
+            Acc::<T> {
+                value: top,
+                sum: a.sum * fa + b.sum * fb,
+                index: a.index,
+            }
         }
     }
 }
 
 /// Combines `b` into `a` in place.
 #[cube]
-fn absorb<T: Numeric>(a: &mut Acc<T>, b: &Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) {
-    let before = Acc::<T> { value: a.value, sum: a.sum, index: a.index };
+fn absorb<T: Numeric>(
+    a: &mut Acc<T>,
+    b: &Acc<T>,
+    #[comptime] op: ReduceOp,
+    #[comptime] wide: bool,
+) {
+    let before = Acc::<T> {
+        value: a.value,
+        sum: a.sum,
+        index: a.index,
+    };
     let both = combine(&before, b, op, wide);
     a.value = both.value;
     a.sum = both.sum;
@@ -113,13 +163,21 @@ fn enter<T: Numeric>(x: Vector<T, Const<4>>, position: usize, valid: usize, iden
     Acc::<T> {
         value: select_many(inside, x, none),
         sum: select_many(inside, Vector::new(T::from_int(1)), zero),
-        index: select_many(inside, lane + U4::new(position as u32), U4::new(0xffff_ffffu32)),
+        index: select_many(
+            inside,
+            lane + U4::new(position as u32),
+            U4::new(0xffff_ffffu32),
+        ),
     }
 }
 
 #[cube]
 fn nothing<T: Numeric>(identity: T) -> Acc<T> {
-    Acc::<T> { value: Vector::new(identity), sum: Vector::new(T::from_int(0)), index: U4::new(0xffff_ffffu32) }
+    Acc::<T> {
+        value: Vector::new(identity),
+        sum: Vector::new(T::from_int(0)),
+        index: U4::new(0xffff_ffffu32),
+    }
 }
 
 #[cube]
@@ -135,18 +193,43 @@ fn turn<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] by: usize) -> Vector<T, 
 /// All four lanes combined; the result is in every lane.
 #[cube]
 fn fold_lanes<T: Numeric>(a: Acc<T>, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
-    let b = Acc::<T> { value: turn(a.value, 2usize), sum: turn(a.sum, 2usize), index: turn(a.index, 2usize) };
+    let b = Acc::<T> {
+        value: turn(a.value, 2usize),
+        sum: turn(a.sum, 2usize),
+        index: turn(a.index, 2usize),
+    };
     let a = combine(&a, &b, op, wide);
-    let b = Acc::<T> { value: turn(a.value, 1usize), sum: turn(a.sum, 1usize), index: turn(a.index, 1usize) };
+    let b = Acc::<T> {
+        value: turn(a.value, 1usize),
+        sum: turn(a.sum, 1usize),
+        index: turn(a.index, 1usize),
+    };
     combine(&a, &b, op, wide)
 }
 
-/// Combines the accumulators of `width` neighbouring threads in shared memory; the first of them gets the result.
+/// Combines the accumulators of `width` neighbouring threads in shared memory; the first of them
+/// gets the result.
 #[cube]
-fn tree<T: Numeric>(acc: Acc<T>, #[comptime] width: u32, #[comptime] op: ReduceOp, #[comptime] wide: bool) -> Acc<T> {
+fn tree<T: Numeric>(
+    acc: Acc<T>,
+    #[comptime] width: u32,
+    #[comptime] op: ReduceOp,
+    #[comptime] wide: bool,
+) -> Acc<T> {
     let mut values = Shared::<[T]>::new_slice(256usize);
-    let mut sums = Shared::<[T]>::new_slice(comptime!(if op == ReduceOp::LogSumExp { 256usize } else { 1usize }));
-    let mut places = Shared::<[u32]>::new_slice(comptime!(if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { 256usize } else { 1usize }));
+    let mut sums = Shared::<[T]>::new_slice(comptime!(if op == ReduceOp::LogSumExp {
+        256usize
+    } else {
+        1usize
+    }));
+    let mut places = Shared::<[u32]>::new_slice(comptime!(if matches!(
+        op,
+        ReduceOp::ArgMax | ReduceOp::ArgMin
+    ) {
+        256usize
+    } else {
+        1usize
+    }));
     let me = UNIT_POS as usize;
     let lane = UNIT_POS % width;
     let mut acc = fold_lanes(acc, op, wide);
@@ -162,7 +245,11 @@ fn tree<T: Numeric>(acc: Acc<T>, #[comptime] width: u32, #[comptime] op: ReduceO
         sync_cube();
         if lane < half {
             let other = me + half as usize;
-            let mut b = Acc::<T> { value: Vector::new(values[other]), sum: acc.sum, index: acc.index };
+            let mut b = Acc::<T> {
+                value: Vector::new(values[other]),
+                sum: acc.sum,
+                index: acc.index,
+            };
             if comptime!(op == ReduceOp::LogSumExp) {
                 b.sum = Vector::new(sums[other]);
             }
@@ -186,7 +273,15 @@ struct Results<T: Numeric> {
 
 /// Writes lane `l` of an accumulator as result `at`.
 #[cube]
-fn write<T: Numeric>(out: &mut Results<T>, acc: &Acc<T>, at: usize, #[comptime] l: usize, scale: T, #[comptime] op: ReduceOp, #[comptime] how: How) {
+fn write<T: Numeric>(
+    out: &mut Results<T>,
+    acc: &Acc<T>,
+    at: usize,
+    #[comptime] l: usize,
+    scale: T,
+    #[comptime] op: ReduceOp,
+    #[comptime] how: How,
+) {
     if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
         out.places.index_mut(0usize)[at] = acc.index.extract(l);
         if comptime!(how.parts) {
@@ -225,7 +320,12 @@ struct How {
 
 #[cube]
 #[allow(unused_variables)]
-fn elements<T: Numeric>(inputs: &Inputs, faults: &mut [u32], start: usize, #[comptime] plan: Plan) -> Vector<T, Const<4>> {
+fn elements<T: Numeric>(
+    inputs: &Inputs,
+    faults: &mut [u32],
+    start: usize,
+    #[comptime] plan: Plan,
+) -> Vector<T, Const<4>> {
     intrinsic!(|scope| {
         let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
         match eval(scope, inputs, &plan, start, &mut fault)[0] {
@@ -269,13 +369,23 @@ fn reduce_rows<T: Numeric>(
         #[unroll]
         for u in 0..how.unroll {
             let at = min(chunk + u * width, end - 1usize) * 4usize;
-            loaded.push(elements::<T>(inputs, faults, row * length + at, plan.clone()));
+            loaded.push(elements::<T>(
+                inputs,
+                faults,
+                row * length + at,
+                plan.clone(),
+            ));
         }
         #[unroll]
         for u in 0..how.unroll {
             let at = (chunk + u * width) * 4usize;
             let valid = select(chunk + u * width < end, length - at, 0usize);
-            absorb(&mut acc, &enter(*loaded.index(u), at, valid, identity), op, how.wide);
+            absorb(
+                &mut acc,
+                &enter(*loaded.index(u), at, valid, identity),
+                op,
+                how.wide,
+            );
         }
         chunk += how.unroll * width;
     }
@@ -318,7 +428,12 @@ fn reduce_columns<T: Numeric>(
             #[unroll]
             for u in 0..how.unroll {
                 let inside = row + u < end;
-                let mut entered = enter(*loaded.index(u), 0usize, select(inside, 4usize, 0usize), identity);
+                let mut entered = enter(
+                    *loaded.index(u),
+                    0usize,
+                    select(inside, 4usize, 0usize),
+                    identity,
+                );
                 entered.index = U4::new(select(inside, (row + u) as u32, 0xffff_ffffu32));
                 absorb(&mut acc, &entered, op, how.wide);
             }
@@ -400,35 +515,75 @@ impl Cut {
         let reduced = |d: usize| call.axes.contains(&d);
         let length: usize = call.axes.iter().map(|&d| shape[d]).product();
         let kept = shape.numel() / length;
-        // The dimension that memory runs along: the one the first input steps through by ones, else the last.
+        // The dimension that memory runs along: the one the first input steps through by ones, else
+        // the last.
         let strides = call.map.inputs.first().map(|i| &i.view.layout.strides);
-        let runs = (0..shape.rank()).rev().find(|&d| shape[d] > 1 && strides.is_some_and(|s| s[d].abs() == 1));
+        let runs = (0..shape.rank())
+            .rev()
+            .find(|&d| shape[d] > 1 && strides.is_some_and(|s| s[d].abs() == 1));
         let runs = runs.or_else(|| (0..shape.rank()).rev().find(|&d| shape[d] > 1));
         let rows = kept == 1 || runs.is_none_or(reduced);
-        let (kept_dims, axes): (Dims, Dims) = ((0..shape.rank()).filter(|&d| !reduced(d)).collect(), call.axes.into());
-        let order: Dims = if rows { kept_dims.into_iter().chain(axes).collect() } else { axes.into_iter().chain(kept_dims).collect() };
-        // Enough threads to fill a large GPU, and no split so short that starting it costs more than its work.
+        let (kept_dims, axes): (Dims, Dims) = (
+            (0..shape.rank()).filter(|&d| !reduced(d)).collect(),
+            call.axes.into(),
+        );
+        let order: Dims = if rows {
+            kept_dims.into_iter().chain(axes).collect()
+        } else {
+            axes.into_iter().chain(kept_dims).collect()
+        };
+        // Enough threads to fill a large GPU, and no split so short that starting it costs more
+        // than its work.
         let (width, splits) = if rows {
             let width = (length.div_ceil(4).next_power_of_two() as u32).clamp(1, CUBE);
             let lines = kept.div_ceil((CUBE / width) as usize);
-            (width, (1024 / lines.max(1)).min(length.div_ceil(4 * CUBE as usize * 4)).max(1))
+            (
+                width,
+                (1024 / lines.max(1))
+                    .min(length.div_ceil(4 * CUBE as usize * 4))
+                    .max(1),
+            )
         } else {
             let threads = kept.div_ceil(4);
-            (1, (131_072 / threads.max(1)).min(length.div_ceil(16)).clamp(1, PARTS as usize))
+            (
+                1,
+                (131_072 / threads.max(1))
+                    .min(length.div_ceil(16))
+                    .clamp(1, PARTS as usize),
+            )
         };
-        (Cut { rows, kept, length, width, splits }, order)
+        (
+            Cut {
+                rows,
+                kept,
+                length,
+                width,
+                splits,
+            },
+            order,
+        )
     }
 }
 
 impl CubeBackend {
     pub(crate) fn run_reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
         let program = without_bools(call.map.program);
-        let map = MapCall { program: &program, ..call.map.clone() };
-        let call = ReduceCall { map, ..call.clone() };
+        let map = MapCall {
+            program: &program,
+            ..call.map.clone()
+        };
+        let call = ReduceCall {
+            map,
+            ..call.clone()
+        };
         let kind = program.kinds[program.outputs[0].0 as usize];
         let transcendental = call.op == ReduceOp::LogSumExp && kind == Kind::F64;
         if transcendental && !self.capabilities.f64_math {
-            return Err(Error::Unsupported { device: self.name.clone(), what: "logsumexp in f64".into(), hint: "cast to f32".into() });
+            return Err(Error::Unsupported {
+                device: self.name.clone(),
+                what: "logsumexp in f64".into(),
+                hint: "cast to f32".into(),
+            });
         }
         // Infinities saturate to the ends of an integer type.
         let identity = match call.op {
@@ -446,26 +601,53 @@ impl CubeBackend {
         };
         let arg = matches!(call.op, ReduceOp::ArgMax | ReduceOp::ArgMin);
         let stored = if arg { DType::I32 } else { kind.dtype() };
-        self.convert(result, stored, call.dtype, call.map.shape.numel() / call.axes.iter().map(|&d| call.map.shape[d]).product::<usize>())
+        self.convert(
+            result,
+            stored,
+            call.dtype,
+            call.map.shape.numel()
+                / call
+                    .axes
+                    .iter()
+                    .map(|&d| call.map.shape[d])
+                    .product::<usize>(),
+        )
     }
 
     fn reduce_as<T: Numeric>(&self, call: &ReduceCall<'_>, identity: T) -> Result<Memory> {
         let elem = elem_of(call.map.program.kinds[call.map.program.outputs[0].0 as usize]);
-        let (identity, scale) = (InputScalar::new(identity, elem), InputScalar::new(call.scale.unwrap_or(1.0), elem));
+        let (identity, scale) = (
+            InputScalar::new(identity, elem),
+            InputScalar::new(call.scale.unwrap_or(1.0), elem),
+        );
         let (cut, order) = Cut::new(call);
         let run = if cut.rows { cut.length } else { cut.kept };
         let bound = self.bind_program(&call.map, Some(&order), Some(run))?;
         let arg = matches!(call.op, ReduceOp::ArgMax | ReduceOp::ArgMin);
-        let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
+        let dtype = if size_of::<T>() == 8 {
+            DType::F64
+        } else {
+            DType::F32
+        };
         let allocate = |parts: bool, n: usize| -> Result<(Vec<Memory>, Vec<Memory>)> {
-            let values = if parts && call.op == ReduceOp::LogSumExp { 2 } else { usize::from(parts || !arg) };
+            let values = if parts && call.op == ReduceOp::LogSumExp {
+                2
+            } else {
+                usize::from(parts || !arg)
+            };
             Ok((
-                (0..values).map(|_| self.alloc(dtype, n)).collect::<Result<_>>()?,
-                (0..usize::from(arg)).map(|_| self.alloc(DType::I32, n)).collect::<Result<_>>()?,
+                (0..values)
+                    .map(|_| self.alloc(dtype, n))
+                    .collect::<Result<_>>()?,
+                (0..usize::from(arg))
+                    .map(|_| self.alloc(DType::I32, n))
+                    .collect::<Result<_>>()?,
             ))
         };
         let launch = |(values, places): &(Vec<Memory>, Vec<Memory>)| {
-            let list = |m: &[Memory]| -> Vec<_> { m.iter().map(|m| (m.handle.clone(), m.bytes)).collect() };
+            let list = |m: &[Memory]| -> Vec<_> {
+                m.iter().map(|m| (m.handle.clone(), m.bytes)).collect()
+            };
             ResultsLaunch::<T>::new(bind(&list(values), size_of::<T>()), bind(&list(places), 4))
         };
         let parts = cut.splits > 1;
@@ -526,7 +708,11 @@ impl CubeBackend {
             let final_out = allocate(false, cut.kept)?;
             let splits = cut.used_splits();
             let width = splits.next_power_of_two().clamp(32, CUBE as usize) as u32;
-            let how = How { width, parts: false, ..how };
+            let how = How {
+                width,
+                parts: false,
+                ..how
+            };
             // SAFETY: one cube for each result, surplus cubes repeat an earlier one.
             unsafe {
                 finish::launch_unchecked::<T>(
@@ -556,13 +742,21 @@ impl CubeBackend {
 impl Cut {
     /// Four where a thread has that many loads to make.
     fn unroll(&self) -> usize {
-        let loads = if self.rows { self.length.div_ceil(4 * self.width as usize) } else { self.length } / self.splits;
+        let loads = if self.rows {
+            self.length.div_ceil(4 * self.width as usize)
+        } else {
+            self.length
+        } / self.splits;
         if loads >= 4 { 4 } else { 1 }
     }
 
     /// Splits that hold anything: rounding up the size of a split may leave the last ones empty.
     fn used_splits(&self) -> usize {
-        let units = if self.rows { self.length.div_ceil(4) } else { self.length };
+        let units = if self.rows {
+            self.length.div_ceil(4)
+        } else {
+            self.length
+        };
         units.div_ceil(units.div_ceil(self.splits))
     }
 }

@@ -1,4 +1,5 @@
-//! Registers of a program while a kernel is compiled: four lanes of one kind, and the code for each instruction.
+//! Registers of a program while a kernel is compiled: four lanes of one kind, and the code for each
+//! instruction.
 
 use crate::{
     int, math, philox,
@@ -61,7 +62,11 @@ fn hidden_wide(#[comptime] low: u32, #[comptime] high: u32, zero: u32) -> Q4 {
 }
 
 #[cube]
-fn choose<T: CubePrimitive>(c: B4, yes: Vector<T::Scalar, Const<4>>, no: Vector<T::Scalar, Const<4>>) -> Vector<T::Scalar, Const<4>> {
+fn choose<T: CubePrimitive>(
+    c: B4,
+    yes: Vector<T::Scalar, Const<4>>,
+    no: Vector<T::Scalar, Const<4>>,
+) -> Vector<T::Scalar, Const<4>> {
     select_many(c, yes, no)
 }
 
@@ -90,8 +95,8 @@ fn from_bool_bits(x: U4) -> B4 {
     x.not_equal(&U4::new(0u32))
 }
 
-/// Programs are type-checked when they are built, so a mismatch here is a bug of this crate; CubeCL turns the panic of an
-/// expansion into an error of the launch.
+/// Programs are type-checked when they are built, so a mismatch here is a bug of this crate; CubeCL
+/// turns the panic of an expansion into an error of the launch.
 fn ill_typed() -> ! {
     panic!("a map program with mixed kinds reached the kernel compiler")
 }
@@ -139,7 +144,10 @@ impl Reg {
 
     pub(crate) fn zero(scope: &Scope, kind: Kind) -> Self {
         match kind {
-            Kind::Bool => Reg::B(from_bool_bits::expand(scope, splat::expand::<u32>(scope, 0u32.into_expand(scope)))),
+            Kind::Bool => Reg::B(from_bool_bits::expand(
+                scope,
+                splat::expand::<u32>(scope, 0u32.into_expand(scope)),
+            )),
             Kind::U32 => Reg::U(splat::expand::<u32>(scope, 0u32.into_expand(scope))),
             Kind::I32 => Reg::I(splat::expand::<i32>(scope, 0i32.into_expand(scope))),
             Kind::I64 => Reg::L(splat::expand::<i64>(scope, 0i64.into_expand(scope))),
@@ -149,26 +157,47 @@ impl Reg {
     }
 
     /// A constant; `zero` is a zero known only at run time, from which infinities and NaN are made.
-    pub(crate) fn constant(scope: &Scope, value: Scalar, kind: Kind, zero: NativeExpand<u32>) -> Self {
+    pub(crate) fn constant(
+        scope: &Scope,
+        value: Scalar,
+        kind: Kind,
+        zero: NativeExpand<u32>,
+    ) -> Self {
         match kind {
             Kind::Bool => {
-                let bits = splat::expand::<u32>(scope, u32::from(value.to_bool()).into_expand(scope));
+                let bits =
+                    splat::expand::<u32>(scope, u32::from(value.to_bool()).into_expand(scope));
                 Reg::B(from_bool_bits::expand(scope, bits))
             }
-            Kind::U32 => Reg::U(splat::expand::<u32>(scope, (value.to_i64() as u32).into_expand(scope))),
-            Kind::I32 => Reg::I(splat::expand::<i32>(scope, (value.to_i64() as i32).into_expand(scope))),
-            Kind::I64 => Reg::L(splat::expand::<i64>(scope, value.to_i64().into_expand(scope))),
+            Kind::U32 => Reg::U(splat::expand::<u32>(
+                scope,
+                (value.to_i64() as u32).into_expand(scope),
+            )),
+            Kind::I32 => Reg::I(splat::expand::<i32>(
+                scope,
+                (value.to_i64() as i32).into_expand(scope),
+            )),
+            Kind::I64 => Reg::L(splat::expand::<i64>(
+                scope,
+                value.to_i64().into_expand(scope),
+            )),
             Kind::F32 => {
                 let value = value.to_f64() as f32;
                 if value.is_finite() && value != f32::MIN && value != f32::MAX {
                     Reg::F(splat::expand::<f32>(scope, value.into_expand(scope)))
                 } else {
-                    Reg::F(reinterpret::expand::<U4, F4>(scope, hidden::expand(scope, value.to_bits(), zero)))
+                    Reg::F(reinterpret::expand::<U4, F4>(
+                        scope,
+                        hidden::expand(scope, value.to_bits(), zero),
+                    ))
                 }
             }
             Kind::F64 => {
                 let bits = value.to_f64().to_bits();
-                Reg::D(reinterpret::expand::<Q4, D4>(scope, hidden_wide::expand(scope, bits as u32, (bits >> 32) as u32, zero)))
+                Reg::D(reinterpret::expand::<Q4, D4>(
+                    scope,
+                    hidden_wide::expand(scope, bits as u32, (bits >> 32) as u32, zero),
+                ))
             }
         }
     }
@@ -178,7 +207,10 @@ impl Reg {
         match (yes, no) {
             (Reg::B(a), Reg::B(b)) => {
                 let (a, b) = (bool_bits::expand(scope, a), bool_bits::expand(scope, b));
-                Reg::B(from_bool_bits::expand(scope, choose::expand::<u32>(scope, c, a, b)))
+                Reg::B(from_bool_bits::expand(
+                    scope,
+                    choose::expand::<u32>(scope, c, a, b),
+                ))
             }
             (Reg::U(a), Reg::U(b)) => Reg::U(choose::expand::<u32>(scope, c, a, b)),
             (Reg::I(a), Reg::I(b)) => Reg::I(choose::expand::<i32>(scope, c, a, b)),
@@ -191,10 +223,15 @@ impl Reg {
 }
 
 #[cube]
-fn compare<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[comptime] op: Binary) -> B4 {
+fn compare<T: Numeric>(
+    a: Vector<T, Const<4>>,
+    b: Vector<T, Const<4>>,
+    #[comptime] op: Binary,
+) -> B4 {
     match op {
         Binary::Eq => a.equal(&b),
-        // Not `not_equal`: some drivers answer that one with an ordered comparison, which is false for NaN.
+        // Not `not_equal`: some drivers answer that one with an ordered comparison, which is false
+        // for NaN.
         Binary::Ne => !a.equal(&b),
         Binary::Lt => a.less_than(&b),
         Binary::Le => a.less_equal(&b),
@@ -220,10 +257,14 @@ impl Reg {
             (Reg::U(x), _) => Reg::U(int::unary_u32::expand(scope, x, op)),
             (Reg::I(x), _) => Reg::I(int::unary_signed::expand::<i32>(scope, x, op)),
             (Reg::L(x), _) => Reg::L(int::unary_signed::expand::<i64>(scope, x, op)),
-            (Reg::F(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify::expand(scope, x, op)),
+            (Reg::F(x), Unary::IsNan | Unary::IsInf) => {
+                Reg::B(math::classify::expand(scope, x, op))
+            }
             (Reg::F(x), _) if native => Reg::F(math::unary_native::expand(scope, x, op)),
             (Reg::F(x), _) => Reg::F(math::unary::expand(scope, x, op)),
-            (Reg::D(x), Unary::IsNan | Unary::IsInf) => Reg::B(math::classify_wide::expand(scope, x, op)),
+            (Reg::D(x), Unary::IsNan | Unary::IsInf) => {
+                Reg::B(math::classify_wide::expand(scope, x, op))
+            }
             (Reg::D(x), _) => Reg::D(math::unary_wide::expand(scope, x, op)),
             (Reg::B(_), _) => ill_typed(),
         }
@@ -255,7 +296,12 @@ impl Reg {
         }
         match (a, b) {
             (Reg::B(a), Reg::B(b)) => {
-                let bits = logic::expand(scope, bool_bits::expand(scope, a), bool_bits::expand(scope, b), op);
+                let bits = logic::expand(
+                    scope,
+                    bool_bits::expand(scope, a),
+                    bool_bits::expand(scope, b),
+                    op,
+                );
                 Reg::B(from_bool_bits::expand(scope, bits))
             }
             (Reg::U(a), Reg::U(b)) => Reg::U(int::binary_u32::expand(scope, a, b, op)),
@@ -308,7 +354,11 @@ impl Reg {
             (Reg::U(x), DType::U8) if from_float => Reg::U(at_most_255::expand(scope, x)),
             (Reg::U(x), DType::U8) => Reg::U(mask8::expand(scope, x)),
             (Reg::F(x), DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2) => {
-                Reg::F(words::small_to_f32::expand(scope, words::f32_to_small::expand(scope, x, dtype), dtype))
+                Reg::F(words::small_to_f32::expand(
+                    scope,
+                    words::f32_to_small::expand(scope, x, dtype),
+                    dtype,
+                ))
             }
             _ => converted,
         }
@@ -317,15 +367,31 @@ impl Reg {
     /// A word of Philox at four indices.
     pub(crate) fn philox(scope: &Scope, index: Reg, key: [Reg; 3], word: u8) -> Self {
         let (low, high) = match index {
-            Reg::I(x) => (reinterpret::expand::<I4, U4>(scope, x), splat::expand::<u32>(scope, 0u32.into_expand(scope))),
+            Reg::I(x) => (
+                reinterpret::expand::<I4, U4>(scope, x),
+                splat::expand::<u32>(scope, 0u32.into_expand(scope)),
+            ),
             Reg::L(x) => {
                 let bits = convert::expand::<L4, Q4>(scope, x);
-                (low_half::expand(scope, bits), high_half::expand(scope, bits))
+                (
+                    low_half::expand(scope, bits),
+                    high_half::expand(scope, bits),
+                )
             }
             _ => ill_typed(),
         };
-        let [Reg::U(seed_low), Reg::U(seed_high), Reg::U(stream)] = key else { ill_typed() };
-        Reg::U(philox::word::expand(scope, low, high, stream, seed_low, seed_high, word as u32))
+        let [Reg::U(seed_low), Reg::U(seed_high), Reg::U(stream)] = key else {
+            ill_typed()
+        };
+        Reg::U(philox::word::expand(
+            scope,
+            low,
+            high,
+            stream,
+            seed_low,
+            seed_high,
+            word as u32,
+        ))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Softmax and the norms, fused: a row is read once, held in registers, and written once.
 //!
-//! Some threads of a cube share a row, each with a few chunks of four elements. Rows that are too long for that, or whose length is not a
-//! multiple of four, are left to the decomposition.
+//! Some threads of a cube share a row, each with a few chunks of four elements. Rows that are too
+//! long for that, or whose length is not a multiple of four, are left to the decomposition.
 
 use crate::{
     CubeBackend, Memory,
@@ -44,16 +44,26 @@ enum FusedKind {
     RmsNorm,
 }
 
-/// The sum (or maximum) of a value over the `width` threads of a row, known to all of them. Called by every thread of the cube.
+/// The sum (or maximum) of a value over the `width` threads of a row, known to all of them. Called
+/// by every thread of the cube.
 #[cube]
-fn across(value: f32, #[comptime] width: u32, #[comptime] largest: bool, #[comptime] planes: bool) -> f32 {
+fn across(
+    value: f32,
+    #[comptime] width: u32,
+    #[comptime] largest: bool,
+    #[comptime] planes: bool,
+) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let mut value = value;
     let me = UNIT_POS as usize;
     let lane = UNIT_POS % width;
     let first = (UNIT_POS - lane) as usize;
     if comptime!(planes && width >= 32) {
-        let part = if comptime!(largest) { plane_max(value) } else { plane_sum(value) };
+        let part = if comptime!(largest) {
+            plane_max(value)
+        } else {
+            plane_sum(value)
+        };
         shared[me / 32usize] = part;
         sync_cube();
         value = shared[first / 32usize];
@@ -82,7 +92,11 @@ fn across(value: f32, #[comptime] width: u32, #[comptime] largest: bool, #[compt
 
 #[cube]
 fn merge(a: f32, b: f32, #[comptime] largest: bool) -> f32 {
-    if comptime!(largest) { max_nan(a, b) } else { a + b }
+    if comptime!(largest) {
+        max_nan(a, b)
+    } else {
+        a + b
+    }
 }
 
 #[cube]
@@ -92,7 +106,10 @@ fn lane_sum(x: F4) -> f32 {
 
 #[cube]
 fn lane_max(x: F4) -> f32 {
-    max_nan(max_nan(x.extract(0usize), x.extract(1usize)), max_nan(x.extract(2usize), x.extract(3usize)))
+    max_nan(
+        max_nan(x.extract(0usize), x.extract(1usize)),
+        max_nan(x.extract(2usize), x.extract(3usize)),
+    )
 }
 
 /// Operand `which` (0 the input, then weight, then bias) at four positions.
@@ -115,15 +132,33 @@ fn put(out: &mut Outputs, chunk: usize, value: F4, #[comptime] dtype: DType) {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lowest: f32, eps: f32, #[comptime] plan: Plan, #[comptime] fused: Fused) {
+fn row_kernel(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    rows: usize,
+    length: usize,
+    lowest: f32,
+    eps: f32,
+    #[comptime] plan: Plan,
+    #[comptime] fused: Fused,
+) {
     let width = comptime!(fused.width as usize);
-    let line = CUBE_POS * comptime!(CUBE as usize / fused.width as usize) + UNIT_POS as usize / width;
-    // Surplus threads repeat the last row, so that everybody meets at the barriers; they write nothing.
+    let line =
+        CUBE_POS * comptime!(CUBE as usize / fused.width as usize) + UNIT_POS as usize / width;
+    // Surplus threads repeat the last row, so that everybody meets at the barriers; they write
+    // nothing.
     let row = min(line, rows - 1usize);
     let lane = UNIT_POS as usize % width;
     let quarter = length / 4usize;
-    let softmax = comptime!(matches!(fused.kind, FusedKind::Softmax | FusedKind::LogSoftmax));
-    let filler = if comptime!(softmax) { F4::new(lowest) } else { F4::new(0.0f32) };
+    let softmax = comptime!(matches!(
+        fused.kind,
+        FusedKind::Softmax | FusedKind::LogSoftmax
+    ));
+    let filler = if comptime!(softmax) {
+        F4::new(lowest)
+    } else {
+        F4::new(0.0f32)
+    };
 
     let mut held = Array::<F4>::new(fused.chunks);
     #[unroll]
@@ -148,7 +183,11 @@ fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lo
             let shifted = held[k] - top;
             let e = math::unary(shifted, Unary::Exp);
             total += e;
-            held[k] = if comptime!(fused.kind == FusedKind::Softmax) { e } else { shifted };
+            held[k] = if comptime!(fused.kind == FusedKind::Softmax) {
+                e
+            } else {
+                shifted
+            };
         }
         let total = F4::new(across(lane_sum(total), fused.width, false, fused.planes));
         let shift = math::unary(total, Unary::Log);
@@ -157,7 +196,11 @@ fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lo
         for k in 0..fused.chunks {
             let chunk = lane + k * width;
             if line < rows && chunk < quarter {
-                let y = if comptime!(fused.kind == FusedKind::Softmax) { held[k] * factor } else { held[k] - shift };
+                let y = if comptime!(fused.kind == FusedKind::Softmax) {
+                    held[k] * factor
+                } else {
+                    held[k] - shift
+                };
                 put(out, row * quarter + chunk, y, fused.dtype);
             }
         }
@@ -192,7 +235,12 @@ fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lo
                     y = y * operand(inputs, at, plan.clone(), 1usize);
                 }
                 if comptime!(fused.bias) {
-                    y += operand(inputs, at, plan.clone(), comptime!(1 + fused.weight as usize));
+                    y += operand(
+                        inputs,
+                        at,
+                        plan.clone(),
+                        comptime!(1 + fused.weight as usize),
+                    );
                 }
                 put(out, row * quarter + chunk, y, fused.dtype);
             }
@@ -202,7 +250,11 @@ fn row_kernel(inputs: &Inputs, out: &mut Outputs, rows: usize, length: usize, lo
 
 impl CubeBackend {
     pub(crate) fn run_row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
-        let (rows, length, dtype) = (call.input.layout.shape[0], call.input.layout.shape[1], call.input.dtype);
+        let (rows, length, dtype) = (
+            call.input.layout.shape[0],
+            call.input.layout.shape[1],
+            call.input.dtype,
+        );
         let width = (length.div_ceil(4).next_power_of_two()).clamp(1, CUBE as usize);
         let chunks = length.div_ceil(4 * width);
         if length % 4 != 0 || chunks > MAX_CHUNKS || dtype == DType::F64 {
@@ -210,30 +262,77 @@ impl CubeBackend {
         }
         let (kind, eps, params, split) = match call.op {
             RowOp::Softmax => (FusedKind::Softmax, 0.0, [None, None], [rows, 1, length, 1]),
-            RowOp::LogSoftmax => (FusedKind::LogSoftmax, 0.0, [None, None], [rows, 1, length, 1]),
-            RowOp::Norm { rms, eps, weight, bias, groups, channels, inner } => {
-                let kind = if rms { FusedKind::RmsNorm } else { FusedKind::LayerNorm };
-                (kind, eps, [weight, bias], [rows / groups, groups, channels, inner])
+            RowOp::LogSoftmax => (
+                FusedKind::LogSoftmax,
+                0.0,
+                [None, None],
+                [rows, 1, length, 1],
+            ),
+            RowOp::Norm {
+                rms,
+                eps,
+                weight,
+                bias,
+                groups,
+                channels,
+                inner,
+            } => {
+                let kind = if rms {
+                    FusedKind::RmsNorm
+                } else {
+                    FusedKind::LayerNorm
+                };
+                (
+                    kind,
+                    eps,
+                    [weight, bias],
+                    [rows / groups, groups, channels, inner],
+                )
             }
         };
         if params.iter().flatten().any(|v| v.dtype == DType::F64) {
             return Ok(None);
         }
-        // The input and its parameters as operands of one map program over [rows / groups, groups, channels, inner].
+        // The input and its parameters as operands of one map program over [rows / groups, groups,
+        // channels, inner].
         let shape = Shape::from(split);
         let builder = Builder::new();
         let mut values = vec![(builder.load(dtype), DType::F32)];
         let mut inputs = vec![MapInput {
-            view: View { layout: Layout { shape: shape.clone(), strides: shape.strides(), offset: call.input.layout.offset }, ..call.input.clone() },
+            view: View {
+                layout: Layout {
+                    shape: shape.clone(),
+                    strides: shape.strides(),
+                    offset: call.input.layout.offset,
+                },
+                ..call.input.clone()
+            },
             window: None,
         }];
         for view in params.into_iter().flatten() {
             values.push((builder.load(view.dtype), DType::F32));
             let strides = smallvec::smallvec![0, split[2] as isize, 1, 0];
-            inputs.push(MapInput { view: View { layout: Layout { shape: shape.clone(), strides, offset: view.layout.offset }, ..view.clone() }, window: None });
+            inputs.push(MapInput {
+                view: View {
+                    layout: Layout {
+                        shape: shape.clone(),
+                        strides,
+                        offset: view.layout.offset,
+                    },
+                    ..view.clone()
+                },
+                window: None,
+            });
         }
         let program = builder.finish(&values)?;
-        let map = MapCall { op: "row", program: &program, shape: &shape, inputs: &inputs, indices: &[], params: &[] };
+        let map = MapCall {
+            op: "row",
+            program: &program,
+            shape: &shape,
+            inputs: &inputs,
+            indices: &[],
+            params: &[],
+        };
         let bound = self.bind_program(&map, None, Some(length))?;
         let hardware = &self.client.properties().hardware;
         let fused = Fused {

@@ -1,9 +1,10 @@
 //! Running reductions along one axis, of an input seen as `[outer, n, inner]`.
 //!
-//! With `inner > 1` a thread walks down its column; with `inner == 1` the threads of a cube share a row, four elements each,
-//! and scan their totals in shared memory. Few long lines are cut into splits: a first launch makes the total of each split,
-//! a second one scans the totals, a third one scans the elements with what came before their split. The order of every
-//! combination is fixed by the shape alone.
+//! With `inner > 1` a thread walks down its column; with `inner == 1` the threads of a cube share a
+//! row, four elements each, and scan their totals in shared memory. Few long lines are cut into
+//! splits: a first launch makes the total of each split, a second one scans the totals, a third one
+//! scans the elements with what came before their split. The order of every combination is fixed by
+//! the shape alone.
 
 use crate::{
     CubeBackend, Memory,
@@ -50,7 +51,8 @@ struct How {
     width: u32,
 }
 
-/// Elements, or what is known of runs: values, for log-sum-exp also sums, where they are followed also places.
+/// Elements, or what is known of runs: values, for log-sum-exp also sums, where they are followed
+/// also places.
 #[derive(CubeType, CubeLaunch)]
 struct Parts<T: Numeric> {
     values: Sequence<Box<[T]>>,
@@ -80,7 +82,11 @@ fn is_nan<T: Numeric>(x: T, #[comptime] kind: Kind) -> bool {
 /// Whether the later `b` replaces `a` as the extreme: the latest among equals, and the latest NaN.
 #[cube]
 fn replaces<T: Numeric>(a: T, b: T, #[comptime] how: How) -> bool {
-    let beyond = if comptime!(how.op == ScanOp::Min) { b <= a } else { b >= a };
+    let beyond = if comptime!(how.op == ScanOp::Min) {
+        b <= a
+    } else {
+        b >= a
+    };
     is_nan::<T>(b, how.kind) || (!is_nan::<T>(a, how.kind) && beyond)
 }
 
@@ -88,26 +94,54 @@ fn replaces<T: Numeric>(a: T, b: T, #[comptime] how: How) -> bool {
 #[cube]
 fn combine<T: Numeric>(a: &Acc<T>, b: &Acc<T>, #[comptime] how: How) -> Acc<T> {
     match how.op {
-        ScanOp::Sum => Acc::<T> { value: a.value + b.value, sum: a.sum, place: a.place },
-        ScanOp::Prod => Acc::<T> { value: a.value * b.value, sum: a.sum, place: a.place },
+        ScanOp::Sum => Acc::<T> {
+            value: a.value + b.value,
+            sum: a.sum,
+            place: a.place,
+        },
+        ScanOp::Prod => Acc::<T> {
+            value: a.value * b.value,
+            sum: a.sum,
+            place: a.place,
+        },
         ScanOp::Max | ScanOp::Min => {
             let take = replaces::<T>(a.value, b.value, how);
-            Acc::<T> { value: select(take, b.value, a.value), sum: a.sum, place: select(take, b.place, a.place) }
+            Acc::<T> {
+                value: select(take, b.value, a.value),
+                sum: a.sum,
+                place: select(take, b.place, a.place),
+            }
         }
         ScanOp::LogSumExp => {
             let top = select(replaces::<T>(a.value, b.value, how), b.value, a.value);
             // Equal values need no factor, and infinities must not be subtracted from each other.
             let one = T::from_int(1);
-            let fa = select(a.value == top, one, unary::<T>(a.value - top, Unary::Exp, how.kind));
-            let fb = select(b.value == top, one, unary::<T>(b.value - top, Unary::Exp, how.kind));
-            Acc::<T> { value: top, sum: a.sum * fa + b.sum * fb, place: a.place }
+            let fa = select(
+                a.value == top,
+                one,
+                unary::<T>(a.value - top, Unary::Exp, how.kind),
+            );
+            let fb = select(
+                b.value == top,
+                one,
+                unary::<T>(b.value - top, Unary::Exp, how.kind),
+            );
+            Acc::<T> {
+                value: top,
+                sum: a.sum * fa + b.sum * fb,
+                place: a.place,
+            }
         }
     }
 }
 
 #[cube]
 fn nothing<T: Numeric>(identity: T) -> Acc<T> {
-    Acc::<T> { value: identity, sum: T::from_int(0), place: 0u32 }
+    Acc::<T> {
+        value: identity,
+        sum: T::from_int(0),
+        place: 0u32,
+    }
 }
 
 #[cube]
@@ -121,8 +155,16 @@ fn assign<T: Numeric>(to: &mut Acc<T>, from: &Acc<T>) {
 #[cube]
 fn stored<T: Numeric>(parts: &Parts<T>, at: usize, #[comptime] how: How) -> Acc<T> {
     let value = parts.values.index(0usize)[at];
-    let sum = if comptime!(how.op == ScanOp::LogSumExp) { parts.values.index(1usize)[at] } else { T::from_int(0) };
-    let place = if comptime!(how.places) { parts.places.index(0usize)[at] } else { 0u32.runtime() };
+    let sum = if comptime!(how.op == ScanOp::LogSumExp) {
+        parts.values.index(1usize)[at]
+    } else {
+        T::from_int(0)
+    };
+    let place = if comptime!(how.places) {
+        parts.places.index(0usize)[at]
+    } else {
+        0u32.runtime()
+    };
     Acc::<T> { value, sum, place }
 }
 
@@ -132,7 +174,11 @@ fn enter<T: Numeric>(input: &Parts<T>, at: usize, position: usize, #[comptime] h
     if comptime!(how.from_parts) {
         stored(input, at, how)
     } else {
-        Acc::<T> { value: input.values.index(0usize)[at], sum: T::from_int(1), place: position as u32 }
+        Acc::<T> {
+            value: input.values.index(0usize)[at],
+            sum: T::from_int(1),
+            place: position as u32,
+        }
     }
 }
 
@@ -143,7 +189,8 @@ fn write<T: Numeric>(out: &mut Parts<T>, at: usize, acc: &Acc<T>, #[comptime] ho
             out.values.index_mut(0usize)[at] = acc.value;
             out.values.index_mut(1usize)[at] = acc.sum;
         } else {
-            out.values.index_mut(0usize)[at] = acc.value + unary::<T>(acc.sum, Unary::Log, how.kind);
+            out.values.index_mut(0usize)[at] =
+                acc.value + unary::<T>(acc.sum, Unary::Log, how.kind);
         }
     } else {
         out.values.index_mut(0usize)[at] = acc.value;
@@ -153,7 +200,8 @@ fn write<T: Numeric>(out: &mut Parts<T>, at: usize, acc: &Acc<T>, #[comptime] ho
     }
 }
 
-/// A thread walks one split of a column; `lines` is `outer * splits * inner`, and so many threads have one.
+/// A thread walks one split of a column; `lines` is `outer * splits * inner`, and so many threads
+/// have one.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn scan_columns<T: Numeric>(
     input: &Parts<T>,
@@ -210,8 +258,13 @@ fn scan_rows<T: Numeric>(
 ) {
     let width = comptime!(how.width as usize);
     let mut values = Shared::<[T]>::new_slice(256usize);
-    let mut sums = Shared::<[T]>::new_slice(comptime!(if how.op == ScanOp::LogSumExp { 256usize } else { 1usize }));
-    let mut places = Shared::<[u32]>::new_slice(comptime!(if how.places { 256usize } else { 1usize }));
+    let mut sums = Shared::<[T]>::new_slice(comptime!(if how.op == ScanOp::LogSumExp {
+        256usize
+    } else {
+        1usize
+    }));
+    let mut places =
+        Shared::<[u32]>::new_slice(comptime!(if how.places { 256usize } else { 1usize }));
     let identity = identity.get::<T>();
     let me = UNIT_POS as usize;
     let lane = me % width;
@@ -257,7 +310,11 @@ fn scan_rows<T: Numeric>(
             share(&mut values, &mut sums, &mut places, me, &upto, how);
             sync_cube();
             if lane >= distance {
-                let both = combine(&shared(&values, &sums, &places, me - distance, how), &upto, how);
+                let both = combine(
+                    &shared(&values, &sums, &places, me - distance, how),
+                    &upto,
+                    how,
+                );
                 assign(&mut upto, &both);
             }
             sync_cube();
@@ -269,7 +326,11 @@ fn scan_rows<T: Numeric>(
         let mut prefix = nothing::<T>(identity);
         assign(&mut prefix, &before);
         if lane > 0usize {
-            let both = combine(&before, &shared(&values, &sums, &places, me - 1usize, how), how);
+            let both = combine(
+                &before,
+                &shared(&values, &sums, &places, me - 1usize, how),
+                how,
+            );
             assign(&mut prefix, &both);
         }
         if comptime!(!how.totals) {
@@ -286,7 +347,17 @@ fn scan_rows<T: Numeric>(
                 write(out, from + 3usize, &combine(&prefix, &d, how), how);
             }
         }
-        let both = combine(&before, &shared(&values, &sums, &places, me - lane + comptime!(width - 1), how), how);
+        let both = combine(
+            &before,
+            &shared(
+                &values,
+                &sums,
+                &places,
+                me - lane + comptime!(width - 1),
+                how,
+            ),
+            how,
+        );
         assign(&mut before, &both);
         sync_cube();
         tile += 1usize;
@@ -299,7 +370,14 @@ fn scan_rows<T: Numeric>(
 }
 
 #[cube]
-fn share<T: Numeric>(values: &mut [T], sums: &mut [T], places: &mut [u32], at: usize, acc: &Acc<T>, #[comptime] how: How) {
+fn share<T: Numeric>(
+    values: &mut [T],
+    sums: &mut [T],
+    places: &mut [u32],
+    at: usize,
+    acc: &Acc<T>,
+    #[comptime] how: How,
+) {
     values[at] = acc.value;
     if comptime!(how.op == ScanOp::LogSumExp) {
         sums[at] = acc.sum;
@@ -310,10 +388,28 @@ fn share<T: Numeric>(values: &mut [T], sums: &mut [T], places: &mut [u32], at: u
 }
 
 #[cube]
-fn shared<T: Numeric>(values: &[T], sums: &[T], places: &[u32], at: usize, #[comptime] how: How) -> Acc<T> {
-    let sum = if comptime!(how.op == ScanOp::LogSumExp) { sums[at] } else { T::from_int(0) };
-    let place = if comptime!(how.places) { places[at] } else { 0u32.runtime() };
-    Acc::<T> { value: values[at], sum, place }
+fn shared<T: Numeric>(
+    values: &[T],
+    sums: &[T],
+    places: &[u32],
+    at: usize,
+    #[comptime] how: How,
+) -> Acc<T> {
+    let sum = if comptime!(how.op == ScanOp::LogSumExp) {
+        sums[at]
+    } else {
+        T::from_int(0)
+    };
+    let place = if comptime!(how.places) {
+        places[at]
+    } else {
+        0u32.runtime()
+    };
+    Acc::<T> {
+        value: values[at],
+        sum,
+        place,
+    }
 }
 
 /// Buffers of a launch; see [`Parts`].
@@ -325,8 +421,12 @@ struct Held {
 
 impl Held {
     fn launch<T: Numeric>(&self) -> PartsLaunch<T> {
-        let list = |m: &[Memory]| -> Vec<_> { m.iter().map(|m| (m.handle.clone(), m.bytes)).collect() };
-        PartsLaunch::new(bind(&list(&self.values), size_of::<T>()), bind(&list(&self.places), 4))
+        let list =
+            |m: &[Memory]| -> Vec<_> { m.iter().map(|m| (m.handle.clone(), m.bytes)).collect() };
+        PartsLaunch::new(
+            bind(&list(&self.values), size_of::<T>()),
+            bind(&list(&self.places), 4),
+        )
     }
 }
 
@@ -342,19 +442,36 @@ struct Space {
 }
 
 impl Space {
-    /// Cuts lines so that there are enough threads for a large GPU, where a piece is worth a launch.
+    /// Cuts lines so that there are enough threads for a large GPU, where a piece is worth a
+    /// launch.
     fn cut(outer: usize, n: usize, inner: usize) -> Self {
         let (wanted, unit) = if inner == 1 {
             let cubes = (outer * width(n) as usize).div_ceil(CUBE as usize);
-            (if cubes < 256 { 1024 / cubes.max(1) } else { 1 }, 4 * CUBE as usize)
+            (
+                if cubes < 256 { 1024 / cubes.max(1) } else { 1 },
+                4 * CUBE as usize,
+            )
         } else {
             let threads = outer * inner;
-            (if threads < 32_768 { 65_536 / threads } else { 1 }, 1)
+            (
+                if threads < 32_768 {
+                    65_536 / threads
+                } else {
+                    1
+                },
+                1,
+            )
         };
         let least = if inner == 1 { 4 * unit } else { 64 };
         let splits = wanted.min(n / least).clamp(1, 1024);
         let per_split = n.div_ceil(splits).next_multiple_of(unit);
-        Self { outer, n, inner, splits: n.div_ceil(per_split), per_split }
+        Self {
+            outer,
+            n,
+            inner,
+            splits: n.div_ceil(per_split),
+            per_split,
+        }
     }
 }
 
@@ -366,11 +483,20 @@ fn width(n: usize) -> u32 {
 impl CubeBackend {
     pub(crate) fn run_scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
         let dtype = call.input.dtype;
-        let kind = if dtype == DType::Bool { Kind::U32 } else { dtype.kind() };
+        let kind = if dtype == DType::Bool {
+            Kind::U32
+        } else {
+            dtype.kind()
+        };
         if call.op == ScanOp::LogSumExp && kind == Kind::F64 && !self.capabilities.f64_math {
-            return Err(Error::Unsupported { device: self.name.clone(), what: "logcumsumexp in f64".into(), hint: "cast to f32".into() });
+            return Err(Error::Unsupported {
+                device: self.name.clone(),
+                what: "logcumsumexp in f64".into(),
+                hint: "cast to f32".into(),
+            });
         }
-        // Infinities saturate to the ends of an integer type; adding to -0 changes nothing, not even -0.
+        // Infinities saturate to the ends of an integer type; adding to -0 changes nothing, not
+        // even -0.
         let identity = match call.op {
             ScanOp::Sum => -0.0,
             ScanOp::Prod => 1.0,
@@ -384,39 +510,120 @@ impl CubeBackend {
             Kind::I64 => self.scan_as::<i64>(call, kind, identity as i64)?,
             Kind::U32 | Kind::Bool => self.scan_as::<u32>(call, kind, identity as u32)?,
         };
-        let values = self.convert(out.values.swap_remove(0), kind.dtype(), dtype, call.input.layout.shape.numel())?;
+        let values = self.convert(
+            out.values.swap_remove(0),
+            kind.dtype(),
+            dtype,
+            call.input.layout.shape.numel(),
+        )?;
         Ok((values, out.places.pop().map(Buffer::new)))
     }
 
     fn scan_as<T: Numeric>(&self, call: &ScanCall<'_>, kind: Kind, identity: T) -> Result<Held> {
         let dims = call.input.layout.shape.dims();
         let view = self.dense(call.input, kind.dtype())?;
-        let input = Held { values: vec![crate::memory(&view)?.clone()], places: vec![] };
-        let space = Space::cut(dims[..call.axis].iter().product(), dims[call.axis], dims[call.axis + 1..].iter().product());
-        let how = How { op: call.op, kind, places: call.positions, from_parts: false, to_parts: false, totals: false, carried: false, width: width(space.n) };
+        let input = Held {
+            values: vec![crate::memory(&view)?.clone()],
+            places: vec![],
+        };
+        let space = Space::cut(
+            dims[..call.axis].iter().product(),
+            dims[call.axis],
+            dims[call.axis + 1..].iter().product(),
+        );
+        let how = How {
+            op: call.op,
+            kind,
+            places: call.positions,
+            from_parts: false,
+            to_parts: false,
+            totals: false,
+            carried: false,
+            width: width(space.n),
+        };
         let identity = InputScalar::new(identity, elem_of(kind));
         if space.splits == 1 {
             return self.launch_scan::<T>(&input, &Held::default(), space, identity, how);
         }
-        let totals = self.launch_scan::<T>(&input, &Held::default(), space, identity, How { to_parts: true, totals: true, ..how })?;
-        let across = Space { n: space.splits, splits: 1, per_split: space.splits, ..space };
-        let before =
-            self.launch_scan::<T>(&totals, &Held::default(), across, identity, How { from_parts: true, to_parts: true, width: width(across.n), ..how })?;
-        self.launch_scan::<T>(&input, &before, space, identity, How { carried: true, ..how })
+        let totals = self.launch_scan::<T>(
+            &input,
+            &Held::default(),
+            space,
+            identity,
+            How {
+                to_parts: true,
+                totals: true,
+                ..how
+            },
+        )?;
+        let across = Space {
+            n: space.splits,
+            splits: 1,
+            per_split: space.splits,
+            ..space
+        };
+        let before = self.launch_scan::<T>(
+            &totals,
+            &Held::default(),
+            across,
+            identity,
+            How {
+                from_parts: true,
+                to_parts: true,
+                width: width(across.n),
+                ..how
+            },
+        )?;
+        self.launch_scan::<T>(
+            &input,
+            &before,
+            space,
+            identity,
+            How {
+                carried: true,
+                ..how
+            },
+        )
     }
 
-    fn launch_scan<T: Numeric>(&self, input: &Held, carry: &Held, space: Space, identity: InputScalar, how: How) -> Result<Held> {
-        let Space { outer, n, inner, splits, per_split } = space;
+    fn launch_scan<T: Numeric>(
+        &self,
+        input: &Held,
+        carry: &Held,
+        space: Space,
+        identity: InputScalar,
+        how: How,
+    ) -> Result<Held> {
+        let Space {
+            outer,
+            n,
+            inner,
+            splits,
+            per_split,
+        } = space;
         let lines = outer * splits * inner;
         let elements = if how.totals { lines } else { outer * n * inner };
         let dtype = how.kind.dtype();
-        let values = if how.to_parts && how.op == ScanOp::LogSumExp { 2 } else { 1 };
-        let out = Held {
-            values: (0..values).map(|_| self.alloc(dtype, elements)).collect::<Result<_>>()?,
-            places: (0..usize::from(how.places)).map(|_| self.alloc(DType::I32, elements)).collect::<Result<_>>()?,
+        let values = if how.to_parts && how.op == ScanOp::LogSumExp {
+            2
+        } else {
+            1
         };
-        let (client, dim, address) = (&self.client, CubeDim::new_1d(CUBE), address(outer * n * inner));
-        // SAFETY: kernels guard lines and elements; the buffers are as long as what is read and written.
+        let out = Held {
+            values: (0..values)
+                .map(|_| self.alloc(dtype, elements))
+                .collect::<Result<_>>()?,
+            places: (0..usize::from(how.places))
+                .map(|_| self.alloc(DType::I32, elements))
+                .collect::<Result<_>>()?,
+        };
+        let (client, dim, address) = (
+            &self.client,
+            CubeDim::new_1d(CUBE),
+            address(outer * n * inner),
+        );
+        // SAFETY: kernels guard lines and elements; the buffers are as long as what is read and
+        // written.
         unsafe {
             if inner == 1 {
                 let tiles = per_split.min(n).div_ceil(4 * how.width as usize);

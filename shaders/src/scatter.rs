@@ -1,10 +1,11 @@
 //! Indexed writes into a copy of the destination, without atomics and always in the same order.
 //!
-//! The destination row of every position is computed and the positions are sorted by it (stably), so that the updates of a
-//! row are neighbours, in order. A thread then folds a block of neighbours for some elements of the row. Rows that lie
-//! within a block are finished there; what belongs to rows that go on beyond it is left as two parts for each block, which
-//! are sorted as they are and folded in the same way, until one block is left. A row that takes all updates is as fast
-//! as many rows that take one each.
+//! The destination row of every position is computed and the positions are sorted by it (stably),
+//! so that the updates of a row are neighbours, in order. A thread then folds a block of neighbours
+//! for some elements of the row. Rows that lie within a block are finished there; what belongs to
+//! rows that go on beyond it is left as two parts for each block, which are sorted as they are and
+//! folded in the same way, until one block is left. A row that takes all updates is as fast as many
+//! rows that take one each.
 
 use crate::{
     CubeBackend, Memory,
@@ -27,7 +28,14 @@ const NONE: u32 = u32::MAX;
 
 /// The destination row of every position.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn find_rows(indices: &Sequence<Box<[u32]>>, rows: &mut [u32], faults: &mut [u32], numbers: &Sequence<usize>, count: usize, #[comptime] plan: Plan) {
+fn find_rows(
+    indices: &Sequence<Box<[u32]>>,
+    rows: &mut [u32],
+    faults: &mut [u32],
+    numbers: &Sequence<usize>,
+    count: usize,
+    #[comptime] plan: Plan,
+) {
     let position = ABSOLUTE_POS;
     if position < count {
         let here = coordinates(position, numbers, plan.rank);
@@ -48,7 +56,12 @@ struct Element {
 
 /// The elements from `at` on, `step` apart.
 #[cube]
-fn load<T: Numeric>(words: &[u32], at: usize, step: usize, #[comptime] element: Element) -> Vector<T, Const<4>> {
+fn load<T: Numeric>(
+    words: &[u32],
+    at: usize,
+    step: usize,
+    #[comptime] element: Element,
+) -> Vector<T, Const<4>> {
     if comptime!(element.dtype.size() == 8) {
         let mut bits = Q4::new(0u64);
         #[unroll]
@@ -80,7 +93,12 @@ fn load<T: Numeric>(words: &[u32], at: usize, step: usize, #[comptime] element: 
 
 /// Stores as elements `at` on. Fewer than four lanes only of dtypes that do not share words.
 #[cube]
-fn store<T: Numeric>(words: &mut [u32], at: usize, value: Vector<T, Const<4>>, #[comptime] element: Element) {
+fn store<T: Numeric>(
+    words: &mut [u32],
+    at: usize,
+    value: Vector<T, Const<4>>,
+    #[comptime] element: Element,
+) {
     if comptime!(element.dtype.size() == 8) {
         let bits = if comptime!(element.raw) {
             Q4::cast_from(value)
@@ -96,13 +114,14 @@ fn store<T: Numeric>(words: &mut [u32], at: usize, value: Vector<T, Const<4>>, #
             words[(at + lane) * 2usize + 1usize] = (wide >> 32u64) as u32;
         }
     } else {
-        let bits = if comptime!(element.raw || matches!(element.dtype.kind(), Kind::U32 | Kind::Bool)) {
-            U4::cast_from(value)
-        } else if comptime!(element.dtype == DType::I32) {
-            U4::reinterpret(I4::cast_from(value))
-        } else {
-            f32_to_small(F4::cast_from(value), element.dtype)
-        };
+        let bits =
+            if comptime!(element.raw || matches!(element.dtype.kind(), Kind::U32 | Kind::Bool)) {
+                U4::cast_from(value)
+            } else if comptime!(element.dtype == DType::I32) {
+                U4::reinterpret(I4::cast_from(value))
+            } else {
+                f32_to_small(F4::cast_from(value), element.dtype)
+            };
         if comptime!(element.dtype.size() == 1) {
             words[at / 4usize] = pack8(bits);
         } else if comptime!(element.dtype.size() == 2) {
@@ -118,9 +137,15 @@ fn store<T: Numeric>(words: &mut [u32], at: usize, value: Vector<T, Const<4>>, #
     }
 }
 
-/// Where the updates are, in elements: sizes of the iteration space, then offset and steps, at last the step along a row.
+/// Where the updates are, in elements: sizes of the iteration space, then offset and steps, at last
+/// the step along a row.
 #[cube]
-fn update_at(place: u32, element: usize, numbers: &Sequence<usize>, #[comptime] rank: usize) -> usize {
+fn update_at(
+    place: u32,
+    element: usize,
+    numbers: &Sequence<usize>,
+    #[comptime] rank: usize,
+) -> usize {
     let here = coordinates(place as usize, numbers, rank);
     affine(&here, numbers, rank, rank) + element * *numbers.index(comptime!(2 * rank + 1))
 }
@@ -162,25 +187,45 @@ fn set_rows<T: Numeric>(
         if last && row != NONE {
             let element = piece * comptime!(how.to.lanes);
             let step = *numbers.index(comptime!(2 * how.rank + 1));
-            let value = load::<T>(updates, update_at(places[at], element, numbers, how.rank), step, how.from);
+            let value = load::<T>(
+                updates,
+                update_at(places[at], element, numbers, how.rank),
+                step,
+                how.from,
+            );
             store::<T>(out, row as usize * inner + element, value, how.to);
         }
     }
 }
 
 #[cube]
-fn is_nan<T: Numeric>(x: Vector<T, Const<4>>, #[comptime] element: Element) -> Vector<bool, Const<4>> {
-    if comptime!(element.dtype == DType::F64) { D4::cast_from(x).is_nan() } else { F4::cast_from(x).is_nan() }
+fn is_nan<T: Numeric>(
+    x: Vector<T, Const<4>>,
+    #[comptime] element: Element,
+) -> Vector<bool, Const<4>> {
+    if comptime!(element.dtype == DType::F64) {
+        D4::cast_from(x).is_nan()
+    } else {
+        F4::cast_from(x).is_nan()
+    }
 }
 
 #[cube]
-fn apply<T: Numeric>(a: Vector<T, Const<4>>, b: Vector<T, Const<4>>, #[comptime] how: How) -> Vector<T, Const<4>> {
+fn apply<T: Numeric>(
+    a: Vector<T, Const<4>>,
+    b: Vector<T, Const<4>>,
+    #[comptime] how: How,
+) -> Vector<T, Const<4>> {
     match how.mode {
         ScatterOp::Set => b,
         ScatterOp::Add => a + b,
         ScatterOp::Mul => a * b,
         ScatterOp::Min | ScatterOp::Max => {
-            let beyond = if comptime!(how.mode == ScatterOp::Min) { b.less_than(&a) } else { a.less_than(&b) };
+            let beyond = if comptime!(how.mode == ScatterOp::Min) {
+                b.less_than(&a)
+            } else {
+                a.less_than(&b)
+            };
             if comptime!(how.part.dtype.is_float()) {
                 let keep = is_nan::<T>(a, how.part);
                 select_many((!keep).vec_and(beyond.or(is_nan::<T>(b, how.part))), b, a)
@@ -208,7 +253,12 @@ fn block_of(rows: &[u32], first: usize, count: usize) -> Block {
     let (first_row, last_row) = (rows[first], rows[end - 1usize]);
     let before = rows[max(first, 1usize) - 1usize];
     let after = rows[min(end, count - 1usize)];
-    Block { first_row, last_row, from_before: first > 0usize && before == first_row, to_after: end < count && after == last_row }
+    Block {
+        first_row,
+        last_row,
+        from_before: first > 0usize && before == first_row,
+        to_after: end < count && after == last_row,
+    }
 }
 
 /// Rows and places of the parts that [`fold_rows`] leaves: two for each block.
@@ -244,7 +294,12 @@ fn flush<T: Numeric>(
         let after = it.to_after && row == it.last_row;
         if before || after {
             let slot = block * 2usize + select(before, 0usize, 1usize);
-            store::<T>(parts.index_mut(0usize), slot * inner + element, value, how.part);
+            store::<T>(
+                parts.index_mut(0usize),
+                slot * inner + element,
+                value,
+                how.part,
+            );
         } else {
             store::<T>(out, row as usize * inner + element, value, how.to);
         }
@@ -267,7 +322,10 @@ fn fold_rows<T: Numeric>(
     #[comptime] how: How,
 ) {
     let pieces = inner / comptime!(how.to.lanes);
-    let (block, element) = (ABSOLUTE_POS / pieces, ABSOLUTE_POS % pieces * comptime!(how.to.lanes));
+    let (block, element) = (
+        ABSOLUTE_POS / pieces,
+        ABSOLUTE_POS % pieces * comptime!(how.to.lanes),
+    );
     let step = *numbers.index(comptime!(2 * how.rank + 1));
     let first = block * BLOCK;
     if first < count {
@@ -288,19 +346,29 @@ fn fold_rows<T: Numeric>(
                 filled = false;
             }
             if place != NONE && row != NONE {
-                let value = load::<T>(updates, update_at(place, element, numbers, how.rank), step, how.from);
+                let value = load::<T>(
+                    updates,
+                    update_at(place, element, numbers, how.rank),
+                    step,
+                    how.from,
+                );
                 if filled {
                     acc = apply::<T>(acc, value, how);
                 } else {
                     filled = true;
                     let mut shared = false;
                     if comptime!(how.parts) {
-                        shared = (it.from_before && row == it.first_row) || (it.to_after && row == it.last_row);
+                        shared = (it.from_before && row == it.first_row)
+                            || (it.to_after && row == it.last_row);
                     }
                     if shared {
                         acc = value;
                     } else {
-                        acc = apply::<T>(load::<T>(&*out, row as usize * inner + element, 1usize, how.to), value, how);
+                        acc = apply::<T>(
+                            load::<T>(&*out, row as usize * inner + element, 1usize, how.to),
+                            value,
+                            how,
+                        );
                     }
                 }
             }
@@ -332,46 +400,110 @@ impl CubeBackend {
         let count = call.shape.numel();
         if call.rows >= NONE as usize || count >= NONE as usize {
             let what = format!("{} of {count} updates into {} rows", call.op, call.rows);
-            return Err(Error::Unsupported { device: self.name.clone(), what, hint: "split the tensor into pieces of fewer than 2^32 - 1 rows".into() });
+            return Err(Error::Unsupported {
+                device: self.name.clone(),
+                what,
+                hint: "split the tensor into pieces of fewer than 2^32 - 1 rows".into(),
+            });
         }
         let (dtype, elements) = (call.dst.dtype, call.rows * call.inner);
         let lanes = if call.inner.is_multiple_of(4) { 4 } else { 1 };
-        // Single elements that share a word with others are worked on in a wider copy: no two threads may write one word.
+        // Single elements that share a word with others are worked on in a wider copy: no two
+        // threads may write one word.
         let wide = lanes == 1 && dtype.size() < 4;
-        let kind = if dtype == DType::Bool { DType::U32 } else { dtype.kind().dtype() };
+        let kind = if dtype == DType::Bool {
+            DType::U32
+        } else {
+            dtype.kind().dtype()
+        };
         let to = if wide { kind } else { dtype };
         let out = if wide {
             self.copy_as(call.dst, to)?
         } else {
             let words = Shape::from([(elements * dtype.size()).div_ceil(4)]);
-            self.copy_as(&View { buffer: call.dst.buffer.clone(), dtype: DType::U32, layout: Layout::contiguous(words) }, DType::U32)?
+            self.copy_as(
+                &View {
+                    buffer: call.dst.buffer.clone(),
+                    dtype: DType::U32,
+                    layout: Layout::contiguous(words),
+                },
+                DType::U32,
+            )?
         };
         let out: &Memory = out.get()?;
         let raw = call.mode == ScatterOp::Set && !wide;
         let updates = crate::memory(call.updates)?;
-        let address = address((count * call.inner).max(elements).max(out.bytes / 4).max(updates.bytes / dtype.size().min(4)));
+        let address = address(
+            (count * call.inner)
+                .max(elements)
+                .max(out.bytes / 4)
+                .max(updates.bytes / dtype.size().min(4)),
+        );
         let order = self.scatter_order(call, count, address)?;
         let layout = &call.updates.layout;
         let (steps, inner_step) = layout.strides.split_at(call.shape.rank());
         let mut strides = [Dims::from_slice(steps)];
         let shape = collapse(call.shape, &mut strides);
-        let numbers = shape.dims().iter().copied().chain([layout.offset]).chain(strides[0].iter().chain(inner_step).map(|&s| wrap(s as i64, address)));
-        let updates = Updates { memory: updates.clone(), element: Element { dtype, raw, lanes }, rank: shape.rank(), numbers: numbers.collect() };
-        let (to, part) = (Element { dtype: to, raw, lanes }, Element { dtype: kind, raw: false, lanes });
-        let how = How { mode: call.mode, from: updates.element, to, part, rank: updates.rank, parts: false };
+        let numbers = shape.dims().iter().copied().chain([layout.offset]).chain(
+            strides[0]
+                .iter()
+                .chain(inner_step)
+                .map(|&s| wrap(s as i64, address)),
+        );
+        let updates = Updates {
+            memory: updates.clone(),
+            element: Element { dtype, raw, lanes },
+            rank: shape.rank(),
+            numbers: numbers.collect(),
+        };
+        let (to, part) = (
+            Element {
+                dtype: to,
+                raw,
+                lanes,
+            },
+            Element {
+                dtype: kind,
+                raw: false,
+                lanes,
+            },
+        );
+        let how = How {
+            mode: call.mode,
+            from: updates.element,
+            to,
+            part,
+            rank: updates.rank,
+            parts: false,
+        };
         match (raw, dtype.size(), kind) {
-            (true, 8, _) => self.scatter_as::<u64>(call.inner, order, updates, out, address, how)?,
-            (true, ..) | (_, _, DType::U32) => self.scatter_as::<u32>(call.inner, order, updates, out, address, how)?,
-            (_, _, DType::I32) => self.scatter_as::<i32>(call.inner, order, updates, out, address, how)?,
-            (_, _, DType::I64) => self.scatter_as::<i64>(call.inner, order, updates, out, address, how)?,
-            (_, _, DType::F64) => self.scatter_as::<f64>(call.inner, order, updates, out, address, how)?,
+            (true, 8, _) => {
+                self.scatter_as::<u64>(call.inner, order, updates, out, address, how)?
+            }
+            (true, ..) | (_, _, DType::U32) => {
+                self.scatter_as::<u32>(call.inner, order, updates, out, address, how)?
+            }
+            (_, _, DType::I32) => {
+                self.scatter_as::<i32>(call.inner, order, updates, out, address, how)?
+            }
+            (_, _, DType::I64) => {
+                self.scatter_as::<i64>(call.inner, order, updates, out, address, how)?
+            }
+            (_, _, DType::F64) => {
+                self.scatter_as::<f64>(call.inner, order, updates, out, address, how)?
+            }
             _ => self.scatter_as::<f32>(call.inner, order, updates, out, address, how)?,
         }
         self.convert(out.clone(), to.dtype, dtype, elements)
     }
 
     /// The positions of the iteration space, sorted by the row they go to.
-    fn scatter_order(&self, call: &ScatterCall<'_>, count: usize, address: AddressType) -> Result<Order> {
+    fn scatter_order(
+        &self,
+        call: &ScatterCall<'_>,
+        count: usize,
+        address: AddressType,
+    ) -> Result<Order> {
         let strides: Dims<isize> = call.base.strides.iter().map(|&s| s as isize).collect();
         let indexing = Indexing::new(call.shape, call.base.offset, &strides, call.axes, address)?;
         let rows = self.alloc(DType::U32, count)?;
@@ -391,14 +523,27 @@ impl CubeBackend {
             );
         }
         let sorted = self.argsort::<u32>(&rows, DType::U32, 1, count, false, true)?;
-        Ok(Order { rows: sorted.keys.unwrap_or(rows), places: sorted.places, count })
+        Ok(Order {
+            rows: sorted.keys.unwrap_or(rows),
+            places: sorted.places,
+            count,
+        })
     }
 
-    fn scatter_as<T: Numeric>(&self, inner: usize, mut order: Order, mut updates: Updates, out: &Memory, address: AddressType, mut how: How) -> Result<()> {
+    fn scatter_as<T: Numeric>(
+        &self,
+        inner: usize,
+        mut order: Order,
+        mut updates: Updates,
+        out: &Memory,
+        address: AddressType,
+        mut how: How,
+    ) -> Result<()> {
         let (client, dim) = (&self.client, CubeDim::new_1d(CUBE));
         let pieces = inner / how.to.lanes;
         if how.mode == ScatterOp::Set {
-            // SAFETY: threads past the last position do nothing; rows were checked against the destination.
+            // SAFETY: threads past the last position do nothing; rows were checked against the
+            // destination.
             unsafe {
                 set_rows::launch_unchecked::<T>(
                     client,
@@ -420,8 +565,13 @@ impl CubeBackend {
         loop {
             let blocks = order.count.div_ceil(BLOCK);
             (how.from, how.rank, how.parts) = (updates.element, updates.rank, blocks > 1);
-            let parts = if how.parts { Some(self.alloc(how.part.dtype, blocks * 2 * inner)?) } else { None };
-            // SAFETY: threads past the last block do nothing; rows were checked against the destination.
+            let parts = if how.parts {
+                Some(self.alloc(how.part.dtype, blocks * 2 * inner)?)
+            } else {
+                None
+            };
+            // SAFETY: threads past the last block do nothing; rows were checked against the
+            // destination.
             unsafe {
                 fold_rows::launch_unchecked::<T>(
                     client,
@@ -440,7 +590,11 @@ impl CubeBackend {
                 );
             }
             let Some(memory) = parts else { return Ok(()) };
-            let next = Order { rows: self.alloc(DType::U32, blocks * 2)?, places: self.alloc(DType::U32, blocks * 2)?, count: blocks * 2 };
+            let next = Order {
+                rows: self.alloc(DType::U32, blocks * 2)?,
+                places: self.alloc(DType::U32, blocks * 2)?,
+                count: blocks * 2,
+            };
             // SAFETY: as above.
             unsafe {
                 find_parts::launch_unchecked(
@@ -454,7 +608,12 @@ impl CubeBackend {
                     order.count,
                 );
             }
-            updates = Updates { memory, element: how.part, rank: 1, numbers: vec![blocks * 2, 0, inner, 1] };
+            updates = Updates {
+                memory,
+                element: how.part,
+                rank: 1,
+                numbers: vec![blocks * 2, 0, inner, 1],
+            };
             order = next;
         }
     }

@@ -29,14 +29,22 @@ fn search_kernel<K: Int>(
     let query = ABSOLUTE_POS;
     if query < all {
         let row = query / m;
-        let wanted = key::<K>(queries, queries_at.offset + row * queries_at.row + query % m * queries_at.column, dtype);
+        let wanted = key::<K>(
+            queries,
+            queries_at.offset + row * queries_at.row + query % m * queries_at.column,
+            dtype,
+        );
         let first = sorted_at.offset + row * sorted_at.row;
         let mut low = 0usize;
         let mut high = n;
         while low < high {
             let middle = (low + high) / 2usize;
             let found = key::<K>(sorted, first + middle * sorted_at.column, dtype);
-            let before = if comptime!(right) { found <= wanted } else { found < wanted };
+            let before = if comptime!(right) {
+                found <= wanted
+            } else {
+                found < wanted
+            };
             if before {
                 low = middle + 1usize;
             } else {
@@ -59,7 +67,11 @@ impl CubeBackend {
         let dtype = call.sorted.dtype;
         // Searching a tensor for its own elements: a buffer is bound once.
         let queries = if call.queries.buffer.same(&call.sorted.buffer) {
-            View { buffer: self.copy_as(call.queries, dtype)?, dtype, layout: anymesh_core::Layout::contiguous(call.queries.layout.shape.clone()) }
+            View {
+                buffer: self.copy_as(call.queries, dtype)?,
+                dtype,
+                layout: anymesh_core::Layout::contiguous(call.queries.layout.shape.clone()),
+            }
         } else {
             call.queries.clone()
         };
@@ -68,7 +80,11 @@ impl CubeBackend {
         let address = address(all.max(a.bytes.max(b.bytes) / dtype.size().min(4)));
         let matrix = |view: &View| {
             let layout = &view.layout;
-            MatrixLaunch::new(layout.offset, wrap(layout.strides[0] as i64, address), wrap(layout.strides[1] as i64, address))
+            MatrixLaunch::new(
+                layout.offset,
+                wrap(layout.strides[0] as i64, address),
+                wrap(layout.strides[1] as i64, address),
+            )
         };
         let out = self.alloc(DType::I32, all)?;
         // SAFETY: threads past the last query do nothing; the search stays inside its row.

@@ -1,8 +1,8 @@
 //! Stable argsort: tiles are sorted in shared memory, then merged pairwise until a row is one run.
 //!
-//! Elements are compared through unsigned keys of the same order. Each cube of a merge makes one tile of the result; where
-//! its part begins in the two runs is found by a binary search beforehand (the "merge path"), so that all cubes work alike
-//! whatever the data.
+//! Elements are compared through unsigned keys of the same order. Each cube of a merge makes one
+//! tile of the result; where its part begins in the two runs is found by a binary search beforehand
+//! (the "merge path"), so that all cubes work alike whatever the data.
 
 use crate::{
     CubeBackend, Memory,
@@ -17,7 +17,8 @@ use cubecl::prelude::*;
 /// Elements that a cube sorts or merges: four for each thread.
 const TILE: usize = 4 * CUBE as usize;
 
-/// Bits of an element of at most 32 bits as a number that orders the same: NaN largest, -0 equal to 0.
+/// Bits of an element of at most 32 bits as a number that orders the same: NaN largest, -0 equal to
+/// 0.
 #[cube]
 fn narrow_key(bits: u32, #[comptime] dtype: DType) -> u32 {
     let top = comptime!(1u32 << (8 * dtype.size() as u32 - 1));
@@ -49,7 +50,11 @@ fn wide_key(bits: u64, #[comptime] dtype: DType) -> u64 {
     if comptime!(dtype == DType::F64) {
         let magnitude = bits & (top - 1u64);
         let ordered = select(bits == magnitude, top + magnitude, top - magnitude);
-        select(magnitude > 0x7ff0_0000_0000_0000u64, u64::max_value(), ordered)
+        select(
+            magnitude > 0x7ff0_0000_0000_0000u64,
+            u64::max_value(),
+            ordered,
+        )
     } else {
         bits ^ top
     }
@@ -78,7 +83,15 @@ struct Tiles {
 
 /// Sorts pieces of `slots` elements by a bitonic network. Places break ties, which makes it stable.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sort_tiles<K: Int>(input: &[u32], keys: &mut Sequence<Box<[K]>>, places: &mut [u32], rows: usize, n: usize, tiles: usize, #[comptime] how: Tiles) {
+fn sort_tiles<K: Int>(
+    input: &[u32],
+    keys: &mut Sequence<Box<[K]>>,
+    places: &mut [u32],
+    rows: usize,
+    n: usize,
+    tiles: usize,
+    #[comptime] how: Tiles,
+) {
     let slots = comptime!(how.slots as usize);
     let mut shared_keys = Shared::<[K]>::new_slice(TILE);
     let mut shared_places = Shared::<[u32]>::new_slice(TILE);
@@ -175,16 +188,35 @@ fn pair_of(tile: usize, n: usize, tiles: usize, width: usize) -> Pair {
     let start = at - before;
     let a_len = min(width, n - start);
     let b_len = min(width, n - start - a_len);
-    Pair { first: row * n + start, a_len, b_len, before }
+    Pair {
+        first: row * n + start,
+        a_len,
+        b_len,
+        before,
+    }
 }
 
 /// Finds for each tile how much of run `a` was used up before it.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn find_splits<K: Int>(keys: &[K], splits: &mut [u32], all: usize, n: usize, tiles: usize, width: usize) {
+fn find_splits<K: Int>(
+    keys: &[K],
+    splits: &mut [u32],
+    all: usize,
+    n: usize,
+    tiles: usize,
+    width: usize,
+) {
     let tile = ABSOLUTE_POS;
     if tile < all {
         let pair = pair_of(tile, n, tiles, width);
-        splits[tile] = split(keys, pair.first, pair.a_len, pair.first + pair.a_len, pair.b_len, pair.before) as u32;
+        splits[tile] = split(
+            keys,
+            pair.first,
+            pair.a_len,
+            pair.first + pair.a_len,
+            pair.b_len,
+            pair.before,
+        ) as u32;
     }
 }
 
@@ -234,7 +266,10 @@ fn merge<K: Int>(
     for q in 0..4usize {
         let at = start + q;
         if at < count {
-            let (left, right) = (shared_keys[min(i, comptime!(TILE - 1))], shared_keys[min(j, comptime!(TILE - 1))]);
+            let (left, right) = (
+                shared_keys[min(i, comptime!(TILE - 1))],
+                shared_keys[min(j, comptime!(TILE - 1))],
+            );
             let take_a = j >= count || (i < a && left <= right);
             let from = select(take_a, i, j);
             out_places[to + at] = shared_places[from];
@@ -267,20 +302,47 @@ impl CubeBackend {
     }
 
     /// Sorts the dense rows of `input`. `K` is the type of the keys.
-    pub(crate) fn argsort<K: Int>(&self, input: &Memory, dtype: DType, rows: usize, n: usize, descending: bool, keys: bool) -> Result<Sorted> {
+    pub(crate) fn argsort<K: Int>(
+        &self,
+        input: &Memory,
+        dtype: DType,
+        rows: usize,
+        n: usize,
+        descending: bool,
+        keys: bool,
+    ) -> Result<Sorted> {
         let slots = n.next_power_of_two().min(TILE);
         let tiles = n.div_ceil(slots);
         let all = rows * tiles;
         let address = address((rows * n).max(input.bytes / 4));
         let keep = keys || tiles > 1;
-        let key_dtype = if size_of::<K>() == 8 { DType::I64 } else { DType::U32 };
+        let key_dtype = if size_of::<K>() == 8 {
+            DType::I64
+        } else {
+            DType::U32
+        };
         let fresh = |keep: bool| -> Result<(Memory, Vec<Memory>)> {
-            let keys = (0..usize::from(keep)).map(|_| self.alloc(key_dtype, rows * n)).collect::<Result<_>>()?;
+            let keys = (0..usize::from(keep))
+                .map(|_| self.alloc(key_dtype, rows * n))
+                .collect::<Result<_>>()?;
             Ok((self.alloc(DType::I32, rows * n)?, keys))
         };
-        let bound = |keys: &[Memory]| bind::<K>(&keys.iter().map(|m| (m.handle.clone(), m.bytes)).collect::<Vec<_>>(), size_of::<K>());
+        let bound = |keys: &[Memory]| {
+            bind::<K>(
+                &keys
+                    .iter()
+                    .map(|m| (m.handle.clone(), m.bytes))
+                    .collect::<Vec<_>>(),
+                size_of::<K>(),
+            )
+        };
         let (mut places, mut kept) = fresh(keep)?;
-        let how = Tiles { dtype, descending, slots: slots as u32, keep };
+        let how = Tiles {
+            dtype,
+            descending,
+            slots: slots as u32,
+            keep,
+        };
         // SAFETY: slots beyond the rows and elements are not read or written.
         unsafe {
             sort_tiles::launch_unchecked::<K>(
@@ -297,12 +359,17 @@ impl CubeBackend {
                 how,
             );
         }
-        let splits = if tiles > 1 { Some(self.alloc(DType::U32, all)?) } else { None };
+        let splits = if tiles > 1 {
+            Some(self.alloc(DType::U32, all)?)
+        } else {
+            None
+        };
         let mut width = slots;
         while let Some(splits) = splits.as_ref().filter(|_| width < n) {
             let keep = keys || width * 2 < n;
             let (next_places, next_keys) = fresh(keep)?;
-            // SAFETY: threads past the last tile do nothing, surplus cubes repeat a tile; positions stay inside the runs.
+            // SAFETY: threads past the last tile do nothing, surplus cubes repeat a tile; positions
+            // stay inside the runs.
             unsafe {
                 find_splits::launch_unchecked::<K>(
                     &self.client,
@@ -336,6 +403,9 @@ impl CubeBackend {
             (places, kept) = (next_places, next_keys);
             width *= 2;
         }
-        Ok(Sorted { places, keys: kept.pop() })
+        Ok(Sorted {
+            places,
+            keys: kept.pop(),
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! Elements as they lie in memory: every buffer is a list of `u32` words, whatever its dtype.
 //!
-//! Shader languages have no 8-bit and 16-bit storage, so those dtypes are packed in words and converted by shifts; 32-bit
-//! dtypes are bit casts; 64-bit dtypes are two words (on devices that can compute with them). Kernels work on four
-//! consecutive elements at a time: *lanes*.
+//! Shader languages have no 8-bit and 16-bit storage, so those dtypes are packed in words and
+//! converted by shifts; 32-bit dtypes are bit casts; 64-bit dtypes are two words (on devices that
+//! can compute with them). Kernels work on four consecutive elements at a time: *lanes*.
 
 use anymesh_core::DType;
 use cubecl::prelude::*;
@@ -60,8 +60,20 @@ pub(crate) fn lanes64(words: &[U4], at: usize) -> Q4 {
     let mut out = Q4::empty();
     #[unroll]
     for lane in 0..2usize {
-        out.insert(lane, join(a.extract(comptime!(2 * lane)), a.extract(comptime!(2 * lane + 1))));
-        out.insert(comptime!(lane + 2), join(b.extract(comptime!(2 * lane)), b.extract(comptime!(2 * lane + 1))));
+        out.insert(
+            lane,
+            join(
+                a.extract(comptime!(2 * lane)),
+                a.extract(comptime!(2 * lane + 1)),
+            ),
+        );
+        out.insert(
+            comptime!(lane + 2),
+            join(
+                b.extract(comptime!(2 * lane)),
+                b.extract(comptime!(2 * lane + 1)),
+            ),
+        );
     }
     out
 }
@@ -96,20 +108,32 @@ pub(crate) fn wide_at(words: &[u32], at: usize) -> u64 {
 #[cube]
 pub(crate) fn pack16(bits: U4) -> U2 {
     let mut out = U2::empty();
-    out.insert(0usize, bits.extract(0usize) & 0xffffu32 | bits.extract(1usize) << 16u32);
-    out.insert(1usize, bits.extract(2usize) & 0xffffu32 | bits.extract(3usize) << 16u32);
+    out.insert(
+        0usize,
+        bits.extract(0usize) & 0xffffu32 | bits.extract(1usize) << 16u32,
+    );
+    out.insert(
+        1usize,
+        bits.extract(2usize) & 0xffffu32 | bits.extract(3usize) << 16u32,
+    );
     out
 }
 
 #[cube]
 pub(crate) fn pack8(bits: U4) -> u32 {
     let b = bits & U4::new(0xffu32);
-    b.extract(0usize) | b.extract(1usize) << 8u32 | b.extract(2usize) << 16u32 | b.extract(3usize) << 24u32
+    b.extract(0usize)
+        | b.extract(1usize) << 8u32
+        | b.extract(2usize) << 16u32
+        | b.extract(3usize) << 24u32
 }
 
 #[cube]
 pub(crate) fn split64(bits: Q4, #[comptime] half: usize) -> U4 {
-    let (a, b) = (bits.extract(comptime!(2 * half)), bits.extract(comptime!(2 * half + 1)));
+    let (a, b) = (
+        bits.extract(comptime!(2 * half)),
+        bits.extract(comptime!(2 * half + 1)),
+    );
     let mut out = U4::empty();
     out.insert(0usize, a as u32);
     out.insert(1usize, (a >> 32u64) as u32);
@@ -120,15 +144,20 @@ pub(crate) fn split64(bits: Q4, #[comptime] half: usize) -> U4 {
 
 // Small floats from and to f32. All round to nearest even.
 
-/// Expands a float with `mantissa` bits and exponent bias `bias` given as bits without its sign, exactly.
+/// Expands a float with `mantissa` bits and exponent bias `bias` given as bits without its sign,
+/// exactly.
 #[cube]
 fn widen(magnitude: U4, #[comptime] mantissa: u32, #[comptime] bias: i32) -> F4 {
-    // Put the fields where f32 has them, then move the exponent's bias by a multiplication: it also makes subnormals right,
-    // and does not meet f32 subnormals on the way but for zero exponents, which are handled by subtraction of the hidden one.
+    // Put the fields where f32 has them, then move the exponent's bias by a multiplication: it also
+    // makes subnormals right, and does not meet f32 subnormals on the way but for zero exponents,
+    // which are handled by subtraction of the hidden one.
     let shift = comptime!(23 - mantissa);
-    let normal = F4::reinterpret((magnitude << U4::new(shift)) + U4::new(comptime!(((127 - bias) as u32) << 23)));
+    let normal = F4::reinterpret(
+        (magnitude << U4::new(shift)) + U4::new(comptime!(((127 - bias) as u32) << 23)),
+    );
     let hidden = U4::new(comptime!(((128 - bias) as u32) << 23));
-    let subnormal = F4::reinterpret((magnitude << U4::new(shift)) + hidden) - F4::reinterpret(hidden);
+    let subnormal =
+        F4::reinterpret((magnitude << U4::new(shift)) + hidden) - F4::reinterpret(hidden);
     let small = magnitude.less_than(&U4::new(comptime!(1u32 << mantissa)));
     select_many(small, subnormal, normal)
 }
@@ -140,8 +169,10 @@ fn shorten(x: F4, #[comptime] mantissa: u32, #[comptime] bias: i32) -> U4 {
     let bits = U4::reinterpret(x) & U4::new(0x7fff_ffffu32);
     let rebias = U4::new(comptime!(((127 - bias) as u32) << 23));
     let odd = (bits >> U4::new(shift)) & U4::new(1u32);
-    let normal = (bits - rebias + U4::new(comptime!((1u32 << (shift - 1)) - 1)) + odd) >> U4::new(shift);
-    // Below the smallest normal: adding a power of two whose last place is the subnormal spacing makes the adder round.
+    let normal =
+        (bits - rebias + U4::new(comptime!((1u32 << (shift - 1)) - 1)) + odd) >> U4::new(shift);
+    // Below the smallest normal: adding a power of two whose last place is the subnormal spacing
+    // makes the adder round.
     let magic = U4::new(comptime!(((128 - bias) as u32 + shift) << 23));
     let subnormal = U4::reinterpret(F4::reinterpret(bits) + F4::reinterpret(magic)) - magic;
     let small = bits.less_than(&U4::new(comptime!(((128 - bias) as u32) << 23)));
@@ -188,7 +219,11 @@ pub(crate) fn f32_to_ieee(x: F4, #[comptime] mantissa: u32) -> U4 {
     let big = magnitude.greater_equal(&U4::new(0x4780_0000u32));
     let value = select_many(big, infinity, finite);
     let nan = magnitude.greater_than(&U4::new(0x7f80_0000u32));
-    let value = select_many(nan, infinity | U4::new(comptime!(1u32 << (mantissa - 1))), value);
+    let value = select_many(
+        nan,
+        infinity | U4::new(comptime!(1u32 << (mantissa - 1))),
+        value,
+    );
     value | ((bits >> U4::new(31u32)) << U4::new(comptime!(mantissa + 5)))
 }
 
@@ -206,7 +241,8 @@ pub(crate) fn f32_to_f8e4m3(x: F4) -> U4 {
     let bits = U4::reinterpret(x);
     let magnitude = bits & U4::new(0x7fff_ffffu32);
     let finite = shorten(x, 3u32, 7i32);
-    // 464 is half way between the largest value, 448, and the next step: ties to even keep it; all above is NaN.
+    // 464 is half way between the largest value, 448, and the next step: ties to even keep it; all
+    // above is NaN.
     let big = magnitude.greater_than(&U4::new(0x43e8_0000u32));
     select_many(big, U4::new(0x7fu32), finite) | ((bits >> U4::new(31u32)) << U4::new(7u32))
 }

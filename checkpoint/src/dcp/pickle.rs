@@ -1,10 +1,12 @@
-//! A reader of pickles that executes nothing: every global it meets must be on a list of plain data types, and what would be a call becomes a record of it.
+//! A reader of pickles that executes nothing: every global it meets must be on a list of plain data
+//! types, and what would be a call becomes a record of it.
 
 use crate::{Error, Result};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Where a value is in its [`Pickle`]. Values are shared and may refer to each other in circles, so they are not nested.
+/// Where a value is in its [`Pickle`]. Values are shared and may refer to each other in circles, so
+/// they are not nested.
 pub(super) type Id = usize;
 
 /// One value of a pickle.
@@ -13,7 +15,8 @@ pub(super) enum Node {
     None,
     Int(i64),
     Text(String),
-    /// What checkpoints do not need, kept only as being there: logical values, floats, longer numbers, bytes.
+    /// What checkpoints do not need, kept only as being there: logical values, floats, longer
+    /// numbers, bytes.
     Other,
     /// Tuples, lists and sets.
     List(Vec<Id>),
@@ -40,13 +43,15 @@ pub(super) struct Pickle {
 
 const WHAT: &str = "pickle of torch.distributed.checkpoint";
 
-/// As many dimensions as a tensor of torch can have. A list may be shared by many objects, so that sizes without a limit could take far more memory than the file.
+/// As many dimensions as a tensor of torch can have. A list may be shared by many objects, so that
+/// sizes without a limit could take far more memory than the file.
 const MOST_DIMENSIONS: usize = 64;
 
 /// More fields than any of the classes has.
 const MOST_FIELDS: usize = 64;
 
-/// Names that stand for data. Classes that are not needed are listed where files written by torch have them.
+/// Names that stand for data. Classes that are not needed are listed where files written by torch
+/// have them.
 const ALLOWED: [&str; 42] = [
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.MetadataIndex",
@@ -128,16 +133,28 @@ impl Pickle {
     }
 
     pub(super) fn text(&self, id: Id) -> Option<&str> {
-        if let Node::Text(text) = self.node(id) { Some(text) } else { None }
+        if let Node::Text(text) = self.node(id) {
+            Some(text)
+        } else {
+            None
+        }
     }
 
     pub(super) fn int(&self, id: Id) -> Option<i64> {
-        if let Node::Int(n) = self.node(id) { Some(*n) } else { None }
+        if let Node::Int(n) = self.node(id) {
+            Some(*n)
+        } else {
+            None
+        }
     }
 
     /// A list or tuple.
     pub(super) fn list(&self, id: Id) -> Option<&[Id]> {
-        if let Node::List(items) = self.node(id) { Some(items) } else { None }
+        if let Node::List(items) = self.node(id) {
+            Some(items)
+        } else {
+            None
+        }
     }
 
     /// The pairs of a dictionary, also of an ordered one.
@@ -149,20 +166,34 @@ impl Pickle {
     }
 
     pub(super) fn global(&self, id: Id) -> Option<&str> {
-        if let Node::Global(name) = self.node(id) { Some(name) } else { None }
+        if let Node::Global(name) = self.node(id) {
+            Some(name)
+        } else {
+            None
+        }
     }
 
     /// The arguments and the state of an object whose class ends in `name`.
     pub(super) fn object(&self, id: Id, name: &str) -> Option<(&[Id], Option<Id>)> {
-        let Node::Object { class, args, state, .. } = self.node(id) else { return None };
+        let Node::Object {
+            class, args, state, ..
+        } = self.node(id)
+        else {
+            return None;
+        };
         let short = self.global(*class)?.rsplit('.').next()?;
         (short == name).then(|| (self.list(*args).unwrap_or_default(), *state))
     }
 
-    /// A field of an object's state. No class has many, and a state may be shared by many objects: only the first are looked at.
+    /// A field of an object's state. No class has many, and a state may be shared by many objects:
+    /// only the first are looked at.
     pub(super) fn field(&self, id: Id, class: &str, field: &str) -> Option<Id> {
         let (_, state) = self.object(id, class)?;
-        self.pairs(state?)?.iter().take(MOST_FIELDS).find(|(key, _)| self.text(*key) == Some(field)).map(|(_, value)| *value)
+        self.pairs(state?)?
+            .iter()
+            .take(MOST_FIELDS)
+            .find(|(key, _)| self.text(*key) == Some(field))
+            .map(|(_, value)| *value)
     }
 
     /// Sizes: a `torch.Size`, a tuple or a list of numbers that are not negative.
@@ -174,16 +205,29 @@ impl Pickle {
         if list.len() > MOST_DIMENSIONS {
             return None;
         }
-        list.iter().map(|&n| usize::try_from(self.int(n)?).ok()).collect()
+        list.iter()
+            .map(|&n| usize::try_from(self.int(n)?).ok())
+            .collect()
     }
 }
 
 /// Reads a pickle of protocol 2 to 5. `path` is where it came from, for errors.
 pub(super) fn read(bytes: &[u8], path: &Path) -> Result<Pickle> {
-    let mut reader = Reader { bytes, at: 0, path, nodes: vec![], stack: vec![], marks: vec![], memo: HashMap::new() };
+    let mut reader = Reader {
+        bytes,
+        at: 0,
+        path,
+        nodes: vec![],
+        stack: vec![],
+        marks: vec![],
+        memo: HashMap::new(),
+    };
     while !reader.step()? {}
     let root = reader.pop()?;
-    Ok(Pickle { nodes: reader.nodes, root })
+    Ok(Pickle {
+        nodes: reader.nodes,
+        root,
+    })
 }
 
 struct Reader<'b> {
@@ -199,11 +243,19 @@ struct Reader<'b> {
 
 impl<'b> Reader<'b> {
     fn wrong(&self, detail: impl Into<String>) -> Error {
-        Error::format(self.path, WHAT, format!("at byte {}: {}", self.at, detail.into()))
+        Error::format(
+            self.path,
+            WHAT,
+            format!("at byte {}: {}", self.at, detail.into()),
+        )
     }
 
     fn take(&mut self, count: usize) -> Result<&'b [u8]> {
-        let end = self.at.checked_add(count).filter(|&end| end <= self.bytes.len()).ok_or_else(|| self.wrong("it ends too early"))?;
+        let end = self
+            .at
+            .checked_add(count)
+            .filter(|&end| end <= self.bytes.len())
+            .ok_or_else(|| self.wrong("it ends too early"))?;
         let out = &self.bytes[self.at..end];
         self.at = end;
         Ok(out)
@@ -211,7 +263,11 @@ impl<'b> Reader<'b> {
 
     /// An unsigned little-endian number of up to eight bytes.
     fn number(&mut self, bytes: usize) -> Result<u64> {
-        Ok(self.take(bytes)?.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+        Ok(self
+            .take(bytes)?
+            .iter()
+            .rev()
+            .fold(0, |n, &b| n << 8 | u64::from(b)))
     }
 
     /// As many bytes as a number before them says.
@@ -221,7 +277,10 @@ impl<'b> Reader<'b> {
     }
 
     fn line(&mut self) -> Result<String> {
-        let length = self.bytes[self.at..].iter().position(|&b| b == b'\n').ok_or_else(|| self.wrong("a line does not end"))?;
+        let length = self.bytes[self.at..]
+            .iter()
+            .position(|&b| b == b'\n')
+            .ok_or_else(|| self.wrong("a line does not end"))?;
         let line = self.take(length + 1)?;
         self.utf8(&line[..length])
     }
@@ -235,11 +294,16 @@ impl<'b> Reader<'b> {
         if self.stack.len() <= floor {
             return Err(self.wrong("the stack is empty"));
         }
-        self.stack.pop().ok_or_else(|| self.wrong("the stack is empty"))
+        self.stack
+            .pop()
+            .ok_or_else(|| self.wrong("the stack is empty"))
     }
 
     fn top(&self) -> Result<Id> {
-        self.stack.last().copied().ok_or_else(|| self.wrong("the stack is empty"))
+        self.stack
+            .last()
+            .copied()
+            .ok_or_else(|| self.wrong("the stack is empty"))
     }
 
     fn popped(&mut self, count: usize) -> Result<Vec<Id>> {
@@ -249,7 +313,10 @@ impl<'b> Reader<'b> {
     }
 
     fn since_mark(&mut self) -> Result<Vec<Id>> {
-        let mark = self.marks.pop().ok_or_else(|| self.wrong("there is no mark"))?;
+        let mark = self
+            .marks
+            .pop()
+            .ok_or_else(|| self.wrong("there is no mark"))?;
         Ok(self.stack.split_off(mark.min(self.stack.len())))
     }
 
@@ -270,15 +337,27 @@ impl<'b> Reader<'b> {
             self.push(Node::Global(global));
             return Ok(());
         }
-        Err(Error::ForbiddenGlobal { path: self.path.into(), global })
+        Err(Error::ForbiddenGlobal {
+            path: self.path.into(),
+            global,
+        })
     }
 
     fn push_object(&mut self, parts: &[Id]) -> Result<()> {
-        let &[class, args] = parts else { return Err(self.wrong("a call has a class and arguments")) };
-        if !matches!(self.nodes[class], Node::Global(_)) || !matches!(self.nodes[args], Node::List(_)) {
+        let &[class, args] = parts else {
+            return Err(self.wrong("a call has a class and arguments"));
+        };
+        if !matches!(self.nodes[class], Node::Global(_))
+            || !matches!(self.nodes[args], Node::List(_))
+        {
             return Err(self.wrong("something that is not a class is called"));
         }
-        self.push(Node::Object { class, args, state: None, items: vec![] });
+        self.push(Node::Object {
+            class,
+            args,
+            state: None,
+            items: vec![],
+        });
         Ok(())
     }
 
@@ -311,7 +390,9 @@ impl<'b> Reader<'b> {
         }
         let target = self.top()?;
         match &mut self.nodes[target] {
-            Node::Dict(items) | Node::Object { items, .. } => items.extend(new.chunks_exact(2).map(|pair| (pair[0], pair[1]))),
+            Node::Dict(items) | Node::Object { items, .. } => {
+                items.extend(new.chunks_exact(2).map(|pair| (pair[0], pair[1])))
+            }
             _ => return Err(self.wrong("only dictionaries have items")),
         }
         Ok(())
@@ -324,12 +405,16 @@ impl<'b> Reader<'b> {
     }
 
     fn recall(&mut self, key: u64) -> Result<()> {
-        let id = *self.memo.get(&key).ok_or_else(|| self.wrong(format!("nothing was remembered as {key}")))?;
+        let id = *self
+            .memo
+            .get(&key)
+            .ok_or_else(|| self.wrong(format!("nothing was remembered as {key}")))?;
         self.stack.push(id);
         Ok(())
     }
 
-    /// Carries out one opcode; `true` when it was the last. The letters are those of Python's `pickletools`.
+    /// Carries out one opcode; `true` when it was the last. The letters are those of Python's
+    /// `pickletools`.
     fn step(&mut self) -> Result<bool> {
         let opcode = self.take(1)?[0];
         match opcode {
@@ -355,8 +440,12 @@ impl<'b> Reader<'b> {
             0x8e | 0x96 => self.counted(8).map(|_| self.push(Node::Other))?,
             b')' | b']' | 0x8f => self.push(Node::List(vec![])),
             b'}' => self.push(Node::Dict(vec![])),
-            0x85..=0x87 => self.popped(usize::from(opcode - 0x84)).map(|items| self.push(Node::List(items)))?,
-            b't' | b'l' | 0x91 => self.since_mark().map(|items| self.push(Node::List(items)))?,
+            0x85..=0x87 => self
+                .popped(usize::from(opcode - 0x84))
+                .map(|items| self.push(Node::List(items)))?,
+            b't' | b'l' | 0x91 => self
+                .since_mark()
+                .map(|items| self.push(Node::List(items)))?,
             b'd' => {
                 let items = self.since_mark()?;
                 self.push(Node::Dict(vec![]));
@@ -389,17 +478,25 @@ impl<'b> Reader<'b> {
                 }
             }
             b'R' | 0x81 => self.popped(2).and_then(|parts| self.push_object(&parts))?,
-            0x92 => self.popped(3).and_then(|parts| self.push_object(&parts[..2]))?,
+            0x92 => self
+                .popped(3)
+                .and_then(|parts| self.push_object(&parts[..2]))?,
             b'b' => {
                 let new = self.pop()?;
                 let target = self.top()?;
                 match &mut self.nodes[target] {
                     Node::Object { state, .. } => *state = Some(new),
-                    _ => return Err(self.wrong("a state is set on something that is not an object")),
+                    _ => {
+                        return Err(self.wrong("a state is set on something that is not an object"));
+                    }
                 }
             }
             b'Q' => self.pop().map(|id| self.push(Node::Persistent(id)))?,
-            other => return Err(self.wrong(format!("opcode 0x{other:02x} is not one that checkpoints need"))),
+            other => {
+                return Err(self.wrong(format!(
+                    "opcode 0x{other:02x} is not one that checkpoints need"
+                )));
+            }
         }
         Ok(false)
     }

@@ -5,7 +5,10 @@ use anymesh_core::DType;
 /// An element type by our name (`bf16`), or the one that NumPy, Paddle, PyTorch or safetensors use.
 pub fn dtype_by_name(name: &str) -> Option<DType> {
     let name = name.to_ascii_lowercase();
-    let name = ["paddle.", "torch.", "numpy.", "np."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(&name);
+    let name = ["paddle.", "torch.", "numpy.", "np."]
+        .iter()
+        .find_map(|prefix| name.strip_prefix(prefix))
+        .unwrap_or(&name);
     Some(match name {
         "bool_" => DType::Bool,
         "uint8" => DType::U8,
@@ -28,9 +31,13 @@ mod tests {
 
     #[test]
     fn types_have_the_names_of_others_too() {
-        for (name, dtype) in
-            [("bf16", DType::BF16), ("bfloat16", DType::BF16), ("paddle.float32", DType::F32), ("torch.float8_e4m3fn", DType::F8E4M3), ("F64", DType::F64)]
-        {
+        for (name, dtype) in [
+            ("bf16", DType::BF16),
+            ("bfloat16", DType::BF16),
+            ("paddle.float32", DType::F32),
+            ("torch.float8_e4m3fn", DType::F8E4M3),
+            ("F64", DType::F64),
+        ] {
             assert_eq!(dtype_by_name(name), Some(dtype), "{name}");
         }
         assert_eq!(dtype_by_name("float33"), None);

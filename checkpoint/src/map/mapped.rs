@@ -15,7 +15,8 @@ pub struct Options {
     pub reverse: bool,
     /// Tensor-parallel degrees of source tensors, where they were fused in more than one part.
     pub source_degrees: BTreeMap<String, usize>,
-    /// The tensors that are to be made, with their tensor-parallel degrees; where it is not given, all that the statements yield.
+    /// The tensors that are to be made, with their tensor-parallel degrees; where it is not given,
+    /// all that the statements yield.
     pub destination: Option<BTreeMap<String, usize>>,
 }
 
@@ -30,25 +31,57 @@ pub struct Mapped<S> {
 impl<S: Source> Mapped<S> {
     /// Applies a mapping to a source.
     pub fn new(source: S, mapping: &Mapping, options: &Options) -> Result<Self> {
-        let degree = |name: &String| (name.clone(), options.source_degrees.get(name).copied().unwrap_or(1));
+        let degree = |name: &String| {
+            (
+                name.clone(),
+                options.source_degrees.get(name).copied().unwrap_or(1),
+            )
+        };
         let here: BTreeMap<String, usize> = source.tensors().keys().map(degree).collect();
         let there = options.destination.clone().unwrap_or_default();
-        let names = if options.reverse { Names { left: there, right: here } } else { Names { left: here, right: there } };
+        let names = if options.reverse {
+            Names {
+                left: there,
+                right: here,
+            }
+        } else {
+            Names {
+                left: here,
+                right: there,
+            }
+        };
         let mut program = mapping.expand(&names)?;
         if options.reverse {
             program = program.reverse()?;
         }
-        let destination = options.destination.as_ref().map(|names| names.keys().cloned().collect());
-        let recipe = Recipe::new(&program, source.tensors(), destination.as_ref(), options.only_mapped)?;
-        Ok(Self { source, recipe, memory: usize::MAX })
+        let destination = options
+            .destination
+            .as_ref()
+            .map(|names| names.keys().cloned().collect());
+        let recipe = Recipe::new(
+            &program,
+            source.tensors(),
+            destination.as_ref(),
+            options.only_mapped,
+        )?;
+        Ok(Self {
+            source,
+            recipe,
+            memory: usize::MAX,
+        })
     }
 
     /// A source with a recipe that was made for its tensors.
     pub fn with_recipe(source: S, recipe: Recipe) -> Self {
-        Self { source, recipe, memory: usize::MAX }
+        Self {
+            source,
+            recipe,
+            memory: usize::MAX,
+        }
     }
 
-    /// Bytes that a read may take besides its target. What would take more is read in parts, which may read the same bytes of the source several times.
+    /// Bytes that a read may take besides its target. What would take more is read in parts, which
+    /// may read the same bytes of the source several times.
     pub fn within(mut self, memory: usize) -> Self {
         self.memory = memory;
         self
@@ -78,7 +111,11 @@ impl<S: Source> Source for Mapped<S> {
         let size = self.info(name)?.dtype.size();
         let pieces = self.recipe.pieces(name, region)?;
         if out.len() != region.numel() * size {
-            return Err(Error::Argument(format!("a box of {} bytes of tensor '{name}' was given {}", region.numel() * size, out.len())));
+            return Err(Error::Argument(format!(
+                "a box of {} bytes of tensor '{name}' was given {}",
+                region.numel() * size,
+                out.len()
+            )));
         }
         let need = pieces.iter().map(Piece::memory).max().unwrap_or(0);
         if need > self.memory && region.numel() > 1 {
@@ -90,14 +127,28 @@ impl<S: Source> Source for Mapped<S> {
 
 impl<S: Source> Mapped<S> {
     /// Reads a box in parts, as many as memory asks for.
-    fn read_in_parts(&self, name: &str, region: &Region, need: usize, out: &mut [u8]) -> Result<()> {
+    fn read_in_parts(
+        &self,
+        name: &str,
+        region: &Region,
+        need: usize,
+        out: &mut [u8],
+    ) -> Result<()> {
         let size = self.info(name)?.dtype.size();
         let limit = ((out.len() as u128 * self.memory as u128 / need as u128) as usize).max(size);
         let mut at = 0;
         for mut part in slabs(region.shape.to_vec(), size, limit) {
-            part.start.iter_mut().zip(&region.start).for_each(|(at, start)| *at += start);
+            part.start
+                .iter_mut()
+                .zip(&region.start)
+                .for_each(|(at, start)| *at += start);
             let end = at + part.numel() * size;
-            self.fill(self.recipe.pieces(name, &part)?, &part, size, &mut out[at..end])?;
+            self.fill(
+                self.recipe.pieces(name, &part)?,
+                &part,
+                size,
+                &mut out[at..end],
+            )?;
             at = end;
         }
         Ok(())

@@ -17,9 +17,12 @@
 //! gate, up -> gate_up, fused_ffn, axis=0
 //! ```
 //!
-//! Statements run one after the other, so that a name may be a temporary one: what is written and not read again is a destination. Macros are expanded over the names
-//! that are there ([`Mapping::expand`]), in the order of [`Macro::ORDER`]; an error in what they yield shows the way back to the line. The result is a [`Program`], which
-//! has an inverse ([`Program::reverse`]). Over the types of the source tensors it becomes a [`Recipe`], and that over a source is a source again ([`Mapped`]).
+//! Statements run one after the other, so that a name may be a temporary one: what is written and
+//! not read again is a destination. Macros are expanded over the names that are there
+//! ([`Mapping::expand`]), in the order of [`Macro::ORDER`]; an error in what they yield shows the
+//! way back to the line. The result is a [`Program`], which has an inverse ([`Program::reverse`]).
+//! Over the types of the source tensors it becomes a [`Recipe`], and that over a source is a source
+//! again ([`Mapped`]).
 //!
 //! ```
 //! use anymesh_checkpoint::map::{Mapped, Mapping, Options};
@@ -76,7 +79,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Reads a text, a statement on each line. A line that ends in `,`, `->` or `=` goes on in the next.
+    /// Reads a text, a statement on each line. A line that ends in `,`, `->` or `=` goes on in the
+    /// next.
     pub fn parse(text: &str) -> Result<Self> {
         parse::parse(text, None).map(|statements| Self { statements })
     }

@@ -36,7 +36,18 @@ const ATTRIBUTES: [(&str, Takes); 13] = [
 /// All statements of a text; `number` is the line that errors name where the text is one of a list.
 pub(super) fn parse(text: &str, number: Option<usize>) -> Result<Vec<Arc<Statement>>> {
     let text = Text::new(text, number);
-    text.statements()?.iter().map(|spots| Parser { text: &text, spots, at: 0 }.statement().map(Arc::new)).collect()
+    text.statements()?
+        .iter()
+        .map(|spots| {
+            Parser {
+                text: &text,
+                spots,
+                at: 0,
+            }
+            .statement()
+            .map(Arc::new)
+        })
+        .collect()
 }
 
 struct Parser<'t> {
@@ -66,15 +77,26 @@ impl Parser<'_> {
     }
 
     fn found(&self) -> String {
-        self.peek(0).map_or("the end of the statement".into(), Token::describe)
+        self.peek(0)
+            .map_or("the end of the statement".into(), Token::describe)
     }
 
     fn expect(&mut self, token: &Token) -> Result<()> {
-        if self.eat(token) { Ok(()) } else { Err(self.error(format!("{} was expected, not {}", token.describe(), self.found()))) }
+        if self.eat(token) {
+            Ok(())
+        } else {
+            Err(self.error(format!(
+                "{} was expected, not {}",
+                token.describe(),
+                self.found()
+            )))
+        }
     }
 
     fn statement(mut self) -> Result<Statement> {
-        let line = self.text.number(self.spots.first().map_or(1, |spot| spot.line));
+        let line = self
+            .text
+            .number(self.spots.first().map_or(1, |spot| spot.line));
         let mut left = vec![self.var()?];
         while self.eat(&Token::Comma) {
             left.push(self.var()?);
@@ -84,18 +106,35 @@ impl Parser<'_> {
         let mut attrs = Vec::new();
         while self.at < self.spots.len() {
             if self.peek(0) == Some(&Token::Arrow) {
-                return Err(self.error("a second '->' in one statement: does the line before end in a comma?"));
+                return Err(self.error(
+                    "a second '->' in one statement: does the line before end in a comma?",
+                ));
             }
             if !self.eat(&Token::Comma) {
-                return Err(self.error(format!("names and attributes are separated by a comma, which is missing before {}", self.found())));
+                return Err(self.error(format!(
+                    "names and attributes are separated by a comma, which is missing before {}",
+                    self.found()
+                )));
             }
             match self.attr()? {
                 Some(attr) => attrs.push(attr),
                 None if attrs.is_empty() => right.push(self.var()?),
-                None => return Err(self.error(format!("an attribute (key=value) or one of {} was expected, not {}", WORDS.join(", "), self.found()))),
+                None => {
+                    return Err(self.error(format!(
+                        "an attribute (key=value) or one of {} was expected, not {}",
+                        WORDS.join(", "),
+                        self.found()
+                    )));
+                }
             }
         }
-        Ok(Statement { left, right, attrs, line, from: None })
+        Ok(Statement {
+            left,
+            right,
+            attrs,
+            line,
+            from: None,
+        })
     }
 
     fn var(&mut self) -> Result<Var> {
@@ -106,7 +145,12 @@ impl Parser<'_> {
             _ => return Err(self.error(format!("a name was expected, not {}", self.found()))),
         };
         self.at += 1;
-        let mut var = Var { name, range: None, transpose: false, quoted };
+        let mut var = Var {
+            name,
+            range: None,
+            transpose: false,
+            quoted,
+        };
         if self.eat(&Token::Open) {
             let first = self.index()?;
             self.expect(&Token::Colon)?;
@@ -128,13 +172,18 @@ impl Parser<'_> {
                 self.at += 1;
                 Ok(index)
             }
-            _ => Err(self.error(format!("a number from 0 was expected in NAME[first:end], not {}", self.found()))),
+            _ => Err(self.error(format!(
+                "a number from 0 was expected in NAME[first:end], not {}",
+                self.found()
+            ))),
         }
     }
 
     /// An attribute, or nothing where another name follows.
     fn attr(&mut self) -> Result<Option<Attr>> {
-        let Some(Token::Name(name)) = self.peek(0) else { return Ok(None) };
+        let Some(Token::Name(name)) = self.peek(0) else {
+            return Ok(None);
+        };
         if self.peek(1) != Some(&Token::Equals) {
             let word = WORDS.into_iter().find(|word| word == name);
             self.at += usize::from(word.is_some());
@@ -145,7 +194,8 @@ impl Parser<'_> {
             return Err(self.error(format!("there is no attribute '{name}'; there are {known}")));
         };
         self.at += 2;
-        self.value(key, takes).map(|value| Some(Attr::Set(key, value)))
+        self.value(key, takes)
+            .map(|value| Some(Attr::Set(key, value)))
     }
 
     fn value(&mut self, key: &str, takes: Takes) -> Result<Value> {
@@ -153,7 +203,9 @@ impl Parser<'_> {
             (Takes::Int, Some(Token::Int(i))) => Some(Value::Int(*i)),
             (Takes::List, Some(Token::Open)) => return self.list(),
             (Takes::List, Some(Token::Text(text))) => list_in(text).map(Value::List),
-            (Takes::DType, Some(Token::Text(name) | Token::Name(name))) => dtype_by_name(name).map(Value::DType),
+            (Takes::DType, Some(Token::Text(name) | Token::Name(name))) => {
+                dtype_by_name(name).map(Value::DType)
+            }
             _ => None,
         };
         let wanted = match takes {
@@ -161,7 +213,8 @@ impl Parser<'_> {
             Takes::List => "numbers such as \"[1, 0]\"",
             Takes::DType => "an element type such as \"bf16\" or \"bfloat16\"",
         };
-        let value = value.ok_or_else(|| self.error(format!("{key}= takes {wanted}, not {}", self.found())))?;
+        let value = value
+            .ok_or_else(|| self.error(format!("{key}= takes {wanted}, not {}", self.found())))?;
         self.at += 1;
         Ok(value)
     }
@@ -174,7 +227,12 @@ impl Parser<'_> {
             if !list.is_empty() {
                 self.expect(&Token::Comma)?;
             }
-            let Some(Token::Int(i)) = self.peek(0) else { return Err(self.error(format!("a number was expected in the list, not {}", self.found()))) };
+            let Some(Token::Int(i)) = self.peek(0) else {
+                return Err(self.error(format!(
+                    "a number was expected in the list, not {}",
+                    self.found()
+                )));
+            };
             list.push(*i);
             self.at += 1;
         }
@@ -185,5 +243,12 @@ impl Parser<'_> {
 /// The numbers of `[1, 0]`.
 fn list_in(text: &str) -> Option<Vec<i64>> {
     let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
-    if inner.is_empty() { Some(vec![]) } else { inner.split(',').map(|part| part.trim().parse().ok()).collect() }
+    if inner.is_empty() {
+        Some(vec![])
+    } else {
+        inner
+            .split(',')
+            .map(|part| part.trim().parse().ok())
+            .collect()
+    }
 }

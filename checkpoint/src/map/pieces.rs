@@ -68,7 +68,12 @@ impl Piece {
                 }
                 PieceOp::Reshape(to) => shape.clone_from(to),
                 PieceOp::Cast(to) => {
-                    bytes = cast(&bytes, dtype, *to).ok_or_else(|| Error::Argument(format!("'{}': {dtype} cannot be cast to {to}", self.source)))?;
+                    bytes = cast(&bytes, dtype, *to).ok_or_else(|| {
+                        Error::Argument(format!(
+                            "'{}': {dtype} cannot be cast to {to}",
+                            self.source
+                        ))
+                    })?;
                     dtype = *to;
                 }
             }
@@ -77,20 +82,35 @@ impl Piece {
     }
 }
 
-/// The pieces of a box of a described tensor, which lies inside it. Together they are the box, and none reads more than it writes.
+/// The pieces of a box of a described tensor, which lies inside it. Together they are the box, and
+/// none reads more than it writes.
 pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
     if wanted.numel() == 0 {
         return vec![];
     }
     match &expr.kind {
         Kind::Source(name) => {
-            vec![Piece { target: wanted.clone(), source: name.clone(), dtype: expr.info.dtype, region: wanted.clone(), ops: vec![] }]
+            vec![Piece {
+                target: wanted.clone(),
+                source: name.clone(),
+                dtype: expr.info.dtype,
+                region: wanted.clone(),
+                ops: vec![],
+            }]
         }
         Kind::Slice { of, start } => {
-            let inner = region(wanted.start.iter().zip(start).map(|(w, s)| w + s), wanted.shape.iter().copied());
+            let inner = region(
+                wanted.start.iter().zip(start).map(|(w, s)| w + s),
+                wanted.shape.iter().copied(),
+            );
             let mut out = pieces(of, &inner);
             for piece in &mut out {
-                piece.target.start.iter_mut().zip(start).for_each(|(t, s)| *t -= s);
+                piece
+                    .target
+                    .start
+                    .iter_mut()
+                    .zip(start)
+                    .for_each(|(t, s)| *t -= s);
             }
             out
         }
@@ -103,7 +123,10 @@ pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
             let mut out = pieces(of, &inner);
             for piece in &mut out {
                 let t = &piece.target;
-                piece.target = region(order.iter().map(|d| t.start[*d]), order.iter().map(|d| t.shape[*d]));
+                piece.target = region(
+                    order.iter().map(|d| t.start[*d]),
+                    order.iter().map(|d| t.shape[*d]),
+                );
                 piece.ops.push(PieceOp::Permute(order.clone()));
             }
             out
@@ -115,7 +138,8 @@ pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
         }
         Kind::Cast(of) => {
             let mut out = pieces(of, wanted);
-            out.iter_mut().for_each(|piece| piece.ops.push(PieceOp::Cast(expr.info.dtype)));
+            out.iter_mut()
+                .for_each(|piece| piece.ops.push(PieceOp::Cast(expr.info.dtype)));
             out
         }
     }
@@ -141,8 +165,9 @@ fn concat_pieces(parts: &[Arc<Expr>], axis: usize, wanted: &Region) -> Vec<Piece
     out
 }
 
-/// A box of the new shape is cut into boxes that are boxes in the old shape too. Where such a box of the old shape comes in several pieces, each of them is taken
-/// back to the new shape, in which it need not be one box, and looked at on its own.
+/// A box of the new shape is cut into boxes that are boxes in the old shape too. Where such a box
+/// of the old shape comes in several pieces, each of them is taken back to the new shape, in which
+/// it need not be one box, and looked at on its own.
 fn reshape_pieces(of: &Expr, shape: &[usize], wanted: &Region, out: &mut Vec<Piece>) {
     for (target, inner) in common_boxes(shape, &of.info.shape, wanted) {
         let found = pieces(of, &inner);
@@ -161,10 +186,12 @@ fn reshape_pieces(of: &Expr, shape: &[usize], wanted: &Region, out: &mut Vec<Pie
     }
 }
 
-/// Cuts a box of shape `a` into boxes that are boxes of shape `b` as well, with the elements in the same order. Both shapes have the same elements, at least one.
+/// Cuts a box of shape `a` into boxes that are boxes of shape `b` as well, with the elements in the
+/// same order. Both shapes have the same elements, at least one.
 fn common_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
     let mut out = vec![(region([], []), region([], []))];
-    // Dimensions that are only regrouped among themselves are cut on their own; a box is a product of such cuts.
+    // Dimensions that are only regrouped among themselves are cut on their own; a box is a product
+    // of such cuts.
     let (mut i, mut j) = (0, 0);
     while i < a.len() || j < b.len() {
         let (first, second) = (i, j);
@@ -176,20 +203,39 @@ fn common_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Regio
         take(a, &mut i, &mut sizes.0);
         take(b, &mut j, &mut sizes.1);
         while sizes.0 != sizes.1 && (i < a.len() || j < b.len()) {
-            if sizes.0 < sizes.1 { take(a, &mut i, &mut sizes.0) } else { take(b, &mut j, &mut sizes.1) }
+            if sizes.0 < sizes.1 {
+                take(a, &mut i, &mut sizes.0)
+            } else {
+                take(b, &mut j, &mut sizes.1)
+            }
         }
-        let within = region(wanted.start[first..i].iter().copied(), wanted.shape[first..i].iter().copied());
+        let within = region(
+            wanted.start[first..i].iter().copied(),
+            wanted.shape[first..i].iter().copied(),
+        );
         let cuts = group_boxes(&a[first..i], &b[second..j], &within);
-        let join = |x: &Region, y: &Region| region(x.start.iter().chain(&y.start).copied(), x.shape.iter().chain(&y.shape).copied());
-        out = out.iter().flat_map(|(x, y)| cuts.iter().map(move |(u, v)| (join(x, u), join(y, v)))).collect();
+        let join = |x: &Region, y: &Region| {
+            region(
+                x.start.iter().chain(&y.start).copied(),
+                x.shape.iter().chain(&y.shape).copied(),
+            )
+        };
+        out = out
+            .iter()
+            .flat_map(|(x, y)| cuts.iter().map(move |(u, v)| (join(x, u), join(y, v))))
+            .collect();
     }
     out
 }
 
-/// The same for dimensions that belong together: runs of consecutive elements, each cut greedily into the longest boxes of both shapes.
+/// The same for dimensions that belong together: runs of consecutive elements, each cut greedily
+/// into the longest boxes of both shapes.
 fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
     let mut out = Vec::new();
-    let full = (0..a.len()).rev().take_while(|d| wanted.shape[*d] == a[*d]).count();
+    let full = (0..a.len())
+        .rev()
+        .take_while(|d| wanted.shape[*d] == a[*d])
+        .count();
     let run = a.len().saturating_sub(full + 1);
     let length: usize = wanted.shape[run.min(a.len())..].iter().product();
     let mut at: Vec<usize> = wanted.start.to_vec();
@@ -197,10 +243,12 @@ fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region
         let first = at.iter().zip(a).fold(0, |flat, (x, n)| flat * n + x);
         let mut from = first;
         while from < first + length {
-            let longest = steps(a, from).flat_map(|x| steps(b, from).map(move |y| (x, y))).map(|((s, cap), (t, other))| {
-                let both = s / gcd(s, t) * t;
-                cap.min(other).min(first + length - from) / both * both
-            });
+            let longest = steps(a, from)
+                .flat_map(|x| steps(b, from).map(move |y| (x, y)))
+                .map(|((s, cap), (t, other))| {
+                    let both = s / gcd(s, t) * t;
+                    cap.min(other).min(first + length - from) / both * both
+                });
             let longest = longest.max().unwrap_or(1).max(1);
             out.push((box_at(a, from, longest), box_at(b, from, longest)));
             from += longest;
@@ -221,7 +269,8 @@ fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region
     }
 }
 
-/// In which steps a box can grow from a flat position, and how far: along each dimension at whose beginning the position stands.
+/// In which steps a box can grow from a flat position, and how far: along each dimension at whose
+/// beginning the position stands.
 fn steps(shape: &[usize], at: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut stride = 1;
     let strides = shape.iter().rev().map(move |n| {
@@ -229,7 +278,9 @@ fn steps(shape: &[usize], at: usize) -> impl Iterator<Item = (usize, usize)> {
         stride *= n;
         (here, *n)
     });
-    strides.filter(move |(stride, _)| at.is_multiple_of(*stride)).map(move |(stride, n)| (stride, (n - at / stride % n) * stride))
+    strides
+        .filter(move |(stride, _)| at.is_multiple_of(*stride))
+        .map(move |(stride, n)| (stride, (n - at / stride % n) * stride))
 }
 
 /// The box of consecutive elements, which is known to be one.

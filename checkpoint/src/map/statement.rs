@@ -27,23 +27,36 @@ pub struct Var {
 impl Var {
     /// A name that is meant as it stands.
     pub(super) fn plain(name: impl Into<String>) -> Self {
-        Self { name: name.into(), range: None, transpose: false, quoted: false }
+        Self {
+            name: name.into(),
+            range: None,
+            transpose: false,
+            quoted: false,
+        }
     }
 
     /// A name that is meant as it stands, in quotes where it would say something else.
     pub(super) fn exact(name: impl Into<String>) -> Self {
         let name = name.into();
-        Self { quoted: name == "_" || name.contains(['$', '*']) || WORDS.contains(&name.as_str()), ..Self::plain(name) }
+        Self {
+            quoted: name == "_" || name.contains(['$', '*']) || WORDS.contains(&name.as_str()),
+            ..Self::plain(name)
+        }
     }
 
-    /// How many names it stands for, as far as a range says; a range that is too long has an error of its own.
+    /// How many names it stands for, as far as a range says; a range that is too long has an error
+    /// of its own.
     pub(super) fn count(&self) -> u64 {
-        self.range.map_or(1, |(first, end)| end.saturating_sub(first).min(MOST_NAMES))
+        self.range
+            .map_or(1, |(first, end)| end.saturating_sub(first).min(MOST_NAMES))
     }
 
     /// The same under another name.
     pub(super) fn named(&self, name: String) -> Self {
-        Self { name, ..self.clone() }
+        Self {
+            name,
+            ..self.clone()
+        }
     }
 
     /// Whether this is `_`, the tensor that is none.
@@ -65,7 +78,10 @@ impl Display for Var {
 /// A name as the language reads it back.
 fn quote(name: &str, always: bool) -> String {
     let number = name.bytes().all(|b| b.is_ascii_digit());
-    let plain = !always && !number && !name.starts_with('-') && name.chars().all(|c| in_name(c) || c == '-');
+    let plain = !always
+        && !number
+        && !name.starts_with('-')
+        && name.chars().all(|c| in_name(c) || c == '-');
     match plain {
         true => name.into(),
         false if name.contains('"') => format!("'{name}'"),
@@ -136,8 +152,20 @@ pub struct Statement {
 
 impl Statement {
     /// A statement that `by` makes of this one.
-    pub(super) fn derive(self: &Arc<Self>, by: &'static str, left: Vec<Var>, right: Vec<Var>, attrs: Vec<Attr>) -> Arc<Self> {
-        Arc::new(Self { left, right, attrs, line: self.line, from: Some((by, self.clone())) })
+    pub(super) fn derive(
+        self: &Arc<Self>,
+        by: &'static str,
+        left: Vec<Var>,
+        right: Vec<Var>,
+        attrs: Vec<Attr>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            left,
+            right,
+            attrs,
+            line: self.line,
+            from: Some((by, self.clone())),
+        })
     }
 
     /// The statement of the user and what became of it, a line each.
@@ -155,12 +183,19 @@ impl Statement {
 
     /// How many names it has, those of ranges counted out.
     pub(super) fn names(&self) -> u64 {
-        self.left.iter().chain(&self.right).fold(0, |sum, var| sum.saturating_add(var.count()))
+        self.left
+            .iter()
+            .chain(&self.right)
+            .fold(0, |sum, var| sum.saturating_add(var.count()))
     }
 
     /// An error about this statement.
     pub(super) fn error(&self, detail: impl Display) -> Error {
-        Error::Mapping { line: self.line, detail: detail.to_string(), trace: self.trace() }
+        Error::Mapping {
+            line: self.line,
+            detail: detail.to_string(),
+            trace: self.trace(),
+        }
     }
 
     /// The value of an attribute that is a number.
@@ -183,7 +218,12 @@ fn shortened(mut line: String) -> String {
 
 impl Display for Statement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |vars: &[Var]| vars.iter().map(Var::to_string).collect::<Vec<_>>().join(", ");
+        let list = |vars: &[Var]| {
+            vars.iter()
+                .map(Var::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         write!(f, "{} -> {}", list(&self.left), list(&self.right))?;
         self.attrs.iter().try_for_each(|attr| write!(f, ", {attr}"))
     }

@@ -50,9 +50,13 @@ pub(super) struct Text<'t> {
 }
 
 impl<'t> Text<'t> {
-    /// Lines are numbered as they come, or all as `number`, where the text is one of a list of statements.
+    /// Lines are numbered as they come, or all as `number`, where the text is one of a list of
+    /// statements.
     pub(super) fn new(text: &'t str, number: Option<usize>) -> Self {
-        Self { lines: text.lines().collect(), number }
+        Self {
+            lines: text.lines().collect(),
+            number,
+        }
     }
 
     /// The line as the user counts.
@@ -61,19 +65,36 @@ impl<'t> Text<'t> {
     }
 
     /// An error at a place, with the line and a mark under the column.
-    pub(super) fn error(&self, line: usize, column: usize, detail: impl std::fmt::Display) -> Error {
-        let text = self.lines.get(line.wrapping_sub(1)).copied().unwrap_or_default();
+    pub(super) fn error(
+        &self,
+        line: usize,
+        column: usize,
+        detail: impl std::fmt::Display,
+    ) -> Error {
+        let text = self
+            .lines
+            .get(line.wrapping_sub(1))
+            .copied()
+            .unwrap_or_default();
         let mark = " ".repeat(column.saturating_sub(1));
-        Error::Mapping { line: self.number(line), detail: format!("column {column}: {detail}"), trace: format!("  {text}\n  {mark}^") }
+        Error::Mapping {
+            line: self.number(line),
+            detail: format!("column {column}: {detail}"),
+            trace: format!("  {text}\n  {mark}^"),
+        }
     }
 
-    /// The tokens of each statement. A line that ends in `,`, `->` or `=` goes on in the next one; `#` begins a comment.
+    /// The tokens of each statement. A line that ends in `,`, `->` or `=` goes on in the next one;
+    /// `#` begins a comment.
     pub(super) fn statements(&self) -> Result<Vec<Vec<Spot>>, Error> {
         let mut out = Vec::new();
         let mut open: Vec<Spot> = Vec::new();
         for (index, text) in self.lines.iter().enumerate() {
             self.line(index + 1, text, &mut open)?;
-            let goes_on = matches!(open.last().map(|s| &s.token), Some(Token::Comma | Token::Arrow | Token::Equals));
+            let goes_on = matches!(
+                open.last().map(|s| &s.token),
+                Some(Token::Comma | Token::Arrow | Token::Equals)
+            );
             if !goes_on && !open.is_empty() {
                 out.push(std::mem::take(&mut open));
             }
@@ -105,19 +126,40 @@ impl<'t> Text<'t> {
                 ',' => (Token::Comma, 1),
                 '"' | '\'' => {
                     let length = chars[at + 1..].iter().position(|c| *c == first);
-                    let length = length.ok_or_else(|| self.error(line, column, "this quote is not closed on its line"))?;
-                    (Token::Text(chars[at + 1..at + 1 + length].iter().collect()), length + 2)
+                    let length = length.ok_or_else(|| {
+                        self.error(line, column, "this quote is not closed on its line")
+                    })?;
+                    (
+                        Token::Text(chars[at + 1..at + 1 + length].iter().collect()),
+                        length + 2,
+                    )
                 }
                 c if in_name(c) || c == '-' && next.is_some_and(|c| c.is_ascii_digit()) => {
                     let mut end = at + 1;
-                    while end < chars.len() && (in_name(chars[end]) || chars[end] == '-' && chars.get(end + 1) != Some(&'>')) {
+                    while end < chars.len()
+                        && (in_name(chars[end])
+                            || chars[end] == '-' && chars.get(end + 1) != Some(&'>'))
+                    {
                         end += 1;
                     }
-                    (self.word(line, column, chars[at..end].iter().collect())?, end - at)
+                    (
+                        self.word(line, column, chars[at..end].iter().collect())?,
+                        end - at,
+                    )
                 }
-                c => return Err(self.error(line, column, format!("'{c}' means nothing here; a name with such characters is written in quotes"))),
+                c => return Err(self.error(
+                    line,
+                    column,
+                    format!(
+                        "'{c}' means nothing here; a name with such characters is written in quotes"
+                    ),
+                )),
             };
-            out.push(Spot { token, line, column });
+            out.push(Spot {
+                token,
+                line,
+                column,
+            });
             at += length;
         }
         Ok(())
@@ -127,10 +169,19 @@ impl<'t> Text<'t> {
     fn word(&self, line: usize, column: usize, word: String) -> Result<Token, Error> {
         let digits = word.strip_prefix('-').unwrap_or(&word);
         if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
-            return word.parse().map(Token::Int).map_err(|_| self.error(line, column, format!("the number {word} is too large")));
+            return word
+                .parse()
+                .map(Token::Int)
+                .map_err(|_| self.error(line, column, format!("the number {word} is too large")));
         }
         if word.starts_with('-') {
-            return Err(self.error(line, column, format!("'{word}' is no number, and a name that begins with '-' is written in quotes")));
+            return Err(self.error(
+                line,
+                column,
+                format!(
+                    "'{word}' is no number, and a name that begins with '-' is written in quotes"
+                ),
+            ));
         }
         Ok(Token::Name(word))
     }

@@ -15,7 +15,8 @@ pub(super) const WHAT: &str = "safetensors file";
 
 /// What the header of a safetensors file says.
 ///
-/// [`File`](super::File) reads it by itself. Where the bytes come from elsewhere, such as ranges of an object store, it is parsed on its own:
+/// [`File`](super::File) reads it by itself. Where the bytes come from elsewhere, such as ranges of
+/// an object store, it is parsed on its own:
 ///
 /// ```
 /// # use anymesh_checkpoint::safetensors::Header;
@@ -42,7 +43,8 @@ pub struct Header {
     pub bytes: u64,
 }
 
-/// The types of the format with their bits, and ours where there is one. A name that is not here is taken at its word about its size.
+/// The types of the format with their bits, and ours where there is one. A name that is not here is
+/// taken at its word about its size.
 const TYPES: [(&str, u64, Option<DType>); 21] = [
     ("BOOL", 8, Some(DType::Bool)),
     ("U8", 8, Some(DType::U8)),
@@ -69,7 +71,10 @@ const TYPES: [(&str, u64, Option<DType>); 21] = [
 
 /// The name of a type in a header.
 pub(super) fn type_name(dtype: DType) -> &'static str {
-    TYPES.iter().find(|(.., ours)| *ours == Some(dtype)).map_or("", |(name, ..)| name)
+    TYPES
+        .iter()
+        .find(|(.., ours)| *ours == Some(dtype))
+        .map_or("", |(name, ..)| name)
 }
 
 /// Reads and checks the header of a file.
@@ -83,14 +88,19 @@ pub(super) fn read(file: &Positioned) -> Result<Header> {
 }
 
 impl Header {
-    /// How many bytes of a file's `length` the header has: they follow the `first` eight. `path` is for errors.
+    /// How many bytes of a file's `length` the header has: they follow the `first` eight. `path` is
+    /// for errors.
     pub fn size(first: [u8; 8], length: u64, path: impl AsRef<Path>) -> Result<u64> {
         let wrong = |detail: String| Err(Error::format(path.as_ref(), WHAT, detail));
         let size = u64::from_le_bytes(first);
         match length.checked_sub(8) {
             None => wrong(format!("{length} bytes are too few for a header")),
-            Some(available) if size > available => wrong(format!("a header of {size} bytes does not fit into a file of {length}")),
-            _ if size > MAX_HEADER => wrong(format!("a header of {size} bytes is longer than the {MAX_HEADER} that are allowed")),
+            Some(available) if size > available => wrong(format!(
+                "a header of {size} bytes does not fit into a file of {length}"
+            )),
+            _ if size > MAX_HEADER => wrong(format!(
+                "a header of {size} bytes is longer than the {MAX_HEADER} that are allowed"
+            )),
             _ => Ok(size),
         }
     }
@@ -99,12 +109,20 @@ impl Header {
     pub fn parse(text: &[u8], length: u64, path: impl AsRef<Path>) -> Result<Header> {
         let wrong = |detail: String| Error::format(path.as_ref(), WHAT, detail);
         let start = 8 + text.len() as u64;
-        let data = length.checked_sub(start).ok_or_else(|| wrong(format!("a header of {} bytes does not fit into a file of {length}", text.len())))?;
+        let data = length.checked_sub(start).ok_or_else(|| {
+            wrong(format!(
+                "a header of {} bytes does not fit into a file of {length}",
+                text.len()
+            ))
+        })?;
         if text.first() != Some(&b'{') {
             return Err(wrong("the header does not start with '{'".into()));
         }
-        let json: Value = serde_json::from_slice(text).map_err(|e| wrong(format!("the header is not JSON: {e}")))?;
-        let Value::Object(entries) = json else { return Err(wrong("the header is not a JSON object".into())) };
+        let json: Value = serde_json::from_slice(text)
+            .map_err(|e| wrong(format!("the header is not JSON: {e}")))?;
+        let Value::Object(entries) = json else {
+            return Err(wrong("the header is not a JSON object".into()));
+        };
 
         let mut header = Header::default();
         let mut ranges = vec![];
@@ -113,10 +131,17 @@ impl Header {
                 header.metadata = metadata(entry).map_err(wrong)?;
                 continue;
             }
-            let Entry { dtype, shape, begin, end } = parse(&entry).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
+            let Entry {
+                dtype,
+                shape,
+                begin,
+                end,
+            } = parse(&entry).map_err(|detail| wrong(format!("tensor '{name}': {detail}")))?;
             match dtype {
                 Ok(dtype) => {
-                    header.tensors.insert(name.clone(), TensorInfo { dtype, shape });
+                    header
+                        .tensors
+                        .insert(name.clone(), TensorInfo { dtype, shape });
                     header.offsets.insert(name.clone(), begin);
                 }
                 Err(foreign) => {
@@ -130,23 +155,36 @@ impl Header {
         let mut at = 0;
         for (begin, end, name) in ranges {
             if begin != at {
-                let problem = if begin < at { "overlap with those of another tensor" } else { "leave a hole before them" };
-                return Err(wrong(format!("tensor '{name}': its bytes {begin}..{end} {problem} (expected to start at {at})")));
+                let problem = if begin < at {
+                    "overlap with those of another tensor"
+                } else {
+                    "leave a hole before them"
+                };
+                return Err(wrong(format!(
+                    "tensor '{name}': its bytes {begin}..{end} {problem} (expected to start at {at})"
+                )));
             }
             at = end;
         }
         if at != data {
-            return Err(wrong(format!("the tensors have {at} bytes, the file has {data} after its header")));
+            return Err(wrong(format!(
+                "the tensors have {at} bytes, the file has {data} after its header"
+            )));
         }
         // All of them lie in the file, so that this cannot overflow.
-        header.offsets.values_mut().for_each(|offset| *offset += start);
+        header
+            .offsets
+            .values_mut()
+            .for_each(|offset| *offset += start);
         header.bytes = data;
         Ok(header)
     }
 }
 
 fn metadata(value: Value) -> std::result::Result<BTreeMap<String, String>, String> {
-    let Value::Object(entries) = value else { return Err("__metadata__ is not an object".into()) };
+    let Value::Object(entries) = value else {
+        return Err("__metadata__ is not an object".into());
+    };
     entries
         .into_iter()
         .map(|(key, value)| match value {
@@ -166,25 +204,53 @@ struct Entry {
 
 fn parse(entry: &Value) -> std::result::Result<Entry, String> {
     let numbers = |key: &str| -> std::result::Result<Vec<u64>, String> {
-        let list = entry.get(key).and_then(Value::as_array).ok_or_else(|| format!("{key} is not a list"))?;
-        list.iter().map(|n| n.as_u64().ok_or_else(|| format!("{key} holds {n}, not a size"))).collect()
+        let list = entry
+            .get(key)
+            .and_then(Value::as_array)
+            .ok_or_else(|| format!("{key} is not a list"))?;
+        list.iter()
+            .map(|n| {
+                n.as_u64()
+                    .ok_or_else(|| format!("{key} holds {n}, not a size"))
+            })
+            .collect()
     };
-    let name = entry.get("dtype").and_then(Value::as_str).ok_or("dtype is not a string")?;
+    let name = entry
+        .get("dtype")
+        .and_then(Value::as_str)
+        .ok_or("dtype is not a string")?;
     let shape = numbers("shape")?;
-    let &[begin, end] = numbers("data_offsets")?.as_slice() else { return Err("data_offsets are not two numbers".into()) };
+    let &[begin, end] = numbers("data_offsets")?.as_slice() else {
+        return Err("data_offsets are not two numbers".into());
+    };
     if begin > end {
         return Err(format!("it ends at {end}, before its start at {begin}"));
     }
     let sizes: Option<Vec<usize>> = shape.iter().map(|&d| usize::try_from(d).ok()).collect();
-    let (shape, numel) = sizes.and_then(|s| checked_numel(&s).map(|n| (s, n as u64))).ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    let (shape, numel) = sizes
+        .and_then(|s| checked_numel(&s).map(|n| (s, n as u64)))
+        .ok_or_else(|| format!("the shape {shape:?} is too large"))?;
     let Some((_, bits, ours)) = TYPES.iter().find(|(known, ..)| *known == name) else {
-        return Ok(Entry { dtype: Err(name.into()), shape, begin, end });
+        return Ok(Entry {
+            dtype: Err(name.into()),
+            shape,
+            begin,
+            end,
+        });
     };
     // `numel` leaves room for the widest type, in bytes; in bits it may not.
-    if numel.checked_mul(*bits).is_none_or(|bits| bits.div_ceil(8) != end - begin) {
+    if numel
+        .checked_mul(*bits)
+        .is_none_or(|bits| bits.div_ceil(8) != end - begin)
+    {
         return Err(format!("{} bytes cannot hold {name}{shape:?}", end - begin));
     }
-    Ok(Entry { dtype: ours.ok_or_else(|| name.into()), shape, begin, end })
+    Ok(Entry {
+        dtype: ours.ok_or_else(|| name.into()),
+        shape,
+        begin,
+        end,
+    })
 }
 
 #[cfg(test)]
@@ -193,13 +259,20 @@ mod tests {
 
     #[test]
     fn offsets_near_the_largest_number_are_refused_and_do_not_overflow() {
-        let parse = |text: &str| Header::parse(text.as_bytes(), 8 + text.len() as u64, "x").expect_err("no file has so many bytes").to_string();
+        let parse = |text: &str| {
+            Header::parse(text.as_bytes(), 8 + text.len() as u64, "x")
+                .expect_err("no file has so many bytes")
+                .to_string()
+        };
         let last = u64::MAX;
-        let error = parse(&format!(r#"{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
+        let error = parse(&format!(
+            r#"{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#
+        ));
         assert!(error.contains("leave a hole before them"), "{error}");
         // A type that nobody knows is taken at its word about its size.
-        let error =
-            parse(&format!(r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#));
+        let error = parse(&format!(
+            r#"{{"a":{{"dtype":"X","shape":[],"data_offsets":[0,{last}]}},"b":{{"dtype":"U8","shape":[0],"data_offsets":[{last},{last}]}}}}"#
+        ));
         assert!(error.contains("the file has 0 after its header"), "{error}");
     }
 }

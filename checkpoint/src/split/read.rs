@@ -10,7 +10,8 @@ use std::path::Path;
 
 const WHAT: &str = "folder split by rank";
 
-/// A folder with files for each rank, read as whole tensors box by box. What several ranks hold must be equal on all of them, which is checked when it is read.
+/// A folder with files for each rank, read as whole tensors box by box. What several ranks hold
+/// must be equal on all of them, which is checked when it is read.
 #[derive(Debug)]
 pub struct Folder {
     ranks: Vec<Vec<safetensors::File>>,
@@ -25,27 +26,58 @@ impl Folder {
         let path = path.as_ref();
         let wrong = |detail: String| Error::format(path, WHAT, detail);
         let first = safetensors::File::open(path.join(file_name(0, 0)))?;
-        let (Some(mesh), Some(types)) = (first.metadata().get(MESH), first.metadata().get(TYPES)) else {
-            return Err(wrong("its files do not say how the tensors lie: say it yourself, by a mesh and layouts".into()));
+        let (Some(mesh), Some(types)) = (first.metadata().get(MESH), first.metadata().get(TYPES))
+        else {
+            return Err(wrong(
+                "its files do not say how the tensors lie: say it yourself, by a mesh and layouts"
+                    .into(),
+            ));
         };
         // Counted before a mesh of that size is made: a header may say anything.
-        let said = mesh.split(',').filter_map(|axis| axis.split_once('=')?.1.trim().parse().ok()).try_fold(1usize, |n, size: usize| n.checked_mul(size));
-        let found = (0..).take_while(|rank| path.join(file_name(*rank, 0)).is_file()).count();
+        let said = mesh
+            .split(',')
+            .filter_map(|axis| axis.split_once('=')?.1.trim().parse().ok())
+            .try_fold(1usize, |n, size: usize| n.checked_mul(size));
+        let found = (0..)
+            .take_while(|rank| path.join(file_name(*rank, 0)).is_file())
+            .count();
         if said != Some(found) {
-            return Err(wrong(format!("its files say that it is for the mesh {mesh}, and there are files of {found} ranks")));
+            return Err(wrong(format!(
+                "its files say that it is for the mesh {mesh}, and there are files of {found} ranks"
+            )));
         }
         let mesh = Mesh::new(mesh, &meta())?;
-        let types: BTreeMap<String, String> = serde_json::from_str(types).map_err(|e| wrong(format!("the types in its files are not JSON: {e}")))?;
+        let types: BTreeMap<String, String> = serde_json::from_str(types)
+            .map_err(|e| wrong(format!("the types in its files are not JSON: {e}")))?;
         let mut layout = BTreeMap::new();
         for (name, text) in types {
-            let TensorType { dtype, shape, sharding } = TensorType::parse(&text, &mesh)?;
-            layout.insert(name, Placed::new(TensorInfo { dtype, shape: shape.dims().to_vec() }, &mesh, sharding));
+            let TensorType {
+                dtype,
+                shape,
+                sharding,
+            } = TensorType::parse(&text, &mesh)?;
+            layout.insert(
+                name,
+                Placed::new(
+                    TensorInfo {
+                        dtype,
+                        shape: shape.dims().to_vec(),
+                    },
+                    &mesh,
+                    sharding,
+                ),
+            );
         }
         Self::new(path, ranks(path, &mesh)?, &layout)
     }
 
-    /// Opens a folder whose tensors lie on a mesh as `sharding` says for a name and a number of dimensions.
-    pub fn open_as(path: impl AsRef<Path>, mesh: &Mesh, mut sharding: impl FnMut(&str, usize) -> Result<Sharding>) -> Result<Self> {
+    /// Opens a folder whose tensors lie on a mesh as `sharding` says for a name and a number of
+    /// dimensions.
+    pub fn open_as(
+        path: impl AsRef<Path>,
+        mesh: &Mesh,
+        mut sharding: impl FnMut(&str, usize) -> Result<Sharding>,
+    ) -> Result<Self> {
         let path = path.as_ref();
         let ranks = ranks(path, mesh)?;
         let mut layout = BTreeMap::new();
@@ -54,7 +86,8 @@ impl Folder {
             sharding.check(mesh, info.shape.len())?;
             let mut info = info.clone();
             for d in 0..info.shape.len() {
-                info.shape[d] = length(name, d, mesh, &sharding, &ranks).ok_or_else(|| Error::Argument(format!("tensor '{name}' is too large")))?;
+                info.shape[d] = length(name, d, mesh, &sharding, &ranks)
+                    .ok_or_else(|| Error::Argument(format!("tensor '{name}' is too large")))?;
             }
             layout.insert(name.clone(), Placed::new(info, mesh, sharding));
         }
@@ -62,34 +95,80 @@ impl Folder {
     }
 
     /// Holds the files against how the tensors are said to lie.
-    fn new(path: &Path, ranks: Vec<Vec<safetensors::File>>, layout: &BTreeMap<String, Placed>) -> Result<Self> {
-        if let Some((name, placed)) = layout.iter().find(|(_, placed)| checked_numel(&placed.info.shape).is_none()) {
-            return Err(Error::format(path, WHAT, format!("tensor '{name}' of shape {:?} is too large", placed.info.shape)));
+    fn new(
+        path: &Path,
+        ranks: Vec<Vec<safetensors::File>>,
+        layout: &BTreeMap<String, Placed>,
+    ) -> Result<Self> {
+        if let Some((name, placed)) = layout
+            .iter()
+            .find(|(_, placed)| checked_numel(&placed.info.shape).is_none())
+        {
+            return Err(Error::format(
+                path,
+                WHAT,
+                format!(
+                    "tensor '{name}' of shape {:?} is too large",
+                    placed.info.shape
+                ),
+            ));
         }
         for (rank, files) in ranks.iter().enumerate() {
             let wrong = |name: &str, detail: String| {
                 let file = file_name(rank, 0);
-                Err(Error::Index { path: path.into(), tensor: name.into(), file, detail })
+                Err(Error::Index {
+                    path: path.into(),
+                    tensor: name.into(),
+                    file,
+                    detail,
+                })
             };
             for (name, placed) in layout {
-                let expected = placed.sharding.region(&placed.mesh, rank, &placed.info.shape.as_slice().into());
+                let expected = placed.sharding.region(
+                    &placed.mesh,
+                    rank,
+                    &placed.info.shape.as_slice().into(),
+                );
                 match files.iter().find_map(|file| file.tensors().get(name)) {
                     None => return wrong(name, format!("rank {rank} does not have it")),
-                    Some(found) if found.dtype != placed.info.dtype || found.shape != expected.shape[..] => {
+                    Some(found)
+                        if found.dtype != placed.info.dtype
+                            || found.shape != expected.shape[..] =>
+                    {
                         let (shape, whole) = (&expected.shape[..], &placed.info.shape);
-                        let detail = format!("rank {rank} holds {}{:?}, not its part {}{shape:?} of {whole:?}", found.dtype, found.shape, placed.info.dtype);
+                        let detail = format!(
+                            "rank {rank} holds {}{:?}, not its part {}{shape:?} of {whole:?}",
+                            found.dtype, found.shape, placed.info.dtype
+                        );
                         return wrong(name, detail);
                     }
                     Some(_) => {}
                 }
             }
-            if let Some(name) = files.iter().flat_map(|file| file.tensors().keys()).find(|name| !layout.contains_key(*name)) {
-                return wrong(name, format!("rank {rank} has a tensor that rank 0 does not have"));
+            if let Some(name) = files
+                .iter()
+                .flat_map(|file| file.tensors().keys())
+                .find(|name| !layout.contains_key(*name))
+            {
+                return wrong(
+                    name,
+                    format!("rank {rank} has a tensor that rank 0 does not have"),
+                );
             }
         }
-        let tensors = layout.iter().map(|(name, placed)| (name.clone(), placed.info.clone())).collect();
-        let boxes = layout.iter().map(|(name, placed)| (name.clone(), holders(placed))).collect();
-        Ok(Self { ranks, tensors, boxes })
+        let tensors = layout
+            .iter()
+            .map(|(name, placed)| (name.clone(), placed.info.clone()))
+            .collect();
+        let boxes = layout
+            .iter()
+            .map(|(name, placed)| (name.clone(), holders(placed)))
+            .collect();
+        Ok(Self {
+            ranks,
+            tensors,
+            boxes,
+        })
     }
 
     /// How many ranks it is split into.
@@ -98,7 +177,10 @@ impl Folder {
     }
 
     fn read_from(&self, rank: usize, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
-        match self.ranks[rank].iter().find(|file| file.tensors().contains_key(name)) {
+        match self.ranks[rank]
+            .iter()
+            .find(|file| file.tensors().contains_key(name))
+        {
             Some(file) => file.read(name, region, out),
             None => crate::source::find(&BTreeMap::new(), name).map(drop),
         }
@@ -110,31 +192,58 @@ fn ranks(path: &Path, mesh: &Mesh) -> Result<Vec<Vec<safetensors::File>>> {
     let mut ranks = vec![];
     for rank in 0..mesh.ranks() {
         if !path.join(file_name(rank, 0)).is_file() {
-            let detail = format!("{} is not there, and the mesh has {} ranks", file_name(rank, 0), mesh.ranks());
+            let detail = format!(
+                "{} is not there, and the mesh has {} ranks",
+                file_name(rank, 0),
+                mesh.ranks()
+            );
             return Err(Error::format(path, WHAT, detail));
         }
-        let parts = (0..).map(|part| path.join(file_name(rank, part))).take_while(|file| file.is_file());
-        let mut files: Vec<safetensors::File> = parts.map(safetensors::File::open).collect::<Result<_>>()?;
+        let parts = (0..)
+            .map(|part| path.join(file_name(rank, part)))
+            .take_while(|file| file.is_file());
+        let mut files: Vec<safetensors::File> =
+            parts.map(safetensors::File::open).collect::<Result<_>>()?;
         files.iter_mut().for_each(safetensors::File::close);
         ranks.push(files);
     }
     let more = file_name(mesh.ranks(), 0);
     if path.join(&more).exists() {
-        return Err(Error::format(path, WHAT, format!("{more} is there, but the mesh has only {} ranks", mesh.ranks())));
+        return Err(Error::format(
+            path,
+            WHAT,
+            format!(
+                "{more} is there, but the mesh has only {} ranks",
+                mesh.ranks()
+            ),
+        ));
     }
     Ok(ranks)
 }
 
 /// The length of a dimension: that of its parts, one after the other.
-fn length(name: &str, d: usize, mesh: &Mesh, sharding: &Sharding, ranks: &[Vec<safetensors::File>]) -> Option<usize> {
+fn length(
+    name: &str,
+    d: usize,
+    mesh: &Mesh,
+    sharding: &Sharding,
+    ranks: &[Vec<safetensors::File>],
+) -> Option<usize> {
     let axes: Vec<usize> = sharding.axes_of(d).collect();
     let mut seen = BTreeSet::new();
     let mut total = 0usize;
     for (rank, files) in ranks.iter().enumerate() {
-        let part: Vec<usize> = axes.iter().map(|axis| mesh.coordinate(rank, *axis)).collect();
+        let part: Vec<usize> = axes
+            .iter()
+            .map(|axis| mesh.coordinate(rank, *axis))
+            .collect();
         if seen.insert(part) {
-            let shape = files.iter().find_map(|file| file.tensors().get(name)).map(|info| info.shape.as_slice());
-            total = total.checked_add(shape.and_then(|shape| shape.get(d)).copied().unwrap_or(0))?;
+            let shape = files
+                .iter()
+                .find_map(|file| file.tensors().get(name))
+                .map(|info| info.shape.as_slice());
+            total =
+                total.checked_add(shape.and_then(|shape| shape.get(d)).copied().unwrap_or(0))?;
         }
     }
     Some(total)
@@ -146,7 +255,12 @@ impl Source for Folder {
     }
 
     fn foreign(&self) -> Vec<(String, String)> {
-        let all: BTreeSet<(String, String)> = self.ranks.iter().flatten().flat_map(Source::foreign).collect();
+        let all: BTreeSet<(String, String)> = self
+            .ranks
+            .iter()
+            .flatten()
+            .flat_map(Source::foreign)
+            .collect();
         all.into_iter().collect()
     }
 
@@ -155,8 +269,18 @@ impl Source for Folder {
         check_box(name, info, region, out)?;
         let size = info.dtype.size();
         for (of, holders) in self.boxes.get(name).into_iter().flatten() {
-            let Some(part) = (region.numel() > 0).then(|| of.intersect(region)).flatten() else { continue };
-            let inner = Region { start: part.start.iter().zip(&of.start).map(|(a, b)| a - b).collect(), shape: part.shape.clone() };
+            let Some(part) = (region.numel() > 0).then(|| of.intersect(region)).flatten() else {
+                continue;
+            };
+            let inner = Region {
+                start: part
+                    .start
+                    .iter()
+                    .zip(&of.start)
+                    .map(|(a, b)| a - b)
+                    .collect(),
+                shape: part.shape.clone(),
+            };
             let mut first: Option<Vec<u8>> = None;
             for rank in holders {
                 let mut bytes = vec![0; part.numel() * size];
@@ -164,7 +288,10 @@ impl Source for Folder {
                 match &first {
                     None => first = Some(bytes),
                     Some(first) if *first != bytes => {
-                        let detail = format!("ranks {} and {rank} should hold the same of it and do not: is it cut? then say so by a layout", holders[0]);
+                        let detail = format!(
+                            "ranks {} and {rank} should hold the same of it and do not: is it cut? then say so by a layout",
+                            holders[0]
+                        );
                         return Err(Error::Argument(format!("tensor '{name}': {detail}")));
                     }
                     Some(_) => {}

@@ -1,5 +1,9 @@
 //! What the tests share.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test file uses a part of it"
+)]
 
 use anymesh_checkpoint::{Memory, Source, TensorInfo, copy_box};
 use anymesh_core::{DType, Region};
@@ -7,12 +11,22 @@ use std::path::{Path, PathBuf};
 
 /// The recorded files.
 pub fn data(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(path)
 }
 
 /// The bytes of every tensor that the scripts make.
 pub fn pattern(count: usize, dtype: DType) -> Vec<u8> {
-    (0..count).map(|k| if dtype == DType::Bool { (k % 2) as u8 } else { (37 * k + 11) as u8 }).collect()
+    (0..count)
+        .map(|k| {
+            if dtype == DType::Bool {
+                (k % 2) as u8
+            } else {
+                (37 * k + 11) as u8
+            }
+        })
+        .collect()
 }
 
 /// A folder that is removed again.
@@ -45,7 +59,8 @@ impl Drop for Temporary {
     }
 }
 
-/// Puts a file in the place of another. Cutting and rewriting it would make some file systems write to the disk each time.
+/// Puts a file in the place of another. Cutting and rewriting it would make some file systems write
+/// to the disk each time.
 pub fn rewrite(path: impl AsRef<Path>, bytes: &[u8]) {
     let _ = std::fs::remove_file(path.as_ref());
     std::fs::write(path, bytes).expect("a file can be written");
@@ -68,8 +83,15 @@ impl Random {
 
     pub fn region(&mut self, shape: &[usize]) -> Region {
         let start: Vec<usize> = shape.iter().map(|&n| self.below(n + 1)).collect();
-        let size: Vec<usize> = shape.iter().zip(&start).map(|(&n, &s)| self.below(n - s + 1)).collect();
-        Region { start: start.into(), shape: size.into() }
+        let size: Vec<usize> = shape
+            .iter()
+            .zip(&start)
+            .map(|(&n, &s)| self.below(n - s + 1))
+            .collect();
+        Region {
+            start: start.into(),
+            shape: size.into(),
+        }
     }
 }
 
@@ -77,10 +99,15 @@ impl Random {
 pub fn every_type() -> Memory {
     let mut memory = Memory::default();
     for dtype in DType::ALL {
-        for (i, shape) in [vec![3, 5], vec![], vec![0, 4], vec![2, 3, 4]].into_iter().enumerate() {
+        for (i, shape) in [vec![3, 5], vec![], vec![0, 4], vec![2, 3, 4]]
+            .into_iter()
+            .enumerate()
+        {
             let info = TensorInfo { dtype, shape };
             let bytes = pattern(info.bytes(), dtype);
-            memory.insert(format!("{dtype}.{i}"), info, bytes).expect("as many bytes as the type says");
+            memory
+                .insert(format!("{dtype}.{i}"), info, bytes)
+                .expect("as many bytes as the type says");
         }
     }
     memory
@@ -95,8 +122,18 @@ pub fn assert_same(source: &dyn Source, expected: &dyn Source) {
         assert_eq!(source.read_all(name).expect("it is there"), whole, "{name}");
         for _ in 0..20 {
             let part = random.region(&info.shape);
-            let (mut got, mut want) = (vec![0; part.numel() * info.dtype.size()], vec![0; part.numel() * info.dtype.size()]);
-            copy_box(&whole, &info.whole(), &mut want, &part, &part, info.dtype.size());
+            let (mut got, mut want) = (
+                vec![0; part.numel() * info.dtype.size()],
+                vec![0; part.numel() * info.dtype.size()],
+            );
+            copy_box(
+                &whole,
+                &info.whole(),
+                &mut want,
+                &part,
+                &part,
+                info.dtype.size(),
+            );
             source.read(name, &part, &mut got).expect("inside");
             assert_eq!(got, want, "{name} {part:?}");
         }
@@ -105,5 +142,8 @@ pub fn assert_same(source: &dyn Source, expected: &dyn Source) {
 
 /// Reads everything a source has. Only what is right about it may succeed; nothing may panic.
 pub fn read_everything(source: &dyn Source) -> Result<(), anymesh_checkpoint::Error> {
-    source.tensors().keys().try_for_each(|name| source.read_all(name).map(drop))
+    source
+        .tensors()
+        .keys()
+        .try_for_each(|name| source.read_all(name).map(drop))
 }

@@ -1,7 +1,9 @@
-//! Real deaths: this test binary runs itself as a child that saves, and kills it with a signal that runs no destructor. The previous or the new checkpoint is always
-//! there, whole, and the next save works.
+//! Real deaths: this test binary runs itself as a child that saves, and kills it with a signal that
+//! runs no destructor. The previous or the new checkpoint is always there, whole, and the next save
+//! works.
 //!
-//! `crash.rs` dies within the process instead, which also shows what a machine loses that had not synced.
+//! `crash.rs` dies within the process instead, which also shows what a machine loses that had not
+//! synced.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -10,7 +12,9 @@ mod process;
 mod refused;
 mod watched;
 
-use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, Keep, Result, Saver, latest, list, rotate, rotate_with};
+use anymesh_checkpoint::{
+    Background, Checkpoint, Contents, Error, Keep, Result, Saver, latest, list, rotate, rotate_with,
+};
 use anymesh_core::{DType, Mesh, Tensor};
 use common::{Random, Temporary};
 use process::{Child, say};
@@ -29,11 +33,21 @@ fn model(step: u64, length: usize) -> Result<BTreeMap<String, Tensor>> {
     let w = Tensor::full([64, 48], value, DType::F32, &device)?.to_mesh(&mesh, "[@dp, @tp]")?;
     let b = Tensor::full([length], value, DType::F64, &device)?.to_mesh(&mesh, "[@dp]")?;
     let scalar = Tensor::full((), value, DType::I64, &device)?;
-    Ok(BTreeMap::from([("w".into(), w), ("b".into(), b), ("scalar".into(), scalar)]))
+    Ok(BTreeMap::from([
+        ("w".into(), w),
+        ("b".into(), b),
+        ("scalar".into(), scalar),
+    ]))
 }
 
 /// The one place that knows how a checkpoint is saved.
-fn save_step(saver: &Saver<'_>, root: &Path, name: &str, step: u64, length: usize) -> Result<PathBuf> {
+fn save_step(
+    saver: &Saver<'_>,
+    root: &Path,
+    name: &str,
+    step: u64,
+    length: usize,
+) -> Result<PathBuf> {
     saver.save(root, name, &Contents::new(step, model(step, length)?))
 }
 
@@ -50,13 +64,31 @@ const SMALL: usize = 5_000;
 /// Enough that a save takes a while.
 const LARGE: usize = 400_000;
 
-/// The step of a checkpoint, after reading all of it: its sums are right and every value is of that step.
+/// The step of a checkpoint, after reading all of it: its sums are right and every value is of that
+/// step.
 fn whole(checkpoint: &Checkpoint) -> u64 {
     let step = checkpoint.manifest().step;
     assert_eq!(checkpoint.verify(), [], "{:?}", checkpoint.path());
-    assert!(checkpoint.values::<f32>("w").expect("whole").iter().all(|v| *v == step as f32), "one step in all of w");
-    assert!(checkpoint.values::<f64>("b").expect("whole").iter().all(|v| *v == step as f64), "one step in all of b");
-    assert_eq!(checkpoint.values::<i64>("scalar").expect("whole"), [step as i64]);
+    assert!(
+        checkpoint
+            .values::<f32>("w")
+            .expect("whole")
+            .iter()
+            .all(|v| *v == step as f32),
+        "one step in all of w"
+    );
+    assert!(
+        checkpoint
+            .values::<f64>("b")
+            .expect("whole")
+            .iter()
+            .all(|v| *v == step as f64),
+        "one step in all of b"
+    );
+    assert_eq!(
+        checkpoint.values::<i64>("scalar").expect("whole"),
+        [step as i64]
+    );
     step
 }
 
@@ -66,22 +98,36 @@ fn newest(root: &Path) -> u64 {
         let step = found.step.expect("nothing in sight is torn");
         assert_eq!(whole(&Checkpoint::open(found.path).expect("listed")), step);
     }
-    whole(&latest(root).expect("readable").expect("a checkpoint is left"))
+    whole(
+        &latest(root)
+            .expect("readable")
+            .expect("a checkpoint is left"),
+    )
 }
 
 /// What deaths left behind.
 fn leftovers(root: &Path) -> usize {
-    let names = std::fs::read_dir(root).expect("a folder").map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.starts_with(".tmp-") || name.starts_with(".old-")).count()
+    let names = std::fs::read_dir(root).expect("a folder").map(|e| {
+        e.expect("an entry")
+            .file_name()
+            .to_string_lossy()
+            .into_owned()
+    });
+    names
+        .filter(|name| name.starts_with(".tmp-") || name.starts_with(".old-"))
+        .count()
 }
 
 fn is_lock(error: &Error) -> bool {
     matches!(error, Error::Io { action: "lock", reason, .. } if reason.contains("somebody else"))
 }
 
-/// What a child does: the binary was started with one test, [`process::TEST`], which calls this instead.
+/// What a child does: the binary was started with one test, [`process::TEST`], which calls this
+/// instead.
 fn child((part, root, numbers): (String, String, Vec<usize>)) {
-    let (root, number) = (Path::new(&root), |i: usize| numbers.get(i).copied().unwrap_or(0));
+    let (root, number) = (Path::new(&root), |i: usize| {
+        numbers.get(i).copied().unwrap_or(0)
+    });
     match part.as_str() {
         // Saves and rotates, and stands still in the middle of operation n until somebody kills it.
         "stand" => {
@@ -93,10 +139,22 @@ fn child((part, root, numbers): (String, String, Vec<usize>)) {
                 }
                 Ok(())
             });
-            let saver = Saver { files: &disk, threads, ..Saver::default() };
+            let saver = Saver {
+                files: &disk,
+                threads,
+                ..Saver::default()
+            };
             save_step(&saver, root, "two", 2, SMALL).expect("a good disk");
             say("saved 2");
-            rotate_with(&disk, root, &Keep { last: 1, ..Keep::default() }).expect("a good disk");
+            rotate_with(
+                &disk,
+                root,
+                &Keep {
+                    last: 1,
+                    ..Keep::default()
+                },
+            )
+            .expect("a good disk");
             say("rotated");
         }
         // Stands still in a save until it may go on.
@@ -108,13 +166,31 @@ fn child((part, root, numbers): (String, String, Vec<usize>)) {
                 }
                 Ok(())
             });
-            save_step(&Saver { files: &disk, ..Saver::default() }, root, "slow", 2, SMALL).expect("a good disk");
+            save_step(
+                &Saver {
+                    files: &disk,
+                    ..Saver::default()
+                },
+                root,
+                "slow",
+                2,
+                SMALL,
+            )
+            .expect("a good disk");
         }
         "loop" => {
             for step in number(0) as u64.. {
-                save_step(&Saver::default(), root, &format!("s{step}"), step, LARGE).expect("a good disk");
+                save_step(&Saver::default(), root, &format!("s{step}"), step, LARGE)
+                    .expect("a good disk");
                 say(&format!("saved {step}"));
-                rotate(root, &Keep { last: 2, ..Keep::default() }).expect("a good disk");
+                rotate(
+                    root,
+                    &Keep {
+                        last: 2,
+                        ..Keep::default()
+                    },
+                )
+                .expect("a good disk");
             }
         }
         "background" => {
@@ -124,7 +200,14 @@ fn child((part, root, numbers): (String, String, Vec<usize>)) {
                 while !saver.advance(1 << 20).expect("a good disk") {}
                 saver.finish().expect("a good disk");
                 say(&format!("saved {step}"));
-                rotate(root, &Keep { last: 2, ..Keep::default() }).expect("a good disk");
+                rotate(
+                    root,
+                    &Keep {
+                        last: 2,
+                        ..Keep::default()
+                    },
+                )
+                .expect("a good disk");
             }
         }
         // Saves so many checkpoints beside another process that does the same.
@@ -144,7 +227,8 @@ fn child((part, root, numbers): (String, String, Vec<usize>)) {
     }
 }
 
-/// A killed process at every create, write (with half of it written), sync, rename and removal of a save over the leftovers of an earlier death, and of a rotation.
+/// A killed process at every create, write (with half of it written), sync, rename and removal of a
+/// save over the leftovers of an earlier death, and of a rotation.
 #[test]
 fn a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint() {
     if let Some(part) = process::part() {
@@ -169,14 +253,28 @@ fn a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint()
             }
             let saved = said.iter().any(|line| line == "saved 2");
             let step = newest(&root);
-            assert!(if saved { step == 2 } else { (1..=2).contains(&step) }, "{step} after {said:?}");
+            assert!(
+                if saved {
+                    step == 2
+                } else {
+                    (1..=2).contains(&step)
+                },
+                "{step} after {said:?}"
+            );
             if !standing {
-                assert_eq!((step, list(&root).expect("readable").len(), leftovers(&root)), (2, 1, 0), "a child that lives does everything");
+                assert_eq!(
+                    (step, list(&root).expect("readable").len(), leftovers(&root)),
+                    (2, 1, 0),
+                    "a child that lives does everything"
+                );
                 break;
             }
-            *kinds.entry(said[said.len() - 1][3..].to_string()).or_default() += 1;
+            *kinds
+                .entry(said[said.len() - 1][3..].to_string())
+                .or_default() += 1;
             *(if step == 1 { &mut old } else { &mut new }) += 1;
-            // The lock is free again and what was left is not in the way: not of another name, and not of the same.
+            // The lock is free again and what was left is not in the way: not of another name, and
+            // not of the same.
             save(&root, "three", 3).expect("the next save");
             assert_eq!(newest(&root), 3);
             if step == 1 {
@@ -186,11 +284,27 @@ fn a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint()
         }
     }
     let points: usize = kinds.values().sum();
-    println!("killed at every operation: {points} deaths {kinds:?}, {old} times the previous checkpoint, {new} times the new one, 0 lost");
-    for kind in ["create", "write", "sync", "create folder", "sync folder", "rename", "remove folder"] {
-        assert!(kinds.get(kind).is_some_and(|n| *n >= 2), "{kind} in {kinds:?}");
+    println!(
+        "killed at every operation: {points} deaths {kinds:?}, {old} times the previous checkpoint, {new} times the new one, 0 lost"
+    );
+    for kind in [
+        "create",
+        "write",
+        "sync",
+        "create folder",
+        "sync folder",
+        "rename",
+        "remove folder",
+    ] {
+        assert!(
+            kinds.get(kind).is_some_and(|n| *n >= 2),
+            "{kind} in {kinds:?}"
+        );
     }
-    assert!(points >= 60 && old >= 50 && new >= 6, "{points} {old} {new}");
+    assert!(
+        points >= 60 && old >= 50 && new >= 6,
+        "{points} {old} {new}"
+    );
 }
 
 /// Kills a child that saves again and again, at random instants.
@@ -203,18 +317,40 @@ fn killed_at_random(part: &str, seed: u64, deaths: usize) {
         let first = child.until(|line| line.starts_with("saved "));
         std::thread::sleep(Duration::from_micros(dice.below(60_000) as u64));
         child.kill();
-        let said: Vec<u64> = first.iter().chain(&child.rest()).filter_map(|line| line.strip_prefix("saved ")?.parse().ok()).collect();
+        let said: Vec<u64> = first
+            .iter()
+            .chain(&child.rest())
+            .filter_map(|line| line.strip_prefix("saved ")?.parse().ok())
+            .collect();
         let last = *said.last().expect("it said one");
         let found = newest(&root);
-        assert!(found == last || found == last + 1, "{found} found, {last} was reported as saved");
-        *(if found == last { &mut reported } else { &mut beyond }) += 1;
+        assert!(
+            found == last || found == last + 1,
+            "{found} found, {last} was reported as saved"
+        );
+        *(if found == last {
+            &mut reported
+        } else {
+            &mut beyond
+        }) += 1;
         inside += usize::from(leftovers(&root) > 0);
         next = found + 1;
         save(&root, &format!("s{next}"), next).expect("the next save");
         assert_eq!(newest(&root), next);
         next += 1;
-        rotate(&root, &Keep { last: 1, ..Keep::default() }).expect("a good disk");
-        assert_eq!((newest(&root), leftovers(&root)), (next - 1, 0), "a rotation clears up after the dead");
+        rotate(
+            &root,
+            &Keep {
+                last: 1,
+                ..Keep::default()
+            },
+        )
+        .expect("a good disk");
+        assert_eq!(
+            (newest(&root), leftovers(&root)),
+            (next - 1, 0),
+            "a rotation clears up after the dead"
+        );
     }
     println!(
         "killed at random instants ({part}): {deaths} deaths, {inside} of them inside of a save or a rotation, {reported} times the last checkpoint that was \
@@ -240,10 +376,15 @@ fn two_processes_do_not_write_at_the_same_time_and_neither_loses_anything() {
     let mut child = Child::start("wait", &root, &[]);
     child.until(|line| line == "inside");
     // The other process is in the middle of a save.
-    for error in [save(&root, "mine", 3).expect_err("locked"), rotate(&root, &Keep::default()).expect_err("locked")] {
+    for error in [
+        save(&root, "mine", 3).expect_err("locked"),
+        rotate(&root, &Keep::default()).expect_err("locked"),
+    ] {
         assert!(is_lock(&error), "{error}");
     }
-    assert!(is_lock(&begin_step(&mut Background::new(&*root), "mine", 3, SMALL).expect_err("locked")));
+    assert!(is_lock(
+        &begin_step(&mut Background::new(&*root), "mine", 3, SMALL).expect_err("locked")
+    ));
     assert_eq!(newest(&root), 1, "reading needs no lock");
     child.answer();
     child.succeed();
@@ -256,15 +397,23 @@ fn two_processes_do_not_write_at_the_same_time_and_neither_loses_anything() {
     let counted = AtomicUsize::new(0);
     for mut child in children {
         let said = child.until(|line| line.starts_with("busy "));
-        counted.fetch_add(said[said.len() - 1][5..].parse().expect("a number"), Ordering::Relaxed);
+        counted.fetch_add(
+            said[said.len() - 1][5..].parse().expect("a number"),
+            Ordering::Relaxed,
+        );
         child.succeed();
     }
     assert_eq!(list(&root).expect("readable").len(), 3 + 2 * each);
     assert_eq!(newest(&root), 100 + each as u64 - 1);
-    println!("two writers: {} checkpoints by two processes at once, {} times the other had the lock, 0 lost", 2 * each, counted.into_inner());
+    println!(
+        "two writers: {} checkpoints by two processes at once, {} times the other had the lock, 0 lost",
+        2 * each,
+        counted.into_inner()
+    );
 }
 
-/// A process that another thread starts shares every open file until it has become another program, and would hold on to the lock of a save that has ended.
+/// A process that another thread starts shares every open file until it has become another program,
+/// and would hold on to the lock of a save that has ended.
 #[test]
 fn the_lock_is_free_after_a_save_also_while_the_process_starts_others() {
     let root = Temporary::new(&format!("kill-{}", line!()));
@@ -273,14 +422,24 @@ fn the_lock_is_free_after_a_save_also_while_the_process_starts_others() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    let other = std::process::Command::new(std::env::current_exe().expect("this binary")).arg("--list").output();
+                    let other =
+                        std::process::Command::new(std::env::current_exe().expect("this binary"))
+                            .arg("--list")
+                            .output();
                     assert!(other.expect("a child").status.success());
                 }
             });
         }
         let ended: Result<()> = (0..60).try_for_each(|step| {
             save(&root, &format!("s{step}"), step)?;
-            rotate(&root, &Keep { last: 1, ..Keep::default() }).map(drop)
+            rotate(
+                &root,
+                &Keep {
+                    last: 1,
+                    ..Keep::default()
+                },
+            )
+            .map(drop)
         });
         done.store(true, Ordering::Relaxed);
         ended.expect("nobody else writes");

@@ -1,4 +1,5 @@
-//! This test binary as a child process: how it is started, what the two say to each other, and its end.
+//! This test binary as a child process: how it is started, what the two say to each other, and its
+//! end.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -10,7 +11,8 @@ use std::{
 const PART: &str = "ANYMESH_TEST_CHILD";
 
 /// The test that a child is started with: it plays the child's part instead.
-pub(crate) const TEST: &str = "a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint";
+pub(crate) const TEST: &str =
+    "a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint";
 
 /// What this process is to do, where it is a child: the part, the folder, numbers.
 pub(crate) fn part() -> Option<(String, String, Vec<usize>)> {
@@ -67,17 +69,31 @@ impl Child {
             }
         }
         let mut told = String::new();
-        let _ = self.process.stdout.take().expect("piped").read_to_string(&mut told);
+        let _ = self
+            .process
+            .stdout
+            .take()
+            .expect("piped")
+            .read_to_string(&mut told);
         panic!("the child ended early after {lines:?}: {told}");
     }
 
     /// What it said since, after its end.
     pub(crate) fn rest(&mut self) -> Vec<String> {
-        self.said.by_ref().lines().map(|line| line.expect("text")).collect()
+        self.said
+            .by_ref()
+            .lines()
+            .map(|line| line.expect("text"))
+            .collect()
     }
 
     pub(crate) fn answer(&mut self) {
-        self.process.stdin.take().expect("piped").write_all(b"go on\n").expect("it listens");
+        self.process
+            .stdin
+            .take()
+            .expect("piped")
+            .write_all(b"go on\n")
+            .expect("it listens");
     }
 
     /// SIGKILL (on Windows TerminateProcess): no destructor runs, nothing is flushed.
@@ -85,7 +101,11 @@ impl Child {
         self.process.kill().expect("it lives");
         let status = self.process.wait().expect("it was started");
         #[cfg(unix)]
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9),
+            "{status}"
+        );
         assert!(!status.success());
     }
 

@@ -1,6 +1,9 @@
-//! Disks that refuse: full, failing, read-only. Errors have types and say where; nothing half-written stays in sight, and the next save works.
+//! Disks that refuse: full, failing, read-only. Errors have types and say where; nothing
+//! half-written stays in sight, and the next save works.
 
-use crate::{SMALL, begin_step, common::Temporary, leftovers, newest, save, save_step, watched::Watched};
+use crate::{
+    SMALL, begin_step, common::Temporary, leftovers, newest, save, save_step, watched::Watched,
+};
 use anymesh_checkpoint::{Background, Error, Saver, latest, list};
 use std::{
     fs, io,
@@ -13,7 +16,11 @@ fn full_at(n: usize) -> Watched {
     Watched::new(move |i, kind, path| {
         // What needs no space does not fail.
         if i >= n && !["sync folder", "remove folder"].contains(&kind) {
-            return Err(Error::io(path, "write", &io::Error::from(io::ErrorKind::StorageFull)));
+            return Err(Error::io(
+                path,
+                "write",
+                &io::Error::from(io::ErrorKind::StorageFull),
+            ));
         }
         Ok(())
     })
@@ -26,14 +33,38 @@ fn a_disk_that_is_full_at_any_operation_is_a_typed_error_and_leaves_nothing_behi
     let mut failures = 0;
     for n in 1.. {
         let disk = full_at(n);
-        match save_step(&Saver { files: &disk, ..Saver::default() }, &root, "two", 2, SMALL) {
+        match save_step(
+            &Saver {
+                files: &disk,
+                ..Saver::default()
+            },
+            &root,
+            "two",
+            2,
+            SMALL,
+        ) {
             Ok(_) => break,
-            Err(Error::Io { path, action: "write", reason }) => {
-                assert!(path.starts_with(&*root) && reason.to_lowercase().contains("no s"), "{reason}");
+            Err(Error::Io {
+                path,
+                action: "write",
+                reason,
+            }) => {
+                assert!(
+                    path.starts_with(&*root) && reason.to_lowercase().contains("no s"),
+                    "{reason}"
+                );
             }
             Err(other) => panic!("{other:?} at {n}"),
         }
-        assert_eq!((newest(&root), list(&root).expect("readable").len(), leftovers(&root)), (1, 1, 0), "full at {n}");
+        assert_eq!(
+            (
+                newest(&root),
+                list(&root).expect("readable").len(),
+                leftovers(&root)
+            ),
+            (1, 1, 0),
+            "full at {n}"
+        );
         failures += 1;
     }
     assert_eq!(newest(&root), 2);
@@ -48,10 +79,31 @@ fn a_sync_that_fails_is_not_a_checkpoint() {
     let mut failures = 0;
     for n in 1.. {
         let disk = Watched::new(move |i, kind, path| {
-            let fails = i == n && (kind == "sync" || (kind == "sync folder" && path.file_name().is_some_and(|name| name == ".tmp-two")));
-            if fails { Err(Error::io(path, "sync", &io::Error::other("the disk does not answer"))) } else { Ok(()) }
+            let fails = i == n
+                && (kind == "sync"
+                    || (kind == "sync folder"
+                        && path.file_name().is_some_and(|name| name == ".tmp-two")));
+            if fails {
+                Err(Error::io(
+                    path,
+                    "sync",
+                    &io::Error::other("the disk does not answer"),
+                ))
+            } else {
+                Ok(())
+            }
         });
-        match save_step(&Saver { files: &disk, threads: 1, ..Saver::default() }, &root, "two", 2, SMALL) {
+        match save_step(
+            &Saver {
+                files: &disk,
+                threads: 1,
+                ..Saver::default()
+            },
+            &root,
+            "two",
+            2,
+            SMALL,
+        ) {
             Err(Error::Io { action: "sync", .. }) => failures += 1,
             Err(other) => panic!("{other:?}"),
             Ok(path) if n <= disk.count() => fs::remove_dir_all(path).expect("to try again"),
@@ -59,7 +111,11 @@ fn a_sync_that_fails_is_not_a_checkpoint() {
         }
         assert_eq!((newest(&root), leftovers(&root)), (1, 0), "failed at {n}");
     }
-    assert_eq!((failures, newest(&root)), (7, 2), "four data files and their folder, the manifest and the folder again");
+    assert_eq!(
+        (failures, newest(&root)),
+        (7, 2),
+        "four data files and their folder, the manifest and the folder again"
+    );
 }
 
 /// Saves in the foreground and in the background are refused with the path.
@@ -86,7 +142,10 @@ fn a_folder_that_cannot_be_written_to_is_a_typed_error() {
 
     let closed = root.join("closed");
     save(&closed, "one", 1).expect("a good disk");
-    let (before, mut permissions) = (fs::metadata(&closed).expect("a folder").permissions(), fs::metadata(&closed).expect("a folder").permissions());
+    let (before, mut permissions) = (
+        fs::metadata(&closed).expect("a folder").permissions(),
+        fs::metadata(&closed).expect("a folder").permissions(),
+    );
     permissions.set_readonly(true);
     fs::set_permissions(&closed, permissions).expect("it is ours");
     // Some users may write anywhere; then there is nothing to see.
@@ -109,10 +168,24 @@ fn folders_that_are_made_for_the_first_checkpoint_are_synced_before_it_counts() 
         Ok(())
     });
     let deep = root.join("runs").join("first");
-    save_step(&Saver { files: &disk, ..Saver::default() }, &deep, "one", 1, SMALL).expect("a good disk");
+    save_step(
+        &Saver {
+            files: &disk,
+            ..Saver::default()
+        },
+        &deep,
+        "one",
+        1,
+        SMALL,
+    )
+    .expect("a good disk");
     let synced = synced.lock().expect("not poisoned");
     for folder in [root.to_path_buf(), root.join("runs"), deep.join(".tmp-one")] {
         assert!(synced.contains(&folder), "{folder:?} in {synced:?}");
     }
-    assert_eq!(synced.last(), Some(&deep), "the rename comes before it, and nothing after");
+    assert_eq!(
+        synced.last(),
+        Some(&deep),
+        "the rename comes before it, and nothing after"
+    );
 }

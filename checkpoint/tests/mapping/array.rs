@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Values that every float type holds: three significant bits.
-const VALUES: [f64; 17] = [0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25];
+const VALUES: [f64; 17] = [
+    0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25,
+];
 
 /// A tensor that is held whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,11 +21,20 @@ pub(crate) struct Array {
 impl Array {
     pub(crate) fn counting(dtype: DType, shape: &[usize], first: usize) -> Self {
         let count: usize = shape.iter().product();
-        Self { dtype, shape: shape.to_vec(), values: (0..count).map(|i| VALUES[(i * 7 + first) % VALUES.len()]).collect() }
+        Self {
+            dtype,
+            shape: shape.to_vec(),
+            values: (0..count)
+                .map(|i| VALUES[(i * 7 + first) % VALUES.len()])
+                .collect(),
+        }
     }
 
     pub(crate) fn info(&self) -> TensorInfo {
-        TensorInfo { dtype: self.dtype, shape: self.shape.clone() }
+        TensorInfo {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+        }
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
@@ -44,22 +55,34 @@ impl Array {
     fn positions(shape: &[usize]) -> Vec<Vec<usize>> {
         let mut out = vec![vec![]];
         for n in shape {
-            out = out.into_iter().flat_map(|at: Vec<usize>| (0..*n).map(move |i| [&at[..], &[i]].concat())).collect();
+            out = out
+                .into_iter()
+                .flat_map(|at: Vec<usize>| (0..*n).map(move |i| [&at[..], &[i]].concat()))
+                .collect();
         }
         out
     }
 
     fn at(&self, position: &[usize]) -> f64 {
-        self.values[position.iter().zip(&self.shape).fold(0, |flat, (i, n)| flat * n + i)]
+        self.values[position
+            .iter()
+            .zip(&self.shape)
+            .fold(0, |flat, (i, n)| flat * n + i)]
     }
 
     fn build(&self, shape: Vec<usize>, from: impl Fn(&[usize]) -> f64) -> Self {
         let values = Self::positions(&shape).iter().map(|at| from(at)).collect();
-        Self { dtype: self.dtype, shape, values }
+        Self {
+            dtype: self.dtype,
+            shape,
+            values,
+        }
     }
 
     pub(crate) fn slice(&self, start: &[usize], shape: &[usize]) -> Self {
-        self.build(shape.to_vec(), |at| self.at(&at.iter().zip(start).map(|(a, s)| a + s).collect::<Vec<_>>()))
+        self.build(shape.to_vec(), |at| {
+            self.at(&at.iter().zip(start).map(|(a, s)| a + s).collect::<Vec<_>>())
+        })
     }
 
     pub(crate) fn cut(&self, axis: usize, sizes: &[usize]) -> Vec<Self> {
@@ -99,11 +122,17 @@ impl Array {
 
     pub(crate) fn reshape(&self, shape: &[usize]) -> Self {
         assert_eq!(shape.iter().product::<usize>(), self.values.len());
-        Self { shape: shape.to_vec(), ..self.clone() }
+        Self {
+            shape: shape.to_vec(),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn cast(&self, dtype: DType) -> Self {
-        Self { dtype, ..self.clone() }
+        Self {
+            dtype,
+            ..self.clone()
+        }
     }
 }
 
@@ -117,9 +146,14 @@ impl Counting {
     pub(crate) fn new(arrays: &BTreeMap<String, Array>) -> Self {
         let mut memory = Memory::default();
         for (name, array) in arrays {
-            memory.insert(name, array.info(), array.bytes()).expect("as many bytes as it says");
+            memory
+                .insert(name, array.info(), array.bytes())
+                .expect("as many bytes as it says");
         }
-        Self { memory, elements: AtomicUsize::new(0) }
+        Self {
+            memory,
+            elements: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -135,9 +169,14 @@ impl Source for Counting {
 }
 
 pub(crate) fn region(start: &[usize], shape: &[usize]) -> Region {
-    Region { start: start.iter().copied().collect(), shape: shape.iter().copied().collect() }
+    Region {
+        start: start.iter().copied().collect(),
+        shape: shape.iter().copied().collect(),
+    }
 }
 
 pub(crate) fn arrays<const N: usize>(list: [(&str, Array); N]) -> BTreeMap<String, Array> {
-    list.into_iter().map(|(name, array)| (name.to_string(), array)).collect()
+    list.into_iter()
+        .map(|(name, array)| (name.to_string(), array))
+        .collect()
 }

@@ -8,7 +8,10 @@ use super::{
 };
 use anymesh::{
     Region,
-    checkpoint::{Checkpoint, Error, Kind, Result, Source, TensorInfo, content_sum, hugging_face, number, open, select, split},
+    checkpoint::{
+        Checkpoint, Error, Kind, Result, Source, TensorInfo, content_sum, hugging_face, number,
+        open, select, split,
+    },
 };
 use clap::Args;
 use serde_json::{Value, json};
@@ -17,7 +20,8 @@ use std::{collections::BTreeSet, path::PathBuf};
 /// Arguments of `ckpt verify`.
 #[derive(Args)]
 pub(crate) struct Verify {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file. Only checkpoints have sums; of the others headers, sizes and indices are checked.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file. Only checkpoints
+    /// have sums; of the others headers, sizes and indices are checked.
     path: PathBuf,
     #[command(flatten)]
     select: Select,
@@ -38,14 +42,34 @@ impl Verify {
         let found = match self.look(ui, kind) {
             Ok(found) => found,
             // What is not what it should be is the answer, not a failure to find it.
-            Err(error) if is_damage(&error) => Verified { damaged: vec![error], tensors: 0, bytes: 0, less: None },
+            Err(error) if is_damage(&error) => Verified {
+                damaged: vec![error],
+                tensors: 0,
+                bytes: 0,
+                less: None,
+            },
             Err(error) => return Err(error),
         };
-        let Verified { damaged, tensors, bytes, less } = found;
+        let Verified {
+            damaged,
+            tensors,
+            bytes,
+            less,
+        } = found;
         let mut text = String::new();
-        damaged.iter().for_each(|error| text += &format!("{error}\n"));
-        let verdict = if damaged.is_empty() { "0 damaged".to_string() } else { format!("{} damaged", damaged.len()) };
-        let what = if tensors == 0 { String::new() } else { format!("{}, {}: ", count(tensors, "tensor"), human(bytes)) };
+        damaged
+            .iter()
+            .for_each(|error| text += &format!("{error}\n"));
+        let verdict = if damaged.is_empty() {
+            "0 damaged".to_string()
+        } else {
+            format!("{} damaged", damaged.len())
+        };
+        let what = if tensors == 0 {
+            String::new()
+        } else {
+            format!("{}, {}: ", count(tensors, "tensor"), human(bytes))
+        };
         text += &format!("{kind}, {what}{verdict}\n");
         if let Some(less) = less {
             text += &format!("{less}\n");
@@ -54,7 +78,11 @@ impl Verify {
         let json = json!({
             "path": self.path, "kind": kind.to_string(), "whole": damaged.is_empty(), "damaged": errors, "tensors": tensors, "bytes": bytes, "sums": kind == Kind::Checkpoint
         });
-        Ok(Outcome { yes: damaged.is_empty(), text, json })
+        Ok(Outcome {
+            yes: damaged.is_empty(),
+            text,
+            json,
+        })
     }
 
     fn look(&self, ui: &Ui, kind: Kind) -> Result<Verified> {
@@ -63,31 +91,58 @@ impl Verify {
             let wanted = self.select.of(&checkpoint)?;
             let bytes = wanted.tensors().values().map(TensorInfo::bytes).sum();
             let bar = ui.bar("checking", bytes);
-            let damaged = checkpoint.verify_with(&|name| wanted.tensors().contains_key(name), &mut |n| bar.inc(n as u64));
+            let damaged = checkpoint
+                .verify_with(&|name| wanted.tensors().contains_key(name), &mut |n| {
+                    bar.inc(n as u64)
+                });
             bar.finish_and_clear();
-            return Ok(Verified { damaged, tensors: wanted.tensors().len(), bytes, less: None });
+            return Ok(Verified {
+                damaged,
+                tensors: wanted.tensors().len(),
+                bytes,
+                less: None,
+            });
         }
         let mut damaged = vec![];
         let (source, less): (Box<dyn Source>, _) = match kind {
             Kind::HuggingFace => {
                 let folder = hugging_face::Folder::open(&self.path)?;
                 damaged.extend(folder.check_total().err());
-                (Box::new(folder), "checked: headers, sizes and the index; not checked: values, since safetensors files have no sums")
+                (
+                    Box::new(folder),
+                    "checked: headers, sizes and the index; not checked: values, since safetensors files have no sums",
+                )
             }
             Kind::Split => (
                 Box::new(split::Folder::open(&self.path)?),
                 "checked: headers, sizes, and that ranks hold the same where they should; not checked: other values, since safetensors files have no sums",
             ),
-            Kind::Torch => (open(&self.path)?, "checked: metadata and sizes; not checked: values, since torch folders have no sums"),
-            _ => (open(&self.path)?, "checked: the header and sizes; not checked: values, since safetensors files have no sums"),
+            Kind::Torch => (
+                open(&self.path)?,
+                "checked: metadata and sizes; not checked: values, since torch folders have no sums",
+            ),
+            _ => (
+                open(&self.path)?,
+                "checked: the header and sizes; not checked: values, since safetensors files have no sums",
+            ),
         };
         let wanted = self.select.of(source.as_ref())?;
         if kind == Kind::Split {
             let watched = ui.watch("comparing ranks", &wanted);
-            damaged.extend(wanted.tensors().keys().filter_map(|name| content_sum(&watched, name, 8 << 20).err()));
+            damaged.extend(
+                wanted
+                    .tensors()
+                    .keys()
+                    .filter_map(|name| content_sum(&watched, name, 8 << 20).err()),
+            );
         }
         let bytes = wanted.tensors().values().map(TensorInfo::bytes).sum();
-        Ok(Verified { damaged, tensors: wanted.tensors().len() + wanted.foreign().len(), bytes, less: Some(less) })
+        Ok(Verified {
+            damaged,
+            tensors: wanted.tensors().len() + wanted.foreign().len(),
+            bytes,
+            less: Some(less),
+        })
     }
 }
 
@@ -104,8 +159,15 @@ fn is_damage(error: &Error) -> bool {
 fn damage(error: &Error) -> Value {
     let mut out = json!({"error": error.to_string()});
     match error {
-        Error::Damaged { path, tensor, region, .. } => (out["file"], out["tensor"], out["box"]) = (json!(path), json!(tensor), json!(region)),
-        Error::Index { path, tensor, .. } => (out["file"], out["tensor"]) = (json!(path), json!(tensor)),
+        Error::Damaged {
+            path,
+            tensor,
+            region,
+            ..
+        } => (out["file"], out["tensor"], out["box"]) = (json!(path), json!(tensor), json!(region)),
+        Error::Index { path, tensor, .. } => {
+            (out["file"], out["tensor"]) = (json!(path), json!(tensor))
+        }
         Error::Format { path, .. } | Error::Io { path, .. } => out["file"] = json!(path),
         _ => {}
     }
@@ -132,21 +194,49 @@ impl Diff {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
         let (left, right) = (Opened::open(&self.left)?, Opened::open(&self.right)?);
         let (left, right) = (left.source(), right.source());
-        let all: BTreeSet<&str> = left.tensors().keys().chain(right.tensors().keys()).map(String::as_str).collect();
+        let all: BTreeSet<&str> = left
+            .tensors()
+            .keys()
+            .chain(right.tensors().keys())
+            .map(String::as_str)
+            .collect();
         let names = select(&all, &self.select.filter, &self.select.remove)?;
-        let same = |name: &&&str| left.tensors().get(**name).is_some_and(|a| right.tensors().get(**name) == Some(a));
-        let total = if self.values { names.iter().filter(same).map(|name| left.tensors()[*name].bytes()).sum() } else { 0 };
-        let (chunk, watched) = (self.memory.chunk()?, ui.watch("comparing", left).expecting(total));
+        let same = |name: &&&str| {
+            left.tensors()
+                .get(**name)
+                .is_some_and(|a| right.tensors().get(**name) == Some(a))
+        };
+        let total = if self.values {
+            names
+                .iter()
+                .filter(same)
+                .map(|name| left.tensors()[*name].bytes())
+                .sum()
+        } else {
+            0
+        };
+        let (chunk, watched) = (
+            self.memory.chunk()?,
+            ui.watch("comparing", left).expecting(total),
+        );
         let (mut text, mut differences) = (String::new(), vec![]);
         for name in &names {
             let found = match (left.tensors().get(*name), right.tensors().get(*name)) {
                 (Some(a), Some(b)) if a != b => {
-                    let (a, b) = (format!("{}{:?}", a.dtype, a.shape), format!("{}{:?}", b.dtype, b.shape));
-                    Some((format!("{a} and {b}"), json!({"what": "type", "left": a, "right": b})))
+                    let (a, b) = (
+                        format!("{}{:?}", a.dtype, a.shape),
+                        format!("{}{:?}", b.dtype, b.shape),
+                    );
+                    Some((
+                        format!("{a} and {b}"),
+                        json!({"what": "type", "left": a, "right": b}),
+                    ))
                 }
                 (Some(_), None) => Some(("only in the first".into(), json!({"what": "only_left"}))),
                 (None, _) => Some(("only in the second".into(), json!({"what": "only_right"}))),
-                (Some(info), _) if self.values => values(&watched, right, name, info, chunk)?.map(|d| (d.text(info), d.json())),
+                (Some(info), _) if self.values => {
+                    values(&watched, right, name, info, chunk)?.map(|d| (d.text(info), d.json()))
+                }
                 _ => None,
             };
             if let Some((said, mut json)) = found {
@@ -156,11 +246,27 @@ impl Diff {
             }
         }
         drop(watched);
-        let compared = if self.values { "names, types and values" } else { "names and types" };
-        let verb = if names.len() == 1 { "differs" } else { "differ" };
-        text += &format!("{} of {} {verb} in {compared}\n", differences.len(), count(names.len(), "tensor"));
+        let compared = if self.values {
+            "names, types and values"
+        } else {
+            "names and types"
+        };
+        let verb = if names.len() == 1 {
+            "differs"
+        } else {
+            "differ"
+        };
+        text += &format!(
+            "{} of {} {verb} in {compared}\n",
+            differences.len(),
+            count(names.len(), "tensor")
+        );
         let json = json!({"equal": differences.is_empty(), "compared": names.len(), "values": self.values, "differences": differences});
-        Ok(Outcome { yes: json["equal"] == true, text, json })
+        Ok(Outcome {
+            yes: json["equal"] == true,
+            text,
+            json,
+        })
     }
 }
 
@@ -175,20 +281,41 @@ struct Difference {
 
 impl Difference {
     fn text(&self, info: &TensorInfo) -> String {
-        let Self { count, largest, at, first: (a, b) } = self;
-        format!("{count} of {} elements, the largest difference is {largest:e}, the first at {at:?}: {a:?} and {b:?}", info.numel())
+        let Self {
+            count,
+            largest,
+            at,
+            first: (a, b),
+        } = self;
+        format!(
+            "{count} of {} elements, the largest difference is {largest:e}, the first at {at:?}: {a:?} and {b:?}",
+            info.numel()
+        )
     }
 
     fn json(&self) -> Value {
         // JSON has no infinities: those are text.
-        let number = |x: f64| if x.is_finite() { json!(x) } else { json!(x.to_string()) };
-        let first = json!({"at": self.at, "left": number(self.first.0), "right": number(self.first.1)});
+        let number = |x: f64| {
+            if x.is_finite() {
+                json!(x)
+            } else {
+                json!(x.to_string())
+            }
+        };
+        let first =
+            json!({"at": self.at, "left": number(self.first.0), "right": number(self.first.1)});
         json!({"what": "values", "elements": self.count, "largest": number(self.largest), "first": first})
     }
 }
 
 /// How the elements of one tensor differ in two sources; bits that differ count, also of NaNs.
-fn values(left: &dyn Source, right: &dyn Source, name: &str, info: &TensorInfo, chunk: usize) -> Result<Option<Difference>> {
+fn values(
+    left: &dyn Source,
+    right: &dyn Source,
+    name: &str,
+    info: &TensorInfo,
+    chunk: usize,
+) -> Result<Option<Difference>> {
     let size = info.dtype.size();
     let mut found: Option<Difference> = None;
     let (mut a, mut b) = (vec![], vec![]);
@@ -200,9 +327,19 @@ fn values(left: &dyn Source, right: &dyn Source, name: &str, info: &TensorInfo, 
         if a == b {
             continue;
         }
-        for (i, (x, y)) in a.chunks_exact(size).zip(b.chunks_exact(size)).enumerate().filter(|(_, (x, y))| x != y) {
+        for (i, (x, y)) in a
+            .chunks_exact(size)
+            .zip(b.chunks_exact(size))
+            .enumerate()
+            .filter(|(_, (x, y))| x != y)
+        {
             let (x, y) = (number(x, info.dtype), number(y, info.dtype));
-            let found = found.get_or_insert_with(|| Difference { count: 0, largest: 0.0, at: index(&part, i), first: (x, y) });
+            let found = found.get_or_insert_with(|| Difference {
+                count: 0,
+                largest: 0.0,
+                at: index(&part, i),
+                first: (x, y),
+            });
             found.count += 1;
             found.largest = found.largest.max((x - y).abs());
         }

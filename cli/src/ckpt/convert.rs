@@ -33,16 +33,53 @@ pub(crate) struct Target {
 
 impl Target {
     /// Writes the tensors that are selected as `layout` says they lie, with step and state.
-    fn write(&self, ui: &Ui, source: &dyn Source, layout: &BTreeMap<String, Placed>, step: u64, state: &Object<String, Value>) -> Answer {
-        let name = self.to.file_name().and_then(|n| n.to_str()).ok_or_else(|| wrong(format!("{} has no name for a checkpoint", self.to.display())))?;
+    fn write(
+        &self,
+        ui: &Ui,
+        source: &dyn Source,
+        layout: &BTreeMap<String, Placed>,
+        step: u64,
+        state: &Object<String, Value>,
+    ) -> Answer {
+        let name = self
+            .to
+            .file_name()
+            .and_then(|n| n.to_str())
+            .ok_or_else(|| {
+                wrong(format!(
+                    "{} has no name for a checkpoint",
+                    self.to.display()
+                ))
+            })?;
         // Each rank has a file, and threads share out files.
         let ranks = layout.values().map(|p| p.mesh.ranks()).max().unwrap_or(1);
-        let share = self.memory.share(ranks.min(std::thread::available_parallelism().map_or(1, |n| n.get())))?;
-        let saver = Saver { threads: share.threads, memory: share.threads * share.chunk, ..Saver::default() };
-        let path = saver.save_source(&above(&self.to), name, step, &ui.watch("writing", source), layout, state)?;
+        let share = self
+            .memory
+            .share(ranks.min(std::thread::available_parallelism().map_or(1, |n| n.get())))?;
+        let saver = Saver {
+            threads: share.threads,
+            memory: share.threads * share.chunk,
+            ..Saver::default()
+        };
+        let path = saver.save_source(
+            &above(&self.to),
+            name,
+            step,
+            &ui.watch("writing", source),
+            layout,
+            state,
+        )?;
         let total: usize = layout.values().map(|p| p.info.bytes()).sum();
-        let text = format!("{}: {}, {}\n", path.display(), count(layout.len(), "tensor"), human(total));
-        Ok(Outcome::done(text, json!({"written": path, "tensors": layout.len(), "bytes": total, "step": step})))
+        let text = format!(
+            "{}: {}, {}\n",
+            path.display(),
+            count(layout.len(), "tensor"),
+            human(total)
+        );
+        Ok(Outcome::done(
+            text,
+            json!({"written": path, "tensors": layout.len(), "bytes": total, "step": step}),
+        ))
     }
 
     /// What a mapping makes of a source.
@@ -57,7 +94,9 @@ impl Target {
 
 /// The step and the state of a checkpoint.
 fn kept(from: &Opened) -> (u64, Object<String, Value>) {
-    from.manifest().map(|m| (m.step, m.state.clone())).unwrap_or_default()
+    from.manifest()
+        .map(|m| (m.step, m.state.clone()))
+        .unwrap_or_default()
 }
 
 /// Arguments of `ckpt reshard`.
@@ -70,7 +109,8 @@ pub(crate) struct Reshard {
     /// The mesh, such as dp=2,tp=4.
     #[arg(long)]
     mesh: String,
-    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The first that matches counts; others are replicated.
+    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The
+    /// first that matches counts; others are replicated.
     #[arg(long = "layout", value_name = "NAMES=SHARDING")]
     layouts: Vec<String>,
 }
@@ -95,24 +135,44 @@ pub(crate) struct Cast {
     /// The float dtype, such as bf16.
     #[arg(long)]
     dtype: String,
-    /// Convert only tensors whose names match, and write the others as they are; `*` stands for anything. May be given several times.
+    /// Convert only tensors whose names match, and write the others as they are; `*` stands for
+    /// anything. May be given several times.
     #[arg(long, value_name = "NAMES")]
     only: Vec<String>,
 }
 
 impl Cast {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let floats: Vec<&str> = DType::ALL.into_iter().filter(|d| d.is_float()).map(DType::name).collect();
+        let floats: Vec<&str> = DType::ALL
+            .into_iter()
+            .filter(|d| d.is_float())
+            .map(DType::name)
+            .collect();
         let to = dtype_by_name(&self.dtype).filter(|d| d.is_float());
-        let to = to.ok_or_else(|| wrong(format!("--dtype {}: there is no such float dtype; there are {}", self.dtype, floats.join(", "))))?;
+        let to = to.ok_or_else(|| {
+            wrong(format!(
+                "--dtype {}: there is no such float dtype; there are {}",
+                self.dtype,
+                floats.join(", ")
+            ))
+        })?;
         let from = Opened::open(&self.path)?;
         let tensors = from.source().tensors();
-        let named = select(&tensors.keys().map(String::as_str).collect(), &self.only, &[])?;
+        let named = select(
+            &tensors.keys().map(String::as_str).collect(),
+            &self.only,
+            &[],
+        )?;
         let changes = |info: &TensorInfo| info.dtype.is_float() && info.dtype != to;
         // Quoted: a name may hold anything.
         let line = |name: &str| format!("\"{name}\" -> \"{name}\", dtype=\"{}\"", to.name());
-        let lines: Vec<String> = named.into_iter().filter(|name| changes(&tensors[*name])).map(line).collect();
-        self.target.write_mapped(ui, &from, &Mapping::from_lines(lines)?, &Options::default())
+        let lines: Vec<String> = named
+            .into_iter()
+            .filter(|name| changes(&tensors[*name]))
+            .map(line)
+            .collect();
+        self.target
+            .write_mapped(ui, &from, &Mapping::from_lines(lines)?, &Options::default())
     }
 }
 
@@ -137,16 +197,23 @@ pub(crate) struct Map {
 impl Map {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
         let from = Opened::open(&self.path)?;
-        let text = std::fs::read_to_string(&self.statements).map_err(|e| Error::io(&self.statements, "read", &e))?;
-        let options = Options { reverse: self.reverse, only_mapped: self.only_mapped, ..Options::default() };
-        self.target.write_mapped(ui, &from, &Mapping::parse(&text)?, &options)
+        let text = std::fs::read_to_string(&self.statements)
+            .map_err(|e| Error::io(&self.statements, "read", &e))?;
+        let options = Options {
+            reverse: self.reverse,
+            only_mapped: self.only_mapped,
+            ..Options::default()
+        };
+        self.target
+            .write_mapped(ui, &from, &Mapping::parse(&text)?, &options)
     }
 }
 
 /// Arguments of `ckpt import`.
 #[derive(Args)]
 pub(crate) struct Import {
-    /// A Hugging Face, torch or split folder, or a safetensors file. What its config.json and generation_config.json say becomes a part of the state.
+    /// A Hugging Face, torch or split folder, or a safetensors file. What its config.json and
+    /// generation_config.json say becomes a part of the state.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -168,7 +235,13 @@ impl Import {
                 state.insert(file.trim_end_matches(".json").into(), config);
             }
         }
-        self.target.write(ui, &selected, &whole(&selected)?, self.step.unwrap_or(step), &state)
+        self.target.write(
+            ui,
+            &selected,
+            &whole(&selected)?,
+            self.step.unwrap_or(step),
+            &state,
+        )
     }
 }
 
@@ -178,5 +251,7 @@ fn read_config(path: &std::path::Path) -> Result<Option<Value>> {
         return Ok(None);
     }
     let text = std::fs::read(path).map_err(|e| Error::io(path, "read", &e))?;
-    serde_json::from_slice(&text).map(Some).map_err(|e| Error::format(path, "JSON file", e.to_string()))
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|e| Error::format(path, "JSON file", e.to_string()))
 }

@@ -7,7 +7,9 @@ use super::{
     ui::Ui,
     wrong,
 };
-use anymesh::checkpoint::{Error, Kind, Result, Source, TensorInfo, config_files, hugging_face, lora, safetensors, split};
+use anymesh::checkpoint::{
+    Error, Kind, Result, Source, TensorInfo, config_files, hugging_face, lora, safetensors, split,
+};
 use clap::Args;
 use serde_json::json;
 use std::{
@@ -22,21 +24,47 @@ pub(crate) struct Common {
     select: Select,
     #[command(flatten)]
     memory: Memory,
-    /// A folder whose config.json and generation_config.json are copied; else those of the source are, or those in its state.
+    /// A folder whose config.json and generation_config.json are copied; else those of the source
+    /// are, or those in its state.
     #[arg(long, value_name = "FOLDER")]
     configs: Option<PathBuf>,
 }
 
 impl Common {
     /// How a folder is written.
-    fn options(&self, path: &Path, from: &Opened, max_file_bytes: usize) -> Result<hugging_face::Export> {
-        if let Some(folder) = self.configs.as_ref().filter(|folder| !hugging_face::CONFIGS.iter().any(|name| folder.join(name).is_file())) {
-            return Err(wrong(format!("--configs {}: there is neither {}", folder.display(), hugging_face::CONFIGS.join(" nor "))));
+    fn options(
+        &self,
+        path: &Path,
+        from: &Opened,
+        max_file_bytes: usize,
+    ) -> Result<hugging_face::Export> {
+        if let Some(folder) = self.configs.as_ref().filter(|folder| {
+            !hugging_face::CONFIGS
+                .iter()
+                .any(|name| folder.join(name).is_file())
+        }) {
+            return Err(wrong(format!(
+                "--configs {}: there is neither {}",
+                folder.display(),
+                hugging_face::CONFIGS.join(" nor ")
+            )));
         }
-        let state = from.manifest().filter(|_| self.configs.is_none()).map(|m| &m.state);
+        let state = from
+            .manifest()
+            .filter(|_| self.configs.is_none())
+            .map(|m| &m.state);
         let files = state.map(config_files).unwrap_or_default();
-        let configs_from = self.configs.clone().or_else(|| path.is_dir().then(|| path.into()));
-        Ok(hugging_face::Export { max_file_bytes: max_file_bytes as u64, configs_from, files, chunk: self.memory.chunk()?, ..hugging_face::Export::default() })
+        let configs_from = self
+            .configs
+            .clone()
+            .or_else(|| path.is_dir().then(|| path.into()));
+        Ok(hugging_face::Export {
+            max_file_bytes: max_file_bytes as u64,
+            configs_from,
+            files,
+            chunk: self.memory.chunk()?,
+            ..hugging_face::Export::default()
+        })
     }
 }
 
@@ -44,14 +72,26 @@ impl Common {
 fn written(to: &Path, source: &dyn Source, files: &[String]) -> Outcome {
     let total: usize = source.tensors().values().map(TensorInfo::bytes).sum();
     let n = source.tensors().len();
-    let text = format!("{}: {} in {}, {}\n", to.display(), count(n, "tensor"), count(files.len(), "file"), human(total));
-    Outcome::done(text, json!({"written": to, "tensors": n, "files": files, "bytes": total}))
+    let text = format!(
+        "{}: {} in {}, {}\n",
+        to.display(),
+        count(n, "tensor"),
+        count(files.len(), "file"),
+        human(total)
+    );
+    Outcome::done(
+        text,
+        json!({"written": to, "tensors": n, "files": files, "bytes": total}),
+    )
 }
 
 /// Makes the folder in which something is to be written.
 fn make_room(to: &Path) -> Result<()> {
     if std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_some()) || to.is_file() {
-        return Err(wrong(format!("{} exists already: remove it or choose another name", to.display())));
+        return Err(wrong(format!(
+            "{} exists already: remove it or choose another name",
+            to.display()
+        )));
     }
     let above = above(to);
     std::fs::create_dir_all(&above).map_err(|e| Error::io(&above, "create", &e))
@@ -87,11 +127,13 @@ impl Export {
 pub(crate) struct Merge {
     /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
     path: PathBuf,
-    /// What to write: one file if the name ends in .safetensors, else a Hugging Face folder. It does not exist yet.
+    /// What to write: one file if the name ends in .safetensors, else a Hugging Face folder. It
+    /// does not exist yet.
     to: PathBuf,
     #[command(flatten)]
     common: Common,
-    /// The folder of a LoRA adapter (adapter_model.safetensors and adapter_config.json) to merge into the tensors. May be given several times.
+    /// The folder of a LoRA adapter (adapter_model.safetensors and adapter_config.json) to merge
+    /// into the tensors. May be given several times.
     #[arg(long, value_name = "ADAPTER")]
     lora: Vec<PathBuf>,
     /// The largest file of a Hugging Face folder; 5G if not given.
@@ -110,44 +152,77 @@ impl Merge {
         let from = self.open()?;
         let mut adapters = vec![];
         for folder in &self.lora {
-            adapters.push(lora::open(folder).map_err(|e| wrong(format!("--lora {}: {e}", folder.display())))?);
+            adapters.push(
+                lora::open(folder)
+                    .map_err(|e| wrong(format!("--lora {}: {e}", folder.display())))?,
+            );
         }
         self.with(ui, &from, from.source(), &adapters)
     }
 
     fn open(&self) -> Result<Opened> {
-        let Some(mesh) = &self.mesh else { return Opened::open(&self.path) };
+        let Some(mesh) = &self.mesh else {
+            return Opened::open(&self.path);
+        };
         if Kind::of(&self.path)? != Kind::Split {
-            return Err(wrong(format!("--mesh says how split files lie, but {} is a {}: leave it out", self.path.display(), Kind::of(&self.path)?)));
+            return Err(wrong(format!(
+                "--mesh says how split files lie, but {} is a {}: leave it out",
+                self.path.display(),
+                Kind::of(&self.path)?
+            )));
         }
         let mut rules = Rules::new(mesh, &self.layouts)?;
-        let folder = split::Folder::open_as(&self.path, &rules.mesh().clone(), |name, rank| rules.sharding(name, rank))?;
+        let folder = split::Folder::open_as(&self.path, &rules.mesh().clone(), |name, rank| {
+            rules.sharding(name, rank)
+        })?;
         rules.all_used()?;
         Ok(Opened::Other(Box::new(folder)))
     }
 
     /// Puts one adapter after the other over the source, then writes it.
-    fn with(&self, ui: &Ui, from: &Opened, source: &dyn Source, adapters: &[(safetensors::File, lora::Config)]) -> Answer {
+    fn with(
+        &self,
+        ui: &Ui,
+        from: &Opened,
+        source: &dyn Source,
+        adapters: &[(safetensors::File, lora::Config)],
+    ) -> Answer {
         if let Some(((adapter, config), others)) = adapters.split_first() {
             let folder = self.lora[self.lora.len() - adapters.len()].display();
-            let merged = lora::Merged::new(source, adapter, config).map_err(|e| wrong(format!("--lora {folder}: {e}")))?;
+            let merged = lora::Merged::new(source, adapter, config)
+                .map_err(|e| wrong(format!("--lora {folder}: {e}")))?;
             return self.with(ui, from, &merged, others);
         }
         let selected = self.common.select.of(source)?;
         let watched = ui.watch("writing", &selected);
         if self.to.extension().is_none_or(|end| end != "safetensors") {
-            let options = self.common.options(&self.path, from, self.max_file_size.unwrap_or(5 << 30))?;
+            let options =
+                self.common
+                    .options(&self.path, from, self.max_file_size.unwrap_or(5 << 30))?;
             make_room(&self.to)?;
             let files = hugging_face::export(&watched, &self.to, &options)?;
             return Ok(written(&self.to, &selected, &files));
         }
         if self.max_file_size.is_some() {
-            return Err(wrong(format!("--max-file-size is for folders: give one instead of {}", self.to.display())));
+            return Err(wrong(format!(
+                "--max-file-size is for folders: give one instead of {}",
+                self.to.display()
+            )));
         }
         let chunk = self.common.memory.chunk()?;
         make_room(&self.to)?;
-        safetensors::write_source(&self.to, &watched, &BTreeMap::from([("format".into(), "pt".into())]), chunk)?;
-        let name = self.to.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        safetensors::write_source(
+            &self.to,
+            &watched,
+            &BTreeMap::from([("format".into(), "pt".into())]),
+            chunk,
+        )?;
+        let name = self
+            .to
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         Ok(written(&self.to, &selected, &[name]))
     }
 }
@@ -157,14 +232,16 @@ impl Merge {
 pub(crate) struct Split {
     /// A checkpoint, a Hugging Face or torch folder, or a safetensors file.
     path: PathBuf,
-    /// The folder to write, which does not exist yet: model-rank-0-part-0.safetensors and so on. `merge` puts it together again.
+    /// The folder to write, which does not exist yet: model-rank-0-part-0.safetensors and so on.
+    /// `merge` puts it together again.
     to: PathBuf,
     #[command(flatten)]
     common: Common,
     /// The mesh, such as tp=4.
     #[arg(long)]
     mesh: String,
-    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The first that matches counts; every rank gets all of the others.
+    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The
+    /// first that matches counts; every rank gets all of the others.
     #[arg(long = "layout", value_name = "NAMES=SHARDING")]
     layouts: Vec<String>,
     /// The largest file; a rank gets several where needed. Without it each has one.
@@ -178,13 +255,37 @@ impl Split {
         let selected = self.common.select.of(from.source())?;
         let mut rules = Rules::new(&self.mesh, &self.layouts)?;
         let layout = rules.place(&selected)?;
-        let options = self.common.options(&self.path, &from, self.max_file_size.unwrap_or(usize::MAX))?;
+        let options =
+            self.common
+                .options(&self.path, &from, self.max_file_size.unwrap_or(usize::MAX))?;
         make_room(&self.to)?;
-        let of = |rank: usize| layout.values().map(move |p| p.sharding.region(&p.mesh, rank, &p.info.shape.as_slice().into()).numel() * p.info.dtype.size());
+        let of = |rank: usize| {
+            layout.values().map(move |p| {
+                p.sharding
+                    .region(&p.mesh, rank, &p.info.shape.as_slice().into())
+                    .numel()
+                    * p.info.dtype.size()
+            })
+        };
         let total = (0..rules.mesh().ranks()).flat_map(of).sum();
-        let files = split::write(&ui.watch("writing", &selected).expecting(total), &self.to, rules.mesh(), &layout, &options)?;
+        let files = split::write(
+            &ui.watch("writing", &selected).expecting(total),
+            &self.to,
+            rules.mesh(),
+            &layout,
+            &options,
+        )?;
         let (ranks, n) = (rules.mesh().ranks(), layout.len());
-        let text = format!("{}: {} for {}, {}\n", self.to.display(), count(n, "tensor"), count(ranks, "rank"), human(total));
-        Ok(Outcome::done(text, json!({"written": self.to, "tensors": n, "ranks": ranks, "files": files, "bytes": total})))
+        let text = format!(
+            "{}: {} for {}, {}\n",
+            self.to.display(),
+            count(n, "tensor"),
+            count(ranks, "rank"),
+            human(total)
+        );
+        Ok(Outcome::done(
+            text,
+            json!({"written": self.to, "tensors": n, "ranks": ranks, "files": files, "bytes": total}),
+        ))
     }
 }

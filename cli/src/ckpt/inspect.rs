@@ -19,7 +19,8 @@ pub(crate) struct Inspect {
     path: PathBuf,
     #[command(flatten)]
     select: Select,
-    /// Print a sum of what each tensor holds: the same for equal tensors, however they are laid out and in whatever format. Reads everything.
+    /// Print a sum of what each tensor holds: the same for equal tensors, however they are laid out
+    /// and in whatever format. Reads everything.
     #[arg(long)]
     sums: bool,
     /// Show every numbered layer, also those that are alike.
@@ -43,11 +44,20 @@ impl Inspect {
                 sums.insert(name.clone(), content_sum(&watched, name, chunk)?);
             }
         }
-        let text = if ui.json { String::new() } else { self.text(&from, &shown, &sums) };
+        let text = if ui.json {
+            String::new()
+        } else {
+            self.text(&from, &shown, &sums)
+        };
         Ok(Outcome::done(text, self.json(&from, &shown, &sums)?))
     }
 
-    fn json(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> anymesh::checkpoint::Result<Value> {
+    fn json(
+        &self,
+        from: &Opened,
+        shown: &dyn Source,
+        sums: &BTreeMap<String, String>,
+    ) -> anymesh::checkpoint::Result<Value> {
         let tensor = |(name, info): (&String, &TensorInfo)| {
             let mut tensor = json!({"name": name, "dtype": info.dtype.name(), "shape": info.shape, "layout": layout(from, name, info), "bytes": info.bytes()});
             if let Some(stored) = stored(from, name) {
@@ -59,11 +69,16 @@ impl Inspect {
             tensor
         };
         let tensors: Vec<Value> = shown.tensors().iter().map(tensor).collect();
-        let foreign: Vec<Value> = shown.foreign().into_iter().map(|(name, dtype)| json!({"name": name, "dtype": dtype})).collect();
+        let foreign: Vec<Value> = shown
+            .foreign()
+            .into_iter()
+            .map(|(name, dtype)| json!({"name": name, "dtype": dtype}))
+            .collect();
         let kind = Kind::of(&self.path)?.to_string();
         let mut out = json!({"path": self.path, "kind": kind, "tensors": tensors, "foreign": foreign, "bytes": total(shown)});
         if let Some(m) = from.manifest() {
-            (out["step"], out["mesh"], out["files"]) = (m.step.into(), json!(m.mesh), json!(m.files));
+            (out["step"], out["mesh"], out["files"]) =
+                (m.step.into(), json!(m.mesh), json!(m.files));
             out["state"] = Value::Object(m.state.clone());
         }
         Ok(out)
@@ -74,7 +89,11 @@ impl Inspect {
             let boxes = stored(from, name).map_or(String::new(), |s| count(s.boxes.len(), "box"));
             let mut more = vec![boxes];
             more.extend(sums.get(name).cloned());
-            Row { layout: layout(from, name, info), bytes: info.bytes(), more }
+            Row {
+                layout: layout(from, name, info),
+                bytes: info.bytes(),
+                more,
+            }
         };
         let mut out = if self.flat {
             let line = |(name, info)| {
@@ -84,17 +103,41 @@ impl Inspect {
             tree::table(&shown.tensors().iter().map(line).collect::<Vec<_>>())
         } else {
             // Layers have sums of their own, so none are alike.
-            tree::draw(shown.tensors().iter().map(|(name, info)| (name.as_str(), row(name, info))), !self.all && !self.sums)
+            tree::draw(
+                shown
+                    .tensors()
+                    .iter()
+                    .map(|(name, info)| (name.as_str(), row(name, info))),
+                !self.all && !self.sums,
+            )
         };
         for (name, dtype) in shown.foreign() {
             out += &format!("{name}  {dtype}, which cannot be read here\n");
         }
-        out += &format!("{}, {}\n", count(shown.tensors().len(), "tensor"), human(total(shown)));
+        out += &format!(
+            "{}, {}\n",
+            count(shown.tensors().len(), "tensor"),
+            human(total(shown))
+        );
         if let Some(m) = from.manifest() {
-            let axes: Vec<String> = m.mesh.iter().map(|(name, size)| format!("{name}={size}")).collect();
-            let mesh = if axes.is_empty() { "one device".into() } else { axes.join(", ") };
-            out += &format!("step {}, saved from {mesh}, {}\n", m.step, count(m.files.len(), "file"));
-            m.state.iter().for_each(|(key, value)| out += &format!("  {key}: {value}\n"));
+            let axes: Vec<String> = m
+                .mesh
+                .iter()
+                .map(|(name, size)| format!("{name}={size}"))
+                .collect();
+            let mesh = if axes.is_empty() {
+                "one device".into()
+            } else {
+                axes.join(", ")
+            };
+            out += &format!(
+                "step {}, saved from {mesh}, {}\n",
+                m.step,
+                count(m.files.len(), "file")
+            );
+            m.state
+                .iter()
+                .for_each(|(key, value)| out += &format!("  {key}: {value}\n"));
         }
         out
     }
@@ -110,5 +153,8 @@ fn stored<'m>(from: &'m Opened, name: &str) -> Option<&'m anymesh::checkpoint::m
 
 /// Dtype, shape and, where it is known, sharding.
 fn layout(from: &Opened, name: &str, info: &TensorInfo) -> String {
-    stored(from, name).map_or_else(|| format!("{}{:?}", info.dtype, info.shape), |s| s.layout.clone())
+    stored(from, name).map_or_else(
+        || format!("{}{:?}", info.dtype, info.shape),
+        |s| s.layout.clone(),
+    )
 }

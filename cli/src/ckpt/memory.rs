@@ -26,7 +26,8 @@ pub(crate) struct Memory {
 pub(crate) struct Share {
     /// How many threads there are.
     pub(crate) threads: usize,
-    /// Bytes of a tensor that one of them holds at a time. So much again three times is left: for what it is made of on the way.
+    /// Bytes of a tensor that one of them holds at a time. So much again three times is left: for
+    /// what it is made of on the way.
     pub(crate) chunk: usize,
 }
 
@@ -34,7 +35,11 @@ impl Memory {
     /// The share of each of up to so many threads.
     pub(crate) fn share(&self, threads: usize) -> Result<Share> {
         if self.memory_limit < LEAST {
-            return Err(wrong(format!("--memory-limit {} is too little: give at least {}", human(self.memory_limit), human(LEAST))));
+            return Err(wrong(format!(
+                "--memory-limit {} is too little: give at least {}",
+                human(self.memory_limit),
+                human(LEAST)
+            )));
         }
         let data = self.memory_limit - BASE;
         // A thread with less than its window and as much again costs more than it helps.
@@ -57,10 +62,23 @@ mod tests {
     fn what_is_shared_out_stays_below_the_limit() {
         for limit in [64 << 20, 100 << 20, 256 << 20, 1 << 30, 8 << 30] {
             for threads in [1, 2, 4, 16, 1000] {
-                let Share { threads, chunk } = Memory { memory_limit: limit }.share(threads).expect("enough");
-                assert!(BASE + threads * (4 * chunk + WINDOW) <= limit, "{limit} {threads} {chunk}");
+                let Share { threads, chunk } = Memory {
+                    memory_limit: limit,
+                }
+                .share(threads)
+                .expect("enough");
+                assert!(
+                    BASE + threads * (4 * chunk + WINDOW) <= limit,
+                    "{limit} {threads} {chunk}"
+                );
             }
         }
-        assert!(Memory { memory_limit: 10 << 20 }.share(1).is_err());
+        assert!(
+            Memory {
+                memory_limit: 10 << 20
+            }
+            .share(1)
+            .is_err()
+        );
     }
 }

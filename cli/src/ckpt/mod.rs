@@ -1,4 +1,5 @@
-//! `anymesh ckpt`: look into, check, compare and convert checkpoints. Nothing is ever written half, and memory stays within a limit.
+//! `anymesh ckpt`: look into, check, compare and convert checkpoints. Nothing is ever written half,
+//! and memory stays within a limit.
 
 mod check;
 mod convert;
@@ -32,10 +33,12 @@ pub(crate) struct CkptCommand {
 /// The commands.
 #[derive(Subcommand)]
 enum Ckpt {
-    /// Show the tensors as a tree, with types, layouts, sizes and, with --sums, sums of what they hold.
+    /// Show the tensors as a tree, with types, layouts, sizes and, with --sums, sums of what they
+    /// hold.
     #[command(after_help = CODES)]
     Inspect(inspect::Inspect),
-    /// Read everything and check it against its sums; other formats, which have none, as far as that goes.
+    /// Read everything and check it against its sums; other formats, which have none, as far as
+    /// that goes.
     #[command(after_help = CODES)]
     Verify(check::Verify),
     /// Compare two checkpoints: names, types, and values with --values.
@@ -56,10 +59,12 @@ enum Ckpt {
     /// Write a Hugging Face folder.
     #[command(after_help = CODES)]
     Export(files::Export),
-    /// Write all tensors into one safetensors file or a Hugging Face folder, with LoRA adapters merged into them.
+    /// Write all tensors into one safetensors file or a Hugging Face folder, with LoRA adapters
+    /// merged into them.
     #[command(after_help = CODES)]
     Merge(files::Merge),
-    /// Write plain safetensors files for each rank with that rank's shards, as tensor-parallel inference servers load them.
+    /// Write plain safetensors files for each rank with that rank's shards, as tensor-parallel
+    /// inference servers load them.
     #[command(after_help = CODES)]
     Split(files::Split),
     /// Remove old checkpoints from a folder.
@@ -80,7 +85,11 @@ struct Outcome {
 impl Outcome {
     /// A command that did what it was asked.
     fn done(text: String, json: Value) -> Self {
-        Self { yes: true, text, json }
+        Self {
+            yes: true,
+            text,
+            json,
+        }
     }
 }
 
@@ -140,7 +149,11 @@ fn human(bytes: usize) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
 }
 
 /// `1 tensor`, `3 tensors`.
@@ -167,8 +180,12 @@ fn bytes(text: &str) -> Result<usize, String> {
         "g" | "gb" | "gib" => 1 << 30,
         other => return Err(format!("'{other}' is no unit: use K, M or G")),
     };
-    let number: usize = digits.parse().map_err(|_| format!("'{text}' is no number of bytes, such as 256M"))?;
-    number.checked_mul(factor).ok_or_else(|| format!("'{text}' is too large"))
+    let number: usize = digits
+        .parse()
+        .map_err(|_| format!("'{text}' is no number of bytes, such as 256M"))?;
+    number
+        .checked_mul(factor)
+        .ok_or_else(|| format!("'{text}' is too large"))
 }
 
 #[cfg(test)]
@@ -181,7 +198,13 @@ mod tests {
         assert_eq!(bytes("3GiB"), Ok(3 << 30));
         assert_eq!(bytes("17"), Ok(17));
         assert!(bytes("12Q").is_err() && bytes("").is_err() && bytes("99999999999G").is_err());
-        assert_eq!((human(17).as_str(), human(3 << 20).as_str()), ("17 B", "3.0 MiB"));
-        assert_eq!((count(1, "box"), count(2, "box"), count(0, "tensor")), ("1 box".into(), "2 boxes".into(), "0 tensors".into()));
+        assert_eq!(
+            (human(17).as_str(), human(3 << 20).as_str()),
+            ("17 B", "3.0 MiB")
+        );
+        assert_eq!(
+            (count(1, "box"), count(2, "box"), count(0, "tensor")),
+            ("1 box".into(), "2 boxes".into(), "0 tensors".into())
+        );
     }
 }

@@ -32,21 +32,48 @@ pub(crate) struct Prune {
 impl Prune {
     pub(crate) fn run(&self) -> Answer {
         if Kind::of(&self.root).is_ok() {
-            return Err(wrong(format!("{} is one checkpoint: give the folder that holds checkpoints", self.root.display())));
+            return Err(wrong(format!(
+                "{} is one checkpoint: give the folder that holds checkpoints",
+                self.root.display()
+            )));
         }
         let there = list(&self.root)?;
-        if let Some(name) = self.protect.iter().find(|name| !there.iter().any(|found| found.path.file_name().is_some_and(|n| *n == ***name))) {
-            return Err(wrong(format!("--protect {name}: there is nothing of that name in {}", self.root.display())));
+        if let Some(name) = self.protect.iter().find(|name| {
+            !there
+                .iter()
+                .any(|found| found.path.file_name().is_some_and(|n| *n == ***name))
+        }) {
+            return Err(wrong(format!(
+                "--protect {name}: there is nothing of that name in {}",
+                self.root.display()
+            )));
         }
-        let keep = Keep { last: self.keep_last, every: self.keep_every, names: self.protect.clone() };
+        let keep = Keep {
+            last: self.keep_last,
+            every: self.keep_every,
+            names: self.protect.clone(),
+        };
         let files: &dyn Files = if self.dry_run { &Dry } else { &Disk };
         let removed = rotate_with(files, &self.root, &keep)?;
-        let kept: Vec<&Path> = there.iter().filter(|found| found.step.is_ok() && !removed.contains(&found.path)).map(|found| found.path.as_path()).collect();
-        let verb = if self.dry_run { "would be removed" } else { "removed" };
+        let kept: Vec<&Path> = there
+            .iter()
+            .filter(|found| found.step.is_ok() && !removed.contains(&found.path))
+            .map(|found| found.path.as_path())
+            .collect();
+        let verb = if self.dry_run {
+            "would be removed"
+        } else {
+            "removed"
+        };
         let mut text = String::new();
-        removed.iter().for_each(|path| text += &format!("{verb}: {}\n", path.display()));
+        removed
+            .iter()
+            .for_each(|path| text += &format!("{verb}: {}\n", path.display()));
         text += &format!("{} {verb}, {} kept\n", removed.len(), kept.len());
-        Ok(Outcome::done(text, json!({"removed": removed, "kept": kept, "dry_run": self.dry_run})))
+        Ok(Outcome::done(
+            text,
+            json!({"removed": removed, "kept": kept, "dry_run": self.dry_run}),
+        ))
     }
 }
 
@@ -56,7 +83,10 @@ struct Dry;
 
 impl Files for Dry {
     fn create(&self, path: &Path) -> Result<Box<dyn Output>> {
-        Err(wrong(format!("{} is not written in a dry run", path.display())))
+        Err(wrong(format!(
+            "{} is not written in a dry run",
+            path.display()
+        )))
     }
 
     fn create_folder(&self, _: &Path) -> Result<()> {

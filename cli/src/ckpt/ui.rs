@@ -23,9 +23,15 @@ impl Ui {
     /// A bar for so many bytes, which only a terminal shows.
     pub(super) fn bar(&self, what: &'static str, total: usize) -> ProgressBar {
         // Where the errors go is no terminal, nothing is drawn.
-        let target = if self.json || self.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let target = if self.json || self.quiet {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr()
+        };
         let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_message(what);
-        match ProgressStyle::with_template("{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left") {
+        match ProgressStyle::with_template(
+            "{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
+        ) {
             Ok(style) => bar.with_style(style.progress_chars("=> ")),
             Err(_) => bar,
         }
@@ -34,7 +40,10 @@ impl Ui {
     /// A source that moves a bar when it is read. The bar goes away with it.
     pub(super) fn watch<'s>(&self, what: &'static str, source: &'s dyn Source) -> Watched<'s> {
         let total = source.tensors().values().map(TensorInfo::bytes).sum();
-        Watched { source, bar: self.bar(what, total) }
+        Watched {
+            source,
+            bar: self.bar(what, total),
+        }
     }
 }
 

@@ -7,9 +7,22 @@ use std::path::Path;
 fn a_checkpoint_is_resharded_merged_and_still_equal() {
     let case = Case::new("reshard");
     let (one, two, file) = (case.at("one"), case.at("two"), case.at("all.safetensors"));
-    text(&["reshard", &one, &two, "--mesh", "x=3", "--layout", "layers.*=[@x, _]", "--memory-limit", "64M"]);
+    text(&[
+        "reshard",
+        &one,
+        &two,
+        "--mesh",
+        "x=3",
+        "--layout",
+        "layers.*=[@x, _]",
+        "--memory-limit",
+        "64M",
+    ]);
     let out = text(&["inspect", &two]);
-    assert!(out.contains("f32[64@x, 64]") && out.contains("step 7") && out.contains("consumed_samples"), "{out}");
+    assert!(
+        out.contains("f32[64@x, 64]") && out.contains("step 7") && out.contains("consumed_samples"),
+        "{out}"
+    );
     assert!(text(&["diff", &one, &two, "--values"]).contains("0 of 3"));
     text(&["merge", &two, &file]);
     assert!(text(&["diff", &one, &file, "--values"]).contains("0 of 3"));
@@ -20,13 +33,37 @@ fn a_mapping_and_its_inverse_give_the_checkpoint_back() {
     let case = Case::new("map");
     let (one, there, back) = (case.at("one"), case.at("there"), case.at("back"));
     let statements = case.at("map.txt");
-    std::fs::write(&statements, "layers.$LAYER_ID.w^T -> model.h.$LAYER_ID.weight # every layer\nstep -> steps\n").unwrap();
+    std::fs::write(
+        &statements,
+        "layers.$LAYER_ID.w^T -> model.h.$LAYER_ID.weight # every layer\nstep -> steps\n",
+    )
+    .unwrap();
     text(&["map", &one, &there, "--statements", &statements]);
-    assert_eq!(names(&there), ["model.h.0.weight", "model.h.1.weight", "steps"]);
-    text(&["map", &there, &back, "--statements", &statements, "--reverse"]);
+    assert_eq!(
+        names(&there),
+        ["model.h.0.weight", "model.h.1.weight", "steps"]
+    );
+    text(&[
+        "map",
+        &there,
+        &back,
+        "--statements",
+        &statements,
+        "--reverse",
+    ]);
     assert!(text(&["diff", &one, &back, "--values"]).contains("0 of 3"));
     // Filters are about the names that are written.
-    text(&["map", &one, &case.at("part"), "--statements", &statements, "--filter", "model.*", "--remove", "*.1.weight"]);
+    text(&[
+        "map",
+        &one,
+        &case.at("part"),
+        "--statements",
+        &statements,
+        "--filter",
+        "model.*",
+        "--remove",
+        "*.1.weight",
+    ]);
     assert_eq!(names(&case.at("part")), ["model.h.0.weight"]);
 }
 
@@ -34,16 +71,49 @@ fn a_mapping_and_its_inverse_give_the_checkpoint_back() {
 fn every_command_that_writes_takes_filters_and_tells_what_it_wrote() {
     let case = Case::new("filters");
     let one = case.at("one");
-    let commands: [(&str, &[&str]); 6] =
-        [("reshard", &["--mesh", "x=2"]), ("cast", &["--dtype", "f16"]), ("import", &[]), ("export", &[]), ("merge", &[]), ("split", &["--mesh", "x=1"])];
+    let commands: [(&str, &[&str]); 6] = [
+        ("reshard", &["--mesh", "x=2"]),
+        ("cast", &["--dtype", "f16"]),
+        ("import", &[]),
+        ("export", &[]),
+        ("merge", &[]),
+        ("split", &["--mesh", "x=1"]),
+    ];
     for (command, more) in commands {
         let to = case.at(&format!("from-{command}"));
-        let options = ["--filter", "layers.*", "--filter", "step", "--remove", "*.1.w", "--memory-limit", "64M"];
+        let options = [
+            "--filter",
+            "layers.*",
+            "--filter",
+            "step",
+            "--remove",
+            "*.1.w",
+            "--memory-limit",
+            "64M",
+        ];
         let (code, json) = object(&[&[command, &one, &to], more, &options].concat());
-        assert_eq!((code, &json["written"], &json["tensors"]), (0, &json!(to), &json!(2)), "{command}");
+        assert_eq!(
+            (code, &json["written"], &json["tensors"]),
+            (0, &json!(to), &json!(2)),
+            "{command}"
+        );
         assert_eq!(names(&to), ["layers.0.w", "step"], "{command}");
-        let (code, json) = object(&[&[command, &one, &case.at("x")], more, &["--filter", "layer.*"]].concat());
-        assert!(code == 2 && json["error"].as_str().unwrap().contains("'layer.*' matches no tensor"), "{command}: {json}");
+        let (code, json) = object(
+            &[
+                &[command, &one, &case.at("x")],
+                more,
+                &["--filter", "layer.*"],
+            ]
+            .concat(),
+        );
+        assert!(
+            code == 2
+                && json["error"]
+                    .as_str()
+                    .unwrap()
+                    .contains("'layer.*' matches no tensor"),
+            "{command}: {json}"
+        );
         assert!(!Path::new(&case.at("x")).exists(), "{command}");
     }
 }
@@ -54,26 +124,74 @@ fn casts_round_and_leave_other_types_alone() {
     let (one, half) = (case.at("one"), case.at("half"));
     text(&["cast", &one, &half, "--dtype", "float16"]);
     let (_, json) = object(&["inspect", &half]);
-    let types: Vec<&str> = json["tensors"].as_array().unwrap().iter().map(|t| t["dtype"].as_str().unwrap()).collect();
+    let types: Vec<&str> = json["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["dtype"].as_str().unwrap())
+        .collect();
     assert_eq!(types, ["f16", "f16", "i64"]);
     let (code, json) = object(&["diff", &half, &one, "--filter", "layers.0.w"]);
-    assert_eq!((code, &json["differences"][0]["right"]), (1, &json!("f32[64, 64]")));
+    assert_eq!(
+        (code, &json["differences"][0]["right"]),
+        (1, &json!("f32[64, 64]"))
+    );
 }
 
 #[test]
 fn hugging_face_folders_go_out_and_come_back_with_their_configurations() {
     let case = Case::new("export");
-    let (one, folder, back, again) = (case.at("one"), case.at("deep/er/hf"), case.at("back"), case.at("again"));
-    assert!(text(&["export", &one, &folder, "--max-file-size", "20K", "--remove", "step"]).contains("2 tensors in 2 files"));
-    assert!(Path::new(&folder).join("model.safetensors.index.json").exists());
-    std::fs::write(Path::new(&folder).join("config.json"), r#"{"hidden_size": 64, "architectures": ["Some"]}"#).unwrap();
+    let (one, folder, back, again) = (
+        case.at("one"),
+        case.at("deep/er/hf"),
+        case.at("back"),
+        case.at("again"),
+    );
+    assert!(
+        text(&[
+            "export",
+            &one,
+            &folder,
+            "--max-file-size",
+            "20K",
+            "--remove",
+            "step"
+        ])
+        .contains("2 tensors in 2 files")
+    );
+    assert!(
+        Path::new(&folder)
+            .join("model.safetensors.index.json")
+            .exists()
+    );
+    std::fs::write(
+        Path::new(&folder).join("config.json"),
+        r#"{"hidden_size": 64, "architectures": ["Some"]}"#,
+    )
+    .unwrap();
     text(&["import", &folder, &back, "--step", "9"]);
     let (_, json) = object(&["inspect", &back]);
-    assert_eq!((&json["state"]["config"]["hidden_size"], &json["state"]["architecture"], &json["step"]), (&json!(64), &json!("Some"), &json!(9)));
-    assert_eq!(object(&["diff", &one, &back, "--values", "--remove", "step"]).0, 0);
+    assert_eq!(
+        (
+            &json["state"]["config"]["hidden_size"],
+            &json["state"]["architecture"],
+            &json["step"]
+        ),
+        (&json!(64), &json!("Some"), &json!(9))
+    );
+    assert_eq!(
+        object(&["diff", &one, &back, "--values", "--remove", "step"]).0,
+        0
+    );
     text(&["export", &back, &again]);
-    let config: Value = serde_json::from_str(&std::fs::read_to_string(Path::new(&again).join("config.json")).unwrap()).unwrap();
-    assert_eq!(config, json!({"hidden_size": 64, "architectures": ["Some"]}));
+    let config: Value = serde_json::from_str(
+        &std::fs::read_to_string(Path::new(&again).join("config.json")).unwrap(),
+    )
+    .unwrap();
+    assert_eq!(
+        config,
+        json!({"hidden_size": 64, "architectures": ["Some"]})
+    );
 }
 
 #[test]
@@ -82,11 +200,25 @@ fn prune_keeps_what_it_is_told() {
     for name in ["a", "b"] {
         text(&["reshard", &case.at("one"), &case.at(name), "--mesh", "x=1"]);
     }
-    let command = ["prune", &case.at(""), "--keep-last", "1", "--protect", "one"];
+    let command = [
+        "prune",
+        &case.at(""),
+        "--keep-last",
+        "1",
+        "--protect",
+        "one",
+    ];
     let (_, json) = object(&[&command[..], &["--dry-run"]].concat());
-    assert!(json["removed"].as_array().unwrap().len() == 1 && json["kept"].as_array().unwrap().len() == 2, "{json}");
+    assert!(
+        json["removed"].as_array().unwrap().len() == 1
+            && json["kept"].as_array().unwrap().len() == 2,
+        "{json}"
+    );
     assert!(Path::new(&case.at("a")).exists() && Path::new(&case.at("b")).exists());
     let out = text(&command);
     assert!(out.contains("1 removed, 2 kept"), "{out}");
-    assert!(Path::new(&case.at("one")).exists() && !(Path::new(&case.at("a")).exists() && Path::new(&case.at("b")).exists()));
+    assert!(
+        Path::new(&case.at("one")).exists()
+            && !(Path::new(&case.at("a")).exists() && Path::new(&case.at("b")).exists())
+    );
 }

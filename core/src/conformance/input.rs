@@ -1,6 +1,9 @@
 //! Seeded inputs in every layout.
 
-use crate::{DType, Device, Dims, F8E4M3, F8E5M2, Layout, Result, Shape, Tensor, bf16, f16, registry::SplitMix};
+use crate::{
+    DType, Device, Dims, F8E4M3, F8E5M2, Layout, Result, Shape, Tensor, bf16, f16,
+    registry::SplitMix,
+};
 
 /// How the elements of an input lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +22,13 @@ pub enum View {
 
 impl View {
     /// All layouts.
-    pub const ALL: [View; 5] = [View::Contiguous, View::Transposed, View::Sliced, View::Broadcast, View::Negative];
+    pub const ALL: [View; 5] = [
+        View::Contiguous,
+        View::Transposed,
+        View::Sliced,
+        View::Broadcast,
+        View::Negative,
+    ];
 }
 
 /// What values an input holds.
@@ -29,7 +38,8 @@ pub enum Fill {
     Uniform(f64, f64),
     /// Integers in `low..=high`, exact in every dtype when they are small.
     Integers(i64, i64),
-    /// Uniform in a range, with NaN, infinities, zeros of both signs, tiny and large values mixed in.
+    /// Uniform in a range, with NaN, infinities, zeros of both signs, tiny and large values mixed
+    /// in.
     Special(f64, f64),
     /// Uniform in a range, with chosen values mixed in.
     Mixed(&'static [f64], f64, f64),
@@ -49,12 +59,25 @@ fn mixed(rng: &mut SplitMix, list: &[f64], low: f64, high: f64) -> f64 {
 
 /// `n` values of a fill, the same for the same seed everywhere.
 pub fn random_values(n: usize, fill: Fill, seed: u64) -> Vec<f64> {
-    const SPECIAL: &[f64] = &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 1e-30, 3e4, -3e4];
+    const SPECIAL: &[f64] = &[
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        1e-30,
+        3e4,
+        -3e4,
+    ];
     let mut rng = SplitMix(seed);
     (0..n)
         .map(|_| match fill {
             Fill::Uniform(low, high) => low + (high - low) * unit(&mut rng),
-            Fill::Integers(low, high) => (low + (rng.next() % (high - low + 1) as u64) as i64) as f64,
+            Fill::Integers(low, high) => {
+                (low + (rng.next() % (high - low + 1) as u64) as i64) as f64
+            }
             Fill::Special(low, high) => mixed(&mut rng, SPECIAL, low, high),
             Fill::Mixed(list, low, high) => mixed(&mut rng, list, low, high),
         })
@@ -81,8 +104,16 @@ pub(crate) fn to_bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// A tensor of the given type whose elements lie as `view` says. Shapes of lower rank than a view needs fall back to contiguous.
-pub fn input(device: &Device, dtype: DType, shape: &[usize], view: View, fill: Fill, seed: u64) -> Result<Tensor> {
+/// A tensor of the given type whose elements lie as `view` says. Shapes of lower rank than a view
+/// needs fall back to contiguous.
+pub fn input(
+    device: &Device,
+    dtype: DType,
+    shape: &[usize],
+    view: View,
+    fill: Fill,
+    seed: u64,
+) -> Result<Tensor> {
     let rank = shape.len();
     let mut memory: Dims = shape.into();
     match view {
@@ -103,7 +134,9 @@ pub fn input(device: &Device, dtype: DType, shape: &[usize], view: View, fill: F
         }
         View::Sliced => (0..rank).fold(layout, |l, axis| l.slice(axis, 1, 2, shape[axis])),
         View::Broadcast if rank >= 1 => layout.expand(&shape.into()),
-        View::Negative if rank >= 1 && shape[rank - 1] > 0 => layout.slice(rank - 1, shape[rank - 1] - 1, -1, shape[rank - 1]),
+        View::Negative if rank >= 1 && shape[rank - 1] > 0 => {
+            layout.slice(rank - 1, shape[rank - 1] - 1, -1, shape[rank - 1])
+        }
         _ => layout,
     };
     Ok(base.with_layout(layout))

@@ -1,8 +1,9 @@
 //! The conformance suite: every op on a device, held against an oracle device.
 //!
-//! A [`Case`] is a function of a device that returns tensors. The suite runs it on the device under test and on the
-//! oracle (the CPU device) and compares within the tolerance that [`tolerance`] gives for the op and dtype. The same cases
-//! run on every backend, so a new backend is held to all of them with one call of [`run`].
+//! A [`Case`] is a function of a device that returns tensors. The suite runs it on the device under
+//! test and on the oracle (the CPU device) and compares within the tolerance that [`tolerance`]
+//! gives for the op and dtype. The same cases run on every backend, so a new backend is held to all
+//! of them with one call of [`run`].
 
 mod binary;
 pub mod bits;
@@ -39,7 +40,8 @@ pub struct Case {
     pub detail: String,
     /// The dtype that decides the tolerance.
     pub dtype: DType,
-    /// Makes the inputs on the device and runs the op. Expected failures are tested elsewhere: here an error is a failure, but for `Unsupported`.
+    /// Makes the inputs on the device and runs the op. Expected failures are tested elsewhere: here
+    /// an error is a failure, but for `Unsupported`.
     pub run: Box<dyn Fn(&Device) -> Result<Vec<Tensor>> + Send + Sync>,
 }
 
@@ -59,12 +61,27 @@ pub struct Cases {
 impl Cases {
     /// An empty collection for `family`.
     pub fn new(family: &'static str) -> Self {
-        Self { family, list: vec![] }
+        Self {
+            family,
+            list: vec![],
+        }
     }
 
     /// Adds a case with any number of results.
-    pub fn add(&mut self, op: &'static str, dtype: DType, detail: impl Into<String>, run: impl Fn(&Device) -> Result<Vec<Tensor>> + Send + Sync + 'static) {
-        self.list.push(Case { op, family: self.family, detail: detail.into(), dtype, run: Box::new(run) });
+    pub fn add(
+        &mut self,
+        op: &'static str,
+        dtype: DType,
+        detail: impl Into<String>,
+        run: impl Fn(&Device) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+    ) {
+        self.list.push(Case {
+            op,
+            family: self.family,
+            detail: detail.into(),
+            dtype,
+            run: Box::new(run),
+        });
     }
 
     /// The cases.
@@ -97,7 +114,10 @@ pub fn cases() -> Vec<Case> {
         loss::pointwise,
         loss::classes,
     ];
-    families.iter().flat_map(|family| family().into_vec()).collect()
+    families
+        .iter()
+        .flat_map(|family| family().into_vec())
+        .collect()
 }
 
 /// What became of a case.
@@ -129,41 +149,94 @@ pub async fn check(case: &Case, device: &Device, oracle: &Device) -> Outcome {
             Err(message) => return Outcome::Fail(format!("result {i}: {message}")),
         }
     }
-    if actual.len() == expected.len() { Outcome::Pass(worst) } else { Outcome::Fail("different numbers of results".into()) }
+    if actual.len() == expected.len() {
+        Outcome::Pass(worst)
+    } else {
+        Outcome::Fail("different numbers of results".into())
+    }
 }
 
-/// The elements as `f64` (exact for all but large 64-bit integers, which are compared as bytes first).
+/// The elements as `f64` (exact for all but large 64-bit integers, which are compared as bytes
+/// first).
 pub async fn values(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(match tensor.dtype().kind() {
         Kind::F64 => tensor.to_vec_async::<f64>().await?,
-        Kind::I64 => tensor.to_vec_async::<i64>().await?.into_iter().map(|v| v as f64).collect(),
-        Kind::I32 => tensor.to_vec_async::<i32>().await?.into_iter().map(f64::from).collect(),
-        Kind::Bool => tensor.to_vec_async::<bool>().await?.into_iter().map(|v| f64::from(u8::from(v))).collect(),
-        Kind::U32 => tensor.cast(DType::U32)?.to_vec_async::<u32>().await?.into_iter().map(f64::from).collect(),
-        Kind::F32 => tensor.cast(DType::F32)?.to_vec_async::<f32>().await?.into_iter().map(f64::from).collect(),
+        Kind::I64 => tensor
+            .to_vec_async::<i64>()
+            .await?
+            .into_iter()
+            .map(|v| v as f64)
+            .collect(),
+        Kind::I32 => tensor
+            .to_vec_async::<i32>()
+            .await?
+            .into_iter()
+            .map(f64::from)
+            .collect(),
+        Kind::Bool => tensor
+            .to_vec_async::<bool>()
+            .await?
+            .into_iter()
+            .map(|v| f64::from(u8::from(v)))
+            .collect(),
+        Kind::U32 => tensor
+            .cast(DType::U32)?
+            .to_vec_async::<u32>()
+            .await?
+            .into_iter()
+            .map(f64::from)
+            .collect(),
+        Kind::F32 => tensor
+            .cast(DType::F32)?
+            .to_vec_async::<f32>()
+            .await?
+            .into_iter()
+            .map(f64::from)
+            .collect(),
     })
 }
 
 /// The worst error in units of `tolerance`, or what is wrong.
-pub async fn compare(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<f64, String> {
+pub async fn compare(
+    actual: &Tensor,
+    expected: &Tensor,
+    tolerance: Tolerance,
+) -> Result<f64, String> {
     if actual.dtype() != expected.dtype() || actual.shape() != expected.shape() {
-        return Err(format!("type is {}, expected {}", actual.type_string(), expected.type_string()));
+        return Err(format!(
+            "type is {}, expected {}",
+            actual.type_string(),
+            expected.type_string()
+        ));
     }
     let bytes = |e: Error| e.to_string();
-    let (a, b) = (actual.to_bytes_async().await.map_err(bytes)?, expected.to_bytes_async().await.map_err(bytes)?);
+    let (a, b) = (
+        actual.to_bytes_async().await.map_err(bytes)?,
+        expected.to_bytes_async().await.map_err(bytes)?,
+    );
     if a == b {
         return Ok(0.0);
     }
-    let (a, e) = (values(actual).await.map_err(bytes)?, values(expected).await.map_err(bytes)?);
+    let (a, e) = (
+        values(actual).await.map_err(bytes)?,
+        values(expected).await.map_err(bytes)?,
+    );
     // Statistics of the whole result bound what cancellation may leave in one element.
-    let scale = e.iter().filter(|v| v.is_finite()).fold(0f64, |m, v| m.max(v.abs()));
+    let scale = e
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(0f64, |m, v| m.max(v.abs()));
     let mut worst = (0f64, 0usize);
     for (i, (&a, &e)) in a.iter().zip(&e).enumerate() {
         if a == e || (a.is_nan() && e.is_nan()) {
             continue;
         }
         let allowed = tolerance.allowed(e, scale, expected.dtype());
-        let error = if (a - e).is_finite() && allowed > 0.0 { (a - e).abs() / allowed } else { f64::INFINITY };
+        let error = if (a - e).is_finite() && allowed > 0.0 {
+            (a - e).abs() / allowed
+        } else {
+            f64::INFINITY
+        };
         if error > worst.0 {
             worst = (error, i);
         }
@@ -173,7 +246,12 @@ pub async fn compare(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -
     if error <= 1.0 {
         Ok(error)
     } else {
-        Err(format!("element {at} of {}: got {}, expected {} ({error:.2} times the tolerance)", expected.type_string(), a[at], e[at]))
+        Err(format!(
+            "element {at} of {}: got {}, expected {} ({error:.2} times the tolerance)",
+            expected.type_string(),
+            a[at],
+            e[at]
+        ))
     }
 }
 
@@ -211,7 +289,11 @@ impl Report {
     }
 
     fn record(&mut self, case: &Case, outcome: Outcome) {
-        if self.families.last().is_none_or(|(name, _)| *name != case.family) {
+        if self
+            .families
+            .last()
+            .is_none_or(|(name, _)| *name != case.family)
+        {
             self.families.push((case.family, FamilyReport::default()));
         }
         let last = self.families.len() - 1;
@@ -236,19 +318,38 @@ impl Report {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{:<12} {:>7} {:>12}  worst error (1 = tolerance)", "family", "passed", "unsupported")?;
+        writeln!(
+            f,
+            "{:<12} {:>7} {:>12}  worst error (1 = tolerance)",
+            "family", "passed", "unsupported"
+        )?;
         for (name, family) in &self.families {
-            writeln!(f, "{name:<12} {:>7} {:>12}  {:.3} {}", family.passed, family.unsupported, family.worst.0, family.worst.1)?;
+            writeln!(
+                f,
+                "{name:<12} {:>7} {:>12}  {:.3} {}",
+                family.passed, family.unsupported, family.worst.0, family.worst.1
+            )?;
         }
         for failure in &self.failures {
             writeln!(f, "FAILED {failure}")?;
         }
-        write!(f, "{} passed, {} failed, {} unsupported", self.passed(), self.failures.len(), self.unsupported())
+        write!(
+            f,
+            "{} passed, {} failed, {} unsupported",
+            self.passed(),
+            self.failures.len(),
+            self.unsupported()
+        )
     }
 }
 
 /// Runs all cases for which `filter` holds; `seen` is told of each as it ends.
-pub async fn run(device: &Device, oracle: &Device, filter: impl Fn(&Case) -> bool, mut seen: impl FnMut(&Case, &Outcome)) -> Report {
+pub async fn run(
+    device: &Device,
+    oracle: &Device,
+    filter: impl Fn(&Case) -> bool,
+    mut seen: impl FnMut(&Case, &Outcome),
+) -> Report {
     let mut report = Report::default();
     for case in cases().iter().filter(|case| filter(case)) {
         let outcome = check(case, device, oracle).await;

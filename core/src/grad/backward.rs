@@ -32,48 +32,67 @@ pub(super) type Found = HashMap<(u64, usize), Tensor>;
 impl Pass<'_> {
     /// The gradients of the targets, from those of some results.
     pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<Found> {
-        let needed = self.targets.map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
+        let needed = self
+            .targets
+            .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
         let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
-        with_mode(if self.create_graph { Mode::On } else { Mode::Off }, || {
-            for (edge, gradient) in seeds {
-                add(&mut pending, &edge, gradient)?;
-            }
-            let mut found = Found::new();
-            // The highest number first: everything that used a node's results has been visited by then.
-            while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
-                // Where a pass stops, more may come to the gradient from elsewhere.
-                if !(self.stop && self.is_target(&node)) {
-                    for (slot, grad) in grads.iter_mut().enumerate() {
-                        if let Some(gradient) = grad.take() {
-                            *grad = Some(node.show(slot, gradient)?);
+        with_mode(
+            if self.create_graph {
+                Mode::On
+            } else {
+                Mode::Off
+            },
+            || {
+                for (edge, gradient) in seeds {
+                    add(&mut pending, &edge, gradient)?;
+                }
+                let mut found = Found::new();
+                // The highest number first: everything that used a node's results has been visited
+                // by then.
+                while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
+                    // Where a pass stops, more may come to the gradient from elsewhere.
+                    if !(self.stop && self.is_target(&node)) {
+                        for (slot, grad) in grads.iter_mut().enumerate() {
+                            if let Some(gradient) = grad.take() {
+                                *grad = Some(node.show(slot, gradient)?);
+                            }
+                        }
+                    }
+                    if self.take(&node, &grads, &mut found) || node.is_leaf() {
+                        continue;
+                    }
+                    let needs: SmallVec<[bool; 4]> = node
+                        .inputs
+                        .iter()
+                        .map(|e| e.as_ref().is_some_and(|e| is_needed(&e.node)))
+                        .collect();
+                    if !needs.contains(&true) {
+                        continue;
+                    }
+                    let pull = node.pull(self.retain || self.create_graph)?;
+                    let _scope = ledger::enter(node.op, node.caller);
+                    let pulled = pull(&Back {
+                        node: &node,
+                        grads: &grads,
+                        needs: &needs,
+                    })?;
+                    // What the node kept goes before the next one allocates.
+                    drop((pull, grads));
+                    for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
+                        if let (Some(edge), Some(gradient), true) = (edge, gradient, wanted) {
+                            add(&mut pending, edge, gradient)?;
                         }
                     }
                 }
-                if self.take(&node, &grads, &mut found) || node.is_leaf() {
-                    continue;
-                }
-                let needs: SmallVec<[bool; 4]> = node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| is_needed(&e.node))).collect();
-                if !needs.contains(&true) {
-                    continue;
-                }
-                let pull = node.pull(self.retain || self.create_graph)?;
-                let _scope = ledger::enter(node.op, node.caller);
-                let pulled = pull(&Back { node: &node, grads: &grads, needs: &needs })?;
-                // What the node kept goes before the next one allocates.
-                drop((pull, grads));
-                for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
-                    if let (Some(edge), Some(gradient), true) = (edge, gradient, wanted) {
-                        add(&mut pending, edge, gradient)?;
-                    }
-                }
-            }
-            Ok(found)
-        })
+                Ok(found)
+            },
+        )
     }
 
     fn is_target(&self, node: &Node) -> bool {
-        self.targets.is_some_and(|targets| targets.iter().any(|t| t.node.id == node.id))
+        self.targets
+            .is_some_and(|targets| targets.iter().any(|t| t.node.id == node.id))
     }
 
     /// Keeps the gradients of a node that was asked for; whether the pass is to stop there.
@@ -98,15 +117,25 @@ impl Pass<'_> {
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
 fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
     let (slot, gradient) = (edge.slot, edge.sliced(gradient)?);
-    let entry = pending.entry(edge.node.id).or_insert_with(|| Pending { node: edge.node.clone(), grads: SmallVec::new() });
+    let entry = pending.entry(edge.node.id).or_insert_with(|| Pending {
+        node: edge.node.clone(),
+        grads: SmallVec::new(),
+    });
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
     }
     entry.grads[slot] = Some(match entry.grads[slot].take() {
         None => gradient,
         Some(so_far) if so_far.shape() != gradient.shape() => {
-            let detail = format!("gradients {} and {} of one tensor do not have one shape", so_far.type_string(), gradient.type_string());
-            return Err(Error::Gradient { op: edge.node.op, detail });
+            let detail = format!(
+                "gradients {} and {} of one tensor do not have one shape",
+                so_far.type_string(),
+                gradient.type_string()
+            );
+            return Err(Error::Gradient {
+                op: edge.node.op,
+                detail,
+            });
         }
         Some(so_far) => so_far.add(&gradient)?,
     });
@@ -114,7 +143,11 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
 }
 
 /// The nodes from which a target can be reached.
-pub(super) fn needed<'n>(roots: impl Iterator<Item = &'n Arc<Node>>, targets: &[Edge], stop: bool) -> HashSet<u64> {
+pub(super) fn needed<'n>(
+    roots: impl Iterator<Item = &'n Arc<Node>>,
+    targets: &[Edge],
+    stop: bool,
+) -> HashSet<u64> {
     let wanted: HashSet<u64> = targets.iter().map(|t| t.node.id).collect();
     let mut seen: BTreeMap<u64, &Node> = BTreeMap::new();
     let mut open: Vec<&Node> = roots.map(|n| &**n).collect();
@@ -126,7 +159,13 @@ pub(super) fn needed<'n>(roots: impl Iterator<Item = &'n Arc<Node>>, targets: &[
     let mut needed = HashSet::new();
     // Operands come before results.
     for (id, node) in seen {
-        if wanted.contains(&id) || node.inputs.iter().flatten().any(|e| needed.contains(&e.node.id)) {
+        if wanted.contains(&id)
+            || node
+                .inputs
+                .iter()
+                .flatten()
+                .any(|e| needed.contains(&e.node.id))
+        {
             needed.insert(id);
         }
     }

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 /// Runs `f` without keeping anything but its inputs, and runs it again when its gradient is needed.
 ///
-/// Tracked tensors that `f` captures get their gradients too, as they would without `checkpoint`; those that are not tracked (frozen parameters) get none. Random ops
-/// take their key as an argument, so the second run draws the same numbers; `f` must not change state that it depends on. Checkpoints may be nested.
+/// Tracked tensors that `f` captures get their gradients too, as they would without `checkpoint`;
+/// those that are not tracked (frozen parameters) get none. Random ops take their key as an
+/// argument, so the second run draws the same numbers; `f` must not change state that it depends
+/// on. Checkpoints may be nested.
 ///
 /// ```
 /// # use anymesh_core::{DType, Tensor, grad::checkpoint, ops::Rng};
@@ -22,7 +24,10 @@ use std::sync::Arc;
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[track_caller]
-pub fn checkpoint(f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+pub fn checkpoint(
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+    inputs: &[&Tensor],
+) -> Result<Vec<Tensor>> {
     let given: Vec<Tensor> = inputs.iter().map(|t| (*t).clone()).collect();
     if mode() != Mode::On {
         return f(&given);
@@ -33,15 +38,26 @@ pub fn checkpoint(f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + '
         return Ok(out);
     }
     // The inputs first, then what was captured.
-    let mut operands: Vec<Tensor> = given.iter().filter(|t| t.requires_grad()).cloned().collect();
+    let mut operands: Vec<Tensor> = given
+        .iter()
+        .filter(|t| t.requires_grad())
+        .cloned()
+        .collect();
     used.retain(|t| !operands.iter().any(|o| same_edge(o, t)));
     operands.extend(used);
     let again = Arc::new(move |_: &[Tensor]| Ok(f(&given)?.into()));
     let (kept, refs) = (operands.clone(), operands.iter().collect::<Vec<_>>());
-    Ok(record("checkpoint", &refs, || Ok(out.into()), |_| Ok(pull_again("checkpoint", kept, again)))?.into_vec())
+    Ok(record(
+        "checkpoint",
+        &refs,
+        || Ok(out.into()),
+        |_| Ok(pull_again("checkpoint", kept, again)),
+    )?
+    .into_vec())
 }
 
-/// An op whose gradient is that of `again`, which computes the same from the operands in ops that have gradients.
+/// An op whose gradient is that of `again`, which computes the same from the operands in ops that
+/// have gradients.
 #[track_caller]
 pub(crate) fn recompute(
     op: &'static str,
@@ -50,16 +66,23 @@ pub(crate) fn recompute(
     again: impl Fn(&[Tensor]) -> Result<Outputs> + Send + Sync + 'static,
 ) -> Result<Outputs> {
     let kept = || inputs.iter().map(|t| (*t).clone()).collect();
-    record(op, inputs, forward, |_| Ok(pull_again(op, kept(), Arc::new(again))))
+    record(op, inputs, forward, |_| {
+        Ok(pull_again(op, kept(), Arc::new(again)))
+    })
 }
 
 /// Computes the results of an op once more.
 type Again = dyn Fn(&[Tensor]) -> Result<Outputs> + Send + Sync;
 
 /// Runs `again` with recording on, and goes back through it to the operands and no further.
-fn pull_again(op: &'static str, operands: Vec<Tensor>, again: Arc<Again>) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
+fn pull_again(
+    op: &'static str,
+    operands: Vec<Tensor>,
+    again: Arc<Again>,
+) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync {
     move |back: &Back<'_>| {
-        // The pass below stops at the operands, and is recorded where this one is: then it is part of the graph that leads on to what made them.
+        // The pass below stops at the operands, and is recorded where this one is: then it is part
+        // of the graph that leads on to what made them.
         let create_graph = mode() == Mode::On;
         let out = with_mode(Mode::On, || again(&operands))?;
         let mut seeds = Vec::with_capacity(out.len());
@@ -77,8 +100,17 @@ fn pull_again(op: &'static str, operands: Vec<Tensor>, again: Arc<Again>) -> imp
             }
         }
         let targets: Vec<Edge> = operands.iter().filter_map(|t| t.edge().cloned()).collect();
-        let mut found = Pass { targets: Some(&targets), stop: true, retain: false, create_graph }.run(seeds)?;
+        let mut found = Pass {
+            targets: Some(&targets),
+            stop: true,
+            retain: false,
+            create_graph,
+        }
+        .run(seeds)?;
         // An operand that is there twice gets its gradient once.
-        Ok(operands.iter().map(|t| t.edge().and_then(|e| found.remove(&(e.node.id, e.slot)))).collect())
+        Ok(operands
+            .iter()
+            .map(|t| t.edge().and_then(|e| found.remove(&(e.node.id, e.slot))))
+            .collect())
     }
 }

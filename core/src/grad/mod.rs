@@ -1,8 +1,9 @@
 //! Gradients, in reverse mode, through every op that has one.
 //!
-//! [`Tensor::require_grad`] makes a tensor that ops remember; [`Tensor::backward`] goes back from a loss and gives the gradients of all such tensors,
-//! [`grad()`] those of chosen tensors, also of higher order. Gradients of ops are written in tensor ops, in the file of the op; those of elementwise programs
-//! follow from the program (`map/derive.rs`).
+//! [`Tensor::require_grad`] makes a tensor that ops remember; [`Tensor::backward`] goes back from a
+//! loss and gives the gradients of all such tensors, [`grad()`] those of chosen tensors, also of
+//! higher order. Gradients of ops are written in tensor ops, in the file of the op; those of
+//! elementwise programs follow from the program (`map/derive.rs`).
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -14,11 +15,13 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
-//! On a mesh a gradient has the global shape of its tensor. It stays a partial sum as long as nobody needs it whole, is added to others as such, and
-//! [`Gradients::get`] reduces it once, straight into the sharding of the tensor: for a sharded parameter that is a reduce-scatter.
+//! On a mesh a gradient has the global shape of its tensor. It stays a partial sum as long as
+//! nobody needs it whole, is added to others as such, and [`Gradients::get`] reduces it once,
+//! straight into the sharding of the tensor: for a sharded parameter that is a reduce-scatter.
 //!
-//! Tensors are values, so nothing that the tape keeps can change under it: an update makes a new tensor. What would go unnoticed is an update of a
-//! parameter's handle that loses its place on the tape; [`Tensor::set_`] refuses that.
+//! Tensors are values, so nothing that the tape keeps can change under it: an update makes a new
+//! tensor. What would go unnoticed is an update of a parameter's handle that loses its place on the
+//! tape; [`Tensor::set_`] refuses that.
 
 mod backward;
 #[cfg(all(feature = "conformance", not(target_family = "wasm")))]
@@ -45,10 +48,13 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// The gradient of a tensor that required it, in that tensor's sharding; `None` where the loss does not depend on it.
+    /// The gradient of a tensor that required it, in that tensor's sharding; `None` where the loss
+    /// does not depend on it.
     #[track_caller]
     pub fn get(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        self.partial(x).map(|gradient| placed(gradient, x)).transpose()
+        self.partial(x)
+            .map(|gradient| placed(gradient, x))
+            .transpose()
     }
 
     /// The gradient as the pass left it, perhaps a partial sum: communicates nothing.
@@ -56,7 +62,8 @@ impl Gradients {
         x.edge().and_then(|edge| self.found.get(&edge.node.id))
     }
 
-    /// Adds the gradients of another pass, such as that of the next micro-batch: partial sums are added as they are and reduced once, by [`get`](Self::get).
+    /// Adds the gradients of another pass, such as that of the next micro-batch: partial sums are
+    /// added as they are and reduced once, by [`get`](Self::get).
     #[track_caller]
     pub fn add(&mut self, other: Gradients) -> Result<()> {
         for (id, gradient) in other.found {
@@ -73,7 +80,11 @@ impl Gradients {
 /// A gradient where its tensor lies.
 #[track_caller]
 fn placed(gradient: &Tensor, x: &Tensor) -> Result<Tensor> {
-    if x.is_plain() { Ok(gradient.clone()) } else { gradient.reshard(x.sharding().whole()) }
+    if x.is_plain() {
+        Ok(gradient.clone())
+    } else {
+        gradient.reshard(x.sharding().whole())
+    }
 }
 
 /// What [`grad()`] does beside computing gradients.
@@ -89,7 +100,8 @@ pub struct GradOptions {
     pub allow_unused: bool,
 }
 
-/// The gradients of the outputs, weighted by the seeds and summed, with respect to each input. Inputs may be any tracked tensors.
+/// The gradients of the outputs, weighted by the seeds and summed, with respect to each input.
+/// Inputs may be any tracked tensors.
 ///
 /// ```
 /// # use anymesh_core::{Tensor, grad::{GradOptions, grad}};
@@ -107,7 +119,14 @@ pub struct GradOptions {
 pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> Result<Vec<Tensor>> {
     let op = "grad";
     if let Some(seeds) = options.seeds.as_ref().filter(|s| s.len() != outputs.len()) {
-        return Err(Error::Argument { op, detail: format!("{} seeds for {} outputs: give one for each", seeds.len(), outputs.len()) });
+        return Err(Error::Argument {
+            op,
+            detail: format!(
+                "{} seeds for {} outputs: give one for each",
+                seeds.len(),
+                outputs.len()
+            ),
+        });
     }
     let mut seeds = Vec::with_capacity(outputs.len());
     for (i, output) in outputs.iter().enumerate() {
@@ -122,21 +141,50 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         match input.edge() {
             Some(edge) => targets.push(edge.clone()),
             None if options.allow_unused => {}
-            None => return Err(Error::Gradient { op, detail: format!("input {i} is not tracked: call `require_grad()` on it and use what that returns") }),
+            None => {
+                return Err(Error::Gradient {
+                    op,
+                    detail: format!(
+                        "input {i} is not tracked: call `require_grad()` on it and use what that returns"
+                    ),
+                });
+            }
         }
     }
-    let pass = Pass { targets: Some(&targets), stop: false, retain: options.retain_graph, create_graph: options.create_graph };
+    let pass = Pass {
+        targets: Some(&targets),
+        stop: false,
+        retain: options.retain_graph,
+        create_graph: options.create_graph,
+    };
     let found = pass.run(seeds)?;
-    let roots = outputs.iter().filter_map(|t| t.edge()).map(|edge| &edge.node);
+    let roots = outputs
+        .iter()
+        .filter_map(|t| t.edge())
+        .map(|edge| &edge.node);
     let reached = LazyCell::new(|| backward::needed(roots, &targets, false));
-    let pick = |(i, x): (usize, &&Tensor)| match x.edge().and_then(|e| found.get(&(e.node.id, e.slot))) {
+    let pick = |(i, x): (usize, &&Tensor)| match x
+        .edge()
+        .and_then(|e| found.get(&(e.node.id, e.slot)))
+    {
         Some(gradient) => {
             let place = || placed(gradient, x);
-            if options.create_graph { place() } else { no_grad(place) }
+            if options.create_graph {
+                place()
+            } else {
+                no_grad(place)
+            }
         }
         // Reached, but through a function that is flat.
-        None if options.allow_unused || x.edge().is_some_and(|e| reached.contains(&e.node.id)) => x.zeros_like(),
-        None => Err(Error::Gradient { op, detail: format!("the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros") }),
+        None if options.allow_unused || x.edge().is_some_and(|e| reached.contains(&e.node.id)) => {
+            x.zeros_like()
+        }
+        None => Err(Error::Gradient {
+            op,
+            detail: format!(
+                "the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros"
+            ),
+        }),
     };
     inputs.iter().enumerate().map(pick).collect()
 }
@@ -151,16 +199,27 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     };
     let seed = match seed {
         Some(seed) if seed.shape() != output.shape() => {
-            let detail = format!("the seed of {} must have its shape, got {}", output.type_string(), seed.type_string());
+            let detail = format!(
+                "the seed of {} must have its shape, got {}",
+                output.type_string(),
+                seed.type_string()
+            );
             return Err(Error::Shape { op, detail });
         }
         Some(seed) if seed.mesh() != output.mesh() => {
-            return Err(Error::MeshMismatch { op, left: output.mesh().to_string(), right: seed.mesh().to_string() });
+            return Err(Error::MeshMismatch {
+                op,
+                left: output.mesh().to_string(),
+                right: seed.mesh().to_string(),
+            });
         }
         Some(seed) => seed.cast(output.dtype())?,
         None if output.numel() == 1 => output.ones_like()?,
         None => {
-            let detail = format!("{} is not a scalar: reduce it to a loss, or pass the gradient to start from to `backward_with`", output.type_string());
+            let detail = format!(
+                "{} is not a scalar: reduce it to a loss, or pass the gradient to start from to `backward_with`",
+                output.type_string()
+            );
             return Err(Error::Shape { op, detail });
         }
     };
@@ -181,8 +240,9 @@ pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
     with_mode(Mode::Off, f)
 }
 
-/// Runs a function with a gradient of the caller's own: `backward` gets the inputs, the outputs and the gradients of the outputs, and gives that of each
-/// input (`None` for zero). Nothing inside `forward` is recorded.
+/// Runs a function with a gradient of the caller's own: `backward` gets the inputs, the outputs and
+/// the gradients of the outputs, and gives that of each input (`None` for zero). Nothing inside
+/// `forward` is recorded.
 ///
 /// ```
 /// # use anymesh_core::{Tensor, grad::custom};
@@ -199,7 +259,10 @@ pub fn custom(
     op: &'static str,
     inputs: &[&Tensor],
     forward: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>>,
-    backward: impl Fn(&[Tensor], &[Tensor], &[Tensor]) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+    backward: impl Fn(&[Tensor], &[Tensor], &[Tensor]) -> Result<Vec<Option<Tensor>>>
+    + Send
+    + Sync
+    + 'static,
 ) -> Result<Vec<Tensor>> {
     let kept: Vec<Tensor> = inputs.iter().map(|t| (*t).clone()).collect();
     let out = record(
@@ -209,9 +272,25 @@ pub fn custom(
         |out| {
             let (inputs, results) = (kept.clone(), out.clone());
             Ok(move |back: &Back<'_>| {
-                let outputs: Vec<Tensor> = results.iter().enumerate().map(|(i, t)| if t.dtype().is_float() { back.out(i, t) } else { t.clone() }).collect();
-                let grads =
-                    outputs.iter().enumerate().map(|(i, t)| back.grad_of(i).map_or_else(|| t.zeros_like(), |g| Ok(g.clone()))).collect::<Result<Vec<_>>>()?;
+                let outputs: Vec<Tensor> = results
+                    .iter()
+                    .enumerate()
+                    .map(|(i, t)| {
+                        if t.dtype().is_float() {
+                            back.out(i, t)
+                        } else {
+                            t.clone()
+                        }
+                    })
+                    .collect();
+                let grads = outputs
+                    .iter()
+                    .enumerate()
+                    .map(|(i, t)| {
+                        back.grad_of(i)
+                            .map_or_else(|| t.zeros_like(), |g| Ok(g.clone()))
+                    })
+                    .collect::<Result<Vec<_>>>()?;
                 let pulled = backward(&inputs, &outputs, &grads)?;
                 check_custom(op, &inputs, &pulled)?;
                 Ok(pulled.into())
@@ -224,11 +303,26 @@ pub fn custom(
 /// Refuses gradients that do not fit the inputs.
 fn check_custom(op: &'static str, inputs: &[Tensor], pulled: &[Option<Tensor>]) -> Result<()> {
     if pulled.len() != inputs.len() {
-        return Err(Error::Gradient { op, detail: format!("the backward function gave {} gradients for {} inputs", pulled.len(), inputs.len()) });
+        return Err(Error::Gradient {
+            op,
+            detail: format!(
+                "the backward function gave {} gradients for {} inputs",
+                pulled.len(),
+                inputs.len()
+            ),
+        });
     }
     for (i, (x, gradient)) in inputs.iter().zip(pulled).enumerate() {
-        if let Some(g) = gradient.as_ref().filter(|g| g.shape() != x.shape() || g.mesh() != x.mesh() || g.dtype() != x.dtype()) {
-            let detail = format!("the backward function gave {} for input {i}, which is {} on {}", g.type_string(), x.type_string(), x.mesh());
+        if let Some(g) = gradient
+            .as_ref()
+            .filter(|g| g.shape() != x.shape() || g.mesh() != x.mesh() || g.dtype() != x.dtype())
+        {
+            let detail = format!(
+                "the backward function gave {} for input {i}, which is {} on {}",
+                g.type_string(),
+                x.type_string(),
+                x.mesh()
+            );
             return Err(Error::Gradient { op, detail });
         }
     }
@@ -240,7 +334,11 @@ impl Tensor {
     #[track_caller]
     pub fn require_grad(&self) -> Result<Tensor> {
         if !self.dtype().is_float() {
-            return Err(Error::DType { op: "require_grad", dtype: self.dtype(), expected: "floats: integers and bools have no gradient" });
+            return Err(Error::DType {
+                op: "require_grad",
+                dtype: self.dtype(),
+                expected: "floats: integers and bools have no gradient",
+            });
         }
         let mut leaf = self.clone();
         leaf.attach(Edge::leaf(self));
@@ -257,7 +355,8 @@ impl Tensor {
         self.edge().is_some_and(|edge| edge.node.is_leaf())
     }
 
-    /// Goes back from this scalar and gives the gradient of every leaf it depends on. What ops kept for it is released on the way.
+    /// Goes back from this scalar and gives the gradient of every leaf it depends on. What ops kept
+    /// for it is released on the way.
     #[track_caller]
     pub fn backward(&self) -> Result<Gradients> {
         pass_from(self, None, false)
@@ -275,7 +374,8 @@ impl Tensor {
         pass_from(self, None, true)
     }
 
-    /// Has `hook` see the gradient of this tensor when it is complete, in every pass, and replace it where it returns another one.
+    /// Has `hook` see the gradient of this tensor when it is complete, in every pass, and replace
+    /// it where it returns another one.
     ///
     /// ```
     /// # use anymesh_core::Tensor;
@@ -286,9 +386,15 @@ impl Tensor {
     /// assert_eq!(grads.get(&x)?.expect("used").to_vec::<f32>()?, [1.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    pub fn on_gradient(&self, hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static) -> Result<()> {
+    pub fn on_gradient(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
+    ) -> Result<()> {
         let Some(edge) = self.edge() else {
-            return Err(Error::Gradient { op: "on_gradient", detail: "the tensor is not tracked: nothing would ever call the hook".into() });
+            return Err(Error::Gradient {
+                op: "on_gradient",
+                detail: "the tensor is not tracked: nothing would ever call the hook".into(),
+            });
         };
         edge.node.add_hook(edge.slot, Arc::new(hook));
         Ok(())
@@ -298,6 +404,17 @@ impl Tensor {
 #[track_caller]
 fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gradients> {
     let seed = no_grad(|| seeded(output, seed))?;
-    let found: Found = Pass { targets: None, stop: false, retain, create_graph: false }.run(vec![seed])?;
-    Ok(Gradients { found: found.into_iter().map(|((id, _), gradient)| (id, gradient)).collect() })
+    let found: Found = Pass {
+        targets: None,
+        stop: false,
+        retain,
+        create_graph: false,
+    }
+    .run(vec![seed])?;
+    Ok(Gradients {
+        found: found
+            .into_iter()
+            .map(|((id, _), gradient)| (id, gradient))
+            .collect(),
+    })
 }

@@ -1,4 +1,5 @@
-//! Gradients of maps and reductions: they follow from the elementwise program (see `map/derive.rs`).
+//! Gradients of maps and reductions: they follow from the elementwise program (see
+//! `map/derive.rs`).
 
 use super::tape::{Back, Pulled, constant, is_recording, record, record1};
 use crate::{
@@ -22,8 +23,13 @@ fn derivatives(program: &MapProgram) -> Result<Arc<Derivatives>> {
     if let Some(known) = KNOWN.with(|all| all.get(program)) {
         return Ok(known);
     }
-    let of = |output| (0..program.inputs.len()).map(|input| program.derivative(output, input)).collect::<Result<Vec<_>>>();
-    let made: Arc<Derivatives> = Arc::new((0..program.outputs.len()).map(of).collect::<Result<_>>()?);
+    let of = |output| {
+        (0..program.inputs.len())
+            .map(|input| program.derivative(output, input))
+            .collect::<Result<Vec<_>>>()
+    };
+    let made: Arc<Derivatives> =
+        Arc::new((0..program.outputs.len()).map(of).collect::<Result<_>>()?);
     KNOWN.with(|all| all.insert(program.clone(), made.clone()));
     Ok(made)
 }
@@ -45,42 +51,83 @@ impl Kept {
     fn new(map: &Map<'_>, tensors: &[&Tensor]) -> Result<Self> {
         let derivatives = derivatives(map.program)?;
         let used = |k: usize| {
-            let by = |(i, d): (usize, &Option<Derivative>)| tensors[i].requires_grad() && d.as_ref().is_some_and(|d| !d.is_identity && d.uses.contains(&k));
+            let by = |(i, d): (usize, &Option<Derivative>)| {
+                tensors[i].requires_grad()
+                    && d.as_ref()
+                        .is_some_and(|d| !d.is_identity && d.uses.contains(&k))
+            };
             derivatives.iter().any(|of| of.iter().enumerate().any(by))
         };
-        let inputs = tensors.iter().enumerate().map(|(k, t)| used(k).then(|| (*t).clone())).collect();
+        let inputs = tensors
+            .iter()
+            .enumerate()
+            .map(|(k, t)| used(k).then(|| (*t).clone()))
+            .collect();
         let shapes = tensors.iter().map(|t| t.shape().clone()).collect();
-        Ok(Self { op: map.op, derivatives, shape: map.shape.clone(), indices: map.indices.into(), params: map.params.into(), inputs, shapes })
+        Ok(Self {
+            op: map.op,
+            derivatives,
+            shape: map.shape.clone(),
+            indices: map.indices.into(),
+            params: map.params.into(),
+            inputs,
+            shapes,
+        })
     }
 
     /// Another program over the same positions.
     fn over<'a>(&'a self, program: &'a MapProgram) -> Map<'a> {
-        Map { indices: &self.indices, params: &self.params, ..Map::new(self.op, program, &self.shape) }
+        Map {
+            indices: &self.indices,
+            params: &self.params,
+            ..Map::new(self.op, program, &self.shape)
+        }
     }
 
-    /// The gradient of operand `input` from that of result `output`, which broadcasts to the shape of the map.
+    /// The gradient of operand `input` from that of result `output`, which broadcasts to the shape
+    /// of the map.
     fn pull(&self, output: usize, input: usize, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let Some(derivative) = &self.derivatives[output][input] else { return Ok(None) };
+        let Some(derivative) = &self.derivatives[output][input] else {
+            return Ok(None);
+        };
         let shape = &self.shapes[input];
         if derivative.is_identity {
             return sum_to(self.op, &gradient.expand(&self.shape)?, shape).map(Some);
         }
-        let kept: SmallVec<[&Tensor; 6]> = derivative.uses.iter().filter_map(|k| self.inputs[*k].as_ref()).collect();
+        let kept: SmallVec<[&Tensor; 6]> = derivative
+            .uses
+            .iter()
+            .filter_map(|k| self.inputs[*k].as_ref())
+            .collect();
         let program = &derivative.program;
         if derivative.is_slope {
             let slope = self.over(program).recorded(&kept)?.remove(0);
-            return sum_to(self.op, &slope.mul(gradient)?.cast(program.outputs[0].1)?, shape).map(Some);
+            return sum_to(
+                self.op,
+                &slope.mul(gradient)?.cast(program.outputs[0].1)?,
+                shape,
+            )
+            .map(Some);
         }
         // Parts that would be rounded one by one must meet first.
         let (from, to) = (program.inputs[0], program.outputs[0].1);
         let linear = from.kind() == to.kind() && from.size() <= to.size();
         if *shape == self.shape || !self.indices.is_empty() {
-            let operands: SmallVec<[&Tensor; 6]> = std::iter::once(gradient).chain(kept.iter().copied()).collect();
-            let out = Map { linear, ..self.over(program) }.recorded(&operands)?.remove(0);
+            let operands: SmallVec<[&Tensor; 6]> = std::iter::once(gradient)
+                .chain(kept.iter().copied())
+                .collect();
+            let out = Map {
+                linear,
+                ..self.over(program)
+            }
+            .recorded(&operands)?
+            .remove(0);
             return sum_to(self.op, &out, shape).map(Some);
         }
         let whole = gradient.expand(&self.shape)?;
-        let operands: SmallVec<[&Tensor; 6]> = std::iter::once(&whole).chain(kept.iter().copied()).collect();
+        let operands: SmallVec<[&Tensor; 6]> = std::iter::once(&whole)
+            .chain(kept.iter().copied())
+            .collect();
         let (op, axes) = (self.op, broadcast_axes(shape, &self.shape));
         let reduce = Reduce {
             op,
@@ -101,7 +148,9 @@ impl Kept {
 /// The dimensions of `to` along which a tensor of `shape` repeats.
 pub(crate) fn broadcast_axes(shape: &Shape, to: &Shape) -> Dims {
     let lead = to.rank() - shape.rank();
-    (0..to.rank()).filter(|d| *d < lead || shape[d - lead] != to[*d]).collect()
+    (0..to.rank())
+        .filter(|d| *d < lead || shape[d - lead] != to[*d])
+        .collect()
 }
 
 /// A gradient summed over the dimensions along which the operand was repeated.
@@ -111,27 +160,42 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
         return Ok(gradient.clone());
     }
     let axes = broadcast_axes(shape, gradient.shape());
-    let sum = if axes.is_empty() { gradient.clone() } else { ops::reduce::summed(op, gradient, &axes)? };
+    let sum = if axes.is_empty() {
+        gradient.clone()
+    } else {
+        ops::reduce::summed(op, gradient, &axes)?
+    };
     sum.reshape(shape)
 }
 
 impl Map<'_> {
-    /// Runs the program over operands that broadcast to its shape, and remembers how to compute its gradient. There is at least one operand.
+    /// Runs the program over operands that broadcast to its shape, and remembers how to compute its
+    /// gradient. There is at least one operand.
     #[track_caller]
     pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
         self.recorded_by(tensors, || {
-            let operands: SmallVec<[Operand<'_>; 6]> = tensors.iter().map(|t| Operand::from(*t)).collect();
+            let operands: SmallVec<[Operand<'_>; 6]> =
+                tensors.iter().map(|t| Operand::from(*t)).collect();
             self.run(&operands, tensors[0].device())
         })
     }
 
     /// [`recorded`](Self::recorded) for a map that `run` computes in a way of its own.
     #[track_caller]
-    pub(crate) fn recorded_by(&self, tensors: &[&Tensor], run: impl FnOnce() -> Result<Outputs>) -> Result<Outputs> {
+    pub(crate) fn recorded_by(
+        &self,
+        tensors: &[&Tensor],
+        run: impl FnOnce() -> Result<Outputs>,
+    ) -> Result<Outputs> {
         if !is_recording(tensors) {
             return run();
         }
-        if self.program.outputs.iter().all(|(_, dtype)| !dtype.is_float()) {
+        if self
+            .program
+            .outputs
+            .iter()
+            .all(|(_, dtype)| !dtype.is_float())
+        {
             return constant(tensors, run);
         }
         record(self.op, tensors, run, |_| {
@@ -167,7 +231,15 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
     if !call.dtype.is_float() {
         return constant(call.operands, || call.compute());
     }
-    let Reduce { op, program, operands, params, reduce, scale, .. } = *call;
+    let Reduce {
+        op,
+        program,
+        operands,
+        params,
+        reduce,
+        scale,
+        ..
+    } = *call;
     let shape = operands[0].shape();
     let axes: Dims = call.axes.into();
     record1(
@@ -175,12 +247,25 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
         operands,
         || call.compute(),
         |out| {
-            let kept = Kept::new(&Map { params, ..Map::new(op, program, shape) }, operands)?;
+            let kept = Kept::new(
+                &Map {
+                    params,
+                    ..Map::new(op, program, shape)
+                },
+                operands,
+            )?;
             // All but sums look at the values again.
             let linear = reduce == ReduceOp::Sum;
-            let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> =
-                (!linear).then(|| (Arc::new(program.clone()), operands.iter().map(|t| (*t).clone()).collect(), out.clone()));
-            let keepdim: Shape = (0..shape.rank()).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect();
+            let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                (
+                    Arc::new(program.clone()),
+                    operands.iter().map(|t| (*t).clone()).collect(),
+                    out.clone(),
+                )
+            });
+            let keepdim: Shape = (0..shape.rank())
+                .map(|d| if axes.contains(&d) { 1 } else { shape[d] })
+                .collect();
             Ok(move |back: &Back<'_>| {
                 let gradient = back.grad()?.reshape(&keepdim)?;
                 let gradient = match scale {
@@ -194,10 +279,19 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
                         let operands: SmallVec<[&Tensor; 4]> = operands.iter().collect();
                         let values = kept.over(program).recorded(&operands)?.remove(0);
                         let out = back.out(0, out).reshape(&keepdim)?;
-                        ops::reduce::spread(op, reduce, &values, &out, &axes, &gradient)?.cast(values.dtype())?
+                        ops::reduce::spread(op, reduce, &values, &out, &axes, &gradient)?
+                            .cast(values.dtype())?
                     }
                 };
-                (0..kept.shapes.len()).map(|input| if back.needs(input) { kept.pull(0, input, &gradient) } else { Ok(None) }).collect()
+                (0..kept.shapes.len())
+                    .map(|input| {
+                        if back.needs(input) {
+                            kept.pull(0, input, &gradient)
+                        } else {
+                            Ok(None)
+                        }
+                    })
+                    .collect()
             })
         },
     )

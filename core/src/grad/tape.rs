@@ -1,7 +1,9 @@
-//! What ops remember so that their gradients can be computed: a graph with a node for each op that had a tracked operand.
+//! What ops remember so that their gradients can be computed: a graph with a node for each op that
+//! had a tracked operand.
 //!
-//! An op calls [`record`] around its computation. Inside, nothing else records, so an op is one node however it is computed. Nodes are numbered as they are
-//! made, and an operand is made before the result: going down the numbers visits every result before its operands.
+//! An op calls [`record`] around its computation. Inside, nothing else records, so an op is one
+//! node however it is computed. Nodes are numbered as they are made, and an operand is made before
+//! the result: going down the numbers visits every result before its operands.
 
 use crate::{
     Error, Placement, Result, Sharding, Tensor,
@@ -18,10 +20,12 @@ use std::{
     },
 };
 
-/// The gradients of an op's operands, in their order; `None` for those that have none or were not asked for.
+/// The gradients of an op's operands, in their order; `None` for those that have none or were not
+/// asked for.
 pub(crate) type Pulled = SmallVec<[Option<Tensor>; 2]>;
 
-/// Computes the gradients of an op's operands from those of its results. Written in tensor ops, so that it can be differentiated again.
+/// Computes the gradients of an op's operands from those of its results. Written in tensor ops, so
+/// that it can be differentiated again.
 type Pull = dyn Fn(&Back<'_>) -> Result<Pulled> + Send + Sync;
 
 /// Sees the gradient of a tensor when it is complete, and may replace it.
@@ -53,24 +57,41 @@ impl Edge {
     /// A tensor that gradients are wanted for.
     #[track_caller]
     pub(super) fn leaf(x: &Tensor) -> Self {
-        Self { node: Node::new("leaf", SmallVec::new(), std::slice::from_ref(x), None), slot: 0 }
+        Self {
+            node: Node::new("leaf", SmallVec::new(), std::slice::from_ref(x), None),
+            slot: 0,
+        }
     }
 
-    /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every rank is sliced.
+    /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every
+    /// rank is sliced.
     #[track_caller]
     pub(super) fn sliced(&self, gradient: Tensor) -> Result<Tensor> {
-        let Some(target) = self.node.shardings.get(self.slot) else { return Ok(gradient) };
+        let Some(target) = self.node.shardings.get(self.slot) else {
+            return Ok(gradient);
+        };
         let mut sharding = gradient.sharding().clone();
         for d in 0..gradient.rank() {
             let (mut wanted, has) = (target.axes_of(d), gradient.sharding().axes_of(d).count());
             // The cuts it has must be the first ones of those it should have.
-            if gradient.sharding().axes_of(d).all(|axis| wanted.next() == Some(axis)) {
-                let more: SmallVec<[usize; 4]> =
-                    target.axes_of(d).skip(has).take_while(|a| gradient.sharding().placement(*a) == Placement::Replicate).collect();
+            if gradient
+                .sharding()
+                .axes_of(d)
+                .all(|axis| wanted.next() == Some(axis))
+            {
+                let more: SmallVec<[usize; 4]> = target
+                    .axes_of(d)
+                    .skip(has)
+                    .take_while(|a| gradient.sharding().placement(*a) == Placement::Replicate)
+                    .collect();
                 sharding = more.into_iter().fold(sharding, |s, axis| s.cut(d, axis));
             }
         }
-        if sharding == *gradient.sharding() { Ok(gradient) } else { gradient.reshard(sharding) }
+        if sharding == *gradient.sharding() {
+            Ok(gradient)
+        } else {
+            gradient.reshard(sharding)
+        }
     }
 }
 
@@ -81,12 +102,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Node {
     #[track_caller]
-    fn new(op: &'static str, inputs: SmallVec<[Option<Edge>; 2]>, results: &[Tensor], pull: Option<Arc<Pull>>) -> Arc<Self> {
+    fn new(
+        op: &'static str,
+        inputs: SmallVec<[Option<Edge>; 2]>,
+        results: &[Tensor],
+        pull: Option<Arc<Pull>>,
+    ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, caller) = (NEXT.fetch_add(1, Ordering::Relaxed), Location::caller());
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
-        let shardings = if on_mesh { results.iter().map(|t| t.sharding().clone()).collect() } else { SmallVec::new() };
-        Arc::new(Self { id, op, caller, inputs, shardings, pull: Mutex::new(pull), hooks: Mutex::new(vec![]) })
+        let shardings = if on_mesh {
+            results.iter().map(|t| t.sharding().clone()).collect()
+        } else {
+            SmallVec::new()
+        };
+        Arc::new(Self {
+            id,
+            op,
+            caller,
+            inputs,
+            shardings,
+            pull: Mutex::new(pull),
+            hooks: Mutex::new(vec![]),
+        })
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -113,12 +151,23 @@ impl Node {
     /// Shows a complete gradient to the hooks of a result.
     pub(super) fn show(&self, slot: usize, mut gradient: Tensor) -> Result<Tensor> {
         // Not under the lock: a hook may add another one.
-        let hooks: Vec<Hook> = lock(&self.hooks).iter().filter(|(s, _)| *s == slot).map(|(_, hook)| hook.clone()).collect();
+        let hooks: Vec<Hook> = lock(&self.hooks)
+            .iter()
+            .filter(|(s, _)| *s == slot)
+            .map(|(_, hook)| hook.clone())
+            .collect();
         for hook in hooks {
             if let Some(other) = hook(&gradient)? {
                 if other.shape() != gradient.shape() || other.dtype() != gradient.dtype() {
-                    let detail = format!("a hook replaced the gradient {} by {}", gradient.type_string(), other.type_string());
-                    return Err(Error::Gradient { op: self.op, detail });
+                    let detail = format!(
+                        "a hook replaced the gradient {} by {}",
+                        gradient.type_string(),
+                        other.type_string()
+                    );
+                    return Err(Error::Gradient {
+                        op: self.op,
+                        detail,
+                    });
                 }
                 gradient = other;
             }
@@ -136,14 +185,16 @@ impl fmt::Debug for Node {
 /// What a node holds on to.
 type Held = (SmallVec<[Option<Edge>; 2]>, Option<Arc<Pull>>);
 
-/// A long chain of nodes is dropped one by one: dropping each inside the one before it would overflow the stack.
+/// A long chain of nodes is dropped one by one: dropping each inside the one before it would
+/// overflow the stack.
 impl Drop for Node {
     fn drop(&mut self) {
         thread_local! {
             static DROPPED: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
         }
         let parts = (std::mem::take(&mut self.inputs), lock(&self.pull).take());
-        // Where a drop is under way further up, it takes this one over; when the thread is ending there is nobody to do so.
+        // Where a drop is under way further up, it takes this one over; when the thread is ending
+        // there is nobody to do so.
         let outermost = DROPPED.try_with(|dropped| match &mut *dropped.borrow_mut() {
             Some(list) => {
                 list.push(parts);
@@ -155,7 +206,9 @@ impl Drop for Node {
             }
         });
         if outermost == Ok(true) {
-            while let Ok(Some(next)) = DROPPED.try_with(|dropped| dropped.borrow_mut().as_mut().and_then(Vec::pop)) {
+            while let Ok(Some(next)) =
+                DROPPED.try_with(|dropped| dropped.borrow_mut().as_mut().and_then(Vec::pop))
+            {
                 drop(next);
             }
             let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().take());
@@ -191,7 +244,8 @@ pub(super) fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Runs `f` without remembering anything, and tells which tracked tensors it used: a tensor that `f` makes is not tracked, so all of them are from outside.
+/// Runs `f` without remembering anything, and tells which tracked tensors it used: a tensor that
+/// `f` makes is not tracked, so all of them are from outside.
 pub(super) fn collect<T>(f: impl FnOnce() -> T) -> (T, Vec<Tensor>) {
     let outer = COLLECTED.take();
     let result = with_mode(Mode::Collect, f);
@@ -224,8 +278,9 @@ pub(super) fn same_edge(a: &Tensor, b: &Tensor) -> bool {
     matches!((a.edge(), b.edge()), (Some(a), Some(b)) if a.node.id == b.node.id && a.slot == b.slot)
 }
 
-/// Runs an op and remembers how to compute its gradient, where an operand is tracked. `pull` gets the results (not tracked, so that it may keep them) and
-/// gives the function; [`Back::out`] makes a kept result the tracked one again.
+/// Runs an op and remembers how to compute its gradient, where an operand is tracked. `pull` gets
+/// the results (not tracked, so that it may keep them) and gives the function; [`Back::out`] makes
+/// a kept result the tracked one again.
 #[track_caller]
 pub(crate) fn record<P>(
     op: &'static str,
@@ -237,7 +292,11 @@ where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
-    let _scope = if let Some(x) = inputs.first() { composed(op, x) } else { None };
+    let _scope = if let Some(x) = inputs.first() {
+        composed(op, x)
+    } else {
+        None
+    };
     if !is_recording(inputs) {
         return forward();
     }
@@ -251,7 +310,10 @@ where
     let node = Node::new(op, edges, &out, Some(Arc::new(pull)));
     for (slot, t) in out.iter_mut().enumerate() {
         if t.dtype().is_float() {
-            t.attach(Edge { node: node.clone(), slot });
+            t.attach(Edge {
+                node: node.clone(),
+                slot,
+            });
         }
     }
     Ok(out)
@@ -268,12 +330,23 @@ pub(crate) fn record1<P>(
 where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
-    Ok(record(op, inputs, || Ok(smallvec::smallvec![forward()?]), |out| pull(&out[0]))?.remove(0))
+    Ok(record(
+        op,
+        inputs,
+        || Ok(smallvec::smallvec![forward()?]),
+        |out| pull(&out[0]),
+    )?
+    .remove(0))
 }
 
-/// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of zero.
+/// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of
+/// zero.
 pub(crate) fn constant<T>(inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
-    if is_recording(inputs) { with_mode(Mode::Off, forward) } else { forward() }
+    if is_recording(inputs) {
+        with_mode(Mode::Off, forward)
+    } else {
+        forward()
+    }
 }
 
 /// What a pull works with.
@@ -286,7 +359,14 @@ pub(crate) struct Back<'a> {
 impl Back<'_> {
     /// The gradient of the only result that has one; of several, the first.
     pub(crate) fn grad(&self) -> Result<&Tensor> {
-        self.grads.iter().flatten().next().ok_or_else(|| Error::Gradient { op: self.node.op, detail: "no result has a gradient".into() })
+        self.grads
+            .iter()
+            .flatten()
+            .next()
+            .ok_or_else(|| Error::Gradient {
+                op: self.node.op,
+                detail: "no result has a gradient".into(),
+            })
     }
 
     /// The gradient of result `i`, where it was used.
@@ -300,14 +380,25 @@ impl Back<'_> {
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.
-    pub(crate) fn wanted(&self, i: usize, f: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
-        if self.needs(i) { f().map(Some) } else { Ok(None) }
+    pub(crate) fn wanted(
+        &self,
+        i: usize,
+        f: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        if self.needs(i) {
+            f().map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Result `slot` as the program has it, from what the pull kept of it.
     pub(crate) fn out(&self, slot: usize, kept: &Tensor) -> Tensor {
         let mut out = kept.clone();
-        out.attach(Edge { node: self.node.clone(), slot });
+        out.attach(Edge {
+            node: self.node.clone(),
+            slot,
+        });
         out
     }
 }

@@ -1,4 +1,5 @@
-//! Index tensors made ready for a gather or scatter: masks become places, and their shapes a common one.
+//! Index tensors made ready for a gather or scatter: masks become places, and their shapes a common
+//! one.
 
 use super::plan::{Pick, Plan};
 use crate::{Error, Result, Shape, Tensor, ops::index_kind, spmd::composed_at};
@@ -7,20 +8,26 @@ use std::panic::Location;
 /// A gather or scatter takes at most this many index tensors.
 pub(super) const AT_ONCE: usize = 4;
 
-/// So many elements of a mask are counted at once: their positions fit `i32`, and counting takes 8 bytes for each.
+/// So many elements of a mask are counted at once: their positions fit `i32`, and counting takes 8
+/// bytes for each.
 const MASK_PART: usize = 1 << 28;
 
 /// The index tensors of an expression.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// For each index tensor its first axis, how many axes it looks at as if they were one, and the places.
+    /// For each index tensor its first axis, how many axes it looks at as if they were one, and the
+    /// places.
     pub(super) picks: Vec<(usize, usize, Tensor)>,
     /// The common shape of all, also of masks without dimensions.
     pub(super) batch: Shape,
 }
 
 /// Turns masks into places, reading from the device how many there are.
-pub(super) async fn find(op: &'static str, plan: &Plan, caller: &'static Location<'static>) -> Result<Found> {
+pub(super) async fn find(
+    op: &'static str,
+    plan: &Plan,
+    caller: &'static Location<'static>,
+) -> Result<Found> {
     let mut found = Found::default();
     let mut shapes = Vec::with_capacity(plan.picks.len());
     for pick in &plan.picks {
@@ -42,9 +49,21 @@ pub(super) async fn find(op: &'static str, plan: &Plan, caller: &'static Locatio
         shapes.push([usize::from(flag)].into());
     }
     found.batch = common(op, &shapes)?;
-    // Masks without dimensions are no operands of a lookup: another index has their part. And where nothing is looked up, no place is wrong.
-    let own = common(op, &found.picks.iter().map(|(_, _, index)| index.shape().clone()).collect::<Vec<_>>())?;
-    let widened = if found.batch.numel() == 0 { found.picks.len() } else { usize::from(own != found.batch) };
+    // Masks without dimensions are no operands of a lookup: another index has their part. And where
+    // nothing is looked up, no place is wrong.
+    let own = common(
+        op,
+        &found
+            .picks
+            .iter()
+            .map(|(_, _, index)| index.shape().clone())
+            .collect::<Vec<_>>(),
+    )?;
+    let widened = if found.batch.numel() == 0 {
+        found.picks.len()
+    } else {
+        usize::from(own != found.batch)
+    };
     for (axis, axes, index) in found.picks.iter_mut().take(widened) {
         // A place without dimensions is as an integer, which must exist.
         if (index.rank(), *axes) == (0, 1) {
@@ -64,24 +83,39 @@ fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
 }
 
 /// Where a mask holds, as positions in row-major order.
-async fn places(op: &'static str, mask: &Tensor, caller: &'static Location<'static>) -> Result<Tensor> {
+async fn places(
+    op: &'static str,
+    mask: &Tensor,
+    caller: &'static Location<'static>,
+) -> Result<Tensor> {
     let n = mask.numel();
     let dtype = index_kind(n).dtype();
     let mut parts = Vec::new();
     for start in (0..n.max(1)).step_by(MASK_PART) {
         let counting = {
             let _scope = composed_at(op, mask, caller);
-            mask.reshape([n])?.narrow(0, start, MASK_PART.min(n - start))?.nonzero_async()
+            mask.reshape([n])?
+                .narrow(0, start, MASK_PART.min(n - start))?
+                .nonzero_async()
         };
         let found = counting.await?;
         let found = found.reshape([found.dims()[0]])?;
-        parts.push(if start == 0 { found.cast(dtype)? } else { found.cast(dtype)?.add(start as i64)? });
+        parts.push(if start == 0 {
+            found.cast(dtype)?
+        } else {
+            found.cast(dtype)?.add(start as i64)?
+        });
     }
-    if parts.len() == 1 { Ok(parts.remove(0)) } else { Tensor::concat(&parts.iter().collect::<Vec<_>>(), 0) }
+    if parts.len() == 1 {
+        Ok(parts.remove(0))
+    } else {
+        Tensor::concat(&parts.iter().collect::<Vec<_>>(), 0)
+    }
 }
 
 impl Found {
-    /// Refuses places outside axes that no kernel will look at, because the axis or the result is empty.
+    /// Refuses places outside axes that no kernel will look at, because the axis or the result is
+    /// empty.
     pub(super) fn check(&self, op: &'static str, dims: &[usize], empty: bool) -> Result<()> {
         if self.batch.numel() == 0 {
             return Ok(());
@@ -99,19 +133,40 @@ impl Found {
 /// Places of an axis counted from its beginning, checked. There is at least one.
 fn counted(op: &'static str, size: usize, index: &Tensor) -> Result<Tensor> {
     if size == 0 {
-        return Err(Error::IndexOutOfRange { op, index: 0, len: 0 });
+        return Err(Error::IndexOutOfRange {
+            op,
+            index: 0,
+            len: 0,
+        });
     }
-    Tensor::arange(0, size as i64, 1, index_kind(size).dtype(), index.mesh())?.gather_axes(&[(0, index)])
+    Tensor::arange(0, size as i64, 1, index_kind(size).dtype(), index.mesh())?
+        .gather_axes(&[(0, index)])
 }
 
 /// Dimensions `from` at the places `to`, where they are not there already.
-pub(super) fn moved(x: &Tensor, from: impl Iterator<Item = usize>, to: impl Iterator<Item = usize>) -> Result<Tensor> {
-    let (from, to): (Vec<i64>, Vec<i64>) = from.zip(to).map(|(from, to)| (from as i64, to as i64)).unzip();
-    if from == to { Ok(x.clone()) } else { x.movedim(&from, &to) }
+pub(super) fn moved(
+    x: &Tensor,
+    from: impl Iterator<Item = usize>,
+    to: impl Iterator<Item = usize>,
+) -> Result<Tensor> {
+    let (from, to): (Vec<i64>, Vec<i64>) = from
+        .zip(to)
+        .map(|(from, to)| (from as i64, to as i64))
+        .unzip();
+    if from == to {
+        Ok(x.clone())
+    } else {
+        x.movedim(&from, &to)
+    }
 }
 
-/// The indexed dimensions `dims` of `x` brought to the front, and of more than a kernel takes at once the last ones made one.
-pub(super) fn leading(x: &Tensor, dims: &[usize], indices: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
+/// The indexed dimensions `dims` of `x` brought to the front, and of more than a kernel takes at
+/// once the last ones made one.
+pub(super) fn leading(
+    x: &Tensor,
+    dims: &[usize],
+    indices: &[&Tensor],
+) -> Result<(Tensor, Vec<Tensor>)> {
     let x = moved(x, dims.iter().copied(), 0..)?;
     let mut indices: Vec<Tensor> = indices.iter().map(|index| (*index).clone()).collect();
     if indices.len() <= AT_ONCE {
@@ -122,14 +177,25 @@ pub(super) fn leading(x: &Tensor, dims: &[usize], indices: &[&Tensor]) -> Result
     let dtype = index_kind(size).dtype();
     let mut position: Option<Tensor> = None;
     for (index, size) in indices.drain(kept..).zip(joined) {
-        // Each is checked on its own: outside its axis it could still be a place in all of them together.
-        let index = if index.numel() == 0 { index } else { counted("index_get", *size, &index)? }.cast(dtype)?;
+        // Each is checked on its own: outside its axis it could still be a place in all of them
+        // together.
+        let index = if index.numel() == 0 {
+            index
+        } else {
+            counted("index_get", *size, &index)?
+        }
+        .cast(dtype)?;
         position = Some(match position {
             Some(before) => before.mul(*size as i64)?.add(&index)?,
             None => index,
         });
     }
     indices.extend(position);
-    let shape: Shape = x.dims()[..kept].iter().copied().chain([size]).chain(x.dims()[kept + joined.len()..].iter().copied()).collect();
+    let shape: Shape = x.dims()[..kept]
+        .iter()
+        .copied()
+        .chain([size])
+        .chain(x.dims()[kept + joined.len()..].iter().copied())
+        .collect();
     Ok((x.reshape(shape)?, indices))
 }

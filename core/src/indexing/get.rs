@@ -6,18 +6,25 @@ use super::{
 };
 use crate::{Dims, Result, Shape, Tensor, ops::index_kind};
 
-/// The part of `x` that slices and integers select, as a view: every axis stays, with size 1 where an integer stands.
+/// The part of `x` that slices and integers select, as a view: every axis stays, with size 1 where
+/// an integer stands.
 pub(super) fn part(x: &Tensor, takes: &[Take]) -> Result<Tensor> {
     let mut out = x.clone();
     // What lies on other ranks comes last, when less is left of it.
-    let (cut, whole): (Vec<usize>, Vec<usize>) = (0..takes.len()).filter(|d| !takes[*d].is_all(x.dims()[*d])).partition(|d| is_cut(x, *d));
+    let (cut, whole): (Vec<usize>, Vec<usize>) = (0..takes.len())
+        .filter(|d| !takes[*d].is_all(x.dims()[*d]))
+        .partition(|d| is_cut(x, *d));
     for axis in whole {
         out = sliced(&out, axis, takes[axis])?;
     }
     for axis in cut {
         let take = takes[axis];
         // A lookup of one place moves that place, a slice of a cut axis all of it.
-        out = if take.dropped { out.index_select(axis as i64, &range(x, take)?)? } else { sliced(&out, axis, take)? };
+        out = if take.dropped {
+            out.index_select(axis as i64, &range(x, take)?)?
+        } else {
+            sliced(&out, axis, take)?
+        };
     }
     Ok(out)
 }
@@ -27,22 +34,37 @@ pub(super) fn is_cut(x: &Tensor, axis: usize) -> bool {
     x.sharding().axes_of(axis).next().is_some()
 }
 
-/// Where a slice stops, if it stops before the end that its step leads to. Axes of tensors without elements may have any size.
+/// Where a slice stops, if it stops before the end that its step leads to. Axes of tensors without
+/// elements may have any size.
 fn end(take: Take) -> Option<i64> {
-    let end = (take.len as i64).saturating_mul(take.step as i64).saturating_add(take.start as i64);
+    let end = (take.len as i64)
+        .saturating_mul(take.step as i64)
+        .saturating_add(take.start as i64);
     (end >= 0).then_some(end)
 }
 
 /// The places that are taken of an axis of `x`, as an index.
 pub(super) fn range(x: &Tensor, take: Take) -> Result<Tensor> {
-    Tensor::arange(take.start as i64, end(take).unwrap_or(-1), take.step as i64, index_kind(x.numel()).dtype(), x.mesh())
+    Tensor::arange(
+        take.start as i64,
+        end(take).unwrap_or(-1),
+        take.step as i64,
+        index_kind(x.numel()).dtype(),
+        x.mesh(),
+    )
 }
 
 fn sliced(x: &Tensor, axis: usize, take: Take) -> Result<Tensor> {
-    x.slice(axis as i64, Some(take.start as i64), end(take), take.step as i64)
+    x.slice(
+        axis as i64,
+        Some(take.start as i64),
+        end(take),
+        take.step as i64,
+    )
 }
 
-/// A part with the dimensions that index tensors look at: integers gone, and the axes of a mask made one.
+/// A part with the dimensions that index tensors look at: integers gone, and the axes of a mask
+/// made one.
 pub(super) struct Columns {
     /// The dimensions.
     pub(super) shape: Shape,
@@ -69,18 +91,28 @@ impl Columns {
                 }
             }
         }
-        Self { shape: shape.into(), indexed }
+        Self {
+            shape: shape.into(),
+            indexed,
+        }
     }
 }
 
 /// A reshape, where it is one.
 pub(super) fn reshaped(x: &Tensor, shape: &Shape) -> Result<Tensor> {
-    if x.shape() == shape { Ok(x.clone()) } else { x.reshape(shape) }
+    if x.shape() == shape {
+        Ok(x.clone())
+    } else {
+        x.reshape(shape)
+    }
 }
 
 /// The sizes of the result's dimensions that do not come from index tensors.
 pub(super) fn kept_sizes(plan: &Plan) -> Dims {
-    plan.kept.iter().map(|axis| axis.map_or(1, |axis| plan.takes[axis].len)).collect()
+    plan.kept
+        .iter()
+        .map(|axis| axis.map_or(1, |axis| plan.takes[axis].len))
+        .collect()
 }
 
 /// What the expression selects.
@@ -90,7 +122,11 @@ pub(super) fn get(op: &'static str, x: &Tensor, plan: &Plan, found: &Found) -> R
     let columns = Columns::new(plan, found, part.dims());
     let rows = reshaped(&part, &columns.shape)?;
     let batch = found.batch.rank();
-    let (out, at) = if found.picks.is_empty() { (flagged(rows, plan, &found.batch)?, kept_before(plan)) } else { look_up(&rows, &columns.indexed, found)? };
+    let (out, at) = if found.picks.is_empty() {
+        (flagged(rows, plan, &found.batch)?, kept_before(plan))
+    } else {
+        look_up(&rows, &columns.indexed, found)?
+    };
     placed(out, plan, batch, at)
 }
 
@@ -101,7 +137,9 @@ pub(super) fn kept_before(plan: &Plan) -> usize {
 
 /// Adds the dimension that masks without dimensions make.
 fn flagged(rows: Tensor, plan: &Plan, batch: &Shape) -> Result<Tensor> {
-    let Some(size) = batch.dims().first() else { return Ok(rows) };
+    let Some(size) = batch.dims().first() else {
+        return Ok(rows);
+    };
     let at = kept_before(plan) as i64;
     rows.unsqueeze(at)?.narrow(at, 0, *size)
 }
@@ -121,7 +159,12 @@ fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, u
 /// Moves `batch` dimensions at `at` to their place in the result, and adds the new ones.
 fn placed(out: Tensor, plan: &Plan, batch: usize, at: usize) -> Result<Tensor> {
     let mut out = moved(&out, at..at + batch, kept_before(plan)..)?;
-    for (d, _) in plan.kept.iter().enumerate().filter(|(_, axis)| axis.is_none()) {
+    for (d, _) in plan
+        .kept
+        .iter()
+        .enumerate()
+        .filter(|(_, axis)| axis.is_none())
+    {
         out = out.unsqueeze((if d < plan.front { d } else { d + batch }) as i64)?;
     }
     Ok(out)

@@ -8,7 +8,8 @@ use std::ops::{Bound, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, Rang
 pub enum Index {
     /// One place of an axis, which goes away. Negative places count from the end.
     At(i64),
-    /// Some elements of an axis with Python's meaning: negative bounds count from the end, bounds past an end stop there.
+    /// Some elements of an axis with Python's meaning: negative bounds count from the end, bounds
+    /// past an end stop there.
     Slice {
         /// Where to begin: at the end that the step leaves, where it is missing.
         start: Option<i64>,
@@ -17,7 +18,8 @@ pub enum Index {
         /// How far to go each time: not zero, backwards where negative.
         step: i64,
     },
-    /// All of the axes that the other entries leave. At most once; it is meant at the end where it is missing.
+    /// All of the axes that the other entries leave. At most once; it is meant at the end where it
+    /// is missing.
     Ellipsis,
     /// A new axis of size 1.
     NewAxis,
@@ -28,10 +30,15 @@ pub enum Index {
 }
 
 impl Index {
-    /// Every `step`-th element of a range, backwards where the step is negative: `range;step` in [`i!`](crate::i).
+    /// Every `step`-th element of a range, backwards where the step is negative: `range;step` in
+    /// [`i!`](crate::i).
     pub fn stepped(range: impl Span, step: impl Into<i64>) -> Self {
         let (start, end) = range.bounds();
-        Index::Slice { start, end, step: step.into() }
+        Index::Slice {
+            start,
+            end,
+            step: step.into(),
+        }
     }
 }
 

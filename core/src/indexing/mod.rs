@@ -1,16 +1,21 @@
-//! Indexing with NumPy's meaning: [`Tensor::get`], [`Tensor::set`] and [`Tensor::add_at`] with the expressions that [`i!`](crate::i) lists.
+//! Indexing with NumPy's meaning: [`Tensor::get`], [`Tensor::set`] and [`Tensor::add_at`] with the
+//! expressions that [`i!`](crate::i) lists.
 //!
-//! Everything mixes: integers, slices with any step, `...`, new axes, masks of any rank and integer tensors, which broadcast together. Their dimensions
-//! take the place of the axes they index where those entries (integers among them) are neighbours, and come first otherwise.
+//! Everything mixes: integers, slices with any step, `...`, new axes, masks of any rank and integer
+//! tensors, which broadcast together. Their dimensions take the place of the axes they index where
+//! those entries (integers among them) are neighbours, and come first otherwise.
 //!
 //! What differs from NumPy:
-//! - Tensors are values. Slices and integers give views without copying, but nothing is ever written through a view: `set` returns a new tensor.
-//! - Where a place is set several times, the last value in row-major order of the indices wins, on every device. `add_at` adds all of them.
-//! - Numbers are stored exactly: one that an integer tensor does not hold is an error, as is a value whose dtype does not promote to the tensor's.
-//! - A place outside its axis is [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange): at once for an integer, and for an index tensor on a GPU at the
-//!   next read.
-//! - A mask has its number of true elements read from the device: hence the `async` forms, the only ones in a browser. Setting one value wherever a mask
-//!   holds reads nothing.
+//! - Tensors are values. Slices and integers give views without copying, but nothing is ever
+//!   written through a view: `set` returns a new tensor.
+//! - Where a place is set several times, the last value in row-major order of the indices wins, on
+//!   every device. `add_at` adds all of them.
+//! - Numbers are stored exactly: one that an integer tensor does not hold is an error, as is a
+//!   value whose dtype does not promote to the tensor's.
+//! - A place outside its axis is [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange): at once
+//!   for an integer, and for an index tensor on a GPU at the next read.
+//! - A mask has its number of true elements read from the device: hence the `async` forms, the only
+//!   ones in a browser. Setting one value wherever a mask holds reads nothing.
 //!
 //! ```
 //! # use anymesh_core::{DType, Tensor, i};
@@ -55,9 +60,13 @@ impl Tensor {
         pollster::block_on(self.get_async(index))
     }
 
-    /// [`get`](Tensor::get) without waiting: a mask has its number of true elements read from the device.
+    /// [`get`](Tensor::get) without waiting: a mask has its number of true elements read from the
+    /// device.
     #[track_caller]
-    pub fn get_async<I: AsRef<[Index]>>(&self, index: I) -> impl Future<Output = Result<Tensor>> + use<I> {
+    pub fn get_async<I: AsRef<[Index]>>(
+        &self,
+        index: I,
+    ) -> impl Future<Output = Result<Tensor>> + use<I> {
         let (op, caller, x) = ("get", Location::caller(), self.clone());
         let plan = Plan::new(op, x.shape(), index.as_ref());
         async move {
@@ -68,8 +77,9 @@ impl Tensor {
         }
     }
 
-    /// This tensor with a value (a number, or a tensor that expands to the shape of what is selected) where the index expression selects. Where a place is
-    /// selected several times the last value wins.
+    /// This tensor with a value (a number, or a tensor that expands to the shape of what is
+    /// selected) where the index expression selects. Where a place is selected several times the
+    /// last value wins.
     ///
     /// ```
     /// # use anymesh_core::{DType, Tensor, i};
@@ -87,15 +97,24 @@ impl Tensor {
 
     /// [`set`](Tensor::set) without waiting.
     #[track_caller]
-    pub fn set_async<'a, I: AsRef<[Index]>, V: Into<Arg<'a>>>(&self, index: I, value: V) -> impl Future<Output = Result<Tensor>> + use<'a, I, V> {
+    pub fn set_async<'a, I: AsRef<[Index]>, V: Into<Arg<'a>>>(
+        &self,
+        index: I,
+        value: V,
+    ) -> impl Future<Output = Result<Tensor>> + use<'a, I, V> {
         self.write("set", index.as_ref(), value.into(), Mode::Set)
     }
 
-    /// [`set`](Tensor::set) for a variable: it becomes the new tensor. Other handles of the old one keep it. A tensor that gradients are computed for
-    /// (see [`require_grad`](Tensor::require_grad)) is refused: its handle is how the gradient is found.
+    /// [`set`](Tensor::set) for a variable: it becomes the new tensor. Other handles of the old one
+    /// keep it. A tensor that gradients are computed for (see
+    /// [`require_grad`](Tensor::require_grad)) is refused: its handle is how the gradient is found.
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
-    pub fn set_<'a>(&mut self, index: impl AsRef<[Index]>, value: impl Into<Arg<'a>>) -> Result<()> {
+    pub fn set_<'a>(
+        &mut self,
+        index: impl AsRef<[Index]>,
+        value: impl Into<Arg<'a>>,
+    ) -> Result<()> {
         if self.is_leaf() || (self.requires_grad() && !crate::grad::is_recording(&[self])) {
             let detail = "the variable would lose its place on the tape: use `set` and keep both, or `detach()` it first".into();
             return Err(crate::Error::Gradient { op: "set_", detail });
@@ -107,18 +126,32 @@ impl Tensor {
     /// This tensor with a value added where the index expression selects, as often as it does.
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
-    pub fn add_at<'a>(&self, index: impl AsRef<[Index]>, value: impl Into<Arg<'a>>) -> Result<Tensor> {
+    pub fn add_at<'a>(
+        &self,
+        index: impl AsRef<[Index]>,
+        value: impl Into<Arg<'a>>,
+    ) -> Result<Tensor> {
         pollster::block_on(self.add_at_async(index, value))
     }
 
     /// [`add_at`](Tensor::add_at) without waiting.
     #[track_caller]
-    pub fn add_at_async<'a, I: AsRef<[Index]>, V: Into<Arg<'a>>>(&self, index: I, value: V) -> impl Future<Output = Result<Tensor>> + use<'a, I, V> {
+    pub fn add_at_async<'a, I: AsRef<[Index]>, V: Into<Arg<'a>>>(
+        &self,
+        index: I,
+        value: V,
+    ) -> impl Future<Output = Result<Tensor>> + use<'a, I, V> {
         self.write("add_at", index.as_ref(), value.into(), Mode::Add)
     }
 
     #[track_caller]
-    fn write(&self, op: &'static str, index: &[Index], value: Arg<'_>, mode: Mode) -> impl Future<Output = Result<Tensor>> + use<> {
+    fn write(
+        &self,
+        op: &'static str,
+        index: &[Index],
+        value: Arg<'_>,
+        mode: Mode,
+    ) -> impl Future<Output = Result<Tensor>> + use<> {
         let (caller, x) = (Location::caller(), self.clone());
         let plan = Plan::new(op, x.shape(), index);
         let value = set::value(op, self, value, mode);

@@ -19,7 +19,12 @@ pub(super) struct Take {
 
 impl Take {
     fn all(size: usize) -> Self {
-        Take { start: 0, step: 1, len: size, dropped: false }
+        Take {
+            start: 0,
+            step: 1,
+            len: size,
+            dropped: false,
+        }
     }
 
     /// Whether every element of an axis of this size stays where it is.
@@ -56,13 +61,15 @@ pub(super) struct Plan {
     pub(super) takes: Vec<Take>,
     /// Index tensors, in the order of the axes.
     pub(super) picks: Vec<Pick>,
-    /// The dimensions of the result that do not come from index tensors: an axis of the tensor, or a new one.
+    /// The dimensions of the result that do not come from index tensors: an axis of the tensor, or
+    /// a new one.
     pub(super) kept: Vec<Option<usize>>,
     /// How many of those stand before the dimensions of the index tensors.
     pub(super) front: usize,
 }
 
-/// Where the index tensors and integers stand among the entries: NumPy keeps their dimensions in place only if nothing is between them.
+/// Where the index tensors and integers stand among the entries: NumPy keeps their dimensions in
+/// place only if nothing is between them.
 #[derive(PartialEq, Eq)]
 enum Seen {
     None,
@@ -79,15 +86,25 @@ impl Plan {
         let wrong = |detail: String| Error::Argument { op, detail };
         let used: usize = entries.iter().map(axes_of).sum();
         let Some(free) = rank.checked_sub(used) else {
-            return Err(wrong(format!("{used} axes are indexed, but {shape} has {rank}: leave out entries, or add axes with `None`")));
+            return Err(wrong(format!(
+                "{used} axes are indexed, but {shape} has {rank}: leave out entries, or add axes with `None`"
+            )));
         };
-        let ellipses = entries.iter().filter(|entry| matches!(entry, Index::Ellipsis)).count();
+        let ellipses = entries
+            .iter()
+            .filter(|entry| matches!(entry, Index::Ellipsis))
+            .count();
         if ellipses > 1 {
-            return Err(wrong(format!("`...` stands {ellipses} times, and once at most says which axes are meant: use `..` for single axes")));
+            return Err(wrong(format!(
+                "`...` stands {ellipses} times, and once at most says which axes are meant: use `..` for single axes"
+            )));
         }
         let mut plan = Plan::default();
         let (mut seen, mut advanced, mut front) = (Seen::None, false, 0);
-        for entry in entries.iter().chain([&Index::Ellipsis].into_iter().filter(|_| ellipses == 0)) {
+        for entry in entries
+            .iter()
+            .chain([&Index::Ellipsis].into_iter().filter(|_| ellipses == 0))
+        {
             let axis = plan.takes.len();
             let before = plan.kept.len();
             match entry {
@@ -98,26 +115,44 @@ impl Plan {
                 }
                 Index::Ellipsis => {
                     plan.kept.extend((axis..axis + free).map(Some));
-                    plan.takes.extend(shape.dims()[axis..axis + free].iter().map(|size| Take::all(*size)));
+                    plan.takes.extend(
+                        shape.dims()[axis..axis + free]
+                            .iter()
+                            .map(|size| Take::all(*size)),
+                    );
                 }
                 Index::NewAxis => plan.kept.push(None),
                 Index::Flag(flag) => plan.picks.push(Pick::Flag(*flag)),
                 Index::Tensor(mask) if mask.dtype() == DType::Bool => {
                     check_mask(op, shape, axis, mask)?;
-                    plan.takes.extend(mask.dims().iter().map(|size| Take::all(*size)));
-                    plan.picks.push(Pick::Mask { axis, mask: mask.clone() });
+                    plan.takes
+                        .extend(mask.dims().iter().map(|size| Take::all(*size)));
+                    plan.picks.push(Pick::Mask {
+                        axis,
+                        mask: mask.clone(),
+                    });
                 }
-                Index::Tensor(index) if matches!(index.dtype(), DType::I32 | DType::I64 | DType::U32) => {
+                Index::Tensor(index)
+                    if matches!(index.dtype(), DType::I32 | DType::I64 | DType::U32) =>
+                {
                     plan.takes.push(Take::all(shape[axis]));
-                    plan.picks.push(Pick::Places { axis, index: index.clone() });
+                    plan.picks.push(Pick::Places {
+                        axis,
+                        index: index.clone(),
+                    });
                 }
                 Index::Tensor(other) => {
-                    return Err(Error::DType { op, dtype: other.dtype(), expected: "an index of i32, i64 or u32, or a mask of bool: cast it" });
+                    return Err(Error::DType {
+                        op,
+                        dtype: other.dtype(),
+                        expected: "an index of i32, i64 or u32, or a mask of bool: cast it",
+                    });
                 }
             }
             let places = matches!(entry, Index::At(_) | Index::Flag(_) | Index::Tensor(_));
             // Places without dimensions alone are as integers: nothing has to move.
-            advanced |= matches!(entry, Index::Flag(_)) || matches!(entry, Index::Tensor(t) if t.rank() > 0 || t.dtype() == DType::Bool);
+            advanced |= matches!(entry, Index::Flag(_))
+                || matches!(entry, Index::Tensor(t) if t.rank() > 0 || t.dtype() == DType::Bool);
             seen = match (seen, places) {
                 (Seen::None, true) => {
                     front = before;
@@ -128,7 +163,11 @@ impl Plan {
                 (seen, _) => seen,
             };
         }
-        plan.front = if advanced && seen != Seen::Apart { front } else { 0 };
+        plan.front = if advanced && seen != Seen::Apart {
+            front
+        } else {
+            0
+        };
         Ok(plan)
     }
 }
@@ -145,15 +184,34 @@ fn axes_of(entry: &Index) -> usize {
 
 /// One place of an axis.
 fn at(op: &'static str, size: usize, place: i64) -> Result<Take> {
-    let resolved = if place < 0 { i128::from(place) + size as i128 } else { i128::from(place) };
+    let resolved = if place < 0 {
+        i128::from(place) + size as i128
+    } else {
+        i128::from(place)
+    };
     if !(0..size as i128).contains(&resolved) {
-        return Err(Error::IndexOutOfRange { op, index: place, len: size });
+        return Err(Error::IndexOutOfRange {
+            op,
+            index: place,
+            len: size,
+        });
     }
-    Ok(Take { start: resolved as usize, step: 1, len: 1, dropped: true })
+    Ok(Take {
+        start: resolved as usize,
+        step: 1,
+        len: 1,
+        dropped: true,
+    })
 }
 
 /// A part of an axis. An end that is included is the one that is not, one step of size 1 further.
-fn part(op: &'static str, size: usize, start: Option<i64>, end: Bound<i64>, step: i64) -> Result<Take> {
+fn part(
+    op: &'static str,
+    size: usize,
+    start: Option<i64>,
+    end: Bound<i64>,
+    step: i64,
+) -> Result<Take> {
     let end = match end {
         Bound::Unbounded => None,
         Bound::Excluded(end) => Some(end),
@@ -163,7 +221,12 @@ fn part(op: &'static str, size: usize, start: Option<i64>, end: Bound<i64>, step
         Bound::Included(end) => end.checked_add(step.signum()),
     };
     let (start, step, len) = span(op, size, start, end, step)?;
-    Ok(Take { start, step, len, dropped: false })
+    Ok(Take {
+        start,
+        step,
+        len,
+        dropped: false,
+    })
 }
 
 fn check_mask(op: &'static str, shape: &Shape, axis: usize, mask: &Tensor) -> Result<()> {

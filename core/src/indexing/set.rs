@@ -1,4 +1,5 @@
-//! Writing to what an index expression selects. The result is a new tensor, composed of ops that have gradients.
+//! Writing to what an index expression selects. The result is a new tensor, composed of ops that
+//! have gradients.
 
 use super::{
     find::{Found, leading, moved},
@@ -19,13 +20,26 @@ pub(super) enum Mode {
 /// The value as a tensor of the destination's dtype, where the destination lies.
 pub(super) fn value(op: &'static str, x: &Tensor, value: Arg<'_>, mode: Mode) -> Result<Tensor> {
     if mode == Mode::Add && x.dtype() == DType::Bool {
-        return Err(Error::DType { op, dtype: DType::Bool, expected: "a number; bools can only be set" });
+        return Err(Error::DType {
+            op,
+            dtype: DType::Bool,
+            expected: "a number; bools can only be set",
+        });
     }
     match value {
-        Arg::Number(number) => Tensor::full((), exact_scalar(op, number, x.dtype())?, x.dtype(), x.mesh()),
+        Arg::Number(number) => Tensor::full(
+            (),
+            exact_scalar(op, number, x.dtype())?,
+            x.dtype(),
+            x.mesh(),
+        ),
         Arg::Tensor(t) if t.dtype() == x.dtype() => Ok(t.clone()),
         Arg::Tensor(t) if t.dtype().promote(x.dtype()) == x.dtype() => t.cast(x.dtype()),
-        Arg::Tensor(t) => Err(Error::DType { op, dtype: t.dtype(), expected: "a value that promotes to the tensor's dtype: use `cast` on one of them" }),
+        Arg::Tensor(t) => Err(Error::DType {
+            op,
+            dtype: t.dtype(),
+            expected: "a value that promotes to the tensor's dtype: use `cast` on one of them",
+        }),
     }
 }
 
@@ -51,22 +65,44 @@ impl Target {
         let extra = value.rank().saturating_sub(self.sizes.len());
         let lead = self.sizes.len().saturating_sub(value.rank());
         let (ones, dims) = value.dims().split_at(extra);
-        let fits = ones.iter().all(|n| *n == 1) && dims.iter().zip(&self.sizes[lead..]).all(|(n, to)| *n == 1 || n == to);
+        let fits = ones.iter().all(|n| *n == 1)
+            && dims
+                .iter()
+                .zip(&self.sizes[lead..])
+                .all(|(n, to)| *n == 1 || n == to);
         if !fits {
             let to = Shape::from(self.sizes.clone());
-            let detail = format!("a value of shape {} does not expand to the shape {to} of what is selected: sizes must be equal or 1", value.shape());
+            let detail = format!(
+                "a value of shape {} does not expand to the shape {to} of what is selected: sizes must be equal or 1",
+                value.shape()
+            );
             return Err(Error::Shape { op, detail });
         }
-        let aligned: Shape = (0..self.sizes.len()).filter(|d| self.real[*d]).map(|d| d.checked_sub(lead).map_or(1, |d| dims[d])).collect();
+        let aligned: Shape = (0..self.sizes.len())
+            .filter(|d| self.real[*d])
+            .map(|d| d.checked_sub(lead).map_or(1, |d| dims[d]))
+            .collect();
         reshaped(value, &aligned)
     }
 }
 
-/// Sets where a mask holds without asking how often that is: possible where the value is the same for all places of the mask.
-pub(super) fn masked(op: &'static str, x: &Tensor, plan: &Plan, value: &Tensor, mode: Mode) -> Result<Option<Tensor>> {
-    let [Pick::Mask { axis, mask }] = plan.picks.as_slice() else { return Ok(None) };
+/// Sets where a mask holds without asking how often that is: possible where the value is the same
+/// for all places of the mask.
+pub(super) fn masked(
+    op: &'static str,
+    x: &Tensor,
+    plan: &Plan,
+    value: &Tensor,
+    mode: Mode,
+) -> Result<Option<Tensor>> {
+    let [Pick::Mask { axis, mask }] = plan.picks.as_slice() else {
+        return Ok(None);
+    };
     let after = plan.kept.len() - plan.front;
-    let alike = value.rank().checked_sub(after + 1).is_none_or(|d| value.dims()[d] == 1);
+    let alike = value
+        .rank()
+        .checked_sub(after + 1)
+        .is_none_or(|d| value.dims()[d] == 1);
     if !alike {
         return Ok(None);
     }
@@ -80,8 +116,24 @@ pub(super) fn masked(op: &'static str, x: &Tensor, plan: &Plan, value: &Tensor, 
     sizes.remove(kept_before(plan));
     let mut sizes = sizes.into_iter();
     let indexed = *axis..axis + mask.rank();
-    let spread: Shape = (0..x.rank()).map(|d| if indexed.contains(&d) || plan.takes[d].dropped { 1 } else { sizes.next().unwrap_or(1) }).collect();
-    let holds: Shape = (0..x.rank()).map(|d| if indexed.contains(&d) { part.dims()[d] } else { 1 }).collect();
+    let spread: Shape = (0..x.rank())
+        .map(|d| {
+            if indexed.contains(&d) || plan.takes[d].dropped {
+                1
+            } else {
+                sizes.next().unwrap_or(1)
+            }
+        })
+        .collect();
+    let holds: Shape = (0..x.rank())
+        .map(|d| {
+            if indexed.contains(&d) {
+                part.dims()[d]
+            } else {
+                1
+            }
+        })
+        .collect();
     let (value, mask) = (reshaped(&aligned, &spread)?, reshaped(mask, &holds)?);
     let written = match mode {
         Mode::Set => part.masked_fill(&mask, &value)?,
@@ -91,7 +143,14 @@ pub(super) fn masked(op: &'static str, x: &Tensor, plan: &Plan, value: &Tensor, 
 }
 
 /// Writes a value to what the expression selects.
-pub(super) fn set(op: &'static str, x: &Tensor, plan: &Plan, found: &Found, value: &Tensor, mode: Mode) -> Result<Tensor> {
+pub(super) fn set(
+    op: &'static str,
+    x: &Tensor,
+    plan: &Plan,
+    found: &Found,
+    value: &Tensor,
+    mode: Mode,
+) -> Result<Tensor> {
     let target = Target::new(plan, found.batch.dims());
     let value = target.align(op, value)?;
     let empty = target.sizes.contains(&0);
@@ -104,7 +163,10 @@ pub(super) fn set(op: &'static str, x: &Tensor, plan: &Plan, found: &Found, valu
     let whole = Shape::from(dims);
     if found.picks.is_empty() {
         // Masks without dimensions have one dimension of size 1 here.
-        let value = reshaped(&value, &without(value.shape(), kept_before(plan), found.batch.rank()))?;
+        let value = reshaped(
+            &value,
+            &without(value.shape(), kept_before(plan), found.batch.rank()),
+        )?;
         let value = value.expand(&columns.shape)?;
         let written = match mode {
             Mode::Set => value,
@@ -122,46 +184,106 @@ pub(super) fn set(op: &'static str, x: &Tensor, plan: &Plan, found: &Found, valu
 
 /// A shape without `n` dimensions at `at`.
 fn without(shape: &Shape, at: usize, n: usize) -> Shape {
-    shape.dims()[..at].iter().chain(&shape.dims()[at + n..]).copied().collect()
+    shape.dims()[..at]
+        .iter()
+        .chain(&shape.dims()[at + n..])
+        .copied()
+        .collect()
 }
 
-/// Writes at indices of dimensions `indexed`; the value has the dimensions of the indices first, then the others.
-fn put(x: &Tensor, indexed: &[usize], indices: &[&Tensor], value: &Tensor, mode: Mode) -> Result<Tensor> {
-    let front: Shape = indexed.iter().map(|d| x.dims()[*d]).chain((0..x.rank()).filter(|d| !indexed.contains(d)).map(|d| x.dims()[d])).collect();
+/// Writes at indices of dimensions `indexed`; the value has the dimensions of the indices first,
+/// then the others.
+fn put(
+    x: &Tensor,
+    indexed: &[usize],
+    indices: &[&Tensor],
+    value: &Tensor,
+    mode: Mode,
+) -> Result<Tensor> {
+    let front: Shape = indexed
+        .iter()
+        .map(|d| x.dims()[*d])
+        .chain(
+            (0..x.rank())
+                .filter(|d| !indexed.contains(d))
+                .map(|d| x.dims()[d]),
+        )
+        .collect();
     let (rows, indices) = leading(x, indexed, indices)?;
-    let written = rows.index_put(&indices.iter().collect::<Vec<_>>(), value, mode == Mode::Add)?;
-    moved(&reshaped(&written, &front)?, 0..indexed.len(), indexed.iter().copied())
+    let written = rows.index_put(
+        &indices.iter().collect::<Vec<_>>(),
+        value,
+        mode == Mode::Add,
+    )?;
+    moved(
+        &reshaped(&written, &front)?,
+        0..indexed.len(),
+        indexed.iter().copied(),
+    )
 }
 
-/// `x` with the part that slices and integers select replaced by `part`, which has all axes and at least one element.
+/// `x` with the part that slices and integers select replaced by `part`, which has all axes and at
+/// least one element.
 fn put_back(x: &Tensor, part: &Tensor, takes: &[Take]) -> Result<Tensor> {
     let mut part = part.clone();
     let mut some = Vec::new();
-    for (axis, take) in takes.iter().enumerate().filter(|(axis, take)| !take.is_all(x.dims()[*axis])) {
+    for (axis, take) in takes
+        .iter()
+        .enumerate()
+        .filter(|(axis, take)| !take.is_all(x.dims()[*axis]))
+    {
         let mut take = *take;
         if take.step < 0 {
             part = part.flip(&[axis as i64])?;
-            take = Take { start: take.start - (take.len - 1) * take.step.unsigned_abs(), step: -take.step, ..take };
+            take = Take {
+                start: take.start - (take.len - 1) * take.step.unsigned_abs(),
+                step: -take.step,
+                ..take
+            };
         }
         some.push((axis, take));
     }
     if some.is_empty() {
-        return if x.is_plain() { Ok(part) } else { part.reshard(x.sharding().whole()) };
+        return if x.is_plain() {
+            Ok(part)
+        } else {
+            part.reshard(x.sharding().whole())
+        };
     }
     let (cut, whole): (Vec<_>, Vec<_>) = some.into_iter().partition(|(axis, _)| is_cut(x, *axis));
     join(x, &part, &whole, &cut)
 }
 
-/// Puts a part back between its neighbours, axis by axis. Axes that are cut over ranks come last: there every rank writes what is its own, where joining
-/// would gather the axis.
-fn join(x: &Tensor, part: &Tensor, whole: &[(usize, Take)], cut: &[(usize, Take)]) -> Result<Tensor> {
-    let Some(((d, take), rest)) = whole.split_first() else { return write_cut(x, part, cut) };
+/// Puts a part back between its neighbours, axis by axis. Axes that are cut over ranks come last:
+/// there every rank writes what is its own, where joining would gather the axis.
+fn join(
+    x: &Tensor,
+    part: &Tensor,
+    whole: &[(usize, Take)],
+    cut: &[(usize, Take)],
+) -> Result<Tensor> {
+    let Some(((d, take), rest)) = whole.split_first() else {
+        return write_cut(x, part, cut);
+    };
     let (axis, size) = (*d as i64, x.dims()[*d]);
-    let (step, last) = (take.step.unsigned_abs(), take.start + (take.len - 1) * take.step.unsigned_abs());
+    let (step, last) = (
+        take.step.unsigned_abs(),
+        take.start + (take.len - 1) * take.step.unsigned_abs(),
+    );
     let middle = if rest.is_empty() && cut.is_empty() {
         part.clone()
     } else {
-        join(&x.slice(axis, Some(take.start as i64), Some(last as i64 + 1), take.step as i64)?, part, rest, cut)?
+        join(
+            &x.slice(
+                axis,
+                Some(take.start as i64),
+                Some(last as i64 + 1),
+                take.step as i64,
+            )?,
+            part,
+            rest,
+            cut,
+        )?
     };
     let mut pieces = vec![x.narrow(axis, 0, take.start)?];
     if step == 1 {
@@ -169,9 +291,23 @@ fn join(x: &Tensor, part: &Tensor, whole: &[(usize, Take)], cut: &[(usize, Take)
     } else {
         // Each element but the last is followed by the step - 1 that are not selected.
         let (spread, runs) = (last - take.start, take.len - 1);
-        let split: Shape = x.dims()[..*d].iter().copied().chain([runs, step]).chain(x.dims()[d + 1..].iter().copied()).collect();
-        let between = x.narrow(axis, take.start, spread)?.reshape(split)?.narrow(axis + 1, 1, step - 1)?;
-        let mixed = Tensor::concat(&[&middle.narrow(axis, 0, runs)?.unsqueeze(axis + 1)?, &between], axis + 1)?;
+        let split: Shape = x.dims()[..*d]
+            .iter()
+            .copied()
+            .chain([runs, step])
+            .chain(x.dims()[d + 1..].iter().copied())
+            .collect();
+        let between =
+            x.narrow(axis, take.start, spread)?
+                .reshape(split)?
+                .narrow(axis + 1, 1, step - 1)?;
+        let mixed = Tensor::concat(
+            &[
+                &middle.narrow(axis, 0, runs)?.unsqueeze(axis + 1)?,
+                &between,
+            ],
+            axis + 1,
+        )?;
         pieces.push(mixed.reshape(x.shape().with(*d, spread))?);
         pieces.push(middle.narrow(axis, runs, 1)?);
     }
@@ -188,8 +324,16 @@ fn write_cut(x: &Tensor, part: &Tensor, cut: &[(usize, Take)]) -> Result<Tensor>
     let axes: Vec<usize> = cut.iter().map(|(axis, _)| *axis).collect();
     let mut indices = Vec::with_capacity(cut.len());
     for (k, (_, take)) in cut.iter().enumerate() {
-        let grid: Shape = (0..cut.len()).map(|d| if d == k { take.len } else { 1 }).collect();
+        let grid: Shape = (0..cut.len())
+            .map(|d| if d == k { take.len } else { 1 })
+            .collect();
         indices.push(reshaped(&range(x, *take)?, &grid)?);
     }
-    put(x, &axes, &indices.iter().collect::<Vec<_>>(), &moved(part, axes.iter().copied(), 0..)?, Mode::Set)
+    put(
+        x,
+        &axes,
+        &indices.iter().collect::<Vec<_>>(),
+        &moved(part, axes.iter().copied(), 0..)?,
+        Mode::Set,
+    )
 }

@@ -1,10 +1,12 @@
 //! The derivative of an elementwise program is an elementwise program.
 //!
-//! Each register carries its slope with respect to one input, next to its value. Going forward keeps both sides of a `select` apart: where a side is not taken,
-//! its slope (perhaps infinite or NaN) is not taken either.
+//! Each register carries its slope with respect to one input, next to its value. Going forward
+//! keeps both sides of a `select` apart: where a side is not taken, its slope (perhaps infinite or
+//! NaN) is not taken either.
 //!
-//! At a kink the slope is in the middle: 0 for `abs`, a half for each side of `max` and `min` of equal values. That makes sums of such functions that
-//! are smooth (softplus written with `abs` and `max`) right at the kink too.
+//! At a kink the slope is in the middle: 0 for `abs`, a half for each side of `max` and `min` of
+//! equal values. That makes sums of such functions that are smooth (softplus written with `abs` and
+//! `max`) right at the kink too.
 
 use super::{Binary, Builder, Inst, MapProgram, Unary, Val};
 use crate::{Kind, Result};
@@ -13,13 +15,15 @@ use std::f64::consts::{FRAC_1_PI, FRAC_2_SQRT_PI, LN_2, LN_10, PI};
 /// The product of the derivative of a program's output and the output's gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Derivative {
-    /// Its inputs are the gradient (unless `is_slope`) and those of the original program that `uses` names.
+    /// Its inputs are the gradient (unless `is_slope`) and those of the original program that
+    /// `uses` names.
     pub program: MapProgram,
     /// Inputs of the original program.
     pub uses: Vec<usize>,
     /// Whether the gradient itself is the result.
     pub is_identity: bool,
-    /// Whether there was no room for the gradient among the inputs: the result is only the derivative.
+    /// Whether there was no room for the gradient among the inputs: the result is only the
+    /// derivative.
     pub is_slope: bool,
 }
 
@@ -89,7 +93,8 @@ impl<'b> Slope<'b> {
 }
 
 impl MapProgram {
-    /// The gradient of input `input` from that of output `output`; `None` where the output does not change with the input (or one of them is not a float).
+    /// The gradient of input `input` from that of output `output`; `None` where the output does not
+    /// change with the input (or one of them is not a float).
     pub fn derivative(&self, output: usize, input: usize) -> Result<Option<Derivative>> {
         let (out, dtype) = self.outputs[output];
         let into = self.inputs[input];
@@ -106,7 +111,12 @@ impl MapProgram {
             let own = match *inst {
                 _ if !self.kinds[i].is_float() => Zero,
                 Inst::Load(k) if k as usize == input => Const(1.0),
-                Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) | Inst::Philox { .. } => Zero,
+                Inst::Load(_)
+                | Inst::Inside(_)
+                | Inst::Index(_)
+                | Inst::Param(_)
+                | Inst::Const(..)
+                | Inst::Philox { .. } => Zero,
                 Inst::Cast(a, _) => match slope(a) {
                     Slope::Val(v) => Slope::Val(v.cast(self.kinds[i].dtype())),
                     other => other,
@@ -131,10 +141,20 @@ impl MapProgram {
         let like = at(out);
         let (program, uses) = self.trimmed(&b, slope.value(like), into)?;
         if uses.len() >= super::MAX_INPUTS {
-            return Ok(Some(Derivative { program, uses, is_identity, is_slope: true }));
+            return Ok(Some(Derivative {
+                program,
+                uses,
+                is_identity,
+                is_slope: true,
+            }));
         }
         let (program, uses) = self.trimmed(&b, slope.times(b.load(dtype)).value(like), into)?;
-        Ok(Some(Derivative { program, uses: uses[1..].to_vec(), is_identity, is_slope: false }))
+        Ok(Some(Derivative {
+            program,
+            uses: uses[1..].to_vec(),
+            is_identity,
+            is_slope: false,
+        }))
     }
 
     /// The same instructions with the same numbers.
@@ -147,8 +167,14 @@ impl MapProgram {
         state.params = self.params.clone();
     }
 
-    /// The program that stores `result`, without what it does not need, and the inputs it does: those of this program behind any other.
-    fn trimmed(&self, b: &Builder, result: Val<'_>, dtype: crate::DType) -> Result<(MapProgram, Vec<usize>)> {
+    /// The program that stores `result`, without what it does not need, and the inputs it does:
+    /// those of this program behind any other.
+    fn trimmed(
+        &self,
+        b: &Builder,
+        result: Val<'_>,
+        dtype: crate::DType,
+    ) -> Result<(MapProgram, Vec<usize>)> {
         let whole = b.peek(result, dtype)?;
         let mut live = vec![false; whole.insts.len()];
         live[whole.outputs[0].0 as usize] = true;
@@ -158,19 +184,39 @@ impl MapProgram {
                 whole.insts[i].operands(|r| live[r as usize] = true);
             }
         }
-        let mut uses: Vec<usize> =
-            (0..whole.inputs.len()).filter(|k| whole.insts.iter().zip(&live).any(|(inst, live)| *live && inst.input() == Some(*k))).collect();
+        let mut uses: Vec<usize> = (0..whole.inputs.len())
+            .filter(|k| {
+                whole
+                    .insts
+                    .iter()
+                    .zip(&live)
+                    .any(|(inst, live)| *live && inst.input() == Some(*k))
+            })
+            .collect();
         uses.sort_by_key(|k| *k < self.inputs.len());
         let mut numbers = vec![0; whole.insts.len()];
         let (mut insts, mut kinds) = (vec![], vec![]);
         for (i, inst) in whole.insts.iter().enumerate().filter(|(i, _)| live[*i]) {
             numbers[i] = insts.len() as u16;
-            insts.push(inst.renumbered(|r| numbers[r as usize], |k| uses.iter().position(|u| *u == k as usize).unwrap_or(0) as u8));
+            insts.push(inst.renumbered(
+                |r| numbers[r as usize],
+                |k| uses.iter().position(|u| *u == k as usize).unwrap_or(0) as u8,
+            ));
             kinds.push(whole.kinds[i]);
         }
         let outputs = vec![(numbers[whole.outputs[0].0 as usize], dtype)];
         let inputs = uses.iter().map(|k| whole.inputs[*k]).collect();
-        Ok((MapProgram { insts, kinds, inputs, indices: whole.indices, params: whole.params, outputs }, uses))
+        Ok((
+            MapProgram {
+                insts,
+                kinds,
+                inputs,
+                indices: whole.indices,
+                params: whole.params,
+                outputs,
+            },
+            uses,
+        ))
     }
 }
 
@@ -178,7 +224,8 @@ impl Inst {
     /// The registers it reads.
     fn operands(&self, mut f: impl FnMut(u16)) {
         match *self {
-            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {}
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
+            }
             Inst::Unary(_, a) | Inst::Cast(a, _) => f(a),
             Inst::Binary(_, a, b) => [a, b].into_iter().for_each(f),
             Inst::Select(a, b, c) => [a, b, c].into_iter().for_each(f),
@@ -205,7 +252,11 @@ impl Inst {
             Inst::Binary(op, a, b) => Inst::Binary(op, r(a), r(b)),
             Inst::Select(a, b, c) => Inst::Select(r(a), r(b), r(c)),
             Inst::Cast(a, dtype) => Inst::Cast(r(a), dtype),
-            Inst::Philox { index, key, word } => Inst::Philox { index: r(index), key: key.map(r), word },
+            Inst::Philox { index, key, word } => Inst::Philox {
+                index: r(index),
+                key: key.map(r),
+                word,
+            },
             other => other,
         }
     }
@@ -218,7 +269,14 @@ fn unary<'b>(op: Unary, t: Slope<'b>, x: Val<'b>, y: Val<'b>) -> Slope<'b> {
         Unary::Neg => t.scaled(-1.0),
         Unary::Abs => t.times(x.sign()),
         // Flat, but for jumps.
-        Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::IsNan | Unary::IsInf | Unary::Not => Zero,
+        Unary::Sign
+        | Unary::Floor
+        | Unary::Ceil
+        | Unary::Round
+        | Unary::Trunc
+        | Unary::IsNan
+        | Unary::IsInf
+        | Unary::Not => Zero,
         Unary::Exp => t.times(y),
         Unary::Exp2 => t.times(y * LN_2),
         Unary::Expm1 => t.times(x.exp()),
@@ -237,7 +295,8 @@ fn unary<'b>(op: Unary, t: Slope<'b>, x: Val<'b>, y: Val<'b>) -> Slope<'b> {
         Unary::Atan => t.over(x * x + 1.0),
         Unary::Sinh => t.times(x.unary(Unary::Cosh)),
         Unary::Cosh => t.times(x.unary(Unary::Sinh)),
-        // 1 / cosh^2 keeps its digits where 1 - tanh^2 is all rounding. A choice and not `abs`, whose slope at 0 would be missing from further derivatives.
+        // 1 / cosh^2 keeps its digits where 1 - tanh^2 is all rounding. A choice and not `abs`,
+        // whose slope at 0 would be missing from further derivatives.
         Unary::Tanh => {
             let e = (x.gt(0.0).select(-x, x) * 2.0).exp();
             t.times(e * 4.0 / ((e + 1.0) * (e + 1.0)))
@@ -257,7 +316,12 @@ fn hypot<'b>(x: Val<'b>, y: Val<'b>) -> Val<'b> {
 }
 
 /// The slope of a function of `x` and `y`, whose value is `z`.
-fn binary<'b>(op: Binary, (x, tx): (Val<'b>, Slope<'b>), (y, ty): (Val<'b>, Slope<'b>), z: Val<'b>) -> Slope<'b> {
+fn binary<'b>(
+    op: Binary,
+    (x, tx): (Val<'b>, Slope<'b>),
+    (y, ty): (Val<'b>, Slope<'b>),
+    z: Val<'b>,
+) -> Slope<'b> {
     // The slope of the side that wins; of equals the mean.
     let chosen = |wins: Val<'b>, loses: Val<'b>| {
         let tied = tx.plus(ty).scaled(0.5);
@@ -270,7 +334,8 @@ fn binary<'b>(op: Binary, (x, tx): (Val<'b>, Slope<'b>), (y, ty): (Val<'b>, Slop
         Binary::Div => tx.over(y).plus(ty.times(-z / y)),
         Binary::Rem => tx.plus(ty.times(-x.floor_div(y))),
         Binary::Pow => {
-            // Constant exponents of 0 have slope 0 also at a base of 0, and 0^y stays 0 for every positive y.
+            // Constant exponents of 0 have slope 0 also at a base of 0, and 0^y stays 0 for every
+            // positive y.
             let base = tx.times(y.eq(0.0).select(y.lit(0.0), y * x.pow(y - 1.0)));
             let exponent = ty.times(x.eq(0.0).select(z.lit(0.0), z * x.log()));
             base.plus(exponent)
@@ -306,7 +371,8 @@ fn binary<'b>(op: Binary, (x, tx): (Val<'b>, Slope<'b>), (y, ty): (Val<'b>, Slop
     }
 }
 
-/// The derivative of the digamma function: moved up by its recurrence until the asymptotic series holds, negative arguments by reflection.
+/// The derivative of the digamma function: moved up by its recurrence until the asymptotic series
+/// holds, negative arguments by reflection.
 fn trigamma(x: Val<'_>) -> Val<'_> {
     let negative = x.lt(0.5);
     let start = negative.select(x.lit(1.0) - x, x);
@@ -320,8 +386,19 @@ fn trigamma(x: Val<'_>) -> Val<'_> {
     let r = far.lit(1.0) / far;
     let s = r * r;
     // Bernoulli numbers: 1/6, -1/30, 1/42, -1/30, 5/66, -691/2730, 7/6.
-    let terms = [1.0 / 6.0, -1.0 / 30.0, 1.0 / 42.0, -1.0 / 30.0, 5.0 / 66.0, -691.0 / 2730.0, 7.0 / 6.0];
-    let series = terms.iter().rev().fold(x.lit(0.0), |series, c| series * s + *c);
+    let terms = [
+        1.0 / 6.0,
+        -1.0 / 30.0,
+        1.0 / 42.0,
+        -1.0 / 30.0,
+        5.0 / 66.0,
+        -691.0 / 2730.0,
+        7.0 / 6.0,
+    ];
+    let series = terms
+        .iter()
+        .rev()
+        .fold(x.lit(0.0), |series, c| series * s + *c);
     let above = sum + r + s * 0.5 + series * s * r;
     // pi / sin(pi x), with the argument near zero so that the sine is precise.
     let near = x - x.unary(Unary::Round);

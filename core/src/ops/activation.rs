@@ -3,7 +3,8 @@
 use super::elementwise::{Arg, elementwise};
 use crate::{Error, Kind, Result, map::Val};
 
-/// `-|x|`. Written as a choice, so that what is smooth at 0 (a function of `e^-|x|` on either side) has its slopes there too: that of `abs` is 0.
+/// `-|x|`. Written as a choice, so that what is smooth at 0 (a function of `e^-|x|` on either side)
+/// has its slopes there too: that of `abs` is 0.
 pub(super) fn below(x: Val<'_>) -> Val<'_> {
     x.gt(0.0).select(-x, x)
 }
@@ -55,9 +56,16 @@ fn tanhshrink(x: Val<'_>) -> Val<'_> {
         443_861_162.0 / 1_856_156_927_625.0,
         -18_888_466_084.0 / 194_896_477_400_625.0,
     ];
-    let terms = if x.kind() == Kind::F64 { &TERMS[..] } else { &TERMS[..5] };
+    let terms = if x.kind() == Kind::F64 {
+        &TERMS[..]
+    } else {
+        &TERMS[..5]
+    };
     let square = x * x;
-    let series = terms.iter().rev().fold(x.lit(0.0), |sum, term| sum * square + *term);
+    let series = terms
+        .iter()
+        .rev()
+        .fold(x.lit(0.0), |sum, term| sum * square + *term);
     x.abs().lt(0.25).select(series * square * x, x - x.tanh())
 }
 
@@ -89,18 +97,19 @@ elementwise! {
     logsigmoid(x) Float "... -> ... ; monotone 0" = -softplus(-x);
     /// `x * Phi(x)` with the normal distribution function, `x / 2 * (1 + erf(x / sqrt(2)))`.
     gelu(x) Float "... -> ..." = gelu(x);
-    /// The approximation of `gelu` by a hyperbolic tangent. It is evaluated as a logistic function, which is the same
-    /// without the cancellation at negative `x`.
+    /// The approximation of `gelu` by a hyperbolic tangent. It is evaluated as a logistic function,
+    /// which is the same without the cancellation at negative `x`.
     gelu_tanh(x) Float "... -> ..." = {
-        // sqrt(8 / pi), since (1 + tanh(u)) / 2 = sigmoid(2 u).
-        // Beyond 30 the logistic function is 0 or 1 in every dtype, and the cube would overflow later.
+        // sqrt(8 / pi), since (1 + tanh(u)) / 2 = sigmoid(2 u). Beyond 30 the logistic function is
+        // 0 or 1 in every dtype, and the cube would overflow later.
         let near = clip(x, x.lit(-30.0), x.lit(30.0));
         let u = (near * near * 0.044715 + 1.0) * near * 1.595_769_121_605_730_8;
         times_sigmoid(x, u)
     };
     /// `x * sigmoid(x)`, also known as swish.
     silu(x) Float "... -> ..." = silu(x);
-    /// `x * tanh(softplus(x))`. With `e = exp(x)` that is `x * e (e + 2) / (e (e + 2) + 2)`, which loses no digits.
+    /// `x * tanh(softplus(x))`. With `e = exp(x)` that is `x * e (e + 2) / (e (e + 2) + 2)`, which
+    /// loses no digits.
     mish(x) Float "... -> ..." = {
         let e = x.exp();
         let n = (e + 2.0) * e;
@@ -127,13 +136,16 @@ elementwise! {
     tanhshrink(x) Float "... -> ..." = tanhshrink(x);
     /// `x` where above `limit`, else `value`.
     threshold(x, limit: impl Into<Arg<'a>>, value: impl Into<Arg<'a>>) Number "..., ..., ... -> ..." = x.le(limit).select(value, x);
-    /// `max(0, x) + min(0, alpha * (e^(x / alpha) - 1))`, smooth for every `alpha` but 0, which is an error.
+    /// `max(0, x) + min(0, alpha * (e^(x / alpha) - 1))`, smooth for every `alpha` but 0, which is
+    /// an error.
     celu(x, alpha: f64 as nonzero("celu", "alpha", alpha)?) Float "... -> ..." = x.max(0.0) + ((x / alpha).expm1() * alpha).min(0.0);
-    /// `log(1 + e^(beta x)) / beta`; `x` itself where `beta x` is above `threshold`. The usual values are 1 and 20.
+    /// `log(1 + e^(beta x)) / beta`; `x` itself where `beta x` is above `threshold`. The usual
+    /// values are 1 and 20.
     softplus(x, beta: f64 as nonzero("softplus", "beta", beta)?, threshold: f64) Float "... -> ..." = {
         (x * beta).gt(threshold).select(x, softplus(x * beta) / beta)
     };
-    /// `log(x / (1 - x))`, the inverse of `sigmoid`. With `eps`, `x` is first held between `eps` and `1 - eps`.
+    /// `log(x / (1 - x))`, the inverse of `sigmoid`. With `eps`, `x` is first held between `eps`
+    /// and `1 - eps`.
     logit(x, eps: Option<f64> as logit_bound(eps)?) Float "... -> ..." = {
         let x = clip(x, eps, x.lit(1.0) - eps);
         (x / (x.lit(1.0) - x)).log()
@@ -141,7 +153,14 @@ elementwise! {
 }
 
 fn nonzero(op: &'static str, name: &str, value: f64) -> Result<f64> {
-    if value == 0.0 || value.is_nan() { Err(Error::Argument { op, detail: format!("{name} is {value}, it must be a number other than 0") }) } else { Ok(value) }
+    if value == 0.0 || value.is_nan() {
+        Err(Error::Argument {
+            op,
+            detail: format!("{name} is {value}, it must be a number other than 0"),
+        })
+    } else {
+        Ok(value)
+    }
 }
 
 /// No bound is a bound at minus infinity.
@@ -149,6 +168,9 @@ fn logit_bound(eps: Option<f64>) -> Result<f64> {
     match eps {
         None => Ok(f64::NEG_INFINITY),
         Some(eps) if (0.0..=0.5).contains(&eps) => Ok(eps),
-        Some(eps) => Err(Error::Argument { op: "logit", detail: format!("eps is {eps}, it must lie in 0..=0.5") }),
+        Some(eps) => Err(Error::Argument {
+            op: "logit",
+            detail: format!("eps is {eps}, it must lie in 0..=0.5"),
+        }),
     }
 }

@@ -16,8 +16,8 @@ use smallvec::{SmallVec, smallvec};
 const FORWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e";
 const BACKWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum";
 
-/// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the mask. Where queries are cut, the gradients of keys and
-/// values are partial sums.
+/// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the
+/// mask. Where queries are cut, the gradients of keys and values are partial sums.
 pub const OPS: &[OpInfo] = &[op("attention", FORWARD), op("attention_backward", BACKWARD)];
 
 /// How queries look at keys.
@@ -27,7 +27,8 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// Query `i` of `s` sees keys `0 ..= i + t - s` of `t`: the last query sees all of them.
     pub causal: bool,
-    /// Broadcasts to `[b, hq, s, t]`. A bool says which keys are seen; a float is added to the scores.
+    /// Broadcasts to `[b, hq, s, t]`. A bool says which keys are seen; a float is added to the
+    /// scores.
     pub mask: Option<Tensor>,
 }
 
@@ -36,12 +37,13 @@ pub struct AttentionOptions {
 pub struct Attention {
     /// `[b, hq, s, dv]`, in the dtype of the inputs. A query that sees no key gives zeros.
     pub out: Tensor,
-    /// `[b, hq, s]`: the log of the sum of the exponentials of the scores, f32 (f64 for f64 inputs). The gradient needs it.
+    /// `[b, hq, s]`: the log of the sum of the exponentials of the scores, f32 (f64 for f64
+    /// inputs). The gradient needs it.
     pub lse: Tensor,
 }
 
-/// `softmax(q k^T * scale) v` for queries `[b, hq, s, d]`, keys `[b, hk, t, d]` and values `[b, hk, t, dv]`; query head `h` reads key head
-/// `h / (hq / hk)`.
+/// `softmax(q k^T * scale) v` for queries `[b, hq, s, d]`, keys `[b, hk, t, d]` and values
+/// `[b, hk, t, dv]`; query head `h` reads key head `h / (hq / hk)`.
 ///
 /// ```
 /// # use anymesh_core::{Tensor, ops::attention::{AttentionOptions, attention}};
@@ -53,25 +55,53 @@ pub struct Attention {
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[track_caller]
-pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &AttentionOptions,
+) -> Result<Attention> {
     let sizes = Sizes::check("attention", q, k, v, options)?;
     let inputs = with_mask(&[q, k, v], options.mask.as_ref());
-    let run = || sizes.value(&inputs, options).map(|Attention { out, lse }| smallvec![out, lse]);
+    let run = || {
+        sizes
+            .value(&inputs, options)
+            .map(|Attention { out, lse }| smallvec![out, lse])
+    };
     let mut out = record(sizes.op, &inputs, run, |out| {
         let (q, k, v, options) = (q.clone(), k.clone(), v.clone(), options.clone());
         let (out, lse) = (out[0].clone(), out[1].clone());
-        Ok(move |b: &Back<'_>| sizes.pull(b, [&q, &k, &v], &Attention { out: b.out(0, &out), lse: b.out(1, &lse) }, &options))
+        Ok(move |b: &Back<'_>| {
+            sizes.pull(
+                b,
+                [&q, &k, &v],
+                &Attention {
+                    out: b.out(0, &out),
+                    lse: b.out(1, &lse),
+                },
+                &options,
+            )
+        })
     })?;
-    Ok(Attention { lse: out.remove(1), out: out.remove(0) })
+    Ok(Attention {
+        lse: out.remove(1),
+        out: out.remove(0),
+    })
 }
 
 /// Attention as matrix products, a reduction and maps.
 #[track_caller]
-pub fn decomposed(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+pub fn decomposed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &AttentionOptions,
+) -> Result<Attention> {
     Sizes::check("attention", q, k, v, options)?.forward(q, k, v, options)
 }
 
-/// The gradients for `q`, `k` and `v` from the inputs, results and the gradient `grad` of the output of [`attention`].
+/// The gradients for `q`, `k` and `v` from the inputs, results and the gradient `grad` of the
+/// output of [`attention`].
 #[track_caller]
 pub fn attention_backward(
     q: &Tensor,
@@ -82,14 +112,30 @@ pub fn attention_backward(
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sizes = Sizes::check_backward(q, k, v, forward, grad, options)?;
-    let inputs = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], options.mask.as_ref());
-    let run = || sizes.backward_value(&inputs, options).map(|(dq, dk, dv)| smallvec![dq, dk, dv]);
+    let inputs = with_mask(
+        &[q, k, v, &forward.out, &forward.lse, grad],
+        options.mask.as_ref(),
+    );
+    let run = || {
+        sizes
+            .backward_value(&inputs, options)
+            .map(|(dq, dk, dv)| smallvec![dq, dk, dv])
+    };
     let AttentionOptions { scale, causal, .. } = *options;
     // The gradient of the gradient is that of its steps.
     let mut out = recompute(sizes.op, &inputs, run, move |inputs| {
-        let options = AttentionOptions { scale, causal, mask: inputs.get(6).cloned() };
-        let forward = Attention { out: inputs[3].clone(), lse: inputs[4].clone() };
-        let (dq, dk, dv) = sizes.backward(&inputs[0], &inputs[1], &inputs[2], &forward, &inputs[5], &options)?;
+        let options = AttentionOptions {
+            scale,
+            causal,
+            mask: inputs.get(6).cloned(),
+        };
+        let forward = Attention {
+            out: inputs[3].clone(),
+            lse: inputs[4].clone(),
+        };
+        let (dq, dk, dv) = sizes.backward(
+            &inputs[0], &inputs[1], &inputs[2], &forward, &inputs[5], &options,
+        )?;
         Ok(smallvec![dq, dk, dv])
     })?;
     Ok((out.remove(0), out.remove(0), out.remove(0)))
@@ -105,7 +151,8 @@ pub fn backward_decomposed(
     grad: &Tensor,
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    Sizes::check_backward(q, k, v, forward, grad, options)?.backward(q, k, v, forward, grad, options)
+    Sizes::check_backward(q, k, v, forward, grad, options)?
+        .backward(q, k, v, forward, grad, options)
 }
 
 /// The operands, with the mask where there is one.
@@ -128,52 +175,117 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn check(op: &'static str, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Self> {
+    fn check(
+        op: &'static str,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<Self> {
         check_float(op, &[q, k, v])?;
         same_device(op, &[q, k, v])?;
         if let Some(other) = [k, v].into_iter().find(|x| x.dtype() != q.dtype()) {
-            return Err(Error::DType { op, dtype: other.dtype(), expected: "the dtype of the queries" });
+            return Err(Error::DType {
+                op,
+                dtype: other.dtype(),
+                expected: "the dtype of the queries",
+            });
         }
-        let (&[batch, heads, s, d], &[kb, key_heads, t, kd], &[vb, vh, vt, dv]) = (q.dims(), k.dims(), v.dims()) else {
-            let detail = format!("q, k and v are [batch, heads, length, size], got {}, {} and {}", q.shape(), k.shape(), v.shape());
+        let (&[batch, heads, s, d], &[kb, key_heads, t, kd], &[vb, vh, vt, dv]) =
+            (q.dims(), k.dims(), v.dims())
+        else {
+            let detail = format!(
+                "q, k and v are [batch, heads, length, size], got {}, {} and {}",
+                q.shape(),
+                k.shape(),
+                v.shape()
+            );
             return Err(Error::Shape { op, detail });
         };
         if (batch, d, kb, key_heads, t) != (kb, kd, vb, vh, vt) {
-            let detail = format!("q [b, hq, s, d], k [b, hk, t, d] and v [b, hk, t, dv] must agree, got {}, {} and {}", q.shape(), k.shape(), v.shape());
+            let detail = format!(
+                "q [b, hq, s, d], k [b, hk, t, d] and v [b, hk, t, dv] must agree, got {}, {} and {}",
+                q.shape(),
+                k.shape(),
+                v.shape()
+            );
             return Err(Error::Shape { op, detail });
         }
         if heads.checked_rem(key_heads).unwrap_or(heads) != 0 {
-            return Err(Error::Shape { op, detail: format!("{key_heads} key heads do not divide {heads} query heads") });
+            return Err(Error::Shape {
+                op,
+                detail: format!("{key_heads} key heads do not divide {heads} query heads"),
+            });
         }
         let scale = options.scale.unwrap_or(1.0 / (d.max(1) as f64).sqrt());
         if !scale.is_finite() {
-            return Err(Error::Argument { op, detail: format!("the scale must be finite, got {scale}") });
+            return Err(Error::Argument {
+                op,
+                detail: format!("the scale must be finite, got {scale}"),
+            });
         }
         if let Some(mask) = &options.mask {
             same_device(op, &[q, mask])?;
             if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
-                return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask, or a float one that is added" });
+                return Err(Error::DType {
+                    op,
+                    dtype: mask.dtype(),
+                    expected: "a bool mask, or a float one that is added",
+                });
             }
             let scores = crate::Shape::from([batch, heads, s, t]);
             if mask.shape().broadcast(op, &scores)? != scores {
-                return Err(Error::Shape { op, detail: format!("the mask {} does not broadcast to {scores}", mask.shape()) });
+                return Err(Error::Shape {
+                    op,
+                    detail: format!("the mask {} does not broadcast to {scores}", mask.shape()),
+                });
             }
         }
-        Ok(Self { op, batch, heads, key_heads, s, t, d, dv, scale })
+        Ok(Self {
+            op,
+            batch,
+            heads,
+            key_heads,
+            s,
+            t,
+            d,
+            dv,
+            scale,
+        })
     }
 
-    fn check_backward(q: &Tensor, k: &Tensor, v: &Tensor, forward: &Attention, grad: &Tensor, options: &AttentionOptions) -> Result<Self> {
+    fn check_backward(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        forward: &Attention,
+        grad: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<Self> {
         let op = "attention_backward";
         let sizes = Self::check(op, q, k, v, options)?;
         let Attention { out, lse } = forward;
         check_float(op, &[grad])?;
         same_device(op, &[q, out, lse, grad])?;
-        if let Some(other) = [(out, q.dtype()), (lse, compute_type([q]))].iter().find(|(x, dtype)| x.dtype() != *dtype) {
-            return Err(Error::DType { op, dtype: other.0.dtype(), expected: "the dtypes that `attention` returned" });
+        if let Some(other) = [(out, q.dtype()), (lse, compute_type([q]))]
+            .iter()
+            .find(|(x, dtype)| x.dtype() != *dtype)
+        {
+            return Err(Error::DType {
+                op,
+                dtype: other.0.dtype(),
+                expected: "the dtypes that `attention` returned",
+            });
         }
         let result = [sizes.batch, sizes.heads, sizes.s, sizes.dv];
         if out.dims() != result || grad.dims() != result || lse.dims() != &result[..3] {
-            let detail = format!("out and grad must be {result:?} and lse {:?}, got {}, {} and {}", &result[..3], out.shape(), grad.shape(), lse.shape());
+            let detail = format!(
+                "out and grad must be {result:?} and lse {:?}, got {}, {} and {}",
+                &result[..3],
+                out.shape(),
+                grad.shape(),
+                lse.shape()
+            );
             return Err(Error::Shape { op, detail });
         }
         Ok(sizes)
@@ -188,11 +300,26 @@ impl Sizes {
         }
         if self.can_fuse(q, k, v, options) {
             let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: self.scale, causal: options.causal };
+            let call = AttentionCall {
+                q: &q_view,
+                k: &k_view,
+                v: &v_view,
+                scale: self.scale,
+                causal: options.causal,
+            };
             if let Some((out, lse)) = q.device().backend().attention(&call)? {
-                let Sizes { batch, heads, s, dv, .. } = *self;
+                let Sizes {
+                    batch,
+                    heads,
+                    s,
+                    dv,
+                    ..
+                } = *self;
                 let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
-                return Ok(Attention { out, lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()) });
+                return Ok(Attention {
+                    out,
+                    lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()),
+                });
             }
         }
         self.forward(q, k, v, options)
@@ -200,19 +327,45 @@ impl Sizes {
 
     /// The gradients from operands that may lie on a mesh, by the fused kernel where there is one.
     #[track_caller]
-    fn backward_value(&self, inputs: &[&Tensor], options: &AttentionOptions) -> Result<(Tensor, Tensor, Tensor)> {
+    fn backward_value(
+        &self,
+        inputs: &[&Tensor],
+        options: &AttentionOptions,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
         let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
-        let (forward, grad) = (&Attention { out: inputs[3].clone(), lse: inputs[4].clone() }, inputs[5]);
+        let (forward, grad) = (
+            &Attention {
+                out: inputs[3].clone(),
+                lse: inputs[4].clone(),
+            },
+            inputs[5],
+        );
         if !plain(self.op, inputs)? {
             return self.sharded_backward(q, k, v, forward, grad, options);
         }
         if self.can_fuse(q, k, v, options) {
             let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let (out, lse, grad) = (forward.out.view()?, forward.lse.view()?, grad.cast(q.dtype())?.view()?);
-            let call = AttentionCall { q: &q_view, k: &k_view, v: &v_view, scale: self.scale, causal: options.causal };
-            let call = AttentionBackwardCall { forward: call, out: &out, lse: &lse, grad: &grad };
+            let (out, lse, grad) = (
+                forward.out.view()?,
+                forward.lse.view()?,
+                grad.cast(q.dtype())?.view()?,
+            );
+            let call = AttentionCall {
+                q: &q_view,
+                k: &k_view,
+                v: &v_view,
+                scale: self.scale,
+                causal: options.causal,
+            };
+            let call = AttentionBackwardCall {
+                forward: call,
+                out: &out,
+                lse: &lse,
+                grad: &grad,
+            };
             if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
-                let like = |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
+                let like =
+                    |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
                 return Ok((like(q, dq), like(k, dk), like(v, dv)));
             }
         }
@@ -235,14 +388,22 @@ impl Sizes {
         [self.batch, self.key_heads, self.group(), self.s, self.t]
     }
 
-    /// A tensor `[b, hq, s, x]` with the queries of a group as one long run, which is one matrix product per key head.
+    /// A tensor `[b, hq, s, x]` with the queries of a group as one long run, which is one matrix
+    /// product per key head.
     fn fold(&self, x: &Tensor) -> Result<Tensor> {
-        x.reshape([self.batch, self.key_heads, self.group() * self.s, x.dims()[3]])
+        x.reshape([
+            self.batch,
+            self.key_heads,
+            self.group() * self.s,
+            x.dims()[3],
+        ])
     }
 
     /// `a b^T` per key head.
     fn products(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.fold(a)?.matmul_as(&b.transpose(2, 3)?, compute_type([a]))?.reshape(self.score_shape())
+        self.fold(a)?
+            .matmul_as(&b.transpose(2, 3)?, compute_type([a]))?
+            .reshape(self.score_shape())
     }
 
     /// The factor on `b` of a product `scores b`.
@@ -253,11 +414,23 @@ impl Sizes {
     /// The scaled scores, minus infinity where the key is not seen.
     fn scores(&self, q: &Tensor, k: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
         let products = self.products(q, k)?;
-        let spread = |mask: &Tensor| mask.expand([self.batch, self.heads, self.s, self.t])?.reshape(self.score_shape());
+        let spread = |mask: &Tensor| {
+            mask.expand([self.batch, self.heads, self.s, self.t])?
+                .reshape(self.score_shape())
+        };
         let mask = options.mask.as_ref().map(spread).transpose()?;
-        let expr = Expr::new(self.op, &[&products]).maybe(&[mask.as_ref()]).params(&[self.scale]);
-        let behind = Affine { offset: self.t as i64 - self.s as i64, strides: smallvec![0, 0, 0, 1, -1] };
-        let expr = if options.causal { expr.index(behind) } else { expr };
+        let expr = Expr::new(self.op, &[&products])
+            .maybe(&[mask.as_ref()])
+            .params(&[self.scale]);
+        let behind = Affine {
+            offset: self.t as i64 - self.s as i64,
+            strides: smallvec![0, 0, 0, 1, -1],
+        };
+        let expr = if options.causal {
+            expr.index(behind)
+        } else {
+            expr
+        };
         expr.map(products.dtype(), |a| {
             let score = a.x[0] * a.p[0];
             let hidden = score.lit(f64::NEG_INFINITY);
@@ -266,49 +439,98 @@ impl Sizes {
                 Some(mask) => score + mask,
                 None => score,
             };
-            a.i.first().map_or(score, |behind| behind.ge(0).select(score, hidden))
+            a.i.first()
+                .map_or(score, |behind| behind.ge(0).select(score, hidden))
         })
     }
 
     /// `exp(score - lse)`; zero for queries that see nothing.
     fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
-        Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))
+        Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| {
+            a.x[1]
+                .eq(f64::NEG_INFINITY)
+                .select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp())
+        })
     }
 
     /// The mask in the shape of the scores.
     #[track_caller]
     fn whole_mask(&self, options: &AttentionOptions) -> Result<Option<Tensor>> {
-        options.mask.as_ref().map(|mask| mask.expand([self.batch, self.heads, self.s, self.t])).transpose()
+        options
+            .mask
+            .as_ref()
+            .map(|mask| mask.expand([self.batch, self.heads, self.s, self.t]))
+            .transpose()
     }
 
-    /// How many keys the queries of a rank can see, and the options for its part of the problem: causal queries that end before the last one are the last
-    /// ones of fewer keys.
-    fn part(&self, l: &Local<'_>, options: &AttentionOptions, mask: Option<&Tensor>) -> Result<(usize, AttentionOptions)> {
+    /// How many keys the queries of a rank can see, and the options for its part of the problem:
+    /// causal queries that end before the last one are the last ones of fewer keys.
+    fn part(
+        &self,
+        l: &Local<'_>,
+        options: &AttentionOptions,
+        mask: Option<&Tensor>,
+    ) -> Result<(usize, AttentionOptions)> {
         let seen = match l.part('s') {
             Some((range, s)) if options.causal => (range.end + self.t).saturating_sub(s),
             _ => self.t,
         };
         let mask = mask.map(|mask| mask.narrow(3, 0, seen)).transpose()?;
-        Ok((seen, AttentionOptions { scale: Some(self.scale), causal: options.causal, mask }))
+        Ok((
+            seen,
+            AttentionOptions {
+                scale: Some(self.scale),
+                causal: options.causal,
+                mask,
+            },
+        ))
     }
 
     /// Everything the rule depends on beside the operands' ranks.
     fn attrs(&self, options: &AttentionOptions) -> [i64; 3] {
-        [self.heads as i64, self.key_heads as i64, options.mask.is_some().into()]
+        [
+            self.heads as i64,
+            self.key_heads as i64,
+            options.mask.is_some().into(),
+        ]
     }
 
     #[track_caller]
-    fn sharded(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+    fn sharded(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<Attention> {
         let mask = self.whole_mask(options)?;
-        let call = Call { op: self.op, inputs: &with_mask(&[q, k, v], mask.as_ref()), attrs: &self.attrs(options) };
-        let rule = || Rule::new(FORWARD, &[q.into(), k.into(), v.into(), mask.as_ref().into()], &[]);
+        let call = Call {
+            op: self.op,
+            inputs: &with_mask(&[q, k, v], mask.as_ref()),
+            attrs: &self.attrs(options),
+        };
+        let rule = || {
+            Rule::new(
+                FORWARD,
+                &[q.into(), k.into(), v.into(), mask.as_ref().into()],
+                &[],
+            )
+        };
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(3))?;
-            let Attention { out, lse } = attention(&l[0], &l[1].narrow(2, 0, seen)?, &l[2].narrow(2, 0, seen)?, &options)?;
+            let Attention { out, lse } = attention(
+                &l[0],
+                &l[1].narrow(2, 0, seen)?,
+                &l[2].narrow(2, 0, seen)?,
+                &options,
+            )?;
             Ok(smallvec![out, lse])
         };
         let mut out = call.run(rule, local)?;
-        Ok(Attention { lse: out.remove(1), out: out.remove(0) })
+        Ok(Attention {
+            lse: out.remove(1),
+            out: out.remove(0),
+        })
     }
 
     #[track_caller]
@@ -323,19 +545,44 @@ impl Sizes {
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let mask = self.whole_mask(options)?;
         let tensors = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], mask.as_ref());
-        let call = Call { op: self.op, inputs: &tensors, attrs: &self.attrs(options) };
+        let call = Call {
+            op: self.op,
+            inputs: &tensors,
+            attrs: &self.attrs(options),
+        };
         let rule = || {
-            let given = [q.into(), k.into(), v.into(), (&forward.out).into(), (&forward.lse).into(), grad.into(), mask.as_ref().into()];
+            let given = [
+                q.into(),
+                k.into(),
+                v.into(),
+                (&forward.out).into(),
+                (&forward.lse).into(),
+                grad.into(),
+                mask.as_ref().into(),
+            ];
             Rule::new(BACKWARD, &given, &[])
         };
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(6))?;
-            let forward = Attention { out: l[3].clone(), lse: l[4].clone() };
-            let (dq, dk, dv) = attention_backward(&l[0], &l[1].narrow(2, 0, seen)?, &l[2].narrow(2, 0, seen)?, &forward, &l[5], &options)?;
+            let forward = Attention {
+                out: l[3].clone(),
+                lse: l[4].clone(),
+            };
+            let (dq, dk, dv) = attention_backward(
+                &l[0],
+                &l[1].narrow(2, 0, seen)?,
+                &l[2].narrow(2, 0, seen)?,
+                &forward,
+                &l[5],
+                &options,
+            )?;
             // Keys that no query of this rank sees have no gradient from it.
             let unseen = |x: Tensor| match self.t - seen {
                 0 => Ok(x),
-                more => x.pad(&[(0, 0), (0, 0), (0, more), (0, 0)], PadMode::Constant(0.0.into())),
+                more => x.pad(
+                    &[(0, 0), (0, 0), (0, more), (0, 0)],
+                    PadMode::Constant(0.0.into()),
+                ),
             };
             Ok(smallvec![dq, unseen(dk)?, unseen(dv)?])
         };
@@ -343,20 +590,44 @@ impl Sizes {
         Ok((out.remove(0), out.remove(0), out.remove(0)))
     }
 
-    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Attention> {
+    fn forward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<Attention> {
         let kind = compute_type([q]);
         let scores = self.scores(q, k, options)?;
-        let lse = Expr::new(self.op, &[&scores]).reduce(&[4], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?;
+        let lse =
+            Expr::new(self.op, &[&scores])
+                .reduce(&[4], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?;
         let p = self.folded_scores(&self.probabilities(&scores, &lse)?)?;
-        let out = p.matmul_as(&v.cast(kind)?, q.dtype())?.reshape([self.batch, self.heads, self.s, self.dv])?;
-        Ok(Attention { out, lse: lse.reshape([self.batch, self.heads, self.s])? })
+        let out = p
+            .matmul_as(&v.cast(kind)?, q.dtype())?
+            .reshape([self.batch, self.heads, self.s, self.dv])?;
+        Ok(Attention {
+            out,
+            lse: lse.reshape([self.batch, self.heads, self.s])?,
+        })
     }
 
-    fn backward(&self, q: &Tensor, k: &Tensor, v: &Tensor, forward: &Attention, grad: &Tensor, options: &AttentionOptions) -> Result<(Tensor, Tensor, Tensor)> {
-        Ok(self.gradients([q, k, v], forward, grad, None, options, None)?.0)
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        forward: &Attention,
+        grad: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        Ok(self
+            .gradients([q, k, v], forward, grad, None, options, None)?
+            .0)
     }
 
-    /// The gradients of queries, keys and values, where the log-sum-exp may have a gradient of its own, and that of a mask that was added.
+    /// The gradients of queries, keys and values, where the log-sum-exp may have a gradient of its
+    /// own, and that of a mask that was added.
     fn gradients(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -368,38 +639,71 @@ impl Sizes {
     ) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
         let kind = compute_type([q]);
         let [b, h, g, s, t] = self.score_shape();
-        let (q, k, v, grad) = (q.cast(kind)?, k.cast(kind)?, v.cast(kind)?, grad.cast(kind)?);
-        let p = self.probabilities(&self.scores(&q, &k, options)?, &forward.lse.reshape([b, h, g, s, 1])?)?;
-        let inner = Expr::new(self.op, &[&grad, &forward.out]).reduce(&[3], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])?.reshape([b, h, g, s, 1])?;
+        let (q, k, v, grad) = (
+            q.cast(kind)?,
+            k.cast(kind)?,
+            v.cast(kind)?,
+            grad.cast(kind)?,
+        );
+        let p = self.probabilities(
+            &self.scores(&q, &k, options)?,
+            &forward.lse.reshape([b, h, g, s, 1])?,
+        )?;
+        let inner = Expr::new(self.op, &[&grad, &forward.out])
+            .reduce(&[3], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])?
+            .reshape([b, h, g, s, 1])?;
         let of_lse = of_lse.map(|g| g.reshape(inner.shape())).transpose()?;
         let dp = self.products(&grad, &v)?;
         let ds = |scale: f64| {
-            Expr::new(self.op, &[&p, &dp, &inner]).maybe(&[of_lse.as_ref()]).params(&[scale]).map(kind, |a| {
-                let change = a.x[1] - a.x[2];
-                a.x[0] * a.maybe[0].map_or(change, |lse| change + lse) * a.p[0]
-            })
+            Expr::new(self.op, &[&p, &dp, &inner])
+                .maybe(&[of_lse.as_ref()])
+                .params(&[scale])
+                .map(kind, |a| {
+                    let change = a.x[1] - a.x[2];
+                    a.x[0] * a.maybe[0].map_or(change, |lse| change + lse) * a.p[0]
+                })
         };
-        let of_mask = |mask: &Tensor| sum_to(self.op, &ds(1.0)?.reshape([b, h * g, s, t])?, mask.shape())?.cast(mask.dtype());
+        let of_mask = |mask: &Tensor| {
+            sum_to(self.op, &ds(1.0)?.reshape([b, h * g, s, t])?, mask.shape())?.cast(mask.dtype())
+        };
         let of_mask = mask.map(of_mask).transpose()?;
-        let (p, ds) = (self.folded_scores(&p)?, self.folded_scores(&ds(self.scale)?)?);
+        let (p, ds) = (
+            self.folded_scores(&p)?,
+            self.folded_scores(&ds(self.scale)?)?,
+        );
         let dtype = forward.out.dtype();
-        let dq = ds.matmul_as(&k, dtype)?.reshape([self.batch, self.heads, self.s, self.d])?;
+        let dq = ds
+            .matmul_as(&k, dtype)?
+            .reshape([self.batch, self.heads, self.s, self.d])?;
         let dk = ds.transpose(2, 3)?.matmul_as(&self.fold(&q)?, dtype)?;
         let dv = p.transpose(2, 3)?.matmul_as(&self.fold(&grad)?, dtype)?;
         Ok(((dq, dk, dv), of_mask))
     }
 
-    /// The gradients of all operands of attention. What needs more than the kernel computes (a learned mask, a use of the log-sum-exp) goes step by step.
+    /// The gradients of all operands of attention. What needs more than the kernel computes (a
+    /// learned mask, a use of the log-sum-exp) goes step by step.
     #[track_caller]
-    fn pull(&self, b: &Back<'_>, [q, k, v]: [&Tensor; 3], forward: &Attention, options: &AttentionOptions) -> Result<Pulled> {
-        let grad = b.grad_of(0).map_or_else(|| forward.out.zeros_like(), |g| settled(g.clone()))?;
+    fn pull(
+        &self,
+        b: &Back<'_>,
+        [q, k, v]: [&Tensor; 3],
+        forward: &Attention,
+        options: &AttentionOptions,
+    ) -> Result<Pulled> {
+        let grad = b
+            .grad_of(0)
+            .map_or_else(|| forward.out.zeros_like(), |g| settled(g.clone()))?;
         let of_lse = b.grad_of(1);
-        let mask = options.mask.as_ref().filter(|mask| mask.requires_grad() && b.needs(3));
+        let mask = options
+            .mask
+            .as_ref()
+            .filter(|mask| mask.requires_grad() && b.needs(3));
         if mask.is_none() && of_lse.is_none() {
             let (dq, dk, dv) = attention_backward(q, k, v, forward, &grad, options)?;
             return Ok(smallvec![Some(dq), Some(dk), Some(dv), None]);
         }
-        let ((dq, dk, dv), of_mask) = self.gradients([q, k, v], forward, &grad, of_lse, options, mask)?;
+        let ((dq, dk, dv), of_mask) =
+            self.gradients([q, k, v], forward, &grad, of_lse, options, mask)?;
         Ok(smallvec![Some(dq), Some(dk), Some(dv), of_mask])
     }
 }

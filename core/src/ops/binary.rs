@@ -1,4 +1,5 @@
-//! Functions of two operands, element by element, with broadcasting. The right side is a tensor or a number.
+//! Functions of two operands, element by element, with broadcasting. The right side is a tensor or
+//! a number.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -35,9 +36,11 @@ elementwise! {
     floor_div(x, y: impl Into<Arg<'a>>) Number "..., ... -> ..." = x.floor_div(y);
     /// The quotient rounded towards zero. An integer divided by zero is an error.
     trunc_div(x, y: impl Into<Arg<'a>>) Number "..., ... -> ..." = x.binary(Binary::TruncDiv, y);
-    /// What `floor_div` leaves: it has the sign of the divisor, as in Python. An integer zero divisor is an error.
+    /// What `floor_div` leaves: it has the sign of the divisor, as in Python. An integer zero
+    /// divisor is an error.
     remainder(x, y: impl Into<Arg<'a>>) Number "..., ... -> ..." = x.rem(y);
-    /// `x^y`. Integers wrap; a negative integer exponent gives the truncated value: 0, or ±1 for bases ±1.
+    /// `x^y`. Integers wrap; a negative integer exponent gives the truncated value: 0, or ±1 for
+    /// bases ±1.
     pow(x, y: impl Into<Arg<'a>>) Number "..., ... -> ..." = x.pow(y);
     /// The larger; NaN if either is NaN.
     maximum(x, y: impl Into<Arg<'a>>) Any "..., ... -> ... ; monotone 0 ; monotone 1" = x.max(y);
@@ -67,7 +70,8 @@ elementwise! {
     gt(x, y: impl Into<Arg<'a>>) Compare "..., ... -> ..." = x.gt(y);
     /// Whether greater or equal.
     ge(x, y: impl Into<Arg<'a>>) Compare "..., ... -> ..." = x.ge(y);
-    /// Whether both are true. Anything but zero is true, NaN too, here and for `logical_or` and `logical_xor`.
+    /// Whether both are true. Anything but zero is true, NaN too, here and for `logical_or` and
+    /// `logical_xor`.
     logical_and(x, y: impl Into<Arg<'a>>) Logic "..., ... -> ..." = x.and(y);
     /// Whether at least one is true.
     logical_or(x, y: impl Into<Arg<'a>>) Logic "..., ... -> ..." = x.or(y);

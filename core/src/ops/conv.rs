@@ -1,7 +1,8 @@
 //! Convolution over one, two or three dimensions, and its transpose.
 //!
-//! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise convolution is `groups == channels`. Zeros are added
-//! on both sides alike; for anything else pad first.
+//! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise
+//! convolution is `groups == channels`. Zeros are added on both sides alike; for anything else pad
+//! first.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::Conv};
@@ -27,10 +28,13 @@ use gradient::Kept;
 pub(super) use gradient::name;
 use smallvec::SmallVec;
 
-const CONV: &str = "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
-const TRANSPOSED: &str = "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
+const CONV: &str =
+    "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
+const TRANSPOSED: &str =
+    "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
 
-/// The ops of this file. `n` is the batch, `g` are the groups, `c` and `o` their channels in and out, `...` the spatial dimensions, which stay whole.
+/// The ops of this file. `n` is the batch, `g` are the groups, `c` and `o` their channels in and
+/// out, `...` the spatial dimensions, which stay whole.
 pub const OPS: &[OpInfo] = &[
     op("conv1d", CONV),
     op("conv2d", CONV),
@@ -55,11 +59,17 @@ pub struct Conv<const N: usize> {
 
 impl<const N: usize> Default for Conv<N> {
     fn default() -> Self {
-        Self { stride: [1; N], padding: [0; N], dilation: [1; N], groups: 1 }
+        Self {
+            stride: [1; N],
+            padding: [0; N],
+            dilation: [1; N],
+            groups: 1,
+        }
     }
 }
 
-/// The convolution of which this is the transpose (each input element spreads over a window), with the size it leaves open.
+/// The convolution of which this is the transpose (each input element spreads over a window), with
+/// the size it leaves open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose<const N: usize> {
     /// Step of the window in the output.
@@ -76,7 +86,13 @@ pub struct ConvTranspose<const N: usize> {
 
 impl<const N: usize> Default for ConvTranspose<N> {
     fn default() -> Self {
-        Self { stride: [1; N], padding: [0; N], output_padding: [0; N], dilation: [1; N], groups: 1 }
+        Self {
+            stride: [1; N],
+            padding: [0; N],
+            output_padding: [0; N],
+            dilation: [1; N],
+            groups: 1,
+        }
     }
 }
 
@@ -91,25 +107,43 @@ pub(super) struct Slide {
 }
 
 impl Slide {
-    /// Elements from the first to the last one of a window, and the padded size; both without overflow.
+    /// Elements from the first to the last one of a window, and the padded size; both without
+    /// overflow.
     pub(super) fn extents(&self, op: &'static str) -> Result<(usize, usize)> {
-        let Slide { size, kernel, stride, padding, dilation } = *self;
+        let Slide {
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+        } = *self;
         if stride == 0 || dilation == 0 || kernel == 0 {
-            let detail = format!("kernel {kernel}, stride {stride} and dilation {dilation} must all be at least 1");
+            let detail = format!(
+                "kernel {kernel}, stride {stride} and dilation {dilation} must all be at least 1"
+            );
             return Err(Error::Argument { op, detail });
         }
-        let window = dilation.checked_mul(kernel - 1).and_then(|n| n.checked_add(1));
+        let window = dilation
+            .checked_mul(kernel - 1)
+            .and_then(|n| n.checked_add(1));
         let padded = padding.checked_mul(2).and_then(|n| n.checked_add(size));
         match (window, padded) {
             // Kernels count positions in signed numbers.
             (Some(w), Some(p)) if w.max(p) <= isize::MAX as usize / 4 => Ok((w, p)),
-            _ => Err(Error::SizeOverflow { op, shape: [size].into() }),
+            _ => Err(Error::SizeOverflow {
+                op,
+                shape: [size].into(),
+            }),
         }
     }
 
     /// The same windows, with a step of 1 where no step is taken: it may be too large to multiply.
     pub(super) fn normal(self, steps: bool) -> Slide {
-        Slide { stride: if steps { self.stride } else { 1 }, dilation: if self.kernel > 1 { self.dilation } else { 1 }, ..self }
+        Slide {
+            stride: if steps { self.stride } else { 1 },
+            dilation: if self.kernel > 1 { self.dilation } else { 1 },
+            ..self
+        }
     }
 
     /// The number of places a window fits.
@@ -117,7 +151,13 @@ impl Slide {
         let (window, padded) = self.extents(op)?;
         match padded.checked_sub(window) {
             Some(room) => Ok(room / self.stride + 1),
-            None => Err(Error::Shape { op, detail: format!("a window that spans {window} does not fit a dimension of size {} padded to {padded}", self.size) }),
+            None => Err(Error::Shape {
+                op,
+                detail: format!(
+                    "a window that spans {window} does not fit a dimension of size {} padded to {padded}",
+                    self.size
+                ),
+            }),
         }
     }
 
@@ -125,13 +165,27 @@ impl Slide {
     fn transposed_out(&self, op: &'static str, extra: usize) -> Result<usize> {
         let (window, _) = self.extents(op)?;
         if extra >= self.stride.max(self.dilation) {
-            let detail = format!("output padding {extra} must be less than the stride {} or the dilation {}", self.stride, self.dilation);
+            let detail = format!(
+                "output padding {extra} must be less than the stride {} or the dilation {}",
+                self.stride, self.dilation
+            );
             return Err(Error::Argument { op, detail });
         }
-        let spread = self.size.checked_sub(1).and_then(|n| n.checked_mul(self.stride)).and_then(|n| n.checked_add(window)).and_then(|n| n.checked_add(extra));
+        let spread = self
+            .size
+            .checked_sub(1)
+            .and_then(|n| n.checked_mul(self.stride))
+            .and_then(|n| n.checked_add(window))
+            .and_then(|n| n.checked_add(extra));
         match spread.and_then(|n| n.checked_sub(self.padding.saturating_mul(2))) {
             Some(out) if out > 0 && out <= isize::MAX as usize / 4 => Ok(out),
-            _ => Err(Error::Shape { op, detail: format!("a dimension of size {} with padding {} leaves no output of a usable size", self.size, self.padding) }),
+            _ => Err(Error::Shape {
+                op,
+                detail: format!(
+                    "a dimension of size {} with padding {} leaves no output of a usable size",
+                    self.size, self.padding
+                ),
+            }),
         }
     }
 }
@@ -156,51 +210,109 @@ fn lift(values: &[usize], fill: usize) -> [usize; 3] {
 }
 
 #[track_caller]
-pub(super) fn run_conv(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>) -> Result<Tensor> {
+pub(super) fn run_conv(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    job: &Job<'_>,
+) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
     same_device(op, &[input, weight])?;
     let dtype = input.dtype().promote(weight.dtype());
     if !input.dtype().is_float() || !weight.dtype().is_float() {
-        let dtype = if input.dtype().is_float() { weight.dtype() } else { input.dtype() };
-        return Err(Error::DType { op, dtype, expected: "floats" });
+        let dtype = if input.dtype().is_float() {
+            weight.dtype()
+        } else {
+            input.dtype()
+        };
+        return Err(Error::DType {
+            op,
+            dtype,
+            expected: "floats",
+        });
     }
     if input.rank() != n + 2 || weight.rank() != n + 2 {
-        let detail = format!("{} and a weight of shape {}: both need {} dimensions, batch and channels in front", input.type_string(), weight.shape(), n + 2);
+        let detail = format!(
+            "{} and a weight of shape {}: both need {} dimensions, batch and channels in front",
+            input.type_string(),
+            weight.shape(),
+            n + 2
+        );
         return Err(Error::Shape { op, detail });
     }
     let (channels_in, [w0, w1]) = (input.shape()[1], [weight.shape()[0], weight.shape()[1]]);
     let groups = job.groups;
-    let divides = groups > 0 && channels_in.is_multiple_of(groups) && (job.transposed.is_some() || w0.is_multiple_of(groups));
+    let divides = groups > 0
+        && channels_in.is_multiple_of(groups)
+        && (job.transposed.is_some() || w0.is_multiple_of(groups));
     if !divides {
-        let detail = format!("{groups} groups do not divide {channels_in} input channels and a weight of shape {}", weight.shape());
+        let detail = format!(
+            "{groups} groups do not divide {channels_in} input channels and a weight of shape {}",
+            weight.shape()
+        );
         return Err(Error::Argument { op, detail });
     }
-    let expected = if job.transposed.is_some() { w0 } else { w1.saturating_mul(groups) };
+    let expected = if job.transposed.is_some() {
+        w0
+    } else {
+        w1.saturating_mul(groups)
+    };
     if expected != channels_in {
-        let detail = format!("{} has {channels_in} channels, a weight of shape {} with {groups} groups takes {expected}", input.type_string(), weight.shape());
+        let detail = format!(
+            "{} has {channels_in} channels, a weight of shape {} with {groups} groups takes {expected}",
+            input.type_string(),
+            weight.shape()
+        );
         return Err(Error::Shape { op, detail });
     }
-    let channels = if job.transposed.is_some() { w1.saturating_mul(groups) } else { w0 };
+    let channels = if job.transposed.is_some() {
+        w1.saturating_mul(groups)
+    } else {
+        w0
+    };
     if let Some(bias) = bias.filter(|b| b.dims() != [channels]) {
-        return Err(Error::Shape { op, detail: format!("a bias of [{channels}] is needed, got {}", bias.type_string()) });
+        return Err(Error::Shape {
+            op,
+            detail: format!(
+                "a bias of [{channels}] is needed, got {}",
+                bias.type_string()
+            ),
+        });
     }
     let mut out = Dims::new();
     let (mut stride, mut dilation) = ([1; 3], [1; 3]);
     for d in 0..n {
-        let slide =
-            Slide { size: input.shape()[d + 2], kernel: weight.shape()[d + 2], stride: job.stride[d], padding: job.padding[d], dilation: job.dilation[d] };
+        let slide = Slide {
+            size: input.shape()[d + 2],
+            kernel: weight.shape()[d + 2],
+            stride: job.stride[d],
+            padding: job.padding[d],
+            dilation: job.dilation[d],
+        };
         let size = match job.transposed {
             Some(extra) => slide.transposed_out(op, extra[d])?,
             None => slide.out(op)?,
         };
-        let slide = slide.normal(if job.transposed.is_some() { slide.size > 1 } else { size > 1 });
+        let slide = slide.normal(if job.transposed.is_some() {
+            slide.size > 1
+        } else {
+            size > 1
+        });
         (stride[3 - n + d], dilation[3 - n + d]) = (slide.stride, slide.dilation);
         out.push(size);
     }
-    let shape: Shape = [input.shape()[0], channels].into_iter().chain(out.iter().copied()).collect();
+    let shape: Shape = [input.shape()[0], channels]
+        .into_iter()
+        .chain(out.iter().copied())
+        .collect();
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
     let steps = Steps { stride, dilation };
-    record1(op, &tensors, || compute(&tensors, job, dtype, &shape, &steps), |_| Ok(Kept::new(input, weight, bias, job).pull()))
+    record1(
+        op,
+        &tensors,
+        || compute(&tensors, job, dtype, &shape, &steps),
+        |_| Ok(Kept::new(input, weight, bias, job).pull()),
+    )
 }
 
 /// The steps of a window over three dimensions, normal where they are not taken.
@@ -211,8 +323,20 @@ struct Steps {
 
 /// The convolution of operands (input, weight and perhaps bias) that fit.
 #[track_caller]
-fn compute(tensors: &[&Tensor], job: &Job<'_>, dtype: DType, shape: &Shape, steps: &Steps) -> Result<Tensor> {
-    let (op, n, input, weight, bias) = (job.op, job.stride.len(), tensors[0], tensors[1], tensors.get(2).copied());
+fn compute(
+    tensors: &[&Tensor],
+    job: &Job<'_>,
+    dtype: DType,
+    shape: &Shape,
+    steps: &Steps,
+) -> Result<Tensor> {
+    let (op, n, input, weight, bias) = (
+        job.op,
+        job.stride.len(),
+        tensors[0],
+        tensors[1],
+        tensors.get(2).copied(),
+    );
     let (device, channels, out) = (input.device(), shape[1], &shape.dims()[2..]);
     if !plain(op, tensors)? {
         return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
@@ -244,30 +368,76 @@ fn compute(tensors: &[&Tensor], job: &Job<'_>, dtype: DType, shape: &Shape, step
         input.result(Some(buffer), dtype, shape.clone())
     };
     match bias {
-        Some(bias) => result.add(&bias.reshape([channels].into_iter().chain(out.iter().map(|_| 1)).collect::<Shape>())?),
+        Some(bias) => result.add(
+            &bias.reshape(
+                [channels]
+                    .into_iter()
+                    .chain(out.iter().map(|_| 1))
+                    .collect::<Shape>(),
+            )?,
+        ),
         None => Ok(result),
     }
 }
 
-/// A convolution on a mesh, of operands that fit. Groups are cut as a whole; a cut of the channels within a group leaves partial sums.
+/// A convolution on a mesh, of operands that fit. Groups are cut as a whole; a cut of the channels
+/// within a group leaves partial sums.
 #[track_caller]
-fn sharded(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, job: &Job<'_>, out: &Shape) -> Result<Tensor> {
+fn sharded(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    job: &Job<'_>,
+    out: &Shape,
+) -> Result<Tensor> {
     let (op, groups) = (job.op, job.groups);
-    let bias = bias.map(|b| b.cast(input.dtype().promote(b.dtype()))).transpose()?;
+    let bias = bias
+        .map(|b| b.cast(input.dtype().promote(b.dtype())))
+        .transpose()?;
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(&bias).collect();
-    let (text, within) = if job.transposed.is_some() { (TRANSPOSED, weight.dims()[1]) } else { (CONV, weight.dims()[0] / groups) };
+    let (text, within) = if job.transposed.is_some() {
+        (TRANSPOSED, weight.dims()[1])
+    } else {
+        (CONV, weight.dims()[0] / groups)
+    };
     let sizes = [groups, input.dims()[1] / groups, within].map(|n| n as i64);
-    let rule = || Rule::with_sizes(text, &[input.into(), weight.into(), bias.as_ref().into()], &[], &[('g', groups), ('o', within)]);
+    let rule = || {
+        Rule::with_sizes(
+            text,
+            &[input.into(), weight.into(), bias.as_ref().into()],
+            &[],
+            &[('g', groups), ('o', within)],
+        )
+    };
     let local = |l: &Local<'_>| {
         let groups = l.part('g').map_or(groups, |(range, _)| range.len());
         if groups == 0 {
             // There are fewer groups than ranks.
-            let none: Shape = [l[0].dims()[0], 0].iter().chain(&out.dims()[2..]).copied().collect();
-            return Ok(smallvec::smallvec![l[0].result(None, l.inputs.get(2).unwrap_or(&l[0]).dtype(), none)]);
+            let none: Shape = [l[0].dims()[0], 0]
+                .iter()
+                .chain(&out.dims()[2..])
+                .copied()
+                .collect();
+            return Ok(smallvec::smallvec![l[0].result(
+                None,
+                l.inputs.get(2).unwrap_or(&l[0]).dtype(),
+                none
+            )]);
         }
-        Ok(smallvec::smallvec![run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })?])
+        Ok(smallvec::smallvec![run_conv(
+            &l[0],
+            &l[1],
+            l.inputs.get(2),
+            &Job { groups, ..*job }
+        )?])
     };
-    Ok(Call { op, inputs: &tensors, attrs: &sizes }.run(rule, local)?.remove(0))
+    Ok(Call {
+        op,
+        inputs: &tensors,
+        attrs: &sizes,
+    }
+    .run(rule, local)?
+    .remove(0))
 }
 
 macro_rules! convolutions {

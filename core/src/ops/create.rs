@@ -1,7 +1,8 @@
 //! Tensors from nothing: constants, ranges, identities and masks.
 //!
-//! Each element is computed from its index, so that a rank that holds a part of the tensor computes that part alone. Constructors take a [`Place`]: a
-//! device for a plain tensor, a mesh for one on every rank, or a mesh with a sharding.
+//! Each element is computed from its index, so that a rank that holds a part of the tensor computes
+//! that part alone. Constructors take a [`Place`]: a device for a plain tensor, a mesh for one on
+//! every rank, or a mesh with a sharding.
 //!
 //! ```
 //! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
@@ -24,7 +25,8 @@ use crate::{
     map::{Binary, Builder},
 };
 
-/// The ops of this file: nothing comes in, every rank computes its part of the result from where it lies.
+/// The ops of this file: nothing comes in, every rank computes its part of the result from where it
+/// lies.
 pub const OPS: &[OpInfo] = &[
     op_without_gradient("full", "-> ... ; offset", CREATES),
     op_without_gradient("arange", "-> n ; offset", CREATES),
@@ -46,19 +48,27 @@ fn int_range(dtype: DType) -> (i64, i64) {
     }
 }
 
-/// A scalar as an element of `dtype`: floats take any number and round it, integers and bool only what they hold exactly.
+/// A scalar as an element of `dtype`: floats take any number and round it, integers and bool only
+/// what they hold exactly.
 pub(crate) fn exact_scalar(op: &'static str, value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype.is_float() {
         return Ok(Scalar::Float(value.to_f64()));
     }
     let int = value.to_i64();
     let (low, high) = int_range(dtype);
-    // The largest i64 rounds up as a float, so that a float of 2^63 would seem to survive the way to i64 and back.
-    let lossless = matches!(value, Scalar::Float(f) if int as f64 == f && int != i64::MAX) || !matches!(value, Scalar::Float(_));
+    // The largest i64 rounds up as a float, so that a float of 2^63 would seem to survive the way
+    // to i64 and back.
+    let lossless = matches!(value, Scalar::Float(f) if int as f64 == f && int != i64::MAX)
+        || !matches!(value, Scalar::Float(_));
     match lossless && (low..=high).contains(&int) {
         true if dtype == DType::Bool => Ok(Scalar::Bool(int == 1)),
         true => Ok(Scalar::Int(int)),
-        false => Err(Error::Argument { op, detail: format!("{value:?} is not a value of {dtype}: use one from {low} to {high} or another dtype") }),
+        false => Err(Error::Argument {
+            op,
+            detail: format!(
+                "{value:?} is not a value of {dtype}: use one from {low} to {high} or another dtype"
+            ),
+        }),
     }
 }
 
@@ -72,13 +82,20 @@ pub(crate) fn zero_scalar(dtype: DType) -> Scalar {
 }
 
 /// A dense tensor of one value that [`exact_scalar`] gave.
-pub(crate) fn filled(op: &'static str, shape: Shape, value: Scalar, dtype: DType, place: &Place) -> Result<Tensor> {
+pub(crate) fn filled(
+    op: &'static str,
+    shape: Shape,
+    value: Scalar,
+    dtype: DType,
+    place: &Place,
+) -> Result<Tensor> {
     let b = Builder::new();
     let program = b.finish(&[(b.param(dtype.kind()), dtype)])?;
     generated(op, &program, &shape, &[], &[value], dtype, place)
 }
 
-/// Runs a program without inputs, on each rank for its part. Creation checks its dtype also where there are no elements.
+/// Runs a program without inputs, on each rank for its part. Creation checks its dtype also where
+/// there are no elements.
 pub(super) fn generated(
     op: &'static str,
     program: &crate::MapProgram,
@@ -92,25 +109,56 @@ pub(super) fn generated(
     place.build(dtype, shape, |device, region| {
         let part = Shape::from(region.shape.clone());
         device.check(dtype, part.numel())?;
-        let indices: Dims<Affine> = indices.iter().map(|index| shifted(index, &region.start)).collect();
-        Ok(Map { op, program, shape: &part, indices: &indices, params, linear: false }.run(&[], device)?.remove(0))
+        let indices: Dims<Affine> = indices
+            .iter()
+            .map(|index| shifted(index, &region.start))
+            .collect();
+        Ok(Map {
+            op,
+            program,
+            shape: &part,
+            indices: &indices,
+            params,
+            linear: false,
+        }
+        .run(&[], device)?
+        .remove(0))
     })
 }
 
 /// An index over a whole tensor, for the part of it that begins at `start`.
 pub(super) fn shifted(index: &Affine, start: &[usize]) -> Affine {
-    let steps = index.strides.iter().zip(start).map(|(stride, start)| stride * *start as i64);
-    Affine { offset: index.offset + steps.sum::<i64>(), strides: index.strides.clone() }
+    let steps = index
+        .strides
+        .iter()
+        .zip(start)
+        .map(|(stride, start)| stride * *start as i64);
+    Affine {
+        offset: index.offset + steps.sum::<i64>(),
+        strides: index.strides.clone(),
+    }
 }
 
-/// The float kind in which ranges are computed: f64 where every device has it, so that long f32 ranges do not drift.
+/// The float kind in which ranges are computed: f64 where every device has it, so that long f32
+/// ranges do not drift.
 fn range_kind(dtype: DType, place: &Place) -> Kind {
     let devices = 0..place.mesh.addressable().len();
-    if dtype == DType::F64 || devices.into_iter().all(|i| place.mesh.device(i).supports(DType::F64)) { Kind::F64 } else { Kind::F32 }
+    if dtype == DType::F64
+        || devices
+            .into_iter()
+            .all(|i| place.mesh.device(i).supports(DType::F64))
+    {
+        Kind::F64
+    } else {
+        Kind::F32
+    }
 }
 
 fn vector_index() -> Affine {
-    Affine { offset: 0, strides: smallvec::smallvec![1] }
+    Affine {
+        offset: 0,
+        strides: smallvec::smallvec![1],
+    }
 }
 
 impl Tensor {
@@ -125,8 +173,19 @@ impl Tensor {
     }
 
     /// All of one value. An integer dtype takes only integers that it holds; a float dtype rounds.
-    pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
-        filled("full", shape.into(), exact_scalar("full", value.into(), dtype)?, dtype, &place.into())
+    pub fn full(
+        shape: impl Into<Shape>,
+        value: impl Into<Scalar>,
+        dtype: DType,
+        place: impl Into<Place>,
+    ) -> Result<Tensor> {
+        filled(
+            "full",
+            shape.into(),
+            exact_scalar("full", value.into(), dtype)?,
+            dtype,
+            &place.into(),
+        )
     }
 
     /// Zeros of this tensor's shape and dtype, where it lies.
@@ -144,17 +203,29 @@ impl Tensor {
         Self::full(self.shape(), value, self.dtype(), self)
     }
 
-    /// `start, start + step, ...` up to but without `end`. Every element is `start + i * step`, so rounding does not add up.
+    /// `start, start + step, ...` up to but without `end`. Every element is `start + i * step`, so
+    /// rounding does not add up.
     ///
-    /// Integer dtypes take integer arguments and are exact. With floats there are `ceil((end - start) / step)` elements (computed
-    /// in f64), as in NumPy: where the quotient is not exact the last element may lie at `end`. Use [`linspace`](Tensor::linspace)
-    /// to say the count instead.
-    pub fn arange(start: impl Into<Scalar>, end: impl Into<Scalar>, step: impl Into<Scalar>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    /// Integer dtypes take integer arguments and are exact. With floats there are
+    /// `ceil((end - start) / step)` elements (computed in f64), as in NumPy: where the quotient is
+    /// not exact the last element may lie at `end`. Use [`linspace`](Tensor::linspace) to say the
+    /// count instead.
+    pub fn arange(
+        start: impl Into<Scalar>,
+        end: impl Into<Scalar>,
+        step: impl Into<Scalar>,
+        dtype: DType,
+        place: impl Into<Place>,
+    ) -> Result<Tensor> {
         let (op, place) = ("arange", place.into());
         let (start, end, step) = (start.into(), end.into(), step.into());
         let wrong = |detail: String| Error::Argument { op, detail };
         if dtype == DType::Bool {
-            return Err(Error::DType { op, dtype, expected: "an integer or float dtype" });
+            return Err(Error::DType {
+                op,
+                dtype,
+                expected: "an integer or float dtype",
+            });
         }
         if step.to_f64() == 0.0 {
             return Err(wrong("the step is zero: the range would never end".into()));
@@ -163,22 +234,37 @@ impl Tensor {
         let (count, params, kind) = if dtype.is_float() {
             let (start, end, step) = (start.to_f64(), end.to_f64(), step.to_f64());
             let count = ((end - start) / step).ceil().max(0.0);
-            // The quotient of finite numbers may be infinite, and of infinite ones NaN (which `max` drops).
-            if !(start.is_finite() && end.is_finite() && step.is_finite() && count < 2f64.powi(60)) {
-                return Err(wrong(format!("{start} to {end} by {step} is not a range of countable length")));
+            // The quotient of finite numbers may be infinite, and of infinite ones NaN (which `max`
+            // drops).
+            if !(start.is_finite() && end.is_finite() && step.is_finite() && count < 2f64.powi(60))
+            {
+                return Err(wrong(format!(
+                    "{start} to {end} by {step} is not a range of countable length"
+                )));
             }
-            (count as u64, [Scalar::Float(step), Scalar::Float(start)], range_kind(dtype, &place))
+            (
+                count as u64,
+                [Scalar::Float(step), Scalar::Float(start)],
+                range_kind(dtype, &place),
+            )
         } else {
             let exact = |value| exact_scalar(op, value, DType::I64).map(|s| i128::from(s.to_i64()));
             let (start, end, step) = (exact(start)?, exact(end)?, exact(step)?);
             let distance = if step > 0 { end - start } else { start - end };
-            let count = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
+            let count = if distance <= 0 {
+                0
+            } else {
+                (distance - 1) / step.abs() + 1
+            };
             let (low, high) = int_range(dtype);
             let fits = |value: i128| (i128::from(low)..=i128::from(high)).contains(&value);
             if count > 0 && !(fits(start) && fits(start + (count - 1) * step)) {
-                return Err(wrong(format!("values from {start} to {end} by {step} do not fit {dtype} ({low} to {high})")));
+                return Err(wrong(format!(
+                    "values from {start} to {end} by {step} do not fit {dtype} ({low} to {high})"
+                )));
             }
-            // Arithmetic wraps, so it is exact as soon as the values fit, also where a step on its own does not.
+            // Arithmetic wraps, so it is exact as soon as the values fit, also where a step on its
+            // own does not.
             let wrapped = |value: i128| match dtype.kind() {
                 Kind::U32 => Scalar::Int(i64::from(value as u32)),
                 Kind::I32 => Scalar::Int(i64::from(value as i32)),
@@ -186,41 +272,97 @@ impl Tensor {
             };
             (count as u64, [wrapped(step), wrapped(start)], dtype.kind())
         };
-        let shape = Shape::from([usize::try_from(count).map_err(|_| wrong(format!("{count} elements cannot be addressed")))?]);
+        let shape = Shape::from([usize::try_from(count)
+            .map_err(|_| wrong(format!("{count} elements cannot be addressed")))?]);
         let index = b.index(index_kind(shape[0])).cast(kind.dtype());
         let (step, start) = (b.param(kind), b.param(kind));
         let program = b.finish(&[(index * step + start, dtype)])?;
-        generated(op, &program, &shape, &[vector_index()], &params, dtype, &place)
+        generated(
+            op,
+            &program,
+            &shape,
+            &[vector_index()],
+            &params,
+            dtype,
+            &place,
+        )
     }
 
-    /// `n` evenly spaced values from `start` to `end`, both included and exact (`n = 1` gives `start`). Float dtypes only.
-    pub fn linspace(start: f64, end: f64, n: usize, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    /// `n` evenly spaced values from `start` to `end`, both included and exact (`n = 1` gives
+    /// `start`). Float dtypes only.
+    pub fn linspace(
+        start: f64,
+        end: f64,
+        n: usize,
+        dtype: DType,
+        place: impl Into<Place>,
+    ) -> Result<Tensor> {
         let (op, place) = ("linspace", place.into());
         if !dtype.is_float() {
-            return Err(Error::DType { op, dtype, expected: "a float dtype" });
+            return Err(Error::DType {
+                op,
+                dtype,
+                expected: "a float dtype",
+            });
         }
         let shape = Shape::from([n]);
         shape.checked_numel(op)?;
         let kind = range_kind(dtype, &place);
         let step = (end - start) / n.saturating_sub(1).max(1) as f64;
-        let limit = if kind == Kind::F64 { f64::MAX } else { f64::from(f32::MAX) };
+        let limit = if kind == Kind::F64 {
+            f64::MAX
+        } else {
+            f64::from(f32::MAX)
+        };
         if !(step.abs() <= limit && start.abs() <= limit && end.abs() <= limit) {
-            return Err(Error::Argument { op, detail: format!("{start} to {end} has no even spacing: give finite ends, nearer to each other") });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{start} to {end} has no even spacing: give finite ends, nearer to each other"
+                ),
+            });
         }
         let b = Builder::new();
         let (index, back) = (b.index(index_kind(n)), b.index(index_kind(n)));
-        let (start_, end_, step_, half) = (b.param(kind), b.param(kind), b.param(kind), b.param(index.kind()));
+        let (start_, end_, step_, half) = (
+            b.param(kind),
+            b.param(kind),
+            b.param(kind),
+            b.param(index.kind()),
+        );
         // Each half counts from its own end, so that both ends come out exactly.
         let from_start = index.cast(kind.dtype()) * step_ + start_;
         let from_end = end_ - back.cast(kind.dtype()) * step_;
         let program = b.finish(&[(index.lt(half).select(from_start, from_end), dtype)])?;
-        let reversed = Affine { offset: n as i64 - 1, strides: smallvec::smallvec![-1] };
-        let params = [Scalar::Float(start), Scalar::Float(end), Scalar::Float(step), Scalar::Int(n.div_ceil(2) as i64)];
-        generated(op, &program, &shape, &[vector_index(), reversed], &params, dtype, &place)
+        let reversed = Affine {
+            offset: n as i64 - 1,
+            strides: smallvec::smallvec![-1],
+        };
+        let params = [
+            Scalar::Float(start),
+            Scalar::Float(end),
+            Scalar::Float(step),
+            Scalar::Int(n.div_ceil(2) as i64),
+        ];
+        generated(
+            op,
+            &program,
+            &shape,
+            &[vector_index(), reversed],
+            &params,
+            dtype,
+            &place,
+        )
     }
 
     /// An `n` by `m` matrix with one on diagonal `k` (column minus row) and zero elsewhere.
-    pub fn eye(n: usize, m: usize, k: i64, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn eye(
+        n: usize,
+        m: usize,
+        k: i64,
+        dtype: DType,
+        place: impl Into<Place>,
+    ) -> Result<Tensor> {
         band("eye", n, m, Binary::Eq, k, dtype, &place.into())
     }
 
@@ -234,16 +376,32 @@ impl Tensor {
         band("triu_mask", n, m, Binary::Ge, k, DType::Bool, &place.into())
     }
 
-    /// Which of `keys` positions each of `queries` positions may see, where both end at the same time: query `i` sees
-    /// keys `0 ..= i + keys - queries`.
+    /// Which of `keys` positions each of `queries` positions may see, where both end at the same
+    /// time: query `i` sees keys `0 ..= i + keys - queries`.
     pub fn causal_mask(queries: usize, keys: usize, place: impl Into<Place>) -> Result<Tensor> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        band("causal_mask", queries, keys, Binary::Le, count(keys) - count(queries), DType::Bool, &place.into())
+        band(
+            "causal_mask",
+            queries,
+            keys,
+            Binary::Le,
+            count(keys) - count(queries),
+            DType::Bool,
+            &place.into(),
+        )
     }
 }
 
 /// A matrix that is one where the distance to diagonal `k` compares to zero.
-fn band(op: &'static str, n: usize, m: usize, keep: Binary, k: i64, dtype: DType, place: &Place) -> Result<Tensor> {
+fn band(
+    op: &'static str,
+    n: usize,
+    m: usize,
+    keep: Binary,
+    k: i64,
+    dtype: DType,
+    place: &Place,
+) -> Result<Tensor> {
     let shape = Shape::from([n, m]);
     let (index, kind) = diagonal_index(&shape, k);
     let b = Builder::new();

@@ -1,7 +1,9 @@
-//! Losses over classes. The softmax is never written to memory: a log-sum-exp and the picked logit are all that is needed.
+//! Losses over classes. The softmax is never written to memory: a log-sum-exp and the picked logit
+//! are all that is needed.
 //!
-//! The same is all that crosses where classes are cut over a mesh: logits stay where they are. Cut positions leave partial sums; a mean divides by what all
-//! positions of all ranks weigh. The gradient of the logits is the only tensor of their size that is written, and is cut as they are.
+//! The same is all that crosses where classes are cut over a mesh: logits stay where they are. Cut
+//! positions leave partial sums; a mean divides by what all positions of all ranks weigh. The
+//! gradient of the logits is the only tensor of their size that is written, and is cut as they are.
 
 mod gradient;
 
@@ -23,8 +25,16 @@ use smallvec::{SmallVec, smallvec};
 use std::cell::OnceCell;
 
 /// The ops of this file, with a reduction: `v` are the classes. Without one, positions pass.
-pub const OPS: &[OpInfo] =
-    &[op("cross_entropy", "nv..., n..., v -> ; stats v 2 ; reduce n ... sum"), op("nll_loss", "nv..., n..., v -> ; stats v 1 ; reduce n ... sum")];
+pub const OPS: &[OpInfo] = &[
+    op(
+        "cross_entropy",
+        "nv..., n..., v -> ; stats v 2 ; reduce n ... sum",
+    ),
+    op(
+        "nll_loss",
+        "nv..., n..., v -> ; stats v 1 ; reduce n ... sum",
+    ),
+];
 
 /// How [`Tensor::cross_entropy`] weighs classes and positions.
 #[derive(Clone, Debug)]
@@ -41,17 +51,24 @@ pub struct CrossEntropyOptions {
 
 impl Default for CrossEntropyOptions {
     fn default() -> Self {
-        Self { weight: None, ignore_index: Some(-100), label_smoothing: 0.0, reduction: LossReduction::Mean }
+        Self {
+            weight: None,
+            ignore_index: Some(-100),
+            label_smoothing: 0.0,
+            reduction: LossReduction::Mean,
+        }
     }
 }
 
 impl Tensor {
-    /// Cross-entropy of logits `[c]`, `[n, c]` or `[n, c, d1, ...]` with classes (i32 or i64, the shape without `c`) or with probabilities (floats, the
-    /// same shape).
+    /// Cross-entropy of logits `[c]`, `[n, c]` or `[n, c, d1, ...]` with classes (i32 or i64, the
+    /// shape without `c`) or with probabilities (floats, the same shape).
     ///
-    /// The loss of a position is `w[y] (lse - x[y])`, the log-sum-exp minus the logit of the target. With smoothing `e` it is
-    /// `(1 - e) w[y] (lse - x[y]) + e / c sum_k w[k] (lse - x[k])`. The mean divides by the sum of `w[y]` over positions that are not
-    /// ignored (so by their number without weights, and it is NaN where all are ignored); for probabilities by the number of positions.
+    /// The loss of a position is `w[y] (lse - x[y])`, the log-sum-exp minus the logit of the
+    /// target. With smoothing `e` it is
+    /// `(1 - e) w[y] (lse - x[y]) + e / c sum_k w[k] (lse - x[k])`. The mean divides by the sum of
+    /// `w[y]` over positions that are not ignored (so by their number without weights, and it is
+    /// NaN where all are ignored); for probabilities by the number of positions.
     ///
     /// ```
     /// # use anymesh_core::{Tensor, ops::cross_entropy::CrossEntropyOptions};
@@ -66,19 +83,38 @@ impl Tensor {
         let op = "cross_entropy";
         let smoothing = options.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {
-            return Err(Error::Argument { op, detail: format!("label smoothing must be in 0..=1, got {smoothing}") });
+            return Err(Error::Argument {
+                op,
+                detail: format!("label smoothing must be in 0..=1, got {smoothing}"),
+            });
         }
         Classes::check(op, self, target, options)?.run(self, target, options.weight.as_ref())
     }
 
-    /// Negative log-likelihood: as [`cross_entropy`](Tensor::cross_entropy) with classes, for inputs that are log-probabilities already.
+    /// Negative log-likelihood: as [`cross_entropy`](Tensor::cross_entropy) with classes, for
+    /// inputs that are log-probabilities already.
     #[track_caller]
-    pub fn nll_loss(&self, target: &Tensor, weight: Option<&Tensor>, ignore_index: Option<i64>, reduction: LossReduction) -> Result<Tensor> {
+    pub fn nll_loss(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        ignore_index: Option<i64>,
+        reduction: LossReduction,
+    ) -> Result<Tensor> {
         let op = "nll_loss";
         if target.dtype().is_float() {
-            return Err(Error::DType { op, dtype: target.dtype(), expected: "i32 or i64 classes" });
+            return Err(Error::DType {
+                op,
+                dtype: target.dtype(),
+                expected: "i32 or i64 classes",
+            });
         }
-        let options = CrossEntropyOptions { weight: weight.cloned(), ignore_index, label_smoothing: 0.0, reduction };
+        let options = CrossEntropyOptions {
+            weight: weight.cloned(),
+            ignore_index,
+            label_smoothing: 0.0,
+            reduction,
+        };
         Classes::check(op, self, target, &options)?.run(self, target, weight)
     }
 }
@@ -119,40 +155,84 @@ struct Found {
 }
 
 impl Classes {
-    fn check(op: &'static str, x: &Tensor, target: &Tensor, options: &CrossEntropyOptions) -> Result<Self> {
+    fn check(
+        op: &'static str,
+        x: &Tensor,
+        target: &Tensor,
+        options: &CrossEntropyOptions,
+    ) -> Result<Self> {
         check_float(op, &[x])?;
         if x.rank() == 0 {
-            return Err(Error::Shape { op, detail: "logits need a class axis: [c], [n, c] or [n, c, ...]".into() });
+            return Err(Error::Shape {
+                op,
+                detail: "logits need a class axis: [c], [n, c] or [n, c, ...]".into(),
+            });
         }
         let soft = target.dtype().is_float();
         if !soft && !matches!(target.dtype(), DType::I32 | DType::I64) {
-            return Err(Error::DType { op, dtype: target.dtype(), expected: "i32 or i64 classes, or probabilities of a float dtype" });
+            return Err(Error::DType {
+                op,
+                dtype: target.dtype(),
+                expected: "i32 or i64 classes, or probabilities of a float dtype",
+            });
         }
         let axis = usize::from(x.rank() > 1);
         let count = x.dims()[axis];
         let positions = positions(x, axis);
         let expected = if soft { x.shape() } else { &positions };
         if target.shape() != expected {
-            return Err(Error::Shape { op, detail: format!("a target of {} for {} must have shape {expected}", target.type_string(), x.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "a target of {} for {} must have shape {expected}",
+                    target.type_string(),
+                    x.type_string()
+                ),
+            });
         }
         if count == 0 {
-            return Err(Error::Shape { op, detail: format!("{} has no classes", x.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!("{} has no classes", x.shape()),
+            });
         }
         if let Some(w) = &options.weight {
             check_float(op, &[w])?;
             if w.dims() != [count] {
-                return Err(Error::Shape { op, detail: format!("{count} classes need weights [{count}], got {}", w.shape()) });
+                return Err(Error::Shape {
+                    op,
+                    detail: format!("{count} classes need weights [{count}], got {}", w.shape()),
+                });
             }
         }
-        let ignored = options.ignore_index.filter(|i| !soft && (target.dtype() == DType::I64 || i32::try_from(*i).is_ok()));
-        let CrossEntropyOptions { label_smoothing: smoothing, reduction, .. } = *options;
+        let ignored = options
+            .ignore_index
+            .filter(|i| !soft && (target.dtype() == DType::I64 || i32::try_from(*i).is_ok()));
+        let CrossEntropyOptions {
+            label_smoothing: smoothing,
+            reduction,
+            ..
+        } = *options;
         let (weighted, logits) = (options.weight.is_some(), op == "cross_entropy");
-        Ok(Self { op, weighted, smoothing, reduction, logits, soft, ignored, axis, count, positions: positions.numel() })
+        Ok(Self {
+            op,
+            weighted,
+            smoothing,
+            reduction,
+            logits,
+            soft,
+            ignored,
+            axis,
+            count,
+            positions: positions.numel(),
+        })
     }
 
     /// Whether the mean divides by what is counted and not by the number of positions.
     fn counts(&self) -> bool {
-        self.reduction == LossReduction::Mean && !self.soft && (self.ignored.is_some() || self.weighted)
+        self.reduction == LossReduction::Mean
+            && !self.soft
+            && (self.ignored.is_some() || self.weighted)
     }
 
     #[track_caller]
@@ -172,7 +252,16 @@ impl Classes {
         record1(self.op, &inputs, forward, |_| {
             let (x, target, weight) = (x.clone(), target.clone(), weight.cloned());
             let (lse, counted) = (found.lse.get().cloned(), found.counted.get().cloned());
-            Ok(move |b: &Back<'_>| self.pull(b, &x, &target, weight.as_ref(), lse.as_ref(), counted.as_ref()))
+            Ok(move |b: &Back<'_>| {
+                self.pull(
+                    b,
+                    &x,
+                    &target,
+                    weight.as_ref(),
+                    lse.as_ref(),
+                    counted.as_ref(),
+                )
+            })
         })
     }
 
@@ -182,9 +271,19 @@ impl Classes {
         let out = if plain(op, inputs)? {
             self.losses(x, target, weight, Some(found))?
         } else {
-            let attrs = [i64::from(self.soft), self.reduction as i64, self.counts().into(), (self.smoothing > 0.0).into()];
+            let attrs = [
+                i64::from(self.soft),
+                self.reduction as i64,
+                self.counts().into(),
+                (self.smoothing > 0.0).into(),
+            ];
             let rule = || Rule::new(&self.rule(), &[x.into(), target.into(), weight.into()], &[]);
-            Call { op, inputs, attrs: &attrs }.run_or(
+            Call {
+                op,
+                inputs,
+                attrs: &attrs,
+            }
+            .run_or(
                 rule,
                 |l| self.losses(&l[0], &l[1], l.inputs.get(2), None),
                 |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
@@ -206,11 +305,21 @@ impl Classes {
         }
     }
 
-    /// The rule: statistics are the log-sum-exp, the picked logit, its weight and the sum over classes.
+    /// The rule: statistics are the log-sum-exp, the picked logit, its weight and the sum over
+    /// classes.
     fn rule(&self) -> String {
-        let (x, positions) = if self.axis == 1 { ("nv...", "n...") } else { ("v", "") };
+        let (x, positions) = if self.axis == 1 {
+            ("nv...", "n...")
+        } else {
+            ("v", "")
+        };
         let target = if self.soft { x } else { positions };
-        let statistics = [self.logits, !self.soft, !self.soft && self.weighted, self.smoothing > 0.0];
+        let statistics = [
+            self.logits,
+            !self.soft,
+            !self.soft && self.weighted,
+            self.smoothing > 0.0,
+        ];
         let statistics = statistics.into_iter().filter(|s| *s).count();
         let result = match self.reduction {
             LossReduction::None => format!("{positions} ;"),
@@ -222,21 +331,45 @@ impl Classes {
 
     /// The weights as a tensor that broadcasts to the logits.
     fn column(&self, x: &Tensor, weight: Option<&Tensor>) -> Result<Option<Tensor>> {
-        weight.map(|w| w.reshape((self.axis..x.rank()).map(|d| if d == self.axis { self.count } else { 1 }).collect::<Shape>())).transpose()
+        weight
+            .map(|w| {
+                w.reshape(
+                    (self.axis..x.rank())
+                        .map(|d| if d == self.axis { self.count } else { 1 })
+                        .collect::<Shape>(),
+                )
+            })
+            .transpose()
     }
 
     #[track_caller]
     fn log_sum_exp(&self, x: &Tensor) -> Result<Tensor> {
-        Expr::new(self.op, &[x]).reduce(&[self.axis], ReduceOp::LogSumExp, None, compute_type([x]), |a| a.x[0])
+        Expr::new(self.op, &[x]).reduce(
+            &[self.axis],
+            ReduceOp::LogSumExp,
+            None,
+            compute_type([x]),
+            |a| a.x[0],
+        )
     }
 
-    /// The loss of every position, or their sum (scaled for a mean), or their sum and what it is to be divided by. Positions may be those of one rank;
-    /// then nothing is to be found.
+    /// The loss of every position, or their sum (scaled for a mean), or their sum and what it is to
+    /// be divided by. Positions may be those of one rank; then nothing is to be found.
     #[track_caller]
-    fn losses(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>, found: Option<&Found>) -> Result<Outputs> {
+    fn losses(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        found: Option<&Found>,
+    ) -> Result<Outputs> {
         let (op, kind) = (self.op, compute_type([x]));
         let column = self.column(x, weight)?;
-        let lse = if self.logits { Some(self.log_sum_exp(x)?) } else { None };
+        let lse = if self.logits {
+            Some(self.log_sum_exp(x)?)
+        } else {
+            None
+        };
         if let (Some(found), Some(lse)) = (found, &lse) {
             found.lse.get_or_init(|| lse.clone());
         }
@@ -246,7 +379,9 @@ impl Classes {
                 let spread = match &lse {
                     Some(lse) if self.smoothing > 0.0 => {
                         let term = Expr::new(op, &[x, lse]).maybe(&[column.as_ref()]);
-                        Some(term.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| weighted(a.x[1] - a.x[0], a.maybe[0]))?)
+                        Some(term.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| {
+                            weighted(a.x[1] - a.x[0], a.maybe[0])
+                        })?)
                     }
                     _ => None,
                 };
@@ -260,55 +395,96 @@ impl Classes {
         [1.0 - self.smoothing, self.smoothing / self.count as f64]
     }
 
-    /// The factor on the sum of losses: one over the number of positions for a mean that counts all.
+    /// The factor on the sum of losses: one over the number of positions for a mean that counts
+    /// all.
     fn scale(&self) -> Option<f64> {
-        (self.reduction == LossReduction::Mean && !self.counts()).then(|| 1.0 / self.positions as f64)
+        (self.reduction == LossReduction::Mean && !self.counts())
+            .then(|| 1.0 / self.positions as f64)
     }
 
     /// All positions at once, scaled.
     #[track_caller]
-    fn all(&self, expr: Expr<'_>, rank: usize, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
+    fn all(
+        &self,
+        expr: Expr<'_>,
+        rank: usize,
+        dtype: DType,
+        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+    ) -> Result<Tensor> {
         let axes: Dims = (0..rank).collect();
-        expr.reduce(&axes, ReduceOp::Sum, self.scale(), dtype, f)?.reshape(())
+        expr.reduce(&axes, ReduceOp::Sum, self.scale(), dtype, f)?
+            .reshape(())
     }
 
     /// `sum_k t[k] w[k] (lse - x[k])` with smoothed probabilities `t`.
     #[track_caller]
-    fn soft(&self, x: &Tensor, target: &Tensor, lse: &Tensor, column: Option<&Tensor>) -> Result<Outputs> {
-        let term = Expr::new(self.op, &[x, target, lse]).maybe(&[column]).params(&self.shares());
+    fn soft(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        lse: &Tensor,
+        column: Option<&Tensor>,
+    ) -> Result<Outputs> {
+        let term = Expr::new(self.op, &[x, target, lse])
+            .maybe(&[column])
+            .params(&self.shares());
         Ok(smallvec![match self.reduction {
-            LossReduction::None => term.reduce(&[self.axis], ReduceOp::Sum, None, x.dtype(), soft_term)?.reshape(positions(x, self.axis))?,
+            LossReduction::None => term
+                .reduce(&[self.axis], ReduceOp::Sum, None, x.dtype(), soft_term)?
+                .reshape(positions(x, self.axis))?,
             _ => self.all(term, x.rank(), x.dtype(), soft_term)?,
         }])
     }
 
-    /// The classes to read. Ignored positions read class 0. Negative classes would count from the end: they are moved out of range instead.
+    /// The classes to read. Ignored positions read class 0. Negative classes would count from the
+    /// end: they are moved out of range instead.
     #[track_caller]
     fn index(&self, target: &Tensor) -> Result<Tensor> {
         Expr::new(self.op, &[target]).map(target.dtype(), |a| {
             let class = a.x[0].lt(0).select(a.x[0] - self.count as i64, a.x[0]);
-            self.ignored.map_or(class, |i| a.x[0].eq(i).select(class.lit(0i64), class))
+            self.ignored
+                .map_or(class, |i| a.x[0].eq(i).select(class.lit(0i64), class))
         })
     }
 
-    /// The loss of classes from the log-sum-exp (none for log-probabilities) and the loss `spread` over all classes.
+    /// The loss of classes from the log-sum-exp (none for log-probabilities) and the loss `spread`
+    /// over all classes.
     #[track_caller]
-    fn hard(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>, lse: Option<&Tensor>, spread: Option<&Tensor>) -> Result<Outputs> {
+    fn hard(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        lse: Option<&Tensor>,
+        spread: Option<&Tensor>,
+    ) -> Result<Outputs> {
         let (op, ignored) = (self.op, self.ignored);
         let target = target.unsqueeze(self.axis as i64)?;
         let index = self.index(&target)?;
         let picked = take_along(op, x, self.axis as i64, &index)?;
-        let weight = weight.map(|w| gather_axes(op, w, &[(0, &index)])).transpose()?;
-        let expr = Expr::new(op, &[&picked, &target]).maybe(&[lse, weight.as_ref(), spread]).params(&self.shares());
+        let weight = weight
+            .map(|w| gather_axes(op, w, &[(0, &index)]))
+            .transpose()?;
+        let expr = Expr::new(op, &[&picked, &target])
+            .maybe(&[lse, weight.as_ref(), spread])
+            .params(&self.shares());
         let kind = compute_type([x]);
         Ok(match self.reduction {
-            LossReduction::None => smallvec![expr.map(x.dtype(), |a| hard_term(a, ignored))?.reshape(positions(x, self.axis))?],
+            LossReduction::None => smallvec![
+                expr.map(x.dtype(), |a| hard_term(a, ignored))?
+                    .reshape(positions(x, self.axis))?
+            ],
             _ if self.counts() => {
                 let total = self.all(expr, x.rank(), kind, |a| hard_term(a, ignored))?;
-                let counted = self.all(Expr::new(op, &[&target]).maybe(&[weight.as_ref()]), x.rank(), kind, |a| {
-                    let one = a.x[0].builder().constant(1.0, kind.kind());
-                    unless(ignored, a.x[0], a.maybe[0].unwrap_or(one))
-                })?;
+                let counted = self.all(
+                    Expr::new(op, &[&target]).maybe(&[weight.as_ref()]),
+                    x.rank(),
+                    kind,
+                    |a| {
+                        let one = a.x[0].builder().constant(1.0, kind.kind());
+                        unless(ignored, a.x[0], a.maybe[0].unwrap_or(one))
+                    },
+                )?;
                 smallvec![total, counted]
             }
             _ => smallvec![self.all(expr, x.rank(), x.dtype(), |a| hard_term(a, ignored))?],
@@ -326,7 +502,11 @@ fn positions(x: &Tensor, axis: usize) -> Shape {
 /// The loss of the target's class.
 fn hard_term<'b>(a: &Args<'b>, ignored: Option<i64>) -> Val<'b> {
     let own = weighted(a.maybe[0].map_or(-a.x[0], |lse| lse - a.x[0]), a.maybe[1]);
-    unless(ignored, a.x[1], a.maybe[2].map_or(own, |all| own * a.p[0] + all * a.p[1]))
+    unless(
+        ignored,
+        a.x[1],
+        a.maybe[2].map_or(own, |all| own * a.p[0] + all * a.p[1]),
+    )
 }
 
 /// The loss of one class under smoothed probabilities.

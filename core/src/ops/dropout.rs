@@ -14,15 +14,25 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. An element survives wherever it lies, so the parts of a sum survive together.
-pub const OPS: &[OpInfo] = &[op("dropout", DROPOUT), op("dropout_add", DROPOUT_ADD), op_without_gradient("dropout_mask", "-> ... ; offset", CREATES)];
+/// The ops of this file. An element survives wherever it lies, so the parts of a sum survive
+/// together.
+pub const OPS: &[OpInfo] = &[
+    op("dropout", DROPOUT),
+    op("dropout_add", DROPOUT_ADD),
+    op_without_gradient("dropout_mask", "-> ... ; offset", CREATES),
+];
 
 const DROPOUT: &str = "... -> ... ; offset ; linear 0";
 const DROPOUT_ADD: &str = "..., ... -> ... ; offset ; linear 0 1";
 
-/// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and index alone, so it is the mask that
-/// [`Tensor::dropout`] used with the same key.
-pub fn dropout_mask(shape: impl Into<Shape>, p: f64, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
+/// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
+/// index alone, so it is the mask that [`Tensor::dropout`] used with the same key.
+pub fn dropout_mask(
+    shape: impl Into<Shape>,
+    p: f64,
+    place: impl Into<Place>,
+    rng: Rng,
+) -> Result<Tensor> {
     let (op, shape) = ("dropout_mask", shape.into());
     check_probability(op, p)?;
     Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
@@ -56,7 +66,14 @@ impl Tensor {
 }
 
 fn check_probability(op: &'static str, p: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&p) { Ok(()) } else { Err(Error::Argument { op, detail: format!("the probability must be in 0..=1, got {p}") }) }
+    if (0.0..=1.0).contains(&p) {
+        Ok(())
+    } else {
+        Err(Error::Argument {
+            op,
+            detail: format!("the probability must be in 0..=1, got {p}"),
+        })
+    }
 }
 
 /// Whether an element survives; declares the probability as a param.
@@ -66,7 +83,13 @@ fn survives<'b>(b: &'b Builder, index: Val<'b>, key: [Val<'b>; 3]) -> Val<'b> {
 }
 
 #[track_caller]
-fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng) -> Result<Tensor> {
+fn run(
+    op: &'static str,
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    p: f64,
+    rng: Rng,
+) -> Result<Tensor> {
     check_probability(op, p)?;
     let operands: SmallVec<[&Tensor; 2]> = [Some(x), residual].into_iter().flatten().collect();
     // The same elements of the gradient survive.
@@ -79,7 +102,9 @@ fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng
             Ok(move |b: &Back<'_>| {
                 let g = b.grad()?;
                 let of_x = b.wanted(0, || run("dropout", g, None, p, rng))?;
-                let of_residual = beside.map(|dtype| b.wanted(1, || g.cast(dtype))).transpose()?;
+                let of_residual = beside
+                    .map(|dtype| b.wanted(1, || g.cast(dtype)))
+                    .transpose()?;
                 Ok([of_x].into_iter().chain(of_residual).collect::<Pulled>())
             })
         },
@@ -87,7 +112,14 @@ fn run(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng
 }
 
 #[track_caller]
-fn values(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: Rng, operands: &[&Tensor]) -> Result<Tensor> {
+fn values(
+    op: &'static str,
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    p: f64,
+    rng: Rng,
+    operands: &[&Tensor],
+) -> Result<Tensor> {
     let kind = compute_type(operands.iter().copied());
     // At p = 1 nothing survives and the factor is never used.
     let params = [p, if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }].map(Scalar::Float);
@@ -105,12 +137,39 @@ fn values(op: &'static str, x: &Tensor, residual: Option<&Tensor>, p: f64, rng: 
     let rounds = residual.is_some_and(|r| r.dtype() != x.dtype());
     let rule = || {
         let given: SmallVec<[Given<'_>; 2]> = operands.iter().map(|t| (*t).into()).collect();
-        let rule = Rule::new(if residual.is_some() { DROPOUT_ADD } else { DROPOUT }, &given, &[])?;
-        Ok(if rounds { Rule { through: SmallVec::new(), addends: 0, ..rule } } else { rule })
+        let rule = Rule::new(
+            if residual.is_some() {
+                DROPOUT_ADD
+            } else {
+                DROPOUT
+            },
+            &given,
+            &[],
+        )?;
+        Ok(if rounds {
+            Rule {
+                through: SmallVec::new(),
+                addends: 0,
+                ..rule
+            }
+        } else {
+            rule
+        })
     };
     let local = |l: &Local<'_>| {
         let parts: SmallVec<[&Tensor; 2]> = l.inputs.iter().collect();
-        Ok(smallvec![draw.part(&l.region(0, x.shape())).run(&program, &parts, &params, l[0].device())?])
+        Ok(smallvec![draw.part(&l.region(0, x.shape())).run(
+            &program,
+            &parts,
+            &params,
+            l[0].device()
+        )?])
     };
-    Ok(Call { op, inputs: operands, attrs: &[rounds.into()] }.run(rule, local)?.remove(0))
+    Ok(Call {
+        op,
+        inputs: operands,
+        attrs: &[rounds.into()],
+    }
+    .run(rule, local)?
+    .remove(0))
 }

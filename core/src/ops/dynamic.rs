@@ -1,12 +1,14 @@
 //! Ops whose result size depends on the values: `nonzero`, `masked_select`, `unique`.
 //!
-//! The size is read from the device once, so each is `async`, with a waiting form where threads can wait. Everything else stays on
-//! the device: a running count of the marked elements, in which the position of the `i`-th one is found by binary search.
+//! The size is read from the device once, so each is `async`, with a waiting form where threads can
+//! wait. Everything else stays on the device: a running count of the marked elements, in which the
+//! position of the `i`-th one is found by binary search.
 //!
-//! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the results are replicated. A call gathers at once, not when
-//! its future is first polled.
+//! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the
+//! results are replicated. A call gathers at once, not when its future is first polled.
 //!
-//! Elements that `masked_select` takes get their gradients; of equal elements that `unique` makes one, the first gets it.
+//! Elements that `masked_select` takes get their gradients; of equal elements that `unique` makes
+//! one, the first gets it.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -20,7 +22,9 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{Map, OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, sort::check_positions};
+use super::{
+    Map, OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, sort::check_positions,
+};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
@@ -43,22 +47,44 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let rule = || Rule::new("... -> ... ; replicate ...", &[x.into()], &[]);
-    let run = || Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?.remove(0).part(0));
+    let run = || {
+        Ok(Call {
+            op,
+            inputs: &[x],
+            attrs: &[],
+        }
+        .run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?
+        .remove(0)
+        .part(0))
+    };
     record1(op, &[x], run, |_| {
         let (mesh, sharding) = (x.mesh().clone(), x.sharding().whole());
-        Ok(move |b: &Back<'_>| Ok(smallvec::smallvec![Some(b.grad()?.to_mesh(&mesh, &sharding)?)]))
+        Ok(move |b: &Back<'_>| {
+            Ok(smallvec::smallvec![Some(
+                b.grad()?.to_mesh(&mesh, &sharding)?
+            )])
+        })
     })
 }
 
-/// [`gathered`], with a gradient if one is wanted where the op is called, and not where it is awaited.
+/// [`gathered`], with a gradient if one is wanted where the op is called, and not where it is
+/// awaited.
 #[track_caller]
 fn tracked(op: &'static str, x: &Tensor) -> Result<Tensor> {
-    if is_recording(&[x]) { gathered(op, x) } else { gathered(op, &x.detach()) }
+    if is_recording(&[x]) {
+        gathered(op, x)
+    } else {
+        gathered(op, &x.detach())
+    }
 }
 
 /// A result on every rank of the operand's mesh.
 fn replicated(result: Tensor, mesh: &Mesh) -> Result<Tensor> {
-    if mesh.is_single() { Ok(result) } else { result.to_mesh(mesh, Sharding::replicated()) }
+    if mesh.is_single() {
+        Ok(result)
+    } else {
+        result.to_mesh(mesh, Sharding::replicated())
+    }
 }
 
 /// What [`Tensor::unique`] finds in a tensor.
@@ -85,7 +111,10 @@ async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
     let n = marks.numel();
     check_positions(op, marks.shape(), n)?;
     if n == 0 {
-        return Ok(Marked { running: marks.clone(), positions: marks.clone() });
+        return Ok(Marked {
+            running: marks.clone(),
+            positions: marks.clone(),
+        });
     }
     let running = marks.cumsum(0)?;
     let count = running.narrow(0, n - 1, 1)?.item_async().await?.to_i64();
@@ -96,7 +125,8 @@ async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
 
 /// Positions (i32) in row-major order of the elements that are not zero.
 async fn nonzero_positions(op: &'static str, tensor: &Tensor) -> Result<Tensor> {
-    let marks = map1(op, &is_nonzero(tensor.dtype())?, &[tensor], &[])?.reshape([tensor.numel()])?;
+    let marks =
+        map1(op, &is_nonzero(tensor.dtype())?, &[tensor], &[])?.reshape([tensor.numel()])?;
     Ok(find(op, &marks).await?.positions)
 }
 
@@ -107,7 +137,8 @@ fn is_nonzero(dtype: DType) -> Result<MapProgram> {
     b.finish(&[(mark, DType::I32)])
 }
 
-/// 1 for what begins a new value in sorted order: what differs from the element before it, and the first, which has none before it.
+/// 1 for what begins a new value in sorted order: what differs from the element before it, and the
+/// first, which has none before it.
 fn begins(dtype: DType) -> Result<MapProgram> {
     let b = Builder::new();
     let (here, before) = (b.load(dtype), b.load(dtype));
@@ -133,8 +164,16 @@ async fn nonzero(x: &Tensor) -> Result<Tensor> {
     let b = Builder::new();
     let (position, step, size) = (b.load(DType::I32), b.load(DType::I32), b.load(DType::I32));
     let program = b.finish(&[(position.floor_div(step).rem(size), DType::I32)])?;
-    let (steps, sizes) = (table(x.shape().strides())?, table(x.dims().iter().map(|d| *d as isize).collect())?);
-    map1(op, &program, &[&positions.unsqueeze(1)?, &steps, &sizes], &[])
+    let (steps, sizes) = (
+        table(x.shape().strides())?,
+        table(x.dims().iter().map(|d| *d as isize).collect())?,
+    );
+    map1(
+        op,
+        &program,
+        &[&positions.unsqueeze(1)?, &steps, &sizes],
+        &[],
+    )
 }
 
 /// [`Tensor::unique`] of a plain tensor.
@@ -144,26 +183,46 @@ async fn unique(x: &Tensor) -> Result<Unique> {
     let flat = x.reshape([n])?;
     if n == 0 {
         let none = x.result(None, DType::I32, [0].into());
-        return Ok(Unique { values: flat, inverse: x.result(None, DType::I32, x.shape().clone()), counts: none });
+        return Ok(Unique {
+            values: flat,
+            inverse: x.result(None, DType::I32, x.shape().clone()),
+            counts: none,
+        });
     }
     let (sorted, order) = flat.sort(0, false)?;
     let compared = sorted.detach();
-    let operands = [Operand::from(&compared), Operand::at(&compared, smallvec::smallvec![1])];
-    let marks = Map::new(op, &begins(x.dtype())?, &[n].into()).run(&operands, x.device())?.remove(0);
+    let operands = [
+        Operand::from(&compared),
+        Operand::at(&compared, smallvec::smallvec![1]),
+    ];
+    let marks = Map::new(op, &begins(x.dtype())?, &[n].into())
+        .run(&operands, x.device())?
+        .remove(0);
     let Marked { running, positions } = find(op, &marks).await?;
 
     let values = sorted.index_select(0, &positions)?;
     let found = positions.numel();
     let end = Tensor::from_slice(&[n as i32], [1], x.device())?;
-    let next = if found == 1 { end } else { Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)? };
+    let next = if found == 1 {
+        end
+    } else {
+        Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)?
+    };
     let counts = next.sub(&positions)?;
     let numbers = running.sub(1)?;
-    let inverse = numbers.scatter(0, &order, &numbers, ScatterOp::Set)?.reshape(x.shape())?;
-    Ok(Unique { values, inverse, counts })
+    let inverse = numbers
+        .scatter(0, &order, &numbers, ScatterOp::Set)?
+        .reshape(x.shape())?;
+    Ok(Unique {
+        values,
+        inverse,
+        counts,
+    })
 }
 
 impl Tensor {
-    /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in row-major order. Reads their number from the device.
+    /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in
+    /// row-major order. Reads their number from the device.
     #[track_caller]
     pub fn nonzero_async(&self) -> impl Future<Output = Result<Tensor>> + use<> {
         let (whole, mesh) = (gathered("nonzero", &self.detach()), self.mesh().clone());
@@ -177,15 +236,24 @@ impl Tensor {
         pollster::block_on(self.nonzero_async())
     }
 
-    /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask broadcast. Reads their number from the device.
+    /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask
+    /// broadcast. Reads their number from the device.
     #[track_caller]
-    pub fn masked_select_async(&self, mask: &Tensor) -> impl Future<Output = Result<Tensor>> + use<> {
+    pub fn masked_select_async(
+        &self,
+        mask: &Tensor,
+    ) -> impl Future<Output = Result<Tensor>> + use<> {
         let (operands, mesh) = (masked_operands(self, mask), self.mesh().clone());
         async move {
             let (x, mask) = operands?;
             let shape = x.shape().broadcast("masked_select", mask.shape())?;
             let positions = nonzero_positions("masked_select", &mask.expand(&shape)?).await?;
-            replicated(x.expand(&shape)?.reshape([shape.numel()])?.index_select(0, &positions)?, &mesh)
+            replicated(
+                x.expand(&shape)?
+                    .reshape([shape.numel()])?
+                    .index_select(0, &positions)?,
+                &mesh,
+            )
         }
     }
 
@@ -196,14 +264,23 @@ impl Tensor {
         pollster::block_on(self.masked_select_async(mask))
     }
 
-    /// The different values of all elements in ascending order, with positions and counts. All NaN count as one value, and -0 as 0 (the first of
-    /// them is kept). Reads the number of values from the device.
+    /// The different values of all elements in ascending order, with positions and counts. All NaN
+    /// count as one value, and -0 as 0 (the first of them is kept). Reads the number of values from
+    /// the device.
     #[track_caller]
     pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
         let (whole, mesh) = (tracked("unique", self), self.mesh().clone());
         async move {
-            let Unique { values, inverse, counts } = unique(&whole?).await?;
-            Ok(Unique { values: replicated(values, &mesh)?, inverse: replicated(inverse, &mesh)?, counts: replicated(counts, &mesh)? })
+            let Unique {
+                values,
+                inverse,
+                counts,
+            } = unique(&whole?).await?;
+            Ok(Unique {
+                values: replicated(values, &mesh)?,
+                inverse: replicated(inverse, &mesh)?,
+                counts: replicated(counts, &mesh)?,
+            })
         }
     }
 
@@ -221,7 +298,11 @@ fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
     let op = "masked_select";
     plain(op, &[x, mask])?;
     if mask.dtype() != DType::Bool {
-        return Err(Error::DType { op, dtype: mask.dtype(), expected: "a bool mask" });
+        return Err(Error::DType {
+            op,
+            dtype: mask.dtype(),
+            expected: "a bool mask",
+        });
     }
     x.shape().broadcast(op, mask.shape())?;
     Ok((tracked(op, x)?, gathered(op, mask)?))

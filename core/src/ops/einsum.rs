@@ -26,11 +26,15 @@ use crate::{
 use smallvec::smallvec;
 
 /// The ops of this file. The rule of an einsum is the equation itself: here that of `ij,jk->ik`.
-pub const OPS: &[OpInfo] = &[op("einsum", "ij, jk -> ik ; reduce j sum ; linear 0 ; linear 1")];
+pub const OPS: &[OpInfo] = &[op(
+    "einsum",
+    "ij, jk -> ik ; reduce j sum ; linear 0 ; linear 1",
+)];
 
 const OP: &str = "einsum";
 
-/// A dimension's name: a letter, or the place of a dimension that `...` stands for, counted from the right.
+/// A dimension's name: a letter, or the place of a dimension that `...` stands for, counted from
+/// the right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Label {
     Letter(char),
@@ -55,21 +59,32 @@ struct Named {
 
 impl Named {
     fn axes_of(&self, labels: &[Label]) -> Vec<i64> {
-        labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| i as i64).collect()
+        labels
+            .iter()
+            .filter_map(|l| self.labels.iter().position(|m| m == l))
+            .map(|i| i as i64)
+            .collect()
     }
 
     /// Sums over every label that `keep` refuses.
     fn reduce(self, keep: impl Fn(&Label) -> bool) -> Result<Named> {
-        let gone: Vec<i64> = (0..self.labels.len()).filter(|i| !keep(&self.labels[*i])).map(|i| i as i64).collect();
+        let gone: Vec<i64> = (0..self.labels.len())
+            .filter(|i| !keep(&self.labels[*i]))
+            .map(|i| i as i64)
+            .collect();
         if gone.is_empty() {
             return Ok(self);
         }
         // A sum of u8 counts in i32; products go on in the common dtype.
         let tensor = self.tensor.sum(&gone, false)?.cast(self.tensor.dtype())?;
-        Ok(Named { tensor, labels: self.labels.into_iter().filter(|l| keep(l)).collect() })
+        Ok(Named {
+            tensor,
+            labels: self.labels.into_iter().filter(|l| keep(l)).collect(),
+        })
     }
 
-    /// The dimensions in the order of `labels` (all of this tensor's), merged into groups of the given lengths.
+    /// The dimensions in the order of `labels` (all of this tensor's), merged into groups of the
+    /// given lengths.
     fn grouped(&self, labels: &[Label], groups: [usize; 3]) -> Result<Tensor> {
         let ordered = self.tensor.permute(&self.axes_of(labels))?;
         let mut dims = Dims::new();
@@ -84,7 +99,11 @@ impl Named {
 }
 
 fn bad_text(text: &str, expected: impl Into<String>) -> Error {
-    Error::Parse { what: "einsum equation", text: text.into(), expected: expected.into() }
+    Error::Parse {
+        what: "einsum equation",
+        text: text.into(),
+        expected: expected.into(),
+    }
 }
 
 /// One term: letters, and where `...` stood among them.
@@ -101,9 +120,15 @@ fn parse_term(equation: &str, term: &str) -> Result<Term> {
     };
     let letters: Vec<char> = before.chars().chain(after.chars()).collect();
     if !letters.iter().all(char::is_ascii_alphabetic) {
-        return Err(bad_text(equation, "letters a to z and A to Z and at most one '...' in each term, terms separated by ',', the result after '->'"));
+        return Err(bad_text(
+            equation,
+            "letters a to z and A to Z and at most one '...' in each term, terms separated by ',', the result after '->'",
+        ));
     }
-    Ok(Term { letters, ellipsis: ellipsis.then_some(before.len()) })
+    Ok(Term {
+        letters,
+        ellipsis: ellipsis.then_some(before.len()),
+    })
 }
 
 impl Term {
@@ -116,25 +141,52 @@ impl Term {
         let at = self.ellipsis.unwrap_or(0);
         let letters = |range: &[char]| range.iter().map(|c| Label::Letter(*c)).collect::<Vec<_>>();
         let dots = (0..hidden).rev().map(Label::Ellipsis).collect();
-        Some([letters(&self.letters[..at]), dots, letters(&self.letters[at..])].concat())
+        Some(
+            [
+                letters(&self.letters[..at]),
+                dots,
+                letters(&self.letters[at..]),
+            ]
+            .concat(),
+        )
     }
 }
 
 /// The label of each dimension. Dimensions with the same label must have the same size.
 fn labels(equation: &str, term: &Term, tensor: &Tensor) -> Result<Vec<Label>> {
     let labels = term.labels(tensor.rank()).ok_or_else(|| {
-        bad_text(equation, format!("a term with one letter for each of the {} dimensions of {}, or '...'", tensor.rank(), tensor.type_string()))
+        bad_text(
+            equation,
+            format!(
+                "a term with one letter for each of the {} dimensions of {}, or '...'",
+                tensor.rank(),
+                tensor.type_string()
+            ),
+        )
     })?;
     for (d, label) in labels.iter().enumerate() {
-        let (size, first) = (tensor.dims()[d], labels.iter().position(|l| l == label).map_or(0, |first| tensor.dims()[first]));
+        let (size, first) = (
+            tensor.dims()[d],
+            labels
+                .iter()
+                .position(|l| l == label)
+                .map_or(0, |first| tensor.dims()[first]),
+        );
         if first != size {
-            return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label} is {first} and {size} in {}", tensor.type_string()) });
+            return Err(Error::Shape {
+                op: OP,
+                detail: format!(
+                    "'{equation}': {label} is {first} and {size} in {}",
+                    tensor.type_string()
+                ),
+            });
         }
     }
     Ok(labels)
 }
 
-/// A plain tensor with these labels; one that occurs twice becomes one dimension, its diagonal (a view).
+/// A plain tensor with these labels; one that occurs twice becomes one dimension, its diagonal (a
+/// view).
 fn name(labels: &[Label], tensor: &Tensor) -> Named {
     let old = tensor.layout();
     let mut named: Vec<Label> = vec![];
@@ -149,16 +201,43 @@ fn name(labels: &[Label], tensor: &Tensor) -> Named {
             }
         }
     }
-    Named { tensor: tensor.viewed(Layout { shape: dims.into(), strides, offset: old.offset }), labels: named }
+    Named {
+        tensor: tensor.viewed(Layout {
+            shape: dims.into(),
+            strides,
+            offset: old.offset,
+        }),
+        labels: named,
+    }
 }
 
-/// The labels of the result: as written after `->`, or the hidden dimensions and then the letters that occur once, in alphabetical order.
-fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands: &[Vec<Label>]) -> Result<Vec<Label>> {
-    let hidden = operands.iter().flatten().filter_map(|l| if let Label::Ellipsis(i) = l { Some(i + 1) } else { None }).max().unwrap_or(0);
+/// The labels of the result: as written after `->`, or the hidden dimensions and then the letters
+/// that occur once, in alphabetical order.
+fn result_labels(
+    equation: &str,
+    output: Option<&str>,
+    terms: &[Term],
+    operands: &[Vec<Label>],
+) -> Result<Vec<Label>> {
+    let hidden = operands
+        .iter()
+        .flatten()
+        .filter_map(|l| {
+            if let Label::Ellipsis(i) = l {
+                Some(i + 1)
+            } else {
+                None
+            }
+        })
+        .max()
+        .unwrap_or(0);
     let Some(output) = output else {
         let mut letters: Vec<char> = terms.iter().flat_map(|t| &t.letters).copied().collect();
         letters.sort_unstable();
-        let once = letters.iter().filter(|c| letters.iter().filter(|d| d == c).count() == 1).map(|c| Label::Letter(*c));
+        let once = letters
+            .iter()
+            .filter(|c| letters.iter().filter(|d| d == c).count() == 1)
+            .map(|c| Label::Letter(*c));
         return Ok((0..hidden).rev().map(Label::Ellipsis).chain(once).collect());
     };
     let term = parse_term(equation, output)?;
@@ -166,14 +245,21 @@ fn result_labels(equation: &str, output: Option<&str>, terms: &[Term], operands:
     let labels = term.labels(rank).unwrap_or_default();
     for (i, label) in labels.iter().enumerate() {
         if labels[..i].contains(label) || !operands.iter().any(|o| o.contains(label)) {
-            return Err(bad_text(equation, "a result whose letters each occur once, and in some operand"));
+            return Err(bad_text(
+                equation,
+                "a result whose letters each occur once, and in some operand",
+            ));
         }
     }
     Ok(labels)
 }
 
 /// The size of each label: hidden dimensions of size 1 broadcast, letters must agree.
-fn sizes(equation: &str, labels: &[Vec<Label>], tensors: &[&Tensor]) -> Result<Vec<(Label, usize)>> {
+fn sizes(
+    equation: &str,
+    labels: &[Vec<Label>],
+    tensors: &[&Tensor],
+) -> Result<Vec<(Label, usize)>> {
     let mut sizes: Vec<(Label, usize)> = vec![];
     for (labels, tensor) in labels.iter().zip(tensors) {
         for (label, &size) in labels.iter().zip(tensor.dims()) {
@@ -183,7 +269,12 @@ fn sizes(equation: &str, labels: &[Vec<Label>], tensors: &[&Tensor]) -> Result<V
                 Some((Label::Ellipsis(_), known)) if *known == 1 => *known = size,
                 Some((Label::Ellipsis(_), _)) if size == 1 => {}
                 Some((_, known)) => {
-                    return Err(Error::Shape { op: OP, detail: format!("'{equation}': {label} is {known} in one operand and {size} in another") });
+                    return Err(Error::Shape {
+                        op: OP,
+                        detail: format!(
+                            "'{equation}': {label} is {known} in one operand and {size} in another"
+                        ),
+                    });
                 }
             }
         }
@@ -191,60 +282,141 @@ fn sizes(equation: &str, labels: &[Vec<Label>], tensors: &[&Tensor]) -> Result<V
     Ok(sizes)
 }
 
-/// The rule of an equation: labels are factors, those that the result lacks are summed, and the sum is linear in every operand. Dimensions of which the
-/// diagonal is taken are whole.
-fn rule(labels: &[Vec<Label>], result: &[Label], sizes: &[(Label, usize)], tensors: &[&Tensor]) -> Result<Rule> {
+/// The rule of an equation: labels are factors, those that the result lacks are summed, and the sum
+/// is linear in every operand. Dimensions of which the diagonal is taken are whole.
+fn rule(
+    labels: &[Vec<Label>],
+    result: &[Label],
+    sizes: &[(Label, usize)],
+    tensors: &[&Tensor],
+) -> Result<Rule> {
     let letter = |label: &Label| sizes.iter().position(|(l, _)| l == label).map_or('1', nth);
-    let broadcasts = |label: &Label, size: usize| sizes.iter().any(|(l, n)| l == label && *n != size);
+    let broadcasts =
+        |label: &Label, size: usize| sizes.iter().any(|(l, n)| l == label && *n != size);
     let term = |(labels, tensor): (&Vec<Label>, &&Tensor)| -> String {
-        labels.iter().zip(tensor.dims()).map(|(label, &size)| if broadcasts(label, size) { '1' } else { letter(label) }).collect()
+        labels
+            .iter()
+            .zip(tensor.dims())
+            .map(|(label, &size)| {
+                if broadcasts(label, size) {
+                    '1'
+                } else {
+                    letter(label)
+                }
+            })
+            .collect()
     };
     let terms: Vec<String> = labels.iter().zip(tensors).map(term).collect();
-    let of = |keep: &dyn Fn(&Label) -> bool| listed(&sizes.iter().map(|(label, _)| label).filter(|l| keep(l)).map(letter).collect::<String>());
+    let of = |keep: &dyn Fn(&Label) -> bool| {
+        listed(
+            &sizes
+                .iter()
+                .map(|(label, _)| label)
+                .filter(|l| keep(l))
+                .map(letter)
+                .collect::<String>(),
+        )
+    };
     let summed = of(&|label| !result.contains(label));
-    let diagonals = of(&|label| labels.iter().any(|term| term.iter().filter(|l| *l == label).count() > 1));
-    let linear: String = (0..tensors.len()).map(|i| format!(" ; linear {i}")).collect();
+    let diagonals = of(&|label| {
+        labels
+            .iter()
+            .any(|term| term.iter().filter(|l| *l == label).count() > 1)
+    });
+    let linear: String = (0..tensors.len())
+        .map(|i| format!(" ; linear {i}"))
+        .collect();
     let result: String = result.iter().map(letter).collect();
     let given: Vec<Given<'_>> = tensors.iter().map(|t| (*t).into()).collect();
-    Rule::new(&format!("{} -> {result} ; reduce{summed} sum ; replicate{diagonals}{linear}", terms.join(", ")), &given, &[])
+    Rule::new(
+        &format!(
+            "{} -> {result} ; reduce{summed} sum ; replicate{diagonals}{linear}",
+            terms.join(", ")
+        ),
+        &given,
+        &[],
+    )
 }
 
-/// Multiplies two operands and sums over what only they share. Labels for which `needed` holds stay.
+/// Multiplies two operands and sums over what only they share. Labels for which `needed` holds
+/// stay.
 fn contract(left: Named, right: Named, needed: impl Fn(&Label) -> bool) -> Result<Named> {
     let shared = |l: &Label| left.labels.contains(l) && right.labels.contains(l);
-    let pick = |labels: &[Label], f: &dyn Fn(&Label) -> bool| labels.iter().copied().filter(|l| f(l)).collect::<Vec<_>>();
+    let pick = |labels: &[Label], f: &dyn Fn(&Label) -> bool| {
+        labels.iter().copied().filter(|l| f(l)).collect::<Vec<_>>()
+    };
     let batch = pick(&left.labels, &|l| shared(l) && needed(l));
     let summed = pick(&left.labels, &|l| shared(l) && !needed(l));
     let rows = pick(&left.labels, &|l| !shared(l));
     let columns = pick(&right.labels, &|l| !shared(l));
-    let a = left.grouped(&[&batch[..], &rows, &summed].concat(), [batch.len(), rows.len(), summed.len()])?;
-    let b = right.grouped(&[&batch[..], &summed, &columns].concat(), [batch.len(), summed.len(), columns.len()])?;
+    let a = left.grouped(
+        &[&batch[..], &rows, &summed].concat(),
+        [batch.len(), rows.len(), summed.len()],
+    )?;
+    let b = right.grouped(
+        &[&batch[..], &summed, &columns].concat(),
+        [batch.len(), summed.len(), columns.len()],
+    )?;
     // Nothing to sum: a plain product does less work than matrices with one column.
-    let product = if summed.is_empty() { a.mul(&b)? } else { a.bmm(&b)? };
-    let sizes = |labels: &[Label], of: &Named| -> Dims { of.axes_of(labels).iter().map(|i| of.tensor.shape()[*i as usize]).collect() };
-    let dims: Dims = [sizes(&batch, &left), sizes(&rows, &left), sizes(&columns, &right)].into_iter().flatten().collect();
-    Ok(Named { tensor: product.reshape(dims)?, labels: [batch, rows, columns].concat() })
+    let product = if summed.is_empty() {
+        a.mul(&b)?
+    } else {
+        a.bmm(&b)?
+    };
+    let sizes = |labels: &[Label], of: &Named| -> Dims {
+        of.axes_of(labels)
+            .iter()
+            .map(|i| of.tensor.shape()[*i as usize])
+            .collect()
+    };
+    let dims: Dims = [
+        sizes(&batch, &left),
+        sizes(&rows, &left),
+        sizes(&columns, &right),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    Ok(Named {
+        tensor: product.reshape(dims)?,
+        labels: [batch, rows, columns].concat(),
+    })
 }
 
 impl Tensor {
-    /// The Einstein sum of any number of tensors. Each term of `equation` names the dimensions of one operand; letters that the result
-    /// does not have are summed over. A letter twice in one term takes the diagonal; `...` stands for any further dimensions, which
-    /// broadcast. Without `->` the result has the letters that occur once, in alphabetical order. Operands are contracted two at a time from left to right.
+    /// The Einstein sum of any number of tensors. Each term of `equation` names the dimensions of
+    /// one operand; letters that the result does not have are summed over. A letter twice in one
+    /// term takes the diagonal; `...` stands for any further dimensions, which broadcast. Without
+    /// `->` the result has the letters that occur once, in alphabetical order. Operands are
+    /// contracted two at a time from left to right.
     #[track_caller]
     pub fn einsum(equation: &str, tensors: &[&Tensor]) -> Result<Tensor> {
         let (inputs, output) = match equation.split_once("->") {
             Some((inputs, output)) => (inputs, Some(output)),
             None => (equation, None),
         };
-        let terms = inputs.split(',').map(|term| parse_term(equation, term)).collect::<Result<Vec<_>>>()?;
+        let terms = inputs
+            .split(',')
+            .map(|term| parse_term(equation, term))
+            .collect::<Result<Vec<_>>>()?;
         if terms.len() != tensors.len() {
-            return Err(bad_text(equation, format!("{} terms, one for each operand", tensors.len())));
+            return Err(bad_text(
+                equation,
+                format!("{} terms, one for each operand", tensors.len()),
+            ));
         }
         plain(OP, tensors)?;
         let dtype = number_type(OP, tensors)?;
-        let cast = tensors.iter().map(|t| t.cast(dtype)).collect::<Result<Vec<_>>>()?;
+        let cast = tensors
+            .iter()
+            .map(|t| t.cast(dtype))
+            .collect::<Result<Vec<_>>>()?;
         let tensors: Vec<&Tensor> = cast.iter().collect();
-        let labels = terms.iter().zip(&tensors).map(|(term, tensor)| labels(equation, term, tensor)).collect::<Result<Vec<_>>>()?;
+        let labels = terms
+            .iter()
+            .zip(&tensors)
+            .map(|(term, tensor)| labels(equation, term, tensor))
+            .collect::<Result<Vec<_>>>()?;
         let result = result_labels(equation, output, &terms, &labels)?;
         Terms { labels, result }.run(equation, &tensors)
     }
@@ -267,21 +439,40 @@ impl Terms {
             || self.value(equation, tensors),
             |_| {
                 // The gradient of an operand needs the others.
-                let needed = |i: usize| tensors.iter().enumerate().any(|(j, t)| j != i && t.requires_grad());
-                let kept: Vec<Option<Tensor>> = tensors.iter().enumerate().map(|(i, t)| needed(i).then(|| (*t).clone())).collect();
+                let needed = |i: usize| {
+                    tensors
+                        .iter()
+                        .enumerate()
+                        .any(|(j, t)| j != i && t.requires_grad())
+                };
+                let kept: Vec<Option<Tensor>> = tensors
+                    .iter()
+                    .enumerate()
+                    .map(|(i, t)| needed(i).then(|| (*t).clone()))
+                    .collect();
                 let shapes: Vec<Shape> = tensors.iter().map(|t| t.shape().clone()).collect();
                 let (terms, equation) = (self.clone(), equation.to_string());
                 Ok(move |b: &Back<'_>| {
                     let g = b.grad()?;
-                    (0..shapes.len()).map(|i| b.wanted(i, || terms.pull(&equation, i, &shapes[i], &kept, g))).collect()
+                    (0..shapes.len())
+                        .map(|i| b.wanted(i, || terms.pull(&equation, i, &shapes[i], &kept, g)))
+                        .collect()
                 })
             },
         )
     }
 
-    /// The gradient of operand `i`: a sum of products again, of the result's gradient and the other operands.
+    /// The gradient of operand `i`: a sum of products again, of the result's gradient and the other
+    /// operands.
     #[track_caller]
-    fn pull(&self, equation: &str, i: usize, shape: &Shape, kept: &[Option<Tensor>], g: &Tensor) -> Result<Tensor> {
+    fn pull(
+        &self,
+        equation: &str,
+        i: usize,
+        shape: &Shape,
+        kept: &[Option<Tensor>],
+        g: &Tensor,
+    ) -> Result<Tensor> {
         let own = &self.labels[i];
         let mut labels = vec![self.result.clone()];
         let mut tensors = vec![g];
@@ -293,10 +484,13 @@ impl Terms {
         }
         let sizes = sizes(equation, &labels, &tensors)?;
         let mut result: Vec<Label> = vec![];
-        // Each dimension of the operand once, of size 1 where it was broadcast, or summed without any other having it.
+        // Each dimension of the operand once, of size 1 where it was broadcast, or summed without
+        // any other having it.
         let mut dims = Dims::new();
         for (d, label) in own.iter().enumerate() {
-            let there = sizes.iter().any(|(l, size)| l == label && *size == shape[d]);
+            let there = sizes
+                .iter()
+                .any(|(l, size)| l == label && *size == shape[d]);
             if there && !result.contains(label) {
                 result.push(*label);
                 dims.push(shape[d]);
@@ -304,7 +498,10 @@ impl Terms {
                 dims.push(1);
             }
         }
-        let out = Terms { labels, result }.run(equation, &tensors)?.reshape(dims)?.expand(shape)?;
+        let out = Terms { labels, result }
+            .run(equation, &tensors)?
+            .reshape(dims)?
+            .expand(shape)?;
         on_diagonals(own, out)
     }
 
@@ -318,23 +515,55 @@ impl Terms {
         }
         let sizes = sizes(equation, labels, tensors)?;
         if !plain(OP, tensors)? {
-            let call = Call { op: OP, inputs: tensors, attrs: &[(hash(self) >> 1) as i64] };
+            let call = Call {
+                op: OP,
+                inputs: tensors,
+                attrs: &[(hash(self) >> 1) as i64],
+            };
             let local = |parts: &[Tensor]| self.value(equation, &parts.iter().collect::<Vec<_>>());
-            return Ok(call.run(|| rule(labels, result, &sizes, tensors), |l| Ok(smallvec![local(l.inputs)?]))?.remove(0));
+            return Ok(call
+                .run(
+                    || rule(labels, result, &sizes, tensors),
+                    |l| Ok(smallvec![local(l.inputs)?]),
+                )?
+                .remove(0));
         }
-        let mut operands: Vec<Named> = labels.iter().zip(tensors).map(|(labels, tensor)| name(labels, tensor)).collect();
+        let mut operands: Vec<Named> = labels
+            .iter()
+            .zip(tensors)
+            .map(|(labels, tensor)| name(labels, tensor))
+            .collect();
         for operand in &mut operands {
-            let dims: Dims = operand.labels.iter().filter_map(|label| sizes.iter().find(|(l, _)| l == label).map(|(_, size)| *size)).collect();
+            let dims: Dims = operand
+                .labels
+                .iter()
+                .filter_map(|label| {
+                    sizes
+                        .iter()
+                        .find(|(l, _)| l == label)
+                        .map(|(_, size)| *size)
+                })
+                .collect();
             operand.tensor = operand.tensor.expand(dims)?;
         }
 
         let mut rest = operands.into_iter();
-        let Some(mut done) = rest.next() else { return Err(bad_text(equation, "at least one term")) };
+        let Some(mut done) = rest.next() else {
+            return Err(bad_text(equation, "at least one term"));
+        };
         loop {
-            let later: Vec<Label> = rest.as_slice().iter().flat_map(|o| o.labels.iter().copied()).collect();
+            let later: Vec<Label> = rest
+                .as_slice()
+                .iter()
+                .flat_map(|o| o.labels.iter().copied())
+                .collect();
             done = done.reduce(|l| result.contains(l) || later.contains(l))?;
             let Some(next) = rest.next() else { break };
-            let later: Vec<Label> = rest.as_slice().iter().flat_map(|o| o.labels.iter().copied()).collect();
+            let later: Vec<Label> = rest
+                .as_slice()
+                .iter()
+                .flat_map(|o| o.labels.iter().copied())
+                .collect();
             let needed = |l: &Label| result.contains(l) || later.contains(l);
             let next = next.reduce(|l| needed(l) || done.labels.contains(l))?;
             done = contract(done, next, needed)?;
@@ -348,10 +577,17 @@ impl Terms {
 fn on_diagonals(labels: &[Label], x: Tensor) -> Result<Tensor> {
     let mut out = x;
     for (d, label) in labels.iter().enumerate() {
-        let Some(first) = labels[..d].iter().position(|l| l == label) else { continue };
-        let mut apart = Affine { offset: 0, strides: smallvec![0; labels.len()] };
+        let Some(first) = labels[..d].iter().position(|l| l == label) else {
+            continue;
+        };
+        let mut apart = Affine {
+            offset: 0,
+            strides: smallvec![0; labels.len()],
+        };
         (apart.strides[first], apart.strides[d]) = (1, -1);
-        out = Expr::new(OP, &[&out]).index(apart).map(out.dtype(), |a| a.i[0].eq(0).select(a.x[0], a.x[0].lit(0.0)))?;
+        out = Expr::new(OP, &[&out]).index(apart).map(out.dtype(), |a| {
+            a.i[0].eq(0).select(a.x[0], a.x[0].lit(0.0))
+        })?;
     }
     Ok(out)
 }

@@ -1,13 +1,16 @@
-//! What all elementwise ops have in common: an op is a row of data, and one function runs every row.
+//! What all elementwise ops have in common: an op is a row of data, and one function runs every
+//! row.
 //!
-//! A row says which dtypes the op takes ([`Class`]), what it computes ([`Formula`], on values of one kind) and how it may
-//! be sharded. Operands are tensors, which broadcast, or numbers, which become runtime scalars: a new number needs no new
-//! kernel. Adding an op is adding a row to a table in `unary.rs`, `activation.rs`, `binary.rs` or `select.rs`.
+//! A row says which dtypes the op takes ([`Class`]), what it computes ([`Formula`], on values of
+//! one kind) and how it may be sharded. Operands are tensors, which broadcast, or numbers, which
+//! become runtime scalars: a new number needs no new kernel. Adding an op is adding a row to a
+//! table in `unary.rs`, `activation.rs`, `binary.rs` or `select.rs`.
 //!
-//! Sharding rules of elementwise ops name the operands (counted from 0) through which partial values pass: after `linear`
-//! stand operands that may be partial sums *together* while the others are whole (`linear 0 1` for `add`); alternatives are
-//! further clauses (`linear 0 ; linear 1` for `mul`). `monotone` does the same for partial maxima and minima, and is only
-//! claimed by functions that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
+//! Sharding rules of elementwise ops name the operands (counted from 0) through which partial
+//! values pass: after `linear` stand operands that may be partial sums *together* while the others
+//! are whole (`linear 0 1` for `add`); alternatives are further clauses (`linear 0 ; linear 1` for
+//! `mul`). `monotone` does the same for partial maxima and minima, and is only claimed by functions
+//! that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
 use super::{Map, OpInfo, common_shape, map1};
 use crate::grad::{self, Back, record1};
@@ -24,7 +27,8 @@ use std::{cell::RefCell, collections::HashMap, sync::Arc};
 pub enum Arg<'a> {
     /// A tensor, which broadcasts.
     Tensor(&'a Tensor),
-    /// A number. It is weak: it lifts bool to integer to float, and takes the width of the tensors it meets.
+    /// A number. It is weak: it lifts bool to integer to float, and takes the width of the tensors
+    /// it meets.
     Number(Scalar),
 }
 
@@ -45,7 +49,8 @@ macro_rules! arg_from {
 }
 arg_from!(Scalar, bool, u8, u32, i32, i64, f32, f64);
 
-/// Which dtypes an op takes, and what it gives. "The common dtype" is where the operands meet by promotion.
+/// Which dtypes an op takes, and what it gives. "The common dtype" is where the operands meet by
+/// promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Anything; gives the common dtype.
@@ -62,7 +67,8 @@ pub enum Class {
     Compare,
     /// Anything, each operand as "is not zero"; gives bool.
     Logic,
-    /// The first operand is a condition ("is not zero"); the others are anything and give their common dtype.
+    /// The first operand is a condition ("is not zero"); the others are anything and give their
+    /// common dtype.
     Select,
     /// As `Select`, with the condition second.
     Mask,
@@ -82,18 +88,28 @@ impl Class {
     pub(crate) const fn info(self, name: &'static str, rule: &'static str) -> OpInfo {
         match self {
             Class::Compare | Class::Logic => super::op_without_gradient(name, rule, super::TRUTH),
-            Class::Bits | Class::Integer => super::op_without_gradient(name, rule, "is for integers"),
+            Class::Bits | Class::Integer => {
+                super::op_without_gradient(name, rule, "is for integers")
+            }
             _ => super::op(name, rule),
         }
     }
 
     /// The dtype an op computes in, or why it has no meaning.
     fn compute(self, op: &'static str, common: DType) -> Result<DType> {
-        let refuse = |expected| Err(Error::DType { op, dtype: common, expected });
+        let refuse = |expected| {
+            Err(Error::DType {
+                op,
+                dtype: common,
+                expected,
+            })
+        };
         match self {
             Class::Float => Ok(common.to_float()),
             Class::Logic => Ok(DType::Bool),
-            Class::Number if common == DType::Bool => refuse("a number: cast the bools, or use a logical op"),
+            Class::Number if common == DType::Bool => {
+                refuse("a number: cast the bools, or use a logical op")
+            }
             Class::Bits if common.is_float() => refuse("integers or bools"),
             Class::Integer if !common.is_int() => refuse("integers"),
             _ => Ok(common),
@@ -150,7 +166,8 @@ pub struct Elementwise {
     pub formula: Formula,
     /// Its operands, as many as the formula takes.
     pub operands: &'static [Parameter],
-    /// For a function of one operand: its slope as a function of its value, so that the operand need not be kept for the gradient.
+    /// For a function of one operand: its slope as a function of its value, so that the operand
+    /// need not be kept for the gradient.
     pub slope: Option<for<'b> fn(Val<'b>) -> Val<'b>>,
 }
 
@@ -161,7 +178,8 @@ pub struct Parameter {
     pub name: &'static str,
     /// Whether it is always a number, never a tensor.
     pub number: bool,
-    /// What the method does to a number before the formula takes it: refuses values outside the domain, replaces a missing one.
+    /// What the method does to a number before the formula takes it: refuses values outside the
+    /// domain, replaces a missing one.
     pub check: Option<fn(Option<f64>) -> Result<f64>>,
 }
 
@@ -178,7 +196,10 @@ pub(crate) trait FromNumber: Sized {
 
 impl FromNumber for f64 {
     fn from_number(op: &'static str, name: &str, value: Option<f64>) -> Result<Self> {
-        value.ok_or_else(|| Error::Argument { op, detail: format!("{name} is missing: give a number") })
+        value.ok_or_else(|| Error::Argument {
+            op,
+            detail: format!("{name} is missing: give a number"),
+        })
     }
 }
 
@@ -193,14 +214,37 @@ impl Elementwise {
     #[track_caller]
     pub fn apply(&self, args: &[Arg<'_>]) -> Result<Tensor> {
         let op = self.info.name;
-        let tensors: SmallVec<[&Tensor; 3]> = args.iter().filter_map(|a| if let Arg::Tensor(t) = a { Some(*t) } else { None }).collect();
+        let tensors: SmallVec<[&Tensor; 3]> = args
+            .iter()
+            .filter_map(|a| {
+                if let Arg::Tensor(t) = a {
+                    Some(*t)
+                } else {
+                    None
+                }
+            })
+            .collect();
         if tensors.is_empty() || args.len() != self.formula.arity() {
-            return Err(Error::Argument { op, detail: format!("takes {} operands, at least one of them a tensor", self.formula.arity()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "takes {} operands, at least one of them a tensor",
+                    self.formula.arity()
+                ),
+            });
         }
         let condition = self.class.condition();
-        let data = args.iter().enumerate().filter(|(i, _)| Some(*i) != condition).map(|(_, arg)| *arg);
+        let data = args
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| Some(*i) != condition)
+            .map(|(_, arg)| *arg);
         let compute = self.class.compute(op, common(data))?;
-        let mut key = Key { op, dtype: compute, slots: [Slot::Empty; 4] };
+        let mut key = Key {
+            op,
+            dtype: compute,
+            slots: [Slot::Empty; 4],
+        };
         let mut params = SmallVec::<[Scalar; 3]>::new();
         for (i, arg) in args.iter().enumerate() {
             key.slots[i] = match arg {
@@ -212,16 +256,39 @@ impl Elementwise {
             };
         }
         let program = cached(key, |b| {
-            let values: SmallVec<[Val<'_>; 4]> = (0..args.len()).map(|i| key.slots[i].value(b, self.operand_dtype(i, compute))).collect();
-            let result = if self.class == Class::Compare { DType::Bool } else { compute };
+            let values: SmallVec<[Val<'_>; 4]> = (0..args.len())
+                .map(|i| key.slots[i].value(b, self.operand_dtype(i, compute)))
+                .collect();
+            let result = if self.class == Class::Compare {
+                DType::Bool
+            } else {
+                compute
+            };
             b.finish(&[(self.formula.value(&values), result)])
         })?;
         let is_plain = plain(op, &tensors)?;
-        if let Some(slope) = self.slope.filter(|_| compute.is_float() && grad::is_recording(&tensors)) {
-            let run = || if is_plain { map1(op, &program, &tensors, &params) } else { self.sharded(args, &tensors, &program, &params, compute) };
+        if let Some(slope) = self
+            .slope
+            .filter(|_| compute.is_float() && grad::is_recording(&tensors))
+        {
+            let run = || {
+                if is_plain {
+                    map1(op, &program, &tensors, &params)
+                } else {
+                    self.sharded(args, &tensors, &program, &params, compute)
+                }
+            };
             return record1(op, &tensors, run, |out| {
                 let (from, out) = (tensors[0].dtype(), out.clone());
-                Ok(move |back: &Back<'_>| Ok(smallvec::smallvec![Some(by_value(op, slope, back.grad()?, &back.out(0, &out), from)?)]))
+                Ok(move |back: &Back<'_>| {
+                    Ok(smallvec::smallvec![Some(by_value(
+                        op,
+                        slope,
+                        back.grad()?,
+                        &back.out(0, &out),
+                        from
+                    )?)])
+                })
             });
         }
         if is_plain {
@@ -229,23 +296,62 @@ impl Elementwise {
         }
         if grad::is_recording(&tensors) {
             let shape = common_shape(op, &tensors)?;
-            let run = || Ok(smallvec::smallvec![self.sharded(args, &tensors, &program, &params, compute)?]);
-            return Ok(Map { params: &params, ..Map::new(op, &program, &shape) }.recorded_by(&tensors, run)?.remove(0));
+            let run = || {
+                Ok(smallvec::smallvec![
+                    self.sharded(args, &tensors, &program, &params, compute)?
+                ])
+            };
+            return Ok(Map {
+                params: &params,
+                ..Map::new(op, &program, &shape)
+            }
+            .recorded_by(&tensors, run)?
+            .remove(0));
         }
         self.sharded(args, &tensors, &program, &params, compute)
     }
 
     /// Runs the op on a mesh.
     #[track_caller]
-    fn sharded(&self, args: &[Arg<'_>], tensors: &[&Tensor], program: &MapProgram, params: &[Scalar], compute: DType) -> Result<Tensor> {
+    fn sharded(
+        &self,
+        args: &[Arg<'_>],
+        tensors: &[&Tensor],
+        program: &MapProgram,
+        params: &[Scalar],
+        compute: DType,
+    ) -> Result<Tensor> {
         let op = self.info.name;
         // Which operands are tensors decides which terms the rule keeps.
-        let given = args.iter().enumerate().fold(0, |mask, (i, a)| mask | i64::from(matches!(a, Arg::Tensor(_))) << i);
-        let call = Call { op, inputs: tensors, attrs: &[given, compute as i64] };
+        let given = args.iter().enumerate().fold(0, |mask, (i, a)| {
+            mask | i64::from(matches!(a, Arg::Tensor(_))) << i
+        });
+        let call = Call {
+            op,
+            inputs: tensors,
+            attrs: &[given, compute as i64],
+        };
         let make_rule = || {
-            let given: SmallVec<[rule::Given<'_>; 4]> = args.iter().map(|a| if let Arg::Tensor(t) = a { (*t).into() } else { rule::Given::Number }).collect();
+            let given: SmallVec<[rule::Given<'_>; 4]> = args
+                .iter()
+                .map(|a| {
+                    if let Arg::Tensor(t) = a {
+                        (*t).into()
+                    } else {
+                        rule::Given::Number
+                    }
+                })
+                .collect();
             let rule = Rule::new(self.info.rule, &given, &[])?;
-            Ok(if self.keeps_partials(args, compute) { rule } else { Rule { through: SmallVec::new(), addends: 0, ..rule } })
+            Ok(if self.keeps_partials(args, compute) {
+                rule
+            } else {
+                Rule {
+                    through: SmallVec::new(),
+                    addends: 0,
+                    ..rule
+                }
+            })
         };
         let local = |l: &Local<'_>| {
             let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
@@ -254,36 +360,80 @@ impl Elementwise {
         Ok(call.run(make_rule, local)?.remove(0))
     }
 
-    /// Whether the rule's clauses on partial values, which are about the formula, hold for these dtypes: a conversion on the way in would round every part.
+    /// Whether the rule's clauses on partial values, which are about the formula, hold for these
+    /// dtypes: a conversion on the way in would round every part.
     fn keeps_partials(&self, args: &[Arg<'_>], compute: DType) -> bool {
         let keeps = |a: &Arg<'_>| !matches!(a, Arg::Tensor(t) if t.dtype().kind() != compute.kind() || t.dtype().size() > compute.size());
-        args.iter().enumerate().all(|(i, a)| self.class.condition() == Some(i) || keeps(a))
+        args.iter()
+            .enumerate()
+            .all(|(i, a)| self.class.condition() == Some(i) || keeps(a))
     }
 
     fn operand_dtype(&self, operand: usize, compute: DType) -> DType {
-        if self.class.condition() == Some(operand) { DType::Bool } else { compute }
+        if self.class.condition() == Some(operand) {
+            DType::Bool
+        } else {
+            compute
+        }
     }
 }
 
 /// The gradient times the slope of a function whose value is `y`.
 #[track_caller]
-fn by_value(op: &'static str, slope: for<'b> fn(Val<'b>) -> Val<'b>, gradient: &Tensor, y: &Tensor, dtype: DType) -> Result<Tensor> {
+fn by_value(
+    op: &'static str,
+    slope: for<'b> fn(Val<'b>) -> Val<'b>,
+    gradient: &Tensor,
+    y: &Tensor,
+    dtype: DType,
+) -> Result<Tensor> {
     let (wide, loads) = (y.dtype().kind().dtype(), [gradient.dtype(), y.dtype()]);
-    let slots = [Slot::Load(loads[0]), Slot::Load(loads[1]), Slot::Param, Slot::Empty];
+    let slots = [
+        Slot::Load(loads[0]),
+        Slot::Load(loads[1]),
+        Slot::Param,
+        Slot::Empty,
+    ];
     // A slot that no formula has tells these programs from those of the op itself.
-    let program = cached(Key { op, dtype, slots }, |b| b.finish(&[(b.load(loads[0]).cast(wide) * slope(b.load(loads[1]).cast(wide)), dtype)]))?;
+    let program = cached(Key { op, dtype, slots }, |b| {
+        b.finish(&[(
+            b.load(loads[0]).cast(wide) * slope(b.load(loads[1]).cast(wide)),
+            dtype,
+        )])
+    })?;
     let linear = gradient.dtype().size() <= dtype.size();
-    Ok(Map { linear, ..Map::new(op, &program, y.shape()) }.recorded(&[gradient, y])?.remove(0))
+    Ok(Map {
+        linear,
+        ..Map::new(op, &program, y.shape())
+    }
+    .recorded(&[gradient, y])?
+    .remove(0))
 }
 
 /// The dtype in which operands meet: first the tensors, then the weak numbers.
 fn common<'a>(args: impl Iterator<Item = Arg<'a>> + Clone) -> DType {
-    let tensors = args.clone().filter_map(|a| if let Arg::Tensor(t) = a { Some(t.dtype()) } else { None });
-    let numbers = args.filter_map(|a| if let Arg::Number(n) = a { Some(n) } else { None });
-    numbers.fold(tensors.reduce(DType::promote).unwrap_or(DType::Bool), |dtype, n| n.promote(dtype))
+    let tensors = args.clone().filter_map(|a| {
+        if let Arg::Tensor(t) = a {
+            Some(t.dtype())
+        } else {
+            None
+        }
+    });
+    let numbers = args.filter_map(|a| {
+        if let Arg::Number(n) = a {
+            Some(n)
+        } else {
+            None
+        }
+    });
+    numbers.fold(
+        tensors.reduce(DType::promote).unwrap_or(DType::Bool),
+        |dtype, n| n.promote(dtype),
+    )
 }
 
-/// A number as a runtime scalar of a dtype. Integers that do not fit are refused: wrapping them would make `u8 > -1` false.
+/// A number as a runtime scalar of a dtype. Integers that do not fit are refused: wrapping them
+/// would make `u8 > -1` false.
 pub(crate) fn number(op: &'static str, value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype.is_float() {
         return Ok(Scalar::Float(value.to_f64()));
@@ -298,10 +448,18 @@ pub(crate) fn number(op: &'static str, value: Scalar, dtype: DType) -> Result<Sc
         DType::I32 => i32::try_from(n).is_ok(),
         _ => true,
     };
-    if fits { Ok(Scalar::Int(n)) } else { Err(Error::Argument { op, detail: format!("the number {n} does not fit {dtype}: cast the tensor to a wider type") }) }
+    if fits {
+        Ok(Scalar::Int(n))
+    } else {
+        Err(Error::Argument {
+            op,
+            detail: format!("the number {n} does not fit {dtype}: cast the tensor to a wider type"),
+        })
+    }
 }
 
-/// Identifies a program that core builds: the op, the dtype it computes in, and where each operand comes from.
+/// Identifies a program that core builds: the op, the dtype it computes in, and where each operand
+/// comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key {
     pub(crate) op: &'static str,
@@ -318,7 +476,8 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
-    /// The operand as a value of the kind of `dtype`. Small floats are not rounded on the way in: only the result is.
+    /// The operand as a value of the kind of `dtype`. Small floats are not rounded on the way in:
+    /// only the result is.
     fn value<'b>(self, b: &'b Builder, dtype: DType) -> Val<'b> {
         match self {
             Slot::Load(from) => b.load(from).cast(dtype.kind().dtype()),
@@ -327,8 +486,12 @@ impl Slot {
     }
 }
 
-/// The program for `key`, built on first use. Each thread keeps its own, so that a small op never waits for a lock.
-pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram>) -> Result<Arc<MapProgram>> {
+/// The program for `key`, built on first use. Each thread keeps its own, so that a small op never
+/// waits for a lock.
+pub(crate) fn cached(
+    key: Key,
+    build: impl FnOnce(&Builder) -> Result<MapProgram>,
+) -> Result<Arc<MapProgram>> {
     thread_local! {
         static PROGRAMS: RefCell<HashMap<Key, Arc<MapProgram>>> = RefCell::default();
     }
@@ -340,9 +503,10 @@ pub(crate) fn cached(key: Key, build: impl FnOnce(&Builder) -> Result<MapProgram
     Ok(program)
 }
 
-/// Makes a table of rows and a method of `Tensor` for each: `name(x, further: type) Class "sharding rule" = formula;`.
-/// An argument may be checked or converted first: `alpha: f64 as nonzero("celu", alpha)?`. A formula of one operand may be followed by its slope as a
-/// function of its value: `exp(x) ... = x.exp() => |y| y;`.
+/// Makes a table of rows and a method of `Tensor` for each:
+/// `name(x, further: type) Class "sharding rule" = formula;`. An argument may be checked or
+/// converted first: `alpha: f64 as nonzero("celu", alpha)?`. A formula of one operand may be
+/// followed by its slope as a function of its value: `exp(x) ... = x.exp() => |y| y;`.
 macro_rules! elementwise {
     ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr $(=> $slope:expr)?;)*) => {
         /// The rows of this file, by name.
@@ -373,7 +537,8 @@ macro_rules! elementwise {
         /// The ops of this file.
         pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::elementwise::Class::$class.info(stringify!($name), $rule)),*];
 
-        // One lifetime for all operands; methods that have none beside the tensor do not need it named.
+        // One lifetime for all operands; methods that have none beside the tensor do not need it
+        // named.
         #[allow(clippy::needless_lifetimes)]
         impl $crate::Tensor {$(
             $(#[$doc])*
@@ -416,7 +581,11 @@ macro_rules! check {
     };
     ($op:ident $arg:ident $t:ty, $convert:expr) => {
         Some(|value| {
-            let $arg = <$t as $crate::ops::elementwise::FromNumber>::from_number(stringify!($op), stringify!($arg), value)?;
+            let $arg = <$t as $crate::ops::elementwise::FromNumber>::from_number(
+                stringify!($op),
+                stringify!($arg),
+                value,
+            )?;
             Ok($convert)
         })
     };

@@ -17,7 +17,13 @@ use smallvec::smallvec;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// The ops of this file; what is gated may be a partial sum.
-pub const OPS: &[OpInfo] = &[op("glu", HALVES), op("swiglu", HALVES), op("swiglu2", PAIR), op("geglu", HALVES), op("geglu2", PAIR)];
+pub const OPS: &[OpInfo] = &[
+    op("glu", HALVES),
+    op("swiglu", HALVES),
+    op("swiglu2", PAIR),
+    op("geglu", HALVES),
+    op("geglu2", PAIR),
+];
 
 const HALVES: &str = "...d -> ...d ; replicate d";
 const PAIR: &str = "..., ... -> ... ; linear 1";
@@ -49,7 +55,8 @@ impl Tensor {
         gate("swiglu2", self, other, SILU)
     }
 
-    /// `gelu(a) * b` for the halves `a`, `b` of the last axis, with the exact (error function) gelu.
+    /// `gelu(a) * b` for the halves `a`, `b` of the last axis, with the exact (error function)
+    /// gelu.
     #[track_caller]
     pub fn geglu(&self) -> Result<Tensor> {
         gate_halves("geglu", self, GELU, 0)
@@ -69,9 +76,18 @@ struct Gate {
     slope: for<'b> fn(Val<'b>) -> Val<'b>,
 }
 
-const SIGMOID: Gate = Gate { f: sigmoid, slope: sigmoid_slope };
-const SILU: Gate = Gate { f: silu, slope: |x| sigmoid(x) + x * sigmoid_slope(x) };
-const GELU: Gate = Gate { f: gelu, slope: gelu_slope };
+const SIGMOID: Gate = Gate {
+    f: sigmoid,
+    slope: sigmoid_slope,
+};
+const SILU: Gate = Gate {
+    f: silu,
+    slope: |x| sigmoid(x) + x * sigmoid_slope(x),
+};
+const GELU: Gate = Gate {
+    f: gelu,
+    slope: gelu_slope,
+};
 
 fn sigmoid_slope(x: Val<'_>) -> Val<'_> {
     let e = below(x).exp();
@@ -84,21 +100,40 @@ fn gelu_slope(x: Val<'_>) -> Val<'_> {
     ((x * FRAC_1_SQRT_2).erf() + 1.0) * 0.5 + x * density
 }
 
-/// Cuts the last axis in two and gates one half by half `by`. On a mesh that axis is whole, since a part of it has no other half.
+/// Cuts the last axis in two and gates one half by half `by`. On a mesh that axis is whole, since a
+/// part of it has no other half.
 #[track_caller]
 fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<Tensor> {
     let half = match x.dims().last() {
         Some(n) if n % 2 == 0 => n / 2,
-        _ => return Err(Error::Shape { op, detail: format!("{} has no last axis of even size to split", x.shape()) }),
+        _ => {
+            return Err(Error::Shape {
+                op,
+                detail: format!("{} has no last axis of even size to split", x.shape()),
+            });
+        }
     };
     check_float(op, &[x])?;
-    let of = |x: &Tensor| gate(op, &x.narrow(-1, by * half, half)?, &x.narrow(-1, (1 - by) * half, half)?, gated);
+    let of = |x: &Tensor| {
+        gate(
+            op,
+            &x.narrow(-1, by * half, half)?,
+            &x.narrow(-1, (1 - by) * half, half)?,
+            gated,
+        )
+    };
     let run = || {
         if x.is_plain() {
             return of(x);
         }
         let rule = || Rule::new(HALVES, &[x.into()], &[]);
-        Ok(Call { op, inputs: &[x], attrs: &[] }.run(rule, |l| Ok(smallvec![of(&l[0])?]))?.remove(0))
+        Ok(Call {
+            op,
+            inputs: &[x],
+            attrs: &[],
+        }
+        .run(rule, |l| Ok(smallvec![of(&l[0])?]))?
+        .remove(0))
     };
     record1(op, &[x], run, |_| {
         let x = x.clone();
@@ -106,17 +141,34 @@ fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<T
     })
 }
 
-/// The gradient of both halves in one map: that of the gating half follows the slope, that of the other passes the gate.
+/// The gradient of both halves in one map: that of the gating half follows the slope, that of the
+/// other passes the gate.
 #[track_caller]
 fn pull_halves(op: &'static str, x: &Tensor, g: &Tensor, gated: Gate, by: usize) -> Result<Tensor> {
     let last = x.rank() - 1;
-    let halves: Shape = x.dims()[..last].iter().copied().chain([2, x.dims()[last] / 2]).collect();
+    let halves: Shape = x.dims()[..last]
+        .iter()
+        .copied()
+        .chain([2, x.dims()[last] / 2])
+        .collect();
     let apart = x.reshape(&halves)?;
     let half = |i: usize| apart.narrow(last as i64, i, 1);
-    let (gating, value, g) = (half(by)?, half(1 - by)?, g.unsqueeze(last as i64)?.expand(&halves)?);
-    let which = Affine { offset: 0, strides: (0..=x.rank()).map(|d| i64::from(d == last)).collect() };
+    let (gating, value, g) = (
+        half(by)?,
+        half(1 - by)?,
+        g.unsqueeze(last as i64)?.expand(&halves)?,
+    );
+    let which = Affine {
+        offset: 0,
+        strides: (0..=x.rank()).map(|d| i64::from(d == last)).collect(),
+    };
     let out = Expr::new(op, &[&g, &gating, &value]).index(which);
-    let out = out.map(x.dtype(), |a| a.x[0] * a.i[0].eq(by as i64).select((gated.slope)(a.x[1]) * a.x[2], (gated.f)(a.x[1])))?;
+    let out = out.map(x.dtype(), |a| {
+        a.x[0]
+            * a.i[0]
+                .eq(by as i64)
+                .select((gated.slope)(a.x[1]) * a.x[2], (gated.f)(a.x[1]))
+    })?;
     out.reshape(x.shape())
 }
 
@@ -133,10 +185,23 @@ fn gate(op: &'static str, gated_by: &Tensor, value: &Tensor, gated: Gate) -> Res
         let rounds = value.dtype() != gated_by.dtype();
         let rule = || {
             let rule = Rule::new(PAIR, &[gated_by.into(), value.into()], &[])?;
-            Ok(if rounds { Rule { through: smallvec![], addends: 0, ..rule } } else { rule })
+            Ok(if rounds {
+                Rule {
+                    through: smallvec![],
+                    addends: 0,
+                    ..rule
+                }
+            } else {
+                rule
+            })
         };
         let local = |l: &Local<'_>| Ok(smallvec![gate(op, &l[0], &l[1], gated)?]);
-        Call { op, inputs: &[gated_by, value], attrs: &[rounds.into()] }.run(rule, local)
+        Call {
+            op,
+            inputs: &[gated_by, value],
+            attrs: &[rounds.into()],
+        }
+        .run(rule, local)
     };
     expr.map_by(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1], run)
 }

@@ -1,8 +1,9 @@
 //! Reading elements at given places: gather and its relatives.
 //!
-//! Indices are `i32`, `i64` or `u32`. A negative index counts from the end: -1 is the last element. Anything outside `-n..n` is
-//! [`Error::IndexOutOfRange`], on a GPU at the next read. All of them are one kernel: an output that is read through a layout whose
-//! indexed dimensions do not move, plus one offset for each index tensor.
+//! Indices are `i32`, `i64` or `u32`. A negative index counts from the end: -1 is the last element.
+//! Anything outside `-n..n` is [`Error::IndexOutOfRange`], on a GPU at the next read. All of them
+//! are one kernel: an output that is read through a layout whose indexed dimensions do not move,
+//! plus one offset for each index tensor.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -15,8 +16,9 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
-//! On a mesh an indexed dimension may be cut: every rank then reads what it holds and gives zeros for the rest, which makes a partial sum (a partial
-//! `or` of bools). Indices are always those of the whole tensor and are checked against its size.
+//! On a mesh an indexed dimension may be cut: every rank then reads what it holds and gives zeros
+//! for the rest, which makes a partial sum (a partial `or` of bools). Indices are always those of
+//! the whole tensor and are checked against its size.
 //!
 //! The gradient of a lookup is added up where the elements were read.
 
@@ -36,15 +38,34 @@ use crate::{
 use local::{Indexed, pick, run_gather, take};
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. `i` is a dimension that is indexed. Where the rule depends on axes, it stands here for the last or the leading ones.
+/// The ops of this file. `i` is a dimension that is indexed. Where the rule depends on axes, it
+/// stands here for the last or the leading ones.
 pub const OPS: &[OpInfo] = &[
-    op("gather", "...i, ...j -> ...j ; reduce i sum ; through any 0"),
+    op(
+        "gather",
+        "...i, ...j -> ...j ; reduce i sum ; through any 0",
+    ),
     op("take_along_axis", TAKE),
-    op("index_select", "...i, j -> ...j ; reduce i sum ; through any 0"),
-    op("index_get", "i..., b -> b... ; reduce i sum ; through any 0"),
-    op("gather_axes", "i..., b -> b... ; reduce i sum ; through any 0"),
-    op("gather_nd", "i..., b1 -> b... ; reduce i sum ; through any 0"),
-    op("embedding", "vd, ... -> ...d ; reduce v sum ; through any 0"),
+    op(
+        "index_select",
+        "...i, j -> ...j ; reduce i sum ; through any 0",
+    ),
+    op(
+        "index_get",
+        "i..., b -> b... ; reduce i sum ; through any 0",
+    ),
+    op(
+        "gather_axes",
+        "i..., b -> b... ; reduce i sum ; through any 0",
+    ),
+    op(
+        "gather_nd",
+        "i..., b1 -> b... ; reduce i sum ; through any 0",
+    ),
+    op(
+        "embedding",
+        "vd, ... -> ...d ; reduce v sum ; through any 0",
+    ),
 ];
 
 const TAKE: &str = "...i, ...j -> ...j ; reduce i sum ; through any 0";
@@ -56,17 +77,33 @@ pub(super) const MAX_INDICES: usize = 4;
 /// Refuses what cannot be an index.
 pub(super) fn check_indices(op: &'static str, indices: &[&Tensor]) -> Result<()> {
     if indices.is_empty() || indices.len() > MAX_INDICES {
-        return Err(Error::Argument { op, detail: format!("{} index tensors were given: one call takes 1 to {MAX_INDICES}", indices.len()) });
+        return Err(Error::Argument {
+            op,
+            detail: format!(
+                "{} index tensors were given: one call takes 1 to {MAX_INDICES}",
+                indices.len()
+            ),
+        });
     }
-    match indices.iter().map(|t| t.dtype()).find(|d| !matches!(d, DType::I32 | DType::I64 | DType::U32)) {
-        Some(dtype) => Err(Error::DType { op, dtype, expected: "i32, i64 or u32 indices" }),
+    match indices
+        .iter()
+        .map(|t| t.dtype())
+        .find(|d| !matches!(d, DType::I32 | DType::I64 | DType::U32))
+    {
+        Some(dtype) => Err(Error::DType {
+            op,
+            dtype,
+            expected: "i32, i64 or u32 indices",
+        }),
         None => Ok(()),
     }
 }
 
 /// The common shape of several index tensors.
 pub(super) fn broadcast_all(op: &'static str, tensors: &[&Tensor]) -> Result<Shape> {
-    tensors.iter().try_fold(Shape::scalar(), |shape, t| shape.broadcast(op, t.shape()))
+    tensors
+        .iter()
+        .try_fold(Shape::scalar(), |shape, t| shape.broadcast(op, t.shape()))
 }
 
 /// The `d`-th letter of a rule that is written for given operands.
@@ -77,7 +114,12 @@ pub(super) fn nth(d: usize) -> char {
 /// The term of an operand that broadcasts to dimensions with these letters and sizes.
 pub(super) fn term(shape: &Shape, to: &Shape, letters: &str) -> String {
     let lead = to.rank() - shape.rank();
-    letters.chars().skip(lead).enumerate().map(|(d, c)| if shape[d] == to[lead + d] { c } else { '1' }).collect()
+    letters
+        .chars()
+        .skip(lead)
+        .enumerate()
+        .map(|(d, c)| if shape[d] == to[lead + d] { c } else { '1' })
+        .collect()
 }
 
 /// Letters `from .. from + n`.
@@ -112,14 +154,24 @@ impl Lookup {
         let mut sorted = Dims::new();
         for &(axis, _) in axes {
             if axis >= src.rank() || sorted.contains(&axis) {
-                return Err(Error::Axis { op, axis: axis as i64, rank: src.rank() });
+                return Err(Error::Axis {
+                    op,
+                    axis: axis as i64,
+                    rank: src.rank(),
+                });
             }
             sorted.push(axis);
         }
         sorted.sort_unstable();
-        let kept: Dims = (0..src.rank()).filter(|axis| !sorted.contains(axis)).collect();
+        let kept: Dims = (0..src.rank())
+            .filter(|axis| !sorted.contains(axis))
+            .collect();
         let adjacent = sorted.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        Ok(Self { batch: broadcast_all(op, &indices)?, kept, front: if adjacent { sorted[0] } else { 0 } })
+        Ok(Self {
+            batch: broadcast_all(op, &indices)?,
+            kept,
+            front: if adjacent { sorted[0] } else { 0 },
+        })
     }
 
     /// The rule: letters for the dimensions of the source, then for those of the batch.
@@ -127,15 +179,31 @@ impl Lookup {
         let batch = letters(src.rank(), self.batch.rank());
         let kept: String = self.kept.iter().map(|d| nth(*d)).collect();
         let (before, after) = kept.split_at(self.front);
-        let indices: String = axes.iter().map(|(_, index)| format!(", {}", term(index.shape(), &self.batch, &batch))).collect();
+        let indices: String = axes
+            .iter()
+            .map(|(_, index)| format!(", {}", term(index.shape(), &self.batch, &batch)))
+            .collect();
         let indexed = listed(&axes.iter().map(|(axis, _)| nth(*axis)).collect::<String>());
-        let text = format!("{}{indices} -> {before}{batch}{after} ; reduce{indexed} {} ; through any 0", letters(0, src.rank()), combine(src.dtype()));
-        let given: SmallVec<[_; 4]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).map(Into::into).collect();
+        let text = format!(
+            "{}{indices} -> {before}{batch}{after} ; reduce{indexed} {} ; through any 0",
+            letters(0, src.rank()),
+            combine(src.dtype())
+        );
+        let given: SmallVec<[_; 4]> = std::iter::once(src)
+            .chain(axes.iter().map(|(_, index)| *index))
+            .map(Into::into)
+            .collect();
         Rule::new(&text, &given, &[])
     }
 
     /// Looks up on one device, which holds `part` of an axis where that is not all.
-    fn run(&self, op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)], part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+    fn run(
+        &self,
+        op: &'static str,
+        src: &Tensor,
+        axes: &[(usize, &Tensor)],
+        part: impl Fn(usize) -> Option<Part>,
+    ) -> Result<Tensor> {
         let (mut dims, mut strides) = (Dims::new(), Dims::<isize>::new());
         let keep = |axes: &[usize], dims: &mut Dims, strides: &mut Dims<isize>| {
             for &axis in axes {
@@ -147,56 +215,122 @@ impl Lookup {
         dims.extend_from_slice(self.batch.dims());
         strides.resize(dims.len(), 0);
         keep(&self.kept[self.front..], &mut dims, &mut strides);
-        let layout = Layout { shape: dims.into(), strides, offset: src.layout().offset };
+        let layout = Layout {
+            shape: dims.into(),
+            strides,
+            offset: src.layout().offset,
+        };
         // The dimensions behind the batch do not move the indices.
-        let place = |index: &Tensor| index.viewed((self.front..self.kept.len()).fold(index.layout().clone(), |l, _| l.unsqueeze(l.shape.rank())));
+        let place = |index: &Tensor| {
+            index.viewed(
+                (self.front..self.kept.len())
+                    .fold(index.layout().clone(), |l, _| l.unsqueeze(l.shape.rank())),
+            )
+        };
         let placed: Vec<Tensor> = axes.iter().map(|(_, index)| place(index)).collect();
-        let indexed: Vec<Indexed<'_>> = axes.iter().zip(&placed).map(|((axis, _), index)| Indexed { axis: *axis, index, part: part(*axis) }).collect();
+        let indexed: Vec<Indexed<'_>> = axes
+            .iter()
+            .zip(&placed)
+            .map(|((axis, _), index)| Indexed {
+                axis: *axis,
+                index,
+                part: part(*axis),
+            })
+            .collect();
         run_gather(op, src, layout, &indexed)
     }
 }
 
 /// Advanced indexing of some axes; see [`Tensor::gather_axes`].
 #[track_caller]
-pub(super) fn gather_axes(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
+pub(super) fn gather_axes(
+    op: &'static str,
+    src: &Tensor,
+    axes: &[(usize, &Tensor)],
+) -> Result<Tensor> {
     let lookup = Lookup::new(op, src, axes)?;
-    let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src).chain(axes.iter().map(|(_, index)| *index)).collect();
-    record1(op, &inputs, || look_up(op, src, axes, &inputs, &lookup), |_| Ok(lookup.pull(src, axes)))
+    let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src)
+        .chain(axes.iter().map(|(_, index)| *index))
+        .collect();
+    record1(
+        op,
+        &inputs,
+        || look_up(op, src, axes, &inputs, &lookup),
+        |_| Ok(lookup.pull(src, axes)),
+    )
 }
 
 #[track_caller]
-fn look_up(op: &'static str, src: &Tensor, axes: &[(usize, &Tensor)], inputs: &[&Tensor], lookup: &Lookup) -> Result<Tensor> {
+fn look_up(
+    op: &'static str,
+    src: &Tensor,
+    axes: &[(usize, &Tensor)],
+    inputs: &[&Tensor],
+    lookup: &Lookup,
+) -> Result<Tensor> {
     if plain(op, inputs)? {
         return lookup.run(op, src, axes, |_| None);
     }
     if lookup.batch.numel() > 0 && lookup.kept.iter().all(|d| src.dims()[*d] > 0) {
         check_not_empty(op, src)?;
     }
-    let attrs: SmallVec<[i64; 5]> = std::iter::once((src.dtype() == DType::Bool).into()).chain(axes.iter().map(|(axis, _)| *axis as i64)).collect();
+    let attrs: SmallVec<[i64; 5]> = std::iter::once((src.dtype() == DType::Bool).into())
+        .chain(axes.iter().map(|(axis, _)| *axis as i64))
+        .collect();
     let local = |l: &Local<'_>| {
-        let parts: Vec<(usize, &Tensor)> = axes.iter().zip(&l.inputs[1..]).map(|((axis, _), index)| (*axis, index)).collect();
-        Ok(smallvec![Lookup::new(op, &l[0], &parts)?.run(op, &l[0], &parts, |axis| l.part(nth(axis)))?])
+        let parts: Vec<(usize, &Tensor)> = axes
+            .iter()
+            .zip(&l.inputs[1..])
+            .map(|((axis, _), index)| (*axis, index))
+            .collect();
+        Ok(smallvec![Lookup::new(op, &l[0], &parts)?.run(
+            op,
+            &l[0],
+            &parts,
+            |axis| l.part(nth(axis))
+        )?])
     };
-    Ok(Call { op, inputs, attrs: &attrs }.run(|| lookup.rule(src, axes), local)?.remove(0))
+    Ok(Call {
+        op,
+        inputs,
+        attrs: &attrs,
+    }
+    .run(|| lookup.rule(src, axes), local)?
+    .remove(0))
 }
 
 /// How many coordinates the last dimension of an index holds.
 pub(super) fn check_coordinates(op: &'static str, index: &Tensor, rank: usize) -> Result<usize> {
     check_indices(op, &[index])?;
     let Some((&k, _)) = index.dims().split_last() else {
-        return Err(Error::Shape { op, detail: "the index needs a last dimension that holds coordinates".into() });
+        return Err(Error::Shape {
+            op,
+            detail: "the index needs a last dimension that holds coordinates".into(),
+        });
     };
     if k > rank {
-        return Err(Error::Shape { op, detail: format!("{k} coordinates were given for a tensor of rank {rank}") });
+        return Err(Error::Shape {
+            op,
+            detail: format!("{k} coordinates were given for a tensor of rank {rank}"),
+        });
     }
     Ok(k)
 }
 
 /// Looks up coordinates on one device.
-fn gather_nd(op: &'static str, src: &Tensor, index: &Tensor, part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+fn gather_nd(
+    op: &'static str,
+    src: &Tensor,
+    index: &Tensor,
+    part: impl Fn(usize) -> Option<Part>,
+) -> Result<Tensor> {
     let coordinates = index.unbind(-1)?;
     if coordinates.is_empty() {
-        let dims: Dims = index.dims()[..index.rank() - 1].iter().chain(src.dims()).copied().collect();
+        let dims: Dims = index.dims()[..index.rank() - 1]
+            .iter()
+            .chain(src.dims())
+            .copied()
+            .collect();
         return src.expand(dims);
     }
     let axes: Vec<(usize, &Tensor)> = coordinates.iter().enumerate().collect();
@@ -205,13 +339,29 @@ fn gather_nd(op: &'static str, src: &Tensor, index: &Tensor, part: impl Fn(usize
 
 /// [`Tensor::take_along_axis`] on behalf of an op.
 #[track_caller]
-pub(super) fn take_along(op: &'static str, src: &Tensor, axis: i64, index: &Tensor) -> Result<Tensor> {
+pub(super) fn take_along(
+    op: &'static str,
+    src: &Tensor,
+    axis: i64,
+    index: &Tensor,
+) -> Result<Tensor> {
     let axis = src.shape().axis(op, axis)?;
     check_indices(op, &[index])?;
     if index.rank() != src.rank() {
-        return Err(Error::Shape { op, detail: format!("{} and an index of shape {} differ in rank", src.type_string(), index.shape()) });
+        return Err(Error::Shape {
+            op,
+            detail: format!(
+                "{} and an index of shape {} differ in rank",
+                src.type_string(),
+                index.shape()
+            ),
+        });
     }
-    let shape = src.shape().with(axis, 1).broadcast(op, &index.shape().with(axis, 1))?.with(axis, index.shape()[axis]);
+    let shape = src
+        .shape()
+        .with(axis, 1)
+        .broadcast(op, &index.shape().with(axis, 1))?
+        .with(axis, index.shape()[axis]);
     let run = || {
         if plain(op, &[src, index])? {
             return take(op, src, axis, index, None);
@@ -220,32 +370,61 @@ pub(super) fn take_along(op: &'static str, src: &Tensor, axis: i64, index: &Tens
             check_not_empty(op, src)?;
         }
         let bools = src.dtype() == DType::Bool;
-        let call = Call { op, inputs: &[src, index], attrs: &[axis as i64, bools.into()] };
-        let rule = || Rule::new(if bools { TAKE_BOOLS } else { TAKE }, &[src.into(), index.into()], &[('i', &[axis]), ('j', &[axis])]);
-        Ok(call.run(rule, |l| Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?]))?.remove(0))
+        let call = Call {
+            op,
+            inputs: &[src, index],
+            attrs: &[axis as i64, bools.into()],
+        };
+        let rule = || {
+            Rule::new(
+                if bools { TAKE_BOOLS } else { TAKE },
+                &[src.into(), index.into()],
+                &[('i', &[axis]), ('j', &[axis])],
+            )
+        };
+        Ok(call
+            .run(rule, |l| {
+                Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?])
+            })?
+            .remove(0))
     };
     record1(op, &[src, index], run, |_| {
-        let (zeros, index, shape) = (Zeros::like(src), index.clone(), shape.with(axis, src.dims()[axis]));
+        let (zeros, index, shape) = (
+            Zeros::like(src),
+            index.clone(),
+            shape.with(axis, src.dims()[axis]),
+        );
         Ok(move |b: &Back<'_>| {
             // Where the source was repeated, each repetition gets its own gradient first.
-            let whole = zeros.make(b.grad()?)?.expand(&shape)?.put_along_axis(axis as i64, &index, b.grad()?, ScatterOp::Add)?;
+            let whole = zeros.make(b.grad()?)?.expand(&shape)?.put_along_axis(
+                axis as i64,
+                &index,
+                b.grad()?,
+                ScatterOp::Add,
+            )?;
             Ok(smallvec![Some(sum_to(op, &whole, &zeros.shape)?)])
         })
     })
 }
 
 impl Tensor {
-    /// Picks along one axis, in PyTorch's sense: `out[i][j] = self[index[i][j]][j]` for axis 0. The index has the tensor's rank and is
-    /// not larger in any other dimension (where it is smaller, only the first elements are used). For broadcasting of the other
-    /// dimensions see [`take_along_axis`](Tensor::take_along_axis).
+    /// Picks along one axis, in PyTorch's sense: `out[i][j] = self[index[i][j]][j]` for axis 0. The
+    /// index has the tensor's rank and is not larger in any other dimension (where it is smaller,
+    /// only the first elements are used). For broadcasting of the other dimensions see
+    /// [`take_along_axis`](Tensor::take_along_axis).
     #[track_caller]
     pub fn gather(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
         let op = "gather";
         let axis = self.shape().axis(op, axis)?;
         check_indices(op, &[index])?;
-        let fits = index.rank() == self.rank() && (0..self.rank()).all(|d| d == axis || index.shape()[d] <= self.shape()[d]);
+        let fits = index.rank() == self.rank()
+            && (0..self.rank()).all(|d| d == axis || index.shape()[d] <= self.shape()[d]);
         if !fits {
-            let detail = format!("an index of shape {} does not fit {} but for axis {axis}", index.shape(), self.type_string());
+            let detail = format!(
+                "an index of shape {} does not fit {} but for axis {axis}",
+                index.shape(),
+                self.type_string()
+            );
             return Err(Error::Shape { op, detail });
         }
         record1(
@@ -254,7 +433,14 @@ impl Tensor {
             || self.gathered(axis, index),
             |_| {
                 let (zeros, index) = (Zeros::like(self), index.clone());
-                Ok(move |b: &Back<'_>| Ok(smallvec![Some(zeros.make(b.grad()?)?.scatter(axis as i64, &index, b.grad()?, ScatterOp::Add)?)]))
+                Ok(move |b: &Back<'_>| {
+                    Ok(smallvec![Some(zeros.make(b.grad()?)?.scatter(
+                        axis as i64,
+                        &index,
+                        b.grad()?,
+                        ScatterOp::Add
+                    )?)])
+                })
             },
         )
     }
@@ -269,7 +455,8 @@ impl Tensor {
         if index.numel() > 0 {
             check_not_empty(op, self)?;
         }
-        // A dimension of which only the first elements are used is whole; a rank takes those that its part of the index is for.
+        // A dimension of which only the first elements are used is whole; a rank takes those that
+        // its part of the index is for.
         let rank = self.rank();
         let longer = |d: usize| d != axis && self.dims()[d] != index.dims()[d];
         let source: String = (0..rank)
@@ -284,23 +471,36 @@ impl Tensor {
             })
             .collect();
         let whole = (0..rank).fold(0, |mask, d| mask | i64::from(longer(d)) << d);
-        let call = Call { op, inputs: &[self, index], attrs: &[axis as i64, whole, (self.dtype() == DType::Bool).into()] };
+        let call = Call {
+            op,
+            inputs: &[self, index],
+            attrs: &[axis as i64, whole, (self.dtype() == DType::Bool).into()],
+        };
         let rule = || {
             let all = letters(0, rank);
-            let text = format!("{source}, {all} -> {all} ; reduce {} {} ; through any 0", nth(rank), combine(self.dtype()));
+            let text = format!(
+                "{source}, {all} -> {all} ; reduce {} {} ; through any 0",
+                nth(rank),
+                combine(self.dtype())
+            );
             Rule::new(&text, &[self.into(), index.into()], &[])
         };
         let local = |l: &Local<'_>| {
             let mut src = l[0].clone();
             for d in (0..rank).filter(|d| longer(*d)) {
-                src = src.narrow(d as i64, l.part(nth(d)).map_or(0, |(part, _)| part.start), l[1].dims()[d])?;
+                src = src.narrow(
+                    d as i64,
+                    l.part(nth(d)).map_or(0, |(part, _)| part.start),
+                    l[1].dims()[d],
+                )?;
             }
             Ok(smallvec![pick(op, &src, axis, &l[1], l.part(nth(rank)))?])
         };
         Ok(call.run(rule, local)?.remove(0))
     }
 
-    /// Picks along one axis, in NumPy's sense: as [`gather`](Tensor::gather), but all other dimensions of tensor and index broadcast.
+    /// Picks along one axis, in NumPy's sense: as [`gather`](Tensor::gather), but all other
+    /// dimensions of tensor and index broadcast.
     #[track_caller]
     pub fn take_along_axis(&self, axis: i64, index: &Tensor) -> Result<Tensor> {
         take_along("take_along_axis", self, axis, index)
@@ -312,27 +512,35 @@ impl Tensor {
         let op = "index_select";
         let axis = self.shape().axis(op, axis)?;
         if index.rank() != 1 {
-            return Err(Error::Shape { op, detail: format!("an index of shape {} was given, a vector is needed", index.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "an index of shape {} was given, a vector is needed",
+                    index.shape()
+                ),
+            });
         }
         gather_axes(op, self, &[(axis, index)])
     }
 
-    /// Several index tensors over the leading axes, as `self[i0, i1, ...]` in NumPy: they broadcast together, and the dimensions that are not indexed follow.
+    /// Several index tensors over the leading axes, as `self[i0, i1, ...]` in NumPy: they broadcast
+    /// together, and the dimensions that are not indexed follow.
     #[track_caller]
     pub fn index_get(&self, indices: &[&Tensor]) -> Result<Tensor> {
         let axes: Vec<(usize, &Tensor)> = indices.iter().copied().enumerate().collect();
         gather_axes("index_get", self, &axes)
     }
 
-    /// Index tensors over any axes, at most four. They broadcast together; their dimensions take the place of the indexed axes where those are
-    /// neighbours, and come first otherwise (NumPy's rule).
+    /// Index tensors over any axes, at most four. They broadcast together; their dimensions take
+    /// the place of the indexed axes where those are neighbours, and come first otherwise (NumPy's
+    /// rule).
     #[track_caller]
     pub fn gather_axes(&self, axes: &[(usize, &Tensor)]) -> Result<Tensor> {
         gather_axes("gather_axes", self, axes)
     }
 
-    /// Slices at coordinates: the last dimension of `index` holds the first `k` coordinates, so the result is
-    /// `index.shape[..-1] + self.shape[k..]`.
+    /// Slices at coordinates: the last dimension of `index` holds the first `k` coordinates, so the
+    /// result is `index.shape[..-1] + self.shape[k..]`.
     #[track_caller]
     pub fn gather_nd(&self, index: &Tensor) -> Result<Tensor> {
         let op = "gather_nd";
@@ -346,7 +554,11 @@ impl Tensor {
                 Ok(move |b: &Back<'_>| {
                     let g = b.grad()?;
                     // Without coordinates every result is the whole source.
-                    Ok(smallvec![Some(if k == 0 { sum_to(op, g, &zeros.shape)? } else { zeros.make(g)?.scatter_nd_add(&index, g)? })])
+                    Ok(smallvec![Some(if k == 0 {
+                        sum_to(op, g, &zeros.shape)?
+                    } else {
+                        zeros.make(g)?.scatter_nd_add(&index, g)?
+                    })])
                 })
             },
         )
@@ -363,13 +575,30 @@ impl Tensor {
             check_not_empty(op, self)?;
         }
         let rule = || {
-            let (batch, rest) = (letters(self.rank(), index.rank() - 1), letters(k, self.rank() - k));
-            let text =
-                format!("{}{rest}, {batch}1 -> {batch}{rest} ; reduce{} {} ; through any 0", letters(0, k), listed(&letters(0, k)), combine(self.dtype()));
+            let (batch, rest) = (
+                letters(self.rank(), index.rank() - 1),
+                letters(k, self.rank() - k),
+            );
+            let text = format!(
+                "{}{rest}, {batch}1 -> {batch}{rest} ; reduce{} {} ; through any 0",
+                letters(0, k),
+                listed(&letters(0, k)),
+                combine(self.dtype())
+            );
             Rule::new(&text, &[self.into(), index.into()], &[])
         };
-        let call = Call { op, inputs: &[self, index], attrs: &[k as i64, (self.dtype() == DType::Bool).into()] };
-        Ok(call.run(rule, |l| Ok(smallvec![gather_nd(op, &l[0], &l[1], |axis| l.part(nth(axis)))?]))?.remove(0))
+        let call = Call {
+            op,
+            inputs: &[self, index],
+            attrs: &[k as i64, (self.dtype() == DType::Bool).into()],
+        };
+        Ok(call
+            .run(rule, |l| {
+                Ok(smallvec![
+                    gather_nd(op, &l[0], &l[1], |axis| l.part(nth(axis)))?
+                ])
+            })?
+            .remove(0))
     }
 
     /// Rows of this table `[v, d]` for ids of any shape: `ids.shape + [d]`.
@@ -377,7 +606,13 @@ impl Tensor {
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let op = "embedding";
         if self.rank() != 2 {
-            return Err(Error::Shape { op, detail: format!("the table is {}, it needs two dimensions", self.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "the table is {}, it needs two dimensions",
+                    self.type_string()
+                ),
+            });
         }
         gather_axes(op, self, &[(0, ids)])
     }

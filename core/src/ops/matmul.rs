@@ -1,6 +1,7 @@
 //! Matrix products.
 //!
-//! Small floats accumulate in `f32` and round once; integers wrap; a product over zero elements is zero.
+//! Small floats accumulate in `f32` and round once; integers wrap; a product over zero elements is
+//! zero.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -29,18 +30,32 @@ const LINEAR: &str = "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1
 const BADDBMM: &str = "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2";
 
 /// The ops of this file. A bias is an addend: where `k` is cut, one rank adds it.
-pub const OPS: &[OpInfo] =
-    &[op("matmul", PRODUCT), op("matmul_as", PRODUCT), op("bmm", PRODUCT), op("dot", DOT), op("outer", OUTER), op("linear", LINEAR), op("baddbmm", BADDBMM)];
+pub const OPS: &[OpInfo] = &[
+    op("matmul", PRODUCT),
+    op("matmul_as", PRODUCT),
+    op("bmm", PRODUCT),
+    op("dot", DOT),
+    op("outer", OUTER),
+    op("linear", LINEAR),
+    op("baddbmm", BADDBMM),
+];
 
 /// The dtype in which several operands multiply; `bool` has no product of its own.
 pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType> {
     if tensors.iter().any(|t| t.dtype() == DType::Bool) {
-        return Err(Error::DType { op, dtype: DType::Bool, expected: "numbers: cast to the type to count in" });
+        return Err(Error::DType {
+            op,
+            dtype: DType::Bool,
+            expected: "numbers: cast to the type to count in",
+        });
     }
-    Ok(tensors.iter().fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype())))
+    Ok(tensors
+        .iter()
+        .fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype())))
 }
 
-/// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`, which has the same kind.
+/// The product under NumPy's rules, computed in the operands' common dtype and stored as `store`,
+/// which has the same kind.
 #[track_caller]
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Tensor> {
     plain(op, &[a, b])?;
@@ -53,7 +68,14 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
         });
     }
     if a.rank() == 0 || b.rank() == 0 {
-        return Err(Error::Shape { op, detail: format!("{} and {}: a scalar has no rows, multiply by it instead", a.type_string(), b.type_string()) });
+        return Err(Error::Shape {
+            op,
+            detail: format!(
+                "{} and {}: a scalar has no rows, multiply by it instead",
+                a.type_string(),
+                b.type_string()
+            ),
+        });
     }
     check_inner(op, a, b, a.rank() - 1, b.rank().saturating_sub(2))?;
     record1(
@@ -64,14 +86,25 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
             let (a, b) = (a.clone(), b.clone());
             Ok(move |back: &Back<'_>| {
                 // A vector is a matrix with one row or one column.
-                let column = |t: &Tensor, is_vector: bool, at: i64| if is_vector { t.unsqueeze(at) } else { Ok(t.clone()) };
+                let column = |t: &Tensor, is_vector: bool, at: i64| {
+                    if is_vector {
+                        t.unsqueeze(at)
+                    } else {
+                        Ok(t.clone())
+                    }
+                };
                 let (left, right) = (column(&a, a.rank() == 1, 0)?, column(&b, b.rank() == 1, 1)?);
-                let gradient = column(&column(back.grad()?, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
-                let first = back.wanted(0, || factor_gradient(op, &gradient, &right.t()?, &left)?.reshape(a.shape()))?;
+                let gradient =
+                    column(&column(back.grad()?, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
+                let first = back.wanted(0, || {
+                    factor_gradient(op, &gradient, &right.t()?, &left)?.reshape(a.shape())
+                })?;
                 let second = back.wanted(1, || {
-                    // One matrix for a whole batch: its gradient is one product over all rows of the batch.
+                    // One matrix for a whole batch: its gradient is one product over all rows of
+                    // the batch.
                     if right.rank() == 2 && left.rank() > 2 {
-                        return einsum_as("...mk,...mn->kn", &[&left, &gradient], right.dtype())?.reshape(b.shape());
+                        return einsum_as("...mk,...mn->kn", &[&left, &gradient], right.dtype())?
+                            .reshape(b.shape());
                     }
                     factor_gradient(op, &left.t()?, &gradient, &right)?.reshape(b.shape())
                 })?;
@@ -81,7 +114,8 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
     )
 }
 
-/// The product `a b` as the gradient of `of`: in its dtype, summed over the dimensions of the batch along which it was repeated.
+/// The product `a b` as the gradient of `of`: in its dtype, summed over the dimensions of the batch
+/// along which it was repeated.
 #[track_caller]
 fn factor_gradient(op: &'static str, a: &Tensor, b: &Tensor, of: &Tensor) -> Result<Tensor> {
     sum_to(op, &product_as(op, a, b, of.dtype())?, of.shape())
@@ -91,7 +125,11 @@ fn factor_gradient(op: &'static str, a: &Tensor, b: &Tensor, of: &Tensor) -> Res
 #[track_caller]
 fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let common = a.dtype().promote(b.dtype());
-    let store = if common.kind() == dtype.kind() { dtype } else { common };
+    let store = if common.kind() == dtype.kind() {
+        dtype
+    } else {
+        common
+    };
     product(op, a, b, store)?.cast(dtype)
 }
 
@@ -102,7 +140,13 @@ fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor
 }
 
 #[track_caller]
-fn multiplied(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType, store: DType) -> Result<Tensor> {
+fn multiplied(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    dtype: DType,
+    store: DType,
+) -> Result<Tensor> {
     let (is_plain, device) = (a.is_plain(), a.device());
     let (left, right) = (a.cast(dtype)?, b.cast(dtype)?);
     if !is_plain {
@@ -114,20 +158,43 @@ fn multiplied(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType, store: DTy
             (_, 1) => "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
             _ => PRODUCT,
         };
-        let call = Call { op, inputs: &[&left, &right], attrs: &[store as i64] };
+        let call = Call {
+            op,
+            inputs: &[&left, &right],
+            attrs: &[store as i64],
+        };
         let local = |l: &Local<'_>| Ok(smallvec![product(op, &l[0], &l[1], store)?]);
-        return Ok(call.run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?.remove(0));
+        return Ok(call
+            .run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?
+            .remove(0));
     }
-    let left = if a.rank() == 1 { left.unsqueeze(0)? } else { left };
-    let right = if b.rank() == 1 { right.unsqueeze(1)? } else { right };
+    let left = if a.rank() == 1 {
+        left.unsqueeze(0)?
+    } else {
+        left
+    };
+    let right = if b.rank() == 1 {
+        right.unsqueeze(1)?
+    } else {
+        right
+    };
     let ([left_batch @ .., m, k], [right_batch @ .., _, n]) = (left.dims(), right.dims()) else {
-        return Err(Error::Shape { op, detail: "matrices have two dimensions".into() });
+        return Err(Error::Shape {
+            op,
+            detail: "matrices have two dimensions".into(),
+        });
     };
     let (m, k, n) = (*m, *k, *n);
     let batch = Shape::from(left_batch).broadcast(op, &Shape::from(right_batch))?;
     let rows = (a.rank() > 1).then_some(m);
     let columns = (b.rank() > 1).then_some(n);
-    let shape: Shape = batch.dims().iter().copied().chain(rows).chain(columns).collect();
+    let shape: Shape = batch
+        .dims()
+        .iter()
+        .copied()
+        .chain(rows)
+        .chain(columns)
+        .collect();
     device.check(store, shape.checked_numel(op)?)?;
     if shape.numel() == 0 {
         return Ok(a.result(None, store, shape));
@@ -135,20 +202,38 @@ fn multiplied(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType, store: DTy
     if k == 0 {
         return Tensor::zeros(shape, store, device);
     }
-    let with_batch = |r: usize, c: usize| batch.dims().iter().copied().chain([r, c]).collect::<Shape>();
+    let with_batch = |r: usize, c: usize| {
+        batch
+            .dims()
+            .iter()
+            .copied()
+            .chain([r, c])
+            .collect::<Shape>()
+    };
     let (mut left_view, mut right_view) = (left.view()?, right.view()?);
     left_view.layout = left_view.layout.expand(&with_batch(m, k));
-    // One matrix on the right for the whole batch: the batch is just more rows, if they step evenly.
+    // One matrix on the right for the whole batch: the batch is just more rows, if they step
+    // evenly.
     let one_right = right_batch.iter().all(|d| *d == 1);
-    let folded: Option<Layout> = if one_right && batch.rank() > 0 { left_view.layout.reshape(&[batch.numel() * m, k].into()) } else { None };
+    let folded: Option<Layout> = if one_right && batch.rank() > 0 {
+        left_view.layout.reshape(&[batch.numel() * m, k].into())
+    } else {
+        None
+    };
     match folded {
         Some(layout) => {
             left_view.layout = layout;
-            right_view.layout = right_view.layout.permute(&[right.rank() - 2, right.rank() - 1]);
+            right_view.layout = right_view
+                .layout
+                .permute(&[right.rank() - 2, right.rank() - 1]);
         }
         None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
     }
-    let buffer = device.backend().matmul(&MatmulCall { a: &left_view, b: &right_view, dtype: store })?;
+    let buffer = device.backend().matmul(&MatmulCall {
+        a: &left_view,
+        b: &right_view,
+        dtype: store,
+    })?;
     Ok(a.result(Some(buffer), store, shape))
 }
 
@@ -158,22 +243,37 @@ fn check_inner(op: &'static str, a: &Tensor, b: &Tensor, i: usize, j: usize) -> 
     if k == k2 {
         return Ok(());
     }
-    Err(Error::Shape { op, detail: format!("{} and {}: the inner dimensions are {k} and {k2}", a.type_string(), b.type_string()) })
+    Err(Error::Shape {
+        op,
+        detail: format!(
+            "{} and {}: the inner dimensions are {k} and {k2}",
+            a.type_string(),
+            b.type_string()
+        ),
+    })
 }
 
 fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
-    if tensor.rank() == rank { Ok(()) } else { Err(Error::Shape { op, detail: format!("{} was given, rank {rank} is needed", tensor.type_string()) }) }
+    if tensor.rank() == rank {
+        Ok(())
+    } else {
+        Err(Error::Shape {
+            op,
+            detail: format!("{} was given, rank {rank} is needed", tensor.type_string()),
+        })
+    }
 }
 
 impl Tensor {
-    /// Matrix product with NumPy's rules: leading dimensions broadcast, a vector on the left is a row and on the right a column that
-    /// disappears again. Operands meet in their promoted dtype.
+    /// Matrix product with NumPy's rules: leading dimensions broadcast, a vector on the left is a
+    /// row and on the right a column that disappears again. Operands meet in their promoted dtype.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         product("matmul", self, other, self.dtype().promote(other.dtype()))
     }
 
-    /// [`matmul`](Tensor::matmul) that stores another float type, as for 8-bit operands with a 16 or 32-bit result: the sum is rounded once, to `dtype`.
+    /// [`matmul`](Tensor::matmul) that stores another float type, as for 8-bit operands with a 16
+    /// or 32-bit result: the sum is rounded once, to `dtype`.
     #[track_caller]
     pub fn matmul_as(&self, other: &Tensor, dtype: DType) -> Result<Tensor> {
         product("matmul_as", self, other, dtype)
@@ -186,7 +286,14 @@ impl Tensor {
         check_rank(op, self, 3)?;
         check_rank(op, other, 3)?;
         if self.shape()[0] != other.shape()[0] {
-            return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", self.type_string(), other.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} and {} are stacks of different heights",
+                    self.type_string(),
+                    other.type_string()
+                ),
+            });
         }
         product(op, self, other, self.dtype().promote(other.dtype()))
     }
@@ -215,16 +322,25 @@ impl Tensor {
             }
             let dtype = self.dtype().promote(other.dtype());
             let (m, n) = (self.cast(dtype)?, other.cast(dtype)?);
-            let call = Call { op, inputs: &[&m, &n], attrs: &[] };
+            let call = Call {
+                op,
+                inputs: &[&m, &n],
+                attrs: &[],
+            };
             let rule = || Rule::new(OUTER, &[self.into(), other.into()], &[]);
-            Ok(call.run(rule, |l| Ok(smallvec![l[0].outer(&l[1])?]))?.remove(0))
+            Ok(call
+                .run(rule, |l| Ok(smallvec![l[0].outer(&l[1])?]))?
+                .remove(0))
         };
         record1(op, &[self, other], run, |_| {
             let (a, b) = (self.clone(), other.clone());
             Ok(move |back: &Back<'_>| {
                 let gradient = back.grad()?;
                 let first = back.wanted(0, || product_as(op, gradient, &b, a.dtype()))?;
-                Ok(smallvec![first, back.wanted(1, || product_as(op, &a, gradient, b.dtype()))?])
+                Ok(smallvec![
+                    first,
+                    back.wanted(1, || product_as(op, &a, gradient, b.dtype()))?
+                ])
             })
         })
     }
@@ -238,7 +354,12 @@ impl Tensor {
         if let Some(bias) = bias.filter(|b| b.dims() != [weight.shape()[0]]) {
             return Err(Error::Shape {
                 op,
-                detail: format!("a weight of shape {} takes a bias of [{}], got {}", weight.shape(), weight.shape()[0], bias.shape()),
+                detail: format!(
+                    "a weight of shape {} takes a bias of [{}], got {}",
+                    weight.shape(),
+                    weight.shape()[0],
+                    bias.shape()
+                ),
             });
         }
         let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
@@ -247,12 +368,21 @@ impl Tensor {
             &tensors,
             || self.transformed(weight, bias, dtype),
             |_| {
-                let (x, weight, bias) = (self.clone(), weight.clone(), bias.map(|b| (b.shape().clone(), b.dtype())));
+                let (x, weight, bias) = (
+                    self.clone(),
+                    weight.clone(),
+                    bias.map(|b| (b.shape().clone(), b.dtype())),
+                );
                 Ok(move |back: &Back<'_>| {
                     let gradient = back.grad()?;
                     let first = back.wanted(0, || product_as(op, gradient, &weight, x.dtype()))?;
                     let second = back.wanted(1, || match x.rank() {
-                        1 => product_as(op, &gradient.unsqueeze(1)?, &x.unsqueeze(0)?, weight.dtype()),
+                        1 => product_as(
+                            op,
+                            &gradient.unsqueeze(1)?,
+                            &x.unsqueeze(0)?,
+                            weight.dtype(),
+                        ),
                         2 => product_as(op, &gradient.t()?, &x, weight.dtype()),
                         _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),
                     })?;
@@ -271,16 +401,32 @@ impl Tensor {
     fn transformed(&self, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
         let op = "linear";
         let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
-        // Integers become floats when a float bias is added: they must be whole by then, so the sum is an op of its own.
+        // Integers become floats when a float bias is added: they must be whole by then, so the sum
+        // is an op of its own.
         let widens = bias.is_some_and(|b| dtype.promote(b.dtype()).is_float() && !dtype.is_float());
         if !plain(op, &tensors)? && self.rank() > 0 && !widens {
-            let (x, matrix) = (self.cast(number_type(op, &[self, weight])?)?, weight.cast(dtype)?);
+            let (x, matrix) = (
+                self.cast(number_type(op, &[self, weight])?)?,
+                weight.cast(dtype)?,
+            );
             check_inner(op, self, weight, self.rank() - 1, 1)?;
             let bias = bias.map(|b| b.cast(dtype.promote(b.dtype()))).transpose()?;
             let tensors: SmallVec<[&Tensor; 3]> = [&x, &matrix].into_iter().chain(&bias).collect();
-            let rule = || Rule::new(LINEAR, &[self.into(), weight.into(), bias.as_ref().into()], &[]);
+            let rule = || {
+                Rule::new(
+                    LINEAR,
+                    &[self.into(), weight.into(), bias.as_ref().into()],
+                    &[],
+                )
+            };
             let local = |l: &Local<'_>| Ok(smallvec![l[0].linear(&l[1], l.inputs.get(2))?]);
-            return Ok(Call { op, inputs: &tensors, attrs: &[] }.run(rule, local)?.remove(0));
+            return Ok(Call {
+                op,
+                inputs: &tensors,
+                attrs: &[],
+            }
+            .run(rule, local)?
+            .remove(0));
         }
         let out = product(op, self, &weight.t()?, dtype)?;
         match bias {
@@ -289,7 +435,8 @@ impl Tensor {
         }
     }
 
-    /// `beta * self + alpha * (a @ b)` for stacks of matrices; `self` broadcasts, and is ignored (also its NaN) where `beta` is 0. Floats only.
+    /// `beta * self + alpha * (a @ b)` for stacks of matrices; `self` broadcasts, and is ignored
+    /// (also its NaN) where `beta` is 0. Floats only.
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         let op = "baddbmm";
@@ -297,10 +444,21 @@ impl Tensor {
         check_rank(op, b, 3)?;
         let dtype = number_type(op, &[self, a, b])?;
         if !dtype.is_float() {
-            return Err(Error::DType { op, dtype, expected: "floats" });
+            return Err(Error::DType {
+                op,
+                dtype,
+                expected: "floats",
+            });
         }
         if a.shape()[0] != b.shape()[0] {
-            return Err(Error::Shape { op, detail: format!("{} and {} are stacks of different heights", a.type_string(), b.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} and {} are stacks of different heights",
+                    a.type_string(),
+                    b.type_string()
+                ),
+            });
         }
         record1(
             op,
@@ -310,10 +468,16 @@ impl Tensor {
                 let (x, a, b) = (self.clone(), a.clone(), b.clone());
                 Ok(move |back: &Back<'_>| {
                     let gradient = back.grad()?;
-                    let own = back.wanted(0, || sum_to(op, &gradient.mul(beta)?, x.shape())?.cast(x.dtype()))?;
+                    let own = back.wanted(0, || {
+                        sum_to(op, &gradient.mul(beta)?, x.shape())?.cast(x.dtype())
+                    })?;
                     let scaled = gradient.mul(alpha)?;
                     let first = back.wanted(1, || product_as(op, &scaled, &b.t()?, a.dtype()))?;
-                    Ok(smallvec![own, first, back.wanted(2, || product_as(op, &a.t()?, &scaled, b.dtype()))?])
+                    Ok(smallvec![
+                        own,
+                        first,
+                        back.wanted(2, || product_as(op, &a.t()?, &scaled, b.dtype()))?
+                    ])
                 })
             },
         )
@@ -329,16 +493,36 @@ impl Tensor {
         // The product is kept wide, so that the result is rounded once.
         let product = product(op, &a.cast(dtype)?, &b.cast(dtype)?, dtype.kind().dtype())?;
         if self.shape().broadcast(op, product.shape())? != *product.shape() {
-            return Err(Error::Shape { op, detail: format!("{} does not expand to {}", self.type_string(), product.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} does not expand to {}",
+                    self.type_string(),
+                    product.shape()
+                ),
+            });
         }
         let b = Builder::new();
         let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype().kind()));
         let scaled = x * alpha_value;
         if beta == 0.0 {
-            return map1(op, &b.finish(&[(scaled, dtype)])?, &[&product], &[Scalar::Float(alpha)]);
+            return map1(
+                op,
+                &b.finish(&[(scaled, dtype)])?,
+                &[&product],
+                &[Scalar::Float(alpha)],
+            );
         }
-        let program = b.finish(&[(scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()), dtype)])?;
-        map1(op, &program, &[&product, self], &[Scalar::Float(alpha), Scalar::Float(beta)])
+        let program = b.finish(&[(
+            scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()),
+            dtype,
+        )])?;
+        map1(
+            op,
+            &program,
+            &[&product, self],
+            &[Scalar::Float(alpha), Scalar::Float(beta)],
+        )
     }
 }
 
@@ -349,20 +533,43 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     check_inner(op, a, b, 2, 1)?;
     let shape = Shape::from([a.dims()[0], a.dims()[1], b.dims()[2]]);
     if x.shape().broadcast(op, &shape)? != shape {
-        return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}", x.type_string()) });
+        return Err(Error::Shape {
+            op,
+            detail: format!("{} does not expand to {shape}", x.type_string()),
+        });
     }
     if beta == 0.0 {
-        // The summand is not read, so it is of no matter how it lies: any tensor of the right dtype and shape will do for the local step.
-        let call = Call { op, inputs: &[a, b], attrs: &[0] };
+        // The summand is not read, so it is of no matter how it lies: any tensor of the right dtype
+        // and shape will do for the local step.
+        let call = Call {
+            op,
+            inputs: &[a, b],
+            attrs: &[0],
+        };
         let local = |l: &Local<'_>| {
             let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
             Ok(smallvec![nothing.baddbmm(&l[0], &l[1], beta, alpha)?])
         };
-        return Ok(call.run(|| Rule::new(PRODUCT, &[a.into(), b.into()], &[]), local)?.remove(0));
+        return Ok(call
+            .run(|| Rule::new(PRODUCT, &[a.into(), b.into()], &[]), local)?
+            .remove(0));
     }
     // A summand of integers is converted when it is whole.
-    let x = if x.dtype().is_float() { x.expand(&shape)? } else { x.cast(a.dtype())?.expand(&shape)? };
-    let call = Call { op, inputs: &[&x, a, b], attrs: &[1] };
+    let x = if x.dtype().is_float() {
+        x.expand(&shape)?
+    } else {
+        x.cast(a.dtype())?.expand(&shape)?
+    };
+    let call = Call {
+        op,
+        inputs: &[&x, a, b],
+        attrs: &[1],
+    };
     let local = |l: &Local<'_>| Ok(smallvec![l[0].baddbmm(&l[1], &l[2], beta, alpha)?]);
-    Ok(call.run(|| Rule::new(BADDBMM, &[(&x).into(), a.into(), b.into()], &[]), local)?.remove(0))
+    Ok(call
+        .run(
+            || Rule::new(BADDBMM, &[(&x).into(), a.into(), b.into()], &[]),
+            local,
+        )?
+        .remove(0))
 }

@@ -1,5 +1,5 @@
-//! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule as text, and its
-//! lowering to the backend's kernel families.
+//! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule as
+//! text, and its lowering to the backend's kernel families.
 
 pub mod activation;
 pub mod attention;
@@ -66,12 +66,24 @@ pub struct OpInfo {
 
 /// Shorthand for tables of ops.
 pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
-    OpInfo { name, rule, no_gradient: None }
+    OpInfo {
+        name,
+        rule,
+        no_gradient: None,
+    }
 }
 
 /// An op without a gradient.
-pub(crate) const fn op_without_gradient(name: &'static str, rule: &'static str, why: &'static str) -> OpInfo {
-    OpInfo { name, rule, no_gradient: Some(why) }
+pub(crate) const fn op_without_gradient(
+    name: &'static str,
+    rule: &'static str,
+    why: &'static str,
+) -> OpInfo {
+    OpInfo {
+        name,
+        rule,
+        no_gradient: Some(why),
+    }
 }
 
 /// Nothing comes in.
@@ -124,7 +136,11 @@ pub fn catalog() -> Vec<OpInfo> {
 pub(crate) fn same_device<'a>(op: &'static str, tensors: &[&'a Tensor]) -> Result<&'a Device> {
     let device = tensors[0].device();
     match tensors.iter().find(|t| t.device() != device) {
-        Some(other) => Err(Error::DeviceMismatch { op, left: device.to_string(), right: other.device().to_string() }),
+        Some(other) => Err(Error::DeviceMismatch {
+            op,
+            left: device.to_string(),
+            right: other.device().to_string(),
+        }),
         None => Ok(device),
     }
 }
@@ -135,9 +151,16 @@ fn needs_f64_math(program: &MapProgram) -> bool {
     use Unary::*;
     program.insts.iter().any(|inst| match *inst {
         Inst::Unary(op, r) => {
-            program.kinds[r as usize] == Kind::F64 && !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt)
+            program.kinds[r as usize] == Kind::F64
+                && !matches!(
+                    op,
+                    Neg | Abs | Sign | Floor | Ceil | Round | Trunc | IsNan | IsInf | Sqrt | Rsqrt
+                )
         }
-        Inst::Binary(op, r, _) => program.kinds[r as usize] == Kind::F64 && matches!(op, Pow | Atan2 | Hypot | FloorDiv | TruncDiv | Rem),
+        Inst::Binary(op, r, _) => {
+            program.kinds[r as usize] == Kind::F64
+                && matches!(op, Pow | Atan2 | Hypot | FloorDiv | TruncDiv | Rem)
+        }
         _ => false,
     })
 }
@@ -147,22 +170,42 @@ pub(crate) fn need_float_math(op: &'static str, device: &Device, dtype: DType) -
     if dtype != DType::F64 || device.backend().capabilities().f64_math {
         return Ok(());
     }
-    Err(Error::Unsupported { device: device.name().into(), what: format!("{op} in f64"), hint: "cast to f32 or use the cpu or cuda device".into() })
+    Err(Error::Unsupported {
+        device: device.name().into(),
+        what: format!("{op} in f64"),
+        hint: "cast to f32 or use the cpu or cuda device".into(),
+    })
 }
 
 /// The shape that tensors broadcast to; there is at least one.
 pub(crate) fn common_shape(op: &'static str, tensors: &[&Tensor]) -> Result<Shape> {
-    tensors[1..].iter().try_fold(tensors[0].shape().clone(), |shape, t| shape.broadcast(op, t.shape()))
+    tensors[1..]
+        .iter()
+        .try_fold(tensors[0].shape().clone(), |shape, t| {
+            shape.broadcast(op, t.shape())
+        })
 }
 
-/// A map program with one output over the common shape of its inputs. Its gradient follows from the program.
+/// A map program with one output over the common shape of its inputs. Its gradient follows from the
+/// program.
 #[track_caller]
-pub(crate) fn map1(op: &'static str, program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Result<Tensor> {
+pub(crate) fn map1(
+    op: &'static str,
+    program: &MapProgram,
+    inputs: &[&Tensor],
+    params: &[Scalar],
+) -> Result<Tensor> {
     let shape = common_shape(op, inputs)?;
-    Ok(Map { params, ..Map::new(op, program, &shape) }.recorded(inputs)?.remove(0))
+    Ok(Map {
+        params,
+        ..Map::new(op, program, &shape)
+    }
+    .recorded(inputs)?
+    .remove(0))
 }
 
-/// Runs a user's own elementwise program: inputs broadcast, one tensor for each of the program's outputs.
+/// Runs a user's own elementwise program: inputs broadcast, one tensor for each of the program's
+/// outputs.
 ///
 /// ```
 /// # use anymesh_core::{Tensor, DType, map::Builder, ops};
@@ -180,16 +223,32 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
     let fits = !inputs.is_empty()
         && program.indices.is_empty()
         && params.len() == program.params.len()
-        && inputs.iter().map(|t| t.dtype()).eq(program.inputs.iter().copied());
+        && inputs
+            .iter()
+            .map(|t| t.dtype())
+            .eq(program.inputs.iter().copied());
     if !fits {
-        let detail = format!("the program takes inputs {:?} and {} params", program.inputs, program.params.len());
+        let detail = format!(
+            "the program takes inputs {:?} and {} params",
+            program.inputs,
+            program.params.len()
+        );
         return Err(Error::Argument { op: "map", detail });
     }
     let shape = common_shape("map", inputs)?;
-    Ok(Map { params, ..Map::new("map", program, &shape) }.recorded(inputs)?.into_vec())
+    Ok(Map {
+        params,
+        ..Map::new("map", program, &shape)
+    }
+    .recorded(inputs)?
+    .into_vec())
 }
 
 /// The kind of index that counts up to `max`: i32 unless that is too small.
 pub(crate) fn index_kind(max: usize) -> Kind {
-    if max <= i32::MAX as usize { Kind::I32 } else { Kind::I64 }
+    if max <= i32::MAX as usize {
+        Kind::I32
+    } else {
+        Kind::I64
+    }
 }

@@ -1,7 +1,7 @@
 //! Ops that copy elements to new places: joining, padding, repeating, rolling, triangles.
 //!
-//! All outputs are dense. An input is read through a window of the output's space, so one kernel fills the whole output and
-//! no kernel writes through strides.
+//! All outputs are dense. An input is read through a window of the output's space, so one kernel
+//! fills the whole output and no kernel writes through strides.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::PadMode};
@@ -28,20 +28,28 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file; `c` is a dimension that the op joins, pads or repeats. Zeros that an op puts in are zeros in every reduction of parts.
+/// The ops of this file; `c` is a dimension that the op joins, pads or repeats. Zeros that an op
+/// puts in are zeros in every reduction of parts.
 pub const OPS: &[OpInfo] = &[
-    op("concat", "...c, ...c -> ...c ; replicate c ; through any all"),
+    op(
+        "concat",
+        "...c, ...c -> ...c ; replicate c ; through any all",
+    ),
     op("stack", "..., ... -> ...n ; through any all"),
     op("pad", "...c -> ...c ; replicate c ; through any 0"),
     op("roll", "...c -> ...c ; replicate c ; through any 0"),
     op("tile", "...c -> ...c ; replicate c ; through any 0"),
-    op("repeat_interleave", "...c -> ...(cr) ; replicate r ; through any 0"),
+    op(
+        "repeat_interleave",
+        "...c -> ...(cr) ; replicate r ; through any 0",
+    ),
     op("triu", "...rc -> ...rc ; offset ; through any 0"),
     op("tril", "...rc -> ...rc ; offset ; through any 0"),
     op("diag", "c -> cn ; offset ; through any 0"),
 ];
 
-/// More tensors than this are joined group by group on a mesh, because a rule knows its operands by a bit each.
+/// More tensors than this are joined group by group on a mesh, because a rule knows its operands by
+/// a bit each.
 const JOIN_AT_ONCE: usize = 16;
 
 /// What [`Tensor::pad`] puts around a tensor.
@@ -58,35 +66,60 @@ pub enum PadMode {
 }
 
 impl Tensor {
-    /// Joins tensors along an existing dimension. All other dimensions are equal; dtypes promote to a common one.
+    /// Joins tensors along an existing dimension. All other dimensions are equal; dtypes promote to
+    /// a common one.
     #[track_caller]
     pub fn concat(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "concat";
         let Some(first) = tensors.first() else {
-            return Err(Error::Argument { op, detail: "there is nothing to join: pass at least one tensor".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "there is nothing to join: pass at least one tensor".into(),
+            });
         };
         let axis = first.shape().axis(op, axis)?;
-        if let Some(other) = tensors.iter().find(|t| t.rank() != first.rank() || t.shape().with(axis, 0) != first.shape().with(axis, 0)) {
-            let detail = format!("{} and {} differ in a dimension other than axis {axis}", first.type_string(), other.type_string());
+        if let Some(other) = tensors.iter().find(|t| {
+            t.rank() != first.rank() || t.shape().with(axis, 0) != first.shape().with(axis, 0)
+        }) {
+            let detail = format!(
+                "{} and {} differ in a dimension other than axis {axis}",
+                first.type_string(),
+                other.type_string()
+            );
             return Err(Error::Shape { op, detail });
         }
         join(op, tensors, axis)
     }
 
-    /// Joins tensors of one shape along a new dimension, which becomes dimension `axis` of the result. Dtypes promote.
+    /// Joins tensors of one shape along a new dimension, which becomes dimension `axis` of the
+    /// result. Dtypes promote.
     #[track_caller]
     pub fn stack(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "stack";
         let Some(first) = tensors.first() else {
-            return Err(Error::Argument { op, detail: "there is nothing to stack: pass at least one tensor".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "there is nothing to stack: pass at least one tensor".into(),
+            });
         };
         if let Some(other) = tensors.iter().find(|t| t.shape() != first.shape()) {
-            return Err(Error::Shape { op, detail: format!("{} and {} have different shapes", first.type_string(), other.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} and {} have different shapes",
+                    first.type_string(),
+                    other.type_string()
+                ),
+            });
         }
         let rank = first.rank() as i64 + 1;
         let at = if axis < 0 { axis + rank } else { axis };
         if !(0..rank).contains(&at) {
-            return Err(Error::Axis { op, axis, rank: rank as usize });
+            return Err(Error::Axis {
+                op,
+                axis,
+                rank: rank as usize,
+            });
         }
         let mut parts = Vec::with_capacity(tensors.len());
         for t in tensors {
@@ -95,29 +128,44 @@ impl Tensor {
         join(op, &parts.iter().collect::<Vec<_>>(), at as usize)
     }
 
-    /// Adds `(before, after)` elements at the ends of each dimension; `pairs` has one entry for every dimension.
+    /// Adds `(before, after)` elements at the ends of each dimension; `pairs` has one entry for
+    /// every dimension.
     ///
-    /// Reflection reaches at most to the far edge (`size - 1` elements), wrapping around at most once (`size`).
+    /// Reflection reaches at most to the far edge (`size - 1` elements), wrapping around at most
+    /// once (`size`).
     #[track_caller]
     pub fn pad(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
         let op = "pad";
         if pairs.len() != self.rank() {
-            let detail = format!("{} pairs for a tensor of rank {}: give one (before, after) for each dimension", pairs.len(), self.rank());
+            let detail = format!(
+                "{} pairs for a tensor of rank {}: give one (before, after) for each dimension",
+                pairs.len(),
+                self.rank()
+            );
             return Err(Error::Argument { op, detail });
         }
         let mut dims = Dims::with_capacity(self.rank());
         for (axis, &(before, after)) in pairs.iter().enumerate() {
             let size = self.shape()[axis];
             let padded = before.checked_add(size).and_then(|n| n.checked_add(after));
-            dims.push(padded.ok_or_else(|| Error::SizeOverflow { op, shape: self.shape().clone() })?);
+            dims.push(padded.ok_or_else(|| Error::SizeOverflow {
+                op,
+                shape: self.shape().clone(),
+            })?);
             let (limit, rule) = match mode {
                 PadMode::Constant(_) => continue,
                 PadMode::Reflect => (size.saturating_sub(1), "reflection reaches"),
-                PadMode::Replicate => (if size == 0 { 0 } else { usize::MAX }, "repeating the edge of nothing reaches"),
+                PadMode::Replicate => (
+                    if size == 0 { 0 } else { usize::MAX },
+                    "repeating the edge of nothing reaches",
+                ),
                 PadMode::Circular => (size, "wrapping around reaches"),
             };
             if before.max(after) > limit {
-                let detail = format!("({before}, {after}) at axis {axis} of {}: {rule} at most {limit} elements", self.type_string());
+                let detail = format!(
+                    "({before}, {after}) at axis {axis} of {}: {rule} at most {limit} elements",
+                    self.type_string()
+                );
                 return Err(Error::Argument { op, detail });
             }
         }
@@ -141,14 +189,19 @@ impl Tensor {
     #[track_caller]
     fn without_edges(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
         let mut gradient = self.clone();
-        for (axis, &(before, after)) in pairs.iter().enumerate().filter(|(_, pair)| **pair != (0, 0)) {
+        for (axis, &(before, after)) in pairs
+            .iter()
+            .enumerate()
+            .filter(|(_, pair)| **pair != (0, 0))
+        {
             let size = gradient.dims()[axis] - before - after;
             let part = |start, len| gradient.narrow(axis as i64, start, len);
             let (front, back) = (part(0, before)?, part(before + size, after)?);
             let mut sum = part(before, size)?;
             let mut give = |part: Tensor, start: usize| -> Result<()> {
                 if part.numel() > 0 {
-                    sum = sum.add(&part.padded(axis, start, size - start - part.dims()[axis])?)?;
+                    sum =
+                        sum.add(&part.padded(axis, start, size - start - part.dims()[axis])?)?;
                 }
                 Ok(())
             };
@@ -184,17 +237,24 @@ impl Tensor {
         }
         match mode {
             PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
-            _ => pairs.iter().enumerate().try_fold(self.clone(), |t, (axis, &(before, after))| {
-                let size = t.shape()[axis];
-                let slice = |start, step, len| t.sliced(op, axis, start, step, len);
-                let (front, back) = match mode {
-                    PadMode::Reflect if size > 1 => (slice(before, -1, before)?, slice(size - 2, -1, after)?),
-                    PadMode::Replicate => (slice(0, 0, before)?, slice(size - 1, 0, after)?),
-                    PadMode::Circular => (slice(size - before, 1, before)?, slice(0, 1, after)?),
-                    _ => return Ok(t),
-                };
-                join(op, &[&front, &t, &back], axis)
-            }),
+            _ => pairs
+                .iter()
+                .enumerate()
+                .try_fold(self.clone(), |t, (axis, &(before, after))| {
+                    let size = t.shape()[axis];
+                    let slice = |start, step, len| t.sliced(op, axis, start, step, len);
+                    let (front, back) = match mode {
+                        PadMode::Reflect if size > 1 => {
+                            (slice(before, -1, before)?, slice(size - 2, -1, after)?)
+                        }
+                        PadMode::Replicate => (slice(0, 0, before)?, slice(size - 1, 0, after)?),
+                        PadMode::Circular => {
+                            (slice(size - before, 1, before)?, slice(0, 1, after)?)
+                        }
+                        _ => return Ok(t),
+                    };
+                    join(op, &[&front, &t, &back], axis)
+                }),
         }
     }
 
@@ -206,19 +266,43 @@ impl Tensor {
         if grown.is_empty() {
             return Ok(self.clone());
         }
-        // Every rank pads its part, and the constants must combine to the constant: all reductions keep zero, all but sums keep one.
+        // Every rank pads its part, and the constants must combine to the constant: all reductions
+        // keep zero, all but sums keep one.
         let reductions: &'static [Reduction] = match mode {
             PadMode::Constant(value) if value.to_f64() == 1.0 => &[Max, Min, Prod, And, Or],
             PadMode::Constant(value) if value.to_f64() != 0.0 => &[Max, Min, And, Or],
             _ => Reduction::ALL_STATIC,
         };
-        let attrs: SmallVec<[i64; 6]> = [reductions.len()].iter().chain(&grown).map(|n| *n as i64).collect();
-        let rule = || Ok(Rule { through: smallvec![Through { operands: 1, reductions }], ..Rule::view(self.shape(), &self.without(&grown)) });
-        let call = Call { op: "pad", inputs: &[self], attrs: &attrs };
-        Ok(call.run(rule, |l| Ok(smallvec![l[0].pad(pairs, mode)?]))?.remove(0))
+        let attrs: SmallVec<[i64; 6]> = [reductions.len()]
+            .iter()
+            .chain(&grown)
+            .map(|n| *n as i64)
+            .collect();
+        let rule = || {
+            Ok(Rule {
+                through: smallvec![Through {
+                    operands: 1,
+                    reductions
+                }],
+                ..Rule::view(self.shape(), &self.without(&grown))
+            })
+        };
+        let call = Call {
+            op: "pad",
+            inputs: &[self],
+            attrs: &attrs,
+        };
+        Ok(call
+            .run(rule, |l| Ok(smallvec![l[0].pad(pairs, mode)?]))?
+            .remove(0))
     }
 
-    fn pad_constant(&self, pairs: &[(usize, usize)], shape: Shape, value: Scalar) -> Result<Tensor> {
+    fn pad_constant(
+        &self,
+        pairs: &[(usize, usize)],
+        shape: Shape,
+        value: Scalar,
+    ) -> Result<Tensor> {
         let (op, dtype) = ("pad", self.dtype());
         let value = create::exact_scalar(op, value, dtype)?;
         if self.numel() == 0 {
@@ -231,11 +315,16 @@ impl Tensor {
         let x = b.load(dtype);
         let program = b.finish(&[(x.inside().select(x, b.param(dtype.kind())), dtype)])?;
         let start = pairs.iter().map(|(before, _)| *before as isize).collect();
-        Ok(Map { params: &[value], ..Map::new(op, &program, &shape) }.run(&[Operand::at(self, start)], self.device())?.remove(0))
+        Ok(Map {
+            params: &[value],
+            ..Map::new(op, &program, &shape)
+        }
+        .run(&[Operand::at(self, start)], self.device())?
+        .remove(0))
     }
 
-    /// Moves element `i` of dimension `axes[k]` to `i + shifts[k]`, wrapping around. With no axes and one shift the tensor
-    /// is rolled as if it were flat.
+    /// Moves element `i` of dimension `axes[k]` to `i + shifts[k]`, wrapping around. With no axes
+    /// and one shift the tensor is rolled as if it were flat.
     #[track_caller]
     pub fn roll(&self, shifts: &[i64], axes: &[i64]) -> Result<Tensor> {
         let op = "roll";
@@ -244,7 +333,10 @@ impl Tensor {
             return flat.roll(shifts, &[0])?.reshape(self.shape());
         }
         if shifts.len() != axes.len() {
-            return Err(Error::Argument { op, detail: format!("{} shifts for {} axes", shifts.len(), axes.len()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!("{} shifts for {} axes", shifts.len(), axes.len()),
+            });
         }
         if axes.is_empty() {
             return Ok(self.clone());
@@ -254,7 +346,11 @@ impl Tensor {
         for (&shift, &axis) in shifts.iter().zip(axes) {
             let axis = self.shape().axis(op, axis)?;
             let size = self.shape()[axis];
-            let start = if size == 0 { 0 } else { i128::from(shift).rem_euclid(size as i128) as usize };
+            let start = if size == 0 {
+                0
+            } else {
+                i128::from(shift).rem_euclid(size as i128) as usize
+            };
             if start != 0 {
                 starts.push((axis, start));
             }
@@ -280,37 +376,72 @@ impl Tensor {
     fn rolled(&self, starts: &[(usize, usize)]) -> Result<Tensor> {
         starts.iter().try_fold(self.clone(), |t, &(axis, start)| {
             let size = t.shape()[axis];
-            join("roll", &[&t.sliced("roll", axis, size - start, 1, start)?, &t.sliced("roll", axis, 0, 1, size - start)?], axis)
+            join(
+                "roll",
+                &[
+                    &t.sliced("roll", axis, size - start, 1, start)?,
+                    &t.sliced("roll", axis, 0, 1, size - start)?,
+                ],
+                axis,
+            )
         })
     }
 
-    /// Repeats the whole tensor `reps[i]` times along dimension `i`. As in NumPy, a shorter list is for the last dimensions and a
-    /// longer one adds dimensions in front.
+    /// Repeats the whole tensor `reps[i]` times along dimension `i`. As in NumPy, a shorter list is
+    /// for the last dimensions and a longer one adds dimensions in front.
     #[track_caller]
     pub fn tile(&self, reps: &[usize]) -> Result<Tensor> {
         let op = "tile";
         let rank = self.rank().max(reps.len());
-        let size = |i: usize| (i + self.rank()).checked_sub(rank).map_or(1, |d| self.shape()[d]);
+        let size = |i: usize| {
+            (i + self.rank())
+                .checked_sub(rank)
+                .map_or(1, |d| self.shape()[d])
+        };
         let rep = |i: usize| (i + reps.len()).checked_sub(rank).map_or(1, |d| reps[d]);
-        let dims = (0..rank).map(|i| size(i).checked_mul(rep(i))).collect::<Option<Dims>>();
-        let shape = Shape::from(dims.ok_or_else(|| Error::Argument { op, detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()) })?);
+        let dims = (0..rank)
+            .map(|i| size(i).checked_mul(rep(i)))
+            .collect::<Option<Dims>>();
+        let shape = Shape::from(dims.ok_or_else(|| Error::Argument {
+            op,
+            detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()),
+        })?);
         shape.checked_numel(op)?;
         let apart: Shape = (0..rank).flat_map(|i| [rep(i), size(i)]).collect();
         let run = || {
             if !self.is_plain() {
-                let to: Dims<Option<usize>> = (0..rank).map(|i| (i + self.rank()).checked_sub(rank).filter(|_| rep(i) == 1)).collect();
+                let to: Dims<Option<usize>> = (0..rank)
+                    .map(|i| (i + self.rank()).checked_sub(rank).filter(|_| rep(i) == 1))
+                    .collect();
                 return self.view_parts(op, &to, |l| l[0].tile(reps));
             }
             if shape.numel() == 0 {
                 return Ok(self.result(None, self.dtype(), shape));
             }
-            let stride = |i: usize| (i + self.rank()).checked_sub(rank).map_or(0, |d| self.layout().strides[d]);
+            let stride = |i: usize| {
+                (i + self.rank())
+                    .checked_sub(rank)
+                    .map_or(0, |d| self.layout().strides[d])
+            };
             let strides = (0..rank).flat_map(|i| [0, stride(i)]).collect();
-            self.with_layout(Layout { shape: apart.clone(), strides, offset: self.layout().offset }).reshaped(op, shape)
+            self.with_layout(Layout {
+                shape: apart.clone(),
+                strides,
+                offset: self.layout().offset,
+            })
+            .reshaped(op, shape)
         };
         record1(op, &[self], run, |_| {
-            let (apart, old, copies) = (apart.clone(), self.shape().clone(), (0..rank).map(|i| 2 * i).collect::<Dims>());
-            Ok(move |b: &Back<'_>| Ok(smallvec![Some(summed(op, &b.grad()?.reshape(&apart)?, &copies)?.reshape(&old)?)]))
+            let (apart, old, copies) = (
+                apart.clone(),
+                self.shape().clone(),
+                (0..rank).map(|i| 2 * i).collect::<Dims>(),
+            );
+            Ok(move |b: &Back<'_>| {
+                Ok(smallvec![Some(
+                    summed(op, &b.grad()?.reshape(&apart)?, &copies)?.reshape(&old)?
+                )])
+            })
         })
     }
 
@@ -320,7 +451,10 @@ impl Tensor {
         let op = "repeat_interleave";
         let axis = self.shape().axis(op, axis)?;
         let size = self.shape()[axis].checked_mul(n);
-        let size = size.ok_or_else(|| Error::Argument { op, detail: format!("{n} copies of {} cannot be addressed", self.shape()) })?;
+        let size = size.ok_or_else(|| Error::Argument {
+            op,
+            detail: format!("{n} copies of {} cannot be addressed", self.shape()),
+        })?;
         let shape = self.shape().with(axis, size);
         shape.checked_numel(op)?;
         if n == 1 {
@@ -332,8 +466,17 @@ impl Tensor {
             || self.repeated(op, n, axis, shape),
             |_| {
                 let old = self.shape().clone();
-                let apart: Shape = old.dims()[..=axis].iter().copied().chain([n]).chain(old.dims()[axis + 1..].iter().copied()).collect();
-                Ok(move |b: &Back<'_>| Ok(smallvec![Some(summed(op, &b.grad()?.reshape(&apart)?, &[axis + 1])?.reshape(&old)?)]))
+                let apart: Shape = old.dims()[..=axis]
+                    .iter()
+                    .copied()
+                    .chain([n])
+                    .chain(old.dims()[axis + 1..].iter().copied())
+                    .collect();
+                Ok(move |b: &Back<'_>| {
+                    Ok(smallvec![Some(
+                        summed(op, &b.grad()?.reshape(&apart)?, &[axis + 1])?.reshape(&old)?
+                    )])
+                })
             },
         )
     }
@@ -345,11 +488,23 @@ impl Tensor {
                 // Parts of the dimension are parts of the longer one where the cut is even.
                 let mut rule = Rule::view(self.shape(), &self.without(&[]));
                 rule.outputs[0][axis].push(rule.factors.len() as u8);
-                rule.factors.push(Factor { letter: 'r', size: n, kind: Kind::Whole });
+                rule.factors.push(Factor {
+                    letter: 'r',
+                    size: n,
+                    kind: Kind::Whole,
+                });
                 Ok(rule)
             };
-            let call = Call { op, inputs: &[self], attrs: &[axis as i64, n as i64, self.shape()[axis] as i64] };
-            return Ok(call.run(rule, |l| Ok(smallvec![l[0].repeat_interleave(n, axis as i64)?]))?.remove(0));
+            let call = Call {
+                op,
+                inputs: &[self],
+                attrs: &[axis as i64, n as i64, self.shape()[axis] as i64],
+            };
+            return Ok(call
+                .run(rule, |l| {
+                    Ok(smallvec![l[0].repeat_interleave(n, axis as i64)?])
+                })?
+                .remove(0));
         }
         if shape.numel() == 0 {
             return Ok(self.result(None, self.dtype(), shape));
@@ -359,8 +514,8 @@ impl Tensor {
         self.with_layout(repeated).reshaped(op, shape)
     }
 
-    /// Keeps the elements on and above diagonal `k` of the last two dimensions, with zero below. Diagonal `k` holds the
-    /// elements whose column is `k` more than their row.
+    /// Keeps the elements on and above diagonal `k` of the last two dimensions, with zero below.
+    /// Diagonal `k` holds the elements whose column is `k` more than their row.
     #[track_caller]
     pub fn triu(&self, k: i64) -> Result<Tensor> {
         self.triangle("triu", Binary::Ge, k)
@@ -375,16 +530,29 @@ impl Tensor {
     #[track_caller]
     fn triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
         if self.rank() < 2 {
-            return Err(Error::Shape { op, detail: format!("{} has no last two dimensions", self.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!("{} has no last two dimensions", self.type_string()),
+            });
         }
-        record1(op, &[self], || self.kept_triangle(op, keep, k), |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.triangle(op, keep, k)?)])))
+        record1(
+            op,
+            &[self],
+            || self.kept_triangle(op, keep, k),
+            |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.triangle(op, keep, k)?)])),
+        )
     }
 
     #[track_caller]
     fn kept_triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
         if !self.is_plain() {
-            let start = |l: &Local<'_>, back: usize| l.part(letter(self.rank() - back)).map_or(0, |(range, _)| range.start as i64);
-            return self.view_parts(op, &self.without(&[]), |l| l[0].triangle(op, keep, k.saturating_add(start(l, 2) - start(l, 1))));
+            let start = |l: &Local<'_>, back: usize| {
+                l.part(letter(self.rank() - back))
+                    .map_or(0, |(range, _)| range.start as i64)
+            };
+            return self.view_parts(op, &self.without(&[]), |l| {
+                l[0].triangle(op, keep, k.saturating_add(start(l, 2) - start(l, 1)))
+            });
         }
         let dtype = self.dtype();
         let (index, kind) = diagonal_index(self.shape(), k);
@@ -392,18 +560,32 @@ impl Tensor {
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let kept = diagonal.binary(keep, diagonal.lit(0i64));
         let program = b.finish(&[(kept.select(x, zero(&b, dtype)), dtype)])?;
-        Ok(Map { indices: &[index], ..Map::new(op, &program, self.shape()) }.run(&[self.into()], self.device())?.remove(0))
+        Ok(Map {
+            indices: &[index],
+            ..Map::new(op, &program, self.shape())
+        }
+        .run(&[self.into()], self.device())?
+        .remove(0))
     }
 
-    /// A vector becomes a square matrix with it on diagonal `k` and zero elsewhere; a matrix gives its diagonal `k` as a vector.
+    /// A vector becomes a square matrix with it on diagonal `k` and zero elsewhere; a matrix gives
+    /// its diagonal `k` as a vector.
     #[track_caller]
     pub fn diag(&self, k: i64) -> Result<Tensor> {
         let op = "diag";
-        let too_large = || Error::Argument { op, detail: format!("diagonal {k} of {} is out of reach", self.type_string()) };
+        let too_large = || Error::Argument {
+            op,
+            detail: format!("diagonal {k} of {} is out of reach", self.type_string()),
+        };
         match self.rank() {
             1 => {}
             2 => return self.diagonal(k, 0, 1),
-            _ => return Err(Error::Shape { op, detail: format!("{} is neither a vector nor a matrix", self.type_string()) }),
+            _ => {
+                return Err(Error::Shape {
+                    op,
+                    detail: format!("{} is neither a vector nor a matrix", self.type_string()),
+                });
+            }
         }
         let distance = usize::try_from(k.unsigned_abs()).map_err(|_| too_large())?;
         let size = self.numel().checked_add(distance).ok_or_else(too_large)?;
@@ -417,10 +599,15 @@ impl Tensor {
             let to = [if k == 0 { Some(0) } else { None }, None];
             self.view_parts(op, &to, |l| {
                 let region = l.region(0, &shape);
-                l[0].on_diagonal(region.shape.into(), if k == 0 { region.start[0] as i64 } else { k })
+                l[0].on_diagonal(
+                    region.shape.into(),
+                    if k == 0 { region.start[0] as i64 } else { k },
+                )
             })
         };
-        record1(op, &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.diagonal(k, 0, 1)?)])))
+        record1(op, &[self], run, |_| {
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.diagonal(k, 0, 1)?)]))
+        })
     }
 
     /// A matrix with a plain vector on diagonal `k` and zero elsewhere.
@@ -429,26 +616,45 @@ impl Tensor {
         if self.numel() == 0 {
             return create::filled(op, shape, create::zero_scalar(dtype), dtype, &self.into());
         }
-        // Row r of the matrix holds element r of the vector (r - |k| below the main diagonal), which every column reads.
-        let rows = self.with_layout(self.layout().unsqueeze(1).expand(&Shape::from([self.numel(), shape[1]])));
+        // Row r of the matrix holds element r of the vector (r - |k| below the main diagonal),
+        // which every column reads.
+        let rows = self.with_layout(
+            self.layout()
+                .unsqueeze(1)
+                .expand(&Shape::from([self.numel(), shape[1]])),
+        );
         let (index, kind) = diagonal_index(&shape, k);
         let b = Builder::new();
         let (x, diagonal) = (b.load(dtype), b.index(kind));
         let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
         let start: Dims<isize> = smallvec![-k.min(0) as isize, 0];
-        Ok(Map { indices: &[index], ..Map::new(op, &program, &shape) }.run(&[Operand::at(&rows, start)], self.device())?.remove(0))
+        Ok(Map {
+            indices: &[index],
+            ..Map::new(op, &program, &shape)
+        }
+        .run(&[Operand::at(&rows, start)], self.device())?
+        .remove(0))
     }
 }
 
-/// Column minus row minus `k` over the last two of (at least two) dimensions: zero on diagonal `k`, positive above it.
+/// Column minus row minus `k` over the last two of (at least two) dimensions: zero on diagonal `k`,
+/// positive above it.
 pub(super) fn diagonal_index(shape: &Shape, k: i64) -> (Affine, crate::Kind) {
     let rank = shape.rank();
-    let reach = shape[rank - 1].max(shape[rank - 2]).min(i64::MAX as usize / 4);
+    let reach = shape[rank - 1]
+        .max(shape[rank - 2])
+        .min(i64::MAX as usize / 4);
     let mut strides: Dims<i64> = smallvec![0; rank];
     strides[rank - 2] = -1;
     strides[rank - 1] = 1;
     // Every diagonal past the corner is as empty as the first one there.
-    (Affine { offset: -k.clamp(-(reach as i64), reach as i64), strides }, index_kind(2 * reach))
+    (
+        Affine {
+            offset: -k.clamp(-(reach as i64), reach as i64),
+            strides,
+        },
+        index_kind(2 * reach),
+    )
 }
 
 fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
@@ -458,21 +664,36 @@ fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
 /// Joins tensors that are known to fit along `axis`, as many at a time as a kernel takes.
 #[track_caller]
 fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
-    let dtype = tensors.iter().fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype()));
-    let size = tensors.iter().try_fold(0usize, |sum, t| sum.checked_add(t.shape()[axis]));
-    let shape = tensors[0].shape().with(axis, size.ok_or_else(|| Error::SizeOverflow { op, shape: tensors[0].shape().clone() })?);
+    let dtype = tensors
+        .iter()
+        .fold(tensors[0].dtype(), |dtype, t| dtype.promote(t.dtype()));
+    let size = tensors
+        .iter()
+        .try_fold(0usize, |sum, t| sum.checked_add(t.shape()[axis]));
+    let shape = tensors[0].shape().with(
+        axis,
+        size.ok_or_else(|| Error::SizeOverflow {
+            op,
+            shape: tensors[0].shape().clone(),
+        })?,
+    );
     shape.checked_numel(op)?;
     record1(
         op,
         tensors,
         || joined(op, tensors, axis, dtype, shape),
         |_| {
-            let pieces: Vec<(usize, DType)> = tensors.iter().map(|t| (t.shape()[axis], t.dtype())).collect();
+            let pieces: Vec<(usize, DType)> = tensors
+                .iter()
+                .map(|t| (t.shape()[axis], t.dtype()))
+                .collect();
             Ok(move |b: &Back<'_>| {
                 let (gradient, mut end) = (b.grad()?, 0);
                 let piece = |(i, (len, dtype)): (usize, &(usize, DType))| {
                     end += len;
-                    b.wanted(i, || gradient.narrow(axis as i64, end - len, *len)?.cast(*dtype))
+                    b.wanted(i, || {
+                        gradient.narrow(axis as i64, end - len, *len)?.cast(*dtype)
+                    })
                 };
                 pieces.iter().enumerate().map(piece).collect()
             })
@@ -481,25 +702,39 @@ fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
 }
 
 #[track_caller]
-fn joined(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType, shape: Shape) -> Result<Tensor> {
+fn joined(
+    op: &'static str,
+    tensors: &[&Tensor],
+    axis: usize,
+    dtype: DType,
+    shape: Shape,
+) -> Result<Tensor> {
     if !plain(op, tensors)? {
         return join_parts(op, tensors, axis, dtype);
     }
     if shape.numel() == 0 {
         return Ok(tensors[0].result(None, dtype, shape));
     }
-    let mut parts: Vec<Tensor> = tensors.iter().filter(|t| t.numel() > 0).map(|t| (*t).clone()).collect();
+    let mut parts: Vec<Tensor> = tensors
+        .iter()
+        .filter(|t| t.numel() > 0)
+        .map(|t| (*t).clone())
+        .collect();
     if parts.len() > 1 {
         // Before the first round of kernels, not after it.
         tensors[0].device().check(dtype, shape.numel())?;
     }
     while parts.len() > 1 {
-        parts = parts.chunks(MAX_INPUTS).map(|group| join_few(op, group, axis, dtype)).collect::<Result<_>>()?;
+        parts = parts
+            .chunks(MAX_INPUTS)
+            .map(|group| join_few(op, group, axis, dtype))
+            .collect::<Result<_>>()?;
     }
     parts.remove(0).cast(dtype)
 }
 
-/// [`join`] on a mesh: the dimension is whole in every tensor, the others are cut alike. All are partial or none is, so that a part that is whole counts once.
+/// [`join`] on a mesh: the dimension is whole in every tensor, the others are cut alike. All are
+/// partial or none is, so that a part that is whole counts once.
 #[track_caller]
 fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) -> Result<Tensor> {
     let mut parts = Vec::with_capacity(tensors.len());
@@ -511,12 +746,29 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
         for group in parts.chunks(JOIN_AT_ONCE) {
             let inputs: SmallVec<[&Tensor; 8]> = group.iter().collect();
             let rule = || {
-                let text = format!("{} -> ...c ; replicate c ; through any all", vec!["...c"; inputs.len()].join(", "));
+                let text = format!(
+                    "{} -> ...c ; replicate c ; through any all",
+                    vec!["...c"; inputs.len()].join(", ")
+                );
                 let given: SmallVec<[_; 8]> = inputs.iter().map(|t| (*t).into()).collect();
                 Rule::new(&text, &given, &[('c', &[axis])])
             };
-            let local = |l: &Local<'_>| Ok(smallvec![join(op, &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(), axis)?]);
-            joined.push(Call { op, inputs: &inputs, attrs: &[axis as i64] }.run(rule, local)?.remove(0));
+            let local = |l: &Local<'_>| {
+                Ok(smallvec![join(
+                    op,
+                    &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(),
+                    axis
+                )?])
+            };
+            joined.push(
+                Call {
+                    op,
+                    inputs: &inputs,
+                    attrs: &[axis as i64],
+                }
+                .run(rule, local)?
+                .remove(0),
+            );
         }
         parts = joined;
     }
@@ -541,5 +793,7 @@ fn join_few(op: &'static str, parts: &[Tensor], axis: usize, dtype: DType) -> Re
         operands.push(Operand::at(part, start));
     }
     let program = b.finish(&[(joined, dtype)])?;
-    Ok(Map::new(op, &program, &parts[0].shape().with(axis, end)).run(&operands, parts[0].device())?.remove(0))
+    Ok(Map::new(op, &program, &parts[0].shape().with(axis, end))
+        .run(&operands, parts[0].device())?
+        .remove(0))
 }

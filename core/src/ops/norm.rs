@@ -1,4 +1,5 @@
-//! Normalisation: over trailing dimensions (layer, RMS), over groups of channels (group, instance), over the batch.
+//! Normalisation: over trailing dimensions (layer, RMS), over groups of channels (group, instance),
+//! over the batch.
 
 mod gradient;
 
@@ -37,7 +38,8 @@ pub const OPS: &[OpInfo] = &[
 
 /// How the elements of each row are normalised, and which parameters scale them.
 ///
-/// Row `r`, column `j` of `[rows, channels * inner]` uses parameter `(r % groups) * channels + j / inner`.
+/// Row `r`, column `j` of `[rows, channels * inner]` uses parameter
+/// `(r % groups) * channels + j / inner`.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
     /// Only divides by the root of the mean square.
@@ -63,39 +65,67 @@ pub struct BatchNorm {
     pub out: Tensor,
     /// The mean of each channel.
     pub mean: Tensor,
-    /// The variance of each channel, divided by the number of values: the one `out` was normalised with.
+    /// The variance of each channel, divided by the number of values: the one `out` was normalised
+    /// with.
     pub var: Tensor,
     /// Values per channel.
     pub count: usize,
 }
 
 impl BatchNorm {
-    /// Running statistics after this batch: `(1 - momentum) * running + momentum * batch`. The running variance takes the
-    /// unbiased variance of the batch, which needs more than one value per channel. They have no gradient.
+    /// Running statistics after this batch: `(1 - momentum) * running + momentum * batch`. The
+    /// running variance takes the unbiased variance of the batch, which needs more than one value
+    /// per channel. They have no gradient.
     #[track_caller]
-    pub fn update_running(&self, mean: &Tensor, var: &Tensor, momentum: f64) -> Result<(Tensor, Tensor)> {
+    pub fn update_running(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        momentum: f64,
+    ) -> Result<(Tensor, Tensor)> {
         let op = "batch_norm_train";
         if self.count < 2 {
-            return Err(Error::Argument { op, detail: "an unbiased variance needs more than one value per channel".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "an unbiased variance needs more than one value per channel".into(),
+            });
         }
         if !(0.0..=1.0).contains(&momentum) {
-            return Err(Error::Argument { op, detail: format!("momentum must be in 0..=1, got {momentum}") });
+            return Err(Error::Argument {
+                op,
+                detail: format!("momentum must be in 0..=1, got {momentum}"),
+            });
         }
         check_float(op, &[mean, var])?;
         let _scope = composed(op, mean);
         let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
             if running.shape() != batch.shape() {
-                return Err(Error::Shape { op, detail: format!("running statistics must have shape {}, got {}", batch.shape(), running.shape()) });
+                return Err(Error::Shape {
+                    op,
+                    detail: format!(
+                        "running statistics must have shape {}, got {}",
+                        batch.shape(),
+                        running.shape()
+                    ),
+                });
             }
             let weights = [1.0 - momentum, momentum * correction];
-            Expr::new(op, &[running, batch]).params(&weights).map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
+            Expr::new(op, &[running, batch])
+                .params(&weights)
+                .map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
         };
-        constant(&[mean, var, &self.mean, &self.var], || Ok((mix(mean, &self.mean, 1.0)?, mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?)))
+        constant(&[mean, var, &self.mean, &self.var], || {
+            Ok((
+                mix(mean, &self.mean, 1.0)?,
+                mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?,
+            ))
+        })
     }
 }
 
 impl Tensor {
-    /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last `dims` dimensions, whose shape the parameters have.
+    /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last `dims` dimensions, whose shape
+    /// the parameters have.
     ///
     /// ```
     /// # use anymesh_core::Tensor;
@@ -105,40 +135,93 @@ impl Tensor {
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn layer_norm(&self, dims: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    pub fn layer_norm(
+        &self,
+        dims: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
         trailing("layer_norm", self, dims, false, eps, [weight, bias])
     }
 
-    /// `x / sqrt(mean(x^2) + eps) * weight` over the last `dims` dimensions, whose shape the weight has.
+    /// `x / sqrt(mean(x^2) + eps) * weight` over the last `dims` dimensions, whose shape the weight
+    /// has.
     #[track_caller]
     pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
         trailing("rms_norm", self, dims, true, eps, [weight, None])
     }
 
-    /// Normalises `[n, c, ...]` over each of `groups` runs of neighbouring channels and all that follows; parameters are `[c]`.
+    /// Normalises `[n, c, ...]` over each of `groups` runs of neighbouring channels and all that
+    /// follows; parameters are `[c]`.
     #[track_caller]
-    pub fn group_norm(&self, groups: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    pub fn group_norm(
+        &self,
+        groups: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
         channel_groups("group_norm", GROUP, self, groups, [weight, bias], eps)
     }
 
     /// Normalises each channel of each sample of `[n, c, ...]`; parameters are `[c]`.
     #[track_caller]
-    pub fn instance_norm(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    pub fn instance_norm(
+        &self,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
         let channels = self.dims().get(1).copied().unwrap_or(0);
-        channel_groups("instance_norm", INSTANCE, self, channels, [weight, bias], eps)
+        channel_groups(
+            "instance_norm",
+            INSTANCE,
+            self,
+            channels,
+            [weight, bias],
+            eps,
+        )
     }
 
     /// Normalises `[n, c, ...]` with given statistics of each channel; all parameters are `[c]`.
     #[track_caller]
-    pub fn batch_norm(&self, mean: &Tensor, var: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    pub fn batch_norm(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
         let op = "batch_norm";
         check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
         check_eps(op, eps)?;
-        let tensors: SmallVec<[&Tensor; 5]> = [self, mean, var].into_iter().chain(weight).chain(bias).collect();
+        let tensors: SmallVec<[&Tensor; 5]> = [self, mean, var]
+            .into_iter()
+            .chain(weight)
+            .chain(bias)
+            .collect();
         // A map has its gradient from its program.
         if !plain(op, &tensors)? && !is_recording(&tensors) {
-            let call = Call { op, inputs: &tensors, attrs: &[] };
-            let rule = || Rule::new(BATCH, &[self.into(), mean.into(), var.into(), weight.into(), bias.into()], &[]);
+            let call = Call {
+                op,
+                inputs: &tensors,
+                attrs: &[],
+            };
+            let rule = || {
+                Rule::new(
+                    BATCH,
+                    &[
+                        self.into(),
+                        mean.into(),
+                        var.into(),
+                        weight.into(),
+                        bias.into(),
+                    ],
+                    &[],
+                )
+            };
             let local = |l: &Local<'_>| {
                 let [weight, bias] = given(l.inputs, 3, [weight, bias]);
                 Ok(smallvec![l[0].batch_norm(&l[1], &l[2], weight, bias, eps)?])
@@ -149,9 +232,15 @@ impl Tensor {
         scale_channels(op, self, &mean, &var, [weight, bias], eps)
     }
 
-    /// Normalises each channel of `[n, c, ...]` over the batch and all that follows the channel; parameters are `[c]`.
+    /// Normalises each channel of `[n, c, ...]` over the batch and all that follows the channel;
+    /// parameters are `[c]`.
     #[track_caller]
-    pub fn batch_norm_train(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<BatchNorm> {
+    pub fn batch_norm_train(
+        &self,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<BatchNorm> {
         let op = "batch_norm_train";
         check_channels(op, self, &[weight, bias])?;
         check_eps(op, eps)?;
@@ -160,14 +249,21 @@ impl Tensor {
         if count == 0 && channels != 0 {
             return Err(empty(op, self));
         }
-        let tensors: SmallVec<[&Tensor; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
+        let tensors: SmallVec<[&Tensor; 3]> =
+            [self].into_iter().chain(weight).chain(bias).collect();
         let run = || {
             if plain(op, &tensors)? {
                 return train(op, self, count, [weight, bias], eps);
             }
-            let call = Call { op, inputs: &tensors, attrs: &[] };
+            let call = Call {
+                op,
+                inputs: &tensors,
+                attrs: &[],
+            };
             let rule = || Rule::new(BATCH_TRAIN, &[self.into(), weight.into(), bias.into()], &[]);
-            let part = |inputs: &[Tensor]| train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps);
+            let part = |inputs: &[Tensor]| {
+                train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps)
+            };
             call.run_or(rule, |l| part(l.inputs), part)
         };
         let pull = |out: &Outputs| {
@@ -176,18 +272,34 @@ impl Tensor {
             let (mean, var) = (out[1].clone(), out[2].clone());
             Ok(move |b: &Back<'_>| {
                 let x = &kept.x;
-                let [weight, bias] = [&kept.weight, &kept.bias].map(|p| p.as_ref().map(|p| column(x, p)).transpose());
+                let [weight, bias] = [&kept.weight, &kept.bias]
+                    .map(|p| p.as_ref().map(|p| column(x, p)).transpose());
                 let (weight, bias) = (weight?, bias?);
-                let g = b.grad_of(0).map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
+                let g = b
+                    .grad_of(0)
+                    .map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
                 let statistics = [column(x, &b.out(1, &mean))?, column(x, &b.out(2, &var))?];
-                let further = [b.grad_of(1), b.grad_of(2)].map(|g| g.map(|g| column(x, g)).transpose());
+                let further =
+                    [b.grad_of(1), b.grad_of(2)].map(|g| g.map(|g| column(x, g)).transpose());
                 let [of_mean, of_var] = further;
-                kept.pull(b, x, [weight.as_ref(), bias.as_ref()], &g, Some(statistics), [of_mean?, of_var?])
+                kept.pull(
+                    b,
+                    x,
+                    [weight.as_ref(), bias.as_ref()],
+                    &g,
+                    Some(statistics),
+                    [of_mean?, of_var?],
+                )
             })
         };
         let mut out = record(op, &tensors, run, pull)?.into_iter();
         match (out.next(), out.next(), out.next()) {
-            (Some(out), Some(mean), Some(var)) => Ok(BatchNorm { out, mean, var, count }),
+            (Some(out), Some(mean), Some(var)) => Ok(BatchNorm {
+                out,
+                mean,
+                var,
+                count,
+            }),
             _ => Err(empty(op, self)),
         }
     }
@@ -195,35 +307,78 @@ impl Tensor {
 
 /// The output, mean and variance of batch normalisation in training.
 #[track_caller]
-fn train(op: &'static str, x: &Tensor, count: usize, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Outputs> {
+fn train(
+    op: &'static str,
+    x: &Tensor,
+    count: usize,
+    parameters: [Option<&Tensor>; 2],
+    eps: f64,
+) -> Result<Outputs> {
     let axes: Dims = (0..x.rank()).filter(|d| *d != 1).collect();
     let mean = mean(op, x, &axes, count)?;
     let var = variance(op, x, Some(&mean), &axes, count)?;
     let out = scale_channels(op, x, &mean, &var, parameters, eps)?;
-    Ok(smallvec![out, mean.reshape([x.dims()[1]])?, var.reshape([x.dims()[1]])?])
+    Ok(smallvec![
+        out,
+        mean.reshape([x.dims()[1]])?,
+        var.reshape([x.dims()[1]])?
+    ])
 }
 
 /// The mean over `axes`, which have `n` elements together and stay with size 1.
 #[track_caller]
 fn mean(op: &'static str, x: &Tensor, axes: &[usize], n: usize) -> Result<Tensor> {
-    settled(Expr::new(op, &[x]).reduce(axes, ReduceOp::Sum, Some(1.0 / n as f64), compute_type([x]), |a| a.x[0])?)
+    settled(Expr::new(op, &[x]).reduce(
+        axes,
+        ReduceOp::Sum,
+        Some(1.0 / n as f64),
+        compute_type([x]),
+        |a| a.x[0],
+    )?)
 }
 
 /// The mean square, without the mean where there is one.
 #[track_caller]
-fn variance(op: &'static str, x: &Tensor, mean: Option<&Tensor>, axes: &[usize], n: usize) -> Result<Tensor> {
+fn variance(
+    op: &'static str,
+    x: &Tensor,
+    mean: Option<&Tensor>,
+    axes: &[usize],
+    n: usize,
+) -> Result<Tensor> {
     let squares = Expr::new(op, &[x]).maybe(&[mean]);
-    settled(squares.reduce(axes, ReduceOp::Sum, Some(1.0 / n as f64), compute_type([x]), |a| centered(a) * centered(a))?)
+    settled(squares.reduce(
+        axes,
+        ReduceOp::Sum,
+        Some(1.0 / n as f64),
+        compute_type([x]),
+        |a| centered(a) * centered(a),
+    )?)
 }
 
 /// A norm over `axes` as reductions and a map. Parameters broadcast.
 #[track_caller]
-fn normalised(op: &'static str, x: &Tensor, axes: &[usize], rms: bool, eps: f64, [weight, bias]: [Option<&Tensor>; 2]) -> Result<Tensor> {
+fn normalised(
+    op: &'static str,
+    x: &Tensor,
+    axes: &[usize],
+    rms: bool,
+    eps: f64,
+    [weight, bias]: [Option<&Tensor>; 2],
+) -> Result<Tensor> {
     let n = axes.iter().map(|d| x.dims()[*d]).product();
-    let mean = if rms { None } else { Some(mean(op, x, axes, n)?) };
+    let mean = if rms {
+        None
+    } else {
+        Some(mean(op, x, axes, n)?)
+    };
     let var = variance(op, x, mean.as_ref(), axes, n)?;
-    let out = Expr::new(op, &[x, &var]).maybe(&[mean.as_ref(), weight, bias]).params(&[eps]);
-    out.map(x.dtype(), |a| scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a))
+    let out = Expr::new(op, &[x, &var])
+        .maybe(&[mean.as_ref(), weight, bias])
+        .params(&[eps]);
+    out.map(x.dtype(), |a| {
+        scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a)
+    })
 }
 
 /// A norm of `x`, seen as rows of `channels * inner` elements, as reductions and a map.
@@ -232,17 +387,34 @@ pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     let sizes = Shape::from([norm.groups, norm.channels, norm.inner]);
     let block = sizes.checked_numel(op)?;
     if block == 0 || !x.numel().is_multiple_of(block) {
-        return Err(Error::Shape { op, detail: format!("{} does not divide into rows of {sizes} (groups, channels, inner)", x.shape()) });
+        return Err(Error::Shape {
+            op,
+            detail: format!(
+                "{} does not divide into rows of {sizes} (groups, channels, inner)",
+                x.shape()
+            ),
+        });
     }
     check_float(op, &[x])?;
     check_eps(op, norm.eps)?;
     if x.numel() == 0 {
         return Ok(x.clone());
     }
-    let parameter = |p: Option<&Tensor>| p.map(|p| p.reshape([norm.groups, norm.channels, 1])).transpose();
+    let parameter = |p: Option<&Tensor>| {
+        p.map(|p| p.reshape([norm.groups, norm.channels, 1]))
+            .transpose()
+    };
     let (weight, bias) = (parameter(norm.weight)?, parameter(norm.bias)?);
     let rows = x.reshape([x.numel() / block, norm.groups, norm.channels, norm.inner])?;
-    normalised(op, &rows, &[2, 3], norm.rms, norm.eps, [weight.as_ref(), bias.as_ref()])?.reshape(x.shape())
+    normalised(
+        op,
+        &rows,
+        &[2, 3],
+        norm.rms,
+        norm.eps,
+        [weight.as_ref(), bias.as_ref()],
+    )?
+    .reshape(x.shape())
 }
 
 /// The first input without the mean, where there is one.
@@ -258,11 +430,29 @@ fn scaled<'b>(y: Val<'b>, a: &Args<'b>) -> Val<'b> {
 
 /// Runs the fused kernel or the decomposition on a plain tensor.
 fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
-    let dense = |p: Option<&Tensor>| p.map(|p| p.reshape([p.numel()])?.contiguous()?.view()).transpose();
+    let dense = |p: Option<&Tensor>| {
+        p.map(|p| p.reshape([p.numel()])?.contiguous()?.view())
+            .transpose()
+    };
     if x.numel() > 0 {
         let (weight, bias) = (dense(norm.weight)?, dense(norm.bias)?);
-        let Norm { rms, eps, groups, channels, inner, .. } = norm;
-        let row = RowOp::Norm { rms, eps, weight: weight.as_ref(), bias: bias.as_ref(), groups, channels, inner };
+        let Norm {
+            rms,
+            eps,
+            groups,
+            channels,
+            inner,
+            ..
+        } = norm;
+        let row = RowOp::Norm {
+            rms,
+            eps,
+            weight: weight.as_ref(),
+            bias: bias.as_ref(),
+            groups,
+            channels,
+            inner,
+        };
         if let Some(out) = fused_rows(x, channels * inner, row)? {
             return Ok(out);
         }
@@ -271,16 +461,33 @@ fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
 }
 
 /// The parameters that there are, from operand `first` on.
-fn given<'t, const N: usize>(inputs: &'t [Tensor], first: usize, parameters: [Option<&Tensor>; N]) -> [Option<&'t Tensor>; N] {
+fn given<'t, const N: usize>(
+    inputs: &'t [Tensor],
+    first: usize,
+    parameters: [Option<&Tensor>; N],
+) -> [Option<&'t Tensor>; N] {
     let mut there = inputs[first..].iter();
     parameters.map(|p| p.and_then(|_| there.next()))
 }
 
 /// A norm over the last `dims` dimensions, whose shape the parameters have.
 #[track_caller]
-fn trailing(op: &'static str, x: &Tensor, dims: usize, rms: bool, eps: f64, parameters: [Option<&Tensor>; 2]) -> Result<Tensor> {
+fn trailing(
+    op: &'static str,
+    x: &Tensor,
+    dims: usize,
+    rms: bool,
+    eps: f64,
+    parameters: [Option<&Tensor>; 2],
+) -> Result<Tensor> {
     if dims == 0 || dims > x.rank() {
-        return Err(Error::Argument { op, detail: format!("cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible", x.shape()) });
+        return Err(Error::Argument {
+            op,
+            detail: format!(
+                "cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible",
+                x.shape()
+            ),
+        });
     }
     check_float(op, &[x])?;
     let shape = Shape::from(&x.dims()[x.rank() - dims..]);
@@ -290,11 +497,30 @@ fn trailing(op: &'static str, x: &Tensor, dims: usize, rms: bool, eps: f64, para
         return Err(empty(op, x));
     }
     check_eps(op, eps)?;
-    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(parameters.into_iter().flatten()).collect();
+    let tensors: SmallVec<[&Tensor; 3]> = [x]
+        .into_iter()
+        .chain(parameters.into_iter().flatten())
+        .collect();
     let run = || trailing_values(op, x, dims, rms, eps, parameters, channels, &tensors);
     record1(op, &tensors, run, |_| {
-        let kept = Kept::new(op, x, parameters, (x.rank() - dims..x.rank()).collect(), rms, eps);
-        Ok(move |b: &Back<'_>| kept.pull(b, &kept.x, [kept.weight.as_ref(), kept.bias.as_ref()], b.grad()?, None, [None, None]))
+        let kept = Kept::new(
+            op,
+            x,
+            parameters,
+            (x.rank() - dims..x.rank()).collect(),
+            rms,
+            eps,
+        );
+        Ok(move |b: &Back<'_>| {
+            kept.pull(
+                b,
+                &kept.x,
+                [kept.weight.as_ref(), kept.bias.as_ref()],
+                b.grad()?,
+                None,
+                [None, None],
+            )
+        })
     })
 }
 
@@ -313,28 +539,82 @@ fn trailing_values(
 ) -> Result<Tensor> {
     let [weight, bias] = parameters;
     if plain(op, tensors)? {
-        return run(x, Norm { rms, eps, weight, bias, groups: 1, channels, inner: 1 });
+        return run(
+            x,
+            Norm {
+                rms,
+                eps,
+                weight,
+                bias,
+                groups: 1,
+                channels,
+                inner: 1,
+            },
+        );
     }
     let axes: Dims = (x.rank() - dims..x.rank()).collect();
     let rule = || {
         let given = [x.into(), weight.into(), bias.into()];
-        if rms { Rule::new(RMS, &given[..2], &[('r', &axes)]) } else { Rule::new(LAYER, &given, &[('r', &axes)]) }
+        if rms {
+            Rule::new(RMS, &given[..2], &[('r', &axes)])
+        } else {
+            Rule::new(LAYER, &given, &[('r', &axes)])
+        }
     };
-    let local = |l: &Local<'_>| Ok(smallvec![trailing(op, &l[0], dims, rms, eps, given(l.inputs, 1, parameters))?]);
-    let cut = |inputs: &[Tensor]| Ok(smallvec![normalised(op, &inputs[0], &axes, rms, eps, given(inputs, 1, parameters))?]);
-    Ok(Call { op, inputs: tensors, attrs: &[dims as i64] }.run_or(rule, local, cut)?.remove(0))
+    let local = |l: &Local<'_>| {
+        Ok(smallvec![trailing(
+            op,
+            &l[0],
+            dims,
+            rms,
+            eps,
+            given(l.inputs, 1, parameters)
+        )?])
+    };
+    let cut = |inputs: &[Tensor]| {
+        Ok(smallvec![normalised(
+            op,
+            &inputs[0],
+            &axes,
+            rms,
+            eps,
+            given(inputs, 1, parameters)
+        )?])
+    };
+    Ok(Call {
+        op,
+        inputs: tensors,
+        attrs: &[dims as i64],
+    }
+    .run_or(rule, local, cut)?
+    .remove(0))
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
-    Error::Shape { op, detail: format!("{} has no elements to take a mean of", x.shape()) }
+    Error::Shape {
+        op,
+        detail: format!("{} has no elements to take a mean of", x.shape()),
+    }
 }
 
-fn check_parameters(op: &'static str, x: &Tensor, shape: &Shape, parameters: &[Option<&Tensor>]) -> Result<()> {
+fn check_parameters(
+    op: &'static str,
+    x: &Tensor,
+    shape: &Shape,
+    parameters: &[Option<&Tensor>],
+) -> Result<()> {
     for parameter in parameters.iter().copied().flatten() {
         check_float(op, &[parameter])?;
         same_device(op, &[x, parameter])?;
         if parameter.shape() != shape {
-            return Err(Error::Shape { op, detail: format!("parameters for {} must have shape {shape}, got {}", x.shape(), parameter.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "parameters for {} must have shape {shape}, got {}",
+                    x.shape(),
+                    parameter.shape()
+                ),
+            });
         }
     }
     Ok(())
@@ -345,13 +625,24 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
     check_float(op, &[x])?;
     match x.dims() {
         [_, channels, ..] => check_parameters(op, x, &[*channels].into(), parameters),
-        _ => Err(Error::Shape { op, detail: format!("the input is [n, c, ...], got {}", x.shape()) }),
+        _ => Err(Error::Shape {
+            op,
+            detail: format!("the input is [n, c, ...], got {}", x.shape()),
+        }),
     }
 }
 
-/// A norm over each of `groups` runs of channels and all that follows; the rule says which of them may be cut.
+/// A norm over each of `groups` runs of channels and all that follows; the rule says which of them
+/// may be cut.
 #[track_caller]
-fn channel_groups(op: &'static str, rule: &str, x: &Tensor, groups: usize, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Tensor> {
+fn channel_groups(
+    op: &'static str,
+    rule: &str,
+    x: &Tensor,
+    groups: usize,
+    parameters: [Option<&Tensor>; 2],
+    eps: f64,
+) -> Result<Tensor> {
     check_channels(op, x, &parameters)?;
     let channels = x.dims()[1];
     let per_sample = Shape::from(&x.dims()[1..]).checked_numel(op)?;
@@ -359,39 +650,93 @@ fn channel_groups(op: &'static str, rule: &str, x: &Tensor, groups: usize, param
         return Err(empty(op, x));
     }
     if groups == 0 || !channels.is_multiple_of(groups) {
-        return Err(Error::Argument { op, detail: format!("{groups} groups do not divide the {channels} channels of {}", x.shape()) });
+        return Err(Error::Argument {
+            op,
+            detail: format!(
+                "{groups} groups do not divide the {channels} channels of {}",
+                x.shape()
+            ),
+        });
     }
     check_eps(op, eps)?;
-    let tensors: SmallVec<[&Tensor; 3]> = [x].into_iter().chain(parameters.into_iter().flatten()).collect();
+    let tensors: SmallVec<[&Tensor; 3]> = [x]
+        .into_iter()
+        .chain(parameters.into_iter().flatten())
+        .collect();
     let run = || group_values(op, rule, x, groups, parameters, eps, &tensors);
     record1(op, &tensors, run, |_| {
         let kept = Kept::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
         Ok(move |b: &Back<'_>| {
             let (apart, beside) = apart(&kept.x, groups);
-            let [weight, bias] = [&kept.weight, &kept.bias].map(|p| p.as_ref().map(|p| p.reshape(&beside)).transpose());
+            let [weight, bias] = [&kept.weight, &kept.bias]
+                .map(|p| p.as_ref().map(|p| p.reshape(&beside)).transpose());
             let (weight, bias) = (weight?, bias?);
-            kept.pull(b, &kept.x.reshape(&apart)?, [weight.as_ref(), bias.as_ref()], b.grad()?, None, [None, None])
+            kept.pull(
+                b,
+                &kept.x.reshape(&apart)?,
+                [weight.as_ref(), bias.as_ref()],
+                b.grad()?,
+                None,
+                [None, None],
+            )
         })
     })
 }
 
-/// The shapes of an input `[n, c, ...]` whose channels are taken apart into groups, and of parameters beside it.
+/// The shapes of an input `[n, c, ...]` whose channels are taken apart into groups, and of
+/// parameters beside it.
 fn apart(x: &Tensor, groups: usize) -> (Shape, Shape) {
     let (channels, rest) = (x.dims()[1], &x.dims()[2..]);
     let each = channels / groups;
-    ([x.dims()[0], groups, each].iter().chain(rest).copied().collect(), [groups, each].into_iter().chain(rest.iter().map(|_| 1)).collect())
+    (
+        [x.dims()[0], groups, each]
+            .iter()
+            .chain(rest)
+            .copied()
+            .collect(),
+        [groups, each]
+            .into_iter()
+            .chain(rest.iter().map(|_| 1))
+            .collect(),
+    )
 }
 
 /// [`channel_groups`], checked.
 #[track_caller]
-fn group_values(op: &'static str, rule: &str, x: &Tensor, groups: usize, parameters: [Option<&Tensor>; 2], eps: f64, tensors: &[&Tensor]) -> Result<Tensor> {
+fn group_values(
+    op: &'static str,
+    rule: &str,
+    x: &Tensor,
+    groups: usize,
+    parameters: [Option<&Tensor>; 2],
+    eps: f64,
+    tensors: &[&Tensor],
+) -> Result<Tensor> {
     let [weight, bias] = parameters;
     let channels = x.dims()[1];
     if plain(op, tensors)? {
         let inner = x.dims()[2..].iter().product();
-        return run(x, Norm { rms: false, eps, weight, bias, groups, channels: channels / groups, inner });
+        return run(
+            x,
+            Norm {
+                rms: false,
+                eps,
+                weight,
+                bias,
+                groups,
+                channels: channels / groups,
+                inner,
+            },
+        );
     }
-    let made = || Rule::with_sizes(rule, &[x.into(), weight.into(), bias.into()], &[], &[('g', groups)]);
+    let made = || {
+        Rule::with_sizes(
+            rule,
+            &[x.into(), weight.into(), bias.into()],
+            &[],
+            &[('g', groups)],
+        )
+    };
     let local = |l: &Local<'_>| {
         let x = &l[0];
         if x.numel() == 0 {
@@ -399,17 +744,38 @@ fn group_values(op: &'static str, rule: &str, x: &Tensor, groups: usize, paramet
         }
         // Every rank has whole groups.
         let groups = x.dims()[1] / (channels / groups);
-        Ok(smallvec![channel_groups(op, rule, x, groups, given(l.inputs, 1, parameters), eps)?])
+        Ok(smallvec![channel_groups(
+            op,
+            rule,
+            x,
+            groups,
+            given(l.inputs, 1, parameters),
+            eps
+        )?])
     };
     let cut = |inputs: &[Tensor]| {
         let (apart, beside) = apart(x, groups);
-        let [weight, bias] = given(inputs, 1, parameters).map(|p| p.map(|p| p.reshape(&beside)).transpose());
+        let [weight, bias] =
+            given(inputs, 1, parameters).map(|p| p.map(|p| p.reshape(&beside)).transpose());
         let (weight, bias) = (weight?, bias?);
         let axes: Dims = (2..=x.rank()).collect();
-        let out = normalised(op, &inputs[0].reshape(apart)?, &axes, false, eps, [weight.as_ref(), bias.as_ref()])?;
+        let out = normalised(
+            op,
+            &inputs[0].reshape(apart)?,
+            &axes,
+            false,
+            eps,
+            [weight.as_ref(), bias.as_ref()],
+        )?;
         Ok(smallvec![out.reshape(x.shape())?])
     };
-    Ok(Call { op, inputs: tensors, attrs: &[groups as i64, channels as i64] }.run_or(made, local, cut)?.remove(0))
+    Ok(Call {
+        op,
+        inputs: tensors,
+        attrs: &[groups as i64, channels as i64],
+    }
+    .run_or(made, local, cut)?
+    .remove(0))
 }
 
 /// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.
@@ -420,11 +786,23 @@ fn column(x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
     parameter.reshape(shape)
 }
 
-/// `(x - mean) / sqrt(var + eps) * weight + bias` with statistics that broadcast and parameters `[c]` of an input `[n, c, ...]`.
+/// `(x - mean) / sqrt(var + eps) * weight + bias` with statistics that broadcast and parameters
+/// `[c]` of an input `[n, c, ...]`.
 #[track_caller]
-fn scale_channels(op: &'static str, x: &Tensor, mean: &Tensor, var: &Tensor, parameters: [Option<&Tensor>; 2], eps: f64) -> Result<Tensor> {
+fn scale_channels(
+    op: &'static str,
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    parameters: [Option<&Tensor>; 2],
+    eps: f64,
+) -> Result<Tensor> {
     let [weight, bias] = parameters.map(|p| p.map(|p| column(x, p)).transpose());
     let (weight, bias) = (weight?, bias?);
-    let out = Expr::new(op, &[x, var]).maybe(&[Some(mean), weight.as_ref(), bias.as_ref()]).params(&[eps]);
-    out.map(x.dtype(), |a| scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a))
+    let out = Expr::new(op, &[x, var])
+        .maybe(&[Some(mean), weight.as_ref(), bias.as_ref()])
+        .params(&[eps]);
+    out.map(x.dtype(), |a| {
+        scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a)
+    })
 }

@@ -1,9 +1,11 @@
 //! Pooling: one value for each window over the last dimensions.
 //!
-//! Windows are a view of the (padded) input, so a pool is a reduction. Adaptive pools cut a dimension of size `n` into `out`
-//! windows `floor(i * n / out) .. ceil((i + 1) * n / out)`, which may overlap by one and differ in length by one.
+//! Windows are a view of the (padded) input, so a pool is a reduction. Adaptive pools cut a
+//! dimension of size `n` into `out` windows `floor(i * n / out) .. ceil((i + 1) * n / out)`, which
+//! may overlap by one and differ in length by one.
 //!
-//! The gradient of a maximum goes to the first element of the window that is it (in adaptive pools, equal ones share it).
+//! The gradient of a maximum goes to the first element of the window that is it (in adaptive pools,
+//! equal ones share it).
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::{AvgPool, MaxPool}};
@@ -71,7 +73,13 @@ pub struct MaxPool<const N: usize> {
 impl<const N: usize> MaxPool<N> {
     /// Windows side by side.
     pub fn new(kernel: [usize; N]) -> Self {
-        Self { kernel, stride: kernel, padding: [0; N], dilation: [1; N], ceil_mode: false }
+        Self {
+            kernel,
+            stride: kernel,
+            padding: [0; N],
+            dilation: [1; N],
+            ceil_mode: false,
+        }
     }
 }
 
@@ -93,7 +101,13 @@ pub struct AvgPool<const N: usize> {
 impl<const N: usize> AvgPool<N> {
     /// Windows side by side.
     pub fn new(kernel: [usize; N]) -> Self {
-        Self { kernel, stride: kernel, padding: [0; N], ceil_mode: false, count_include_pad: true }
+        Self {
+            kernel,
+            stride: kernel,
+            padding: [0; N],
+            ceil_mode: false,
+            count_include_pad: true,
+        }
     }
 }
 
@@ -105,21 +119,50 @@ struct Windows {
 }
 
 impl Windows {
-    fn new(op: &'static str, input: &Tensor, kernel: &[usize], stride: &[usize], padding: &[usize], dilation: &[usize], ceil_mode: bool) -> Result<Self> {
+    fn new(
+        op: &'static str,
+        input: &Tensor,
+        kernel: &[usize],
+        stride: &[usize],
+        padding: &[usize],
+        dilation: &[usize],
+        ceil_mode: bool,
+    ) -> Result<Self> {
         let lead = leading(op, input, kernel.len())?;
-        let mut windows = Windows { slides: vec![], out: Dims::new() };
+        let mut windows = Windows {
+            slides: vec![],
+            out: Dims::new(),
+        };
         for d in 0..kernel.len() {
-            let slide = Slide { size: input.shape()[lead + d], kernel: kernel[d], stride: stride[d], padding: padding[d], dilation: dilation[d] };
+            let slide = Slide {
+                size: input.shape()[lead + d],
+                kernel: kernel[d],
+                stride: stride[d],
+                padding: padding[d],
+                dilation: dilation[d],
+            };
             if slide.size == 0 {
-                return Err(Error::Shape { op, detail: format!("dimension {} of {} is empty", lead + d, input.type_string()) });
+                return Err(Error::Shape {
+                    op,
+                    detail: format!("dimension {} of {} is empty", lead + d, input.type_string()),
+                });
             }
             let mut out = slide.out(op)?;
             let (window, padded) = slide.extents(op)?;
             if padding[d] > window / 2 {
-                return Err(Error::Argument { op, detail: format!("padding {} is more than half of a window that spans {window}", padding[d]) });
+                return Err(Error::Argument {
+                    op,
+                    detail: format!(
+                        "padding {} is more than half of a window that spans {window}",
+                        padding[d]
+                    ),
+                });
             }
             // One more window for the rest, unless it would begin behind the input.
-            if ceil_mode && (padded - window) % stride[d] != 0 && out * stride[d] < slide.size + padding[d] {
+            if ceil_mode
+                && (padded - window) % stride[d] != 0
+                && out * stride[d] < slide.size + padding[d]
+            {
                 out += 1;
             }
             windows.slides.push(slide.normal(out > 1));
@@ -129,62 +172,124 @@ impl Windows {
     }
 
     fn out_shape(&self, input: &Tensor) -> Shape {
-        input.dims()[..input.rank() - self.out.len()].iter().chain(&self.out).copied().collect()
+        input.dims()[..input.rank() - self.out.len()]
+            .iter()
+            .chain(&self.out)
+            .copied()
+            .collect()
     }
 
     fn axes(&self, rank: usize) -> Vec<i64> {
         (0..self.slides.len()).map(|d| (rank + d) as i64).collect()
     }
 
-    /// A view `[.., out.., kernel..]` of the input, padded with `fill` where windows reach over its edges.
+    /// A view `[.., out.., kernel..]` of the input, padded with `fill` where windows reach over its
+    /// edges.
     fn view(&self, op: &'static str, input: &Tensor, fill: Scalar) -> Result<Tensor> {
         let lead = input.rank() - self.slides.len();
         let mut pairs = vec![(0, 0); lead];
         for (slide, out) in self.slides.iter().zip(&self.out) {
             let (window, _) = slide.extents(op)?;
             let end = (out.saturating_sub(1)) * slide.stride + window;
-            pairs.push((slide.padding, end.saturating_sub(slide.size + slide.padding)));
+            pairs.push((
+                slide.padding,
+                end.saturating_sub(slide.size + slide.padding),
+            ));
         }
-        let padded = if pairs.iter().all(|p| *p == (0, 0)) { input.clone() } else { input.pad(&pairs, PadMode::Constant(fill))? };
+        let padded = if pairs.iter().all(|p| *p == (0, 0)) {
+            input.clone()
+        } else {
+            input.pad(&pairs, PadMode::Constant(fill))?
+        };
         let old = padded.layout();
         let mut dims: Dims = input.dims()[..lead].into();
         let mut strides: Dims<isize> = old.strides[..lead].into();
         dims.extend(self.out.iter().copied());
-        strides.extend(self.slides.iter().zip(&old.strides[lead..]).map(|(s, step)| step * s.stride as isize));
+        strides.extend(
+            self.slides
+                .iter()
+                .zip(&old.strides[lead..])
+                .map(|(s, step)| step * s.stride as isize),
+        );
         dims.extend(self.slides.iter().map(|s| s.kernel));
-        strides.extend(self.slides.iter().zip(&old.strides[lead..]).map(|(s, step)| step * s.dilation as isize));
+        strides.extend(
+            self.slides
+                .iter()
+                .zip(&old.strides[lead..])
+                .map(|(s, step)| step * s.dilation as isize),
+        );
         let shape = Shape::from(dims);
         shape.checked_numel(op)?;
-        Ok(padded.viewed(Layout { shape, strides, offset: old.offset }))
+        Ok(padded.viewed(Layout {
+            shape,
+            strides,
+            offset: old.offset,
+        }))
     }
 
     /// The number of elements that each window divides by, if they are not all the same.
     fn counts(&self, count_include_pad: bool) -> Option<Vec<f64>> {
         let along = |slide: &Slide, out: usize| -> Vec<usize> {
-            let (low, high) = if count_include_pad { (0, slide.size + 2 * slide.padding) } else { (slide.padding, slide.padding + slide.size) };
-            (0..out).map(|i| (i * slide.stride + slide.kernel).min(high) - (i * slide.stride).max(low)).collect()
+            let (low, high) = if count_include_pad {
+                (0, slide.size + 2 * slide.padding)
+            } else {
+                (slide.padding, slide.padding + slide.size)
+            };
+            (0..out)
+                .map(|i| (i * slide.stride + slide.kernel).min(high) - (i * slide.stride).max(low))
+                .collect()
         };
-        let each: Vec<Vec<usize>> = self.slides.iter().zip(&self.out).map(|(s, out)| along(s, *out)).collect();
-        if each.iter().zip(&self.slides).all(|(counts, s)| counts.iter().all(|n| *n == s.kernel)) {
+        let each: Vec<Vec<usize>> = self
+            .slides
+            .iter()
+            .zip(&self.out)
+            .map(|(s, out)| along(s, *out))
+            .collect();
+        if each
+            .iter()
+            .zip(&self.slides)
+            .all(|(counts, s)| counts.iter().all(|n| *n == s.kernel))
+        {
             return None;
         }
-        Some(each.iter().fold(vec![1.0], |table, counts| table.iter().flat_map(|t| counts.iter().map(move |n| t * *n as f64)).collect()))
+        Some(each.iter().fold(vec![1.0], |table, counts| {
+            table
+                .iter()
+                .flat_map(|t| counts.iter().map(move |n| t * *n as f64))
+                .collect()
+        }))
     }
 }
 
 /// The number of dimensions before the pooled ones.
 pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usize> {
-    let few = || Error::Shape { op, detail: format!("{} has fewer than {n} dimensions", input.type_string()) };
+    let few = || Error::Shape {
+        op,
+        detail: format!("{} has fewer than {n} dimensions", input.type_string()),
+    };
     input.rank().checked_sub(n).ok_or_else(few)
 }
 
 /// An op on the last `n` dimensions, which are whole on every rank, of a tensor on a mesh.
 #[track_caller]
-pub(super) fn on_windows(op: &'static str, rule: &'static str, input: &Tensor, n: usize, local: impl Fn(&Tensor) -> Result<Outputs>) -> Result<Outputs> {
+pub(super) fn on_windows(
+    op: &'static str,
+    rule: &'static str,
+    input: &Tensor,
+    n: usize,
+    local: impl Fn(&Tensor) -> Result<Outputs>,
+) -> Result<Outputs> {
     let windows: Dims = (leading(op, input, n)?..input.rank()).collect();
     // One op may have several rules.
-    let call = Call { op, inputs: &[input], attrs: &[n as i64, hash(rule) as i64] };
-    call.run(|| Rule::new(rule, &[input.into()], &[('w', &windows)]), |l| local(&l[0]))
+    let call = Call {
+        op,
+        inputs: &[input],
+        attrs: &[n as i64, hash(rule) as i64],
+    };
+    call.run(
+        || Rule::new(rule, &[input.into()], &[('w', &windows)]),
+        |l| local(&l[0]),
+    )
 }
 
 /// The value that loses against every other.
@@ -200,7 +305,15 @@ fn lowest(dtype: DType) -> Scalar {
 }
 
 fn check_number(op: &'static str, input: &Tensor) -> Result<()> {
-    if input.dtype() == DType::Bool { Err(Error::DType { op, dtype: DType::Bool, expected: "numbers" }) } else { Ok(()) }
+    if input.dtype() == DType::Bool {
+        Err(Error::DType {
+            op,
+            dtype: DType::Bool,
+            expected: "numbers",
+        })
+    } else {
+        Ok(())
+    }
 }
 
 #[track_caller]
@@ -224,12 +337,17 @@ fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tenso
 #[track_caller]
 fn largest(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
     if !input.is_plain() {
-        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| Ok(smallvec![largest(op, x, windows)?]))?.remove(0));
+        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| {
+            Ok(smallvec![largest(op, x, windows)?])
+        })?
+        .remove(0));
     }
     if input.numel() == 0 {
         return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
     }
-    windows.view(op, input, lowest(input.dtype()))?.max(&windows.axes(input.rank()), false)
+    windows
+        .view(op, input, lowest(input.dtype()))?
+        .max(&windows.axes(input.rank()), false)
 }
 
 /// Positions in the window, turned into positions in the pooled dimensions of the input.
@@ -238,32 +356,62 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
     let axes: Dims = (input.rank()..view.rank()).collect();
     let program = MapProgram::cast(input.dtype(), input.dtype());
     let (reduce, dtype) = (ReduceOp::ArgMax, DType::I32);
-    let places =
-        Reduce { op, program: &program, operands: &[&view], params: &[], axes: &axes, keepdim: false, reduce, scale: None, dtype, linear: false }.run()?;
+    let places = Reduce {
+        op,
+        program: &program,
+        operands: &[&view],
+        params: &[],
+        axes: &axes,
+        keepdim: false,
+        reduce,
+        scale: None,
+        dtype,
+        linear: false,
+    }
+    .run()?;
     let lead = input.rank() - windows.slides.len();
     let b = Builder::new();
     let mut place = b.load(DType::I32);
     let mut flat = place.lit(0);
     let (mut indices, mut step) = (vec![], 1i64);
     for (d, slide) in windows.slides.iter().enumerate().rev() {
-        let mut start = Affine { offset: -(slide.padding as i64), strides: smallvec![0; input.rank()] };
+        let mut start = Affine {
+            offset: -(slide.padding as i64),
+            strides: smallvec![0; input.rank()],
+        };
         start.strides[lead + d] = slide.stride as i64;
         indices.push(start);
         let at = b.index(crate::Kind::I32) + place.rem(slide.kernel as i64) * slide.dilation as i64;
-        // Where all values are the lowest the first place wins, which may be padding: take the first element of the window that is not.
-        let at = at.lt(0).select(at.rem(slide.dilation as i64), at).min(slide.size as i64 - 1);
+        // Where all values are the lowest the first place wins, which may be padding: take the
+        // first element of the window that is not.
+        let at = at
+            .lt(0)
+            .select(at.rem(slide.dilation as i64), at)
+            .min(slide.size as i64 - 1);
         flat = flat + at * step;
         place = place.floor_div(slide.kernel as i64);
         step *= slide.size as i64;
     }
     let program = b.finish(&[(flat, DType::I32)])?;
-    Ok(Map { indices: &indices, ..Map::new(op, &program, places.shape()) }.run(&[(&places).into()], input.device())?.remove(0))
+    Ok(Map {
+        indices: &indices,
+        ..Map::new(op, &program, places.shape())
+    }
+    .run(&[(&places).into()], input.device())?
+    .remove(0))
 }
 
 #[track_caller]
-fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+fn max_pool_with_indices(
+    op: &'static str,
+    input: &Tensor,
+    windows: &Windows,
+) -> Result<(Tensor, Tensor)> {
     check_number(op, input)?;
-    let run = || largest_with_indices(op, input, windows).map(|(values, positions)| -> Outputs { smallvec![values, positions] });
+    let run = || {
+        largest_with_indices(op, input, windows)
+            .map(|(values, positions)| -> Outputs { smallvec![values, positions] })
+    };
     let mut out = record(op, &[input], run, |out| {
         let (positions, windows) = (out[1].clone(), windows.clone());
         Ok(move |b: &Back<'_>| Ok(smallvec![Some(windows.unpicked(b.grad()?, &positions)?)]))
@@ -273,7 +421,11 @@ fn max_pool_with_indices(op: &'static str, input: &Tensor, windows: &Windows) ->
 
 /// [`max_pool_with_indices`] without its gradient.
 #[track_caller]
-fn largest_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Result<(Tensor, Tensor)> {
+fn largest_with_indices(
+    op: &'static str,
+    input: &Tensor,
+    windows: &Windows,
+) -> Result<(Tensor, Tensor)> {
     if !input.is_plain() {
         let mut out = on_windows(op, MAX_WITH_INDICES, input, windows.out.len(), |x| {
             let (values, indices) = largest_with_indices(op, x, windows)?;
@@ -286,17 +438,34 @@ fn largest_with_indices(op: &'static str, input: &Tensor, windows: &Windows) -> 
         let none = input.result(None, DType::I32, values.shape().clone());
         return Ok((values, none));
     }
-    let plane: Shape = windows.slides.iter().map(|s| s.size + 2 * s.padding).collect();
+    let plane: Shape = windows
+        .slides
+        .iter()
+        .map(|s| s.size + 2 * s.padding)
+        .collect();
     super::sort::check_positions(op, input.shape(), plane.checked_numel(op)?)?;
     Ok((values, max_pool_indices(op, input, windows)?))
 }
 
 fn check_float(op: &'static str, input: &Tensor) -> Result<()> {
-    if input.dtype().is_float() { Ok(()) } else { Err(Error::DType { op, dtype: input.dtype(), expected: "floats" }) }
+    if input.dtype().is_float() {
+        Ok(())
+    } else {
+        Err(Error::DType {
+            op,
+            dtype: input.dtype(),
+            expected: "floats",
+        })
+    }
 }
 
 #[track_caller]
-fn avg_pool(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
+fn avg_pool(
+    op: &'static str,
+    input: &Tensor,
+    windows: &Windows,
+    count_include_pad: bool,
+) -> Result<Tensor> {
     check_float(op, input)?;
     record1(
         op,
@@ -304,14 +473,23 @@ fn avg_pool(op: &'static str, input: &Tensor, windows: &Windows, count_include_p
         || average(op, input, windows, count_include_pad),
         |_| {
             let windows = windows.clone();
-            Ok(move |b: &Back<'_>| Ok(smallvec![Some(windows.unaveraged(b.grad()?, count_include_pad)?)]))
+            Ok(move |b: &Back<'_>| {
+                Ok(smallvec![Some(
+                    windows.unaveraged(b.grad()?, count_include_pad)?
+                )])
+            })
         },
     )
 }
 
 /// [`avg_pool`] without its gradient.
 #[track_caller]
-fn average(op: &'static str, input: &Tensor, windows: &Windows, count_include_pad: bool) -> Result<Tensor> {
+fn average(
+    op: &'static str,
+    input: &Tensor,
+    windows: &Windows,
+    count_include_pad: bool,
+) -> Result<Tensor> {
     if !input.is_plain() {
         let local = |x: &Tensor| Ok(smallvec![average(op, x, windows, count_include_pad)?]);
         return Ok(on_windows(op, AVERAGE, input, windows.out.len(), local)?.remove(0));
@@ -321,16 +499,26 @@ fn average(op: &'static str, input: &Tensor, windows: &Windows, count_include_pa
     }
     let axes = windows.axes(input.rank());
     let Some(counts) = windows.counts(count_include_pad) else {
-        return windows.view(op, input, Scalar::Float(0.0))?.mean(&axes, false);
+        return windows
+            .view(op, input, Scalar::Float(0.0))?
+            .mean(&axes, false);
     };
     // Sums of small floats may not fit their dtype, and the quotient is rounded once.
     let wide = input.dtype().kind().dtype();
-    let sums = windows.view(op, &input.cast(wide)?, Scalar::Float(0.0))?.sum(&axes, false)?;
-    sums.div(&table(&counts, windows.out.clone(), wide, input)?)?.cast(input.dtype())
+    let sums = windows
+        .view(op, &input.cast(wide)?, Scalar::Float(0.0))?
+        .sum(&axes, false)?;
+    sums.div(&table(&counts, windows.out.clone(), wide, input)?)?
+        .cast(input.dtype())
 }
 
 /// A small host-made tensor of floats beside `like`.
-pub(super) fn table(values: &[f64], shape: impl Into<Shape>, dtype: DType, like: &Tensor) -> Result<Tensor> {
+pub(super) fn table(
+    values: &[f64],
+    shape: impl Into<Shape>,
+    dtype: DType,
+    like: &Tensor,
+) -> Result<Tensor> {
     if dtype == DType::F64 {
         return Tensor::from_slice(values, shape, like.device());
     }
@@ -340,7 +528,11 @@ pub(super) fn table(values: &[f64], shape: impl Into<Shape>, dtype: DType, like:
 
 /// A small tensor on the device of `like` where `like` lies: whole on every rank of a mesh.
 pub(super) fn on_mesh_of(small: Tensor, like: &Tensor) -> Result<Tensor> {
-    if like.is_plain() { Ok(small) } else { small.to_mesh(like.mesh(), Sharding::replicated()) }
+    if like.is_plain() {
+        Ok(small)
+    } else {
+        small.to_mesh(like.mesh(), Sharding::replicated())
+    }
 }
 
 macro_rules! pools {

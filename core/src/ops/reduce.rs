@@ -1,4 +1,5 @@
-//! Reductions over any axes. An empty list of axes means all of them; `keepdim` leaves reduced dimensions with size 1.
+//! Reductions over any axes. An empty list of axes means all of them; `keepdim` leaves reduced
+//! dimensions with size 1.
 //!
 //! ```
 //! # let device = anymesh_backend_cpu::device();
@@ -9,11 +10,13 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
-//! What has to happen to each element first (a square, a comparison, a cast) is a map program in front of the reduction,
-//! so the data is read once and no intermediate tensor exists. Small floats accumulate in `f32` and round once.
+//! What has to happen to each element first (a square, a comparison, a cast) is a map program in
+//! front of the reduction, so the data is read once and no intermediate tensor exists. Small floats
+//! accumulate in `f32` and round once.
 //!
-//! In sharding rules `r` stands for the reduced dimensions. Where they are cut, `reduce r sum` leaves partial sums; `stats r` combines one result for each part
-//! (positions, log-sum-exp), or runs the reductions that the op is made of.
+//! In sharding rules `r` stands for the reduced dimensions. Where they are cut, `reduce r sum`
+//! leaves partial sums; `stats r` combines one result for each part (positions, log-sum-exp), or
+//! runs the reductions that the op is made of.
 
 use super::{
     COUNTS, Map, OpInfo, POSITIONS, PadMode, TRUTH,
@@ -88,12 +91,20 @@ impl Reduce<'_> {
     /// Runs it without a gradient.
     #[track_caller]
     pub(crate) fn compute(&self) -> Result<Tensor> {
-        if plain(self.op, self.operands)? { self.run_plain() } else { self.run_sharded() }
+        if plain(self.op, self.operands)? {
+            self.run_plain()
+        } else {
+            self.run_sharded()
+        }
     }
 
     /// The same reduction of other operands.
     fn of<'b>(&'b self, operands: &'b [&'b Tensor], axes: &'b [usize]) -> Reduce<'b> {
-        Reduce { operands, axes, ..*self }
+        Reduce {
+            operands,
+            axes,
+            ..*self
+        }
     }
 
     /// How results of parts combine, where they do so without anything else.
@@ -109,7 +120,8 @@ impl Reduce<'_> {
         }
     }
 
-    /// Dimensions that are reduced may be cut: results are then partial, or (positions, log-sum-exp) combined from one result for each part.
+    /// Dimensions that are reduced may be cut: results are then partial, or (positions,
+    /// log-sum-exp) combined from one result for each part.
     #[track_caller]
     fn run_sharded(&self) -> Result<Tensor> {
         let (first, shape) = (self.operands[0], self.operands[0].shape());
@@ -125,13 +137,34 @@ impl Reduce<'_> {
         let rule = || {
             let mut rule = Rule::broadcast(shape, self.operands, 1);
             for &axis in self.axes {
-                rule.factors[axis].kind = reduction.map_or(Kind::Stats(if self.reduce == ReduceOp::LogSumExp { 1 } else { 2 }), Kind::Reduce);
+                rule.factors[axis].kind = reduction.map_or(
+                    Kind::Stats(if self.reduce == ReduceOp::LogSumExp {
+                        1
+                    } else {
+                        2
+                    }),
+                    Kind::Reduce,
+                );
             }
             let kept = |d: usize| self.keepdim || !self.axes.contains(&d);
-            let factors = |d: usize| if self.axes.contains(&d) { Factors::new() } else { smallvec::smallvec![d as u8] };
-            rule.outputs[0] = (0..shape.rank()).filter(|d| kept(*d)).map(factors).collect();
-            if let Some(reduction) = reduction.filter(|_| self.linear || (self.operands.len() == 1 && is_identity(self.program))) {
-                let at = Reduction::ALL_STATIC.iter().position(|r| *r == reduction).unwrap_or(0);
+            let factors = |d: usize| {
+                if self.axes.contains(&d) {
+                    Factors::new()
+                } else {
+                    smallvec::smallvec![d as u8]
+                }
+            };
+            rule.outputs[0] = (0..shape.rank())
+                .filter(|d| kept(*d))
+                .map(factors)
+                .collect();
+            if let Some(reduction) = reduction
+                .filter(|_| self.linear || (self.operands.len() == 1 && is_identity(self.program)))
+            {
+                let at = Reduction::ALL_STATIC
+                    .iter()
+                    .position(|r| *r == reduction)
+                    .unwrap_or(0);
                 rule = rule.let_through(1, &Reduction::ALL_STATIC[at..=at]);
             }
             Ok(rule)
@@ -140,37 +173,102 @@ impl Reduce<'_> {
         let call = Call {
             op: self.op,
             inputs: self.operands,
-            attrs: &[-2, axes, self.keepdim.into(), self.reduce as i64, self.dtype as i64, self.operands.len() as i64, self.linear.into()],
+            attrs: &[
+                -2,
+                axes,
+                self.keepdim.into(),
+                self.reduce as i64,
+                self.dtype as i64,
+                self.operands.len() as i64,
+                self.linear.into(),
+            ],
         };
         let local = |l: &Local<'_>| {
             let parts: smallvec::SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
             let out = reduced_shape(l[0].shape(), self.axes, self.keepdim);
             match reduction.filter(|_| l[0].numel() == 0 && out.numel() > 0) {
-                Some(reduction) => Ok(smallvec::smallvec![Tensor::full(out, reduction.identity(self.dtype), self.dtype, l[0].device())?]),
+                Some(reduction) => Ok(smallvec::smallvec![Tensor::full(
+                    out,
+                    reduction.identity(self.dtype),
+                    self.dtype,
+                    l[0].device()
+                )?]),
                 None => Ok(smallvec::smallvec![self.of(&parts, self.axes).run_plain()?]),
             }
         };
-        Ok(call.run_or(rule, local, |inputs| Ok(smallvec::smallvec![self.two_steps(inputs)?]))?.remove(0))
+        Ok(call
+            .run_or(rule, local, |inputs| {
+                Ok(smallvec::smallvec![self.two_steps(inputs)?])
+            })?
+            .remove(0))
     }
 
     /// One result for each part of the reduced dimensions, then those combined: only they cross.
     #[track_caller]
     fn two_steps(&self, operands: &[Tensor]) -> Result<Tensor> {
-        let (x, keep) = (&operands[0], Reduce { keepdim: true, ..*self });
+        let (x, keep) = (
+            &operands[0],
+            Reduce {
+                keepdim: true,
+                ..*self
+            },
+        );
         let mesh = x.mesh();
-        let parts_of = |d: usize| x.sharding().axes_of(d).map(|a| mesh.size(a)).product::<usize>();
-        let shape: Shape = (0..x.rank()).map(|d| if self.axes.contains(&d) { parts_of(d) } else { x.dims()[d] }).collect();
-        let gathered = x.sharding().cuts().filter(|(d, _)| self.axes.contains(d)).fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
+        let parts_of = |d: usize| {
+            x.sharding()
+                .axes_of(d)
+                .map(|a| mesh.size(a))
+                .product::<usize>()
+        };
+        let shape: Shape = (0..x.rank())
+            .map(|d| {
+                if self.axes.contains(&d) {
+                    parts_of(d)
+                } else {
+                    x.dims()[d]
+                }
+            })
+            .collect();
+        let gathered = x
+            .sharding()
+            .cuts()
+            .filter(|(d, _)| self.axes.contains(d))
+            .fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
         let each = |i: usize| operands.iter().map(|t| t.part(i)).collect::<Vec<_>>();
-        let on_mesh = |dtype: DType, parts: Vec<Tensor>| Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts).reshard(&gathered);
-        let squeeze = |t: Tensor| if self.keepdim { Ok(t) } else { t.squeeze(&self.axes.iter().map(|a| *a as i64).collect::<Vec<_>>()) };
+        let on_mesh = |dtype: DType, parts: Vec<Tensor>| {
+            Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts)
+                .reshard(&gathered)
+        };
+        let squeeze = |t: Tensor| {
+            if self.keepdim {
+                Ok(t)
+            } else {
+                t.squeeze(&self.axes.iter().map(|a| *a as i64).collect::<Vec<_>>())
+            }
+        };
         let ranks = || mesh.addressable().enumerate();
         if self.reduce == ReduceOp::LogSumExp {
-            let parts = ranks().map(|(i, _)| keep.of(&each(i).iter().collect::<Vec<_>>(), self.axes).run_plain()).collect::<Result<Vec<_>>>()?;
+            let parts = ranks()
+                .map(|(i, _)| {
+                    keep.of(&each(i).iter().collect::<Vec<_>>(), self.axes)
+                        .run_plain()
+                })
+                .collect::<Result<Vec<_>>>()?;
             let whole = on_mesh(self.dtype, parts)?;
-            return over(&whole, self.op, self.axes, self.keepdim, ReduceOp::LogSumExp, self.dtype);
+            return over(
+                &whole,
+                self.op,
+                self.axes,
+                self.keepdim,
+                ReduceOp::LogSumExp,
+                self.dtype,
+            );
         }
-        let (extreme, reduction) = if self.reduce == ReduceOp::ArgMax { (ReduceOp::Max, Reduction::Max) } else { (ReduceOp::Min, Reduction::Min) };
+        let (extreme, reduction) = if self.reduce == ReduceOp::ArgMax {
+            (ReduceOp::Max, Reduction::Max)
+        } else {
+            (ReduceOp::Min, Reduction::Min)
+        };
         let dtype = self.program.outputs[0].1;
         let (mut values, mut positions) = (vec![], vec![]);
         for (i, rank) in ranks() {
@@ -178,14 +276,33 @@ impl Reduce<'_> {
             let out = reduced_shape(parts[0].shape(), self.axes, true);
             if parts[0].numel() == 0 && out.numel() > 0 {
                 // A rank without elements never wins: its position is behind every other.
-                values.push(Tensor::full(&out, reduction.identity(dtype), dtype, parts[0].device())?);
+                values.push(Tensor::full(
+                    &out,
+                    reduction.identity(dtype),
+                    dtype,
+                    parts[0].device(),
+                )?);
                 positions.push(Tensor::full(&out, i32::MAX, DType::I32, parts[0].device())?);
                 continue;
             }
             let refs: Vec<&Tensor> = parts.iter().collect();
-            values.push(Reduce { reduce: extreme, dtype, ..keep }.of(&refs, self.axes).run_plain()?);
+            values.push(
+                Reduce {
+                    reduce: extreme,
+                    dtype,
+                    ..keep
+                }
+                .of(&refs, self.axes)
+                .run_plain()?,
+            );
             let at = keep.of(&refs, self.axes).run_plain()?;
-            positions.push(global_positions(&at, self.axes, parts[0].dims(), &x.sharding().region(mesh, rank, x.shape()).start, x.dims())?);
+            positions.push(global_positions(
+                &at,
+                self.axes,
+                parts[0].dims(),
+                &x.sharding().region(mesh, rank, x.shape()).start,
+                x.dims(),
+            )?);
         }
         let (values, positions) = (on_mesh(dtype, values)?, on_mesh(DType::I32, positions)?);
         let best = over(&values, self.op, self.axes, true, extreme, dtype)?;
@@ -193,7 +310,14 @@ impl Reduce<'_> {
         if dtype.is_float() {
             wins = wins.logical_or(&values.isnan()?.logical_and(&best.isnan()?)?)?;
         }
-        squeeze(over(&wins.where_(&positions, i32::MAX)?, self.op, self.axes, true, ReduceOp::Min, DType::I32)?)
+        squeeze(over(
+            &wins.where_(&positions, i32::MAX)?,
+            self.op,
+            self.axes,
+            true,
+            ReduceOp::Min,
+            DType::I32,
+        )?)
     }
 
     fn run_plain(&self) -> Result<Tensor> {
@@ -216,11 +340,25 @@ impl Reduce<'_> {
         }
         // A 0-d tensor is a row of one element: kernels always have an axis to reduce.
         let (row, only) = (Shape::from([1]), [0]);
-        let (shape, axes): (&Shape, &[usize]) = if shape.rank() == 0 { (&row, &only) } else { (shape, self.axes) };
-        let operands: smallvec::SmallVec<[_; 2]> = self.operands.iter().map(|t| (*t).into()).collect();
-        let map = Map { params: self.params, ..Map::new(self.op, self.program, shape) };
+        let (shape, axes): (&Shape, &[usize]) = if shape.rank() == 0 {
+            (&row, &only)
+        } else {
+            (shape, self.axes)
+        };
+        let operands: smallvec::SmallVec<[_; 2]> =
+            self.operands.iter().map(|t| (*t).into()).collect();
+        let map = Map {
+            params: self.params,
+            ..Map::new(self.op, self.program, shape)
+        };
         let inputs = map.inputs(&operands, device)?;
-        let buffer = device.backend().reduce(&ReduceCall { map: map.call(&inputs), axes, op: self.reduce, scale: self.scale, dtype: self.dtype })?;
+        let buffer = device.backend().reduce(&ReduceCall {
+            map: map.call(&inputs),
+            axes,
+            op: self.reduce,
+            scale: self.scale,
+            dtype: self.dtype,
+        })?;
         Ok(first.result(Some(buffer), self.dtype, out))
     }
 
@@ -230,14 +368,33 @@ impl Reduce<'_> {
             (ReduceOp::Sum, _) | (ReduceOp::Max, DType::Bool) => 0.0,
             (ReduceOp::Prod, _) | (ReduceOp::Min, DType::Bool) => 1.0,
             (ReduceOp::LogSumExp, _) => f64::NEG_INFINITY,
-            (ReduceOp::Max | ReduceOp::ArgMax, _) => return Err(Error::Argument { op: self.op, detail: "an empty axis has no maximum".into() }),
-            (ReduceOp::Min | ReduceOp::ArgMin, _) => return Err(Error::Argument { op: self.op, detail: "an empty axis has no minimum".into() }),
+            (ReduceOp::Max | ReduceOp::ArgMax, _) => {
+                return Err(Error::Argument {
+                    op: self.op,
+                    detail: "an empty axis has no maximum".into(),
+                });
+            }
+            (ReduceOp::Min | ReduceOp::ArgMin, _) => {
+                return Err(Error::Argument {
+                    op: self.op,
+                    detail: "an empty axis has no minimum".into(),
+                });
+            }
         };
         let b = Builder::new();
         let value = b.param(self.dtype.kind());
         let program = b.finish(&[(value, self.dtype)])?;
-        let identity = super::elementwise::number(self.op, Scalar::Float(identity * self.scale.unwrap_or(1.0)), self.dtype)?;
-        Ok(Map { params: &[identity], ..Map::new(self.op, &program, out) }.run(&[], self.operands[0].device())?.remove(0))
+        let identity = super::elementwise::number(
+            self.op,
+            Scalar::Float(identity * self.scale.unwrap_or(1.0)),
+            self.dtype,
+        )?;
+        Ok(Map {
+            params: &[identity],
+            ..Map::new(self.op, &program, out)
+        }
+        .run(&[], self.operands[0].device())?
+        .remove(0))
     }
 }
 
@@ -248,12 +405,24 @@ fn is_identity(program: &MapProgram) -> bool {
 }
 
 /// Positions in the reduced axes of a part, as positions in those of the whole.
-fn global_positions(at: &Tensor, axes: &[usize], part: &[usize], start: &[usize], whole: &[usize]) -> Result<Tensor> {
-    let number =
-        |n: usize| i32::try_from(n).map_err(|_| Error::Argument { op: "argmax", detail: format!("position {n} does not fit i32: reduce fewer axes at once") });
+fn global_positions(
+    at: &Tensor,
+    axes: &[usize],
+    part: &[usize],
+    start: &[usize],
+    whole: &[usize],
+) -> Result<Tensor> {
+    let number = |n: usize| {
+        i32::try_from(n).map_err(|_| Error::Argument {
+            op: "argmax",
+            detail: format!("position {n} does not fit i32: reduce fewer axes at once"),
+        })
+    };
     let (mut rest, mut out, mut stride) = (at.clone(), at.zeros_like()?, 1);
     for &axis in axes.iter().rev() {
-        let coordinate = rest.remainder(number(part[axis])?)?.add(number(start[axis])?)?;
+        let coordinate = rest
+            .remainder(number(part[axis])?)?
+            .add(number(start[axis])?)?;
         rest = rest.floor_div(number(part[axis])?)?;
         out = out.add(&coordinate.mul(number(stride)?)?)?;
         stride *= whole[axis];
@@ -262,7 +431,10 @@ fn global_positions(at: &Tensor, axes: &[usize], part: &[usize], start: &[usize]
 }
 
 fn reduced_shape(shape: &Shape, axes: &[usize], keepdim: bool) -> Shape {
-    (0..shape.rank()).filter(|d| keepdim || !axes.contains(d)).map(|d| if axes.contains(&d) { 1 } else { shape[d] }).collect()
+    (0..shape.rank())
+        .filter(|d| keepdim || !axes.contains(d))
+        .map(|d| if axes.contains(&d) { 1 } else { shape[d] })
+        .collect()
 }
 
 /// Positions are `i32`.
@@ -270,12 +442,19 @@ pub(crate) fn check_positions(op: &'static str, extent: usize) -> Result<()> {
     if extent <= i32::MAX as usize {
         return Ok(());
     }
-    Err(Error::Argument { op, detail: format!("positions in {extent} elements do not fit i32: reduce fewer axes at once") })
+    Err(Error::Argument {
+        op,
+        detail: format!("positions in {extent} elements do not fit i32: reduce fewer axes at once"),
+    })
 }
 
 /// The dtype of a sum or product: bool and u8 would overflow at once, so they count in `i32`.
 pub(crate) fn sum_type(dtype: DType) -> DType {
-    if matches!(dtype, DType::Bool | DType::U8) { DType::I32 } else { dtype }
+    if matches!(dtype, DType::Bool | DType::U8) {
+        DType::I32
+    } else {
+        dtype
+    }
 }
 
 /// The dtype that holds intermediate results of a float op: nothing is rounded before the end.
@@ -284,22 +463,60 @@ fn wide(dtype: DType) -> DType {
 }
 
 /// The program `f(x)` that computes in the kind of `to`; `name` tells the formulas of one op apart.
-fn front(name: &'static str, from: DType, to: DType, f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>) -> Result<Arc<MapProgram>> {
+fn front(
+    name: &'static str,
+    from: DType,
+    to: DType,
+    f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>,
+) -> Result<Arc<MapProgram>> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
-    cached(Key { op: name, dtype: to, slots }, |b| b.finish(&[(f(b.load(from).cast(to.kind().dtype())), to)]))
+    cached(
+        Key {
+            op: name,
+            dtype: to,
+            slots,
+        },
+        |b| b.finish(&[(f(b.load(from).cast(to.kind().dtype())), to)]),
+    )
 }
 
 /// A reduction of one tensor as it is, in the kind of `dtype`.
 #[track_caller]
-fn as_is(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
+fn as_is(
+    x: &Tensor,
+    op: &'static str,
+    axes: &[i64],
+    keepdim: bool,
+    reduce: ReduceOp,
+    dtype: DType,
+) -> Result<Tensor> {
     over(x, op, &x.shape().axes(op, axes)?, keepdim, reduce, dtype)
 }
 
 /// [`as_is`] over axes that are checked and sorted.
 #[track_caller]
-fn over(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, reduce: ReduceOp, dtype: DType) -> Result<Tensor> {
+fn over(
+    x: &Tensor,
+    op: &'static str,
+    axes: &[usize],
+    keepdim: bool,
+    reduce: ReduceOp,
+    dtype: DType,
+) -> Result<Tensor> {
     let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce, scale: None, dtype, linear: false }.run()
+    Reduce {
+        op,
+        program: &program,
+        operands: &[x],
+        params: &[],
+        axes,
+        keepdim,
+        reduce,
+        scale: None,
+        dtype,
+        linear: false,
+    }
+    .run()
 }
 
 /// A sum over axes that are checked and sorted, which stay with size 1.
@@ -308,22 +525,40 @@ pub(crate) fn summed(op: &'static str, x: &Tensor, axes: &[usize]) -> Result<Ten
     over(x, op, axes, true, ReduceOp::Sum, x.dtype())
 }
 
-/// The gradient of the values that were reduced to `out`, from that of `out`; both have the reduced dimensions with size 1.
+/// The gradient of the values that were reduced to `out`, from that of `out`; both have the reduced
+/// dimensions with size 1.
 #[track_caller]
-pub(crate) fn spread(op: &'static str, reduce: ReduceOp, values: &Tensor, out: &Tensor, axes: &[usize], gradient: &Tensor) -> Result<Tensor> {
+pub(crate) fn spread(
+    op: &'static str,
+    reduce: ReduceOp,
+    values: &Tensor,
+    out: &Tensor,
+    axes: &[usize],
+    gradient: &Tensor,
+) -> Result<Tensor> {
     match reduce {
         ReduceOp::Max | ReduceOp::Min => {
             // Those that are the extreme share its gradient.
             let hit = values.eq(out)?;
-            let hits = over(&hit.cast(gradient.dtype())?, op, axes, true, ReduceOp::Sum, gradient.dtype())?;
+            let hits = over(
+                &hit.cast(gradient.dtype())?,
+                op,
+                axes,
+                true,
+                ReduceOp::Sum,
+                gradient.dtype(),
+            )?;
             hit.where_(&gradient.div(&hits)?, 0)
         }
         // The product of all others, which a quotient would not give where one of them is zero.
         ReduceOp::Prod => others(values, axes)?.mul(gradient),
         ReduceOp::LogSumExp => {
             // Where nothing was summed there is nothing to share.
-            let weight =
-                Expr::new(op, &[values, out]).map(gradient.dtype(), |a| a.x[1].eq(f64::NEG_INFINITY).select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp()))?;
+            let weight = Expr::new(op, &[values, out]).map(gradient.dtype(), |a| {
+                a.x[1]
+                    .eq(f64::NEG_INFINITY)
+                    .select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp())
+            })?;
             weight.mul(gradient)
         }
         ReduceOp::Sum | ReduceOp::ArgMax | ReduceOp::ArgMin => gradient.expand(values.shape()),
@@ -333,32 +568,67 @@ pub(crate) fn spread(op: &'static str, reduce: ReduceOp, values: &Tensor, out: &
 /// For each element the product of all others along `axes`.
 #[track_caller]
 fn others(x: &Tensor, axes: &[usize]) -> Result<Tensor> {
-    let last: Dims<i64> = (0..axes.len()).map(|i| i as i64 - axes.len() as i64).collect();
+    let last: Dims<i64> = (0..axes.len())
+        .map(|i| i as i64 - axes.len() as i64)
+        .collect();
     let from: Dims<i64> = axes.iter().map(|a| *a as i64).collect();
     let moved = x.movedim(&from, &last)?;
     let n = axes.iter().map(|a| x.dims()[*a]).product();
-    let rows = moved.reshape(moved.dims()[..x.rank() - axes.len()].iter().copied().chain([n]).collect::<Shape>())?;
+    let rows = moved.reshape(
+        moved.dims()[..x.rank() - axes.len()]
+            .iter()
+            .copied()
+            .chain([n])
+            .collect::<Shape>(),
+    )?;
     // What comes before an element: the running product, one further on.
     let before = |rows: &Tensor| {
         let mut pairs = vec![(0, 0); rows.rank()];
         pairs[rows.rank() - 1] = (1, 0);
-        rows.narrow(-1, 0, n.saturating_sub(1))?.pad(&pairs, PadMode::Constant(1.0.into()))?.cumprod(-1)
+        rows.narrow(-1, 0, n.saturating_sub(1))?
+            .pad(&pairs, PadMode::Constant(1.0.into()))?
+            .cumprod(-1)
     };
     let after = before(&rows.flip(&[-1])?)?.flip(&[-1])?;
-    before(&rows)?.mul(&after)?.reshape(moved.shape())?.movedim(&last, &from)
+    before(&rows)?
+        .mul(&after)?
+        .reshape(moved.shape())?
+        .movedim(&last, &from)
 }
 
 /// Position of an extreme along one axis, or in the flattened tensor.
 #[track_caller]
-fn position(x: &Tensor, op: &'static str, axis: Option<i64>, keepdim: bool, reduce: ReduceOp) -> Result<Tensor> {
+fn position(
+    x: &Tensor,
+    op: &'static str,
+    axis: Option<i64>,
+    keepdim: bool,
+    reduce: ReduceOp,
+) -> Result<Tensor> {
     let axes: Dims = match axis {
         Some(axis) => smallvec::smallvec![x.shape().axis(op, axis)?],
         None => (0..x.rank()).collect(),
     };
     // Bools are compared as integers.
-    let dtype = if x.dtype() == DType::Bool { DType::I32 } else { x.dtype() };
+    let dtype = if x.dtype() == DType::Bool {
+        DType::I32
+    } else {
+        x.dtype()
+    };
     let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce { op, program: &program, operands: &[x], params: &[], axes: &axes, keepdim, reduce, scale: None, dtype: DType::I32, linear: false }.run()
+    Reduce {
+        op,
+        program: &program,
+        operands: &[x],
+        params: &[],
+        axes: &axes,
+        keepdim,
+        reduce,
+        scale: None,
+        dtype: DType::I32,
+        linear: false,
+    }
+    .run()
 }
 
 /// An extreme along one axis and its position, which gets its gradient.
@@ -375,7 +645,10 @@ fn extreme(
         // Values and positions both read the operand, so what is partial is combined once.
         let _scope = composed(op, x);
         let x = settled(x.clone())?;
-        Ok((as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?, position(&x, position_op, Some(axis), keepdim, position_of)?))
+        Ok((
+            as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?,
+            position(&x, position_op, Some(axis), keepdim, position_of)?,
+        ))
     })
 }
 
@@ -386,43 +659,114 @@ fn extent(x: &Tensor, axes: &[usize]) -> f64 {
 
 /// Mean with a chosen result dtype.
 #[track_caller]
-fn mean(x: &Tensor, op: &'static str, axes: &[usize], keepdim: bool, dtype: DType) -> Result<Tensor> {
+fn mean(
+    x: &Tensor,
+    op: &'static str,
+    axes: &[usize],
+    keepdim: bool,
+    dtype: DType,
+) -> Result<Tensor> {
     let program = front("mean", x.dtype(), dtype, |v| v)?;
     let scale = Some(1.0 / extent(x, axes));
-    Reduce { op, program: &program, operands: &[x], params: &[], axes, keepdim, reduce: ReduceOp::Sum, scale, dtype, linear: false }.run()
+    Reduce {
+        op,
+        program: &program,
+        operands: &[x],
+        params: &[],
+        axes,
+        keepdim,
+        reduce: ReduceOp::Sum,
+        scale,
+        dtype,
+        linear: false,
+    }
+    .run()
 }
 
-/// Variance with a chosen result dtype: the mean first, then the squares of the differences in one pass.
+/// Variance with a chosen result dtype: the mean first, then the squares of the differences in one
+/// pass.
 #[track_caller]
-fn variance(x: &Tensor, op: &'static str, axes: &[i64], keepdim: bool, correction: usize, dtype: DType) -> Result<Tensor> {
+fn variance(
+    x: &Tensor,
+    op: &'static str,
+    axes: &[i64],
+    keepdim: bool,
+    correction: usize,
+    dtype: DType,
+) -> Result<Tensor> {
     let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
     let mean = mean(x, op, &axes, true, wide)?;
-    let slots = [Slot::Load(x.dtype()), Slot::Load(wide), Slot::Empty, Slot::Empty];
-    let program = cached(Key { op: "var", dtype, slots }, |b| {
-        let difference = b.load(x.dtype()).cast(wide) - b.load(wide);
-        b.finish(&[(difference * difference, dtype)])
-    })?;
+    let slots = [
+        Slot::Load(x.dtype()),
+        Slot::Load(wide),
+        Slot::Empty,
+        Slot::Empty,
+    ];
+    let program = cached(
+        Key {
+            op: "var",
+            dtype,
+            slots,
+        },
+        |b| {
+            let difference = b.load(x.dtype()).cast(wide) - b.load(wide);
+            b.finish(&[(difference * difference, dtype)])
+        },
+    )?;
     let scale = Some(1.0 / (extent(x, &axes) - correction as f64).max(0.0));
-    Reduce { op, program: &program, operands: &[x, &mean], params: &[], axes: &axes, keepdim, reduce: ReduceOp::Sum, scale, dtype, linear: false }.run()
+    Reduce {
+        op,
+        program: &program,
+        operands: &[x, &mean],
+        params: &[],
+        axes: &axes,
+        keepdim,
+        reduce: ReduceOp::Sum,
+        scale,
+        dtype,
+        linear: false,
+    }
+    .run()
 }
 
 impl Tensor {
-    /// Sum. `bool` and `u8` give `i32`, other integers keep their type and wrap. The sum of nothing is 0.
+    /// Sum. `bool` and `u8` give `i32`, other integers keep their type and wrap. The sum of nothing
+    /// is 0.
     #[track_caller]
     pub fn sum(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        as_is(self, "sum", axes, keepdim, ReduceOp::Sum, sum_type(self.dtype()))
+        as_is(
+            self,
+            "sum",
+            axes,
+            keepdim,
+            ReduceOp::Sum,
+            sum_type(self.dtype()),
+        )
     }
 
     /// Mean; integers and bools give `f32`. The mean of nothing is NaN.
     #[track_caller]
     pub fn mean(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        mean(self, "mean", &self.shape().axes("mean", axes)?, keepdim, self.dtype().to_float())
+        mean(
+            self,
+            "mean",
+            &self.shape().axes("mean", axes)?,
+            keepdim,
+            self.dtype().to_float(),
+        )
     }
 
     /// Product, with the dtypes of `sum`. The product of nothing is 1.
     #[track_caller]
     pub fn prod(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        as_is(self, "prod", axes, keepdim, ReduceOp::Prod, sum_type(self.dtype()))
+        as_is(
+            self,
+            "prod",
+            axes,
+            keepdim,
+            ReduceOp::Prod,
+            sum_type(self.dtype()),
+        )
     }
 
     /// The largest value; NaN if any is NaN. An empty axis has none, which is an error.
@@ -467,8 +811,20 @@ impl Tensor {
         let op = "count_nonzero";
         let axes = self.shape().axes(op, axes)?;
         check_positions(op, axes.iter().map(|&a| self.dims()[a]).product())?;
-        let slots = [Slot::Load(self.dtype()), Slot::Empty, Slot::Empty, Slot::Empty];
-        let program = cached(Key { op, dtype: DType::I32, slots }, |b| b.finish(&[(b.load(self.dtype()).cast(DType::Bool), DType::I32)]))?;
+        let slots = [
+            Slot::Load(self.dtype()),
+            Slot::Empty,
+            Slot::Empty,
+            Slot::Empty,
+        ];
+        let program = cached(
+            Key {
+                op,
+                dtype: DType::I32,
+                slots,
+            },
+            |b| b.finish(&[(b.load(self.dtype()).cast(DType::Bool), DType::I32)]),
+        )?;
         Reduce {
             op,
             program: &program,
@@ -487,25 +843,58 @@ impl Tensor {
     /// `log(sum(exp(x)))` without overflow; -inf for nothing.
     #[track_caller]
     pub fn logsumexp(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        as_is(self, "logsumexp", axes, keepdim, ReduceOp::LogSumExp, self.dtype().to_float())
+        as_is(
+            self,
+            "logsumexp",
+            axes,
+            keepdim,
+            ReduceOp::LogSumExp,
+            self.dtype().to_float(),
+        )
     }
 
-    /// The `p`-norm `sum(|x|^p)^(1/p)`; for `p = 0` the number of values that are not zero, for an infinite `p` the largest
-    /// absolute value, for minus infinity the smallest. Integers and bools give `f32`.
+    /// The `p`-norm `sum(|x|^p)^(1/p)`; for `p = 0` the number of values that are not zero, for an
+    /// infinite `p` the largest absolute value, for minus infinity the smallest. Integers and bools
+    /// give `f32`.
     #[track_caller]
     pub fn norm(&self, p: f64, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         let op = "norm";
         if p.is_nan() {
-            return Err(Error::Argument { op, detail: "p is NaN, it must be a number or an infinity".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "p is NaN, it must be a number or an infinity".into(),
+            });
         }
         let axes = self.shape().axes(op, axes)?;
         let (from, to, wide) = (self.dtype(), self.dtype().to_float(), wide(self.dtype()));
         let (program, reduce, root) = match p {
-            f64::INFINITY => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Max, None),
-            f64::NEG_INFINITY => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Min, None),
-            0.0 => (front("norm: x != 0", from, to, |v| v.ne(0.0).select(v.lit(1.0), v.lit(0.0)))?, ReduceOp::Sum, None),
-            1.0 => (front("norm: |x|", from, to, |v| v.abs())?, ReduceOp::Sum, None),
-            2.0 => (front("norm: x^2", from, to, |v| v * v)?, ReduceOp::Sum, Some(front("norm: root", wide, to, |v| unless_zero(v, v.sqrt()))?)),
+            f64::INFINITY => (
+                front("norm: |x|", from, to, |v| v.abs())?,
+                ReduceOp::Max,
+                None,
+            ),
+            f64::NEG_INFINITY => (
+                front("norm: |x|", from, to, |v| v.abs())?,
+                ReduceOp::Min,
+                None,
+            ),
+            0.0 => (
+                front("norm: x != 0", from, to, |v| {
+                    v.ne(0.0).select(v.lit(1.0), v.lit(0.0))
+                })?,
+                ReduceOp::Sum,
+                None,
+            ),
+            1.0 => (
+                front("norm: |x|", from, to, |v| v.abs())?,
+                ReduceOp::Sum,
+                None,
+            ),
+            2.0 => (
+                front("norm: x^2", from, to, |v| v * v)?,
+                ReduceOp::Sum,
+                Some(front("norm: root", wide, to, |v| unless_zero(v, v.sqrt()))?),
+            ),
             _ => {
                 fn power(v: Val<'_>) -> Val<'_> {
                     v.pow(v.builder().param(v.kind()))
@@ -515,27 +904,55 @@ impl Tensor {
                 }
                 if p > 0.0 {
                     let powers = front("norm: |x|^p, p > 0", from, to, |v| positive(v.abs()))?;
-                    (powers, ReduceOp::Sum, Some(front("norm: x^p, p > 0", wide, to, positive)?))
+                    (
+                        powers,
+                        ReduceOp::Sum,
+                        Some(front("norm: x^p, p > 0", wide, to, positive)?),
+                    )
                 } else {
-                    (front("norm: |x|^p", from, to, |v| power(v.abs()))?, ReduceOp::Sum, Some(front("norm: x^p", wide, to, power)?))
+                    (
+                        front("norm: |x|^p", from, to, |v| power(v.abs()))?,
+                        ReduceOp::Sum,
+                        Some(front("norm: x^p", wide, to, power)?),
+                    )
                 }
             }
         };
         let (p, inverse) = ([Scalar::Float(p)], [Scalar::Float(1.0 / p)]);
         let dtype = if root.is_some() { wide } else { to };
         let params = &p[..program.params.len()];
-        let sum = Reduce { op, program: &program, operands: &[self], params, axes: &axes, keepdim, reduce, scale: None, dtype, linear: false }.run()?;
+        let sum = Reduce {
+            op,
+            program: &program,
+            operands: &[self],
+            params,
+            axes: &axes,
+            keepdim,
+            reduce,
+            scale: None,
+            dtype,
+            linear: false,
+        }
+        .run()?;
         match root {
             Some(root) => map1(op, &root, &[&sum], &inverse[..root.params.len()]),
             None => Ok(sum),
         }
     }
 
-    /// Variance: the sum of squared differences from the mean, divided by `n - correction` (1 for a sample, 0 for a whole
-    /// population). NaN where nothing is left to divide by. Integers and bools give `f32`.
+    /// Variance: the sum of squared differences from the mean, divided by `n - correction` (1 for a
+    /// sample, 0 for a whole population). NaN where nothing is left to divide by. Integers and
+    /// bools give `f32`.
     #[track_caller]
     pub fn var(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
-        variance(self, "var", axes, keepdim, correction, self.dtype().to_float())
+        variance(
+            self,
+            "var",
+            axes,
+            keepdim,
+            correction,
+            self.dtype().to_float(),
+        )
     }
 
     /// Standard deviation: the root of [`var`](Self::var).
@@ -547,13 +964,15 @@ impl Tensor {
         map1("std", &root, &[&variance], &[])
     }
 
-    /// Position (`i32`) of the first largest value along an axis, or in the flattened tensor. The first NaN counts as largest.
+    /// Position (`i32`) of the first largest value along an axis, or in the flattened tensor. The
+    /// first NaN counts as largest.
     #[track_caller]
     pub fn argmax(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
         position(self, "argmax", axis, keepdim, ReduceOp::ArgMax)
     }
 
-    /// Position (`i32`) of the first smallest value along an axis, or in the flattened tensor. The first NaN counts as smallest.
+    /// Position (`i32`) of the first smallest value along an axis, or in the flattened tensor. The
+    /// first NaN counts as smallest.
     #[track_caller]
     pub fn argmin(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
         position(self, "argmin", axis, keepdim, ReduceOp::ArgMin)
@@ -562,17 +981,32 @@ impl Tensor {
     /// The largest value along an axis, and the position (`i32`) where it first occurs.
     #[track_caller]
     pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        extreme(self, "max_with_indices", "argmax", axis, keepdim, (ReduceOp::Max, ReduceOp::ArgMax))
+        extreme(
+            self,
+            "max_with_indices",
+            "argmax",
+            axis,
+            keepdim,
+            (ReduceOp::Max, ReduceOp::ArgMax),
+        )
     }
 
     /// The smallest value along an axis, and the position (`i32`) where it first occurs.
     #[track_caller]
     pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        extreme(self, "min_with_indices", "argmin", axis, keepdim, (ReduceOp::Min, ReduceOp::ArgMin))
+        extreme(
+            self,
+            "min_with_indices",
+            "argmin",
+            axis,
+            keepdim,
+            (ReduceOp::Min, ReduceOp::ArgMin),
+        )
     }
 
-    /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an even number of values it is the
-    /// lower of the two in the middle. If any value is NaN, it is the first NaN. An empty axis has none, which is an error.
+    /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an
+    /// even number of values it is the lower of the two in the middle. If any value is NaN, it is
+    /// the first NaN. An empty axis has none, which is an error.
     #[track_caller]
     pub fn median(&self, axis: Option<i64>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "median";
@@ -583,7 +1017,10 @@ impl Tensor {
         };
         let at = self.shape().axis(op, axis)?;
         let Some(last) = self.dims()[at].checked_sub(1) else {
-            return Err(Error::Argument { op, detail: "an empty axis has no median".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "an empty axis has no median".into(),
+            });
         };
         picked(op, self, at, keepdim, || {
             let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
@@ -592,7 +1029,11 @@ impl Tensor {
                 positions = largest.isnan()?.where_(&first, &positions)?;
             }
             let values = self.take_along_axis(axis, &positions)?;
-            if keepdim { Ok((values, positions)) } else { Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?)) }
+            if keepdim {
+                Ok((values, positions))
+            } else {
+                Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?))
+            }
         })
     }
 }

@@ -15,7 +15,10 @@ use crate::{
 use smallvec::smallvec;
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("rope", ROPE), op_without_gradient("rope_tables", "-> sd, sd ; offset", CREATES)];
+pub const OPS: &[OpInfo] = &[
+    op("rope", ROPE),
+    op_without_gradient("rope_tables", "-> sd, sd ; offset", CREATES),
+];
 
 const ROPE: &str = "...d, ...d, ...d -> ...d ; replicate d ; linear 0";
 
@@ -28,24 +31,46 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)` for positions `offset ..
-/// offset + length`. Angles are computed in `f64`, so distant positions stay precise.
-pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, place: impl Into<Place>) -> Result<(Tensor, Tensor)> {
+/// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)`
+/// for positions `offset .. offset + length`. Angles are computed in `f64`, so distant positions
+/// stay precise.
+pub fn rope_tables(
+    length: usize,
+    d: usize,
+    base: f64,
+    offset: usize,
+    place: impl Into<Place>,
+) -> Result<(Tensor, Tensor)> {
     let op = "rope_tables";
     if !d.is_multiple_of(2) {
-        return Err(Error::Argument { op, detail: format!("vectors of odd size {d} have no pairs to rotate") });
+        return Err(Error::Argument {
+            op,
+            detail: format!("vectors of odd size {d} have no pairs to rotate"),
+        });
     }
     if !(base > 0.0 && base.is_finite()) {
-        return Err(Error::Argument { op, detail: format!("the base must be positive and finite, got {base}") });
+        return Err(Error::Argument {
+            op,
+            detail: format!("the base must be positive and finite, got {base}"),
+        });
     }
     let (shape, place) = (Shape::from([length, d / 2]), place.into());
     shape.checked_numel(op)?;
     let table = |f: fn(f64) -> f64| {
         place.build(DType::F32, &shape, |device, region| {
             device.check(DType::F32, region.numel())?;
-            let frequencies: Vec<f64> = (0..region.shape[1]).map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64)).collect();
-            let positions = (0..region.shape[0]).map(|s| offset as f64 + (region.start[0] + s) as f64);
-            let values: Vec<f32> = positions.flat_map(|at| frequencies.iter().map(move |frequency| f(at * frequency) as f32)).collect();
+            let frequencies: Vec<f64> = (0..region.shape[1])
+                .map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64))
+                .collect();
+            let positions =
+                (0..region.shape[0]).map(|s| offset as f64 + (region.start[0] + s) as f64);
+            let values: Vec<f32> = positions
+                .flat_map(|at| {
+                    frequencies
+                        .iter()
+                        .map(move |frequency| f(at * frequency) as f32)
+                })
+                .collect();
             Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
         })
     };
@@ -53,8 +78,10 @@ pub fn rope_tables(length: usize, d: usize, base: f64, offset: usize, place: imp
 }
 
 impl Tensor {
-    /// Rotates each pair of `[..., s, d]` by its position's angle: `(a cos - b sin, b cos + a sin)`. The tables are `[s, d / 2]`, or
-    /// have leading dimensions that broadcast (positions that differ between samples). With the sines negated this is its own gradient.
+    /// Rotates each pair of `[..., s, d]` by its position's angle:
+    /// `(a cos - b sin, b cos + a sin)`. The tables are `[s, d / 2]`, or have leading dimensions
+    /// that broadcast (positions that differ between samples). With the sines negated this is its
+    /// own gradient.
     ///
     /// ```
     /// # use anymesh_core::{Tensor, ops::rope::{RopeStyle, rope_tables}};
@@ -71,12 +98,28 @@ impl Tensor {
         check_float(op, &[self, cos, sin])?;
         let rank = self.rank();
         if rank < 2 || !self.dims()[rank - 1].is_multiple_of(2) {
-            return Err(Error::Shape { op, detail: format!("the input is [..., s, d] with an even d, got {}", self.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "the input is [..., s, d] with an even d, got {}",
+                    self.shape()
+                ),
+            });
         }
         let half = self.dims()[rank - 1] / 2;
         let pairs = self.shape().with(rank - 1, half);
-        if let Some(table) = [cos, sin].into_iter().find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs)) {
-            return Err(Error::Shape { op, detail: format!("tables for {} must broadcast to {pairs}, got {}", self.shape(), table.shape()) });
+        if let Some(table) = [cos, sin]
+            .into_iter()
+            .find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs))
+        {
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "tables for {} must broadcast to {pairs}, got {}",
+                    self.shape(),
+                    table.shape()
+                ),
+            });
         }
         record1(
             op,
@@ -89,7 +132,8 @@ impl Tensor {
                 Ok(move |b: &Back<'_>| {
                     let g = b.grad()?;
                     // Back by the same angle.
-                    let mut pulled: Pulled = smallvec![b.wanted(0, || g.rope(&cos, &sin.neg()?, style))?];
+                    let mut pulled: Pulled =
+                        smallvec![b.wanted(0, || g.rope(&cos, &sin.neg()?, style))?];
                     if let Some(x) = &x {
                         pulled.push(b.wanted(1, || of_table(x, g, style, &cos, false))?);
                         pulled.push(b.wanted(2, || of_table(x, g, style, &sin, true))?);
@@ -107,9 +151,16 @@ impl Tensor {
         if !plain(op, &[self, cos, sin])? {
             let local = |l: &Local<'_>| Ok(smallvec![l[0].rope(&l[1], &l[2], style)?]);
             let rule = || Rule::new(ROPE, &[self.into(), cos.into(), sin.into()], &[]);
-            return Ok(Call { op, inputs: &[self, cos, sin], attrs: &[] }.run(rule, local)?.remove(0));
+            return Ok(Call {
+                op,
+                inputs: &[self, cos, sin],
+                attrs: &[],
+            }
+            .run(rule, local)?
+            .remove(0));
         }
-        // The axis of two: before the pairs or after them. Flipped along it, each element meets its partner.
+        // The axis of two: before the pairs or after them. Flipped along it, each element meets its
+        // partner.
         let (two, shape) = in_pairs(self, style);
         let x = self.reshape(&shape)?;
         let partner = x.flip(&[two as i64])?;
@@ -118,13 +169,23 @@ impl Tensor {
 
         let b = Builder::new();
         let kind = super::expr::compute_type([self, &cos, &sin]);
-        let [own, other, cos_v, sin_v] = [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
+        let [own, other, cos_v, sin_v] =
+            [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
         let sign = b.index(Kind::I32).cast(kind);
         let program = b.finish(&[(own * cos_v + sign * other * sin_v, self.dtype())])?;
-        let mut sign = Affine { offset: -1, strides: smallvec![0; rank + 1] };
+        let mut sign = Affine {
+            offset: -1,
+            strides: smallvec![0; rank + 1],
+        };
         sign.strides[two] = 2;
         let operands = [&x, &partner, &cos, &sin].map(Operand::from);
-        Map { indices: &[sign], ..Map::new(op, &program, &shape) }.run(&operands, self.device())?.remove(0).reshape(self.shape())
+        Map {
+            indices: &[sign],
+            ..Map::new(op, &program, &shape)
+        }
+        .run(&operands, self.device())?
+        .remove(0)
+        .reshape(self.shape())
     }
 }
 
@@ -133,20 +194,36 @@ fn in_pairs(x: &Tensor, style: RopeStyle) -> (usize, Shape) {
     let last = x.rank() - 1;
     let mut dims: Dims = x.dims()[..last].into();
     let half = x.dims()[last] / 2;
-    let (two, pairs) = if style == RopeStyle::Half { (last, [2, half]) } else { (last + 1, [half, 2]) };
+    let (two, pairs) = if style == RopeStyle::Half {
+        (last, [2, half])
+    } else {
+        (last + 1, [half, 2])
+    };
     dims.extend(pairs);
     (two, dims.into())
 }
 
 /// The gradient of the cosines, or of the sines, from the input and the gradient `g` of the result.
 #[track_caller]
-fn of_table(x: &Tensor, g: &Tensor, style: RopeStyle, table: &Tensor, is_sine: bool) -> Result<Tensor> {
+fn of_table(
+    x: &Tensor,
+    g: &Tensor,
+    style: RopeStyle,
+    table: &Tensor,
+    is_sine: bool,
+) -> Result<Tensor> {
     let (two, shape) = in_pairs(x, style);
     let pairs = x.shape().with(x.rank() - 1, x.dims()[x.rank() - 1] / 2);
     let part = |t: &Tensor, i: usize| t.reshape(&shape)?.narrow(two as i64, i, 1)?.reshape(&pairs);
     let (a, b, of_a, of_b) = (part(x, 0)?, part(x, 1)?, part(g, 0)?, part(g, 1)?);
     let kind = super::expr::compute_type([x, table]);
     let each = Expr::new("rope", &[&a, &b, &of_a, &of_b]);
-    let each = each.map(kind, |v| if is_sine { v.x[0] * v.x[3] - v.x[1] * v.x[2] } else { v.x[0] * v.x[2] + v.x[1] * v.x[3] })?;
+    let each = each.map(kind, |v| {
+        if is_sine {
+            v.x[0] * v.x[3] - v.x[1] * v.x[2]
+        } else {
+            v.x[0] * v.x[2] + v.x[1] * v.x[3]
+        }
+    })?;
     sum_to("rope", &each, table.shape())?.cast(table.dtype())
 }

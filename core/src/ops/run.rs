@@ -1,4 +1,5 @@
-//! Running a map program: on a device, on a mesh, and, by `grad/program.rs`, with its gradient remembered.
+//! Running a map program: on a device, on a mesh, and, by `grad/program.rs`, with its gradient
+//! remembered.
 
 use super::{create, need_float_math, needs_f64_math};
 use crate::{
@@ -8,7 +9,8 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// An operand of a [`Map`]: a tensor that broadcasts to the iteration shape, or one placed at `window` in it.
+/// An operand of a [`Map`]: a tensor that broadcasts to the iteration shape, or one placed at
+/// `window` in it.
 pub(crate) struct Operand<'a> {
     tensor: &'a Tensor,
     window: Option<Dims<isize>>,
@@ -17,13 +19,19 @@ pub(crate) struct Operand<'a> {
 impl<'a> Operand<'a> {
     /// A tensor whose origin lies at `start` of the iteration space.
     pub(crate) fn at(tensor: &'a Tensor, start: Dims<isize>) -> Self {
-        Self { tensor, window: Some(start) }
+        Self {
+            tensor,
+            window: Some(start),
+        }
     }
 }
 
 impl<'a> From<&'a Tensor> for Operand<'a> {
     fn from(tensor: &'a Tensor) -> Self {
-        Self { tensor, window: None }
+        Self {
+            tensor,
+            window: None,
+        }
     }
 }
 
@@ -38,17 +46,26 @@ pub(crate) struct Map<'a> {
     /// The affine indices, over the whole shape.
     pub(crate) indices: &'a [Affine],
     pub(crate) params: &'a [Scalar],
-    /// Whether the program is known to be linear in its first operand, so that partial sums may pass through it.
+    /// Whether the program is known to be linear in its first operand, so that partial sums may
+    /// pass through it.
     pub(crate) linear: bool,
 }
 
 impl<'a> Map<'a> {
     /// A program without indices and params, of which nothing more is known.
     pub(crate) fn new(op: &'static str, program: &'a MapProgram, shape: &'a Shape) -> Self {
-        Self { op, program, shape, indices: &[], params: &[], linear: false }
+        Self {
+            op,
+            program,
+            shape,
+            indices: &[],
+            params: &[],
+            linear: false,
+        }
     }
 
-    /// Runs the program and returns its outputs, on `device` where there are no operands. Empty results launch nothing.
+    /// Runs the program and returns its outputs, on `device` where there are no operands. Empty
+    /// results launch nothing.
     #[track_caller]
     pub(crate) fn run(&self, operands: &[Operand<'_>], device: &Device) -> Result<Outputs> {
         let (op, shape, outputs) = (self.op, self.shape, &self.program.outputs);
@@ -62,40 +79,75 @@ impl<'a> Map<'a> {
         };
         let elements = shape.checked_numel(op)?;
         if elements == 0 {
-            return Ok(outputs.iter().map(|(_, dtype)| result(None, *dtype)).collect());
+            return Ok(outputs
+                .iter()
+                .map(|(_, dtype)| result(None, *dtype))
+                .collect());
         }
         for (_, dtype) in outputs {
             device.check(*dtype, elements)?;
         }
         let inputs = self.inputs(operands, device)?;
         let buffers = device.backend().map(&self.call(&inputs))?;
-        Ok(buffers.into_iter().zip(outputs).map(|(buffer, (_, dtype))| result(Some(buffer), *dtype)).collect())
+        Ok(buffers
+            .into_iter()
+            .zip(outputs)
+            .map(|(buffer, (_, dtype))| result(Some(buffer), *dtype))
+            .collect())
     }
 
-    /// [`run`](Self::run) on a mesh: every dimension may be cut. Nothing partial passes, because a program says nothing of what it computes, unless it is
-    /// known to be linear.
+    /// [`run`](Self::run) on a mesh: every dimension may be cut. Nothing partial passes, because a
+    /// program says nothing of what it computes, unless it is known to be linear.
     #[track_caller]
     fn run_parts(&self, operands: &[Operand<'_>], tensors: &[&Tensor]) -> Result<Outputs> {
         let (op, shape, outputs) = (self.op, self.shape, self.program.outputs.len());
         if operands.iter().any(|o| o.window.is_some()) {
-            return Err(Error::Argument { op, detail: "a window into a tensor on a mesh: the op has no rule".into() });
+            return Err(Error::Argument {
+                op,
+                detail: "a window into a tensor on a mesh: the op has no rule".into(),
+            });
         }
         let rule = || {
             let rule = Rule::broadcast(shape, tensors, outputs);
-            Ok(if self.linear { rule.let_through(1, &[Reduction::Sum]) } else { rule })
+            Ok(if self.linear {
+                rule.let_through(1, &[Reduction::Sum])
+            } else {
+                rule
+            })
         };
-        // Ops have attributes of their own, so the rules that core makes are told apart by a negative number.
-        Call { op, inputs: tensors, attrs: &[-1, shape.rank() as i64, outputs as i64, self.linear.into()] }.run(rule, |l| {
+        // Ops have attributes of their own, so the rules that core makes are told apart by a
+        // negative number.
+        Call {
+            op,
+            inputs: tensors,
+            attrs: &[-1, shape.rank() as i64, outputs as i64, self.linear.into()],
+        }
+        .run(rule, |l| {
             let region = l.region(0, shape);
             let parts: SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
-            let indices: SmallVec<[Affine; 2]> = self.indices.iter().map(|index| create::shifted(index, &region.start)).collect();
-            Map { shape: &region.shape.into(), indices: &indices, ..*self }.run(&parts, l[0].device())
+            let indices: SmallVec<[Affine; 2]> = self
+                .indices
+                .iter()
+                .map(|index| create::shifted(index, &region.start))
+                .collect();
+            Map {
+                shape: &region.shape.into(),
+                indices: &indices,
+                ..*self
+            }
+            .run(&parts, l[0].device())
         })
     }
 
-    /// The operands, which hold elements, as a backend reads them; an error where the device cannot do what the program asks.
-    pub(crate) fn inputs(&self, operands: &[Operand<'_>], device: &Device) -> Result<SmallVec<[MapInput; 3]>> {
-        // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are where buffers are made.
+    /// The operands, which hold elements, as a backend reads them; an error where the device cannot
+    /// do what the program asks.
+    pub(crate) fn inputs(
+        &self,
+        operands: &[Operand<'_>],
+        device: &Device,
+    ) -> Result<SmallVec<[MapInput; 3]>> {
+        // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are
+        // where buffers are made.
         for (_, dtype) in &self.program.outputs {
             device.check(*dtype, 0)?;
         }
@@ -110,13 +162,23 @@ impl<'a> Map<'a> {
             if operand.window.is_none() && view.layout.shape != *self.shape {
                 view.layout = view.layout.expand(self.shape);
             }
-            Ok(MapInput { view, window: operand.window.clone() })
+            Ok(MapInput {
+                view,
+                window: operand.window.clone(),
+            })
         };
         operands.iter().map(input).collect()
     }
 
     /// The call of a backend with what [`inputs`](Self::inputs) gave.
     pub(crate) fn call<'c>(&'c self, inputs: &'c [MapInput]) -> MapCall<'c> {
-        MapCall { op: self.op, program: self.program, shape: self.shape, inputs, indices: self.indices, params: self.params }
+        MapCall {
+            op: self.op,
+            program: self.program,
+            shape: self.shape,
+            inputs,
+            indices: self.indices,
+            params: self.params,
+        }
     }
 }

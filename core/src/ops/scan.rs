@@ -1,7 +1,9 @@
-//! Running reductions along one axis: element `i` of the result covers elements `0..=i` of the input.
+//! Running reductions along one axis: element `i` of the result covers elements `0..=i` of the
+//! input.
 //!
-//! Where the axis is cut over a mesh, every rank scans its part, and what the parts before it came to is put in front: only totals cross. So it is in the
-//! backward pass: the gradient of a scan is one in the other direction.
+//! Where the axis is cut over a mesh, every rank scans its part, and what the parts before it came
+//! to is put in front: only totals cross. So it is in the backward pass: the gradient of a scan is
+//! one in the other direction.
 
 mod gradient;
 
@@ -34,22 +36,32 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn cumsum(&self, axis: i64) -> Result<Tensor> {
-        sum("cumsum", &self.cast(super::reduce::sum_type(self.dtype()))?, self.shape().axis("cumsum", axis)?, false)
+        sum(
+            "cumsum",
+            &self.cast(super::reduce::sum_type(self.dtype()))?,
+            self.shape().axis("cumsum", axis)?,
+            false,
+        )
     }
 
     /// Running product, with the dtypes of `cumsum`.
     #[track_caller]
     pub fn cumprod(&self, axis: i64) -> Result<Tensor> {
-        product(&self.cast(super::reduce::sum_type(self.dtype()))?, self.shape().axis("cumprod", axis)?)
+        product(
+            &self.cast(super::reduce::sum_type(self.dtype()))?,
+            self.shape().axis("cumprod", axis)?,
+        )
     }
 
-    /// Running maximum and its position (`i32`; the latest among equals). From the first NaN on, the maximum is NaN.
+    /// Running maximum and its position (`i32`; the latest among equals). From the first NaN on,
+    /// the maximum is NaN.
     #[track_caller]
     pub fn cummax(&self, axis: i64) -> Result<(Tensor, Tensor)> {
         extreme("cummax", self, axis, ScanOp::Max)
     }
 
-    /// Running minimum and its position (`i32`; the latest among equals). From the first NaN on, the minimum is NaN.
+    /// Running minimum and its position (`i32`; the latest among equals). From the first NaN on,
+    /// the minimum is NaN.
     #[track_caller]
     pub fn cummin(&self, axis: i64) -> Result<(Tensor, Tensor)> {
         extreme("cummin", self, axis, ScanOp::Min)
@@ -58,7 +70,10 @@ impl Tensor {
     /// `log(cumsum(exp(x)))` without overflow.
     #[track_caller]
     pub fn logcumsumexp(&self, axis: i64) -> Result<Tensor> {
-        log_sum_exp(&self.cast(self.dtype().to_float())?, self.shape().axis("logcumsumexp", axis)?)
+        log_sum_exp(
+            &self.cast(self.dtype().to_float())?,
+            self.shape().axis("logcumsumexp", axis)?,
+        )
     }
 }
 
@@ -67,9 +82,23 @@ fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(
     let axis = x.shape().axis(op, axis)?;
     picked(op, x, axis, true, || {
         // Bools scan as the integers 0 and 1, in the same order.
-        let numbers = if x.dtype() == DType::Bool { x.cast(DType::U8)? } else { x.clone() };
-        let (values, positions) = Scan { op, axis, scan: scan_op, positions: true, backwards: false }.of(&numbers)?;
-        let positions = positions.ok_or_else(|| Error::DeviceFailed { device: x.device().to_string(), detail: format!("{op} returned no positions") })?;
+        let numbers = if x.dtype() == DType::Bool {
+            x.cast(DType::U8)?
+        } else {
+            x.clone()
+        };
+        let (values, positions) = Scan {
+            op,
+            axis,
+            scan: scan_op,
+            positions: true,
+            backwards: false,
+        }
+        .of(&numbers)?;
+        let positions = positions.ok_or_else(|| Error::DeviceFailed {
+            device: x.device().to_string(),
+            detail: format!("{op} returned no positions"),
+        })?;
         Ok((values.cast(x.dtype())?, positions))
     })
 }
@@ -88,16 +117,30 @@ impl Scan {
     /// Scans a tensor that may lie on a mesh.
     #[track_caller]
     fn of(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        let Scan { op, axis, positions, .. } = *self;
+        let Scan {
+            op,
+            axis,
+            positions,
+            ..
+        } = *self;
         if positions {
             super::reduce::check_positions(op, x.dims()[axis])?;
         }
         if x.is_plain() {
             return self.run(x);
         }
-        let text = OPS.iter().find(|info| info.name == op).map_or("", |info| info.rule);
-        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
-        let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs { std::iter::once(values).chain(positions).collect() };
+        let text = OPS
+            .iter()
+            .find(|info| info.name == op)
+            .map_or("", |info| info.rule);
+        let call = Call {
+            op,
+            inputs: &[x],
+            attrs: &[axis as i64],
+        };
+        let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs {
+            std::iter::once(values).chain(positions).collect()
+        };
         let mut out = call.run_or(
             || Rule::new(text, &[x.into()], &[('r', &[axis])]),
             |l| Ok(outputs(self.run(&l[0])?)),
@@ -117,14 +160,29 @@ impl Scan {
             need_float_math(self.op, device, x.dtype())?;
         }
         if x.numel() == 0 {
-            return Ok((x.result(None, x.dtype(), shape.clone()), self.positions.then(|| x.result(None, DType::I32, shape))));
+            return Ok((
+                x.result(None, x.dtype(), shape.clone()),
+                self.positions.then(|| x.result(None, DType::I32, shape)),
+            ));
         }
         if self.backwards {
-            let (values, found) = Scan { backwards: false, ..*self }.run(&x.flip(&[self.axis as i64])?)?;
+            let (values, found) = Scan {
+                backwards: false,
+                ..*self
+            }
+            .run(&x.flip(&[self.axis as i64])?)?;
             return Ok((values.flip(&[self.axis as i64])?, found));
         }
-        let (values, found) = device.backend().scan(&ScanCall { input: &x.view()?, axis: self.axis, op: self.scan, positions: self.positions })?;
-        Ok((x.result(Some(values), x.dtype(), shape.clone()), found.map(|buffer| x.result(Some(buffer), DType::I32, shape))))
+        let (values, found) = device.backend().scan(&ScanCall {
+            input: &x.view()?,
+            axis: self.axis,
+            op: self.scan,
+            positions: self.positions,
+        })?;
+        Ok((
+            x.result(Some(values), x.dtype(), shape.clone()),
+            found.map(|buffer| x.result(Some(buffer), DType::I32, shape)),
+        ))
     }
 
     /// Scans an axis that is cut: each part for itself, then with what the parts before it came to.
@@ -144,23 +202,38 @@ impl Scan {
             scans.push((rank, values, found));
         }
         let totals = join_parts(x, self.axis, 1, totals)?;
-        let places = if self.positions { Some(join_parts(x, self.axis, 1, places)?) } else { None };
+        let places = if self.positions {
+            Some(join_parts(x, self.axis, 1, places)?)
+        } else {
+            None
+        };
         let (mut values, mut found) = (vec![], vec![]);
         for (i, (rank, here, at)) in scans.into_iter().enumerate() {
-            let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| part * mesh.size(axis) + mesh.coordinate(rank, axis));
+            let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| {
+                part * mesh.size(axis) + mesh.coordinate(rank, axis)
+            });
             // Parts without elements have no total.
-            let before = if self.backwards { part + 1..parts } else { 0..part };
+            let before = if self.backwards {
+                part + 1..parts
+            } else {
+                0..part
+            };
             let before: Vec<usize> = before.filter(|p| !split(n, *p, parts).is_empty()).collect();
             let (here, at) = match before.is_empty() || here.numel() == 0 {
                 true => (here, at),
                 false => {
                     let of = |t: &Tensor| {
-                        let slices = before.iter().map(|p| t.narrow(self.axis as i64, *p, 1)).collect::<Result<Vec<_>>>()?;
+                        let slices = before
+                            .iter()
+                            .map(|p| t.narrow(self.axis as i64, *p, 1))
+                            .collect::<Result<Vec<_>>>()?;
                         Tensor::concat(&slices.iter().collect::<Vec<_>>(), self.axis as i64)
                     };
                     let (total, which) = self.run(&of(&totals.part(i))?)?;
                     let place = match (&places, which) {
-                        (Some(places), Some(which)) => Some(self.last(&of(&places.part(i))?.gather(self.axis as i64, &which)?)?),
+                        (Some(places), Some(which)) => Some(
+                            self.last(&of(&places.part(i))?.gather(self.axis as i64, &which)?)?,
+                        ),
                         _ => None,
                     };
                     self.continued((self.last(&total)?, place), (here, at))?
@@ -169,11 +242,17 @@ impl Scan {
             values.push(here.cast(x.dtype())?);
             found.extend(at);
         }
-        let whole = |dtype: DType, parts: Vec<Tensor>| Tensor::from_parts(mesh, x.sharding().clone(), dtype, x.shape().clone(), parts);
-        Ok((whole(x.dtype(), values), self.positions.then(|| whole(DType::I32, found))))
+        let whole = |dtype: DType, parts: Vec<Tensor>| {
+            Tensor::from_parts(mesh, x.sharding().clone(), dtype, x.shape().clone(), parts)
+        };
+        Ok((
+            whole(x.dtype(), values),
+            self.positions.then(|| whole(DType::I32, found)),
+        ))
     }
 
-    /// The slice along the axis where the scan ends; zeros, which nobody reads, where there is none.
+    /// The slice along the axis where the scan ends; zeros, which nobody reads, where there is
+    /// none.
     fn last(&self, x: &Tensor) -> Result<Tensor> {
         match x.dims()[self.axis].checked_sub(1) {
             Some(last) => x.narrow(self.axis as i64, if self.backwards { 0 } else { last }, 1),
@@ -182,7 +261,11 @@ impl Scan {
     }
 
     /// A scan that goes on where another ended.
-    fn continued(&self, (total, place): (Tensor, Option<Tensor>), (here, at): (Tensor, Option<Tensor>)) -> Result<(Tensor, Option<Tensor>)> {
+    fn continued(
+        &self,
+        (total, place): (Tensor, Option<Tensor>),
+        (here, at): (Tensor, Option<Tensor>),
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let stays = match self.scan {
             ScanOp::Sum => return Ok((here.add(&total)?, None)),
             ScanOp::Prod => return Ok((here.mul(&total)?, None)),
@@ -197,7 +280,11 @@ impl Scan {
             ScanOp::Min => here.gt(&total)?,
         };
         // The latest among equals counts, and the latest NaN.
-        let stays = if here.dtype().is_float() { stays.logical_or(&total.isnan()?.logical_and(&here.isnan()?.logical_not()?)?)? } else { stays };
+        let stays = if here.dtype().is_float() {
+            stays.logical_or(&total.isnan()?.logical_and(&here.isnan()?.logical_not()?)?)?
+        } else {
+            stays
+        };
         let at = match (place, at) {
             (Some(place), Some(at)) => Some(stays.where_(&place, &at)?),
             _ => None,

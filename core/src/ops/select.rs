@@ -15,7 +15,8 @@ elementwise! {
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     where_(condition, yes: impl Into<Arg<'a>>, no: impl Into<Arg<'a>>) Select "..., ..., ... -> ... ; linear 1 2" = condition.select(yes, no);
-    /// `low` where `x` is below it, `high` where above; NaN stays NaN. For one bound use `maximum` or `minimum`.
+    /// `low` where `x` is below it, `high` where above; NaN stays NaN. For one bound use `maximum`
+    /// or `minimum`.
     clip(x, low: impl Into<Arg<'a>>, high: impl Into<Arg<'a>>) Number "..., ..., ... -> ... ; monotone 0" = x.max(low).min(high);
     /// `x + weight * (y - x)`: `x` at weight 0 and exactly `y` at weight 1.
     lerp(x, y: impl Into<Arg<'a>>, weight: impl Into<Arg<'a>>) Float "..., ..., ... -> ... ; linear 0 1" = {

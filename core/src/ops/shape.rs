@@ -22,8 +22,9 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file: elements keep their values, so partial values of every reduction pass. Factors in brackets make up one dimension, major first; a
-/// dimension that only the result has is whole.
+/// The ops of this file: elements keep their values, so partial values of every reduction pass.
+/// Factors in brackets make up one dimension, major first; a dimension that only the result has is
+/// whole.
 pub const OPS: &[OpInfo] = &[
     op("reshape", "(ab)c -> a(bc) ; through any 0"),
     op("flatten", "...ab -> ...(ab) ; through any 0"),
@@ -46,17 +47,38 @@ pub enum Indexing {
 }
 
 impl Tensor {
-    /// The same memory under another layout; an empty result gets a plain layout, since its strides mean nothing.
+    /// The same memory under another layout; an empty result gets a plain layout, since its strides
+    /// mean nothing.
     pub(super) fn viewed(&self, layout: Layout) -> Tensor {
-        if layout.shape.numel() == 0 { self.with_layout(Layout::contiguous(layout.shape)) } else { self.with_layout(layout) }
+        if layout.shape.numel() == 0 {
+            self.with_layout(Layout::contiguous(layout.shape))
+        } else {
+            self.with_layout(layout)
+        }
     }
 
-    /// A view of what each rank holds, for a tensor on a mesh: dimension `i` of the result is dimension `to[i]` of this tensor, or a new one.
+    /// A view of what each rank holds, for a tensor on a mesh: dimension `i` of the result is
+    /// dimension `to[i]` of this tensor, or a new one.
     #[track_caller]
-    pub(super) fn view_parts(&self, op: &'static str, to: &[Option<usize>], local: impl Fn(&Local<'_>) -> Result<Tensor>) -> Result<Tensor> {
-        let attrs: SmallVec<[i64; 8]> = to.iter().map(|d| d.unwrap_or(self.rank()) as i64).collect();
-        let call = Call { op, inputs: &[self], attrs: &attrs };
-        Ok(call.run(|| Ok(Rule::view(self.shape(), to)), |l| Ok(smallvec![local(l)?]))?.remove(0))
+    pub(super) fn view_parts(
+        &self,
+        op: &'static str,
+        to: &[Option<usize>],
+        local: impl Fn(&Local<'_>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let attrs: SmallVec<[i64; 8]> =
+            to.iter().map(|d| d.unwrap_or(self.rank()) as i64).collect();
+        let call = Call {
+            op,
+            inputs: &[self],
+            attrs: &attrs,
+        };
+        Ok(call
+            .run(
+                || Ok(Rule::view(self.shape(), to)),
+                |l| Ok(smallvec![local(l)?]),
+            )?
+            .remove(0))
     }
 
     /// Dimensions in the order `order`, without those that it does not name.
@@ -67,14 +89,20 @@ impl Tensor {
             &[self],
             || self.permuted(op, order),
             |_| {
-                // Dimensions that were left out had size 1: they come back at the end, and go where they were.
-                let all: Dims = order.iter().copied().chain((0..self.rank()).filter(|d| !order.contains(d))).collect();
+                // Dimensions that were left out had size 1: they come back at the end, and go where
+                // they were.
+                let all: Dims = order
+                    .iter()
+                    .copied()
+                    .chain((0..self.rank()).filter(|d| !order.contains(d)))
+                    .collect();
                 let mut back: Dims = smallvec![0; all.len()];
                 for (i, d) in all.iter().enumerate() {
                     back[*d] = i;
                 }
                 Ok(move |b: &Back<'_>| {
-                    let gradient = (b.grad()?.rank()..back.len()).try_fold(b.grad()?.clone(), |g, _| g.unsqueeze(-1))?;
+                    let gradient = (b.grad()?.rank()..back.len())
+                        .try_fold(b.grad()?.clone(), |g, _| g.unsqueeze(-1))?;
                     Ok(smallvec![Some(gradient.reordered(op, &back)?)])
                 })
             },
@@ -90,9 +118,11 @@ impl Tensor {
         Ok(self.viewed(self.layout().permute(order)))
     }
 
-    /// The elements in row-major order under another shape of the same size: a view where the strides allow, else a dense copy.
+    /// The elements in row-major order under another shape of the same size: a view where the
+    /// strides allow, else a dense copy.
     ///
-    /// On a mesh, dimensions that are split or merged keep their cuts where parts of the one are parts of the other.
+    /// On a mesh, dimensions that are split or merged keep their cuts where parts of the one are
+    /// parts of the other.
     ///
     /// ```
     /// # use anymesh_core::{DType, Mesh, Tensor};
@@ -111,7 +141,15 @@ impl Tensor {
     #[track_caller]
     pub(super) fn reshaped(&self, op: &'static str, shape: Shape) -> Result<Tensor> {
         if shape.checked_numel(op)? != self.numel() {
-            return Err(Error::Shape { op, detail: format!("{} has {} elements, {shape} has {}", self.type_string(), self.numel(), shape.numel()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} has {} elements, {shape} has {}",
+                    self.type_string(),
+                    self.numel(),
+                    shape.numel()
+                ),
+            });
         }
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -131,18 +169,36 @@ impl Tensor {
     #[track_caller]
     fn under_shape(&self, op: &'static str, shape: &Shape) -> Result<Tensor> {
         if !self.is_plain() {
-            let attrs: SmallVec<[i64; 12]> = self.dims().iter().chain(shape.dims()).map(|d| *d as i64).collect();
-            let call = Call { op, inputs: &[self], attrs: &attrs };
-            let local = |l: &Local<'_>| Ok(smallvec![l[0].reshaped(op, l.region(0, shape).shape.into())?]);
-            return Ok(call.run(|| Ok(Rule::reshape(self.shape(), shape)), local)?.remove(0));
+            let attrs: SmallVec<[i64; 12]> = self
+                .dims()
+                .iter()
+                .chain(shape.dims())
+                .map(|d| *d as i64)
+                .collect();
+            let call = Call {
+                op,
+                inputs: &[self],
+                attrs: &attrs,
+            };
+            let local = |l: &Local<'_>| {
+                Ok(smallvec![
+                    l[0].reshaped(op, l.region(0, shape).shape.into())?
+                ])
+            };
+            return Ok(call
+                .run(|| Ok(Rule::reshape(self.shape(), shape)), local)?
+                .remove(0));
         }
         match self.layout().reshape(shape) {
             Some(layout) => Ok(self.viewed(layout)),
-            None => Ok(self.contiguous()?.with_layout(Layout::contiguous(shape.clone()))),
+            None => Ok(self
+                .contiguous()?
+                .with_layout(Layout::contiguous(shape.clone()))),
         }
     }
 
-    /// [`reshape`](Tensor::reshape) where at most one dimension is -1 and takes whatever size is left.
+    /// [`reshape`](Tensor::reshape) where at most one dimension is -1 and takes whatever size is
+    /// left.
     #[track_caller]
     pub fn reshape_infer(&self, dims: &[i64]) -> Result<Tensor> {
         let op = "reshape_infer";
@@ -156,16 +212,26 @@ impl Tensor {
                     free = Some(i);
                     shape.push(1);
                 }
-                Err(_) => return Err(wrong(format!("{dims:?}: sizes are not negative, but for one -1"))),
+                Err(_) => {
+                    return Err(wrong(format!(
+                        "{dims:?}: sizes are not negative, but for one -1"
+                    )));
+                }
             }
         }
         if let Some(i) = free {
             let rest = Shape::from(shape.as_slice()).checked_numel(op)?;
             if rest == 0 {
-                return Err(wrong(format!("{dims:?}: any size would do for -1 beside a dimension of size 0, give it")));
+                return Err(wrong(format!(
+                    "{dims:?}: any size would do for -1 beside a dimension of size 0, give it"
+                )));
             }
             if !self.numel().is_multiple_of(rest) {
-                return Err(wrong(format!("{} has {} elements, which {dims:?} does not divide", self.type_string(), self.numel())));
+                return Err(wrong(format!(
+                    "{} has {} elements, which {dims:?} does not divide",
+                    self.type_string(),
+                    self.numel()
+                )));
             }
             shape[i] = self.numel() / rest;
         }
@@ -176,10 +242,20 @@ impl Tensor {
     #[track_caller]
     pub fn flatten(&self, start: i64, end: i64) -> Result<Tensor> {
         let op = "flatten";
-        let whole = if self.rank() == 0 { &Shape::from([1]) } else { self.shape() };
+        let whole = if self.rank() == 0 {
+            &Shape::from([1])
+        } else {
+            self.shape()
+        };
         let (first, last) = (whole.axis(op, start)?, whole.axis(op, end)?);
         if first > last {
-            return Err(Error::Argument { op, detail: format!("start {start} comes after end {end} in rank {}", self.rank()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "start {start} comes after end {end} in rank {}",
+                    self.rank()
+                ),
+            });
         }
         let mut dims: Dims = whole.dims()[..first].into();
         dims.push(Shape::from(&whole.dims()[first..=last]).checked_numel(op)?);
@@ -187,15 +263,24 @@ impl Tensor {
         self.reshaped(op, dims.into())
     }
 
-    /// Removes the given dimensions of size 1; an empty list removes all of them. Another size at a given axis is an error.
+    /// Removes the given dimensions of size 1; an empty list removes all of them. Another size at a
+    /// given axis is an error.
     #[track_caller]
     pub fn squeeze(&self, axes: &[i64]) -> Result<Tensor> {
         let op = "squeeze";
         let named = self.shape().axes(op, axes)?;
-        if let Some(&axis) = named.iter().find(|&&axis| !axes.is_empty() && self.shape()[axis] != 1) {
-            return Err(Error::Shape { op, detail: format!("axis {axis} of {} is not of size 1", self.type_string()) });
+        if let Some(&axis) = named
+            .iter()
+            .find(|&&axis| !axes.is_empty() && self.shape()[axis] != 1)
+        {
+            return Err(Error::Shape {
+                op,
+                detail: format!("axis {axis} of {} is not of size 1", self.type_string()),
+            });
         }
-        let kept: Dims = (0..self.rank()).filter(|&axis| self.shape()[axis] != 1 || !named.contains(&axis)).collect();
+        let kept: Dims = (0..self.rank())
+            .filter(|&axis| self.shape()[axis] != 1 || !named.contains(&axis))
+            .collect();
         self.reordered(op, &kept)
     }
 
@@ -205,7 +290,11 @@ impl Tensor {
         let rank = self.rank() as i64 + 1;
         let at = if axis < 0 { axis + rank } else { axis };
         if !(0..rank).contains(&at) {
-            return Err(Error::Axis { op: "unsqueeze", axis, rank: self.rank() + 1 });
+            return Err(Error::Axis {
+                op: "unsqueeze",
+                axis,
+                rank: self.rank() + 1,
+            });
         }
         let run = || {
             if self.is_plain() {
@@ -215,13 +304,18 @@ impl Tensor {
             to.insert(at as usize, None);
             self.view_parts("unsqueeze", &to, |l| l[0].unsqueeze(at))
         };
-        record1("unsqueeze", &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.squeeze(&[at])?)])))
+        record1("unsqueeze", &[self], run, |_| {
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.squeeze(&[at])?)]))
+        })
     }
 
     /// Swaps two dimensions.
     #[track_caller]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Tensor> {
-        let (a, b) = (self.shape().axis("transpose", a)?, self.shape().axis("transpose", b)?);
+        let (a, b) = (
+            self.shape().axis("transpose", a)?,
+            self.shape().axis("transpose", b)?,
+        );
         let mut order: Dims = (0..self.rank()).collect();
         order.swap(a, b);
         self.reordered("transpose", &order)
@@ -230,7 +324,11 @@ impl Tensor {
     /// Swaps the last two dimensions; a tensor of rank 0 or 1 is its own transpose.
     #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
-        if self.rank() < 2 { Ok(self.clone()) } else { self.transpose(-2, -1) }
+        if self.rank() < 2 {
+            Ok(self.clone())
+        } else {
+            self.transpose(-2, -1)
+        }
     }
 
     /// Dimensions in the order `axes`, which names each of them once.
@@ -238,10 +336,20 @@ impl Tensor {
     pub fn permute(&self, axes: &[i64]) -> Result<Tensor> {
         let op = "permute";
         if axes.len() != self.rank() {
-            return Err(Error::Argument { op, detail: format!("{axes:?} names {} axes of a tensor of rank {}", axes.len(), self.rank()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{axes:?} names {} axes of a tensor of rank {}",
+                    axes.len(),
+                    self.rank()
+                ),
+            });
         }
         self.shape().axes(op, axes)?;
-        let order = axes.iter().map(|&axis| self.shape().axis(op, axis)).collect::<Result<Dims>>()?;
+        let order = axes
+            .iter()
+            .map(|&axis| self.shape().axis(op, axis))
+            .collect::<Result<Dims>>()?;
         self.reordered(op, &order)
     }
 
@@ -250,7 +358,10 @@ impl Tensor {
     pub fn movedim(&self, from: &[i64], to: &[i64]) -> Result<Tensor> {
         let op = "movedim";
         if from.len() != to.len() {
-            return Err(Error::Argument { op, detail: format!("{} axes cannot move to {} positions", from.len(), to.len()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!("{} axes cannot move to {} positions", from.len(), to.len()),
+            });
         }
         if from.is_empty() {
             return Ok(self.clone());
@@ -265,18 +376,28 @@ impl Tensor {
             moved.push(source);
         }
         let mut rest = (0..self.rank()).filter(|axis| !moved.contains(axis));
-        let order: Dims = order.into_iter().filter_map(|axis| axis.or_else(|| rest.next())).collect();
+        let order: Dims = order
+            .into_iter()
+            .filter_map(|axis| axis.or_else(|| rest.next()))
+            .collect();
         self.reordered(op, &order)
     }
 
-    /// Repeats dimensions of size 1, and adds dimensions in front, to reach a shape, without memory (NumPy's broadcasting rule).
+    /// Repeats dimensions of size 1, and adds dimensions in front, to reach a shape, without memory
+    /// (NumPy's broadcasting rule).
     #[doc(alias = "broadcast_to")]
     #[track_caller]
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let (op, shape) = ("expand", shape.into());
         shape.checked_numel(op)?;
         if self.shape().broadcast(op, &shape)? != shape {
-            return Err(Error::Shape { op, detail: format!("{} does not expand to {shape}: only dimensions of size 1 repeat", self.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} does not expand to {shape}: only dimensions of size 1 repeat",
+                    self.type_string()
+                ),
+            });
         }
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -288,7 +409,9 @@ impl Tensor {
             let lead = shape.rank() - self.rank();
             let source = |d: usize| d.checked_sub(lead).filter(|s| self.shape()[*s] == shape[d]);
             let to: Dims<Option<usize>> = (0..shape.rank()).map(source).collect();
-            self.view_parts(op, &to, |l| l[0].expand(Shape::from(l.region(0, &shape).shape)))
+            self.view_parts(op, &to, |l| {
+                l[0].expand(Shape::from(l.region(0, &shape).shape))
+            })
         };
         record1(op, &[self], run, |_| {
             let old = self.shape().clone();
@@ -296,7 +419,8 @@ impl Tensor {
         })
     }
 
-    /// For each of several vectors (or scalars) its values over the grid that all of them span, as views.
+    /// For each of several vectors (or scalars) its values over the grid that all of them span, as
+    /// views.
     ///
     /// ```
     /// # use anymesh_core::{Tensor, ops::Indexing};
@@ -310,13 +434,18 @@ impl Tensor {
     #[track_caller]
     pub fn meshgrid(tensors: &[&Tensor], indexing: Indexing) -> Result<Vec<Tensor>> {
         if let Some(wrong) = tensors.iter().find(|t| t.rank() > 1) {
-            return Err(Error::Shape { op: "meshgrid", detail: format!("{} is not a vector", wrong.type_string()) });
+            return Err(Error::Shape {
+                op: "meshgrid",
+                detail: format!("{} is not a vector", wrong.type_string()),
+            });
         }
         let axis = |i: usize| match indexing {
             Indexing::Xy if i < 2 && tensors.len() > 1 => 1 - i,
             _ => i,
         };
-        let shape: Shape = (0..tensors.len()).map(|i| tensors[axis(i)].numel()).collect();
+        let shape: Shape = (0..tensors.len())
+            .map(|i| tensors[axis(i)].numel())
+            .collect();
         shape.checked_numel("meshgrid")?;
         let run = || {
             if !plain("meshgrid", tensors)? {
@@ -325,17 +454,29 @@ impl Tensor {
             let grid = |(i, tensor): (usize, &&Tensor)| {
                 let mut strides: Dims<isize> = smallvec![0; shape.rank()];
                 strides[axis(i)] = tensor.layout().strides.first().copied().unwrap_or(0);
-                tensor.viewed(Layout { shape: shape.clone(), strides, offset: tensor.layout().offset })
+                tensor.viewed(Layout {
+                    shape: shape.clone(),
+                    strides,
+                    offset: tensor.layout().offset,
+                })
             };
             Ok(tensors.iter().enumerate().map(grid).collect())
         };
         let out = record("meshgrid", tensors, run, |_| {
-            let vectors: Vec<(usize, Shape)> = tensors.iter().enumerate().map(|(i, t)| (axis(i), t.shape().clone())).collect();
+            let vectors: Vec<(usize, Shape)> = tensors
+                .iter()
+                .enumerate()
+                .map(|(i, t)| (axis(i), t.shape().clone()))
+                .collect();
             Ok(move |b: &Back<'_>| {
                 let of = |(i, (axis, shape)): (usize, &(usize, Shape))| match b.grad_of(i) {
                     Some(g) if b.needs(i) => {
                         let others: Dims = (0..g.rank()).filter(|d| d != axis).collect();
-                        let sum = if others.is_empty() { g.clone() } else { summed("meshgrid", g, &others)? };
+                        let sum = if others.is_empty() {
+                            g.clone()
+                        } else {
+                            summed("meshgrid", g, &others)?
+                        };
                         sum.reshape(shape).map(Some)
                     }
                     _ => Ok(None),
@@ -349,10 +490,22 @@ impl Tensor {
 
 /// The grids of vectors on a mesh: a cut of one vector cuts its dimension of every grid.
 #[track_caller]
-fn grids_of_parts(tensors: &[&Tensor], indexing: Indexing, shape: &Shape, axis: impl Fn(usize) -> usize) -> Result<Vec<Tensor>> {
-    // Rules know operands by a bit each, and no grid of so many dimensions has memory for its elements.
+fn grids_of_parts(
+    tensors: &[&Tensor],
+    indexing: Indexing,
+    shape: &Shape,
+    axis: impl Fn(usize) -> usize,
+) -> Result<Vec<Tensor>> {
+    // Rules know operands by a bit each, and no grid of so many dimensions has memory for its
+    // elements.
     if tensors.len() > 31 {
-        return Err(Error::Argument { op: "meshgrid", detail: format!("{} tensors on a mesh, at most 31 span a grid there", tensors.len()) });
+        return Err(Error::Argument {
+            op: "meshgrid",
+            detail: format!(
+                "{} tensors on a mesh, at most 31 span a grid there",
+                tensors.len()
+            ),
+        });
     }
     let rule = || {
         let mut rule = Rule::default();
@@ -363,7 +516,11 @@ fn grids_of_parts(tensors: &[&Tensor], indexing: Indexing, shape: &Shape, axis: 
                 let f: Factors = smallvec![rule.factors.len() as u8];
                 grid[axis(i)] = f.clone();
                 dims.push(f);
-                rule.factors.push(Factor { letter: letter(i), size: t.numel(), kind: Kind::Pass });
+                rule.factors.push(Factor {
+                    letter: letter(i),
+                    size: t.numel(),
+                    kind: Kind::Pass,
+                });
             }
             rule.inputs.push(dims);
         }
@@ -371,6 +528,14 @@ fn grids_of_parts(tensors: &[&Tensor], indexing: Indexing, shape: &Shape, axis: 
         // A grid of one vector must not count as partial because another one is.
         Ok(rule.let_through((1 << tensors.len()) - 1, Reduction::ALL_STATIC))
     };
-    let local = |l: &Local<'_>| Ok(Tensor::meshgrid(&l.inputs.iter().collect::<Vec<_>>(), indexing)?.into());
-    Ok(Call { op: "meshgrid", inputs: tensors, attrs: &[indexing as i64] }.run(rule, local)?.into_vec())
+    let local = |l: &Local<'_>| {
+        Ok(Tensor::meshgrid(&l.inputs.iter().collect::<Vec<_>>(), indexing)?.into())
+    };
+    Ok(Call {
+        op: "meshgrid",
+        inputs: tensors,
+        attrs: &[indexing as i64],
+    }
+    .run(rule, local)?
+    .into_vec())
 }

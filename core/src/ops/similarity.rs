@@ -8,13 +8,26 @@ use super::{
 use crate::{Error, Result, Tensor, backend::ReduceOp, map::Val, spmd::composed};
 
 /// The ops of this file, which are reductions and maps: a cut of the axis lets only sums cross.
-pub const OPS: &[OpInfo] = &[op("normalize", "...r -> ...r ; stats r 1"), op("cosine_similarity", "...r, ...r -> ... ; stats r 3")];
+pub const OPS: &[OpInfo] = &[
+    op("normalize", "...r -> ...r ; stats r 1"),
+    op("cosine_similarity", "...r, ...r -> ... ; stats r 3"),
+];
 
-/// `(sum |v|^p)^(1/p)` along `axis` (which stays, of size 1), in the compute dtype. `p` is positive; infinity gives the largest `|v|`.
+/// `(sum |v|^p)^(1/p)` along `axis` (which stays, of size 1), in the compute dtype. `p` is
+/// positive; infinity gives the largest `|v|`.
 #[track_caller]
-pub(crate) fn p_norm(op: &'static str, expr: Expr<'_>, axis: usize, p: f64, value: impl for<'b> Fn(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
+pub(crate) fn p_norm(
+    op: &'static str,
+    expr: Expr<'_>,
+    axis: usize,
+    p: f64,
+    value: impl for<'b> Fn(&Args<'b>) -> Val<'b>,
+) -> Result<Tensor> {
     if p.is_nan() || p <= 0.0 {
-        return Err(Error::Argument { op, detail: format!("the order of a norm must be positive, got {p}") });
+        return Err(Error::Argument {
+            op,
+            detail: format!("the order of a norm must be positive, got {p}"),
+        });
     }
     let kind = expr.compute_type();
     if p == f64::INFINITY {
@@ -27,11 +40,18 @@ pub(crate) fn p_norm(op: &'static str, expr: Expr<'_>, axis: usize, p: f64, valu
         let squares = expr.reduce(&[axis], ReduceOp::Sum, None, kind, |a| value(a) * value(a))?;
         return Expr::new(op, &[&squares]).map(kind, |a| unless_zero(a.x[0], a.x[0].sqrt()));
     }
-    let powers = expr.params(&[p]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| unless_zero(value(a), value(a).abs().pow(a.p[0])))?;
-    Expr::new(op, &[&powers]).params(&[1.0 / p]).map(kind, |a| unless_zero(a.x[0], a.x[0].pow(a.p[0])))
+    let powers = expr
+        .params(&[p])
+        .reduce(&[axis], ReduceOp::Sum, None, kind, |a| {
+            unless_zero(value(a), value(a).abs().pow(a.p[0]))
+        })?;
+    Expr::new(op, &[&powers])
+        .params(&[1.0 / p])
+        .map(kind, |a| unless_zero(a.x[0], a.x[0].pow(a.p[0])))
 }
 
-/// Zero where `x` is, with a slope of zero: a vector of zeros has no direction to grow in, and an infinite slope would make NaN of it.
+/// Zero where `x` is, with a slope of zero: a vector of zeros has no direction to grow in, and an
+/// infinite slope would make NaN of it.
 pub(super) fn unless_zero<'b>(x: Val<'b>, y: Val<'b>) -> Val<'b> {
     x.eq(0.0).select(y.lit(0.0), y)
 }
@@ -56,7 +76,9 @@ impl Tensor {
             return Ok(self.clone());
         }
         let norm = p_norm(op, Expr::new(op, &[self]), axis, p, |a| a.x[0])?;
-        Expr::new(op, &[self, &norm]).params(&[eps]).map(self.dtype(), |a| a.x[0] / a.x[1].max(a.p[0]))
+        Expr::new(op, &[self, &norm])
+            .params(&[eps])
+            .map(self.dtype(), |a| a.x[0] / a.x[1].max(a.p[0]))
     }
 
     /// The cosine of the angle between vectors along `axis`, each norm not below `eps`.
@@ -69,9 +91,14 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         let _scope = composed(op, self);
         let kind = compute_type([self, other]);
-        let sum = |x: &Tensor, y: &Tensor| Expr::new(op, &[x, y]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1]);
+        let sum = |x: &Tensor, y: &Tensor| {
+            Expr::new(op, &[x, y]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])
+        };
         let (dot, left, right) = (sum(self, other)?, sum(self, self)?, sum(other, other)?);
         let out = Expr::new(op, &[&dot, &left, &right]).params(&[eps]);
-        out.map(self.dtype(), |a| a.x[0] / (a.x[1].sqrt().max(a.p[0]) * a.x[2].sqrt().max(a.p[0])))?.squeeze(&[axis as i64])
+        out.map(self.dtype(), |a| {
+            a.x[0] / (a.x[1].sqrt().max(a.p[0]) * a.x[2].sqrt().max(a.p[0]))
+        })?
+        .squeeze(&[axis as i64])
     }
 }

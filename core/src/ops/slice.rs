@@ -19,7 +19,8 @@ use crate::{
 };
 use smallvec::smallvec;
 
-/// The ops of this file; `c` is a dimension of which some elements are taken. Partial values of every reduction pass.
+/// The ops of this file; `c` is a dimension of which some elements are taken. Partial values of
+/// every reduction pass.
 pub const OPS: &[OpInfo] = &[
     op("slice", "...c -> ...c ; replicate c ; through any 0"),
     op("narrow", "...c -> ...c ; replicate c ; through any 0"),
@@ -34,10 +35,22 @@ pub const OPS: &[OpInfo] = &[
 /// More views than this from one call are a mistake, and would fill the host's memory.
 const MAX_PARTS: usize = 1 << 20;
 
-/// The first element, the step and the number of the elements `start:stop:step` of a dimension, in Python's sense. The step of fewer than two is 1.
-pub(crate) fn span(op: &'static str, size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<(usize, isize, usize)> {
+/// The first element, the step and the number of the elements `start:stop:step` of a dimension, in
+/// Python's sense. The step of fewer than two is 1.
+pub(crate) fn span(
+    op: &'static str,
+    size: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+) -> Result<(usize, isize, usize)> {
     if step == 0 {
-        return Err(Error::Argument { op, detail: "the step is zero: use 1 to keep every element or a negative step to walk backwards".into() });
+        return Err(Error::Argument {
+            op,
+            detail:
+                "the step is zero: use 1 to keep every element or a negative step to walk backwards"
+                    .into(),
+        });
     }
     // i128 holds every sum of two bounds.
     let (size, step) = (size as i128, i128::from(step));
@@ -46,53 +59,99 @@ pub(crate) fn span(op: &'static str, size: usize, start: Option<i64>, stop: Opti
         None => default,
         Some(i) => (if i < 0 { i + size } else { i }).clamp(low, high),
     };
-    let (start, stop) = if step > 0 { (bound(start, low), bound(stop, high)) } else { (bound(start, high), bound(stop, low)) };
+    let (start, stop) = if step > 0 {
+        (bound(start, low), bound(stop, high))
+    } else {
+        (bound(start, high), bound(stop, low))
+    };
     let distance = if step > 0 { stop - start } else { start - stop };
-    let len = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
+    let len = if distance <= 0 {
+        0
+    } else {
+        (distance - 1) / step.abs() + 1
+    };
     // A single element has no step; any other step is smaller than the dimension.
     let step = if len > 1 { step as isize } else { 1 };
     Ok((start.max(0) as usize, step, len as usize))
 }
 
 impl Tensor {
-    /// Elements `start:stop:step` of dimension `axis` with Python's meaning: bounds may be missing, negative (from the end) or
-    /// too large (clamped); a negative step walks backwards. A view.
+    /// Elements `start:stop:step` of dimension `axis` with Python's meaning: bounds may be missing,
+    /// negative (from the end) or too large (clamped); a negative step walks backwards. A view.
     #[track_caller]
-    pub fn slice(&self, axis: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Tensor> {
+    pub fn slice(
+        &self,
+        axis: i64,
+        start: Option<i64>,
+        stop: Option<i64>,
+        step: i64,
+    ) -> Result<Tensor> {
         let op = "slice";
         let axis = self.shape().axis(op, axis)?;
         let (start, step, len) = span(op, self.shape()[axis], start, stop, step)?;
         self.sliced(op, axis, start, step, len)
     }
 
-    /// A slice whose elements are known to exist. On a mesh the dimension is whole, unless all of it is taken.
+    /// A slice whose elements are known to exist. On a mesh the dimension is whole, unless all of
+    /// it is taken.
     #[track_caller]
-    pub(super) fn sliced(&self, op: &'static str, axis: usize, start: usize, step: isize, len: usize) -> Result<Tensor> {
+    pub(super) fn sliced(
+        &self,
+        op: &'static str,
+        axis: usize,
+        start: usize,
+        step: isize,
+        len: usize,
+    ) -> Result<Tensor> {
         let shape = self.shape().with(axis, len);
         if shape == *self.shape() && (step == 1 || len < 2) && start == 0 {
             return Ok(self.clone());
         }
         let run = || {
             if !self.is_plain() {
-                return self.view_parts(op, &self.without(&[axis]), |l| l[0].sliced(op, axis, start, step, len));
+                return self.view_parts(op, &self.without(&[axis]), |l| {
+                    l[0].sliced(op, axis, start, step, len)
+                });
             }
-            let layout = if shape.numel() == 0 { Layout::contiguous(shape) } else { self.layout().slice(axis, start, step, len) };
+            let layout = if shape.numel() == 0 {
+                Layout::contiguous(shape)
+            } else {
+                self.layout().slice(axis, start, step, len)
+            };
             Ok(self.with_layout(layout))
         };
         let size = self.dims()[axis];
-        record1(op, &[self], run, |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.unsliced(axis, start, step, size)?)])))
+        record1(op, &[self], run, |_| {
+            Ok(move |b: &Back<'_>| {
+                Ok(smallvec![Some(
+                    b.grad()?.unsliced(axis, start, step, size)?
+                )])
+            })
+        })
     }
 
-    /// What a slice was taken from, with zeros for the rest of the dimension: the gradient of [`sliced`](Self::sliced).
+    /// What a slice was taken from, with zeros for the rest of the dimension: the gradient of
+    /// [`sliced`](Self::sliced).
     #[track_caller]
     fn unsliced(&self, axis: usize, start: usize, step: isize, size: usize) -> Result<Tensor> {
         let (len, apart) = (self.dims()[axis], step.unsigned_abs());
         // Backwards, the last element of the slice is the first in the dimension.
-        let (ordered, first) = if step < 0 { (self.flip(&[axis as i64])?, start - (len.max(1) - 1) * apart) } else { (self.clone(), start) };
-        // Zeros between elements: a dimension of zeros behind each, all but the first of which are the step.
+        let (ordered, first) = if step < 0 {
+            (self.flip(&[axis as i64])?, start - (len.max(1) - 1) * apart)
+        } else {
+            (self.clone(), start)
+        };
+        // Zeros between elements: a dimension of zeros behind each, all but the first of which are
+        // the step.
         let spread = if apart > 1 && len > 1 {
-            let wide = ordered.unsqueeze(axis as i64 + 1)?.padded(axis + 1, 0, apart - 1)?;
-            wide.reshape(self.shape().with(axis, len * apart))?.narrow(axis as i64, 0, (len - 1) * apart + 1)?
+            let wide = ordered
+                .unsqueeze(axis as i64 + 1)?
+                .padded(axis + 1, 0, apart - 1)?;
+            wide.reshape(self.shape().with(axis, len * apart))?.narrow(
+                axis as i64,
+                0,
+                (len - 1) * apart + 1,
+            )?
         } else {
             ordered
         };
@@ -110,13 +169,20 @@ impl Tensor {
 
     /// The dimensions of a view that touches `axes` and leaves the others as they are.
     pub(super) fn without(&self, axes: &[usize]) -> Dims<Option<usize>> {
-        (0..self.rank()).map(|d| (!axes.contains(&d)).then_some(d)).collect()
+        (0..self.rank())
+            .map(|d| (!axes.contains(&d)).then_some(d))
+            .collect()
     }
 
-    /// This tensor with a dimension whole on every rank: before several slices are taken of it, so that it moves once.
+    /// This tensor with a dimension whole on every rank: before several slices are taken of it, so
+    /// that it moves once.
     #[track_caller]
     fn whole_along(&self, op: &'static str, axis: usize) -> Result<Tensor> {
-        if self.is_plain() { Ok(self.clone()) } else { self.view_parts(op, &self.without(&[axis]), |l| Ok(l[0].clone())) }
+        if self.is_plain() {
+            Ok(self.clone())
+        } else {
+            self.view_parts(op, &self.without(&[axis]), |l| Ok(l[0].clone()))
+        }
     }
 
     /// Elements `start .. start + len` of dimension `axis`, all of which must exist. A view.
@@ -126,7 +192,13 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         match start.checked_add(len) {
             Some(end) if end <= self.shape()[axis] => self.sliced(op, axis, start, 1, len),
-            _ => Err(Error::Argument { op, detail: format!("{len} elements from {start} on are not all in axis {axis} of {}", self.type_string()) }),
+            _ => Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{len} elements from {start} on are not all in axis {axis} of {}",
+                    self.type_string()
+                ),
+            }),
         }
     }
 
@@ -137,7 +209,13 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         let total = sizes.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
         if total != Some(self.shape()[axis]) {
-            return Err(Error::Argument { op, detail: format!("sizes {sizes:?} do not add up to axis {axis} of {}", self.type_string()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "sizes {sizes:?} do not add up to axis {axis} of {}",
+                    self.type_string()
+                ),
+            });
         }
         if sizes.len() == 1 {
             return Ok(vec![self.clone()]);
@@ -145,11 +223,16 @@ impl Tensor {
         self.pieces(op, axis, sizes)
     }
 
-    /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the parts are joined again.
+    /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the
+    /// parts are joined again.
     #[track_caller]
     fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let run = || {
-            let (whole, mut start, mut out) = (self.whole_along(op, axis)?, 0, Outputs::with_capacity(sizes.len()));
+            let (whole, mut start, mut out) = (
+                self.whole_along(op, axis)?,
+                0,
+                Outputs::with_capacity(sizes.len()),
+            );
             for &len in sizes {
                 out.push(whole.sliced(op, axis, start, 1, len)?);
                 start += len;
@@ -164,26 +247,39 @@ impl Tensor {
                     Some(g) => Ok(g.clone()),
                     None => Tensor::zeros(shape, known.dtype(), known.mesh()),
                 };
-                let parts = shapes.iter().enumerate().map(gradient).collect::<Result<Vec<_>>>()?;
-                Ok(smallvec![Some(Tensor::concat(&parts.iter().collect::<Vec<_>>(), axis as i64)?)])
+                let parts = shapes
+                    .iter()
+                    .enumerate()
+                    .map(gradient)
+                    .collect::<Result<Vec<_>>>()?;
+                Ok(smallvec![Some(Tensor::concat(
+                    &parts.iter().collect::<Vec<_>>(),
+                    axis as i64
+                )?)])
             })
         })?;
         Ok(out.into_vec())
     }
 
-    /// `n` neighbouring parts of dimension `axis` whose sizes differ by at most one: part `i` holds `i * size / n .. (i + 1) * size / n`,
-    /// the same cut that shards a dimension over `n` ranks. Parts may be empty. Views.
+    /// `n` neighbouring parts of dimension `axis` whose sizes differ by at most one: part `i` holds
+    /// `i * size / n .. (i + 1) * size / n`, the same cut that shards a dimension over `n` ranks.
+    /// Parts may be empty. Views.
     #[track_caller]
     pub fn chunk(&self, n: usize, axis: i64) -> Result<Vec<Tensor>> {
         let op = "chunk";
         let axis = self.shape().axis(op, axis)?;
         if n == 0 || n > MAX_PARTS {
-            return Err(Error::Argument { op, detail: format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}") });
+            return Err(Error::Argument {
+                op,
+                detail: format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}"),
+            });
         }
         if n == 1 {
             return Ok(vec![self.clone()]);
         }
-        let sizes: Vec<usize> = (0..n).map(|i| split(self.shape()[axis], i, n).len()).collect();
+        let sizes: Vec<usize> = (0..n)
+            .map(|i| split(self.shape()[axis], i, n).len())
+            .collect();
         self.pieces(op, axis, &sizes)
     }
 
@@ -195,10 +291,19 @@ impl Tensor {
         let kept: Dims = (0..self.rank()).filter(|&d| d != axis).collect();
         let size = self.shape()[axis];
         if size > MAX_PARTS {
-            return Err(Error::Argument { op, detail: format!("{} would give {size} tensors: slice the ones that are needed", self.type_string()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{} would give {size} tensors: slice the ones that are needed",
+                    self.type_string()
+                ),
+            });
         }
         let slices = self.pieces(op, axis, &vec![1; size])?;
-        slices.iter().map(|slice| slice.reordered(op, &kept)).collect()
+        slices
+            .iter()
+            .map(|slice| slice.reordered(op, &kept))
+            .collect()
     }
 
     /// Reverses the given dimensions; an empty list reverses all. A view.
@@ -210,7 +315,13 @@ impl Tensor {
         if axes.is_empty() {
             return Ok(self.clone());
         }
-        let run = || if self.is_plain() { self.reversed(&axes) } else { self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes)) };
+        let run = || {
+            if self.is_plain() {
+                self.reversed(&axes)
+            } else {
+                self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes))
+            }
+        };
         record1(op, &[self], run, |_| {
             let axes: Dims<i64> = axes.iter().map(|a| *a as i64).collect();
             Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.flip(&axes)?)]))
@@ -225,50 +336,106 @@ impl Tensor {
         })
     }
 
-    /// The elements whose coordinates satisfy `axis2 - axis1 == offset`, as a last dimension in place of the two. A view.
+    /// The elements whose coordinates satisfy `axis2 - axis1 == offset`, as a last dimension in
+    /// place of the two. A view.
     #[track_caller]
     pub fn diagonal(&self, offset: i64, axis1: i64, axis2: i64) -> Result<Tensor> {
         let op = "diagonal";
         let (rows, cols) = (self.shape().axis(op, axis1)?, self.shape().axis(op, axis2)?);
         if rows == cols {
-            return Err(Error::Axis { op, axis: axis2, rank: self.rank() });
+            return Err(Error::Axis {
+                op,
+                axis: axis2,
+                rank: self.rank(),
+            });
         }
         let distance = usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX);
-        let (down, right) = if offset < 0 { (distance, 0) } else { (0, distance) };
-        let len = self.shape()[rows].saturating_sub(down).min(self.shape()[cols].saturating_sub(right));
+        let (down, right) = if offset < 0 {
+            (distance, 0)
+        } else {
+            (0, distance)
+        };
+        let len = self.shape()[rows]
+            .saturating_sub(down)
+            .min(self.shape()[cols].saturating_sub(right));
         let (height, width) = (self.shape()[rows], self.shape()[cols]);
         record1(
             op,
             &[self],
             || self.diagonal_view(op, offset, (rows, cols), (down, right), len),
-            |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.on_diagonals(offset, (rows, cols), (height, width))?)])),
+            |_| {
+                Ok(move |b: &Back<'_>| {
+                    Ok(smallvec![Some(b.grad()?.on_diagonals(
+                        offset,
+                        (rows, cols),
+                        (height, width)
+                    )?)])
+                })
+            },
         )
     }
 
-    /// The last dimension on a diagonal of two new ones of these sizes, with zeros elsewhere: the gradient of [`diagonal`](Self::diagonal).
+    /// The last dimension on a diagonal of two new ones of these sizes, with zeros elsewhere: the
+    /// gradient of [`diagonal`](Self::diagonal).
     #[track_caller]
-    pub(super) fn on_diagonals(&self, offset: i64, (rows, cols): (usize, usize), (height, width): (usize, usize)) -> Result<Tensor> {
-        let down = usize::try_from(-offset.min(0)).unwrap_or(usize::MAX).min(height);
+    pub(super) fn on_diagonals(
+        &self,
+        offset: i64,
+        (rows, cols): (usize, usize),
+        (height, width): (usize, usize),
+    ) -> Result<Tensor> {
+        let down = usize::try_from(-offset.min(0))
+            .unwrap_or(usize::MAX)
+            .min(height);
         let len = self.dims()[self.rank() - 1];
         // Every column reads the element of its row; the diagonal keeps one of them.
-        let column = self.padded(self.rank() - 1, down, height - down - len)?.unsqueeze(-1)?;
+        let column = self
+            .padded(self.rank() - 1, down, height - down - len)?
+            .unsqueeze(-1)?;
         let keep = Tensor::eye(height, width, offset, crate::DType::Bool, self.mesh())?;
         let square = keep.where_(&column, 0)?;
         square.movedim(&[-2, -1], &[rows as i64, cols as i64])
     }
 
     #[track_caller]
-    fn diagonal_view(&self, op: &'static str, offset: i64, (rows, cols): (usize, usize), (down, right): (usize, usize), len: usize) -> Result<Tensor> {
-        let kept: Dims = (0..self.rank()).filter(|&d| d != rows && d != cols).collect();
+    fn diagonal_view(
+        &self,
+        op: &'static str,
+        offset: i64,
+        (rows, cols): (usize, usize),
+        (down, right): (usize, usize),
+        len: usize,
+    ) -> Result<Tensor> {
+        let kept: Dims = (0..self.rank())
+            .filter(|&d| d != rows && d != cols)
+            .collect();
         if !self.is_plain() {
-            // A diagonal that meets every row (or every column) may be cut as they are: each rank has its part of it, further along.
+            // A diagonal that meets every row (or every column) may be cut as they are: each rank
+            // has its part of it, further along.
             let cut = |d: usize| self.sharding().axes_of(d).next().is_some();
-            let (by_rows, by_cols) = (down == 0 && len == self.shape()[rows], right == 0 && len == self.shape()[cols]);
-            let along = if by_cols && (!by_rows || (cut(cols) && !cut(rows))) { Some(cols) } else { by_rows.then_some(rows) };
+            let (by_rows, by_cols) = (
+                down == 0 && len == self.shape()[rows],
+                right == 0 && len == self.shape()[cols],
+            );
+            let along = if by_cols && (!by_rows || (cut(cols) && !cut(rows))) {
+                Some(cols)
+            } else {
+                by_rows.then_some(rows)
+            };
             let to: Dims<Option<usize>> = kept.iter().map(|d| Some(*d)).chain([along]).collect();
             return self.view_parts(op, &to, |l| {
-                let start = along.and_then(|d| l.part(letter(d))).map_or(0, |(range, _)| range.start as i64);
-                l[0].diagonal(if along == Some(rows) { offset + start } else { offset - start }, rows as i64, cols as i64)
+                let start = along
+                    .and_then(|d| l.part(letter(d)))
+                    .map_or(0, |(range, _)| range.start as i64);
+                l[0].diagonal(
+                    if along == Some(rows) {
+                        offset + start
+                    } else {
+                        offset - start
+                    },
+                    rows as i64,
+                    cols as i64,
+                )
             });
         }
         let mut dims: Dims = kept.iter().map(|&d| self.shape()[d]).collect();
@@ -279,18 +446,31 @@ impl Tensor {
         let old = self.layout();
         let mut strides: Dims<isize> = kept.iter().map(|&d| old.strides[d]).collect();
         strides.push(old.strides[rows] + old.strides[cols]);
-        let offset = old.offset as isize + down as isize * old.strides[rows] + right as isize * old.strides[cols];
-        Ok(self.with_layout(Layout { shape: dims.into(), strides, offset: offset as usize }))
+        let offset = old.offset as isize
+            + down as isize * old.strides[rows]
+            + right as isize * old.strides[cols];
+        Ok(self.with_layout(Layout {
+            shape: dims.into(),
+            strides,
+            offset: offset as usize,
+        }))
     }
 
-    /// Windows of `size` elements of dimension `axis`, one every `step`, laid along a new last dimension. A view: windows may overlap.
+    /// Windows of `size` elements of dimension `axis`, one every `step`, laid along a new last
+    /// dimension. A view: windows may overlap.
     #[track_caller]
     pub fn unfold(&self, axis: i64, size: usize, step: usize) -> Result<Tensor> {
         let op = "unfold";
         let axis = self.shape().axis(op, axis)?;
         let whole = self.shape()[axis];
         if step == 0 || size > whole {
-            return Err(Error::Argument { op, detail: format!("windows of {size} elements every {step} do not fit axis {axis} of {}", self.type_string()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "windows of {size} elements every {step} do not fit axis {axis} of {}",
+                    self.type_string()
+                ),
+            });
         }
         let windows = (whole - size) / step + 1;
         let mut dims: Dims = self.dims().into();
@@ -302,26 +482,60 @@ impl Tensor {
             op,
             &[self],
             || self.windows(op, axis, size, step, shape),
-            |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.fold_windows(axis, step, whole)?)])),
+            |_| {
+                Ok(move |b: &Back<'_>| {
+                    Ok(smallvec![Some(b.grad()?.fold_windows(axis, step, whole)?)])
+                })
+            },
         )
     }
 
-    /// Windows added up where they overlap, in a dimension of size `whole`: the gradient of [`unfold`](Self::unfold).
+    /// Windows added up where they overlap, in a dimension of size `whole`: the gradient of
+    /// [`unfold`](Self::unfold).
     #[track_caller]
     fn fold_windows(&self, axis: usize, step: usize, whole: usize) -> Result<Tensor> {
         let rank = self.rank();
         let (count, size) = (self.dims()[axis], self.dims()[rank - 1]);
-        let shape: Shape = (0..rank - 1).map(|d| if d == axis { whole } else { self.dims()[d] }).collect();
+        let shape: Shape = (0..rank - 1)
+            .map(|d| if d == axis { whole } else { self.dims()[d] })
+            .collect();
         let zeros = Tensor::zeros(shape, self.dtype(), self.mesh())?;
         let values = self.movedim(&[-1], &[axis as i64 + 1])?;
-        let values = values.reshape((0..rank - 1).map(|d| if d == axis { count * size } else { self.dims()[d] }).collect::<Shape>())?;
-        let starts = Tensor::arange(0, count as i64, 1, crate::DType::I64, self.mesh())?.mul(step as i64)?.unsqueeze(1)?;
-        let places = starts.add(&Tensor::arange(0, size as i64, 1, crate::DType::I64, self.mesh())?)?.reshape([count * size])?;
+        let values = values.reshape(
+            (0..rank - 1)
+                .map(|d| {
+                    if d == axis {
+                        count * size
+                    } else {
+                        self.dims()[d]
+                    }
+                })
+                .collect::<Shape>(),
+        )?;
+        let starts = Tensor::arange(0, count as i64, 1, crate::DType::I64, self.mesh())?
+            .mul(step as i64)?
+            .unsqueeze(1)?;
+        let places = starts
+            .add(&Tensor::arange(
+                0,
+                size as i64,
+                1,
+                crate::DType::I64,
+                self.mesh(),
+            )?)?
+            .reshape([count * size])?;
         zeros.index_add(axis as i64, &places, &values)
     }
 
     #[track_caller]
-    fn windows(&self, op: &'static str, axis: usize, size: usize, step: usize, shape: Shape) -> Result<Tensor> {
+    fn windows(
+        &self,
+        op: &'static str,
+        axis: usize,
+        size: usize,
+        step: usize,
+        shape: Shape,
+    ) -> Result<Tensor> {
         let windows = shape[axis];
         if !self.is_plain() {
             let mut to = self.without(&[axis]);
@@ -335,7 +549,15 @@ impl Tensor {
         let mut strides = old.strides.clone();
         strides.push(old.strides[axis]);
         // Where there is one window its step is never taken, and may be too large to multiply.
-        strides[axis] = if windows > 1 { old.strides[axis] * step as isize } else { 0 };
-        Ok(self.with_layout(Layout { shape, strides, offset: old.offset }))
+        strides[axis] = if windows > 1 {
+            old.strides[axis] * step as isize
+        } else {
+            0
+        };
+        Ok(self.with_layout(Layout {
+            shape,
+            strides,
+            offset: old.offset,
+        }))
     }
 }

@@ -38,7 +38,8 @@ impl Tensor {
         })
     }
 
-    /// The logarithm of [`softmax`](Tensor::softmax), precise also where the probability underflows.
+    /// The logarithm of [`softmax`](Tensor::softmax), precise also where the probability
+    /// underflows.
     #[track_caller]
     pub fn log_softmax(&self, axis: i64) -> Result<Tensor> {
         let run = || along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed);
@@ -54,7 +55,13 @@ impl Tensor {
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
     let g = settled(g.clone())?;
-    let inner = settled(Expr::new(op, &[&g, y]).reduce(&[axis], ReduceOp::Sum, None, compute_type([y]), |a| a.x[0] * a.x[1])?)?;
+    let inner = settled(Expr::new(op, &[&g, y]).reduce(
+        &[axis],
+        ReduceOp::Sum,
+        None,
+        compute_type([y]),
+        |a| a.x[0] * a.x[1],
+    )?)?;
     Expr::new(op, &[&g, y, &inner]).map(y.dtype(), |a| a.x[1] * (a.x[0] - a.x[2]))
 }
 
@@ -63,11 +70,18 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
     let g = settled(g.clone())?;
-    let sum = settled(Expr::new(op, &[&g]).reduce(&[axis], ReduceOp::Sum, None, compute_type([y]), |a| a.x[0])?)?;
+    let sum = settled(Expr::new(op, &[&g]).reduce(
+        &[axis],
+        ReduceOp::Sum,
+        None,
+        compute_type([y]),
+        |a| a.x[0],
+    )?)?;
     Expr::new(op, &[&g, y, &sum]).map(y.dtype(), |a| a.x[0] - a.x[1].exp() * a.x[2])
 }
 
-/// Softmax as two reductions and a map: what backends without a fused kernel run, and what a sharded axis runs.
+/// Softmax as two reductions and a map: what backends without a fused kernel run, and what a
+/// sharded axis runs.
 #[track_caller]
 pub fn decomposed(x: &Tensor, axis: i64) -> Result<Tensor> {
     let (max, sum) = statistics("softmax", x, axis)?;
@@ -90,21 +104,47 @@ fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor
         // Nothing is normalised, so the statistics of an empty axis are never read.
         return Ok((x.clone(), x.clone()));
     }
-    let max = settled(Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?)?;
-    let sum = Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| (a.x[0] - a.x[1]).exp())?;
+    let max =
+        settled(Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?)?;
+    let sum =
+        Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| {
+            (a.x[0] - a.x[1]).exp()
+        })?;
     Ok((max, settled(sum)?))
 }
 
 /// Runs the fused kernel on rows along `axis`, or the decomposition where there is none.
 #[track_caller]
-fn along_rows(op: &'static str, x: &Tensor, axis: i64, row: RowOp<'_>, decomposed: fn(&Tensor, i64) -> Result<Tensor>) -> Result<Tensor> {
+fn along_rows(
+    op: &'static str,
+    x: &Tensor,
+    axis: i64,
+    row: RowOp<'_>,
+    decomposed: fn(&Tensor, i64) -> Result<Tensor>,
+) -> Result<Tensor> {
     check_float(op, &[x])?;
     let axis = x.shape().axis(op, axis)?;
     if !x.is_plain() {
-        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
+        let call = Call {
+            op,
+            inputs: &[x],
+            attrs: &[axis as i64],
+        };
         let rule = || Rule::new(ROWS, &[x.into()], &[('r', &[axis])]);
-        let local = |l: &Local<'_>| Ok(smallvec![along_rows(op, &l[0], axis as i64, row.clone(), decomposed)?]);
-        return Ok(call.run_or(rule, local, |inputs| Ok(smallvec![decomposed(&inputs[0], axis as i64)?]))?.remove(0));
+        let local = |l: &Local<'_>| {
+            Ok(smallvec![along_rows(
+                op,
+                &l[0],
+                axis as i64,
+                row.clone(),
+                decomposed
+            )?])
+        };
+        return Ok(call
+            .run_or(rule, local, |inputs| {
+                Ok(smallvec![decomposed(&inputs[0], axis as i64)?])
+            })?
+            .remove(0));
     }
     let last = x.rank() - 1;
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
@@ -119,7 +159,8 @@ fn along_rows(op: &'static str, x: &Tensor, axis: i64, row: RowOp<'_>, decompose
     Ok(out.with_layout(out.layout().permute(&back)))
 }
 
-/// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of `x`; `None` where the backend has none.
+/// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of
+/// `x`; `None` where the backend has none.
 pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<Tensor>> {
     let backend = x.device().backend();
     if x.numel() == 0 || (x.dtype() == crate::DType::F64 && !backend.capabilities().f64_math) {
@@ -127,7 +168,10 @@ pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<T
     }
     let dense = x.contiguous()?;
     let mut input = dense.view()?;
-    input.layout = Layout { offset: input.layout.offset, ..Layout::contiguous([x.numel() / n, n].into()) };
+    input.layout = Layout {
+        offset: input.layout.offset,
+        ..Layout::contiguous([x.numel() / n, n].into())
+    };
     let out = backend.row(&RowCall { input: &input, op })?;
     Ok(out.map(|buffer| x.result(Some(buffer), x.dtype(), x.shape().clone())))
 }

@@ -1,7 +1,8 @@
 //! Sorting and what is built on it.
 //!
-//! The order is the same everywhere: NaN is larger than any number, -0 equals 0, and equal values keep their order (also when sorting
-//! downwards). Positions are `i32`; values are picked by them, so both always agree.
+//! The order is the same everywhere: NaN is larger than any number, -0 equals 0, and equal values
+//! keep their order (also when sorting downwards). Positions are `i32`; values are picked by them,
+//! so both always agree.
 //!
 //! ```
 //! # use anymesh_core::Tensor;
@@ -14,8 +15,9 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
-//! On a mesh a dimension that is sorted must be whole. The first `k` values of one that is cut are found among the first `k` of each part: only those
-//! candidates cross. The place of a query is the sum of its places in the parts.
+//! On a mesh a dimension that is sorted must be whole. The first `k` values of one that is cut are
+//! found among the first `k` of each part: only those candidates cross. The place of a query is the
+//! sum of its places in the parts.
 //!
 //! A value hands its gradient to the element that it is; positions have none.
 
@@ -28,7 +30,8 @@ use crate::{
 };
 use smallvec::smallvec;
 
-/// The ops of this file. `s` is the sorted dimension; the candidates of `topk` and `kthvalue` are as many statistics as `k` and the parts ask for.
+/// The ops of this file. `s` is the sorted dimension; the candidates of `topk` and `kthvalue` are
+/// as many statistics as `k` and the parts ask for.
 pub const OPS: &[OpInfo] = &[
     op("sort", SORT),
     op_without_gradient("argsort", ARGSORT, POSITIONS),
@@ -44,18 +47,40 @@ const SEARCH_VECTOR: &str = "s, ... -> ... ; reduce s sum";
 
 /// Positions are i32: a longer dimension cannot be numbered.
 pub(super) fn check_positions(op: &'static str, shape: &Shape, n: usize) -> Result<()> {
-    if n > i32::MAX as usize { Err(Error::SizeOverflow { op, shape: shape.clone() }) } else { Ok(()) }
+    if n > i32::MAX as usize {
+        Err(Error::SizeOverflow {
+            op,
+            shape: shape.clone(),
+        })
+    } else {
+        Ok(())
+    }
 }
 
 /// The first `k` values in order and their positions, on one device.
-fn first(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
-    let indices = x.argsorted(op, axis, descending)?.narrow(axis as i64, 0, k)?;
+fn first(
+    op: &'static str,
+    x: &Tensor,
+    k: usize,
+    axis: usize,
+    descending: bool,
+) -> Result<(Tensor, Tensor)> {
+    let indices = x
+        .argsorted(op, axis, descending)?
+        .narrow(axis as i64, 0, k)?;
     Ok((x.gather(axis as i64, &indices)?, indices))
 }
 
-/// The first `k` values in order and their positions. Where the axis is cut, every part names its first `k`.
+/// The first `k` values in order and their positions. Where the axis is cut, every part names its
+/// first `k`.
 #[track_caller]
-fn first_of_all(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
+fn first_of_all(
+    op: &'static str,
+    x: &Tensor,
+    k: usize,
+    axis: usize,
+    descending: bool,
+) -> Result<(Tensor, Tensor)> {
     check_positions(op, x.shape(), x.dims()[axis])?;
     if x.is_plain() {
         return first(op, x, k, axis, descending);
@@ -68,13 +93,21 @@ fn first_of_all(op: &'static str, x: &Tensor, k: usize, axis: usize, descending:
         };
         let (size, value) = (x.dtype().size() + 4, x.dtype().size().max(4));
         let statistics = (k * parts * size / (2 * value)).clamp(1, u32::MAX as usize);
-        Rule::new(&format!("...s -> ...k, ...k ; stats s {statistics}"), &[x.into()], &[('s', &[axis]), ('k', &[axis])])
+        Rule::new(
+            &format!("...s -> ...k, ...k ; stats s {statistics}"),
+            &[x.into()],
+            &[('s', &[axis]), ('k', &[axis])],
+        )
     };
     let local = |l: &Local<'_>| {
         let (values, indices) = first(op, &l[0], k, axis, descending)?;
         Ok(smallvec![values, indices])
     };
-    let call = Call { op, inputs: &[x], attrs: &[axis as i64, k as i64] };
+    let call = Call {
+        op,
+        inputs: &[x],
+        attrs: &[axis as i64, k as i64],
+    };
     let mut out = call.run_or(rule, local, |inputs| {
         let (values, indices) = among_candidates(op, &inputs[0], k, axis, descending)?;
         Ok(smallvec![values, indices])
@@ -83,9 +116,16 @@ fn first_of_all(op: &'static str, x: &Tensor, k: usize, axis: usize, descending:
     Ok((out.remove(0), indices))
 }
 
-/// The first `k` values of an axis that is cut: each part's first `k` are gathered, in the order of the parts, so that of equal values the first one still comes first.
+/// The first `k` values of an axis that is cut: each part's first `k` are gathered, in the order of
+/// the parts, so that of equal values the first one still comes first.
 #[track_caller]
-fn among_candidates(op: &'static str, x: &Tensor, k: usize, axis: usize, descending: bool) -> Result<(Tensor, Tensor)> {
+fn among_candidates(
+    op: &'static str,
+    x: &Tensor,
+    k: usize,
+    axis: usize,
+    descending: bool,
+) -> Result<(Tensor, Tensor)> {
     let (mesh, n, parts) = (x.mesh(), x.dims()[axis], parts_of(x, axis));
     let each = k.min(n.div_ceil(parts));
     let (mut values, mut positions) = (vec![], vec![]);
@@ -96,28 +136,54 @@ fn among_candidates(op: &'static str, x: &Tensor, k: usize, axis: usize, descend
         // Smaller parts give fewer: what fills them up is dropped below.
         let filled = |t: &Tensor| match each - t.dims()[axis] {
             0 => Ok(t.clone()),
-            missing => Tensor::concat(&[t, &Tensor::zeros(t.shape().with(axis, missing), t.dtype(), t.device())?], axis as i64),
+            missing => Tensor::concat(
+                &[
+                    t,
+                    &Tensor::zeros(t.shape().with(axis, missing), t.dtype(), t.device())?,
+                ],
+                axis as i64,
+            ),
         };
         values.push(filled(&value)?);
         positions.push(filled(&position.add(start as i64)?)?);
     }
-    let (values, positions) = (join_parts(x, axis, each, values)?, join_parts(x, axis, each, positions)?);
+    let (values, positions) = (
+        join_parts(x, axis, each, values)?,
+        join_parts(x, axis, each, positions)?,
+    );
     let local = |l: &Local<'_>| {
         let candidates = |t: &Tensor| {
-            let real: Vec<Tensor> = (0..parts).map(|p| t.narrow(axis as i64, p * each, each.min(split(n, p, parts).len()))).collect::<Result<_>>()?;
+            let real: Vec<Tensor> = (0..parts)
+                .map(|p| t.narrow(axis as i64, p * each, each.min(split(n, p, parts).len())))
+                .collect::<Result<_>>()?;
             Tensor::concat(&real.iter().collect::<Vec<_>>(), axis as i64)
         };
         let (values, at) = first(op, &candidates(&l[0])?, k, axis, descending)?;
-        Ok(smallvec![values, candidates(&l[1])?.gather(axis as i64, &at)?])
+        Ok(smallvec![
+            values,
+            candidates(&l[1])?.gather(axis as i64, &at)?
+        ])
     };
-    let rule = || Rule::new("...s, ...s -> ...k, ...k ; replicate s", &[(&values).into(), (&positions).into()], &[('s', &[axis]), ('k', &[axis])]);
-    let mut out = Call { op, inputs: &[&values, &positions], attrs: &[axis as i64] }.run(rule, local)?;
+    let rule = || {
+        Rule::new(
+            "...s, ...s -> ...k, ...k ; replicate s",
+            &[(&values).into(), (&positions).into()],
+            &[('s', &[axis]), ('k', &[axis])],
+        )
+    };
+    let mut out = Call {
+        op,
+        inputs: &[&values, &positions],
+        attrs: &[axis as i64],
+    }
+    .run(rule, local)?;
     let positions = out.remove(1);
     Ok((out.remove(0), positions))
 }
 
 impl Tensor {
-    /// The positions (i32) that sort dimension `axis`: ascending, or descending; stable, NaN is the largest.
+    /// The positions (i32) that sort dimension `axis`: ascending, or descending; stable, NaN is the
+    /// largest.
     #[track_caller]
     pub fn argsort(&self, axis: i64, descending: bool) -> Result<Tensor> {
         let op = "argsort";
@@ -125,9 +191,17 @@ impl Tensor {
         if x.is_plain() {
             return x.argsorted(op, axis, descending);
         }
-        let call = Call { op, inputs: &[x], attrs: &[axis as i64] };
+        let call = Call {
+            op,
+            inputs: &[x],
+            attrs: &[axis as i64],
+        };
         let rule = || Rule::new(ARGSORT, &[x.into()], &[('s', &[axis])]);
-        Ok(call.run(rule, |l| Ok(smallvec![l[0].argsorted(op, axis, descending)?]))?.remove(0))
+        Ok(call
+            .run(rule, |l| {
+                Ok(smallvec![l[0].argsorted(op, axis, descending)?])
+            })?
+            .remove(0))
     }
 
     /// [`argsort`](Self::argsort) on one device.
@@ -136,11 +210,20 @@ impl Tensor {
         self.device().check(DType::I32, self.numel())?;
         let axis = axis as i64;
         let rows = self.movedim(&[axis], &[-1])?;
-        let buffer = if self.numel() == 0 { None } else { Some(self.device().backend().sort(&SortCall { input: &rows.view()?, descending })?) };
-        self.result(buffer, DType::I32, rows.shape().clone()).movedim(&[-1], &[axis])
+        let buffer = if self.numel() == 0 {
+            None
+        } else {
+            Some(self.device().backend().sort(&SortCall {
+                input: &rows.view()?,
+                descending,
+            })?)
+        };
+        self.result(buffer, DType::I32, rows.shape().clone())
+            .movedim(&[-1], &[axis])
     }
 
-    /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the largest.
+    /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the
+    /// largest.
     #[track_caller]
     pub fn sort(&self, axis: i64, descending: bool) -> Result<(Tensor, Tensor)> {
         let op = "sort";
@@ -149,7 +232,11 @@ impl Tensor {
             if self.is_plain() {
                 return first(op, self, self.dims()[axis], axis, descending);
             }
-            let call = Call { op, inputs: &[self], attrs: &[axis as i64] };
+            let call = Call {
+                op,
+                inputs: &[self],
+                attrs: &[axis as i64],
+            };
             let mut out = call.run(
                 || Rule::new(SORT, &[self.into()], &[('s', &[axis])]),
                 |l| {
@@ -162,26 +249,42 @@ impl Tensor {
         })
     }
 
-    /// The `k` largest (or smallest) values along `axis` in order, and their positions (i32). Among equal values the first are taken; NaN is the largest.
+    /// The `k` largest (or smallest) values along `axis` in order, and their positions (i32). Among
+    /// equal values the first are taken; NaN is the largest.
     #[track_caller]
     pub fn topk(&self, k: usize, axis: i64, largest: bool) -> Result<(Tensor, Tensor)> {
         let op = "topk";
         let at = self.shape().axis(op, axis)?;
         let n = self.dims()[at];
         if k > n {
-            return Err(Error::Argument { op, detail: format!("{k} values were asked for along axis {axis} of {}, which has {n}", self.type_string()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{k} values were asked for along axis {axis} of {}, which has {n}",
+                    self.type_string()
+                ),
+            });
         }
-        picked(op, self, at, true, || first_of_all(op, self, k, at, largest))
+        picked(op, self, at, true, || {
+            first_of_all(op, self, k, at, largest)
+        })
     }
 
-    /// The `k`-th smallest value along `axis` (the first is `k == 1`) and its position (i32), without that dimension or with it kept at size 1.
+    /// The `k`-th smallest value along `axis` (the first is `k == 1`) and its position (i32),
+    /// without that dimension or with it kept at size 1.
     #[track_caller]
     pub fn kthvalue(&self, k: usize, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let op = "kthvalue";
         let at = self.shape().axis(op, axis)?;
         let n = self.dims()[at];
         if k == 0 || k > n {
-            return Err(Error::Argument { op, detail: format!("value {k} was asked for along axis {axis} of {}: give 1 to {n}", self.type_string()) });
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "value {k} was asked for along axis {axis} of {}: give 1 to {n}",
+                    self.type_string()
+                ),
+            });
         }
         picked(op, self, at, keepdim, || {
             let (values, indices) = first_of_all(op, self, k, at, false)?;
@@ -193,8 +296,9 @@ impl Tensor {
         })
     }
 
-    /// Where each query would go in the ascending last dimension of this tensor (i32): before equal values, or after them with `right`. NaN goes
-    /// after all numbers. A vector serves queries of any shape; otherwise both have the same leading dimensions.
+    /// Where each query would go in the ascending last dimension of this tensor (i32): before equal
+    /// values, or after them with `right`. NaN goes after all numbers. A vector serves queries of
+    /// any shape; otherwise both have the same leading dimensions.
     #[track_caller]
     pub fn searchsorted(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
         let op = "searchsorted";
@@ -205,7 +309,11 @@ impl Tensor {
             (_, []) => false,
         };
         if !fits {
-            let detail = format!("queries of shape {} need {} to be a vector or to have the same leading dimensions", queries.shape(), self.type_string());
+            let detail = format!(
+                "queries of shape {} need {} to be a vector or to have the same leading dimensions",
+                queries.shape(),
+                self.type_string()
+            );
             return Err(Error::Shape { op, detail });
         }
         check_positions(op, self.shape(), self.shape()[self.rank() - 1])?;
@@ -217,9 +325,19 @@ impl Tensor {
     fn places_of(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
         let (op, n) = ("searchsorted", self.shape()[self.rank() - 1]);
         if !plain(op, &[self, queries])? {
-            let text = if self.rank() == 1 { SEARCH_VECTOR } else { SEARCH };
+            let text = if self.rank() == 1 {
+                SEARCH_VECTOR
+            } else {
+                SEARCH
+            };
             let rule = || Rule::new(text, &[self.into(), queries.into()], &[]);
-            return Ok(Call { op, inputs: &[self, queries], attrs: &[] }.run(rule, |l| Ok(smallvec![l[0].searchsorted(&l[1], right)?]))?.remove(0));
+            return Ok(Call {
+                op,
+                inputs: &[self, queries],
+                attrs: &[],
+            }
+            .run(rule, |l| Ok(smallvec![l[0].searchsorted(&l[1], right)?]))?
+            .remove(0));
         }
         same_device(op, &[self, queries])?;
         self.device().check(DType::I32, queries.numel())?;
@@ -232,8 +350,14 @@ impl Tensor {
         let dtype = self.dtype().promote(queries.dtype());
         let rows = self.numel() / n;
         let sorted = self.cast(dtype)?.reshape([rows, n])?;
-        let asked = queries.cast(dtype)?.reshape([rows, queries.numel() / rows])?;
-        let buffer = self.device().backend().search(&SearchCall { sorted: &sorted.view()?, queries: &asked.view()?, right })?;
+        let asked = queries
+            .cast(dtype)?
+            .reshape([rows, queries.numel() / rows])?;
+        let buffer = self.device().backend().search(&SearchCall {
+            sorted: &sorted.view()?,
+            queries: &asked.view()?,
+            right,
+        })?;
         Ok(queries.result(Some(buffer), DType::I32, queries.shape().clone()))
     }
 }

@@ -71,7 +71,8 @@ elementwise! {
     lgamma(x) Float "... -> ..." = x.unary(Unary::Lgamma);
     /// Derivative of `lgamma`.
     digamma(x) Float "... -> ..." = x.unary(Unary::Digamma);
-    /// The largest integer not above. Integers stay as they are, here and for `ceil`, `round` and `trunc`.
+    /// The largest integer not above. Integers stay as they are, here and for `ceil`, `round` and
+    /// `trunc`.
     floor(x) Number "... -> ... ; monotone 0" = if x.kind().is_float() { x.floor() } else { x };
     /// The smallest integer not below.
     ceil(x) Number "... -> ... ; monotone 0" = if x.kind().is_float() { x.unary(Unary::Ceil) } else { x };

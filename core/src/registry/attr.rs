@@ -58,11 +58,23 @@ impl AttrKind {
             AttrKind::Bool => "true or false".into(),
             AttrKind::Number => "a number, true or false".into(),
             AttrKind::Str => "a string".into(),
-            AttrKind::DType => format!("one of {}", DType::ALL.map(|d| format!("\"{d}\"")).join(", ")),
+            AttrKind::DType => format!(
+                "one of {}",
+                DType::ALL.map(|d| format!("\"{d}\"")).join(", ")
+            ),
             AttrKind::Ints => "a list of integers".into(),
             AttrKind::Sizes => "a list of integers that are not negative".into(),
-            AttrKind::Pairs => "a list of pairs of integers that are not negative, such as [[1, 0], [2, 2]]".into(),
-            AttrKind::Choice(words) => format!("one of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", ")),
+            AttrKind::Pairs => {
+                "a list of pairs of integers that are not negative, such as [[1, 0], [2, 2]]".into()
+            }
+            AttrKind::Choice(words) => format!(
+                "one of {}",
+                words
+                    .iter()
+                    .map(|w| format!("\"{w}\""))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
         }
     }
 
@@ -91,7 +103,8 @@ pub struct Attr {
     pub name: &'static str,
     /// What it holds.
     pub kind: AttrKind,
-    /// What it is where it is not given, as JSON. `None` for an attribute that must be given; `null` means absent.
+    /// What it is where it is not given, as JSON. `None` for an attribute that must be given;
+    /// `null` means absent.
     pub default: Option<&'static str>,
     /// Whether it may be given as `null`, which means absent.
     pub nullable: bool,
@@ -132,7 +145,10 @@ pub(super) fn float(value: &Value) -> Option<f64> {
 pub(super) fn scalar(value: &Value) -> Option<Scalar> {
     match value {
         Value::Bool(b) => Some(Scalar::Bool(*b)),
-        _ => value.as_i64().map(Scalar::Int).or_else(|| float(value).map(Scalar::Float)),
+        _ => value
+            .as_i64()
+            .map(Scalar::Int)
+            .or_else(|| float(value).map(Scalar::Float)),
     }
 }
 

@@ -16,27 +16,56 @@ pub struct Attrs {
 }
 
 impl Attrs {
-    /// Attributes for an op from a JSON object (`null` is an empty one). Refuses names that the op does not take, values of another type, and
-    /// missing ones without a default.
+    /// Attributes for an op from a JSON object (`null` is an empty one). Refuses names that the op
+    /// does not take, values of another type, and missing ones without a default.
     pub fn new(entry: &Entry, given: &Value) -> Result<Self> {
         let op = entry.name;
         let given = match given {
             Value::Null => Map::new(),
             Value::Object(map) => map.clone(),
-            other => return Err(Error::Argument { op, detail: format!("attributes are a JSON object, got {other}") }),
+            other => {
+                return Err(Error::Argument {
+                    op,
+                    detail: format!("attributes are a JSON object, got {other}"),
+                });
+            }
         };
-        let attrs = Self { op, accepted: entry.attrs, given };
-        if let Some(name) = attrs.given.keys().find(|name| attrs.accepted.iter().all(|a| a.name != **name)) {
+        let attrs = Self {
+            op,
+            accepted: entry.attrs,
+            given,
+        };
+        if let Some(name) = attrs
+            .given
+            .keys()
+            .find(|name| attrs.accepted.iter().all(|a| a.name != **name))
+        {
             let takes = match attrs.accepted {
                 [] => "it takes none".into(),
-                all => format!("it takes {}", all.iter().map(Attr::to_string).collect::<Vec<_>>().join(", ")),
+                all => format!(
+                    "it takes {}",
+                    all.iter()
+                        .map(Attr::to_string)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
             };
-            return Err(Error::Argument { op, detail: format!("has no attribute '{name}': {takes}") });
+            return Err(Error::Argument {
+                op,
+                detail: format!("has no attribute '{name}': {takes}"),
+            });
         }
         for attr in attrs.accepted {
             let Some(value) = attrs.given.get(attr.name) else {
                 if attr.default.is_none() {
-                    return Err(Error::Argument { op, detail: format!("the attribute '{}' is missing: give {}", attr.name, attr.kind.expected()) });
+                    return Err(Error::Argument {
+                        op,
+                        detail: format!(
+                            "the attribute '{}' is missing: give {}",
+                            attr.name,
+                            attr.kind.expected()
+                        ),
+                    });
                 }
                 continue;
             };
@@ -48,7 +77,10 @@ impl Attrs {
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> Error {
-        Error::Argument { op: self.op, detail: format!("the attribute '{name}' is {value}, expected {expected}") }
+        Error::Argument {
+            op: self.op,
+            detail: format!("the attribute '{name}' is {value}, expected {expected}"),
+        }
     }
 
     /// Whether the caller gave this attribute (and not as `null`).
@@ -61,10 +93,17 @@ impl Attrs {
         if let Some(value) = self.given.get(name) {
             return Ok(value.clone());
         }
-        let default = self.accepted.iter().find(|a| a.name == name).and_then(|a| a.default);
+        let default = self
+            .accepted
+            .iter()
+            .find(|a| a.name == name)
+            .and_then(|a| a.default);
         default
             .and_then(|text| serde_json::from_str(text).ok())
-            .ok_or_else(|| Error::Argument { op: self.op, detail: format!("the attribute '{name}' is missing") })
+            .ok_or_else(|| Error::Argument {
+                op: self.op,
+                detail: format!("the attribute '{name}' is missing"),
+            })
     }
 
     fn read<T>(&self, name: &str, kind: AttrKind, read: impl Fn(&Value) -> Option<T>) -> Result<T> {
@@ -72,9 +111,20 @@ impl Attrs {
         read(&value).ok_or_else(|| self.wrong(name, &value, &kind.expected()))
     }
 
-    fn read_optional<T>(&self, name: &str, kind: AttrKind, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>> {
+    fn read_optional<T>(
+        &self,
+        name: &str,
+        kind: AttrKind,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
         let value = self.value(name)?;
-        if value.is_null() { Ok(None) } else { read(&value).map(Some).ok_or_else(|| self.wrong(name, &value, &kind.expected())) }
+        if value.is_null() {
+            Ok(None)
+        } else {
+            read(&value)
+                .map(Some)
+                .ok_or_else(|| self.wrong(name, &value, &kind.expected()))
+        }
     }
 
     /// An integer.
@@ -119,7 +169,9 @@ impl Attrs {
 
     /// Text.
     pub fn str(&self, name: &str) -> Result<String> {
-        self.read(name, AttrKind::Str, |value| value.as_str().map(String::from))
+        self.read(name, AttrKind::Str, |value| {
+            value.as_str().map(String::from)
+        })
     }
 
     /// A dtype.
@@ -143,7 +195,13 @@ impl Attrs {
         if let [only] = sizes[..] {
             return Ok([only; N]);
         }
-        <[usize; N]>::try_from(sizes).map_err(|sizes| self.wrong(name, &Value::from(sizes), &format!("one size, or one for each of {N} dimensions")))
+        <[usize; N]>::try_from(sizes).map_err(|sizes| {
+            self.wrong(
+                name,
+                &Value::from(sizes),
+                &format!("one size, or one for each of {N} dimensions"),
+            )
+        })
     }
 
     /// A list of pairs of sizes.
@@ -154,17 +212,28 @@ impl Attrs {
     /// The meaning of a word, from a list of all words with theirs.
     pub fn choice<T: Copy>(&self, name: &str, meanings: &[(&'static str, T)]) -> Result<T> {
         let word = self.str(name)?;
-        let found = meanings.iter().find(|(w, _)| *w == word).map(|(_, meaning)| *meaning);
+        let found = meanings
+            .iter()
+            .find(|(w, _)| *w == word)
+            .map(|(_, meaning)| *meaning);
         found.ok_or_else(|| {
             let words: Vec<String> = meanings.iter().map(|(w, _)| format!("\"{w}\"")).collect();
-            self.wrong(name, &Value::from(word), &format!("one of {}", words.join(", ")))
+            self.wrong(
+                name,
+                &Value::from(word),
+                &format!("one of {}", words.join(", ")),
+            )
         })
     }
 
     /// The key of a random draw: the attributes `seed` and `stream`.
     pub fn rng(&self) -> Result<Rng> {
         let stream = self.size("stream")?;
-        let stream = u32::try_from(stream).map_err(|_| self.wrong("stream", &Value::from(stream), "an integer below 2^32"))?;
-        Ok(Rng { seed: self.read("seed", AttrKind::Size, Value::as_u64)?, stream })
+        let stream = u32::try_from(stream)
+            .map_err(|_| self.wrong("stream", &Value::from(stream), "an integer below 2^32"))?;
+        Ok(Rng {
+            seed: self.read("seed", AttrKind::Size, Value::as_u64)?,
+            stream,
+        })
     }
 }

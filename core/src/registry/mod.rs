@@ -1,7 +1,8 @@
-//! Every op of the library by name: called with tensors and JSON attributes, and with small sample calls.
+//! Every op of the library by name: called with tensors and JSON attributes, and with small sample
+//! calls.
 //!
-//! This is how a command line, a table of recorded facts or an exhaustive sweep reaches an op without knowing its method. [`entries`] covers
-//! [`ops::catalog`](crate::ops::catalog) exactly.
+//! This is how a command line, a table of recorded facts or an exhaustive sweep reaches an op
+//! without knowing its method. [`entries`] covers [`ops::catalog`](crate::ops::catalog) exactly.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, registry};
@@ -56,7 +57,8 @@ use std::sync::LazyLock;
 pub struct Entry {
     /// The name of the method or function.
     pub name: &'static str,
-    /// The operands in order, such as `x, weight?, bias?`: `?` marks one that may be left out, `...` one that stands for any number but none.
+    /// The operands in order, such as `x, weight?, bias?`: `?` marks one that may be left out,
+    /// `...` one that stands for any number but none.
     pub operands: &'static str,
     /// What it takes beside tensors.
     pub attrs: &'static [Attr],
@@ -75,7 +77,10 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// Operand `at`, which the entry does not mark as optional.
     fn x(&self, at: usize) -> Result<&'a Tensor> {
-        self.maybe(at).ok_or_else(|| Error::Argument { op: self.op, detail: format!("operand {at} is missing") })
+        self.maybe(at).ok_or_else(|| Error::Argument {
+            op: self.op,
+            detail: format!("operand {at} is missing"),
+        })
     }
 
     /// Operand `at`, where it was given.
@@ -100,13 +105,30 @@ fn two(out: Result<(Tensor, Tensor)>) -> Result<Vec<Tensor>> {
 }
 
 /// An attribute with a default.
-const fn attr(name: &'static str, kind: AttrKind, default: &'static str, doc: &'static str) -> Attr {
-    Attr { name, kind, default: Some(default), nullable: matches!(default.as_bytes(), b"null"), doc }
+const fn attr(
+    name: &'static str,
+    kind: AttrKind,
+    default: &'static str,
+    doc: &'static str,
+) -> Attr {
+    Attr {
+        name,
+        kind,
+        default: Some(default),
+        nullable: matches!(default.as_bytes(), b"null"),
+        doc,
+    }
 }
 
 /// An attribute that must be given.
 const fn required(name: &'static str, kind: AttrKind, doc: &'static str) -> Attr {
-    Attr { name, kind, default: None, nullable: false, doc }
+    Attr {
+        name,
+        kind,
+        default: None,
+        nullable: false,
+        doc,
+    }
 }
 
 /// A row of a family's table.
@@ -117,19 +139,40 @@ const fn entry(
     run: fn(&Call<'_>) -> Result<Vec<Tensor>>,
     samples: fn(&'static str) -> Vec<Sample>,
 ) -> Entry {
-    Entry { name, operands, attrs, run, samples }
+    Entry {
+        name,
+        operands,
+        attrs,
+        run,
+        samples,
+    }
 }
 
 impl Entry {
     /// The names of the operands, and whether each may be left out or stands for several.
     fn operands(&self) -> impl Iterator<Item = (&'static str, bool, bool)> {
-        let names = self.operands.split(',').map(str::trim).filter(|name| !name.is_empty());
-        names.map(|name| (name.trim_end_matches(['?', '.']), name.ends_with('?'), name.ends_with("...")))
+        let names = self
+            .operands
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
+        names.map(|name| {
+            (
+                name.trim_end_matches(['?', '.']),
+                name.ends_with('?'),
+                name.ends_with("..."),
+            )
+        })
     }
 
     /// Refuses too few and too many operands.
     fn check(&self, inputs: &[Option<Tensor>]) -> Result<()> {
-        let wrong = |what: String| Err(Error::Argument { op: self.name, detail: format!("{what}: the operands are ({})", self.operands) });
+        let wrong = |what: String| {
+            Err(Error::Argument {
+                op: self.name,
+                detail: format!("{what}: the operands are ({})", self.operands),
+            })
+        };
         let named = self.operands().count();
         let several = self.operands().any(|(_, _, several)| several);
         if inputs.len() > named && !several {
@@ -148,13 +191,25 @@ impl Entry {
         Ok(())
     }
 
-    /// Runs the op. Operands at the end that may be left out need not be there. `place` is where an op without operands puts its result.
-    pub fn call(&self, inputs: &[Option<Tensor>], attrs: &Attrs, place: impl Into<Place>) -> Result<Vec<Tensor>> {
+    /// Runs the op. Operands at the end that may be left out need not be there. `place` is where an
+    /// op without operands puts its result.
+    pub fn call(
+        &self,
+        inputs: &[Option<Tensor>],
+        attrs: &Attrs,
+        place: impl Into<Place>,
+    ) -> Result<Vec<Tensor>> {
         self.check(inputs)?;
-        (self.run)(&Call { op: self.name, inputs, attrs, place: &place.into() })
+        (self.run)(&Call {
+            op: self.name,
+            inputs,
+            attrs,
+            place: &place.into(),
+        })
     }
 
-    /// Small calls of the op (at least one) that cover its attributes, broadcasting, and sizes that divide evenly over a mesh as well as those that do not.
+    /// Small calls of the op (at least one) that cover its attributes, broadcasting, and sizes that
+    /// divide evenly over a mesh as well as those that do not.
     pub fn samples(&self) -> Vec<Sample> {
         (self.samples)(self.name)
     }
@@ -190,16 +245,36 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     if let Some(entry) = entries().iter().find(|e| e.name == name) {
         return Ok(entry);
     }
-    let mut near: Vec<(usize, &str)> = entries().iter().map(|e| (distance(name, e.name), e.name)).collect();
+    let mut near: Vec<(usize, &str)> = entries()
+        .iter()
+        .map(|e| (distance(name, e.name), e.name))
+        .collect();
     near.sort_unstable();
     let limit = (name.len() / 3).max(2);
-    let near: Vec<&str> = near.iter().take(4).filter(|(d, _)| *d <= limit).map(|(_, name)| *name).collect();
-    let hint = if near.is_empty() { "`ops::catalog` lists all of them".into() } else { format!("did you mean {}?", near.join(" or ")) };
-    Err(Error::Argument { op: "registry", detail: format!("there is no op '{name}': {hint}") })
+    let near: Vec<&str> = near
+        .iter()
+        .take(4)
+        .filter(|(d, _)| *d <= limit)
+        .map(|(_, name)| *name)
+        .collect();
+    let hint = if near.is_empty() {
+        "`ops::catalog` lists all of them".into()
+    } else {
+        format!("did you mean {}?", near.join(" or "))
+    };
+    Err(Error::Argument {
+        op: "registry",
+        detail: format!("there is no op '{name}': {hint}"),
+    })
 }
 
 /// Runs the op of this name with attributes from a JSON object.
-pub fn call(name: &str, inputs: &[Option<Tensor>], attrs: &Value, place: impl Into<Place>) -> Result<Vec<Tensor>> {
+pub fn call(
+    name: &str,
+    inputs: &[Option<Tensor>],
+    attrs: &Value,
+    place: impl Into<Place>,
+) -> Result<Vec<Tensor>> {
     let entry = find(name)?;
     entry.call(inputs, &Attrs::new(entry, attrs)?, place)
 }

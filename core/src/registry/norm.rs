@@ -7,46 +7,160 @@ use super::{
 use crate::{Result, Tensor};
 use serde_json::json;
 
-const AXIS: Attr = attr("axis", AttrKind::Int, "-1", "the dimension along which vectors lie");
-const DIMS: Attr = attr("dims", AttrKind::Size, "1", "how many of the last dimensions are normalised together");
-const EPS: Attr = attr("eps", AttrKind::Float, "0.00001", "what keeps the divisor from zero");
-const GROUPS: Attr = attr("groups", AttrKind::Size, "1", "the number of runs of channels");
+const AXIS: Attr = attr(
+    "axis",
+    AttrKind::Int,
+    "-1",
+    "the dimension along which vectors lie",
+);
+const DIMS: Attr = attr(
+    "dims",
+    AttrKind::Size,
+    "1",
+    "how many of the last dimensions are normalised together",
+);
+const EPS: Attr = attr(
+    "eps",
+    AttrKind::Float,
+    "0.00001",
+    "what keeps the divisor from zero",
+);
+const GROUPS: Attr = attr(
+    "groups",
+    AttrKind::Size,
+    "1",
+    "the number of runs of channels",
+);
 const ORDER: Attr = attr("p", AttrKind::Float, "2", "the order of the norm");
 const TINY: Attr = attr("eps", AttrKind::Float, "1e-12", "the least divisor");
 const LEAST: Attr = attr("eps", AttrKind::Float, "1e-8", "the least norm");
 
 pub(super) const ENTRIES: &[Entry] = &[
-    entry("softmax", "x", &[AXIS], |c| one(c.x(0)?.softmax(c.attrs.int("axis")?)), softmaxes),
-    entry("log_softmax", "x", &[AXIS], |c| one(c.x(0)?.log_softmax(c.attrs.int("axis")?)), softmaxes),
-    entry("layer_norm", "x, weight?, bias?", &[DIMS, EPS], layer_norm, layer_norms),
-    entry("rms_norm", "x, weight?", &[DIMS, EPS], |c| one(c.x(0)?.rms_norm(c.attrs.size("dims")?, c.maybe(1), c.attrs.float("eps")?)), rms_norms),
-    entry("group_norm", "x, weight?, bias?", &[GROUPS, EPS], group_norm, group_norms),
-    entry("instance_norm", "x, weight?, bias?", &[EPS], |c| one(c.x(0)?.instance_norm(c.maybe(1), c.maybe(2), c.attrs.float("eps")?)), channel_norms),
-    entry("batch_norm", "x, mean, var, weight?, bias?", &[EPS], batch_norm, batch_norms),
-    entry("batch_norm_train", "x, weight?, bias?", &[EPS], batch_norm_train, channel_norms),
-    entry("normalize", "x", &[ORDER, AXIS, TINY], normalize, normalizations),
-    entry("cosine_similarity", "x, y", &[AXIS, LEAST], |c| one(c.x(0)?.cosine_similarity(c.x(1)?, c.attrs.int("axis")?, c.attrs.float("eps")?)), similarities),
+    entry(
+        "softmax",
+        "x",
+        &[AXIS],
+        |c| one(c.x(0)?.softmax(c.attrs.int("axis")?)),
+        softmaxes,
+    ),
+    entry(
+        "log_softmax",
+        "x",
+        &[AXIS],
+        |c| one(c.x(0)?.log_softmax(c.attrs.int("axis")?)),
+        softmaxes,
+    ),
+    entry(
+        "layer_norm",
+        "x, weight?, bias?",
+        &[DIMS, EPS],
+        layer_norm,
+        layer_norms,
+    ),
+    entry(
+        "rms_norm",
+        "x, weight?",
+        &[DIMS, EPS],
+        |c| {
+            one(c
+                .x(0)?
+                .rms_norm(c.attrs.size("dims")?, c.maybe(1), c.attrs.float("eps")?))
+        },
+        rms_norms,
+    ),
+    entry(
+        "group_norm",
+        "x, weight?, bias?",
+        &[GROUPS, EPS],
+        group_norm,
+        group_norms,
+    ),
+    entry(
+        "instance_norm",
+        "x, weight?, bias?",
+        &[EPS],
+        |c| {
+            one(c
+                .x(0)?
+                .instance_norm(c.maybe(1), c.maybe(2), c.attrs.float("eps")?))
+        },
+        channel_norms,
+    ),
+    entry(
+        "batch_norm",
+        "x, mean, var, weight?, bias?",
+        &[EPS],
+        batch_norm,
+        batch_norms,
+    ),
+    entry(
+        "batch_norm_train",
+        "x, weight?, bias?",
+        &[EPS],
+        batch_norm_train,
+        channel_norms,
+    ),
+    entry(
+        "normalize",
+        "x",
+        &[ORDER, AXIS, TINY],
+        normalize,
+        normalizations,
+    ),
+    entry(
+        "cosine_similarity",
+        "x, y",
+        &[AXIS, LEAST],
+        |c| {
+            one(c
+                .x(0)?
+                .cosine_similarity(c.x(1)?, c.attrs.int("axis")?, c.attrs.float("eps")?))
+        },
+        similarities,
+    ),
 ];
 
 fn layer_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.layer_norm(c.attrs.size("dims")?, c.maybe(1), c.maybe(2), c.attrs.float("eps")?))
+    one(c.x(0)?.layer_norm(
+        c.attrs.size("dims")?,
+        c.maybe(1),
+        c.maybe(2),
+        c.attrs.float("eps")?,
+    ))
 }
 
 fn group_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.group_norm(c.attrs.size("groups")?, c.maybe(1), c.maybe(2), c.attrs.float("eps")?))
+    one(c.x(0)?.group_norm(
+        c.attrs.size("groups")?,
+        c.maybe(1),
+        c.maybe(2),
+        c.attrs.float("eps")?,
+    ))
 }
 
 fn batch_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.batch_norm(c.x(1)?, c.x(2)?, c.maybe(3), c.maybe(4), c.attrs.float("eps")?))
+    one(c.x(0)?.batch_norm(
+        c.x(1)?,
+        c.x(2)?,
+        c.maybe(3),
+        c.maybe(4),
+        c.attrs.float("eps")?,
+    ))
 }
 
 fn batch_norm_train(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    let norm = c.x(0)?.batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.float("eps")?)?;
+    let norm = c
+        .x(0)?
+        .batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.float("eps")?)?;
     Ok(vec![norm.out, norm.mean, norm.var])
 }
 
 fn normalize(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.normalize(c.attrs.float("p")?, c.attrs.int("axis")?, c.attrs.float("eps")?))
+    one(c.x(0)?.normalize(
+        c.attrs.float("p")?,
+        c.attrs.int("axis")?,
+        c.attrs.float("eps")?,
+    ))
 }
 
 /// Means and roots round, and so depend on the order of sums.
@@ -66,7 +180,10 @@ fn softmaxes(_: &'static str) -> Vec<Sample> {
 fn layer_norms(_: &'static str) -> Vec<Sample> {
     rounded([
         Sample::new([small(&[5, 7]), small(&[7]), small(&[7])], json!({})),
-        Sample::new([small(&[4, 2, 3]), small(&[2, 3])], json!({"dims": 2, "eps": 0.125})),
+        Sample::new(
+            [small(&[4, 2, 3]), small(&[2, 3])],
+            json!({"dims": 2, "eps": 0.125}),
+        ),
         Sample::new([small(&[3, 8]), small(&[8])], json!({})).without(1),
         Sample::new([small(&[2, 4])], json!({"dims": 1})),
     ])
@@ -75,15 +192,24 @@ fn layer_norms(_: &'static str) -> Vec<Sample> {
 fn rms_norms(_: &'static str) -> Vec<Sample> {
     rounded([
         Sample::new([small(&[5, 7]), small(&[7])], json!({})),
-        Sample::new([small(&[4, 2, 3]), small(&[2, 3])], json!({"dims": 2, "eps": 0.125})),
+        Sample::new(
+            [small(&[4, 2, 3]), small(&[2, 3])],
+            json!({"dims": 2, "eps": 0.125}),
+        ),
         Sample::new([small(&[3, 8])], json!({})),
     ])
 }
 
 fn group_norms(_: &'static str) -> Vec<Sample> {
     rounded([
-        Sample::new([small(&[5, 4, 3]), small(&[4]), small(&[4])], json!({"groups": 2})),
-        Sample::new([small(&[2, 6, 4]), small(&[6])], json!({"groups": 3, "eps": 0.125})),
+        Sample::new(
+            [small(&[5, 4, 3]), small(&[4]), small(&[4])],
+            json!({"groups": 2}),
+        ),
+        Sample::new(
+            [small(&[2, 6, 4]), small(&[6])],
+            json!({"groups": 3, "eps": 0.125}),
+        ),
         Sample::new([small(&[4, 8]), small(&[8])], json!({"groups": 4})).without(1),
         Sample::new([small(&[3, 5, 2])], json!({})),
     ])
@@ -102,9 +228,25 @@ fn batch_norms(_: &'static str) -> Vec<Sample> {
     let variances = |shape: &[usize]| floats(shape, Fill::Int { lo: 1, hi: 4 });
     // With given statistics each element is on its own.
     vec![
-        Sample::new([small(&[5, 3, 2]), small(&[3]), variances(&[3]), small(&[3]), small(&[3])], json!({})),
-        Sample::new([small(&[4, 2, 5]), small(&[2]), variances(&[2]), small(&[2])], json!({"eps": 0.125})),
-        Sample::new([small(&[2, 8]), small(&[8]), variances(&[8]), small(&[8])], json!({})).without(3),
+        Sample::new(
+            [
+                small(&[5, 3, 2]),
+                small(&[3]),
+                variances(&[3]),
+                small(&[3]),
+                small(&[3]),
+            ],
+            json!({}),
+        ),
+        Sample::new(
+            [small(&[4, 2, 5]), small(&[2]), variances(&[2]), small(&[2])],
+            json!({"eps": 0.125}),
+        ),
+        Sample::new(
+            [small(&[2, 8]), small(&[8]), variances(&[8]), small(&[8])],
+            json!({}),
+        )
+        .without(3),
         Sample::new([small(&[3, 5]), small(&[5]), variances(&[5])], json!({})),
     ]
 }
@@ -122,6 +264,9 @@ fn similarities(_: &'static str) -> Vec<Sample> {
     rounded([
         Sample::new([small(&[5, 7]), small(&[5, 7])], json!({})),
         Sample::new([small(&[4, 2, 3]), small(&[4, 2, 3])], json!({"axis": 0})),
-        Sample::new([small(&[2, 8]), small(&[2, 8])], json!({"axis": 1, "eps": 0.5})),
+        Sample::new(
+            [small(&[2, 8]), small(&[2, 8])],
+            json!({"axis": 1, "eps": 0.5}),
+        ),
     ])
 }

@@ -10,15 +10,20 @@ pub struct Sample {
     pub inputs: Vec<Option<Input>>,
     /// The attributes, a JSON object.
     pub attrs: Value,
-    /// Whether every correct way of computing it gives equal values (0 equals -0). False where values are rounded before they add up, so that the
-    /// order matters, also when an operand is a sum of parts that are themselves whole numbers.
+    /// Whether every correct way of computing it gives equal values (0 equals -0). False where
+    /// values are rounded before they add up, so that the order matters, also when an operand is a
+    /// sum of parts that are themselves whole numbers.
     pub exact: bool,
 }
 
 impl Sample {
     /// A call that has one right answer to the bit.
     pub(super) fn new(inputs: impl IntoIterator<Item = Input>, attrs: Value) -> Self {
-        Self { inputs: inputs.into_iter().map(Some).collect(), attrs, exact: true }
+        Self {
+            inputs: inputs.into_iter().map(Some).collect(),
+            attrs,
+            exact: true,
+        }
     }
 
     /// The same call, where results may differ by rounding unless `exact`.
@@ -34,7 +39,12 @@ impl Sample {
 
     /// The inputs as tensors, the same for the same seed.
     pub fn make(&self, seed: u64, device: &Device) -> Result<Vec<Option<Tensor>>> {
-        let make = |(i, input): (usize, &Option<Input>)| input.as_ref().map(|input| input.make(seed.wrapping_add(i as u64), device)).transpose();
+        let make = |(i, input): (usize, &Option<Input>)| {
+            input
+                .as_ref()
+                .map(|input| input.make(seed.wrapping_add(i as u64), device))
+                .transpose()
+        };
         self.inputs.iter().enumerate().map(make).collect()
     }
 }
@@ -87,7 +97,9 @@ impl Fill {
     /// `n` values in rows of `row`.
     fn values(self, n: usize, row: usize, seed: u64) -> Vec<f64> {
         let mut rng = SplitMix(seed);
-        let mut from = |lo: i64, hi: i64| lo + (rng.next() % hi.saturating_sub(lo).saturating_add(1).max(1) as u64) as i64;
+        let mut from = |lo: i64, hi: i64| {
+            lo + (rng.next() % hi.saturating_sub(lo).saturating_add(1).max(1) as u64) as i64
+        };
         let mut draw = |lo, hi| -> Vec<f64> { (0..n).map(|_| from(lo, hi) as f64).collect() };
         match self {
             Fill::Int { lo, hi } => draw(lo, hi),
@@ -96,8 +108,14 @@ impl Fill {
             Fill::Unit => draw(1, 7).iter().map(|v| v / 8.0).collect(),
             Fill::Eighths { lo, hi } => draw(lo, hi).iter().map(|v| v / 8.0).collect(),
             Fill::Pick([]) => draw(0, 0),
-            Fill::Pick(list) => draw(0, list.len() as i64 - 1).iter().map(|at| list[*at as usize] as f64).collect(),
-            Fill::Special => draw(0, 4).iter().map(|at| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1.0][*at as usize]).collect(),
+            Fill::Pick(list) => draw(0, list.len() as i64 - 1)
+                .iter()
+                .map(|at| list[*at as usize] as f64)
+                .collect(),
+            Fill::Special => draw(0, 4)
+                .iter()
+                .map(|at| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1.0][*at as usize])
+                .collect(),
             Fill::Distinct => {
                 let mut all: Vec<f64> = (0..n).map(|i| i as f64).collect();
                 (1..n).for_each(|i| all.swap(i, from(0, i as i64) as usize));
@@ -110,7 +128,11 @@ impl Fill {
                     .iter()
                     .enumerate()
                     .map(|(i, step)| {
-                        sum = if i % row.max(1) == 0 { step - 2.0 } else { sum + step };
+                        sum = if i % row.max(1) == 0 {
+                            step - 2.0
+                        } else {
+                            sum + step
+                        };
                         sum
                     })
                     .collect()
@@ -122,13 +144,22 @@ impl Fill {
 impl Input {
     /// An operand of any dtype.
     pub(super) fn new(dtype: DType, shape: &[usize], fill: Fill) -> Self {
-        Self { shape: shape.to_vec(), dtype, fill }
+        Self {
+            shape: shape.to_vec(),
+            dtype,
+            fill,
+        }
     }
 
     /// The operand as a tensor, the same for the same seed.
     pub fn make(&self, seed: u64, device: &Device) -> Result<Tensor> {
         let n = Shape::from(self.shape.as_slice()).checked_numel("sample")?;
-        let values: Vec<f32> = self.fill.values(n, self.shape.last().copied().unwrap_or(1), seed).iter().map(|v| *v as f32).collect();
+        let values: Vec<f32> = self
+            .fill
+            .values(n, self.shape.last().copied().unwrap_or(1), seed)
+            .iter()
+            .map(|v| *v as f32)
+            .collect();
         Tensor::from_slice(&values, self.shape.as_slice(), device)?.cast(self.dtype)
     }
 }

@@ -15,9 +15,11 @@ use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, spmd::l
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
-/// How to get a tensor from one mesh to another: what is partial is combined on the source mesh, then every rank of the destination gets the boxes it lacks.
+/// How to get a tensor from one mesh to another: what is partial is combined on the source mesh,
+/// then every rank of the destination gets the boxes it lacks.
 ///
-/// Ranks are the same if they have the same [id](Mesh::ids) and device; such a rank keeps what it has.
+/// Ranks are the same if they have the same [id](Mesh::ids) and device; such a rank keeps what it
+/// has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
     /// What is done on the source mesh.
@@ -40,7 +42,8 @@ pub struct Transfer {
     pub seconds: f64,
 }
 
-/// The plan of fewest bytes from a sharding of one mesh to one of another, which may share ranks with it.
+/// The plan of fewest bytes from a sharding of one mesh to one of another, which may share ranks
+/// with it.
 ///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Shape, Sharding, reshard::plan_across};
@@ -51,7 +54,14 @@ pub struct Transfer {
 /// assert_eq!((copied.recv_bytes, copied.lower_bound), (0, Some(0)));
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
-pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, shape: &Shape, dtype: DType) -> Result<Transfer> {
+pub fn plan_across(
+    source: &Mesh,
+    from: &Sharding,
+    mesh: &Mesh,
+    to: &Sharding,
+    shape: &Shape,
+    dtype: DType,
+) -> Result<Transfer> {
     from.check(source, shape.rank())?;
     to.check(mesh, shape.rank())?;
     let space = Space::new(source, shape, dtype)?;
@@ -59,11 +69,25 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
     let start = space.strip(from);
     // Axes of different meshes have nothing to do with each other, so nothing stays partial.
     let resolve = if space.empty { 0 } else { start.partial_mask() };
-    let rest = |at: &Sharding| Rest { bytes: pair.traffic(shape, at, to).missing * space.size, step: true, exchange: true };
+    let rest = |at: &Sharding| Rest {
+        bytes: pair.traffic(shape, at, to).missing * space.size,
+        step: true,
+        exchange: true,
+    };
     let (path, goal) = if resolve == 0 {
-        (Path::from_iter([start.clone(), start.whole()]), from.whole())
+        (
+            Path::from_iter([start.clone(), start.whole()]),
+            from.whole(),
+        )
     } else {
-        let path = Fewest::path(&space, &start, &Sharding::replicated(), resolve, Space::new(mesh, shape, dtype)?.local(to), &rest);
+        let path = Fewest::path(
+            &space,
+            &start,
+            &Sharding::replicated(),
+            resolve,
+            Space::new(mesh, shape, dtype)?.local(to),
+            &rest,
+        );
         let goal = path.last().cloned().unwrap_or_default();
         (path, goal)
     };
@@ -71,22 +95,50 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
         let source = assemble(&space, dtype, from, goal, path, false)?;
         let traffic = pair.traffic(shape, goal, to);
         let (moved_bytes, cost) = (traffic.missing * space.size, source.mesh.cost());
-        let messages = if moved_bytes == 0 { 0 } else { pair.messages(shape, goal, to) };
-        let moving = if moved_bytes == 0 { 0.0 } else { cost.start + messages as f64 * cost.link.latency + moved_bytes as f64 / cost.link.bandwidth };
+        let messages = if moved_bytes == 0 {
+            0
+        } else {
+            pair.messages(shape, goal, to)
+        };
+        let moving = if moved_bytes == 0 {
+            0.0
+        } else {
+            cost.start
+                + messages as f64 * cost.link.latency
+                + moved_bytes as f64 / cost.link.bandwidth
+        };
         let (recv_bytes, seconds) = (source.recv_bytes + moved_bytes, source.seconds + moving);
         let moved_peak_bytes = traffic.both * space.size;
         let peak_bytes = source.peak_bytes.max(moved_peak_bytes);
-        let lower_bound = (resolve == 0).then(|| pair.traffic(shape, from, to).missing * space.size);
-        Ok(Transfer { source, mesh: mesh.clone(), to: to.clone(), moved_bytes, moved_peak_bytes, recv_bytes, lower_bound, peak_bytes, seconds })
+        let lower_bound =
+            (resolve == 0).then(|| pair.traffic(shape, from, to).missing * space.size);
+        Ok(Transfer {
+            source,
+            mesh: mesh.clone(),
+            to: to.clone(),
+            moved_bytes,
+            moved_peak_bytes,
+            recv_bytes,
+            lower_bound,
+            peak_bytes,
+            seconds,
+        })
     };
     let mut best = build(path.clone(), &goal)?;
-    let Some(ceiling) = source.cost().memory.filter(|ceiling| best.peak_bytes > *ceiling) else { return Ok(best) };
+    let Some(ceiling) = source
+        .cost()
+        .memory
+        .filter(|ceiling| best.peak_bytes > *ceiling)
+    else {
+        return Ok(best);
+    };
     // Ranks that let go of what others have too need less.
     let free = space.axes() & !goal.cut_mask();
     slicings(&space, &goal, free, &mut |sliced| {
         let next = build(path.iter().chain([sliced]).cloned().collect(), sliced);
         if let Ok(next) = next
-            && (next.peak_bytes.max(ceiling), next.recv_bytes) < (best.peak_bytes.max(ceiling), best.recv_bytes)
+            && (next.peak_bytes.max(ceiling), next.recv_bytes)
+                < (best.peak_bytes.max(ceiling), best.recv_bytes)
         {
             best = next;
         }
@@ -95,8 +147,14 @@ pub fn plan_across(source: &Mesh, from: &Sharding, mesh: &Mesh, to: &Sharding, s
     if best.peak_bytes <= ceiling {
         return Ok(best);
     }
-    let text = |s: &Sharding, mesh: &Mesh| format!("{} on {mesh}", s.type_string(dtype, shape, mesh));
-    Err(Error::Memory { from: text(from, source), to: text(to, mesh), needed: best.peak_bytes, ceiling })
+    let text =
+        |s: &Sharding, mesh: &Mesh| format!("{} on {mesh}", s.type_string(dtype, shape, mesh));
+    Err(Error::Memory {
+        from: text(from, source),
+        to: text(to, mesh),
+        needed: best.peak_bytes,
+        ceiling,
+    })
 }
 
 /// Two meshes, of which ranks may be the same.
@@ -109,21 +167,49 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn of(source: &'a Mesh, mesh: &'a Mesh) -> Self {
-        let known: HashMap<usize, usize> = source.ids().iter().enumerate().map(|(rank, id)| (*id, rank)).collect();
-        let device = |mesh: &'a Mesh, rank: usize| mesh.addressable().position(|r| r == rank).map(|i| mesh.device(i));
-        let same = |(rank, id): (usize, &usize)| known.get(id).copied().filter(|other| device(source, *other) == device(mesh, rank));
-        Self { source, mesh, same: mesh.ids().iter().enumerate().map(same).collect() }
+        let known: HashMap<usize, usize> = source
+            .ids()
+            .iter()
+            .enumerate()
+            .map(|(rank, id)| (*id, rank))
+            .collect();
+        let device = |mesh: &'a Mesh, rank: usize| {
+            mesh.addressable()
+                .position(|r| r == rank)
+                .map(|i| mesh.device(i))
+        };
+        let same = |(rank, id): (usize, &usize)| {
+            known
+                .get(id)
+                .copied()
+                .filter(|other| device(source, *other) == device(mesh, rank))
+        };
+        Self {
+            source,
+            mesh,
+            same: mesh.ids().iter().enumerate().map(same).collect(),
+        }
     }
 
     /// What the worst rank lacks and holds, with nothing partial at the source.
     fn traffic(&self, shape: &Shape, from: &Sharding, to: &Sharding) -> Traffic {
-        let mut worst = Traffic { missing: 0, both: (0..self.source.ranks()).map(|r| from.region(self.source, r, shape).numel() as u64).max().unwrap_or(0) };
+        let mut worst = Traffic {
+            missing: 0,
+            both: (0..self.source.ranks())
+                .map(|r| from.region(self.source, r, shape).numel() as u64)
+                .max()
+                .unwrap_or(0),
+        };
         for rank in 0..self.mesh.ranks() {
             let want = to.region(self.mesh, rank, shape);
             let held = self.same[rank].map(|r| from.region(self.source, r, shape));
-            worst.both = worst.both.max((want.numel() + held.as_ref().map_or(0, Region::numel)) as u64);
+            worst.both = worst
+                .both
+                .max((want.numel() + held.as_ref().map_or(0, Region::numel)) as u64);
             if first_of_partials(self.mesh, rank, to) {
-                let common = held.and_then(|h| h.intersect(&want)).map_or(0, |common| common.numel());
+                let common = held
+                    .and_then(|h| h.intersect(&want))
+                    .map_or(0, |common| common.numel());
                 worst.missing = worst.missing.max((want.numel() - common) as u64);
             }
         }
@@ -136,23 +222,37 @@ impl<'a> Pair<'a> {
         let received = |rank: usize| {
             let want = to.region(self.mesh, rank, shape);
             let held = self.same[rank].map(|r| from.region(self.source, r, shape));
-            boxes.iter().filter(|(_, region)| region.intersect(&want).is_some() && held.as_ref() != Some(region)).count()
+            boxes
+                .iter()
+                .filter(|(_, region)| {
+                    region.intersect(&want).is_some() && held.as_ref() != Some(region)
+                })
+                .count()
         };
-        (0..self.mesh.ranks()).filter(|rank| first_of_partials(self.mesh, *rank, to)).map(received).max().unwrap_or(0)
+        (0..self.mesh.ranks())
+            .filter(|rank| first_of_partials(self.mesh, *rank, to))
+            .map(received)
+            .max()
+            .unwrap_or(0)
     }
 
     /// The boxes that the source is cut into, each with the first rank that holds it.
     fn boxes(&self, shape: &Shape, from: &Sharding) -> Vec<(usize, Region)> {
         let copies = copy_axes(self.source, from);
-        let first = (0..self.source.ranks()).filter(|r| copies.iter().all(|a| self.source.coordinate(*r, *a) == 0));
-        first.map(|r| (r, from.region(self.source, r, shape))).collect()
+        let first = (0..self.source.ranks())
+            .filter(|r| copies.iter().all(|a| self.source.coordinate(*r, *a) == 0));
+        first
+            .map(|r| (r, from.region(self.source, r, shape)))
+            .collect()
     }
 }
 
 /// Axes along which ranks hold the same.
 fn copy_axes(mesh: &Mesh, sharding: &Sharding) -> SmallVec<[usize; 3]> {
     let cut = sharding.cut_mask();
-    (0..mesh.axes().len()).filter(|a| cut & 1 << a == 0).collect()
+    (0..mesh.axes().len())
+        .filter(|a| cut & 1 << a == 0)
+        .collect()
 }
 
 /// Whether a rank holds values, and not the identity of a reduction.
@@ -167,14 +267,19 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     let x = run(x, &plan.source.valid_for(x)?)?;
     let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
-    ledger::write("transfer", plan.moved_bytes, types, || hand_over(&x, mesh, to))
+    ledger::write("transfer", plan.moved_bytes, types, || {
+        hand_over(&x, mesh, to)
+    })
 }
 
 /// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.
 fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     let pair = Pair::of(x.mesh(), mesh);
     let (union, numbers) = x.mesh().union(mesh, &pair.same);
-    let (boxes, copies) = (pair.boxes(x.shape(), x.sharding()), copy_axes(x.mesh(), x.sharding()));
+    let (boxes, copies) = (
+        pair.boxes(x.shape(), x.sharding()),
+        copy_axes(x.mesh(), x.sharding()),
+    );
     let mut sent = vec![0; x.mesh().ranks()];
     let mut inbox = Inbox::new(x.dtype());
     let mut made: Vec<(Region, usize)> = vec![];
@@ -183,33 +288,54 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
         let want = to.region(mesh, rank, x.shape());
         let device = mesh.device(rank);
         if let Some(reduction) = filled(mesh, rank, &Sharding::replicated(), to) {
-            let part = Tensor::full(Shape::from(want.shape), reduction.identity(x.dtype()), x.dtype(), device)?;
+            let part = Tensor::full(
+                Shape::from(want.shape),
+                reduction.identity(x.dtype()),
+                x.dtype(),
+                device,
+            )?;
             out.push(Slot::Made(part));
             continue;
         }
         if want.numel() == 0 {
-            out.push(Slot::Made(Tensor::created(None, x.dtype(), Shape::from(want.shape), device)));
+            out.push(Slot::Made(Tensor::created(
+                None,
+                x.dtype(),
+                Shape::from(want.shape),
+                device,
+            )));
             continue;
         }
         let own = pair.same[rank].map(|r| (r, x.sharding().region(x.mesh(), r, x.shape())));
-        if let Some((r, held)) = own.as_ref().filter(|(_, held)| held.intersect(&want).as_ref() == Some(&want)) {
+        if let Some((r, held)) = own
+            .as_ref()
+            .filter(|(_, held)| held.intersect(&want).as_ref() == Some(&want))
+        {
             out.push(Slot::Made(window(&x.part(*r), held, &want)?));
             continue;
         }
         // Ranks of one device that want the same share it.
-        if let Some((_, other)) = made.iter().find(|(region, other)| *region == want && mesh.device(*other) == device) {
+        if let Some((_, other)) = made
+            .iter()
+            .find(|(region, other)| *region == want && mesh.device(*other) == device)
+        {
             out.push(Slot::Same(*other));
             continue;
         }
         let part = inbox.open();
         for (first, region) in &boxes {
-            let Some(common) = region.intersect(&want) else { continue };
+            let Some(common) = region.intersect(&want) else {
+                continue;
+            };
             if let Some((r, _)) = own.as_ref().filter(|(_, held)| held == region) {
                 inbox.have(part, common.clone(), window(&x.part(*r), region, &common)?);
                 continue;
             }
             let holders = x.mesh().group(*first, &copies);
-            let source = holders.into_iter().min_by_key(|r| (sent[*r], *r)).unwrap_or(*first);
+            let source = holders
+                .into_iter()
+                .min_by_key(|r| (sent[*r], *r))
+                .unwrap_or(*first);
             sent[source] += common.numel();
             let data = window(&x.part(source), region, &common)?;
             inbox.ask(Some(part), common, source, *number, Some(data));
@@ -226,9 +352,21 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
         Slot::Number(number) => delivered.get(*number).cloned(),
         Slot::Same(_) => None,
     };
-    let parts = out.iter().map(|slot| if let Slot::Same(other) = slot { part(&out[*other]) } else { part(slot) });
+    let parts = out.iter().map(|slot| {
+        if let Slot::Same(other) = slot {
+            part(&out[*other])
+        } else {
+            part(slot)
+        }
+    });
     let parts = parts.collect::<Option<Vec<_>>>().ok_or_else(lost)?;
-    Ok(Tensor::from_parts(mesh, to.clone(), x.dtype(), x.shape().clone(), parts))
+    Ok(Tensor::from_parts(
+        mesh,
+        to.clone(),
+        x.dtype(),
+        x.shape().clone(),
+        parts,
+    ))
 }
 
 /// Where a part of the destination comes from.
@@ -244,13 +382,25 @@ enum Slot {
 fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
     let op = "to_mesh";
     if let Some(mesh) = [source, mesh].into_iter().find(|mesh| !mesh.is_local()) {
-        let ranks = (0..mesh.ranks()).filter(|rank| !mesh.addressable().any(|r| r == *rank)).collect();
-        return Err(Error::Transport { op, detail: format!("ranks of {mesh} are in other processes: gather the tensor on its own mesh first"), ranks });
+        let ranks = (0..mesh.ranks())
+            .filter(|rank| !mesh.addressable().any(|r| r == *rank))
+            .collect();
+        return Err(Error::Transport {
+            op,
+            detail: format!(
+                "ranks of {mesh} are in other processes: gather the tensor on its own mesh first"
+            ),
+            ranks,
+        });
     }
     match (source.transport(), mesh.transport()) {
         (Some(a), Some(b)) if !Arc::ptr_eq(a, b) && a.name() != b.name() => Err(Error::Argument {
             op,
-            detail: format!("{source} communicates over {} and {mesh} over {}: give both meshes the same transport with `with_transport`", a.name(), b.name()),
+            detail: format!(
+                "{source} communicates over {} and {mesh} over {}: give both meshes the same transport with `with_transport`",
+                a.name(),
+                b.name()
+            ),
         }),
         _ => Ok(()),
     }

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 /// A box of a part, and what is in it once that has arrived.
 type Piece = (Region, Option<Tensor>);
 
-/// What ranks of this process wait for, and what is sent for it. Every process fills it in the same order.
+/// What ranks of this process wait for, and what is sent for it. Every process fills it in the same
+/// order.
 pub(super) struct Inbox {
     dtype: DType,
     messages: Vec<Message>,
@@ -21,7 +22,12 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new(dtype: DType) -> Self {
-        Self { dtype, messages: vec![], slots: vec![], parts: vec![] }
+        Self {
+            dtype,
+            messages: vec![],
+            slots: vec![],
+            parts: vec![],
+        }
     }
 
     /// Opens a part; the number is for [`have`](Inbox::have) and [`ask`](Inbox::ask).
@@ -35,10 +41,26 @@ impl Inbox {
         self.parts[part].push((region, Some(piece)));
     }
 
-    /// A piece that rank `from` sends to rank `to`: `data` is there if the sender is here, `part` if the receiver is.
-    pub(super) fn ask(&mut self, part: Option<usize>, region: Region, from: usize, to: usize, data: Option<Tensor>) {
+    /// A piece that rank `from` sends to rank `to`: `data` is there if the sender is here, `part`
+    /// if the receiver is.
+    pub(super) fn ask(
+        &mut self,
+        part: Option<usize>,
+        region: Region,
+        from: usize,
+        to: usize,
+        data: Option<Tensor>,
+    ) {
         let shape = Shape::from(region.shape.clone());
-        self.messages.push(Message { part: Part { rank: from, dtype: self.dtype, shape, data }, to });
+        self.messages.push(Message {
+            part: Part {
+                rank: from,
+                dtype: self.dtype,
+                shape,
+                data,
+            },
+            to,
+        });
         self.slots.push(part.map(|p| (p, self.parts[p].len())));
         if let Some(part) = part {
             self.parts[part].push((region, None));
@@ -55,19 +77,39 @@ impl Inbox {
         }
         self.parts
             .into_iter()
-            .map(|pieces| join(pieces.into_iter().map(|(region, data)| data.map(|d| (region, d))).collect::<Option<Vec<_>>>().ok_or_else(lost)?))
+            .map(|pieces| {
+                join(
+                    pieces
+                        .into_iter()
+                        .map(|(region, data)| data.map(|d| (region, d)))
+                        .collect::<Option<Vec<_>>>()
+                        .ok_or_else(lost)?,
+                )
+            })
             .collect()
     }
 }
 
 pub(super) fn lost() -> Error {
-    Error::Transport { op: "exchange", detail: "the transport did not deliver what was sent to a rank of this process".into(), ranks: vec![] }
+    Error::Transport {
+        op: "exchange",
+        detail: "the transport did not deliver what was sent to a rank of this process".into(),
+        ranks: vec![],
+    }
 }
 
 /// The box `region` of a tensor of which `x` is the box `held`.
 pub(super) fn window(x: &Tensor, held: &Region, region: &Region) -> Result<Tensor> {
-    let start = region.start.iter().zip(&held.start).map(|(a, b)| a - b).collect();
-    x.window(&Region { start, shape: region.shape.clone() })
+    let start = region
+        .start
+        .iter()
+        .zip(&held.start)
+        .map(|(a, b)| a - b)
+        .collect();
+    x.window(&Region {
+        start,
+        shape: region.shape.clone(),
+    })
 }
 
 /// Joins boxes that tile a larger one: along the last dimension first, then the one before.
@@ -78,7 +120,13 @@ fn join(mut pieces: Vec<(Region, Tensor)>) -> Result<Tensor> {
             break;
         }
         // Pieces that differ only in where they start along `d` become neighbours.
-        let key = |r: &Region| -> SmallVec<[usize; 7]> { (0..rank).filter(|i| *i != d).chain([d]).map(|i| r.start[i]).collect() };
+        let key = |r: &Region| -> SmallVec<[usize; 7]> {
+            (0..rank)
+                .filter(|i| *i != d)
+                .chain([d])
+                .map(|i| r.start[i])
+                .collect()
+        };
         pieces.sort_by_cached_key(|(region, _)| key(region));
         let row = |a: &Region, b: &Region| (0..rank).all(|i| i == d || a.start[i] == b.start[i]);
         let rows = pieces.chunk_by(|(a, _), (b, _)| row(a, b)).map(|row| {

@@ -16,17 +16,25 @@ pub struct Link {
 impl Link {
     /// The worse of two in each respect: what a group over both axes gets.
     pub(super) fn slower(self, other: Link) -> Link {
-        Link { latency: self.latency.max(other.latency), bandwidth: self.bandwidth.min(other.bandwidth) }
+        Link {
+            latency: self.latency.max(other.latency),
+            bandwidth: self.bandwidth.min(other.bandwidth),
+        }
     }
 
     /// No wire at all.
-    pub(super) const NONE: Link = Link { latency: 0.0, bandwidth: f64::INFINITY };
+    pub(super) const NONE: Link = Link {
+        latency: 0.0,
+        bandwidth: f64::INFINITY,
+    };
 }
 
-/// What a planner assumes: a link for each mesh axis, and how much memory a reshard may use on a rank.
+/// What a planner assumes: a link for each mesh axis, and how much memory a reshard may use on a
+/// rank.
 ///
-/// A collective over `k` ranks takes `start + (k - 1) * latency + bytes / bandwidth` with the slowest link of its axes; an all-reduce waits
-/// `2 * (k - 1)` latencies. An exchange pays `latency + bytes / bandwidth` for each message that the worst rank receives.
+/// A collective over `k` ranks takes `start + (k - 1) * latency + bytes / bandwidth` with the
+/// slowest link of its axes; an all-reduce waits `2 * (k - 1)` latencies. An exchange pays
+/// `latency + bytes / bandwidth` for each message that the worst rank receives.
 ///
 /// ```
 /// # use anymesh_core::{Mesh, reshard::{CostModel, Link}};
@@ -44,14 +52,23 @@ pub struct CostModel {
     pub axes: BTreeMap<String, Link>,
     /// Seconds to start a step that communicates, whatever its size.
     pub start: f64,
-    /// The most bytes that one rank may hold of the tensor during a reshard, source and destination together.
+    /// The most bytes that one rank may hold of the tensor during a reshard, source and destination
+    /// together.
     pub memory: Option<u64>,
 }
 
 impl Default for CostModel {
     /// 5 us for each step, 1 us for each hop and 100 GB/s everywhere, any amount of memory.
     fn default() -> Self {
-        Self { link: Link { latency: 1e-6, bandwidth: 100e9 }, axes: BTreeMap::new(), start: 5e-6, memory: None }
+        Self {
+            link: Link {
+                latency: 1e-6,
+                bandwidth: 100e9,
+            },
+            axes: BTreeMap::new(),
+            start: 5e-6,
+            memory: None,
+        }
     }
 }
 
@@ -61,7 +78,11 @@ impl CostModel {
         if self.axes.is_empty() {
             return self.link;
         }
-        mesh.axes().get(axis).and_then(|(name, _)| self.axes.get(name)).copied().unwrap_or(self.link)
+        mesh.axes()
+            .get(axis)
+            .and_then(|(name, _)| self.axes.get(name))
+            .copied()
+            .unwrap_or(self.link)
     }
 
     /// Refuses times that are negative or no numbers, and links that carry nothing.
@@ -71,7 +92,12 @@ impl CostModel {
         if time(self.start) && link(&self.link) && self.axes.values().all(link) {
             return Ok(());
         }
-        Err(Error::Argument { op: "plan", detail: format!("{self:?} is no cost model: times must be finite and not negative, bandwidths above 0") })
+        Err(Error::Argument {
+            op: "plan",
+            detail: format!(
+                "{self:?} is no cost model: times must be finite and not negative, bandwidths above 0"
+            ),
+        })
     }
 }
 
@@ -84,11 +110,17 @@ pub(crate) struct Held<'a> {
 impl<'a> Held<'a> {
     pub(crate) fn new(mesh: &'a Mesh, shape: &'a Shape, sharding: &Sharding) -> Self {
         let geometry = Geometry::new(mesh, shape);
-        Self { grid: geometry.grid(sharding), geometry }
+        Self {
+            grid: geometry.grid(sharding),
+            geometry,
+        }
     }
 
-    /// Elements that the worst rank lacks of its part of `to`: the least it must receive. Partial axes do not count.
+    /// Elements that the worst rank lacks of its part of `to`: the least it must receive. Partial
+    /// axes do not count.
     pub(crate) fn lacks(&self, to: &Sharding) -> u64 {
-        self.geometry.compare(&self.grid, &self.geometry.grid(to), 0).missing
+        self.geometry
+            .compare(&self.grid, &self.geometry.grid(to), 0)
+            .missing
     }
 }

@@ -15,7 +15,8 @@ pub(super) type Axes = SmallVec<[usize; 3]>;
 /// What a step does. The cheaper to run come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Ranks keep a part of what they have, or fill in the identity of a reduction: nothing is sent.
+    /// Ranks keep a part of what they have, or fill in the identity of a reduction: nothing is
+    /// sent.
     Slice,
     /// Ranks along some axes join what they have.
     AllGather,
@@ -64,7 +65,8 @@ pub(super) struct Edge {
     pub(super) seconds: f64,
 }
 
-/// A tensor on a mesh with its cost model: where plans are made. Shardings given to it have been [stripped](Space::strip).
+/// A tensor on a mesh with its cost model: where plans are made. Shardings given to it have been
+/// [stripped](Space::strip).
 pub(super) struct Space<'a> {
     geometry: Geometry<'a>,
     /// Bytes of an element.
@@ -87,7 +89,12 @@ impl<'a> Space<'a> {
         let cost = mesh.cost();
         cost.check()?;
         let links = (0..mesh.axes().len()).map(|a| cost.link(mesh, a)).collect();
-        Ok(Self { geometry: Geometry::new(mesh, shape), size: dtype.size() as u64, links, start: cost.start })
+        Ok(Self {
+            geometry: Geometry::new(mesh, shape),
+            size: dtype.size() as u64,
+            links,
+            start: cost.start,
+        })
     }
 
     /// The sharding without axes of a single rank, which change nothing.
@@ -100,7 +107,8 @@ impl<'a> Space<'a> {
         self.largest(sharding) * self.size
     }
 
-    /// Bytes that an all-reduce of parts of `local` bytes receives over `k` ranks, by the ring algorithm.
+    /// Bytes that an all-reduce of parts of `local` bytes receives over `k` ranks, by the ring
+    /// algorithm.
     pub(super) fn all_reduce_bytes(&self, local: u64, k: u64) -> u64 {
         (2 * u128::from(k - 1) * u128::from(local)).div_ceil(u128::from(k)) as u64
     }
@@ -111,33 +119,65 @@ impl<'a> Space<'a> {
     }
 
     /// What a single step from one sharding to another is and costs; `None` where no step does it.
-    pub(super) fn edge(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> Option<Edge> {
+    pub(super) fn edge(
+        &self,
+        from: &Sharding,
+        from_grid: &Grid,
+        to: &Sharding,
+        to_grid: &Grid,
+    ) -> Option<Edge> {
         let traffic = self.traffic(from, from_grid, to, to_grid);
         let (kind, axes) = self.classify(from, to, traffic)?;
         let k: u64 = axes.iter().map(|a| self.mesh.size(*a) as u64).product();
-        let link = axes.iter().fold(Link::NONE, |link, a| link.slower(self.links[*a]));
+        let link = axes
+            .iter()
+            .fold(Link::NONE, |link, a| link.slower(self.links[*a]));
         let recv_bytes = match kind {
             Kind::AllReduce => self.all_reduce_bytes(self.local(from), k),
             Kind::ReduceScatter => self.reduce_scatter_bytes(self.local(to), k),
             _ => traffic.missing * self.size,
         };
-        let ring = |rounds: u64| self.start + (rounds * (k - 1)) as f64 * link.latency + recv_bytes as f64 / link.bandwidth;
+        let ring = |rounds: u64| {
+            self.start
+                + (rounds * (k - 1)) as f64 * link.latency
+                + recv_bytes as f64 / link.bandwidth
+        };
         let seconds = match kind {
             Kind::Slice => 0.0,
             Kind::AllReduce => ring(2),
             Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter => ring(1),
-            Kind::Permute | Kind::Exchange => self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing),
+            Kind::Permute | Kind::Exchange => {
+                self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing)
+            }
         };
-        Some(Edge { kind, axes, recv_bytes, peak_bytes: traffic.both * self.size, seconds })
+        Some(Edge {
+            kind,
+            axes,
+            recv_bytes,
+            peak_bytes: traffic.both * self.size,
+            seconds,
+        })
     }
 
-    /// What the worst rank lacks. Where values become partial, the first rank holds them and the others need nothing.
-    pub(super) fn traffic(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid) -> Traffic {
+    /// What the worst rank lacks. Where values become partial, the first rank holds them and the
+    /// others need nothing.
+    pub(super) fn traffic(
+        &self,
+        from: &Sharding,
+        from_grid: &Grid,
+        to: &Sharding,
+        to_grid: &Grid,
+    ) -> Traffic {
         self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
     }
 
     /// What a single step does; `None` where no step does it.
-    pub(super) fn classify(&self, from: &Sharding, to: &Sharding, traffic: Traffic) -> Option<(Kind, Axes)> {
+    pub(super) fn classify(
+        &self,
+        from: &Sharding,
+        to: &Sharding,
+        traffic: Traffic,
+    ) -> Option<(Kind, Axes)> {
         if self.empty {
             return Some((Kind::Slice, Axes::new()));
         }
@@ -146,7 +186,8 @@ impl<'a> Space<'a> {
             return self.classify_reduction(from, to, resolved);
         }
         let new = to.partial_mask() & !from.partial_mask();
-        // (axes that leave a dimension, axes that enter one), and what that looks like dimension by dimension.
+        // (axes that leave a dimension, axes that enter one), and what that looks like dimension by
+        // dimension.
         let (mut left, mut entered) = (Axes::new(), 0u32);
         let (mut apart, mut same_parts) = (true, true);
         for d in 0..self.rank() {
@@ -154,7 +195,11 @@ impl<'a> Space<'a> {
             left.extend(leaving.iter().map(|(_, a)| *a as usize));
             entered = entering.iter().fold(entered, |mask, (_, a)| mask | 1 << a);
             apart &= leaving.is_empty() || entering.is_empty();
-            let parts = |cuts: &Cuts| cuts.iter().map(|(_, a)| self.mesh.size(*a as usize)).product::<usize>();
+            let parts = |cuts: &Cuts| {
+                cuts.iter()
+                    .map(|(_, a)| self.mesh.size(*a as usize))
+                    .product::<usize>()
+            };
             same_parts &= parts(leaving) == parts(entering);
         }
         // Odd sizes can leave nothing to send, whatever the cuts look like.
@@ -169,13 +214,20 @@ impl<'a> Space<'a> {
             _ => Kind::Exchange,
         };
         if kind >= Kind::Permute {
-            left.extend(bits(Route::new(self.mesh, &self.links, from, to).turn_mask() & !mask));
+            left.extend(bits(
+                Route::new(self.mesh, &self.links, from, to).turn_mask() & !mask,
+            ));
         }
         Some((kind, left))
     }
 
     /// Removing partial axes: their cuts stay, or all of them cut one dimension more finely.
-    fn classify_reduction(&self, from: &Sharding, to: &Sharding, resolved: u32) -> Option<(Kind, Axes)> {
+    fn classify_reduction(
+        &self,
+        from: &Sharding,
+        to: &Sharding,
+        resolved: u32,
+    ) -> Option<(Kind, Axes)> {
         if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 {
             return None;
         }
@@ -191,21 +243,32 @@ impl<'a> Space<'a> {
         }
         match scattered {
             None => Some((Kind::AllReduce, bits(resolved).collect())),
-            Some(axes) if axes.iter().fold(0, |mask, a| mask | 1 << a) == resolved => Some((Kind::ReduceScatter, axes)),
+            Some(axes) if axes.iter().fold(0, |mask, a| mask | 1 << a) == resolved => {
+                Some((Kind::ReduceScatter, axes))
+            }
             Some(_) => None,
         }
     }
 
     /// What the worst rank waits for its messages, of `missing` elements in all.
-    fn exchange_seconds(&self, from: &Sharding, from_grid: &Grid, to: &Sharding, to_grid: &Grid, missing: u64) -> f64 {
+    fn exchange_seconds(
+        &self,
+        from: &Sharding,
+        from_grid: &Grid,
+        to: &Sharding,
+        to_grid: &Grid,
+        missing: u64,
+    ) -> f64 {
         let route = Route::new(self.mesh, &self.links, from, to);
         let new = to.partial_mask() & !from.partial_mask();
         let receivers = from.cut_mask() | to.cut_mask() | new;
         let senders = self.group(route.vary);
         if self.group(receivers).saturating_mul(senders) > MAX_MESSAGES {
             // Too many to look at each: as if everyone sent to everyone.
-            let link = bits(route.vary | route.turn_mask()).fold(Link::NONE, |link, a| link.slower(self.links[a]));
-            return (senders - 1).min(missing) as f64 * link.latency + (missing * self.size) as f64 / link.bandwidth;
+            let link = bits(route.vary | route.turn_mask())
+                .fold(Link::NONE, |link, a| link.slower(self.links[a]));
+            return (senders - 1).min(missing) as f64 * link.latency
+                + (missing * self.size) as f64 / link.bandwidth;
         }
         let mut worst = 0.0f64;
         self.walk(receivers, &mut [0; 16], |at| {
@@ -216,7 +279,8 @@ impl<'a> Space<'a> {
             self.walk(route.vary, &mut route.base(self.mesh, at), |source| {
                 let elements = self.overlap(from_grid, source, to_grid, at);
                 if elements > 0 && !route.same_box(source, at) {
-                    let crossed = bits(route.vary | route.turn_mask()).filter(|a| source[*a] != at[*a]);
+                    let crossed =
+                        bits(route.vary | route.turn_mask()).filter(|a| source[*a] != at[*a]);
                     let link = crossed.fold(Link::NONE, |link, a| link.slower(self.links[a]));
                     seconds += link.latency + (elements * self.size) as f64 / link.bandwidth;
                 }
@@ -238,8 +302,9 @@ fn after_prefix<'s>(from: &'s Cuts, to: &'s Cuts) -> (&'s Cuts, &'s Cuts) {
 
 /// From whom a rank gets the boxes it lacks.
 ///
-/// The senders differ from the receiver along the axes that leave a dimension. Where copies are at hand along axes that only now begin to cut, receivers that
-/// want the same box turn to different copies, unless that takes them over a slower link.
+/// The senders differ from the receiver along the axes that leave a dimension. Where copies are at
+/// hand along axes that only now begin to cut, receivers that want the same box turn to different
+/// copies, unless that takes them over a slower link.
 pub(super) struct Route {
     /// Axes along which a receiver finds its senders.
     pub(super) vary: u32,
@@ -252,19 +317,38 @@ pub(super) struct Route {
 impl Route {
     pub(super) fn new(mesh: &Mesh, links: &[Link], from: &Sharding, to: &Sharding) -> Self {
         let (used, wanted) = (from.cut_mask(), to.cut_mask());
-        let rank = from.cuts().chain(to.cuts()).map(|(d, _)| d + 1).max().unwrap_or(0);
+        let rank = from
+            .cuts()
+            .chain(to.cuts())
+            .map(|(d, _)| d + 1)
+            .max()
+            .unwrap_or(0);
         let mut vary = 0;
         for d in 0..rank {
-            vary = after_prefix(from.cuts_of(d), to.cuts_of(d)).0.iter().fold(vary, |mask, (_, a)| mask | 1 << a);
+            vary = after_prefix(from.cuts_of(d), to.cuts_of(d))
+                .0
+                .iter()
+                .fold(vary, |mask, (_, a)| mask | 1 << a);
         }
         let copies = wanted & !used;
         let askers = used & !wanted & !to.partial_mask();
-        let slowest = bits(vary).fold(Link::NONE, |link, a| link.slower(links[a])).bandwidth;
-        let near = askers == 0 || bits(copies).any(|a| mesh.size(a) > 1 && links[a].bandwidth < slowest);
+        let slowest = bits(vary)
+            .fold(Link::NONE, |link, a| link.slower(links[a]))
+            .bandwidth;
+        let near =
+            askers == 0 || bits(copies).any(|a| mesh.size(a) > 1 && links[a].bandwidth < slowest);
         if near {
-            return Self { vary, copies: Axes::new(), askers: Axes::new() };
+            return Self {
+                vary,
+                copies: Axes::new(),
+                askers: Axes::new(),
+            };
         }
-        Self { vary, copies: bits(copies).collect(), askers: bits(askers).collect() }
+        Self {
+            vary,
+            copies: bits(copies).collect(),
+            askers: bits(askers).collect(),
+        }
     }
 
     /// Axes along which it turns to other copies.

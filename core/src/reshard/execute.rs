@@ -24,10 +24,21 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     if x.sharding() == sharding {
         return Ok(x.clone());
     }
-    run(x, &*known(x.mesh(), x.shape(), x.dtype(), x.sharding(), sharding, Objective::Time)?)
+    run(
+        x,
+        &*known(
+            x.mesh(),
+            x.shape(),
+            x.dtype(),
+            x.sharding(),
+            sharding,
+            Objective::Time,
+        )?,
+    )
 }
 
-/// The tensor after every step of a plan. Every process that has ranks of the mesh must run the same plan.
+/// The tensor after every step of a plan. Every process that has ranks of the mesh must run the
+/// same plan.
 ///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Sharding, Tensor, reshard::{Objective, plan, run}};
@@ -50,18 +61,41 @@ pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
                 Some(transport) => Ranks::of(&x).step(&x, step, &*transport)?,
                 None => vec![x.part(0)],
             };
-            Ok(Tensor::from_parts(x.mesh(), step.to.clone(), x.dtype(), x.shape().clone(), parts))
+            Ok(Tensor::from_parts(
+                x.mesh(),
+                step.to.clone(),
+                x.dtype(),
+                x.shape().clone(),
+                parts,
+            ))
         })?;
     }
     Ok(x)
 }
 
-/// A sharding that every rank gets to by dropping a part of what it has, or by filling in an identity.
+/// A sharding that every rank gets to by dropping a part of what it has, or by filling in an
+/// identity.
 pub(crate) fn slice(x: &Tensor, to: &Sharding) -> Result<Tensor> {
-    let Some(transport) = x.mesh().transport() else { return Ok(x.clone()) };
-    let step = Step { kind: Kind::Slice, axes: SmallVec::new(), from: x.sharding().clone(), to: to.clone(), recv_bytes: 0, peak_bytes: 0, seconds: 0.0 };
+    let Some(transport) = x.mesh().transport() else {
+        return Ok(x.clone());
+    };
+    let step = Step {
+        kind: Kind::Slice,
+        axes: SmallVec::new(),
+        from: x.sharding().clone(),
+        to: to.clone(),
+        recv_bytes: 0,
+        peak_bytes: 0,
+        seconds: 0.0,
+    };
     let parts = Ranks::of(x).exchange(x, &step, &**transport)?;
-    Ok(Tensor::from_parts(x.mesh(), step.to, x.dtype(), x.shape().clone(), parts))
+    Ok(Tensor::from_parts(
+        x.mesh(),
+        step.to,
+        x.dtype(),
+        x.shape().clone(),
+        parts,
+    ))
 }
 
 /// Which ranks are here, and where.
@@ -77,19 +111,29 @@ impl<'a> Ranks<'a> {
         for (i, rank) in x.mesh().addressable().enumerate() {
             here[rank] = Some(i);
         }
-        Self { mesh: x.mesh(), here }
+        Self {
+            mesh: x.mesh(),
+            here,
+        }
     }
 
     fn at(&self, rank: usize) -> At {
-        std::array::from_fn(|axis| if axis < self.mesh.axes().len() { self.mesh.coordinate(rank, axis) } else { 0 })
+        std::array::from_fn(|axis| {
+            if axis < self.mesh.axes().len() {
+                self.mesh.coordinate(rank, axis)
+            } else {
+                0
+            }
+        })
     }
 
     fn rank(&self, at: &At) -> usize {
         (0..self.mesh.axes().len()).fold(0, |rank, axis| rank * self.mesh.size(axis) + at[axis])
     }
 
-    /// The first rank that differs from `rank` only along axes outside of `mask`, if it is another one of the same device. Only where all ranks are here:
-    /// elsewhere every process must say what is sent, whether or not it needs it.
+    /// The first rank that differs from `rank` only along axes outside of `mask`, if it is another
+    /// one of the same device. Only where all ranks are here: elsewhere every process must say what
+    /// is sent, whether or not it needs it.
     fn twin(&self, rank: usize, mask: u32) -> Option<usize> {
         if !self.mesh.is_local() {
             return None;
@@ -106,7 +150,9 @@ impl<'a> Ranks<'a> {
         match step.kind {
             Kind::AllReduce | Kind::ReduceScatter => self.reduce(x, step, transport),
             Kind::AllGather => match only_dim(&step.from, &step.axes) {
-                Some(dim) => self.by_group(x, step, |parts, _| transport.all_gather(self.mesh, parts, dim)),
+                Some(dim) => self.by_group(x, step, |parts, _| {
+                    transport.all_gather(self.mesh, parts, dim)
+                }),
                 None => self.exchange(x, step, transport),
             },
             _ => self.exchange(x, step, transport),
@@ -114,17 +160,28 @@ impl<'a> Ranks<'a> {
     }
 
     /// Runs a collective in every group along the step's axes.
-    fn by_group(&self, x: &Tensor, step: &Step, call: impl Fn(&[Part], &[usize]) -> Result<Vec<Option<Tensor>>>) -> Result<Vec<Tensor>> {
+    fn by_group(
+        &self,
+        x: &Tensor,
+        step: &Step,
+        call: impl Fn(&[Part], &[usize]) -> Result<Vec<Option<Tensor>>>,
+    ) -> Result<Vec<Tensor>> {
         let mesh = self.mesh;
         let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
         let telling = x.sharding().cut_mask() | x.sharding().partial_mask();
-        for leader in (0..mesh.ranks()).filter(|rank| step.axes.iter().all(|a| mesh.coordinate(*rank, *a) == 0)) {
+        for leader in (0..mesh.ranks())
+            .filter(|rank| step.axes.iter().all(|a| mesh.coordinate(*rank, *a) == 0))
+        {
             let group = mesh.group(leader, &step.axes);
             if group.iter().all(|rank| self.here[*rank].is_none()) {
                 continue;
             }
             // Groups of copies get copies of the result.
-            if let Some(twins) = group.iter().map(|rank| self.twin(*rank, telling)).collect::<Option<SmallVec<[usize; 8]>>>() {
+            if let Some(twins) = group
+                .iter()
+                .map(|rank| self.twin(*rank, telling))
+                .collect::<Option<SmallVec<[usize; 8]>>>()
+            {
                 for (rank, twin) in group.iter().zip(twins) {
                     out[*rank] = out[twin].clone();
                 }
@@ -143,18 +200,32 @@ impl<'a> Ranks<'a> {
     /// What a rank holds, as an operand of a collective.
     fn part(&self, x: &Tensor, rank: usize) -> Part {
         let shape = Shape::from(x.sharding().region(self.mesh, rank, x.shape()).shape);
-        Part { rank, dtype: x.dtype(), shape, data: self.here[rank].map(|i| x.part(i)) }
+        Part {
+            rank,
+            dtype: x.dtype(),
+            shape,
+            data: self.here[rank].map(|i| x.part(i)),
+        }
     }
 
     /// Combines partial values group by group, cutting the result where the step says so.
     fn reduce(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
-        let reduction = step.from.partial().find(|(a, _)| step.axes.contains(a)).map_or(Reduction::Sum, |(_, r)| r);
+        let reduction = step
+            .from
+            .partial()
+            .find(|(a, _)| step.axes.contains(a))
+            .map_or(Reduction::Sum, |(_, r)| r);
         let Some(dim) = only_dim(&step.to, &step.axes) else {
-            return self.by_group(x, step, |parts, _| transport.all_reduce(self.mesh, parts, reduction));
+            return self.by_group(x, step, |parts, _| {
+                transport.all_reduce(self.mesh, parts, reduction)
+            });
         };
         self.by_group(x, step, |parts, group| {
             let held = x.sharding().range(self.mesh, group[0], dim, x.shape()[dim]);
-            let cuts: SmallVec<[_; 8]> = group.iter().map(|rank| step.to.range(self.mesh, *rank, dim, x.shape()[dim])).collect();
+            let cuts: SmallVec<[_; 8]> = group
+                .iter()
+                .map(|rank| step.to.range(self.mesh, *rank, dim, x.shape()[dim]))
+                .collect();
             // What is left of a dimension that was cut before need not split as it would by itself.
             let plain = cuts.iter().enumerate().all(|(i, cut)| {
                 let own = split(held.len(), i, group.len());
@@ -163,12 +234,16 @@ impl<'a> Ranks<'a> {
             if plain {
                 return transport.reduce_scatter(self.mesh, parts, reduction, dim);
             }
-            let pieces: SmallVec<[_; 8]> = cuts.iter().map(|cut| cut.start - held.start..cut.end - held.start).collect();
+            let pieces: SmallVec<[_; 8]> = cuts
+                .iter()
+                .map(|cut| cut.start - held.start..cut.end - held.start)
+                .collect();
             self.scatter(parts, &pieces, reduction, dim, transport)
         })
     }
 
-    /// A reduce-scatter into pieces of any sizes: everyone sends to each member its piece, and each combines in the order of the group.
+    /// A reduce-scatter into pieces of any sizes: everyone sends to each member its piece, and each
+    /// combines in the order of the group.
     fn scatter(
         &self,
         parts: &[Part],
@@ -180,32 +255,60 @@ impl<'a> Ranks<'a> {
         let mut messages = vec![];
         for (receiver, piece) in parts.iter().zip(pieces) {
             for sender in parts {
-                let data = sender.data.as_ref().map(|t| t.narrow(dim as i64, piece.start, piece.len())).transpose()?;
-                messages.push((receiver.rank, Part { rank: sender.rank, dtype: sender.dtype, shape: sender.shape.with(dim, piece.len()), data }));
+                let data = sender
+                    .data
+                    .as_ref()
+                    .map(|t| t.narrow(dim as i64, piece.start, piece.len()))
+                    .transpose()?;
+                messages.push((
+                    receiver.rank,
+                    Part {
+                        rank: sender.rank,
+                        dtype: sender.dtype,
+                        shape: sender.shape.with(dim, piece.len()),
+                        data,
+                    },
+                ));
             }
         }
         let sent = messages.iter().filter(|(to, part)| *to != part.rank);
-        let sent = sent.map(|(to, part)| crate::transport::Message { part: part.clone(), to: *to }).collect();
+        let sent = sent
+            .map(|(to, part)| crate::transport::Message {
+                part: part.clone(),
+                to: *to,
+            })
+            .collect();
         let mut delivered = transport.exchange(self.mesh, sent)?.into_iter();
         let mut out = vec![];
         let mut messages = messages.into_iter();
         for receiver in parts {
             let mut received = vec![];
             for (to, part) in messages.by_ref().take(parts.len()) {
-                let piece = if to == part.rank { part.data } else { delivered.next().flatten() };
+                let piece = if to == part.rank {
+                    part.data
+                } else {
+                    delivered.next().flatten()
+                };
                 if receiver.data.is_some() {
                     received.push(piece.ok_or_else(lost)?);
                 }
             }
-            out.push(if received.is_empty() { None } else { Some(reduce(&received, reduction)?) });
+            out.push(if received.is_empty() {
+                None
+            } else {
+                Some(reduce(&received, reduction)?)
+            });
         }
         Ok(out)
     }
 
-    /// Every rank's part after the step, from the boxes it lacks and those it has. Partial axes stay apart; new ones are filled in.
+    /// Every rank's part after the step, from the boxes it lacks and those it has. Partial axes
+    /// stay apart; new ones are filled in.
     fn exchange(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
         let (mesh, from, to) = (self.mesh, &step.from, &step.to);
-        let links: SmallVec<[_; 4]> = (0..mesh.axes().len()).map(|a| mesh.cost().link(mesh, a)).collect();
+        let links: SmallVec<[_; 4]> = (0..mesh.axes().len())
+            .map(|a| mesh.cost().link(mesh, a))
+            .collect();
         let route = Route::new(mesh, &links, from, to);
         let senders: SmallVec<[usize; 4]> = bits(route.vary).collect();
         let telling = to.cut_mask() | to.partial_mask() | from.partial_mask();
@@ -250,21 +353,29 @@ impl<'a> Ranks<'a> {
             let base = self.rank(&route.base(mesh, &self.at(rank)));
             for source in mesh.group(base, &senders) {
                 let region = from.region(mesh, source, x.shape());
-                let Some(common) = region.intersect(&want) else { continue };
+                let Some(common) = region.intersect(&want) else {
+                    continue;
+                };
                 if region == held {
                     if let (Some(i), Some(part)) = (here, part) {
                         inbox.have(part, common.clone(), window(&x.part(i), &held, &common)?);
                     }
                     continue;
                 }
-                let data = self.here[source].map(|j| window(&x.part(j), &region, &common)).transpose()?;
+                let data = self.here[source]
+                    .map(|j| window(&x.part(j), &region, &common))
+                    .transpose()?;
                 if data.is_some() || part.is_some() {
                     inbox.ask(part, common, source, rank, data);
                 }
             }
         }
         if step.kind != Kind::Slice {
-            let mut parts = inbox.deliver(mesh, transport)?.into_iter().map(Some).collect::<Vec<_>>();
+            let mut parts = inbox
+                .deliver(mesh, transport)?
+                .into_iter()
+                .map(Some)
+                .collect::<Vec<_>>();
             for (i, number) in opened {
                 out[i] = parts[number].take();
             }
@@ -278,15 +389,26 @@ impl<'a> Ranks<'a> {
 
 /// The dimension that all of `axes` cut.
 fn only_dim(sharding: &Sharding, axes: &[usize]) -> Option<usize> {
-    let mut dims = sharding.cuts().filter(|(_, a)| axes.contains(a)).map(|(d, _)| d);
+    let mut dims = sharding
+        .cuts()
+        .filter(|(_, a)| axes.contains(a))
+        .map(|(d, _)| d);
     let first = dims.next()?;
     dims.all(|d| d == first).then_some(first)
 }
 
-/// The reduction whose identity a rank holds after values have become partial; `None` for the ranks that hold the values.
-pub(crate) fn filled(mesh: &Mesh, rank: usize, from: &Sharding, to: &Sharding) -> Option<Reduction> {
+/// The reduction whose identity a rank holds after values have become partial; `None` for the ranks
+/// that hold the values.
+pub(crate) fn filled(
+    mesh: &Mesh,
+    rank: usize,
+    from: &Sharding,
+    to: &Sharding,
+) -> Option<Reduction> {
     let old = from.partial_mask();
-    to.partial().find(|(a, _)| old & 1 << a == 0 && mesh.coordinate(rank, *a) != 0).map(|(_, reduction)| reduction)
+    to.partial()
+        .find(|(a, _)| old & 1 << a == 0 && mesh.coordinate(rank, *a) != 0)
+        .map(|(_, reduction)| reduction)
 }
 
 /// Identities, one for each size, reduction and device.
@@ -294,11 +416,26 @@ pub(crate) fn filled(mesh: &Mesh, rank: usize, from: &Sharding, to: &Sharding) -
 struct Fills(SmallVec<[(Reduction, Tensor); 2]>);
 
 impl Fills {
-    fn get(&mut self, region: &Region, reduction: Reduction, x: &Tensor, device: &Device) -> Result<Tensor> {
-        if let Some((_, t)) = self.0.iter().find(|(r, t)| *r == reduction && t.dims() == &region.shape[..] && t.device() == device) {
+    fn get(
+        &mut self,
+        region: &Region,
+        reduction: Reduction,
+        x: &Tensor,
+        device: &Device,
+    ) -> Result<Tensor> {
+        if let Some((_, t)) = self
+            .0
+            .iter()
+            .find(|(r, t)| *r == reduction && t.dims() == &region.shape[..] && t.device() == device)
+        {
             return Ok(t.clone());
         }
-        let t = Tensor::full(Shape::from(region.shape.clone()), reduction.identity(x.dtype()), x.dtype(), device)?;
+        let t = Tensor::full(
+            Shape::from(region.shape.clone()),
+            reduction.identity(x.dtype()),
+            x.dtype(),
+            device,
+        )?;
         self.0.push((reduction, t.clone()));
         Ok(t)
     }

@@ -1,7 +1,9 @@
 //! The way of fewest bytes out of a partial sharding.
 //!
-//! Such a way slices what it can for nothing, combines the partial axes (scattering where that helps), then gets what is still lacking in one exchange. Moving
-//! data before it is combined never pays: there is more of it. All choices are tried, with a bound that discards most of them at once.
+//! Such a way slices what it can for nothing, combines the partial axes (scattering where that
+//! helps), then gets what is still lacking in one exchange. Moving data before it is combined never
+//! pays: there is more of it. All choices are tried, with a bound that discards most of them at
+//! once.
 
 use super::{edge::Space, moves};
 use crate::Sharding;
@@ -10,7 +12,8 @@ use smallvec::SmallVec;
 /// Shardings on the way, from the source on.
 pub(super) type Path = SmallVec<[Sharding; 4]>;
 
-/// What may be tried, in choices and in ranks looked at: all there is on a small mesh, and never more than a millisecond. Beyond, the best so far is taken.
+/// What may be tried, in choices and in ranks looked at: all there is on a small mesh, and never
+/// more than a millisecond. Beyond, the best so far is taken.
 const BUDGET: usize = 8_000;
 
 /// What is left after everything has been combined.
@@ -38,10 +41,27 @@ pub(super) struct Fewest<'a> {
 }
 
 impl<'a> Fewest<'a> {
-    /// The best path from `from` to where everything in `resolve` is combined, on the way to `to`; `rest` says what it takes from there on.
-    pub(super) fn path(space: &'a Space<'a>, from: &Sharding, to: &Sharding, resolve: u32, need: u64, rest: &'a dyn Fn(&Sharding) -> Rest) -> Path {
+    /// The best path from `from` to where everything in `resolve` is combined, on the way to `to`;
+    /// `rest` says what it takes from there on.
+    pub(super) fn path(
+        space: &'a Space<'a>,
+        from: &Sharding,
+        to: &Sharding,
+        resolve: u32,
+        need: u64,
+        rest: &'a dyn Fn(&Sharding) -> Rest,
+    ) -> Path {
         let path = Path::from_iter([from.clone()]);
-        let mut search = Self { space, resolve, need, rest, path, best: Path::new(), key: (u64::MAX, usize::MAX, true), budget: BUDGET };
+        let mut search = Self {
+            space,
+            resolve,
+            need,
+            rest,
+            path,
+            best: Path::new(),
+            key: (u64::MAX, usize::MAX, true),
+            budget: BUDGET,
+        };
         search.straight(to);
         search.path.truncate(1);
         search.combine(0);
@@ -55,7 +75,8 @@ impl<'a> Fewest<'a> {
         search.best
     }
 
-    /// Tries the way that only ever cuts as `to` does: often the best, and then it discards all others.
+    /// Tries the way that only ever cuts as `to` does: often the best, and then it discards all
+    /// others.
     fn straight(&mut self, to: &Sharding) {
         let (space, mut at, mut bytes) = (self.space, self.path[0].clone(), 0);
         let mut free = space.axes() & !at.cut_mask() & !at.partial_mask();
@@ -69,7 +90,9 @@ impl<'a> Fewest<'a> {
         }
         while at.partial_mask() & self.resolve != 0 {
             let left = at.partial_mask() & self.resolve;
-            let scattered = (0..space.rank()).map(|d| (d, next_cuts(&at, to, d, left))).find(|(_, axes)| !axes.is_empty());
+            let scattered = (0..space.rank())
+                .map(|d| (d, next_cuts(&at, to, d, left)))
+                .find(|(_, axes)| !axes.is_empty());
             at = match scattered {
                 Some((d, axes)) => {
                     let mask = axes.iter().fold(0, |mask, a| mask | 1 << a);
@@ -89,9 +112,15 @@ impl<'a> Fewest<'a> {
 
     /// Weighs the path, after which nothing is left to combine.
     fn finish(&mut self, at: &Sharding, bytes: u64) {
-        self.budget = self.budget.saturating_sub(self.space.group(at.cut_mask()) as usize / 4);
+        self.budget = self
+            .budget
+            .saturating_sub(self.space.group(at.cut_mask()) as usize / 4);
         let rest = (self.rest)(at);
-        let key = (bytes + rest.bytes, self.path.len() - 1 + usize::from(rest.step), rest.exchange);
+        let key = (
+            bytes + rest.bytes,
+            self.path.len() - 1 + usize::from(rest.step),
+            rest.exchange,
+        );
         if key < self.key {
             (self.key, self.best) = (key, self.path.clone());
         }
@@ -99,7 +128,9 @@ impl<'a> Fewest<'a> {
 
     /// Tries all ways on from the end of the path, which has received `bytes` so far.
     fn combine(&mut self, bytes: u64) {
-        let Some(at) = self.path.last().cloned() else { return };
+        let Some(at) = self.path.last().cloned() else {
+            return;
+        };
         let left = at.partial_mask() & self.resolve;
         let steps = self.path.len() - 1;
         if left == 0 {
@@ -112,7 +143,12 @@ impl<'a> Fewest<'a> {
         moves::reductions(space, &at, self.resolve, &mut |next, received| {
             self.budget = self.budget.saturating_sub(1);
             let left = next.partial_mask() & self.resolve;
-            if !self.hopeless(bytes + received, next, left, steps + 1 + usize::from(left != 0)) {
+            if !self.hopeless(
+                bytes + received,
+                next,
+                left,
+                steps + 1 + usize::from(left != 0),
+            ) {
                 self.path.push(next.clone());
                 self.combine(bytes + received);
                 self.path.pop();
@@ -123,7 +159,11 @@ impl<'a> Fewest<'a> {
 
     /// Whether no way on from `at` can beat the best.
     fn hopeless(&self, bytes: u64, at: &Sharding, left: u32, steps: usize) -> bool {
-        let bound = bytes.saturating_add(least(self.space.local(at), self.space.group(left), self.need));
+        let bound = bytes.saturating_add(least(
+            self.space.local(at),
+            self.space.group(left),
+            self.need,
+        ));
         (bound, steps, false) >= self.key
     }
 }
@@ -131,11 +171,15 @@ impl<'a> Fewest<'a> {
 /// The axes of `mask` by which `to` goes on cutting dimension `d` where `at` ends.
 fn next_cuts(at: &Sharding, to: &Sharding, d: usize, mask: u32) -> SmallVec<[usize; 3]> {
     let next = to.cuts_of(d).strip_prefix(at.cuts_of(d)).unwrap_or(&[]);
-    next.iter().map(|(_, a)| *a as usize).take_while(|a| mask & 1 << a != 0).collect()
+    next.iter()
+        .map(|(_, a)| *a as usize)
+        .take_while(|a| mask & 1 << a != 0)
+        .collect()
 }
 
-/// The least bytes to combine parts of `local` bytes over `k` ranks and end with `need` bytes: `(k - 1) * w + max(0, need - w)` grows with the size `w` of what
-/// a rank combines, and `w` is at least `local / k`.
+/// The least bytes to combine parts of `local` bytes over `k` ranks and end with `need` bytes:
+/// `(k - 1) * w + max(0, need - w)` grows with the size `w` of what a rank combines, and `w` is at
+/// least `local / k`.
 pub(super) fn least(local: u64, k: u64, need: u64) -> u64 {
     let (local, k, need) = (u128::from(local), u128::from(k), u128::from(need));
     let least = if k == 1 {

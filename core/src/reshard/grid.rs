@@ -1,4 +1,5 @@
-//! Which box each rank holds: the arithmetic under planning, arranged so that many shardings can be compared in little time.
+//! Which box each rank holds: the arithmetic under planning, arranged so that many shardings can be
+//! compared in little time.
 
 use crate::{Mesh, Shape, Sharding};
 use smallvec::SmallVec;
@@ -10,7 +11,8 @@ pub(super) type At = [usize; 16];
 pub(super) struct Geometry<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) shape: &'a Shape,
-    /// Whether the tensor has no elements: then nothing is ever sent, and products of its other dimensions may not even fit a number.
+    /// Whether the tensor has no elements: then nothing is ever sent, and products of its other
+    /// dimensions may not even fit a number.
     pub(super) empty: bool,
 }
 
@@ -21,7 +23,8 @@ pub(super) struct Grid {
     used: u32,
 }
 
-/// The cuts of one dimension: line `i` of `parts` is at `i * step + i * rest / parts`, as [`split`](crate::split) has it.
+/// The cuts of one dimension: line `i` of `parts` is at `i * step + i * rest / parts`, as
+/// [`split`](crate::split) has it.
 #[derive(Clone)]
 struct Lines {
     step: usize,
@@ -33,7 +36,11 @@ struct Lines {
 
 impl Lines {
     fn line(&self, i: usize) -> usize {
-        if self.rest == 0 { i * self.step } else { i * self.step + i * self.rest / self.parts }
+        if self.rest == 0 {
+            i * self.step
+        } else {
+            i * self.step + i * self.rest / self.parts
+        }
     }
 
     fn range(&self, at: &At) -> (usize, usize) {
@@ -53,7 +60,11 @@ pub(super) struct Traffic {
 
 impl<'a> Geometry<'a> {
     pub(super) fn new(mesh: &'a Mesh, shape: &'a Shape) -> Self {
-        Self { mesh, shape, empty: shape.dims().contains(&0) }
+        Self {
+            mesh,
+            shape,
+            empty: shape.dims().contains(&0),
+        }
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -64,16 +75,25 @@ impl<'a> Geometry<'a> {
         let dims = (0..self.rank())
             .map(|d| {
                 let cuts = sharding.cuts_of(d);
-                let mut weights: SmallVec<[(u8, usize); 3]> = cuts.iter().map(|(_, a)| (*a, 1)).collect();
+                let mut weights: SmallVec<[(u8, usize); 3]> =
+                    cuts.iter().map(|(_, a)| (*a, 1)).collect();
                 let mut parts = 1;
                 for (a, weight) in weights.iter_mut().rev() {
                     *weight = parts;
                     parts *= self.mesh.size(*a as usize);
                 }
-                Lines { step: self.shape[d] / parts, rest: self.shape[d] % parts, parts, weights }
+                Lines {
+                    step: self.shape[d] / parts,
+                    rest: self.shape[d] % parts,
+                    parts,
+                    weights,
+                }
             })
             .collect();
-        Grid { dims, used: sharding.cut_mask() }
+        Grid {
+            dims,
+            used: sharding.cut_mask(),
+        }
     }
 
     /// Elements of the largest part.
@@ -87,12 +107,17 @@ impl<'a> Geometry<'a> {
                 if cuts.is_empty() {
                     return self.shape[d] as u64;
                 }
-                self.shape[d].div_ceil(cuts.iter().map(|(_, a)| self.mesh.size(*a as usize)).product()) as u64
+                self.shape[d].div_ceil(
+                    cuts.iter()
+                        .map(|(_, a)| self.mesh.size(*a as usize))
+                        .product(),
+                ) as u64
             })
             .product()
     }
 
-    /// Compares what ranks hold before and after. Ranks off the origin of the `idle` axes need nothing after.
+    /// Compares what ranks hold before and after. Ranks off the origin of the `idle` axes need
+    /// nothing after.
     pub(super) fn compare(&self, from: &Grid, to: &Grid, idle: u32) -> Traffic {
         let mut worst = Traffic::default();
         if self.empty {
@@ -136,7 +161,8 @@ impl<'a> Geometry<'a> {
             .product()
     }
 
-    /// Calls `f` with every combination of coordinates along the axes of `mask`; the others stay as they are in `at`.
+    /// Calls `f` with every combination of coordinates along the axes of `mask`; the others stay as
+    /// they are in `at`.
     pub(super) fn walk(&self, mask: u32, at: &mut At, mut f: impl FnMut(&At)) {
         for axis in bits(mask) {
             at[axis] = 0;
@@ -166,7 +192,9 @@ impl<'a> Geometry<'a> {
 
     /// Mesh axes with more than one rank, a bit for each: the others change nothing.
     pub(super) fn axes(&self) -> u32 {
-        (0..self.mesh.axes().len()).filter(|a| self.mesh.size(*a) > 1).fold(0, |mask, a| mask | 1 << a)
+        (0..self.mesh.axes().len())
+            .filter(|a| self.mesh.size(*a) > 1)
+            .fold(0, |mask, a| mask | 1 << a)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Plans made before. A training step asks for the same reshards again and again, so each thread keeps what it planned.
+//! Plans made before. A training step asks for the same reshards again and again, so each thread
+//! keeps what it planned.
 
 use super::{Objective, ValidPlan, plan};
 use crate::{DType, Mesh, Result, Shape, Sharding, spmd::cache::Table};
@@ -19,12 +20,27 @@ thread_local! {
 }
 
 /// The best plan, validated.
-pub(crate) fn known(mesh: &Mesh, shape: &Shape, dtype: DType, from: &Sharding, to: &Sharding, objective: Objective) -> Result<Rc<ValidPlan>> {
-    let key = Key { mesh: mesh.key(), objective, dtype, shape: shape.clone(), from: from.clone(), to: to.clone() };
+pub(crate) fn known(
+    mesh: &Mesh,
+    shape: &Shape,
+    dtype: DType,
+    from: &Sharding,
+    to: &Sharding,
+    objective: Objective,
+) -> Result<Rc<ValidPlan>> {
+    let key = Key {
+        mesh: mesh.key(),
+        objective,
+        dtype,
+        shape: shape.clone(),
+        from: from.clone(),
+        to: to.clone(),
+    };
     if let Some(plan) = PLANS.with(|plans| plans.get(&key)) {
         return Ok(plan);
     }
-    let plan = Rc::new(plan(mesh, shape, dtype, from, to, objective)?.validate(mesh, shape, from, to)?);
+    let plan =
+        Rc::new(plan(mesh, shape, dtype, from, to, objective)?.validate(mesh, shape, from, to)?);
     PLANS.with(|plans| plans.insert(key, plan.clone()));
     Ok(plan)
 }

@@ -1,11 +1,13 @@
 //! From one sharding to another: plans as data, and how they run.
 //!
-//! A [`Plan`] is a path of shardings; each of its steps is one collective, whose kind follows from the shardings at its ends. [`plan`] looks for the best path
-//! under the mesh's [`CostModel`], [`Plan::validate`] checks a path, wherever it comes from, and [`run`] takes a tensor along it. Nothing runs unchecked.
-//! [`plan_across`] does the same between meshes.
+//! A [`Plan`] is a path of shardings; each of its steps is one collective, whose kind follows from
+//! the shardings at its ends. [`plan`] looks for the best path under the mesh's [`CostModel`],
+//! [`Plan::validate`] checks a path, wherever it comes from, and [`run`] takes a tensor along it.
+//! Nothing runs unchecked. [`plan_across`] does the same between meshes.
 //!
-//! Why not only collectives? Because for half of all pairs even the best sequence of them sends more than ranks lack. An exchange sends the missing boxes
-//! and nothing else; the cost model decides when fewer messages are worth more bytes.
+//! Why not only collectives? Because for half of all pairs even the best sequence of them sends
+//! more than ranks lack. An exchange sends the missing boxes and nothing else; the cost model
+//! decides when fewer messages are worth more bytes.
 
 mod across;
 mod boxes;

@@ -38,7 +38,8 @@ pub enum Objective {
     Time,
 }
 
-/// How to get from one sharding to another. It prints as a table; [`to_json`](Plan::to_json) has the same for programs.
+/// How to get from one sharding to another. It prints as a table; [`to_json`](Plan::to_json) has
+/// the same for programs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Where the tensor lies.
@@ -55,7 +56,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Bytes that ranks receive: the sum over steps of what the worst rank receives.
     pub recv_bytes: u64,
-    /// What any plan must send to the worst rank, because it lacks it. Not known where partial values are combined.
+    /// What any plan must send to the worst rank, because it lacks it. Not known where partial
+    /// values are combined.
     pub lower_bound: Option<u64>,
     /// The largest [peak](Step::peak_bytes) of the steps.
     pub peak_bytes: u64,
@@ -63,9 +65,11 @@ pub struct Plan {
     pub seconds: f64,
 }
 
-/// The best plan from `from` to `to` for a tensor of this shape, within the memory that the mesh's [cost model](super::CostModel) allows.
+/// The best plan from `from` to `to` for a tensor of this shape, within the memory that the mesh's
+/// [cost model](super::CostModel) allows.
 ///
-/// With [`Objective::Bytes`] a tensor that is not partial goes in one step, which sends each rank exactly what it lacks.
+/// With [`Objective::Bytes`] a tensor that is not partial goes in one step, which sends each rank
+/// exactly what it lacks.
 ///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Reduction, Shape, Sharding, reshard::{Kind, Objective, plan}};
@@ -76,16 +80,37 @@ pub struct Plan {
 /// assert_eq!((plan.steps[0].kind, plan.recv_bytes, plan.lower_bound), (Kind::AllToAll, 3072, Some(3072)));
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
-pub fn plan(mesh: &Mesh, shape: &Shape, dtype: DType, from: &Sharding, to: &Sharding, objective: Objective) -> Result<Plan> {
+pub fn plan(
+    mesh: &Mesh,
+    shape: &Shape,
+    dtype: DType,
+    from: &Sharding,
+    to: &Sharding,
+    objective: Objective,
+) -> Result<Plan> {
     from.check(mesh, shape.rank())?;
     to.check(mesh, shape.rank())?;
     let space = Space::new(mesh, shape, dtype)?;
     let (start, goal) = (space.strip(from), space.strip(to));
-    let resolve = if space.empty { 0 } else { to_resolve(&start, &goal) };
-    let direct = if resolve == 0 { Path::from_iter([start, goal.clone()]) } else { fewest_bytes(&space, &start, &goal, resolve) };
+    let resolve = if space.empty {
+        0
+    } else {
+        to_resolve(&start, &goal)
+    };
+    let direct = if resolve == 0 {
+        Path::from_iter([start, goal.clone()])
+    } else {
+        fewest_bytes(&space, &start, &goal, resolve)
+    };
     let build = |path: Path| assemble(&space, dtype, from, to, path, resolve == 0);
     let ceiling = mesh.cost().memory.unwrap_or(u64::MAX);
-    let search = |measure, ceiling| Search { space: &space, to: &goal, resolve, measure, ceiling };
+    let search = |measure, ceiling| Search {
+        space: &space,
+        to: &goal,
+        resolve,
+        measure,
+        ceiling,
+    };
     let measure = match objective {
         Objective::Time => Measure::Seconds,
         Objective::Bytes => {
@@ -104,7 +129,12 @@ pub fn plan(mesh: &Mesh, shape: &Shape, dtype: DType, from: &Sharding, to: &Shar
         None => build(direct)?,
     };
     let text = |s: &Sharding| s.type_string(dtype, shape, mesh);
-    Err(Error::Memory { from: text(from), to: text(to), needed: lowest.peak_bytes, ceiling })
+    Err(Error::Memory {
+        from: text(from),
+        to: text(to),
+        needed: lowest.peak_bytes,
+        ceiling,
+    })
 }
 
 /// Combines what is partial, then gets the rest in one step.
@@ -113,7 +143,11 @@ fn fewest_bytes(space: &Space, from: &Sharding, to: &Sharding, resolve: u32) -> 
     let rest = |at: &Sharding| {
         let traffic = space.traffic(at, &space.grid(at), to, &to_grid);
         let exchange = matches!(space.classify(at, to, traffic), Some((Kind::Exchange, _)));
-        Rest { bytes: traffic.missing * space.size, step: at != to, exchange }
+        Rest {
+            bytes: traffic.missing * space.size,
+            step: at != to,
+            exchange,
+        }
     };
     let mut path = Fewest::path(space, from, to, resolve, space.local(to), &rest);
     if path.last() != Some(to) {
@@ -123,7 +157,14 @@ fn fewest_bytes(space: &Space, from: &Sharding, to: &Sharding, resolve: u32) -> 
 }
 
 /// The plan along a path of stripped shardings, whose ends are those that were asked for.
-pub(super) fn assemble(space: &Space, dtype: DType, from: &Sharding, to: &Sharding, path: Path, bounded: bool) -> Result<Plan> {
+pub(super) fn assemble(
+    space: &Space,
+    dtype: DType,
+    from: &Sharding,
+    to: &Sharding,
+    path: Path,
+    bounded: bool,
+) -> Result<Plan> {
     let mut steps: Vec<Step> = Vec::with_capacity(path.len());
     let mut at = path[0].clone();
     let mut grid = space.grid(&at);
@@ -132,15 +173,34 @@ pub(super) fn assemble(space: &Space, dtype: DType, from: &Sharding, to: &Shardi
             continue;
         }
         let next_grid = space.grid(next);
-        let impossible = || Error::Sharding { detail: format!("no step leads from {at:?} to {next:?}") };
-        let edge = space.edge(&at, &grid, next, &next_grid).ok_or_else(impossible)?;
+        let impossible = || Error::Sharding {
+            detail: format!("no step leads from {at:?} to {next:?}"),
+        };
+        let edge = space
+            .edge(&at, &grid, next, &next_grid)
+            .ok_or_else(impossible)?;
         // Slices in a row are one.
-        if let Some(last) = steps.last_mut().filter(|s| s.kind == Kind::Slice && edge.kind == Kind::Slice) {
+        if let Some(last) = steps
+            .last_mut()
+            .filter(|s| s.kind == Kind::Slice && edge.kind == Kind::Slice)
+        {
             last.to = next.clone();
-            last.peak_bytes = space.traffic(&last.from, &space.grid(&last.from), next, &next_grid).both * space.size;
+            last.peak_bytes = space
+                .traffic(&last.from, &space.grid(&last.from), next, &next_grid)
+                .both
+                * space.size;
         } else {
-            let (recv_bytes, peak_bytes, seconds) = (edge.recv_bytes, edge.peak_bytes, edge.seconds);
-            steps.push(Step { kind: edge.kind, axes: edge.axes, from: at, to: next.clone(), recv_bytes, peak_bytes, seconds });
+            let (recv_bytes, peak_bytes, seconds) =
+                (edge.recv_bytes, edge.peak_bytes, edge.seconds);
+            steps.push(Step {
+                kind: edge.kind,
+                axes: edge.axes,
+                from: at,
+                to: next.clone(),
+                recv_bytes,
+                peak_bytes,
+                seconds,
+            });
         }
         (at, grid) = (next.clone(), next_grid);
     }
@@ -152,11 +212,31 @@ pub(super) fn assemble(space: &Space, dtype: DType, from: &Sharding, to: &Shardi
     }
     let recv_bytes = steps.iter().map(|s| s.recv_bytes).sum();
     let lower_bound = bounded.then(|| match (steps.len(), path.first(), path.last()) {
-        (2.., Some(first), Some(last)) => space.traffic(first, &space.grid(first), last, &grid).missing * space.size,
+        (2.., Some(first), Some(last)) => {
+            space
+                .traffic(first, &space.grid(first), last, &grid)
+                .missing
+                * space.size
+        }
         _ => recv_bytes,
     });
-    let peak_bytes = steps.iter().map(|s| s.peak_bytes).max().unwrap_or_else(|| space.local(&path[0]));
+    let peak_bytes = steps
+        .iter()
+        .map(|s| s.peak_bytes)
+        .max()
+        .unwrap_or_else(|| space.local(&path[0]));
     let seconds = steps.iter().fold(0.0, |t, s| t + s.seconds);
     let (mesh, shape) = (space.mesh.clone(), space.shape.clone());
-    Ok(Plan { mesh, shape, dtype, from: from.clone(), to: to.clone(), steps, recv_bytes, lower_bound, peak_bytes, seconds })
+    Ok(Plan {
+        mesh,
+        shape,
+        dtype,
+        from: from.clone(),
+        to: to.clone(),
+        steps,
+        recv_bytes,
+        lower_bound,
+        peak_bytes,
+        seconds,
+    })
 }

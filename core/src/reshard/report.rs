@@ -24,8 +24,17 @@ impl Display for Plan {
         let ty = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         writeln!(f, "{} -> {} on {}", ty(&self.from), ty(&self.to), self.mesh)?;
         write_rows(&rows(self), f)?;
-        let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
-        write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
+        let bound = self.lower_bound.map_or_else(
+            || "combines partial values".into(),
+            |b| format!("lower bound {b} B"),
+        );
+        write!(
+            f,
+            "receives {} B ({bound}), peak {} B, {}",
+            self.recv_bytes,
+            self.peak_bytes,
+            time(self.seconds)
+        )
     }
 }
 
@@ -33,15 +42,31 @@ impl Display for Plan {
 fn rows(plan: &Plan) -> Vec<[String; 7]> {
     let ty = |s: &Sharding| s.type_string(plan.dtype, &plan.shape, &plan.mesh);
     let row = |(i, s): (usize, &Step)| {
-        let axes = if s.axes.is_empty() { "-".into() } else { names(&plan.mesh, &s.axes).join(",") };
-        let (bytes, peak) = (format!("{} B", s.recv_bytes), format!("peak {} B", s.peak_bytes));
-        [(i + 1).to_string(), s.kind.to_string(), axes, format!("{} -> {}", ty(&s.from), ty(&s.to)), bytes, peak, time(s.seconds)]
+        let axes = if s.axes.is_empty() {
+            "-".into()
+        } else {
+            names(&plan.mesh, &s.axes).join(",")
+        };
+        let (bytes, peak) = (
+            format!("{} B", s.recv_bytes),
+            format!("peak {} B", s.peak_bytes),
+        );
+        [
+            (i + 1).to_string(),
+            s.kind.to_string(),
+            axes,
+            format!("{} -> {}", ty(&s.from), ty(&s.to)),
+            bytes,
+            peak,
+            time(s.seconds),
+        ]
     };
     plan.steps.iter().enumerate().map(row).collect()
 }
 
 fn write_rows(rows: &[[String; 7]], f: &mut Formatter<'_>) -> Result {
-    let widths: [usize; 7] = std::array::from_fn(|column| rows.iter().map(|r| r[column].len()).max().unwrap_or(0));
+    let widths: [usize; 7] =
+        std::array::from_fn(|column| rows.iter().map(|r| r[column].len()).max().unwrap_or(0));
     for row in rows {
         for (column, cell) in row.iter().enumerate() {
             // Numbers to the right, words to the left.
@@ -59,14 +84,42 @@ impl Display for Transfer {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let (source, plan) = (&self.source.mesh, &self.source);
         let to = self.to.type_string(plan.dtype, &plan.shape, &self.mesh);
-        writeln!(f, "{} on {source} -> {to} on {}", plan.from.type_string(plan.dtype, &plan.shape, source), self.mesh)?;
+        writeln!(
+            f,
+            "{} on {source} -> {to} on {}",
+            plan.from.type_string(plan.dtype, &plan.shape, source),
+            self.mesh
+        )?;
         let mut rows = rows(plan);
-        let types = format!("{} -> {to}", plan.to.type_string(plan.dtype, &plan.shape, source));
-        let (bytes, peak) = (format!("{} B", self.moved_bytes), format!("peak {} B", self.moved_peak_bytes));
-        rows.push([(rows.len() + 1).to_string(), "transfer".into(), "-".into(), types, bytes, peak, time(self.seconds - plan.seconds)]);
+        let types = format!(
+            "{} -> {to}",
+            plan.to.type_string(plan.dtype, &plan.shape, source)
+        );
+        let (bytes, peak) = (
+            format!("{} B", self.moved_bytes),
+            format!("peak {} B", self.moved_peak_bytes),
+        );
+        rows.push([
+            (rows.len() + 1).to_string(),
+            "transfer".into(),
+            "-".into(),
+            types,
+            bytes,
+            peak,
+            time(self.seconds - plan.seconds),
+        ]);
         write_rows(&rows, f)?;
-        let bound = self.lower_bound.map_or_else(|| "combines partial values".into(), |b| format!("lower bound {b} B"));
-        write!(f, "receives {} B ({bound}), peak {} B, {}", self.recv_bytes, self.peak_bytes, time(self.seconds))
+        let bound = self.lower_bound.map_or_else(
+            || "combines partial values".into(),
+            |b| format!("lower bound {b} B"),
+        );
+        write!(
+            f,
+            "receives {} B ({bound}), peak {} B, {}",
+            self.recv_bytes,
+            self.peak_bytes,
+            time(self.seconds)
+        )
     }
 }
 
@@ -80,7 +133,9 @@ fn time(seconds: f64) -> String {
 }
 
 fn names<'a>(mesh: &'a Mesh, axes: &[usize]) -> Vec<&'a str> {
-    axes.iter().map(|a| mesh.axes().get(*a).map_or("?", |(name, _)| name.as_str())).collect()
+    axes.iter()
+        .map(|a| mesh.axes().get(*a).map_or("?", |(name, _)| name.as_str()))
+        .collect()
 }
 
 impl Transfer {
@@ -96,7 +151,8 @@ impl Transfer {
 }
 
 impl Plan {
-    /// Everything the table says, for programs. Each step also lists the mesh axes of every dimension and the partial axes after it, by index.
+    /// Everything the table says, for programs. Each step also lists the mesh axes of every
+    /// dimension and the partial axes after it, by index.
     pub fn to_json(&self) -> Value {
         let ty = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         let steps: Vec<Value> = self

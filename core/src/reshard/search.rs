@@ -1,7 +1,8 @@
 //! The best of many ways: a best-first search over shardings.
 //!
-//! A way slices and combines until nothing partial is left that has to go, then gathers, moves and swaps axes; from everywhere a single step may end it. Every
-//! state has a bound on what is left, and a plan that is known before the search begins discards what cannot beat it.
+//! A way slices and combines until nothing partial is left that has to go, then gathers, moves and
+//! swaps axes; from everywhere a single step may end it. Every state has a bound on what is left,
+//! and a plan that is known before the search begins discards what cannot beat it.
 
 use super::{
     edge::{Kind, Space},
@@ -24,7 +25,8 @@ pub(super) enum Measure {
     Peak,
 }
 
-/// Ranks looked at at most, which keeps planning below a millisecond. Beyond, the best way so far is taken.
+/// Ranks looked at at most, which keeps planning below a millisecond. Beyond, the best way so far
+/// is taken.
 const BUDGET: usize = 50_000;
 
 /// The measure, then bytes, then steps.
@@ -41,7 +43,10 @@ impl PartialOrd for Score {
 
 impl Ord for Score {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1)).then(self.2.cmp(&other.2))
+        self.0
+            .total_cmp(&other.0)
+            .then(self.1.cmp(&other.1))
+            .then(self.2.cmp(&other.2))
     }
 }
 
@@ -65,7 +70,8 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The best path, `None` where there is none below the ceiling. `known` is a path already found.
+    /// The best path, `None` where there is none below the ceiling. `known` is a path already
+    /// found.
     pub(super) fn run(&self, known: &[Sharding]) -> Option<Path> {
         let (space, to_grid) = (self.space, self.space.grid(self.to));
         let mut limit = Score(f64::INFINITY, u64::MAX, usize::MAX);
@@ -74,7 +80,13 @@ impl Search<'_> {
             (limit, best) = (score, Some(known.iter().cloned().collect()));
         }
         let from = known.first()?;
-        let mut nodes = vec![Node { at: from.clone(), grid: space.grid(from), parent: 0, score: Score(0.0, 0, 0), sliced: false }];
+        let mut nodes = vec![Node {
+            at: from.clone(),
+            grid: space.grid(from),
+            parent: 0,
+            score: Score(0.0, 0, 0),
+            sliced: false,
+        }];
         let bound = self.bound(nodes[0].score, from, &nodes[0].grid, &to_grid);
         if bound >= limit {
             return best;
@@ -98,26 +110,39 @@ impl Search<'_> {
                 (limit, best) = (score, Some(path_to(&nodes, i, self.to)));
             }
             let mut visit = |next: &Sharding| {
-                // Steps are never free of charge, so what was reached as cheaply as this node stays.
-                let known = seen.get(next).is_some_and(|j| nodes[*j].score <= nodes[i].score);
+                // Steps are never free of charge, so what was reached as cheaply as this node
+                // stays.
+                let known = seen
+                    .get(next)
+                    .is_some_and(|j| nodes[*j].score <= nodes[i].score);
                 if known || self.too_late(&nodes[i], next, limit) {
                     budget = budget.saturating_sub(1);
                     return budget > 0;
                 }
                 budget = budget.saturating_sub(space.mesh.ranks());
                 let grid = space.grid(next);
-                let Some((score, sliced)) = self.step(&nodes[i], next, &grid) else { return budget > 0 };
+                let Some((score, sliced)) = self.step(&nodes[i], next, &grid) else {
+                    return budget > 0;
+                };
                 let bound = self.bound(score, next, &grid, &to_grid);
                 if bound < limit && seen.get(next).is_none_or(|j| score < nodes[*j].score) {
                     seen.insert(next.clone(), nodes.len());
                     queue.push(Reverse((bound, nodes.len())));
-                    nodes.push(Node { at: next.clone(), grid, parent: i, score, sliced });
+                    nodes.push(Node {
+                        at: next.clone(),
+                        grid,
+                        parent: i,
+                        score,
+                        sliced,
+                    });
                 }
                 budget > 0
             };
             let free = space.axes() & !at.cut_mask() & !at.partial_mask();
             for axis in bits(free) {
-                (0..space.rank()).filter(|d| space.shape[*d] > 1).all(|d| visit(&at.clone().cut(d, axis)));
+                (0..space.rank())
+                    .filter(|d| space.shape[*d] > 1)
+                    .all(|d| visit(&at.clone().cut(d, axis)));
             }
             if !resolved {
                 moves::reductions(space, &at, self.resolve, &mut |next, _| visit(next));
@@ -125,8 +150,11 @@ impl Search<'_> {
             }
             moves::collectives(space, &at, &mut visit);
             if self.ceiling < u64::MAX || self.measure == Measure::Peak {
-                // The destination cut further: gathering it is then the last step, and the exchange before it needs little memory.
-                let goal = self.to.without_mask(self.to.partial_mask() & !at.partial_mask());
+                // The destination cut further: gathering it is then the last step, and the exchange
+                // before it needs little memory.
+                let goal = self
+                    .to
+                    .without_mask(self.to.partial_mask() & !at.partial_mask());
                 let free = space.axes() & !goal.cut_mask() & !goal.partial_mask();
                 moves::slicings(space, &goal, free, &mut visit);
             }
@@ -150,16 +178,35 @@ impl Search<'_> {
             Measure::Peak => before.max(edge.peak_bytes as f64),
         };
         let sliced = edge.kind == Kind::Slice;
-        Some((Score(measure, bytes + edge.recv_bytes, steps + usize::from(!(sliced && node.sliced))), sliced))
+        Some((
+            Score(
+                measure,
+                bytes + edge.recv_bytes,
+                steps + usize::from(!(sliced && node.sliced)),
+            ),
+            sliced,
+        ))
     }
 
     fn score_of(&self, path: &[Sharding]) -> Option<Score> {
         let (first, rest) = path.split_first()?;
-        let mut node = Node { at: first.clone(), grid: self.space.grid(first), parent: 0, score: Score(0.0, 0, 0), sliced: false };
+        let mut node = Node {
+            at: first.clone(),
+            grid: self.space.grid(first),
+            parent: 0,
+            score: Score(0.0, 0, 0),
+            sliced: false,
+        };
         for next in rest {
             let grid = self.space.grid(next);
             let (score, sliced) = self.step(&node, next, &grid)?;
-            node = Node { at: next.clone(), grid, parent: 0, score, sliced };
+            node = Node {
+                at: next.clone(),
+                grid,
+                parent: 0,
+                score,
+                sliced,
+            };
         }
         Some(node.score)
     }
@@ -172,29 +219,49 @@ impl Search<'_> {
             space.traffic(at, grid, self.to, to_grid).missing * space.size
         } else {
             let free = space.axes() & !at.cut_mask() & !at.partial_mask();
-            least(space.local(at) / space.group(free), space.group(left), space.local(self.to))
+            least(
+                space.local(at) / space.group(free),
+                space.group(left),
+                space.local(self.to),
+            )
         };
         let Score(before, so_far, steps) = score;
         let measure = match self.measure {
             Measure::Bytes => before + bytes as f64,
             Measure::Seconds if bytes == 0 => before,
-            Measure::Seconds => before + self.shortest() + bytes as f64 / space.links.iter().fold(0.0, |b: f64, l| b.max(l.bandwidth)),
+            Measure::Seconds => {
+                before
+                    + self.shortest()
+                    + bytes as f64 / space.links.iter().fold(0.0, |b: f64, l| b.max(l.bandwidth))
+            }
             Measure::Peak => before,
         };
-        Score(measure, so_far + bytes, steps + usize::from(*at != *self.to && !(bytes == 0 && left == 0)))
+        Score(
+            measure,
+            so_far + bytes,
+            steps + usize::from(*at != *self.to && !(bytes == 0 && left == 0)),
+        )
     }
 
     /// The least time of a step that sends anything.
     fn shortest(&self) -> f64 {
-        self.space.start + self.space.links.iter().fold(f64::INFINITY, |t, l| t.min(l.latency))
+        self.space.start
+            + self
+                .space
+                .links
+                .iter()
+                .fold(f64::INFINITY, |t, l| t.min(l.latency))
     }
 
-    /// Whether a step to `next` cannot be in time because it sends something and so does what must follow.
+    /// Whether a step to `next` cannot be in time because it sends something and so does what must
+    /// follow.
     fn too_late(&self, node: &Node, next: &Sharding, limit: Score) -> bool {
         if self.measure != Measure::Seconds || node.score.0 + 2.0 * self.shortest() < limit.0 {
             return false;
         }
-        let finer = |a: &Sharding, b: &Sharding| (0..self.space.rank()).all(|d| b.cuts_of(d).starts_with(a.cuts_of(d)));
+        let finer = |a: &Sharding, b: &Sharding| {
+            (0..self.space.rank()).all(|d| b.cuts_of(d).starts_with(a.cuts_of(d)))
+        };
         let sends = !finer(&node.at, next) || next.partial_mask() != node.at.partial_mask();
         sends && !finer(next, self.to)
     }

@@ -4,7 +4,8 @@ use super::{Kind, Plan, Step, edge::Space};
 use crate::{Error, Mesh, Result, Shape, Sharding, Tensor};
 use std::ops::Deref;
 
-/// A plan whose steps follow on each other, can each be done in the way they say, and lead where they should. Only [`Plan::validate`] makes one.
+/// A plan whose steps follow on each other, can each be done in the way they say, and lead where
+/// they should. Only [`Plan::validate`] makes one.
 #[derive(Clone, Debug)]
 pub struct ValidPlan(Plan);
 
@@ -18,30 +19,62 @@ impl Deref for ValidPlan {
 
 impl Plan {
     /// Checks that this plan takes a tensor of `shape` on `mesh` from `from` to `to`.
-    pub fn validate(&self, mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding) -> Result<ValidPlan> {
+    pub fn validate(
+        &self,
+        mesh: &Mesh,
+        shape: &Shape,
+        from: &Sharding,
+        to: &Sharding,
+    ) -> Result<ValidPlan> {
         let fail = |detail: String| Err(Error::Argument { op: "plan", detail });
         let text = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         if self.mesh != *mesh || self.shape != *shape {
-            return fail(format!("the plan is for {} on {}, not for a tensor of shape {shape} on {mesh}", text(&self.from), self.mesh));
+            return fail(format!(
+                "the plan is for {} on {}, not for a tensor of shape {shape} on {mesh}",
+                text(&self.from),
+                self.mesh
+            ));
         }
         if self.from != *from || self.to != *to {
-            return fail(format!("the plan leads from {} to {}, not from {} to {}", text(&self.from), text(&self.to), text(from), text(to)));
+            return fail(format!(
+                "the plan leads from {} to {}, not from {} to {}",
+                text(&self.from),
+                text(&self.to),
+                text(from),
+                text(to)
+            ));
         }
         let space = Space::new(mesh, shape, self.dtype)?;
         let mut at = from;
         from.check(mesh, shape.rank())?;
         for (i, step) in self.steps.iter().enumerate() {
             if step.from != *at {
-                return fail(format!("step {} starts from {}, but {} is there", i + 1, text(&step.from), text(at)));
+                return fail(format!(
+                    "step {} starts from {}, but {} is there",
+                    i + 1,
+                    text(&step.from),
+                    text(at)
+                ));
             }
             step.to.check(mesh, shape.rank())?;
             if !possible(&space, step) {
-                return fail(format!("step {}: no {} over axes {:?} leads from {} to {}", i + 1, step.kind, step.axes, text(at), text(&step.to)));
+                return fail(format!(
+                    "step {}: no {} over axes {:?} leads from {} to {}",
+                    i + 1,
+                    step.kind,
+                    step.axes,
+                    text(at),
+                    text(&step.to)
+                ));
             }
             at = &step.to;
         }
         if at != to {
-            return fail(format!("the plan ends at {}, not at {}", text(at), text(to)));
+            return fail(format!(
+                "the plan ends at {}, not at {}",
+                text(at),
+                text(to)
+            ));
         }
         Ok(ValidPlan(self.clone()))
     }
@@ -57,11 +90,21 @@ impl Plan {
 impl ValidPlan {
     /// Refuses a tensor that the plan was not checked for.
     pub(super) fn check(&self, x: &Tensor) -> Result<()> {
-        if x.mesh() == &self.mesh && x.shape() == &self.shape && x.sharding() == &self.from && x.dtype() == self.dtype {
+        if x.mesh() == &self.mesh
+            && x.shape() == &self.shape
+            && x.sharding() == &self.from
+            && x.dtype() == self.dtype
+        {
             return Ok(());
         }
         let planned = self.from.type_string(self.dtype, &self.shape, &self.mesh);
-        Err(Error::Argument { op: "reshard", detail: format!("the plan starts from {planned} on {}, the tensor is {x:?}", self.mesh) })
+        Err(Error::Argument {
+            op: "reshard",
+            detail: format!(
+                "the plan starts from {planned} on {}, the tensor is {x:?}",
+                self.mesh
+            ),
+        })
     }
 }
 
@@ -71,7 +114,9 @@ fn possible(space: &Space, step: &Step) -> bool {
     match space.classify(&from, &to, traffic) {
         Some((kind, axes)) if kind == step.kind => axes == step.axes,
         // An exchange does whatever combines nothing.
-        Some((kind, _)) => step.kind == Kind::Exchange && !matches!(kind, Kind::AllReduce | Kind::ReduceScatter),
+        Some((kind, _)) => {
+            step.kind == Kind::Exchange && !matches!(kind, Kind::AllReduce | Kind::ReduceScatter)
+        }
         None => false,
     }
 }

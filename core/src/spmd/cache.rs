@@ -1,7 +1,9 @@
 //! What was solved before.
 //!
-//! An op is looked up by what its rule reads: the mesh, its attributes, and each operand's sharding, rank and broadcast dimensions. If the solution moves
-//! nothing, it holds for all sizes. Otherwise bytes decide, and a second table knows the sizes too. Each thread has its own tables, so that no op waits for a lock.
+//! An op is looked up by what its rule reads: the mesh, its attributes, and each operand's
+//! sharding, rank and broadcast dimensions. If the solution moves nothing, it holds for all sizes.
+//! Otherwise bytes decide, and a second table knows the sizes too. Each thread has its own tables,
+//! so that no op waits for a lock.
 
 use super::{
     Call,
@@ -53,31 +55,72 @@ impl Size {
 impl Known {
     fn new(rule: Rule, mut solution: Solution, operands: &[&Tensor]) -> Result<Self> {
         let size = |f: usize| {
-            let alone = |dims: &SmallVec<[Factors; 4]>| dims.iter().position(|d| d[..] == [f as u8]);
-            let place = rule.inputs.iter().enumerate().find_map(|(i, dims)| alone(dims).map(|d| Size::Of(i, d)));
+            let alone =
+                |dims: &SmallVec<[Factors; 4]>| dims.iter().position(|d| d[..] == [f as u8]);
+            let place = rule
+                .inputs
+                .iter()
+                .enumerate()
+                .find_map(|(i, dims)| alone(dims).map(|d| Size::Of(i, d)));
             place.unwrap_or(Size::Fixed(rule.factors[f].size))
         };
-        let factors = (0..rule.factors.len()).map(|f| (rule.factors[f].letter, size(f))).collect();
+        let factors = (0..rule.factors.len())
+            .map(|f| (rule.factors[f].letter, size(f)))
+            .collect();
         let plan = |(x, to): (&&Tensor, &Sharding)| {
             if solution.free || x.sharding() == to {
                 return Ok(None);
             }
-            reshard::known(x.mesh(), x.shape(), x.dtype(), x.sharding(), to, Objective::Bytes).map(Some)
+            reshard::known(
+                x.mesh(),
+                x.shape(),
+                x.dtype(),
+                x.sharding(),
+                to,
+                Objective::Bytes,
+            )
+            .map(Some)
         };
-        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> = operands.iter().zip(&solution.inputs).map(plan).collect::<Result<_>>()?;
-        solution.bytes = solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
-        Ok(Self { solution, factors, outputs: rule.outputs.clone(), plans, rule })
+        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> = operands
+            .iter()
+            .zip(&solution.inputs)
+            .map(plan)
+            .collect::<Result<_>>()?;
+        solution.bytes =
+            solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
+        Ok(Self {
+            solution,
+            factors,
+            outputs: rule.outputs.clone(),
+            plans,
+            rule,
+        })
     }
 
     /// The global shape of a result: sizes of factors, and of what is not cut as one rank has it.
-    pub(crate) fn output_shape(&self, op: &'static str, output: usize, local: &Shape, operands: &[Tensor]) -> Result<Shape> {
+    pub(crate) fn output_shape(
+        &self,
+        op: &'static str,
+        output: usize,
+        local: &Shape,
+        operands: &[Tensor],
+    ) -> Result<Shape> {
         let dims = &self.outputs[output];
         if dims.len() != local.rank() {
-            return Err(Error::Shape { op, detail: format!("result {output} has shape {local}, its rule has {} dimensions", dims.len()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "result {output} has shape {local}, its rule has {} dimensions",
+                    dims.len()
+                ),
+            });
         }
         let size = |(d, factors): (usize, &Factors)| match factors.is_empty() {
             true => local[d],
-            false => factors.iter().map(|f| self.factors[*f as usize].1.size(operands)).product(),
+            false => factors
+                .iter()
+                .map(|f| self.factors[*f as usize].1.size(operands))
+                .product(),
         };
         Ok(dims.iter().enumerate().map(size).collect())
     }
@@ -140,7 +183,8 @@ pub(crate) fn hash(what: impl Hash) -> u64 {
     mix.finish()
 }
 
-/// What a thread remembers. It is emptied when it has grown large, so that a program with ever new shapes does not grow for ever.
+/// What a thread remembers. It is emptied when it has grown large, so that a program with ever new
+/// shapes does not grow for ever.
 pub(crate) struct Table<K, V>(RefCell<HashMap<K, V, BuildHasherDefault<Mix>>>);
 
 impl<K, V> Default for Table<K, V> {
@@ -174,22 +218,53 @@ thread_local! {
 /// The solution for a call, from the tables or from the solver.
 pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Result<Rc<Known>> {
     let mesh = call.inputs[0].mesh();
-    let ones = |t: &Tensor| t.dims().iter().take(32).enumerate().fold(0, |mask, (d, n)| mask | u32::from(*n == 1) << d);
-    let operands = call.inputs.iter().map(|t| (t.sharding().clone(), t.rank() as u8, ones(t))).collect();
-    let key = Key { op: call.op, mesh: mesh.key(), attrs: call.attrs.into(), operands };
+    let ones = |t: &Tensor| {
+        t.dims()
+            .iter()
+            .take(32)
+            .enumerate()
+            .fold(0, |mask, (d, n)| mask | u32::from(*n == 1) << d)
+    };
+    let operands = call
+        .inputs
+        .iter()
+        .map(|t| (t.sharding().clone(), t.rank() as u8, ones(t)))
+        .collect();
+    let key = Key {
+        op: call.op,
+        mesh: mesh.key(),
+        attrs: call.attrs.into(),
+        operands,
+    };
     let known = BY_PATTERN.with(|table| table.get(&key));
     if let Some(Some(known)) = known {
         return Ok(known);
     }
-    let sizes = call.inputs.iter().flat_map(|t| t.dims().iter().copied()).collect();
-    let sized = SizedKey { key, sizes, dtypes: call.inputs.iter().map(|t| t.dtype()).collect() };
+    let sizes = call
+        .inputs
+        .iter()
+        .flat_map(|t| t.dims().iter().copied())
+        .collect();
+    let sized = SizedKey {
+        key,
+        sizes,
+        dtypes: call.inputs.iter().map(|t| t.dtype()).collect(),
+    };
     if known.is_some()
         && let Some(known) = BY_SIZE.with(|table| table.get(&sized))
     {
         return Ok(known);
     }
     let rule = rule()?;
-    let operands: SmallVec<[Operand<'_>; 3]> = call.inputs.iter().map(|t| Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect();
+    let operands: SmallVec<[Operand<'_>; 3]> = call
+        .inputs
+        .iter()
+        .map(|t| Operand {
+            shape: t.shape(),
+            dtype: t.dtype(),
+            sharding: t.sharding(),
+        })
+        .collect();
     let solution = solve::solve(mesh, &rule, &operands)?;
     let free = solution.free;
     let known = Rc::new(Known::new(rule, solution, call.inputs)?);

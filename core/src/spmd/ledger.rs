@@ -84,14 +84,34 @@ impl Ledger {
 /// A table, one line for each step.
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |of: fn(&Entry) -> usize, least: usize| self.entries.iter().map(of).max().unwrap_or(0).max(least);
-        let (op, kind, from, to) = (width(|e| e.op.len(), 2), width(|e| e.kind.len(), 4), width(|e| e.from.len(), 4), width(|e| e.to.len(), 2));
-        writeln!(f, "{:op$}  {:kind$}  {:from$}  {:to$}  {:>12}  {:>10}  caller", "op", "kind", "from", "to", "bytes/rank", "time")?;
+        let width = |of: fn(&Entry) -> usize, least: usize| {
+            self.entries.iter().map(of).max().unwrap_or(0).max(least)
+        };
+        let (op, kind, from, to) = (
+            width(|e| e.op.len(), 2),
+            width(|e| e.kind.len(), 4),
+            width(|e| e.from.len(), 4),
+            width(|e| e.to.len(), 2),
+        );
+        writeln!(
+            f,
+            "{:op$}  {:kind$}  {:from$}  {:to$}  {:>12}  {:>10}  caller",
+            "op", "kind", "from", "to", "bytes/rank", "time"
+        )?;
         for e in &self.entries {
             let time = format!("{:.1} us", e.time.as_secs_f64() * 1e6);
-            writeln!(f, "{:op$}  {:kind$}  {:from$}  {:to$}  {:>12}  {time:>10}  {}", e.op, e.kind, e.from, e.to, e.bytes, e.caller)?;
+            writeln!(
+                f,
+                "{:op$}  {:kind$}  {:from$}  {:to$}  {:>12}  {time:>10}  {}",
+                e.op, e.kind, e.from, e.to, e.bytes, e.caller
+            )?;
         }
-        write!(f, "{} steps, {} bytes received by the worst rank", self.entries.len(), self.bytes())
+        write!(
+            f,
+            "{} steps, {} bytes received by the worst rank",
+            self.entries.len(),
+            self.bytes()
+        )
     }
 }
 
@@ -117,14 +137,30 @@ pub(crate) fn outermost() -> Option<(&'static str, &'static Location<'static>)> 
     OPS.with_borrow(|ops| ops.first().copied())
 }
 
-/// Runs a step and writes it down, if anybody listens. Steps that send nothing are no communication.
-pub(crate) fn step(x: &Tensor, step: &Step, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+/// Runs a step and writes it down, if anybody listens. Steps that send nothing are no
+/// communication.
+pub(crate) fn step(
+    x: &Tensor,
+    step: &Step,
+    run: impl FnOnce() -> Result<Tensor>,
+) -> Result<Tensor> {
     let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
-    write(step.kind.name(), step.recv_bytes, || (ty(&step.from), ty(&step.to)), run)
+    write(
+        step.kind.name(),
+        step.recv_bytes,
+        || (ty(&step.from), ty(&step.to)),
+        run,
+    )
 }
 
-/// Runs what sends `bytes` to the worst rank and writes it down with the types before and after, if anybody listens.
-pub(crate) fn write(kind: &'static str, bytes: u64, types: impl FnOnce() -> (String, String), run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+/// Runs what sends `bytes` to the worst rank and writes it down with the types before and after, if
+/// anybody listens.
+pub(crate) fn write(
+    kind: &'static str,
+    bytes: u64,
+    types: impl FnOnce() -> (String, String),
+    run: impl FnOnce() -> Result<Tensor>,
+) -> Result<Tensor> {
     if bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
         return run();
     }
@@ -135,9 +171,19 @@ pub(crate) fn write(kind: &'static str, bytes: u64, types: impl FnOnce() -> (Str
     let time = start.elapsed();
     #[cfg(target_family = "wasm")]
     let time = Duration::ZERO;
-    let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| (op, caller.to_string()));
+    let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| {
+        (op, caller.to_string())
+    });
     let (from, to) = types();
-    let entry = Entry { op, caller, kind, from, to, bytes, time };
+    let entry = Entry {
+        op,
+        caller,
+        kind,
+        from,
+        to,
+        bytes,
+        time,
+    };
     OPEN.with_borrow_mut(|open| {
         if let Some(ledger) = open.last_mut() {
             ledger.entries.push(entry);

@@ -1,8 +1,9 @@
 //! One program on many ranks: how an op runs when its operands lie on a mesh.
 //!
-//! Every op goes through [`run`] with its rule and a local step. For plain tensors the local step is the op. On a mesh the [solver](solve) picks how each
-//! mesh axis is used, operands are resharded (the [policy] may forbid it, the [ledger] sees it), the local step runs on what each addressable rank
-//! holds, and the results carry the shardings that follow from the rule.
+//! Every op goes through [`run`] with its rule and a local step. For plain tensors the local step
+//! is the op. On a mesh the [solver](solve) picks how each mesh axis is used, operands are
+//! resharded (the [policy] may forbid it, the [ledger] sees it), the local step runs on what each
+//! addressable rank holds, and the results carry the shardings that follow from the rule.
 
 pub(crate) mod cache;
 pub mod ledger;
@@ -47,8 +48,18 @@ impl Local<'_> {
     pub(crate) fn part(&self, letter: char) -> Option<(Range<usize>, usize)> {
         let (known, mesh, rank, globals) = self.known?;
         let f = known.factors.iter().position(|(l, _)| *l == letter)?;
-        let axes = known.solution.cuts.iter().filter(|(g, _)| *g as usize == f).map(|(_, a)| *a as usize);
-        let (part, parts) = axes.fold((0, 1), |(part, parts), axis| (part * mesh.size(axis) + mesh.coordinate(rank, axis), parts * mesh.size(axis)));
+        let axes = known
+            .solution
+            .cuts
+            .iter()
+            .filter(|(g, _)| *g as usize == f)
+            .map(|(_, a)| *a as usize);
+        let (part, parts) = axes.fold((0, 1), |(part, parts), axis| {
+            (
+                part * mesh.size(axis) + mesh.coordinate(rank, axis),
+                parts * mesh.size(axis),
+            )
+        });
         let size = known.factors[f].1.size(globals);
         (parts > 1).then(|| (split(size, part, parts), size))
     }
@@ -56,8 +67,13 @@ impl Local<'_> {
     /// The box that this rank computes of result `output`, whose whole shape is `shape`.
     pub(crate) fn region(&self, output: usize, shape: &Shape) -> Region {
         match self.known {
-            Some((known, mesh, rank, _)) => known.solution.outputs[output].region(mesh, rank, shape),
-            None => Region { start: smallvec::smallvec![0; shape.rank()], shape: shape.dims().into() },
+            Some((known, mesh, rank, _)) => {
+                known.solution.outputs[output].region(mesh, rank, shape)
+            }
+            None => Region {
+                start: smallvec::smallvec![0; shape.rank()],
+                shape: shape.dims().into(),
+            },
         }
     }
 }
@@ -73,58 +89,96 @@ impl std::ops::Index<usize> for Local<'_> {
 /// Whether all operands are plain; an error where they lie on different meshes.
 #[inline]
 pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
-    let Some((first, rest)) = inputs.split_first() else { return Ok(true) };
+    let Some((first, rest)) = inputs.split_first() else {
+        return Ok(true);
+    };
     let mesh = first.mesh();
     for other in rest {
         if other.mesh() != mesh {
             if other.mesh().is_single() && mesh.is_single() {
-                return Err(Error::DeviceMismatch { op, left: mesh.to_string(), right: other.mesh().to_string() });
+                return Err(Error::DeviceMismatch {
+                    op,
+                    left: mesh.to_string(),
+                    right: other.mesh().to_string(),
+                });
             }
-            return Err(Error::MeshMismatch { op, left: mesh.to_string(), right: other.mesh().to_string() });
+            return Err(Error::MeshMismatch {
+                op,
+                left: mesh.to_string(),
+                right: other.mesh().to_string(),
+            });
         }
     }
     Ok(mesh.is_single())
 }
 
-/// Until it is dropped, what ops communicate is on behalf of this one: for ops that are composed of others. Nothing for plain tensors.
+/// Until it is dropped, what ops communicate is on behalf of this one: for ops that are composed of
+/// others. Nothing for plain tensors.
 #[track_caller]
 pub(crate) fn composed(op: &'static str, x: &Tensor) -> Option<ledger::Scope> {
     composed_at(op, x, Location::caller())
 }
 
 /// [`composed`] for an op that was called from `caller` and runs later.
-pub(crate) fn composed_at(op: &'static str, x: &Tensor, caller: &'static Location<'static>) -> Option<ledger::Scope> {
+pub(crate) fn composed_at(
+    op: &'static str,
+    x: &Tensor,
+    caller: &'static Location<'static>,
+) -> Option<ledger::Scope> {
     (!x.is_plain()).then(|| ledger::enter(op, caller))
 }
 
-/// A tensor with nothing partial, so that what several steps of a decomposition read is combined once.
+/// A tensor with nothing partial, so that what several steps of a decomposition read is combined
+/// once.
 pub(crate) fn settled(x: Tensor) -> Result<Tensor> {
-    if x.sharding().is_partial() { x.reshard(x.sharding().whole()) } else { Ok(x) }
+    if x.sharding().is_partial() {
+        x.reshard(x.sharding().whole())
+    } else {
+        Ok(x)
+    }
 }
 
 /// How many parts a dimension is cut into.
 pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
-    x.sharding().axes_of(dim).map(|axis| x.mesh().size(axis)).product()
+    x.sharding()
+        .axes_of(dim)
+        .map(|axis| x.mesh().size(axis))
+        .product()
 }
 
-/// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements from every part, one tensor for each addressable rank.
+/// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements
+/// from every part, one tensor for each addressable rank.
 #[track_caller]
-pub(crate) fn join_parts(x: &Tensor, dim: usize, each: usize, given: Vec<Tensor>) -> Result<Tensor> {
+pub(crate) fn join_parts(
+    x: &Tensor,
+    dim: usize,
+    each: usize,
+    given: Vec<Tensor>,
+) -> Result<Tensor> {
     let shape = x.shape().with(dim, each * parts_of(x, dim));
-    let gathered = x.sharding().axes_of(dim).fold(x.sharding().clone(), |s, axis| s.without(axis));
+    let gathered = x
+        .sharding()
+        .axes_of(dim)
+        .fold(x.sharding().clone(), |s, axis| s.without(axis));
     let dtype = given.first().map_or(x.dtype(), |t| t.dtype());
     Tensor::from_parts(x.mesh(), x.sharding().clone(), dtype, shape, given).reshard(gathered)
 }
 
 impl Call<'_> {
-    /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands that are not [`plain`].
+    /// Runs the op on a mesh: `rule` gives the rule, `local` computes on one rank. For operands
+    /// that are not [`plain`].
     #[track_caller]
-    pub(crate) fn run(&self, rule: impl FnOnce() -> Result<Rule>, local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
+    pub(crate) fn run(
+        &self,
+        rule: impl FnOnce() -> Result<Rule>,
+        local: impl Fn(&Local<'_>) -> Result<Outputs>,
+    ) -> Result<Outputs> {
         let (known, inputs) = self.prepare(rule)?;
         on_each_rank(self.op, &known, &inputs, local)
     }
 
-    /// As [`run`](Self::run), for ops that have a decomposition, which runs where a factor marked `stats` is cut.
+    /// As [`run`](Self::run), for ops that have a decomposition, which runs where a factor marked
+    /// `stats` is cut.
     #[track_caller]
     pub(crate) fn run_or(
         &self,
@@ -142,10 +196,16 @@ impl Call<'_> {
 
     /// Solves and reshards the operands.
     #[track_caller]
-    fn prepare(&self, rule: impl FnOnce() -> Result<Rule>) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
+    fn prepare(
+        &self,
+        rule: impl FnOnce() -> Result<Rule>,
+    ) -> Result<(std::rc::Rc<Known>, SmallVec<[Tensor; 3]>)> {
         if grad::is_recording(self.inputs) {
             let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`".into();
-            return Err(Error::Gradient { op: self.op, detail });
+            return Err(Error::Gradient {
+                op: self.op,
+                detail,
+            });
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         let known = cache::find(self, rule)?;
@@ -164,7 +224,9 @@ impl Call<'_> {
             for (i, x) in inputs.iter_mut().enumerate() {
                 match &known.plans[i] {
                     Some(plan) => *x = reshard::run(x, plan)?,
-                    None if x.sharding() != &known.solution.inputs[i] => *x = reshard::slice(x, &known.solution.inputs[i])?,
+                    None if x.sharding() != &known.solution.inputs[i] => {
+                        *x = reshard::slice(x, &known.solution.inputs[i])?
+                    }
                     None => {}
                 }
             }
@@ -173,33 +235,59 @@ impl Call<'_> {
     }
 }
 
-/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the result.
-fn on_each_rank(op: &'static str, known: &Known, inputs: &[Tensor], local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
+/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the
+/// result.
+fn on_each_rank(
+    op: &'static str,
+    known: &Known,
+    inputs: &[Tensor],
+    local: impl Fn(&Local<'_>) -> Result<Outputs>,
+) -> Result<Outputs> {
     let mesh = inputs[0].mesh();
     let solution = &known.solution;
-    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len()).filter(|a| solution.choices[*a] != Choice::Whole).collect();
+    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
+        .filter(|a| solution.choices[*a] != Choice::Whole)
+        .collect();
     let count = mesh.addressable().len();
     let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
     for (i, rank) in mesh.addressable().enumerate() {
-        let twin = mesh.addressable().take(i).position(|other| used.iter().all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a)));
+        let twin = mesh.addressable().take(i).position(|other| {
+            used.iter()
+                .all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a))
+        });
         if let Some(j) = twin.filter(|j| mesh.device(*j) == mesh.device(i)) {
             results.push(results[j].clone());
             continue;
         }
         let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
-        results.push(local(&Local { inputs: &parts, known: Some((known, mesh, rank, inputs)) })?);
+        results.push(local(&Local {
+            inputs: &parts,
+            known: Some((known, mesh, rank, inputs)),
+        })?);
     }
     let mut out = Outputs::new();
     for (o, sharding) in solution.outputs.iter().enumerate() {
-        let first =
-            results.first().and_then(|r| r.get(o)).ok_or_else(|| Error::Argument { op, detail: format!("the rule has {} results", solution.outputs.len()) })?;
+        let first = results
+            .first()
+            .and_then(|r| r.get(o))
+            .ok_or_else(|| Error::Argument {
+                op,
+                detail: format!("the rule has {} results", solution.outputs.len()),
+            })?;
         let shape = known.output_shape(op, o, first.shape(), inputs)?;
-        out.push(Tensor::from_parts(mesh, sharding.clone(), first.dtype(), shape, results.iter().map(|r| r[o].clone())));
+        out.push(Tensor::from_parts(
+            mesh,
+            sharding.clone(),
+            first.dtype(),
+            shape,
+            results.iter().map(|r| r[o].clone()),
+        ));
     }
     Ok(out)
 }
 
-/// Runs a user's own op, given as a rule in text and a function of one rank's parts; see [`rule`] for the notation.
+/// Runs a user's own op, given as a rule in text and a function of one rank's parts; see [`rule`]
+/// for the notation.
 ///
 /// ```
 /// # use anymesh_core::{Mesh, Tensor, spmd};
@@ -213,9 +301,17 @@ fn on_each_rank(op: &'static str, known: &Known, inputs: &[Tensor], local: impl 
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[track_caller]
-pub fn apply(op: &'static str, rule: &str, inputs: &[&Tensor], local: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
+pub fn apply(
+    op: &'static str,
+    rule: &str,
+    inputs: &[&Tensor],
+    local: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) -> Result<Vec<Tensor>> {
     if inputs.is_empty() {
-        return Err(Error::Argument { op, detail: "a rule needs at least one operand".into() });
+        return Err(Error::Argument {
+            op,
+            detail: "a rule needs at least one operand".into(),
+        });
     }
     if plain(op, inputs)? {
         return local(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
@@ -223,6 +319,14 @@ pub fn apply(op: &'static str, rule: &str, inputs: &[&Tensor], local: impl Fn(&[
     let shapes: SmallVec<[rule::Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
     // Two ops may share a name but not a rule.
     let text = hash(rule);
-    let out = Call { op, inputs, attrs: &[text as i64] }.run(|| Rule::new(rule, &shapes, &[]), |l| Ok(local(l.inputs)?.into_iter().collect()))?;
+    let out = Call {
+        op,
+        inputs,
+        attrs: &[text as i64],
+    }
+    .run(
+        || Rule::new(rule, &shapes, &[]),
+        |l| Ok(local(l.inputs)?.into_iter().collect()),
+    )?;
     Ok(out.into_vec())
 }

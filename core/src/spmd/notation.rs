@@ -40,28 +40,53 @@ type Items<'a> = SmallVec<[Option<Item<'a>>; 6]>;
 
 impl<'a> Parser<'a> {
     pub(super) fn new(text: &'a str, binds: &'a [Bind<'a>], sizes: &[(char, usize)]) -> Self {
-        Self { text, rule: Rule::default(), whole: SmallVec::new(), whole_rest: false, binds, sizes: sizes.into() }
+        Self {
+            text,
+            rule: Rule::default(),
+            whole: SmallVec::new(),
+            whole_rest: false,
+            binds,
+            sizes: sizes.into(),
+        }
     }
 
     fn fail<T>(&self, why: impl Into<String>) -> Result<T> {
-        Err(Error::Parse { what: "sharding rule", text: self.text.into(), expected: why.into() })
+        Err(Error::Parse {
+            what: "sharding rule",
+            text: self.text.into(),
+            expected: why.into(),
+        })
     }
 
     pub(super) fn read(mut self, shapes: &[Given<'_>]) -> Result<Rule> {
         let mut clauses = self.text.split(';').map(str::trim);
         let head = clauses.next().unwrap_or("");
-        let Some((left, right)) = head.split_once("->") else { return self.fail("operands -> results, such as mk, kn -> mn") };
+        let Some((left, right)) = head.split_once("->") else {
+            return self.fail("operands -> results, such as mk, kn -> mn");
+        };
         let clauses: SmallVec<[&str; 6]> = clauses.filter(|c| !c.is_empty()).collect();
         for clause in &clauses {
             if let Some(letters) = clause.strip_prefix("replicate ") {
                 self.whole_rest |= letters.contains("...");
-                self.whole.extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
+                self.whole
+                    .extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
             }
         }
-        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() { SmallVec::new() } else { left.split(',').collect() };
+        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() {
+            SmallVec::new()
+        } else {
+            left.split(',').collect()
+        };
         // Numbers of elementwise ops need no term.
-        if shapes.iter().skip(left.len()).any(|given| matches!(given, Given::Shape(_))) {
-            return self.fail(format!("{} operands, as many as the op was given", shapes.len()));
+        if shapes
+            .iter()
+            .skip(left.len())
+            .any(|given| matches!(given, Given::Shape(_)))
+        {
+            return self.fail(format!(
+                "{} operands, as many as the op was given",
+                shapes.len()
+            ));
         }
         // The longest run that `...` stands for decides its letters, which align at the right.
         let mut rest = 0;
@@ -122,13 +147,20 @@ impl<'a> Parser<'a> {
                 '(' => {
                     let letters = left[1..].split(')').next().unwrap_or("");
                     used = letters.len() + 2;
-                    if letters.is_empty() || used > left.len() || !letters.chars().all(|c| c.is_ascii_lowercase()) {
+                    if letters.is_empty()
+                        || used > left.len()
+                        || !letters.chars().all(|c| c.is_ascii_lowercase())
+                    {
                         return self.fail("letters a to z between ( and )");
                     }
                     out.push(Item::Compound(letters));
                 }
                 c if c.is_whitespace() => {}
-                _ => return self.fail(format!("letters a to z, (..), 1 and `...` in terms, not '{c}'")),
+                _ => {
+                    return self.fail(format!(
+                        "letters a to z, (..), 1 and `...` in terms, not '{c}'"
+                    ));
+                }
             }
             left = &left[used..];
         }
@@ -145,21 +177,37 @@ impl<'a> Parser<'a> {
 
     fn width(&self, item: Item<'_>) -> usize {
         match item {
-            Item::Letter(c) => self.binds.iter().find(|(b, _)| *b == c).map_or(1, |(_, axes)| axes.len()),
+            Item::Letter(c) => self
+                .binds
+                .iter()
+                .find(|(b, _)| *b == c)
+                .map_or(1, |(_, axes)| axes.len()),
             Item::One | Item::Compound(_) => 1,
             Item::Rest => 0,
         }
     }
 
-    /// What stands for each dimension of an operand of this rank, or of a result, whose rank follows from the term.
+    /// What stands for each dimension of an operand of this rank, or of a result, whose rank
+    /// follows from the term.
     fn assign(&self, term: &'a str, rank: Option<usize>, rest: usize) -> Result<Items<'a>> {
         let items = self.items(term)?;
         let explicit = self.explicit(&items);
         let has_rest = items.contains(&Item::Rest);
         let rank = rank.unwrap_or(explicit + if has_rest { rest } else { 0 });
-        let covered = if has_rest { rank.checked_sub(explicit) } else { (rank == explicit).then_some(0) };
+        let covered = if has_rest {
+            rank.checked_sub(explicit)
+        } else {
+            (rank == explicit).then_some(0)
+        };
         let Some(covered) = covered else {
-            return Err(Error::Shape { op: "rule", detail: format!("an operand of rank {rank} does not fit '{}' in '{}'", term.trim(), self.text) });
+            return Err(Error::Shape {
+                op: "rule",
+                detail: format!(
+                    "an operand of rank {rank} does not fit '{}' in '{}'",
+                    term.trim(),
+                    self.text
+                ),
+            });
         };
         // Bound letters take their dimensions, the others fill what is left in order.
         let mut dims: Items<'a> = smallvec::smallvec![None; rank];
@@ -171,15 +219,29 @@ impl<'a> Parser<'a> {
                 for (n, &axis) in axes.iter().enumerate() {
                     let axis = if items.len() == 1 { n } else { axis };
                     if axis >= rank {
-                        return Err(Error::Shape { op: "rule", detail: format!("dimension {axis} of an operand of rank {rank}, in '{}'", self.text) });
+                        return Err(Error::Shape {
+                            op: "rule",
+                            detail: format!(
+                                "dimension {axis} of an operand of rank {rank}, in '{}'",
+                                self.text
+                            ),
+                        });
                     }
-                    // Several dimensions under one letter are factors of their own, told apart by an upper half of the alphabet.
-                    dims[axis] = Some(Item::Letter(if n == 0 { *c } else { char::from_u32(*c as u32 + 0x400 * n as u32).unwrap_or(*c) }));
+                    // Several dimensions under one letter are factors of their own, told apart by
+                    // an upper half of the alphabet.
+                    dims[axis] = Some(Item::Letter(if n == 0 {
+                        *c
+                    } else {
+                        char::from_u32(*c as u32 + 0x400 * n as u32).unwrap_or(*c)
+                    }));
                     taken[axis] = true;
                 }
             }
         }
-        let mut free = (0..rank).filter(|d| !taken[*d]).collect::<SmallVec<[usize; 6]>>().into_iter();
+        let mut free = (0..rank)
+            .filter(|d| !taken[*d])
+            .collect::<SmallVec<[usize; 6]>>()
+            .into_iter();
         for item in &items {
             match item {
                 Item::Letter(c) if self.binds.iter().any(|(b, _)| b == c) => {}
@@ -194,7 +256,8 @@ impl<'a> Parser<'a> {
                 Item::Rest => {
                     for n in 0..covered {
                         if let Some(d) = free.next() {
-                            dims[d] = (!self.whole_rest).then(|| Item::Letter(letter(rest - covered + n)));
+                            dims[d] = (!self.whole_rest)
+                                .then(|| Item::Letter(letter(rest - covered + n)));
                         }
                     }
                 }
@@ -204,25 +267,41 @@ impl<'a> Parser<'a> {
     }
 
     /// The factors of each dimension of an operand, or of a result, whose shape is not known.
-    fn term(&mut self, term: &'a str, shape: Option<&Shape>, rest: usize) -> Result<SmallVec<[Factors; 4]>> {
+    fn term(
+        &mut self,
+        term: &'a str,
+        shape: Option<&Shape>,
+        rest: usize,
+    ) -> Result<SmallVec<[Factors; 4]>> {
         let mut out = SmallVec::new();
-        for (d, item) in self.assign(term, shape.map(Shape::rank), rest)?.into_iter().enumerate() {
+        for (d, item) in self
+            .assign(term, shape.map(Shape::rank), rest)?
+            .into_iter()
+            .enumerate()
+        {
             let size = shape.map(|s| s[d]);
             out.push(match item {
                 Some(Item::Letter(c)) if !self.is_whole(c) => self.dimension(c, size)?,
-                Some(Item::Compound(letters)) if !letters.chars().any(|c| self.is_whole(c)) => self.compound(letters, size)?,
+                Some(Item::Compound(letters)) if !letters.chars().any(|c| self.is_whole(c)) => {
+                    self.compound(letters, size)?
+                }
                 _ => Factors::new(),
             });
         }
         Ok(out)
     }
 
-    /// Finds the sizes of factors in brackets from dimensions they have alone and from the others in their brackets.
+    /// Finds the sizes of factors in brackets from dimensions they have alone and from the others
+    /// in their brackets.
     fn find_sizes(&mut self, terms: &[&'a str], shapes: &[Given<'_>], rest: usize) -> Result<()> {
         let mut compounds: SmallVec<[(&str, usize); 6]> = SmallVec::new();
         for (term, given) in terms.iter().zip(shapes) {
             let Given::Shape(shape) = given else { continue };
-            for (item, &size) in self.assign(term, Some(shape.rank()), rest)?.into_iter().zip(shape.dims()) {
+            for (item, &size) in self
+                .assign(term, Some(shape.rank()), rest)?
+                .into_iter()
+                .zip(shape.dims())
+            {
                 match item {
                     Some(Item::Letter(c)) if self.size(c).is_none() => self.sizes.push((c, size)),
                     Some(Item::Compound(letters)) => compounds.push((letters, size)),
@@ -230,19 +309,32 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        // A factor that is the only unknown one in its brackets follows from the others. Where nothing tells, the first takes all.
+        // A factor that is the only unknown one in its brackets follows from the others. Where
+        // nothing tells, the first takes all.
         loop {
-            let open = |(letters, _): &(&str, usize)| letters.chars().filter(|c| self.size(*c).is_none()).count();
-            let next = compounds.iter().copied().filter(|c| open(c) > 0).min_by_key(open);
-            let Some((letters, size)) = next else { return Ok(()) };
+            let open = |(letters, _): &(&str, usize)| {
+                letters.chars().filter(|c| self.size(*c).is_none()).count()
+            };
+            let next = compounds
+                .iter()
+                .copied()
+                .filter(|c| open(c) > 0)
+                .min_by_key(open);
+            let Some((letters, size)) = next else {
+                return Ok(());
+            };
             let known: usize = letters.chars().filter_map(|c| self.size(c)).product();
             let unknown = letters.chars().find(|c| self.size(*c).is_none());
-            self.sizes.extend(unknown.map(|c| (c, size.checked_div(known).unwrap_or(1))));
+            self.sizes
+                .extend(unknown.map(|c| (c, size.checked_div(known).unwrap_or(1))));
         }
     }
 
     fn size(&self, letter: char) -> Option<usize> {
-        self.sizes.iter().find(|(l, _)| *l == letter).map(|(_, size)| *size)
+        self.sizes
+            .iter()
+            .find(|(l, _)| *l == letter)
+            .map(|(_, size)| *size)
     }
 
     /// The factors of a dimension in brackets.
@@ -255,16 +347,26 @@ impl<'a> Parser<'a> {
                 // Only results have it.
                 (None, None) => return Ok(Factors::new()),
                 (None, Some(_)) => {
-                    self.rule.factors.push(Factor { letter: c, size: self.size(c).unwrap_or(1), kind: Kind::Pass });
+                    self.rule.factors.push(Factor {
+                        letter: c,
+                        size: self.size(c).unwrap_or(1),
+                        kind: Kind::Pass,
+                    });
                     self.rule.factors.len() - 1
                 }
             };
             out.push(f as u8);
         }
-        let product: usize = out.iter().map(|f| self.rule.factors[*f as usize].size).product();
+        let product: usize = out
+            .iter()
+            .map(|f| self.rule.factors[*f as usize].size)
+            .product();
         match size {
             Some(size) if size != product => {
-                let detail = format!("a dimension of size {size} is not ({letters}) of size {product} in '{}'", self.text);
+                let detail = format!(
+                    "a dimension of size {size} is not ({letters}) of size {product} in '{}'",
+                    self.text
+                );
                 Err(Error::Shape { op: "rule", detail })
             }
             _ => Ok(out),
@@ -283,7 +385,11 @@ impl<'a> Parser<'a> {
             return Ok(known.map(|f| f as u8).into_iter().collect());
         };
         let Some(f) = known else {
-            self.rule.factors.push(Factor { letter, size, kind: Kind::Pass });
+            self.rule.factors.push(Factor {
+                letter,
+                size,
+                kind: Kind::Pass,
+            });
             return Ok([self.rule.factors.len() as u8 - 1].into_iter().collect());
         };
         let broadcasts = letter.is_ascii_uppercase();
@@ -303,7 +409,10 @@ impl<'a> Parser<'a> {
             }
             return Ok([f as u8].into_iter().collect());
         }
-        let detail = format!("factor {letter} of '{}' has size {} in one operand and {size} in another", self.text, factor.size);
+        let detail = format!(
+            "factor {letter} of '{}' has size {} in one operand and {size} in another",
+            self.text, factor.size
+        );
         Err(Error::Shape { op: "rule", detail })
     }
 
@@ -315,7 +424,9 @@ impl<'a> Parser<'a> {
                 if word == "all" {
                     return Ok((1 << parser.rule.inputs.len()) - 1);
                 }
-                let Ok(n) = word.parse::<usize>() else { return parser.fail(format!("operand numbers, not '{word}'")) };
+                let Ok(n) = word.parse::<usize>() else {
+                    return parser.fail(format!("operand numbers, not '{word}'"));
+                };
                 match numbers.get(n) {
                     Some(Place::At(n)) => mask |= 1 << n,
                     Some(Place::Number) => return Ok(0),
@@ -343,7 +454,10 @@ impl<'a> Parser<'a> {
             "linear" | "monotone" | "through" => {
                 const EXTREMES: &[Reduction] = &[Reduction::Max, Reduction::Min];
                 let (reductions, operands) = match name {
-                    "linear" => (&[Reduction::Sum] as &'static [Reduction], operands(self, rest)?),
+                    "linear" => (
+                        &[Reduction::Sum] as &'static [Reduction],
+                        operands(self, rest)?,
+                    ),
                     "monotone" => (EXTREMES, operands(self, rest)?),
                     _ => {
                         let name = words.next().unwrap_or("");
@@ -352,17 +466,24 @@ impl<'a> Parser<'a> {
                             "any" => all,
                             _ => {
                                 let one: Reduction = name.parse()?;
-                                all.iter().position(|r| *r == one).map_or(&all[..0], |i| &all[i..=i])
+                                all.iter()
+                                    .position(|r| *r == one)
+                                    .map_or(&all[..0], |i| &all[i..=i])
                             }
                         };
                         (reductions, operands(self, words)?)
                     }
                 };
                 if operands != 0 {
-                    self.rule.through.push(Through { operands, reductions });
+                    self.rule.through.push(Through {
+                        operands,
+                        reductions,
+                    });
                 }
             }
-            _ => return self.fail(format!("clauses replicate, reduce, stats, linear, monotone, through, offset, not '{name}'")),
+            _ => return self.fail(format!(
+                "clauses replicate, reduce, stats, linear, monotone, through, offset, not '{name}'"
+            )),
         }
         Ok(())
     }
@@ -371,7 +492,12 @@ impl<'a> Parser<'a> {
         for letter in letters {
             for factor in &mut self.rule.factors {
                 let rest = *letter == "..." && factor.letter.is_ascii_uppercase();
-                if rest || letter.chars().next().is_some_and(|c| same_letter(c, factor.letter)) {
+                if rest
+                    || letter
+                        .chars()
+                        .next()
+                        .is_some_and(|c| same_letter(c, factor.letter))
+                {
                     factor.kind = kind;
                 }
             }
@@ -379,7 +505,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Factors that pass must be in every result; reduced ones that every result names leave a dimension of size 1 there.
+    /// Factors that pass must be in every result; reduced ones that every result names leave a
+    /// dimension of size 1 there.
     fn finish(mut self) -> Result<Rule> {
         for f in 0..self.rule.factors.len() {
             let has = |dims: &SmallVec<[Factors; 4]>| dims.iter().any(|d| d.contains(&(f as u8)));
@@ -396,17 +523,24 @@ impl<'a> Parser<'a> {
                 Kind::Pass if self.rule.outputs.iter().all(has) => {}
                 Kind::Pass => {
                     let letter = self.rule.factors[f].letter;
-                    return self.fail(format!("a `reduce` or `replicate` clause for {letter}, which a result lacks"));
+                    return self.fail(format!(
+                        "a `reduce` or `replicate` clause for {letter}, which a result lacks"
+                    ));
                 }
             }
         }
-        let linear = self.rule.through.iter().filter(|t| t.reductions.contains(&Reduction::Sum));
+        let linear = self
+            .rule
+            .through
+            .iter()
+            .filter(|t| t.reductions.contains(&Reduction::Sum));
         self.rule.addends = linear.map(|t| t.operands).reduce(|a, b| a & b).unwrap_or(0);
         Ok(self.rule)
     }
 }
 
-/// Whether a factor belongs to a letter: the dimensions of a bound letter are told apart by a multiple of 0x400.
+/// Whether a factor belongs to a letter: the dimensions of a bound letter are told apart by a
+/// multiple of 0x400.
 fn same_letter(letter: char, factor: char) -> bool {
     letter == factor || (factor as u32 >= 0x400 && factor as u32 % 0x400 == letter as u32)
 }
@@ -415,27 +549,55 @@ fn same_letter(letter: char, factor: char) -> bool {
 mod tests {
     use super::*;
 
-    fn factors(text: &str, shapes: &[&[usize]], sizes: &[(char, usize)]) -> Result<Vec<(char, usize)>> {
+    fn factors(
+        text: &str,
+        shapes: &[&[usize]],
+        sizes: &[(char, usize)],
+    ) -> Result<Vec<(char, usize)>> {
         let shapes: Vec<Shape> = shapes.iter().map(|s| Shape::from(*s)).collect();
         let given: Vec<Given<'_>> = shapes.iter().map(Given::Shape).collect();
-        Ok(Rule::with_sizes(text, &given, &[], sizes)?.factors.iter().map(|f| (f.letter, f.size)).collect())
+        Ok(Rule::with_sizes(text, &given, &[], sizes)?
+            .factors
+            .iter()
+            .map(|f| (f.letter, f.size))
+            .collect())
     }
 
     #[test]
     fn sizes_in_brackets_follow_from_what_is_known() {
-        // The key heads say how many query heads share one; the channels of a weight and the groups say the rest.
-        assert_eq!(factors("(hg)s, ht -> (hg)s ; replicate t", &[&[6, 5], &[2, 4]], &[]).unwrap(), [('h', 2), ('g', 3), ('s', 5)]);
+        // The key heads say how many query heads share one; the channels of a weight and the groups
+        // say the rest.
+        assert_eq!(
+            factors("(hg)s, ht -> (hg)s ; replicate t", &[&[6, 5], &[2, 4]], &[]).unwrap(),
+            [('h', 2), ('g', 3), ('s', 5)]
+        );
         let grouped = "n(gc), (go)c -> n(go) ; reduce c sum";
-        assert_eq!(factors(grouped, &[&[7, 6], &[8, 3]], &[]).unwrap(), [('n', 7), ('g', 2), ('c', 3), ('o', 4)]);
-        assert_eq!(factors("(gc) -> (gc)", &[&[6]], &[]).unwrap(), [('g', 6), ('c', 1)], "nothing tells");
-        assert_eq!(factors("(gc), c -> (gc)", &[&[0], &[0]], &[]).unwrap(), [('g', 1), ('c', 0)]);
+        assert_eq!(
+            factors(grouped, &[&[7, 6], &[8, 3]], &[]).unwrap(),
+            [('n', 7), ('g', 2), ('c', 3), ('o', 4)]
+        );
+        assert_eq!(
+            factors("(gc) -> (gc)", &[&[6]], &[]).unwrap(),
+            [('g', 6), ('c', 1)],
+            "nothing tells"
+        );
+        assert_eq!(
+            factors("(gc), c -> (gc)", &[&[0], &[0]], &[]).unwrap(),
+            [('g', 1), ('c', 0)]
+        );
     }
 
     #[test]
     fn brackets_that_do_not_fit_are_refused() {
-        assert!(matches!(factors("(gc) -> (gc)", &[&[6]], &[('g', 4)]), Err(Error::Shape { .. })));
+        assert!(matches!(
+            factors("(gc) -> (gc)", &[&[6]], &[('g', 4)]),
+            Err(Error::Shape { .. })
+        ));
         for text in ["(gc -> gc", "() -> ", "(g1) -> g", "(...) -> ..."] {
-            assert!(matches!(factors(text, &[&[6]], &[]), Err(Error::Parse { .. })), "{text}");
+            assert!(
+                matches!(factors(text, &[&[6]], &[]), Err(Error::Parse { .. })),
+                "{text}"
+            );
         }
     }
 
@@ -443,15 +605,30 @@ mod tests {
     fn a_factor_that_some_results_lack_is_cut_in_the_others() {
         let shape = Shape::from([4, 6]);
         let rule = Rule::new("mk -> mk, m ; reduce k sum", &[Given::Shape(&shape)], &[]).unwrap();
-        assert_eq!(rule.outputs.iter().map(|dims| dims.iter().map(|d| d.len()).sum::<usize>()).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(
+            rule.outputs
+                .iter()
+                .map(|dims| dims.iter().map(|d| d.len()).sum::<usize>())
+                .collect::<Vec<_>>(),
+            [2, 1]
+        );
         let kept = Rule::new("mk -> mk ; reduce k sum", &[Given::Shape(&shape)], &[]).unwrap();
-        assert_eq!(kept.outputs[0][1].len(), 0, "a dimension of size 1 stays in its place");
+        assert_eq!(
+            kept.outputs[0][1].len(),
+            0,
+            "a dimension of size 1 stays in its place"
+        );
     }
 
     #[test]
     fn a_bound_letter_alone_is_all_of_an_operand() {
         let (x, w) = (Shape::from([2, 3, 4]), Shape::from([3, 4]));
-        let rule = Rule::new("...r, r -> ...r", &[Given::Shape(&x), Given::Shape(&w)], &[('r', &[1, 2])]).unwrap();
+        let rule = Rule::new(
+            "...r, r -> ...r",
+            &[Given::Shape(&x), Given::Shape(&w)],
+            &[('r', &[1, 2])],
+        )
+        .unwrap();
         assert_eq!(rule.inputs[0][1..], rule.inputs[1][..]);
     }
 }

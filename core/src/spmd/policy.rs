@@ -10,7 +10,8 @@ pub enum Policy {
     /// It reshards them, and the ledger sees it.
     #[default]
     Auto,
-    /// It fails with the list of choices. Slicing what a rank already has is allowed; so is `reshard`, which says it in the program.
+    /// It fails with the list of choices. Slicing what a rank already has is allowed; so is
+    /// `reshard`, which says it in the program.
     Explicit,
 }
 
@@ -19,7 +20,8 @@ thread_local! {
     static POLICIES: RefCell<Vec<(Policy, Vec<String>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `f` under a policy, for some mesh axes or (with an empty list) for all. Inner policies override outer ones.
+/// Runs `f` under a policy, for some mesh axes or (with an empty list) for all. Inner policies
+/// override outer ones.
 ///
 /// ```
 /// # use anymesh_core::{Error, Mesh, Tensor, spmd::{Policy, with_policy}};
@@ -48,19 +50,42 @@ pub fn with_policy<T>(policy: Policy, axes: &[&str], f: impl FnOnce() -> T) -> T
 
 /// The policy for a mesh axis.
 fn policy_of(axis: &str) -> Policy {
-    POLICIES.with_borrow(|p| p.iter().rev().find(|(_, axes)| axes.is_empty() || axes.iter().any(|a| a == axis)).map_or(Policy::Auto, |(policy, _)| *policy))
+    POLICIES.with_borrow(|p| {
+        p.iter()
+            .rev()
+            .find(|(_, axes)| axes.is_empty() || axes.iter().any(|a| a == axis))
+            .map_or(Policy::Auto, |(policy, _)| *policy)
+    })
 }
 
 /// Refuses a solution that communicates along an axis whose policy is explicit.
-pub(crate) fn check(call: &Call<'_>, known: &Known, caller: &'static Location<'static>) -> Result<()> {
+pub(crate) fn check(
+    call: &Call<'_>,
+    known: &Known,
+    caller: &'static Location<'static>,
+) -> Result<()> {
     if POLICIES.with_borrow(|p| p.is_empty()) {
         return Ok(());
     }
     let mesh = call.inputs[0].mesh();
-    let statistics = |axis: usize| known.solution.decompose && matches!(known.solution.choices[axis], super::Choice::Cut(_));
-    let moves = |axis: usize| call.inputs.iter().zip(&known.solution.inputs).any(|(x, to)| changes(x.sharding(), to, axis)) || statistics(axis);
-    if (0..mesh.axes().len()).any(|axis| policy_of(&mesh.axes()[axis].0) == Policy::Explicit && moves(axis)) {
-        return Err(Error::ImplicitCommunication { op: call.op, caller: caller.to_string(), choices: choices(call, known, mesh)? });
+    let statistics = |axis: usize| {
+        known.solution.decompose && matches!(known.solution.choices[axis], super::Choice::Cut(_))
+    };
+    let moves = |axis: usize| {
+        call.inputs
+            .iter()
+            .zip(&known.solution.inputs)
+            .any(|(x, to)| changes(x.sharding(), to, axis))
+            || statistics(axis)
+    };
+    if (0..mesh.axes().len())
+        .any(|axis| policy_of(&mesh.axes()[axis].0) == Policy::Explicit && moves(axis))
+    {
+        return Err(Error::ImplicitCommunication {
+            op: call.op,
+            caller: caller.to_string(),
+            choices: choices(call, known, mesh)?,
+        });
     }
     Ok(())
 }
@@ -73,14 +98,35 @@ fn changes(from: &Sharding, to: &Sharding, axis: usize) -> bool {
 
 /// The cheapest few assignments, as the reshards a program could write.
 fn choices(call: &Call<'_>, known: &Known, mesh: &Mesh) -> Result<String> {
-    let operands: Vec<_> = call.inputs.iter().map(|t| solve::Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect();
+    let operands: Vec<_> = call
+        .inputs
+        .iter()
+        .map(|t| solve::Operand {
+            shape: t.shape(),
+            dtype: t.dtype(),
+            sharding: t.sharding(),
+        })
+        .collect();
     let mut lines = vec![];
-    for solution in solve::alternatives(mesh, &known.rule, &operands)?.iter().take(4) {
+    for solution in solve::alternatives(mesh, &known.rule, &operands)?
+        .iter()
+        .take(4)
+    {
         let reshards: Vec<String> = (call.inputs.iter().zip(&solution.inputs).enumerate())
             .filter(|(_, (x, to))| x.sharding() != *to)
-            .map(|(i, (x, to))| format!("reshard operand {i} from {} to {}", x.type_string(), ty(x, to)))
+            .map(|(i, (x, to))| {
+                format!(
+                    "reshard operand {i} from {} to {}",
+                    x.type_string(),
+                    ty(x, to)
+                )
+            })
             .collect();
-        let what = if reshards.is_empty() { "exchange statistics inside the op".to_string() } else { reshards.join(", ") };
+        let what = if reshards.is_empty() {
+            "exchange statistics inside the op".to_string()
+        } else {
+            reshards.join(", ")
+        };
         lines.push(format!("  {what}: {} bytes a rank", solution.bytes));
     }
     lines.push("  or allow it with `with_policy(Policy::Auto, ..)`".into());

@@ -1,9 +1,11 @@
 //! Sharding rules as data.
 //!
-//! A rule names the dimensions of an op's operands and results by *factors*: `...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1`. Equal letters are the
-//! same factor; `...` stands for the remaining dimensions, which broadcast. A factor may be cut over mesh axes if all that carry it are cut alike. One that
-//! the result lacks is reduced; where only some results lack it, it stays cut in the others. `(gc)` is one dimension made of two factors, major first.
-//! After `;` stand clauses:
+//! A rule names the dimensions of an op's operands and results by *factors*:
+//! `...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1`. Equal letters are the same factor;
+//! `...` stands for the remaining dimensions, which broadcast. A factor may be cut over mesh axes
+//! if all that carry it are cut alike. One that the result lacks is reduced; where only some
+//! results lack it, it stays cut in the others. `(gc)` is one dimension made of two factors, major
+//! first. After `;` stand clauses:
 //!
 //! | clause | meaning |
 //! |---|---|
@@ -14,8 +16,8 @@
 //! | `monotone 0` | the same for partial maxima and minima |
 //! | `through or 0 1` | the same for the reduction named |
 //!
-//! An operand that is in every `linear` clause but lacks a factor that is reduced with `sum` is an addend (a bias): where that factor is cut, it becomes partial, so
-//! that it is added once.
+//! An operand that is in every `linear` clause but lacks a factor that is reduced with `sum` is an
+//! addend (a bias): where that factor is cut, it becomes partial, so that it is added once.
 
 use super::notation::Parser;
 use crate::{Reduction, Result, Shape, Tensor};
@@ -95,7 +97,8 @@ impl<'a> From<Option<&'a Tensor>> for Given<'a> {
     }
 }
 
-/// A letter that stands for these dimensions, wherever they are; in a term of its own it stands for all there are.
+/// A letter that stands for these dimensions, wherever they are; in a term of its own it stands for
+/// all there are.
 pub type Bind<'a> = (char, &'a [usize]);
 
 impl Rule {
@@ -111,8 +114,9 @@ impl Rule {
         Self::with_sizes(text, shapes, binds, &[])
     }
 
-    /// As [`new`](Self::new), with the sizes of factors that only stand in brackets. Sizes that follow from the operands need not be given; of those that nothing
-    /// tells, the first takes all there is.
+    /// As [`new`](Self::new), with the sizes of factors that only stand in brackets. Sizes that
+    /// follow from the operands need not be given; of those that nothing tells, the first takes all
+    /// there is.
     ///
     /// ```
     /// # use anymesh_core::{Shape, spmd::{Rule, rule::Given}};
@@ -120,7 +124,12 @@ impl Rule {
     /// assert_eq!(rule.factors.iter().map(|f| (f.letter, f.size)).collect::<Vec<_>>(), [('n', 4), ('g', 2), ('c', 3)]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    pub fn with_sizes(text: &str, shapes: &[Given<'_>], binds: &[Bind<'_>], sizes: &[(char, usize)]) -> Result<Self> {
+    pub fn with_sizes(
+        text: &str,
+        shapes: &[Given<'_>],
+        binds: &[Bind<'_>],
+        sizes: &[(char, usize)],
+    ) -> Result<Self> {
         Parser::new(text, binds, sizes).read(shapes)
     }
 
@@ -128,17 +137,34 @@ impl Rule {
     pub fn broadcast(shape: &Shape, operands: &[&Tensor], outputs: usize) -> Self {
         let mut rule = Rule::default();
         for d in 0..shape.rank() {
-            rule.factors.push(Factor { letter: letter(d), size: shape[d], kind: Kind::Pass });
+            rule.factors.push(Factor {
+                letter: letter(d),
+                size: shape[d],
+                kind: Kind::Pass,
+            });
         }
         for t in operands {
             let lead = shape.rank() - t.rank();
-            rule.inputs
-                .push((0..t.rank()).map(|d| if t.dims()[d] == shape[lead + d] { smallvec::smallvec![(lead + d) as u8] } else { Factors::new() }).collect());
+            rule.inputs.push(
+                (0..t.rank())
+                    .map(|d| {
+                        if t.dims()[d] == shape[lead + d] {
+                            smallvec::smallvec![(lead + d) as u8]
+                        } else {
+                            Factors::new()
+                        }
+                    })
+                    .collect(),
+            );
         }
         rule.outputs = smallvec::smallvec![(0..shape.rank()).map(|d| smallvec::smallvec![d as u8]).collect(); outputs];
         // A dimension that no operand has is computed whole.
         for f in 0..shape.rank() {
-            if !rule.inputs.iter().any(|dims| dims.iter().any(|d| d.contains(&(f as u8)))) {
+            if !rule
+                .inputs
+                .iter()
+                .any(|dims| dims.iter().any(|d| d.contains(&(f as u8))))
+            {
                 rule.factors[f].kind = Kind::Whole;
             }
         }
@@ -147,7 +173,10 @@ impl Rule {
 
     /// With these operands, together, letting partial values of `reductions` pass.
     pub fn let_through(mut self, operands: u32, reductions: &'static [Reduction]) -> Self {
-        self.through.push(Through { operands, reductions });
+        self.through.push(Through {
+            operands,
+            reductions,
+        });
         self
     }
 
@@ -156,13 +185,19 @@ impl Rule {
         self.factors.iter().position(|f| f.letter == letter)
     }
 
-    /// The factors between a shape and another of the same number of elements: sizes that both share from the left.
+    /// The factors between a shape and another of the same number of elements: sizes that both
+    /// share from the left.
     pub fn reshape(from: &Shape, to: &Shape) -> Self {
         let mut rule = Rule::default();
-        let (mut input, mut output): (SmallVec<[Factors; 4]>, SmallVec<[Factors; 4]>) =
-            (smallvec::smallvec![Factors::new(); from.rank()], smallvec::smallvec![Factors::new(); to.rank()]);
+        let (mut input, mut output): (SmallVec<[Factors; 4]>, SmallVec<[Factors; 4]>) = (
+            smallvec::smallvec![Factors::new(); from.rank()],
+            smallvec::smallvec![Factors::new(); to.rank()],
+        );
         let (mut i, mut j) = (0, 0);
-        let (mut a, mut b) = (from.dims().first().copied().unwrap_or(1), to.dims().first().copied().unwrap_or(1));
+        let (mut a, mut b) = (
+            from.dims().first().copied().unwrap_or(1),
+            to.dims().first().copied().unwrap_or(1),
+        );
         while i < from.rank() && j < to.rank() && from.numel() > 0 {
             let common = gcd(a, b);
             if common > 1 {
@@ -172,7 +207,8 @@ impl Rule {
                 // A dimension of size 1 that both have: the rank that holds it keeps it.
                 rule.shared(&mut input[i], &mut output[j], 1);
             } else if a > 1 && b > 1 {
-                // Sizes that share nothing: what follows is mixed up until the products meet again. These parts stay whole.
+                // Sizes that share nothing: what follows is mixed up until the products meet again.
+                // These parts stay whole.
                 let (mut x, mut y) = (a, b);
                 rule.whole(&mut input[i], a);
                 rule.whole(&mut output[j], b);
@@ -200,12 +236,16 @@ impl Rule {
         }
         rule.inputs.push(input);
         rule.outputs.push(output);
-        rule.through.push(Through { operands: 1, reductions: Reduction::ALL_STATIC });
+        rule.through.push(Through {
+            operands: 1,
+            reductions: Reduction::ALL_STATIC,
+        });
         rule
     }
 
-    /// The factors of a view: dimension `i` of the result is dimension `to[i]` of the operand, or a new one, which is whole. Dimensions of the operand that the
-    /// result lacks are whole too. Elements only move, so partial values of every reduction pass.
+    /// The factors of a view: dimension `i` of the result is dimension `to[i]` of the operand, or a
+    /// new one, which is whole. Dimensions of the operand that the result lacks are whole too.
+    /// Elements only move, so partial values of every reduction pass.
     pub fn view(from: &Shape, to: &[Option<usize>]) -> Self {
         let mut rule = Rule::default();
         let mut input: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); from.rank()];
@@ -214,7 +254,11 @@ impl Rule {
             if let Some(s) = *source {
                 let f = rule.factors.len() as u8;
                 (input[s], output[d]) = (smallvec::smallvec![f], smallvec::smallvec![f]);
-                rule.factors.push(Factor { letter: letter(s), size: from[s], kind: Kind::Pass });
+                rule.factors.push(Factor {
+                    letter: letter(s),
+                    size: from[s],
+                    kind: Kind::Pass,
+                });
             }
         }
         rule.inputs.push(input);
@@ -226,12 +270,20 @@ impl Rule {
         let f = self.factors.len() as u8;
         input.push(f);
         output.push(f);
-        self.factors.push(Factor { letter: (b'a' + f % 26) as char, size, kind: Kind::Pass });
+        self.factors.push(Factor {
+            letter: (b'a' + f % 26) as char,
+            size,
+            kind: Kind::Pass,
+        });
     }
 
     fn whole(&mut self, dim: &mut Factors, size: usize) {
         dim.push(self.factors.len() as u8);
-        self.factors.push(Factor { letter: '_', size, kind: Kind::Whole });
+        self.factors.push(Factor {
+            letter: '_',
+            size,
+            kind: Kind::Whole,
+        });
     }
 }
 

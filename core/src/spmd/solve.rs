@@ -1,8 +1,10 @@
 //! The solver: which factor each mesh axis cuts, over all mesh axes at once.
 //!
-//! For every mesh axis that some operand uses, a choice is one of: nothing (operands are whole along it), a factor (all that carry it are cut), or a partial
-//! value that passes through. The best assignment moves the fewest bytes; one that moves nothing always wins, and among those that move something the
-//! bytes that partial results still owe count too. Then come fewer reshards, then a fixed order. Axes that no operand uses stay unused.
+//! For every mesh axis that some operand uses, a choice is one of: nothing (operands are whole
+//! along it), a factor (all that carry it are cut), or a partial value that passes through. The
+//! best assignment moves the fewest bytes; one that moves nothing always wins, and among those that
+//! move something the bytes that partial results still owe count too. Then come fewer reshards,
+//! then a fixed order. Axes that no operand uses stay unused.
 
 use super::rule::{Factors, Kind, Rule};
 use crate::{
@@ -75,7 +77,9 @@ pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solut
         }
     }
     // Everything whole is always among the candidates.
-    Err(crate::Error::Sharding { detail: "no assignment fits the rule".into() })
+    Err(crate::Error::Sharding {
+        detail: "no assignment fits the rule".into(),
+    })
 }
 
 /// Every assignment worth considering, best first; for explanations.
@@ -84,7 +88,10 @@ pub fn alternatives(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Resul
     let mut search = Search::new(mesh, rule, operands);
     let candidates = search.candidates(false);
     search.visit(&candidates, u64::MAX, &mut |score, solution| {
-        if !all.iter().any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs) {
+        if !all
+            .iter()
+            .any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs)
+        {
             all.push((score, solution));
         }
         u64::MAX
@@ -122,15 +129,36 @@ struct Search<'a> {
     brought: SmallVec<[Vec<Brought>; 3]>,
 }
 
-/// The used axes that cut an operand or are partial, each in two bytes: which axis, and what it does. With more than 8 of them nothing is remembered.
+/// The used axes that cut an operand or are partial, each in two bytes: which axis, and what it
+/// does. With more than 8 of them nothing is remembered.
 type Asked = Option<u128>;
 
 impl<'a> Search<'a> {
     fn new(mesh: &'a Mesh, rule: &'a Rule, operands: &'a [Operand<'a>]) -> Self {
-        let used = (0..mesh.axes().len()).filter(|a| operands.iter().any(|o| o.sharding.placement(*a) != Placement::Replicate)).collect();
-        let held = operands.iter().map(|o| Held::new(mesh, o.shape, o.sharding)).collect();
-        let (asked, brought) = operands.iter().map(|_| (Vec::with_capacity(64), Vec::with_capacity(64))).unzip();
-        Self { mesh, rule, operands, used, held, asked, brought }
+        let used = (0..mesh.axes().len())
+            .filter(|a| {
+                operands
+                    .iter()
+                    .any(|o| o.sharding.placement(*a) != Placement::Replicate)
+            })
+            .collect();
+        let held = operands
+            .iter()
+            .map(|o| Held::new(mesh, o.shape, o.sharding))
+            .collect();
+        let (asked, brought) = operands
+            .iter()
+            .map(|_| (Vec::with_capacity(64), Vec::with_capacity(64)))
+            .unzip();
+        Self {
+            mesh,
+            rule,
+            operands,
+            used,
+            held,
+            asked,
+            brought,
+        }
     }
 
     /// What each used axis could do; with `free`, only what moves nothing along that axis.
@@ -154,7 +182,8 @@ impl<'a> Search<'a> {
                         }
                     }
                 }
-                // An axis stays with the operands that it cuts now (or is partial for): moving it to others would gather these all the same.
+                // An axis stays with the operands that it cuts now (or is partial for): moving it
+                // to others would gather these all the same.
                 for (f, factor) in self.rule.factors.iter().enumerate() {
                     let carries = |i: usize| self.rule.inputs[i].iter().any(|d| d.contains(&(f as u8)));
                     let asked =
@@ -175,11 +204,18 @@ impl<'a> Search<'a> {
     fn target(&self, operand: usize, choice: Choice) -> Placement {
         match choice {
             Choice::Whole => Placement::Replicate,
-            Choice::Through(mask, reduction) if mask >> operand & 1 == 1 => Placement::Partial(reduction),
+            Choice::Through(mask, reduction) if mask >> operand & 1 == 1 => {
+                Placement::Partial(reduction)
+            }
             Choice::Through(..) => Placement::Replicate,
-            Choice::Cut(f) => match self.rule.inputs[operand].iter().position(|d| d.contains(&(f as u8))) {
+            Choice::Cut(f) => match self.rule.inputs[operand]
+                .iter()
+                .position(|d| d.contains(&(f as u8)))
+            {
                 Some(dim) => Placement::Shard(dim),
-                None if self.rule.factors[f].kind == Kind::Reduce(Reduction::Sum) && self.rule.addends >> operand & 1 == 1 => {
+                None if self.rule.factors[f].kind == Kind::Reduce(Reduction::Sum)
+                    && self.rule.addends >> operand & 1 == 1 =>
+                {
                     Placement::Partial(Reduction::Sum)
                 }
                 None => Placement::Replicate,
@@ -187,16 +223,22 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes through all combinations of the candidates, and all orders of axes that cut the same factor. What costs more than `bound`, which `found` may lower,
-    /// is passed over.
-    fn visit(&mut self, candidates: &Candidates, mut bound: u64, found: &mut dyn FnMut(Score, Solution) -> u64) -> Result<()> {
+    /// Goes through all combinations of the candidates, and all orders of axes that cut the same
+    /// factor. What costs more than `bound`, which `found` may lower, is passed over.
+    fn visit(
+        &mut self,
+        candidates: &Candidates,
+        mut bound: u64,
+        found: &mut dyn FnMut(Score, Solution) -> u64,
+    ) -> Result<()> {
         if candidates.iter().any(|c| c.is_empty()) {
             return Ok(());
         }
         let mut at: SmallVec<[usize; 4]> = smallvec::smallvec![0; candidates.len()];
         let mut position = 0;
         loop {
-            let choices: SmallVec<[Choice; 4]> = at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
+            let choices: SmallVec<[Choice; 4]> =
+                at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
             for order in self.orders(&choices) {
                 if self.within(&choices, &order, bound)
                     && let Some((score, solution)) = self.evaluate(&choices, &order, position)?
@@ -231,14 +273,24 @@ impl<'a> Search<'a> {
         if choices.len() > EXHAUSTIVE_AXES {
             // The orders that the operands have.
             for operand in self.operands {
-                let mut order: SmallVec<[u8; 4]> =
-                    operand.sharding.cuts().filter_map(|(_, axis)| self.used.iter().position(|u| *u == axis)).map(|p| p as u8).collect();
-                order.extend(first.iter().copied().filter(|p| !operand.sharding.cuts().any(|(_, a)| a == self.used[*p as usize])));
+                let mut order: SmallVec<[u8; 4]> = operand
+                    .sharding
+                    .cuts()
+                    .filter_map(|(_, axis)| self.used.iter().position(|u| *u == axis))
+                    .map(|p| p as u8)
+                    .collect();
+                order.extend(first.iter().copied().filter(|p| {
+                    !operand
+                        .sharding
+                        .cuts()
+                        .any(|(_, a)| a == self.used[*p as usize])
+                }));
                 orders.push(order);
             }
             return orders;
         }
-        // Swapping neighbours that cut the same factor, again and again, reaches every order that matters.
+        // Swapping neighbours that cut the same factor, again and again, reaches every order that
+        // matters.
         let mut next = 0;
         while next < orders.len() {
             for i in 1..choices.len() {
@@ -272,7 +324,10 @@ impl<'a> Search<'a> {
     fn bring(&mut self, operand: usize, choices: &[Choice], order: &[u8]) -> usize {
         let mut key = SmallVec::<[(u8, u8); 4]>::new();
         for &p in order {
-            let code = match (self.target(operand, choices[p as usize]), choices[p as usize]) {
+            let code = match (
+                self.target(operand, choices[p as usize]),
+                choices[p as usize],
+            ) {
                 (Placement::Replicate, _) => continue,
                 (Placement::Partial(reduction), _) => 128 + reduction as u8,
                 (Placement::Shard(_), Choice::Cut(f)) => f as u8,
@@ -282,34 +337,65 @@ impl<'a> Search<'a> {
         }
         // Only the order among axes that cut the same factor matters.
         key.sort_by_key(|(_, code)| *code);
-        let asked: Asked = (key.len() <= 8).then(|| key.iter().fold(1, |all, (p, code)| all << 16 | u128::from(*p) << 8 | u128::from(*code)));
+        let asked: Asked = (key.len() <= 8).then(|| {
+            key.iter().fold(1, |all, (p, code)| {
+                all << 16 | u128::from(*p) << 8 | u128::from(*code)
+            })
+        });
         if asked.is_some()
             && let Some(found) = self.asked[operand].iter().position(|a| *a == asked)
         {
             return found;
         }
-        let cuts: SmallVec<[(u8, u8); 4]> = key.iter().filter(|(_, code)| *code < 128).map(|(p, f)| (*f, self.used[*p as usize] as u8)).collect();
+        let cuts: SmallVec<[(u8, u8); 4]> = key
+            .iter()
+            .filter(|(_, code)| *code < 128)
+            .map(|(p, f)| (*f, self.used[*p as usize] as u8))
+            .collect();
         let sharding = self.cut(&self.rule.inputs[operand], &cuts).map(|cut| {
             let partial = key.iter().filter(|(_, code)| *code >= 128);
-            partial.fold(cut, |s, (p, code)| s.partial_over(self.used[*p as usize], Reduction::ALL[*code as usize - 128]))
+            partial.fold(cut, |s, (p, code)| {
+                s.partial_over(self.used[*p as usize], Reduction::ALL[*code as usize - 128])
+            })
         });
         let sharding = sharding.filter(|s| !mixes(s));
-        let Operand { shape, dtype, sharding: from, .. } = self.operands[operand];
+        let Operand {
+            shape,
+            dtype,
+            sharding: from,
+            ..
+        } = self.operands[operand];
         let (mut least, mut bytes) = (0, Some(0));
         if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
             let size = dtype.size() as u64;
-            let resolves = from.partial().any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
-            // Where no other cut moves, the bound for the largest parts is what the planner reaches; the plan that runs says it exactly.
+            let resolves = from
+                .partial()
+                .any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
+            // Where no other cut moves, the bound for the largest parts is what the planner
+            // reaches; the plan that runs says it exactly.
             let settles = keeps_cuts(from, to);
-            least = if resolves { least_to_reduce(self.mesh, shape, from, to, settles) } else { self.held[operand].lacks(to) } * size;
+            least = if resolves {
+                least_to_reduce(self.mesh, shape, from, to, settles)
+            } else {
+                self.held[operand].lacks(to)
+            } * size;
             bytes = (!resolves || settles).then_some(least);
         }
         self.asked[operand].push(asked);
-        self.brought[operand].push(Brought { sharding, least, bytes });
+        self.brought[operand].push(Brought {
+            sharding,
+            least,
+            bytes,
+        });
         self.brought[operand].len() - 1
     }
 
-    fn evaluate(&mut self, choices: &[Choice], order: &[u8], position: usize) -> Result<Option<(Score, Solution)>> {
+    fn evaluate(
+        &mut self,
+        choices: &[Choice],
+        order: &[u8],
+        position: usize,
+    ) -> Result<Option<(Score, Solution)>> {
         let cuts: SmallVec<[(u8, u8); 4]> = order
             .iter()
             .filter_map(|p| match choices[*p as usize] {
@@ -322,8 +408,15 @@ impl<'a> Search<'a> {
         for i in 0..self.operands.len() {
             let found = self.bring(i, choices, order);
             let brought = &mut self.brought[i][found];
-            let Some(to) = brought.sharding.clone() else { return Ok(None) };
-            let Operand { shape, dtype, sharding: from, .. } = self.operands[i];
+            let Some(to) = brought.sharding.clone() else {
+                return Ok(None);
+            };
+            let Operand {
+                shape,
+                dtype,
+                sharding: from,
+                ..
+            } = self.operands[i];
             if to != *from {
                 steps += 1;
                 free &= is_slice(from, &to);
@@ -339,14 +432,18 @@ impl<'a> Search<'a> {
         let mut outputs = SmallVec::<[Sharding; 2]>::new();
         let mut owed = 0;
         for dims in &self.rule.outputs {
-            let Some(mut sharding) = self.cut(dims, &cuts) else { return Ok(None) };
+            let Some(mut sharding) = self.cut(dims, &cuts) else {
+                return Ok(None);
+            };
             let mut ranks = 1;
             for (p, choice) in choices.iter().enumerate() {
                 let reduction = match *choice {
                     Choice::Through(_, reduction) => reduction,
                     Choice::Cut(f) => match self.rule.factors[f].kind {
                         // Results that have the factor are cut instead.
-                        Kind::Reduce(reduction) if !dims.iter().any(|d| d.contains(&(f as u8))) => reduction,
+                        Kind::Reduce(reduction) if !dims.iter().any(|d| d.contains(&(f as u8))) => {
+                            reduction
+                        }
                         _ => continue,
                     },
                     Choice::Whole => continue,
@@ -357,9 +454,19 @@ impl<'a> Search<'a> {
             if mixes(&sharding) {
                 return Ok(None);
             }
-            let elements: u64 = dims.iter().flatten().map(|f| self.rule.factors[*f as usize].size as u64).product();
-            let parts: u64 = sharding.cuts().map(|(_, a)| self.mesh.size(a) as u64).product();
-            owed += (ranks - 1) * elements * self.operands.first().map_or(4, |o| o.dtype.size()) as u64 / ranks / parts;
+            let elements: u64 = dims
+                .iter()
+                .flatten()
+                .map(|f| self.rule.factors[*f as usize].size as u64)
+                .product();
+            let parts: u64 = sharding
+                .cuts()
+                .map(|(_, a)| self.mesh.size(a) as u64)
+                .product();
+            owed +=
+                (ranks - 1) * elements * self.operands.first().map_or(4, |o| o.dtype.size()) as u64
+                    / ranks
+                    / parts;
             outputs.push(sharding);
         }
         let (mut decompose, mut statistics) = (false, 0);
@@ -373,27 +480,58 @@ impl<'a> Search<'a> {
         }
         free &= !decompose;
         bytes += statistics;
-        let mut all: SmallVec<[Choice; 3]> = smallvec::smallvec![Choice::Whole; self.mesh.axes().len()];
+        let mut all: SmallVec<[Choice; 3]> =
+            smallvec::smallvec![Choice::Whole; self.mesh.axes().len()];
         for (p, choice) in choices.iter().enumerate() {
             all[self.used[p]] = *choice;
         }
         let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, position);
-        Ok(Some((score, Solution { choices: all, cuts, inputs, outputs, bytes, statistics, owed, steps, free, decompose })))
+        Ok(Some((
+            score,
+            Solution {
+                choices: all,
+                cuts,
+                inputs,
+                outputs,
+                bytes,
+                statistics,
+                owed,
+                steps,
+                free,
+                decompose,
+            },
+        )))
     }
 
     /// Bytes to combine statistics of the first operand over `ranks` ranks.
     fn statistics(&self, count: u32, cuts: &[(u8, u8)], ranks: u64) -> u64 {
-        let keeps = |f: u8| !matches!(self.rule.factors[f as usize].kind, Kind::Stats(_)) && self.rule.inputs[0].iter().flatten().any(|g| *g == f);
-        let kept: u64 = (0..self.rule.factors.len()).filter(|f| keeps(*f as u8)).map(|f| self.rule.factors[f].size as u64).product();
-        let parts: u64 = cuts.iter().filter(|(f, _)| keeps(*f)).map(|(_, axis)| self.mesh.size(*axis as usize) as u64).product();
-        2 * u64::from(count) * (ranks - 1) * kept.div_ceil(parts) * self.operands[0].dtype.size().max(4) as u64 / ranks
+        let keeps = |f: u8| {
+            !matches!(self.rule.factors[f as usize].kind, Kind::Stats(_))
+                && self.rule.inputs[0].iter().flatten().any(|g| *g == f)
+        };
+        let kept: u64 = (0..self.rule.factors.len())
+            .filter(|f| keeps(*f as u8))
+            .map(|f| self.rule.factors[f].size as u64)
+            .product();
+        let parts: u64 = cuts
+            .iter()
+            .filter(|(f, _)| keeps(*f))
+            .map(|(_, axis)| self.mesh.size(*axis as usize) as u64)
+            .product();
+        2 * u64::from(count)
+            * (ranks - 1)
+            * kept.div_ceil(parts)
+            * self.operands[0].dtype.size().max(4) as u64
+            / ranks
     }
 
-    /// The sharding of dimensions with these factors; `None` where parts of factors would not be parts of the dimension.
+    /// The sharding of dimensions with these factors; `None` where parts of factors would not be
+    /// parts of the dimension.
     fn cut(&self, dims: &[Factors], cuts: &[(u8, u8)]) -> Option<Sharding> {
         let mut sharding = Sharding::replicated();
         for (d, factors) in dims.iter().enumerate() {
-            // Whether all factors so far are cut down to single elements, so that the next one may be cut too.
+            // Whether all factors so far are cut down to single elements, so that the next one may
+            // be cut too.
             let mut single_elements = true;
             for (n, f) in factors.iter().enumerate() {
                 let size = self.rule.factors[*f as usize].size;
@@ -402,8 +540,11 @@ impl<'a> Search<'a> {
                     sharding = sharding.cut(d, *axis as usize);
                     parts *= self.mesh.size(*axis as usize);
                 }
-                // Uneven parts of the last factor are parts of the dimension, because the split refines; those of an earlier one are not.
-                let last = factors[n + 1..].iter().all(|f| self.rule.factors[*f as usize].size == 1);
+                // Uneven parts of the last factor are parts of the dimension, because the split
+                // refines; those of an earlier one are not.
+                let last = factors[n + 1..]
+                    .iter()
+                    .all(|f| self.rule.factors[*f as usize].size == 1);
                 if parts > 1 && !(single_elements && (last || size.is_multiple_of(parts))) {
                     return None;
                 }
@@ -414,14 +555,37 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Elements that some rank must receive to reduce partial values. Of `k` ranks whose results cover `all` elements together, one combines at least
-/// `all / k` of them with `k - 1` others', and what it has not combined itself it must be given. Counted for the smallest or the largest parts.
-fn least_to_reduce(mesh: &Mesh, shape: &Shape, from: &Sharding, to: &Sharding, largest: bool) -> u64 {
-    let size = |n: usize, parts: usize| if largest { n.div_ceil(parts) } else { n / parts };
-    let part: u64 = (0..shape.rank()).map(|d| size(shape[d], to.axes_of(d).map(|a| mesh.size(a)).product()) as u64).product();
-    let resolved = || from.partial().filter(|(axis, r)| to.placement(*axis) != Placement::Partial(*r)).map(|(axis, _)| axis);
+/// Elements that some rank must receive to reduce partial values. Of `k` ranks whose results cover
+/// `all` elements together, one combines at least `all / k` of them with `k - 1` others', and what
+/// it has not combined itself it must be given. Counted for the smallest or the largest parts.
+fn least_to_reduce(
+    mesh: &Mesh,
+    shape: &Shape,
+    from: &Sharding,
+    to: &Sharding,
+    largest: bool,
+) -> u64 {
+    let size = |n: usize, parts: usize| {
+        if largest {
+            n.div_ceil(parts)
+        } else {
+            n / parts
+        }
+    };
+    let part: u64 = (0..shape.rank())
+        .map(|d| size(shape[d], to.axes_of(d).map(|a| mesh.size(a)).product()) as u64)
+        .product();
+    let resolved = || {
+        from.partial()
+            .filter(|(axis, r)| to.placement(*axis) != Placement::Partial(*r))
+            .map(|(axis, _)| axis)
+    };
     let k: u64 = resolved().map(|axis| mesh.size(axis) as u64).product();
-    let all = part * resolved().filter(|axis| to.cuts().any(|(_, a)| a == *axis)).map(|axis| mesh.size(axis) as u64).product::<u64>();
+    let all = part
+        * resolved()
+            .filter(|axis| to.cuts().any(|(_, a)| a == *axis))
+            .map(|axis| mesh.size(axis) as u64)
+            .product::<u64>();
     (k - 1) * all / k + part.saturating_sub(all.div_ceil(k))
 }
 
@@ -439,8 +603,12 @@ fn is_free(from: Placement, to: Placement) -> bool {
 
 /// Whether ranks only drop a part of what they have or fill in an identity, whatever the sizes.
 fn is_slice(from: &Sharding, to: &Sharding) -> bool {
-    let keeps_partial = from.partial().all(|(a, r)| to.placement(a) == Placement::Partial(r));
-    let new_partial_is_new = to.partial().all(|(a, _)| from.placement(a) == to.placement(a) || from.placement(a) == Placement::Replicate);
+    let keeps_partial = from
+        .partial()
+        .all(|(a, r)| to.placement(a) == Placement::Partial(r));
+    let new_partial_is_new = to.partial().all(|(a, _)| {
+        from.placement(a) == to.placement(a) || from.placement(a) == Placement::Replicate
+    });
     keeps_cuts(from, to) && keeps_partial && new_partial_is_new
 }
 

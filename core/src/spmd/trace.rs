@@ -29,7 +29,14 @@ impl Decision {
     }
 
     fn operands(&self) -> Vec<solve::Operand<'_>> {
-        self.inputs.iter().map(|t| solve::Operand { shape: t.shape(), dtype: t.dtype(), sharding: t.sharding() }).collect()
+        self.inputs
+            .iter()
+            .map(|t| solve::Operand {
+                shape: t.shape(),
+                dtype: t.dtype(),
+                sharding: t.sharding(),
+            })
+            .collect()
     }
 }
 
@@ -37,7 +44,8 @@ thread_local! {
     static OPEN: RefCell<Option<Vec<Decision>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` and returns the decisions made on this thread, in order. Ops inside decomposed ops are decisions of their own.
+/// Runs `f` and returns the decisions made on this thread, in order. Ops inside decomposed ops are
+/// decisions of their own.
 pub fn trace<T>(f: impl FnOnce() -> T) -> (T, Vec<Decision>) {
     let outer = OPEN.replace(Some(Vec::new()));
     let result = f();

@@ -6,55 +6,111 @@ use smallvec::SmallVec;
 
 /// Where among the addressable ranks a rank is.
 pub(super) fn local(mesh: &Mesh, rank: usize) -> Option<usize> {
-    if mesh.is_local() { (rank < mesh.ranks()).then_some(rank) } else { mesh.addressable().position(|r| r == rank) }
+    if mesh.is_local() {
+        (rank < mesh.ranks()).then_some(rank)
+    } else {
+        mesh.addressable().position(|r| r == rank)
+    }
 }
 
 pub(super) fn fail(op: &'static str, ranks: &[usize], detail: impl Into<String>) -> Error {
-    Error::Transport { op, detail: detail.into(), ranks: ranks.to_vec() }
+    Error::Transport {
+        op,
+        detail: detail.into(),
+        ranks: ranks.to_vec(),
+    }
 }
 
 /// Refuses a rank that the mesh does not have.
 fn member(op: &'static str, mesh: &Mesh, rank: usize) -> Result<()> {
-    if rank < mesh.ranks() { Ok(()) } else { Err(fail(op, &[rank], format!("{mesh} has ranks 0..{}", mesh.ranks()))) }
+    if rank < mesh.ranks() {
+        Ok(())
+    } else {
+        Err(fail(
+            op,
+            &[rank],
+            format!("{mesh} has ranks 0..{}", mesh.ranks()),
+        ))
+    }
 }
 
 impl Part {
-    /// Refuses a rank that the mesh does not have, and data that is missing or is not what the part says.
+    /// Refuses a rank that the mesh does not have, and data that is missing or is not what the part
+    /// says.
     pub fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
         member(op, mesh, self.rank)?;
         let (data, at) = match (&self.data, local(mesh, self.rank)) {
             (Some(data), Some(at)) => (data, at),
             (None, None) => return self.shape.checked_numel(op).map(|_| ()),
-            (None, Some(_)) => return Err(fail(op, &[self.rank], "the rank is in this process, and its data is missing")),
-            (Some(_), None) => return Err(fail(op, &[self.rank], "there is data for a rank of another process")),
+            (None, Some(_)) => {
+                return Err(fail(
+                    op,
+                    &[self.rank],
+                    "the rank is in this process, and its data is missing",
+                ));
+            }
+            (Some(_), None) => {
+                return Err(fail(
+                    op,
+                    &[self.rank],
+                    "there is data for a rank of another process",
+                ));
+            }
         };
         if !data.is_plain() {
-            return Err(fail(op, &[self.rank], format!("a part is a plain tensor, got {data:?}: take it from `shards()`")));
+            return Err(fail(
+                op,
+                &[self.rank],
+                format!("a part is a plain tensor, got {data:?}: take it from `shards()`"),
+            ));
         }
         if data.shape() != &self.shape {
-            let detail = format!("the part of rank {} is announced as {} and is {}", self.rank, self.shape, data.shape());
+            let detail = format!(
+                "the part of rank {} is announced as {} and is {}",
+                self.rank,
+                self.shape,
+                data.shape()
+            );
             return Err(Error::Shape { op, detail });
         }
         if data.dtype() != self.dtype {
-            return Err(fail(op, &[self.rank], format!("the part is announced as {} and is {}", self.dtype, data.dtype())));
+            return Err(fail(
+                op,
+                &[self.rank],
+                format!(
+                    "the part is announced as {} and is {}",
+                    self.dtype,
+                    data.dtype()
+                ),
+            ));
         }
         if data.device() != mesh.device(at) {
-            return Err(Error::DeviceMismatch { op, left: mesh.device(at).to_string(), right: data.device().to_string() });
+            return Err(Error::DeviceMismatch {
+                op,
+                left: mesh.device(at).to_string(),
+                right: data.device().to_string(),
+            });
         }
         Ok(())
     }
 }
 
 impl Message {
-    /// Refuses ranks that the mesh does not have, and data that is missing or is not what the message says.
+    /// Refuses ranks that the mesh does not have, and data that is missing or is not what the
+    /// message says.
     pub fn check(&self, mesh: &Mesh) -> Result<()> {
         self.part.check("exchange", mesh)?;
         member("exchange", mesh, self.to)
     }
 }
 
-/// Refuses a group that is empty, names a rank twice, or names one that the mesh does not have. For barriers and collectives of other transports.
-pub fn check_group(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>) -> Result<()> {
+/// Refuses a group that is empty, names a rank twice, or names one that the mesh does not have. For
+/// barriers and collectives of other transports.
+pub fn check_group(
+    op: &'static str,
+    mesh: &Mesh,
+    ranks: impl Iterator<Item = usize>,
+) -> Result<()> {
     let mut sorted: SmallVec<[usize; 8]> = ranks.collect();
     sorted.sort_unstable();
     match sorted.last() {
@@ -67,22 +123,40 @@ pub fn check_group(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = us
     }
 }
 
-/// Refuses parts that are no group, have different dtypes, or differ in a dimension that is not in `free`. The dimensions in `dims` must exist.
-pub(super) fn parts(op: &'static str, mesh: &Mesh, parts: &[Part], dims: &[usize], free: &[usize]) -> Result<()> {
+/// Refuses parts that are no group, have different dtypes, or differ in a dimension that is not in
+/// `free`. The dimensions in `dims` must exist.
+pub(super) fn parts(
+    op: &'static str,
+    mesh: &Mesh,
+    parts: &[Part],
+    dims: &[usize],
+    free: &[usize],
+) -> Result<()> {
     check_group(op, mesh, parts.iter().map(|p| p.rank))?;
     let first = &parts[0];
     for part in parts {
         part.check(op, mesh)?;
         if part.dtype != first.dtype {
-            return Err(fail(op, &[first.rank, part.rank], format!("the parts are {} and {}: cast one", first.dtype, part.dtype)));
+            return Err(fail(
+                op,
+                &[first.rank, part.rank],
+                format!("the parts are {} and {}: cast one", first.dtype, part.dtype),
+            ));
         }
         let (a, b) = (&first.shape, &part.shape);
         if a.rank() != b.rank() || (0..a.rank()).any(|d| a[d] != b[d] && !free.contains(&d)) {
-            return Err(Error::Shape { op, detail: format!("ranks {} and {} give {a} and {b}", first.rank, part.rank) });
+            return Err(Error::Shape {
+                op,
+                detail: format!("ranks {} and {} give {a} and {b}", first.rank, part.rank),
+            });
         }
     }
     match dims.iter().find(|d| **d >= first.shape.rank()) {
-        Some(d) => Err(Error::Axis { op, axis: i64::try_from(*d).unwrap_or(i64::MAX), rank: first.shape.rank() }),
+        Some(d) => Err(Error::Axis {
+            op,
+            axis: i64::try_from(*d).unwrap_or(i64::MAX),
+            rank: first.shape.rank(),
+        }),
         None => Ok(()),
     }
 }

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-/// One thing that goes wrong. Calls of the transport are counted from 0; ranks are named by their [ids](Mesh::ids), which sub-meshes keep.
+/// One thing that goes wrong. Calls of the transport are counted from 0; ranks are named by their
+/// [ids](Mesh::ids), which sub-meshes keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The call fails, whoever takes part.
@@ -15,7 +16,8 @@ pub enum Fault {
         /// Which call.
         call: u64,
     },
-    /// The rank comes late to the call, if it takes part. Later than the deadline is [`Error::Timeout`].
+    /// The rank comes late to the call, if it takes part. Later than the deadline is
+    /// [`Error::Timeout`].
     Delay {
         /// Which call.
         call: u64,
@@ -34,11 +36,16 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A script for `calls` calls between ranks `0..ranks`, the same for the same seed: about one call in four fails or waits `by` for one rank. Nobody dies.
+    /// A script for `calls` calls between ranks `0..ranks`, the same for the same seed: about one
+    /// call in four fails or waits `by` for one rank. Nobody dies.
     pub fn script(seed: u64, calls: u64, ranks: usize, by: Duration) -> Vec<Fault> {
         let fault = |call: u64| match random(seed, call) {
             n if n % 8 == 0 => Some(Fault::Fail { call }),
-            n if n % 8 == 1 => Some(Fault::Delay { call, rank: (n >> 32) as usize % ranks.max(1), by }),
+            n if n % 8 == 1 => Some(Fault::Delay {
+                call,
+                rank: (n >> 32) as usize % ranks.max(1),
+                by,
+            }),
             _ => None,
         };
         (0..calls).filter_map(fault).collect()
@@ -60,13 +67,15 @@ pub struct Counts {
     pub calls: u64,
     /// Calls that gave an error.
     pub failed: u64,
-    /// Bytes that the ranks received in the calls that succeeded, all ranks together, with collectives counted as rings.
+    /// Bytes that the ranks received in the calls that succeeded, all ranks together, with
+    /// collectives counted as rings.
     pub bytes: u64,
 }
 
 /// A transport around another that follows a script of faults, and counts.
 ///
-/// A fault strikes before anything is sent, so the inner transport and all tensors are as they were, and the call can be repeated.
+/// A fault strikes before anything is sent, so the inner transport and all tensors are as they
+/// were, and the call can be repeated.
 ///
 /// ```
 /// # use anymesh_core::{DType, Error, Mesh, Tensor, transport::{Fault, Faulty, InProcess}};
@@ -98,7 +107,15 @@ impl Faulty {
     /// The inner transport with these faults, and its deadline.
     pub fn new(inner: Arc<dyn Transport>, faults: impl IntoIterator<Item = Fault>) -> Self {
         let (name, deadline) = (format!("faulty {}", inner.name()), inner.deadline());
-        Self { inner, name, deadline, state: Mutex::new(State { faults: faults.into_iter().collect(), counts: Counts::default() }) }
+        Self {
+            inner,
+            name,
+            deadline,
+            state: Mutex::new(State {
+                faults: faults.into_iter().collect(),
+                counts: Counts::default(),
+            }),
+        }
     }
 
     /// With another deadline for delays.
@@ -128,7 +145,14 @@ impl Faulty {
     }
 
     /// One call between `ranks` that moves `bytes`.
-    fn call<R>(&self, op: &'static str, mesh: &Mesh, ranks: impl IntoIterator<Item = usize>, bytes: u64, run: impl FnOnce() -> Result<R>) -> Result<R> {
+    fn call<R>(
+        &self,
+        op: &'static str,
+        mesh: &Mesh,
+        ranks: impl IntoIterator<Item = usize>,
+        bytes: u64,
+        run: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let mut ranks: Vec<usize> = ranks.into_iter().collect();
         ranks.sort_unstable();
         ranks.dedup();
@@ -143,7 +167,12 @@ impl Faulty {
 
     /// Counts the call, and does what the script says about it.
     fn strike(&self, op: &'static str, mesh: &Mesh, ranks: &[usize]) -> Result<()> {
-        let who = |id: usize| ranks.iter().copied().find(|r| mesh.ids().get(*r) == Some(&id));
+        let who = |id: usize| {
+            ranks
+                .iter()
+                .copied()
+                .find(|r| mesh.ids().get(*r) == Some(&id))
+        };
         let (mut dead, mut late, mut delay, mut fails) = (vec![], vec![], Duration::ZERO, false);
         let mut state = self.state();
         let now = state.counts.calls;
@@ -171,7 +200,11 @@ impl Faulty {
         }
         sleep(self.deadline.map_or(delay, |deadline| delay.min(deadline)));
         match self.deadline {
-            Some(deadline) if !late.is_empty() => Err(Error::Timeout { op, seconds: deadline.as_secs_f64(), missing: late }),
+            Some(deadline) if !late.is_empty() => Err(Error::Timeout {
+                op,
+                seconds: deadline.as_secs_f64(),
+                missing: late,
+            }),
             _ => Ok(()),
         }
     }
@@ -226,42 +259,111 @@ impl Transport for Faulty {
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
         let ranks: Vec<usize> = messages.iter().flat_map(|m| [m.part.rank, m.to]).collect();
-        let bytes = total(messages.iter().filter(|m| m.to != m.part.rank).map(|m| m.part.bytes()));
-        self.call("exchange", mesh, ranks, bytes, || self.inner.exchange(mesh, messages))
+        let bytes = total(
+            messages
+                .iter()
+                .filter(|m| m.to != m.part.rank)
+                .map(|m| m.part.bytes()),
+        );
+        self.call("exchange", mesh, ranks, bytes, || {
+            self.inner.exchange(mesh, messages)
+        })
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        self.call("barrier", mesh, group.iter().copied(), 0, || self.inner.barrier(mesh, group))
+        self.call("barrier", mesh, group.iter().copied(), 0, || {
+            self.inner.barrier(mesh, group)
+        })
     }
 
-    fn all_reduce(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction) -> Result<Vec<Option<Tensor>>> {
-        self.call("all_reduce", mesh, ranks(parts), pieces_to_others(parts).saturating_mul(2), || self.inner.all_reduce(mesh, parts, reduction))
+    fn all_reduce(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        reduction: Reduction,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.call(
+            "all_reduce",
+            mesh,
+            ranks(parts),
+            pieces_to_others(parts).saturating_mul(2),
+            || self.inner.all_reduce(mesh, parts, reduction),
+        )
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        self.call("all_gather", mesh, ranks(parts), to_all_others(parts), || self.inner.all_gather(mesh, parts, dim))
+        self.call(
+            "all_gather",
+            mesh,
+            ranks(parts),
+            to_all_others(parts),
+            || self.inner.all_gather(mesh, parts, dim),
+        )
     }
 
-    fn reduce_scatter(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction, dim: usize) -> Result<Vec<Option<Tensor>>> {
-        self.call("reduce_scatter", mesh, ranks(parts), pieces_to_others(parts), || self.inner.reduce_scatter(mesh, parts, reduction, dim))
+    fn reduce_scatter(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        reduction: Reduction,
+        dim: usize,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.call(
+            "reduce_scatter",
+            mesh,
+            ranks(parts),
+            pieces_to_others(parts),
+            || self.inner.reduce_scatter(mesh, parts, reduction, dim),
+        )
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
-        let bytes = root.bytes().saturating_mul((group.len() as u64).saturating_sub(1));
-        self.call("broadcast", mesh, group.iter().copied().chain([root.rank]), bytes, || self.inner.broadcast(mesh, root, group))
+        let bytes = root
+            .bytes()
+            .saturating_mul((group.len() as u64).saturating_sub(1));
+        self.call(
+            "broadcast",
+            mesh,
+            group.iter().copied().chain([root.rank]),
+            bytes,
+            || self.inner.broadcast(mesh, root, group),
+        )
     }
 
-    fn all_to_all(&self, mesh: &Mesh, parts: &[Part], cut: usize, join: usize) -> Result<Vec<Option<Tensor>>> {
-        self.call("all_to_all", mesh, ranks(parts), all_but_own(parts, cut), || self.inner.all_to_all(mesh, parts, cut, join))
+    fn all_to_all(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        cut: usize,
+        join: usize,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.call(
+            "all_to_all",
+            mesh,
+            ranks(parts),
+            all_but_own(parts, cut),
+            || self.inner.all_to_all(mesh, parts, cut, join),
+        )
     }
 
     fn send(&self, mesh: &Mesh, part: Part, to: usize) -> Result<Option<Tensor>> {
         let bytes = if part.rank == to { 0 } else { part.bytes() };
-        self.call("send", mesh, [part.rank, to], bytes, || self.inner.send(mesh, part, to))
+        self.call("send", mesh, [part.rank, to], bytes, || {
+            self.inner.send(mesh, part, to)
+        })
     }
 
-    fn recv(&self, mesh: &Mesh, from: usize, dtype: DType, shape: Shape, to: usize) -> Result<Tensor> {
+    fn recv(
+        &self,
+        mesh: &Mesh,
+        from: usize,
+        dtype: DType,
+        shape: Shape,
+        to: usize,
+    ) -> Result<Tensor> {
         let bytes = Part::elsewhere(from, dtype, shape.clone()).bytes();
-        self.call("recv", mesh, [from, to], bytes, || self.inner.recv(mesh, from, dtype, shape, to))
+        self.call("recv", mesh, [from, to], bytes, || {
+            self.inner.recv(mesh, from, dtype, shape, to)
+        })
     }
 }

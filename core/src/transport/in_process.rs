@@ -5,8 +5,9 @@ use crate::{Device, Mesh, Reduction, Result, Tensor};
 
 /// The transport of meshes whose ranks are all in this process.
 ///
-/// Ranks of one device share what is equal: tensors are values, so a replicated result is computed once and exists once for each device. The
-/// other collectives are the provided ones, whose messages between ranks of one device are free. Nobody is waited for, so there is no deadline.
+/// Ranks of one device share what is equal: tensors are values, so a replicated result is computed
+/// once and exists once for each device. The other collectives are the provided ones, whose
+/// messages between ranks of one device are free. Nobody is waited for, so there is no deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
 
@@ -19,32 +20,57 @@ impl Transport for InProcess {
         for message in &messages {
             message.check(mesh)?;
         }
-        messages.iter().map(|m| Ok(Some(data("exchange", &m.part)?.on(device_of("exchange", mesh, m.to)?)?))).collect()
+        messages
+            .iter()
+            .map(|m| {
+                Ok(Some(
+                    data("exchange", &m.part)?.on(device_of("exchange", mesh, m.to)?)?,
+                ))
+            })
+            .collect()
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
         check::check_group("barrier", mesh, group.iter().copied())?;
-        group.iter().try_for_each(|rank| device_of("barrier", mesh, *rank).map(|_| ()))
+        group
+            .iter()
+            .try_for_each(|rank| device_of("barrier", mesh, *rank).map(|_| ()))
     }
 
-    fn all_reduce(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction) -> Result<Vec<Option<Tensor>>> {
+    fn all_reduce(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        reduction: Reduction,
+    ) -> Result<Vec<Option<Tensor>>> {
         check::parts("all_reduce", mesh, parts, &[], &[])?;
-        shared("all_reduce", mesh, parts.iter().map(|p| p.rank), |device| reduce(&on("all_reduce", parts, device)?, reduction))
+        shared("all_reduce", mesh, parts.iter().map(|p| p.rank), |device| {
+            reduce(&on("all_reduce", parts, device)?, reduction)
+        })
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
         check::parts("all_gather", mesh, parts, &[dim], &[dim])?;
-        shared("all_gather", mesh, parts.iter().map(|p| p.rank), |device| collectives::concat(&on("all_gather", parts, device)?, dim))
+        shared("all_gather", mesh, parts.iter().map(|p| p.rank), |device| {
+            collectives::concat(&on("all_gather", parts, device)?, dim)
+        })
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
         collectives::check_broadcast(mesh, root, group)?;
-        shared("broadcast", mesh, group.iter().copied(), |device| data("broadcast", root)?.on(device))
+        shared("broadcast", mesh, group.iter().copied(), |device| {
+            data("broadcast", root)?.on(device)
+        })
     }
 }
 
 /// The same result for every rank, made once for each device.
-fn shared(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>, make: impl Fn(&Device) -> Result<Tensor>) -> Result<Vec<Option<Tensor>>> {
+fn shared(
+    op: &'static str,
+    mesh: &Mesh,
+    ranks: impl Iterator<Item = usize>,
+    make: impl Fn(&Device) -> Result<Tensor>,
+) -> Result<Vec<Option<Tensor>>> {
     let mut made: Vec<Tensor> = vec![];
     ranks
         .map(|rank| {
@@ -59,11 +85,16 @@ fn shared(op: &'static str, mesh: &Mesh, ranks: impl Iterator<Item = usize>, mak
 }
 
 fn on(op: &'static str, parts: &[Part], device: &Device) -> Result<Vec<Tensor>> {
-    parts.iter().map(|part| data(op, part)?.on(device)).collect()
+    parts
+        .iter()
+        .map(|part| data(op, part)?.on(device))
+        .collect()
 }
 
 fn device_of<'a>(op: &'static str, mesh: &'a Mesh, rank: usize) -> Result<&'a Device> {
-    check::local(mesh, rank).map(|at| mesh.device(at)).ok_or_else(|| unreachable(op, rank))
+    check::local(mesh, rank)
+        .map(|at| mesh.device(at))
+        .ok_or_else(|| unreachable(op, rank))
 }
 
 fn data<'a>(op: &'static str, part: &'a Part) -> Result<&'a Tensor> {
@@ -71,5 +102,9 @@ fn data<'a>(op: &'static str, part: &'a Part) -> Result<&'a Tensor> {
 }
 
 fn unreachable(op: &'static str, rank: usize) -> crate::Error {
-    check::fail(op, &[rank], "the rank is not in this process, and the in-process transport reaches no other: give the mesh another with `with_transport`")
+    check::fail(
+        op,
+        &[rank],
+        "the rank is not in this process, and the in-process transport reaches no other: give the mesh another with `with_transport`",
+    )
 }

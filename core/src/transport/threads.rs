@@ -8,8 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Carries data between threads, each of which runs the program as one of several processes would: with the ranks that its mesh can
-/// [address](Mesh::addressing). So what happens between processes is tried in one.
+/// Carries data between threads, each of which runs the program as one of several processes would:
+/// with the ranks that its mesh can [address](Mesh::addressing). So what happens between processes
+/// is tried in one.
 ///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Sharding, Tensor, transport::Threads};
@@ -31,7 +32,8 @@ use std::{
 /// ```
 #[derive(Debug)]
 pub struct Threads {
-    /// Messages that have been sent and not yet received, by sender and receiver; a barrier sends empty ones.
+    /// Messages that have been sent and not yet received, by sender and receiver; a barrier sends
+    /// empty ones.
     boxes: Mutex<HashMap<(usize, usize), VecDeque<Tensor>>>,
     arrived: Condvar,
     limit: Duration,
@@ -40,27 +42,47 @@ pub struct Threads {
 impl Threads {
     /// Waits so long for other threads before it gives up.
     pub fn new(limit: Duration) -> Arc<Self> {
-        Arc::new(Self { boxes: Mutex::default(), arrived: Condvar::new(), limit })
+        Arc::new(Self {
+            boxes: Mutex::default(),
+            arrived: Condvar::new(),
+            limit,
+        })
     }
 
     /// Posts what this process sends, then takes what it should get.
-    fn pass(&self, op: &'static str, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
+    fn pass(
+        &self,
+        op: &'static str,
+        mesh: &Mesh,
+        messages: Vec<Message>,
+    ) -> Result<Vec<Option<Tensor>>> {
         let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
         for Message { part, to } in &messages {
             if let Some(t) = &part.data {
-                boxes.entry((part.rank, *to)).or_default().push_back(t.clone());
+                boxes
+                    .entry((part.rank, *to))
+                    .or_default()
+                    .push_back(t.clone());
             }
         }
         self.arrived.notify_all();
         let end = Instant::now() + self.limit;
         let here = |rank: usize| mesh.addressable().any(|r| r == rank);
-        let wanted: Vec<Option<(usize, usize)>> = messages.iter().map(|m| here(m.to).then_some((m.part.rank, m.to))).collect();
+        let wanted: Vec<Option<(usize, usize)>> = messages
+            .iter()
+            .map(|m| here(m.to).then_some((m.part.rank, m.to)))
+            .collect();
         let mut got: Vec<Option<Tensor>> = vec![None; wanted.len()];
         loop {
             for (got, wanted) in got.iter_mut().zip(&wanted).filter(|(got, _)| got.is_none()) {
                 *got = wanted.and_then(|w| boxes.get_mut(&w)?.pop_front());
             }
-            let mut missing: Vec<usize> = got.iter().zip(&wanted).filter(|(got, _)| got.is_none()).filter_map(|(_, w)| w.map(|(from, _)| from)).collect();
+            let mut missing: Vec<usize> = got
+                .iter()
+                .zip(&wanted)
+                .filter(|(got, _)| got.is_none())
+                .filter_map(|(_, w)| w.map(|(from, _)| from))
+                .collect();
             if missing.is_empty() {
                 return Ok(got);
             }
@@ -68,9 +90,17 @@ impl Threads {
             if left.is_zero() {
                 missing.sort_unstable();
                 missing.dedup();
-                return Err(Error::Timeout { op, seconds: self.limit.as_secs_f64(), missing });
+                return Err(Error::Timeout {
+                    op,
+                    seconds: self.limit.as_secs_f64(),
+                    missing,
+                });
             }
-            boxes = self.arrived.wait_timeout(boxes, left).unwrap_or_else(PoisonError::into_inner).0;
+            boxes = self
+                .arrived
+                .wait_timeout(boxes, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -93,10 +123,28 @@ impl Transport for Threads {
         check_group("barrier", mesh, group.iter().copied())?;
         let here = |rank: usize| mesh.addressable().position(|r| r == rank);
         let note = |rank: usize| match here(rank) {
-            Some(at) => Ok(Part::new(rank, &Tensor::zeros([0], DType::Bool, mesh.device(at))?)),
+            Some(at) => Ok(Part::new(
+                rank,
+                &Tensor::zeros([0], DType::Bool, mesh.device(at))?,
+            )),
             None => Ok(Part::elsewhere(rank, DType::Bool, [0])),
         };
-        let pairs = group.iter().flat_map(|from| group.iter().map(move |to| (*from, *to))).filter(|(from, to)| here(*from).or(here(*to)).is_some());
-        self.pass("barrier", mesh, pairs.map(|(from, to)| Ok(Message { part: note(from)?, to })).collect::<Result<_>>()?).map(|_| ())
+        let pairs = group
+            .iter()
+            .flat_map(|from| group.iter().map(move |to| (*from, *to)))
+            .filter(|(from, to)| here(*from).or(here(*to)).is_some());
+        self.pass(
+            "barrier",
+            mesh,
+            pairs
+                .map(|(from, to)| {
+                    Ok(Message {
+                        part: note(from)?,
+                        to,
+                    })
+                })
+                .collect::<Result<_>>()?,
+        )
+        .map(|_| ())
     }
 }

@@ -1,4 +1,5 @@
-//! Every recorded call of other systems that our ops cover: right values, and never more bytes than the other system needs for the same inputs.
+//! Every recorded call of other systems that our ops cover: right values, and never more bytes than
+//! the other system needs for the same inputs.
 #![cfg(feature = "conformance")]
 
 mod case;
@@ -11,10 +12,15 @@ use std::collections::BTreeMap;
 
 /// Calls that need more bytes here, and why they must.
 const KNOWN: &[(&str, &str)] = &[
-    // PyTorch answers with a strided shard: parts of the flat result that are not neighbours. A sharding here cuts a dimension in runs, as every op expects.
+    // PyTorch answers with a strided shard: parts of the flat result that are not neighbours. A
+    // sharding here cuts a dimension in runs, as every op expects.
     ("reshape_flat [\"S1\"]", "a strided cut"),
-    // PyTorch rounds the parts of a sum to bf16 and adds them later, in bf16. That is not the sum rounded once, so the sum comes first here.
-    ("bf16_cast [\"P:sum\"]", "the rounded sum, not the sum of rounded parts"),
+    // PyTorch rounds the parts of a sum to bf16 and adds them later, in bf16. That is not the sum
+    // rounded once, so the sum comes first here.
+    (
+        "bf16_cast [\"P:sum\"]",
+        "the rounded sum, not the sum of rounded parts",
+    ),
 ];
 
 /// What became of the calls of one system.
@@ -36,7 +42,10 @@ struct Tally {
 impl Tally {
     fn of(cases: Vec<Result<Case, String>>) -> Self {
         let cpu = anymesh_backend_cpu::device();
-        let mut tally = Self { rows: cases.len(), ..Self::default() };
+        let mut tally = Self {
+            rows: cases.len(),
+            ..Self::default()
+        };
         for case in cases {
             let case = match case {
                 Ok(case) => case,
@@ -55,7 +64,9 @@ impl Tally {
                 Verdict::NotCompared => tally.not_compared += 1,
                 Verdict::Less => tally.less += 1,
                 Verdict::Equal => tally.equal += 1,
-                Verdict::More(_) if KNOWN.iter().any(|(name, _)| *name == case.name) => tally.known += 1,
+                Verdict::More(_) if KNOWN.iter().any(|(name, _)| *name == case.name) => {
+                    tally.known += 1
+                }
                 Verdict::More(what) => tally.more.push(what),
             }
         }
@@ -63,7 +74,13 @@ impl Tally {
     }
 
     fn print(&self, system: &str) {
-        println!("{system}: {} rows, {} covered, values right {}, wrong {}", self.rows, self.covered, self.right, self.wrong.len());
+        println!(
+            "{system}: {} rows, {} covered, values right {}, wrong {}",
+            self.rows,
+            self.covered,
+            self.right,
+            self.wrong.len()
+        );
         println!(
             "  bytes: less {}, equal {}, more {}, more for a known reason {}, not compared {}",
             self.less,
@@ -73,16 +90,37 @@ impl Tally {
             self.not_compared
         );
         println!("  values at smaller sizes: {}", self.reduced);
-        let without: Vec<String> = self.without.iter().map(|(name, n)| format!("{name} ({n})")).collect();
-        println!("  not covered: {}", if without.is_empty() { "none".into() } else { without.join(", ") });
+        let without: Vec<String> = self
+            .without
+            .iter()
+            .map(|(name, n)| format!("{name} ({n})"))
+            .collect();
+        println!(
+            "  not covered: {}",
+            if without.is_empty() {
+                "none".into()
+            } else {
+                without.join(", ")
+            }
+        );
         self.wrong.iter().for_each(|w| println!("  wrong: {w}"));
         self.more.iter().for_each(|m| println!("  more: {m}"));
     }
 
     fn check(&self, system: &str) {
         self.print(system);
-        assert!(self.wrong.is_empty(), "{} of {} calls of {system} have wrong values", self.wrong.len(), self.covered);
-        assert!(self.more.is_empty(), "{} of {} calls of {system} need more bytes here", self.more.len(), self.covered);
+        assert!(
+            self.wrong.is_empty(),
+            "{} of {} calls of {system} have wrong values",
+            self.wrong.len(),
+            self.covered
+        );
+        assert!(
+            self.more.is_empty(),
+            "{} of {} calls of {system} need more bytes here",
+            self.more.len(),
+            self.covered
+        );
     }
 }
 

@@ -1,11 +1,14 @@
-//! A backend with fused kernels is asked for them, with rows that are dense and parameters where the contract says.
+//! A backend with fused kernels is asked for them, with rows that are dense and parameters where
+//! the contract says.
 
 use super::*;
 use anymesh_core::{
     Backend, Buffer, Capabilities, Result, View,
     backend::*,
     ops::{
-        attention::{AttentionOptions, attention, attention_backward, backward_decomposed, decomposed},
+        attention::{
+            AttentionOptions, attention, attention_backward, backward_decomposed, decomposed,
+        },
         norm, softmax,
     },
 };
@@ -29,24 +32,49 @@ impl Fused {
         assert_eq!(view.dtype, DType::F64);
         let last = view.layout.positions().max().unwrap_or(0);
         let bytes = wait(self.download(&view.buffer, 0..(last + 1) * 8))?;
-        let all: Vec<f64> = bytes.chunks(8).map(|b| f64::from_le_bytes(b.try_into().expect("8 bytes"))).collect();
+        let all: Vec<f64> = bytes
+            .chunks(8)
+            .map(|b| f64::from_le_bytes(b.try_into().expect("8 bytes")))
+            .collect();
         Ok(view.layout.positions().map(|p| all[p]).collect())
     }
 
     fn write(&self, values: &[f64]) -> Result<Buffer> {
-        self.upload(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+        self.upload(
+            &values
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )
     }
 
     /// Scores `[b, h, s, t]` and what scales them to probabilities.
     fn probabilities(&self, call: &AttentionCall<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
         let (q, k) = (self.read(call.q)?, self.read(call.k)?);
-        let (&[b, h, s, d], &[_, hk, t, _]) = (call.q.layout.shape.dims(), call.k.layout.shape.dims()) else { panic!("rank 4") };
+        let (&[b, h, s, d], &[_, hk, t, _]) =
+            (call.q.layout.shape.dims(), call.k.layout.shape.dims())
+        else {
+            panic!("rank 4")
+        };
         let (mut p, mut lse) = (vec![], vec![]);
         for row in 0..b * h * s {
             let (n, head, i) = (row / (h * s), row / s % h, row % s);
             let key = n * hk + head / (h / hk);
-            let score = |j: usize| (0..d).map(|x| q[row * d + x] * k[(key * t + j) * d + x]).sum::<f64>() * call.scale;
-            let scores: Vec<f64> = (0..t).map(|j| if call.causal && j + s > i + t { f64::NEG_INFINITY } else { score(j) }).collect();
+            let score = |j: usize| {
+                (0..d)
+                    .map(|x| q[row * d + x] * k[(key * t + j) * d + x])
+                    .sum::<f64>()
+                    * call.scale
+            };
+            let scores: Vec<f64> = (0..t)
+                .map(|j| {
+                    if call.causal && j + s > i + t {
+                        f64::NEG_INFINITY
+                    } else {
+                        score(j)
+                    }
+                })
+                .collect();
             let sum: f64 = scores.iter().map(|x| x.exp()).sum();
             p.extend(scores.iter().map(|x| x.exp() / sum));
             lse.push(sum.ln());
@@ -74,7 +102,11 @@ impl Backend for Fused {
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         self.inner.backend().upload(bytes)
     }
-    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
         self.inner.backend().download(buffer, bytes)
     }
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
@@ -117,15 +149,37 @@ impl Backend for Fused {
             match &call.op {
                 RowOp::Softmax | RowOp::LogSoftmax => {
                     let sum: f64 = row.iter().map(|x| x.exp()).sum();
-                    out.extend(row.iter().map(|x| if matches!(call.op, RowOp::Softmax) { x.exp() / sum } else { x - sum.ln() }));
+                    out.extend(row.iter().map(|x| {
+                        if matches!(call.op, RowOp::Softmax) {
+                            x.exp() / sum
+                        } else {
+                            x - sum.ln()
+                        }
+                    }));
                 }
-                RowOp::Norm { rms, eps, weight, bias, groups, channels, inner } => {
-                    let read = |p: &Option<&View>, default| p.map_or(Ok(vec![default; groups * channels]), |p| self.read(p));
+                RowOp::Norm {
+                    rms,
+                    eps,
+                    weight,
+                    bias,
+                    groups,
+                    channels,
+                    inner,
+                } => {
+                    let read = |p: &Option<&View>, default| {
+                        p.map_or(Ok(vec![default; groups * channels]), |p| self.read(p))
+                    };
                     let (w, b) = (read(weight, 1.0)?, read(bias, 0.0)?);
-                    let mean = if *rms { 0.0 } else { row.iter().sum::<f64>() / n as f64 };
+                    let mean = if *rms {
+                        0.0
+                    } else {
+                        row.iter().sum::<f64>() / n as f64
+                    };
                     let var = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
                     let parameter = |j: usize| (r % groups) * channels + j / inner;
-                    out.extend(row.iter().enumerate().map(|(j, x)| (x - mean) / (var + eps).sqrt() * w[parameter(j)] + b[parameter(j)]));
+                    out.extend(row.iter().enumerate().map(|(j, x)| {
+                        (x - mean) / (var + eps).sqrt() * w[parameter(j)] + b[parameter(j)]
+                    }));
                 }
             }
         }
@@ -136,11 +190,19 @@ impl Backend for Fused {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let (p, lse) = self.probabilities(call)?;
         let v = self.read(call.v)?;
-        let (&[_, h, s, _], &[_, hk, t, dv]) = (call.q.layout.shape.dims(), call.v.layout.shape.dims()) else { panic!("rank 4") };
+        let (&[_, h, s, _], &[_, hk, t, dv]) =
+            (call.q.layout.shape.dims(), call.v.layout.shape.dims())
+        else {
+            panic!("rank 4")
+        };
         let mut out = vec![];
         for row in 0..lse.len() {
             let key = row / (h * s) * hk + row / s % h / (h / hk);
-            out.extend((0..dv).map(|x| (0..t).map(|j| p[row * t + j] * v[(key * t + j) * dv + x]).sum::<f64>()));
+            out.extend((0..dv).map(|x| {
+                (0..t)
+                    .map(|j| p[row * t + j] * v[(key * t + j) * dv + x])
+                    .sum::<f64>()
+            }));
         }
         Ok(Some((self.write(&out)?, self.write(&lse)?)))
     }
@@ -148,8 +210,20 @@ impl Backend for Fused {
     fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let (p, _) = self.probabilities(&call.forward)?;
-        let [q, k, v, out, grad] = [call.forward.q, call.forward.k, call.forward.v, call.out, call.grad].map(|x| self.read(x).expect("readable"));
-        let (&[_, h, s, d], &[_, hk, t, e]) = (call.forward.q.layout.shape.dims(), call.forward.v.layout.shape.dims()) else { panic!("rank 4") };
+        let [q, k, v, out, grad] = [
+            call.forward.q,
+            call.forward.k,
+            call.forward.v,
+            call.out,
+            call.grad,
+        ]
+        .map(|x| self.read(x).expect("readable"));
+        let (&[_, h, s, d], &[_, hk, t, e]) = (
+            call.forward.q.layout.shape.dims(),
+            call.forward.v.layout.shape.dims(),
+        ) else {
+            panic!("rank 4")
+        };
         let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
         for row in 0..q.len() / d {
             let key = row / (h * s) * hk + row / s % h / (h / hk);
@@ -170,20 +244,42 @@ impl Backend for Fused {
 /// A device with fused kernels, and how often they were called.
 fn fused_device() -> (Device, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    (Device::new(Fused { inner: anymesh_backend_cpu::device(), calls: calls.clone() }), calls)
+    (
+        Device::new(Fused {
+            inner: anymesh_backend_cpu::device(),
+            calls: calls.clone(),
+        }),
+        calls,
+    )
 }
 
 fn on(device: &Device, shape: &[usize], seed: u64) -> Tensor {
-    Tensor::from_slice(&values(shape.iter().product(), -2.0, 2.0, seed), shape, device).expect("fits")
+    Tensor::from_slice(
+        &values(shape.iter().product(), -2.0, 2.0, seed),
+        shape,
+        device,
+    )
+    .expect("fits")
 }
 
 #[test]
 fn fused_rows_equal_the_decomposition_along_every_axis_of_a_strided_view() {
     let (device, calls) = fused_device();
-    let x = on(&device, &[3, 4, 10], 1).transpose(0, 1).and_then(|x| x.narrow(2, 1, 7)).expect("a view");
+    let x = on(&device, &[3, 4, 10], 1)
+        .transpose(0, 1)
+        .and_then(|x| x.narrow(2, 1, 7))
+        .expect("a view");
     for axis in -3..3 {
-        assert_close(&x.softmax(axis).expect("valid"), &read(&softmax::decomposed(&x, axis).expect("valid")), 1e-13);
-        assert_close(&x.log_softmax(axis).expect("valid"), &read(&softmax::log_decomposed(&x, axis).expect("valid")), 1e-13);
+        assert_close(
+            &x.softmax(axis).expect("valid"),
+            &read(&softmax::decomposed(&x, axis).expect("valid")),
+            1e-13,
+        );
+        assert_close(
+            &x.log_softmax(axis).expect("valid"),
+            &read(&softmax::log_decomposed(&x, axis).expect("valid")),
+            1e-13,
+        );
     }
     assert_eq!(calls.load(Ordering::Relaxed), 12);
 }
@@ -193,28 +289,75 @@ fn fused_norms_equal_the_decomposition() {
     let (device, calls) = fused_device();
     let x = on(&device, &[2, 5, 6], 1).transpose(1, 2).expect("a view");
     // Every second element, so that parameters have to be made dense.
-    let parameter = |n: usize, seed| on(&device, &[2 * n], seed).slice(0, Some(1), None, 2).expect("a view");
+    let parameter = |n: usize, seed| {
+        on(&device, &[2 * n], seed)
+            .slice(0, Some(1), None, 2)
+            .expect("a view")
+    };
     let (w, b) = (parameter(6, 2), parameter(6, 3));
-    let spec = |groups: usize| norm::Norm { rms: false, eps: 1e-5, weight: Some(&w), bias: Some(&b), groups, channels: 6 / groups, inner: 5 };
+    let spec = |groups: usize| norm::Norm {
+        rms: false,
+        eps: 1e-5,
+        weight: Some(&w),
+        bias: Some(&b),
+        groups,
+        channels: 6 / groups,
+        inner: 5,
+    };
     for groups in [1, 2, 3, 6] {
-        assert_close(&x.group_norm(groups, Some(&w), Some(&b), 1e-5).expect("valid"), &read(&norm::decomposed(&x, &spec(groups)).expect("valid")), 1e-13);
+        assert_close(
+            &x.group_norm(groups, Some(&w), Some(&b), 1e-5)
+                .expect("valid"),
+            &read(&norm::decomposed(&x, &spec(groups)).expect("valid")),
+            1e-13,
+        );
     }
     let (w, b) = (parameter(5, 4), parameter(5, 5));
-    let spec = |rms: bool| norm::Norm { rms, eps: 1e-5, weight: Some(&w), bias: (!rms).then_some(&b), groups: 1, channels: 5, inner: 1 };
-    assert_close(&x.layer_norm(1, Some(&w), Some(&b), 1e-5).expect("valid"), &read(&norm::decomposed(&x, &spec(false)).expect("valid")), 1e-13);
-    assert_close(&x.rms_norm(1, Some(&w), 1e-5).expect("valid"), &read(&norm::decomposed(&x, &spec(true)).expect("valid")), 1e-13);
+    let spec = |rms: bool| norm::Norm {
+        rms,
+        eps: 1e-5,
+        weight: Some(&w),
+        bias: (!rms).then_some(&b),
+        groups: 1,
+        channels: 5,
+        inner: 1,
+    };
+    assert_close(
+        &x.layer_norm(1, Some(&w), Some(&b), 1e-5).expect("valid"),
+        &read(&norm::decomposed(&x, &spec(false)).expect("valid")),
+        1e-13,
+    );
+    assert_close(
+        &x.rms_norm(1, Some(&w), 1e-5).expect("valid"),
+        &read(&norm::decomposed(&x, &spec(true)).expect("valid")),
+        1e-13,
+    );
     assert_eq!(calls.load(Ordering::Relaxed), 6);
 }
 
 #[test]
 fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
     let (device, calls) = fused_device();
-    let (q, k, v) = (on(&device, &[2, 4, 3, 5], 1), on(&device, &[2, 2, 6, 5], 2), on(&device, &[2, 2, 6, 7], 3));
-    let q = q.transpose(1, 2).and_then(|q| q.contiguous()).and_then(|q| q.transpose(1, 2)).expect("a view");
+    let (q, k, v) = (
+        on(&device, &[2, 4, 3, 5], 1),
+        on(&device, &[2, 2, 6, 5], 2),
+        on(&device, &[2, 2, 6, 7], 3),
+    );
+    let q = q
+        .transpose(1, 2)
+        .and_then(|q| q.contiguous())
+        .and_then(|q| q.transpose(1, 2))
+        .expect("a view");
     let grad = on(&device, &[2, 4, 3, 7], 4);
     for causal in [false, true] {
-        let options = AttentionOptions { causal, ..Default::default() };
-        let (fused, parts) = (attention(&q, &k, &v, &options).expect("valid"), decomposed(&q, &k, &v, &options).expect("valid"));
+        let options = AttentionOptions {
+            causal,
+            ..Default::default()
+        };
+        let (fused, parts) = (
+            attention(&q, &k, &v, &options).expect("valid"),
+            decomposed(&q, &k, &v, &options).expect("valid"),
+        );
         assert_close(&fused.out, &read(&parts.out), 1e-12);
         assert_close(&fused.lse, &read(&parts.lse), 1e-12);
         let (dq, dk, dv) = attention_backward(&q, &k, &v, &fused, &grad, &options).expect("valid");
@@ -225,23 +368,65 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
         }
     }
     assert_eq!(calls.load(Ordering::Relaxed), 4);
-    let mask = Some(Tensor::from_slice(&[true, false, true, true, true, true], [6], &device).expect("fits"));
-    attention(&q, &k, &v, &AttentionOptions { mask, ..Default::default() }).expect("valid");
+    let mask = Some(
+        Tensor::from_slice(&[true, false, true, true, true, true], [6], &device).expect("fits"),
+    );
+    attention(
+        &q,
+        &k,
+        &v,
+        &AttentionOptions {
+            mask,
+            ..Default::default()
+        },
+    )
+    .expect("valid");
     assert_eq!(calls.load(Ordering::Relaxed), 4);
 }
 
 #[test]
 fn the_rows_of_the_cpu_agree_with_the_decomposition_at_every_length() {
-    for (dtype, tolerance) in [(DType::F64, 1e-13), (DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 2e-2)] {
+    for (dtype, tolerance) in [
+        (DType::F64, 1e-13),
+        (DType::F32, 1e-5),
+        (DType::F16, 4e-3),
+        (DType::BF16, 2e-2),
+    ] {
         for n in [1, 2, 31, 256, 257, 1000, 4099, 8193] {
-            let x = on(&DEVICE, &[3, n], n as u64).cast(dtype).expect("castable");
-            assert_close(&x.softmax(1).expect("valid"), &read(&softmax::decomposed(&x, 1).expect("valid")), tolerance);
-            assert_close(&x.log_softmax(1).expect("valid"), &read(&softmax::log_decomposed(&x, 1).expect("valid")), tolerance);
+            let x = on(&DEVICE, &[3, n], n as u64)
+                .cast(dtype)
+                .expect("castable");
+            assert_close(
+                &x.softmax(1).expect("valid"),
+                &read(&softmax::decomposed(&x, 1).expect("valid")),
+                tolerance,
+            );
+            assert_close(
+                &x.log_softmax(1).expect("valid"),
+                &read(&softmax::log_decomposed(&x, 1).expect("valid")),
+                tolerance,
+            );
             for rms in [false, true] {
                 let w = on(&DEVICE, &[n], 7);
-                let spec = norm::Norm { rms, eps: 1e-5, weight: Some(&w), bias: None, groups: 1, channels: n, inner: 1 };
-                let y = if rms { x.rms_norm(1, Some(&w), 1e-5) } else { x.layer_norm(1, Some(&w), None, 1e-5) };
-                assert_close(&y.expect("valid"), &read(&norm::decomposed(&x, &spec).expect("valid")), tolerance);
+                let spec = norm::Norm {
+                    rms,
+                    eps: 1e-5,
+                    weight: Some(&w),
+                    bias: None,
+                    groups: 1,
+                    channels: n,
+                    inner: 1,
+                };
+                let y = if rms {
+                    x.rms_norm(1, Some(&w), 1e-5)
+                } else {
+                    x.layer_norm(1, Some(&w), None, 1e-5)
+                };
+                assert_close(
+                    &y.expect("valid"),
+                    &read(&norm::decomposed(&x, &spec).expect("valid")),
+                    tolerance,
+                );
             }
         }
     }

@@ -35,7 +35,9 @@ fn ints(data: &[i64], shape: &[usize]) -> Tensor {
 }
 
 fn read(x: &Tensor) -> Vec<f64> {
-    x.cast(DType::F64).and_then(|x| x.to_vec()).expect("readable")
+    x.cast(DType::F64)
+        .and_then(|x| x.to_vec())
+        .expect("readable")
 }
 
 /// Equal up to `tolerance`, relative above 1 and absolute below.
@@ -44,7 +46,8 @@ fn assert_close(actual: &Tensor, expected: &[f64], tolerance: f64) {
     let actual = read(actual);
     assert_eq!(actual.len(), expected.len());
     for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
-        let same = a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= tolerance * e.abs().max(1.0);
+        let same =
+            a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= tolerance * e.abs().max(1.0);
         assert!(same, "element {i} is {a}, expected {e}");
     }
 }

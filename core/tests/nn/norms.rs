@@ -3,21 +3,39 @@ use anymesh_core::{Error, ops::norm};
 
 fn mean_var(row: &[f64]) -> (f64, f64) {
     let mean = row.iter().sum::<f64>() / row.len() as f64;
-    (mean, row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64)
+    (
+        mean,
+        row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64,
+    )
 }
 
 #[test]
 fn layer_norm_uses_the_biased_variance_over_trailing_dimensions() {
-    let (data, w, b) = (values(24, -2.0, 5.0, 1), values(12, -1.0, 1.0, 2), values(12, -1.0, 1.0, 3));
+    let (data, w, b) = (
+        values(24, -2.0, 5.0, 1),
+        values(12, -1.0, 1.0, 2),
+        values(12, -1.0, 1.0, 3),
+    );
     let expected: Vec<f64> = data
         .chunks(12)
         .flat_map(|row| {
             let (mean, var) = mean_var(row);
-            row.iter().zip(w.iter().zip(&b)).map(|(x, (w, b))| (x - mean) / (var + 1e-5).sqrt() * w + b).collect::<Vec<_>>()
+            row.iter()
+                .zip(w.iter().zip(&b))
+                .map(|(x, (w, b))| (x - mean) / (var + 1e-5).sqrt() * w + b)
+                .collect::<Vec<_>>()
         })
         .collect();
-    let (x, w, b) = (tensor(&data, &[2, 3, 4]), tensor(&w, &[3, 4]), tensor(&b, &[3, 4]));
-    assert_close(&x.layer_norm(2, Some(&w), Some(&b), 1e-5).expect("valid"), &expected, 1e-13);
+    let (x, w, b) = (
+        tensor(&data, &[2, 3, 4]),
+        tensor(&w, &[3, 4]),
+        tensor(&b, &[3, 4]),
+    );
+    assert_close(
+        &x.layer_norm(2, Some(&w), Some(&b), 1e-5).expect("valid"),
+        &expected,
+        1e-13,
+    );
 }
 
 #[test]
@@ -27,33 +45,59 @@ fn rms_norm_leaves_the_mean_alone() {
         .chunks(4)
         .flat_map(|row| {
             let square = row.iter().map(|x| x * x).sum::<f64>() / 4.0;
-            row.iter().zip(&w).map(|(x, w)| x / (square + 1e-6).sqrt() * w).collect::<Vec<_>>()
+            row.iter()
+                .zip(&w)
+                .map(|(x, w)| x / (square + 1e-6).sqrt() * w)
+                .collect::<Vec<_>>()
         })
         .collect();
-    assert_close(&tensor(&data, &[3, 4]).rms_norm(1, Some(&tensor(&w, &[4])), 1e-6).expect("valid"), &expected, 1e-13);
+    assert_close(
+        &tensor(&data, &[3, 4])
+            .rms_norm(1, Some(&tensor(&w, &[4])), 1e-6)
+            .expect("valid"),
+        &expected,
+        1e-13,
+    );
 }
 
 #[test]
 fn group_norm_groups_neighbouring_channels() {
     let (n, c, spatial, groups) = (2, 6, 5, 3);
-    let (data, w, b) = (values(n * c * spatial, -2.0, 5.0, 1), values(c, -1.0, 1.0, 2), values(c, -1.0, 1.0, 3));
+    let (data, w, b) = (
+        values(n * c * spatial, -2.0, 5.0, 1),
+        values(c, -1.0, 1.0, 2),
+        values(c, -1.0, 1.0, 3),
+    );
     let per = c / groups;
     let mut expected = vec![0.0; data.len()];
     for sample in 0..n {
         for group in 0..groups {
             let at = |channel: usize, k: usize| (sample * c + group * per + channel) * spatial + k;
-            let all: Vec<f64> = (0..per).flat_map(|ch| (0..spatial).map(move |k| (ch, k))).map(|(ch, k)| data[at(ch, k)]).collect();
+            let all: Vec<f64> = (0..per)
+                .flat_map(|ch| (0..spatial).map(move |k| (ch, k)))
+                .map(|(ch, k)| data[at(ch, k)])
+                .collect();
             let (mean, var) = mean_var(&all);
             for ch in 0..per {
                 for k in 0..spatial {
                     let channel = group * per + ch;
-                    expected[at(ch, k)] = (data[at(ch, k)] - mean) / (var + 1e-5).sqrt() * w[channel] + b[channel];
+                    expected[at(ch, k)] =
+                        (data[at(ch, k)] - mean) / (var + 1e-5).sqrt() * w[channel] + b[channel];
                 }
             }
         }
     }
-    let (x, w, b) = (tensor(&data, &[n, c, spatial]), tensor(&w, &[c]), tensor(&b, &[c]));
-    assert_close(&x.group_norm(groups, Some(&w), Some(&b), 1e-5).expect("valid"), &expected, 1e-13);
+    let (x, w, b) = (
+        tensor(&data, &[n, c, spatial]),
+        tensor(&w, &[c]),
+        tensor(&b, &[c]),
+    );
+    assert_close(
+        &x.group_norm(groups, Some(&w), Some(&b), 1e-5)
+            .expect("valid"),
+        &expected,
+        1e-13,
+    );
 }
 
 #[test]
@@ -61,14 +105,22 @@ fn instance_norm_is_group_norm_with_a_group_for_each_channel() {
     let x = tensor(&values(2 * 3 * 8, -2.0, 5.0, 1), &[2, 3, 2, 4]);
     let w = tensor(&values(3, -1.0, 1.0, 2), &[3]);
     let expected = read(&x.group_norm(3, Some(&w), None, 1e-5).expect("valid"));
-    assert_close(&x.instance_norm(Some(&w), None, 1e-5).expect("valid"), &expected, 0.0);
+    assert_close(
+        &x.instance_norm(Some(&w), None, 1e-5).expect("valid"),
+        &expected,
+        0.0,
+    );
 }
 
 #[test]
 fn batch_norm_normalises_with_the_biased_variance_and_tracks_the_unbiased_one() {
     let (n, c, spatial) = (3, 2, 4);
     let data = values(n * c * spatial, -2.0, 5.0, 1);
-    let channel = |ch: usize| -> Vec<f64> { (0..n * spatial).map(|i| data[(i / spatial * c + ch) * spatial + i % spatial]).collect() };
+    let channel = |ch: usize| -> Vec<f64> {
+        (0..n * spatial)
+            .map(|i| data[(i / spatial * c + ch) * spatial + i % spatial])
+            .collect()
+    };
     let stats: Vec<(f64, f64)> = (0..c).map(|ch| mean_var(&channel(ch))).collect();
     let (w, b) = ([1.5, -0.5], [0.25, 2.0]);
     let expected: Vec<f64> = (0..data.len())
@@ -78,15 +130,27 @@ fn batch_norm_normalises_with_the_biased_variance_and_tracks_the_unbiased_one() 
         })
         .collect();
     let x = tensor(&data, &[n, c, spatial]);
-    let done = x.batch_norm_train(Some(&tensor(&w, &[c])), Some(&tensor(&b, &[c])), 1e-5).expect("valid");
+    let done = x
+        .batch_norm_train(Some(&tensor(&w, &[c])), Some(&tensor(&b, &[c])), 1e-5)
+        .expect("valid");
     assert_close(&done.out, &expected, 1e-13);
     assert_close(&done.var, &[stats[0].1, stats[1].1], 1e-13);
 
-    let (mean, var) = done.update_running(&tensor(&[1.0, 2.0], &[c]), &tensor(&[3.0, 4.0], &[c]), 0.1).expect("valid");
+    let (mean, var) = done
+        .update_running(&tensor(&[1.0, 2.0], &[c]), &tensor(&[3.0, 4.0], &[c]), 0.1)
+        .expect("valid");
     let count = (n * spatial) as f64;
-    assert_close(&mean, &[0.9 * 1.0 + 0.1 * stats[0].0, 0.9 * 2.0 + 0.1 * stats[1].0], 1e-13);
+    assert_close(
+        &mean,
+        &[0.9 * 1.0 + 0.1 * stats[0].0, 0.9 * 2.0 + 0.1 * stats[1].0],
+        1e-13,
+    );
     let unbiased = |ch: usize| stats[ch].1 * count / (count - 1.0);
-    assert_close(&var, &[0.9 * 3.0 + 0.1 * unbiased(0), 0.9 * 4.0 + 0.1 * unbiased(1)], 1e-13);
+    assert_close(
+        &var,
+        &[0.9 * 3.0 + 0.1 * unbiased(0), 0.9 * 4.0 + 0.1 * unbiased(1)],
+        1e-13,
+    );
 }
 
 #[test]
@@ -99,10 +163,21 @@ fn batch_norm_at_inference_uses_the_given_statistics() {
 
 #[test]
 fn one_value_per_channel_has_no_unbiased_variance() {
-    let done = tensor(&[1.0, 2.0], &[1, 2]).batch_norm_train(None, None, 1e-5).expect("valid");
+    let done = tensor(&[1.0, 2.0], &[1, 2])
+        .batch_norm_train(None, None, 1e-5)
+        .expect("valid");
     let zero = tensor(&[0.0, 0.0], &[2]);
     let error = done.update_running(&zero, &zero, 0.1).expect_err("0 / 0");
-    assert!(matches!(error, Error::Argument { op: "batch_norm_train", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Argument {
+                op: "batch_norm_train",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -110,28 +185,63 @@ fn parameters_may_have_another_float_dtype() {
     let x = tensor(&values(12, -1.0, 1.0, 1), &[3, 4]);
     let w = tensor(&[1.0, 2.0, 0.5, -1.0], &[4]);
     let expected = read(&x.layer_norm(1, Some(&w), None, 1e-5).expect("valid"));
-    let y = x.cast(DType::F32).expect("castable").layer_norm(1, Some(&w.cast(DType::BF16).expect("castable")), None, 1e-5).expect("valid");
+    let y = x
+        .cast(DType::F32)
+        .expect("castable")
+        .layer_norm(1, Some(&w.cast(DType::BF16).expect("castable")), None, 1e-5)
+        .expect("valid");
     assert_eq!(y.dtype(), DType::F32);
     assert_close(&y, &expected, 1e-5);
 }
 
 #[test]
 fn a_norm_far_from_zero_keeps_its_precision() {
-    let data: Vec<f64> = values(1000, 0.0, 1.0, 1).iter().map(|v| (v * 4.0).round() + 3000.0).collect();
-    let expected = read(&tensor(&data, &[1, 1000]).layer_norm(1, None, None, 0.0).expect("valid"));
-    let y = tensor(&data, &[1, 1000]).cast(DType::F32).expect("castable").layer_norm(1, None, None, 0.0).expect("valid");
+    let data: Vec<f64> = values(1000, 0.0, 1.0, 1)
+        .iter()
+        .map(|v| (v * 4.0).round() + 3000.0)
+        .collect();
+    let expected = read(
+        &tensor(&data, &[1, 1000])
+            .layer_norm(1, None, None, 0.0)
+            .expect("valid"),
+    );
+    let y = tensor(&data, &[1, 1000])
+        .cast(DType::F32)
+        .expect("castable")
+        .layer_norm(1, None, None, 0.0)
+        .expect("valid");
     assert_close(&y, &expected, 1e-3);
 }
 
 #[test]
 fn empty_batches_are_empty_and_empty_rows_are_refused() {
-    assert_eq!(tensor(&[], &[0, 4]).layer_norm(1, None, None, 1e-5).expect("valid").dims(), [0, 4]);
-    assert_eq!(tensor(&[], &[0, 4, 2]).group_norm(2, None, None, 1e-5).expect("valid").dims(), [0, 4, 2]);
+    assert_eq!(
+        tensor(&[], &[0, 4])
+            .layer_norm(1, None, None, 1e-5)
+            .expect("valid")
+            .dims(),
+        [0, 4]
+    );
+    assert_eq!(
+        tensor(&[], &[0, 4, 2])
+            .group_norm(2, None, None, 1e-5)
+            .expect("valid")
+            .dims(),
+        [0, 4, 2]
+    );
     let errors = [
-        tensor(&[], &[4, 0]).layer_norm(1, None, None, 1e-5).expect_err("no mean"),
-        tensor(&[], &[4, 0]).rms_norm(1, None, 1e-5).expect_err("no mean"),
-        tensor(&[], &[2, 4, 0]).group_norm(2, None, None, 1e-5).expect_err("no mean"),
-        tensor(&[], &[0, 4]).batch_norm_train(None, None, 1e-5).expect_err("no mean"),
+        tensor(&[], &[4, 0])
+            .layer_norm(1, None, None, 1e-5)
+            .expect_err("no mean"),
+        tensor(&[], &[4, 0])
+            .rms_norm(1, None, 1e-5)
+            .expect_err("no mean"),
+        tensor(&[], &[2, 4, 0])
+            .group_norm(2, None, None, 1e-5)
+            .expect_err("no mean"),
+        tensor(&[], &[0, 4])
+            .batch_norm_train(None, None, 1e-5)
+            .expect_err("no mean"),
     ];
     for error in errors {
         assert!(matches!(error, Error::Shape { .. }), "{error}");
@@ -140,6 +250,20 @@ fn empty_batches_are_empty_and_empty_rows_are_refused() {
 
 #[test]
 fn the_decomposition_refuses_rows_that_do_not_divide() {
-    let spec = norm::Norm { rms: false, eps: 0.0, weight: None, bias: None, groups: 1, channels: 5, inner: 1 };
-    assert!(matches!(norm::decomposed(&tensor(&[0.0; 4], &[4]), &spec), Err(Error::Shape { op: "layer_norm", .. })));
+    let spec = norm::Norm {
+        rms: false,
+        eps: 0.0,
+        weight: None,
+        bias: None,
+        groups: 1,
+        channels: 5,
+        inner: 1,
+    };
+    assert!(matches!(
+        norm::decomposed(&tensor(&[0.0; 4], &[4]), &spec),
+        Err(Error::Shape {
+            op: "layer_norm",
+            ..
+        })
+    ));
 }

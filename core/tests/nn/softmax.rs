@@ -21,11 +21,18 @@ fn softmax_normalises_along_any_axis() {
         for start in (0..24).filter(|i| i / strides[axis] % size == 0) {
             let at = |k: usize| start + k * strides[axis];
             let row: Vec<f64> = (0..size).map(|k| data[at(k)]).collect();
-            naive(&row).iter().enumerate().for_each(|(k, v)| expected[at(k)] = *v);
+            naive(&row)
+                .iter()
+                .enumerate()
+                .for_each(|(k, v)| expected[at(k)] = *v);
         }
         assert_close(&y, &expected, 1e-14);
         let logs: Vec<f64> = expected.iter().map(|v| v.ln()).collect();
-        assert_close(&x.log_softmax(axis as i64 - 3).expect("valid"), &logs, 1e-14);
+        assert_close(
+            &x.log_softmax(axis as i64 - 3).expect("valid"),
+            &logs,
+            1e-14,
+        );
     }
 }
 
@@ -39,9 +46,21 @@ fn log_softmax_stays_precise_where_the_probability_underflows() {
 fn a_row_of_only_minus_infinity_is_nan_and_its_neighbours_are_not() {
     let inf = f64::NEG_INFINITY;
     let x = tensor(&[inf, inf, 0.0, inf], &[2, 2]);
-    assert_close(&x.softmax(1).expect("valid"), &[f64::NAN, f64::NAN, 1.0, 0.0], 0.0);
-    assert_close(&softmax::decomposed(&x, 1).expect("valid"), &[f64::NAN, f64::NAN, 1.0, 0.0], 0.0);
-    assert_close(&x.log_softmax(1).expect("valid"), &[f64::NAN, f64::NAN, 0.0, inf], 0.0);
+    assert_close(
+        &x.softmax(1).expect("valid"),
+        &[f64::NAN, f64::NAN, 1.0, 0.0],
+        0.0,
+    );
+    assert_close(
+        &softmax::decomposed(&x, 1).expect("valid"),
+        &[f64::NAN, f64::NAN, 1.0, 0.0],
+        0.0,
+    );
+    assert_close(
+        &x.log_softmax(1).expect("valid"),
+        &[f64::NAN, f64::NAN, 0.0, inf],
+        0.0,
+    );
 }
 
 #[test]
@@ -62,12 +81,29 @@ fn small_floats_keep_their_dtype_and_round_once() {
 fn empty_inputs_give_empty_results() {
     for shape in [[0, 4], [4, 0]] {
         assert_eq!(tensor(&[], &shape).softmax(1).expect("valid").dims(), shape);
-        assert_eq!(softmax::decomposed(&tensor(&[], &shape), 1).expect("valid").dims(), shape);
+        assert_eq!(
+            softmax::decomposed(&tensor(&[], &shape), 1)
+                .expect("valid")
+                .dims(),
+            shape
+        );
     }
 }
 
 #[test]
 fn integers_are_refused() {
-    let error = ints(&[1, 2], &[2]).softmax(0).expect_err("no softmax of integers");
-    assert!(matches!(error, Error::DType { op: "softmax", dtype: DType::I64, .. }), "{error}");
+    let error = ints(&[1, 2], &[2])
+        .softmax(0)
+        .expect_err("no softmax of integers");
+    assert!(
+        matches!(
+            error,
+            Error::DType {
+                op: "softmax",
+                dtype: DType::I64,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

@@ -1,4 +1,5 @@
-//! Tensors whose every element is known, in any sharding, and the check that they are still themselves.
+//! Tensors whose every element is known, in any sharding, and the check that they are still
+//! themselves.
 
 use anymesh_core::{DType, Device, Mesh, Reduction, Region, Shape, Sharding, Tensor, TensorType};
 
@@ -7,11 +8,16 @@ pub(crate) fn device() -> Device {
 }
 
 pub(crate) fn mesh(sizes: &[usize]) -> Mesh {
-    let axes: Vec<String> = sizes.iter().zip(["a", "b", "c"]).map(|(n, name)| format!("{name}={n}")).collect();
+    let axes: Vec<String> = sizes
+        .iter()
+        .zip(["a", "b", "c"])
+        .map(|(n, name)| format!("{name}={n}"))
+        .collect();
     Mesh::new(&axes.join(", "), &device()).expect("a mesh")
 }
 
-/// Every sharding of a tensor of `rank` dimensions over `axes` mesh axes: all orders of axes in a dimension, unused axes whole or partial by one of `reductions`.
+/// Every sharding of a tensor of `rank` dimensions over `axes` mesh axes: all orders of axes in a
+/// dimension, unused axes whole or partial by one of `reductions`.
 pub(crate) fn shardings(rank: usize, axes: usize, reductions: &[Reduction]) -> Vec<Sharding> {
     // Per dimension its axes in order; per axis its reduction.
     type Draft = (Vec<Vec<usize>>, Vec<Option<Reduction>>);
@@ -37,19 +43,38 @@ pub(crate) fn shardings(rank: usize, axes: usize, reductions: &[Reduction]) -> V
     }
     drafts
         .into_iter()
-        .filter(|(_, partial)| partial.iter().flatten().collect::<std::collections::HashSet<_>>().len() <= 1)
+        .filter(|(_, partial)| {
+            partial
+                .iter()
+                .flatten()
+                .collect::<std::collections::HashSet<_>>()
+                .len()
+                <= 1
+        })
         .map(|(dims, partial)| {
-            let cut = dims.iter().enumerate().flat_map(|(d, axes)| axes.iter().map(move |a| (d, *a)));
+            let cut = dims
+                .iter()
+                .enumerate()
+                .flat_map(|(d, axes)| axes.iter().map(move |a| (d, *a)));
             let sharding = cut.fold(Sharding::replicated(), |s, (d, a)| s.cut(d, a));
-            partial.iter().enumerate().filter_map(|(a, r)| Some((a, (*r)?))).fold(sharding, |s, (a, r)| s.partial_over(a, r))
+            partial
+                .iter()
+                .enumerate()
+                .filter_map(|(a, r)| Some((a, (*r)?)))
+                .fold(sharding, |s, (a, r)| s.partial_over(a, r))
         })
         .collect()
 }
 
 /// All flat positions of a box in a tensor.
 pub(crate) fn positions(region: &Region, dims: &[usize]) -> Vec<usize> {
-    (0..dims.len())
-        .fold(vec![0], |all, d| all.iter().flat_map(|p| (region.start[d]..region.start[d] + region.shape[d]).map(move |i| p * dims[d] + i)).collect())
+    (0..dims.len()).fold(vec![0], |all, d| {
+        all.iter()
+            .flat_map(|p| {
+                (region.start[d]..region.start[d] + region.shape[d]).map(move |i| p * dims[d] + i)
+            })
+            .collect()
+    })
 }
 
 /// What the tensor holds at a flat position: neither sorted nor without sign.
@@ -57,7 +82,8 @@ pub(crate) fn value(position: usize) -> i32 {
     (position as i32 * 37 + 11) % 101 - 50
 }
 
-/// The share of `value` that the rank at `at` along an axis of `n` ranks has: other ranks have other shares, and all of them together combine to `value`.
+/// The share of `value` that the rank at `at` along an axis of `n` ranks has: other ranks have
+/// other shares, and all of them together combine to `value`.
 fn share(value: i32, reduction: Reduction, at: usize, n: usize, position: usize) -> i32 {
     let holder = (position * 5 + 3) % n;
     let others: i32 = (0..n).filter(|i| *i != holder).map(|i| i as i32 + 1).sum();
@@ -73,8 +99,24 @@ fn share(value: i32, reduction: Reduction, at: usize, n: usize, position: usize)
 }
 
 /// What a rank holds of the tensor under a sharding, element by element.
-fn held(mesh: &Mesh, sharding: &Sharding, rank: usize, position: usize, value: impl Fn(usize) -> i32) -> i32 {
-    sharding.partial().fold(value(position), |v, (axis, reduction)| share(v, reduction, mesh.coordinate(rank, axis), mesh.size(axis), position))
+fn held(
+    mesh: &Mesh,
+    sharding: &Sharding,
+    rank: usize,
+    position: usize,
+    value: impl Fn(usize) -> i32,
+) -> i32 {
+    sharding
+        .partial()
+        .fold(value(position), |v, (axis, reduction)| {
+            share(
+                v,
+                reduction,
+                mesh.coordinate(rank, axis),
+                mesh.size(axis),
+                position,
+            )
+        })
 }
 
 /// The tensor in a sharding, made part by part on the host.
@@ -82,31 +124,70 @@ pub(crate) fn tensor(mesh: &Mesh, dims: &[usize], sharding: &Sharding) -> Tensor
     let shape = Shape::from(dims);
     let part = |rank: usize| {
         let region = sharding.region(mesh, rank, &shape);
-        let values: Vec<i32> = positions(&region, dims).into_iter().map(|p| held(mesh, sharding, rank, p, value)).collect();
+        let values: Vec<i32> = positions(&region, dims)
+            .into_iter()
+            .map(|p| held(mesh, sharding, rank, p, value))
+            .collect();
         Tensor::from_slice(&values, Shape::from(region.shape), &device()).expect("a part")
     };
     let parts: Vec<Tensor> = (0..mesh.ranks()).map(part).collect();
-    Tensor::from_shards(&TensorType { dtype: DType::I32, shape, sharding: sharding.clone() }, mesh, &parts).expect("a tensor")
+    Tensor::from_shards(
+        &TensorType {
+            dtype: DType::I32,
+            shape,
+            sharding: sharding.clone(),
+        },
+        mesh,
+        &parts,
+    )
+    .expect("a tensor")
 }
 
-/// Checks every part of a tensor on the host: partial ones combine to the values, all others are the values.
+/// Checks every part of a tensor on the host: partial ones combine to the values, all others are
+/// the values.
 #[track_caller]
 pub(crate) fn expect_values(x: &Tensor, case: &dyn Fn() -> String) {
     let (mesh, sharding) = (x.mesh(), x.sharding());
-    let parts: Vec<Vec<i32>> = x.shards().iter().map(|(_, part)| part.to_vec().expect("values")).collect();
+    let parts: Vec<Vec<i32>> = x
+        .shards()
+        .iter()
+        .map(|(_, part)| part.to_vec().expect("values"))
+        .collect();
     for (rank, part) in x.shards() {
-        assert_eq!(part.dims(), &sharding.region(mesh, rank, x.shape()).shape[..], "the size of rank {rank}: {}", case());
+        assert_eq!(
+            part.dims(),
+            &sharding.region(mesh, rank, x.shape()).shape[..],
+            "the size of rank {rank}: {}",
+            case()
+        );
     }
     let partial: Vec<(usize, Reduction)> = sharding.partial().collect();
-    for rank in (0..mesh.ranks()).filter(|rank| partial.iter().all(|(a, _)| mesh.coordinate(*rank, *a) == 0)) {
-        let expected: Vec<i32> = positions(&sharding.region(mesh, rank, x.shape()), x.dims()).into_iter().map(value).collect();
-        assert_eq!(combined(mesh, &parts, &partial, rank), expected, "rank {rank}: {}", case());
+    for rank in (0..mesh.ranks())
+        .filter(|rank| partial.iter().all(|(a, _)| mesh.coordinate(*rank, *a) == 0))
+    {
+        let expected: Vec<i32> = positions(&sharding.region(mesh, rank, x.shape()), x.dims())
+            .into_iter()
+            .map(value)
+            .collect();
+        assert_eq!(
+            combined(mesh, &parts, &partial, rank),
+            expected,
+            "rank {rank}: {}",
+            case()
+        );
     }
 }
 
 /// What ranks along partial axes combine to.
-fn combined(mesh: &Mesh, parts: &[Vec<i32>], partial: &[(usize, Reduction)], rank: usize) -> Vec<i32> {
-    let Some(((axis, reduction), inner)) = partial.split_first() else { return parts[rank].clone() };
+fn combined(
+    mesh: &Mesh,
+    parts: &[Vec<i32>],
+    partial: &[(usize, Reduction)],
+    rank: usize,
+) -> Vec<i32> {
+    let Some(((axis, reduction), inner)) = partial.split_first() else {
+        return parts[rank].clone();
+    };
     let combine = |a: i32, b: i32| match reduction {
         Reduction::Sum => a.wrapping_add(b),
         Reduction::Max => a.max(b),

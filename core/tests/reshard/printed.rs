@@ -7,14 +7,30 @@ use anymesh_core::{
 };
 
 fn planned(cost: CostModel, from: &str, to: &str, objective: Objective) -> Plan {
-    let mesh = Mesh::new("dp=2, tp=4", &device()).expect("a mesh").with_cost(cost);
-    let (from, to) = (TensorType::parse(from, &mesh).expect("a type"), TensorType::parse(to, &mesh).expect("a type"));
-    plan(&mesh, &from.shape, from.dtype, &from.sharding, &to.sharding, objective).expect("a plan")
+    let mesh = Mesh::new("dp=2, tp=4", &device())
+        .expect("a mesh")
+        .with_cost(cost);
+    let (from, to) = (
+        TensorType::parse(from, &mesh).expect("a type"),
+        TensorType::parse(to, &mesh).expect("a type"),
+    );
+    plan(
+        &mesh,
+        &from.shape,
+        from.dtype,
+        &from.sharding,
+        &to.sharding,
+        objective,
+    )
+    .expect("a plan")
 }
 
 #[track_caller]
 fn expect(from: &str, to: &str, objective: Objective, table: &str) {
-    assert_eq!(planned(CostModel::default(), from, to, objective).to_string(), table.trim());
+    assert_eq!(
+        planned(CostModel::default(), from, to, objective).to_string(),
+        table.trim()
+    );
 }
 
 #[test]
@@ -92,8 +108,19 @@ receives 0 B (lower bound 0 B), peak 8 B, 0.0 us",
 #[test]
 fn a_slow_axis_carries_as_little_as_it_can() {
     let mut cost = CostModel::default();
-    cost.axes.insert("dp".into(), Link { latency: 20e-6, bandwidth: 10e9 });
-    let plan = planned(cost, "f32[8192, 8192]{sum:dp, sum:tp}", "f32[8192, 8192]", Objective::Time);
+    cost.axes.insert(
+        "dp".into(),
+        Link {
+            latency: 20e-6,
+            bandwidth: 10e9,
+        },
+    );
+    let plan = planned(
+        cost,
+        "f32[8192, 8192]{sum:dp, sum:tp}",
+        "f32[8192, 8192]",
+        Objective::Time,
+    );
     assert_eq!(
         plan.to_string(),
         "
@@ -108,9 +135,23 @@ receives 469762048 B (combines partial values), peak 335544320 B, 10.80 ms"
 
 #[test]
 fn a_transfer_prints_what_happens_on_both_meshes() {
-    let (source, mesh) = (Mesh::new("dp=2, tp=4", &device()).expect("a mesh"), Mesh::new("x=3", &device()).expect("a mesh"));
-    let (from, to) = (Sharding::replicated().partial_over(1, Reduction::Sum), Sharding::replicated().cut(0, 0));
-    let plan = plan_across(&source, &from, &mesh, &to, &Shape::from([64, 64]), DType::F32).expect("a plan");
+    let (source, mesh) = (
+        Mesh::new("dp=2, tp=4", &device()).expect("a mesh"),
+        Mesh::new("x=3", &device()).expect("a mesh"),
+    );
+    let (from, to) = (
+        Sharding::replicated().partial_over(1, Reduction::Sum),
+        Sharding::replicated().cut(0, 0),
+    );
+    let plan = plan_across(
+        &source,
+        &from,
+        &mesh,
+        &to,
+        &Shape::from([64, 64]),
+        DType::F32,
+    )
+    .expect("a plan");
     assert_eq!(
         plan.to_string(),
         "
@@ -126,9 +167,32 @@ receives 11008 B (combines partial values), peak 24576 B, 16.1 us"
 
 #[test]
 fn programs_get_the_same_as_json() {
-    let plan = planned(CostModel::default(), "f32[64@dp, 64]{sum:tp}", "f32[64, 64@tp]", Objective::Bytes).to_json();
-    assert_eq!((&plan["recv_bytes"], &plan["lower_bound"], &plan["peak_bytes"]), (&8192.into(), &serde_json::Value::Null, &10240.into()));
+    let plan = planned(
+        CostModel::default(),
+        "f32[64@dp, 64]{sum:tp}",
+        "f32[64, 64@tp]",
+        Objective::Bytes,
+    )
+    .to_json();
+    assert_eq!(
+        (
+            &plan["recv_bytes"],
+            &plan["lower_bound"],
+            &plan["peak_bytes"]
+        ),
+        (&8192.into(), &serde_json::Value::Null, &10240.into())
+    );
     let step = &plan["steps"][0];
-    assert_eq!((&step["kind"], &step["axes"][0], &step["to"]), (&"reduce_scatter".into(), &"tp".into(), &"f32[64@dp, 64@tp]".into()));
-    assert_eq!((&step["dims"], &step["partial"]), (&serde_json::json!([[0], [1]]), &serde_json::json!([])));
+    assert_eq!(
+        (&step["kind"], &step["axes"][0], &step["to"]),
+        (
+            &"reduce_scatter".into(),
+            &"tp".into(),
+            &"f32[64@dp, 64@tp]".into()
+        )
+    );
+    assert_eq!(
+        (&step["dims"], &step["partial"]),
+        (&serde_json::json!([[0], [1]]), &serde_json::json!([]))
+    );
 }

@@ -29,7 +29,10 @@ impl Transport for Post {
         let mut boxes = self.boxes.lock().expect("no thread has failed");
         for m in &messages {
             if let (Some(data), false) = (&m.part.data, here(m.to)) {
-                boxes.entry((m.part.rank, m.to)).or_default().push_back(data.clone());
+                boxes
+                    .entry((m.part.rank, m.to))
+                    .or_default()
+                    .push_back(data.clone());
             }
             assert!(here(m.to) || here(m.part.rank), "a message between others");
         }
@@ -41,14 +44,25 @@ impl Transport for Post {
                 continue;
             }
             loop {
-                if let Some(data) = boxes.get_mut(&(m.part.rank, m.to)).and_then(VecDeque::pop_front) {
+                if let Some(data) = boxes
+                    .get_mut(&(m.part.rank, m.to))
+                    .and_then(VecDeque::pop_front)
+                {
                     assert_eq!(data.shape(), &m.part.shape, "sender and receiver disagree");
                     out.push(Some(data));
                     break;
                 }
-                let (again, late) = self.arrived.wait_timeout(boxes, Duration::from_secs(20)).expect("no thread has failed");
+                let (again, late) = self
+                    .arrived
+                    .wait_timeout(boxes, Duration::from_secs(20))
+                    .expect("no thread has failed");
                 boxes = again;
-                assert!(!late.timed_out(), "rank {} never sent to rank {}", m.part.rank, m.to);
+                assert!(
+                    !late.timed_out(),
+                    "rank {} never sent to rank {}",
+                    m.part.rank,
+                    m.to
+                );
             }
         }
         Ok(out)
@@ -61,8 +75,17 @@ impl Transport for Post {
 
 /// The parts that a process has of a tensor made elsewhere.
 fn seen_by(whole: &Tensor, mesh: &Mesh) -> Tensor {
-    let parts: Vec<Tensor> = whole.shards().into_iter().filter(|(rank, _)| mesh.addressable().any(|r| r == *rank)).map(|(_, part)| part).collect();
-    let ty = TensorType { dtype: whole.dtype(), shape: whole.shape().clone(), sharding: whole.sharding().clone() };
+    let parts: Vec<Tensor> = whole
+        .shards()
+        .into_iter()
+        .filter(|(rank, _)| mesh.addressable().any(|r| r == *rank))
+        .map(|(_, part)| part)
+        .collect();
+    let ty = TensorType {
+        dtype: whole.dtype(),
+        shape: whole.shape().clone(),
+        sharding: whole.sharding().clone(),
+    };
     Tensor::from_shards(&ty, mesh, &parts).expect("parts")
 }
 
@@ -71,17 +94,34 @@ fn sweep(sizes: &[usize], dims: &[usize], owners: &[&[usize]]) {
     let post = Arc::new(Post::default());
     let all = shardings(dims.len(), sizes.len(), &[Reduction::Sum]);
     let process = |ranks: &[usize]| {
-        let mesh = whole.with_transport(post.clone()).addressing(ranks).expect("a process");
+        let mesh = whole
+            .with_transport(post.clone())
+            .addressing(ranks)
+            .expect("a process");
         for from in &all {
             let x = seen_by(&tensor(&whole, dims, from), &mesh);
             // Where the result is whole every part can be checked by itself.
             for to in all.iter().filter(|s| !s.is_partial()) {
-                let plan = plan(&mesh, &Shape::from(dims), DType::I32, from, to, Objective::Time).expect("a plan");
-                let y = run(&x, &plan.valid_for(&x).expect("valid")).unwrap_or_else(|e| panic!("{e}: {plan}"));
+                let plan = plan(
+                    &mesh,
+                    &Shape::from(dims),
+                    DType::I32,
+                    from,
+                    to,
+                    Objective::Time,
+                )
+                .expect("a plan");
+                let y = run(&x, &plan.valid_for(&x).expect("valid"))
+                    .unwrap_or_else(|e| panic!("{e}: {plan}"));
                 for (rank, part) in y.shards() {
                     let region = to.region(&mesh, rank, y.shape());
-                    let expected: Vec<i32> = positions(&region, dims).into_iter().map(value).collect();
-                    assert_eq!(part.to_vec::<i32>().expect("values"), expected, "rank {rank} of {ranks:?}: {plan}");
+                    let expected: Vec<i32> =
+                        positions(&region, dims).into_iter().map(value).collect();
+                    assert_eq!(
+                        part.to_vec::<i32>().expect("values"),
+                        expected,
+                        "rank {rank} of {ranks:?}: {plan}"
+                    );
                 }
             }
         }
@@ -91,7 +131,14 @@ fn sweep(sizes: &[usize], dims: &[usize], owners: &[&[usize]]) {
             scope.spawn(|| process(ranks));
         }
     });
-    assert!(post.boxes.lock().expect("no thread has failed").values().all(VecDeque::is_empty), "something was sent that nobody wanted");
+    assert!(
+        post.boxes
+            .lock()
+            .expect("no thread has failed")
+            .values()
+            .all(VecDeque::is_empty),
+        "something was sent that nobody wanted"
+    );
 }
 
 #[test]
@@ -106,5 +153,8 @@ fn ranks_of_other_processes_cannot_be_reached_from_another_mesh() {
     let part = mesh(&[2]).addressing(&[0]).expect("a process");
     let x = tensor(&mesh(&[3]), &[4], &Sharding::replicated());
     let error = x.to_mesh(&part, "[@a]").expect_err("rank 1 is elsewhere");
-    assert!(matches!(&error, anymesh_core::Error::Transport { ranks, .. } if ranks == &[1]), "{error}");
+    assert!(
+        matches!(&error, anymesh_core::Error::Transport { ranks, .. } if ranks == &[1]),
+        "{error}"
+    );
 }

@@ -6,8 +6,14 @@ use anymesh_core::{
     reshard::{Objective, plan, run},
 };
 
-/// Reshards between all pairs and checks every element on every rank; returns the number of reshards.
-fn sweep(sizes: &[usize], dims: &[usize], reductions: &[Reduction], objectives: &[Objective]) -> usize {
+/// Reshards between all pairs and checks every element on every rank; returns the number of
+/// reshards.
+fn sweep(
+    sizes: &[usize],
+    dims: &[usize],
+    reductions: &[Reduction],
+    objectives: &[Objective],
+) -> usize {
     let mesh = mesh(sizes);
     let shape = Shape::from(dims);
     let all = shardings(dims.len(), sizes.len(), reductions);
@@ -17,14 +23,24 @@ fn sweep(sizes: &[usize], dims: &[usize], reductions: &[Reduction], objectives: 
             for objective in objectives {
                 let plan = plan(&mesh, &shape, DType::I32, from, to, *objective).expect("a plan");
                 let case = || format!("{objective:?}\n{plan}");
-                let valid = plan.validate(&mesh, &shape, from, to).unwrap_or_else(|e| panic!("{e}: {}", case()));
+                let valid = plan
+                    .validate(&mesh, &shape, from, to)
+                    .unwrap_or_else(|e| panic!("{e}: {}", case()));
                 let y = run(&x, &valid).unwrap_or_else(|e| panic!("{e}: {}", case()));
                 assert_eq!(y.sharding(), to);
                 expect_values(&y, &case);
                 if let Some(bound) = plan.lower_bound {
                     assert!(plan.recv_bytes >= bound, "below the bound: {}", case());
-                    assert!(*objective == Objective::Time || plan.recv_bytes == bound, "not at the bound: {}", case());
-                    assert!(*objective == Objective::Time || plan.steps.len() <= 1, "more than one step: {}", case());
+                    assert!(
+                        *objective == Objective::Time || plan.recv_bytes == bound,
+                        "not at the bound: {}",
+                        case()
+                    );
+                    assert!(
+                        *objective == Objective::Time || plan.steps.len() <= 1,
+                        "more than one step: {}",
+                        case()
+                    );
                 }
             }
         }
@@ -72,13 +88,23 @@ fn all_pairs_of_three_dimensions_hold_their_values() {
 #[test]
 fn all_pairs_of_three_dimensions_on_three_axes_hold_their_values() {
     assert_eq!(sweep(&[2, 2, 2], &[3, 2, 5], &[], &BOTH), 2 * 106 * 106);
-    assert_eq!(sweep(&[2, 2, 2], &[2, 3, 1], &SUM, &[Objective::Bytes]), 176 * 176);
+    assert_eq!(
+        sweep(&[2, 2, 2], &[2, 3, 1], &SUM, &[Objective::Bytes]),
+        176 * 176
+    );
 }
 
 #[test]
 fn scalars_are_combined_and_filled() {
     for sizes in [&[2][..], &[3], &[2, 3]] {
-        assert!(sweep(sizes, &[], &[Reduction::Sum, Reduction::Max, Reduction::Prod], &BOTH) > 0);
+        assert!(
+            sweep(
+                sizes,
+                &[],
+                &[Reduction::Sum, Reduction::Max, Reduction::Prod],
+                &BOTH
+            ) > 0
+        );
     }
 }
 

@@ -11,7 +11,10 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % sides
     }
 }
@@ -21,7 +24,10 @@ fn placements(x: &Tensor, mesh: &Mesh) -> Vec<Sharding> {
     let mut one: Vec<Placement> = vec![Placement::Replicate];
     one.extend((0..x.rank()).map(Placement::Shard));
     if x.dtype().is_float() {
-        one.extend([Placement::Partial(Reduction::Sum), Placement::Partial(Reduction::Max)]);
+        one.extend([
+            Placement::Partial(Reduction::Sum),
+            Placement::Partial(Reduction::Max),
+        ]);
     }
     let axes = mesh.axes().len();
     let mut all = vec![];
@@ -34,11 +40,16 @@ fn placements(x: &Tensor, mesh: &Mesh) -> Vec<Sharding> {
             })
             .collect();
         let forward = Sharding::from_placements(&chosen);
-        let backward = chosen.iter().enumerate().rev().fold(Sharding::replicated(), |s, (axis, p)| match *p {
-            Placement::Replicate => s,
-            Placement::Shard(d) => s.cut(d, axis),
-            Placement::Partial(r) => s.partial_over(axis, r),
-        });
+        let backward =
+            chosen
+                .iter()
+                .enumerate()
+                .rev()
+                .fold(Sharding::replicated(), |s, (axis, p)| match *p {
+                    Placement::Replicate => s,
+                    Placement::Shard(d) => s.cut(d, axis),
+                    Placement::Partial(r) => s.partial_over(axis, r),
+                });
         if forward.check(mesh, x.rank()).is_ok() {
             all.push(forward.clone());
             if backward != forward {
@@ -49,18 +60,30 @@ fn placements(x: &Tensor, mesh: &Mesh) -> Vec<Sharding> {
     all
 }
 
-/// Runs an op's samples under placements of all operands: all of them, or where those are too many some drawn by lot.
+/// Runs an op's samples under placements of all operands: all of them, or where those are too many
+/// some drawn by lot.
 fn sweep(op: &str) {
     let (device, mut dice) = (cpu(), Dice(7));
     let entry = registry::find(op).unwrap();
-    for (axes, limit) in [("a=2", 150), ("a=3", 150), ("a=2, b=2", 60), ("a=2, b=3", 60)] {
+    for (axes, limit) in [
+        ("a=2", 150),
+        ("a=3", 150),
+        ("a=2, b=2", 60),
+        ("a=2, b=3", 60),
+    ] {
         let mesh = Mesh::new(axes, &device).unwrap();
         for sample in entry.samples() {
             let inputs = sample.make(11, &device).unwrap();
             let attrs = Attrs::new(entry, &sample.attrs).unwrap();
             let whole = entry.call(&inputs, &attrs, &device).unwrap();
-            let choices: Vec<Vec<Sharding>> = inputs.iter().flatten().map(|x| placements(x, &mesh)).collect();
-            let all = choices.iter().fold(1usize, |n, c| n.saturating_mul(c.len()));
+            let choices: Vec<Vec<Sharding>> = inputs
+                .iter()
+                .flatten()
+                .map(|x| placements(x, &mesh))
+                .collect();
+            let all = choices
+                .iter()
+                .fold(1usize, |n, c| n.saturating_mul(c.len()));
             for n in 0..all.min(limit) {
                 let mut at = if all <= limit { n } else { 0 };
                 let mut each = choices.iter();
@@ -68,14 +91,21 @@ fn sweep(op: &str) {
                     .iter()
                     .map(|x| {
                         let (x, choices) = (x.as_ref()?, each.next()?);
-                        let i = if all <= limit { at % choices.len() } else { dice.roll(choices.len()) };
+                        let i = if all <= limit {
+                            at % choices.len()
+                        } else {
+                            dice.roll(choices.len())
+                        };
                         at /= choices.len();
                         Some(spread(x, &mesh, &choices[i]))
                     })
                     .collect();
-                let types: Vec<String> = on_mesh.iter().flatten().map(Tensor::type_string).collect();
+                let types: Vec<String> =
+                    on_mesh.iter().flatten().map(Tensor::type_string).collect();
                 let name = format!("{op} {} of {} on {axes}", sample.attrs, types.join(", "));
-                let out = entry.call(&on_mesh, &attrs, &device).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let out = entry
+                    .call(&on_mesh, &attrs, &device)
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
                 assert_eq!(out.len(), whole.len(), "{name}");
                 for (sharded, whole) in out.iter().zip(&whole) {
                     assert_same(&name, sharded, whole, sample.exact);
@@ -91,7 +121,15 @@ fn sweep_all(ops: &[&str]) {
 
 #[test]
 fn products_are_the_same_wherever_their_operands_lie() {
-    sweep_all(&["matmul", "matmul_as", "bmm", "dot", "outer", "linear", "baddbmm"]);
+    sweep_all(&[
+        "matmul",
+        "matmul_as",
+        "bmm",
+        "dot",
+        "outer",
+        "linear",
+        "baddbmm",
+    ]);
 }
 
 #[test]
@@ -101,7 +139,14 @@ fn softmax_is_the_same_wherever_its_operand_lies() {
 
 #[test]
 fn norms_are_the_same_wherever_their_operands_lie() {
-    sweep_all(&["layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "batch_norm_train"]);
+    sweep_all(&[
+        "layer_norm",
+        "rms_norm",
+        "group_norm",
+        "instance_norm",
+        "batch_norm",
+        "batch_norm_train",
+    ]);
 }
 
 #[test]
@@ -116,13 +161,26 @@ fn attention_is_the_same_wherever_its_operands_lie() {
 
 #[test]
 fn convolutions_are_the_same_wherever_their_operands_lie() {
-    sweep_all(&["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]);
+    sweep_all(&[
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+    ]);
 }
 
 #[test]
 fn pools_are_the_same_wherever_their_operand_lies() {
     for n in 1..=3 {
-        for op in ["max_pool#d", "max_pool#d_with_indices", "avg_pool#d", "adaptive_max_pool#d", "adaptive_avg_pool#d"] {
+        for op in [
+            "max_pool#d",
+            "max_pool#d_with_indices",
+            "avg_pool#d",
+            "adaptive_max_pool#d",
+            "adaptive_avg_pool#d",
+        ] {
             sweep(&op.replace('#', &n.to_string()));
         }
     }
@@ -155,11 +213,28 @@ fn the_rules_of_the_catalog_fit_the_first_sample_of_their_op() {
         ops::{attention, conv, loss, matmul, norm, pool, similarity, softmax},
         spmd::{Rule, rule::Given},
     };
-    let tables = [attention::OPS, conv::OPS, loss::OPS, matmul::OPS, norm::OPS, pool::OPS, similarity::OPS, softmax::OPS];
+    let tables = [
+        attention::OPS,
+        conv::OPS,
+        loss::OPS,
+        matmul::OPS,
+        norm::OPS,
+        pool::OPS,
+        similarity::OPS,
+        softmax::OPS,
+    ];
     for info in tables.concat() {
-        let inputs = registry::find(info.name).unwrap().samples()[0].make(1, &cpu()).unwrap();
+        let inputs = registry::find(info.name).unwrap().samples()[0]
+            .make(1, &cpu())
+            .unwrap();
         let given: Vec<Given<'_>> = inputs.iter().map(|x| x.as_ref().into()).collect();
-        let rule = Rule::new(info.rule, &given, &[]).unwrap_or_else(|e| panic!("{}: {e}", info.name));
-        assert_eq!(rule.inputs.len(), inputs.iter().flatten().count(), "{}", info.name);
+        let rule =
+            Rule::new(info.rule, &given, &[]).unwrap_or_else(|e| panic!("{}: {e}", info.name));
+        assert_eq!(
+            rule.inputs.len(),
+            inputs.iter().flatten().count(),
+            "{}",
+            info.name
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Whole models trained for 50 steps: on a 2x2 mesh the losses are those of one device, however the model is sharded.
+//! Whole models trained for 50 steps: on a 2x2 mesh the losses are those of one device, however the
+//! model is sharded.
 //!
-//! In f64 on the host. A mesh that replicates everything gives the same bits. Where a dimension that is summed over is cut, sums are taken in another
-//! order: each loss then agrees to [`BOUND`], relative.
+//! In f64 on the host. A mesh that replicates everything gives the same bits. Where a dimension
+//! that is summed over is cut, sums are taken in another order: each loss then agrees to [`BOUND`],
+//! relative.
 
 mod mlp;
 mod transformer;
@@ -32,8 +34,15 @@ impl Layout<'_> {
 
 /// Numbers that look random and are the same everywhere.
 fn weights(shape: &[usize], seed: usize, scale: f64) -> Result<Tensor> {
-    let value = |at: &[usize]| at.iter().fold(seed * 97 + 13, |h, i| (h * 31 + i * 17 + 7) % 10_007) as f64 / 10_007.0 - 0.5;
-    Tensor::from_fn(shape, &anymesh_backend_cpu::device(), |at| value(at) * scale)
+    let value = |at: &[usize]| {
+        at.iter()
+            .fold(seed * 97 + 13, |h, i| (h * 31 + i * 17 + 7) % 10_007) as f64
+            / 10_007.0
+            - 0.5
+    };
+    Tensor::from_fn(shape, &anymesh_backend_cpu::device(), |at| {
+        value(at) * scale
+    })
 }
 
 /// Parameters by name.
@@ -41,14 +50,21 @@ struct Parameters(Vec<(&'static str, Tensor)>);
 
 impl Parameters {
     fn get(&self, name: &str) -> &Tensor {
-        &self.0.iter().find(|(n, _)| *n == name).expect("a parameter of the model").1
+        &self
+            .0
+            .iter()
+            .find(|(n, _)| *n == name)
+            .expect("a parameter of the model")
+            .1
     }
 
     /// One step of gradient descent. Gradients and new values lie as the parameters do.
     fn step(&mut self, loss: &Tensor, rate: f64) -> Result<()> {
         let grads = loss.backward()?;
         for (name, p) in &mut self.0 {
-            let g = grads.get(p)?.unwrap_or_else(|| panic!("{name} has no gradient"));
+            let g = grads
+                .get(p)?
+                .unwrap_or_else(|| panic!("{name} has no gradient"));
             assert_eq!(g.sharding(), p.sharding(), "{name}");
             *p = no_grad(|| p.sub(&g.mul(rate)?))?.require_grad()?;
         }
@@ -57,17 +73,42 @@ impl Parameters {
 }
 
 /// Trains on one device, replicated, and in each of several layouts.
-fn same_losses(train: impl Fn(&Layout<'_>) -> Result<Vec<f64>>, layouts: &[(&str, &[(&str, &str)])]) -> Result<()> {
+fn same_losses(
+    train: impl Fn(&Layout<'_>) -> Result<Vec<f64>>,
+    layouts: &[(&str, &[(&str, &str)])],
+) -> Result<()> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
-    let one = train(&Layout { mesh: None, shardings: &[] })?;
+    let one = train(&Layout {
+        mesh: None,
+        shardings: &[],
+    })?;
     assert_eq!(one.len(), STEPS);
-    assert!(one[STEPS - 1] < 0.9 * one[0], "it learns: {} to {}", one[0], one[STEPS - 1]);
-    assert_eq!(train(&Layout { mesh: Some(&mesh), shardings: &[] })?, one, "replicated, to the bit");
+    assert!(
+        one[STEPS - 1] < 0.9 * one[0],
+        "it learns: {} to {}",
+        one[0],
+        one[STEPS - 1]
+    );
+    assert_eq!(
+        train(&Layout {
+            mesh: Some(&mesh),
+            shardings: &[]
+        })?,
+        one,
+        "replicated, to the bit"
+    );
     for (name, shardings) in layouts {
-        let layout = Layout { mesh: Some(&mesh), shardings };
+        let layout = Layout {
+            mesh: Some(&mesh),
+            shardings,
+        };
         let losses = train(&layout)?;
-        let worst = losses.iter().zip(&one).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
+        let worst = losses
+            .iter()
+            .zip(&one)
+            .map(|(a, b)| (a - b).abs() / b.abs())
+            .fold(0.0, f64::max);
         println!("{name}: worst relative difference of {STEPS} losses {worst:.1e}");
         assert!(worst <= BOUND, "{name}: {worst:e}");
         assert_eq!(train(&layout)?, losses, "{name}: the same bits every time");

@@ -16,9 +16,21 @@ fn train(layout: &Layout<'_>) -> Result<Vec<f64>> {
         ("w3", vec![outputs, hidden], 1.0),
         ("b3", vec![outputs], 0.1),
     ];
-    let make =
-        |(i, (name, shape, scale)): (usize, (&'static str, Vec<usize>, f64))| Ok((name, layout.place(name, weights(&shape, 10 + i, scale)?)?.require_grad()?));
-    let mut p = Parameters(shapes.into_iter().enumerate().map(make).collect::<Result<_>>()?);
+    let make = |(i, (name, shape, scale)): (usize, (&'static str, Vec<usize>, f64))| {
+        Ok((
+            name,
+            layout
+                .place(name, weights(&shape, 10 + i, scale)?)?
+                .require_grad()?,
+        ))
+    };
+    let mut p = Parameters(
+        shapes
+            .into_iter()
+            .enumerate()
+            .map(make)
+            .collect::<Result<_>>()?,
+    );
     let mut losses = vec![];
     for _ in 0..STEPS {
         let layer = |x: &Tensor, w: &str, b: &str| x.linear(p.get(w), Some(p.get(b)));
@@ -34,8 +46,24 @@ fn train(layout: &Layout<'_>) -> Result<Vec<f64>> {
 #[test]
 fn a_perceptron_trains_alike_on_every_layout() -> Result<()> {
     let batch: &[_] = &[("x", "[@dp@tp, _]"), ("target", "[@dp@tp, _]")];
-    let tensor: &[_] = &[("w1", "[@tp, _]"), ("b1", "[@tp]"), ("w2", "[_, @tp]"), ("w3", "[@dp, @tp]"), ("b3", "[@dp]")];
-    let mixed: &[_] =
-        &[("x", "[@dp, _]"), ("target", "[@dp, _]"), ("w1", "[@tp, _]"), ("b1", "[@tp]"), ("w2", "[_, @tp]"), ("w3", "[@tp, _]"), ("b3", "[@tp]")];
-    same_losses(train, &[("batch", batch), ("tensor", tensor), ("mixed", mixed)])
+    let tensor: &[_] = &[
+        ("w1", "[@tp, _]"),
+        ("b1", "[@tp]"),
+        ("w2", "[_, @tp]"),
+        ("w3", "[@dp, @tp]"),
+        ("b3", "[@dp]"),
+    ];
+    let mixed: &[_] = &[
+        ("x", "[@dp, _]"),
+        ("target", "[@dp, _]"),
+        ("w1", "[@tp, _]"),
+        ("b1", "[@tp]"),
+        ("w2", "[_, @tp]"),
+        ("w3", "[@tp, _]"),
+        ("b3", "[@tp]"),
+    ];
+    same_losses(
+        train,
+        &[("batch", batch), ("tensor", tensor), ("mixed", mixed)],
+    )
 }

@@ -8,7 +8,9 @@ use anymesh_core::{
 use std::{sync::Arc, time::Duration};
 
 fn run(transport: Arc<dyn Transport>) -> conformance::Report {
-    pollster::block_on(conformance::run(|ranks| Ok(Mesh::new(&format!("x={ranks}"), &device())?.with_transport(transport.clone()))))
+    pollster::block_on(conformance::run(|ranks| {
+        Ok(Mesh::new(&format!("x={ranks}"), &device())?.with_transport(transport.clone()))
+    }))
 }
 
 #[track_caller]
@@ -39,29 +41,44 @@ fn a_decorator_without_faults_changes_nothing() {
 fn ranks_on_different_devices_pass() {
     let devices = [device(), counting_device().0, device(), counting_device().0];
     for transport in [Arc::new(InProcess) as Arc<dyn Transport>, Arc::new(Minimal)] {
-        passes(&pollster::block_on(conformance::run(|ranks| Ok(Mesh::over(&format!("x={ranks}"), &devices[..ranks])?.with_transport(transport.clone())))));
+        passes(&pollster::block_on(conformance::run(|ranks| {
+            Ok(Mesh::over(&format!("x={ranks}"), &devices[..ranks])?
+                .with_transport(transport.clone()))
+        })));
     }
 }
 
 #[test]
 fn ranks_spread_over_threads_pass() {
-    // Each thread sees the ranks that it would address as a process of its own: one has two of them.
+    // Each thread sees the ranks that it would address as a process of its own: one has two of
+    // them.
     let owner = [0, 1, 0, 2];
     let transport = Threads::new(Duration::from_secs(60));
     let device = device();
     let seen_by = |process: usize, ranks: usize| {
         let mesh = Mesh::new(&format!("x={ranks}"), &device)?.with_transport(transport.clone());
-        mesh.addressing(&(0..ranks).filter(|r| owner[*r] == process).collect::<Vec<_>>())
+        mesh.addressing(
+            &(0..ranks)
+                .filter(|r| owner[*r] == process)
+                .collect::<Vec<_>>(),
+        )
     };
     // Small meshes do not reach every process: those run on one rank of a mesh of their own.
     let own = Mesh::new("x=1", &device).expect("a mesh");
     let reports: Vec<conformance::Report> = std::thread::scope(|scope| {
         let run = |process| {
             let (seen_by, own) = (&seen_by, &own);
-            move || pollster::block_on(conformance::run(|ranks| seen_by(process, ranks).or_else(|_| own_ranks(own, ranks))))
+            move || {
+                pollster::block_on(conformance::run(|ranks| {
+                    seen_by(process, ranks).or_else(|_| own_ranks(own, ranks))
+                }))
+            }
         };
         let threads: Vec<_> = (0..3).map(|process| scope.spawn(run(process))).collect();
-        threads.into_iter().map(|t| t.join().expect("no thread panics")).collect()
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("no thread panics"))
+            .collect()
     });
     for report in &reports {
         passes(report);
@@ -87,7 +104,12 @@ impl Transport for Mistaken {
             messages.reverse();
         }
         let mut answers = if self.0 == "checks nothing" {
-            let here = |m: Message| m.part.data.map(|t| t.to_device(mesh.device(m.to.min(mesh.ranks() - 1)))).transpose();
+            let here = |m: Message| {
+                m.part
+                    .data
+                    .map(|t| t.to_device(mesh.device(m.to.min(mesh.ranks() - 1))))
+                    .transpose()
+            };
             messages.into_iter().map(here).collect::<Result<_>>()?
         } else {
             InProcess.exchange(mesh, messages)?
@@ -99,10 +121,19 @@ impl Transport for Mistaken {
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        if self.0 == "lets anybody through" { Ok(()) } else { InProcess.barrier(mesh, group) }
+        if self.0 == "lets anybody through" {
+            Ok(())
+        } else {
+            InProcess.barrier(mesh, group)
+        }
     }
 
-    fn all_reduce(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction) -> Result<Vec<Option<Tensor>>> {
+    fn all_reduce(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        reduction: Reduction,
+    ) -> Result<Vec<Option<Tensor>>> {
         let mut parts = parts.to_vec();
         if self.0 == "adds in another order" {
             parts.reverse();
@@ -117,10 +148,19 @@ impl Transport for Mistaken {
 
 #[test]
 fn the_suite_finds_mistakes() {
-    for mistake in ["takes messages in another order", "checks nothing", "loses a message", "lets anybody through", "adds in another order", "answers too much"]
-    {
+    for mistake in [
+        "takes messages in another order",
+        "checks nothing",
+        "loses a message",
+        "lets anybody through",
+        "adds in another order",
+        "answers too much",
+    ] {
         let report = run(Arc::new(Mistaken(mistake)));
-        assert!(!report.failures.is_empty(), "a transport that {mistake} passed");
+        assert!(
+            !report.failures.is_empty(),
+            "a transport that {mistake} passed"
+        );
     }
     assert!(run(Arc::new(Mistaken("makes none"))).failures.is_empty());
 }

@@ -2,7 +2,10 @@
 
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Device, Mesh, Result, Tensor,
-    backend::{BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall, SearchCall, SortCall},
+    backend::{
+        BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall,
+        SearchCall, SortCall,
+    },
     transport::{Message, Part, Transport, check_group},
 };
 use std::{
@@ -20,18 +23,27 @@ pub(crate) fn device() -> Device {
 /// The values 0, 1, 2, .. of some type.
 pub(crate) fn counting(dims: &[usize], dtype: DType) -> Tensor {
     let n: usize = dims.iter().product();
-    Tensor::arange(0, n as i64, 1, dtype, &device()).and_then(|t| t.reshape(dims)).expect("counts")
+    Tensor::arange(0, n as i64, 1, dtype, &device())
+        .and_then(|t| t.reshape(dims))
+        .expect("counts")
 }
 
 /// Plain f32 parts of ranks 0, 1, ..
 pub(crate) fn parts(values: &[&[f32]]) -> Vec<Part> {
     let tensor = |v: &[f32]| Tensor::from_slice(v, [v.len()], &device()).expect("a part");
-    values.iter().enumerate().map(|(rank, v)| Part::new(rank, &tensor(v))).collect()
+    values
+        .iter()
+        .enumerate()
+        .map(|(rank, v)| Part::new(rank, &tensor(v)))
+        .collect()
 }
 
 /// The values of an answer, rank by rank.
 pub(crate) fn values(answers: Vec<Option<Tensor>>) -> Vec<Vec<f32>> {
-    answers.into_iter().map(|t| t.expect("every rank is here").to_vec().expect("values")).collect()
+    answers
+        .into_iter()
+        .map(|t| t.expect("every rank is here").to_vec().expect("values"))
+        .collect()
 }
 
 /// A transport with nothing but what is required: all ranks on the devices of this process.
@@ -45,7 +57,15 @@ impl Transport for Minimal {
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
         messages.iter().try_for_each(|m| m.check(mesh))?;
-        messages.into_iter().map(|m| m.part.data.map(|t| t.to_device(mesh.device(m.to))).transpose()).collect()
+        messages
+            .into_iter()
+            .map(|m| {
+                m.part
+                    .data
+                    .map(|t| t.to_device(mesh.device(m.to)))
+                    .transpose()
+            })
+            .collect()
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
@@ -63,11 +83,15 @@ pub(crate) struct Work {
 impl Work {
     /// Kernels and transfers over the host since the last question.
     pub(crate) fn take(&self) -> (usize, usize) {
-        (self.kernels.swap(0, Ordering::Relaxed), self.transfers.swap(0, Ordering::Relaxed))
+        (
+            self.kernels.swap(0, Ordering::Relaxed),
+            self.transfers.swap(0, Ordering::Relaxed),
+        )
     }
 }
 
-/// A device that counts its kernels and its transfers over the host, and leaves the work to the CPU.
+/// A device that counts its kernels and its transfers over the host, and leaves the work to the
+/// CPU.
 #[derive(Debug)]
 struct Counting(Device, Arc<Work>);
 
@@ -99,7 +123,11 @@ impl Backend for Counting {
         self.0.backend().upload(bytes)
     }
 
-    fn download<'a>(&'a self, buffer: &'a Buffer, bytes: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
         self.1.transfers.fetch_add(1, Ordering::Relaxed);
         self.0.backend().download(buffer, bytes)
     }

@@ -1,6 +1,9 @@
 //! The gradients for queries, keys and values, one launch each.
 
-use super::{Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp, head, products, seen, sees, share, store, weigh, zeros};
+use super::{
+    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp, head,
+    products, seen, sees, share, store, weigh, zeros,
+};
 use crate::{
     CubeBackend, Memory,
     program::bind,
@@ -19,29 +22,58 @@ fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
     let mut out = F4::empty();
     #[unroll]
     for l in 0..4usize {
-        out.insert(l, f32::reinterpret(values[base + min(first + l, len - 1usize)]));
+        out.insert(
+            l,
+            f32::reinterpret(values[base + min(first + l, len - 1usize)]),
+        );
     }
     out
 }
 
-/// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and keys `sum(grad * out)`.
+/// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and
+/// keys `sum(grad * out)`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gradient(buffers: &Sequence<Box<[u32]>>, stats: &Sequence<Box<[u32]>>, out: &mut [u32], numbers: &Sequence<usize>, scale: f32, #[comptime] how: How) {
+fn gradient(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let by_query = comptime!(how.goal == Goal::Query);
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
-    let (heads, group, queries, keys) = (*numbers.index(0usize), *numbers.index(1usize), *numbers.index(2usize), *numbers.index(3usize));
+    let (heads, group, queries, keys) = (
+        *numbers.index(0usize),
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+    );
     let rows = if comptime!(by_query) { queries } else { keys };
     let blocks = (rows + comptime!(ROWS - 1)) / ROWS;
     let block = CUBE_POS % blocks;
-    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the grid repeat an earlier one.
-    let row = if comptime!(by_query) { (blocks - 1usize - block) * ROWS } else { block * ROWS };
+    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
+    // grid repeat an earlier one.
+    let row = if comptime!(by_query) {
+        (blocks - 1usize - block) * ROWS
+    } else {
+        block * ROWS
+    };
     let line = CUBE_POS / blocks % *numbers.index(6usize);
-    let own_heads = if comptime!(by_query) { heads } else { heads / group };
+    let own_heads = if comptime!(by_query) {
+        heads
+    } else {
+        heads / group
+    };
     let (batch, own_head) = (line / own_heads, line % own_heads);
-    let key_head = if comptime!(by_query) { own_head / group } else { own_head };
+    let key_head = if comptime!(by_query) {
+        own_head / group
+    } else {
+        own_head
+    };
     let k = head(numbers, batch, key_head, how.k.first, false, false);
     let v = head(numbers, batch, key_head, how.v.first, false, true);
     let (q_words, k_words) = (buffers.index(how.q.buffer), buffers.index(how.k.buffer));
@@ -49,11 +81,27 @@ fn gradient(buffers: &Sequence<Box<[u32]>>, stats: &Sequence<Box<[u32]>>, out: &
 
     let mut sums = zeros(comptime!(4 * how.groups));
     // A key's gradient gathers from all query heads that share it.
-    let mut query_head = if comptime!(by_query) { own_head } else { own_head * group };
-    let last_head = if comptime!(by_query) { own_head + 1usize } else { own_head * group + group };
-    let end = if comptime!(by_query) { seen(row + ROWS, queries, keys, how.causal) } else { queries };
+    let mut query_head = if comptime!(by_query) {
+        own_head
+    } else {
+        own_head * group
+    };
+    let last_head = if comptime!(by_query) {
+        own_head + 1usize
+    } else {
+        own_head * group + group
+    };
+    let end = if comptime!(by_query) {
+        seen(row + ROWS, queries, keys, how.causal)
+    } else {
+        queries
+    };
     // The first query that sees the first key of the block, down to a whole tile.
-    let begin = if comptime!(!by_query && how.causal) { (max(row + queries, keys) - keys) / COLUMNS * COLUMNS } else { 0usize.runtime() };
+    let begin = if comptime!(!by_query && how.causal) {
+        (max(row + queries, keys) - keys) / COLUMNS * COLUMNS
+    } else {
+        0usize.runtime()
+    };
     while query_head < last_head {
         let q = head(numbers, batch, query_head, how.q.first, true, false);
         let grad = head(numbers, batch, query_head, how.grad.first, true, true);
@@ -61,54 +109,146 @@ fn gradient(buffers: &Sequence<Box<[u32]>>, stats: &Sequence<Box<[u32]>>, out: &
         let mut column = begin;
         while column < end {
             let mut scores = if comptime!(by_query) {
-                products(q_words, &q, row, k_words, &k, column, &mut panel, comptime!((how.q.dtype, how.k.dtype)))
+                products(
+                    q_words,
+                    &q,
+                    row,
+                    k_words,
+                    &k,
+                    column,
+                    &mut panel,
+                    comptime!((how.q.dtype, how.k.dtype)),
+                )
             } else {
-                products(k_words, &k, row, q_words, &q, column, &mut panel, comptime!((how.k.dtype, how.q.dtype)))
+                products(
+                    k_words,
+                    &k,
+                    row,
+                    q_words,
+                    &q,
+                    column,
+                    &mut panel,
+                    comptime!((how.k.dtype, how.q.dtype)),
+                )
             };
             let rises = if comptime!(how.goal == Goal::Query) {
-                products(grad_words, &grad, row, v_words, &v, column, &mut panel, comptime!((how.grad.dtype, how.v.dtype)))
+                products(
+                    grad_words,
+                    &grad,
+                    row,
+                    v_words,
+                    &v,
+                    column,
+                    &mut panel,
+                    comptime!((how.grad.dtype, how.v.dtype)),
+                )
             } else if comptime!(how.goal == Goal::Key) {
-                products(v_words, &v, row, grad_words, &grad, column, &mut panel, comptime!((how.v.dtype, how.grad.dtype)))
+                products(
+                    v_words,
+                    &v,
+                    row,
+                    grad_words,
+                    &grad,
+                    column,
+                    &mut panel,
+                    comptime!((how.v.dtype, how.grad.dtype)),
+                )
             } else {
                 zeros(4usize)
             };
             let (own, other) = (row + y * 4usize, column + x * 4usize);
-            let lse = four(stats.index(0usize), base, if comptime!(by_query) { own } else { other }, queries);
+            let lse = four(
+                stats.index(0usize),
+                base,
+                if comptime!(by_query) { own } else { other },
+                queries,
+            );
             let mut mean = F4::new(0.0f32);
             if comptime!(how.goal != Goal::Value) {
-                mean = four(stats.index(1usize), base, if comptime!(by_query) { own } else { other }, queries);
+                mean = four(
+                    stats.index(1usize),
+                    base,
+                    if comptime!(by_query) { own } else { other },
+                    queries,
+                );
             }
             #[unroll]
             for c in 0..4usize {
                 let crossing = U4::new((other + c) as u32);
                 let (lse, mean, visible) = if comptime!(by_query) {
-                    (lse, mean, sees(count(own), crossing, queries, keys, how.causal))
+                    (
+                        lse,
+                        mean,
+                        sees(count(own), crossing, queries, keys, how.causal),
+                    )
                 } else {
-                    (F4::new(lse.extract(c)), F4::new(mean.extract(c)), sees(crossing, count(own), queries, keys, how.causal))
+                    (
+                        F4::new(lse.extract(c)),
+                        F4::new(mean.extract(c)),
+                        sees(crossing, count(own), queries, keys, how.causal),
+                    )
                 };
                 let weight = exp(scores[c] * F4::new(scale) - lse, how.native);
-                let slope = if comptime!(how.goal == Goal::Value) { weight } else { weight * (rises[c] - mean) * F4::new(scale) };
+                let slope = if comptime!(how.goal == Goal::Value) {
+                    weight
+                } else {
+                    weight * (rises[c] - mean) * F4::new(scale)
+                };
                 scores[c] = select_many(visible, slope, F4::new(0.0f32));
             }
             share(&mut weights, &scores);
             sync_cube();
             if comptime!(how.goal == Goal::Query) {
-                weigh(&weights, k_words, &k, column, &mut panel, &mut sums, how.k.dtype, how);
+                weigh(
+                    &weights,
+                    k_words,
+                    &k,
+                    column,
+                    &mut panel,
+                    &mut sums,
+                    how.k.dtype,
+                    how,
+                );
             } else if comptime!(how.goal == Goal::Key) {
-                weigh(&weights, q_words, &q, column, &mut panel, &mut sums, how.q.dtype, how);
+                weigh(
+                    &weights,
+                    q_words,
+                    &q,
+                    column,
+                    &mut panel,
+                    &mut sums,
+                    how.q.dtype,
+                    how,
+                );
             } else {
-                weigh(&weights, grad_words, &grad, column, &mut panel, &mut sums, how.grad.dtype, how);
+                weigh(
+                    &weights,
+                    grad_words,
+                    &grad,
+                    column,
+                    &mut panel,
+                    &mut sums,
+                    how.grad.dtype,
+                    how,
+                );
             }
             column += COLUMNS;
         }
         query_head += 1usize;
     }
-    let features = if comptime!(how.goal == Goal::Value) { *numbers.index(5usize) } else { *numbers.index(4usize) };
+    let features = if comptime!(how.goal == Goal::Value) {
+        *numbers.index(5usize)
+    } else {
+        *numbers.index(4usize)
+    };
     store(out, &sums, line * rows * features, row, rows, features, how);
 }
 
 impl CubeBackend {
-    pub(crate) fn run_attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
+    pub(crate) fn run_attention_backward(
+        &self,
+        call: &AttentionBackwardCall<'_>,
+    ) -> Result<Option<[Buffer; 3]>> {
         let forward = &call.forward;
         let sizes = Sizes::new(forward);
         if forward.q.dtype.kind() != Kind::F32 || sizes.size.max(sizes.value_size) > WIDEST {
@@ -116,12 +256,18 @@ impl CubeBackend {
         }
         let lse = self.dense(call.lse, DType::F32)?;
         let mean = self.mean_rise(call)?;
-        let stats = [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
+        let stats =
+            [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
         let compute = |goal: Goal, operand: &View| -> Result<Buffer> {
             let bound = Bound::new(forward, call.grad, goal, operand.dtype, self.native)?;
             let out = self.alloc(bound.how.stored, bound.elements)?;
-            let stats = if goal == Goal::Value { &stats[..1] } else { &stats[..] };
-            // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the result.
+            let stats = if goal == Goal::Value {
+                &stats[..1]
+            } else {
+                &stats[..]
+            };
+            // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the
+            // result.
             unsafe {
                 gradient::launch_unchecked(
                     &self.client,
@@ -138,17 +284,38 @@ impl CubeBackend {
             }
             self.convert(out, bound.how.stored, operand.dtype, bound.elements)
         };
-        Ok(Some([compute(Goal::Query, forward.q)?, compute(Goal::Key, forward.k)?, compute(Goal::Value, forward.v)?]))
+        Ok(Some([
+            compute(Goal::Query, forward.q)?,
+            compute(Goal::Key, forward.k)?,
+            compute(Goal::Value, forward.v)?,
+        ]))
     }
 
-    /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds to the loss.
+    /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds
+    /// to the loss.
     fn mean_rise(&self, call: &AttentionBackwardCall<'_>) -> Result<Buffer> {
         let builder = Builder::new();
         let product = builder.load(call.grad.dtype) * builder.load(call.out.dtype);
         let program = builder.finish(&[(product, DType::F32)])?;
-        let inputs = [call.grad, call.out].map(|view| MapInput { view: view.clone(), window: None });
+        let inputs = [call.grad, call.out].map(|view| MapInput {
+            view: view.clone(),
+            window: None,
+        });
         let shape: &Shape = &call.out.layout.shape;
-        let map = MapCall { op: "attention", program: &program, shape, inputs: &inputs, indices: &[], params: &[] };
-        self.run_reduce(&ReduceCall { map, axes: &[3], op: ReduceOp::Sum, scale: None, dtype: DType::F32 })
+        let map = MapCall {
+            op: "attention",
+            program: &program,
+            shape,
+            inputs: &inputs,
+            indices: &[],
+            params: &[],
+        };
+        self.run_reduce(&ReduceCall {
+            map,
+            axes: &[3],
+            op: ReduceOp::Sum,
+            scale: None,
+            dtype: DType::F32,
+        })
     }
 }

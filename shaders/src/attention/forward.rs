@@ -1,7 +1,8 @@
 //! The result and its log-sum-exps, with the softmax running along.
 
 use super::{
-    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp, head, products, seen, sees, share, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp,
+    head, products, seen, sees, share, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -16,21 +17,43 @@ use anymesh_core::{
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], numbers: &Sequence<usize>, scale: f32, nothing: f32, #[comptime] how: How) {
+fn forward(
+    buffers: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    lse: &mut [u32],
+    numbers: &Sequence<usize>,
+    scale: f32,
+    nothing: f32,
+    #[comptime] how: How,
+) {
     let mut panel = Shared::<[F4]>::new_slice(PANEL);
     let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
-    let (heads, queries, keys, features) = (*numbers.index(0usize), *numbers.index(2usize), *numbers.index(3usize), *numbers.index(5usize));
+    let (heads, queries, keys, features) = (
+        *numbers.index(0usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(5usize),
+    );
     let blocks = (queries + comptime!(ROWS - 1)) / ROWS;
-    // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat an earlier one.
+    // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat
+    // an earlier one.
     let row = (blocks - 1usize - CUBE_POS % blocks) * ROWS;
     let line = CUBE_POS / blocks % *numbers.index(6usize);
-    let (batch, query_head, key_head) = (line / heads, line % heads, line % heads / *numbers.index(1usize));
+    let (batch, query_head, key_head) = (
+        line / heads,
+        line % heads,
+        line % heads / *numbers.index(1usize),
+    );
     let q = head(numbers, batch, query_head, how.q.first, true, false);
     let k = head(numbers, batch, key_head, how.k.first, false, false);
     let v = head(numbers, batch, key_head, how.v.first, false, true);
-    let (q_words, k_words, v_words) = (buffers.index(how.q.buffer), buffers.index(how.k.buffer), buffers.index(how.v.buffer));
+    let (q_words, k_words, v_words) = (
+        buffers.index(how.q.buffer),
+        buffers.index(how.k.buffer),
+        buffers.index(how.v.buffer),
+    );
 
     let query = count(row + y * 4usize);
     let mut top = F4::new(LOWEST);
@@ -39,13 +62,32 @@ fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], num
     let end = seen(row + ROWS, queries, keys, how.causal);
     let mut column = 0usize;
     while column < end {
-        let mut scores = products(q_words, &q, row, k_words, &k, column, &mut panel, comptime!((how.q.dtype, how.k.dtype)));
+        let mut scores = products(
+            q_words,
+            &q,
+            row,
+            k_words,
+            &k,
+            column,
+            &mut panel,
+            comptime!((how.q.dtype, how.k.dtype)),
+        );
         let mut reached = F4::new(LOWEST);
         #[unroll]
         for c in 0..4usize {
-            let visible = sees(query, U4::new((column + x * 4usize + c) as u32), queries, keys, how.causal);
+            let visible = sees(
+                query,
+                U4::new((column + x * 4usize + c) as u32),
+                queries,
+                keys,
+                how.causal,
+            );
             scores[c] *= F4::new(scale);
-            reached = math::binary(reached, select_many(visible, scores[c], F4::new(LOWEST)), Binary::Max);
+            reached = math::binary(
+                reached,
+                select_many(visible, scores[c], F4::new(LOWEST)),
+                Binary::Max,
+            );
         }
         panel[unit] = reached;
         sync_cube();
@@ -59,7 +101,13 @@ fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], num
         total *= shrink;
         #[unroll]
         for c in 0..4usize {
-            let visible = sees(query, U4::new((column + x * 4usize + c) as u32), queries, keys, how.causal);
+            let visible = sees(
+                query,
+                U4::new((column + x * 4usize + c) as u32),
+                queries,
+                keys,
+                how.causal,
+            );
             let weight = select_many(visible, exp(scores[c] - top, how.native), F4::new(0.0f32));
             total += weight;
             scores[c] = weight;
@@ -74,7 +122,16 @@ fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], num
             }
         }
         sync_cube();
-        weigh(&weights, v_words, &v, column, &mut panel, &mut sums, how.v.dtype, how);
+        weigh(
+            &weights,
+            v_words,
+            &v,
+            column,
+            &mut panel,
+            &mut sums,
+            how.v.dtype,
+            how,
+        );
         column += COLUMNS;
     }
     // Each thread summed the weights of its own columns.
@@ -95,8 +152,20 @@ fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], num
             sums[at] /= F4::new(divisor.extract(r));
         }
     }
-    store(out, &sums, line * queries * features, row, queries, features, how);
-    let logs = select_many(empty, F4::new(nothing), top + math::unary(divisor, Unary::Log));
+    store(
+        out,
+        &sums,
+        line * queries * features,
+        row,
+        queries,
+        features,
+        how,
+    );
+    let logs = select_many(
+        empty,
+        F4::new(nothing),
+        top + math::unary(divisor, Unary::Log),
+    );
     if x == 0usize {
         #[unroll]
         for r in 0..4usize {
@@ -109,9 +178,13 @@ fn forward(buffers: &Sequence<Box<[u32]>>, out: &mut [u32], lse: &mut [u32], num
 }
 
 impl CubeBackend {
-    pub(crate) fn run_attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
+    pub(crate) fn run_attention(
+        &self,
+        call: &AttentionCall<'_>,
+    ) -> Result<Option<(Buffer, Buffer)>> {
         let sizes = Sizes::new(call);
-        // With a few queries, plain products keep more of the device busy: they spread the keys over it.
+        // With a few queries, plain products keep more of the device busy: they spread the keys
+        // over it.
         if call.q.dtype.kind() != Kind::F32 || sizes.value_size > WIDEST || sizes.queries <= 4 {
             return Ok(None);
         }
@@ -134,6 +207,9 @@ impl CubeBackend {
                 bound.how,
             );
         }
-        Ok(Some((self.convert(out, bound.how.stored, call.q.dtype, bound.elements)?, Buffer::new(lse))))
+        Ok(Some((
+            self.convert(out, bound.how.stored, call.q.dtype, bound.elements)?,
+            Buffer::new(lse),
+        )))
     }
 }

@@ -1,9 +1,10 @@
 //! Attention and its gradients without the matrix of scores ever being in memory.
 //!
-//! A cube of 128 threads has 64 rows (queries, or keys for their gradients) and walks over the other side in tiles of 32
-//! columns. A tile's scores are a product of panels in shared memory, each thread holding 4 by 4 of them; turned into
-//! weights they go to shared memory, from where they weigh the rows of values that the result sums. Softmax runs along: a
-//! new maximum rescales what was summed before. Gradients need no atomics: each cube owns its rows of the result and
+//! A cube of 128 threads has 64 rows (queries, or keys for their gradients) and walks over the
+//! other side in tiles of 32 columns. A tile's scores are a product of panels in shared memory,
+//! each thread holding 4 by 4 of them; turned into weights they go to shared memory, from where
+//! they weigh the rows of values that the result sums. Softmax runs along: a new maximum rescales
+//! what was summed before. Gradients need no atomics: each cube owns its rows of the result and
 //! computes the scores again, so results are the same bits every time.
 
 mod backward;
@@ -26,7 +27,8 @@ const ROWS: usize = 64;
 const COLUMNS: usize = 32;
 /// Steps of a panel along the size of a head.
 const DEPTH: usize = 16;
-/// Vectors from one step or column to the next, in panels and weights of rows; the odd ones keep threads off the same banks.
+/// Vectors from one step or column to the next, in panels and weights of rows; the odd ones keep
+/// threads off the same banks.
 const ROW_PITCH: usize = ROWS / 4 + 1;
 const COLUMN_PITCH: usize = COLUMNS / 4 + 1;
 /// Vectors of the shared memory that panels, maxima and values take turns in.
@@ -79,18 +81,39 @@ impl How {
     /// Columns whose values fit in the panel at once.
     fn batch(&self) -> usize {
         let most = COLUMNS / self.groups;
-        if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 }
+        if most.is_power_of_two() {
+            most
+        } else {
+            most.next_power_of_two() / 2
+        }
     }
 }
 
-/// One head of an operand: rows are positions, depth is the size of the head. The numbers start with query heads, query
-/// heads for each key head, queries, keys, size of keys and size of values.
+/// One head of an operand: rows are positions, depth is the size of the head. The numbers start
+/// with query heads, query heads for each key head, queries, keys, size of keys and size of values.
 #[cube]
-fn head(numbers: &Sequence<usize>, batch: usize, head: usize, #[comptime] first: usize, #[comptime] queries: bool, #[comptime] values: bool) -> Matrix {
-    let rows = if comptime!(queries) { *numbers.index(2usize) } else { *numbers.index(3usize) };
-    let depth = if comptime!(values) { *numbers.index(5usize) } else { *numbers.index(4usize) };
+fn head(
+    numbers: &Sequence<usize>,
+    batch: usize,
+    head: usize,
+    #[comptime] first: usize,
+    #[comptime] queries: bool,
+    #[comptime] values: bool,
+) -> Matrix {
+    let rows = if comptime!(queries) {
+        *numbers.index(2usize)
+    } else {
+        *numbers.index(3usize)
+    };
+    let depth = if comptime!(values) {
+        *numbers.index(5usize)
+    } else {
+        *numbers.index(4usize)
+    };
     Matrix {
-        start: *numbers.index(first) + batch * *numbers.index(comptime!(first + 1)) + head * *numbers.index(comptime!(first + 2)),
+        start: *numbers.index(first)
+            + batch * *numbers.index(comptime!(first + 1))
+            + head * *numbers.index(comptime!(first + 2)),
         rows,
         row_stride: *numbers.index(comptime!(first + 3)),
         depth,
@@ -98,7 +121,8 @@ fn head(numbers: &Sequence<usize>, batch: usize, head: usize, #[comptime] first:
     }
 }
 
-/// The thread's 4 by 4 products of 64 rows of `a` and 32 rows of `b`: for each column a vector of rows.
+/// The thread's 4 by 4 products of 64 rows of `a` and 32 rows of `b`: for each column a vector of
+/// rows.
 #[cube]
 fn products(
     a_words: &[u32],
@@ -121,17 +145,25 @@ fn products(
     while step < a.depth {
         #[unroll]
         for half in 0..2usize {
-            let (s, four) = duty(unit + comptime!(half * THREADS as usize), comptime!(ROWS / 4), DEPTH, true);
-            panel[s * ROW_PITCH + four] = fetch::<u32, f32>(a_words, a, row + four * 4usize, step + s, dtypes.0);
+            let (s, four) = duty(
+                unit + comptime!(half * THREADS as usize),
+                comptime!(ROWS / 4),
+                DEPTH,
+                true,
+            );
+            panel[s * ROW_PITCH + four] =
+                fetch::<u32, f32>(a_words, a, row + four * 4usize, step + s, dtypes.0);
         }
         let (s, four) = duty(unit, comptime!(COLUMNS / 4), DEPTH, true);
-        panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] = fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
+        panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] =
+            fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
         sync_cube();
         for four in 0..comptime!(DEPTH / 4) {
             #[unroll]
             for s in 0..4usize {
                 let rows = panel[(four * 4usize + s) * ROW_PITCH + y];
-                let columns = panel[comptime!(DEPTH * ROW_PITCH) + (four * 4usize + s) * COLUMN_PITCH + x];
+                let columns =
+                    panel[comptime!(DEPTH * ROW_PITCH) + (four * 4usize + s) * COLUMN_PITCH + x];
                 #[unroll]
                 for c in 0..4usize {
                     sums[c] += rows * F4::new(columns.extract(c));
@@ -144,20 +176,42 @@ fn products(
     sums
 }
 
-/// Adds the rows of `b` from `column` on, weighted, to the thread's part of the result: four rows of `groups` vectors of features.
+/// Adds the rows of `b` from `column` on, weighted, to the thread's part of the result: four rows
+/// of `groups` vectors of features.
 #[cube]
-fn weigh(weights: &[F4], b_words: &[u32], b: &Matrix, column: usize, panel: &mut [F4], sums: &mut Array<F4>, #[comptime] dtype: DType, #[comptime] how: How) {
+fn weigh(
+    weights: &[F4],
+    b_words: &[u32],
+    b: &Matrix,
+    column: usize,
+    panel: &mut [F4],
+    sums: &mut Array<F4>,
+    #[comptime] dtype: DType,
+    #[comptime] how: How,
+) {
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
     let (width, batch, groups) = comptime!((8 * how.groups, how.batch(), how.groups));
-    let features = Matrix { start: b.start, rows: b.depth, row_stride: b.depth_stride, depth: b.rows, depth_stride: b.row_stride };
+    let features = Matrix {
+        start: b.start,
+        rows: b.depth,
+        row_stride: b.depth_stride,
+        depth: b.rows,
+        depth_stride: b.row_stride,
+    };
     let mut first = 0usize;
     while first < COLUMNS {
         #[unroll]
         for part in 0..comptime!((width * batch).div_ceil(THREADS as usize)) {
             let at = unit + comptime!(part * THREADS as usize);
             if at < comptime!(width * batch) {
-                panel[at] = fetch::<u32, f32>(b_words, &features, at % width * 4usize, column + first + at / width, dtype);
+                panel[at] = fetch::<u32, f32>(
+                    b_words,
+                    &features,
+                    at % width * 4usize,
+                    column + first + at / width,
+                    dtype,
+                );
             }
         }
         sync_cube();
@@ -189,7 +243,11 @@ fn share(weights: &mut [F4], values: &Array<F4>) {
 
 #[cube]
 fn exp(x: F4, #[comptime] native: bool) -> F4 {
-    if comptime!(native) { math::unary_native(x, Unary::Exp) } else { math::unary(x, Unary::Exp) }
+    if comptime!(native) {
+        math::unary_native(x, Unary::Exp)
+    } else {
+        math::unary(x, Unary::Exp)
+    }
 }
 
 #[cube]
@@ -216,19 +274,38 @@ fn count(first: usize) -> U4 {
 /// Which of four queries see which keys (one of the two is the same for all four).
 #[cube]
 fn sees(query: U4, key: U4, queries: usize, keys: usize, #[comptime] causal: bool) -> B4 {
-    let inside = query.less_than(&U4::new(queries as u32)).vec_and(key.less_than(&U4::new(keys as u32)));
-    if comptime!(causal) { inside.vec_and((key + U4::new(queries as u32)).less_equal(&(query + U4::new(keys as u32)))) } else { inside }
+    let inside = query
+        .less_than(&U4::new(queries as u32))
+        .vec_and(key.less_than(&U4::new(keys as u32)));
+    if comptime!(causal) {
+        inside.vec_and((key + U4::new(queries as u32)).less_equal(&(query + U4::new(keys as u32))))
+    } else {
+        inside
+    }
 }
 
 /// Keys that the queries before `end` see, all together.
 #[cube]
 fn seen(end: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
-    if comptime!(causal) { max(min(end, queries) + keys, queries) - queries } else { keys }
+    if comptime!(causal) {
+        max(min(end, queries) + keys, queries) - queries
+    } else {
+        keys
+    }
 }
 
-/// Stores the thread's part of the result at the rows from `row` on of the matrix that starts at `base`.
+/// Stores the thread's part of the result at the rows from `row` on of the matrix that starts at
+/// `base`.
 #[cube]
-fn store(out: &mut [u32], sums: &Array<F4>, base: usize, row: usize, rows: usize, features: usize, #[comptime] how: How) {
+fn store(
+    out: &mut [u32],
+    sums: &Array<F4>,
+    base: usize,
+    row: usize,
+    rows: usize,
+    features: usize,
+    #[comptime] how: How,
+) {
     let unit = UNIT_POS as usize;
     #[unroll]
     for r in 0..4usize {
@@ -238,7 +315,14 @@ fn store(out: &mut [u32], sums: &Array<F4>, base: usize, row: usize, rows: usize
             for g in 0..how.groups {
                 let feature = (unit % 8usize) * 4usize + comptime!(32 * g);
                 let room = max(features, feature) - feature;
-                put_row::<u32, f32>(out, base + at * features + feature, room, sums[comptime!(r * how.groups + g)], how.stored, how.whole);
+                put_row::<u32, f32>(
+                    out,
+                    base + at * features + feature,
+                    room,
+                    sums[comptime!(r * how.groups + g)],
+                    how.stored,
+                    how.whole,
+                );
             }
         }
     }
@@ -257,8 +341,20 @@ struct Sizes {
 
 impl Sizes {
     fn new(call: &AttentionCall<'_>) -> Self {
-        let (q, k, v) = (call.q.layout.shape.dims(), call.k.layout.shape.dims(), call.v.layout.shape.dims());
-        Self { batch: q[0], heads: q[1], key_heads: k[1], queries: q[2], keys: k[2], size: q[3], value_size: v[3] }
+        let (q, k, v) = (
+            call.q.layout.shape.dims(),
+            call.k.layout.shape.dims(),
+            call.v.layout.shape.dims(),
+        );
+        Self {
+            batch: q[0],
+            heads: q[1],
+            key_heads: k[1],
+            queries: q[2],
+            keys: k[2],
+            size: q[3],
+            value_size: v[3],
+        }
     }
 
     /// Rows, heads in all, and features of what a goal computes.
@@ -283,7 +379,13 @@ struct Bound<'a> {
 }
 
 impl<'a> Bound<'a> {
-    fn new(call: &AttentionCall<'a>, grad: &'a View, goal: Goal, dtype: DType, native: bool) -> Result<Self> {
+    fn new(
+        call: &AttentionCall<'a>,
+        grad: &'a View,
+        goal: Goal,
+        dtype: DType,
+        native: bool,
+    ) -> Result<Self> {
         let sizes = Sizes::new(call);
         let (rows, lines, features) = sizes.of(goal);
         // Only what the goal reads is bound; the others borrow a place that is never used.
@@ -294,26 +396,73 @@ impl<'a> Bound<'a> {
         };
         let (buffers, places) = distinct(views)?;
         let elements = lines * rows * features;
-        let smallest = views.iter().map(|v| v.dtype).min_by_key(|d| d.size()).unwrap_or(DType::F32);
+        let smallest = views
+            .iter()
+            .map(|v| v.dtype)
+            .min_by_key(|d| d.size())
+            .unwrap_or(DType::F32);
         let address = address(&buffers, smallest, &[elements]);
-        let mut numbers = vec![sizes.heads, sizes.heads / sizes.key_heads, sizes.queries, sizes.keys, sizes.size, sizes.value_size, lines];
+        let mut numbers = vec![
+            sizes.heads,
+            sizes.heads / sizes.key_heads,
+            sizes.queries,
+            sizes.keys,
+            sizes.size,
+            sizes.value_size,
+            lines,
+        ];
         let mut operands = places.into_iter().zip(views).map(|(buffer, view)| {
             let first = numbers.len();
             numbers.push(view.layout.offset);
             numbers.extend(view.layout.strides.iter().map(|&s| wrap(s as i64, address)));
-            Operand { buffer, dtype: view.dtype, first }
+            Operand {
+                buffer,
+                dtype: view.dtype,
+                first,
+            }
         });
-        let mut next = || operands.next().unwrap_or(Operand { buffer: 0, dtype, first: 0 });
+        let mut next = || {
+            operands.next().unwrap_or(Operand {
+                buffer: 0,
+                dtype,
+                first: 0,
+            })
+        };
         let (q, k, v, grad) = (next(), next(), next(), next());
         drop(operands);
         let whole = features.is_multiple_of(4);
         let stored = if whole { dtype } else { DType::F32 };
-        let how = How { goal, causal: call.causal, native, q, k, v, grad, groups: features.div_ceil(32), stored, whole };
-        Ok(Self { buffers, numbers, address, count: crate::cubes(rows.div_ceil(ROWS) * lines, 1), how, elements })
+        let how = How {
+            goal,
+            causal: call.causal,
+            native,
+            q,
+            k,
+            v,
+            grad,
+            groups: features.div_ceil(32),
+            stored,
+            whole,
+        };
+        Ok(Self {
+            buffers,
+            numbers,
+            address,
+            count: crate::cubes(rows.div_ceil(ROWS) * lines, 1),
+            how,
+            elements,
+        })
     }
 
     fn inputs(&self) -> SequenceArg<Box<[u32]>> {
-        bind(&self.buffers.iter().map(|m| (m.handle.clone(), m.bytes)).collect::<Vec<_>>(), 4)
+        bind(
+            &self
+                .buffers
+                .iter()
+                .map(|m| (m.handle.clone(), m.bytes))
+                .collect::<Vec<_>>(),
+            4,
+        )
     }
 
     fn numbers(&self) -> SequenceArg<usize> {

@@ -1,4 +1,5 @@
-//! Floats to integers: truncate towards zero, saturate, and NaN gives 0, whatever the device's own conversion does.
+//! Floats to integers: truncate towards zero, saturate, and NaN gives 0, whatever the device's own
+//! conversion does.
 
 use cubecl::prelude::*;
 
@@ -23,7 +24,10 @@ pub(crate) fn f32_to_u32(x: F4) -> U4 {
 
 #[cube]
 pub(crate) fn f32_to_i64(x: F4) -> L4 {
-    let (low, high) = (F4::new(-9223372036854775808.0f32), F4::new(9223372036854775808.0f32));
+    let (low, high) = (
+        F4::new(-9223372036854775808.0f32),
+        F4::new(9223372036854775808.0f32),
+    );
     let inside = x.greater_equal(&low).vec_and(x.less_than(&high));
     let y = L4::cast_from(select_many(inside, x, F4::new(0.0f32)));
     let y = select_many(x.less_than(&low), L4::new(i64::MIN), y);

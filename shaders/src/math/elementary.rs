@@ -1,14 +1,18 @@
 //! Functions of one or more `f32` values, on four lanes at a time.
 //!
-//! Shader languages promise little about their own functions: WGSL lets `asin` be off by 7e-5, `log` near 1 by thousands of ulp, and
-//! leaves NaN and infinity to the driver. So everything here is built from `+ - * / sqrt`, rounding to integers and bits, and is right
-//! to a few ulp everywhere and at every special value. Three rules keep it so on drivers that may rewrite float expressions:
-//! - no trick of the kind `(a + b) - a`: drivers simplify it. Where a value must be cut in two, its low bits are masked away;
+//! Shader languages promise little about their own functions: WGSL lets `asin` be off by 7e-5,
+//! `log` near 1 by thousands of ulp, and leaves NaN and infinity to the driver. So everything here
+//! is built from `+ - * / sqrt`, rounding to integers and bits, and is right to a few ulp
+//! everywhere and at every special value. Three rules keep it so on drivers that may rewrite float
+//! expressions:
+//! - no trick of the kind `(a + b) - a`: drivers simplify it. Where a value must be cut in two, its
+//!   low bits are masked away;
 //! - no reliance on fused multiply-add, and no harm from it either;
-//! - NaN and infinity are told by bits, never by comparing a value with itself; a shader has no literals for them, so they are made from bits.
+//! - NaN and infinity are told by bits, never by comparing a value with itself; a shader has no
+//!   literals for them, so they are made from bits.
 //!
-//! The ulp figures are the worst measured against `f64` on dense grids over the whole range (software Vulkan device). Subnormal inputs and results
-//! may be taken for zero.
+//! The ulp figures are the worst measured against `f64` on dense grids over the whole range
+//! (software Vulkan device). Subnormal inputs and results may be taken for zero.
 
 use cubecl::prelude::*;
 
@@ -29,25 +33,75 @@ pub(crate) const SIGN: u32 = 0x8000_0000;
 pub(crate) const MAGNITUDE: u32 = 0x7fff_ffff;
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 /// `2 / pi` to 224 bits, after a word of zeros.
-const TWO_OVER_PI: [u32; 8] = [0, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041, 0xfe51_63ab];
+const TWO_OVER_PI: [u32; 8] = [
+    0,
+    0xa2f9_836e,
+    0x4e44_1529,
+    0xfc27_57d1,
+    0xf534_ddc0,
+    0xdb62_9599,
+    0x3c43_9041,
+    0xfe51_63ab,
+];
 
 // Minimax polynomials, highest power first.
 /// `(exp(r) - 1 - r) / r^2`, `|r| <= ln(2) / 2`.
-const EXP: &[f32] = &[0.000199150309, 0.00139420596, 0.00833327137, 0.0416663401, 0.166666672, 0.5];
+const EXP: &[f32] = &[
+    0.000199150309,
+    0.00139420596,
+    0.00833327137,
+    0.0416663401,
+    0.166666672,
+    0.5,
+];
 /// `(ln(1 + f) - f + f^2 / 2) / f^3`, `sqrt(1/2) - 1 <= f <= sqrt(2) - 1`.
-const LOG: &[f32] = &[0.0691356733, -0.117892504, 0.118734263, -0.123844616, 0.142186165, -0.166692436, 0.20002228, -0.249999866, 0.333333105];
+const LOG: &[f32] = &[
+    0.0691356733,
+    -0.117892504,
+    0.118734263,
+    -0.123844616,
+    0.142186165,
+    -0.166692436,
+    0.20002228,
+    -0.249999866,
+    0.333333105,
+];
 /// `(sinh(x) - x) / x^3` in `x^2`, `|x| <= 1`.
 const SINH: &[f32] = &[2.81743974e-06, 0.000198360663, 0.00833335053, 0.166666672];
 /// `(tanh(x) - x) / x^3` in `x^2`, `|x| <= 0.6`.
-const TANH: &[f32] = &[0.00223106099, -0.00826708786, 0.0217344388, -0.0539524741, 0.133332476, -0.333333313];
+const TANH: &[f32] = &[
+    0.00223106099,
+    -0.00826708786,
+    0.0217344388,
+    -0.0539524741,
+    0.133332476,
+    -0.333333313,
+];
 /// `(sin(r) - r) / r^3` in `r^2`, `|r| <= pi/4`.
 const SIN: &[f32] = &[-0.000195156565, 0.00833216682, -0.166666552];
 /// `(cos(r) - 1 + r^2 / 2) / r^4` in `r^2`, `|r| <= pi/4`.
 const COS: &[f32] = &[2.44366092e-05, -0.00138873525, 0.0416666456];
 /// `(asin(x) - x) / x^3` in `x^2`, `|x| <= 1/2`.
-const ASIN: &[f32] = &[0.0375651866, 0.0144026149, 0.0318176076, 0.0445157215, 0.0750051066, 0.166666597];
+const ASIN: &[f32] = &[
+    0.0375651866,
+    0.0144026149,
+    0.0318176076,
+    0.0445157215,
+    0.0750051066,
+    0.166666597,
+];
 /// `(atan(x) - x) / x^3` in `x^2`, `|x| <= 1`.
-const ATAN: &[f32] = &[-0.00182718469, 0.0110643152, -0.0314554684, 0.0582343191, -0.084194459, 0.109575719, -0.142652452, 0.199986383, -0.333333015];
+const ATAN: &[f32] = &[
+    -0.00182718469,
+    0.0110643152,
+    -0.0314554684,
+    0.0582343191,
+    -0.084194459,
+    0.109575719,
+    -0.142652452,
+    0.199986383,
+    -0.333333015,
+];
 // Small pieces.
 
 /// The same constant in every lane.
@@ -66,7 +120,8 @@ pub(crate) fn magnitude_bits(x: F4) -> U4 {
     bits(x) & U4::new(MAGNITUDE)
 }
 
-/// Positive infinity. It goes through a runtime value because shader compilers refuse a constant that is infinite.
+/// Positive infinity. It goes through a runtime value because shader compilers refuse a constant
+/// that is infinite.
 #[cube]
 pub(crate) fn infinity(any: F4) -> F4 {
     F4::reinterpret((bits(any) & U4::new(INFINITY)) | U4::new(INFINITY))
@@ -114,8 +169,9 @@ pub(crate) fn scale(x: F4, n: I4) -> F4 {
     x * power_of_two(half) * power_of_two(n - half)
 }
 
-/// `x`, but the compiler cannot see where it comes from: the limit is below every value in use. Drivers join `(x - n a) - n b` to
-/// `x - n (a + b)`, and the digits for which the constant was cut in two are lost; across this they do not.
+/// `x`, but the compiler cannot see where it comes from: the limit is below every value in use.
+/// Drivers join `(x - n a) - n b` to `x - n (a + b)`, and the digits for which the constant was cut
+/// in two are lost; across this they do not.
 #[cube]
 pub(crate) fn opaque(x: F4) -> F4 {
     x.max(all(-1e30))
@@ -151,7 +207,9 @@ pub(crate) fn abs(x: F4) -> F4 {
 #[cube]
 pub(crate) fn sign(x: F4) -> F4 {
     let magnitude = magnitude_bits(x);
-    let itself = magnitude.equal(&U4::new(0u32)).or(magnitude.greater_than(&U4::new(INFINITY)));
+    let itself = magnitude
+        .equal(&U4::new(0u32))
+        .or(magnitude.greater_than(&U4::new(INFINITY)));
     select_many(itself, x, copysign(all(1.0), x))
 }
 
@@ -189,10 +247,16 @@ pub(crate) fn round(x: F4) -> F4 {
     let down = x.floor();
     let rest = x - down;
     let odd = (down * all(0.5)).floor().not_equal(&(down * all(0.5)));
-    let up = rest.greater_than(&all(0.5)).or(rest.equal(&all(0.5)).vec_and(odd));
+    let up = rest
+        .greater_than(&all(0.5))
+        .or(rest.equal(&all(0.5)).vec_and(odd));
     // From 2^23 on every value is an integer.
     let whole = magnitude_bits(x).greater_equal(&U4::new(0x4b00_0000u32));
-    select_many(whole, x, copysign(select_many(up, down + all(1.0), down), x))
+    select_many(
+        whole,
+        x,
+        copysign(select_many(up, down + all(1.0), down), x),
+    )
 }
 
 /// Exact.
@@ -231,7 +295,11 @@ pub(crate) fn fmin(a: F4, b: F4) -> F4 {
 #[cube]
 pub(crate) fn div(a: F4, b: F4) -> F4 {
     // The reciprocal of a divisor above 2^126 is subnormal, which many devices flush to zero.
-    let shrink = select_many(magnitude_bits(b).greater_than(&U4::new(0x7e80_0000u32)), all(0.25), all(1.0));
+    let shrink = select_many(
+        magnitude_bits(b).greater_than(&U4::new(0x7e80_0000u32)),
+        all(0.25),
+        all(1.0),
+    );
     (a * shrink) / (b * shrink)
 }
 
@@ -280,7 +348,13 @@ pub(crate) fn exp(x: F4) -> F4 {
 pub(crate) fn exp2(x: F4) -> F4 {
     let inside = clamp_to(x, -160.0, 130.0);
     let n = inside.round();
-    keep_nan(x, scale(all(1.0) + exp_reduced((inside - n) * all(LN_2)), I4::cast_from(n)))
+    keep_nan(
+        x,
+        scale(
+            all(1.0) + exp_reduced((inside - n) * all(LN_2)),
+            I4::cast_from(n),
+        ),
+    )
 }
 
 /// 1.46 ulp.
@@ -299,7 +373,11 @@ pub(crate) fn sinh(x: F4) -> F4 {
     let a = abs(x);
     let half = exp_shifted(a, -1);
     let square = a * a;
-    let y = select_many(a.less_than(&all(1.0)), a + a * square * polynomial(square, SINH), half - all(0.25) / half);
+    let y = select_many(
+        a.less_than(&all(1.0)),
+        a + a * square * polynomial(square, SINH),
+        half - all(0.25) / half,
+    );
     keep_nan(x, copysign(y, x))
 }
 
@@ -316,7 +394,11 @@ pub(crate) fn tanh(x: F4) -> F4 {
     let a = abs(x);
     let square = a * a;
     let large = all(1.0) - all(2.0) / (exp_shifted(clamp_to(a + a, 0.0, 20.0), 0) + all(1.0));
-    let y = select_many(a.less_than(&all(0.6)), a + a * square * polynomial(square, TANH), large);
+    let y = select_many(
+        a.less_than(&all(0.6)),
+        a + a * square * polynomial(square, TANH),
+        large,
+    );
     keep_nan(x, copysign(y, x))
 }
 
@@ -330,7 +412,8 @@ pub(crate) fn log_split(x: F4) -> (F4, F4) {
     // The bits of a subnormal number are the number in units of 2^-149.
     let normal = select_many(subnormal, bits(F4::cast_from(whole)), whole);
     let above = normal - U4::new(0x3f35_04f3u32);
-    let exponent = F4::cast_from(I4::reinterpret(above) >> I4::new(23i32)) - select_many(subnormal, all(149.0), all(0.0));
+    let exponent = F4::cast_from(I4::reinterpret(above) >> I4::new(23i32))
+        - select_many(subnormal, all(149.0), all(0.0));
     let mantissa = F4::reinterpret((above & U4::new(0x007f_ffffu32)) + U4::new(0x3f35_04f3u32));
     (exponent, mantissa - all(1.0))
 }
@@ -349,7 +432,8 @@ pub(crate) fn log_positive(x: F4) -> F4 {
     e * all(LN_2_HIGH) + (e * all(LN_2_LOW) + log_reduced(f))
 }
 
-/// `y`, but for an argument `x` of a logarithm that is not positive and finite the value that belongs there.
+/// `y`, but for an argument `x` of a logarithm that is not positive and finite the value that
+/// belongs there.
 #[cube]
 fn log_edges(x: F4, y: F4) -> F4 {
     let whole = bits(x);
@@ -375,7 +459,10 @@ pub(crate) fn log2(x: F4) -> F4 {
 #[cube]
 pub(crate) fn log10(x: F4) -> F4 {
     let (e, f) = log_split(x);
-    log_edges(x, e * all(LOG10_2_HIGH) + (e * all(LOG10_2_LOW) + log_reduced(f) * all(LOG10_E)))
+    log_edges(
+        x,
+        e * all(LOG10_2_HIGH) + (e * all(LOG10_2_LOW) + log_reduced(f) * all(LOG10_E)),
+    )
 }
 
 /// `ln(1 + x)` for finite `x > -1`.
@@ -384,7 +471,11 @@ fn log1p_inside(x: F4) -> F4 {
     let (e, f) = log_split(all(1.0) + x);
     // 1 + x has lost digits of x; with its exponent known, f can be had from x with one rounding.
     let shrink = power_of_two(-I4::cast_from(clamp_to(e, -25.0, 25.0)));
-    let f = select_many(e.less_than(&all(25.0)), opaque(shrink - all(1.0)) + x * shrink, f);
+    let f = select_many(
+        e.less_than(&all(25.0)),
+        opaque(shrink - all(1.0)) + x * shrink,
+        f,
+    );
     e * all(LN_2_HIGH) + (e * all(LN_2_LOW) + log_reduced(f))
 }
 
@@ -449,9 +540,25 @@ pub(crate) fn cos_reduced(r: F4) -> F4 {
 /// The word `at + offset` of `2 / pi`, `at <= 4`.
 #[cube]
 fn two_over_pi(at: U4, #[comptime] offset: usize) -> U4 {
-    let far = select_many(at.equal(&U4::new(3u32)), U4::new(comptime!(TWO_OVER_PI[offset + 3])), U4::new(comptime!(TWO_OVER_PI[offset + 4])));
-    let near = select_many(at.equal(&U4::new(0u32)), U4::new(comptime!(TWO_OVER_PI[offset])), U4::new(comptime!(TWO_OVER_PI[offset + 1])));
-    select_many(at.less_than(&U4::new(2u32)), near, select_many(at.equal(&U4::new(2u32)), U4::new(comptime!(TWO_OVER_PI[offset + 2])), far))
+    let far = select_many(
+        at.equal(&U4::new(3u32)),
+        U4::new(comptime!(TWO_OVER_PI[offset + 3])),
+        U4::new(comptime!(TWO_OVER_PI[offset + 4])),
+    );
+    let near = select_many(
+        at.equal(&U4::new(0u32)),
+        U4::new(comptime!(TWO_OVER_PI[offset])),
+        U4::new(comptime!(TWO_OVER_PI[offset + 1])),
+    );
+    select_many(
+        at.less_than(&U4::new(2u32)),
+        near,
+        select_many(
+            at.equal(&U4::new(2u32)),
+            U4::new(comptime!(TWO_OVER_PI[offset + 2])),
+            far,
+        ),
+    )
 }
 
 /// The low word of the two words shifted left together, `0 <= count < 32`.
@@ -460,8 +567,9 @@ fn shift_in(high: U4, low: U4, count: U4) -> U4 {
     (high << count) | ((low >> U4::new(1u32)) >> (U4::new(31u32) - count))
 }
 
-/// The quarter turn nearest to `|x|`, and the angle from there (at most `pi/4`, either sign). In integers, so that it is exact to the last bit
-/// of the angle for every `x`: the mantissa times those 96 bits of `2 / pi` that matter at this exponent; what is above is whole turns.
+/// The quarter turn nearest to `|x|`, and the angle from there (at most `pi/4`, either sign). In
+/// integers, so that it is exact to the last bit of the angle for every `x`: the mantissa times
+/// those 96 bits of `2 / pi` that matter at this exponent; what is above is whole turns.
 #[cube]
 fn quarter_turns(x: F4) -> (U4, F4) {
     let magnitude = magnitude_bits(x);
@@ -470,7 +578,11 @@ fn quarter_turns(x: F4) -> (U4, F4) {
     let start = select_many(small, U4::new(126u32), magnitude >> U4::new(23u32)) - U4::new(120u32);
     let (at, count) = (start >> U4::new(5u32), start & U4::new(31u32));
     let (w1, w2) = (two_over_pi(at, 1usize), two_over_pi(at, 2usize));
-    let (p0, p1, p2) = (shift_in(two_over_pi(at, 0usize), w1, count), shift_in(w1, w2, count), shift_in(w2, two_over_pi(at, 3usize), count));
+    let (p0, p1, p2) = (
+        shift_in(two_over_pi(at, 0usize), w1, count),
+        shift_in(w1, w2, count),
+        shift_in(w2, two_over_pi(at, 3usize), count),
+    );
     // Two bits of quarter turns, then 62 bits of fraction.
     let middle = mantissa * p1;
     let low = middle + mantissa.mul_hi(p2);
@@ -482,11 +594,19 @@ fn quarter_turns(x: F4) -> (U4, F4) {
     let minus = U4::reinterpret(I4::reinterpret(high) >> I4::new(31i32));
     let (high, low) = (high ^ minus, low ^ minus);
     let zeros = U4::cast_from(high.leading_zeros());
-    let leading = select_many(zeros.equal(&U4::new(32u32)), low, shift_in(high, low, zeros & U4::new(31u32)));
+    let leading = select_many(
+        zeros.equal(&U4::new(32u32)),
+        low,
+        shift_in(high, low, zeros & U4::new(31u32)),
+    );
     // Times pi/2 in units of 2^-31.
-    let angle = F4::cast_from(leading.mul_hi(U4::new(0xc90f_daa2u32))) * power_of_two(I4::new(-29i32) - I4::cast_from(zeros));
+    let angle = F4::cast_from(leading.mul_hi(U4::new(0xc90f_daa2u32)))
+        * power_of_two(I4::new(-29i32) - I4::cast_from(zeros));
     let angle = F4::reinterpret(bits(angle) | (minus & U4::new(SIGN)));
-    (select_many(small, U4::new(0u32), quarters), select_many(small, F4::reinterpret(magnitude), angle))
+    (
+        select_many(small, U4::new(0u32), quarters),
+        select_many(small, F4::reinterpret(magnitude), angle),
+    )
 }
 
 #[cube]
@@ -541,7 +661,11 @@ pub(crate) fn asin(x: F4) -> F4 {
     let a = abs(x);
     let far = a.greater_than(&all(0.5));
     let half = asin_reduced(select_many(far, (all(0.5) - a * all(0.5)).sqrt(), a));
-    let y = select_many(far, all(PI / 2.0) - (half * all(2.0) - all(PI_LOW / 2.0)), half);
+    let y = select_many(
+        far,
+        all(PI / 2.0) - (half * all(2.0) - all(PI_LOW / 2.0)),
+        half,
+    );
     let y = copysign(y, x);
     keep_nan(x, select_many(a.greater_than(&all(1.0)), nan(x), y))
 }
@@ -552,8 +676,16 @@ pub(crate) fn acos(x: F4) -> F4 {
     let a = abs(x);
     let far = a.greater_than(&all(0.5));
     let half = asin_reduced(select_many(far, (all(0.5) - a * all(0.5)).sqrt(), a));
-    let outer = select_many(x.less_than(&all(0.0)), all(PI) - (half * all(2.0) - all(PI_LOW)), half * all(2.0));
-    let y = select_many(far, outer, all(PI / 2.0) - (copysign(half, x) - all(PI_LOW / 2.0)));
+    let outer = select_many(
+        x.less_than(&all(0.0)),
+        all(PI) - (half * all(2.0) - all(PI_LOW)),
+        half * all(2.0),
+    );
+    let y = select_many(
+        far,
+        outer,
+        all(PI / 2.0) - (copysign(half, x) - all(PI_LOW / 2.0)),
+    );
     keep_nan(x, select_many(a.greater_than(&all(1.0)), nan(x), y))
 }
 
@@ -583,7 +715,11 @@ pub(crate) fn atan2(y: F4, x: F4) -> F4 {
     let (low, high) = (select_many(steep, q, p), select_many(steep, p, q));
     let ratio = div(F4::reinterpret(low), F4::reinterpret(high));
     // 0 / 0 is meant as 0, infinity / infinity as 1.
-    let ratio = select_many(high.equal(&U4::new(0u32)), all(0.0), select_many(low.equal(&U4::new(INFINITY)), all(1.0), ratio));
+    let ratio = select_many(
+        high.equal(&U4::new(0u32)),
+        all(0.0),
+        select_many(low.equal(&U4::new(INFINITY)), all(1.0), ratio),
+    );
     let angle = atan_reduced(ratio);
     let angle = select_many(steep, all(PI / 2.0) - (angle - all(PI_LOW / 2.0)), angle);
     let behind = bits(x).greater_equal(&U4::new(SIGN));

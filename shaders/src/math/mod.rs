@@ -103,7 +103,8 @@ pub(crate) fn classify_wide(x: D4, #[comptime] op: Unary) -> B4 {
     }
 }
 
-/// Any function of one `f64`. Only where the device has `f64` functions, but for arithmetic and rounding.
+/// Any function of one `f64`. Only where the device has `f64` functions, but for arithmetic and
+/// rounding.
 #[cube]
 pub(crate) fn unary_wide(x: D4, #[comptime] op: Unary) -> D4 {
     match op {

@@ -1,4 +1,5 @@
-//! Powers, lengths and exact division with remainder, on four `f32` lanes; see the `math` module for the rules.
+//! Powers, lengths and exact division with remainder, on four `f32` lanes; see the `math` module
+//! for the rules.
 
 use cubecl::prelude::*;
 
@@ -24,7 +25,8 @@ fn log2_in_two(x: F4) -> (F4, F4) {
     let rest = (opaque(f - first * high) - first * low) / whole;
     let s = first + rest;
     let square = s * s;
-    let small = first * all(TWO_OVER_LN_2_LOW) + (rest * all(TWO_OVER_LN_2) + s * square * polynomial(square, LOG2_TAIL));
+    let small = first * all(TWO_OVER_LN_2_LOW)
+        + (rest * all(TWO_OVER_LN_2) + s * square * polynomial(square, LOG2_TAIL));
     let large = first * all(TWO_OVER_LN_2_HIGH);
     let sum = short(e + (large + small));
     (sum, opaque(opaque(e - sum) + large) + small)
@@ -57,16 +59,29 @@ pub(crate) fn pow(x: F4, y: F4) -> F4 {
     let n = sum.round();
     // Past the clamp the fraction is meaningless, and not wanted.
     let fraction = clamp_to(opaque(large - n) + small, -1.0, 1.0);
-    let y0 = scale(all(1.0) + exp_reduced(fraction * all(LN_2)), I4::cast_from(n));
+    let y0 = scale(
+        all(1.0) + exp_reduced(fraction * all(LN_2)),
+        I4::cast_from(n),
+    );
     // Zero and infinity: the power is one or the other.
     let upwards = bits(y).less_than(&U4::new(SIGN));
-    let y0 = select_many(zero.or(endless), select_many(upwards, a, select_many(zero, infinity(x), all(0.0))), y0);
+    let y0 = select_many(
+        zero.or(endless),
+        select_many(upwards, a, select_many(zero, infinity(x), all(0.0))),
+        y0,
+    );
     let (integer, odd) = integer_odd(y);
     let minus = bits(x).greater_equal(&U4::new(SIGN));
     let y0 = select_many(minus.vec_and(odd), neg(y0), y0);
-    let y0 = select_many(minus.vec_and(!integer).vec_and(!zero.or(endless)), nan(x), y0);
+    let y0 = select_many(
+        minus.vec_and(!integer).vec_and(!zero.or(endless)),
+        nan(x),
+        y0,
+    );
     let y0 = keep_nan(x, keep_nan(y, y0));
-    let one = bits(x).equal(&U4::new(0x3f80_0000u32)).or(magnitude_bits(y).equal(&U4::new(0u32)));
+    let one = bits(x)
+        .equal(&U4::new(0x3f80_0000u32))
+        .or(magnitude_bits(y).equal(&U4::new(0u32)));
     select_many(one, all(1.0), y0)
 }
 
@@ -76,24 +91,50 @@ pub(crate) fn pow(x: F4, y: F4) -> F4 {
 pub(crate) fn hypot(a: F4, b: F4) -> F4 {
     let (p, q) = (magnitude_bits(a), magnitude_bits(b));
     let larger = select_many(p.less_than(&q), q, p);
-    let (huge, tiny) = (larger.greater_than(&U4::new(0x5e80_0000u32)), larger.less_than(&U4::new(0x2080_0000u32)));
+    let (huge, tiny) = (
+        larger.greater_than(&U4::new(0x5e80_0000u32)),
+        larger.less_than(&U4::new(0x2080_0000u32)),
+    );
     // 2^-80 and 2^80.
-    let down = select_many(huge, all(8.271806e-25), select_many(tiny, all(1.2089258e24), all(1.0)));
-    let up = select_many(huge, all(1.2089258e24), select_many(tiny, all(8.271806e-25), all(1.0)));
+    let down = select_many(
+        huge,
+        all(8.271806e-25),
+        select_many(tiny, all(1.2089258e24), all(1.0)),
+    );
+    let up = select_many(
+        huge,
+        all(1.2089258e24),
+        select_many(tiny, all(8.271806e-25), all(1.0)),
+    );
     let (x, y) = (F4::reinterpret(p) * down, F4::reinterpret(q) * down);
     let length = (x * x + y * y).sqrt() * up;
-    select_many(is_inf(a).or(is_inf(b)), infinity(a), keep_nan(a, keep_nan(b, length)))
+    select_many(
+        is_inf(a).or(is_inf(b)),
+        infinity(a),
+        keep_nan(a, keep_nan(b, length)),
+    )
 }
 
-// Division with remainder: in integers, because a quotient rounded up to the next integer is wrong by a whole divisor.
+// Division with remainder: in integers, because a quotient rounded up to the next integer is wrong
+// by a whole divisor.
 
-/// Mantissa of 24 bits and exponent of a magnitude: `bits` stands for `mantissa 2^(exponent - 150)`. Zero has mantissa 0.
+/// Mantissa of 24 bits and exponent of a magnitude: `bits` stands for
+/// `mantissa 2^(exponent - 150)`. Zero has mantissa 0.
 #[cube]
 fn parts(magnitude: U4) -> (U4, I4) {
     let subnormal = magnitude.less_than(&U4::new(0x0080_0000u32));
-    let zeros = select_many(subnormal, U4::cast_from(magnitude.leading_zeros()) - U4::new(8u32), U4::new(0u32));
-    let mantissa = (magnitude & U4::new(0x007f_ffffu32)) | select_many(subnormal, U4::new(0u32), U4::new(0x0080_0000u32));
-    let exponent = select_many(subnormal, I4::new(1i32) - I4::cast_from(zeros), I4::cast_from(magnitude >> U4::new(23u32)));
+    let zeros = select_many(
+        subnormal,
+        U4::cast_from(magnitude.leading_zeros()) - U4::new(8u32),
+        U4::new(0u32),
+    );
+    let mantissa = (magnitude & U4::new(0x007f_ffffu32))
+        | select_many(subnormal, U4::new(0u32), U4::new(0x0080_0000u32));
+    let exponent = select_many(
+        subnormal,
+        I4::new(1i32) - I4::cast_from(zeros),
+        I4::cast_from(magnitude >> U4::new(23u32)),
+    );
     (mantissa << zeros, exponent)
 }
 
@@ -105,8 +146,14 @@ fn join(mantissa: U4, exponent: I4) -> U4 {
     let mantissa = mantissa << (zeros & U4::new(31u32));
     let lost = I4::new(1i32) - exponent;
     let lost = select_many(lost.greater_than(&I4::new(24i32)), I4::new(24i32), lost);
-    let subnormal = mantissa >> U4::reinterpret(select_many(lost.less_than(&I4::new(0i32)), I4::new(0i32), lost));
-    let normal = (mantissa & U4::new(0x007f_ffffu32)) | (U4::reinterpret(exponent) << U4::new(23u32));
+    let subnormal = mantissa
+        >> U4::reinterpret(select_many(
+            lost.less_than(&I4::new(0i32)),
+            I4::new(0i32),
+            lost,
+        ));
+    let normal =
+        (mantissa & U4::new(0x007f_ffffu32)) | (U4::reinterpret(exponent) << U4::new(23u32));
     let value = select_many(exponent.less_than(&I4::new(1i32)), subnormal, normal);
     select_many(mantissa.equal(&U4::new(0u32)), U4::new(0u32), value)
 }
@@ -120,8 +167,9 @@ fn largest(x: I4) -> i32 {
     select(a > c, a, c)
 }
 
-/// `|a|` divided by `|b|`, both finite and `b` not zero: the low 32 bits of the quotient rounded down, the bits of the remainder, and how many
-/// bits longer than the divisor the dividend is. Long division, eight bits at a time; it takes as many steps as the lane that needs most.
+/// `|a|` divided by `|b|`, both finite and `b` not zero: the low 32 bits of the quotient rounded
+/// down, the bits of the remainder, and how many bits longer than the divisor the dividend is. Long
+/// division, eight bits at a time; it takes as many steps as the lane that needs most.
 #[cube]
 fn divide(a: F4, b: F4) -> (U4, U4, I4) {
     let (dividend, top) = parts(magnitude_bits(a));
@@ -135,20 +183,30 @@ fn divide(a: F4, b: F4) -> (U4, U4, I4) {
     let steps = (largest(longer) + 7i32) / 8i32;
     for _ in 0..steps {
         let count = select_many(left.greater_than(&I4::new(8i32)), I4::new(8i32), left);
-        let count = U4::reinterpret(select_many(left.less_than(&I4::new(0i32)), I4::new(0i32), count));
+        let count = U4::reinterpret(select_many(
+            left.less_than(&I4::new(0i32)),
+            I4::new(0i32),
+            count,
+        ));
         let shifted = rest << count;
         quotient = (quotient << count) + shifted / divisor;
         rest = shifted % divisor;
         left -= I4::new(8i32);
     }
-    (quotient, select_many(less, magnitude_bits(a), join(rest, bottom)), longer)
+    (
+        quotient,
+        select_many(less, magnitude_bits(a), join(rest, bottom)),
+        longer,
+    )
 }
 
 /// Neither can be divided by long division.
 #[cube]
 fn indivisible(a: F4, b: F4) -> B4 {
     let endless = magnitude_bits(a).greater_equal(&U4::new(INFINITY));
-    endless.or(is_nan(b)).or(magnitude_bits(b).equal(&U4::new(0u32)))
+    endless
+        .or(is_nan(b))
+        .or(magnitude_bits(b).equal(&U4::new(0u32)))
 }
 
 /// The quotient rounded towards zero.
@@ -159,11 +217,15 @@ pub(crate) fn trunc_div(a: F4, b: F4) -> F4 {
     let rounded = div(a, b);
     // A quotient of more than 24 bits is an integer however it is rounded.
     let long = longer.greater_than(&I4::new(24i32)).or(indivisible(a, b));
-    select_many(long, rounded, copysign(F4::cast_from(quotient), F4::reinterpret(bits(a) ^ bits(b))))
+    select_many(
+        long,
+        rounded,
+        copysign(F4::cast_from(quotient), F4::reinterpret(bits(a) ^ bits(b))),
+    )
 }
 
-/// The quotient rounded towards minus infinity, as `floor_divide` in NumPy: an infinite dividend gives NaN.
-/// 0.50 ulp.
+/// The quotient rounded towards minus infinity, as `floor_divide` in NumPy: an infinite dividend
+/// gives NaN. 0.50 ulp.
 #[cube]
 pub(crate) fn floor_div(a: F4, b: F4) -> F4 {
     let (quotient, rest, longer) = divide(a, b);

@@ -1,8 +1,9 @@
 //! Functions of `f64` values on four lanes, for devices that have the type.
 //!
-//! The first part is exact and right on every such device. The second part stands on the device's own functions, which shader
-//! languages lack for `f64` (they compile, and give garbage): it is for CUDA alone, where those are right to an ulp or two. What CUDA's dialect here
-//! lacks or has only in a short form (`log1p`, the gamma functions, `erfinv`) is composed to about 1e-14.
+//! The first part is exact and right on every such device. The second part stands on the device's
+//! own functions, which shader languages lack for `f64` (they compile, and give garbage): it is for
+//! CUDA alone, where those are right to an ulp or two. What CUDA's dialect here lacks or has only
+//! in a short form (`log1p`, the gamma functions, `erfinv`) is composed to about 1e-14.
 
 use cubecl::prelude::*;
 
@@ -13,9 +14,27 @@ const MAGNITUDE: u64 = 0x7fff_ffff_ffff_ffff;
 const INFINITY: u64 = 0x7ff0_0000_0000_0000;
 const PI: f64 = std::f64::consts::PI;
 /// `(2k - 1)`-th coefficients of Stirling's series for `lgamma` in `1 / x^2`, highest power first.
-const STIRLING: &[f64] = &[-3617.0 / 122400.0, 1.0 / 156.0, -691.0 / 360360.0, 1.0 / 1188.0, -1.0 / 1680.0, 1.0 / 1260.0, -1.0 / 360.0, 1.0 / 12.0];
+const STIRLING: &[f64] = &[
+    -3617.0 / 122400.0,
+    1.0 / 156.0,
+    -691.0 / 360360.0,
+    1.0 / 1188.0,
+    -1.0 / 1680.0,
+    1.0 / 1260.0,
+    -1.0 / 360.0,
+    1.0 / 12.0,
+];
 /// The same for `ln x - 1 / (2 x) - digamma(x)`, less one power of `1 / x^2`.
-const DIGAMMA: &[f64] = &[-3617.0 / 8160.0, 1.0 / 12.0, -691.0 / 32760.0, 1.0 / 132.0, -1.0 / 240.0, 1.0 / 252.0, -1.0 / 120.0, 1.0 / 12.0];
+const DIGAMMA: &[f64] = &[
+    -3617.0 / 8160.0,
+    1.0 / 12.0,
+    -691.0 / 32760.0,
+    1.0 / 132.0,
+    -1.0 / 240.0,
+    1.0 / 252.0,
+    -1.0 / 120.0,
+    1.0 / 12.0,
+];
 
 /// The same constant in every lane.
 #[cube]
@@ -83,7 +102,9 @@ pub(crate) fn abs(x: D4) -> D4 {
 #[cube]
 pub(crate) fn sign(x: D4) -> D4 {
     let magnitude = magnitude_bits(x);
-    let itself = magnitude.equal(&Q4::new(0u64)).or(magnitude.greater_than(&Q4::new(INFINITY)));
+    let itself = magnitude
+        .equal(&Q4::new(0u64))
+        .or(magnitude.greater_than(&Q4::new(INFINITY)));
     select_many(itself, x, copysign(all(1.0), x))
 }
 
@@ -124,10 +145,16 @@ pub(crate) fn round(x: D4) -> D4 {
     let rest = x - down;
     let half = down * all(0.5);
     let odd = !half.floor().equal(&half);
-    let up = rest.greater_than(&all(0.5)).or(rest.equal(&all(0.5)).vec_and(odd));
+    let up = rest
+        .greater_than(&all(0.5))
+        .or(rest.equal(&all(0.5)).vec_and(odd));
     // From 2^52 on every value is an integer.
     let whole = magnitude_bits(x).greater_equal(&Q4::new(0x4330_0000_0000_0000u64));
-    select_many(whole, x, copysign(select_many(up, down + all(1.0), down), x))
+    select_many(
+        whole,
+        x,
+        copysign(select_many(up, down + all(1.0), down), x),
+    )
 }
 
 #[cube]
@@ -175,8 +202,13 @@ pub(crate) fn fmin(a: D4, b: D4) -> D4 {
 #[cube]
 pub(crate) fn trunc_div(a: D4, b: D4) -> D4 {
     let exact = ((a - a % b) / b).round();
-    let plain = is_inf(a).or(is_inf(b)).or(magnitude_bits(b).equal(&Q4::new(0u64)));
-    copysign(select_many(plain, (a / b).trunc(), exact), D4::reinterpret(bits(a) ^ bits(b)))
+    let plain = is_inf(a)
+        .or(is_inf(b))
+        .or(magnitude_bits(b).equal(&Q4::new(0u64)));
+    copysign(
+        select_many(plain, (a / b).trunc(), exact),
+        D4::reinterpret(bits(a) ^ bits(b)),
+    )
 }
 
 /// The remainder of `floor_div`, with the sign of the divisor, as `remainder` in NumPy.
@@ -185,20 +217,29 @@ pub(crate) fn rem(a: D4, b: D4) -> D4 {
     let rest = a % b;
     let nothing = magnitude_bits(rest).equal(&Q4::new(0u64));
     let opposite = (bits(a) ^ bits(b)).greater_equal(&Q4::new(SIGN));
-    let y = select_many(nothing, copysign(rest, b), select_many(opposite, rest + b, rest));
+    let y = select_many(
+        nothing,
+        copysign(rest, b),
+        select_many(opposite, rest + b, rest),
+    );
     let undefined = is_inf(a).or(magnitude_bits(b).equal(&Q4::new(0u64)));
     select_many(undefined, nan(a), keep_nan(a, keep_nan(b, y)))
 }
 
-/// The quotient rounded towards minus infinity, as `floor_divide` in NumPy: an infinite dividend gives NaN.
+/// The quotient rounded towards minus infinity, as `floor_divide` in NumPy: an infinite dividend
+/// gives NaN.
 #[cube]
 pub(crate) fn floor_div(a: D4, b: D4) -> D4 {
     let rest = a % b;
     let down = !magnitude_bits(rest).equal(&Q4::new(0u64));
     let down = down.vec_and((bits(a) ^ bits(b)).greater_equal(&Q4::new(SIGN)));
-    let exact = select_many(is_inf(b), all(0.0), ((a - rest) / b).round()) - select_many(down, all(1.0), all(0.0));
+    let exact = select_many(is_inf(b), all(0.0), ((a - rest) / b).round())
+        - select_many(down, all(1.0), all(0.0));
     let exact = select_many(exact.equal(&all(0.0)), copysign(exact, a / b), exact);
-    let plain = magnitude_bits(b).equal(&Q4::new(0u64)).or(is_nan(a)).or(is_nan(b));
+    let plain = magnitude_bits(b)
+        .equal(&Q4::new(0u64))
+        .or(is_nan(a))
+        .or(is_nan(b));
     select_many(plain, a / b, select_many(is_inf(a), nan(a), exact))
 }
 
@@ -255,7 +296,11 @@ pub(crate) fn log1p(x: D4) -> D4 {
     let small = abs(change).less_than(&all(1e-300));
     let safe = select_many(small, all(1.0), change);
     let plain = magnitude_bits(x).greater_equal(&Q4::new(0x4340_0000_0000_0000u64));
-    select_many(small, x, select_many(plain, whole.ln(), whole.ln() * (x / safe)))
+    select_many(
+        small,
+        x,
+        select_many(plain, whole.ln(), whole.ln() * (x / safe)),
+    )
 }
 
 #[cube]
@@ -323,7 +368,8 @@ pub(crate) fn erf(x: D4) -> D4 {
     x.erf()
 }
 
-/// `1 - erf(x)`, `x >= 0`: from 2 on by its continued fraction, which keeps the digits that `erf` has lost.
+/// `1 - erf(x)`, `x >= 0`: from 2 on by its continued fraction, which keeps the digits that `erf`
+/// has lost.
 #[cube]
 fn erfc_positive(x: D4) -> D4 {
     let y = select_many(x.less_than(&all(2.0)), all(2.0), x);
@@ -348,12 +394,20 @@ pub(crate) fn erfinv(x: D4) -> D4 {
     let mut y = ((middle * middle - log * all(1.0 / 0.147)).sqrt() - middle).sqrt();
     #[unroll]
     for _ in 0..3u32 {
-        let excess = select_many(a.less_than(&all(0.5)), y.erf() - a, (all(1.0) - a) - erfc_positive(y));
+        let excess = select_many(
+            a.less_than(&all(0.5)),
+            y.erf() - a,
+            (all(1.0) - a) - erfc_positive(y),
+        );
         let step = excess / ((-(y * y)).exp() * all(std::f64::consts::FRAC_2_SQRT_PI));
         y -= step / (all(1.0) + y * step);
     }
     // Near zero the guess has lost all its digits, and the function is a line.
-    let y = select_many(a.less_than(&all(1e-8)), a * all(1.0 / std::f64::consts::FRAC_2_SQRT_PI), y);
+    let y = select_many(
+        a.less_than(&all(1e-8)),
+        a * all(1.0 / std::f64::consts::FRAC_2_SQRT_PI),
+        y,
+    );
     let edge = select_many(abs(x).equal(&all(1.0)), infinity(x), nan(x));
     keep_nan(x, copysign(select_many(inside, y, edge), x))
 }
@@ -379,7 +433,10 @@ pub(crate) fn lgamma(x: D4) -> D4 {
     let mirrored = (all(PI) / sine).ln() - a.ln() - value;
     let minus = x.less_than(&all(0.0));
     let value = select_many(minus, mirrored, value);
-    let pole = minus.vec_and(sine.equal(&all(0.0))).or(magnitude_bits(x).equal(&Q4::new(0u64))).or(is_inf(x));
+    let pole = minus
+        .vec_and(sine.equal(&all(0.0)))
+        .or(magnitude_bits(x).equal(&Q4::new(0u64)))
+        .or(is_inf(x));
     keep_nan(x, select_many(pole, infinity(x), value))
 }
 
@@ -404,6 +461,10 @@ pub(crate) fn digamma(x: D4) -> D4 {
     let none = minus.vec_and(f.equal(&all(0.0)).or(is_inf(x)));
     let value = select_many(none, nan(x), value);
     let value = select_many(bits(x).equal(&Q4::new(INFINITY)), x, value);
-    let value = select_many(magnitude_bits(x).equal(&Q4::new(0u64)), neg(copysign(infinity(x), x)), value);
+    let value = select_many(
+        magnitude_bits(x).equal(&Q4::new(0u64)),
+        neg(copysign(infinity(x), x)),
+        value,
+    );
     keep_nan(x, value)
 }

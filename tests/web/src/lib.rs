@@ -18,7 +18,10 @@ fn start() {
 #[wasm_bindgen]
 pub async fn run() -> Result<String, JsValue> {
     let device = open().await?;
-    let mut report = format!("device: {device}, {}\n", device.backend().capabilities().description);
+    let mut report = format!(
+        "device: {device}, {}\n",
+        device.backend().capabilities().description
+    );
     for (name, error) in kernels(&device, 1.0).await.map_err(text)? {
         // Written so that a NaN fails.
         if !(error <= 1e-5) {
@@ -33,7 +36,12 @@ pub async fn run() -> Result<String, JsValue> {
 #[wasm_bindgen]
 pub async fn control_wrong_reference() -> Result<String, JsValue> {
     let device = open().await?;
-    match kernels(&device, 1.5).await.map_err(text)?.into_iter().find(|(_, error)| !(*error <= 1e-5)) {
+    match kernels(&device, 1.5)
+        .await
+        .map_err(text)?
+        .into_iter()
+        .find(|(_, error)| !(*error <= 1e-5))
+    {
         Some((name, error)) => Err(format!("{name}: relative error {error}, as it should").into()),
         None => Ok("a wrong reference was not noticed".into()),
     }
@@ -45,7 +53,11 @@ pub async fn control_bad_index() -> Result<String, JsValue> {
     let device = open().await?;
     let x = Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device).map_err(text)?;
     let index = Tensor::from_slice(&[7i32], [1], &device).map_err(text)?;
-    x.index_select(0, &index).map_err(text)?.to_vec_async::<f32>().await.map_err(text)?;
+    x.index_select(0, &index)
+        .map_err(text)?
+        .to_vec_async::<f32>()
+        .await
+        .map_err(text)?;
     Ok("an index out of range was not noticed".into())
 }
 
@@ -77,7 +89,10 @@ async fn error(actual: &Tensor, expected: &[f64], scale: f64) -> Result<f64, Err
         return Ok(f64::INFINITY);
     }
     let top = expected.iter().fold(1e-30f64, |m, v| m.max(v.abs()));
-    let differences = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - e * scale).abs());
+    let differences = actual
+        .iter()
+        .zip(expected)
+        .map(|(a, e)| (f64::from(*a) - e * scale).abs());
     Ok(differences.fold(0.0, |m, d| if d.is_nan() { f64::NAN } else { m.max(d) }) / top)
 }
 
@@ -85,18 +100,35 @@ async fn error(actual: &Tensor, expected: &[f64], scale: f64) -> Result<f64, Err
 async fn kernels(device: &Device, scale: f64) -> Result<Vec<(&'static str, f64)>, Error> {
     let (rows, columns) = (37, 64);
     let x = Tensor::normal([rows, columns], 0.0, 1.0, DType::F32, device, Rng::new(7))?;
-    let host: Vec<f64> = x.to_vec_async::<f32>().await?.into_iter().map(f64::from).collect();
+    let host: Vec<f64> = x
+        .to_vec_async::<f32>()
+        .await?
+        .into_iter()
+        .map(f64::from)
+        .collect();
     let row = |r: usize| &host[r * columns..(r + 1) * columns];
     let mut out = Vec::new();
 
     let tanh: Vec<f64> = host.iter().map(|v| v.tanh()).collect();
     out.push(("tanh", error(&x.tanh()?, &tanh, scale).await?));
 
-    let transposed: Vec<f64> = (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| host[r * columns + c]).collect();
-    out.push(("transpose", error(&x.t()?.contiguous()?, &transposed, scale).await?));
+    let transposed: Vec<f64> = (0..columns)
+        .flat_map(|c| (0..rows).map(move |r| (r, c)))
+        .map(|(r, c)| host[r * columns + c])
+        .collect();
+    out.push((
+        "transpose",
+        error(&x.t()?.contiguous()?, &transposed, scale).await?,
+    ));
 
     let bytes: Vec<f64> = host.iter().map(|v| (v.abs() * 10.0).trunc()).collect();
-    let packed = x.abs()?.mul(10.0)?.cast(DType::U8)?.t()?.t()?.contiguous()?;
+    let packed = x
+        .abs()?
+        .mul(10.0)?
+        .cast(DType::U8)?
+        .t()?
+        .t()?
+        .contiguous()?;
     out.push(("u8 packing", error(&packed, &bytes, scale).await?));
 
     let sums: Vec<f64> = (0..rows).map(|r| row(r).iter().sum()).collect();
@@ -106,19 +138,42 @@ async fn kernels(device: &Device, scale: f64) -> Result<Vec<(&'static str, f64)>
         .flat_map(|r| {
             let top = row(r).iter().copied().fold(f64::MIN, f64::max);
             let total: f64 = row(r).iter().map(|v| (v - top).exp()).sum();
-            row(r).iter().map(move |v| (v - top).exp() / total).collect::<Vec<_>>()
+            row(r)
+                .iter()
+                .map(move |v| (v - top).exp() / total)
+                .collect::<Vec<_>>()
         })
         .collect();
     out.push(("softmax", error(&x.softmax(-1)?, &softmax, scale).await?));
 
-    let gram: Vec<f64> = (0..rows).flat_map(|a| (0..rows).map(move |b| (a, b))).map(|(a, b)| row(a).iter().zip(row(b)).map(|(p, q)| p * q).sum()).collect();
+    let gram: Vec<f64> = (0..rows)
+        .flat_map(|a| (0..rows).map(move |b| (a, b)))
+        .map(|(a, b)| row(a).iter().zip(row(b)).map(|(p, q)| p * q).sum())
+        .collect();
     out.push(("matmul", error(&x.matmul(&x.t()?)?, &gram, scale).await?));
 
     let mut sorted = host.clone();
     sorted.sort_by(f64::total_cmp);
-    out.push(("sort", error(&x.reshape([rows * columns])?.sort(0, false)?.0, &sorted, scale).await?));
+    out.push((
+        "sort",
+        error(
+            &x.reshape([rows * columns])?.sort(0, false)?.0,
+            &sorted,
+            scale,
+        )
+        .await?,
+    ));
 
-    let running: Vec<f64> = host.iter().scan(0.0, |total, v| { *total += v; Some(*total) }).collect();
-    out.push(("cumsum", error(&x.reshape([rows * columns])?.cumsum(0)?, &running, scale).await?));
+    let running: Vec<f64> = host
+        .iter()
+        .scan(0.0, |total, v| {
+            *total += v;
+            Some(*total)
+        })
+        .collect();
+    out.push((
+        "cumsum",
+        error(&x.reshape([rows * columns])?.cumsum(0)?, &running, scale).await?,
+    ));
     Ok(out)
 }

@@ -1,5 +1,5 @@
-//! Indexing on a device, held against a model of NumPy's semantics on plain lists: random expressions, read, set and
-//! accumulated, and the gradients of all three.
+//! Indexing on a device, held against a model of NumPy's semantics on plain lists: random
+//! expressions, read, set and accumulated, and the gradients of all three.
 
 mod gradients;
 mod large;
@@ -8,7 +8,10 @@ mod sample;
 
 pub use large::large;
 
-use crate::{DType, Device, Error, Index, Mesh, Placement, Reduction, Result, Sharding, Tensor, registry::SplitMix};
+use crate::{
+    DType, Device, Error, Index, Mesh, Placement, Reduction, Result, Sharding, Tensor,
+    registry::SplitMix,
+};
 use model::{Entry, Selection, select, sources};
 use sample::{Dice, expression, narrower, shape};
 use std::ops::Bound;
@@ -29,7 +32,13 @@ impl std::fmt::Display for Report {
         for failure in &self.failures {
             writeln!(f, "FAILED {failure}")?;
         }
-        write!(f, "{} index expressions ({} of them to be refused), {} failures", self.expressions, self.refused, self.failures.len())
+        write!(
+            f,
+            "{} index expressions ({} of them to be refused), {} failures",
+            self.expressions,
+            self.refused,
+            self.failures.len()
+        )
     }
 }
 
@@ -49,7 +58,12 @@ pub async fn run_at(mesh: &Mesh, count: usize, seed: u64) -> Report {
         report.refused += usize::from(case.selection.is_err());
         if let Err(message) = outcome {
             let listed: Vec<String> = case.entries.iter().map(Entry::to_string).collect();
-            report.failures.push(format!("expression {i}: {}{:?}[{}]: {message}", case.dtype, case.shape, listed.join(", ")));
+            report.failures.push(format!(
+                "expression {i}: {}{:?}[{}]: {message}",
+                case.dtype,
+                case.shape,
+                listed.join(", ")
+            ));
         }
     }
     report
@@ -67,11 +81,28 @@ struct Case {
 /// Numbers as a plain tensor.
 pub fn tensor(numbers: &[i64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     match dtype {
-        DType::Bool => Tensor::from_slice(&numbers.iter().map(|n| *n != 0).collect::<Vec<bool>>(), shape, device),
+        DType::Bool => Tensor::from_slice(
+            &numbers.iter().map(|n| *n != 0).collect::<Vec<bool>>(),
+            shape,
+            device,
+        ),
         DType::I64 => Tensor::from_slice(numbers, shape, device),
-        DType::U32 => Tensor::from_slice(&numbers.iter().map(|n| *n as u32).collect::<Vec<u32>>(), shape, device),
-        DType::I32 => Tensor::from_slice(&numbers.iter().map(|n| *n as i32).collect::<Vec<i32>>(), shape, device),
-        _ => Tensor::from_slice(&numbers.iter().map(|n| *n as f32).collect::<Vec<f32>>(), shape, device)?.cast(dtype),
+        DType::U32 => Tensor::from_slice(
+            &numbers.iter().map(|n| *n as u32).collect::<Vec<u32>>(),
+            shape,
+            device,
+        ),
+        DType::I32 => Tensor::from_slice(
+            &numbers.iter().map(|n| *n as i32).collect::<Vec<i32>>(),
+            shape,
+            device,
+        ),
+        _ => Tensor::from_slice(
+            &numbers.iter().map(|n| *n as f32).collect::<Vec<f32>>(),
+            shape,
+            device,
+        )?
+        .cast(dtype),
     }
 }
 
@@ -79,13 +110,34 @@ pub fn tensor(numbers: &[i64], shape: &[usize], dtype: DType, device: &Device) -
 pub async fn numbers(tensor: &Tensor) -> Result<Vec<i64>> {
     Ok(match tensor.dtype() {
         DType::I64 => tensor.to_vec_async::<i64>().await?,
-        DType::Bool => tensor.to_vec_async::<bool>().await?.into_iter().map(i64::from).collect(),
-        DType::I32 => tensor.to_vec_async::<i32>().await?.into_iter().map(i64::from).collect(),
-        _ => tensor.cast(DType::F32)?.to_vec_async::<f32>().await?.into_iter().map(|v| v as i64).collect(),
+        DType::Bool => tensor
+            .to_vec_async::<bool>()
+            .await?
+            .into_iter()
+            .map(i64::from)
+            .collect(),
+        DType::I32 => tensor
+            .to_vec_async::<i32>()
+            .await?
+            .into_iter()
+            .map(i64::from)
+            .collect(),
+        _ => tensor
+            .cast(DType::F32)?
+            .to_vec_async::<f32>()
+            .await?
+            .into_iter()
+            .map(|v| v as i64)
+            .collect(),
     })
 }
 
-fn compare(what: &str, shape: &[usize], expected: &[i64], got: (&[usize], Vec<i64>)) -> Result<(), String> {
+fn compare(
+    what: &str,
+    shape: &[usize],
+    expected: &[i64],
+    got: (&[usize], Vec<i64>),
+) -> Result<(), String> {
     if got.0 != shape {
         return Err(format!("{what} has shape {:?}, expected {shape:?}", got.0));
     }
@@ -97,18 +149,38 @@ fn compare(what: &str, shape: &[usize], expected: &[i64], got: (&[usize], Vec<i6
 
 impl Case {
     fn new(dice: &mut Dice, mesh: Mesh) -> Self {
-        let dtypes: Vec<DType> =
-            [DType::F32, DType::F32, DType::I32, DType::I64, DType::Bool].into_iter().filter(|dtype| mesh.device(0).supports(*dtype)).collect();
+        let dtypes: Vec<DType> = [DType::F32, DType::F32, DType::I32, DType::I64, DType::Bool]
+            .into_iter()
+            .filter(|dtype| mesh.device(0).supports(*dtype))
+            .collect();
         let (dtype, shape) = (dtypes[dice.below(dtypes.len())], shape(dice));
         let entries = expression(dice, &shape);
         let selection = select(&shape, &entries);
-        Self { mesh, dtype, shape, entries, selection }
+        Self {
+            mesh,
+            dtype,
+            shape,
+            entries,
+            selection,
+        }
     }
 
     /// Numbers that the dtype holds, all different where it has so many.
     fn values(&self, dice: &mut Dice, n: usize, from: i64) -> Vec<i64> {
-        let start = if self.dtype == DType::I64 { from + (1 << 53) } else { from };
-        (0..n as i64).map(|i| if self.dtype == DType::Bool { dice.below(2) as i64 } else { start + i }).collect()
+        let start = if self.dtype == DType::I64 {
+            from + (1 << 53)
+        } else {
+            from
+        };
+        (0..n as i64)
+            .map(|i| {
+                if self.dtype == DType::Bool {
+                    dice.below(2) as i64
+                } else {
+                    start + i
+                }
+            })
+            .collect()
     }
 
     /// Puts a tensor in some sharding, with the strides of some view.
@@ -137,7 +209,11 @@ impl Case {
         let one = |entry: &Entry| {
             Ok(match entry {
                 Entry::At(at) => Index::At(*at),
-                Entry::Slice(start, stop, step) => Index::Slice { start: *start, end: stop.map_or(Bound::Unbounded, Bound::Excluded), step: *step },
+                Entry::Slice(start, stop, step) => Index::Slice {
+                    start: *start,
+                    end: stop.map_or(Bound::Unbounded, Bound::Excluded),
+                    step: *step,
+                },
                 Entry::Ellipsis => Index::Ellipsis,
                 Entry::NewAxis => Index::NewAxis,
                 Entry::Flag(flag) => Index::Flag(*flag),
@@ -179,24 +255,45 @@ impl Case {
             Err(refusal) => {
                 let read = async |result: Result<Tensor>| numbers(&result?).await;
                 if let Ok(values) = read(x.get_async(&index).await).await {
-                    return Err(format!("get gives {values:?}, expected an error: {refusal:?}"));
+                    return Err(format!(
+                        "get gives {values:?}, expected an error: {refusal:?}"
+                    ));
                 }
                 match read(x.set_async(&index, 1).await).await {
-                    Ok(values) => Err(format!("set gives {values:?}, expected an error: {refusal:?}")),
+                    Ok(values) => Err(format!(
+                        "set gives {values:?}, expected an error: {refusal:?}"
+                    )),
                     Err(_) => Ok(()),
                 }
             }
         }
     }
 
-    async fn check_get(&self, x: &Tensor, index: &[Index], before: &[i64], selection: &Selection) -> Result<(), String> {
-        let expected: Vec<i64> = selection.places.iter().map(|place| before[*place]).collect();
+    async fn check_get(
+        &self,
+        x: &Tensor,
+        index: &[Index],
+        before: &[i64],
+        selection: &Selection,
+    ) -> Result<(), String> {
+        let expected: Vec<i64> = selection
+            .places
+            .iter()
+            .map(|place| before[*place])
+            .collect();
         let got = x.get_async(index).await.map_err(|e| format!("get: {e}"))?;
         let read = numbers(&got).await.map_err(|e| format!("get: {e}"))?;
         compare("get", &selection.shape, &expected, (got.dims(), read))
     }
 
-    async fn check_set(&self, dice: &mut Dice, x: &Tensor, index: &[Index], before: &[i64], selection: &Selection) -> Result<(), String> {
+    async fn check_set(
+        &self,
+        dice: &mut Dice,
+        x: &Tensor,
+        index: &[Index],
+        before: &[i64],
+        selection: &Selection,
+    ) -> Result<(), String> {
         let words = |e: Error| e.to_string();
         let mut shape = narrower(dice, &selection.shape);
         // NumPy allows further dimensions of size 1 in front.
@@ -208,13 +305,20 @@ impl Case {
         let value = self.place(dice, plain).map_err(words)?;
         let from = sources(selection, &shape);
         let (mut set, mut added, mut filled) = (before.to_vec(), before.to_vec(), before.to_vec());
-        let one = if self.dtype == DType::I64 { (1 << 53) + 1 } else { 1 };
+        let one = if self.dtype == DType::I64 {
+            (1 << 53) + 1
+        } else {
+            1
+        };
         for (place, source) in selection.places.iter().zip(&from) {
             set[*place] = data[*source];
             added[*place] = added[*place].wrapping_add(data[*source]);
             filled[*place] = one;
         }
-        let mut runs = vec![("set", set, x.set_async(index, &value).await), ("set to a number", filled, x.set_async(index, one).await)];
+        let mut runs = vec![
+            ("set", set, x.set_async(index, &value).await),
+            ("set to a number", filled, x.set_async(index, one).await),
+        ];
         if self.dtype != DType::Bool {
             runs.push(("add_at", added, x.add_at_async(index, &value).await));
         }
@@ -222,11 +326,18 @@ impl Case {
             let told = |e: Error| format!("{what} with a value of shape {shape:?}: {e}");
             let got = result.map_err(told)?;
             let read = numbers(&got).await.map_err(told)?;
-            compare(&format!("{what} with a value of shape {shape:?}"), &self.shape, &expected, (got.dims(), read))?;
+            compare(
+                &format!("{what} with a value of shape {shape:?}"),
+                &self.shape,
+                &expected,
+                (got.dims(), read),
+            )?;
         }
         if self.dtype == DType::F32 {
-            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), false).await?;
-            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), true).await?;
+            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), false)
+                .await?;
+            self.gradient_of_set(dice, (x, &value), index, (&selection.places, &from), true)
+                .await?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What index expressions mean, element by element, as plain loops over lists of places. Nothing here is shared with the code under test.
+//! What index expressions mean, element by element, as plain loops over lists of places. Nothing
+//! here is shared with the code under test.
 
 use std::fmt;
 
@@ -44,12 +45,19 @@ pub enum Refusal {
 
 /// All positions of a shape, the last dimension fastest.
 pub fn positions(shape: &[usize]) -> Vec<Vec<usize>> {
-    shape.iter().fold(vec![vec![]], |all, size| all.iter().flat_map(|p| (0..*size).map(move |i| [p.as_slice(), &[i]].concat())).collect())
+    shape.iter().fold(vec![vec![]], |all, size| {
+        all.iter()
+            .flat_map(|p| (0..*size).map(move |i| [p.as_slice(), &[i]].concat()))
+            .collect()
+    })
 }
 
 /// The row-major offset of a position.
 fn offset(shape: &[usize], position: &[usize]) -> usize {
-    shape.iter().zip(position).fold(0, |offset, (size, i)| offset * size + i)
+    shape
+        .iter()
+        .zip(position)
+        .fold(0, |offset, (size, i)| offset * size + i)
 }
 
 /// The offset of the element that an array broadcast to a larger shape has at `position`.
@@ -57,7 +65,11 @@ pub fn broadcast_offset(shape: &[usize], position: &[usize]) -> usize {
     // Leading dimensions of size 1 may be too many.
     let extra = shape.len().saturating_sub(position.len());
     let lead = position.len().saturating_sub(shape.len());
-    let own: Vec<usize> = shape[extra..].iter().zip(&position[lead..]).map(|(size, i)| if *size == 1 { 0 } else { *i }).collect();
+    let own: Vec<usize> = shape[extra..]
+        .iter()
+        .zip(&position[lead..])
+        .map(|(size, i)| if *size == 1 { 0 } else { *i })
+        .collect();
     offset(&shape[extra..], &own)
 }
 
@@ -80,14 +92,29 @@ fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Refusal> {
 }
 
 /// The places of a Python slice.
-fn walk(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Vec<usize>, Refusal> {
+fn walk(
+    size: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+) -> Result<Vec<usize>, Refusal> {
     if step == 0 {
         return Err(Refusal::Expression);
     }
     let n = size as i64;
     let (lowest, highest) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let clamp = |bound: i64| if bound < 0 { (bound + n).max(lowest) } else { bound.min(highest) };
-    let (first, end) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
+    let clamp = |bound: i64| {
+        if bound < 0 {
+            (bound + n).max(lowest)
+        } else {
+            bound.min(highest)
+        }
+    };
+    let (first, end) = if step > 0 {
+        (lowest, highest)
+    } else {
+        (highest, lowest)
+    };
     let (mut at, stop) = (start.map_or(first, clamp), stop.map_or(end, clamp));
     let mut places = vec![];
     while if step > 0 { at < stop } else { at > stop } {
@@ -99,7 +126,11 @@ fn walk(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Result
 
 fn place(size: usize, at: i64) -> Result<usize, Refusal> {
     let n = size as i64;
-    if (-n..n).contains(&at) { Ok(at.rem_euclid(n) as usize) } else { Err(Refusal::OutOfRange) }
+    if (-n..n).contains(&at) {
+        Ok(at.rem_euclid(n) as usize)
+    } else {
+        Err(Refusal::OutOfRange)
+    }
 }
 
 /// A dimension of the result.
@@ -130,16 +161,23 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
     let (mut fixed, mut flags) = (vec![], vec![]);
     let mut indices: Vec<(usize, Array<i64>)> = vec![];
     let (mut dims, mut axis) = (vec![], 0);
-    // Which entries are integers or index arrays, and how many dimensions of the result came before each.
+    // Which entries are integers or index arrays, and how many dimensions of the result came before
+    // each.
     let (mut looks, mut before) = (vec![], vec![]);
     let mut arrays = false;
     for entry in &entries {
-        looks.push(matches!(entry, Entry::At(_) | Entry::Flag(_) | Entry::Mask(_) | Entry::Places(_)));
+        looks.push(matches!(
+            entry,
+            Entry::At(_) | Entry::Flag(_) | Entry::Mask(_) | Entry::Places(_)
+        ));
         before.push(dims.len());
         match entry {
             Entry::At(at) => fixed.push((axis, place(shape[axis], *at)?)),
-            Entry::Slice(start, stop, step) => dims.push(Dim::Axis(axis, walk(shape[axis], *start, *stop, *step)?)),
-            Entry::Ellipsis => (axis..axis + shape.len() - used).for_each(|d| dims.push(Dim::Axis(d, (0..shape[d]).collect()))),
+            Entry::Slice(start, stop, step) => {
+                dims.push(Dim::Axis(axis, walk(shape[axis], *start, *stop, *step)?))
+            }
+            Entry::Ellipsis => (axis..axis + shape.len() - used)
+                .for_each(|d| dims.push(Dim::Axis(d, (0..shape[d]).collect()))),
             Entry::NewAxis => dims.push(Dim::New),
             Entry::Flag(flag) => flags.push(usize::from(*flag)),
             Entry::Mask(mask) if mask.shape.is_empty() => flags.push(usize::from(mask.data[0])),
@@ -147,9 +185,20 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
                 if mask.shape != shape[axis..axis + mask.shape.len()] {
                     return Err(Refusal::Shapes);
                 }
-                let held: Vec<Vec<usize>> = positions(&mask.shape).into_iter().zip(&mask.data).filter(|(_, holds)| **holds).map(|(p, _)| p).collect();
+                let held: Vec<Vec<usize>> = positions(&mask.shape)
+                    .into_iter()
+                    .zip(&mask.data)
+                    .filter(|(_, holds)| **holds)
+                    .map(|(p, _)| p)
+                    .collect();
                 for d in 0..mask.shape.len() {
-                    indices.push((axis + d, Array { shape: vec![held.len()], data: held.iter().map(|p| p[d] as i64).collect() }));
+                    indices.push((
+                        axis + d,
+                        Array {
+                            shape: vec![held.len()],
+                            data: held.iter().map(|p| p[d] as i64).collect(),
+                        },
+                    ));
                 }
             }
             Entry::Places(places) => {
@@ -160,8 +209,13 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
                 indices.push((axis, places.clone()));
             }
         }
-        arrays |= matches!(entry, Entry::Flag(_) | Entry::Mask(_)) || matches!(entry, Entry::Places(p) if !p.shape.is_empty());
-        axis += if *entry == Entry::Ellipsis { shape.len() - used } else { uses(entry) };
+        arrays |= matches!(entry, Entry::Flag(_) | Entry::Mask(_))
+            || matches!(entry, Entry::Places(p) if !p.shape.is_empty());
+        axis += if *entry == Entry::Ellipsis {
+            shape.len() - used
+        } else {
+            uses(entry)
+        };
     }
     let mut batch = vec![];
     for (_, index) in &indices {
@@ -170,24 +224,41 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
     for flag in flags {
         batch = broadcast(&batch, &[flag])?;
     }
-    let (first, last) = (looks.iter().position(|l| *l), looks.iter().rposition(|l| *l));
+    let (first, last) = (
+        looks.iter().position(|l| *l),
+        looks.iter().rposition(|l| *l),
+    );
     let front = match (first, last) {
-        (Some(first), Some(last)) if arrays && looks[first..=last].iter().all(|l| *l) => before[first],
+        (Some(first), Some(last)) if arrays && looks[first..=last].iter().all(|l| *l) => {
+            before[first]
+        }
         _ => 0,
     };
 
-    let size = |d: &Dim| if let Dim::Axis(_, places) = d { places.len() } else { 1 };
+    let size = |d: &Dim| {
+        if let Dim::Axis(_, places) = d {
+            places.len()
+        } else {
+            1
+        }
+    };
     let mut sizes: Vec<usize> = dims.iter().map(size).collect();
     sizes.splice(front..front, batch.iter().copied());
     // Places are checked if any of them is asked for.
     for at in positions(&batch) {
         for (axis, index) in &indices {
-            place(shape[*axis], index.data[broadcast_offset(&index.shape, &at)])?;
+            place(
+                shape[*axis],
+                index.data[broadcast_offset(&index.shape, &at)],
+            )?;
         }
     }
     let mut places = vec![];
     for position in positions(&sizes) {
-        let (at, mut rest) = (position[front..front + batch.len()].to_vec(), position.clone());
+        let (at, mut rest) = (
+            position[front..front + batch.len()].to_vec(),
+            position.clone(),
+        );
         rest.drain(front..front + batch.len());
         let mut source = vec![0; shape.len()];
         for (dim, i) in dims.iter().zip(&rest) {
@@ -199,16 +270,25 @@ pub fn select(shape: &[usize], entries: &[Entry]) -> Result<Selection, Refusal> 
             source[*axis] = *place;
         }
         for (axis, index) in &indices {
-            source[*axis] = place(shape[*axis], index.data[broadcast_offset(&index.shape, &at)])?;
+            source[*axis] = place(
+                shape[*axis],
+                index.data[broadcast_offset(&index.shape, &at)],
+            )?;
         }
         places.push(offset(shape, &source));
     }
-    Ok(Selection { shape: sizes, places })
+    Ok(Selection {
+        shape: sizes,
+        places,
+    })
 }
 
 /// For each selected element the element of a value of this shape that it gets.
 pub fn sources(selection: &Selection, value: &[usize]) -> Vec<usize> {
-    positions(&selection.shape).iter().map(|p| broadcast_offset(value, p)).collect()
+    positions(&selection.shape)
+        .iter()
+        .map(|p| broadcast_offset(value, p))
+        .collect()
 }
 
 impl fmt::Display for Entry {
@@ -220,7 +300,12 @@ impl fmt::Display for Entry {
             Entry::Ellipsis => write!(f, "..."),
             Entry::NewAxis => write!(f, "None"),
             Entry::Flag(flag) => write!(f, "{flag}"),
-            Entry::Mask(mask) => write!(f, "mask{:?}{:?}", mask.shape, mask.data.iter().map(|b| u8::from(*b)).collect::<Vec<_>>()),
+            Entry::Mask(mask) => write!(
+                f,
+                "mask{:?}{:?}",
+                mask.shape,
+                mask.data.iter().map(|b| u8::from(*b)).collect::<Vec<_>>()
+            ),
             Entry::Places(places) => write!(f, "array{:?}{:?}", places.shape, places.data),
         }
     }

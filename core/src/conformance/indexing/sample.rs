@@ -26,7 +26,15 @@ impl Dice {
 /// Sizes of a tensor to index, with at most a few hundred elements.
 pub(super) fn shape(dice: &mut Dice) -> Vec<usize> {
     let rank = [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 6][dice.below(14)];
-    let mut shape: Vec<usize> = (0..rank).map(|_| if dice.once_in(25) { 0 } else { 1 + dice.below(if rank > 4 { 3 } else { 5 }) }).collect();
+    let mut shape: Vec<usize> = (0..rank)
+        .map(|_| {
+            if dice.once_in(25) {
+                0
+            } else {
+                1 + dice.below(if rank > 4 { 3 } else { 5 })
+            }
+        })
+        .collect();
     while shape.iter().product::<usize>() > 400 {
         let largest = (0..rank).max_by_key(|d| shape[*d]).unwrap_or(0);
         shape[largest] -= 1;
@@ -37,7 +45,15 @@ pub(super) fn shape(dice: &mut Dice) -> Vec<usize> {
 /// An expression for a tensor of this shape. Some do not fit it: those must be refused.
 pub(super) fn expression(dice: &mut Dice, shape: &[usize]) -> Vec<Entry> {
     // Index arrays are made from one common shape, so that most of them broadcast.
-    let batch: Vec<usize> = (0..[0, 1, 1, 1, 2, 2, 3][dice.below(7)]).map(|_| if dice.once_in(20) { 0 } else { 1 + dice.below(4) }).collect();
+    let batch: Vec<usize> = (0..[0, 1, 1, 1, 2, 2, 3][dice.below(7)])
+        .map(|_| {
+            if dice.once_in(20) {
+                0
+            } else {
+                1 + dice.below(4)
+            }
+        })
+        .collect();
     let advanced = !dice.once_in(3);
     let (mut entries, mut axis) = (vec![], 0);
     let many = dice.once_in(8);
@@ -54,7 +70,10 @@ pub(super) fn expression(dice: &mut Dice, shape: &[usize]) -> Vec<Entry> {
             }
             1 => entries.push(Entry::NewAxis),
             2 if advanced && dice.once_in(2) => entries.push(Entry::Flag(!dice.once_in(3))),
-            2 if advanced => entries.push(Entry::Mask(Array { shape: vec![], data: vec![!dice.once_in(3)] })),
+            2 if advanced => entries.push(Entry::Mask(Array {
+                shape: vec![],
+                data: vec![!dice.once_in(3)],
+            })),
             _ if left == 0 => break,
             _ => axis += one(dice, &shape[axis..], &batch, advanced, many, &mut entries),
         }
@@ -75,7 +94,14 @@ fn tail(dice: &mut Dice, shape: &[usize], batch: &[usize], advanced: bool) -> Ve
 }
 
 /// One entry for the first of these axes, or a mask for several of them. Says for how many.
-fn one(dice: &mut Dice, shape: &[usize], batch: &[usize], advanced: bool, many: bool, entries: &mut Vec<Entry>) -> usize {
+fn one(
+    dice: &mut Dice,
+    shape: &[usize],
+    batch: &[usize],
+    advanced: bool,
+    many: bool,
+    entries: &mut Vec<Entry>,
+) -> usize {
     let size = shape[0];
     let entry = match if many { 19 } else { dice.below(20) } {
         0..=3 => Entry::At(at(dice, size)),
@@ -95,34 +121,64 @@ fn one(dice: &mut Dice, shape: &[usize], batch: &[usize], advanced: bool, many: 
 /// A place of an axis; now and then one that does not exist.
 fn at(dice: &mut Dice, size: usize) -> i64 {
     let n = size as i64;
-    if n == 0 || dice.once_in(150) { [n, -n - 1][dice.below(2)] } else { dice.between(-n, n - 1) }
+    if n == 0 || dice.once_in(150) {
+        [n, -n - 1][dice.below(2)]
+    } else {
+        dice.between(-n, n - 1)
+    }
 }
 
 fn slice(dice: &mut Dice, size: usize) -> Entry {
     let n = size as i64;
-    let bound = |dice: &mut Dice| if dice.once_in(3) { None } else { Some(dice.between(-n - 2, n + 2)) };
+    let bound = |dice: &mut Dice| {
+        if dice.once_in(3) {
+            None
+        } else {
+            Some(dice.between(-n - 2, n + 2))
+        }
+    };
     let (start, stop) = (bound(dice), bound(dice));
     if dice.once_in(3) {
         return Entry::Slice(None, None, [1, -1][dice.below(2)]);
     }
-    Entry::Slice(start, stop, [1, 1, 1, 2, 3, -1, -1, -2, -3, 7][dice.below(10)])
+    Entry::Slice(
+        start,
+        stop,
+        [1, 1, 1, 2, 3, -1, -1, -2, -3, 7][dice.below(10)],
+    )
 }
 
 /// A shape that broadcasts to `to`.
 pub(super) fn narrower(dice: &mut Dice, to: &[usize]) -> Vec<usize> {
-    let dropped = if dice.once_in(3) { dice.below(to.len() + 1) } else { 0 };
-    to[dropped..].iter().map(|n| if dice.once_in(4) { 1 } else { *n }).collect()
+    let dropped = if dice.once_in(3) {
+        dice.below(to.len() + 1)
+    } else {
+        0
+    };
+    to[dropped..]
+        .iter()
+        .map(|n| if dice.once_in(4) { 1 } else { *n })
+        .collect()
 }
 
 fn places(dice: &mut Dice, size: usize, batch: &[usize]) -> Array<i64> {
     let shape = narrower(dice, batch);
     // With few places many of them are the same.
     let few = dice.once_in(2);
-    let data = (0..shape.iter().product()).map(|_| if few && size > 0 { dice.below(size.min(2)) as i64 } else { at(dice, size) }).collect();
+    let data = (0..shape.iter().product())
+        .map(|_| {
+            if few && size > 0 {
+                dice.below(size.min(2)) as i64
+            } else {
+                at(dice, size)
+            }
+        })
+        .collect();
     Array { shape, data }
 }
 
-/// A mask with as many true elements as the last dimension of the other index arrays, or one, or (mostly a mask alone) any number.
+/// A mask with as many true elements as the last dimension of the other index arrays, or one, or
+/// (mostly a mask alone) any number.
 fn mask(dice: &mut Dice, shape: &[usize], batch: &[usize]) -> Array<bool> {
     let n: usize = shape.iter().product();
     let count = match batch.last() {
@@ -136,7 +192,11 @@ fn mask(dice: &mut Dice, shape: &[usize], batch: &[usize]) -> Array<bool> {
         data[free[dice.below(free.len())]] = true;
     }
     let wrong = dice.once_in(200);
-    let shape: Vec<usize> = shape.iter().enumerate().map(|(d, n)| if wrong && d == 0 { n + 1 } else { *n }).collect();
+    let shape: Vec<usize> = shape
+        .iter()
+        .enumerate()
+        .map(|(d, n)| if wrong && d == 0 { n + 1 } else { *n })
+        .collect();
     data.resize(shape.iter().product(), false);
     Array { shape, data }
 }

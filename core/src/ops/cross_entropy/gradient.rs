@@ -1,5 +1,6 @@
-//! Gradients of losses over classes. With the probabilities `p`, the weights `w` and the (smoothed) target `t`, that of the logits is `p sum(w t) - w t` times
-//! the gradient of the loss: one map, which reads the logits once.
+//! Gradients of losses over classes. With the probabilities `p`, the weights `w` and the (smoothed)
+//! target `t`, that of the logits is `p sum(w t) - w t` times the gradient of the loss: one map,
+//! which reads the logits once.
 
 use super::{Classes, unless, weighted};
 use crate::{
@@ -35,9 +36,15 @@ impl Classes {
         };
         let column = self.column(x, weight)?;
         if !self.logits {
-            return Ok(smallvec![Some(self.pull_likelihood(x, target, &g, column.as_ref())?)]);
+            return Ok(smallvec![Some(self.pull_likelihood(
+                x,
+                target,
+                &g,
+                column.as_ref()
+            )?)]);
         }
-        // What was found is not tracked: a pass that is recorded needs it as a function of the logits.
+        // What was found is not tracked: a pass that is recorded needs it as a function of the
+        // logits.
         let lse = match lse {
             Some(lse) if !is_recording(&[x]) => lse.clone(),
             _ => settled(self.log_sum_exp(x)?)?,
@@ -45,12 +52,22 @@ impl Classes {
         if self.soft {
             return self.pull_soft(b, x, target, &lse, &g, column.as_ref());
         }
-        Ok(smallvec![Some(self.pull_hard(x, target, &lse, &g, weight, column.as_ref())?)])
+        Ok(smallvec![Some(self.pull_hard(
+            x,
+            target,
+            &lse,
+            &g,
+            weight,
+            column.as_ref()
+        )?)])
     }
 
     /// The number of the class of each logit.
     fn class(&self, x: &Tensor) -> Affine {
-        Affine { offset: 0, strides: (0..x.rank()).map(|d| i64::from(d == self.axis)).collect() }
+        Affine {
+            offset: 0,
+            strides: (0..x.rank()).map(|d| i64::from(d == self.axis)).collect(),
+        }
     }
 
     /// What multiplies the gradient: the smoothed target's two parts and the scale.
@@ -61,49 +78,113 @@ impl Classes {
 
     /// Of log-probabilities: minus the weight at the target.
     #[track_caller]
-    fn pull_likelihood(&self, x: &Tensor, target: &Tensor, g: &Tensor, column: Option<&Tensor>) -> Result<Tensor> {
+    fn pull_likelihood(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        g: &Tensor,
+        column: Option<&Tensor>,
+    ) -> Result<Tensor> {
         // The log-probabilities are not read: they lend their shape and how they lie.
         let target = target.unsqueeze(self.axis as i64)?;
-        let expr = Expr::new(self.op, &[x, &target, g]).maybe(&[column]).params(&[self.scale().unwrap_or(1.0)]).index(self.class(x));
+        let expr = Expr::new(self.op, &[x, &target, g])
+            .maybe(&[column])
+            .params(&[self.scale().unwrap_or(1.0)])
+            .index(self.class(x));
         expr.map(x.dtype(), |a| {
-            let own = a.i[0].cast(target.dtype()).eq(a.x[1]).select(weighted(-a.x[2] * a.p[0], a.maybe[0]), a.x[2].lit(0.0));
+            let own = a.i[0]
+                .cast(target.dtype())
+                .eq(a.x[1])
+                .select(weighted(-a.x[2] * a.p[0], a.maybe[0]), a.x[2].lit(0.0));
             unless(self.ignored, a.x[1], own)
         })
     }
 
     #[track_caller]
-    fn pull_hard(&self, x: &Tensor, target: &Tensor, lse: &Tensor, g: &Tensor, weight: Option<&Tensor>, column: Option<&Tensor>) -> Result<Tensor> {
-        let (op, kind, target) = (self.op, compute_type([x]), target.unsqueeze(self.axis as i64)?);
+    fn pull_hard(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        lse: &Tensor,
+        g: &Tensor,
+        weight: Option<&Tensor>,
+        column: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (op, kind, target) = (
+            self.op,
+            compute_type([x]),
+            target.unsqueeze(self.axis as i64)?,
+        );
         // The sum of the weighted target, times the gradient; the gradient itself without weights.
         let share = match weight {
             None => None,
             Some(weight) => {
                 let own = gather_axes(op, weight, &[(0, &self.index(&target)?)])?;
-                let all = Expr::new(op, &[weight]).reduce(&[0], ReduceOp::Sum, None, kind, |a| a.x[0])?.reshape(())?;
-                Some(Expr::new(op, &[&own, &all, g]).params(&self.factors()).map(kind, |a| (a.x[0] * a.p[0] + a.x[1] * a.p[1]) * a.x[2])?)
+                let all = Expr::new(op, &[weight])
+                    .reduce(&[0], ReduceOp::Sum, None, kind, |a| a.x[0])?
+                    .reshape(())?;
+                Some(
+                    Expr::new(op, &[&own, &all, g])
+                        .params(&self.factors())
+                        .map(kind, |a| (a.x[0] * a.p[0] + a.x[1] * a.p[1]) * a.x[2])?,
+                )
             }
         };
-        let expr = Expr::new(op, &[x, lse, &target, g]).maybe(&[share.as_ref(), column]).params(&self.factors()).index(self.class(x));
+        let expr = Expr::new(op, &[x, lse, &target, g])
+            .maybe(&[share.as_ref(), column])
+            .params(&self.factors())
+            .index(self.class(x));
         expr.map(x.dtype(), |a| {
             let is_own = a.i[0].cast(target.dtype()).eq(a.x[2]);
-            let wanted = if self.smoothing > 0.0 { is_own.select(a.p[0] + a.p[1], a.p[1]) } else { is_own.select(a.p[0], a.p[0].lit(0.0)) };
+            let wanted = if self.smoothing > 0.0 {
+                is_own.select(a.p[0] + a.p[1], a.p[1])
+            } else {
+                is_own.select(a.p[0], a.p[0].lit(0.0))
+            };
             let of_probability = a.maybe[0].unwrap_or(a.x[3]);
-            unless(self.ignored, a.x[2], ((a.x[0] - a.x[1]).exp() * of_probability - weighted(wanted, a.maybe[1]) * a.x[3]) * a.p[2])
+            unless(
+                self.ignored,
+                a.x[2],
+                ((a.x[0] - a.x[1]).exp() * of_probability - weighted(wanted, a.maybe[1]) * a.x[3])
+                    * a.p[2],
+            )
         })
     }
 
     #[track_caller]
-    fn pull_soft(&self, b: &Back<'_>, x: &Tensor, target: &Tensor, lse: &Tensor, g: &Tensor, column: Option<&Tensor>) -> Result<Pulled> {
+    fn pull_soft(
+        &self,
+        b: &Back<'_>,
+        x: &Tensor,
+        target: &Tensor,
+        lse: &Tensor,
+        g: &Tensor,
+        column: Option<&Tensor>,
+    ) -> Result<Pulled> {
         let (op, kind) = (self.op, compute_type([x]));
         let of_logits = b.wanted(0, || {
-            let total = Expr::new(op, &[target]).maybe(&[column]).params(&self.shares());
-            let total = settled(total.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| weighted(a.x[0] * a.p[0] + a.p[1], a.maybe[0]))?)?;
-            let expr = Expr::new(op, &[x, target, lse, g, &total]).maybe(&[column]).params(&self.factors());
-            expr.map(x.dtype(), |a| ((a.x[0] - a.x[2]).exp() * a.x[4] - weighted(a.x[1] * a.p[0] + a.p[1], a.maybe[0])) * a.x[3] * a.p[2])
+            let total = Expr::new(op, &[target])
+                .maybe(&[column])
+                .params(&self.shares());
+            let total = settled(total.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| {
+                weighted(a.x[0] * a.p[0] + a.p[1], a.maybe[0])
+            })?)?;
+            let expr = Expr::new(op, &[x, target, lse, g, &total])
+                .maybe(&[column])
+                .params(&self.factors());
+            expr.map(x.dtype(), |a| {
+                ((a.x[0] - a.x[2]).exp() * a.x[4] - weighted(a.x[1] * a.p[0] + a.p[1], a.maybe[0]))
+                    * a.x[3]
+                    * a.p[2]
+            })
         })?;
         let of_target = b.wanted(1, || {
-            let expr = Expr::new(op, &[x, lse, g]).maybe(&[column]).params(&self.factors());
-            expr.map(target.dtype(), |a| weighted(a.x[1] - a.x[0], a.maybe[0]) * a.x[2] * a.p[0] * a.p[2])
+            let expr = Expr::new(op, &[x, lse, g])
+                .maybe(&[column])
+                .params(&self.factors());
+            expr.map(target.dtype(), |a| {
+                weighted(a.x[1] - a.x[0], a.maybe[0]) * a.x[2] * a.p[0] * a.p[2]
+            })
         })?;
         Ok(smallvec![of_logits, of_target])
     }

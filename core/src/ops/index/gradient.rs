@@ -17,7 +17,10 @@ pub(in crate::ops) struct Zeros {
 
 impl Zeros {
     pub(in crate::ops) fn like(x: &Tensor) -> Self {
-        Self { shape: x.shape().clone(), place: x.into() }
+        Self {
+            shape: x.shape().clone(),
+            place: x.into(),
+        }
     }
 
     pub(in crate::ops) fn make(&self, gradient: &Tensor) -> Result<Tensor> {
@@ -25,8 +28,9 @@ impl Zeros {
     }
 }
 
-/// Records an op that picks elements along `axis` of `x`: `forward` gives the values and their positions (i32), which both lack that dimension where it is
-/// not kept. Each value hands its gradient to the element that it is.
+/// Records an op that picks elements along `axis` of `x`: `forward` gives the values and their
+/// positions (i32), which both lack that dimension where it is not kept. Each value hands its
+/// gradient to the element that it is.
 #[track_caller]
 pub(in crate::ops) fn picked(
     op: &'static str,
@@ -39,9 +43,20 @@ pub(in crate::ops) fn picked(
     let mut out = record(op, &[x], both, |out| {
         let (zeros, positions) = (Zeros::like(x), out[1].clone());
         Ok(move |b: &Back<'_>| {
-            let with_axis = |t: &Tensor| if keepdim { Ok(t.clone()) } else { t.unsqueeze(axis as i64) };
+            let with_axis = |t: &Tensor| {
+                if keepdim {
+                    Ok(t.clone())
+                } else {
+                    t.unsqueeze(axis as i64)
+                }
+            };
             let g = with_axis(b.grad()?)?;
-            Ok(smallvec![Some(zeros.make(&g)?.scatter(axis as i64, &with_axis(&positions)?, &g, ScatterOp::Add)?)])
+            Ok(smallvec![Some(zeros.make(&g)?.scatter(
+                axis as i64,
+                &with_axis(&positions)?,
+                &g,
+                ScatterOp::Add
+            )?)])
         })
     })?;
     let positions = out.remove(1);
@@ -50,22 +65,41 @@ pub(in crate::ops) fn picked(
 
 impl Lookup {
     /// The gradient of the source: that of the result, added where it was read.
-    pub(super) fn pull(&self, src: &Tensor, axes: &[(usize, &Tensor)]) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static {
+    pub(super) fn pull(
+        &self,
+        src: &Tensor,
+        axes: &[(usize, &Tensor)],
+    ) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static {
         let zeros = Zeros::like(src);
-        let at: SmallVec<[(usize, Tensor); 2]> = axes.iter().map(|(axis, index)| (*axis, (*index).clone())).collect();
+        let at: SmallVec<[(usize, Tensor); 2]> = axes
+            .iter()
+            .map(|(axis, index)| (*axis, (*index).clone()))
+            .collect();
         // The indexed dimensions in front, as they are written.
-        let order: Dims = at.iter().map(|(axis, _)| *axis).chain(self.kept.iter().copied()).collect();
+        let order: Dims = at
+            .iter()
+            .map(|(axis, _)| *axis)
+            .chain(self.kept.iter().copied())
+            .collect();
         let (batch, front) = (self.batch.rank() as i64, self.front as i64);
         move |b: &Back<'_>| {
             let g = b.grad()?;
             if let [(axis, index)] = &at[..]
                 && index.rank() == 1
             {
-                return Ok(smallvec![Some(zeros.make(g)?.index_add(*axis as i64, index, g)?)]);
+                return Ok(smallvec![Some(zeros.make(g)?.index_add(
+                    *axis as i64,
+                    index,
+                    g
+                )?)]);
             }
             let (from, to): (Dims<i64>, Dims<i64>) = (0..batch).map(|d| (front + d, d)).unzip();
             let indices: SmallVec<[&Tensor; 4]> = at.iter().map(|(_, index)| index).collect();
-            let moved = zeros.make(g)?.reordered("permute", &order)?.index_put(&indices, &g.movedim(&from, &to)?, true)?;
+            let moved = zeros.make(g)?.reordered("permute", &order)?.index_put(
+                &indices,
+                &g.movedim(&from, &to)?,
+                true,
+            )?;
             let mut back: Dims = smallvec![0; order.len()];
             for (i, d) in order.iter().enumerate() {
                 back[*d] = i;

@@ -23,16 +23,34 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    pub(super) fn new(op: &'static str, x: &Tensor, [weight, bias]: [Option<&Tensor>; 2], axes: Dims, rms: bool, eps: f64) -> Self {
+    pub(super) fn new(
+        op: &'static str,
+        x: &Tensor,
+        [weight, bias]: [Option<&Tensor>; 2],
+        axes: Dims,
+        rms: bool,
+        eps: f64,
+    ) -> Self {
         // Of the bias only shape and dtype matter.
-        Self { op, x: x.clone(), weight: weight.cloned(), bias: bias.cloned(), axes, rms, eps }
+        Self {
+            op,
+            x: x.clone(),
+            weight: weight.cloned(),
+            bias: bias.cloned(),
+            axes,
+            rms,
+            eps,
+        }
     }
 
-    /// The gradients of the input and the parameters, each in the shape of the tensor that was kept, from the gradient of the output. The input and
-    /// parameters are given in a shape in which they broadcast. Statistics are computed again where they are not given; they may have gradients of their own.
+    /// The gradients of the input and the parameters, each in the shape of the tensor that was
+    /// kept, from the gradient of the output. The input and parameters are given in a shape in
+    /// which they broadcast. Statistics are computed again where they are not given; they may have
+    /// gradients of their own.
     ///
-    /// With `h = (x - mean) r`, `r = 1 / sqrt(var + eps)` and means over what is normalised together, the input's gradient is
-    /// `r (g w - mean(g w) - h mean(g w h))`: two reductions, a map of a few numbers and a map of all.
+    /// With `h = (x - mean) r`, `r = 1 / sqrt(var + eps)` and means over what is normalised
+    /// together, the input's gradient is `r (g w - mean(g w) - h mean(g w h))`: two reductions, a
+    /// map of a few numbers and a map of all.
     #[track_caller]
     pub(super) fn pull(
         &self,
@@ -49,19 +67,29 @@ impl Kept {
         let (center, var) = match statistics {
             Some([center, var]) => (Some(center), var),
             None => {
-                let center = if self.rms { None } else { Some(mean(op, x, axes, n)?) };
+                let center = if self.rms {
+                    None
+                } else {
+                    Some(mean(op, x, axes, n)?)
+                };
                 let var = variance(op, x, center.as_ref(), axes, n)?;
                 (center, var)
             }
         };
-        let root = Expr::new(op, &[&var]).params(&[self.eps]).map(kind, |a| (a.x[0] + a.p[0]).rsqrt())?;
+        let root = Expr::new(op, &[&var])
+            .params(&[self.eps])
+            .map(kind, |a| (a.x[0] + a.p[0]).rsqrt())?;
         let mut pulled = Pulled::new();
         pulled.push(b.wanted(0, || {
             let scale = Some(1.0 / n as f64);
             // The share of g w in the direction of h, and its mean where the mean was taken off.
             let along = Expr::new(op, &[g, x, &root]).maybe(&[center.as_ref(), weight]);
-            let along = settled(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| a.maybe[1].map_or(a.x[0], |weight| a.x[0] * weight) * direction(a))?)?;
-            let slope = Expr::new(op, &[&root, &along]).maybe(&[of_var.as_ref()]).params(&[2.0 / n as f64]);
+            let along = settled(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
+                a.maybe[1].map_or(a.x[0], |weight| a.x[0] * weight) * direction(a)
+            })?)?;
+            let slope = Expr::new(op, &[&root, &along])
+                .maybe(&[of_var.as_ref()])
+                .params(&[2.0 / n as f64]);
             let slope = slope.map(kind, |a| {
                 let slope = a.x[0] * a.x[0] * a.x[1];
                 a.maybe[0].map_or(slope, |var| slope - var * a.p[0])
@@ -70,8 +98,12 @@ impl Kept {
                 None => None,
                 Some(center) => {
                     let level = Expr::new(op, &[g]).maybe(&[weight]);
-                    let level = settled(level.reduce(axes, ReduceOp::Sum, scale, kind, |a| a.maybe[0].map_or(a.x[0], |weight| a.x[0] * weight))?)?;
-                    let level = Expr::new(op, &[&root, &level, &slope, center]).maybe(&[of_mean.as_ref()]).params(&[1.0 / n as f64]);
+                    let level = settled(level.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
+                        a.maybe[0].map_or(a.x[0], |weight| a.x[0] * weight)
+                    })?)?;
+                    let level = Expr::new(op, &[&root, &level, &slope, center])
+                        .maybe(&[of_mean.as_ref()])
+                        .params(&[1.0 / n as f64]);
                     Some(level.map(kind, |a| {
                         let level = a.x[0] * a.x[1] - a.x[2] * a.x[3];
                         a.maybe[0].map_or(level, |mean| level - mean * a.p[0])
@@ -93,7 +125,9 @@ impl Kept {
             })?);
         }
         if let (Some(kept), Some(bias)) = (&self.bias, bias) {
-            pulled.push(b.wanted(pulled.len(), || sum_like(bias, x, Expr::new(op, &[g]), |a| a.x[0])?.reshape(kept.shape()))?);
+            pulled.push(b.wanted(pulled.len(), || {
+                sum_like(bias, x, Expr::new(op, &[g]), |a| a.x[0])?.reshape(kept.shape())
+            })?);
         }
         Ok(pulled)
     }
@@ -104,9 +138,19 @@ fn direction<'b>(a: &Args<'b>) -> Val<'b> {
     a.maybe[0].map_or(a.x[1], |mean| a.x[1] - mean) * a.x[2]
 }
 
-/// What an expression of the shape of `x` gives, summed to the shape of a parameter that broadcasts to it.
+/// What an expression of the shape of `x` gives, summed to the shape of a parameter that broadcasts
+/// to it.
 #[track_caller]
-fn sum_like(parameter: &Tensor, x: &Tensor, expr: Expr<'_>, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
+fn sum_like(
+    parameter: &Tensor,
+    x: &Tensor,
+    expr: Expr<'_>,
+    f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+) -> Result<Tensor> {
     let axes = broadcast_axes(parameter.shape(), x.shape());
-    if axes.is_empty() { expr.map(parameter.dtype(), f) } else { expr.reduce(&axes, ReduceOp::Sum, None, parameter.dtype(), f) }
+    if axes.is_empty() {
+        expr.map(parameter.dtype(), f)
+    } else {
+        expr.reduce(&axes, ReduceOp::Sum, None, parameter.dtype(), f)
+    }
 }

@@ -1,4 +1,5 @@
-//! Running sums, products and logarithms of sums with their gradients, which are scans in the other direction.
+//! Running sums, products and logarithms of sums with their gradients, which are scans in the other
+//! direction.
 
 use super::Scan;
 use crate::{
@@ -10,10 +11,17 @@ use smallvec::smallvec;
 
 /// Scans that give values alone.
 fn scan(op: &'static str, axis: usize, scan: ScanOp, backwards: bool) -> Scan {
-    Scan { op, axis, scan, positions: false, backwards }
+    Scan {
+        op,
+        axis,
+        scan,
+        positions: false,
+        backwards,
+    }
 }
 
-/// The dtype in which a scan is to run whose gradient reads the result: that of small floats is too coarse for it.
+/// The dtype in which a scan is to run whose gradient reads the result: that of small floats is too
+/// coarse for it.
 fn wider(x: &Tensor) -> Option<DType> {
     let wide = x.dtype().kind().dtype();
     (x.dtype().is_float() && wide != x.dtype() && is_recording(&[x])).then_some(wide)
@@ -45,19 +53,29 @@ pub(super) fn product(x: &Tensor, axis: usize) -> Result<Tensor> {
             let (x, out) = (x.clone(), out.clone());
             Ok(move |b: &Back<'_>| {
                 let g = b.grad()?;
-                // Where an element is zero, products with it say nothing about those without it: they are computed with a one in its place.
+                // Where an element is zero, products with it say nothing about those without it:
+                // they are computed with a one in its place.
                 let zero = x.eq(0)?;
                 let nth = sum("cumsum", &zero.cast(DType::I32)?, axis, false)?;
                 let without = |n: i64| {
                     let here = zero.logical_and(&nth.eq(n)?)?;
-                    let rest = sum("cumsum", &product(&here.where_(1, &x)?, axis)?.mul(g)?, axis, true)?;
+                    let rest = sum(
+                        "cumsum",
+                        &product(&here.where_(1, &x)?, axis)?.mul(g)?,
+                        axis,
+                        true,
+                    )?;
                     here.where_(&rest, 0)
                 };
                 let sums = sum("cumsum", &b.out(0, &out).mul(g)?, axis, true)?;
                 let quotient = zero.where_(0, &sums.div(&zero.where_(1, &x)?)?)?;
                 let gradient = quotient.add(&without(1)?)?;
                 // A second zero has a gradient of zero, but one that depends on the first.
-                Ok(smallvec![Some(if is_recording(&[&x]) { gradient.add(&without(2)?)? } else { gradient })])
+                Ok(smallvec![Some(if is_recording(&[&x]) {
+                    gradient.add(&without(2)?)?
+                } else {
+                    gradient
+                })])
             })
         },
     )
@@ -76,22 +94,41 @@ pub(super) fn log_sum_exp(x: &Tensor, axis: usize) -> Result<Tensor> {
         || Ok(scan(op, axis, ScanOp::LogSumExp, false).of(x)?.0),
         |out| {
             let (x, out) = (x.clone(), out.clone());
-            Ok(move |b: &Back<'_>| Ok(smallvec![Some(weighted(b.grad()?, &b.out(0, &out).neg()?, &x, axis, true)?)]))
+            Ok(move |b: &Back<'_>| {
+                Ok(smallvec![Some(weighted(
+                    b.grad()?,
+                    &b.out(0, &out).neg()?,
+                    &x,
+                    axis,
+                    true
+                )?)])
+            })
         },
     )
 }
 
-/// `out[i] = sum(weights[k] * exp(from[k] + to[i]))` over the `k` up to `i`, or from `i` on. None of the terms is far above the weights, but both exponents may
-/// be: positive and negative weights are summed apart, by their logarithms.
+/// `out[i] = sum(weights[k] * exp(from[k] + to[i]))` over the `k` up to `i`, or from `i` on. None
+/// of the terms is far above the weights, but both exponents may be: positive and negative weights
+/// are summed apart, by their logarithms.
 #[track_caller]
-fn weighted(weights: &Tensor, from: &Tensor, to: &Tensor, axis: usize, backwards: bool) -> Result<Tensor> {
+fn weighted(
+    weights: &Tensor,
+    from: &Tensor,
+    to: &Tensor,
+    axis: usize,
+    backwards: bool,
+) -> Result<Tensor> {
     let op = "logcumsumexp";
     let run = || {
         let sums = |weights: &Tensor| {
             // An infinite exponent belongs to an element before which nothing was summed.
             let nothing = weights.le(0)?.logical_or(&from.eq(f64::INFINITY)?)?;
             let logs = nothing.where_(f64::NEG_INFINITY, &weights.log()?.add(from)?)?;
-            scan(op, axis, ScanOp::LogSumExp, backwards).of(&logs)?.0.add(to)?.exp()
+            scan(op, axis, ScanOp::LogSumExp, backwards)
+                .of(&logs)?
+                .0
+                .add(to)?
+                .exp()
         };
         sums(weights)?.sub(&sums(&weights.neg()?)?)
     };
@@ -99,9 +136,21 @@ fn weighted(weights: &Tensor, from: &Tensor, to: &Tensor, axis: usize, backwards
         let (weights, from, to, out) = (weights.clone(), from.clone(), to.clone(), out.clone());
         Ok(move |b: &Back<'_>| {
             let g = b.grad()?;
-            let of_weights = if b.needs(0) || b.needs(1) { Some(weighted(g, &to, &from, axis, !backwards)?) } else { None };
-            let of_from = of_weights.as_ref().filter(|_| b.needs(1)).map(|g| g.mul(&weights)).transpose()?;
-            Ok(smallvec![of_weights, of_from, b.wanted(2, || b.out(0, &out).mul(g))?])
+            let of_weights = if b.needs(0) || b.needs(1) {
+                Some(weighted(g, &to, &from, axis, !backwards)?)
+            } else {
+                None
+            };
+            let of_from = of_weights
+                .as_ref()
+                .filter(|_| b.needs(1))
+                .map(|g| g.mul(&weights))
+                .transpose()?;
+            Ok(smallvec![
+                of_weights,
+                of_from,
+                b.wanted(2, || b.out(0, &out).mul(g))?
+            ])
         })
     })
 }

@@ -15,14 +15,21 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 
 impl Tensor {
-    /// How often each of `0..bins` occurs in a vector (i32), or the sum of its weights (in their dtype). A value outside that range, also a negative one,
-    /// is [`Error::IndexOutOfRange`]. Reads nothing back.
+    /// How often each of `0..bins` occurs in a vector (i32), or the sum of its weights (in their
+    /// dtype). A value outside that range, also a negative one, is [`Error::IndexOutOfRange`].
+    /// Reads nothing back.
     #[track_caller]
     pub fn bincount_bins(&self, weights: Option<&Tensor>, bins: usize) -> Result<Tensor> {
         let op = "bincount";
         check_indices(op, &[self])?;
         if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
-            return Err(Error::Shape { op, detail: format!("counts a vector with as many weights, got shape {}", self.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "counts a vector with as many weights, got shape {}",
+                    self.shape()
+                ),
+            });
         }
         let inputs: SmallVec<[&Tensor; 2]> = std::iter::once(self).chain(weights).collect();
         record1(
@@ -42,27 +49,57 @@ impl Tensor {
         let op = "bincount";
         if !plain(op, inputs)? {
             let rule = || Rule::new(BINCOUNT, &[self.into(), weights.into()], &[]);
-            return Ok(Call { op, inputs, attrs: &[] }.run(rule, |l| Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?]))?.remove(0));
+            return Ok(Call {
+                op,
+                inputs,
+                attrs: &[],
+            }
+            .run(rule, |l| {
+                Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?])
+            })?
+            .remove(0));
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
             None => Tensor::scalar(1i32, self.device())?.expand(self.shape())?,
         };
-        // A negative index would count from the end; here it is an error, so it is moved where it is one.
+        // A negative index would count from the end; here it is an error, so it is moved where it
+        // is one.
         let b = Builder::new();
         let x = b.load(self.dtype());
-        let lowest = if self.dtype() == DType::I64 { i64::MIN } else { i64::from(i32::MIN) };
-        let checked = if self.dtype() == DType::U32 { x } else { x.lt(0).select(x.lit(lowest), x) };
+        let lowest = if self.dtype() == DType::I64 {
+            i64::MIN
+        } else {
+            i64::from(i32::MIN)
+        };
+        let checked = if self.dtype() == DType::U32 {
+            x
+        } else {
+            x.lt(0).select(x.lit(lowest), x)
+        };
         let index = map1(op, &b.finish(&[(checked, self.dtype())])?, &[self], &[])?;
         let zeros = Tensor::zeros([bins], updates.dtype(), self.device())?;
         leading_axes(op, &zeros, &[&index], &updates, ScatterOp::Add, |_| None)
     }
 
-    /// [`bincount_bins`](Tensor::bincount_bins) with as many bins as the largest value needs, at least `minlength`. Reads that value from the device.
-    pub async fn bincount_async(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
+    /// [`bincount_bins`](Tensor::bincount_bins) with as many bins as the largest value needs, at
+    /// least `minlength`. Reads that value from the device.
+    pub async fn bincount_async(
+        &self,
+        weights: Option<&Tensor>,
+        minlength: usize,
+    ) -> Result<Tensor> {
         let op = "bincount";
         check_indices(op, &[self])?;
-        let bins = if self.numel() == 0 { 0 } else { self.max(&[], false)?.item_async().await?.to_i64().saturating_add(1) };
+        let bins = if self.numel() == 0 {
+            0
+        } else {
+            self.max(&[], false)?
+                .item_async()
+                .await?
+                .to_i64()
+                .saturating_add(1)
+        };
         self.bincount_bins(weights, minlength.max(usize::try_from(bins).unwrap_or(0)))
     }
 
@@ -72,24 +109,49 @@ impl Tensor {
         pollster::block_on(self.bincount_async(weights, minlength))
     }
 
-    /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere; all 0 for a value outside `0..classes`.
+    /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere;
+    /// all 0 for a value outside `0..classes`.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         let op = "one_hot";
         check_indices(op, &[self])?;
         if !self.is_plain() {
-            let call = Call { op, inputs: &[self], attrs: &[] };
-            return Ok(call.run(|| Rule::new(ONE_HOT, &[self.into()], &[]), |l| Ok(smallvec![l[0].one_hot(classes)?]))?.remove(0));
+            let call = Call {
+                op,
+                inputs: &[self],
+                attrs: &[],
+            };
+            return Ok(call
+                .run(
+                    || Rule::new(ONE_HOT, &[self.into()], &[]),
+                    |l| Ok(smallvec![l[0].one_hot(classes)?]),
+                )?
+                .remove(0));
         }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.
-        let dtype = if self.dtype() == DType::I64 { DType::I64 } else { index_kind(classes).dtype() };
+        let dtype = if self.dtype() == DType::I64 {
+            DType::I64
+        } else {
+            index_kind(classes).dtype()
+        };
         let b = Builder::new();
-        let hit = b.load(self.dtype()).cast(dtype).eq(b.index(index_kind(classes)).cast(dtype));
+        let hit = b
+            .load(self.dtype())
+            .cast(dtype)
+            .eq(b.index(index_kind(classes)).cast(dtype));
         let program = b.finish(&[(hit, DType::I32)])?;
-        let mut class = Affine { offset: 0, strides: smallvec![0; dims.len()] };
+        let mut class = Affine {
+            offset: 0,
+            strides: smallvec![0; dims.len()],
+        };
         class.strides[self.rank()] = 1;
         let column = self.unsqueeze(-1)?;
-        Ok(Map { indices: &[class], ..Map::new(op, &program, &dims.into()) }.run(&[(&column).into()], self.device())?.remove(0))
+        Ok(Map {
+            indices: &[class],
+            ..Map::new(op, &program, &dims.into())
+        }
+        .run(&[(&column).into()], self.device())?
+        .remove(0))
     }
 }

@@ -20,7 +20,13 @@ struct Target<'a> {
 }
 
 /// Runs a scatter of `updates` (`[shape.., inner]`) into a copy of `dst`.
-fn run_scatter(op: &'static str, dst: &Tensor, target: &Target<'_>, updates: &Tensor, mode: ScatterOp) -> Result<Tensor> {
+fn run_scatter(
+    op: &'static str,
+    dst: &Tensor,
+    target: &Target<'_>,
+    updates: &Tensor,
+    mode: ScatterOp,
+) -> Result<Tensor> {
     for (index, ..) in target.axes {
         same_device(op, &[dst, updates, index])?;
     }
@@ -31,8 +37,16 @@ fn run_scatter(op: &'static str, dst: &Tensor, target: &Target<'_>, updates: &Te
     check_not_empty(op, dst)?;
     dst.device().check(dst.dtype(), dst.numel())?;
     // A dense view may start in the middle of its buffer.
-    let whole = if dst.is_contiguous() && dst.layout().offset == 0 { dst.clone() } else { map1(op, &MapProgram::cast(dst.dtype(), dst.dtype()), &[dst], &[])? };
-    let axes: Vec<IndexAxis> = target.axes.iter().map(|(index, len, stride)| index_axis(index, target.shape, *len, *stride as isize)).collect::<Result<_>>()?;
+    let whole = if dst.is_contiguous() && dst.layout().offset == 0 {
+        dst.clone()
+    } else {
+        map1(op, &MapProgram::cast(dst.dtype(), dst.dtype()), &[dst], &[])?
+    };
+    let axes: Vec<IndexAxis> = target
+        .axes
+        .iter()
+        .map(|(index, len, stride)| index_axis(index, target.shape, *len, *stride as isize))
+        .collect::<Result<_>>()?;
     let call = ScatterCall {
         op,
         dst: &whole.view()?,
@@ -49,16 +63,37 @@ fn run_scatter(op: &'static str, dst: &Tensor, target: &Target<'_>, updates: &Te
 }
 
 /// Scatters along one axis; `index` and `updates` have the same shape, and the rank of `dst`.
-pub(super) fn along_axis(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, updates: &Tensor, mode: ScatterOp) -> Result<Tensor> {
+pub(super) fn along_axis(
+    op: &'static str,
+    dst: &Tensor,
+    axis: usize,
+    index: &Tensor,
+    updates: &Tensor,
+    mode: ScatterOp,
+) -> Result<Tensor> {
     let strides = dst.shape().strides();
-    let mut base = Affine { offset: 0, strides: strides.iter().map(|s| *s as i64).collect() };
+    let mut base = Affine {
+        offset: 0,
+        strides: strides.iter().map(|s| *s as i64).collect(),
+    };
     base.strides[axis] = 0;
     let axes = [(index, dst.shape()[axis], strides[axis] as usize)];
-    run_scatter(op, dst, &Target { inner: 1, shape: index.shape(), base, axes: &axes }, &updates.unsqueeze(-1)?, mode)
+    run_scatter(
+        op,
+        dst,
+        &Target {
+            inner: 1,
+            shape: index.shape(),
+            base,
+            axes: &axes,
+        },
+        &updates.unsqueeze(-1)?,
+        mode,
+    )
 }
 
-/// Writes at indices of some axes on a rank that holds `part` of them: `write` gets the destination and indices into it. Updates for other ranks go
-/// to one more slice, which is dropped.
+/// Writes at indices of some axes on a rank that holds `part` of them: `write` gets the destination
+/// and indices into it. Updates for other ranks go to one more slice, which is dropped.
 pub(super) fn with_parts(
     op: &'static str,
     dst: &Tensor,
@@ -66,7 +101,8 @@ pub(super) fn with_parts(
     part: impl Fn(usize) -> Option<Part>,
     write: impl Fn(&Tensor, &[&Tensor]) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let mut indices: SmallVec<[Tensor; 1]> = axes.iter().map(|(_, index)| (*index).clone()).collect();
+    let mut indices: SmallVec<[Tensor; 1]> =
+        axes.iter().map(|(_, index)| (*index).clone()).collect();
     let mut cut: Option<(usize, Tensor)> = None;
     for (k, (axis, index)) in axes.iter().enumerate() {
         let Some(part) = part(*axis) else { continue };
@@ -99,7 +135,13 @@ fn with_part(
     part: Option<Part>,
     write: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    with_parts(op, dst, &[(axis, index)], |_| part.clone(), |dst, indices| write(dst, indices[0]))
+    with_parts(
+        op,
+        dst,
+        &[(axis, index)],
+        |_| part.clone(),
+        |dst, indices| write(dst, indices[0]),
+    )
 }
 
 /// A scatter at indices of the leading axes, checked.
@@ -111,30 +153,78 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    pub(super) fn new(op: &'static str, dst: &Tensor, indices: &[&Tensor], updates: &Tensor) -> Result<Self> {
+    pub(super) fn new(
+        op: &'static str,
+        dst: &Tensor,
+        indices: &[&Tensor],
+        updates: &Tensor,
+    ) -> Result<Self> {
         check_indices(op, indices)?;
         if indices.len() > dst.rank() {
-            return Err(Error::Shape { op, detail: format!("{} index tensors were given for {}", indices.len(), dst.type_string()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "{} index tensors were given for {}",
+                    indices.len(),
+                    dst.type_string()
+                ),
+            });
         }
         let batch = broadcast_all(op, indices)?;
-        let full: Shape = batch.dims().iter().chain(&dst.dims()[indices.len()..]).copied().collect();
+        let full: Shape = batch
+            .dims()
+            .iter()
+            .chain(&dst.dims()[indices.len()..])
+            .copied()
+            .collect();
         if updates.shape().broadcast(op, &full)? != full {
-            return Err(Error::Shape { op, detail: format!("values of shape {} do not expand to {full}", updates.shape()) });
+            return Err(Error::Shape {
+                op,
+                detail: format!(
+                    "values of shape {} do not expand to {full}",
+                    updates.shape()
+                ),
+            });
         }
         Ok(Self { batch, full })
     }
 
-    /// Scatters slices on one device; `updates` expands to the common shape of the indices and the remaining dimensions.
-    fn run(&self, op: &'static str, dst: &Tensor, indices: &[&Tensor], updates: &Tensor, mode: ScatterOp) -> Result<Tensor> {
+    /// Scatters slices on one device; `updates` expands to the common shape of the indices and the
+    /// remaining dimensions.
+    fn run(
+        &self,
+        op: &'static str,
+        dst: &Tensor,
+        indices: &[&Tensor],
+        updates: &Tensor,
+        mode: ScatterOp,
+    ) -> Result<Tensor> {
         let (lead, rest) = dst.dims().split_at(indices.len());
         let inner = Shape::from(rest).checked_numel(op)?;
         let rows: Shape = self.batch.dims().iter().copied().chain([inner]).collect();
         let updates = updates.expand(&self.full)?.reshape(rows)?;
         let steps = Shape::from(lead).strides();
-        let axes: Vec<(&Tensor, usize, usize)> =
-            indices.iter().zip(lead.iter().zip(&steps)).map(|(index, (len, step))| (*index, *len, *step as usize)).collect();
-        let base = Affine { offset: 0, strides: smallvec![0; self.batch.rank()] };
-        run_scatter(op, dst, &Target { inner, shape: &self.batch, base, axes: &axes }, &updates, mode)
+        let axes: Vec<(&Tensor, usize, usize)> = indices
+            .iter()
+            .zip(lead.iter().zip(&steps))
+            .map(|(index, (len, step))| (*index, *len, *step as usize))
+            .collect();
+        let base = Affine {
+            offset: 0,
+            strides: smallvec![0; self.batch.rank()],
+        };
+        run_scatter(
+            op,
+            dst,
+            &Target {
+                inner,
+                shape: &self.batch,
+                base,
+                axes: &axes,
+            },
+            &updates,
+            mode,
+        )
     }
 }
 
@@ -148,43 +238,111 @@ pub(super) fn leading_axes(
     part: impl Fn(usize) -> Option<Part>,
 ) -> Result<Tensor> {
     let axes: SmallVec<[(usize, &Tensor); 4]> = indices.iter().copied().enumerate().collect();
-    with_parts(op, dst, &axes, part, |dst, indices| Leading::new(op, dst, indices, updates)?.run(op, dst, indices, updates, mode))
+    with_parts(op, dst, &axes, part, |dst, indices| {
+        Leading::new(op, dst, indices, updates)?.run(op, dst, indices, updates, mode)
+    })
 }
 
 /// Adds at coordinates on one device.
-pub(super) fn add_at(op: &'static str, dst: &Tensor, index: &Tensor, updates: &Tensor, part: impl Fn(usize) -> Option<Part>) -> Result<Tensor> {
+pub(super) fn add_at(
+    op: &'static str,
+    dst: &Tensor,
+    index: &Tensor,
+    updates: &Tensor,
+    part: impl Fn(usize) -> Option<Part>,
+) -> Result<Tensor> {
     let coordinates = index.unbind(-1)?;
-    leading_axes(op, dst, &coordinates.iter().collect::<Vec<_>>(), updates, ScatterOp::Add, part)
+    leading_axes(
+        op,
+        dst,
+        &coordinates.iter().collect::<Vec<_>>(),
+        updates,
+        ScatterOp::Add,
+        part,
+    )
 }
 
 /// An op that has no meaning for the dtypes given.
-pub(super) fn check_types(op: &'static str, dst: &Tensor, updates: &Tensor, mode: ScatterOp) -> Result<()> {
+pub(super) fn check_types(
+    op: &'static str,
+    dst: &Tensor,
+    updates: &Tensor,
+    mode: ScatterOp,
+) -> Result<()> {
     if updates.dtype() != dst.dtype() {
-        return Err(Error::DType { op, dtype: updates.dtype(), expected: "values of the destination's dtype: cast them" });
+        return Err(Error::DType {
+            op,
+            dtype: updates.dtype(),
+            expected: "values of the destination's dtype: cast them",
+        });
     }
     if dst.dtype() == DType::Bool && mode != ScatterOp::Set {
-        return Err(Error::DType { op, dtype: DType::Bool, expected: "a number; bools can only be set" });
+        return Err(Error::DType {
+            op,
+            dtype: DType::Bool,
+            expected: "a number; bools can only be set",
+        });
     }
     Ok(())
 }
 
 /// Writes along one axis on one device; the index and the values expand to `dst` but for `axis`.
-pub(super) fn put(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, values: &Tensor, mode: ScatterOp, part: Option<Part>) -> Result<Tensor> {
+pub(super) fn put(
+    op: &'static str,
+    dst: &Tensor,
+    axis: usize,
+    index: &Tensor,
+    values: &Tensor,
+    mode: ScatterOp,
+    part: Option<Part>,
+) -> Result<Tensor> {
     with_part(op, dst, axis, index, part, |dst, index| {
         let shape = dst.shape().with(axis, index.shape()[axis]);
-        along_axis(op, dst, axis, &index.expand(&shape)?, &values.expand(&shape)?, mode)
+        along_axis(
+            op,
+            dst,
+            axis,
+            &index.expand(&shape)?,
+            &values.expand(&shape)?,
+            mode,
+        )
     })
 }
 
 /// Adds slices along one axis on one device.
-pub(super) fn add_slices(op: &'static str, dst: &Tensor, axis: usize, index: &Tensor, src: &Tensor, part: Option<Part>) -> Result<Tensor> {
+pub(super) fn add_slices(
+    op: &'static str,
+    dst: &Tensor,
+    axis: usize,
+    index: &Tensor,
+    src: &Tensor,
+    part: Option<Part>,
+) -> Result<Tensor> {
     with_part(op, dst, axis, index, part, |dst, index| {
         let inner = Shape::from(&dst.dims()[axis + 1..]).checked_numel(op)?;
         let shape = Shape::from(&src.dims()[..=axis]);
         let rows: Shape = shape.dims().iter().copied().chain([inner]).collect();
-        let mut base = Affine { offset: 0, strides: Shape::from(&dst.dims()[..=axis]).strides().iter().map(|s| *s as i64).collect() };
+        let mut base = Affine {
+            offset: 0,
+            strides: Shape::from(&dst.dims()[..=axis])
+                .strides()
+                .iter()
+                .map(|s| *s as i64)
+                .collect(),
+        };
         base.strides[axis] = 0;
         let axes = [(index, dst.shape()[axis], 1)];
-        run_scatter(op, dst, &Target { inner, shape: &shape, base, axes: &axes }, &src.reshape(rows)?, ScatterOp::Add)
+        run_scatter(
+            op,
+            dst,
+            &Target {
+                inner,
+                shape: &shape,
+                base,
+                axes: &axes,
+            },
+            &src.reshape(rows)?,
+            ScatterOp::Add,
+        )
     })
 }

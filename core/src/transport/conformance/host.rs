@@ -51,7 +51,8 @@ macro_rules! floats {
     ($($t:ty as $wide:ty, $widen:expr, $round:expr;)*) => {$(
         impl Sample for $t {
             fn sample(n: u64) -> Self {
-                // More digits than the dtype has, so that sums and products must round; small enough that none overflows.
+                // More digits than the dtype has, so that sums and products must round; small
+                // enough that none overflows.
                 if n.is_multiple_of(5) { $round(0.0) } else { $round((n >> 11) as $wide / (1u64 << 50) as $wide - 4.0) }
             }
 
@@ -93,20 +94,39 @@ impl<T: Sample> Array<T> {
             let n = ((rank as u64 + 1) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
-        Self { dims: dims.into(), data: (0..dims.iter().product()).map(|i| T::sample(mix(i) ^ mix(i) >> 32)).collect() }
+        Self {
+            dims: dims.into(),
+            data: (0..dims.iter().product())
+                .map(|i| T::sample(mix(i) ^ mix(i) >> 32))
+                .collect(),
+        }
     }
 
     /// Element by element.
     pub(super) fn reduce(arrays: &[Self], reduction: Reduction) -> Self {
-        let data = (0..arrays[0].data.len()).map(|i| T::reduce(&arrays.iter().map(|a| a.data[i]).collect::<Vec<_>>(), reduction)).collect();
-        Self { dims: arrays[0].dims.clone(), data }
+        let data = (0..arrays[0].data.len())
+            .map(|i| {
+                T::reduce(
+                    &arrays.iter().map(|a| a.data[i]).collect::<Vec<_>>(),
+                    reduction,
+                )
+            })
+            .collect();
+        Self {
+            dims: arrays[0].dims.clone(),
+            data,
+        }
     }
 
     /// A range of a dimension.
     pub(super) fn cut(&self, dim: usize, range: Range<usize>) -> Self {
         let mut dims = self.dims.clone();
         dims[dim] = range.len();
-        let data = self.rows(dim).flat_map(|row| self.steps(row, dim, range.clone())).copied().collect();
+        let data = self
+            .rows(dim)
+            .flat_map(|row| self.steps(row, dim, range.clone()))
+            .copied()
+            .collect();
         Self { dims, data }
     }
 
@@ -114,7 +134,15 @@ impl<T: Sample> Array<T> {
     pub(super) fn concat(arrays: &[Self], dim: usize) -> Self {
         let mut dims = arrays[0].dims.clone();
         dims[dim] = arrays.iter().map(|a| a.dims[dim]).sum();
-        let data = arrays[0].rows(dim).flat_map(|row| arrays.iter().flat_map(move |a| a.steps(row, dim, 0..a.dims[dim]))).copied().collect();
+        let data = arrays[0]
+            .rows(dim)
+            .flat_map(|row| {
+                arrays
+                    .iter()
+                    .flat_map(move |a| a.steps(row, dim, 0..a.dims[dim]))
+            })
+            .copied()
+            .collect();
         Self { dims, data }
     }
 
@@ -144,14 +172,28 @@ impl<T: Sample> Array<T> {
     /// Whether a tensor has the same type and bits.
     pub(super) async fn compare(&self, got: &Tensor) -> Result<(), String> {
         if got.dtype() != T::DTYPE || got.dims() != self.dims {
-            return Err(format!("got {}, expected {}{:?}", got.type_string(), T::DTYPE, self.dims));
+            return Err(format!(
+                "got {}, expected {}{:?}",
+                got.type_string(),
+                T::DTYPE,
+                self.dims
+            ));
         }
         let bytes = got.to_bytes_async().await.map_err(|e| e.to_string())?;
         if bytes == bytemuck::cast_slice::<T, u8>(&self.data) {
             return Ok(());
         }
         let values = T::from_bytes(&bytes);
-        let at = values.iter().zip(&self.data).position(|(a, b)| a != b).unwrap_or(0);
-        Err(format!("element {at} of {}: got {:?}, expected {:?}", got.type_string(), values.get(at), self.data.get(at)))
+        let at = values
+            .iter()
+            .zip(&self.data)
+            .position(|(a, b)| a != b)
+            .unwrap_or(0);
+        Err(format!(
+            "element {at} of {}: got {:?}, expected {:?}",
+            got.type_string(),
+            values.get(at),
+            self.data.get(at)
+        ))
     }
 }

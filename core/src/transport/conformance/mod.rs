@@ -1,7 +1,9 @@
 //! The conformance suite of transports: every collective, held against plain loops on the host.
 //!
-//! [`run`] takes a function that makes a mesh of so many ranks with the transport under test. Where ranks are spread over several processes, each
-//! of them runs the suite with the mesh as it sees it, and each checks the results of its own ranks. Results must have the right bits, in each of two calls.
+//! [`run`] takes a function that makes a mesh of so many ranks with the transport under test. Where
+//! ranks are spread over several processes, each of them runs the suite with the mesh as it sees
+//! it, and each checks the results of its own ranks. Results must have the right bits, in each of
+//! two calls.
 //!
 //! ```
 //! # use anymesh_core::{Mesh, transport::conformance};
@@ -38,26 +40,45 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Groups of one to four ranks, whole meshes in order and parts of meshes in any order: the size of the mesh, and the members.
-const GROUPS: [(usize, &[usize]); 8] =
-    [(1, &[0]), (2, &[0, 1]), (3, &[0, 1, 2]), (4, &[0, 1, 2, 3]), (4, &[2]), (4, &[3, 1]), (4, &[1, 3, 0]), (4, &[3, 0, 2, 1])];
+/// Groups of one to four ranks, whole meshes in order and parts of meshes in any order: the size of
+/// the mesh, and the members.
+const GROUPS: [(usize, &[usize]); 8] = [
+    (1, &[0]),
+    (2, &[0, 1]),
+    (3, &[0, 1, 2]),
+    (4, &[0, 1, 2, 3]),
+    (4, &[2]),
+    (4, &[3, 1]),
+    (4, &[1, 3, 0]),
+    (4, &[3, 0, 2, 1]),
+];
 
-/// Holds the transport of the meshes that `mesh_of` makes (one axis, that many ranks) to everything it promises.
+/// Holds the transport of the meshes that `mesh_of` makes (one axis, that many ranks) to everything
+/// it promises.
 pub async fn run(mesh_of: impl Fn(usize) -> Result<Mesh>) -> Report {
     let mut report = Report::default();
     for (ranks, group) in GROUPS {
         let made = mesh_of(ranks).and_then(|mesh| match mesh.transport() {
             Some(transport) => Ok((mesh.clone(), transport.clone())),
-            None => Err(Error::Mesh { detail: "a single device has no transport".into() }),
+            None => Err(Error::Mesh {
+                detail: "a single device has no transport".into(),
+            }),
         });
         let (mesh, transport) = match made {
             Ok(made) => made,
             Err(e) => {
-                report.failures.push(format!("a mesh of {ranks} ranks: {e}"));
+                report
+                    .failures
+                    .push(format!("a mesh of {ranks} ranks: {e}"));
                 continue;
             }
         };
-        let mut suite = Suite { mesh, transport, group, report: &mut report };
+        let mut suite = Suite {
+            mesh,
+            transport,
+            group,
+            report: &mut report,
+        };
         macro_rules! for_each_dtype {
             ($($t:ty),*) => {$(
                 if suite.mesh.device(0).supports(<$t>::DTYPE) {
@@ -87,43 +108,79 @@ impl Suite<'_> {
     fn record(&mut self, what: &str, outcome: Result<(), String>) {
         match outcome {
             Ok(()) => self.report.passed += 1,
-            Err(e) => self.report.failures.push(format!("{what} between {:?} of {} over {}: {e}", self.group, self.mesh, self.transport.name())),
+            Err(e) => self.report.failures.push(format!(
+                "{what} between {:?} of {} over {}: {e}",
+                self.group,
+                self.mesh,
+                self.transport.name()
+            )),
         }
     }
 
-    /// What a rank gives: its array, where this process can address the rank. Every second rank holds it transposed in memory.
+    /// What a rank gives: its array, where this process can address the rank. Every second rank
+    /// holds it transposed in memory.
     fn part<T: Sample>(&self, rank: usize, array: &Array<T>) -> Result<Part> {
         match local(&self.mesh, rank) {
-            Some(at) => Ok(Part::new(rank, &array.tensor(self.mesh.device(at), rank % 2 == 1)?)),
+            Some(at) => Ok(Part::new(
+                rank,
+                &array.tensor(self.mesh.device(at), rank % 2 == 1)?,
+            )),
             None => Ok(Part::elsewhere(rank, T::DTYPE, &array.dims[..])),
         }
     }
 
     /// What the members give, in their order.
     fn parts<T: Sample>(&self, arrays: &[Array<T>]) -> Result<Vec<Part>> {
-        self.group.iter().zip(arrays).map(|(rank, array)| self.part(*rank, array)).collect()
+        self.group
+            .iter()
+            .zip(arrays)
+            .map(|(rank, array)| self.part(*rank, array))
+            .collect()
     }
 
-    /// Calls a collective of the group twice: each addressable member gets the expected bits both times, and others nothing.
-    async fn expect<T: Sample>(&mut self, what: &str, expected: &[Array<T>], call: impl Fn(&Self) -> Result<Vec<Option<Tensor>>>) {
+    /// Calls a collective of the group twice: each addressable member gets the expected bits both
+    /// times, and others nothing.
+    async fn expect<T: Sample>(
+        &mut self,
+        what: &str,
+        expected: &[Array<T>],
+        call: impl Fn(&Self) -> Result<Vec<Option<Tensor>>>,
+    ) {
         let what = format!("{what} of {}", T::DTYPE);
         for again in ["", " again"] {
             let outcome = match call(self) {
                 Ok(got) if got.len() == expected.len() => self.compare(&got, expected).await,
-                Ok(got) => Err(format!("{} results for {} members", got.len(), expected.len())),
+                Ok(got) => Err(format!(
+                    "{} results for {} members",
+                    got.len(),
+                    expected.len()
+                )),
                 Err(e) => Err(e.to_string()),
             };
             self.record(&format!("{what}{again}"), outcome);
         }
     }
 
-    async fn compare<T: Sample>(&self, got: &[Option<Tensor>], expected: &[Array<T>]) -> Result<(), String> {
+    async fn compare<T: Sample>(
+        &self,
+        got: &[Option<Tensor>],
+        expected: &[Array<T>],
+    ) -> Result<(), String> {
         for ((rank, got), expected) in self.group.iter().zip(got).zip(expected) {
             match (got, local(&self.mesh, *rank)) {
                 (None, None) => {}
-                (Some(got), Some(at)) if got.device() == self.mesh.device(at) => expected.compare(got).await.map_err(|e| format!("rank {rank}: {e}"))?,
-                (Some(_), Some(_)) => return Err(format!("rank {rank}: the result is on another device")),
-                (Some(_), None) => return Err(format!("rank {rank}: a result for a rank of another process")),
+                (Some(got), Some(at)) if got.device() == self.mesh.device(at) => expected
+                    .compare(got)
+                    .await
+                    .map_err(|e| format!("rank {rank}: {e}"))?,
+                (Some(_), Some(_)) => {
+                    return Err(format!("rank {rank}: the result is on another device"));
+                }
+                (Some(_), None) => {
+                    return Err(format!(
+                        "rank {rank}: a result for a rank of another process"
+                    ));
+                }
                 (None, Some(_)) => return Err(format!("rank {rank}: no result")),
             }
         }

@@ -7,7 +7,15 @@ use super::{
 use crate::{Reduction, bf16, split};
 
 /// Sizes of parts: even over every group, uneven, fewer than ranks, empty, 1-d and 3-d.
-const SHAPES: [&[usize]; 7] = [&[12, 4], &[5, 3], &[2, 7], &[0, 3], &[4, 0], &[7], &[2, 3, 2]];
+const SHAPES: [&[usize]; 7] = [
+    &[12, 4],
+    &[5, 3],
+    &[2, 7],
+    &[0, 3],
+    &[4, 0],
+    &[7],
+    &[2, 3, 2],
+];
 
 pub(super) async fn check<T: Sample>(suite: &mut Suite<'_>) {
     for reduction in Reduction::ALL {
@@ -17,9 +25,16 @@ pub(super) async fn check<T: Sample>(suite: &mut Suite<'_>) {
                 let arrays = arrays::<T>(suite, dims);
                 let whole = Array::reduce(&arrays, reduction);
                 let k = arrays.len();
-                let expected: Vec<Array<T>> = (0..k).map(|i| whole.cut(dim, split(dims[dim], i, k))).collect();
+                let expected: Vec<Array<T>> = (0..k)
+                    .map(|i| whole.cut(dim, split(dims[dim], i, k)))
+                    .collect();
                 let what = format!("reduce_scatter of {dims:?} along {dim} by {reduction}");
-                suite.expect(&what, &expected, |s| s.transport.reduce_scatter(&s.mesh, &s.parts(&arrays)?, reduction, dim)).await;
+                suite
+                    .expect(&what, &expected, |s| {
+                        s.transport
+                            .reduce_scatter(&s.mesh, &s.parts(&arrays)?, reduction, dim)
+                    })
+                    .await;
             }
         }
     }
@@ -38,9 +53,18 @@ async fn all_reduce<T: Sample>(suite: &mut Suite<'_>, dims: &[usize], reduction:
     let arrays = arrays::<T>(suite, dims);
     let expected = vec![Array::reduce(&arrays, reduction); arrays.len()];
     let what = format!("all_reduce of {dims:?} by {reduction}");
-    suite.expect(&what, &expected, |s| s.transport.all_reduce(&s.mesh, &s.parts(&arrays)?, reduction)).await;
+    suite
+        .expect(&what, &expected, |s| {
+            s.transport
+                .all_reduce(&s.mesh, &s.parts(&arrays)?, reduction)
+        })
+        .await;
 }
 
 fn arrays<T: Sample>(suite: &Suite<'_>, dims: &[usize]) -> Vec<Array<T>> {
-    suite.group.iter().map(|rank| Array::of_rank(*rank, dims)).collect()
+    suite
+        .group
+        .iter()
+        .map(|rank| Array::of_rank(*rank, dims))
+        .collect()
 }
