@@ -19,6 +19,9 @@ mod devices;
 /// Checkpoints: any mesh in, any mesh out.
 #[cfg(not(target_family = "wasm"))]
 pub use anymesh_checkpoint as checkpoint;
+/// The suites that hold backends, transports and rules to what they promise, and ops by name.
+#[cfg(feature = "conformance")]
+pub use anymesh_conformance as conformance;
 pub use anymesh_core::*;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{Found, default_device, device, found};

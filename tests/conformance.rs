@@ -8,7 +8,7 @@
 
 mod common;
 
-use anymesh::conformance;
+use anymesh::conformance::cases;
 
 #[test]
 fn every_op_on_the_device_equals_the_oracle() {
@@ -16,7 +16,7 @@ fn every_op_on_the_device_equals_the_oracle() {
         return;
     };
     let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
-    let report = pollster::block_on(conformance::run(&device, &oracle, |_| true, |_, _| ()));
+    let report = pollster::block_on(cases::run(&device, &oracle, |_| true, |_, _| ()));
     println!("{device}\n{report}");
     assert!(
         report.failures.is_empty(),

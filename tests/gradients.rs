@@ -8,9 +8,9 @@
 
 mod common;
 
-use anymesh::{
-    conformance::indexing,
-    grad::check::{Check, Table},
+use anymesh::conformance::{
+    gradients::{Check, Table},
+    indexing,
 };
 
 #[test]

@@ -7,12 +7,8 @@
 
 mod common;
 
-use anymesh::{
-    DType, Device, Mesh, Place, Result, Tensor, TensorType,
-    ops::Rng,
-    spmd::Ledger,
-    sweep::{self, Options},
-};
+use anymesh::conformance::sweep::{self, Options};
+use anymesh::{DType, Device, Mesh, Place, Result, Tensor, TensorType, ops::Rng, spmd::Ledger};
 
 /// Two layers of a perceptron with a norm; every operand where its type says.
 fn layers(place: impl Fn(&str) -> Result<Place>) -> Result<Tensor> {

@@ -10,7 +10,7 @@ use crate::{
     scalar::{self, Float},
     simd::vectorized,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result,
     backend::{AttentionBackwardCall, AttentionCall},
 };
@@ -348,7 +348,7 @@ fn backward_head<T: Float>(
 mod tests {
     use super::*;
     use crate::testing::{assert_close, dense_view, random, read, values, views};
-    use anymesh_core::View;
+    use anymesh_kernel::View;
 
     struct Naive {
         out: Vec<f64>,
@@ -465,7 +465,7 @@ mod tests {
                 let wrap = |buffer, shape: Vec<usize>| View {
                     buffer,
                     dtype: DType::F64,
-                    layout: anymesh_core::Layout::contiguous(shape.into()),
+                    layout: anymesh_kernel::Layout::contiguous(shape.into()),
                 };
                 let (out, lse) = (wrap(out, vec![b, hq, s, dv]), wrap(lse, vec![b, hq, s]));
                 let seeds = random(b * hq * s * dv, 9, false);

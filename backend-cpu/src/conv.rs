@@ -9,7 +9,7 @@ use crate::{
     parallel,
     scalar::{Float, Int},
 };
-use anymesh_core::{Buffer, Error, Kind, Result, backend::ConvCall};
+use anymesh_kernel::{Buffer, Error, Kind, Result, backend::ConvCall};
 use gemm::Parallelism;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -374,7 +374,7 @@ fn transposed<T: Float>(space: &Space<'_>) -> Result<Buffer> {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, coordinates, read, values, views};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     /// Straight from the definition.
     fn naive(call: &ConvCall<'_>) -> Vec<f64> {

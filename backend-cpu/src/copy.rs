@@ -5,7 +5,7 @@ use crate::{
     memory::{Memory, bytes_of, typed, vector},
     parallel,
 };
-use anymesh_core::{Dims, Layout, Result, View, backend::MapInput, layout};
+use anymesh_kernel::{Dims, Layout, Result, View, backend::MapInput, layout};
 use bytemuck::Pod;
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -209,7 +209,7 @@ fn plane<T: Copy>(
 mod tests {
     use super::*;
     use crate::testing::{read, values, views};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     #[test]
     fn copies_of_every_layout_hold_the_same_elements() {

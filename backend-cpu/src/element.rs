@@ -1,6 +1,6 @@
 //! How elements are stored, and what they are held as while computing.
 
-use anymesh_core::{DType, F8E4M3, F8E5M2, Kind, Scalar, bf16, f16};
+use anymesh_kernel::{DType, F8E4M3, F8E5M2, Kind, Scalar, bf16, f16};
 use bytemuck::{Pod, Zeroable};
 use half::slice::HalfFloatSliceExt;
 use std::sync::LazyLock;
@@ -254,47 +254,47 @@ stored_f8!(F8E4M3 F8E4M3_VALUES, F8E5M2 F8E5M2_VALUES);
 macro_rules! with_stored {
     ($dtype:expr, $S:ident => $body:expr) => {
         match $dtype {
-            ::anymesh_core::DType::Bool => {
+            ::anymesh_kernel::DType::Bool => {
                 type $S = $crate::element::Truth;
                 $body
             }
-            ::anymesh_core::DType::U8 => {
+            ::anymesh_kernel::DType::U8 => {
                 type $S = $crate::element::Byte;
                 $body
             }
-            ::anymesh_core::DType::U32 => {
+            ::anymesh_kernel::DType::U32 => {
                 type $S = u32;
                 $body
             }
-            ::anymesh_core::DType::I32 => {
+            ::anymesh_kernel::DType::I32 => {
                 type $S = i32;
                 $body
             }
-            ::anymesh_core::DType::I64 => {
+            ::anymesh_kernel::DType::I64 => {
                 type $S = i64;
                 $body
             }
-            ::anymesh_core::DType::F8E4M3 => {
-                type $S = ::anymesh_core::F8E4M3;
+            ::anymesh_kernel::DType::F8E4M3 => {
+                type $S = ::anymesh_kernel::F8E4M3;
                 $body
             }
-            ::anymesh_core::DType::F8E5M2 => {
-                type $S = ::anymesh_core::F8E5M2;
+            ::anymesh_kernel::DType::F8E5M2 => {
+                type $S = ::anymesh_kernel::F8E5M2;
                 $body
             }
-            ::anymesh_core::DType::F16 => {
-                type $S = ::anymesh_core::f16;
+            ::anymesh_kernel::DType::F16 => {
+                type $S = ::anymesh_kernel::f16;
                 $body
             }
-            ::anymesh_core::DType::BF16 => {
-                type $S = ::anymesh_core::bf16;
+            ::anymesh_kernel::DType::BF16 => {
+                type $S = ::anymesh_kernel::bf16;
                 $body
             }
-            ::anymesh_core::DType::F32 => {
+            ::anymesh_kernel::DType::F32 => {
                 type $S = f32;
                 $body
             }
-            ::anymesh_core::DType::F64 => {
+            ::anymesh_kernel::DType::F64 => {
                 type $S = f64;
                 $body
             }
@@ -307,27 +307,27 @@ pub(crate) use with_stored;
 macro_rules! with_held {
     ($kind:expr, $T:ident => $body:expr) => {
         match $kind {
-            ::anymesh_core::Kind::Bool => {
+            ::anymesh_kernel::Kind::Bool => {
                 type $T = u8;
                 $body
             }
-            ::anymesh_core::Kind::U32 => {
+            ::anymesh_kernel::Kind::U32 => {
                 type $T = u32;
                 $body
             }
-            ::anymesh_core::Kind::I32 => {
+            ::anymesh_kernel::Kind::I32 => {
                 type $T = i32;
                 $body
             }
-            ::anymesh_core::Kind::I64 => {
+            ::anymesh_kernel::Kind::I64 => {
                 type $T = i64;
                 $body
             }
-            ::anymesh_core::Kind::F32 => {
+            ::anymesh_kernel::Kind::F32 => {
                 type $T = f32;
                 $body
             }
-            ::anymesh_core::Kind::F64 => {
+            ::anymesh_kernel::Kind::F64 => {
                 type $T = f64;
                 $body
             }

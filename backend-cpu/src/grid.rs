@@ -8,7 +8,7 @@ use crate::{
     memory::{bytes_of, typed},
     parallel,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     DType, Dims, Result, View,
     backend::{Affine, MapInput},
 };
@@ -428,7 +428,7 @@ pub(crate) fn dense<T: Held>(view: &View) -> Result<Cow<'_, [T]>> {
     let len = view.layout.shape.numel();
     if view.layout.is_contiguous()
         && crate::element::is_held_as_stored(view.dtype)
-        && T::KIND != anymesh_core::Kind::Bool
+        && T::KIND != anymesh_kernel::Kind::Bool
     {
         let start = view.layout.offset;
         return Ok(Cow::Borrowed(

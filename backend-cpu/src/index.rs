@@ -7,7 +7,7 @@ use crate::{
     memory::{Memory, bytes_of, stored, typed, vector},
     parallel, scalar,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Error, Kind, Layout, Result, View,
     backend::{GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
 };

@@ -30,7 +30,7 @@ mod special;
 #[cfg(test)]
 mod testing;
 
-use anymesh_core::{
+use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result,
     backend::{
         AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,

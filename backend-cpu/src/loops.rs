@@ -8,7 +8,7 @@ use crate::{
     scalar::{self, Float, Int},
     simd::{Kernel, dispatch, vectorized},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     DType, Kind,
     map::{Binary, Reg, Unary},
 };
@@ -403,10 +403,10 @@ fn round(dtype: DType, values: &mut [f32]) {
         }
     }
     match dtype {
-        DType::F16 => through::<anymesh_core::f16>(values),
-        DType::BF16 => through::<anymesh_core::bf16>(values),
-        DType::F8E4M3 => through::<anymesh_core::F8E4M3>(values),
-        DType::F8E5M2 => through::<anymesh_core::F8E5M2>(values),
+        DType::F16 => through::<anymesh_kernel::f16>(values),
+        DType::BF16 => through::<anymesh_kernel::bf16>(values),
+        DType::F8E4M3 => through::<anymesh_kernel::F8E4M3>(values),
+        DType::F8E5M2 => through::<anymesh_kernel::F8E5M2>(values),
         _ => {}
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     memory::{Memory, typed},
     parallel,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Error, Kind, MapProgram, Result, Scalar,
     backend::MapCall,
     map::{Inst, Reg},
@@ -187,14 +187,14 @@ impl<'a> Plan<'a> {
     fn run(
         &self,
         range: Range<usize>,
-        mut outs: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS],
+        mut outs: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS],
         scratch: &mut Scratch,
     ) -> Result<()> {
         let outputs = &self.program.outputs;
         let mut start = range.start;
         while start < range.end {
             let len = BLOCK.min(range.end - start);
-            let mut blocks: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+            let mut blocks: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
             for (o, (_, dtype)) in outputs.iter().enumerate() {
                 (blocks[o], outs[o]) =
                     std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
@@ -329,7 +329,7 @@ pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
         .iter()
         .map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size())))
         .collect::<Result<Vec<_>>>()?;
-    let mut rest: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+    let mut rest: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();
     }
@@ -340,7 +340,7 @@ pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
         let mut start = 0;
         while start < plan.len() {
             let len = parallel::CHUNK.min(plan.len() - start);
-            let mut parts: [&mut [u8]; anymesh_core::map::MAX_OUTPUTS] = Default::default();
+            let mut parts: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
             for (o, (_, dtype)) in outputs.iter().enumerate() {
                 (parts[o], rest[o]) = std::mem::take(&mut rest[o]).split_at_mut(len * dtype.size());
             }

@@ -8,7 +8,7 @@ use crate::{
     scalar::{Float, Int},
 };
 use ::gemm::Parallelism;
-use anymesh_core::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
+use anymesh_kernel::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -290,7 +290,7 @@ pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, read, values, views};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     #[test]
     fn products_of_all_layouts_and_dtypes_equal_the_plain_loop() {

@@ -2,7 +2,7 @@
 //! is not enough.
 
 use crate::element::{Held, is_held_as_stored, store};
-use anymesh_core::{Buffer, DType, Error, Result};
+use anymesh_kernel::{Buffer, DType, Error, Result};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::sync::{Mutex, PoisonError};
 

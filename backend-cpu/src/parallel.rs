@@ -1,7 +1,7 @@
 //! When to use more than one thread. Work is always cut at the same places, so results do not
 //! depend on how many there are.
 
-use anymesh_core::Result;
+use anymesh_kernel::Result;
 use rayon::prelude::*;
 
 /// Elements of one task.

@@ -11,7 +11,7 @@ use crate::{
     memory::Memory,
     parallel,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, Dims, Error, Kind, Result,
     backend::{MapCall, ReduceCall, ReduceOp},
 };
@@ -246,7 +246,7 @@ fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
-    use anymesh_core::{DType, MapProgram, Shape, View, backend::MapInput, map::Builder};
+    use anymesh_kernel::{DType, MapProgram, Shape, View, backend::MapInput, map::Builder};
 
     const OPS: [ReduceOp; 7] = [
         ReduceOp::Sum,

@@ -9,7 +9,7 @@ use crate::{
     scalar::{self, Float},
     simd::vectorized,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, Error, Kind, Result, View,
     backend::{RowCall, RowOp},
 };
@@ -163,7 +163,7 @@ fn moments<T: Float>(x: &[T], rms: bool, eps: f64) -> (f64, f64) {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, dense_view, random, read, values};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     fn tolerance(dtype: DType) -> f64 {
         match dtype {

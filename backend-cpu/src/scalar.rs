@@ -353,8 +353,8 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 /// A float function computed in `f64`.
-pub(crate) fn wide(op: anymesh_core::map::Unary) -> Option<fn(f64) -> f64> {
-    use anymesh_core::map::Unary::*;
+pub(crate) fn wide(op: anymesh_kernel::map::Unary) -> Option<fn(f64) -> f64> {
+    use anymesh_kernel::map::Unary::*;
     Some(match op {
         Exp => f64::exp,
         Exp2 => f64::exp2,

@@ -9,7 +9,7 @@ use crate::{
     parallel,
     scalar::{Float, Int},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, Error, Kind, Result,
     backend::{ScanCall, ScanOp},
 };
@@ -156,7 +156,7 @@ fn run<T: Held, A: Copy + Send + Sync>(
 mod tests {
     use super::*;
     use crate::testing::{assert_close, coordinates, dense_view, read, values, views};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     fn naive(op: ScanOp, values: &[f64]) -> f64 {
         match op {

@@ -2,7 +2,7 @@
 //! values: NaN last, -0 equal to 0.
 
 use crate::{element::Held, grid::dense, memory::Memory, parallel};
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, Kind, Result,
     backend::{SearchCall, SortCall},
 };
@@ -136,7 +136,7 @@ fn search_rows<T: Key>(call: &SearchCall<'_>) -> Result<Buffer> {
 mod tests {
     use super::*;
     use crate::testing::{dense_view, random, read, values, views};
-    use anymesh_core::DType;
+    use anymesh_kernel::DType;
 
     /// The order of the contract: NaN last, zeros equal.
     fn order(a: f64, b: f64) -> std::cmp::Ordering {

@@ -4,7 +4,7 @@ use crate::{
     element::{Held, Stored, with_stored},
     memory::{Memory, bytes_of, typed},
 };
-use anymesh_core::{Buffer, DType, Layout, Scalar, Shape, View};
+use anymesh_kernel::{Buffer, DType, Layout, Scalar, Shape, View};
 
 /// `n` reproducible values in [-4, 4); with `whole`, integers.
 pub(crate) fn random(n: usize, seed: u64, whole: bool) -> Vec<f64> {

@@ -7,7 +7,7 @@
 //! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
 //! same memory.
 
-use anymesh_core::{DType, Error, Layout, Result, backend::MatmulCall};
+use anymesh_kernel::{DType, Error, Layout, Result, backend::MatmulCall};
 use anymesh_shaders::{MatmulProvider, Memory};
 use cubecl::prelude::*;
 use cudarc::{

@@ -5,7 +5,7 @@
 
 mod cublaslt;
 
-use anymesh_core::{Device, Error, Result};
+use anymesh_kernel::{Device, Error, Result};
 use anymesh_shaders::CubeBackend;
 use cudarc::driver::{CudaContext, sys};
 use std::{

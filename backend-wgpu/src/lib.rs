@@ -4,7 +4,7 @@
 //! has the kernels. Shaders are WGSL on every adapter: it is the path that also runs in browsers,
 //! and software Vulkan drivers in the field crash on SPIR-V.
 
-use anymesh_core::{Device, Error, Result};
+use anymesh_kernel::{Device, Error, Result};
 use anymesh_shaders::CubeBackend;
 use cubecl::{
     device::{WgpuDevice, WgpuDeviceKind},

@@ -1,10 +1,11 @@
 //! `anymesh doctor`: what is here, does it work, and what to do if not.
 
-use anymesh::{
-    DType, Device, Found, Result, conformance,
-    grad::check::{Check, Table},
-    ops, sweep,
+use anymesh::conformance::{
+    cases,
+    gradients::{Check, Table},
+    indexing, sweep,
 };
+use anymesh::{DType, Device, Found, Result, ops};
 use clap::Args;
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
@@ -44,9 +45,9 @@ pub(crate) struct Doctor {
 }
 
 /// Cases of the quick self-test: one small case of each op.
-fn self_test_cases() -> Vec<conformance::Case> {
+fn self_test_cases() -> Vec<cases::Case> {
     let mut first = BTreeMap::new();
-    for case in conformance::cases() {
+    for case in cases::cases() {
         if case.dtype == DType::F32 || case.dtype == DType::I32 {
             first.entry((case.family, case.op)).or_insert(case);
         }
@@ -80,8 +81,8 @@ fn self_test(device: &Device, oracle: &Device) -> bool {
     let start = Instant::now();
     let (mut passed, mut failures) = (0, Vec::new());
     for case in self_test_cases() {
-        match pollster::block_on(conformance::check(&case, device, oracle)) {
-            conformance::Outcome::Fail(message) => failures.push(format!("{case:?}: {message}")),
+        match pollster::block_on(cases::check(&case, device, oracle)) {
+            cases::Outcome::Fail(message) => failures.push(format!("{case:?}: {message}")),
             _ => passed += 1,
         }
     }
@@ -183,14 +184,14 @@ impl Doctor {
     /// Random index expressions on one device.
     fn index(&self, device: &Device, count: usize) -> bool {
         let start = Instant::now();
-        let report = pollster::block_on(conformance::indexing::run(device, count, 1));
+        let report = pollster::block_on(indexing::run(device, count, 1));
         println!(
             "             indexing: {report}, {:.1} s",
             start.elapsed().as_secs_f64()
         );
         let mut healthy = report.failures.is_empty();
         if self.large {
-            let result = pollster::block_on(conformance::indexing::large(device));
+            let result = pollster::block_on(indexing::large(device));
             println!(
                 "             more than 2^31 elements: {}",
                 result
@@ -224,19 +225,19 @@ impl Doctor {
     /// Ops by devices; each cell is the worst error in units of the op's tolerance (0 exact, 1 just
     /// allowed), `-` unsupported.
     fn parity_table(&self, devices: &[Device], oracle: &Device) -> bool {
-        let wanted = |case: &conformance::Case| {
+        let wanted = |case: &cases::Case| {
             self.filter
                 .as_ref()
                 .is_none_or(|f| case.op.contains(f.as_str()) || case.family.contains(f.as_str()))
         };
-        let tell = |case: &conformance::Case, outcome: &conformance::Outcome| {
-            if let conformance::Outcome::Fail(message) = outcome {
+        let tell = |case: &cases::Case, outcome: &cases::Outcome| {
+            if let cases::Outcome::Fail(message) = outcome {
                 eprintln!("WRONG {case:?}: {message}");
             }
         };
-        let reports: Vec<conformance::Report> = devices
+        let reports: Vec<cases::Report> = devices
             .iter()
-            .map(|device| pollster::block_on(conformance::run(device, oracle, wanted, tell)))
+            .map(|device| pollster::block_on(cases::run(device, oracle, wanted, tell)))
             .collect();
         print!("\n{:<24}", "op");
         devices

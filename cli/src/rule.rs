@@ -1,11 +1,13 @@
 //! `anymesh rule`: what an op does with given shardings, and why.
 
 use crate::request::{self, bad};
+use anymesh::conformance::{
+    registry::{self, Attrs},
+    sweep,
+};
 use anymesh::{
     Device, Kind, Mesh, Place, Result, Tensor, TensorType, meta, ops,
-    registry::{self, Attrs},
     spmd::{Decision, Ledger, Solution, rule::Rule, trace},
-    sweep,
 };
 use clap::Args;
 use serde_json::{Value, json};

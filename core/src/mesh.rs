@@ -358,6 +358,15 @@ impl Mesh {
         self.0.local.iter().map(|(rank, _)| *rank)
     }
 
+    /// Where among the addressable ranks `rank` is, if this process addresses it.
+    pub fn position_of(&self, rank: usize) -> Option<usize> {
+        if self.is_local() {
+            (rank < self.ranks()).then_some(rank)
+        } else {
+            self.addressable().position(|r| r == rank)
+        }
+    }
+
     /// Whether this process can address every rank.
     pub fn is_local(&self) -> bool {
         self.0.local.len() == self.ranks()

@@ -135,6 +135,12 @@ impl Tensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Whether the first addressable shards of two tensors are the same memory, as views of one
+    /// tensor are.
+    pub fn shares_memory(&self, other: &Self) -> bool {
+        matches!((&self.shard().buffer, &other.shard().buffer), (Some(a), Some(b)) if a.same(b))
+    }
+
     /// Whether it lies on a single device, without a mesh.
     pub fn is_plain(&self) -> bool {
         self.0.mesh.is_single()

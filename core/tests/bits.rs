@@ -1,8 +1,7 @@
 //! Elements that are only moved.
-#![cfg(feature = "conformance")]
 
 use anymesh_backend_cpu as cpu;
-use anymesh_core::conformance::bits;
+use anymesh_conformance::bits;
 
 #[test]
 fn whatever_is_only_moved_keeps_its_bits() {

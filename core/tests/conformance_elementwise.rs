@@ -1,15 +1,15 @@
 //! The conformance cases themselves: they run, they are many, and no op goes without.
-#![cfg(feature = "conformance")]
 
 use anymesh_backend_cpu as cpu;
-use anymesh_core::{conformance, ops};
+use anymesh_conformance::cases;
+use anymesh_core::ops;
 
 const FAMILIES: [&str; 4] = ["unary", "binary", "reduce", "scan"];
 
 #[test]
 fn every_case_runs_on_the_oracle_and_agrees_with_itself() {
     let device = cpu::device();
-    let report = pollster::block_on(conformance::run(
+    let report = pollster::block_on(cases::run(
         &device,
         &device,
         |case| FAMILIES.contains(&case.family),
@@ -22,7 +22,7 @@ fn every_case_runs_on_the_oracle_and_agrees_with_itself() {
 
 #[test]
 fn every_elementwise_op_reduction_and_scan_has_cases() {
-    let cases = conformance::cases();
+    let cases = cases::cases();
     let ops = [
         ops::unary::OPS,
         ops::activation::OPS,

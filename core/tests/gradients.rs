@@ -1,6 +1,6 @@
 //! Every op's gradient against finite differences. `ANYMESH_GRADIENT_OPS` names some of them.
 
-use anymesh_core::grad::check::{Check, Table};
+use anymesh_conformance::gradients::{Check, Table};
 
 #[test]
 fn every_gradient_is_the_slope_that_differences_show() {

@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use anymesh_conformance::indexing::{run, run_at};
 use anymesh_core::{
-    DType, Device, Element, Error, Index, Mesh, Result, Shape, Tensor,
-    conformance::indexing::{run, run_at},
-    i,
-    spmd::Ledger,
+    DType, Device, Element, Error, Index, Mesh, Result, Shape, Tensor, i, spmd::Ledger,
 };
 
 #[path = "indexing/defects.rs"]

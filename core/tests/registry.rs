@@ -2,10 +2,8 @@
 //! that helps.
 
 use anymesh_backend_cpu::device;
-use anymesh_core::{
-    DType, Error, Tensor, ops,
-    registry::{self, Attrs, Fill, Input, find},
-};
+use anymesh_conformance::registry::{self, Attrs, Fill, Input, find};
+use anymesh_core::{DType, Error, Tensor, ops};
 use serde_json::{Value, json};
 
 fn vector(values: &[f32]) -> Option<Tensor> {
@@ -406,7 +404,7 @@ fn every_op_of_the_catalog_has_an_entry_with_samples_and_no_entry_is_without_an_
     let missing: Vec<&&str> = names.iter().filter(|name| find(name).is_err()).collect();
     assert!(
         missing.is_empty(),
-        "ops without an entry in core/src/registry: {missing:?}"
+        "ops without an entry in conformance/src/registry: {missing:?}"
     );
     let without: Vec<&str> = registry::entries()
         .iter()

@@ -1,7 +1,6 @@
 //! Every op under every sharding of its operands gives what it gives without a mesh.
-#![cfg(feature = "conformance")]
 
-use anymesh_core::sweep::{self, Options};
+use anymesh_conformance::sweep::{self, Options};
 
 #[test]
 fn every_op_on_every_mesh_equals_the_unsharded_op() {

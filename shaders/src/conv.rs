@@ -12,7 +12,7 @@ use crate::{
     program::wrap,
     tile::{Matrix, Square, V4, address, duty, element, fetch, multiply, put, put_row, splits},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Error, Kind, Layout, Result, Shape, View,
     backend::{ConvCall, MatmulCall},
 };

@@ -5,7 +5,7 @@
 //! was checked against. Several lanes may write it at once; any one of them is a true report.
 
 use crate::words::B4;
-use anymesh_core::Error;
+use anymesh_kernel::Error;
 use cubecl::prelude::*;
 
 /// Words of the fault buffer.

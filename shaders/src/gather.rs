@@ -6,7 +6,7 @@ use crate::{
     program::{affine, bind, coordinates, wrap},
     words::{bits_at, join},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Dims, Result, Shape, View,
     backend::{GatherCall, IndexAxis},
     layout::collapse,
@@ -329,7 +329,7 @@ impl CubeBackend {
             axis.indices = View {
                 buffer: self.copy_as(&axis.indices, axis.indices.dtype)?,
                 dtype: axis.indices.dtype,
-                layout: anymesh_core::Layout::contiguous(shape.clone()),
+                layout: anymesh_kernel::Layout::contiguous(shape.clone()),
             };
         }
         let source = crate::memory(call.src)?;

@@ -2,7 +2,7 @@
 //! gives any value here.
 
 use crate::words::{I4, L4, U4};
-use anymesh_core::map::{Binary, Unary};
+use anymesh_kernel::map::{Binary, Unary};
 use cubecl::prelude::*;
 
 #[cube]

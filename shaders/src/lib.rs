@@ -25,7 +25,7 @@ mod sort;
 mod tile;
 mod words;
 
-use anymesh_core::{
+use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Error, Result, View,
     backend::{
         AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,

@@ -6,7 +6,7 @@ use crate::{
     reg::Reg,
     words::{self, U2, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Layout, MapProgram, Result, Shape, View,
     backend::{MapCall, MapInput},
 };

@@ -14,7 +14,7 @@ use crate::{
         Matrix, Square, V4, address, distinct, duty, element, fetch, multiply, put, put_row, splits,
     },
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Dims, Error, Kind, Layout, MapProgram, Result, Shape, View,
     backend::{MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp},
     layout::collapse,

@@ -7,7 +7,7 @@ use crate::{
     reg::Reg,
     words::{self, Q4, U2, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     DType, Dims, Kind, MapProgram, Scalar, Shape,
     backend::{Affine, MapCall, MapInput},
     layout::collapse,

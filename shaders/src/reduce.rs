@@ -13,7 +13,7 @@ use crate::{
     reg::Reg,
     words::{D4, F4, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Dims, Error, Kind, MapProgram, Result,
     backend::{MapCall, ReduceCall, ReduceOp},
     map::{Inst, Unary},

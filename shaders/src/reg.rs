@@ -5,7 +5,7 @@ use crate::{
     int, math, philox,
     words::{self, B4, D4, F4, I4, L4, Q4, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     DType, Kind, Scalar,
     map::{Binary, Unary},
 };
@@ -313,7 +313,7 @@ impl Reg {
         }
     }
 
-    /// Converts to the kind of `dtype` as [`anymesh_core::map::Inst::Cast`] says.
+    /// Converts to the kind of `dtype` as [`anymesh_kernel::map::Inst::Cast`] says.
     pub(crate) fn cast(self, scope: &Scope, dtype: DType) -> Self {
         let converted = match (self, dtype.kind()) {
             (Reg::B(_), Kind::Bool)

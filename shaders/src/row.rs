@@ -11,7 +11,7 @@ use crate::{
     reg::Reg,
     words::F4,
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Layout, Result, Shape, View,
     backend::{MapCall, MapInput, RowCall, RowOp},
     map::{Builder, Unary},

@@ -14,7 +14,7 @@ use crate::{
     reduce::elem_of,
     words::{D4, F4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result,
     backend::{ScanCall, ScanOp},
     map::Unary,

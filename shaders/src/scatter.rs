@@ -14,7 +14,7 @@ use crate::{
     program::{affine, coordinates, wrap},
     words::{D4, F4, I4, L4, Q4, U4, bits_at, f32_to_small, pack8, pack16, small_to_f32, wide_at},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Dims, Error, Kind, Layout, Result, Shape, View,
     backend::{ScatterCall, ScatterOp},
     layout::collapse,

@@ -1,7 +1,7 @@
 //! Binary search in sorted rows.
 
 use crate::{CubeBackend, gather::address, map::CUBE, program::wrap, sort::key};
-use anymesh_core::{Buffer, DType, Result, View, backend::SearchCall};
+use anymesh_kernel::{Buffer, DType, Result, View, backend::SearchCall};
 use cubecl::prelude::*;
 
 /// A matrix in memory.
@@ -70,7 +70,7 @@ impl CubeBackend {
             View {
                 buffer: self.copy_as(call.queries, dtype)?,
                 dtype,
-                layout: anymesh_core::Layout::contiguous(call.queries.layout.shape.clone()),
+                layout: anymesh_kernel::Layout::contiguous(call.queries.layout.shape.clone()),
             }
         } else {
             call.queries.clone()

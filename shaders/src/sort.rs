@@ -11,7 +11,7 @@ use crate::{
     program::bind,
     words::{bits_at, wide_at},
 };
-use anymesh_core::{Buffer, DType, Result, backend::SortCall};
+use anymesh_kernel::{Buffer, DType, Result, backend::SortCall};
 use cubecl::prelude::*;
 
 /// Elements that a cube sorts or merges: four for each thread.

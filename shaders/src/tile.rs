@@ -8,7 +8,7 @@ use crate::{
     Memory,
     words::{self, U4},
 };
-use anymesh_core::{DType, View};
+use anymesh_kernel::{DType, View};
 use cubecl::prelude::*;
 
 /// Four values side by side.

@@ -4,7 +4,7 @@
 //! converted by shifts; 32-bit dtypes are bit casts; 64-bit dtypes are two words (on devices that
 //! can compute with them). Kernels work on four consecutive elements at a time: *lanes*.
 
-use anymesh_core::DType;
+use anymesh_kernel::DType;
 use cubecl::prelude::*;
 
 /// Two words.

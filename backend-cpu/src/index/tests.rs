@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
-use anymesh_core::{Layout, Shape, backend::Affine};
+use anymesh_kernel::{Layout, Shape, backend::Affine};
 
 fn indices(
     values: &[f64],
@@ -328,7 +328,7 @@ fn rows_that_no_update_names_keep_their_bytes_and_are_not_widened() {
     let dst = View {
         buffer: Memory::copy_of(&bytes).expect("fits").buffer(),
         dtype: DType::BF16,
-        layout: anymesh_core::Layout::contiguous([8, 2].into()),
+        layout: anymesh_kernel::Layout::contiguous([8, 2].into()),
     };
     let (shape, base) = (
         Shape::from([3]),

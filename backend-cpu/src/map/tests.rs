@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
-use anymesh_core::{
+use anymesh_kernel::{
     DType, Dims, Shape, View,
     backend::{Affine, MapInput},
     map::{Binary, Builder, Unary, Val},
@@ -456,7 +456,7 @@ fn select_params_constants_and_shared_outputs_work_in_large_parallel_runs() {
         assert_eq!(*scaled as f32, x * 2.0);
         assert_eq!(
             *picked,
-            anymesh_core::f16::from_f32(if x > 0.0 { x * 2.0 } else { -1.0 }).to_f64()
+            anymesh_kernel::f16::from_f32(if x > 0.0 { x * 2.0 } else { -1.0 }).to_f64()
         );
     }
 }

@@ -24,8 +24,6 @@
 //! tape; [`Tensor::set_`] refuses that.
 
 mod backward;
-#[cfg(all(feature = "conformance", not(target_family = "wasm")))]
-pub mod check;
 mod checkpoint;
 mod program;
 mod tape;

@@ -4,15 +4,6 @@ use super::{Message, Part};
 use crate::{Error, Mesh, Result};
 use smallvec::SmallVec;
 
-/// Where among the addressable ranks a rank is.
-pub(super) fn local(mesh: &Mesh, rank: usize) -> Option<usize> {
-    if mesh.is_local() {
-        (rank < mesh.ranks()).then_some(rank)
-    } else {
-        mesh.addressable().position(|r| r == rank)
-    }
-}
-
 pub(super) fn fail(op: &'static str, ranks: &[usize], detail: impl Into<String>) -> Error {
     Error::Transport {
         op,
@@ -39,7 +30,7 @@ impl Part {
     /// says.
     pub fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
         member(op, mesh, self.rank)?;
-        let (data, at) = match (&self.data, local(mesh, self.rank)) {
+        let (data, at) = match (&self.data, mesh.position_of(self.rank)) {
             (Some(data), Some(at)) => (data, at),
             (None, None) => return self.shape.checked_numel(op).map(|_| ()),
             (None, Some(_)) => {

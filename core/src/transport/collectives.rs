@@ -103,7 +103,7 @@ pub(super) fn broadcast<T: Transport + ?Sized>(
     let mut out: Vec<Option<Tensor>> = vec![None; group.len()];
     let (mut messages, mut slots) = (vec![], vec![]);
     for (i, rank) in group.iter().enumerate() {
-        let at = check::local(mesh, *rank);
+        let at = mesh.position_of(*rank);
         if *rank == root.rank {
             out[i] = root.data.clone();
         } else if let (0, Some(at)) = (root.shape.numel(), at) {
@@ -225,7 +225,7 @@ fn deliver<T: Transport + ?Sized>(
     }
     let here: Vec<(usize, bool)> = messages
         .iter()
-        .map(|m| (m.to, check::local(mesh, m.to).is_some()))
+        .map(|m| (m.to, mesh.position_of(m.to).is_some()))
         .collect();
     let answers = transport.exchange(mesh, messages)?;
     match here

@@ -92,7 +92,7 @@ fn on(op: &'static str, parts: &[Part], device: &Device) -> Result<Vec<Tensor>> 
 }
 
 fn device_of<'a>(op: &'static str, mesh: &'a Mesh, rank: usize) -> Result<&'a Device> {
-    check::local(mesh, rank)
+    mesh.position_of(rank)
         .map(|at| mesh.device(at))
         .ok_or_else(|| unreachable(op, rank))
 }

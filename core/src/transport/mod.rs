@@ -43,9 +43,6 @@ mod reduce;
 #[cfg(not(target_family = "wasm"))]
 mod threads;
 
-#[cfg(feature = "conformance")]
-pub mod conformance;
-
 pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
 pub use in_process::InProcess;

@@ -1,11 +1,13 @@
 //! One recorded call: its inputs, what we run for it, and what the other system needs.
 
+use anymesh_conformance::{
+    registry::{self, Fill, Input},
+    sweep::{lay_out, values},
+};
 use anymesh_core::{
     DType, Device, Mesh, Placement, Reduction, Result, Shape, Sharding, Tensor, meta,
-    registry::{self, Fill, Input},
     reshard::{Objective, plan},
     spmd::Ledger,
-    sweep::{lay_out, values},
 };
 use serde_json::Value;
 

@@ -1,6 +1,5 @@
 //! Every recorded call of other systems that our ops cover: right values, and never more bytes than
 //! the other system needs for the same inputs.
-#![cfg(feature = "conformance")]
 
 mod case;
 mod paddle;

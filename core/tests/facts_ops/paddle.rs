@@ -4,9 +4,9 @@ use crate::{
     case::{Case, Operand, SMALL, Theirs, mesh, reduction},
     paddle_ops::{self, Attrs},
 };
+use anymesh_conformance::registry::{Fill, Input};
 use anymesh_core::{
     DType, Mesh, Shape, Sharding, meta,
-    registry::{Fill, Input},
     reshard::{Objective, plan},
 };
 use serde_json::Value;

@@ -4,6 +4,7 @@ use crate::{
     case::{POSITIVE, Program, of, of2, op},
     paddle::index,
 };
+use anymesh_conformance::registry::Fill;
 use anymesh_core::{
     Result, Tensor,
     backend::ScatterOp,
@@ -12,7 +13,6 @@ use anymesh_core::{
         attention::{AttentionOptions, attention},
         rope::rope_tables,
     },
-    registry::Fill,
 };
 use serde_json::{Value, json};
 

@@ -1,7 +1,8 @@
 //! PyTorch's ops on a mesh of 2.
 
 use crate::case::{Case, Operand, POSITIVE, Program, SMALL, Theirs, nth, of, of2, op, placement};
-use anymesh_core::{DType, Placement, Result, Sharding, Tensor, meta, registry::Fill};
+use anymesh_conformance::registry::Fill;
+use anymesh_core::{DType, Placement, Result, Sharding, Tensor, meta};
 use serde_json::{Value, json};
 
 /// Ranks of every recorded mesh.

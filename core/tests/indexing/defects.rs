@@ -2,7 +2,8 @@
 //! went wrong there.
 
 use super::{cpu, ints, iota, tensor};
-use anymesh_core::{DType, Error, Tensor, conformance::indexing::large, i};
+use anymesh_conformance::indexing::large;
+use anymesh_core::{DType, Error, Tensor, i};
 
 /// Paddle #73023 and the limit of INT32_MAX elements in its index kernels: an offset that was cut
 /// to 32 bits wrote somewhere else.

@@ -1,10 +1,8 @@
 //! NumPy's answers, as `record.py` wrote them down, from the tensor and from the model that random
 //! expressions are held against.
 
-use anymesh_core::{
-    DType, Index, Tensor,
-    conformance::indexing::model::{Array, Entry, select},
-};
+use anymesh_conformance::indexing::model::{Array, Entry, select};
+use anymesh_core::{DType, Index, Tensor};
 use serde_json::Value;
 use std::ops::Bound;
 

@@ -1,10 +1,8 @@
 //! Every op of the family under every placement of its samples.
 
 use super::*;
-use anymesh_core::{
-    Placement,
-    registry::{self, Attrs},
-};
+use anymesh_conformance::registry::{self, Attrs};
+use anymesh_core::Placement;
 
 /// A deterministic stream of numbers.
 struct Dice(u64);

@@ -1,9 +1,10 @@
 //! The conformance suite on every transport there is, and on some that must not pass.
 
 use crate::support::{Minimal, counting_device, device};
+use anymesh_conformance::transport as conformance;
 use anymesh_core::{
     Mesh, Reduction, Result, Tensor,
-    transport::{Faulty, InProcess, Message, Part, Threads, Transport, conformance},
+    transport::{Faulty, InProcess, Message, Part, Threads, Transport},
 };
 use std::{sync::Arc, time::Duration};
 

@@ -1,7 +1,6 @@
 //! What carries data between ranks: values, sharing, failure.
 
 mod collectives;
-#[cfg(feature = "conformance")]
 mod conformance;
 mod faults;
 mod support;

@@ -9,7 +9,7 @@ use crate::{
     program::bind,
     words::{F4, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Kind, Result, Shape, View,
     backend::{AttentionBackwardCall, MapCall, MapInput, ReduceCall, ReduceOp},
     map::Builder,

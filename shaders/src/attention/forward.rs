@@ -9,7 +9,7 @@ use crate::{
     tile::put,
     words::{F4, U4},
 };
-use anymesh_core::{
+use anymesh_kernel::{
     Buffer, DType, Kind, Result,
     backend::AttentionCall,
     map::{Binary, Unary},

@@ -16,7 +16,7 @@ use crate::{
     tile::{Matrix, address, distinct, duty, fetch, put_row},
     words::{B4, F4, U4},
 };
-use anymesh_core::{DType, Result, View, backend::AttentionCall, map::Unary};
+use anymesh_kernel::{DType, Result, View, backend::AttentionCall, map::Unary};
 use cubecl::prelude::*;
 
 /// Threads of a cube: 16 groups of four rows by 8 groups of four columns.

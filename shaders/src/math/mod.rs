@@ -9,7 +9,7 @@ mod wide;
 pub(crate) use convert::*;
 
 use crate::words::{B4, D4, F4};
-use anymesh_core::map::{Binary, Unary};
+use anymesh_kernel::map::{Binary, Unary};
 use cubecl::prelude::*;
 
 /// `IsNan` and `IsInf`.

@@ -1,0 +1,264 @@
+//! Cases for attention and its gradient.
+
+use super::{Cases, Fill, View, input, nn::FLOATS};
+use anymesh_core::{
+    DType::{self, *},
+    Device, Result, Tensor,
+    ops::attention::{
+        Attention, AttentionOptions, attention, attention_backward, backward_decomposed, decomposed,
+    },
+};
+
+/// Sizes of a problem: batch, heads, key heads, queries, keys, vector size, value size.
+#[derive(Clone, Copy, Debug)]
+struct Problem {
+    b: usize,
+    h: usize,
+    hk: usize,
+    s: usize,
+    t: usize,
+    d: usize,
+    dv: usize,
+}
+
+impl Problem {
+    fn inputs(self, device: &Device, dtype: DType, view: View) -> Result<[Tensor; 3]> {
+        let Problem {
+            b,
+            h,
+            hk,
+            s,
+            t,
+            d,
+            dv,
+        } = self;
+        let make = |shape: [usize; 4], seed| {
+            input(device, dtype, &shape, view, Fill::Uniform(-1.5, 1.5), seed)
+        };
+        Ok([
+            make([b, h, s, d], 1)?,
+            make([b, hk, t, d], 2)?,
+            make([b, hk, t, dv], 3)?,
+        ])
+    }
+
+    fn grad(self, device: &Device, dtype: DType) -> Result<Tensor> {
+        input(
+            device,
+            dtype,
+            &[self.b, self.h, self.s, self.dv],
+            View::Contiguous,
+            Fill::Uniform(-1.0, 1.0),
+            4,
+        )
+    }
+}
+
+const LENGTHS: [(usize, usize); 10] = [
+    (1, 1),
+    (1, 65),
+    (7, 7),
+    (7, 130),
+    (64, 64),
+    (65, 64),
+    (65, 130),
+    (130, 65),
+    (130, 130),
+    (130, 7),
+];
+
+/// Every problem with the layout of its inputs.
+fn problems() -> Vec<(Problem, DType, bool, View)> {
+    let base = Problem {
+        b: 1,
+        h: 2,
+        hk: 2,
+        s: 65,
+        t: 130,
+        d: 64,
+        dv: 64,
+    };
+    let mut out = vec![];
+    for causal in [false, true] {
+        for (s, t) in LENGTHS {
+            out.push((Problem { s, t, ..base }, F32, causal, View::Contiguous));
+        }
+        for dtype in FLOATS {
+            for d in [8, 16, 64, 80, 128] {
+                out.push((
+                    Problem {
+                        b: 2,
+                        s: 40,
+                        t: 70,
+                        d,
+                        dv: d,
+                        ..base
+                    },
+                    dtype,
+                    causal,
+                    View::Contiguous,
+                ));
+            }
+            for (h, hk) in [(4, 1), (6, 3), (8, 2)] {
+                out.push((
+                    Problem {
+                        h,
+                        hk,
+                        s: 17,
+                        t: 33,
+                        d: 16,
+                        dv: 16,
+                        ..base
+                    },
+                    dtype,
+                    causal,
+                    View::Contiguous,
+                ));
+            }
+        }
+        for view in View::ALL {
+            out.push((
+                Problem {
+                    b: 2,
+                    s: 20,
+                    t: 30,
+                    d: 16,
+                    dv: 24,
+                    ..base
+                },
+                F32,
+                causal,
+                view,
+            ));
+            out.push((
+                Problem {
+                    b: 2,
+                    h: 4,
+                    s: 30,
+                    t: 30,
+                    d: 32,
+                    dv: 32,
+                    ..base
+                },
+                BF16,
+                causal,
+                view,
+            ));
+        }
+    }
+    out
+}
+
+/// Forward.
+pub(super) fn forward() -> Cases {
+    let mut cases = Cases::new("attention");
+    for (problem, dtype, causal, view) in problems() {
+        cases.add(
+            "attention",
+            dtype,
+            format!("{dtype} {problem:?} causal {causal} {view:?}"),
+            move |d| {
+                let [q, k, v] = problem.inputs(d, dtype, view)?;
+                let options = AttentionOptions {
+                    causal,
+                    ..Default::default()
+                };
+                let (fused, parts) = (
+                    attention(&q, &k, &v, &options)?,
+                    decomposed(&q, &k, &v, &options)?,
+                );
+                Ok(vec![fused.out, fused.lse, parts.out, parts.lse])
+            },
+        );
+    }
+    let small = Problem {
+        b: 2,
+        h: 4,
+        hk: 2,
+        s: 9,
+        t: 12,
+        d: 8,
+        dv: 8,
+    };
+    for dtype in FLOATS {
+        for causal in [false, true] {
+            cases.add(
+                "attention",
+                dtype,
+                format!("{dtype} masked causal {causal}"),
+                move |d| {
+                    let [q, k, v] = small.inputs(d, dtype, View::Contiguous)?;
+                    let seen = input(
+                        d,
+                        Bool,
+                        &[2, 1, 9, 12],
+                        View::Contiguous,
+                        Fill::Integers(0, 1),
+                        5,
+                    )?;
+                    let added = input(
+                        d,
+                        dtype,
+                        &[4, 1, 12],
+                        View::Contiguous,
+                        Fill::Uniform(-2.0, 2.0),
+                        6,
+                    )?;
+                    let mut out = vec![];
+                    for mask in [seen, added] {
+                        let done = attention(
+                            &q,
+                            &k,
+                            &v,
+                            &AttentionOptions {
+                                causal,
+                                mask: Some(mask),
+                                scale: Some(0.3),
+                            },
+                        )?;
+                        out.extend([done.out, done.lse]);
+                    }
+                    Ok(out)
+                },
+            );
+        }
+    }
+    for problem in [
+        Problem { t: 0, ..small },
+        Problem { s: 0, ..small },
+        Problem { b: 0, ..small },
+    ] {
+        cases.add("attention", F32, format!("empty {problem:?}"), move |d| {
+            let [q, k, v] = problem.inputs(d, F32, View::Contiguous)?;
+            let done = attention(&q, &k, &v, &AttentionOptions::default())?;
+            Ok(vec![done.out, done.lse])
+        });
+    }
+    cases
+}
+
+/// Gradients, from one forward pass so that both see the same statistics.
+pub(super) fn backward() -> Cases {
+    let mut cases = Cases::new("attention");
+    // With one query and one key the gradients of both are zero: only rounding would be compared.
+    for (problem, dtype, causal, view) in problems().into_iter().filter(|(p, ..)| p.t > 1) {
+        cases.add(
+            "attention_backward",
+            dtype,
+            format!("{dtype} {problem:?} causal {causal} {view:?}"),
+            move |d| {
+                let [q, k, v] = problem.inputs(d, dtype, view)?;
+                let grad = problem.grad(d, dtype)?;
+                let options = AttentionOptions {
+                    causal,
+                    ..Default::default()
+                };
+                let forward: Attention = attention(&q, &k, &v, &options)?;
+                let (dq, dk, dv) = attention_backward(&q, &k, &v, &forward, &grad, &options)?;
+                let (eq, ek, ev) = backward_decomposed(&q, &k, &v, &forward, &grad, &options)?;
+                Ok(vec![dq, dk, dv, eq, ek, ev])
+            },
+        );
+    }
+    cases
+}

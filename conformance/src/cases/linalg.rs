@@ -1,0 +1,338 @@
+//! Matrix products and einsum.
+
+use super::{Cases, Fill, View, input};
+use anymesh_core::{DType, Device, Result, Tensor};
+
+const DTYPES: [DType; 8] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::F8E4M3,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+];
+
+/// Shapes across the edges of tiles: single elements, vectors, partial and whole tiles.
+const SHAPES: [[usize; 3]; 12] = [
+    [1, 1, 1],
+    [1, 300, 65],
+    [65, 300, 1],
+    [1, 64, 1],
+    [5, 1, 7],
+    [17, 33, 65],
+    [64, 64, 64],
+    [65, 16, 63],
+    [128, 130, 257],
+    [2, 1030, 3],
+    [31, 4, 129],
+    [33, 257, 32],
+];
+
+fn fill(dtype: DType) -> Fill {
+    match dtype {
+        DType::U8 => Fill::Integers(0, 255),
+        d if d.is_int() => Fill::Integers(-100, 100),
+        _ => Fill::Uniform(-1.0, 1.0),
+    }
+}
+
+fn data(device: &Device, dtype: DType, shape: &[usize], view: View, seed: u64) -> Result<Tensor> {
+    input(device, dtype, shape, view, fill(dtype), seed)
+}
+
+fn products(cases: &mut Cases) {
+    use View::*;
+    let pairs = [
+        (Contiguous, Contiguous),
+        (Contiguous, Transposed),
+        (Transposed, Contiguous),
+        (Transposed, Transposed),
+        (Sliced, Contiguous),
+        (Contiguous, Sliced),
+        (Broadcast, Transposed),
+        (Contiguous, Broadcast),
+        (Negative, Contiguous),
+        (Transposed, Negative),
+    ];
+    for dtype in DTYPES {
+        for (left, right) in pairs {
+            cases.add(
+                "matmul",
+                dtype,
+                format!("{dtype} {left:?} x {right:?}"),
+                move |d| {
+                    Ok(vec![data(d, dtype, &[17, 33], left, 1)?.matmul(&data(
+                        d,
+                        dtype,
+                        &[33, 65],
+                        right,
+                        2,
+                    )?)?])
+                },
+            );
+        }
+        for [m, k, n] in SHAPES {
+            cases.add("matmul", dtype, format!("{dtype} {m}x{k}x{n}"), move |d| {
+                Ok(vec![
+                    data(d, dtype, &[m, k], Contiguous, 3)?.matmul(&data(
+                        d,
+                        dtype,
+                        &[k, n],
+                        Contiguous,
+                        4,
+                    )?)?,
+                ])
+            });
+        }
+        for (left, right) in [
+            (vec![3, 17, 33], vec![3, 33, 9]),
+            (vec![2, 1, 17, 33], vec![3, 33, 9]),
+            (vec![3, 17, 33], vec![33, 9]),
+            (vec![17, 33], vec![2, 33, 9]),
+        ] {
+            cases.add(
+                "matmul",
+                dtype,
+                format!("{dtype} batches {left:?} x {right:?}"),
+                move |d| {
+                    Ok(vec![
+                        data(d, dtype, &left, Contiguous, 5)?
+                            .matmul(&data(d, dtype, &right, Transposed, 6)?)?,
+                    ])
+                },
+            );
+        }
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        for (left, right) in [(Contiguous, Transposed), (Transposed, Contiguous)] {
+            for [m, k, n] in SHAPES {
+                cases.add(
+                    "matmul",
+                    dtype,
+                    format!("{dtype} {m}x{k}x{n} {left:?} x {right:?}"),
+                    move |d| {
+                        Ok(vec![data(d, dtype, &[m, k], left, 7)?.matmul(&data(
+                            d,
+                            dtype,
+                            &[k, n],
+                            right,
+                            8,
+                        )?)?])
+                    },
+                );
+            }
+        }
+        cases.add("matmul", dtype, format!("{dtype} 515x96x48"), move |d| {
+            Ok(vec![
+                data(d, dtype, &[515, 96], Contiguous, 9)?.matmul(&data(
+                    d,
+                    dtype,
+                    &[96, 48],
+                    Contiguous,
+                    10,
+                )?)?,
+            ])
+        });
+        cases.add(
+            "bmm",
+            dtype,
+            format!("{dtype} 7 of 20x30x10, transposed"),
+            move |d| {
+                Ok(vec![
+                    data(d, dtype, &[7, 20, 30], Transposed, 11)?.bmm(&data(
+                        d,
+                        dtype,
+                        &[7, 30, 10],
+                        Sliced,
+                        12,
+                    )?)?,
+                ])
+            },
+        );
+        cases.add("matmul", dtype, format!("{dtype} vectors"), move |d| {
+            let (matrix, v, w) = (
+                data(d, dtype, &[2, 33, 17], Contiguous, 13)?,
+                data(d, dtype, &[17], Sliced, 14)?,
+                data(d, dtype, &[33], Negative, 15)?,
+            );
+            Ok(vec![matrix.matmul(&v)?, w.matmul(&matrix)?])
+        });
+        cases.add("dot", dtype, format!("{dtype} of 1030"), move |d| {
+            Ok(vec![
+                data(d, dtype, &[1030], Contiguous, 16)?.dot(&data(
+                    d,
+                    dtype,
+                    &[1030],
+                    Negative,
+                    17,
+                )?)?,
+            ])
+        });
+        cases.add("outer", dtype, format!("{dtype} 33 x 65"), move |d| {
+            Ok(vec![
+                data(d, dtype, &[33], Contiguous, 18)?.outer(&data(
+                    d,
+                    dtype,
+                    &[65],
+                    Sliced,
+                    19,
+                )?)?,
+            ])
+        });
+        cases.add("linear", dtype, format!("{dtype} without bias"), move |d| {
+            Ok(vec![data(d, dtype, &[2, 5, 33], Contiguous, 20)?.linear(
+                &data(d, dtype, &[17, 33], Contiguous, 21)?,
+                None,
+            )?])
+        });
+        cases.add(
+            "baddbmm",
+            dtype,
+            format!("{dtype} with a row to add"),
+            move |d| {
+                let (a, b) = (
+                    data(d, dtype, &[3, 17, 33], Contiguous, 22)?,
+                    data(d, dtype, &[3, 33, 9], Transposed, 23)?,
+                );
+                let row = data(d, dtype, &[9], Contiguous, 24)?;
+                Ok(vec![
+                    row.baddbmm(&a, &b, 0.5, 2.0)?,
+                    row.baddbmm(&a, &b, 0.0, -1.0)?,
+                ])
+            },
+        );
+    }
+    for (small, wide) in [
+        (DType::F8E4M3, DType::F32),
+        (DType::F8E5M2, DType::BF16),
+        (DType::BF16, DType::F32),
+        (DType::F16, DType::F32),
+    ] {
+        cases.add(
+            "matmul_as",
+            wide,
+            format!("{small} stored as {wide}"),
+            move |d| {
+                Ok(vec![
+                    data(d, small, &[65, 130], Contiguous, 25)?
+                        .matmul_as(&data(d, small, &[130, 33], Transposed, 26)?, wide)?,
+                ])
+            },
+        );
+    }
+    // Small whole numbers are exact in every dtype, so a wrong sum cannot hide behind a tolerance.
+    for dtype in [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::F8E5M2,
+        DType::U32,
+    ] {
+        let low = if dtype.is_signed() { -1 } else { 0 };
+        let whole = move |d: &Device, shape: &[usize], seed| {
+            input(d, dtype, shape, Contiguous, Fill::Integers(low, 1), seed)
+        };
+        cases.add(
+            "matmul",
+            dtype,
+            format!("{dtype} whole numbers, exact"),
+            move |d| {
+                Ok(vec![whole(d, &[40, 70], 27)?.matmul(&whole(
+                    d,
+                    &[70, 50],
+                    28,
+                )?)?])
+            },
+        );
+        cases.add(
+            "linear",
+            dtype,
+            format!("{dtype} whole numbers with bias, exact"),
+            move |d| {
+                Ok(vec![whole(d, &[40, 7], 29)?.linear(
+                    &whole(d, &[50, 7], 30)?,
+                    Some(&whole(d, &[50], 31)?),
+                )?])
+            },
+        );
+    }
+    cases.add("matmul", DType::F32, "NaN and infinities", |d| {
+        let special = |shape: &[usize], seed| {
+            input(
+                d,
+                DType::F32,
+                shape,
+                Contiguous,
+                Fill::Special(-1.0, 1.0),
+                seed,
+            )
+        };
+        Ok(vec![
+            special(&[40, 3], 32)?.matmul(&special(&[3, 40], 33)?)?,
+        ])
+    });
+    cases.add("matmul", DType::F32, "f32 with i32 and with bf16", |d| {
+        let x = data(d, DType::F32, &[5, 6], Contiguous, 34)?;
+        Ok(vec![
+            x.matmul(&data(d, DType::I32, &[6, 7], Contiguous, 35)?)?,
+            x.matmul(&data(d, DType::BF16, &[6, 7], Contiguous, 36)?)?,
+        ])
+    });
+}
+
+fn einsums(cases: &mut Cases) {
+    let equations: &[(&str, &[&[usize]])] = &[
+        ("ij,jk->ik", &[&[7, 33], &[33, 9]]),
+        ("ij,jk->ki", &[&[7, 33], &[33, 9]]),
+        ("bij,bjk->bik", &[&[3, 7, 33], &[3, 33, 9]]),
+        ("bhqd,bhkd->bhqk", &[&[2, 3, 5, 8], &[2, 3, 6, 8]]),
+        ("ii->i", &[&[7, 7]]),
+        ("ii", &[&[7, 7]]),
+        ("iij->j", &[&[4, 4, 9]]),
+        ("ij->ji", &[&[7, 9]]),
+        ("ij->", &[&[7, 33]]),
+        ("i,j->ij", &[&[7], &[9]]),
+        ("i,i->i", &[&[33], &[33]]),
+        ("i,i->", &[&[33], &[33]]),
+        ("ij,ij->j", &[&[7, 9], &[7, 9]]),
+        ("ij,kl->il", &[&[3, 4], &[5, 6]]),
+        ("...ij,...jk->...ik", &[&[2, 1, 3, 4], &[5, 4, 6]]),
+        ("i...,i->...", &[&[4, 2, 3], &[4]]),
+        ("ij,jk,kl->il", &[&[3, 4], &[4, 5], &[5, 6]]),
+        ("ab,ac,ad->bcd", &[&[4, 2], &[4, 3], &[4, 5]]),
+        ("ba,a", &[&[3, 4], &[4]]),
+    ];
+    for &(equation, shapes) in equations {
+        for dtype in [DType::F32, DType::I32] {
+            cases.add("einsum", dtype, format!("{equation} {dtype}"), move |d| {
+                let tensors = shapes
+                    .iter()
+                    .enumerate()
+                    .map(|(i, shape)| {
+                        input(
+                            d,
+                            dtype,
+                            shape,
+                            View::Transposed,
+                            Fill::Integers(-4, 4),
+                            i as u64,
+                        )
+                    })
+                    .collect::<Result<Vec<_>>>()?;
+                Ok(vec![Tensor::einsum(
+                    equation,
+                    &tensors.iter().collect::<Vec<_>>(),
+                )?])
+            });
+        }
+    }
+}
+
+pub(super) fn cases() -> Cases {
+    let mut cases = Cases::new("linalg");
+    products(&mut cases);
+    einsums(&mut cases);
+    cases
+}

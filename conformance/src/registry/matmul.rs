@@ -1,0 +1,183 @@
+//! Matrix products and Einstein sums. Values are small integers, so every order of summation gives
+//! the same.
+
+use super::{
+    Attr, AttrKind, Call, Entry, Input, Sample, attr, entry, one, required,
+    sample::{integers, small},
+};
+use anymesh_core::{Result, Tensor};
+use serde_json::{Value, json};
+
+const BADDBMM: &[Attr] = &[
+    attr(
+        "beta",
+        AttrKind::Float,
+        "1",
+        "the factor on the first operand",
+    ),
+    attr("alpha", AttrKind::Float, "1", "the factor on the product"),
+];
+
+pub(super) const ENTRIES: &[Entry] = &[
+    entry(
+        "matmul",
+        "x, y",
+        &[],
+        |c| one(c.x(0)?.matmul(c.x(1)?)),
+        matmuls,
+    ),
+    entry(
+        "matmul_as",
+        "x, y",
+        &[required(
+            "dtype",
+            AttrKind::DType,
+            "the dtype of the result",
+        )],
+        |c| one(c.x(0)?.matmul_as(c.x(1)?, c.attrs.dtype("dtype")?)),
+        matmuls,
+    ),
+    entry(
+        "bmm",
+        "x, y",
+        &[],
+        |c| one(c.x(0)?.bmm(c.x(1)?)),
+        |_| {
+            products(&[
+                (&[5, 2, 3], &[5, 3, 4]),
+                (&[4, 3, 2], &[4, 2, 5]),
+                (&[2, 4, 8], &[2, 8, 1]),
+            ])
+        },
+    ),
+    entry(
+        "dot",
+        "x, y",
+        &[],
+        |c| one(c.x(0)?.dot(c.x(1)?)),
+        |_| products(&[(&[7], &[7]), (&[8], &[8]), (&[2], &[2])]),
+    ),
+    entry(
+        "outer",
+        "x, y",
+        &[],
+        |c| one(c.x(0)?.outer(c.x(1)?)),
+        |_| products(&[(&[5], &[7]), (&[8], &[4]), (&[2], &[3])]),
+    ),
+    entry(
+        "linear",
+        "x, weight, bias?",
+        &[],
+        |c| one(c.x(0)?.linear(c.x(1)?, c.maybe(2))),
+        linears,
+    ),
+    entry("baddbmm", "x, a, b", BADDBMM, baddbmm, baddbmms),
+    entry(
+        "einsum",
+        "tensors...",
+        &[required(
+            "equation",
+            AttrKind::Str,
+            "a letter for each dimension, such as ij,jk->ik",
+        )],
+        einsum,
+        einsums,
+    ),
+];
+
+fn baddbmm(c: &Call<'_>) -> Result<Vec<Tensor>> {
+    one(c.x(0)?.baddbmm(
+        c.x(1)?,
+        c.x(2)?,
+        c.attrs.float("beta")?,
+        c.attrs.float("alpha")?,
+    ))
+}
+
+fn einsum(c: &Call<'_>) -> Result<Vec<Tensor>> {
+    one(Tensor::einsum(
+        &c.attrs.str("equation")?,
+        &c.all(0..c.inputs.len())?,
+    ))
+}
+
+fn products(shapes: &[(&[usize], &[usize])]) -> Vec<Sample> {
+    shapes
+        .iter()
+        .map(|(x, y)| Sample::new([small(x), small(y)], json!({})))
+        .collect()
+}
+
+/// Matrices, vectors on either side, batches that broadcast, and integers.
+fn matmuls(op: &'static str) -> Vec<Sample> {
+    let mut all = products(&[
+        (&[5, 7], &[7, 3]),
+        (&[8, 4], &[4, 8]),
+        (&[2, 3, 4], &[4, 5]),
+        (&[4, 1, 3, 2], &[3, 2, 4]),
+        (&[5], &[5, 4]),
+        (&[4, 3], &[3]),
+    ]);
+    if op == "matmul" {
+        all.push(Sample::new(
+            [integers(&[3, 4]), integers(&[4, 2])],
+            json!({}),
+        ));
+    } else {
+        for (sample, dtype) in all
+            .iter_mut()
+            .zip(["f32", "bf16", "f16"].into_iter().cycle())
+        {
+            sample.attrs = json!({"dtype": dtype});
+        }
+    }
+    all
+}
+
+fn linears(_: &'static str) -> Vec<Sample> {
+    vec![
+        Sample::new([small(&[5, 7]), small(&[3, 7]), small(&[3])], json!({})),
+        Sample::new([small(&[2, 3, 4]), small(&[8, 4])], json!({})),
+        Sample::new([small(&[8]), small(&[4, 8]), small(&[4])], json!({})),
+    ]
+}
+
+fn baddbmms(_: &'static str) -> Vec<Sample> {
+    let call = |x: &[usize], a: &[usize], b: &[usize], attrs| {
+        Sample::new([small(x), small(a), small(b)], attrs)
+    };
+    vec![
+        call(&[5, 2, 4], &[5, 2, 3], &[5, 3, 4], json!({})),
+        call(
+            &[4, 1, 5],
+            &[4, 3, 2],
+            &[4, 2, 5],
+            json!({"beta": 0.5, "alpha": -2}),
+        ),
+        call(&[3], &[2, 4, 8], &[2, 8, 3], json!({"beta": 0, "alpha": 1})),
+    ]
+}
+
+fn einsums(_: &'static str) -> Vec<Sample> {
+    let call = |equation: &str, shapes: &[&[usize]]| {
+        let inputs: Vec<Input> = shapes.iter().map(|shape| small(shape)).collect();
+        Sample::new(inputs, Value::from_iter([("equation", equation)]))
+    };
+    vec![
+        call("ij,jk->ik", &[&[5, 7], &[7, 3]]),
+        call("bij,bkj->bki", &[&[4, 2, 3], &[4, 5, 3]]),
+        call("ij->j", &[&[8, 3]]),
+        call("ii->i", &[&[4, 4]]),
+        call("...i,i->...", &[&[2, 3, 4], &[4]]),
+        call("ab,bc,cd->da", &[&[4, 2], &[2, 3], &[3, 5]]),
+        call("i,j", &[&[8], &[3]]),
+        // Diagonals that are summed and that are not, letters that one operand has alone, hidden
+        // dimensions that broadcast or are summed.
+        call("ii->", &[&[4, 4]]),
+        call("iij,jk->ik", &[&[3, 3, 2], &[2, 4]]),
+        call("iji,ik->j", &[&[3, 2, 3], &[3, 4]]),
+        call("ij,kl->", &[&[4, 2], &[3, 2]]),
+        call("...ij,...jk->...ki", &[&[2, 1, 3, 2], &[4, 2, 2]]),
+        call("i...,...->i", &[&[3, 1, 2], &[4, 2]]),
+    ]
+}

@@ -1,0 +1,26 @@
+//! What every kernel and every backend of anymesh is made of: dtypes, shapes and layouts,
+//! elementwise programs as data, devices, and the interface that a backend implements.
+//!
+//! Nothing here knows of tensors or meshes; those are in `anymesh_kernel`, which re-exports this
+//! crate. A backend depends on this crate alone.
+
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod device;
+mod dtype;
+mod error;
+mod float8;
+pub mod layout;
+pub mod map;
+mod shape;
+
+pub use backend::{Backend, Buffer, Capabilities, View};
+pub use device::Device;
+pub use dtype::{DType, Element, Kind, Scalar};
+pub use error::{Error, Result};
+pub use float8::{F8E4M3, F8E5M2};
+pub use half::{bf16, f16};
+pub use layout::Layout;
+pub use map::MapProgram;
+pub use shape::{Dims, Shape};

@@ -1,0 +1,578 @@
+//! Elementwise programs as data.
+//!
+//! A [`MapProgram`] is a short list of scalar instructions in single-assignment form: instruction
+//! `i` defines register `i`. Unary and binary ops, casts, `where`, padding, concatenation,
+//! triangles, random values, optimizer updates and the front part of reductions are all map
+//! programs. The CPU runs a program over blocks of elements; a GPU kernel is expanded from it.
+//! Fusing two ops is concatenating their programs.
+//!
+//! ```
+//! use anymesh_kernel::{DType, map::Builder};
+//! let b = Builder::new();
+//! let x = b.load(DType::F32);
+//! let y = b.load(DType::F32);
+//! let program = b.finish(&[(((x - y) * (x - y)), DType::F32)]).unwrap();
+//! assert_eq!(program.to_string(), "r0 = load 0 f32\nr1 = load 1 f32\nr2 = sub r0 r1\nr3 = sub r0 r1\nr4 = mul r2 r3\nstore r4 f32\n");
+//! ```
+
+mod derive;
+
+pub use derive::Derivative;
+
+use crate::{DType, Error, Kind, Result, Scalar};
+use std::cell::RefCell;
+
+/// Index of the instruction that defines a value.
+pub type Reg = u16;
+
+/// At most this many input tensors in one program: browsers bind few buffers to a kernel.
+pub const MAX_INPUTS: usize = 6;
+/// At most this many outputs.
+pub const MAX_OUTPUTS: usize = 3;
+
+/// Functions of one value. Float functions take float kinds; the rest say what they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Unary {
+    /// Any number; wraps on integers.
+    Neg,
+    /// Any number.
+    Abs,
+    /// -1, 0 or 1 of the same kind; NaN stays NaN.
+    Sign,
+    Exp,
+    Exp2,
+    Expm1,
+    Log,
+    Log2,
+    Log10,
+    Log1p,
+    Sqrt,
+    Rsqrt,
+    Sin,
+    Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Asinh,
+    Acosh,
+    Atanh,
+    Erf,
+    Erfinv,
+    Lgamma,
+    Digamma,
+    Floor,
+    Ceil,
+    /// To the nearest integer, ties to even.
+    Round,
+    Trunc,
+    /// Gives bool.
+    IsNan,
+    /// Gives bool.
+    IsInf,
+    /// Bitwise on integers, logical on bool.
+    Not,
+}
+
+/// Functions of two values of the same kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    /// Floats only; integers use `FloorDiv` or `TruncDiv`.
+    Div,
+    /// Rounds towards minus infinity; an integer divided by zero is a fault.
+    FloorDiv,
+    /// Rounds towards zero; an integer divided by zero is a fault.
+    TruncDiv,
+    /// The remainder of `FloorDiv`: it has the sign of the divisor, as in Python. Integer zero
+    /// divisor is a fault.
+    Rem,
+    /// Integers: wraps; a negative exponent gives the truncated true value (0, or ±1 for bases ±1).
+    Pow,
+    /// NaN if either is NaN.
+    Max,
+    /// NaN if either is NaN.
+    Min,
+    /// Ignores one NaN. Floats only.
+    Fmax,
+    /// Ignores one NaN. Floats only.
+    Fmin,
+    Atan2,
+    Hypot,
+    Copysign,
+    /// Gives bool, as do all comparisons.
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    /// Bitwise on integers, logical on bool.
+    And,
+    Or,
+    Xor,
+    /// Shift counts of the width or more, and negative ones, give 0.
+    Shl,
+    /// Arithmetic on signed kinds; counts of the width or more, and negative ones, give 0 (or -1
+    /// for negative values).
+    Shr,
+}
+
+impl Binary {
+    /// Whether the result is a bool.
+    pub fn is_comparison(self) -> bool {
+        matches!(
+            self,
+            Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge
+        )
+    }
+}
+
+/// One instruction; its result is the register of its own position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inst {
+    /// The element of an input; zero outside the input's window.
+    Load(u8),
+    /// Whether the current position is inside the window of an input (bool).
+    Inside(u8),
+    /// The value of an affine form of the current position: an index, not data.
+    Index(u8),
+    /// A runtime scalar.
+    Param(u8),
+    /// A constant of the kind.
+    Const(Scalar, Kind),
+    /// A function of one register.
+    Unary(Unary, Reg),
+    /// A function of two registers of one kind.
+    Binary(Binary, Reg, Reg),
+    /// The second where the first (bool) holds, else the third.
+    Select(Reg, Reg, Reg),
+    /// Converts to a dtype and holds the result as that dtype's kind: `u8` wraps to 8 bits (floats
+    /// saturate), small floats round, floats to integers truncate and saturate (NaN gives 0), to
+    /// bool means "is not zero".
+    Cast(Reg, DType),
+    /// A word of Philox 4x32-10 (u32): counter (index, stream), key (seed low, seed high); all but
+    /// `index` are u32.
+    Philox {
+        /// Global element index, i32 or i64.
+        index: Reg,
+        /// Low and high half of the seed, and the stream.
+        key: [Reg; 3],
+        /// Which of the four output words.
+        word: u8,
+    },
+}
+
+/// A validated elementwise program. Made by a [`Builder`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MapProgram {
+    /// The instructions.
+    pub insts: Vec<Inst>,
+    /// The kind of each register.
+    pub kinds: Vec<Kind>,
+    /// The dtype of each input.
+    pub inputs: Vec<DType>,
+    /// The kind of each affine index (i32 or i64).
+    pub indices: Vec<Kind>,
+    /// The kind of each runtime scalar.
+    pub params: Vec<Kind>,
+    /// What is stored, and as what.
+    pub outputs: Vec<(Reg, DType)>,
+}
+
+impl MapProgram {
+    /// A program that copies one input, converting its dtype.
+    pub fn cast(from: DType, to: DType) -> Self {
+        let cast = if from == to {
+            None
+        } else {
+            Some(Inst::Cast(0, to))
+        };
+        Self {
+            kinds: [Some(from.kind()), cast.map(|_| to.kind())]
+                .into_iter()
+                .flatten()
+                .collect(),
+            insts: [Some(Inst::Load(0)), cast].into_iter().flatten().collect(),
+            inputs: vec![from],
+            indices: vec![],
+            params: vec![],
+            outputs: vec![(u16::from(from != to), to)],
+        }
+    }
+
+    /// Whether any instruction can raise a fault (integer division).
+    pub fn can_fault(&self) -> bool {
+        self.insts.iter().any(|i| matches!(*i, Inst::Binary(Binary::FloorDiv | Binary::TruncDiv | Binary::Rem, a, _) if !self.kinds[a as usize].is_float()))
+    }
+
+    /// Whether the position itself matters (not only the elements there).
+    pub fn is_positional(&self) -> bool {
+        self.insts
+            .iter()
+            .any(|i| matches!(i, Inst::Index(_) | Inst::Inside(_)))
+    }
+}
+
+impl std::fmt::Display for MapProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lower = |s: String| s.to_lowercase();
+        for (i, inst) in self.insts.iter().enumerate() {
+            write!(f, "r{i} = ")?;
+            match *inst {
+                Inst::Load(k) => write!(f, "load {k} {}", self.inputs[k as usize])?,
+                Inst::Inside(k) => write!(f, "inside {k}")?,
+                Inst::Index(k) => write!(f, "index {k}")?,
+                Inst::Param(k) => write!(f, "param {k} {}", self.params[k as usize].dtype())?,
+                Inst::Const(value, kind) => write!(f, "const {value:?} {}", kind.dtype())?,
+                Inst::Unary(op, a) => write!(f, "{} r{a}", lower(format!("{op:?}")))?,
+                Inst::Binary(op, a, b) => write!(f, "{} r{a} r{b}", lower(format!("{op:?}")))?,
+                Inst::Select(c, a, b) => write!(f, "select r{c} r{a} r{b}")?,
+                Inst::Cast(a, dtype) => write!(f, "cast r{a} {dtype}")?,
+                Inst::Philox { index, key, word } => write!(f, "philox r{index} {key:?} {word}")?,
+            }
+            writeln!(f)?;
+        }
+        for (reg, dtype) in &self.outputs {
+            writeln!(f, "store r{reg} {dtype}")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Default, Debug)]
+struct State {
+    insts: Vec<Inst>,
+    kinds: Vec<Kind>,
+    inputs: Vec<DType>,
+    indices: Vec<Kind>,
+    params: Vec<Kind>,
+    error: Option<String>,
+}
+
+/// Builds a [`MapProgram`] from expressions on [`Val`]s. A mistake (mixed kinds, too many inputs)
+/// is reported by [`finish`](Builder::finish).
+#[derive(Default, Debug)]
+pub struct Builder(RefCell<State>);
+
+/// A value inside a program that is being built. Arithmetic on it appends instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct Val<'b> {
+    builder: &'b Builder,
+    reg: Reg,
+}
+
+impl Builder {
+    /// An empty program.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn push(&self, inst: Inst, kind: Kind) -> Val<'_> {
+        let mut state = self.0.borrow_mut();
+        state.insts.push(inst);
+        state.kinds.push(kind);
+        Val {
+            builder: self,
+            reg: (state.insts.len() - 1) as Reg,
+        }
+    }
+
+    fn fail(&self, message: String) {
+        self.0.borrow_mut().error.get_or_insert(message);
+    }
+
+    /// Declares the next input and loads its element.
+    pub fn load(&self, dtype: DType) -> Val<'_> {
+        let input = self.0.borrow().inputs.len();
+        self.0.borrow_mut().inputs.push(dtype);
+        self.push(Inst::Load(input as u8), dtype.kind())
+    }
+
+    /// Declares the next affine index (kind i32 or i64) and gives its value.
+    pub fn index(&self, kind: Kind) -> Val<'_> {
+        let index = self.0.borrow().indices.len();
+        self.0.borrow_mut().indices.push(kind);
+        self.push(Inst::Index(index as u8), kind)
+    }
+
+    /// Declares the next runtime scalar.
+    pub fn param(&self, kind: Kind) -> Val<'_> {
+        let param = self.0.borrow().params.len();
+        self.0.borrow_mut().params.push(kind);
+        self.push(Inst::Param(param as u8), kind)
+    }
+
+    /// A constant.
+    pub fn constant(&self, value: impl Into<Scalar>, kind: Kind) -> Val<'_> {
+        self.push(Inst::Const(value.into(), kind), kind)
+    }
+
+    /// A word of the random stream at `index`.
+    pub fn philox<'b>(&'b self, index: Val<'b>, key: [Val<'b>; 3], word: u8) -> Val<'b> {
+        self.push(
+            Inst::Philox {
+                index: index.reg,
+                key: key.map(|k| k.reg),
+                word,
+            },
+            Kind::U32,
+        )
+    }
+
+    /// The program so far, with one output. More may be built afterwards.
+    fn peek(&self, result: Val<'_>, dtype: DType) -> Result<MapProgram> {
+        let copy = Builder(RefCell::new(self.0.borrow().clone()));
+        let result = Val {
+            builder: &copy,
+            reg: result.reg,
+        };
+        // An input that turns out not to be needed does not count.
+        let inputs = std::mem::take(&mut copy.0.borrow_mut().inputs);
+        let mut program = copy.finish(&[(result, dtype)])?;
+        program.inputs = inputs;
+        Ok(program)
+    }
+
+    /// Checks and closes the program; `outputs` are stored as the given dtypes (converting within
+    /// the same class).
+    pub fn finish(&self, outputs: &[(Val<'_>, DType)]) -> Result<MapProgram> {
+        let mut state = self.0.borrow_mut();
+        let mut outs = Vec::with_capacity(outputs.len());
+        for (value, dtype) in outputs {
+            let mut reg = value.reg;
+            if state.kinds[reg as usize] != dtype.kind() {
+                state.insts.push(Inst::Cast(reg, *dtype));
+                state.kinds.push(dtype.kind());
+                reg = (state.insts.len() - 1) as Reg;
+            }
+            outs.push((reg, *dtype));
+        }
+        let state = std::mem::take(&mut *state);
+        let too_many = state.inputs.len() > MAX_INPUTS || outs.len() > MAX_OUTPUTS;
+        let error = state.error.or_else(|| {
+            too_many.then(|| {
+                format!("a program takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs")
+            })
+        });
+        match error {
+            Some(detail) => Err(Error::Argument { op: "map", detail }),
+            None => Ok(MapProgram {
+                insts: state.insts,
+                kinds: state.kinds,
+                inputs: state.inputs,
+                indices: state.indices,
+                params: state.params,
+                outputs: outs,
+            }),
+        }
+    }
+}
+
+impl<'b> Val<'b> {
+    /// What the value is held as.
+    pub fn kind(self) -> Kind {
+        self.builder.0.borrow().kinds[self.reg as usize]
+    }
+
+    /// The builder this value belongs to.
+    pub fn builder(self) -> &'b Builder {
+        self.builder
+    }
+
+    /// A constant of the same kind as this value.
+    pub fn lit(self, value: impl Into<Scalar>) -> Val<'b> {
+        self.builder.constant(value, self.kind())
+    }
+
+    /// Applies a unary function.
+    pub fn unary(self, op: Unary) -> Val<'b> {
+        let kind = self.kind();
+        let allowed = match op {
+            Unary::Neg | Unary::Abs | Unary::Sign => kind != Kind::Bool,
+            Unary::Not => !kind.is_float(),
+            _ => kind.is_float(),
+        };
+        if !allowed {
+            self.builder
+                .fail(format!("{op:?} is not defined on {kind:?}"));
+        }
+        let result = if matches!(op, Unary::IsNan | Unary::IsInf) {
+            Kind::Bool
+        } else {
+            kind
+        };
+        self.builder.push(Inst::Unary(op, self.reg), result)
+    }
+
+    /// Applies a binary function.
+    pub fn binary(self, op: Binary, other: Val<'b>) -> Val<'b> {
+        let (kind, right) = (self.kind(), other.kind());
+        let allowed = match op {
+            Binary::Div
+            | Binary::Fmax
+            | Binary::Fmin
+            | Binary::Atan2
+            | Binary::Hypot
+            | Binary::Copysign => kind.is_float(),
+            Binary::And | Binary::Or | Binary::Xor => !kind.is_float(),
+            Binary::Shl | Binary::Shr => !kind.is_float() && kind != Kind::Bool,
+            Binary::Max | Binary::Min => true,
+            _ => op.is_comparison() || kind != Kind::Bool,
+        };
+        if !allowed || kind != right {
+            self.builder
+                .fail(format!("{op:?} is not defined on {kind:?} and {right:?}"));
+        }
+        self.builder.push(
+            Inst::Binary(op, self.reg, other.reg),
+            if op.is_comparison() { Kind::Bool } else { kind },
+        )
+    }
+
+    /// `yes` where this bool holds, else `no`.
+    pub fn select(self, yes: Val<'b>, no: Val<'b>) -> Val<'b> {
+        if self.kind() != Kind::Bool || yes.kind() != no.kind() {
+            self.builder.fail(format!(
+                "select needs a bool and two equal kinds, got {:?}, {:?}, {:?}",
+                self.kind(),
+                yes.kind(),
+                no.kind()
+            ));
+        }
+        self.builder
+            .push(Inst::Select(self.reg, yes.reg, no.reg), yes.kind())
+    }
+
+    /// Whether the position is inside the window of the input that this value loads.
+    pub fn inside(self) -> Val<'b> {
+        let inst = self.builder.0.borrow().insts[self.reg as usize];
+        let Inst::Load(input) = inst else {
+            self.builder
+                .fail("`inside` is asked of a loaded value".into());
+            return self;
+        };
+        self.builder.push(Inst::Inside(input), Kind::Bool)
+    }
+
+    /// Converts to `dtype` (see [`Inst::Cast`]); no instruction where the value is held without
+    /// loss as that dtype, or was loaded as it.
+    pub fn cast(self, dtype: DType) -> Val<'b> {
+        let loaded = {
+            let state = self.builder.0.borrow();
+            matches!(state.insts[self.reg as usize], Inst::Load(k) if state.inputs.get(k as usize) == Some(&dtype))
+        };
+        if loaded || self.kind().dtype() == dtype {
+            self
+        } else {
+            self.builder.push(Inst::Cast(self.reg, dtype), dtype.kind())
+        }
+    }
+}
+
+macro_rules! val_unary {
+    ($($(#[$doc:meta])* $name:ident $op:ident),*) => {
+        #[allow(missing_docs)]
+        impl<'b> Val<'b> {$($(#[$doc])* pub fn $name(self) -> Val<'b> { self.unary(Unary::$op) })*}
+    };
+}
+val_unary!(abs Abs, sign Sign, exp Exp, expm1 Expm1, log Log, log1p Log1p, sqrt Sqrt, rsqrt Rsqrt, sin Sin, cos Cos, tanh Tanh, erf Erf, floor Floor, trunc Trunc, is_nan IsNan, is_inf IsInf);
+
+macro_rules! val_binary {
+    ($($name:ident $op:ident),*) => {
+        #[allow(missing_docs)]
+        impl<'b> Val<'b> {$(pub fn $name(self, other: impl Operand<'b>) -> Val<'b> { let other = other.of(self); self.binary(Binary::$op, other) })*}
+    };
+}
+val_binary!(pow Pow, max Max, min Min, eq Eq, ne Ne, lt Lt, le Le, gt Gt, ge Ge, and And, or Or, xor Xor, floor_div FloorDiv, rem Rem);
+
+/// The right side of an expression: another value, or a literal that takes the left side's kind.
+pub trait Operand<'b> {
+    /// As a value next to `other`.
+    fn of(self, other: Val<'b>) -> Val<'b>;
+}
+
+impl<'b> Operand<'b> for Val<'b> {
+    fn of(self, _: Val<'b>) -> Val<'b> {
+        self
+    }
+}
+
+impl<'b> Operand<'b> for f64 {
+    fn of(self, other: Val<'b>) -> Val<'b> {
+        other.lit(self)
+    }
+}
+
+impl<'b> Operand<'b> for i64 {
+    fn of(self, other: Val<'b>) -> Val<'b> {
+        other.lit(self)
+    }
+}
+
+macro_rules! val_operator {
+    ($($trait:ident $name:ident $op:ident),*) => {$(
+        impl<'b, O: Operand<'b>> std::ops::$trait<O> for Val<'b> {
+            type Output = Val<'b>;
+            fn $name(self, other: O) -> Val<'b> {
+                let other = other.of(self);
+                self.binary(Binary::$op, other)
+            }
+        }
+    )*};
+}
+val_operator!(Add add Add, Sub sub Sub, Mul mul Mul, Div div Div);
+
+impl<'b> std::ops::Neg for Val<'b> {
+    type Output = Val<'b>;
+    fn neg(self) -> Val<'b> {
+        self.unary(Unary::Neg)
+    }
+}
+
+impl<'b> std::ops::Not for Val<'b> {
+    type Output = Val<'b>;
+    fn not(self) -> Val<'b> {
+        self.unary(Unary::Not)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_kinds_are_refused_at_finish() {
+        let b = Builder::new();
+        let x = b.load(DType::F32);
+        let y = b.load(DType::I32);
+        let sum = x + y;
+        assert!(b.finish(&[(sum, DType::F32)]).is_err());
+    }
+
+    #[test]
+    fn storing_converts_between_kinds() {
+        let b = Builder::new();
+        let x = b.load(DType::BF16);
+        let program = b.finish(&[(x.gt(0.0), DType::F32)]).expect("valid");
+        assert_eq!(program.kinds.last(), Some(&Kind::F32));
+    }
+
+    #[test]
+    fn only_integer_division_faults() {
+        let program = |dtype| {
+            let b = Builder::new();
+            let (x, y) = (b.load(dtype), b.load(dtype));
+            b.finish(&[(x.rem(y), dtype)]).expect("valid")
+        };
+        assert!(program(DType::I32).can_fault());
+        assert!(!program(DType::F16).can_fault());
+    }
+}
