@@ -1,4 +1,4 @@
-//! Tensors, ops, sharding and checkpoints of anymesh, without any backend.
+//! Tensors, ops, gradients and sharding of anymesh, without any backend.
 //!
 //! A [`Tensor`] lives on a [`Device`]; a device runs a [`Backend`], which implements a small set of
 //! kernel families. Ops are methods of `Tensor`, one file per family under `ops`, each with its
@@ -7,14 +7,17 @@
 
 #![forbid(unsafe_code)]
 
+mod display;
 pub mod grad;
 pub mod indexing;
 mod mesh;
 mod meta;
+mod nested;
 pub mod ops;
 mod place;
 pub mod reshard;
 mod sharding;
+mod spec;
 pub mod spmd;
 mod tensor;
 pub mod transport;
@@ -26,7 +29,9 @@ pub use anymesh_kernel::{
 pub use indexing::Index;
 pub use mesh::Mesh;
 pub use meta::meta;
+pub use nested::Nested;
 pub use ops::elementwise::Arg;
-pub use place::{IntoSharding, Place};
+pub use place::{IntoPlace, IntoSharding, Place};
 pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
+pub use spec::{ShardingSpec, TypeSpec};
 pub use tensor::Tensor;

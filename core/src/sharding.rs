@@ -1,6 +1,6 @@
 //! How a tensor lies on a mesh.
 
-use crate::{DType, Dims, Error, Mesh, Result, Scalar, Shape};
+use crate::{DType, Dims, Error, Layout, Mesh, Result, Scalar, Shape, ShardingSpec, TypeSpec};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -299,24 +299,14 @@ impl Sharding {
 
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
     pub fn type_string(&self, dtype: DType, shape: &Shape, mesh: &Mesh) -> String {
-        let name = |axis: usize| mesh.axes().get(axis).map_or("?", |(n, _)| n.as_str());
-        let dims: Vec<String> = (0..shape.rank())
-            .map(|d| {
-                self.axes_of(d).fold(shape[d].to_string(), |text, axis| {
-                    format!("{text}@{}", name(axis))
-                })
-            })
-            .collect();
-        let partial: Vec<String> = self
-            .partial()
-            .map(|(axis, r)| format!("{}:{}", r.name(), name(axis)))
-            .collect();
-        let suffix = if partial.is_empty() {
-            String::new()
-        } else {
-            format!("{{{}}}", partial.join(", "))
-        };
-        format!("{dtype}[{}]{suffix}", dims.join(", "))
+        let sharding = ShardingSpec::of(self, mesh, shape.rank());
+        let shape = shape.clone();
+        TypeSpec {
+            dtype,
+            shape,
+            sharding,
+        }
+        .to_string()
     }
 }
 
@@ -331,7 +321,7 @@ pub fn split(n: usize, part: usize, parts: usize) -> Range<usize> {
 }
 
 /// A box of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Region {
     /// Its first element.
     pub start: Dims,
@@ -343,6 +333,17 @@ impl Region {
     /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// The part of a layout that the box is.
+    pub(crate) fn of(&self, layout: &Layout) -> Layout {
+        let mut part = layout.clone();
+        for d in 0..self.shape.len() {
+            if self.shape[d] != part.shape[d] {
+                part = part.slice(d, self.start[d], 1, self.shape[d]);
+            }
+        }
+        part
     }
 
     /// What two boxes have in common, `None` where that is nothing.
@@ -372,53 +373,22 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// Reads a type; axis names are those of `mesh`.
+    /// Reads a type; axis names are those of `mesh`. [`TypeSpec`] reads one before there is a mesh.
     ///
     /// ```
     /// # use anymesh_core::{Mesh, TensorType};
     /// # let mesh = Mesh::new("dp=2, tp=4, sp=2", &anymesh_backend_cpu::device())?;
     /// let t = TensorType::parse("f32[1024@dp, 4096@tp]{sum:sp}", &mesh)?;
-    /// assert_eq!(t.sharding.type_string(t.dtype, &t.shape, &mesh), "f32[1024@dp, 4096@tp]{sum:sp}");
+    /// assert_eq!(t.to_string_on(&mesh), "f32[1024@dp, 4096@tp]{sum:sp}");
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     pub fn parse(text: &str, mesh: &Mesh) -> Result<Self> {
-        let error = || Error::Parse {
-            what: "tensor type",
-            text: text.into(),
-            expected: "dtype[size@axis, ..]{reduction:axis, ..}, such as f32[8@dp, 16@tp]{sum:sp}"
-                .into(),
-        };
-        let (dtype, rest) = text.trim().split_once('[').ok_or_else(error)?;
-        let (dims, rest) = rest.split_once(']').ok_or_else(error)?;
-        let mut sharding = Sharding::replicated();
-        let mut shape = Dims::new();
-        for (d, dim) in dims.split(',').filter(|d| !d.trim().is_empty()).enumerate() {
-            let mut parts = dim.split('@').map(str::trim);
-            shape.push(parts.next().unwrap_or("").parse().map_err(|_| error())?);
-            for axis in parts {
-                sharding = sharding.cut(d, mesh.axis(axis)?);
-            }
-        }
-        let rest = rest.trim();
-        if !rest.is_empty() {
-            let inner = rest
-                .strip_prefix('{')
-                .and_then(|r| r.strip_suffix('}'))
-                .ok_or_else(error)?;
-            for part in inner.split(',') {
-                let (reduction, axis) = part.split_once(':').ok_or_else(error)?;
-                sharding =
-                    sharding.partial_over(mesh.axis(axis.trim())?, reduction.trim().parse()?);
-            }
-        }
-        let shape = Shape::from(shape);
-        shape.checked_numel("type")?;
-        sharding.check(mesh, shape.rank())?;
-        Ok(Self {
-            dtype: dtype.trim().parse()?,
-            shape,
-            sharding,
-        })
+        text.parse::<TypeSpec>()?.on(mesh)
+    }
+
+    /// As text, with the names of the axes of `mesh`.
+    pub fn to_string_on(&self, mesh: &Mesh) -> String {
+        self.sharding.type_string(self.dtype, &self.shape, mesh)
     }
 }
 

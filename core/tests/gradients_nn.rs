@@ -345,7 +345,7 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
 #[test]
 fn an_einsum_of_a_scalar_on_a_mesh_is_that_scalar() -> Result<()> {
     let mesh = Mesh::new("tp=2", &anymesh_backend_cpu::device())?;
-    let x = Tensor::scalar(3f64, &anymesh_backend_cpu::device())?
+    let x = Tensor::new(3f64, &anymesh_backend_cpu::device())?
         .to_mesh(&mesh, anymesh_core::Sharding::replicated())?
         .require_grad()?;
     let y = Tensor::einsum("->", &[&x])?;
@@ -522,13 +522,13 @@ fn rotating_back_is_the_gradient_of_a_rotation() -> Result<()> {
 fn smooth_functions_have_second_derivatives_at_zero_too() -> Result<()> {
     let device = anymesh_backend_cpu::device();
     let second = |f: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<f64> {
-        let x = Tensor::scalar(0f64, &device)?.require_grad()?;
+        let x = Tensor::new(0f64, &device)?.require_grad()?;
         let first = grad(&[&f(&x)?], &[&x], &again())?.remove(0);
         Ok(grad(&[&first], &[&x], &GradOptions::default())?[0]
             .item()?
             .to_f64())
     };
-    let zero = Tensor::scalar(0f64, &device)?;
+    let zero = Tensor::new(0f64, &device)?;
     type Case<'a> = (&'a str, Box<dyn Fn(&Tensor) -> Result<Tensor> + 'a>, f64);
     let cases: [Case<'_>; 8] = [
         ("softplus", Box::new(|x| x.softplus(1.0, 20.0)), 0.25),

@@ -396,7 +396,7 @@ fn index_put_accumulates_repeated_indices_only_when_asked() {
         [0., 0., 4., 6., 5., 6.]
     );
     let (i, j) = (tensor(&[0i32, 2], &[2, 1]), tensor(&[1u32, 0], &[2]));
-    let one = Tensor::scalar(7f32, &device()).expect("scalar");
+    let one = Tensor::new(7f32, &device()).expect("scalar");
     assert_eq!(
         floats(
             &x.index_put(&[&i, &j], &one, false)
@@ -608,7 +608,7 @@ fn nonzero_lists_coordinates_in_row_major_order() {
         [0, 2]
     );
     assert_eq!(
-        Tensor::scalar(3u8, &device())
+        Tensor::new(3u8, &device())
             .expect("scalar")
             .nonzero()
             .expect("one")
@@ -871,7 +871,7 @@ fn searchsorted_goes_left_or_right_of_equal_values() {
     );
     assert!(is_shape_error(rows.searchsorted(&queries, false)));
     assert!(is_shape_error(
-        Tensor::scalar(1f32, &device())
+        Tensor::new(1f32, &device())
             .expect("scalar")
             .searchsorted(&queries, false)
     ));

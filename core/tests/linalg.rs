@@ -244,7 +244,7 @@ fn dtypes_promote_and_bool_is_refused() {
 fn products_that_do_not_fit_are_typed_errors() {
     let (a, s) = (
         numbers(&[2, 3], 1),
-        Tensor::scalar(2f32, &device()).expect("scalar"),
+        Tensor::new(2f32, &device()).expect("scalar"),
     );
     assert!(is_shape_error(a.matmul(&a)));
     assert!(is_shape_error(a.matmul(&s)));

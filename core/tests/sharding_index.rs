@@ -483,7 +483,7 @@ fn a_sum_scattered_from_a_cut_index_counts_its_destination_once() {
         "scatter_nd_add",
     );
     // A value for all positions is added at each of them, also where the positions are cut.
-    let number = Tensor::scalar(2f32, &cpu()).unwrap();
+    let number = Tensor::new(2f32, &cpu()).unwrap();
     let rows = i.reshape([8]).unwrap();
     let y = s(&x, "[_, _]")
         .index_put(&[&s(&rows, "[@x]")], &s(&number, "[]"), true)

@@ -1,7 +1,8 @@
 //! Views, movement, creation and random ops on meshes: every placement gives what one device gives.
 
 use anymesh_core::{
-    DType, Device, Error, Mesh, Place, Placement, Reduction, Result, Shape, Sharding, Tensor,
+    DType, Device, Error, IntoPlace, Mesh, Place, Placement, Reduction, Result, Shape, Sharding,
+    Tensor,
     ops::{Indexing, PadMode, Rng, RopeStyle, dropout::dropout_mask, rope::rope_tables},
     spmd::{Ledger, Policy, with_policy},
 };
@@ -563,7 +564,7 @@ fn sweep_place(what: &str, make: impl Fn(Place) -> Result<Tensor>) {
     let expected = make((&cpu()).into()).unwrap();
     for mesh in meshes() {
         for sharding in shardings(&mesh, expected.rank()) {
-            let found = make((&mesh, &sharding).into()).unwrap();
+            let found = make((&mesh, &sharding).into_place(expected.rank()).unwrap()).unwrap();
             assert_eq!(found.sharding(), &sharding, "{what}");
             assert_eq!(
                 (found.shape(), found.dtype()),

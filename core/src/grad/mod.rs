@@ -104,7 +104,7 @@ pub struct GradOptions {
 /// ```
 /// # use anymesh_core::{Tensor, grad::{GradOptions, grad}};
 /// # let device = anymesh_backend_cpu::device();
-/// let x = Tensor::scalar(3f64, &device)?.require_grad()?;
+/// let x = Tensor::new(3f64, &device)?.require_grad()?;
 /// let y = x.pow(3.0)?;
 /// let again = GradOptions { create_graph: true, ..Default::default() };
 /// let first = grad(&[&y], &[&x], &again)?.remove(0);
@@ -229,7 +229,7 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
 /// ```
 /// # use anymesh_core::{Tensor, grad::no_grad};
 /// # let device = anymesh_backend_cpu::device();
-/// let w = Tensor::scalar(1f32, &device)?.require_grad()?;
+/// let w = Tensor::new(1f32, &device)?.require_grad()?;
 /// let next = no_grad(|| w.sub(0.1))?.require_grad()?;
 /// assert!(next.requires_grad());
 /// # Ok::<(), anymesh_core::Error>(())
@@ -378,7 +378,7 @@ impl Tensor {
     /// ```
     /// # use anymesh_core::Tensor;
     /// # let device = anymesh_backend_cpu::device();
-    /// let x = Tensor::scalar(2f32, &device)?.require_grad()?;
+    /// let x = Tensor::new(2f32, &device)?.require_grad()?;
     /// x.on_gradient(|g| g.clip(-1, 1).map(Some))?;
     /// let grads = x.pow(3.0)?.backward()?;
     /// assert_eq!(grads.get(&x)?.expect("used").to_vec::<f32>()?, [1.0]);

@@ -1,18 +1,18 @@
 //! Tensors from nothing: constants, ranges, identities and masks.
 //!
 //! Each element is computed from its index, so that a rank that holds a part of the tensor computes
-//! that part alone. Constructors take a [`Place`]: a device for a plain tensor, a mesh for one on
-//! every rank, or a mesh with a sharding.
+//! that part alone. Constructors take anything that says where ([`IntoPlace`]): a device for a plain
+//! tensor, a mesh for one on every rank, or a mesh with a sharding.
 //!
 //! ```
-//! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
+//! # use anymesh_core::{DType, Mesh, Tensor};
 //! # let device = anymesh_backend_cpu::device();
 //! assert_eq!(Tensor::arange(0, 10, 3, DType::I32, &device)?.to_vec::<i32>()?, [0, 3, 6, 9]);
 //! assert_eq!(Tensor::linspace(0.0, 1.0, 5, DType::F32, &device)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
 //! assert_eq!(Tensor::causal_mask(2, 3, &device)?.to_vec::<bool>()?, [true, true, false, true, true, true]);
 //!
 //! let mesh = Mesh::new("x=2", &device)?;
-//! let rows = Tensor::arange(0, 10, 3, DType::I32, (&mesh, &Sharding::replicated().cut(0, 0)))?;
+//! let rows = Tensor::arange(0, 10, 3, DType::I32, (&mesh, "[@x]"))?;
 //! assert_eq!(rows.type_string(), "i32[4@x]");
 //! assert_eq!(rows.shards()[1].1.to_vec::<i32>()?, [6, 9]);
 //! # Ok::<(), anymesh_core::Error>(())
@@ -20,7 +20,7 @@
 
 use super::{CREATES, Map, OpInfo, index_kind, movement::diagonal_index, op_without_gradient};
 use crate::{
-    DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, IntoPlace, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
     map::{Binary, Builder},
 };
@@ -163,12 +163,12 @@ fn vector_index() -> Affine {
 
 impl Tensor {
     /// All zero (false).
-    pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 0, dtype, place)
     }
 
     /// All one (true).
-    pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 1, dtype, place)
     }
 
@@ -177,15 +177,12 @@ impl Tensor {
         shape: impl Into<Shape>,
         value: impl Into<Scalar>,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        filled(
-            "full",
-            shape.into(),
-            exact_scalar("full", value.into(), dtype)?,
-            dtype,
-            &place.into(),
-        )
+        let shape = shape.into();
+        let place = place.into_place(shape.rank())?;
+        let value = exact_scalar("full", value.into(), dtype)?;
+        filled("full", shape, value, dtype, &place)
     }
 
     /// Zeros of this tensor's shape and dtype, where it lies.
@@ -215,9 +212,9 @@ impl Tensor {
         end: impl Into<Scalar>,
         step: impl Into<Scalar>,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        let (op, place) = ("arange", place.into());
+        let (op, place) = ("arange", place.into_place(1)?);
         let (start, end, step) = (start.into(), end.into(), step.into());
         let wrong = |detail: String| Error::Argument { op, detail };
         if dtype == DType::Bool {
@@ -295,9 +292,9 @@ impl Tensor {
         end: f64,
         n: usize,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        let (op, place) = ("linspace", place.into());
+        let (op, place) = ("linspace", place.into_place(1)?);
         if !dtype.is_float() {
             return Err(Error::DType {
                 op,
@@ -356,29 +353,39 @@ impl Tensor {
     }
 
     /// An `n` by `m` matrix with one on diagonal `k` (column minus row) and zero elsewhere.
-    pub fn eye(
-        n: usize,
-        m: usize,
-        k: i64,
-        dtype: DType,
-        place: impl Into<Place>,
-    ) -> Result<Tensor> {
-        band("eye", n, m, Binary::Eq, k, dtype, &place.into())
+    pub fn eye(n: usize, m: usize, k: i64, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
+        band("eye", n, m, Binary::Eq, k, dtype, &place.into_place(2)?)
     }
 
     /// True on and below diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn tril_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
-        band("tril_mask", n, m, Binary::Le, k, DType::Bool, &place.into())
+    pub fn tril_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
+        band(
+            "tril_mask",
+            n,
+            m,
+            Binary::Le,
+            k,
+            DType::Bool,
+            &place.into_place(2)?,
+        )
     }
 
     /// True on and above diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn triu_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
-        band("triu_mask", n, m, Binary::Ge, k, DType::Bool, &place.into())
+    pub fn triu_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
+        band(
+            "triu_mask",
+            n,
+            m,
+            Binary::Ge,
+            k,
+            DType::Bool,
+            &place.into_place(2)?,
+        )
     }
 
     /// Which of `keys` positions each of `queries` positions may see, where both end at the same
     /// time: query `i` sees keys `0 ..= i + keys - queries`.
-    pub fn causal_mask(queries: usize, keys: usize, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn causal_mask(queries: usize, keys: usize, place: impl IntoPlace) -> Result<Tensor> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         band(
             "causal_mask",
@@ -387,7 +394,7 @@ impl Tensor {
             Binary::Le,
             count(keys) - count(queries),
             DType::Bool,
-            &place.into(),
+            &place.into_place(2)?,
         )
     }
 }

@@ -7,7 +7,7 @@ use super::{
     random::{Draw, Rng, uniform01},
 };
 use crate::{
-    DType, Error, Kind, Place, Result, Scalar, Shape, Tensor,
+    DType, Error, IntoPlace, Kind, Result, Scalar, Shape, Tensor,
     grad::{Back, Pulled, record1},
     map::{Builder, Val},
     spmd::{Call, Local, Rule, plain, rule::Given},
@@ -30,7 +30,7 @@ const DROPOUT_ADD: &str = "..., ... -> ... ; offset ; linear 0 1";
 pub fn dropout_mask(
     shape: impl Into<Shape>,
     p: f64,
-    place: impl Into<Place>,
+    place: impl IntoPlace,
     rng: Rng,
 ) -> Result<Tensor> {
     let (op, shape) = ("dropout_mask", shape.into());

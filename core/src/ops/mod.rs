@@ -20,6 +20,7 @@ pub mod loss;
 pub mod matmul;
 pub mod movement;
 pub mod norm;
+pub mod operators;
 pub mod pool;
 pub mod random;
 pub mod reduce;

@@ -20,8 +20,8 @@ use super::{
     CREATES, Map, OpInfo, Operand, POSITIONS, create, index_kind, map1, op_without_gradient,
 };
 use crate::{
-    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar,
-    Shape, Tensor,
+    DType, Device, Dims, Error, F8E4M3, F8E5M2, IntoPlace, Kind, MapProgram, Region, Result,
+    Scalar, Shape, Tensor,
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
@@ -220,11 +220,12 @@ impl Draw {
         self,
         dtype: DType,
         params: &[Scalar],
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>,
     ) -> Result<Tensor> {
         let program = self.program(dtype, value)?;
-        place.into().build(dtype, &self.shape, |device, region| {
+        let place = place.into_place(self.shape.rank())?;
+        place.build(dtype, &self.shape, |device, region| {
             self.part(region).run(&program, &[], params, device)
         })
     }
@@ -240,7 +241,7 @@ impl Tensor {
         low: f64,
         high: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("uniform", shape.into());
@@ -276,7 +277,7 @@ impl Tensor {
         mean: f64,
         std: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("normal", shape.into());
@@ -309,7 +310,7 @@ impl Tensor {
         shape: impl Into<Shape>,
         p: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("bernoulli", shape.into());
@@ -336,7 +337,7 @@ impl Tensor {
         low: i64,
         high: i64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("randint", shape.into());
@@ -384,7 +385,7 @@ impl Tensor {
     }
 
     /// The numbers `0..n` (i32) in random order.
-    pub fn permutation(n: usize, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
+    pub fn permutation(n: usize, place: impl IntoPlace, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
         if n > i32::MAX as usize {
             return Err(Error::SizeOverflow { op, shape });
@@ -393,7 +394,8 @@ impl Tensor {
         let program = draw.program(DType::U32, |b, index, key| b.philox(index, key, 0))?;
         // Where a number ends up depends on all keys, so every rank draws all of them and takes its
         // part.
-        place.into().build(DType::I32, &shape, |device, region| {
+        let place = place.into_place(1)?;
+        place.build(DType::I32, &shape, |device, region| {
             draw.run(&program, &[], &[], device)?
                 .argsort(0, false)?
                 .window(region)

@@ -756,6 +756,39 @@ impl Tensor {
         )
     }
 
+    /// The [`sum`](Self::sum) of all elements, 0-d.
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::new(&[[1f32, 2.0], [3.0, 6.0]], &device)?;
+    /// let all = [x.sum_all()?, x.mean_all()?, x.max_all()?, x.min_all()?];
+    /// assert_eq!(all.map(|t| t.to_string()), ["12.0", "3.0", "6.0", "1.0"].map(|v| format!("{v}\nf32[] on cpu")));
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn sum_all(&self) -> Result<Tensor> {
+        self.sum(&[], false)
+    }
+
+    /// The [`mean`](Self::mean) of all elements, 0-d.
+    #[track_caller]
+    pub fn mean_all(&self) -> Result<Tensor> {
+        self.mean(&[], false)
+    }
+
+    /// The largest element ([`max`](Self::max)), 0-d.
+    #[track_caller]
+    pub fn max_all(&self) -> Result<Tensor> {
+        self.max(&[], false)
+    }
+
+    /// The smallest element ([`min`](Self::min)), 0-d.
+    #[track_caller]
+    pub fn min_all(&self) -> Result<Tensor> {
+        self.min(&[], false)
+    }
+
     /// Product, with the dtypes of `sum`. The product of nothing is 1.
     #[track_caller]
     pub fn prod(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {

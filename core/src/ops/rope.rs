@@ -6,7 +6,7 @@ use super::{
     op, op_without_gradient,
 };
 use crate::{
-    DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
+    DType, Dims, Error, IntoPlace, Kind, Result, Shape, Tensor,
     backend::Affine,
     grad::{Back, Pulled, record1, sum_to},
     map::Builder,
@@ -39,7 +39,7 @@ pub fn rope_tables(
     d: usize,
     base: f64,
     offset: usize,
-    place: impl Into<Place>,
+    place: impl IntoPlace,
 ) -> Result<(Tensor, Tensor)> {
     let op = "rope_tables";
     if !d.is_multiple_of(2) {
@@ -54,7 +54,7 @@ pub fn rope_tables(
             detail: format!("the base must be positive and finite, got {base}"),
         });
     }
-    let (shape, place) = (Shape::from([length, d / 2]), place.into());
+    let (shape, place) = (Shape::from([length, d / 2]), place.into_place(2)?);
     shape.checked_numel(op)?;
     let table = |f: fn(f64) -> f64| {
         place.build(DType::F32, &shape, |device, region| {

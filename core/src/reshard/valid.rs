@@ -101,8 +101,10 @@ impl ValidPlan {
         Err(Error::Argument {
             op: "reshard",
             detail: format!(
-                "the plan starts from {planned} on {}, the tensor is {x:?}",
-                self.mesh
+                "the plan starts from {planned} on {}, the tensor is {} on {}",
+                self.mesh,
+                x.type_string(),
+                x.mesh()
             ),
         })
     }

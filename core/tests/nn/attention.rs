@@ -198,7 +198,7 @@ fn masks_broadcast_over_heads_and_queries() {
             f64::NEG_INFINITY
         }
     });
-    let mask = Tensor::from_slice(&seen, [2, 1, 1, 5], &DEVICE).expect("fits");
+    let mask = Tensor::from_slice(&seen, [2, 1, 1, 5], &*DEVICE).expect("fits");
     check(
         &problem,
         &AttentionOptions {
@@ -261,7 +261,7 @@ fn gradients_agree_with_finite_differences() {
     for (causal, masked) in [(false, false), (true, false), (false, true)] {
         let problem = Problem::new(sizes);
         let mask = masked
-            .then(|| Tensor::from_slice(&[true, false, true, true], [4], &DEVICE).expect("fits"));
+            .then(|| Tensor::from_slice(&[true, false, true, true], [4], &*DEVICE).expect("fits"));
         let options = AttentionOptions {
             causal,
             scale: None,

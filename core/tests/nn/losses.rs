@@ -219,7 +219,7 @@ fn the_mean_of_no_losses_is_nan_and_their_sum_zero() {
 
 #[test]
 fn losses_of_small_floats_add_up_in_f32() {
-    let x = Tensor::from_slice(&vec![1f32; 5000], [5000], &DEVICE)
+    let x = Tensor::from_slice(&vec![1f32; 5000], [5000], &*DEVICE)
         .and_then(|x| x.cast(DType::F16))
         .expect("castable");
     let zero = tensor(&[0.0; 5000], &[5000])

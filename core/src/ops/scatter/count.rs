@@ -61,7 +61,7 @@ impl Tensor {
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
-            None => Tensor::scalar(1i32, self.device())?.expand(self.shape())?,
+            None => Tensor::new(1i32, self.device())?.expand(self.shape())?,
         };
         // A negative index would count from the end; here it is an error, so it is moved where it
         // is one.
