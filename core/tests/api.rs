@@ -282,7 +282,7 @@ fn tensors_print_as_in_numpy() -> Result<()> {
     let x = Tensor::new(&[1e-6f32, f32::INFINITY, f32::NAN, -1.0], &device)?;
     assert_eq!(
         text(&x),
-        "[ 1.0e-06,       inf,       NaN, -1.0e+00]\nf32[4] on cpu"
+        "[ 1.0e-06,      inf,      NaN, -1.0e+00]\nf32[4] on cpu"
     );
     let x = Tensor::new(&[[1.23456f32, 100.0]], &device)?;
     assert_eq!(format!("{x:.2}"), "[[  1.23, 100.00]]\nf32[1, 2] on cpu");

@@ -90,7 +90,7 @@ pub(crate) fn filled(
     place: &Place,
 ) -> Result<Tensor> {
     let b = Builder::new();
-    let program = b.finish(&[(b.param(dtype.kind()), dtype)])?;
+    let program = b.finish(&[(b.param(dtype), dtype)])?;
     generated(op, &program, &shape, &[], &[value], dtype, place)
 }
 
@@ -271,8 +271,8 @@ impl Tensor {
         };
         let shape = Shape::from([usize::try_from(count)
             .map_err(|_| wrong(format!("{count} elements cannot be addressed")))?]);
-        let index = b.index(index_kind(shape[0])).cast(kind.dtype());
-        let (step, start) = (b.param(kind), b.param(kind));
+        let index = b.index(index_kind(shape[0]).dtype()).cast(kind.dtype());
+        let (step, start) = (b.param(kind.dtype()), b.param(kind.dtype()));
         let program = b.finish(&[(index * step + start, dtype)])?;
         generated(
             op,
@@ -320,12 +320,15 @@ impl Tensor {
             });
         }
         let b = Builder::new();
-        let (index, back) = (b.index(index_kind(n)), b.index(index_kind(n)));
+        let (index, back) = (
+            b.index(index_kind(n).dtype()),
+            b.index(index_kind(n).dtype()),
+        );
         let (start_, end_, step_, half) = (
-            b.param(kind),
-            b.param(kind),
-            b.param(kind),
-            b.param(index.kind()),
+            b.param(kind.dtype()),
+            b.param(kind.dtype()),
+            b.param(kind.dtype()),
+            b.param(index.kind().dtype()),
         );
         // Each half counts from its own end, so that both ends come out exactly.
         let from_start = index.cast(kind.dtype()) * step_ + start_;
@@ -412,7 +415,7 @@ fn band(
     let shape = Shape::from([n, m]);
     let (index, kind) = diagonal_index(&shape, k);
     let b = Builder::new();
-    let diagonal = b.index(kind);
+    let diagonal = b.index(kind.dtype());
     let program = b.finish(&[(diagonal.binary(keep, diagonal.lit(0i64)), dtype)])?;
     generated(op, &program, &shape, &[index], &[], dtype, place)
 }

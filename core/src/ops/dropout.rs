@@ -79,7 +79,7 @@ fn check_probability(op: &'static str, p: f64) -> Result<()> {
 /// Whether an element survives; declares the probability as a param.
 fn survives<'b>(b: &'b Builder, index: Val<'b>, key: [Val<'b>; 3]) -> Val<'b> {
     // In f32 for every dtype, so that the mask depends on the key alone.
-    uniform01(b, index, key, Kind::F32).ge(b.param(Kind::F32))
+    uniform01(b, index, key, Kind::F32).ge(b.param(DType::F32))
 }
 
 #[track_caller]
@@ -125,7 +125,7 @@ fn values(
     let params = [p, if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }].map(Scalar::Float);
     let draw = Draw::whole(op, x.shape(), rng)?;
     let program = draw.program(x.dtype(), |b, index, key| {
-        let (keep, factor) = (survives(b, index, key), b.param(kind.kind()));
+        let (keep, factor) = (survives(b, index, key), b.param(kind));
         let value = b.load(x.dtype()).cast(kind) * factor;
         let value = keep.select(value, value.lit(0.0));
         residual.map_or(value, |r| b.load(r.dtype()).cast(kind) + value)

@@ -503,7 +503,7 @@ impl Tensor {
             });
         }
         let b = Builder::new();
-        let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype().kind()));
+        let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype()));
         let scaled = x * alpha_value;
         if beta == 0.0 {
             return map1(
@@ -514,7 +514,7 @@ impl Tensor {
             );
         }
         let program = b.finish(&[(
-            scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()),
+            scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype()),
             dtype,
         )])?;
         map1(

@@ -40,6 +40,7 @@ pub use attention::{Attention, AttentionOptions};
 pub use conv::{Conv, ConvTranspose};
 pub use cross_entropy::CrossEntropyOptions;
 pub use dynamic::Unique;
+pub use expr::{Args, Expr};
 pub use interpolate::Interpolate;
 pub use loss::LossReduction;
 pub use movement::PadMode;

@@ -90,7 +90,11 @@ impl Rng {
 
 /// Declares the three params of a random key; they are passed as [`Rng::params`].
 pub(crate) fn key(b: &Builder) -> [Val<'_>; 3] {
-    [b.param(Kind::U32), b.param(Kind::U32), b.param(Kind::U32)]
+    [
+        b.param(DType::U32),
+        b.param(DType::U32),
+        b.param(DType::U32),
+    ]
 }
 
 /// A value uniform in [0, 1) at a global index: 24 bits of word 0 for `F32`, 53 bits of words 0 and
@@ -189,7 +193,7 @@ impl Draw {
         value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>,
     ) -> Result<MapProgram> {
         let b = Builder::new();
-        let (index, key) = (b.index(self.kind), key(&b));
+        let (index, key) = (b.index(self.kind.dtype()), key(&b));
         b.finish(&[(value(&b, index, key), dtype)])
     }
 
@@ -262,7 +266,7 @@ impl Tensor {
         }
         let params = [low, range, first, last].map(Scalar::Float);
         Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
-            let [low, range, first, last] = [(); 4].map(|()| b.param(kind));
+            let [low, range, first, last] = [(); 4].map(|()| b.param(kind.dtype()));
             // The inner `min` changes nothing; it keeps compilers from fusing the product into the
             // sum, which would round differently.
             let value = (uniform01(b, index, key, kind) * range).min(range) + low;
@@ -295,7 +299,11 @@ impl Tensor {
             &[mean, std].map(Scalar::Float),
             place,
             |b, index, key| {
-                let (mean, std, step) = (b.param(kind), b.param(kind), unit_step(kind));
+                let (mean, std, step) = (
+                    b.param(kind.dtype()),
+                    b.param(kind.dtype()),
+                    unit_step(kind),
+                );
                 let radius = ((unit_bits(b, index, key, kind, 0) + 1.0) * step).log() * -2.0;
                 // Half a turn back, so that the angle stays between -pi and pi, where every device
                 // is precise.
@@ -326,7 +334,7 @@ impl Tensor {
         }
         let params = [Scalar::Int(threshold as i64)];
         Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
-            b.philox(index, key, 0).lt(b.param(Kind::U32))
+            b.philox(index, key, 0).lt(b.param(DType::U32))
         })
     }
 
@@ -366,8 +374,8 @@ impl Tensor {
             Scalar::Int((range >> 32) as i64),
         ];
         Draw::whole(op, &shape, rng)?.values(dtype, &params[..=words], place, |b, index, key| {
-            let low = b.param(kind);
-            let range: Dims<Val<'_>> = (0..words).map(|_| b.param(Kind::U32)).collect();
+            let low = b.param(kind.dtype());
+            let range: Dims<Val<'_>> = (0..words).map(|_| b.param(DType::U32)).collect();
             // One word more than the range has: the surplus is what makes the values equally
             // likely.
             let random: Dims<Val<'_>> = (0..=words as u8)
@@ -477,7 +485,7 @@ impl Tensor {
         let points = draw.run(&program, &[&totals], &[], self.device())?;
         // Rows without any weight are found past the end.
         let b = Builder::new();
-        let program = b.finish(&[(b.load(DType::I32).min(b.param(Kind::I32)), DType::I32)])?;
+        let program = b.finish(&[(b.load(DType::I32).min(b.param(DType::I32)), DType::I32)])?;
         map1(
             op,
             &program,
@@ -516,7 +524,7 @@ fn wide_mul<'b>(x: Val<'b>, y: Val<'b>) -> (Val<'b>, Val<'b>) {
 /// `random * range / 2^(32 * random.len())`, rounded down: an integer below the range. Words are in
 /// order of significance, the least first; the result has as many as the range.
 fn scale<'b>(b: &'b Builder, random: &[Val<'b>], range: &[Val<'b>]) -> Dims<Val<'b>> {
-    let zero = b.constant(0i64, Kind::U32);
+    let zero = b.constant(0i64, DType::U32);
     let mut sum: Dims<Val<'b>> = smallvec::smallvec![zero; random.len() + range.len()];
     for (i, &x) in random.iter().enumerate() {
         let mut carry = zero;

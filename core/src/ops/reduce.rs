@@ -382,7 +382,7 @@ impl Reduce<'_> {
             }
         };
         let b = Builder::new();
-        let value = b.param(self.dtype.kind());
+        let value = b.param(self.dtype);
         let program = b.finish(&[(value, self.dtype)])?;
         let identity = super::elementwise::number(
             self.op,
@@ -930,7 +930,7 @@ impl Tensor {
             ),
             _ => {
                 fn power(v: Val<'_>) -> Val<'_> {
-                    v.pow(v.builder().param(v.kind()))
+                    v.pow(v.builder().param(v.kind().dtype()))
                 }
                 fn positive(v: Val<'_>) -> Val<'_> {
                     unless_zero(v, power(v))

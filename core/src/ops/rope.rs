@@ -171,7 +171,7 @@ impl Tensor {
         let kind = super::expr::compute_type([self, &cos, &sin]);
         let [own, other, cos_v, sin_v] =
             [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
-        let sign = b.index(Kind::I32).cast(kind);
+        let sign = b.index(DType::I32).cast(kind);
         let program = b.finish(&[(own * cos_v + sign * other * sin_v, self.dtype())])?;
         let mut sign = Affine {
             offset: -1,

@@ -139,7 +139,7 @@ impl Tensor {
         let hit = b
             .load(self.dtype())
             .cast(dtype)
-            .eq(b.index(index_kind(classes)).cast(dtype));
+            .eq(b.index(index_kind(classes).dtype()).cast(dtype));
         let program = b.finish(&[(hit, DType::I32)])?;
         let mut class = Affine {
             offset: 0,
