@@ -6,7 +6,7 @@ use super::{
     op, op_without_gradient,
 };
 use crate::{
-    DType, Dims, Error, IntoPlace, Kind, Result, Shape, Tensor,
+    DType, Dims, Error, IntoPlace, Result, Shape, Tensor,
     backend::Affine,
     grad::{Back, Pulled, record1, sum_to},
     map::Builder,
