@@ -38,7 +38,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, Result, Tensor, spmd::composed_at};
+use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
 use find::find;
 use plan::Plan;
 use set::Mode;
@@ -72,7 +72,7 @@ impl Tensor {
         async move {
             let plan = plan?;
             let found = find(op, &plan, caller).await?;
-            let _scope = composed_at(op, &x, caller);
+            let _scope = on_behalf_of_caller(op, &x, caller);
             get::get(op, &x, &plan, &found)
         }
     }
@@ -158,13 +158,13 @@ impl Tensor {
         async move {
             let (plan, value) = (plan?, value?);
             {
-                let _scope = composed_at(op, &x, caller);
+                let _scope = on_behalf_of_caller(op, &x, caller);
                 if let Some(written) = set::masked(op, &x, &plan, &value, mode)? {
                     return Ok(written);
                 }
             }
             let found = find(op, &plan, caller).await?;
-            let _scope = composed_at(op, &x, caller);
+            let _scope = on_behalf_of_caller(op, &x, caller);
             set::set(op, &x, &plan, &found, &value, mode)
         }
     }
