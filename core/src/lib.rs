@@ -7,9 +7,11 @@
 
 #![forbid(unsafe_code)]
 
+mod cost;
 mod display;
 pub mod grad;
 pub mod indexing;
+mod ledger;
 mod mesh;
 mod meta;
 mod nested;
@@ -19,6 +21,7 @@ pub mod reshard;
 mod sharding;
 mod spec;
 pub mod spmd;
+mod table;
 mod tensor;
 pub mod transport;
 
