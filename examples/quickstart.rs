@@ -10,10 +10,7 @@ use anymesh::{
     checkpoint::{self, Background, Checkpoint, Contents, Load, Training},
     grad::no_grad,
     i,
-    ops::{
-        AttentionOptions, CrossEntropyOptions, Rng, RopeStyle, attention::attention,
-        rope::rope_tables,
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, Rng, RopeOptions, RopeStyle},
     reshard::{Objective, plan},
     spmd::Ledger,
 };
@@ -69,7 +66,7 @@ impl Model {
         let tokens = Tensor::from_fn([BATCH, LENGTH + 1], (mesh, "[@dp?, _]"), |at| {
             ((at[0] * 7 + at[1] * (at[0] + 1)) % VOCABULARY) as i32
         })?;
-        let (cos, sin) = rope_tables(LENGTH, SIZE, 10_000.0, 0, mesh)?;
+        let (cos, sin) = Tensor::rope_tables(LENGTH, SIZE, &RopeOptions::default(), mesh)?;
         Ok(Self {
             parameters,
             tokens,
@@ -83,7 +80,7 @@ impl Model {
             unreachable!("nine parameters")
         };
         let x = embedding.embedding(&self.tokens.get(i![.., ..-1])?)?;
-        let h = x.rms_norm(1, None, 1e-6)?;
+        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
         let heads = |w: &Tensor| {
             h.linear(w, None)?
                 .reshape([BATCH, LENGTH, HEADS, SIZE])?
@@ -93,30 +90,30 @@ impl Model {
             heads(wq)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
             heads(wk)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
         );
-        let seen = attention(
-            &q,
-            &k,
-            &heads(wv)?,
-            &AttentionOptions {
-                causal: true,
-                ..Default::default()
-            },
-        )?
-        .out;
+        let seen = q
+            .attention(
+                &k,
+                &heads(wv)?,
+                &AttentionOptions {
+                    causal: true,
+                    ..Default::default()
+                },
+            )?
+            .out;
         let x = x.add(
             &seen
                 .transpose(1, 2)?
                 .reshape([BATCH, LENGTH, WIDTH])?
                 .linear(wo, None)?,
         )?;
-        let h = x.rms_norm(1, None, 1e-6)?;
+        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
         let x = x.add(
             &h.linear(gate, None)?
                 .swiglu2(&h.linear(up, None)?)?
                 .linear(down, None)?,
         )?;
         let logits = x
-            .rms_norm(1, None, 1e-6)?
+            .rms_norm(&NormOptions::new().eps(1e-6))?
             .linear(head, None)?
             .transpose(1, 2)?;
         logits.cross_entropy(

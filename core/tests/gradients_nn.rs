@@ -6,9 +6,8 @@ use anymesh_core::{
     DType, Mesh, Result, Tensor,
     grad::{GradOptions, grad},
     ops::{
-        AttentionOptions, CrossEntropyOptions, LossReduction, Rng, RopeStyle,
-        attention::{self, attention},
-        rope::rope_tables,
+        AttentionOptions, CrossEntropyOptions, LossReduction, NormOptions, Rng, RopeOptions,
+        RopeStyle, attention,
     },
     spmd::Ledger,
 };
@@ -263,7 +262,7 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
                 let f = if stepwise {
                     attention::decomposed
                 } else {
-                    attention
+                    Tensor::attention
                 };
                 twice(&f(&q, &k, &v, options)?.out, x)
             };
@@ -318,7 +317,8 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
             mask: mask.clone(),
             ..Default::default()
         };
-        let grads = attention(&q, &k, &v, &options)?
+        let grads = q
+            .attention(&k, &v, &options)?
             .out
             .sum(&[], false)?
             .backward()?;
@@ -364,7 +364,7 @@ fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Resul
         waves(&[16], 0.3)?.cast(DType::F32)?.require_grad()?,
         Tensor::zeros([16], DType::F32, x.device())?.require_grad()?,
     );
-    let y = x.layer_norm(1, Some(&weight), Some(&bias), 1e-5)?;
+    let y = x.layer_norm(&NormOptions::new().weight(&weight).bias(&bias))?;
     let grads = y.backward_with(&y.ones_like()?)?;
     assert_eq!(grads.get(&x)?.expect("used").dtype(), DType::BF16);
     assert_eq!(grads.get(&weight)?.expect("used").dtype(), DType::F32);
@@ -379,7 +379,7 @@ fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Resul
 #[test]
 fn running_statistics_are_not_tracked() -> Result<()> {
     let x = waves(&[4, 3, 2], 0.7)?.require_grad()?;
-    let norm = x.batch_norm_train(None, None, 1e-5)?;
+    let norm = x.batch_norm_train(&NormOptions::new())?;
     assert!(norm.out.requires_grad() && norm.mean.requires_grad() && norm.var.requires_grad());
     let (mean, var) = (waves(&[3], 0.1)?, waves(&[3], 0.2)?.abs()?);
     let (mean, var) = norm.update_running(&mean, &var, 0.1)?;
@@ -499,7 +499,15 @@ fn dropout_drops_the_same_elements_of_the_gradient() -> Result<()> {
 #[test]
 fn rotating_back_is_the_gradient_of_a_rotation() -> Result<()> {
     let device = anymesh_backend_cpu::device();
-    let (cos, sin) = rope_tables(5, 4, 100.0, 2, &device)?;
+    let (cos, sin) = Tensor::rope_tables(
+        5,
+        4,
+        &RopeOptions {
+            base: 100.0,
+            offset: 2,
+        },
+        &device,
+    )?;
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
         let x = waves(&[2, 5, 4], 0.6)?.cast(DType::F32)?.require_grad()?;
         let y = x.rope(&cos, &sin, style)?;

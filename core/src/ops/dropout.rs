@@ -21,28 +21,28 @@ pub const OPS: &[OpInfo] = &[DROPOUT, DROPOUT_ADD, creates("dropout_mask")];
 const DROPOUT: OpInfo = op("dropout", "... -> ... ; linear 0");
 const DROPOUT_ADD: OpInfo = op("dropout_add", "..., ... -> ... ; linear 0 1");
 
-/// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
-/// index alone, so it is the mask that [`Tensor::dropout`] used with the same key.
-pub fn dropout_mask(
-    shape: impl Into<Shape>,
-    p: f64,
-    place: impl IntoPlace,
-    rng: Rng,
-) -> Result<Tensor> {
-    let (op, shape) = ("dropout_mask", shape.into());
-    check_probability(op, p)?;
-    Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
-}
-
 impl Tensor {
+    /// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
+    /// index alone, so it is the mask that [`dropout`](Self::dropout) used with the same key.
+    pub fn dropout_mask(
+        shape: impl Into<Shape>,
+        p: f64,
+        place: impl IntoPlace,
+        rng: Rng,
+    ) -> Result<Tensor> {
+        let (op, shape) = ("dropout_mask", shape.into());
+        check_probability(op, p)?;
+        Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
+    }
+
     /// Zero with probability `p`, else the element times `1 / (1 - p)`.
     ///
     /// ```
-    /// # use anymesh_core::{DType, Tensor, ops::{Rng, dropout::dropout_mask}};
+    /// # use anymesh_core::{DType, Tensor, ops::Rng};
     /// # let device = anymesh_backend_cpu::device();
     /// let x = Tensor::ones([8], DType::F32, &device)?;
     /// let y = x.dropout(0.5, Rng::new(7))?;
-    /// let mask = dropout_mask([8], 0.5, &device, Rng::new(7))?;
+    /// let mask = Tensor::dropout_mask([8], 0.5, &device, Rng::new(7))?;
     /// assert_eq!(y.to_vec::<f32>()?, mask.to_vec::<bool>()?.iter().map(|m| if *m { 2.0 } else { 0.0 }).collect::<Vec<f32>>());
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```

@@ -19,6 +19,7 @@
 use super::{
     Map, OpInfo, Operand, POSITIONS, affine::shifted, create, creates, index_kind, map1, op,
 };
+use crate::ops::{Order, Side};
 use crate::{
     DType, Device, Dims, Error, F8E4M3, F8E5M2, IntoPlace, Kind, MapProgram, Region, Result,
     Scalar, Shape, Tensor,
@@ -403,7 +404,7 @@ impl Tensor {
         let place = place.into_place(1)?;
         place.build(DType::I32, &shape, |device, region| {
             draw.run(&program, &[], &[], device)?
-                .argsort(0, false)?
+                .argsort(0, Order::Ascending)?
                 .window(region)
         })
     }
@@ -480,7 +481,7 @@ impl Tensor {
         map1(
             op,
             &program,
-            &[&sums.searchsorted(&points, true)?],
+            &[&sums.searchsorted(&points, Side::Right)?],
             &[Scalar::Int(n as i64 - 1)],
         )
     }
@@ -497,7 +498,7 @@ impl Tensor {
                 .select(-unit.log() / weight, weight.lit(f64::INFINITY))
         })?;
         draw.run(&program, &[&weights], &[], self.device())?
-            .argsort(-1, false)
+            .argsort(-1, Order::Ascending)
     }
 }
 

@@ -26,6 +26,7 @@ use super::{
     map1, need_float_math, same_device,
     similarity::unless_zero,
 };
+use crate::ops::Order;
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
@@ -1035,7 +1036,9 @@ impl Tensor {
             });
         };
         picked(op, self, at, keepdim, || {
-            let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
+            let mut positions = self
+                .argsort(axis, Order::Ascending)?
+                .narrow(axis, last / 2, 1)?;
             if self.dtype().is_float() && self.numel() > 0 {
                 let (largest, first) = self.max_with_indices(axis, true)?;
                 positions = largest.isnan()?.where_(&first, &positions)?;
