@@ -299,12 +299,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         if self.numel() == 0 {
-            return Ok(Tensor::created(
-                None,
-                self.dtype(),
-                self.shape().clone(),
-                device,
-            ));
+            return Ok(Tensor::nothing(self.dtype(), self.shape().clone(), device));
         }
         #[cfg(not(target_family = "wasm"))]
         return self.to_device(device);

@@ -13,7 +13,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, map1, op, same_device};
+use super::{OpInfo, launch::launch_as, map1, op, same_device};
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::MatmulCall,
@@ -195,9 +195,8 @@ fn multiplied(
         .chain(rows)
         .chain(columns)
         .collect();
-    device.check(store, shape.checked_numel(op)?)?;
-    if shape.numel() == 0 {
-        return Ok(a.result(None, store, shape));
+    if shape.checked_numel(op)? == 0 {
+        return a.no_elements(store, shape);
     }
     if k == 0 {
         return Tensor::zeros(shape, store, device);
@@ -229,12 +228,13 @@ fn multiplied(
         }
         None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
     }
-    let buffer = device.backend().matmul(&MatmulCall {
-        a: &left_view,
-        b: &right_view,
+    let call = MatmulCall {
+        op,
+        a: left_view,
+        b: right_view,
         dtype: store,
-    })?;
-    Ok(a.result(Some(buffer), store, shape))
+    };
+    launch_as(a.mesh(), shape, call)
 }
 
 /// Checks the sizes that a product sums over: dimension `i` of `a` and `j` of `b`.

@@ -16,6 +16,7 @@ mod expr;
 pub mod glu;
 pub mod index;
 pub mod interpolate;
+mod launch;
 pub mod loss;
 pub mod matmul;
 pub mod movement;
