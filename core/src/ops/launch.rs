@@ -4,7 +4,7 @@
 use crate::{
     Device, Layout, Mesh, Result, Shape, Tensor,
     backend::{CheckIndexCall, Kernel},
-    spmd::Outputs,
+    tensor::Outputs,
 };
 
 /// Runs a kernel with plain operands that lie on `mesh`, and gives a tensor for each output.
