@@ -24,7 +24,8 @@ pub mod transport;
 
 pub use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, Result, Scalar, Shape, View, backend, bf16, f16, layout, map,
+    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
+    f16, layout, map,
 };
 pub use indexing::Index;
 pub use mesh::Mesh;

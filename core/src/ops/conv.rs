@@ -17,7 +17,7 @@
 
 mod gradient;
 
-use super::{OpInfo, op, same_device};
+use super::{OpInfo, launch::launch_as, op, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
@@ -347,9 +347,8 @@ fn compute(
     if !plain(op, tensors)? {
         return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
     }
-    device.check(dtype, shape.checked_numel(op)?)?;
-    let result = if shape.numel() == 0 {
-        input.result(None, dtype, shape.clone())
+    let result = if shape.checked_numel(op)? == 0 {
+        input.no_elements(dtype, shape.clone())?
     } else if input.numel() == 0 || weight.numel() == 0 {
         // No channels, or nothing but padding.
         Tensor::zeros(shape, dtype, device)?
@@ -359,10 +358,10 @@ fn compute(
             view.layout = (n..3).fold(view.layout, |l, _| l.unsqueeze(2));
             Ok(view)
         };
-        let (input_view, weight_view) = (deep(input)?, deep(weight)?);
-        let buffer = device.backend().conv(&ConvCall {
-            input: &input_view,
-            weight: &weight_view,
+        let call = ConvCall {
+            op,
+            input: deep(input)?,
+            weight: deep(weight)?,
             channels,
             out: lift(out, 1),
             stride: steps.stride,
@@ -370,8 +369,8 @@ fn compute(
             dilation: steps.dilation,
             groups: job.groups,
             transposed: job.transposed.is_some(),
-        })?;
-        input.result(Some(buffer), dtype, shape.clone())
+        };
+        launch_as(input.mesh(), shape, call)?
     };
     match bias {
         Some(bias) => result.add(
@@ -416,7 +415,7 @@ fn sharded(
                 .copied()
                 .collect();
             let dtype = l.inputs.get(2).unwrap_or(&l[0]).dtype();
-            return Ok(l[0].result(None, dtype, none));
+            return l[0].no_elements(dtype, none);
         }
         run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };

@@ -258,9 +258,9 @@ impl Reduce<'_> {
                 )?;
                 // All but sums look at the values again.
                 let linear = reduce == ReduceOp::Sum;
-                let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
                     (
-                        Arc::new(program.clone()),
+                        program.clone(),
                         operands.iter().map(|t| (*t).clone()).collect(),
                         out.clone(),
                     )

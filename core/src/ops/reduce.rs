@@ -23,6 +23,7 @@ use super::{
     elementwise::{Key, Slot, cached},
     expr::Expr,
     index::picked,
+    launch::launch_as,
     map1, need_float_math, same_device,
     similarity::unless_zero,
 };
@@ -37,7 +38,6 @@ use crate::{
         plain, without_partials,
     },
 };
-use std::sync::Arc;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -151,7 +151,7 @@ impl Reduce<'_> {
             // The result has no elements, or is a constant.
             let out = reduced_shape(shape, self.axes, self.keepdim);
             return Place::from(first.mesh()).build(self.dtype, &out, |device, _| {
-                let nothing = Tensor::created(None, first.dtype(), shape.clone(), device);
+                let nothing = Tensor::nothing(first.dtype(), shape.clone(), device);
                 self.of(&[&nothing], self.axes).run_plain()
             });
         }
@@ -303,16 +303,14 @@ impl Reduce<'_> {
         let device = same_device(self.op, self.operands)?;
         let (first, shape) = (self.operands[0], self.operands[0].shape());
         let out = reduced_shape(shape, self.axes, self.keepdim);
-        let elements = out.checked_numel(self.op)?;
-        device.check(self.dtype, elements)?;
         if matches!(self.reduce, ReduceOp::ArgMax | ReduceOp::ArgMin) {
             check_positions(self.op, self.axes.iter().map(|&a| shape[a]).product())?;
         }
         if self.reduce == ReduceOp::LogSumExp {
             need_float_math(self.op, device, self.dtype)?;
         }
-        if elements == 0 {
-            return Ok(first.result(None, self.dtype, out));
+        if out.checked_numel(self.op)? == 0 {
+            return first.no_elements(self.dtype, out);
         }
         if shape.numel() == 0 {
             return self.empty(&out);
@@ -330,15 +328,14 @@ impl Reduce<'_> {
             params: self.params,
             ..Map::new(self.op, self.program, shape)
         };
-        let inputs = map.inputs(&operands, device)?;
-        let buffer = device.backend().reduce(&ReduceCall {
-            map: map.call(&inputs),
-            axes,
-            op: self.reduce,
+        let call = ReduceCall {
+            map: map.call(&operands, device)?,
+            axes: axes.into(),
+            mode: self.reduce,
             scale: self.scale,
             dtype: self.dtype,
-        })?;
-        Ok(first.result(Some(buffer), self.dtype, out))
+        };
+        launch_as(first.mesh(), out, call)
     }
 
     /// What a reduction of nothing gives.
@@ -447,7 +444,7 @@ fn front(
     from: DType,
     to: DType,
     f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
     cached(
         Key {
