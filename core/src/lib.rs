@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod context;
 pub mod grad;
 pub mod indexing;
 mod mesh;
@@ -14,6 +15,7 @@ mod meta;
 pub mod ops;
 mod place;
 pub mod reshard;
+mod scoped;
 mod sharding;
 pub mod spmd;
 mod tensor;
@@ -23,6 +25,7 @@ pub use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
     Layout, MapProgram, Result, Scalar, Shape, View, backend, bf16, f16, layout, map,
 };
+pub use context::Context;
 pub use indexing::Index;
 pub use mesh::Mesh;
 pub use meta::meta;

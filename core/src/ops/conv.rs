@@ -2,7 +2,7 @@
 //!
 //! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise
 //! convolution is `groups == channels`. Zeros are added on both sides alike; for anything else pad
-//! first.
+//! first. The result has the dtype that input and weight promote to; a bias does not widen it.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::Conv};
@@ -17,7 +17,7 @@
 
 mod gradient;
 
-use super::{OpInfo, op, same_device};
+use super::{OpInfo, matmul::biased, op, promotion, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
@@ -218,6 +218,7 @@ pub(super) fn run_conv(
 ) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
     same_device(op, &[input, weight])?;
+    promotion::check(op, &[input, weight])?;
     let dtype = input.dtype().promote(weight.dtype());
     if !input.dtype().is_float() || !weight.dtype().is_float() {
         let dtype = if input.dtype().is_float() {
@@ -368,14 +369,15 @@ fn compute(
         input.result(Some(buffer), dtype, shape.clone())
     };
     match bias {
-        Some(bias) => result.add(
-            &bias.reshape(
-                [channels]
-                    .into_iter()
-                    .chain(out.iter().map(|_| 1))
-                    .collect::<Shape>(),
-            )?,
-        ),
+        Some(bias) => {
+            let column = [channels].into_iter().chain(out.iter().map(|_| 1));
+            biased(
+                op,
+                &result,
+                &bias.reshape(column.collect::<Shape>())?,
+                dtype,
+            )
+        }
         None => Ok(result),
     }
 }
@@ -418,11 +420,7 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            return Ok(smallvec::smallvec![l[0].result(
-                None,
-                l.inputs.get(2).unwrap_or(&l[0]).dtype(),
-                none
-            )]);
+            return Ok(smallvec::smallvec![l[0].result(None, l[0].dtype(), none)]);
         }
         Ok(smallvec::smallvec![run_conv(
             &l[0],

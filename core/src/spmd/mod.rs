@@ -11,7 +11,7 @@ mod notation;
 pub mod policy;
 pub mod rule;
 pub mod solve;
-mod trace;
+pub(crate) mod trace;
 
 pub(crate) use cache::{Table, hash};
 pub use ledger::{Entry, Ledger};
