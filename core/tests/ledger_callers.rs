@@ -51,11 +51,13 @@ fn every_step_of_training_is_under_a_line_of_the_program() -> Result<()> {
         let logits = x.linear(head, None)?.transpose(1, 2)?;
         let entropy = logits.cross_entropy(&tokens, &CrossEntropyOptions::default())?;
         let loss = entropy.add(&x.mse_loss(&x.detach().mul(0.5)?, LossReduction::Mean)?)?;
+        assert!(loss.item()?.to_f64() > 0.0);
         let mut grads = loss.backward_retain()?;
         grads.add(loss.backward()?)?;
         for w in &mut parameters {
             let g = grads.take(w)?;
             let norm = g.norm(2.0, &[], false)?;
+            assert!(!norm.isnan()?.any(&[], false)?.item()?.to_bool());
             w.update(|w| w.sub(&g.div(&norm)?.mul(0.01)?))?;
         }
         Ok(())

@@ -7,7 +7,7 @@ use crate::{
     backend::{Affine, ReduceOp},
     map::Derivative,
     ops::{self, Map, Operand, reduce::Reduce},
-    spmd::{Outputs, Table},
+    spmd::{Outputs, Table, composed},
 };
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -188,6 +188,7 @@ impl Map<'_> {
         run: impl FnOnce() -> Result<Outputs>,
     ) -> Result<Outputs> {
         if !is_recording(tensors) {
+            let _scope = composed(self.op, tensors[0]);
             return run();
         }
         if self
@@ -196,7 +197,7 @@ impl Map<'_> {
             .iter()
             .all(|(_, dtype)| !dtype.is_float())
         {
-            return constant(tensors, run);
+            return constant(self.op, tensors, run);
         }
         record(self.op, tensors, run, |_| {
             let kept = Kept::new(self, tensors)?;
@@ -229,7 +230,7 @@ pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
         return call.compute();
     }
     if !call.dtype.is_float() {
-        return constant(call.operands, || call.compute());
+        return constant(call.op, call.operands, || call.compute());
     }
     let Reduce {
         op,

@@ -8,7 +8,7 @@
 use crate::{
     Error, Placement, Result, Sharding, Tensor,
     scoped::Scoped,
-    spmd::{Outputs, composed},
+    spmd::{Outputs, composed, ledger::outermost},
 };
 use smallvec::SmallVec;
 use std::{
@@ -160,8 +160,13 @@ impl Node {
         pull: Option<Arc<Pull>>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let (id, caller) = (NEXT.fetch_add(1, Ordering::Relaxed), Location::caller());
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
+        // An op that is made of others called this one on behalf of its own caller.
+        let caller = match outermost().filter(|_| on_mesh) {
+            Some((_, caller)) => caller,
+            None => Location::caller(),
+        };
         let shardings = if on_mesh {
             results.iter().map(|t| t.sharding().clone()).collect()
         } else {
@@ -417,10 +422,9 @@ where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
-    let _scope = if let Some(x) = inputs.first() {
-        composed(op, x)
-    } else {
-        None
+    let _scope = match inputs.first() {
+        Some(x) => composed(op, x),
+        None => None,
     };
     if !is_recording(inputs) {
         return forward();
@@ -466,7 +470,12 @@ where
 
 /// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of
 /// zero.
-pub(crate) fn constant<T>(inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+#[track_caller]
+pub(crate) fn constant<T>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+    let _scope = match inputs.first() {
+        Some(x) => composed(op, x),
+        None => None,
+    };
     if is_recording(inputs) {
         with_mode(Mode::Off, forward)
     } else {

@@ -33,7 +33,13 @@ pub(super) async fn find(
     for pick in &plan.picks {
         let flag = match pick {
             Pick::Flag(flag) => *flag,
-            Pick::Mask { mask, .. } if mask.rank() == 0 => mask.item_async().await?.to_bool(),
+            Pick::Mask { mask, .. } if mask.rank() == 0 => {
+                let reading = {
+                    let _scope = composed_at(op, mask, caller);
+                    mask.item_async()
+                };
+                reading.await?.to_bool()
+            }
             Pick::Mask { axis, mask } => {
                 let places = places(op, mask, caller).await?;
                 shapes.push(places.shape().clone());
