@@ -1,9 +1,9 @@
 //! The scopes of one thread, carried into another.
 
 use crate::{
-    grad,
-    ops::promotion::{self, Promotion},
-    spmd::{ledger, policy, trace},
+    grad, ledger,
+    promotion::{self, Promotion},
+    spmd::{policy, trace},
 };
 
 /// The scopes that are in force where it was captured, to be entered by other threads.

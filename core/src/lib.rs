@@ -8,16 +8,20 @@
 #![forbid(unsafe_code)]
 
 mod context;
+mod cost;
 pub mod grad;
 pub mod indexing;
+mod ledger;
 mod mesh;
 mod meta;
 pub mod ops;
 mod place;
+mod promotion;
 pub mod reshard;
 mod scoped;
 mod sharding;
 pub mod spmd;
+mod table;
 mod tensor;
 pub mod transport;
 

@@ -2,9 +2,8 @@
 
 use super::tape::{Back, Edge, Mode, Node, with_mode};
 use crate::{
-    Error, Result, Tensor,
-    ops::promotion::{self, Promotion},
-    spmd::ledger,
+    Error, Result, Tensor, ledger,
+    promotion::{self, Promotion},
 };
 use smallvec::SmallVec;
 use std::{

@@ -35,13 +35,11 @@ mod backward;
 mod checkpoint;
 mod gradients;
 mod parameter;
-mod program;
 mod tape;
 
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
-pub(crate) use program::{broadcast_axes, reduced, sum_to};
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 

@@ -7,8 +7,9 @@
 
 use crate::{
     Error, Placement, Result, Sharding, Tensor,
+    ledger::{on_behalf_of, outermost},
     scoped::Scoped,
-    spmd::{Outputs, composed, ledger::outermost},
+    tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::{
@@ -423,7 +424,7 @@ where
 {
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
     let _scope = match inputs.first() {
-        Some(x) => composed(op, x),
+        Some(x) => on_behalf_of(op, x),
         None => None,
     };
     if !is_recording(inputs) {
@@ -473,7 +474,7 @@ where
 #[track_caller]
 pub(crate) fn constant<T>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
     let _scope = match inputs.first() {
-        Some(x) => composed(op, x),
+        Some(x) => on_behalf_of(op, x),
         None => None,
     };
     if is_recording(inputs) {

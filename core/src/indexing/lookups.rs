@@ -2,7 +2,7 @@
 //! one.
 
 use super::selection::{Pick, Selection};
-use crate::{Error, Result, Shape, Tensor, ops::index_kind, spmd::composed_at};
+use crate::{Error, Result, Shape, Tensor, ledger::on_behalf_of_caller, ops::index_kind};
 use std::panic::Location;
 
 /// A gather or scatter takes at most this many index tensors.
@@ -35,7 +35,7 @@ pub(super) async fn look_up_places(
             Pick::Flag(flag) => *flag,
             Pick::Mask { mask, .. } if mask.rank() == 0 => {
                 let reading = {
-                    let _scope = composed_at(op, mask, caller);
+                    let _scope = on_behalf_of_caller(op, mask, caller);
                     mask.item_async()
                 };
                 reading.await?.to_bool()
@@ -99,7 +99,7 @@ async fn places(
     let mut parts = Vec::new();
     for start in (0..n.max(1)).step_by(MASK_PART) {
         let counting = {
-            let _scope = composed_at(op, mask, caller);
+            let _scope = on_behalf_of_caller(op, mask, caller);
             mask.reshape([n])?
                 .narrow(0, start, MASK_PART.min(n - start))?
                 .nonzero_async()

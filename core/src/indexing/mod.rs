@@ -38,7 +38,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, Result, Tensor, spmd::composed_at};
+use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
 use lookups::look_up_places;
 use selection::Selection;
 use set::Mode;
@@ -72,7 +72,7 @@ impl Tensor {
         async move {
             let selection = selection?;
             let lookups = look_up_places(op, &selection, caller).await?;
-            let _scope = composed_at(op, &x, caller);
+            let _scope = on_behalf_of_caller(op, &x, caller);
             get::get(op, &x, &selection, &lookups)
         }
     }
@@ -158,13 +158,13 @@ impl Tensor {
         async move {
             let (selection, value) = (selection?, value?);
             {
-                let _scope = composed_at(op, &x, caller);
+                let _scope = on_behalf_of_caller(op, &x, caller);
                 if let Some(written) = set::masked(op, &x, &selection, &value, mode)? {
                     return Ok(written);
                 }
             }
             let lookups = look_up_places(op, &selection, caller).await?;
-            let _scope = composed_at(op, &x, caller);
+            let _scope = on_behalf_of_caller(op, &x, caller);
             set::set(op, &x, &selection, &lookups, &value, mode)
         }
     }

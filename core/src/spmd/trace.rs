@@ -7,11 +7,25 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+/// What a rule was made from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// A text.
+    Text(String),
+    /// The function of this name.
+    Built(&'static str),
+}
+
 /// One op that ran on a mesh.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// The op.
     pub op: &'static str,
+    /// The entry of the table whose rule ran: the op itself, or a step that it has in common with
+    /// others.
+    pub step: &'static str,
+    /// What the rule was made from.
+    pub source: Source,
     /// Its operands, as they were.
     pub inputs: Vec<Tensor>,
     /// Its rule.

@@ -9,8 +9,9 @@ use crate::{
     DType, Dims, Error, Result, Tensor,
     backend::{Affine, ScatterOp},
     grad::{Back, record1},
+    ledger::on_behalf_of_caller,
     map::Builder,
-    spmd::{Call, Rule, composed_at, plain},
+    spmd::{Call, plain},
 };
 use smallvec::{SmallVec, smallvec};
 use std::panic::Location;
@@ -49,16 +50,9 @@ impl Tensor {
     fn counted(&self, weights: Option<&Tensor>, bins: usize, inputs: &[&Tensor]) -> Result<Tensor> {
         let op = "bincount";
         if !plain(op, inputs)? {
-            let rule = || Rule::new(BINCOUNT, &[self.into(), weights.into()], &[]);
-            return Ok(Call {
-                op,
-                inputs,
-                attrs: &[],
-            }
-            .run(rule, |l| {
-                Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?])
-            })?
-            .remove(0));
+            return Call::of(&BINCOUNT, inputs)
+                .optional(1, &[weights])
+                .run1(|l| l[0].bincount_bins(l.inputs.get(1), bins));
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
@@ -94,7 +88,7 @@ impl Tensor {
         let (op, caller) = ("bincount", Location::caller());
         let (x, weights) = (self.clone(), weights.cloned());
         let largest = check_indices(op, &[self]).and_then(|()| {
-            let _scope = composed_at(op, self, caller);
+            let _scope = on_behalf_of_caller(op, self, caller);
             if self.numel() == 0 {
                 return Ok(None);
             }
@@ -106,7 +100,7 @@ impl Tensor {
                 None => 0,
             };
             let bins = minlength.max(usize::try_from(bins).unwrap_or(0));
-            let _scope = composed_at(op, &x, caller);
+            let _scope = on_behalf_of_caller(op, &x, caller);
             x.bincount_bins(weights.as_ref(), bins)
         }
     }
@@ -125,17 +119,7 @@ impl Tensor {
         let op = "one_hot";
         check_indices(op, &[self])?;
         if !self.is_plain() {
-            let call = Call {
-                op,
-                inputs: &[self],
-                attrs: &[],
-            };
-            return Ok(call
-                .run(
-                    || Rule::new(ONE_HOT, &[self.into()], &[]),
-                    |l| Ok(smallvec![l[0].one_hot(classes)?]),
-                )?
-                .remove(0));
+            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].one_hot(classes));
         }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.

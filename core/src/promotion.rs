@@ -53,7 +53,7 @@ pub(crate) fn enter(promotion: Promotion) -> Scoped<Promotion> {
 }
 
 /// Refuses a product of different floats where the policy is explicit.
-pub(super) fn check(op: &'static str, factors: &[&Tensor]) -> Result<()> {
+pub(crate) fn check(op: &'static str, factors: &[&Tensor]) -> Result<()> {
     if current() == Promotion::Auto {
         return Ok(());
     }
