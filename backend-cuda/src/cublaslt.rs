@@ -46,7 +46,10 @@ struct Matrix {
 /// Everything the choice of an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Problem {
+    /// Of both factors.
     dtype: DType,
+    /// Of the result.
+    stored: DType,
     m: u64,
     n: u64,
     k: u64,
@@ -175,6 +178,25 @@ impl Drop for CublasLt {
     }
 }
 
+/// Whether the library multiplies factors of a dtype and stores another.
+fn has_product(factors: DType, stored: DType) -> bool {
+    match factors {
+        DType::F16 | DType::BF16 => stored == factors || stored == DType::F32,
+        DType::F32 | DType::F64 => stored == factors,
+        _ => false,
+    }
+}
+
+/// The library's name of a dtype that [`has_product`] knows.
+fn element(dtype: DType) -> Type {
+    match dtype {
+        DType::F64 => Type::CUDA_R_64F,
+        DType::F16 => Type::CUDA_R_16F,
+        DType::BF16 => Type::CUDA_R_16BF,
+        _ => Type::CUDA_R_32F,
+    }
+}
+
 /// The library's descriptors of a problem.
 struct Plan {
     matmul: sys::cublasLtMatmulDesc_t,
@@ -184,37 +206,19 @@ struct Plan {
 impl Plan {
     fn new(problem: &Problem) -> Result<Self, String> {
         let text = |e: lt::CublasError| e.to_string();
-        let (element, compute, scale) = match problem.dtype {
-            DType::F64 => (
-                Type::CUDA_R_64F,
-                Compute::CUBLAS_COMPUTE_64F,
-                Type::CUDA_R_64F,
-            ),
-            DType::F16 => (
-                Type::CUDA_R_16F,
-                Compute::CUBLAS_COMPUTE_32F,
-                Type::CUDA_R_32F,
-            ),
-            DType::BF16 => (
-                Type::CUDA_R_16BF,
-                Compute::CUBLAS_COMPUTE_32F,
-                Type::CUDA_R_32F,
-            ),
-            // Full f32, not TF32: precision is not given away unasked.
-            _ => (
-                Type::CUDA_R_32F,
-                Compute::CUBLAS_COMPUTE_32F,
-                Type::CUDA_R_32F,
-            ),
+        // Full f32, not TF32: precision is not given away unasked.
+        let (compute, scale) = match problem.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
         };
         let (m, n, k) = (problem.m, problem.n, problem.k);
-        let stored = |rows: u64, columns: u64, matrix: &Matrix| {
+        let stored = |rows: u64, columns: u64, matrix: &Matrix, dtype: DType| {
             let (rows, columns) = if matrix.transposed {
                 (columns, rows)
             } else {
                 (rows, columns)
             };
-            let layout = lt::create_matrix_layout(element, rows, columns, matrix.leading)?;
+            let layout = lt::create_matrix_layout(element(dtype), rows, columns, matrix.leading)?;
             // SAFETY: the layout was just made; attributes are of the documented types.
             unsafe {
                 lt::set_matrix_layout_attribute(
@@ -240,9 +244,9 @@ impl Plan {
         };
         let matmul = lt::create_matmul_desc(compute, scale).map_err(text)?;
         let layouts = [
-            stored(n, k, &problem.b).map_err(text)?,
-            stored(k, m, &problem.a).map_err(text)?,
-            stored(n, m, &out).map_err(text)?,
+            stored(n, k, &problem.b, problem.dtype).map_err(text)?,
+            stored(k, m, &problem.a, problem.dtype).map_err(text)?,
+            stored(n, m, &out, problem.stored).map_err(text)?,
         ];
         for (attribute, transposed) in [
             (
@@ -377,16 +381,14 @@ impl CublasLt {
     /// The product, or `None` where the library has no way to compute it.
     fn product(&self, client: &Client, call: &MatmulCall) -> Result<Option<Buffer>> {
         let dtype = call.a.dtype;
-        if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
-            || call.dtype != dtype
-        {
+        if !has_product(dtype, call.dtype) {
             return Ok(None);
         }
         let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
         let rank = shape_a.rank();
         let batch: usize = shape_a.dims()[..rank - 2].iter().product();
         let (m, n, k) = (shape_a[rank - 2], shape_b[rank - 1], shape_a[rank - 1]);
-        let out = Memory::new(client, dtype, batch * m * n);
+        let out = Memory::new(client, call.dtype, batch * m * n);
         let failed = |detail: String| Error::DeviceFailed {
             device: "cuda".into(),
             detail: format!("cuBLASLt: {detail}"),
@@ -417,6 +419,7 @@ impl CublasLt {
         };
         let problem = Problem {
             dtype,
+            stored: call.dtype,
             m: m as u64,
             n: n as u64,
             k: k as u64,

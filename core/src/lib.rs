@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod context;
 mod cost;
 pub mod grad;
 pub mod indexing;
@@ -15,7 +16,9 @@ mod mesh;
 mod meta;
 pub mod ops;
 mod place;
+mod promotion;
 pub mod reshard;
+mod scoped;
 mod sharding;
 pub mod spmd;
 mod table;
@@ -27,6 +30,7 @@ pub use anymesh_kernel::{
     Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
     f16, layout, map,
 };
+pub use context::Context;
 pub use indexing::Index;
 pub use mesh::Mesh;
 pub use meta::meta;

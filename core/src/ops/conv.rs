@@ -2,7 +2,7 @@
 //!
 //! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise
 //! convolution is `groups == channels`. Zeros are added on both sides alike; for anything else pad
-//! first.
+//! first. The result has the dtype that input and weight promote to; a bias does not widen it.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::Conv};
@@ -17,11 +17,12 @@
 
 mod gradient;
 
-use super::{OpInfo, launch::launch_as, op, same_device};
+use super::{OpInfo, launch::launch_as, matmul::biased, op, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
+    promotion,
     spmd::{Call, Local, plain},
 };
 use gradient::Kept;
@@ -224,6 +225,7 @@ pub(super) fn run_conv(
 ) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
     same_device(op, &[input, weight])?;
+    promotion::check(op, &[input, weight])?;
     let dtype = input.dtype().promote(weight.dtype());
     if !input.dtype().is_float() || !weight.dtype().is_float() {
         let dtype = if input.dtype().is_float() {
@@ -373,14 +375,15 @@ fn compute(
         launch_as(input.mesh(), shape, call)?
     };
     match bias {
-        Some(bias) => result.add(
-            &bias.reshape(
-                [channels]
-                    .into_iter()
-                    .chain(out.iter().map(|_| 1))
-                    .collect::<Shape>(),
-            )?,
-        ),
+        Some(bias) => {
+            let column = [channels].into_iter().chain(out.iter().map(|_| 1));
+            biased(
+                op,
+                &result,
+                &bias.reshape(column.collect::<Shape>())?,
+                dtype,
+            )
+        }
         None => Ok(result),
     }
 }
@@ -414,8 +417,7 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            let dtype = l.inputs.get(2).unwrap_or(&l[0]).dtype();
-            return l[0].no_elements(dtype, none);
+            return l[0].no_elements(l[0].dtype(), none);
         }
         run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };

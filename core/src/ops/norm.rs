@@ -124,7 +124,7 @@ impl BatchNorm {
                 .params(&weights)
                 .map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
         };
-        constant(&[mean, var, &self.mean, &self.var], || {
+        constant(op, &[mean, var, &self.mean, &self.var], || {
             Ok((
                 mix(mean, &self.mean, 1.0)?,
                 mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?,

@@ -12,7 +12,9 @@
 //!
 //! What has to happen to each element first (a square, a comparison, a cast) is a map program in
 //! front of the reduction, so the data is read once and no intermediate tensor exists. Small floats
-//! accumulate in `f32` and round once.
+//! accumulate in `f32` and round once, to the dtype of the operand: a mean or a norm goes back into
+//! the computation that it came from, and would widen it. Cast the operand to `f32` where the sum
+//! itself is what matters. A log-sum-exp is always wide.
 //!
 //! In sharding rules `r` stands for the reduced dimensions. Where they are cut, `reduce r sum`
 //! leaves partial sums; `stats r` combines one result for each part (positions, log-sum-exp), or
@@ -816,7 +818,8 @@ impl Tensor {
         .run()
     }
 
-    /// `log(sum(exp(x)))` without overflow; -inf for nothing.
+    /// `log(sum(exp(x)))` without overflow; -inf for nothing. It is `f32` (`f64` for `f64`): what
+    /// follows is a difference or a loss, which the digits of a small float are too few for.
     #[track_caller]
     pub fn logsumexp(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         as_is(
@@ -825,7 +828,7 @@ impl Tensor {
             axes,
             keepdim,
             ReduceOp::LogSumExp,
-            self.dtype().to_float(),
+            wide(self.dtype()),
         )
     }
 
