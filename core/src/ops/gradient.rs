@@ -9,6 +9,7 @@ use crate::{
     Dims, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
     grad::{Back, Pulled, constant, is_recording, record, record1},
+    ledger::on_behalf_of,
     map::Derivative,
     table::Table,
     tensor::Outputs,
@@ -188,6 +189,7 @@ impl Map<'_> {
             self.run(&operands, tensors[0].device())
         };
         if !is_recording(tensors) {
+            let _scope = on_behalf_of(self.op, tensors[0]);
             return run();
         }
         if self
@@ -196,7 +198,7 @@ impl Map<'_> {
             .iter()
             .all(|(_, dtype)| !dtype.is_float())
         {
-            return constant(tensors, run);
+            return constant(self.op, tensors, run);
         }
         record(self.op, tensors, run, |_| {
             let kept = Kept::new(self, tensors)?;
@@ -231,7 +233,7 @@ impl Reduce<'_> {
             return self.compute();
         }
         if !self.dtype.is_float() {
-            return constant(self.operands, || self.compute());
+            return constant(self.op, self.operands, || self.compute());
         }
         let Reduce {
             op,
@@ -258,9 +260,9 @@ impl Reduce<'_> {
                 )?;
                 // All but sums look at the values again.
                 let linear = reduce == ReduceOp::Sum;
-                let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
                     (
-                        Arc::new(program.clone()),
+                        program.clone(),
                         operands.iter().map(|t| (*t).clone()).collect(),
                         out.clone(),
                     )

@@ -18,6 +18,7 @@ pub mod glu;
 mod gradient;
 pub mod index;
 pub mod interpolate;
+mod launch;
 pub mod loss;
 pub mod matmul;
 pub mod movement;
@@ -38,6 +39,7 @@ pub mod softmax;
 pub mod sort;
 pub mod unary;
 
+pub use crate::promotion::{Promotion, with_promotion};
 pub use crate::spmd::{OpInfo, RuleForm};
 pub(crate) use affine::index_kind;
 pub use attention::{Attention, AttentionOptions};

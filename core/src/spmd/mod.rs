@@ -14,7 +14,7 @@ mod notation;
 pub mod policy;
 pub mod rule;
 pub mod solve;
-mod trace;
+pub(crate) mod trace;
 
 pub use crate::ledger::{Entry, Ledger};
 pub(crate) use call::{Call, Local};

@@ -5,7 +5,10 @@
 
 mod console;
 
-use anymesh_core::{DType, Device, Error, Tensor, ops::{Order, Rng}};
+use anymesh_core::{
+    DType, Device, Error, Tensor,
+    ops::{Order, Rng},
+};
 use wasm_bindgen::prelude::*;
 
 /// Installs the console hooks: called once by the page, before anything else.
