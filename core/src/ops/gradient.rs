@@ -178,18 +178,22 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
 }
 
 impl Map<'_> {
+    /// Runs the program over operands that broadcast to its shape, without a gradient.
+    #[track_caller]
+    fn run_on(&self, tensors: &[&Tensor]) -> Result<Outputs> {
+        let operands: SmallVec<[Operand<'_>; 6]> =
+            tensors.iter().map(|t| Operand::from(*t)).collect();
+        self.run(&operands, tensors[0].device())
+    }
+
     /// Runs the program over operands that broadcast to its shape, and remembers how to compute its
     /// gradient. There is at least one operand.
     #[track_caller]
     pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
-        let run = || {
-            let operands: SmallVec<[Operand<'_>; 6]> =
-                tensors.iter().map(|t| Operand::from(*t)).collect();
-            self.run(&operands, tensors[0].device())
-        };
         if !is_recording(tensors) {
-            return run();
+            return self.run_on(tensors);
         }
+        let run = || self.run_on(tensors);
         if self
             .program
             .outputs
