@@ -87,7 +87,6 @@ const COMPARED: OpInfo = REDUCED.without_gradient(POSITIONS).runs(&[
     "isnan",
     "logical_and",
     "logical_or",
-    "reduce",
     "squeeze",
     "where_",
 ]);

@@ -75,7 +75,8 @@ impl<'a> Parser<'a> {
                     .extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
             }
         }
-        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() {
+        // One operand without dimensions is a term without letters.
+        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() && shapes.is_empty() {
             SmallVec::new()
         } else {
             left.split(',').collect()
