@@ -3,7 +3,7 @@
 use crate::grad::{Back, Pulled, record1};
 use crate::{
     DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
-    TensorType,
+    TensorType, sharding::entries_of_rank,
 };
 
 /// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
@@ -321,7 +321,7 @@ impl Tensor {
 }
 
 /// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for
-/// each dimension).
+/// each dimension, in which `...` may stand for any number of uncut ones: `[@dp, ...]`).
 pub trait IntoSharding {
     /// The sharding for a tensor of `rank` dimensions on `mesh`.
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding>;
@@ -344,25 +344,20 @@ impl IntoSharding for &str {
         let error = || Error::Parse {
             what: "sharding",
             text: self.into(),
-            expected: format!("{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}"),
+            expected: format!(
+                "{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}, or ... for the uncut ones"
+            ),
         };
         let (dims, rest) = self
             .trim()
             .strip_prefix('[')
             .and_then(|t| t.split_once(']'))
             .ok_or_else(error)?;
-        let entries: Vec<&str> = if dims.trim().is_empty() {
-            vec![]
-        } else {
-            dims.split(',').collect()
-        };
-        if entries.len() != rank {
-            return Err(error());
-        }
+        let entries = entries_of_rank(dims, rank).ok_or_else(error)?;
         // The sizes do not matter here, so any will do.
         let sized: Vec<String> = entries
             .iter()
-            .map(|e| format!("1{}", e.trim().trim_start_matches('_')))
+            .map(|e| format!("1{}", e.trim_start_matches('_')))
             .collect();
         Ok(
             TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)
