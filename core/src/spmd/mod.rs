@@ -25,6 +25,9 @@ use cache::Known;
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location};
 
+/// The most operands of a rule, which has a bit for each.
+const MAX_OPERANDS: usize = 31;
+
 /// The results of an op.
 pub(crate) type Outputs = SmallVec<[Tensor; 1]>;
 
@@ -250,13 +253,17 @@ fn on_each_rank(
         .collect();
     let count = mesh.addressable().len();
     let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
+    // The first addressable rank at each place along the used axes.
+    let places = used.iter().map(|a| mesh.size(*a)).product();
+    let mut first_at: SmallVec<[usize; 8]> = smallvec::smallvec![usize::MAX; places];
     for (i, rank) in mesh.addressable().enumerate() {
-        let twin = mesh.addressable().take(i).position(|other| {
-            used.iter()
-                .all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a))
-        });
-        if let Some(j) = twin.filter(|j| mesh.device(*j) == mesh.device(i)) {
-            results.push(results[j].clone());
+        let place = used
+            .iter()
+            .fold(0, |at, a| at * mesh.size(*a) + mesh.coordinate(rank, *a));
+        first_at[place] = first_at[place].min(i);
+        let twin = first_at[place];
+        if twin < i && mesh.device(twin) == mesh.device(i) {
+            results.push(results[twin].clone());
             continue;
         }
         let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
@@ -311,6 +318,12 @@ pub fn apply(
         return Err(Error::Argument {
             op,
             detail: "a rule needs at least one operand".into(),
+        });
+    }
+    if inputs.len() > MAX_OPERANDS {
+        return Err(Error::Argument {
+            op,
+            detail: format!("{} operands: at most {MAX_OPERANDS}", inputs.len()),
         });
     }
     if plain(op, inputs)? {

@@ -287,9 +287,18 @@ impl Rule {
     }
 }
 
-/// The letter of dimension `d` among those that `...` stands for.
+/// The letter of dimension `d` among those that `...` stands for: A to Z, then À and on. No tensor on
+/// a mesh has more dimensions than there are.
 pub fn letter(d: usize) -> char {
-    (b'A' + d as u8) as char
+    match d {
+        0..26 => char::from(b'A' + d as u8),
+        _ => char::from(0xc0 + (d - 26).min(0x3f) as u8),
+    }
+}
+
+/// Whether a letter is one of those that `...` stands for.
+pub(super) fn is_rest(letter: char) -> bool {
+    letter.is_ascii_uppercase() || ('À'..='ÿ').contains(&letter)
 }
 
 fn gcd(a: usize, b: usize) -> usize {
