@@ -7,8 +7,10 @@
 
 #![forbid(unsafe_code)]
 
+mod cost;
 pub mod grad;
 pub mod indexing;
+mod ledger;
 mod mesh;
 mod meta;
 pub mod ops;
@@ -16,6 +18,7 @@ mod place;
 pub mod reshard;
 mod sharding;
 pub mod spmd;
+mod table;
 mod tensor;
 pub mod transport;
 

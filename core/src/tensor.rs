@@ -24,6 +24,9 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor(Arc<Inner>);
 
+/// The results of an op.
+pub(crate) type Outputs = smallvec::SmallVec<[Tensor; 1]>;
+
 #[derive(Clone)]
 struct Inner {
     dtype: DType,
@@ -459,15 +462,6 @@ impl Tensor {
             self.shape(),
             device,
         )
-    }
-
-    /// The same values on another device, through the host.
-    #[cfg(not(target_family = "wasm"))]
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        if crate::grad::is_recording(&[self]) && self.is_plain() {
-            return self.moved_to(device);
-        }
-        pollster::block_on(self.to_device_async(device))
     }
 }
 

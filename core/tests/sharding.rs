@@ -304,58 +304,6 @@ fn merged_gathers_and_moves_of_uneven_dimensions_lose_nothing() {
 }
 
 #[test]
-fn every_rule_of_the_catalog_is_a_rule() {
-    use anymesh_core::{
-        Shape,
-        ops::catalog,
-        spmd::{Rule, rule::Given},
-    };
-    // The rule of one op is made from its number of repeats; the text is for readers.
-    let wrong: Vec<String> = catalog()
-        .iter()
-        .filter(|op| op.name != "repeat_interleave")
-        .filter_map(|op| {
-            let operands = op
-                .rule
-                .split("->")
-                .next()
-                .unwrap()
-                .split(',')
-                .filter(|t| !t.trim().is_empty());
-            // Any sizes that fit: every letter two, and two dimensions for the rest.
-            let dims = |t: &str| {
-                t.chars()
-                    .filter(|c| c.is_ascii_lowercase() || *c == '1')
-                    .count()
-                    + 2 * t.matches("...").count()
-            };
-            let compound = |t: &str| {
-                t.split('(')
-                    .skip(1)
-                    .map(|g| g.split(')').next().unwrap_or("").len() - 1)
-                    .sum::<usize>()
-            };
-            let shape = |t: &str| {
-                let mut sizes = vec![2; dims(t)];
-                if t.contains('(') {
-                    sizes = vec![4; dims(t) - compound(t)];
-                }
-                Shape::from(&sizes[..])
-            };
-            let shapes: Vec<Shape> = operands.map(shape).collect();
-            let given: Vec<Given<'_>> = shapes.iter().map(Given::Shape).collect();
-            match Rule::new(op.rule, &given, &[]) {
-                Err(Error::Parse { expected, .. }) => {
-                    Some(format!("{}: '{}': {expected}", op.name, op.rule))
-                }
-                _ => None,
-            }
-        })
-        .collect();
-    assert_eq!(wrong, Vec::<String>::new());
-}
-
-#[test]
 fn as_many_dimensions_as_a_mesh_takes_are_all_told_apart() {
     let mesh = Mesh::new("a=2, b=2", &cpu()).unwrap();
     // Letters A to Z are not enough for these.

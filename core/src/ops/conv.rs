@@ -22,27 +22,33 @@ use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
-    spmd::{Call, Local, Rule, plain},
+    spmd::{Call, Local, plain},
 };
 use gradient::Kept;
 pub(super) use gradient::name;
 use smallvec::SmallVec;
 
-const CONV: &str =
-    "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
-const TRANSPOSED: &str =
-    "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
-
 /// The ops of this file. `n` is the batch, `g` are the groups, `c` and `o` their channels in and
 /// out, `...` the spatial dimensions, which stay whole.
 pub const OPS: &[OpInfo] = &[
-    op("conv1d", CONV),
-    op("conv2d", CONV),
-    op("conv3d", CONV),
-    op("conv_transpose1d", TRANSPOSED),
-    op("conv_transpose2d", TRANSPOSED),
-    op("conv_transpose3d", TRANSPOSED),
+    CONV,
+    CONV.named("conv2d"),
+    CONV.named("conv3d"),
+    TRANSPOSED,
+    TRANSPOSED.named("conv_transpose2d"),
+    TRANSPOSED.named("conv_transpose3d"),
 ];
+
+const CONV: OpInfo = op(
+    "conv1d",
+    "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2",
+)
+.runs(&["cast"]);
+const TRANSPOSED: OpInfo = op(
+    "conv_transpose1d",
+    "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2",
+)
+.runs(&["cast"]);
 
 /// How the window of a convolution over `N` dimensions moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,24 +396,15 @@ fn sharded(
     job: &Job<'_>,
     out: &Shape,
 ) -> Result<Tensor> {
-    let (op, groups) = (job.op, job.groups);
+    let groups = job.groups;
     let bias = bias
         .map(|b| b.cast(input.dtype().promote(b.dtype())))
         .transpose()?;
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(&bias).collect();
-    let (text, within) = if job.transposed.is_some() {
-        (TRANSPOSED, weight.dims()[1])
+    let (info, within) = if job.transposed.is_some() {
+        (&TRANSPOSED, weight.dims()[1])
     } else {
-        (CONV, weight.dims()[0] / groups)
-    };
-    let sizes = [groups, input.dims()[1] / groups, within].map(|n| n as i64);
-    let rule = || {
-        Rule::with_sizes(
-            text,
-            &[input.into(), weight.into(), bias.as_ref().into()],
-            &[],
-            &[('g', groups), ('o', within)],
-        )
+        (&CONV, weight.dims()[0] / groups)
     };
     let local = |l: &Local<'_>| {
         let groups = l.part('g').map_or(groups, |(range, _)| range.len());
@@ -418,26 +415,17 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            return Ok(smallvec::smallvec![l[0].result(
-                None,
-                l.inputs.get(2).unwrap_or(&l[0]).dtype(),
-                none
-            )]);
+            let dtype = l.inputs.get(2).unwrap_or(&l[0]).dtype();
+            return Ok(l[0].result(None, dtype, none));
         }
-        Ok(smallvec::smallvec![run_conv(
-            &l[0],
-            &l[1],
-            l.inputs.get(2),
-            &Job { groups, ..*job }
-        )?])
+        run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };
-    Ok(Call {
-        op,
-        inputs: &tensors,
-        attrs: &sizes,
-    }
-    .run(rule, local)?
-    .remove(0))
+    Call::of(info, &tensors)
+        .on_behalf_of(job.op)
+        .optional(2, &[bias.as_ref()])
+        .size('g', groups)
+        .size('o', within)
+        .run1(local)
 }
 
 macro_rules! convolutions {

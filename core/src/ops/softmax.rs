@@ -9,15 +9,15 @@ use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
     grad::{Back, record1},
-    spmd::{Call, Local, Rule, settled},
+    spmd::{Call, without_partials},
 };
 use smallvec::smallvec;
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("softmax", ROWS), op("log_softmax", ROWS)];
+pub const OPS: &[OpInfo] = &[ROWS, ROWS.named("log_softmax")];
 
 /// Where rows are cut, only their largest values and sums cross.
-const ROWS: &str = "...r -> ...r ; stats r 2";
+const ROWS: OpInfo = op("softmax", "...r -> ...r ; stats r 2").runs(&["map", "reduce"]);
 
 impl Tensor {
     /// `exp(x) / sum(exp(x))` along `axis`, without overflow. A row of only `-inf` gives NaN.
@@ -54,8 +54,8 @@ impl Tensor {
 #[track_caller]
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
-    let g = settled(g.clone())?;
-    let inner = settled(Expr::new(op, &[&g, y]).reduce(
+    let g = without_partials(g.clone())?;
+    let inner = without_partials(Expr::new(op, &[&g, y]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
@@ -69,8 +69,8 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 #[track_caller]
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
-    let g = settled(g.clone())?;
-    let sum = settled(Expr::new(op, &[&g]).reduce(
+    let g = without_partials(g.clone())?;
+    let sum = without_partials(Expr::new(op, &[&g]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
@@ -104,13 +104,18 @@ fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor
         // Nothing is normalised, so the statistics of an empty axis are never read.
         return Ok((x.clone(), x.clone()));
     }
-    let max =
-        settled(Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?)?;
+    let max = without_partials(Expr::new(op, &[x]).reduce(
+        &[axis],
+        ReduceOp::Max,
+        None,
+        x.dtype(),
+        |a| a.x[0],
+    )?)?;
     let sum =
         Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| {
             (a.x[0] - a.x[1]).exp()
         })?;
-    Ok((max, settled(sum)?))
+    Ok((max, without_partials(sum)?))
 }
 
 /// Runs the fused kernel on rows along `axis`, or the decomposition where there is none.
@@ -125,26 +130,13 @@ fn along_rows(
     check_float(op, &[x])?;
     let axis = x.shape().axis(op, axis)?;
     if !x.is_plain() {
-        let call = Call {
-            op,
-            inputs: &[x],
-            attrs: &[axis as i64],
-        };
-        let rule = || Rule::new(ROWS, &[x.into()], &[('r', &[axis])]);
-        let local = |l: &Local<'_>| {
-            Ok(smallvec![along_rows(
-                op,
-                &l[0],
-                axis as i64,
-                row.clone(),
-                decomposed
-            )?])
-        };
-        return Ok(call
-            .run_or(rule, local, |inputs| {
-                Ok(smallvec![decomposed(&inputs[0], axis as i64)?])
-            })?
-            .remove(0));
+        return Call::of(&ROWS, &[x])
+            .on_behalf_of(op)
+            .bind('r', &[axis])
+            .run1_or(
+                |l| along_rows(op, &l[0], axis as i64, row.clone(), decomposed),
+                |inputs| decomposed(&inputs[0], axis as i64),
+            );
     }
     let last = x.rank() - 1;
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();

@@ -11,7 +11,7 @@ use super::{
     plan::assemble,
     run,
 };
-use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, spmd::ledger};
+use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, ledger};
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
