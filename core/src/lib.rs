@@ -36,5 +36,5 @@ pub use mesh::Mesh;
 pub use meta::meta;
 pub use ops::elementwise::Arg;
 pub use place::{IntoSharding, Place};
-pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
+pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
 pub use tensor::Tensor;

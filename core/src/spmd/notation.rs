@@ -1,6 +1,6 @@
 //! Reads the notation of [rules](super::rule).
 
-use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, letter};
+use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, is_rest, letter};
 use crate::{Error, Reduction, Result, Shape};
 use smallvec::SmallVec;
 
@@ -396,7 +396,7 @@ impl<'a> Parser<'a> {
             });
             return Ok([self.rule.factors.len() as u8 - 1].into_iter().collect());
         };
-        let broadcasts = letter.is_ascii_uppercase();
+        let broadcasts = is_rest(letter);
         let factor = &mut self.rule.factors[f];
         if factor.size == size {
             return Ok([f as u8].into_iter().collect());
@@ -496,7 +496,7 @@ impl<'a> Parser<'a> {
     fn mark(&mut self, letters: &[&str], kind: Kind) -> Result<()> {
         for letter in letters {
             for factor in &mut self.rule.factors {
-                let rest = *letter == "..." && factor.letter.is_ascii_uppercase();
+                let rest = *letter == "..." && is_rest(factor.letter);
                 if rest
                     || letter
                         .chars()
