@@ -40,6 +40,6 @@ pub use meta::meta;
 pub use nested::Nested;
 pub use ops::elementwise::Arg;
 pub use place::{IntoPlace, IntoSharding, Place};
-pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
+pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
 pub use spec::{ShardingSpec, TypeSpec};
 pub use tensor::Tensor;

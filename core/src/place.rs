@@ -5,6 +5,8 @@ use crate::{
     DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, ShardingSpec,
     Tensor, TensorType, TypeSpec,
 };
+use smallvec::SmallVec;
+use std::collections::HashMap;
 
 /// A mesh and how to lie on it. A device is the place of plain tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,28 +110,30 @@ impl Place {
             return make(self.mesh.device(0), &whole);
         }
         let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.ranks());
-        let mut made: Vec<(Region, usize, Option<Reduction>)> = Vec::new();
+        // Which parts have a box, or hold identities instead of it: one on each device.
+        let mut made: HashMap<(Region, Option<Reduction>), SmallVec<[usize; 1]>> = HashMap::new();
         for (i, rank) in self.mesh.addressable().enumerate() {
             let region = self.sharding.region(&self.mesh, rank, shape);
             let filled =
                 crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);
             let device = self.mesh.device(i);
             // Tensors are values: ranks of one device that hold the same share it.
-            let same = made
-                .iter()
-                .find(|(r, j, f)| *r == region && *f == filled && self.mesh.device(*j) == device);
-            let part = match (same, filled) {
-                (Some((_, j, _)), _) => parts[*j].clone(),
-                (None, Some(reduction)) => Tensor::full(
+            let there = made.entry((region.clone(), filled)).or_default();
+            let same = there.iter().find(|j| self.mesh.device(**j) == device);
+            if let Some(j) = same {
+                parts.push(parts[*j].clone());
+                continue;
+            }
+            there.push(i);
+            parts.push(match filled {
+                Some(reduction) => Tensor::full(
                     Shape::from(region.shape.clone()),
                     reduction.identity(dtype),
                     dtype,
                     device,
                 )?,
-                (None, None) => make(device, &region)?,
-            };
-            made.push((region, i, filled));
-            parts.push(part);
+                None => make(device, &region)?,
+            });
         }
         Ok(Tensor::from_parts(
             &self.mesh,

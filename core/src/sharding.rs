@@ -4,6 +4,18 @@ use crate::{DType, Dims, Error, Layout, Mesh, Result, Scalar, Shape, ShardingSpe
 use smallvec::SmallVec;
 use std::ops::Range;
 
+/// The most dimensions of a tensor on a mesh. Plain tensors have no such limit.
+pub const MAX_RANK: usize = 32;
+
+/// What a tensor on a mesh with more than [`MAX_RANK`] dimensions is answered with.
+pub(crate) fn too_many_dimensions(rank: usize) -> Error {
+    Error::Sharding {
+        detail: format!(
+            "a tensor of rank {rank} on a mesh: at most {MAX_RANK} dimensions, join some of them with `reshape`"
+        ),
+    }
+}
+
 /// How partial values on the ranks of an axis combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
@@ -114,6 +126,12 @@ pub struct Sharding {
     partial: SmallVec<[(u8, Reduction); 2]>,
 }
 
+/// A dimension or an axis as shardings hold it. No tensor on a mesh has as many as the largest, so
+/// it stands for all that are not there either.
+fn named(n: usize) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
 impl Sharding {
     /// The whole tensor on every rank.
     pub fn replicated() -> Self {
@@ -122,15 +140,17 @@ impl Sharding {
 
     /// With dimension `dim` also cut by mesh axis `axis`, inside the cuts it already has.
     pub fn cut(mut self, dim: usize, axis: usize) -> Self {
-        let at = self.cuts.partition_point(|(d, _)| *d as usize <= dim);
-        self.cuts.insert(at, (dim as u8, axis as u8));
+        let (dim, axis) = (named(dim), named(axis));
+        let at = self.cuts.partition_point(|(d, _)| *d <= dim);
+        self.cuts.insert(at, (dim, axis));
         self
     }
 
     /// With partial values along mesh axis `axis`.
     pub fn partial_over(mut self, axis: usize, reduction: Reduction) -> Self {
-        let at = self.partial.partition_point(|(a, _)| (*a as usize) < axis);
-        self.partial.insert(at, (axis as u8, reduction));
+        let axis = named(axis);
+        let at = self.partial.partition_point(|(a, _)| *a < axis);
+        self.partial.insert(at, (axis, reduction));
         self
     }
 
@@ -236,6 +256,9 @@ impl Sharding {
     /// not have.
     pub fn check(&self, mesh: &Mesh, rank: usize) -> Result<()> {
         let fail = |detail: String| Err(Error::Sharding { detail });
+        if rank > MAX_RANK && !mesh.is_single() {
+            return Err(too_many_dimensions(rank));
+        }
         let mut used = 0u32;
         for axis in self
             .cuts

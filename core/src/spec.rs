@@ -2,8 +2,7 @@
 //! mesh.
 
 use crate::{DType, Dims, Error, Mesh, Reduction, Result, Shape, Sharding, TensorType};
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// A sharding by the names of axes, before there is a mesh: `[@dp, _, @tp@sp]{sum:pp}`.
 ///
@@ -79,15 +78,25 @@ impl fmt::Display for AxisName {
 }
 
 impl ShardingSpec {
+    /// The numbers of dimensions that it is for.
+    ///
+    /// ```
+    /// # use anymesh_core::{Result, ShardingSpec};
+    /// let ranks = |text: &str| -> Result<_> { Ok(text.parse::<ShardingSpec>()?.ranks()) };
+    /// assert_eq!(ranks("[@tp, _]")?, 2..=2);
+    /// assert_eq!(ranks("[@tp, ...]")?, 1..=usize::MAX);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn ranks(&self) -> RangeInclusive<usize> {
+        let entries = self.dims.len();
+        entries..=self.rest.map_or(entries, |_| usize::MAX)
+    }
+
     /// The sharding of a tensor of `rank` dimensions that this says on `mesh`. An axis that the
     /// mesh does not have is an error, unless it was written with `?`.
     pub fn on(&self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
         let entries = self.dims.len();
-        let fits = match self.rest {
-            Some(_) => entries <= rank,
-            None => entries == rank,
-        };
-        if !fits {
+        if !self.ranks().contains(&rank) {
             return Err(Error::Sharding {
                 detail: format!(
                     "{self} is for {entries}{} dimensions, the tensor has {rank}: write an entry for each, `_` where it is not cut, or `...` for all others",
@@ -365,6 +374,9 @@ mod tests {
             Ok(ShardingSpec::of(&sharding, &mesh, rank).to_string())
         };
         assert_eq!(on("[...]", 0), Ok("[]".to_string()));
+        assert_eq!(on("[@a, ...]", 3), Ok("[@a, _, _]".into()));
+        assert_eq!(on("[@a, ...]", 1), Ok("[@a]".into()));
+        assert!(matches!(on("[@a, ...]", 0), Err(Error::Sharding { .. })));
         assert_eq!(on("[..., @b]", 1), Ok("[@b]".into()));
         assert_eq!(on("[@a, ..., @b]", 4), Ok("[@a, _, _, @b]".into()));
         assert!(matches!(

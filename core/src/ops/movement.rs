@@ -145,14 +145,17 @@ impl Tensor {
             );
             return Err(Error::Argument { op, detail });
         }
-        let mut dims = Dims::with_capacity(self.rank());
+        // A size that cannot be counted is the largest that can, so that the error shows what was
+        // asked for, also where another dimension is empty.
+        let padded = |(size, (before, after)): (&usize, &(usize, usize))| {
+            size.saturating_add(*before).saturating_add(*after)
+        };
+        let shape: Shape = self.dims().iter().zip(pairs).map(padded).collect();
+        if shape.dims().contains(&usize::MAX) {
+            return Err(Error::SizeOverflow { op, shape });
+        }
         for (axis, &(before, after)) in pairs.iter().enumerate() {
             let size = self.shape()[axis];
-            let padded = before.checked_add(size).and_then(|n| n.checked_add(after));
-            dims.push(padded.ok_or_else(|| Error::SizeOverflow {
-                op,
-                shape: self.shape().clone(),
-            })?);
             let (limit, rule) = match mode {
                 PadMode::Constant(_) => continue,
                 PadMode::Reflect => (size.saturating_sub(1), "reflection reaches"),
@@ -170,7 +173,6 @@ impl Tensor {
                 return Err(Error::Argument { op, detail });
             }
         }
-        let shape = Shape::from(dims);
         shape.checked_numel(op)?;
         if shape == *self.shape() {
             return Ok(self.clone());

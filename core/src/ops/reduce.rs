@@ -88,7 +88,6 @@ const COMPARED: OpInfo = REDUCED.without_gradient(POSITIONS).runs(&[
     "isnan",
     "logical_and",
     "logical_or",
-    "reduce",
     "squeeze",
     "where_",
 ]);

@@ -20,11 +20,11 @@ use gradient::{log_sum_exp, product, sum};
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[CUMSUM, CUMPROD, CUMMAX, CUMMIN, LOGCUMSUMEXP];
 
-const CUMSUM: OpInfo = op("cumsum", "...r -> ...r ; stats r 1 ; linear 0");
-const CUMPROD: OpInfo = op("cumprod", "...r -> ...r ; stats r 1 ; through prod 0");
-const CUMMAX: OpInfo = op("cummax", "...r -> ...r, ...r ; stats r 2");
-const CUMMIN: OpInfo = op("cummin", "...r -> ...r, ...r ; stats r 2");
-const LOGCUMSUMEXP: OpInfo = op("logcumsumexp", "...r -> ...r ; stats r 1");
+const CUMSUM: OpInfo = op("cumsum", "...r -> ...r ; stats r 1 ; linear 0").runs(&["cast"]);
+const CUMPROD: OpInfo = op("cumprod", "...r -> ...r ; stats r 1 ; through prod 0").runs(&["cast"]);
+const CUMMAX: OpInfo = op("cummax", "...r -> ...r, ...r ; stats r 2").runs(&["cast"]);
+const CUMMIN: OpInfo = op("cummin", "...r -> ...r, ...r ; stats r 2").runs(&["cast"]);
+const LOGCUMSUMEXP: OpInfo = op("logcumsumexp", "...r -> ...r ; stats r 1").runs(&["cast"]);
 
 impl Tensor {
     /// Running sum. `bool` and `u8` give `i32`, other integers keep their type and wrap.
