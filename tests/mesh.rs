@@ -63,24 +63,17 @@ fn samples_of_the_sweep_hold_on_the_device() {
     let Some(device) = common::under_test() else {
         return;
     };
-    let every: usize = std::env::var("ANYMESH_SWEEP_EVERY")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(4);
     // Gradients are held against the host in `gradients.rs`: every program more is a kernel to
     // compile.
-    let gradients = std::env::var("ANYMESH_SWEEP_GRADIENTS").is_ok();
-    let report = sweep::run(
-        &device,
-        &Options {
-            limit: 2,
-            every,
-            threads: 1,
-            gradients,
-            ..Options::default()
-        },
-    );
+    let options = Options {
+        limit: Some(2),
+        every: 4,
+        threads: 1,
+        gradients: std::env::var("ANYMESH_SWEEP_GRADIENTS").is_ok(),
+        ..Options::default()
+    };
+    let report = sweep::run(&device, &options.with_env().unwrap());
     println!("{device}: {report}");
     assert_eq!(report.failed, 0, "{report}");
-    assert!(report.ops > 250 && report.cases > 2000, "{report}");
+    assert!(report.ops.len() > 250 && report.cases() > 2000, "{report}");
 }

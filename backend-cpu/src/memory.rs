@@ -29,12 +29,11 @@ pub(crate) struct Memory {
 impl Memory {
     /// `len` bytes with any contents: the caller writes all of them.
     pub(crate) fn new(len: usize) -> Result<Self> {
-        let too_large = || Error::TooLarge {
+        let no_memory = || Error::OutOfMemory {
             device: crate::NAME.into(),
             bytes: len as u64,
-            limit: crate::MAX_BYTES,
         };
-        let count = len.checked_add(ALIGN).ok_or_else(too_large)?.div_ceil(8);
+        let count = len.checked_add(ALIGN).ok_or_else(no_memory)?.div_ceil(8);
         // Words instead of cache-line-sized blocks: only up to the natural alignment does the
         // system hand out pages without clearing them by hand.
         let fresh = || bytemuck::allocation::try_zeroed_vec(count).ok();
@@ -45,7 +44,7 @@ impl Memory {
         let words: Vec<u64> = recycled(count)
             .or_else(fresh)
             .or_else(retry)
-            .ok_or_else(too_large)?;
+            .ok_or_else(no_memory)?;
         let start = (words.as_ptr() as usize).wrapping_neg() % ALIGN;
         Ok(Self { words, start, len })
     }
@@ -75,7 +74,8 @@ impl Memory {
     }
 
     pub(crate) fn buffer(self) -> Buffer {
-        Buffer::new(self)
+        let bytes = self.len;
+        Buffer::new(self, bytes)
     }
 }
 
@@ -138,10 +138,9 @@ pub(crate) fn stored<T: Held>(
 /// Zeros that are only needed while a kernel runs.
 pub(crate) fn vector<T: Zeroable>(n: usize) -> Result<Vec<T>> {
     let bytes = n as u64 * size_of::<T>() as u64;
-    bytemuck::allocation::try_zeroed_vec(n).map_err(|()| Error::TooLarge {
+    bytemuck::allocation::try_zeroed_vec(n).map_err(|()| Error::OutOfMemory {
         device: crate::NAME.into(),
         bytes,
-        limit: crate::MAX_BYTES,
     })
 }
 
@@ -163,7 +162,7 @@ mod tests {
         }
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
             assert!(
-                matches!(Memory::new(len), Err(Error::TooLarge { .. })),
+                matches!(Memory::new(len), Err(Error::OutOfMemory { bytes, .. }) if bytes == len as u64),
                 "{len}"
             );
         }

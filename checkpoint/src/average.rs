@@ -1,11 +1,11 @@
-//! Running averages of tensors, on the host, box by box: each process keeps those of the boxes it
-//! saves.
+//! Running averages of tensors, on the host, region by region: each process keeps those of the
+//! regions it saves.
 
 use crate::{
     Checkpoint, Error, Result, Source, TensorInfo,
-    boxes::copy_box,
     element::floats,
-    plan::{Piece, Placed},
+    plan::{Placed, Tile},
+    regions::copy_region,
 };
 use anymesh_core::{DType, Region};
 use std::{
@@ -26,7 +26,7 @@ pub(crate) struct Averages {
     before: Option<Checkpoint>,
     shapes: BTreeMap<String, Vec<usize>>,
     /// A snapshot that is still being written shares them until the next save changes them.
-    values: HashMap<Piece, Arc<Vec<f32>>>,
+    values: HashMap<Tile, Arc<Vec<f32>>>,
 }
 
 impl Averages {
@@ -44,33 +44,33 @@ impl Averages {
         })
     }
 
-    /// Makes ready for the pieces of a save. A tensor that is new or has another shape begins anew;
-    /// one that lies otherwise keeps its average.
+    /// Makes ready for the tiles of a save. A tensor that is new or has another shape begins anew;
+    /// one that only has another layout keeps its average.
     pub(crate) fn begin<'p>(
         &mut self,
-        pieces: impl Iterator<Item = &'p Piece>,
+        tiles: impl Iterator<Item = &'p Tile>,
         placed: &BTreeMap<String, Placed>,
     ) -> Result<()> {
         let mut known: BTreeMap<&str, Vec<(&Region, &Arc<Vec<f32>>)>> = BTreeMap::new();
-        self.values.iter().for_each(|(piece, values)| {
+        self.values.iter().for_each(|(tile, values)| {
             known
-                .entry(&piece.tensor)
+                .entry(&tile.tensor)
                 .or_default()
-                .push((&piece.region, values))
+                .push((&tile.region, values))
         });
         let mut next = HashMap::new();
-        for piece in pieces.filter(|p| placed[&p.tensor].info.dtype.is_float()) {
-            let (info, tensor) = (&placed[&piece.tensor].info, piece.tensor.as_str());
+        for tile in tiles.filter(|p| placed[&p.tensor].info.dtype.is_float()) {
+            let (info, tensor) = (&placed[&tile.tensor].info, tile.tensor.as_str());
             let old = known
                 .get(tensor)
                 .filter(|_| self.shapes.get(tensor) == Some(&info.shape));
-            let values = match (self.values.get(piece).filter(|_| old.is_some()), old) {
+            let values = match (self.values.get(tile).filter(|_| old.is_some()), old) {
                 (Some(values), _) => Some(values.clone()),
-                (None, Some(old)) => Some(Arc::new(assemble(tensor, &piece.region, old)?)),
-                (None, None) => self.stored(tensor, info, &piece.region)?.map(Arc::new),
+                (None, Some(old)) => Some(Arc::new(assemble(tensor, &tile.region, old)?)),
+                (None, None) => self.stored(tensor, info, &tile.region)?.map(Arc::new),
             };
             if let Some(values) = values {
-                next.insert(piece.clone(), values);
+                next.insert(tile.clone(), values);
             }
         }
         self.shapes = placed
@@ -97,15 +97,15 @@ impl Averages {
         Ok(Some(floats(&bytes, DType::F32)))
     }
 
-    /// Takes a piece of a tensor into the average.
-    pub(crate) fn add(&mut self, piece: &Piece, dtype: DType, bytes: &[u8]) {
+    /// Takes a tile of a tensor into the average.
+    pub(crate) fn add(&mut self, tile: &Tile, dtype: DType, bytes: &[u8]) {
         if !dtype.is_float() {
             return;
         }
         let new = floats(bytes, dtype);
-        match self.values.get_mut(piece) {
-            // The first weights as they are.
-            None => drop(self.values.insert(piece.clone(), Arc::new(new))),
+        match self.values.get_mut(tile) {
+            // An average begins with the first weights as they are.
+            None => drop(self.values.insert(tile.clone(), Arc::new(new))),
             Some(values) => {
                 for (average, value) in Arc::make_mut(values).iter_mut().zip(new) {
                     *average = (self.decay * f64::from(*average)
@@ -116,15 +116,15 @@ impl Averages {
         }
     }
 
-    /// The averages of a save, which is complete, by the pieces they are stored as.
-    pub(crate) fn snapshot(&self) -> HashMap<Piece, Arc<Vec<f32>>> {
+    /// The averages of a save, which is complete, by the tiles they are stored as.
+    pub(crate) fn snapshot(&self) -> HashMap<Tile, Arc<Vec<f32>>> {
         self.values
             .iter()
-            .map(|(piece, values)| {
+            .map(|(tile, values)| {
                 (
-                    Piece {
-                        tensor: average_name(&piece.tensor),
-                        region: piece.region.clone(),
+                    Tile {
+                        tensor: average_name(&tile.tensor),
+                        region: tile.region.clone(),
                     },
                     values.clone(),
                 )
@@ -133,20 +133,19 @@ impl Averages {
     }
 }
 
-/// A box of an average from others that hold it.
+/// A region of an average from others that hold it.
 fn assemble(tensor: &str, region: &Region, old: &[(&Region, &Arc<Vec<f32>>)]) -> Result<Vec<f32>> {
     let mut out = vec![0; region.numel() * 4];
     let mut found = 0;
     for (of, values) in old {
         if let Some(part) = of.intersect(region) {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            copy_box(&bytes, of, &mut out, region, &part, 4);
+            copy_region(&bytes, of, &mut out, region, &part, 4);
             found += part.numel();
         }
     }
     if found != region.numel() {
-        let what =
-            "lies otherwise than at the last save, and parts of its average are in other processes";
+        let what = "has another layout than at the last save, and parts of its average are in other processes";
         return Err(Error::Argument(format!(
             "tensor '{tensor}' {what}: save once more as before, and go on from that checkpoint"
         )));

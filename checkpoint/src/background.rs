@@ -1,7 +1,7 @@
 //! Saving while the program goes on.
 //!
 //! Tensors are values, so a snapshot is their handles: what the program computes next makes new
-//! tensors and cannot leak into the file. The copies to the host are made piece by piece, when the
+//! tensors and cannot leak into the file. The copies to the host are made tile by tile, when the
 //! program says so ([`Background::advance`]); when the last is made, a thread writes them.
 //!
 //! Where several processes save together, the thread writes only what this process holds. The
@@ -11,10 +11,10 @@
 use crate::{
     Checkpoint, Contents, Error, Result, Saver, TensorInfo,
     average::{Averages, average_name},
-    commit::{Begun, Head, Written},
-    contents::Kept,
+    commit::{Head, PendingCheckpoint, Written},
+    contents::PlacedTensor,
     files::Disk,
-    plan::{self, Piece, Placed},
+    plan::{self, Placed, Tile},
 };
 use anymesh_core::{DType, Mesh};
 use serde_json::{Map, Value};
@@ -31,7 +31,8 @@ use std::{
 /// # use anymesh_checkpoint::{Background, Contents, latest};
 /// # use anymesh_core::{DType, Tensor};
 /// # use std::collections::BTreeMap;
-/// # let root = std::env::temp_dir().join(format!("anymesh-doc-background-{}", std::process::id()));
+/// # let name = format!("anymesh-doc-background-{}", std::process::id());
+/// # let root = std::env::temp_dir().join(name);
 /// # let device = anymesh_backend_cpu::device();
 /// let mut w = Tensor::ones([1000], DType::F32, &device)?;
 /// let mut saver = Background::new(&root);
@@ -49,7 +50,7 @@ pub struct Background {
     root: PathBuf,
     world: Option<Mesh>,
     copying: Option<Copying>,
-    writer: Option<JoinHandle<Done>>,
+    writer: Option<JoinHandle<WriterOutcome>>,
     /// Whether the save that is under way is one of several processes.
     together: bool,
     averages: Option<Averages>,
@@ -61,18 +62,18 @@ pub struct Background {
 #[derive(Debug)]
 struct Copying {
     snapshot: Snapshot,
-    kept: BTreeMap<String, Kept>,
+    tensors: BTreeMap<String, PlacedTensor>,
     /// What this process writes, file by file.
-    work: Vec<(usize, Vec<Piece>)>,
+    work: Vec<(usize, Vec<Tile>)>,
     /// What is still to be copied, the next last.
-    left: Vec<Piece>,
-    copied: HashMap<Piece, Vec<u8>>,
+    left: Vec<Tile>,
+    copied: HashMap<Tile, Vec<u8>>,
 }
 
 /// What the manifest needs when all is written.
 #[derive(Debug)]
 struct Snapshot {
-    begun: Begun,
+    pending: PendingCheckpoint,
     step: u64,
     state: Map<String, Value>,
     placed: BTreeMap<String, Placed>,
@@ -80,7 +81,7 @@ struct Snapshot {
 
 impl Snapshot {
     fn complete(self, written: Result<Written>) -> Result<PathBuf> {
-        self.begun.complete(
+        self.pending.complete(
             &Disk,
             written,
             &Head {
@@ -94,7 +95,7 @@ impl Snapshot {
 
 /// What the thread that writes leaves.
 #[derive(Debug)]
-enum Done {
+enum WriterOutcome {
     /// A checkpoint, or why there is none.
     Whole(Result<PathBuf>),
     /// The files of this process: the processes have yet to agree.
@@ -141,49 +142,52 @@ impl Background {
             ..Saver::default()
         }
         .world_of(contents);
-        let ready = contents.stored().and_then(|kept| {
-            let placed: BTreeMap<String, Placed> = kept
+        let ready = contents.stored_tensors().and_then(|tensors| {
+            let placed: BTreeMap<String, Placed> = tensors
                 .iter()
                 .map(|(name, k)| (name.clone(), k.placed.clone()))
                 .collect();
             let work = world.share(plan::owners(&placed, plan::TILE));
             if let Some(averages) = &mut self.averages {
-                averages.begin(work.iter().flat_map(|(_, pieces)| pieces), &placed)?;
+                averages.begin(work.iter().flat_map(|(_, tiles)| tiles), &placed)?;
             }
-            let taken =
-                |name: &&String| self.averages.is_some() && kept.contains_key(&average_name(name));
-            match kept.keys().find(taken) {
-                Some(name) => Err(Error::Argument(format!(
-                    "'{}' is the name of the average of '{name}': give the tensor another",
-                    average_name(name)
-                ))),
-                None => Ok((kept, placed, work)),
+            let taken = |name: &&String| {
+                self.averages.is_some() && tensors.contains_key(&average_name(name))
+            };
+            match tensors.keys().find(taken) {
+                Some(name) => Err(Error::DuplicateName {
+                    name: average_name(name),
+                    detail: format!(
+                        "it is also the average of '{name}'; give the tensor another name"
+                    ),
+                }),
+                None => Ok((tensors, placed, work)),
             }
         });
-        let begun = Begun::new(
+        let pending = PendingCheckpoint::new(
             &Disk,
             &self.root,
             name,
             world,
             ready.as_ref().map(|_| ()).map_err(Error::clone),
         )?;
-        let (kept, placed, work) = ready?;
-        self.together = begun.world.is_shared();
+        let (tensors, placed, work) = ready?;
+        self.together = pending.world.is_shared();
         let left = work
             .iter()
-            .flat_map(|(_, pieces)| pieces)
+            .flat_map(|(_, tiles)| tiles)
             .rev()
             .cloned()
             .collect();
         let snapshot = Snapshot {
-            begun,
+            pending,
             step: contents.step,
             state: contents.state.clone(),
             placed,
         };
         self.copying = Some(Copying {
             snapshot,
-            kept,
+            tensors,
             work,
             left,
             copied: HashMap::new(),
@@ -191,12 +195,12 @@ impl Background {
         Ok(())
     }
 
-    /// Copies about this many bytes to the host (at least one piece), and tells whether all are
+    /// Copies about this many bytes to the host (at least one tile), and tells whether all are
     /// copied: then the writing has begun, or there was nothing to do. For calls between pieces of
     /// computation. The error of a save that has ended meanwhile comes out here, too.
     pub fn advance(&mut self, bytes: usize) -> Result<bool> {
         let Some(copying) = &mut self.copying else {
-            // Several processes hear of it together, when they meet.
+            // Where several processes save together, all of them learn of it in `finish`.
             if self.writer.as_ref().is_some_and(|w| w.is_finished()) && !self.together {
                 self.wait()?;
             }
@@ -204,16 +208,16 @@ impl Background {
         };
         let mut done = 0;
         let mut failed = None;
-        while let Some(piece) = copying.left.pop() {
-            let kept = &copying.kept[&piece.tensor];
-            let mut data = vec![0; piece.region.numel() * kept.placed.info.dtype.size()];
-            match kept.copy(&piece.region, &mut data) {
+        while let Some(tile) = copying.left.pop() {
+            let tensor = &copying.tensors[&tile.tensor];
+            let mut data = vec![0; tile.region.numel() * tensor.placed.info.dtype.size()];
+            match tensor.copy(&tile.region, &mut data) {
                 Ok(()) => {
                     done += data.len();
                     if let Some(averages) = &mut self.averages {
-                        averages.add(&piece, kept.placed.info.dtype, &data);
+                        averages.add(&tile, tensor.placed.info.dtype, &data);
                     }
-                    copying.copied.insert(piece, data);
+                    copying.copied.insert(tile, data);
                 }
                 Err(error) => {
                     copying.left.clear();
@@ -244,13 +248,13 @@ impl Background {
     fn wait(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
             let panicked = |_| {
-                Done::Whole(Err(Error::Argument(
+                WriterOutcome::Whole(Err(Error::Argument(
                     "the thread that wrote the checkpoint panicked".into(),
                 )))
             };
             self.saved = Some(match writer.join().unwrap_or_else(panicked) {
-                Done::Whole(result) => result?,
-                Done::Files(snapshot, written) => snapshot.complete(written)?,
+                WriterOutcome::Whole(result) => result?,
+                WriterOutcome::Files(snapshot, written) => snapshot.complete(written)?,
             });
         }
         Ok(())
@@ -285,35 +289,35 @@ impl Background {
                     .placed
                     .insert(average_name(&tensor), Placed { info, ..of });
             }
-            for (_, pieces) in &mut work {
-                let named = |p: &Piece| Piece {
+            for (_, tiles) in &mut work {
+                let named = |p: &Tile| Tile {
                     tensor: average_name(&p.tensor),
                     region: p.region.clone(),
                 };
-                let more: Vec<Piece> = pieces
+                let more: Vec<Tile> = tiles
                     .iter()
                     .map(named)
                     .filter(|p| averages.contains_key(p))
                     .collect();
-                pieces.extend(more);
+                tiles.extend(more);
             }
         }
         let copied = Mutex::new(copied);
         self.writer = Some(std::thread::spawn(move || {
-            let read = |piece: &Piece, out: &mut [u8]| {
-                if let Some(values) = averages.get(piece) {
+            let read = |tile: &Tile, out: &mut [u8]| {
+                if let Some(values) = averages.get(tile) {
                     out.chunks_exact_mut(4)
                         .zip(values.iter())
                         .for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
                     return Ok(());
                 }
-                // Given away: memory is free again as the file grows.
+                // Taken out, so that its memory is freed as soon as it is written.
                 let found = copied
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .remove(piece);
+                    .remove(tile);
                 out.copy_from_slice(&found.ok_or_else(|| {
-                    Error::Argument(format!("a piece of '{}' was not copied", piece.tensor))
+                    Error::Argument(format!("a tile of '{}' was not copied", tile.tensor))
                 })?);
                 Ok(())
             };
@@ -322,19 +326,20 @@ impl Background {
                 ..Saver::default()
             };
             let written = failed.map_or_else(
-                || saver.write(&snapshot.begun.folder, &work, &snapshot.placed, &read),
+                || saver.write(&snapshot.pending.folder, &work, &snapshot.placed, &read),
                 Err,
             );
-            if snapshot.begun.world.is_shared() {
-                Done::Files(Box::new(snapshot), written)
+            if snapshot.pending.world.is_shared() {
+                WriterOutcome::Files(Box::new(snapshot), written)
             } else {
-                Done::Whole(snapshot.complete(written))
+                WriterOutcome::Whole(snapshot.complete(written))
             }
         }));
     }
 }
 
-/// Completes what was begun. An error that nobody asked for is printed: there is no other way left.
+/// Completes what was pending. An error that nobody asked for is printed: there is no other way
+/// left.
 impl Drop for Background {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {

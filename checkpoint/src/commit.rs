@@ -4,22 +4,21 @@
 use crate::{
     Error, Result,
     files::Files,
-    folder::TEMPORARY,
-    manifest::{self, Manifest, Stored, StoredBox},
+    manifest::{self, Manifest, Stored, StoredRegion},
     plan::Placed,
+    root::{Lock, TEMPORARY, lock},
     world::World,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
-    fs::{File, TryLockError},
     path::{Path, PathBuf},
 };
 
 /// A checkpoint that is being written.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct PendingCheckpoint {
     root: PathBuf,
     path: PathBuf,
     /// Where files are written until they are a checkpoint.
@@ -29,7 +28,7 @@ pub(crate) struct Begun {
     _lock: Option<Lock>,
 }
 
-/// What a manifest says beside what was written.
+/// What a manifest says that is not known from the files: step, state, and how tensors lie.
 pub(crate) struct Head<'a> {
     pub(crate) step: u64,
     pub(crate) state: &'a Map<String, Value>,
@@ -42,11 +41,11 @@ pub(crate) struct Written {
     /// The names and layouts it was told to save: the same in every process.
     layouts: u64,
     pub(crate) files: BTreeMap<String, u64>,
-    pub(crate) boxes: BTreeMap<String, Vec<StoredBox>>,
+    pub(crate) regions: BTreeMap<String, Vec<StoredRegion>>,
 }
 
 impl Written {
-    /// Nothing of tensors that lie so.
+    /// Nothing yet, of tensors with these layouts.
     pub(crate) fn of(placed: &BTreeMap<String, Placed>) -> Self {
         let text: Vec<String> = placed
             .iter()
@@ -55,12 +54,12 @@ impl Written {
         Self {
             layouts: xxhash_rust::xxh3::xxh3_64(text.join("\0").as_bytes()),
             files: BTreeMap::new(),
-            boxes: BTreeMap::new(),
+            regions: BTreeMap::new(),
         }
     }
 }
 
-impl Begun {
+impl PendingCheckpoint {
     /// Takes the lock and makes the temporary folder. Every process that saves calls this, with an
     /// error where it is not `ready`.
     pub(crate) fn new(
@@ -144,9 +143,9 @@ impl Begun {
             };
             let other: Written = serde_json::from_slice(&text).map_err(wrong)?;
             if other.layouts != mine.layouts {
-                let what = "saves other names or layouts than this one: every process must make the same call";
                 return Err(Error::Argument(format!(
-                    "the process of rank {rank} {what}"
+                    "the process of rank {rank} saves other names or layouts than this one: \
+                     every process must make the same call"
                 )));
             }
             all.push(other);
@@ -185,7 +184,7 @@ impl Begun {
                     dtype: info.dtype.name().into(),
                     shape: info.shape.clone(),
                     layout: placed.layout(),
-                    boxes: vec![],
+                    regions: vec![],
                 },
             );
         }
@@ -209,16 +208,16 @@ impl Begun {
                 }
             }
             manifest.files.extend(written.files);
-            for (tensor, boxes) in written.boxes {
+            for (tensor, regions) in written.regions {
                 if let Some(to) = manifest.tensors.get_mut(&tensor) {
-                    to.boxes.extend(boxes);
+                    to.regions.extend(regions);
                 }
             }
         }
         manifest
             .tensors
             .values_mut()
-            .for_each(|t| t.boxes.sort_by(|a, b| a.start.cmp(&b.start)));
+            .for_each(|t| t.regions.sort_by(|a, b| a.start.cmp(&b.start)));
         manifest
             .check()
             .map_err(|detail| Error::format(&self.folder, "checkpoint", detail))?;
@@ -235,16 +234,17 @@ impl Begun {
 /// The lock and the temporary folder.
 fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Path) -> Result<Lock> {
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-        return Err(Error::Argument(format!(
-            "'{name}' cannot name a checkpoint: use a file name that does not begin with a dot"
-        )));
+        return Err(Error::BadName {
+            name: name.into(),
+            what: "the name of a checkpoint: use a file name that does not begin with a dot",
+        });
     }
     let missing: Vec<&Path> = root
         .ancestors()
         .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
         .collect();
     files.create_folder(root)?;
-    // A checkpoint is no safer than the names of the folders it is in.
+    // After a power cut a checkpoint is found only if the names of the folders above it are there.
     for folder in missing {
         files.sync_folder(
             folder
@@ -255,10 +255,7 @@ fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Pat
     }
     let lock = lock(root)?;
     if path.exists() {
-        return Err(Error::Argument(format!(
-            "{} exists already: remove it or choose another name",
-            path.display()
-        )));
+        return Err(Error::Exists { path: path.into() });
     }
     if folder.exists() {
         // What a crash left behind: nobody else writes here, since we have the lock.
@@ -266,35 +263,4 @@ fn prepare(files: &dyn Files, root: &Path, name: &str, path: &Path, folder: &Pat
     }
     files.create_folder(folder)?;
     Ok(lock)
-}
-
-/// Keeps other writers out of a folder for as long as it lives; the system releases it when the
-/// process ends, however that happens.
-#[derive(Debug)]
-pub(crate) struct Lock(File);
-
-/// Closing the file is not enough: a process that is being started by another thread shares it
-/// until it has become another program.
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = self.0.unlock();
-    }
-}
-
-/// Locks a folder against other writers.
-pub(crate) fn lock(root: &Path) -> Result<Lock> {
-    let path = root.join(".lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(|e| Error::io(&path, "open", &e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(Lock(file)),
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::Io { path, action: "lock", reason: "somebody else is writing checkpoints here: wait for that to end, or use another folder".into() })
-        }
-        Err(TryLockError::Error(error)) => Err(Error::io(path, "lock", &error)),
-    }
 }

@@ -19,9 +19,10 @@ pub const MASTER: &str = "master.";
 /// # use anymesh_core::{DType, Tensor};
 /// # let device = anymesh_backend_cpu::device();
 /// let master = Tensor::ones([4], DType::F32, &device)?;
+/// let w = master.cast(DType::BF16)?;
 /// let contents = Contents {
 ///     step: 100,
-///     tensors: [("w".to_string(), master.cast(DType::BF16)?), ("master.w".to_string(), master)].into(),
+///     tensors: [("w".to_string(), w), ("master.w".to_string(), master)].into(),
 ///     weights: Weights::Masters, // w is not stored: a load makes it of master.w
 ///     ..Contents::default()
 /// };
@@ -127,10 +128,10 @@ impl Fused {
 
     fn check(&self) -> Result<()> {
         let wrong = |what: String| {
-            Err(Error::Argument(format!(
-                "fused buffer {}: {what}",
-                self.buffer.type_string()
-            )))
+            Err(Error::FusedBuffer {
+                layout: self.buffer.type_string(),
+                detail: what,
+            })
         };
         if self.buffer.dims().len() != 1 {
             return wrong("it needs one dimension: flatten it".into());
@@ -144,7 +145,7 @@ impl Fused {
         order.sort_by_key(|p| p.offset);
         let mut end = 0;
         for part in order {
-            let numel = crate::boxes::checked_numel(&part.shape);
+            let numel = crate::regions::checked_numel(&part.shape);
             let stop = numel
                 .and_then(|n| part.offset.checked_add(n))
                 .filter(|stop| *stop <= self.buffer.numel());
@@ -166,9 +167,9 @@ impl Fused {
     }
 }
 
-/// Where one tensor of some contents is.
+/// A tensor of a program and how it lies.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct PlacedTensor {
     pub(crate) placed: Placed,
     /// The tensor, or the buffer it is in.
     pub(crate) tensor: Tensor,
@@ -177,12 +178,12 @@ pub(crate) struct Kept {
 impl Contents {
     /// Every tensor by name, fused or not. An error where a name comes twice or a buffer does not
     /// hold what it should.
-    pub(crate) fn kept(&self) -> Result<BTreeMap<String, Kept>> {
+    pub(crate) fn placed_tensors(&self) -> Result<BTreeMap<String, PlacedTensor>> {
         let mut out = BTreeMap::new();
         for (name, tensor) in &self.tensors {
             out.insert(
                 name.clone(),
-                Kept {
+                PlacedTensor {
                     placed: Placed::of(tensor),
                     tensor: tensor.clone(),
                 },
@@ -194,17 +195,17 @@ impl Contents {
                 if out
                     .insert(
                         part.name.clone(),
-                        Kept {
+                        PlacedTensor {
                             placed: fused.placed(part),
                             tensor: fused.buffer.clone(),
                         },
                     )
                     .is_some()
                 {
-                    return Err(Error::Argument(format!(
-                        "there are two tensors '{}': give each a name of its own",
-                        part.name
-                    )));
+                    return Err(Error::DuplicateName {
+                        name: part.name.clone(),
+                        detail: "give each a name of its own".into(),
+                    });
                 }
             }
         }
@@ -212,24 +213,24 @@ impl Contents {
     }
 
     /// What of it is stored.
-    pub(crate) fn stored(&self) -> Result<BTreeMap<String, Kept>> {
-        let mut kept = self.kept()?;
+    pub(crate) fn stored_tensors(&self) -> Result<BTreeMap<String, PlacedTensor>> {
+        let mut tensors = self.placed_tensors()?;
         let names = self.names()?;
-        kept.retain(|name, _| names.contains(name));
-        for (name, kept) in &kept {
-            if kept.placed.sharding.is_partial() {
-                let ty = kept.tensor.type_string();
-                return Err(Error::Argument(format!(
-                    "tensor '{name}' is {ty}, a partial value: reshard it first, which says what it sends"
-                )));
+        tensors.retain(|name, _| names.contains(name));
+        for (name, tensor) in &tensors {
+            if tensor.placed.sharding.is_partial() {
+                return Err(Error::Partial {
+                    tensor: name.clone(),
+                    layout: tensor.tensor.type_string(),
+                });
             }
         }
-        Ok(kept)
+        Ok(tensors)
     }
 
     /// The names that are stored.
     pub fn names(&self) -> Result<BTreeSet<String>> {
-        let all: BTreeSet<String> = self.kept()?.into_keys().collect();
+        let all: BTreeSet<String> = self.placed_tensors()?.into_keys().collect();
         let goes = |name: &String| match self.weights {
             Weights::Both => false,
             Weights::Model => name
@@ -241,8 +242,8 @@ impl Contents {
     }
 }
 
-impl Kept {
-    /// Copies the bytes of a box from a rank of this process that holds it.
+impl PlacedTensor {
+    /// Copies the bytes of a region from a rank of this process that holds it.
     pub(crate) fn copy(&self, region: &Region, out: &mut [u8]) -> Result<()> {
         let holds = |of: &Region| {
             (0..region.start.len()).all(|d| {
@@ -253,7 +254,7 @@ impl Kept {
         for (rank, part) in self.tensor.shards() {
             let Some((of, at)) = self
                 .placed
-                .boxes(rank)
+                .regions(rank)
                 .into_iter()
                 .find(|(of, _)| holds(of))
             else {
@@ -271,7 +272,7 @@ impl Kept {
                 .copy_bytes(out)?);
         }
         Err(Error::Argument(format!(
-            "no rank of this process holds the box {region:?} of {}",
+            "no rank of this process holds the region {region:?} of {}",
             self.placed.layout()
         )))
     }

@@ -1,8 +1,9 @@
 //! Folders of `torch.distributed.checkpoint`, read without Python and without executing anything.
 //!
-//! Such a folder has a `.metadata` pickle, which says which box of which tensor is at which bytes
-//! of which file, and `__i_j.distcp` files, whose items are archives of `torch.save`. Both kinds of
-//! pickle are read by a reader that knows a list of plain data types and refuses every other name.
+//! Such a folder has a `.metadata` pickle, which says which region of which tensor is at which
+//! bytes of which file, and `__i_j.distcp` files, whose items are archives of `torch.save`. Both
+//! kinds of pickle are read by a reader that knows a list of plain data types and refuses every
+//! other name.
 //!
 //! ```no_run
 //! use anymesh_checkpoint::{dcp, Source};
@@ -18,9 +19,9 @@ mod archive;
 mod metadata;
 mod pickle;
 
-use crate::boxes::check_box;
 use crate::positioned::Positioned;
-use crate::{Error, Result, Source, TensorInfo, copy_box};
+use crate::source::check_region;
+use crate::{Error, Result, Source, TensorInfo, copy_region};
 use anymesh_core::Region;
 use archive::Stored;
 use std::collections::{BTreeMap, HashMap};
@@ -32,8 +33,8 @@ pub use metadata::{Chunk, Metadata, Tensor};
 /// The file that makes a folder a checkpoint.
 pub const METADATA: &str = ".metadata";
 
-/// A folder of `torch.distributed.checkpoint` that is read box by box: only the chunks that a box
-/// touches, and of those only its rows.
+/// A folder of `torch.distributed.checkpoint` that is read region by region: only the chunks that a
+/// region touches, and of those only its rows.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -75,7 +76,7 @@ impl Folder {
         })
     }
 
-    /// Which boxes are in which files.
+    /// Which regions are in which files.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -96,8 +97,8 @@ impl Folder {
         Ok(file)
     }
 
-    /// Where the elements of a chunk are. Found once; two threads that look at the same time find
-    /// the same.
+    /// Where the elements of a chunk are. Candidate once; two threads that look at the same time
+    /// find the same.
     fn stored(
         &self,
         tensor: &str,
@@ -168,7 +169,7 @@ fn check_files(folder: &Path, metadata: &Metadata) -> Result<()> {
                 }
                 _ if chunk.length < (chunk.region.numel() * size) as u64 => {
                     format!(
-                        "{} bytes cannot hold a box of {} elements",
+                        "{} bytes cannot hold a region of {} elements",
                         chunk.length,
                         chunk.region.numel()
                     )
@@ -214,7 +215,7 @@ impl Source for Folder {
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
-        check_box(name, info, region, out)?;
+        check_region(name, info, region, out)?;
         let size = info.dtype.size();
         for chunk in self
             .metadata
@@ -222,7 +223,7 @@ impl Source for Folder {
             .get(name)
             .map_or(&[][..], |tensor| &tensor.chunks)
         {
-            // A box without elements touches nothing, and every box of a scalar is all of it.
+            // A region without elements touches nothing, and every region of a scalar is all of it.
             let Some(part) = (region.numel() > 0)
                 .then(|| chunk.region.intersect(region))
                 .flatten()
@@ -251,20 +252,16 @@ impl Source for Folder {
             // Of less than a whole chunk there is no sum.
             if part == chunk.region && stored.sum.is_some_and(|sum| sum != crc32fast::hash(target))
             {
-                let region = format!("{:?}+{:?}", &part.start[..], &part.shape[..]);
-                let detail = format!(
-                    "the item at byte {} does not have its checksum",
-                    chunk.offset
-                );
                 return Err(Error::Damaged {
                     path: file.path().into(),
                     tensor: name.into(),
-                    region,
-                    detail,
+                    start: part.start.to_vec(),
+                    shape: part.shape.to_vec(),
+                    offset: chunk.offset,
                 });
             }
             if part != *region {
-                copy_box(&bytes, &part, out, region, &part, size);
+                copy_region(&bytes, &part, out, region, &part, size);
             }
         }
         Ok(())

@@ -50,11 +50,7 @@ pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 /// assert_eq!(number(&[0xff; 8], DType::I64), -1.0);
 /// ```
 pub fn number(bytes: &[u8], dtype: DType) -> f64 {
-    let mut word = [0; 8];
-    word.iter_mut()
-        .zip(&bytes[..bytes.len().min(dtype.size())])
-        .for_each(|(to, from)| *to = *from);
-    let word = u64::from_le_bytes(word);
+    let word = word(bytes, dtype);
     match dtype {
         DType::F64 => f64::from_bits(word),
         DType::I64 => word as i64 as f64,
@@ -66,6 +62,15 @@ pub fn number(bytes: &[u8], dtype: DType) -> f64 {
             out.into()
         }
     }
+}
+
+/// The bits of one stored element.
+fn word(bytes: &[u8], dtype: DType) -> u64 {
+    let mut word = [0; 8];
+    word.iter_mut()
+        .zip(&bytes[..bytes.len().min(dtype.size())])
+        .for_each(|(to, from)| *to = *from);
+    u64::from_le_bytes(word)
 }
 
 /// Writes an `f32` as an element of a float type, rounded to nearest even. `out` is one element
@@ -81,22 +86,41 @@ pub(crate) fn store(x: f32, dtype: DType, out: &mut [u8]) {
     }
 }
 
-/// Converts stored elements from one float type to another, rounding once, to nearest even. What is
-/// too large becomes what the type has for it: infinity, and NaN in `f8e4m3`.
+/// Converts stored elements to another type, as [`Tensor::cast`](anymesh_core::Tensor::cast) does.
 ///
-/// `None` where one of them is no float type.
-pub(crate) fn cast(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
+/// To floats: rounds once, to nearest even; what is too large becomes what the type has for it,
+/// infinity or (in `f8e4m3`) NaN. From floats to integers: cut off towards zero, ends at the
+/// largest and the smallest integer, NaN is 0. Between integers: wraps around. To bool: anything
+/// but zero is true, NaN too. From bool: 0 and 1.
+pub(crate) fn cast(bytes: &[u8], from: DType, to: DType) -> Vec<u8> {
     if from == to {
-        return Some(bytes.to_vec());
+        return bytes.to_vec();
     }
+    let mut out = Vec::with_capacity(bytes.len() / from.size() * to.size());
+    match (from.is_float(), to.is_float()) {
+        (true, true) => float_to_float(bytes, from, to, &mut out),
+        (true, false) => bytes
+            .chunks_exact(from.size())
+            .for_each(|element| float_to_integer(number(element, from), to, &mut out)),
+        (false, true) => bytes
+            .chunks_exact(from.size())
+            .for_each(|element| integer_to_float(integer(element, from), to, &mut out)),
+        (false, false) => bytes
+            .chunks_exact(from.size())
+            .for_each(|element| store_integer(integer(element, from), to, &mut out)),
+    }
+    out
+}
+
+fn float_to_float(bytes: &[u8], from: DType, to: DType, out: &mut Vec<u8>) {
     // To f32 it is the last rounding, below that the first of two.
     let narrow: fn(f64) -> f32 = if to == DType::F32 {
         |x| x as f32
     } else {
         round_to_odd
     };
-    let mut out = Vec::with_capacity(bytes.len() / from.size() * to.size());
-    let floats = match to {
+    // A loop for each type, so that the choice is not made for every element.
+    match to {
         DType::F8E4M3 => widen(bytes, from, narrow, |x| out.push(F8E4M3::from_f32(x).0)),
         DType::F8E5M2 => widen(bytes, from, narrow, |x| out.push(F8E5M2::from_f32(x).0)),
         DType::F16 => widen(bytes, from, narrow, |x| {
@@ -105,30 +129,78 @@ pub(crate) fn cast(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
         DType::BF16 => widen(bytes, from, narrow, |x| {
             out.extend_from_slice(&bf16::from_f32(x).to_le_bytes())
         }),
-        DType::F32 => widen(bytes, from, narrow, |x| {
-            out.extend_from_slice(&x.to_le_bytes())
-        }),
         DType::F64 => widen(bytes, from, narrow, |x| {
             out.extend_from_slice(&f64::from(x).to_le_bytes())
         }),
-        DType::I64 | DType::I32 | DType::U32 | DType::U8 | DType::Bool => false,
+        _ => widen(bytes, from, narrow, |x| {
+            out.extend_from_slice(&x.to_le_bytes())
+        }),
     };
-    floats.then_some(out)
 }
 
-/// The neighbour in `f32` whose last bit is set where `x` lies between two: a second rounding to
-/// far fewer bits then gives what one rounding would.
+/// A stored integer or logical value.
+fn integer(bytes: &[u8], dtype: DType) -> i64 {
+    let word = word(bytes, dtype);
+    match dtype {
+        DType::Bool => i64::from(word != 0),
+        DType::I32 => i64::from(word as u32 as i32),
+        _ => word as i64,
+    }
+}
+
+fn store_integer(i: i64, to: DType, out: &mut Vec<u8>) {
+    match to {
+        DType::Bool => out.push(u8::from(i != 0)),
+        DType::U8 => out.push(i as u8),
+        DType::U32 => out.extend_from_slice(&(i as u32).to_le_bytes()),
+        DType::I32 => out.extend_from_slice(&(i as i32).to_le_bytes()),
+        _ => out.extend_from_slice(&i.to_le_bytes()),
+    }
+}
+
+fn integer_to_float(i: i64, to: DType, out: &mut Vec<u8>) {
+    match to {
+        DType::F64 => out.extend_from_slice(&(i as f64).to_le_bytes()),
+        DType::F32 => out.extend_from_slice(&(i as f32).to_le_bytes()),
+        _ => {
+            let at = out.len();
+            out.resize(at + to.size(), 0);
+            let near = i as f32;
+            let (exact, rounded) = (i128::from(i), near as i128);
+            store(
+                odd_neighbour(near, rounded == exact, rounded.abs() > exact.abs()),
+                to,
+                &mut out[at..],
+            );
+        }
+    }
+}
+
+fn float_to_integer(x: f64, to: DType, out: &mut Vec<u8>) {
+    match to {
+        DType::Bool => out.push(u8::from(x != 0.0)),
+        DType::U8 => out.push(x as u8),
+        DType::U32 => out.extend_from_slice(&(x as u32).to_le_bytes()),
+        DType::I32 => out.extend_from_slice(&(x as i32).to_le_bytes()),
+        _ => out.extend_from_slice(&(x as i64).to_le_bytes()),
+    }
+}
+
+/// A double as the odd one of its neighbours in `f32`.
 fn round_to_odd(x: f64) -> f32 {
     let near = x as f32;
-    if f64::from(near) == x || x.is_nan() {
+    let wide = f64::from(near);
+    odd_neighbour(near, wide == x || x.is_nan(), wide.abs() > x.abs())
+}
+
+/// Of the two neighbours in `f32` of a number, the one whose last bit is set: a second rounding to
+/// far fewer bits then gives what one rounding of the number itself would. `near` is the number
+/// rounded, which may be `exact`, or else lie `beyond` it, seen from zero.
+fn odd_neighbour(near: f32, exact: bool, beyond: bool) -> f32 {
+    if exact {
         return near;
     }
-    let towards_zero = if f64::from(near).abs() > x.abs() {
-        near.to_bits() - 1
-    } else {
-        near.to_bits()
-    };
-    f32::from_bits(towards_zero | 1)
+    f32::from_bits((near.to_bits() - u32::from(beyond)) | 1)
 }
 
 #[cfg(test)]
@@ -141,15 +213,53 @@ mod tests {
         // then on the even one below.
         let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
         let half = |x: f64| {
-            cast(&x.to_le_bytes(), DType::F64, DType::F16)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64())
+            let bytes = cast(&x.to_le_bytes(), DType::F64, DType::F16);
+            f16::from_le_bytes([bytes[0], bytes[1]]).to_f64()
         };
-        assert_eq!(half(x), Some(1.0 + 2f64.powi(-10)));
-        assert_eq!(half(1.0 + 2f64.powi(-11)), Some(1.0));
-        assert_eq!(half(-x), Some(-1.0 - 2f64.powi(-10)));
-        assert_eq!(half(1e300), Some(f64::INFINITY));
-        assert_eq!(half(-1e-300).map(f64::to_bits), Some((-0.0f64).to_bits()));
-        assert!(half(f64::NAN).is_some_and(f64::is_nan));
+        assert_eq!(half(x), 1.0 + 2f64.powi(-10));
+        assert_eq!(half(1.0 + 2f64.powi(-11)), 1.0);
+        assert_eq!(half(-x), -1.0 - 2f64.powi(-10));
+        assert_eq!(half(1e300), f64::INFINITY);
+        assert_eq!(half(-1e-300).to_bits(), (-0.0f64).to_bits());
+        assert!(half(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn an_integer_rounds_once() {
+        let small = |i: i64| {
+            let bytes = cast(&i.to_le_bytes(), DType::I64, DType::BF16);
+            bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64()
+        };
+        // Just above the middle of two bf16, by less than an f32 of that size can tell.
+        let middle = (1i64 << 40) + (1 << 32);
+        assert_eq!(small(middle), (1i64 << 40) as f64);
+        assert_eq!(small(middle + 1), ((1i64 << 40) + (1 << 33)) as f64);
+        assert_eq!(small(-middle - 1), -((1i64 << 40) + (1 << 33)) as f64);
+        assert_eq!(small(i64::MIN), i64::MIN as f64);
+        assert_eq!(small(300), 300.0);
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_an_integer_end_at_its_bounds_or_wrap_around() {
+        let floats = [3.99, -3.99, 300.0, -1.0, 1e30, f32::NEG_INFINITY, f32::NAN];
+        let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let ints = |to: DType| -> Vec<i64> {
+            let out = cast(&bytes, DType::F32, to);
+            out.chunks_exact(to.size())
+                .map(|element| integer(element, to))
+                .collect()
+        };
+        assert_eq!(ints(DType::U8), [3, 0, 255, 0, 255, 0, 0]);
+        let (low, high) = (i64::from(i32::MIN), i64::from(i32::MAX));
+        assert_eq!(ints(DType::I32), [3, -3, 300, -1, high, low, 0]);
+        assert_eq!(ints(DType::I64), [3, -3, 300, -1, i64::MAX, i64::MIN, 0]);
+        assert_eq!(ints(DType::Bool), [1, 1, 1, 1, 1, 1, 1]);
+        let wide = (1i64 << 40) + 259;
+        let to = |dtype| integer(&cast(&wide.to_le_bytes(), DType::I64, dtype), dtype);
+        assert_eq!(
+            [to(DType::U8), to(DType::U32), to(DType::Bool)],
+            [3, 259, 1]
+        );
     }
 
     #[test]
@@ -164,18 +274,16 @@ mod tests {
                 .filter(|b| !f16::from_bits(*b).is_nan() && !bf16::from_bits(*b).is_nan())
                 .flat_map(u16::to_le_bytes)
                 .collect();
-            let back = cast(&all, small, wide).and_then(|there| cast(&there, wide, small));
-            assert_eq!(back.as_deref(), Some(&all[..]), "{small} through {wide}");
+            let back = cast(&cast(&all, small, wide), wide, small);
+            assert_eq!(back, all, "{small} through {wide}");
         }
         for small in [DType::F8E4M3, DType::F8E5M2] {
             let all: Vec<u8> = (0..=255u8).filter(|b| b & 0x7f < 0x7d).collect();
             for wide in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-                let back = cast(&all, small, wide).and_then(|there| cast(&there, wide, small));
-                assert_eq!(back.as_deref(), Some(&all[..]), "{small} through {wide}");
+                let back = cast(&cast(&all, small, wide), wide, small);
+                assert_eq!(back, all, "{small} through {wide}");
             }
         }
-        assert_eq!(cast(&[1, 0, 0, 0], DType::I32, DType::F32), None);
-        assert_eq!(cast(&[1, 0, 0, 0], DType::F32, DType::I32), None);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The file system, as far as writing a checkpoint needs it: few operations, so that a test can
-//! fail at each.
+//! let each of them fail.
 
 use crate::{Error, Result};
 use std::{
@@ -45,15 +45,15 @@ pub trait Files: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
 
-/// Bytes after which the disk is told to begin with what it has: at the end there is less to wait
-/// for.
+/// After this many bytes a sync is started in the background, so that there is less left to wait
+/// for at the end.
 const EARLY: usize = 16 << 20;
 
 #[derive(Debug)]
 struct DiskFile {
     file: Arc<File>,
     path: PathBuf,
-    /// Bytes since the disk was last told.
+    /// Bytes written since a sync was last started.
     fresh: usize,
     syncer: Option<Syncer>,
 }
@@ -82,7 +82,8 @@ impl Output for DiskFile {
                     }),
                 }
             });
-            // Where it is still busy it is called already; where it has failed, `sync` says so.
+            // Full where a sync is waiting already; closed where one has failed, which `sync`
+            // reports.
             let _ = syncer.wake.try_send(());
         }
         Ok(())
@@ -135,12 +136,7 @@ impl Files for Disk {
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         if to.exists() {
-            let reason = "it exists already: remove it or choose another name".into();
-            return Err(Error::Io {
-                path: to.into(),
-                action: "rename",
-                reason,
-            });
+            return Err(Error::Exists { path: to.into() });
         }
         fs::rename(from, to).map_err(|e| Error::io(to, "rename", &e))
     }

@@ -2,22 +2,17 @@
 
 use crate::{
     Checkpoint, Error, Result,
-    commit::lock,
     files::{Disk, Files},
+    root::{REMOVED, TEMPORARY, lock},
 };
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The names of folders that are being written begin so.
-pub(crate) const TEMPORARY: &str = ".tmp-";
-/// The names of folders that are being removed begin so.
-const REMOVED: &str = ".old-";
-
 /// Something in a folder of checkpoints.
 #[derive(Debug)]
-pub struct Found {
+pub struct Candidate {
     /// Where it is.
     pub path: PathBuf,
     /// Its step, or why it is no checkpoint that can be loaded.
@@ -26,7 +21,7 @@ pub struct Found {
 
 /// Everything in a folder that is or might have been a checkpoint, the newest first; what cannot be
 /// loaded comes last, with the reason. Names do not matter: manifests do.
-pub fn list(root: &Path) -> Result<Vec<Found>> {
+pub fn list(root: &Path) -> Result<Vec<Candidate>> {
     let entries = fs::read_dir(root).map_err(|e| Error::io(root, "read", &e))?;
     let mut found = vec![];
     for entry in entries {
@@ -36,7 +31,7 @@ pub fn list(root: &Path) -> Result<Vec<Found>> {
             .is_none_or(|name| name.to_string_lossy().starts_with('.'));
         if path.is_dir() && !hidden {
             let step = Checkpoint::open(&path).map(|c| c.manifest().step);
-            found.push(Found { path, step });
+            found.push(Candidate { path, step });
         }
     }
     found.sort_by(|a, b| (b.step.as_ref().ok(), &a.path).cmp(&(a.step.as_ref().ok(), &b.path)));
@@ -72,7 +67,7 @@ pub fn rotate(root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
 /// [`rotate`] on another file system.
 pub fn rotate_with(files: &dyn Files, root: &Path, keep: &Keep) -> Result<Vec<PathBuf>> {
     let _lock = lock(root)?;
-    // Nobody is writing here, since we have the lock: these are of the dead.
+    // Nobody is writing here, since we have the lock: processes that have ended left these.
     for entry in fs::read_dir(root).map_err(|e| Error::io(root, "read", &e))? {
         let path = entry.map_err(|e| Error::io(root, "read", &e))?.path();
         let ours = path.file_name().is_some_and(|name| {

@@ -5,14 +5,17 @@
 //! use anymesh_checkpoint::{hugging_face::{self, Export}, Memory, Source, TensorInfo};
 //! use anymesh_core::DType;
 //!
-//! # let parent = std::env::temp_dir().join(format!("anymesh-doc-hugging-face-{}", std::process::id()));
+//! # let name = format!("anymesh-doc-hugging-face-{}", std::process::id());
+//! # let parent = std::env::temp_dir().join(name);
 //! # std::fs::create_dir_all(&parent).unwrap();
 //! let mut model = Memory::default();
-//! model.insert("embed.weight", TensorInfo { dtype: DType::U8, shape: vec![2, 2] }, vec![1, 2, 3, 4])?;
-//! model.insert("head.weight", TensorInfo { dtype: DType::U8, shape: vec![3] }, vec![5, 6, 7])?;
+//! let info = |shape: &[usize]| TensorInfo { dtype: DType::U8, shape: shape.to_vec() };
+//! model.insert("embed.weight", info(&[2, 2]), vec![1, 2, 3, 4])?;
+//! model.insert("head.weight", info(&[3]), vec![5, 6, 7])?;
 //!
 //! let folder = parent.join("model");
-//! let written = hugging_face::export(&model, &folder, &Export { max_file_bytes: 4, ..Export::default() })?;
+//! let options = Export { max_file_bytes: 4, ..Export::default() };
+//! let written = hugging_face::export(&model, &folder, &options)?;
 //! assert_eq!(written, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]);
 //! assert_eq!(hugging_face::Folder::open(&folder)?.read_all("head.weight")?, [5, 6, 7]);
 //! # std::fs::remove_dir_all(&parent).unwrap();
@@ -20,28 +23,22 @@
 //! ```
 
 mod export;
+mod names;
 
 use crate::{Error, Result, Source, TensorInfo, safetensors};
 use anymesh_core::Region;
+use names::plain_name;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use export::{Export, export};
 pub(crate) use export::{groups, write_folder};
-
-/// The only file of a model that has one.
-pub const SINGLE: &str = "model.safetensors";
-
-/// The list of which tensor is in which file.
-pub const INDEX: &str = "model.safetensors.index.json";
-
-/// The files beside the tensors that say what the model is.
-pub const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
+pub use names::{CONFIGS, INDEX, SINGLE};
 
 const WHAT_INDEX: &str = "index of a Hugging Face folder";
 
-/// A Hugging Face folder that is read box by box.
+/// A Hugging Face folder that is read region by region.
 ///
 /// Opening reads the headers of the files and holds them against the index; the files are opened
 /// again when something of them is first read.
@@ -84,10 +81,12 @@ impl Folder {
     /// The text of `config.json`, `generation_config.json` or another small file of the folder,
     /// where there is one.
     pub fn text(&self, file: &str) -> Result<Option<String>> {
-        let path = self.path.join(
-            plain_name(file)
-                .ok_or_else(|| Error::Argument(format!("'{file}' is not the name of a file")))?,
-        );
+        let path = self
+            .path
+            .join(plain_name(file).ok_or_else(|| Error::BadName {
+                name: file.into(),
+                what: "the name of a file in this folder",
+            })?);
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -239,12 +238,4 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     }
     files.values_mut().for_each(|names| names.sort());
     Ok(files)
-}
-
-/// A name that stays inside its folder, or nothing.
-fn plain_name(name: &str) -> Option<&str> {
-    let mut parts = Path::new(name).components();
-    (matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name)
-        && parts.next().is_none())
-    .then_some(name)
 }

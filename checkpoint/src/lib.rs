@@ -11,7 +11,8 @@
 //! # let root = std::env::temp_dir().join(format!("anymesh-doc-{}", std::process::id()));
 //! # let device = anymesh_backend_cpu::device();
 //! let mesh = Mesh::new("dp=2, tp=4", &device)?;
-//! let w = Tensor::arange(0, 24, 1, DType::F32, &device)?.reshape([4, 6])?.to_mesh(&mesh, "[@dp, @tp]")?;
+//! let w = Tensor::arange(0, 24, 1, DType::F32, &device)?.reshape([4, 6])?;
+//! let w = w.to_mesh(&mesh, "[@dp, @tp]")?;
 //! save(&root, "step-100", &Contents::new(100, BTreeMap::from([("w".to_string(), w)])))?;
 //!
 //! let other = Mesh::new("x=3", &device)?;
@@ -24,50 +25,60 @@
 //! ```
 //!
 //! Everything that holds tensors is a [`Source`]: a checkpoint, a file of another program, a
-//! mapping of names and shapes over another source. A source is read box by box, so that nothing is
-//! larger in memory than what was asked for.
+//! mapping of names and shapes over another source. A source is read region by region (a region is
+//! a box of a tensor: where it begins, and its sizes), so that nothing is larger in memory than
+//! what was asked for.
 
 #![forbid(unsafe_code)]
 
 mod average;
 mod background;
-mod boxes;
 mod commit;
 mod contents;
 pub mod dcp;
 mod element;
 mod error;
+mod file_format;
 pub mod files;
 mod folder;
 pub mod hugging_face;
+mod layouts;
 mod load;
 pub mod lora;
 pub mod manifest;
 pub mod map;
+mod names;
 mod open;
 pub mod plan;
 mod positioned;
 mod read;
+mod regions;
+mod root;
 pub mod safetensors;
 mod save;
 mod source;
 pub mod split;
 mod sum;
+mod tensor_info;
 mod training;
 mod without;
 mod world;
 
 pub use background::Background;
-pub use boxes::copy_box;
 pub use contents::{Contents, Fused, FusedPart, MASTER, Weights};
 pub use element::number;
-pub use error::{Error, Result};
-pub use folder::{Found, Keep, latest, list, rotate, rotate_with};
-pub use load::{Load, Loaded, load, matches};
-pub use open::{Kind, open};
+pub use error::{Difference, Error, Result};
+pub use file_format::FileFormat;
+pub use folder::{Candidate, Keep, latest, list, rotate, rotate_with};
+pub use layouts::Layouts;
+pub use load::{Load, Loaded, load};
+pub use names::{matches, select};
+pub use open::{SourceFormat, open};
 pub use read::Checkpoint;
+pub use regions::copy_region;
 pub use save::{Saver, save};
-pub use source::{Memory, Source, TensorInfo};
+pub use source::{Memory, Source};
 pub use sum::content_sum;
-pub use training::{Key, Training, config_files};
-pub use without::{Without, select};
+pub use tensor_info::TensorInfo;
+pub use training::{RandomKey, Training, config_files};
+pub use without::Without;

@@ -1,7 +1,8 @@
 //! Loading tensors from any source, in any layout.
 
 use crate::{
-    Contents, Error, Fused, MASTER, Result, Source, TensorInfo, boxes::slabs, contents::Kept,
+    Contents, Difference, Error, Fused, MASTER, Result, Source, TensorInfo, contents::PlacedTensor,
+    names::matches, regions::slabs,
 };
 use anymesh_core::{DType, Device, Place, Region, Shape, Tensor, TensorType};
 use std::{
@@ -13,7 +14,7 @@ use std::{
 };
 
 /// A tensor of a source, cut up over a mesh or on one device. Reads what this process holds, each
-/// box once.
+/// region once.
 pub fn load(source: &dyn Source, name: &str, place: impl Into<Place>) -> Result<Tensor> {
     load_within(source, name, &place.into(), usize::MAX, &mut vec![])
 }
@@ -31,21 +32,22 @@ fn load_within(
     let (mesh, shape) = (&place.mesh, Shape::from(info.shape.as_slice()));
     place.sharding.check(mesh, shape.rank())?;
     if place.sharding.is_partial() {
-        return Err(Error::Argument(format!(
-            "'{name}' cannot be loaded as a partial value: load it whole or cut"
-        )));
+        return Err(Error::Partial {
+            tensor: name.into(),
+            layout: place.sharding.type_string(info.dtype, &shape, mesh),
+        });
     }
     let regions = local_regions(place, &shape);
     let unique = unique(&regions);
-    // All boxes in one go where memory allows: they may share what is read.
-    let mut boxes: Vec<(Region, Vec<u8>)> = vec![];
+    // All regions in one go where memory allows: they may share what is read.
+    let mut buffers: Vec<(Region, Vec<u8>)> = vec![];
     if bytes_of(&unique, info) <= memory {
         for region in unique {
             let mut bytes = spare.pop().unwrap_or_default();
             bytes.resize(region.numel() * info.dtype.size(), 0);
-            boxes.push((region.clone(), bytes));
+            buffers.push((region.clone(), bytes));
         }
-        source.read_many(name, &mut boxes)?;
+        source.read_many(name, &mut buffers)?;
     }
     let mut made: Vec<(&Region, usize, Tensor)> = vec![];
     for (i, region) in regions.iter().enumerate() {
@@ -55,7 +57,7 @@ fn load_within(
             .find(|(r, j, _)| *r == region && mesh.device(*j) == device)
         {
             Some((.., part)) => part.clone(),
-            None => match boxes.iter().find(|(r, _)| r == region) {
+            None => match buffers.iter().find(|(r, _)| r == region) {
                 Some((_, bytes)) => Tensor::from_bytes(
                     bytes,
                     info.dtype,
@@ -68,7 +70,7 @@ fn load_within(
         made.push((region, i, part));
     }
     let mut parts: Vec<Tensor> = made.into_iter().map(|(.., part)| part).collect();
-    spare.extend(boxes.into_iter().map(|(_, bytes)| bytes));
+    spare.extend(buffers.into_iter().map(|(_, bytes)| bytes));
     if mesh.is_single() {
         return parts
             .pop()
@@ -82,7 +84,7 @@ fn load_within(
     Ok(Tensor::from_shards(&ty, mesh, &parts)?)
 }
 
-/// The box of each rank of this process.
+/// The region of each rank of this process.
 fn local_regions(place: &Place, shape: &Shape) -> Vec<Region> {
     place
         .mesh
@@ -105,7 +107,7 @@ fn bytes_of(regions: &[&Region], info: &TensorInfo) -> usize {
     regions.iter().map(|r| r.numel() * info.dtype.size()).sum()
 }
 
-/// A box that is larger than what may be in memory: joined on the device from parts that follow
+/// A region that is larger than what may be in memory: joined on the device from parts that follow
 /// each other.
 fn in_slabs(
     source: &dyn Source,
@@ -161,7 +163,7 @@ pub struct Load<'a> {
     pub ignore: Vec<String>,
     /// Tensors that are read at the same time.
     pub threads: usize,
-    /// Bytes that may be on the host at once on their way to devices. A larger box is read in
+    /// Bytes that may be on the host at once on their way to devices. A larger region is read in
     /// parts. (A fused buffer takes what a rank holds of it.)
     pub memory: usize,
     /// Called from the reading threads with the bytes done and all there are.
@@ -209,30 +211,21 @@ pub struct Loaded {
     pub rebuilt: Vec<String>,
 }
 
-/// Whether a name matches a pattern in which `*` stands for anything.
-pub fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| {
-            (0..=rest.len()).any(|i| rest.is_char_boundary(i) && matches(tail, &rest[i..]))
-        }),
-    }
-}
-
-/// A tensor that is there, and the one of the source that takes its place.
+/// Names of tensors that are loaded, each with the name of the source's tensor that it is read
+/// from.
 type Wanted<'w> = BTreeMap<&'w String, String>;
 
 impl Load<'_> {
     /// Loads a tensor for each that is there, in its layout, fused or not. All misfits are found
     /// before anything is read, and told together.
     pub fn replace(&self, source: &dyn Source, there: &Contents) -> Result<Loaded> {
-        let kept = there.kept()?;
+        let present = there.placed_tensors()?;
         let mut out = Loaded {
             tensors: there.tensors.clone(),
             ..Loaded::default()
         };
-        let wanted = self.fit(source, &kept, &mut out)?;
-        let bytes = |name: &str| kept[name].placed.info.bytes();
+        let wanted = self.fit(source, &present, &mut out)?;
+        let bytes = |name: &str| present[name].placed.info.bytes();
         let total: usize = wanted.keys().map(|name| bytes(name)).sum();
         let done = AtomicUsize::new(0);
         let tell = |bytes: usize| {
@@ -243,7 +236,7 @@ impl Load<'_> {
         };
         let plain: Vec<(&String, &String)> = wanted
             .iter()
-            .filter(|(name, _)| kept[**name].placed.fused.is_none())
+            .filter(|(name, _)| present[**name].placed.fused.is_none())
             .map(|(name, from)| (*name, from))
             .collect();
         let (next, loaded, gate) = (
@@ -257,7 +250,7 @@ impl Load<'_> {
         let run = || {
             let mut spare = vec![];
             while let Some((name, from)) = plain.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let x = &kept[*name].tensor;
+                let x = &present[*name].tensor;
                 let place = Place {
                     mesh: x.mesh().clone(),
                     sharding: x.sharding().whole(),
@@ -289,7 +282,7 @@ impl Load<'_> {
             out.tensors.insert(name, tensor?);
         }
         for fused in &there.fused {
-            out.fused.push(fill(source, fused, &kept, &wanted)?);
+            out.fused.push(fill(source, fused, &present, &wanted)?);
             tell(
                 fused
                     .parts
@@ -306,33 +299,39 @@ impl Load<'_> {
     fn fit<'k>(
         &self,
         source: &dyn Source,
-        kept: &'k BTreeMap<String, Kept>,
+        present: &'k BTreeMap<String, PlacedTensor>,
         out: &mut Loaded,
     ) -> Result<Wanted<'k>> {
         let asked = |name: &str| {
             let named = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
             !named(&self.ignore) && (self.only.is_empty() || named(&self.only))
         };
+        // The master copy of a weight, or the weight of a master copy.
         let twin = |name: &str| {
             name.strip_prefix(MASTER)
                 .map_or_else(|| format!("{MASTER}{name}"), String::from)
         };
-        let (mut wrong, mut wanted) = (vec![], Wanted::new());
-        for (name, Kept { placed, .. }) in kept.iter().filter(|(name, _)| asked(name)) {
+        let (mut shapes, mut dtypes, mut wanted) = (vec![], vec![], Wanted::new());
+        for (name, PlacedTensor { placed, .. }) in present.iter().filter(|(name, _)| asked(name)) {
             let from = if source.tensors().contains_key(name) || !self.rebuild {
                 name.clone()
             } else {
                 twin(name)
             };
             let here = &placed.info;
+            let difference = |stored: &TensorInfo| Difference {
+                name: name.clone(),
+                here: here.clone(),
+                stored: stored.clone(),
+            };
             match source.tensors().get(&from) {
                 None => out.missing.push(name.clone()),
-                Some(info) if info.shape != here.shape => out.mismatched.push(name.clone()),
+                Some(info) if info.shape != here.shape => {
+                    out.mismatched.push(name.clone());
+                    shapes.push(difference(info));
+                }
                 Some(info) if info.dtype != here.dtype && !self.cast && from == *name => {
-                    wrong.push(format!(
-                        "'{name}' is stored as {} and is {} here: allow a cast",
-                        info.dtype, here.dtype
-                    ));
+                    dtypes.push(difference(info));
                 }
                 Some(_) => {
                     if from != *name {
@@ -343,46 +342,30 @@ impl Load<'_> {
             }
         }
         let read: BTreeSet<&String> = wanted.values().collect();
-        let used = |name: &String| kept.contains_key(name) || read.contains(name);
+        let used = |name: &String| present.contains_key(name) || read.contains(name);
         out.unexpected = source
             .tensors()
             .keys()
             .filter(|name| asked(name) && !used(name))
             .cloned()
             .collect();
-        let told = |names: &[String]| {
-            names
-                .iter()
-                .take(8)
-                .map(|n| format!("'{n}'"))
-                .collect::<Vec<_>>()
-                .join(", ")
+        let unless = |allowed: bool, names: &[String]| {
+            if allowed { vec![] } else { names.to_vec() }
         };
-        for (names, allowed, what) in [
-            (&out.missing, self.allow_missing, "are not in the source"),
-            (
-                &out.unexpected,
-                self.allow_unexpected,
-                "are in the source and nobody asked for them",
-            ),
-            (
-                &out.mismatched,
-                self.allow_mismatched,
-                "have another shape in the source",
-            ),
-        ] {
-            if !allowed && !names.is_empty() {
-                wrong.push(format!("{} {} {what}", names.len(), told(names)));
-            }
+        if self.allow_mismatched {
+            shapes.clear();
         }
-        if wrong.is_empty() {
-            Ok(wanted)
-        } else {
-            Err(Error::Argument(format!(
-                "the tensors do not fit: {}",
-                wrong.join("; ")
-            )))
+        let missing = unless(self.allow_missing, &out.missing);
+        let unexpected = unless(self.allow_unexpected, &out.unexpected);
+        if missing.is_empty() && unexpected.is_empty() && shapes.is_empty() && dtypes.is_empty() {
+            return Ok(wanted);
         }
+        Err(Error::Misfit {
+            missing,
+            unexpected,
+            shapes,
+            dtypes,
+        })
     }
 }
 
@@ -390,13 +373,13 @@ impl Load<'_> {
 fn fill(
     source: &dyn Source,
     fused: &Fused,
-    kept: &BTreeMap<String, Kept>,
+    present: &BTreeMap<String, PlacedTensor>,
     wanted: &Wanted<'_>,
 ) -> Result<Fused> {
-    let parts: Vec<(&Kept, &String)> = fused
+    let parts: Vec<(&PlacedTensor, &String)> = fused
         .parts
         .iter()
-        .filter_map(|p| Some((&kept[&p.name], wanted.get(&p.name)?)))
+        .filter_map(|p| Some((&present[&p.name], wanted.get(&p.name)?)))
         .collect();
     if parts.is_empty() {
         return Ok(fused.clone());
@@ -414,8 +397,8 @@ fn fill(
             continue;
         }
         let mut bytes = part.to_bytes()?;
-        for (kept, from) in &parts {
-            for (of, at) in kept.placed.boxes(rank) {
+        for (tensor, from) in &parts {
+            for (of, at) in tensor.placed.regions(rank) {
                 let at = at.unwrap_or(0) * dtype.size();
                 let new = read_as(source, from, &of, dtype, device)?;
                 bytes[at..at + new.len()].copy_from_slice(&new);
@@ -438,7 +421,7 @@ fn fill(
     })
 }
 
-/// The bytes of a box as another dtype.
+/// The bytes of a region as another dtype.
 fn read_as(
     source: &dyn Source,
     name: &str,

@@ -1,15 +1,16 @@
-//! LoRA adapters merged into base weights, box by box.
+//! LoRA adapters merged into base weights, region by region.
 //!
-//! A box of a merged weight is `W + scale * B A` of that box alone: the rows of `B` and the columns
-//! of `A` that it needs, multiplied in `f32` in one fixed order, and rounded once to the type of
-//! `W`. So the bits do not depend on the boxes that are asked for.
+//! A region of a merged weight is `W + scale * B A` of that region alone: the rows of `B` and the
+//! columns of `A` that it needs, multiplied in `f32` in one fixed order, and rounded once to the
+//! type of `W`. So the bits do not depend on the regions that are asked for.
 //!
 //! ```
 //! use anymesh_checkpoint::{lora::{Config, Merged}, Memory, Source, TensorInfo};
 //! use anymesh_core::DType;
 //!
 //! let matrix = |shape: [usize; 2], values: &[f32]| {
-//!     (TensorInfo { dtype: DType::F32, shape: shape.to_vec() }, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+//!     let info = TensorInfo { dtype: DType::F32, shape: shape.to_vec() };
+//!     (info, values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
 //! };
 //! let (mut base, mut adapter) = (Memory::default(), Memory::default());
 //! let (info, bytes) = matrix([2, 2], &[1., 2., 3., 4.]);
@@ -19,7 +20,14 @@
 //! let (info, bytes) = matrix([2, 1], &[1., 2.]);
 //! adapter.insert("base_model.model.q.lora_B.weight", info, bytes)?;
 //!
-//! let config = Config { r: 1, alpha: 0.5, use_rslora: false, fan_in_fan_out: false, rank_pattern: [].into(), alpha_pattern: [].into() };
+//! let config = Config {
+//!     r: 1,
+//!     alpha: 0.5,
+//!     use_rslora: false,
+//!     fan_in_fan_out: false,
+//!     rank_pattern: [].into(),
+//!     alpha_pattern: [].into(),
+//! };
 //! let merged = Merged::new(&base, &adapter, &config)?;
 //! let (_, expected) = matrix([2, 2], &[1.5, 7., 4., 14.]);
 //! assert_eq!(merged.read_all("q.weight")?, expected);
@@ -28,8 +36,8 @@
 
 mod config;
 
-use crate::boxes::check_box;
 use crate::element::{cast, floats, store};
+use crate::source::check_region;
 use crate::{Error, Result, Source, TensorInfo, safetensors};
 use anymesh_core::{DType, Region};
 use std::collections::BTreeMap;
@@ -91,9 +99,10 @@ impl<'s> Merged<'s> {
         let mut changes = BTreeMap::new();
         let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
         if let Some((name, dtype)) = adapter.foreign().into_iter().next() {
-            return Err(Error::Argument(format!(
-                "adapter: tensor '{name}' has elements of type {dtype}, which cannot be merged"
-            )));
+            return Err(wrong(
+                name,
+                format!("it has elements of type {dtype}, which cannot be merged"),
+            ));
         }
         for name in adapter.tensors().keys() {
             match role(name)? {
@@ -108,11 +117,7 @@ impl<'s> Merged<'s> {
                         || (new.dtype != old.dtype
                             && !(new.dtype.is_float() && old.dtype.is_float()))
                     {
-                        let (a, b) = (&new.shape, &old.shape);
-                        return Err(Error::Argument(format!(
-                            "adapter: '{name}' is {}{a:?}, but '{target}' is {}{b:?}",
-                            new.dtype, old.dtype
-                        )));
+                        return Err(wrong(name, format!("it is {new}, but '{target}' is {old}")));
                     }
                     changes.insert(target, Change::Replace(name.clone()));
                 }
@@ -120,9 +125,7 @@ impl<'s> Merged<'s> {
         }
         for (module, pair) in pairs {
             let (Some(a), Some(b)) = (pair.a, pair.b) else {
-                return Err(Error::Argument(format!(
-                    "adapter: module '{module}' has only one of its two factors"
-                )));
+                return Err(wrong(module, "it has only one of its two factors"));
             };
             let target = format!("{module}.weight");
             let transposed = config.fan_in_fan_out || pair.embedding;
@@ -134,7 +137,7 @@ impl<'s> Merged<'s> {
                 rank,
                 transposed,
             )
-            .map_err(|detail| Error::Argument(format!("adapter: module '{module}': {detail}")))?;
+            .map_err(|detail| wrong(&module, detail))?;
             changes.insert(
                 target,
                 Change::Add {
@@ -158,7 +161,7 @@ impl<'s> Merged<'s> {
         self.changes.keys().map(String::as_str)
     }
 
-    /// A box of a matrix of the adapter, in `f32`.
+    /// A region of a matrix of the adapter, in `f32`.
     fn factor(&self, name: &str, start: [usize; 2], shape: [usize; 2]) -> Result<Vec<f32>> {
         let dtype = self.adapter.info(name)?.dtype;
         let mut bytes = vec![0; shape[0] * shape[1] * dtype.size()];
@@ -192,7 +195,7 @@ impl Source for Merged<'_> {
         let Some(change) = self.changes.get(name) else {
             return self.base.read(name, region, out);
         };
-        check_box(name, info, region, out)?;
+        check_region(name, info, region, out)?;
         let size = info.dtype.size();
         match change {
             Change::Replace(new) => {
@@ -202,13 +205,7 @@ impl Source for Merged<'_> {
                 }
                 let mut bytes = vec![0; region.numel() * dtype.size()];
                 self.adapter.read(new, region, &mut bytes)?;
-                let bytes = cast(&bytes, dtype, info.dtype).ok_or_else(|| {
-                    Error::Argument(format!(
-                        "adapter: '{new}' is {dtype}, '{name}' is {}",
-                        info.dtype
-                    ))
-                })?;
-                out.copy_from_slice(&bytes);
+                out.copy_from_slice(&cast(&bytes, dtype, info.dtype));
             }
             Change::Add {
                 a,
@@ -219,7 +216,7 @@ impl Source for Merged<'_> {
             } => {
                 self.base.read(name, region, out)?;
                 let (&[r0, c0], &[rows, columns]) = (&region.start[..], &region.shape[..]) else {
-                    return Err(Error::Argument(format!("tensor '{name}' is not a matrix")));
+                    return Err(wrong(a, format!("the base's '{name}' is not a matrix")));
                 };
                 if rows == 0 || columns == 0 {
                     return Ok(());
@@ -251,6 +248,14 @@ impl Source for Merged<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A tensor or a module of an adapter that cannot be merged.
+fn wrong(tensor: impl Into<String>, detail: impl Into<String>) -> Error {
+    Error::Adapter {
+        tensor: tensor.into(),
+        detail: detail.into(),
     }
 }
 
@@ -286,9 +291,10 @@ fn role(name: &str) -> Result<Role> {
         return Ok(Role::B(module));
     }
     if short.contains(".lora_") {
-        return Err(Error::Argument(format!(
-            "adapter: '{name}' is a part of a LoRA adapter that cannot be merged; only factors A and B can"
-        )));
+        return Err(wrong(
+            name,
+            "it is a part of a LoRA adapter that cannot be merged; only factors A and B can",
+        ));
     }
     let target = short
         .replace(".modules_to_save.default.", ".")

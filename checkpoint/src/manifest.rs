@@ -1,14 +1,14 @@
 //! What a checkpoint holds: `manifest.json`, beside ordinary safetensors files.
 //!
 //! The manifest is written last, so a folder with one is whole. It names for each tensor its dtype,
-//! its global shape and the boxes it is stored in, each with file, place and checksums. Boxes of
-//! one tensor do not overlap and fill it. [`Manifest::parse`] checks all of that once; what it
+//! its global shape and the regions it is stored in, each with file, place and checksums. Regions
+//! of one tensor do not overlap and fill it. [`Manifest::parse`] checks all of that once; what it
 //! returns can be trusted.
 //!
 //! Versions: a reader takes every version up to its own. `migrate` lifts an older one step by step;
 //! a newer one is refused with its number.
 
-use crate::{Error, Result, TensorInfo, boxes::checked_numel};
+use crate::{Error, Result, TensorInfo, regions::checked_numel};
 use anymesh_core::{DType, Region};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,7 +20,7 @@ pub const VERSION: u64 = 1;
 pub const FORMAT: &str = "anymesh-checkpoint";
 /// The name of the file.
 pub const NAME: &str = "manifest.json";
-/// Bytes of a box that share a checksum: what a read of a part takes too much of at each of its
+/// Bytes of a region that share a checksum: what a read of a part takes too much of at each of its
 /// ends is less than this.
 pub const BLOCK: usize = 1 << 20;
 
@@ -52,13 +52,14 @@ pub struct Stored {
     pub shape: Vec<usize>,
     /// Dtype, shape and sharding as text, for readers.
     pub layout: String,
-    /// Where its elements are.
-    pub boxes: Vec<StoredBox>,
+    /// Where its elements are. (`boxes` in the file.)
+    #[serde(rename = "boxes")]
+    pub regions: Vec<StoredRegion>,
 }
 
-/// A box of a tensor, in row-major order at one place of a file.
+/// A region of a tensor, in row-major order at one place of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StoredBox {
+pub struct StoredRegion {
     /// Its first element in the tensor.
     pub start: Vec<usize>,
     /// Its sizes.
@@ -71,8 +72,8 @@ pub struct StoredBox {
     pub sums: Vec<String>,
 }
 
-impl StoredBox {
-    /// The box in the tensor.
+impl StoredRegion {
+    /// The region in the tensor.
     pub fn region(&self) -> Region {
         Region {
             start: self.start.iter().copied().collect(),
@@ -124,8 +125,8 @@ impl Manifest {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether files have plain names and the boxes of every tensor lie in them, fill it and do not
-    /// overlap.
+    /// Whether files have plain names and the regions of every tensor lie in them, fill it and do
+    /// not overlap.
     pub(crate) fn check(&self) -> Result<(), String> {
         for name in self.files.keys() {
             let plain = !name.is_empty()
@@ -148,8 +149,8 @@ impl Manifest {
         let count = |shape: &[usize]| checked_numel(shape).map(|n| n * dtype.size());
         let bytes = count(&stored.shape).ok_or("its shape is too large to address")?;
         let mut covered = 0usize;
-        for (i, b) in stored.boxes.iter().enumerate() {
-            let at = || format!("box {i} at {:?} of shape {:?}", b.start, b.shape);
+        for (i, b) in stored.regions.iter().enumerate() {
+            let at = || format!("region {i} at {:?} of shape {:?}", b.start, b.shape);
             let rank = stored.shape.len();
             let inside = |d: usize| {
                 b.start[d]
@@ -184,27 +185,29 @@ impl Manifest {
                     b.sums.len()
                 ));
             }
-            covered = covered.checked_add(size).ok_or("its boxes are too large")?;
+            covered = covered
+                .checked_add(size)
+                .ok_or("its regions are too large")?;
         }
-        if covered != bytes || overlap(&stored.boxes) {
+        if covered != bytes || overlap(&stored.regions) {
             return Err(format!(
-                "its boxes have {covered} bytes of {bytes}, or overlap: they must fill it exactly"
+                "its regions have {covered} bytes of {bytes}, or overlap: they must fill it exactly"
             ));
         }
         Ok(())
     }
 }
 
-/// Whether any two boxes share an element.
-fn overlap(boxes: &[StoredBox]) -> bool {
+/// Whether any two regions share an element.
+fn overlap(regions: &[StoredRegion]) -> bool {
     let mut groups = vec![
-        boxes
+        regions
             .iter()
-            .map(StoredBox::region)
+            .map(StoredRegion::region)
             .filter(|r| r.numel() > 0)
             .collect::<Vec<Region>>(),
     ];
-    // Boxes of a grid, or of a part of one, come apart dimension by dimension. Those that do not
+    // Regions of a grid, or of a part of one, come apart dimension by dimension. Those that do not
     // are compared with each other.
     while let Some(mut group) = groups.pop() {
         let rank = group.first().map_or(0, |r| r.start.len());
@@ -227,11 +230,11 @@ fn overlap(boxes: &[StoredBox]) -> bool {
     false
 }
 
-/// Boxes in groups that do not meet along a dimension, or nothing where all are one group.
-fn apart(boxes: &mut [Region], d: usize) -> Vec<Vec<Region>> {
-    boxes.sort_unstable_by_key(|r| r.start[d]);
+/// Regions in groups that do not meet along a dimension, or nothing where all are one group.
+fn apart(regions: &mut [Region], d: usize) -> Vec<Vec<Region>> {
+    regions.sort_unstable_by_key(|r| r.start[d]);
     let (mut end, mut first, mut cuts) = (0, 0, vec![]);
-    for (i, r) in boxes.iter().enumerate() {
+    for (i, r) in regions.iter().enumerate() {
         if r.start[d] >= end && i > 0 {
             cuts.push(first..i);
             first = i;
@@ -242,8 +245,8 @@ fn apart(boxes: &mut [Region], d: usize) -> Vec<Vec<Region>> {
         vec![]
     } else {
         cuts.into_iter()
-            .chain([first..boxes.len()])
-            .map(|range| boxes[range].to_vec())
+            .chain([first..regions.len()])
+            .map(|range| regions[range].to_vec())
             .collect()
     }
 }

@@ -3,11 +3,14 @@
 use crate::{
     Checkpoint, Error, Result, Source, dcp, hugging_face, list, manifest, safetensors, split,
 };
-use std::{fmt, path::Path};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 /// What is at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SourceFormat {
     /// A checkpoint of ours: a folder with a manifest.
     Checkpoint,
     /// One safetensors file.
@@ -20,38 +23,38 @@ pub enum Kind {
     Split,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SourceFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Checkpoint => "checkpoint",
-            Kind::Safetensors => "safetensors file",
-            Kind::HuggingFace => "Hugging Face folder",
-            Kind::Torch => "torch folder",
-            Kind::Split => "split folder",
+            SourceFormat::Checkpoint => "checkpoint",
+            SourceFormat::Safetensors => "safetensors file",
+            SourceFormat::HuggingFace => "Hugging Face folder",
+            SourceFormat::Torch => "torch folder",
+            SourceFormat::Split => "split folder",
         })
     }
 }
 
-impl Kind {
+impl SourceFormat {
     /// What is at a path, going by the names of files; an error where it is nothing that holds
     /// tensors.
     pub fn of(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let has = |name: &str| path.join(name).exists();
         if has(manifest::NAME) {
-            return Ok(Kind::Checkpoint);
+            return Ok(SourceFormat::Checkpoint);
         }
         if path.is_file() {
-            return Ok(Kind::Safetensors);
+            return Ok(SourceFormat::Safetensors);
         }
         if has(hugging_face::SINGLE) || has(hugging_face::INDEX) {
-            return Ok(Kind::HuggingFace);
+            return Ok(SourceFormat::HuggingFace);
         }
         if has(dcp::METADATA) {
-            return Ok(Kind::Torch);
+            return Ok(SourceFormat::Torch);
         }
         if has(&split::file_name(0, 0)) {
-            return Ok(Kind::Split);
+            return Ok(SourceFormat::Split);
         }
         if !path.exists() {
             return Err(Error::Io {
@@ -63,13 +66,13 @@ impl Kind {
         Err(Error::Format {
             path: path.into(),
             what: "checkpoint",
-            detail: nothing(path),
+            detail: why_not(path),
         })
     }
 }
 
 /// Why a folder is nothing that can be opened, and what to give instead.
-fn nothing(path: &Path) -> String {
+fn why_not(path: &Path) -> String {
     // The folder above is what people give most often.
     let inside: Vec<String> = list(path)
         .unwrap_or_default()
@@ -79,7 +82,8 @@ fn nothing(path: &Path) -> String {
         .collect();
     match inside.as_slice() {
         [] => format!(
-            "it has neither {} (a checkpoint) nor {} or {} (Hugging Face) nor {} (torch) nor {} (split by rank): give the folder of one checkpoint, or a safetensors file",
+            "{}it has neither {} (a checkpoint) nor {} or {} (Hugging Face) nor {} (torch) nor {} (split by rank): give the folder of one checkpoint, or a safetensors file",
+            other_files(path),
             manifest::NAME,
             hugging_face::SINGLE,
             hugging_face::INDEX,
@@ -106,15 +110,51 @@ fn nothing(path: &Path) -> String {
     }
 }
 
+/// What files of models a folder has that it is not opened for, and what to do with them.
+fn other_files(path: &Path) -> String {
+    const ENDS: [&str; 9] = [
+        "safetensors",
+        "gguf",
+        "bin",
+        "pt",
+        "pth",
+        "ckpt",
+        "h5",
+        "onnx",
+        "npz",
+    ];
+    let mut files: Vec<PathBuf> = fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|file| {
+            ENDS.iter()
+                .any(|end| file.extension().is_some_and(|e| e == *end))
+        })
+        .collect();
+    files.sort();
+    for file in &files {
+        match safetensors::File::open(file) {
+            Ok(_) => return format!("give its file {}; ", file.display()),
+            Err(Error::OtherFormat { found, .. }) => {
+                let name = file.file_name().unwrap_or_default().display().to_string();
+                return format!("its file {name} is {found}: {}; ", found.advice());
+            }
+            Err(_) => {}
+        }
+    }
+    String::new()
+}
+
 /// Opens what is at a path: a checkpoint of ours, a safetensors file, a Hugging Face folder, a
 /// folder of `torch.distributed.checkpoint`, or one that was split by rank.
 pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>> {
     let path = path.as_ref();
-    Ok(match Kind::of(path)? {
-        Kind::Checkpoint => Box::new(Checkpoint::open(path)?),
-        Kind::Safetensors => Box::new(safetensors::File::open(path)?),
-        Kind::HuggingFace => Box::new(hugging_face::Folder::open(path)?),
-        Kind::Torch => Box::new(dcp::Folder::open(path)?),
-        Kind::Split => Box::new(split::Folder::open(path)?),
+    Ok(match SourceFormat::of(path)? {
+        SourceFormat::Checkpoint => Box::new(Checkpoint::open(path)?),
+        SourceFormat::Safetensors => Box::new(safetensors::File::open(path)?),
+        SourceFormat::HuggingFace => Box::new(hugging_face::Folder::open(path)?),
+        SourceFormat::Torch => Box::new(dcp::Folder::open(path)?),
+        SourceFormat::Split => Box::new(split::Folder::open(path)?),
     })
 }

@@ -3,12 +3,12 @@
 
 use crate::{
     TensorInfo,
-    boxes::{flat_boxes, tiles},
+    regions::{cut_into_tiles, flat_regions},
 };
 use anymesh_core::{Mesh, Region, Sharding, Tensor};
 use std::collections::{BTreeMap, HashMap};
 
-/// Boxes are cut into tiles of at most this many bytes. A load of another layout reads only tiles
+/// Regions are cut into tiles of at most this many bytes. A load of another layout reads only tiles
 /// that it meets: along each dimension less than one tile too much at either end.
 pub const TILE: usize = 4 << 20;
 
@@ -57,9 +57,9 @@ impl Placed {
         )
     }
 
-    /// The boxes of the tensor that a rank holds. Of one in a fused buffer each comes with where it
-    /// begins in the rank's part of the buffer; else the part is the box.
-    pub fn boxes(&self, rank: usize) -> Vec<(Region, Option<usize>)> {
+    /// The regions of the tensor that a rank holds. Of one in a fused buffer each comes with where
+    /// it begins in the rank's part of the buffer; else the part is the region.
+    pub fn regions(&self, rank: usize) -> Vec<(Region, Option<usize>)> {
         let Some(Slot { offset, length }) = self.fused else {
             let region = self
                 .sharding
@@ -75,7 +75,7 @@ impl Placed {
         let numel = self.info.numel();
         let range = begin.clamp(offset, offset + numel) - offset
             ..end.clamp(offset, offset + numel) - offset;
-        flat_boxes(&self.info.shape, range)
+        flat_regions(&self.info.shape, range)
             .into_iter()
             .map(|(region, at)| (region, Some(offset + at - begin)))
             .collect()
@@ -102,20 +102,20 @@ impl Placed {
     }
 }
 
-/// A box to write.
+/// A region of a tensor that one rank writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Piece {
+pub struct Tile {
     /// The tensor.
     pub tensor: String,
     /// The part of it.
     pub region: Region,
 }
 
-/// The boxes that each rank writes, in order, none larger than `largest` bytes. Ranks are named by
-/// their ids, which stay the same in sub-meshes. Replicas are written once, by the rank of their
+/// The tiles that each rank writes, in order, none larger than `largest` bytes. Ranks are named
+/// by their ids, which stay the same in sub-meshes. Replicas are written once, by the rank of their
 /// holders that has the least to write so far.
-pub fn owners(tensors: &BTreeMap<String, Placed>, largest: usize) -> BTreeMap<usize, Vec<Piece>> {
-    let mut pieces: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
+pub fn owners(tensors: &BTreeMap<String, Placed>, largest: usize) -> BTreeMap<usize, Vec<Tile>> {
+    let mut tiles: BTreeMap<usize, Vec<Tile>> = BTreeMap::new();
     let mut load: BTreeMap<usize, usize> = BTreeMap::new();
     for (name, placed) in tensors {
         let size = placed.info.dtype.size();
@@ -126,25 +126,25 @@ pub fn owners(tensors: &BTreeMap<String, Placed>, largest: usize) -> BTreeMap<us
                 .min_by_key(|id| (load.get(id).copied().unwrap_or(0), *id))
                 .unwrap_or(0);
             *load.entry(least).or_default() += region.numel() * size;
-            let piece = |region| Piece {
+            let tile = |region| Tile {
                 tensor: name.clone(),
                 region,
             };
-            pieces
+            tiles
                 .entry(least)
                 .or_default()
-                .extend(tiles(&region, size, largest).into_iter().map(piece));
+                .extend(cut_into_tiles(&region, size, largest).into_iter().map(tile));
         }
     }
-    pieces
+    tiles
 }
 
-/// The different boxes of a tensor, each with the ids of the ranks that hold it.
+/// The different regions of a tensor, each with the ids of the ranks that hold it.
 pub(crate) fn holders(placed: &Placed) -> Vec<(Region, Vec<usize>)> {
     let mut found: Vec<(Region, Vec<usize>)> = vec![];
     let mut known: HashMap<Region, usize> = HashMap::new();
     for (rank, id) in placed.mesh.ids().iter().enumerate() {
-        for (region, _) in placed.boxes(rank) {
+        for (region, _) in placed.regions(rank) {
             let at = *known.entry(region.clone()).or_insert_with(|| {
                 found.push((region, vec![]));
                 found.len() - 1
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_fused_buffer_are_boxes_wherever_it_is_cut() {
+    fn parts_of_a_fused_buffer_are_regions_wherever_it_is_cut() {
         let mesh = Mesh::new("x=3", &meta()).expect("a mesh");
         let slot = Some(Slot {
             offset: 5,
@@ -226,30 +226,30 @@ mod tests {
             ..placed(&mesh, &[4, 6], Sharding::replicated().cut(0, 0))
         };
         // Ranks hold 13, 13 and 14 elements; the tensor is elements 5 to 29.
-        let boxes: Vec<Vec<(Vec<usize>, Vec<usize>, Option<usize>)>> = (0..3)
+        let regions: Vec<Vec<(Vec<usize>, Vec<usize>, Option<usize>)>> = (0..3)
             .map(|r| {
-                w.boxes(r)
+                w.regions(r)
                     .into_iter()
                     .map(|(b, at)| (b.start.to_vec(), b.shape.to_vec(), at))
                     .collect()
             })
             .collect();
         assert_eq!(
-            boxes[0],
+            regions[0],
             [
                 (vec![0, 0], vec![1, 6], Some(5)),
                 (vec![1, 0], vec![1, 2], Some(11))
             ]
         );
         assert_eq!(
-            boxes[1],
+            regions[1],
             [
                 (vec![1, 2], vec![1, 4], Some(0)),
                 (vec![2, 0], vec![1, 6], Some(4)),
                 (vec![3, 0], vec![1, 3], Some(10))
             ]
         );
-        assert_eq!(boxes[2], [(vec![3, 3], vec![1, 3], Some(0))]);
+        assert_eq!(regions[2], [(vec![3, 3], vec![1, 3], Some(0))]);
         assert_eq!(w.layout(), "f32[4, 6] at 5 of f32[40@x]");
     }
 }

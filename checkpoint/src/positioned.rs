@@ -75,7 +75,7 @@ impl Positioned {
         read_exact(self.handle()?, offset, out).map_err(|e| Error::io(&self.path, "read", &e))
     }
 
-    /// Reads the elements of a box of a tensor that starts at `base` and whose neighbours along
+    /// Reads the elements of a region of a tensor that starts at `base` and whose neighbours along
     /// each dimension lie `strides` bytes apart, in row-major order.
     ///
     /// Falling strides are read as they come; others in the order of the file and then put into

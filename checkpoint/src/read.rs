@@ -2,9 +2,10 @@
 
 use crate::{
     Error, Result, Source, TensorInfo,
-    boxes::{check_box, runs},
-    manifest::{self, BLOCK, Manifest, StoredBox, checksum},
+    manifest::{self, BLOCK, Manifest, StoredRegion, checksum},
     positioned::Positioned,
+    regions::runs,
+    source::check_region,
 };
 use anymesh_core::{Element, Place, Region, Tensor};
 use std::{
@@ -16,7 +17,7 @@ use std::{
 /// Bytes that are read at once.
 const WINDOW: usize = 8 << 20;
 
-/// A checkpoint on disk. Its tensors are read box by box, from any number of threads.
+/// A checkpoint on disk. Its tensors are read region by region, from any number of threads.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -74,7 +75,7 @@ impl Checkpoint {
     }
 
     /// A tensor, cut up over a mesh or on one device, whatever it was saved from. Reads what this
-    /// process holds, each box once.
+    /// process holds, each region once.
     pub fn load(&self, name: &str, place: impl Into<Place>) -> Result<Tensor> {
         crate::load(self, name, place)
     }
@@ -83,21 +84,21 @@ impl Checkpoint {
     pub fn values<T: Element>(&self, name: &str) -> Result<Vec<T>> {
         let info = self.info(name)?;
         if info.dtype != T::DTYPE {
-            return Err(Error::Argument(format!(
-                "tensor '{name}' holds {}, not {}",
-                info.dtype,
-                T::DTYPE
-            )));
+            return Err(Error::ElementType {
+                tensor: name.into(),
+                stored: info.dtype,
+                asked: T::DTYPE,
+            });
         }
         Ok(T::from_bytes(&self.read_all(name)?))
     }
 
-    /// Reads everything; the errors of all boxes that are damaged.
+    /// Reads everything; the errors of all regions that are damaged.
     pub fn verify(&self) -> Vec<Error> {
         self.verify_with(&|_| true, &mut |_| ())
     }
 
-    /// Reads the tensors whose names are wanted; the errors of all boxes that are damaged. `read`
+    /// Reads the tensors whose names are wanted; the errors of all regions that are damaged. `read`
     /// is told how many bytes were read, in parts.
     pub fn verify_with(
         &self,
@@ -112,7 +113,7 @@ impl Checkpoint {
             .filter(|(name, _)| wanted(name))
         {
             let size = self.tensors[name].dtype.size();
-            for b in &stored.boxes {
+            for b in &stored.regions {
                 let (mut at, end) = (0, b.region().numel() * size);
                 while at < end {
                     let to = (at + WINDOW).min(end);
@@ -128,12 +129,12 @@ impl Checkpoint {
         wrong
     }
 
-    /// Reads bytes `from..to` of a box into `window`, which begin at a block and end at one or at
-    /// the end of the box, and checks them.
+    /// Reads bytes `from..to` of a region into `window`, which begin at a block and end at one or
+    /// at the end of the region, and checks them.
     fn blocks<'w>(
         &self,
         tensor: &str,
-        b: &StoredBox,
+        b: &StoredRegion,
         from: usize,
         to: usize,
         window: &'w mut Vec<u8>,
@@ -142,7 +143,10 @@ impl Checkpoint {
             Error::format(
                 &self.path,
                 "checkpoint",
-                format!("a box is in '{}', which the manifest does not list", b.file),
+                format!(
+                    "a region is in '{}', which the manifest does not list",
+                    b.file
+                ),
             )
         };
         let file = self.files.get(&b.file).ok_or_else(none)?;
@@ -153,30 +157,26 @@ impl Checkpoint {
         file.read_at(b.offset + from as u64, bytes)?;
         for (i, block) in bytes.chunks(BLOCK).enumerate() {
             if b.sums.get(from / BLOCK + i) != Some(&checksum(block)) {
-                let region = format!("{:?}+{:?}", b.start, b.shape);
-                let detail = format!(
-                    "bytes from {} on do not have their checksum",
-                    b.offset + (from + i * BLOCK) as u64
-                );
                 return Err(Error::Damaged {
                     path: file.path().into(),
                     tensor: tensor.into(),
-                    region,
-                    detail,
+                    start: b.start.clone(),
+                    shape: b.shape.clone(),
+                    offset: b.offset + (from + i * BLOCK) as u64,
                 });
             }
         }
         Ok(bytes)
     }
 
-    /// Reads several boxes of a tensor.
+    /// Reads several regions of a tensor.
     fn read_parts(&self, name: &str, mut parts: Vec<(&Region, &mut [u8])>) -> Result<()> {
         let info = self.info(name)?;
         parts
             .iter()
-            .try_for_each(|(region, out)| check_box(name, info, region, out))?;
+            .try_for_each(|(region, out)| check_region(name, info, region, out))?;
         let (size, mut window) = (info.dtype.size(), vec![]);
-        for b in &self.manifest.tensors[name].boxes {
+        for b in &self.manifest.tensors[name].regions {
             let of = b.region();
             let mut wanted = vec![];
             for (region, out) in &mut parts {
@@ -189,17 +189,17 @@ impl Checkpoint {
                     });
                 }
             }
-            self.read_box(name, b, &mut wanted, of.numel() * size, &mut window)?;
+            self.read_region(name, b, &mut wanted, of.numel() * size, &mut window)?;
         }
         Ok(())
     }
 
-    /// Copies what several buffers need of a box. Every block is read and checked once, and blocks
-    /// that are near each other together.
-    fn read_box(
+    /// Copies what several buffers need of a region. Every block is read and checked once, and
+    /// blocks that are near each other together.
+    fn read_region(
         &self,
         tensor: &str,
-        b: &StoredBox,
+        b: &StoredRegion,
         wanted: &mut [Wanted<'_>],
         total: usize,
         window: &mut Vec<u8>,
@@ -208,7 +208,7 @@ impl Checkpoint {
             let begin = at / BLOCK * BLOCK;
             let mut end = at + 1;
             for run in wanted.iter().flat_map(Wanted::runs_left) {
-                // As far as runs follow each other closely.
+                // On as long as the next run is at most a block away.
                 if run.0 < begin + WINDOW && run.0 <= end + BLOCK {
                     end = end.max(run.0 + run.2);
                 }
@@ -225,17 +225,17 @@ impl Checkpoint {
     }
 }
 
-/// What a buffer needs of a box: runs of bytes, of which some are there.
+/// What a buffer needs of a stored region: runs of bytes, of which the first ones are copied.
 struct Wanted<'a> {
     runs: Vec<(usize, usize, usize)>,
     next: usize,
-    /// Bytes of the next run that are there.
+    /// Bytes of the next run that are copied.
     done: usize,
     out: &'a mut [u8],
 }
 
 impl Wanted<'_> {
-    /// The first byte of the box that is missing.
+    /// The first byte of the stored region that is not copied yet.
     fn at(&self) -> Option<usize> {
         self.runs.get(self.next).map(|run| run.0 + self.done)
     }
@@ -245,7 +245,7 @@ impl Wanted<'_> {
         &self.runs[self.next..self.runs.len().min(self.next + 4096)]
     }
 
-    /// Takes what bytes `begin..end` of the box have.
+    /// Takes what bytes `begin..end` of the region have.
     fn take(&mut self, begin: usize, end: usize, window: &[u8]) {
         while let Some(&(from, to, length)) = self.runs.get(self.next) {
             let at = from + self.done;
@@ -273,10 +273,10 @@ impl Source for Checkpoint {
         self.read_parts(name, vec![(region, out)])
     }
 
-    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+    fn read_many(&self, name: &str, regions: &mut [(Region, Vec<u8>)]) -> Result<()> {
         self.read_parts(
             name,
-            boxes
+            regions
                 .iter_mut()
                 .map(|(region, out)| (&*region, out.as_mut_slice()))
                 .collect(),

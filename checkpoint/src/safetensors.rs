@@ -2,17 +2,19 @@
 //!
 //! Why not the `safetensors` crate: it takes a file as one slice, which is either all of it in
 //! memory or a memory map (`unsafe`, and a crash when another process cuts the file short). Here a
-//! file is read at positions, only where a box needs it, and written as a stream.
+//! file is read at positions, only where a region needs it, and written as a stream.
 //!
 //! ```
 //! use anymesh_checkpoint::{safetensors, Source, TensorInfo};
 //! use anymesh_core::DType;
 //! use std::collections::BTreeMap;
 //!
-//! # let folder = std::env::temp_dir().join(format!("anymesh-doc-safetensors-{}", std::process::id()));
+//! # let name = format!("anymesh-doc-safetensors-{}", std::process::id());
+//! # let folder = std::env::temp_dir().join(name);
 //! # std::fs::create_dir_all(&folder).unwrap();
 //! let path = folder.join("model.safetensors");
-//! let tensors = BTreeMap::from([("bias".to_string(), TensorInfo { dtype: DType::U8, shape: vec![4] })]);
+//! let info = TensorInfo { dtype: DType::U8, shape: vec![4] };
+//! let tensors = BTreeMap::from([("bias".to_string(), info)]);
 //! safetensors::write(&path, &tensors, &BTreeMap::new(), |_name, out| out.write(&[1, 2, 3, 4]))?;
 //!
 //! let file = safetensors::File::open(&path)?;
@@ -24,8 +26,9 @@
 mod header;
 mod write;
 
-use crate::boxes::{check_box, row_major};
 use crate::positioned::Positioned;
+use crate::regions::row_major;
+use crate::source::check_region;
 use crate::{Error, Result, Source, TensorInfo};
 use anymesh_core::Region;
 use std::collections::BTreeMap;
@@ -35,9 +38,9 @@ pub use header::Header;
 pub use write::{CHUNK, TensorWriter, write, write_source};
 pub(crate) use write::{copy_tensor, header_of, refuse_foreign, sync_folder, write_in_place};
 
-/// A safetensors file that is read box by box.
+/// A safetensors file that is read region by region.
 ///
-/// The header is checked once, when the file is opened. The rows of a box that lie at most 8 KiB
+/// The header is checked once, when the file is opened. The rows of a region that lie at most 8 KiB
 /// apart are read in one call of at most 1 MiB: at most 8 KiB are read too much for each row, and 1
 /// MiB is the memory a read needs besides its target.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ impl Source for File {
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
-        check_box(name, info, region, out)?;
+        check_region(name, info, region, out)?;
         let base = self.header.offsets.get(name).copied().unwrap_or(0);
         let size = info.dtype.size();
         self.file

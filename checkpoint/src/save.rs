@@ -3,11 +3,11 @@
 
 use crate::{
     Contents, Error, Result, Source, TensorInfo,
-    commit::{Begun, Head, Written},
+    commit::{Head, PendingCheckpoint, Written},
     files::{Disk, Files},
-    manifest::{BLOCK, StoredBox, checksum},
-    plan::{self, Piece, Placed},
-    safetensors::header_of,
+    manifest::{BLOCK, StoredRegion, checksum},
+    plan::{self, Placed, Tile},
+    safetensors::{header_of, refuse_foreign},
     world::World,
 };
 use anymesh_core::Mesh;
@@ -28,7 +28,7 @@ pub struct Saver<'a> {
     /// Threads that write at the same time.
     pub threads: usize,
     /// Bytes that may be held in memory at once, over all threads, beside the tensors themselves.
-    /// Boxes are cut so that they fit.
+    /// Regions are cut so that they fit.
     pub memory: usize,
     /// Called from the writing threads with the bytes done and all that this process writes.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
@@ -71,24 +71,24 @@ impl Saver<'_> {
     /// hold; the first one commits when all are done. Where one fails, all get an error and nothing
     /// is committed.
     pub fn save(&self, root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
-        let (world, kept) = (self.world_of(contents), contents.stored());
-        let begun = Begun::new(
+        let (world, tensors) = (self.world_of(contents), contents.stored_tensors());
+        let pending = PendingCheckpoint::new(
             self.files,
             root,
             name,
             world,
-            kept.as_ref().map(|_| ()).map_err(Error::clone),
+            tensors.as_ref().map(|_| ()).map_err(Error::clone),
         )?;
-        let kept = kept?;
-        let placed: BTreeMap<String, Placed> = kept
+        let tensors = tensors?;
+        let placed: BTreeMap<String, Placed> = tensors
             .iter()
             .map(|(name, k)| (name.clone(), k.placed.clone()))
             .collect();
-        let work = begun.world.share(plan::owners(&placed, self.largest()));
-        let written = self.write(&begun.folder, &work, &placed, &|piece, out| {
-            kept[&piece.tensor].copy(&piece.region, out)
+        let work = pending.world.share(plan::owners(&placed, self.largest()));
+        let written = self.write(&pending.folder, &work, &placed, &|tile, out| {
+            tensors[&tile.tensor].copy(&tile.region, out)
         });
-        begun.complete(
+        pending.complete(
             self.files,
             written,
             &Head {
@@ -110,29 +110,33 @@ impl Saver<'_> {
         layout: &BTreeMap<String, Placed>,
         state: &Map<String, Value>,
     ) -> Result<PathBuf> {
-        if let Some((tensor, dtype)) = source.foreign().first() {
-            return Err(Error::Argument(format!(
-                "tensor '{tensor}' has the type {dtype}, which this library has none for: remove it from the source first"
-            )));
-        }
+        refuse_foreign(source, &root.join(name))?;
         for (tensor, placed) in layout {
-            if *source.info(tensor)? != placed.info {
-                return Err(Error::Argument(format!(
-                    "tensor '{tensor}' is {:?}, to be stored as {:?}",
-                    source.info(tensor)?,
-                    placed.info
-                )));
+            let found = source.info(tensor)?;
+            if *found != placed.info {
+                return Err(Error::TypeMismatch {
+                    tensor: tensor.clone(),
+                    found: found.clone(),
+                    expected: placed.info.clone(),
+                });
+            }
+            if placed.sharding.is_partial() {
+                return Err(Error::Partial {
+                    tensor: tensor.clone(),
+                    layout: placed.layout(),
+                });
             }
             placed
                 .sharding
                 .check(&placed.mesh, placed.info.shape.len())?;
         }
-        let begun = Begun::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
-        let work = begun.world.share(plan::owners(layout, self.largest()));
-        let written = self.write(&begun.folder, &work, layout, &|piece, out| {
-            source.read(&piece.tensor, &piece.region, out)
+        let pending =
+            PendingCheckpoint::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
+        let work = pending.world.share(plan::owners(layout, self.largest()));
+        let written = self.write(&pending.folder, &work, layout, &|tile, out| {
+            source.read(&tile.tensor, &tile.region, out)
         });
-        begun.complete(
+        pending.complete(
             self.files,
             written,
             &Head {
@@ -157,7 +161,7 @@ impl Saver<'_> {
         }
     }
 
-    /// The largest box: what a thread may hold.
+    /// The largest region: what a thread may hold.
     fn largest(&self) -> usize {
         (self.memory / self.threads.max(1)).min(plan::TILE)
     }
@@ -166,23 +170,23 @@ impl Saver<'_> {
     pub(crate) fn write(
         &self,
         folder: &Path,
-        work: &[(usize, Vec<Piece>)],
+        work: &[(usize, Vec<Tile>)],
         placed: &BTreeMap<String, Placed>,
         read: &Read<'_>,
     ) -> Result<Written> {
-        let size = |piece: &Piece| piece.region.numel() * placed[&piece.tensor].info.dtype.size();
-        let total: usize = work.iter().flat_map(|(_, pieces)| pieces).map(size).sum();
+        let size = |tile: &Tile| tile.region.numel() * placed[&tile.tensor].info.dtype.size();
+        let total: usize = work.iter().flat_map(|(_, tiles)| tiles).map(size).sum();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let results: Mutex<Vec<Result<DataFile>>> = Mutex::new(vec![]);
         let run = || {
-            while let Some((id, pieces)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some((id, tiles)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let tell = |bytes: usize| {
                     let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
                     if let Some(progress) = self.progress {
                         progress(done, total);
                     }
                 };
-                let file = write_file(self.files, folder, *id, pieces, placed, read, &tell);
+                let file = write_file(self.files, folder, *id, tiles, placed, read, &tell);
                 results
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -195,59 +199,63 @@ impl Saver<'_> {
         });
         let mut written = Written::of(placed);
         for file in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            let DataFile { name, bytes, boxes } = file?;
+            let DataFile {
+                name,
+                bytes,
+                regions,
+            } = file?;
             written.files.insert(name, bytes);
-            boxes
-                .into_iter()
-                .for_each(|(tensor, stored)| written.boxes.entry(tensor).or_default().push(stored));
+            regions.into_iter().for_each(|(tensor, stored)| {
+                written.regions.entry(tensor).or_default().push(stored)
+            });
         }
         self.files.sync_folder(folder)?;
         Ok(written)
     }
 }
 
-/// Gives the bytes of a box.
-pub(crate) type Read<'a> = dyn Fn(&Piece, &mut [u8]) -> Result<()> + Sync + 'a;
+/// Gives the bytes of a region.
+pub(crate) type Read<'a> = dyn Fn(&Tile, &mut [u8]) -> Result<()> + Sync + 'a;
 
 /// What one data file holds.
 struct DataFile {
     name: String,
     bytes: u64,
-    boxes: Vec<(String, StoredBox)>,
+    regions: Vec<(String, StoredRegion)>,
 }
 
-/// The name of a box in its file: that of the tensor, with the ranges where it is not all of it.
-fn entry_name(piece: &Piece, info: &TensorInfo) -> String {
-    if piece.region == info.whole() {
-        return piece.tensor.clone();
+/// The name of a region in its file: that of the tensor, with the ranges where it is not all of it.
+fn entry_name(tile: &Tile, info: &TensorInfo) -> String {
+    if tile.region == info.whole() {
+        return tile.tensor.clone();
     }
-    let ranges: Vec<String> = piece
+    let ranges: Vec<String> = tile
         .region
         .start
         .iter()
-        .zip(&piece.region.shape)
+        .zip(&tile.region.shape)
         .map(|(start, n)| format!("{start}:{}", start + n))
         .collect();
-    format!("{}@{}", piece.tensor, ranges.join(","))
+    format!("{}@{}", tile.tensor, ranges.join(","))
 }
 
-/// Writes the boxes of a rank as one safetensors file.
+/// Writes the regions of a rank as one safetensors file.
 fn write_file(
     files: &dyn Files,
     folder: &Path,
     id: usize,
-    pieces: &[Piece],
+    tiles: &[Tile],
     placed: &BTreeMap<String, Placed>,
     read: &Read<'_>,
     tell: &dyn Fn(usize),
 ) -> Result<DataFile> {
     let name = format!("rank-{id:05}.safetensors");
     let mut taken = HashSet::new();
-    let entry = |piece: &Piece| {
-        let info = &placed[&piece.tensor].info;
-        let mut name = entry_name(piece, info);
-        // A tensor may be called what a box of another one is: readers of the file need names that
-        // differ.
+    let entry = |tile: &Tile| {
+        let info = &placed[&tile.tensor].info;
+        let mut name = entry_name(tile, info);
+        // A tensor may be called what a region of another one is: readers of the file need names
+        // that differ.
         while !taken.insert(name.clone()) {
             name.push('\'');
         }
@@ -255,11 +263,11 @@ fn write_file(
             name,
             TensorInfo {
                 dtype: info.dtype,
-                shape: piece.region.shape.to_vec(),
+                shape: tile.region.shape.to_vec(),
             },
         )
     };
-    let entries: Vec<(String, TensorInfo)> = pieces.iter().map(entry).collect();
+    let entries: Vec<(String, TensorInfo)> = tiles.iter().map(entry).collect();
     let header = header_of(
         entries.iter().map(|(name, info)| (name, info)),
         &BTreeMap::new(),
@@ -268,22 +276,22 @@ fn write_file(
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(&header)?;
     let mut offset = 8 + header.len() as u64;
-    let mut boxes = Vec::with_capacity(pieces.len());
-    let sizes = pieces
+    let mut regions = Vec::with_capacity(tiles.len());
+    let sizes = tiles
         .iter()
         .zip(&entries)
-        .map(|(piece, (_, info))| (piece, info.bytes()));
+        .map(|(tile, (_, info))| (tile, info.bytes()));
     let mut memory = vec![0; sizes.clone().map(|(_, bytes)| bytes).max().unwrap_or(0)];
-    for (piece, size) in sizes {
+    for (tile, size) in sizes {
         let bytes = &mut memory[..size];
-        read(piece, bytes)?;
+        read(tile, bytes)?;
         let sums = bytes.chunks(BLOCK).map(checksum).collect();
         out.write(bytes)?;
         tell(bytes.len());
-        let (start, shape) = (piece.region.start.to_vec(), piece.region.shape.to_vec());
-        boxes.push((
-            piece.tensor.clone(),
-            StoredBox {
+        let (start, shape) = (tile.region.start.to_vec(), tile.region.shape.to_vec());
+        regions.push((
+            tile.tensor.clone(),
+            StoredRegion {
                 start,
                 shape,
                 file: name.clone(),
@@ -297,6 +305,6 @@ fn write_file(
     Ok(DataFile {
         name,
         bytes: offset,
-        boxes,
+        regions,
     })
 }

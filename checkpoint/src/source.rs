@@ -1,45 +1,16 @@
-//! Anything that holds tensors and can be read box by box.
+//! Anything that holds tensors and can be read region by region.
 
-use crate::{Error, Result, boxes::copy_box};
-use anymesh_core::{DType, Region};
+use crate::{Error, Result, TensorInfo, regions::copy_region};
+use anymesh_core::Region;
 use std::{collections::BTreeMap, ops::Deref};
 
-/// The type of a stored tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// The element type.
-    pub dtype: DType,
-    /// The global shape.
-    pub shape: Vec<usize>,
-}
-
-impl TensorInfo {
-    /// The number of elements.
-    pub fn numel(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// The number of bytes.
-    pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
-    }
-
-    /// The box that is all of it.
-    pub fn whole(&self) -> Region {
-        Region {
-            start: self.shape.iter().map(|_| 0).collect(),
-            shape: self.shape.iter().copied().collect(),
-        }
-    }
-}
-
-/// Anything that holds tensors and can be read box by box, from several threads at once.
+/// Anything that holds tensors and can be read region by region, from several threads at once.
 pub trait Source: Send + Sync {
     /// The tensors by name.
     fn tensors(&self) -> &BTreeMap<String, TensorInfo>;
 
-    /// Reads a box of a tensor: little-endian elements in row-major order, as many bytes as the box
-    /// has. Callers ask for boxes that lie inside the tensor.
+    /// Reads a region of a tensor: little-endian elements in row-major order, as many bytes as the
+    /// region has. Callers ask for regions that lie inside the tensor.
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()>;
 
     /// Tensors that are there but whose element type this library has none for: names, and the
@@ -49,10 +20,10 @@ pub trait Source: Send + Sync {
         vec![]
     }
 
-    /// Reads several boxes of a tensor, each into its buffer. A source that can read what they
+    /// Reads several regions of a tensor, each into its buffer. A source that can read what they
     /// share once does so.
-    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
-        boxes
+    fn read_many(&self, name: &str, regions: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        regions
             .iter_mut()
             .try_for_each(|(region, out)| self.read(name, region, out))
     }
@@ -71,6 +42,43 @@ pub trait Source: Send + Sync {
     }
 }
 
+/// Whether a region lies inside a tensor and the buffer has its size.
+pub(crate) fn check_region(
+    name: &str,
+    info: &TensorInfo,
+    region: &Region,
+    out: &[u8],
+) -> Result<()> {
+    let inside = region.start.len() == info.shape.len()
+        && region.shape.len() == info.shape.len()
+        && info
+            .shape
+            .iter()
+            .zip(region.start.iter().zip(&region.shape))
+            .all(|(&n, (&start, &count))| start.checked_add(count).is_some_and(|end| end <= n));
+    if !inside {
+        return Err(Error::OutOfBounds {
+            tensor: name.into(),
+            whole: info.shape.clone(),
+            start: region.start.to_vec(),
+            shape: region.shape.to_vec(),
+        });
+    }
+    check_bytes(name, region.numel() * info.dtype.size(), out.len())
+}
+
+/// Whether as many bytes were given for a tensor as are needed.
+pub(crate) fn check_bytes(tensor: &str, expected: usize, given: usize) -> Result<()> {
+    if expected == given {
+        return Ok(());
+    }
+    Err(Error::ByteCount {
+        tensor: tensor.into(),
+        expected,
+        given,
+    })
+}
+
 /// The type of a tensor by its name.
 pub(crate) fn find<'t>(
     tensors: &'t BTreeMap<String, TensorInfo>,
@@ -78,11 +86,11 @@ pub(crate) fn find<'t>(
 ) -> Result<&'t TensorInfo> {
     tensors.get(name).ok_or_else(|| Error::Missing {
         name: name.into(),
-        hint: near(name, tensors.keys()),
+        near: near(name, tensors.keys()),
     })
 }
 
-/// What leads to a source is one: a reference, a box.
+/// Whatever points to a source is one: a reference, a `Box`, an `Arc`.
 impl<P: Deref<Target: Source> + Send + Sync> Source for P {
     fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         (**self).tensors()
@@ -92,8 +100,8 @@ impl<P: Deref<Target: Source> + Send + Sync> Source for P {
         (**self).read(name, region, out)
     }
 
-    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
-        (**self).read_many(name, boxes)
+    fn read_many(&self, name: &str, regions: &mut [(Region, Vec<u8>)]) -> Result<()> {
+        (**self).read_many(name, regions)
     }
 
     fn foreign(&self) -> Vec<(String, String)> {
@@ -105,8 +113,8 @@ impl<P: Deref<Target: Source> + Send + Sync> Source for P {
     }
 }
 
-/// A hint at names that share the longest end with the one that was asked for.
-fn near<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> String {
+/// The name that shares the longest end with the one that was asked for, if that is long.
+fn near<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> Option<String> {
     let shared = |other: &str| {
         name.bytes()
             .rev()
@@ -114,10 +122,10 @@ fn near<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> String {
             .take_while(|(a, b)| a == b)
             .count()
     };
-    match names.max_by_key(|other| shared(other)) {
-        Some(best) if shared(best) > name.len() / 3 => format!(": did you mean '{best}'?"),
-        _ => String::new(),
-    }
+    names
+        .max_by_key(|other| shared(other))
+        .filter(|best| shared(best) > name.len() / 3)
+        .cloned()
 }
 
 /// Tensors in memory.
@@ -136,13 +144,7 @@ impl Memory {
         bytes: Vec<u8>,
     ) -> Result<()> {
         let name = name.into();
-        if bytes.len() != info.bytes() {
-            return Err(Error::Argument(format!(
-                "tensor '{name}' of {} bytes was given {}",
-                info.bytes(),
-                bytes.len()
-            )));
-        }
+        check_bytes(&name, info.bytes(), bytes.len())?;
         self.tensors.insert(name.clone(), info);
         self.bytes.insert(name, bytes);
         Ok(())
@@ -157,7 +159,7 @@ impl Source for Memory {
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
         let bytes = self.bytes.get(name).map_or(&[][..], Vec::as_slice);
-        copy_box(bytes, &info.whole(), out, region, region, info.dtype.size());
+        copy_region(bytes, &info.whole(), out, region, region, info.dtype.size());
         Ok(())
     }
 }
@@ -165,6 +167,7 @@ impl Source for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anymesh_core::DType;
 
     #[test]
     fn a_name_that_is_not_there_gets_a_hint() {

@@ -6,16 +6,17 @@
 //! programs the caller says it.
 //!
 //! ```
-//! use anymesh_checkpoint::{hugging_face::Export, plan::Placed, safetensors, split, Memory, Source, TensorInfo};
-//! use anymesh_core::{meta, DType, Mesh, Sharding};
+//! use anymesh_checkpoint::{Layouts, Memory, Source, TensorInfo};
+//! use anymesh_checkpoint::{hugging_face::Export, safetensors, split};
+//! use anymesh_core::{DType, Mesh, meta};
 //!
 //! # let parent = std::env::temp_dir().join(format!("anymesh-doc-split-{}", std::process::id()));
 //! # std::fs::create_dir_all(&parent).unwrap();
 //! let mut model = Memory::default();
 //! let info = TensorInfo { dtype: DType::U8, shape: vec![2, 4] };
-//! model.insert("w", info.clone(), (0..8).collect())?;
+//! model.insert("w", info, (0..8).collect())?;
 //! let mesh = Mesh::new("tp=2", &meta())?;
-//! let layout = [("w".to_string(), Placed::new(info, &mesh, Sharding::replicated().cut(1, 0)))].into();
+//! let layout = Layouts::new(&mesh, ["*=[..., @tp]"])?.place(&model)?;
 //!
 //! let folder = parent.join("split");
 //! split::write(&model, &folder, &mesh, &layout, &Export::default())?;
@@ -26,6 +27,7 @@
 //! # Ok::<(), anymesh_checkpoint::Error>(())
 //! ```
 
+mod names;
 mod read;
 
 use crate::hugging_face::{Export, groups, write_folder};
@@ -33,20 +35,13 @@ use crate::plan::Placed;
 use crate::safetensors::{copy_tensor, refuse_foreign, write_in_place};
 use crate::{Error, Result, Source, TensorInfo};
 use anymesh_core::{Mesh, Region};
+use names::{MESH, TYPES};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub use names::file_name;
 pub use read::Folder;
-
-/// The name of a file: `part` counts the files of a rank.
-pub fn file_name(rank: usize, part: usize) -> String {
-    format!("model-rank-{rank}-part-{part}.safetensors")
-}
-
-/// The keys of a header that say how the tensors lie.
-const MESH: &str = "anymesh.mesh";
-const TYPES: &str = "anymesh.types";
 
 /// Writes a folder, which must not be there yet or be empty, with the shards of each rank of a
 /// mesh; returns the names of the files. A rank has more than one where [`Export::max_file_bytes`]
@@ -63,16 +58,29 @@ pub fn write(
     let mut types = BTreeMap::new();
     for (name, placed) in layout {
         let info = source.info(name)?;
-        if placed.mesh.axes() != mesh.axes() || *info != placed.info {
+        if *info != placed.info {
+            return Err(Error::TypeMismatch {
+                tensor: name.clone(),
+                found: info.clone(),
+                expected: placed.info.clone(),
+            });
+        }
+        if placed.mesh.axes() != mesh.axes() {
             return Err(Error::Argument(format!(
-                "tensor '{name}' is {}{:?}: it lies on another mesh or has another type than said",
-                info.dtype, info.shape
+                "tensor '{name}' is said to lie on {}, and the folder is for {mesh}",
+                placed.mesh
             )));
         }
         placed.sharding.check(mesh, info.shape.len())?;
-        if placed.sharding.is_partial() || placed.fused.is_some() {
+        if placed.sharding.is_partial() {
+            return Err(Error::Partial {
+                tensor: name.clone(),
+                layout: placed.layout(),
+            });
+        }
+        if placed.fused.is_some() {
             return Err(Error::Argument(format!(
-                "tensor '{name}' cannot be split as a partial value or as a part of a fused buffer"
+                "tensor '{name}' cannot be split as a part of a fused buffer"
             )));
         }
         types.insert(name, placed.layout());

@@ -12,7 +12,11 @@ use std::collections::BTreeMap;
 /// ```
 /// # use anymesh_checkpoint::Training;
 /// # use anymesh_core::ops::Rng;
-/// let mut training = Training { consumed_samples: 4096, architecture: Some("LlamaForCausalLM".into()), ..Training::default() };
+/// let mut training = Training {
+///     consumed_samples: 4096,
+///     architecture: Some("LlamaForCausalLM".into()),
+///     ..Training::default()
+/// };
 /// training.set_rng("dropout", Rng::new(7).next());
 /// training.more.insert("best_loss".into(), 1.25.into());
 /// let again = Training::from_state(&training.to_state())?;
@@ -28,7 +32,7 @@ pub struct Training {
     pub consumed_samples: u64,
     /// Random keys by what they are for. A key is a seed and a counter, and what it draws does not
     /// depend on how many ranks there are.
-    pub rng: BTreeMap<String, Key>,
+    pub rng: BTreeMap<String, RandomKey>,
     /// The learning-rate schedule.
     pub schedule: Map<String, Value>,
     /// Where the data loader is.
@@ -49,7 +53,7 @@ pub struct Training {
 
 /// A random key, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Key {
+pub struct RandomKey {
     /// What the user chose.
     pub seed: u64,
     /// How many keys were drawn.
@@ -84,7 +88,7 @@ impl Training {
     pub fn set_rng(&mut self, what: impl Into<String>, rng: Rng) {
         self.rng.insert(
             what.into(),
-            Key {
+            RandomKey {
                 seed: rng.seed,
                 stream: rng.stream,
             },
@@ -97,8 +101,11 @@ impl Training {
 ///
 /// ```
 /// # use anymesh_checkpoint::{Training, config_files};
-/// let training = Training { architecture: Some("LlamaForCausalLM".into()), ..Training::default() };
-/// assert_eq!(config_files(&training.to_state())["config.json"], b"{\n  \"architectures\": [\n    \"LlamaForCausalLM\"\n  ]\n}\n");
+/// let mut training = Training::default();
+/// training.architecture = Some("LlamaForCausalLM".into());
+/// let files = config_files(&training.to_state());
+/// let expected = "{\n  \"architectures\": [\n    \"LlamaForCausalLM\"\n  ]\n}\n";
+/// assert_eq!(files["config.json"], expected.as_bytes());
 /// ```
 pub fn config_files(state: &Map<String, Value>) -> BTreeMap<String, Vec<u8>> {
     let object = |key: &str| state.get(key).and_then(Value::as_object).cloned();

@@ -1,6 +1,6 @@
 //! A part of a source.
 
-use crate::{Error, Result, Source, TensorInfo, load::matches, source::find};
+use crate::{Result, Source, TensorInfo, names::select, source::find};
 use anymesh_core::Region;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,45 +91,6 @@ impl<'s> Without<'s> {
     }
 }
 
-/// The names that one of the patterns of `keep` matches (all where there is none) and none of
-/// `remove` does; `*` stands for anything. A pattern that matches nothing is an error, and so are
-/// patterns that leave nothing.
-pub fn select<'n, T: AsRef<str>>(
-    names: &BTreeSet<&'n str>,
-    keep: &[T],
-    remove: &[T],
-) -> Result<BTreeSet<&'n str>> {
-    let any = |patterns: &[T], name: &str| {
-        patterns
-            .iter()
-            .any(|pattern| matches(pattern.as_ref(), name))
-    };
-    for pattern in keep.iter().chain(remove).map(AsRef::as_ref) {
-        if !names.iter().any(|name| matches(pattern, name)) {
-            let some: Vec<&str> = names.iter().take(3).copied().collect();
-            let there = if some.is_empty() {
-                "there are no tensors".into()
-            } else {
-                format!("names are such as '{}'", some.join("', '"))
-            };
-            return Err(Error::Argument(format!(
-                "'{pattern}' matches no tensor: {there}; `*` stands for anything"
-            )));
-        }
-    }
-    let left: BTreeSet<&str> = names
-        .iter()
-        .copied()
-        .filter(|name| (keep.is_empty() || any(keep, name)) && !any(remove, name))
-        .collect();
-    if left.is_empty() && !names.is_empty() {
-        return Err(Error::Argument(
-            "no tensor is left: what is kept is removed too".into(),
-        ));
-    }
-    Ok(left)
-}
-
 impl Source for Without<'_> {
     fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         &self.tensors
@@ -156,8 +117,8 @@ impl Source for Without<'_> {
         self.source.read(name, region, out)
     }
 
-    fn read_many(&self, name: &str, boxes: &mut [(Region, Vec<u8>)]) -> Result<()> {
+    fn read_many(&self, name: &str, regions: &mut [(Region, Vec<u8>)]) -> Result<()> {
         self.info(name)?;
-        self.source.read_many(name, boxes)
+        self.source.read_many(name, regions)
     }
 }

@@ -1,6 +1,6 @@
 //! The processes that save together: they agree at every step whether to go on.
 
-use crate::{Error, Result, plan::Piece};
+use crate::{Error, Result, plan::Tile};
 use anymesh_core::{DType, Mesh, Tensor, transport::Part};
 use std::collections::BTreeMap;
 
@@ -24,31 +24,32 @@ impl World {
         self.0.is_some()
     }
 
-    /// Whether this process does what only one may do.
+    /// Whether this is the process that does what only one may do: lock, write the manifest,
+    /// rename.
     pub(crate) fn leads(&self) -> bool {
         self.0
             .as_ref()
             .is_none_or(|mesh| mesh.addressable().next() == Some(0))
     }
 
-    /// What this process writes of a plan. What lies on ranks that are none of the mesh is the same
-    /// in every process, and the first one writes it.
-    pub(crate) fn share(&self, plan: BTreeMap<usize, Vec<Piece>>) -> Vec<(usize, Vec<Piece>)> {
+    /// What this process writes of a plan. Tensors on ranks outside of the mesh are the same in
+    /// every process, and the first process writes them.
+    pub(crate) fn share(&self, plan: BTreeMap<usize, Vec<Tile>>) -> Vec<(usize, Vec<Tile>)> {
         let Some(mesh) = &self.0 else {
             return plan.into_iter().collect();
         };
-        let mut own: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
-        for (id, pieces) in plan {
+        let mut own: BTreeMap<usize, Vec<Tile>> = BTreeMap::new();
+        for (id, tiles) in plan {
             let rank = mesh.ids().iter().position(|i| *i == id).unwrap_or(0);
             if mesh.addressable().any(|r| r == rank) {
-                own.entry(mesh.ids()[rank]).or_default().extend(pieces);
+                own.entry(mesh.ids()[rank]).or_default().extend(tiles);
             }
         }
         own.into_iter().collect()
     }
 
-    /// Whether all processes are well. One that is not gets its own error, the others one that
-    /// names it. Every process calls this, whatever happened to it.
+    /// Succeeds where every process has succeeded so far. One that has not gets its own error back,
+    /// the others get one that names it. Every process calls this, whatever happened to it.
     pub(crate) fn agree<T>(&self, mine: Result<T>) -> Result<T> {
         let told = self.gather(&[u8::from(mine.is_err())]);
         let mine = mine?;

@@ -5,25 +5,26 @@ mod common;
 
 use anymesh_checkpoint::{Background, Checkpoint, Contents, Error, latest, list};
 use anymesh_core::{DType, Mesh, Tensor};
-use common::Temporary;
+use common::{Temporary, named};
 use std::collections::BTreeMap;
 
-fn named(w: &Tensor) -> BTreeMap<String, Tensor> {
-    BTreeMap::from([("w".to_string(), w.clone())])
+/// A tensor `w` and nothing else, at a step.
+fn only(w: &Tensor, step: u64) -> Contents {
+    Contents::new(step, named([("w", w.clone())]))
 }
 
 #[test]
 fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("dp=2, tp=2", &device)?;
-    let root = Temporary::new(&format!("background-{}", line!()));
+    let root = Temporary::here();
     let mut saver = Background::new(&*root);
     let mut w = Tensor::arange(0, 3_000_000, 1, DType::F32, &device)?
         .reshape([1500, 2000])?
         .to_mesh(&mesh, "[@dp, @tp]")?;
     for step in 1..=4 {
         let expected = w.to_vec::<f32>()?;
-        saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
+        saver.begin(&format!("s{step}"), &only(&w, step))?;
         let mut calls = 0;
         loop {
             w = w.add(1.0)?;
@@ -44,24 +45,24 @@ fn what_is_computed_after_the_snapshot_is_not_in_the_file() -> Result<(), Error>
 #[test]
 fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("background-{}", line!()));
+    let root = Temporary::here();
     let w = Tensor::ones([10], DType::F32, &device)?;
     let mut saver = Background::new(&*root);
-    saver.begin("one", &Contents::new(1, named(&w)))?;
+    saver.begin("one", &only(&w, 1))?;
     saver.finish()?;
     let taken = saver
-        .begin("one", &Contents::new(2, named(&w)))
+        .begin("one", &only(&w, 2))
         .expect_err("the name is taken");
     assert!(taken.to_string().contains("exists already"), "{taken}");
     // Somebody removes the folder while it is being written to.
-    saver.begin("two", &Contents::new(2, named(&w)))?;
+    saver.begin("two", &only(&w, 2))?;
     std::fs::remove_dir_all(root.join(".tmp-two")).expect("begun");
     assert!(saver.advance(usize::MAX)?, "all is copied");
     let error = saver
-        .begin("three", &Contents::new(3, named(&w)))
+        .begin("three", &only(&w, 3))
         .expect_err("it could not be written");
     assert!(error.to_string().contains(".tmp-two"), "{error}");
-    saver.begin("two", &Contents::new(3, named(&w)))?;
+    saver.begin("two", &only(&w, 3))?;
     drop(saver);
     assert_eq!(
         latest(&root)?.expect("completed on drop").manifest().step,
@@ -75,7 +76,7 @@ fn the_error_of_a_save_comes_out_at_the_next_call_and_the_one_after_works() -> R
 fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=3", &device)?;
-    let root = Temporary::new(&format!("background-{}", line!()));
+    let root = Temporary::here();
     assert!(Background::new(&*root).with_average(1.5, None).is_err());
     let mut saver = Background::new(&*root).with_average(0.75, None)?;
     let ids = Tensor::ones([2], DType::I64, &device)?;
@@ -117,7 +118,7 @@ fn averages_begin_with_the_first_weights_and_follow_changes_of_shape() -> Result
 #[test]
 fn averages_go_on_from_a_checkpoint_and_where_a_tensor_lies_otherwise() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("background-{}", line!()));
+    let root = Temporary::here();
     let save = |saver: &mut Background, step: u64, value: f64, axes: &str, layout: &str| {
         let mesh = Mesh::new(axes, &device)?;
         // Rows differ, so that one in the wrong place shows.
@@ -127,7 +128,7 @@ fn averages_go_on_from_a_checkpoint_and_where_a_tensor_lies_otherwise() -> Resul
         let w = rows
             .add(&Tensor::full([5, 6], value, DType::F32, &device)?)?
             .to_mesh(&mesh, layout)?;
-        saver.begin(&format!("s{step}"), &Contents::new(step, named(&w)))?;
+        saver.begin(&format!("s{step}"), &only(&w, step))?;
         let checkpoint = Checkpoint::open(saver.finish()?.expect("written"))?;
         let average = checkpoint.values::<f32>("ema.w")?;
         assert!(

@@ -200,7 +200,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
     let (mut points, mut old, mut new) = (0, 0, 0);
     for loss in [Loss::None, Loss::Unsynced, Loss::Half] {
         for dies_at in 1.. {
-            let root = Temporary::new(&format!("crash-{}", line!()));
+            let root = Temporary::here();
             save(
                 &root,
                 "one",
@@ -256,7 +256,7 @@ fn a_save_that_dies_anywhere_leaves_the_previous_or_the_new_checkpoint() {
 #[test]
 fn a_rotation_that_dies_anywhere_leaves_what_it_was_to_keep() {
     for dies_at in 1.. {
-        let root = Temporary::new(&format!("crash-{}", line!()));
+        let root = Temporary::here();
         for step in 1..=3 {
             save(
                 &root,

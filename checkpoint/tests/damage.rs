@@ -28,7 +28,7 @@ fn saved(root: &Path) -> Checkpoint {
 
 #[test]
 fn every_flipped_byte_of_the_data_is_found_and_located() {
-    let root = Temporary::new(&format!("damage-{}", line!()));
+    let root = Temporary::here();
     let checkpoint = saved(&root);
     for name in ["rank-00000.safetensors", "rank-00001.safetensors"] {
         let path = checkpoint.path().join(name);
@@ -44,7 +44,7 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
                 panic!("byte {i} of {name}: {wrong:?}")
             };
             assert!(["a", "b"].contains(&tensor.as_str()));
-            // The other tensor still loads; this one says which box.
+            // The other tensor still loads; this one says which region.
             let other = if tensor == "a" { "b" } else { "a" };
             assert!(again.load(other, &anymesh_backend_cpu::device()).is_ok());
             assert!(matches!(
@@ -59,7 +59,7 @@ fn every_flipped_byte_of_the_data_is_found_and_located() {
 
 #[test]
 fn files_cut_short_are_found() {
-    let root = Temporary::new(&format!("damage-{}", line!()));
+    let root = Temporary::here();
     let checkpoint = saved(&root);
     for entry in fs::read_dir(checkpoint.path()).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -80,7 +80,7 @@ fn files_cut_short_are_found() {
 
 #[test]
 fn manifests_that_lie_are_refused_and_none_makes_it_panic() {
-    let root = Temporary::new(&format!("damage-{}", line!()));
+    let root = Temporary::here();
     let checkpoint = saved(&root);
     let text = checkpoint.manifest().to_text();
     let parse = |text: &str| Manifest::parse(text.as_bytes(), Path::new("manifest.json"));

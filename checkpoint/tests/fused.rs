@@ -44,7 +44,7 @@ fn slices_of_a_fused_buffer_are_tensors_to_every_other_layout() -> Result<(), Er
     let device = anymesh_backend_cpu::device();
     let mut dice = Random(5);
     for round in 0..40 {
-        let root = Temporary::new(&format!("fused-{}", line!()));
+        let root = Temporary::here();
         let from = Mesh::new(["x=3", "dp=2, tp=4", "x=1", "x=7"][round % 4], &device)?;
         let shape = |dice: &mut Random| {
             (0..dice.below(4))
@@ -116,7 +116,7 @@ fn slices_of_a_fused_buffer_are_tensors_to_every_other_layout() -> Result<(), Er
 #[test]
 fn buffers_that_cannot_be_are_refused() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("fused-{}", line!()));
+    let root = Temporary::here();
     let part = |name: &str, shape: &[usize], offset| FusedPart {
         name: name.into(),
         shape: shape.to_vec(),
@@ -202,7 +202,7 @@ fn master_weights_are_stored_dropped_or_stored_alone_and_made_again() -> Result<
         (Weights::Model, vec!["gate", "w"], vec!["master.w"], 1.0),
         (Weights::Masters, vec!["gate", "master.w"], vec!["w"], value),
     ] {
-        let root = Temporary::new(&format!("fused-{}", line!()));
+        let root = Temporary::here();
         let checkpoint = Checkpoint::open(save(&root, "one", &model(&mesh, value, weights)?)?)?;
         assert_eq!(checkpoint.tensors().keys().collect::<Vec<_>>(), stored);
         let there = model(&Mesh::new("x=3", &device)?, 0.0, weights)?;

@@ -80,7 +80,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 }
 
 #[test]
-fn every_float_type_and_every_box_is_rounded_once() {
+fn every_float_type_and_every_region_is_rounded_once() {
     let mut random = Random(5);
     let [outputs, inputs, rank] = [11, 7, 4];
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {

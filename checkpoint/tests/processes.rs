@@ -116,11 +116,11 @@ const GROUPS: [&[&[usize]]; 3] = [
 #[test]
 fn every_process_writes_its_part_of_one_checkpoint_and_loads_its_part_of_it() {
     for groups in GROUPS {
-        let root = Temporary::new(&format!("processes-{}", line!()));
+        let root = Temporary::here();
         let paths = run("a=2, b=2", groups, LONG, |_, mesh| {
             let there = contents(3, &mesh)?;
             let path = save(&root, "one", &there)?;
-            // Every process has the whole manifest, and reads its own boxes of whatever layout it
+            // Every process has the whole manifest, and reads its own regions of whatever layout it
             // likes.
             let checkpoint = Checkpoint::open(&path)?;
             let loaded = Load::default().replace(&checkpoint, &there)?;
@@ -160,7 +160,7 @@ fn every_process_writes_its_part_of_one_checkpoint_and_loads_its_part_of_it() {
 #[test]
 fn a_background_save_of_several_processes_is_committed_where_they_meet() {
     for groups in GROUPS {
-        let root = Temporary::new(&format!("processes-{}", line!()));
+        let root = Temporary::here();
         let saved = run("a=2, b=2", groups, LONG, |process, mesh| {
             let mut saver = Background::new(&*root).with_average(0.5, None)?;
             for step in 1..=3 {
@@ -196,7 +196,7 @@ fn a_background_save_of_several_processes_is_committed_where_they_meet() {
 
 #[test]
 fn where_one_process_fails_all_get_an_error_and_nothing_is_committed() {
-    let root = Temporary::new(&format!("processes-{}", line!()));
+    let root = Temporary::here();
     let groups = GROUPS[1];
     let good = |step: u64| {
         let results = run("a=2, b=2", groups, LONG, |_, mesh| {
@@ -298,7 +298,7 @@ impl anymesh_checkpoint::files::Files for Broken {
 
 #[test]
 fn a_process_that_never_comes_is_named_and_the_next_save_is_not_in_the_way() {
-    let root = Temporary::new(&format!("processes-{}", line!()));
+    let root = Temporary::here();
     let results = run(
         "a=2, b=2",
         &GROUPS[1][..1],

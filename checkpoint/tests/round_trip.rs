@@ -52,7 +52,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
     let mut dice = Random(1);
     let mut loaded = 0;
     for round in 0..60 {
-        let root = Temporary::new(&format!("round-trip-{}", line!()));
+        let root = Temporary::here();
         let from = Mesh::new(MESHES[round % MESHES.len()], &device)?;
         let (mut tensors, mut expected) = (BTreeMap::new(), BTreeMap::new());
         for i in 0..6 {
@@ -83,7 +83,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
             .manifest()
             .tensors
             .values()
-            .flat_map(|t| &t.boxes)
+            .flat_map(|t| &t.regions)
             .map(|b| b.region().numel())
             .sum();
         assert_eq!(
@@ -107,7 +107,9 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
                     let region = x.sharding().region(&to, rank, x.shape());
                     let (size, whole) = (x.dtype().size(), checkpoint.info(name)?.whole());
                     let mut right = vec![0; region.numel() * size];
-                    anymesh_checkpoint::copy_box(bytes, &whole, &mut right, &region, &region, size);
+                    anymesh_checkpoint::copy_region(
+                        bytes, &whole, &mut right, &region, &region, size,
+                    );
                     assert_eq!(
                         part.to_bytes()?,
                         right,
@@ -123,7 +125,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
             assert_eq!(&checkpoint.load(name, &device)?.to_bytes()?, bytes);
             let info = checkpoint.info(name)?.clone();
             for _ in 0..4 {
-                // Any box, also an empty one.
+                // Any region, also an empty one.
                 let mut region = info.whole();
                 for d in 0..info.shape.len() {
                     region.start[d] = dice.below(info.shape[d] + 1);
@@ -134,7 +136,7 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
                     vec![0; region.numel() * info.dtype.size()],
                 );
                 checkpoint.read(name, &region, &mut out)?;
-                anymesh_checkpoint::copy_box(
+                anymesh_checkpoint::copy_region(
                     bytes,
                     &info.whole(),
                     &mut right,
@@ -151,15 +153,15 @@ fn random_layouts_of_every_dtype_are_bit_equal_on_every_mesh() -> Result<(), Err
 }
 
 #[test]
-fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
+fn tensors_of_many_blocks_and_regions_are_read_in_parts() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let mesh = Mesh::new("x=2", &device)?;
-    // 80 MB on each rank: over one box and many blocks.
+    // 80 MB on each rank: over one region and many blocks.
     let x = Tensor::arange(0, 40_000_000, 1, DType::I32, &device)?.reshape([8000, 5000])?;
     let tensors = BTreeMap::from([("w".to_string(), x.to_mesh(&mesh, "[@x, _]")?)]);
     let checkpoint = Checkpoint::open(save(&root, "one", &Contents::new(0, tensors.clone()))?)?;
-    assert!(checkpoint.manifest().tensors["w"].boxes.len() >= 4);
+    assert!(checkpoint.manifest().tensors["w"].regions.len() >= 4);
     let columns = checkpoint.load("w", (&mesh, &Sharding::replicated().cut(1, 0)))?;
     assert_eq!(columns.shards()[1].1.dims(), [8000, 2500]);
     assert_eq!(
@@ -176,7 +178,7 @@ fn tensors_of_many_blocks_and_boxes_are_read_in_parts() -> Result<(), Error> {
 fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -> Result<(), Error>
 {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     assert!(latest(&root)?.is_none());
     let state = json!({"consumed_samples": 12_345_678_901u64, "rng": {"seed": 7, "stream": 3}, "lr": 1e-4, "config": {"architectures": ["Some"]}});
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::BF16, &device)?)]);
@@ -244,7 +246,7 @@ fn state_and_steps_are_found_again_and_the_newest_is_by_manifest_not_by_name() -
 #[test]
 fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let one = BTreeMap::from([("w".to_string(), Tensor::ones([2], DType::F32, &device)?)]);
     for step in 1..=10 {
         save(
@@ -288,7 +290,7 @@ fn rotation_keeps_what_it_is_told_and_never_removes_the_only_good_one() -> Resul
 
 #[test]
 fn two_writers_do_not_meet() -> Result<(), Error> {
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let lock = std::fs::File::create(root.join(".lock")).expect("a file");
     lock.try_lock().expect("free");
     let error = save(&root, "one", &Contents::new(1, BTreeMap::new())).expect_err("locked");
@@ -301,7 +303,7 @@ fn two_writers_do_not_meet() -> Result<(), Error> {
 #[test]
 fn what_cannot_be_loaded_is_said() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let x = Tensor::ones([2, 3], DType::F32, &device)?;
     let checkpoint = Checkpoint::open(save(
         &root,
@@ -330,7 +332,7 @@ fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_
 -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=2", &device)?;
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let full = |shape: &[usize], value: f64, dtype| Tensor::full(shape, value, dtype, &device);
     let saved = BTreeMap::from([
         ("a.w".to_string(), full(&[4], 1.0, DType::F32)?),
@@ -379,7 +381,7 @@ fn names_and_types_that_do_not_fit_are_told_together_and_passed_over_where_that_
 fn a_load_keeps_to_its_memory_its_names_and_tells_its_progress() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
     let mesh = Mesh::new("x=2", &device)?;
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let x = Tensor::arange(0, 300_000, 1, DType::I32, &device)?.reshape([100, 3000])?;
     let names = ["a.w", "a.b", "c.w"];
     let saved: BTreeMap<String, Tensor> = names
@@ -454,7 +456,7 @@ impl Source for Counted {
 #[test]
 fn what_is_asked_for_wrongly_is_an_error() -> Result<(), Error> {
     let device = anymesh_backend_cpu::device();
-    let root = Temporary::new(&format!("round-trip-{}", line!()));
+    let root = Temporary::here();
     let checkpoint = Checkpoint::open(save(
         &root,
         "one",

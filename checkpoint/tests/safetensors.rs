@@ -2,7 +2,7 @@
 
 mod common;
 
-use anymesh_checkpoint::{Error, Memory, Source, TensorInfo, safetensors};
+use anymesh_checkpoint::{Error, FileFormat, Memory, Source, TensorInfo, open, safetensors};
 use anymesh_core::{DType, Region};
 use common::{Random, Temporary, assert_same, data, every_type, pattern, read_everything, rewrite};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ fn no_tensors_at_all_are_a_file_too() {
 }
 
 #[test]
-fn random_boxes_of_random_tensors_are_those_of_memory() {
+fn random_regions_of_random_tensors_are_those_of_memory() {
     let folder = Temporary::new("boxes");
     let mut random = Random(7);
     let mut memory = Memory::default();
@@ -145,7 +145,7 @@ fn types_we_do_not_have_are_named_when_asked_for_and_only_then() {
 }
 
 #[test]
-fn boxes_outside_and_buffers_of_another_size_are_refused() {
+fn regions_outside_and_buffers_of_another_size_are_refused() {
     let file = safetensors::File::open(data("safetensors/types.safetensors")).expect("opens");
     let region = |start: &[usize], shape: &[usize]| Region {
         start: start.into(),
@@ -162,7 +162,7 @@ fn boxes_outside_and_buffers_of_another_size_are_refused() {
             .read("float32.0", &part, &mut vec![0; length])
             .expect_err("refused");
         assert!(
-            matches!(&error, Error::Argument(text) if text.contains("float32.0")),
+            matches!(&error, Error::OutOfBounds { tensor, .. } | Error::ByteCount { tensor, .. } if tensor == "float32.0"),
             "{error}"
         );
     }
@@ -183,10 +183,12 @@ fn too_few_and_too_many_bytes_leave_no_file() {
             out.write(&vec![0; count])
         })
         .expect_err("wrong count");
-        assert_eq!(
-            error.to_string(),
-            format!("tensor 'a' of 8 bytes was given {count}")
-        );
+        let expected = Error::ByteCount {
+            tensor: "a".into(),
+            expected: 8,
+            given: count,
+        };
+        assert_eq!(error, expected);
     }
     assert_eq!(std::fs::read_dir(&folder.0).expect("a folder").count(), 0);
 }
@@ -201,83 +203,64 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
 #[test]
 fn headers_that_lie_are_refused_with_the_reason() {
     let folder = Temporary::new("lies");
-    for (bytes, reason) in [
-        (vec![1, 2, 3], "too few"),
-        (u64::MAX.to_le_bytes().to_vec(), "does not fit"),
-        (with_header("[]", 0), "does not start with"),
-        (with_header("{", 0), "not JSON"),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#,
-                4,
-            ),
-            "cannot hold",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#,
-                8,
-            ),
-            "leave a hole",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#,
-                6,
-            ),
-            "overlap",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#,
-                5,
-            ),
-            "after its header",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#,
-                4,
-            ),
-            "before its start",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[1099511627776,1099511627776,0],"data_offsets":[0,0]}}"#,
-                0,
-            ),
-            "too large",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}}"#,
-                0,
-            ),
-            "too large",
-        ),
-        (
-            with_header(
-                r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#,
-                4,
-            ),
-            "not a size",
-        ),
-        (
-            with_header(r#"{"a":{"dtype":"F32","shape":[1]}}"#, 4),
-            "data_offsets",
-        ),
-        (with_header(r#"{"a":7}"#, 4), "dtype"),
-        (
-            with_header(r#"{"__metadata__":{"a":1}}"#, 0),
-            "not a string",
-        ),
-    ] {
-        rewrite(folder.join("f"), &bytes);
+    let refused = |bytes: &[u8], reason: &str| {
+        rewrite(folder.join("f"), bytes);
         let error = safetensors::File::open(folder.join("f")).expect_err(reason);
         assert!(
             matches!(&error, Error::Format { detail, .. } if detail.contains(reason)),
             "{reason}: {error}"
         );
+    };
+    refused(&[1, 2, 3], "too few");
+    refused(&u64::MAX.to_le_bytes(), "does not fit");
+    for (header, data, reason) in [
+        ("[]", 0, "does not start with"),
+        ("{", 0, "not JSON"),
+        (
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#,
+            4,
+            "cannot hold",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#,
+            8,
+            "leave a hole",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#,
+            6,
+            "overlap",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#,
+            5,
+            "after its header",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#,
+            4,
+            "before its start",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[1099511627776,1099511627776,0],"data_offsets":[0,0]}}"#,
+            0,
+            "too large",
+        ),
+        (
+            r#"{"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}}"#,
+            0,
+            "too large",
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#,
+            4,
+            "not a size",
+        ),
+        (r#"{"a":{"dtype":"F32","shape":[1]}}"#, 4, "data_offsets"),
+        (r#"{"a":7}"#, 4, "dtype"),
+        (r#"{"__metadata__":{"a":1}}"#, 0, "not a string"),
+    ] {
+        refused(&with_header(header, data), reason);
     }
     assert!(
         matches!(safetensors::File::open(&folder.0), Err(Error::Io { .. })),
@@ -357,4 +340,58 @@ fn our_files_load_in_python() {
         "{text}"
     );
     assert!(text.contains(r#"metadata {"format": "pt"}"#), "{text}");
+}
+
+/// Files of other programs, and what stays of downloads that failed, are called what they are.
+#[test]
+fn a_file_of_another_format_is_named_and_says_what_to_do() {
+    let folder = Temporary::new("other-formats");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    // Items of torch.save, one after the other.
+    let items = std::fs::read(data("dcp/one/__0_0.distcp")).expect("recorded");
+    let cases: [(&str, &[u8], FileFormat); 8] = [
+        ("model.gguf", b"GGUF\x03\0\0\0\x7b\0\0\0", FileFormat::Gguf),
+        ("pytorch_model.bin", &items, FileFormat::TorchArchive),
+        ("model.h5", b"\x89HDF\r\n\x1a\n\0\0\0\0", FileFormat::Hdf5),
+        (
+            "old.pt",
+            b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
+            FileFormat::Pickle,
+        ),
+        ("model.onnx", b"\x08\x08\x12\x07pytorch", FileFormat::Onnx),
+        (
+            "pointer.safetensors",
+            pointer.as_bytes(),
+            FileFormat::GitLfsPointer,
+        ),
+        (
+            "page.safetensors",
+            b"<!doctype html><p>Sign in",
+            FileFormat::WebPage,
+        ),
+        ("none.safetensors", b"", FileFormat::Empty),
+    ];
+    for (name, bytes, expected) in cases {
+        let path = folder.join(name);
+        rewrite(&path, bytes);
+        let error = safetensors::File::open(&path).expect_err("another format");
+        assert!(
+            matches!(&error, Error::OtherFormat { found, path: at, .. } if *found == expected && *at == path),
+            "{name}: {error}"
+        );
+        assert!(error.to_string().contains(expected.advice()), "{error}");
+        // The folder of such a file says so too.
+        let alone = folder.join("alone");
+        std::fs::create_dir(&alone).expect("creates");
+        rewrite(alone.join(name), bytes);
+        let error = open(&alone).err().expect("no checkpoint").to_string();
+        assert!(
+            error.contains(name) && error.contains(expected.advice()),
+            "{error}"
+        );
+        std::fs::remove_dir_all(&alone).expect("removes");
+    }
+    rewrite(folder.join("text.safetensors"), b"hello");
+    let error = safetensors::File::open(folder.join("text.safetensors")).expect_err("no header");
+    assert!(matches!(error, Error::Format { .. }), "{error}");
 }

@@ -41,7 +41,7 @@ fn stored(folder: &Path) -> Value {
         .expect("JSON")
 }
 
-/// A checkpoint with everything a manifest can have: several types, layouts and boxes, tensors
+/// A checkpoint with everything a manifest can have: several types, layouts and regions, tensors
 /// without elements and without dimensions, and state.
 fn saved(root: &Path) -> Result<Value> {
     let device = anymesh_backend_cpu::device();
@@ -70,10 +70,7 @@ fn saved(root: &Path) -> Result<Value> {
 
 #[test]
 fn manifests_that_the_library_writes_and_wrote_follow_the_schema() -> Result<()> {
-    let (root, schema) = (
-        Temporary::new(&format!("schema-{}", line!())),
-        Validator::new(),
-    );
+    let (root, schema) = (Temporary::here(), Validator::new());
     assert_eq!(schema.check(&saved(&root)?), Ok(()));
     assert_eq!(schema.check(&stored(&common::data("version-1"))), Ok(()));
     let nothing = Saver::default().save(&root, "nothing", &Contents::default())?;
@@ -110,7 +107,7 @@ fn the_schema_names_every_dtype_and_the_version() {
     );
     assert_eq!(
         schema["properties"]["format"]["const"],
-        saved(&Temporary::new(&format!("schema-{}", line!()))).expect("saved")["format"]
+        saved(&Temporary::here()).expect("saved")["format"]
     );
 }
 
@@ -165,7 +162,7 @@ fn broken() -> Vec<(&'static str, Value)> {
         "/tensors/scalar/layout",
         "/tensors/scalar/boxes",
     ];
-    let stored_box = ["start", "shape", "file", "offset", "sums"].map(|field| match field {
+    let stored_region = ["start", "shape", "file", "offset", "sums"].map(|field| match field {
         "start" => "/tensors/scalar/boxes/0/start",
         "shape" => "/tensors/scalar/boxes/0/shape",
         "file" => "/tensors/scalar/boxes/0/file",
@@ -176,7 +173,7 @@ fn broken() -> Vec<(&'static str, Value)> {
         fields
             .into_iter()
             .chain(tensor)
-            .chain(stored_box)
+            .chain(stored_region)
             .map(|field| (field, Value::Null)),
     );
     list
@@ -199,10 +196,7 @@ fn changed(good: &Value, pointer: &str, to: &Value) -> Value {
 
 #[test]
 fn what_does_not_follow_the_schema_is_refused_by_both() -> Result<()> {
-    let (root, schema) = (
-        Temporary::new(&format!("schema-{}", line!())),
-        Validator::new(),
-    );
+    let (root, schema) = (Temporary::here(), Validator::new());
     let good = saved(&root)?;
     let parse = |manifest: &Value| {
         Manifest::parse(manifest.to_string().as_bytes(), Path::new("manifest.json"))
@@ -217,7 +211,7 @@ fn what_does_not_follow_the_schema_is_refused_by_both() -> Result<()> {
         assert!(parse(&bad).is_err(), "the library takes {to} at {pointer}");
     }
     // The schema describes what is written. A reader passes over fields that it does not know, and
-    // finds a sum that is none when it reads the box.
+    // finds a sum that is none when it reads the region.
     for (pointer, to) in [
         ("/author", json!("somebody")),
         ("/tensors/scalar/note", json!("")),

@@ -3,14 +3,12 @@
 mod common;
 
 use anymesh_checkpoint::{
-    Error, Kind, Source, TensorInfo,
+    Error, Layouts, Source, SourceFormat, TensorInfo,
     hugging_face::Export,
     map::{Mapped, Mapping, Options},
-    open,
-    plan::Placed,
-    safetensors, split,
+    open, safetensors, split,
 };
-use anymesh_core::{DType, IntoSharding, Mesh, meta};
+use anymesh_core::{DType, Mesh, meta};
 use common::{Temporary, assert_same, every_type, pattern};
 use std::{
     collections::BTreeMap,
@@ -18,31 +16,13 @@ use std::{
 };
 
 /// How all tensors lie that have a first dimension: cut over it.
-fn by_rows(source: &dyn Source, mesh: &Mesh) -> BTreeMap<String, Placed> {
-    let axes: Vec<String> = mesh
+fn by_rows(mesh: &Mesh) -> Layouts {
+    let axes: String = mesh
         .axes()
         .iter()
         .map(|(name, _)| format!("@{name}"))
         .collect();
-    let place = |(name, info): (&String, &TensorInfo)| {
-        let rest = ", _".repeat(info.shape.len().saturating_sub(1));
-        let text = if info.shape.is_empty() {
-            "[]".into()
-        } else {
-            format!("[{}{rest}]", axes.join(""))
-        };
-        (
-            name.clone(),
-            Placed::new(
-                info.clone(),
-                mesh,
-                text.as_str()
-                    .into_sharding(mesh, info.shape.len())
-                    .expect("a sharding"),
-            ),
-        )
-    };
-    source.tensors().iter().map(place).collect()
+    Layouts::new(mesh, [format!("*=[{axes}, ...]")]).expect("a layout")
 }
 
 fn written(parent: &Temporary, axes: &str) -> PathBuf {
@@ -55,7 +35,7 @@ fn written(parent: &Temporary, axes: &str) -> PathBuf {
         &source,
         &folder,
         &mesh,
-        &by_rows(&source, &mesh),
+        &by_rows(&mesh).place(&source).expect("places"),
         &Export::default(),
     )
     .expect("writes");
@@ -67,9 +47,21 @@ fn every_type_is_split_and_put_together_on_any_mesh() {
     for axes in ["x=1", "x=3", "a=2,b=2", "x=7"] {
         let parent = Temporary::new(&format!("split-{}", axes.replace(',', "-")));
         let folder = written(&parent, axes);
-        assert_eq!(Kind::of(&folder), Ok(Kind::Split));
+        assert_eq!(SourceFormat::of(&folder), Ok(SourceFormat::Split));
         assert_same(open(&folder).expect("opens").as_ref(), &every_type());
     }
+}
+
+#[test]
+fn files_that_do_not_say_how_they_lie_are_put_together_by_layouts() {
+    let parent = Temporary::new("split-as");
+    let folder = written(&parent, "x=3");
+    let mesh = Mesh::new("x=3", &meta()).expect("a mesh");
+    let opened = split::Folder::open_as(&folder, &by_rows(&mesh)).expect("opens");
+    assert_same(&opened, &every_type());
+    let other = Layouts::new(&mesh, ["rows.*=[@x, ...]"]).expect("a layout");
+    let error = split::Folder::open_as(&folder, &other).expect_err("no such name");
+    assert!(matches!(error, Error::Layout { .. }), "{error}");
 }
 
 #[test]

@@ -32,9 +32,20 @@ pub(crate) struct Doctor {
     /// device.
     #[arg(long, requires = "indexing")]
     large: bool,
-    /// The most combinations of shardings for one sample of an op on one mesh (with --sharding).
-    #[arg(long, default_value_t = 40)]
-    limit: usize,
+    /// With --sharding: the most cases (ways in which the operands lie) of one sample of an op on
+    /// one mesh, 40 if nothing is said.
+    #[arg(long, requires = "sharding", conflicts_with = "full")]
+    limit: Option<usize>,
+    /// With --sharding: every case there is. With three operands and three axes these are millions;
+    /// --filter helps.
+    #[arg(long, requires = "sharding")]
+    full: bool,
+    /// With --sharding: pick the cases that this number picked before. Every run prints its own.
+    #[arg(long, requires = "sharding")]
+    seed: Option<u64>,
+    /// With --sharding: a table of how many cases ran and how many there are, op by op.
+    #[arg(long, requires = "sharding")]
+    coverage: bool,
     /// Only this device (as listed), also a software one.
     #[arg(long)]
     device: Option<String>,
@@ -164,16 +175,30 @@ impl Doctor {
 
     /// The sharding sweep on one device.
     fn sweep(&self, device: &Device) -> bool {
-        let mut options = sweep::Options {
-            limit: self.limit,
-            filter: self.filter.clone().unwrap_or_default(),
-            ..Default::default()
+        let mut options = match sweep::Options::default().with_env() {
+            Ok(options) => options,
+            Err(error) => {
+                println!("             sharding: {error}");
+                return false;
+            }
         };
+        if let Some(filter) = &self.filter {
+            options.filter = filter.clone();
+        }
+        if self.full {
+            options.limit = None;
+        } else if self.limit.is_some() {
+            options.limit = self.limit;
+        }
+        options.seed = self.seed.unwrap_or(options.seed);
         if device.name() != "cpu" {
             // A GPU takes its work from one queue.
             options.threads = 1;
         }
         let report = sweep::run(device, &options);
+        if self.coverage {
+            println!("\n{}", report.coverage());
+        }
         println!(
             "             sharding: {}",
             report.to_string().replace('\n', "\n             WRONG ")

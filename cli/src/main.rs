@@ -2,9 +2,13 @@
 
 mod ckpt;
 mod doctor;
+#[cfg(test)]
+mod hostile;
 mod plan;
 mod request;
 mod rule;
+mod seeded;
+mod server;
 mod show;
 
 use clap::{Parser, Subcommand};

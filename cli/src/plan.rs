@@ -1,6 +1,9 @@
 //! `anymesh plan`: the steps, bytes and bounds of a reshard.
 
-use crate::request::{self, bad};
+use crate::{
+    request::{self, bad},
+    server,
+};
 use anymesh::{
     Error, Mesh, Result, TensorType, meta,
     reshard::{self, Objective},
@@ -44,21 +47,22 @@ fn objective(text: &str) -> Result<Objective> {
 }
 
 /// One request of `--jsonl`.
-fn answer(request: &Value) -> Result<Value> {
-    let mesh = request::mesh(request, &meta())?;
-    let (dtype, shape) = request::dtype_and_shape(request)?;
+pub(crate) fn answer(request: &Value) -> Result<Value> {
+    let fields = request::object(
+        request,
+        "a request",
+        &["mesh", "shape", "dtype", "from", "to", "objective"],
+    )?;
+    let mesh = request::mesh(request::field(fields, "mesh")?, &meta())?;
+    let (dtype, shape) = request::dtype_and_shape(fields)?;
     let side = |name: &str| {
-        request::sharding(
-            request
-                .get(name)
-                .ok_or_else(|| bad(format!("field '{name}' is missing")))?,
-            &mesh,
-            shape.rank(),
-        )
+        let side = request::field(fields, name)?;
+        let side = request::object(side, &format!("'{name}'"), &request::SHARDING)?;
+        request::sharding(side, &mesh, shape.rank())
     };
     let (from, to) = (side("from")?, side("to")?);
     let objective = objective(
-        request
+        fields
             .get("objective")
             .map_or(Some("time"), Value::as_str)
             .ok_or_else(|| bad("'objective' must be bytes or time"))?,
@@ -69,7 +73,7 @@ fn answer(request: &Value) -> Result<Value> {
 impl Plan {
     pub(crate) fn run(&self) -> Result<()> {
         if self.jsonl {
-            return request::serve(answer).map_err(|e| bad(e.to_string()));
+            return server::serve(answer);
         }
         let (Some(mesh), Some(from), Some(to)) = (&self.mesh, &self.from, &self.to) else {
             return Err(bad(

@@ -1,12 +1,13 @@
 //! `anymesh rule`: what an op does with given shardings, and why.
 
-use crate::request::{self, bad};
-use anymesh::conformance::{
-    registry::{self, Attrs},
-    sweep,
+use crate::{
+    request::{self, bad, quoted},
+    seeded::Seeded,
+    server,
 };
+use anymesh::conformance::registry::{self, Attrs};
 use anymesh::{
-    Device, Kind, Mesh, Place, Result, Tensor, TensorType, meta, ops,
+    Error, Mesh, Place, Result, Tensor, TensorType, meta, ops,
     spmd::{Decision, Ledger, Solution, rule::Rule, trace},
 };
 use clap::Args;
@@ -42,33 +43,54 @@ pub(crate) struct RuleCommand {
 }
 
 /// What an op was asked to do.
-struct Request {
-    entry: &'static registry::Entry,
-    attrs: Attrs,
-    mesh: Mesh,
-    inputs: Vec<Option<TensorType>>,
+pub(crate) struct Request {
+    pub(crate) entry: &'static registry::Entry,
+    pub(crate) attrs: Attrs,
+    pub(crate) mesh: Mesh,
+    pub(crate) inputs: Vec<Option<TensorType>>,
+    /// Whether it shall run with values.
+    run: bool,
 }
 
 /// What became of it.
-struct Outcome {
+pub(crate) struct Outcome {
     inputs: Vec<Option<Tensor>>,
     outputs: Vec<Tensor>,
     ledger: Ledger,
     decisions: Vec<Decision>,
 }
 
+/// What became of a request, and of the run that it asked for.
+pub(crate) struct Answer {
+    outcome: Outcome,
+    /// Whether the results have the sizes that made-up values gave them.
+    seeded: bool,
+    pub(crate) difference: Option<f64>,
+}
+
 impl Request {
-    fn parse(request: &Value) -> Result<Self> {
-        let name = request
-            .get("op")
-            .and_then(Value::as_str)
-            .ok_or_else(|| bad("field 'op' must be the name of an op"))?;
+    pub(crate) fn parse(request: &Value) -> Result<Self> {
+        let fields = request::object(
+            request,
+            "a request",
+            &["op", "attrs", "mesh", "inputs", "run"],
+        )?;
+        let name = request::field(fields, "op")?;
+        let name = name.as_str().ok_or_else(|| {
+            bad(format!(
+                "'op' must be the name of an op, got {}",
+                quoted(name)
+            ))
+        })?;
         let entry = registry::find(name)?;
-        let mesh = request::mesh(request, &meta())?;
-        let list = request
-            .get("inputs")
-            .and_then(Value::as_array)
-            .ok_or_else(|| bad("field 'inputs' must be a list"))?;
+        let mesh = request::mesh(request::field(fields, "mesh")?, &meta())?;
+        let list = request::field(fields, "inputs")?;
+        let list = list.as_array().ok_or_else(|| {
+            bad(format!(
+                "'inputs' must be a list, with null for an operand that is left out, got {}",
+                quoted(list)
+            ))
+        })?;
         let inputs = list
             .iter()
             .map(|i| {
@@ -79,12 +101,34 @@ impl Request {
                 }
             })
             .collect::<Result<_>>()?;
-        let attrs = request.get("attrs").cloned().unwrap_or(json!({}));
+        let run = match fields.get("run") {
+            None => false,
+            Some(Value::Bool(run)) => *run,
+            Some(other) => {
+                return Err(bad(format!(
+                    "'run' must be true or false, got {}",
+                    quoted(other)
+                )));
+            }
+        };
         Ok(Self {
             entry,
-            attrs: Attrs::new(entry, &attrs)?,
+            attrs: Attrs::new(entry, fields.get("attrs").unwrap_or(&Value::Null))?,
             mesh,
             inputs,
+            run,
+        })
+    }
+
+    /// Runs the op on these operands and notes what it decided and sent.
+    pub(crate) fn call(&self, inputs: &[Option<Tensor>], mesh: &Mesh) -> Result<Outcome> {
+        let ((outputs, ledger), decisions) =
+            trace(|| Ledger::record(|| self.entry.call(inputs, &self.attrs, &Place::from(mesh))));
+        Ok(Outcome {
+            inputs: inputs.to_vec(),
+            outputs: outputs?,
+            ledger,
+            decisions,
         })
     }
 
@@ -96,80 +140,42 @@ impl Request {
             .iter()
             .map(|ty| ty.as_ref().map(make).transpose())
             .collect::<Result<Vec<_>>>()?;
-        let ((outputs, ledger), decisions) = trace(|| {
-            Ledger::record(|| {
-                self.entry
-                    .call(&inputs, &self.attrs, &Place::from(&self.mesh))
-            })
-        });
-        Ok(Outcome {
-            inputs,
-            outputs: outputs?,
-            ledger,
-            decisions,
-        })
+        self.call(&inputs, &self.mesh)
     }
 
-    /// The largest difference between the sharded and the unsharded result on seeded data.
-    fn difference(&self, cpu: &Device) -> Result<f64> {
-        // Any index below the smallest dimension is in range of every dimension.
-        let smallest = self
-            .inputs
-            .iter()
-            .flatten()
-            .flat_map(|t| t.shape.dims())
-            .copied()
-            .filter(|n| *n > 0)
-            .min()
-            .unwrap_or(1);
-        let mesh = self.mesh.on(cpu)?;
-        let (mut plain, mut sharded) = (vec![], vec![]);
-        for (seed, ty) in self.inputs.iter().enumerate() {
-            let Some(ty) = ty else {
-                plain.push(None);
-                sharded.push(None);
-                continue;
-            };
-            let values: Vec<f32> = (0..ty.shape.numel())
-                .map(|i| {
-                    let n = (i as u64 + 1 + 1000 * seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-                        >> 40;
-                    match ty.dtype.kind() {
-                        Kind::F32 | Kind::F64 => (n % 7) as f32 - 3.0,
-                        Kind::Bool => (n % 2) as f32,
-                        _ => (n % smallest as u64) as f32,
-                    }
-                })
-                .collect();
-            let x = Tensor::from_slice(&values, &ty.shape, cpu)?.cast(ty.dtype)?;
-            sharded.push(Some(sweep::lay_out(
-                &x,
-                &sweep::values(&x)?,
-                &mesh,
-                ty.sharding.clone(),
-            )?));
-            plain.push(Some(x));
-        }
-        let expected = self.entry.call(&plain, &self.attrs, &Place::from(cpu))?;
-        let actual = self
-            .entry
-            .call(&sharded, &self.attrs, &Place::from(&mesh))?;
-        let mut worst = 0f64;
-        for (a, e) in actual.iter().zip(&expected) {
-            for (a, e) in sweep::values(&a.full_tensor()?)?
-                .iter()
-                .zip(&sweep::values(e)?)
-            {
-                if a != e && !(a.is_nan() && e.is_nan()) {
-                    worst = worst.max(if (a - e).is_nan() {
-                        f64::INFINITY
-                    } else {
-                        (a - e).abs()
-                    });
-                }
+    /// Does what was asked for. The results of some ops have as many elements as the values say:
+    /// these are only explained by running them.
+    pub(crate) fn answer(&self) -> Result<Answer> {
+        let reads = |device: &str| device == self.mesh.device(0).name();
+        let explained = match self.explain() {
+            Err(Error::Unsupported { device, .. }) if reads(&device) => None,
+            outcome => Some(outcome?),
+        };
+        let (seeded, explained) = match (explained, self.run) {
+            (Some(outcome), false) => {
+                return Ok(Answer {
+                    outcome,
+                    seeded: false,
+                    difference: None,
+                });
             }
-        }
-        Ok(worst)
+            (None, false) => {
+                return Err(bad(format!(
+                    "the results of {} depend on the values: ask for a run, which makes some up",
+                    self.entry.name
+                )));
+            }
+            (explained, true) => (explained.is_none(), explained),
+        };
+        let cpu = anymesh::device("cpu")?;
+        let operands = Seeded::new(self, explained.as_ref().map(|o| &o.outputs[..]), &cpu)?;
+        let ran = operands.outcome()?;
+        let difference = Some(operands.difference(&ran.outputs, &cpu)?);
+        Ok(Answer {
+            outcome: explained.unwrap_or(ran),
+            seeded,
+            difference,
+        })
     }
 }
 
@@ -186,33 +192,46 @@ fn target<'a>(x: &'a Tensor, decisions: &'a [Decision]) -> &'a anymesh::Sharding
         .unwrap_or(x.sharding())
 }
 
-fn answer(value: &Value) -> Result<Value> {
-    let request = Request::parse(value)?;
-    let outcome = request.explain()?;
-    let inputs: Vec<Value> = outcome
-        .inputs
-        .iter()
-        .map(|x| {
-            x.as_ref().map_or(Value::Null, |x| {
-                request::to_json(target(x, &outcome.decisions), x.rank())
+/// One request of `--jsonl`.
+pub(crate) fn answer(value: &Value) -> Result<Value> {
+    Request::parse(value)?.answer().map(|a| a.to_json())
+}
+
+impl Answer {
+    pub(crate) fn to_json(&self) -> Value {
+        let outcome = &self.outcome;
+        let inputs: Vec<Value> = outcome
+            .inputs
+            .iter()
+            .map(|x| {
+                x.as_ref().map_or(Value::Null, |x| {
+                    request::to_json(target(x, &outcome.decisions), x.rank())
+                })
             })
-        })
-        .collect();
-    let outputs: Vec<Value> = outcome
-        .outputs
-        .iter()
-        .map(|t| {
-            let mut out = request::to_json(t.sharding(), t.rank());
-            out["shape"] = json!(t.dims());
-            out["dtype"] = json!(t.dtype().name());
-            out
-        })
-        .collect();
-    let mut answer = json!({ "inputs": inputs, "outputs": outputs, "recv_bytes": outcome.ledger.bytes(), "steps": outcome.ledger.to_json() });
-    if value.get("run").and_then(Value::as_bool) == Some(true) {
-        answer["max_difference"] = json!(request.difference(&anymesh::device("cpu")?)?);
+            .collect();
+        let outputs: Vec<Value> = outcome
+            .outputs
+            .iter()
+            .map(|t| {
+                let mut out = request::to_json(t.sharding(), t.rank());
+                out["shape"] = json!(t.dims());
+                out["dtype"] = json!(t.dtype().name());
+                out
+            })
+            .collect();
+        let mut answer = json!({ "inputs": inputs, "outputs": outputs, "recv_bytes": outcome.ledger.bytes(), "steps": outcome.ledger.to_json() });
+        if self.seeded {
+            answer["seeded"] = true.into();
+        }
+        if let Some(difference) = self.difference {
+            // JSON has no infinities.
+            answer["max_difference"] = match difference.is_finite() {
+                true => difference.into(),
+                false => "inf".into(),
+            };
+        }
+        answer
     }
-    Ok(answer)
 }
 
 /// Every op as JSON.
@@ -240,7 +259,7 @@ impl RuleCommand {
             return Ok(());
         }
         if self.jsonl {
-            return request::serve(answer).map_err(|e| bad(e.to_string()));
+            return server::serve(answer);
         }
         let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
             return Err(bad(
@@ -249,6 +268,7 @@ impl RuleCommand {
         };
         let entry = registry::find(op)?;
         let mesh = Mesh::new(mesh, &meta())?;
+        request::check_ranks(&mesh)?;
         let attrs: Value = serde_json::from_str(&self.attrs)
             .map_err(|e| bad(format!("--attrs is not JSON: {e}")))?;
         let inputs = self
@@ -262,29 +282,23 @@ impl RuleCommand {
                 }
             })
             .collect::<Result<Vec<_>>>()?;
-        if self.json {
-            let inputs: Vec<Value> = inputs
-                .iter()
-                .map(|ty| {
-                    ty.as_ref().map_or(Value::Null, |ty| {
-                        let mut v = request::to_json(&ty.sharding, ty.shape.rank());
-                        v["shape"] = json!(ty.shape.dims());
-                        v["dtype"] = json!(ty.dtype.name());
-                        v
-                    })
-                })
-                .collect();
-            let request = json!({ "op": op, "attrs": attrs, "mesh": self.mesh, "inputs": inputs, "run": self.run });
-            println!("{:#}", request::reply(answer(&request)));
-            return Ok(());
-        }
         let request = Request {
             entry,
             attrs: Attrs::new(entry, &attrs)?,
             mesh,
             inputs,
+            run: self.run,
         };
-        let outcome = request.explain()?;
+        if self.json {
+            let answer = request.answer().map(|a| a.to_json());
+            println!("{:#}", request::reply(answer));
+            return Ok(());
+        }
+        let Answer {
+            outcome,
+            seeded,
+            difference,
+        } = request.answer()?;
         if let Some(info) = ops::catalog().iter().find(|o| o.name == entry.name) {
             println!("{}({})  rule: {info}\n", entry.name, entry.operands);
         }
@@ -294,12 +308,12 @@ impl RuleCommand {
         for (i, t) in outcome.outputs.iter().enumerate() {
             println!("result {i}: {}", t.type_string());
         }
+        if seeded {
+            println!("(the sizes are those that made-up values give)");
+        }
         println!("\n{}", outcome.ledger);
-        if self.run {
-            println!(
-                "largest difference from the unsharded result on seeded data: {}",
-                request.difference(&anymesh::device("cpu")?)?
-            );
+        if let Some(difference) = difference {
+            println!("largest difference from the unsharded result on seeded data: {difference}");
         }
         Ok(())
     }

@@ -27,7 +27,8 @@ pub mod transport;
 
 pub use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, Result, Scalar, Shape, View, backend, bf16, f16, layout, map,
+    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
+    f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;
@@ -35,5 +36,5 @@ pub use mesh::Mesh;
 pub use meta::meta;
 pub use ops::elementwise::Arg;
 pub use place::{IntoSharding, Place};
-pub use sharding::{Placement, Reduction, Region, Sharding, TensorType, split};
+pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
 pub use tensor::Tensor;

@@ -3,8 +3,10 @@
 use crate::grad::{Back, Pulled, record1};
 use crate::{
     DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
-    TensorType,
+    TensorType, sharding::entries_of_rank,
 };
+use smallvec::SmallVec;
+use std::collections::HashMap;
 
 /// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,28 +81,30 @@ impl Place {
             return make(self.mesh.device(0), &whole);
         }
         let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.ranks());
-        let mut made: Vec<(Region, usize, Option<Reduction>)> = Vec::new();
+        // Which parts have a box, or hold identities instead of it: one on each device.
+        let mut made: HashMap<(Region, Option<Reduction>), SmallVec<[usize; 1]>> = HashMap::new();
         for (i, rank) in self.mesh.addressable().enumerate() {
             let region = self.sharding.region(&self.mesh, rank, shape);
             let filled =
                 crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);
             let device = self.mesh.device(i);
             // Tensors are values: ranks of one device that hold the same share it.
-            let same = made
-                .iter()
-                .find(|(r, j, f)| *r == region && *f == filled && self.mesh.device(*j) == device);
-            let part = match (same, filled) {
-                (Some((_, j, _)), _) => parts[*j].clone(),
-                (None, Some(reduction)) => Tensor::full(
+            let there = made.entry((region.clone(), filled)).or_default();
+            let same = there.iter().find(|j| self.mesh.device(**j) == device);
+            if let Some(j) = same {
+                parts.push(parts[*j].clone());
+                continue;
+            }
+            there.push(i);
+            parts.push(match filled {
+                Some(reduction) => Tensor::full(
                     Shape::from(region.shape.clone()),
                     reduction.identity(dtype),
                     dtype,
                     device,
                 )?,
-                (None, None) => make(device, &region)?,
-            };
-            made.push((region, i, filled));
-            parts.push(part);
+                None => make(device, &region)?,
+            });
         }
         Ok(Tensor::from_parts(
             &self.mesh,
@@ -307,7 +311,7 @@ impl Tensor {
         }
         if self.numel() == 0 {
             let (dtype, shape) = (self.dtype(), self.shape().clone());
-            return Ok(Tensor::created(None, dtype, shape, device));
+            return Ok(Tensor::nothing(dtype, shape, device));
         }
         #[cfg(not(target_family = "wasm"))]
         return pollster::block_on(self.to_device_async(device));
@@ -321,7 +325,7 @@ impl Tensor {
 }
 
 /// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for
-/// each dimension).
+/// each dimension, in which `...` may stand for any number of uncut ones: `[@dp, ...]`).
 pub trait IntoSharding {
     /// The sharding for a tensor of `rank` dimensions on `mesh`.
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding>;
@@ -344,25 +348,20 @@ impl IntoSharding for &str {
         let error = || Error::Parse {
             what: "sharding",
             text: self.into(),
-            expected: format!("{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}"),
+            expected: format!(
+                "{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}, or ... for the uncut ones"
+            ),
         };
         let (dims, rest) = self
             .trim()
             .strip_prefix('[')
             .and_then(|t| t.split_once(']'))
             .ok_or_else(error)?;
-        let entries: Vec<&str> = if dims.trim().is_empty() {
-            vec![]
-        } else {
-            dims.split(',').collect()
-        };
-        if entries.len() != rank {
-            return Err(error());
-        }
+        let entries = entries_of_rank(dims, rank).ok_or_else(error)?;
         // The sizes do not matter here, so any will do.
         let sized: Vec<String> = entries
             .iter()
-            .map(|e| format!("1{}", e.trim().trim_start_matches('_')))
+            .map(|e| format!("1{}", e.trim_start_matches('_')))
             .collect();
         Ok(
             TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)

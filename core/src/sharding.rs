@@ -2,7 +2,19 @@
 
 use crate::{DType, Dims, Error, Mesh, Result, Scalar, Shape};
 use smallvec::SmallVec;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
+
+/// The most dimensions of a tensor on a mesh. Plain tensors have no such limit.
+pub const MAX_RANK: usize = 32;
+
+/// What a tensor on a mesh with more than [`MAX_RANK`] dimensions is answered with.
+pub(crate) fn too_many_dimensions(rank: usize) -> Error {
+    Error::Sharding {
+        detail: format!(
+            "a tensor of rank {rank} on a mesh: at most {MAX_RANK} dimensions, join some of them with `reshape`"
+        ),
+    }
+}
 
 /// How partial values on the ranks of an axis combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,6 +126,12 @@ pub struct Sharding {
     partial: SmallVec<[(u8, Reduction); 2]>,
 }
 
+/// A dimension or an axis as shardings hold it. No tensor on a mesh has as many as the largest, so
+/// it stands for all that are not there either.
+fn named(n: usize) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
 impl Sharding {
     /// The whole tensor on every rank.
     pub fn replicated() -> Self {
@@ -122,15 +140,17 @@ impl Sharding {
 
     /// With dimension `dim` also cut by mesh axis `axis`, inside the cuts it already has.
     pub fn cut(mut self, dim: usize, axis: usize) -> Self {
-        let at = self.cuts.partition_point(|(d, _)| *d as usize <= dim);
-        self.cuts.insert(at, (dim as u8, axis as u8));
+        let (dim, axis) = (named(dim), named(axis));
+        let at = self.cuts.partition_point(|(d, _)| *d <= dim);
+        self.cuts.insert(at, (dim, axis));
         self
     }
 
     /// With partial values along mesh axis `axis`.
     pub fn partial_over(mut self, axis: usize, reduction: Reduction) -> Self {
-        let at = self.partial.partition_point(|(a, _)| (*a as usize) < axis);
-        self.partial.insert(at, (axis as u8, reduction));
+        let axis = named(axis);
+        let at = self.partial.partition_point(|(a, _)| *a < axis);
+        self.partial.insert(at, (axis, reduction));
         self
     }
 
@@ -236,6 +256,9 @@ impl Sharding {
     /// not have.
     pub fn check(&self, mesh: &Mesh, rank: usize) -> Result<()> {
         let fail = |detail: String| Err(Error::Sharding { detail });
+        if rank > MAX_RANK && !mesh.is_single() {
+            return Err(too_many_dimensions(rank));
+        }
         let mut used = 0u32;
         for axis in self
             .cuts
@@ -297,6 +320,27 @@ impl Sharding {
         region
     }
 
+    /// The numbers of dimensions that a sharding's text is for, in which `...` stands for any
+    /// number of uncut ones; `None` where it is no list in brackets.
+    ///
+    /// ```
+    /// # use anymesh_core::Sharding;
+    /// assert_eq!(Sharding::ranks_of("[@tp, _]"), Some(2..=2));
+    /// assert_eq!(Sharding::ranks_of("[@tp, ...]"), Some(1..=usize::MAX));
+    /// assert_eq!(Sharding::ranks_of("[...]"), Some(0..=usize::MAX));
+    /// ```
+    pub fn ranks_of(text: &str) -> Option<RangeInclusive<usize>> {
+        let (dims, _) = text.trim().strip_prefix('[')?.split_once(']')?;
+        let entries = entries(dims);
+        let fixed = entries.iter().filter(|e| **e != "...").count();
+        let last = if fixed < entries.len() {
+            usize::MAX
+        } else {
+            fixed
+        };
+        Some(fixed..=last)
+    }
+
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
     pub fn type_string(&self, dtype: DType, shape: &Shape, mesh: &Mesh) -> String {
         let name = |axis: usize| mesh.axes().get(axis).map_or("?", |(n, _)| n.as_str());
@@ -318,6 +362,28 @@ impl Sharding {
         };
         format!("{dtype}[{}]{suffix}", dims.join(", "))
     }
+}
+
+/// The entries between the brackets of a sharding's text.
+fn entries(dims: &str) -> Vec<&str> {
+    let entries = dims.split(',').map(str::trim);
+    entries.filter(|_| !dims.trim().is_empty()).collect()
+}
+
+/// An entry for each of `rank` dimensions from the entries of a sharding's text, in which one `...`
+/// stands for the uncut ones that are not listed; `None` where that does not fit.
+pub(crate) fn entries_of_rank(dims: &str, rank: usize) -> Option<Vec<&str>> {
+    let listed = entries(dims);
+    let Some(at) = listed.iter().position(|e| *e == "...") else {
+        return (listed.len() == rank).then_some(listed);
+    };
+    let (front, back) = (&listed[..at], &listed[at + 1..]);
+    let missing = rank.checked_sub(listed.len() - 1)?;
+    let uncut = std::iter::repeat_n("_", missing);
+    (!back.contains(&"...")).then(|| {
+        let all = front.iter().copied().chain(uncut);
+        all.chain(back.iter().copied()).collect()
+    })
 }
 
 /// Part `part` of `parts` of `n` things: `[part * n / parts, (part + 1) * n / parts)`.
@@ -435,6 +501,24 @@ mod tests {
                     assert_eq!(joined, split(n, i, a), "n = {n}, {a} x {b}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn three_dots_stand_for_the_uncut_dimensions_that_are_not_listed() {
+        for (dims, rank, expected) in [
+            ("@a, ...", 3, Some(vec!["@a", "_", "_"])),
+            ("@a, ...", 1, Some(vec!["@a"])),
+            ("@a, ...", 0, None),
+            ("..., @a", 2, Some(vec!["_", "@a"])),
+            ("@a, ..., @b", 3, Some(vec!["@a", "_", "@b"])),
+            ("...", 0, Some(vec![])),
+            ("..., @a, ...", 3, None),
+            ("@a, _", 2, Some(vec!["@a", "_"])),
+            ("@a, _", 3, None),
+            (" ", 0, Some(vec![])),
+        ] {
+            assert_eq!(entries_of_rank(dims, rank), expected, "[{dims}] of {rank}");
         }
     }
 

@@ -80,7 +80,7 @@ impl Tensor {
         let buffer = if elements == 0 {
             None
         } else {
-            Some(device.backend().upload(bytes)?)
+            Some(device.upload(bytes)?)
         };
         Ok(Self::assemble(
             buffer,
@@ -161,29 +161,26 @@ impl Tensor {
         }))
     }
 
-    /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
-    pub(crate) fn result(&self, buffer: Option<Buffer>, dtype: DType, shape: Shape) -> Self {
-        Self::assemble(
-            buffer,
+    /// A plain tensor on `mesh` that reads a view.
+    pub(crate) fn from_view(view: View, mesh: &Mesh) -> Self {
+        Self::assemble(Some(view.buffer), view.dtype, view.layout, mesh.clone())
+    }
+
+    /// A result without elements, where this tensor lies. Nothing is launched for it; a dtype that
+    /// the device cannot hold is refused all the same.
+    pub(crate) fn no_elements(&self, dtype: DType, shape: Shape) -> Result<Self> {
+        self.device().check(dtype, 0)?;
+        Ok(Self::assemble(
+            None,
             dtype,
             Layout::contiguous(shape),
             self.0.mesh.clone(),
-        )
+        ))
     }
 
-    /// A result of a kernel that had no tensor among its inputs.
-    pub(crate) fn created(
-        buffer: Option<Buffer>,
-        dtype: DType,
-        shape: Shape,
-        device: &Device,
-    ) -> Self {
-        Self::assemble(
-            buffer,
-            dtype,
-            Layout::contiguous(shape),
-            Mesh::single(device),
-        )
+    /// A tensor without elements.
+    pub(crate) fn nothing(dtype: DType, shape: Shape, device: &Device) -> Self {
+        Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
     }
 
     /// The same memory seen through another layout. Only for plain tensors.

@@ -2,7 +2,7 @@
 //! that names the op.
 
 use anymesh_core::{
-    DType, Device, Error, Result, Tensor,
+    DType, Device, Error, Result, Shape, Tensor,
     backend::ScatterOp,
     ops::{
         Conv, CrossEntropyOptions, LossReduction, PadMode, Rng, RopeStyle,
@@ -276,10 +276,25 @@ fn dimensions_of_two_to_the_31_are_views_or_errors() {
 fn memory_that_no_machine_has_is_refused() {
     let error = Tensor::zeros([1usize << 55], DType::F32, &device()).expect_err("128 PiB");
     assert!(
-        matches!(error, Error::TooLarge { bytes, .. } if bytes == 1 << 57),
+        matches!(error, Error::OutOfMemory { bytes, .. } if bytes == 1 << 57),
         "{error:?}"
     );
-    assert!(error.to_string().contains("cpu"), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "cpu: there is no memory for a buffer of 144115188075855872 bytes: free some, shard the tensor over a mesh or use a smaller dtype"
+    );
+}
+
+#[test]
+fn padding_beyond_all_sizes_blames_the_shape_that_was_asked_for() {
+    for dims in [[3usize, 2], [3, 0]] {
+        let x = Tensor::zeros(dims, DType::F32, &device()).unwrap();
+        for pair in [(usize::MAX, 1), (1, usize::MAX - 2)] {
+            let error = x.pad(&[pair, (1, 0)], PadMode::Constant(0.into()));
+            let shape = Shape::from([usize::MAX, dims[1] + 1]);
+            assert_eq!(error.unwrap_err(), Error::SizeOverflow { op: "pad", shape });
+        }
+    }
 }
 
 #[test]

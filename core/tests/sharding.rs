@@ -1,7 +1,11 @@
 //! Sharded ops against unsharded ones: the named wrong results of other systems, and what users
 //! meet first.
 
-use anymesh_core::{DType, Device, Error, Mesh, Tensor, TensorType, spmd::Ledger};
+use anymesh_core::{
+    DType, Device, Error, MAX_RANK, Mesh, Shape, Sharding, Tensor, TensorType, meta,
+    reshard::{Objective, plan},
+    spmd::{self, Ledger},
+};
 
 fn cpu() -> Device {
     anymesh_backend_cpu::device()
@@ -297,4 +301,121 @@ fn merged_gathers_and_moves_of_uneven_dimensions_lose_nothing() {
             same(&x.to_mesh(&mesh, from).unwrap().reshard(to).unwrap(), &x);
         }
     }
+}
+
+#[test]
+fn as_many_dimensions_as_a_mesh_takes_are_all_told_apart() {
+    let mesh = Mesh::new("a=2, b=2", &cpu()).unwrap();
+    // Letters A to Z are not enough for these.
+    let shape = |rank: usize| {
+        let mut dims = vec![1; rank];
+        (dims[0], dims[rank - 2], dims[rank - 1]) = (3, 2, 4);
+        dims
+    };
+    for rank in [26, 27, 28, MAX_RANK] {
+        let x = numbers(&shape(rank));
+        let sharding = Sharding::replicated().cut(rank - 1, 0).cut(0, 1);
+        let s = x.to_mesh(&mesh, &sharding).unwrap();
+        let row = numbers(&[4]);
+        same(
+            &s.add(&row.to_mesh(&mesh, "[@b]").unwrap()).unwrap(),
+            &x.add(&row).unwrap(),
+        );
+        let square = numbers(&[4, 4]);
+        same(
+            &s.matmul(&square.to_mesh(&mesh, "[_, @b]").unwrap())
+                .unwrap(),
+            &x.matmul(&square).unwrap(),
+        );
+        for axes in [vec![0], vec![-1, 0], (0..rank as i64).collect()] {
+            same(&s.sum(&axes, true).unwrap(), &x.sum(&axes, true).unwrap());
+        }
+        same(&s.softmax(-1).unwrap(), &x.softmax(-1).unwrap());
+        same(
+            &s.reshape([3, 8]).unwrap().t().unwrap(),
+            &x.reshape([3, 8]).unwrap().t().unwrap(),
+        );
+    }
+}
+
+#[test]
+fn more_dimensions_than_a_mesh_takes_are_refused_wherever_they_come_from() {
+    let mesh = Mesh::new("a=2", &cpu()).unwrap();
+    let refused = |result: anymesh_core::Result<Tensor>, rank: usize| {
+        let error = result.unwrap_err();
+        let expected = format!(
+            "sharding: a tensor of rank {rank} on a mesh: at most 32 dimensions, join some of them with `reshape`"
+        );
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(error, Error::Sharding { .. }));
+    };
+    for rank in [33, 129, 135, 257, 1000] {
+        let ones = vec![1; rank];
+        let x = Tensor::zeros(ones.clone(), DType::F32, &cpu()).unwrap();
+        refused(x.to_mesh(&mesh, Sharding::replicated()), rank);
+        refused(
+            x.to_mesh(&mesh, Sharding::replicated().cut(rank - 1, 0)),
+            rank,
+        );
+        let s = numbers(&[1]).to_mesh(&mesh, "[@a]").unwrap();
+        refused(s.reshape(ones.clone()), rank);
+        refused(s.expand(ones), rank);
+    }
+    // Plain tensors are not concerned.
+    let x = numbers(&[2]).reshape(vec![1; 40].into_iter().chain([2]).collect::<Shape>());
+    assert_eq!(x.unwrap().neg().unwrap().rank(), 41);
+    let error = Sharding::replicated().cut(300, 0).check(&mesh, 4);
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("cuts dimension 255"),
+        "there is no dimension 300 % 256"
+    );
+    let x = numbers(&[2]).to_mesh(&mesh, "[@a]").unwrap();
+    let many = spmd::apply("many", "a -> a", &[&x; 32], |l| Ok(l.to_vec()));
+    assert!(matches!(many, Err(Error::Argument { op: "many", .. })));
+}
+
+/// A square tensor that all axes of the mesh cut, in another order for each `turn`.
+fn cut_by_all(mesh: &Mesh, turn: usize) -> Tensor {
+    let axes = mesh.axes().len();
+    let sharding = (0..axes).fold(Sharding::replicated(), |s, axis| {
+        let axis = (axis * 5 + turn) % axes;
+        s.cut((axis + turn) % 2, axis)
+    });
+    Tensor::zeros([1 << 14, 1 << 14], DType::F32, (mesh, &sharding)).unwrap()
+}
+
+#[test]
+fn on_many_axes_an_op_moves_no_more_than_bringing_one_operand_to_the_other() {
+    for axes in [6, 10, 12] {
+        let text: Vec<String> = (0..axes).map(|a| format!("x{a}=2")).collect();
+        let mesh = Mesh::new(&text.join(", "), &meta()).unwrap();
+        let (x, y) = (cut_by_all(&mesh, 0), cut_by_all(&mesh, 1));
+        let (sum, ledger) = Ledger::record(|| x.add(&y));
+        assert_eq!(sum.unwrap().dims(), x.dims());
+        let way = |from: &Tensor, to: &Tensor| {
+            let (from, to) = (from.sharding(), to.sharding());
+            let plan = plan(&mesh, x.shape(), DType::F32, from, to, Objective::Bytes);
+            plan.unwrap().recv_bytes
+        };
+        let least = way(&x, &y).min(way(&y, &x));
+        assert!(ledger.bytes() <= least, "{} > {least}", ledger.bytes());
+    }
+}
+
+#[test]
+fn a_mesh_of_a_million_ranks_is_explained_in_seconds() {
+    let mesh = Mesh::new("a=1048576", &meta()).unwrap();
+    let x = Tensor::zeros(
+        [1 << 20],
+        DType::F32,
+        (&mesh, &Sharding::replicated().cut(0, 0)),
+    );
+    let x = x.unwrap();
+    let start = std::time::Instant::now();
+    assert_eq!(x.add(&x).unwrap().type_string(), "f32[1048576@a]");
+    // It took hours when every rank was compared with all before it.
+    assert!(start.elapsed().as_secs() < 60);
 }

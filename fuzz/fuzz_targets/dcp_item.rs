@@ -7,7 +7,7 @@
 
 use anymesh_checkpoint::Source;
 use anymesh_checkpoint::dcp::{Folder, METADATA};
-use anymesh_fuzz::{SMALL, assert_boxes_agree, dcp, scratch};
+use anymesh_fuzz::{SMALL, assert_regions_agree, dcp, scratch};
 use libfuzzer_sys::fuzz_target;
 
 const TYPES: [&str; 11] = [
@@ -54,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(whole) = folder.read_all("x") else {
         return;
     };
-    assert_boxes_agree(&folder, "x", &info, &whole);
+    assert_regions_agree(&folder, "x", &info, &whole);
     // Every element is one of the archive's.
     let size = info.dtype.size();
     assert!(

@@ -3,8 +3,8 @@
 #![no_main]
 
 use anymesh_checkpoint::manifest::{BLOCK, Manifest, NAME, checksum};
-use anymesh_checkpoint::{Checkpoint, Source, copy_box};
-use anymesh_fuzz::{SMALL, assert_boxes_agree, assert_filled, scratch};
+use anymesh_checkpoint::{Checkpoint, Source, copy_region};
+use anymesh_fuzz::{SMALL, assert_filled, assert_regions_agree, scratch};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,8 +18,8 @@ fuzz_target!(|data: &[u8]| {
         Manifest::parse(manifest.to_text().as_bytes(), path).expect("what was written is read");
     assert_eq!(manifest, again);
     for stored in manifest.tensors.values() {
-        let boxes: Vec<_> = stored.boxes.iter().map(|b| b.region()).collect();
-        assert_filled(&stored.shape, boxes.iter());
+        let regions: Vec<_> = stored.regions.iter().map(|b| b.region()).collect();
+        assert_filled(&stored.shape, regions.iter());
     }
     let bytes = manifest
         .files
@@ -45,7 +45,7 @@ fn open(mut manifest: Manifest) {
     let files: BTreeMap<String, Vec<u8>> = manifest.files.iter().enumerate().map(file).collect();
     for stored in manifest.tensors.values_mut() {
         let size = stored.info().dtype.size();
-        for b in &mut stored.boxes {
+        for b in &mut stored.regions {
             let start = b.offset as usize;
             b.sums = files[&b.file][start..start + b.region().numel() * size]
                 .chunks(BLOCK as usize)
@@ -67,17 +67,17 @@ fn open(mut manifest: Manifest) {
                 continue;
             }
             let mut expected = vec![0; info.bytes()];
-            for b in &stored.boxes {
+            for b in &stored.regions {
                 let (part, size) = (b.region(), info.dtype.size());
                 let bytes = &files[&b.file][b.offset as usize..][..part.numel() * size];
-                copy_box(bytes, &part, &mut expected, &info.whole(), &part, size);
+                copy_region(bytes, &part, &mut expected, &info.whole(), &part, size);
             }
             assert_eq!(
                 checkpoint.read_all(name).expect("reads"),
                 expected,
                 "'{name}' {info:?}"
             );
-            assert_boxes_agree(&checkpoint, name, &info, &expected);
+            assert_regions_agree(&checkpoint, name, &info, &expected);
         }
     }
     std::fs::remove_dir_all(&folder).expect("it is ours");

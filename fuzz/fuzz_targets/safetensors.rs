@@ -4,7 +4,7 @@
 
 use anymesh_checkpoint::Source;
 use anymesh_checkpoint::safetensors::{File, Header};
-use anymesh_fuzz::{SMALL, assert_boxes_agree, scratch};
+use anymesh_fuzz::{SMALL, assert_regions_agree, scratch};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -67,6 +67,6 @@ fn check(data: &[u8]) {
             data[header.offsets[name] as usize..][..info.bytes()],
             "'{name}' {info:?}"
         );
-        assert_boxes_agree(&file, name, info, &whole);
+        assert_regions_agree(&file, name, info, &whole);
     }
 }

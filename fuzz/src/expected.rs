@@ -1,14 +1,14 @@
-//! What a mapping must yield, found element by element: no boxes, no pieces, none of the code that
-//! is tested.
+//! What a mapping must yield, found element by element: no regions, no pieces, none of the code
+//! that is tested.
 
-use anymesh_checkpoint::map::{Expr, Kind};
+use anymesh_checkpoint::map::{Derivation, Expr};
 use anymesh_checkpoint::{Memory, Result, Source, TensorInfo};
 use anymesh_core::{DType, F8E4M3, F8E5M2, Region, bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// Values that every float type holds: three significant bits. So no cast changes one, and an
-/// inverse must lead back to the same bytes.
+/// Values that every float type holds: three significant bits. So no cast between floats changes
+/// one, and an inverse must lead back to the same bytes.
 const VALUES: [f64; 17] = [
     0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 10.0, -12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 0.25,
 ];
@@ -95,11 +95,23 @@ fn encode(x: f64, dtype: DType) -> Vec<u8> {
         DType::F32 => (x as f32).to_le_bytes().to_vec(),
         DType::F64 => x.to_le_bytes().to_vec(),
         DType::I32 => (x as i32).to_le_bytes().to_vec(),
-        _ => vec![x as u8],
+        DType::U32 => (x as u32).to_le_bytes().to_vec(),
+        DType::I64 => (x as i64).to_le_bytes().to_vec(),
+        DType::U8 => vec![x as u8],
+        DType::Bool => vec![u8::from(x != 0.0)],
     }
 }
 
-/// The bytes of a box; `None` where that takes more than `steps`.
+/// What one of the values is in another type.
+fn held(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::Bool => f64::from(u8::from(x != 0.0)),
+        _ if dtype.is_float() => x,
+        _ => x.trunc(),
+    }
+}
+
+/// The bytes of a region; `None` where that takes more than `steps`.
 pub fn bytes(expr: &Expr, part: &Region, steps: &mut usize) -> Option<Vec<u8>> {
     let mut out = vec![];
     for flat in 0..part.numel() {
@@ -108,28 +120,37 @@ pub fn bytes(expr: &Expr, part: &Region, steps: &mut usize) -> Option<Vec<u8>> {
             .zip(&part.start)
             .map(|(i, start)| i + start)
             .collect();
-        let (name, flat) = origin(expr, at, steps)?;
-        out.extend(encode(value(name, flat), expr.info.dtype));
+        let (name, flat, types) = origin(expr, at, steps)?;
+        let x = types.into_iter().rev().fold(value(name, flat), held);
+        out.extend(encode(x, expr.info.dtype));
     }
     Some(out)
 }
 
-/// The source tensor and the flat position in it that an element comes from.
+/// The source tensor and the flat position in it that an element comes from, and the types it has
+/// on the way, the first last.
 fn origin<'e>(
     mut expr: &'e Expr,
     mut at: Vec<usize>,
     steps: &mut usize,
-) -> Option<(&'e str, usize)> {
+) -> Option<(&'e str, usize, Vec<DType>)> {
+    let mut types = vec![];
     loop {
         *steps = steps.checked_sub(1)?;
-        match &expr.kind {
-            Kind::Source(name) => return Some((name, flatten(&at, &expr.info.shape))),
-            Kind::Cast(of) => expr = of,
-            Kind::Slice { of, start } => {
+        match &expr.derivation {
+            Derivation::Source(name) => {
+                types.push(expr.info.dtype);
+                return Some((name, flatten(&at, &expr.info.shape), types));
+            }
+            Derivation::Cast(of) => {
+                types.push(expr.info.dtype);
+                expr = of;
+            }
+            Derivation::Slice { of, start } => {
                 at.iter_mut().zip(start).for_each(|(i, first)| *i += first);
                 expr = of;
             }
-            Kind::Concat { parts, axis } => {
+            Derivation::Concat { parts, axis } => {
                 let mut parts = parts.iter();
                 expr = loop {
                     *steps = steps.checked_sub(1)?;
@@ -140,12 +161,12 @@ fn origin<'e>(
                     }
                 };
             }
-            Kind::Permute { of, order } => {
+            Derivation::Permute { of, order } => {
                 let mut inner = vec![0; order.len()];
                 order.iter().zip(&at).for_each(|(d, i)| inner[*d] = *i);
                 (expr, at) = (of, inner);
             }
-            Kind::Reshape(of) => {
+            Derivation::Reshape(of) => {
                 at = unflatten(flatten(&at, &expr.info.shape), &of.info.shape);
                 expr = of;
             }

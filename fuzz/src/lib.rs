@@ -3,7 +3,7 @@
 pub mod dcp;
 pub mod expected;
 
-use anymesh_checkpoint::{Source, TensorInfo, copy_box};
+use anymesh_checkpoint::{Source, TensorInfo, copy_region};
 use anymesh_core::Region;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ pub fn scratch() -> &'static Path {
     })
 }
 
-/// A box from its parts.
+/// A region from its parts.
 pub fn region(start: &[usize], shape: &[usize]) -> Region {
     Region {
         start: start.iter().copied().collect(),
@@ -35,9 +35,9 @@ pub fn region(start: &[usize], shape: &[usize]) -> Region {
     }
 }
 
-/// Boxes of many kinds: halves and middles along each dimension, a corner, single elements,
+/// Regions of many kinds: halves and middles along each dimension, a corner, single elements,
 /// nothing.
-pub fn boxes(shape: &[usize]) -> Vec<Region> {
+pub fn regions(shape: &[usize]) -> Vec<Region> {
     let zeros = vec![0; shape.len()];
     let mut out = vec![region(
         &zeros,
@@ -68,17 +68,17 @@ pub fn boxes(shape: &[usize]) -> Vec<Region> {
     out
 }
 
-/// Reading box by box must give what reading the whole gave.
-pub fn assert_boxes_agree(source: &impl Source, name: &str, info: &TensorInfo, whole: &[u8]) {
+/// Reading region by region must give what reading the whole gave.
+pub fn assert_regions_agree(source: &impl Source, name: &str, info: &TensorInfo, whole: &[u8]) {
     let size = info.dtype.size();
     let mut parts: Vec<(Region, Vec<u8>)> = vec![];
-    for part in boxes(&info.shape) {
+    for part in regions(&info.shape) {
         let mut expected = vec![0; part.numel() * size];
-        copy_box(whole, &info.whole(), &mut expected, &part, &part, size);
+        copy_region(whole, &info.whole(), &mut expected, &part, &part, size);
         let mut found = vec![0xaa; expected.len()];
         source
             .read(name, &part, &mut found)
-            .expect("a box of what was read whole");
+            .expect("a region of what was read whole");
         assert_eq!(found, expected, "'{name}' {info:?} {part:?}");
         parts.push((part, expected));
     }
@@ -88,17 +88,17 @@ pub fn assert_boxes_agree(source: &impl Source, name: &str, info: &TensorInfo, w
         .collect();
     source
         .read_many(name, &mut together)
-        .expect("boxes that were read one by one");
+        .expect("regions that were read one by one");
     assert_eq!(together, parts, "'{name}' {info:?}");
 }
 
-/// Boxes of a tensor must lie inside, not overlap, and leave no element out.
-pub fn assert_filled<'r>(shape: &[usize], boxes: impl Iterator<Item = &'r Region>) {
+/// Regions of a tensor must lie inside, not overlap, and leave no element out.
+pub fn assert_filled<'r>(shape: &[usize], regions: impl Iterator<Item = &'r Region>) {
     let whole = region(&vec![0; shape.len()], shape);
     let small = whole.numel() <= SMALL;
     let mut seen = vec![0u8; if small { whole.numel() } else { 0 }];
     let mut count = 0;
-    for part in boxes {
+    for part in regions {
         assert_eq!(
             (part.start.len(), part.shape.len()),
             (shape.len(), shape.len())
@@ -112,7 +112,7 @@ pub fn assert_filled<'r>(shape: &[usize], boxes: impl Iterator<Item = &'r Region
         count += part.numel();
         if small {
             let mut mark = vec![0u8; whole.numel()];
-            copy_box(&vec![1; part.numel()], part, &mut mark, &whole, part, 1);
+            copy_region(&vec![1; part.numel()], part, &mut mark, &whole, part, 1);
             seen.iter_mut()
                 .zip(mark)
                 .for_each(|(seen, mark)| *seen += mark);

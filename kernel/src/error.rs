@@ -182,6 +182,16 @@ pub enum Error {
         /// Bytes possible.
         limit: u64,
     },
+    /// Memory that the device could hold, but does not have now.
+    #[error(
+        "{device}: there is no memory for a buffer of {bytes} bytes: free some, shard the tensor over a mesh or use a smaller dtype"
+    )]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// Something this device cannot do.
     #[error("{device}: {what} is not supported: {hint}")]
     Unsupported {

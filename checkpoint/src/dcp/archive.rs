@@ -2,8 +2,8 @@
 //! stored files.
 
 use super::pickle::{self, Id, Node, Pickle};
-use crate::boxes::{checked_numel, row_major};
 use crate::positioned::Positioned;
+use crate::regions::{checked_numel, row_major};
 use crate::{Error, Result};
 
 const WHAT: &str = "tensor of torch.save";

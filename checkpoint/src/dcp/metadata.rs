@@ -1,7 +1,7 @@
 //! What the `.metadata` pickle of a checkpoint says, as plain data.
 
 use super::pickle::{self, Id, Pickle};
-use crate::boxes::checked_numel;
+use crate::regions::checked_numel;
 use crate::{Error, Result};
 use anymesh_core::{DType, Region};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 
 const WHAT: &str = "metadata of torch.distributed.checkpoint";
 
-/// A stored box of a tensor.
+/// A stored region of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Which part of the tensor it is. It lies inside and has elements.
@@ -29,7 +29,7 @@ pub struct Tensor {
     pub dtype: String,
     /// The global shape.
     pub shape: Vec<usize>,
-    /// Boxes that fill it exactly.
+    /// Regions that fill it exactly.
     pub chunks: Vec<Chunk>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn dtype(name: &str) -> Option<DType> {
     })
 }
 
-/// Where items are: file, offset and length by the name of the tensor and the start of the box.
+/// Where items are: file, offset and length by the name of the tensor and the start of the region.
 /// Texts are borrowed: a pickle names one as often as it likes.
 type Places<'p> = HashMap<(&'p str, Vec<usize>), (&'p str, u64, u64)>;
 

@@ -1,6 +1,6 @@
 //! Writing a Hugging Face folder, whole or not at all.
 
-use super::{CONFIGS, INDEX, SINGLE, plain_name};
+use super::names::{CONFIGS, INDEX, SINGLE, plain_name};
 use crate::safetensors::{CHUNK, copy_tensor, refuse_foreign, sync_folder, write_in_place};
 use crate::{Error, Result, Source, TensorInfo};
 use serde_json::json;
@@ -89,10 +89,9 @@ pub(crate) fn write_folder(
     if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
         || folder.is_file()
     {
-        return Err(Error::Argument(format!(
-            "{}: there is something already; name a folder that is not there",
-            folder.display()
-        )));
+        return Err(Error::Exists {
+            path: folder.into(),
+        });
     }
     let parent = folder
         .parent()
@@ -152,9 +151,10 @@ fn other_files(options: &Export) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = options.files.clone();
     for name in files.keys() {
         if plain_name(name).is_none() || name.ends_with(".safetensors") || name == INDEX {
-            return Err(Error::Argument(format!(
-                "'{name}' cannot be the name of a file beside the tensors"
-            )));
+            return Err(Error::BadName {
+                name: name.clone(),
+                what: "the name of a file beside the tensors",
+            });
         }
     }
     if let Some(from) = &options.configs_from {

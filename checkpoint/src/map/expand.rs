@@ -2,13 +2,10 @@
 
 use super::fused;
 use super::names::{Binding, Names, Part, Side, ids, matches, parts, substitute};
-use super::statement::{Attr, Statement, Value, Var};
+use super::statement::{Attr, MOST_NAMES, Statement, Value, Var};
 use crate::Result;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// More names than this in one statement are a slip of the pen.
-pub(super) const MOST_NAMES: u64 = 1 << 16;
 
 /// Names of all statements are counted: a short text must not ask for more than it can mean.
 pub(super) struct Count {
@@ -90,7 +87,7 @@ impl Macro {
                     (Vec::with_capacity(statements.len()), Count::new(names));
                 let uses = fused::Uses::new(statements);
                 for at in 0..statements.len() {
-                    let made = fused::expand(&uses, at, names)?;
+                    let made = fused::expand(&uses, at, names, self.name())?;
                     count.add(made.iter().map(|s| s.names()).sum(), &statements[at])?;
                     out.extend(made);
                 }
@@ -165,7 +162,13 @@ fn expand_ids(statements: &[Arc<Statement>], names: &Names) -> Result<Vec<Arc<St
     }
     let mut out = Vec::new();
     for (statement, made) in statements.iter().zip(done) {
-        out.extend(made.ok_or_else(|| statement.error("no tensor's name fits the pattern, on neither side: there is no number to put in for the ids"))?);
+        let none = || {
+            statement.error(
+                "no tensor's name fits the pattern, on neither side: \
+                 there is no number to put in for the ids",
+            )
+        };
+        out.extend(made.ok_or_else(none)?);
     }
     Ok(out)
 }
@@ -188,7 +191,10 @@ fn id_statement(
         return Ok(Some(vec![statement.clone()]));
     }
     if !left.iter().chain(&right).any(|p| ids(p) == wanted) {
-        return Err(statement.error("no name of the statement has all of its ids, so that it is not said which numbers belong together"));
+        return Err(statement.error(
+            "no name of the statement has all of its ids, \
+             so that it is not said which numbers belong together",
+        ));
     }
     let here = if side == Side::Left { &left } else { &right };
     let bindings: BTreeSet<Binding> = here
@@ -412,7 +418,10 @@ mod tests {
     fn a_short_text_cannot_ask_for_millions_of_names() {
         let ranges = vec!["x[0:65536]"; 3].join(", ");
         let stars = vec!["a.*"; 500].join(", ");
-        let fused = (0..6).map(|i| format!("a.{i} -> q{i}, k{i}, v{i}, fused_qkv, num_heads=4096, num_key_value_groups=4096\n")).collect::<String>();
+        let heads = "num_heads=4096, num_key_value_groups=4096";
+        let fused = (0..6)
+            .map(|i| format!("a.{i} -> q{i}, k{i}, v{i}, fused_qkv, {heads}\n"))
+            .collect::<String>();
         for text in [
             &format!("{ranges} -> y, axis=0"),
             "a.$LAYER_ID -> x.$LAYER_ID[0:500], axis=0",

@@ -2,7 +2,7 @@
 //! as a whole.
 
 use crate::TensorInfo;
-use crate::boxes::checked_numel;
+use crate::regions::checked_numel;
 use anymesh_core::{DType, Region};
 use std::sync::Arc;
 
@@ -19,16 +19,16 @@ pub struct Expr {
     /// Its element type and shape.
     pub info: TensorInfo,
     /// How it is made.
-    pub kind: Kind,
+    pub derivation: Derivation,
     depth: usize,
 }
 
 /// How a described tensor is made.
 #[derive(Clone, Debug)]
-pub enum Kind {
+pub enum Derivation {
     /// A tensor of the source.
     Source(String),
-    /// A box of another, from `start` on.
+    /// A region of another, from `start` on.
     Slice {
         /// Of what.
         of: Arc<Expr>,
@@ -62,12 +62,12 @@ impl Expr {
     pub(super) fn source(name: &str, info: &TensorInfo) -> Arc<Self> {
         Arc::new(Self {
             info: info.clone(),
-            kind: Kind::Source(name.into()),
+            derivation: Derivation::Source(name.into()),
             depth: 0,
         })
     }
 
-    fn make(info: TensorInfo, kind: Kind, below: usize) -> Made {
+    fn make(info: TensorInfo, derivation: Derivation, below: usize) -> Made {
         if below >= DEEPEST {
             return Err(format!(
                 "more than {DEEPEST} operations one after the other on one tensor"
@@ -75,7 +75,7 @@ impl Expr {
         }
         Ok(Arc::new(Self {
             info,
-            kind,
+            derivation,
             depth: below + 1,
         }))
     }
@@ -86,10 +86,10 @@ impl Expr {
         shape[axis] = length;
         let mut start = vec![0; shape.len()];
         start[axis] = first;
-        self.boxed(start, shape)
+        self.region_of(start, shape)
     }
 
-    fn boxed(self: &Arc<Self>, mut start: Vec<usize>, shape: Vec<usize>) -> Made {
+    fn region_of(self: &Arc<Self>, mut start: Vec<usize>, shape: Vec<usize>) -> Made {
         if shape == self.info.shape {
             return Ok(self.clone());
         }
@@ -97,11 +97,11 @@ impl Expr {
             dtype: self.info.dtype,
             shape,
         };
-        if let Kind::Slice { of, start: inner } = &self.kind {
+        if let Derivation::Slice { of, start: inner } = &self.derivation {
             start.iter_mut().zip(inner).for_each(|(s, i)| *s += i);
             return Self::make(
                 info,
-                Kind::Slice {
+                Derivation::Slice {
                     of: of.clone(),
                     start,
                 },
@@ -110,7 +110,7 @@ impl Expr {
         }
         Self::make(
             info,
-            Kind::Slice {
+            Derivation::Slice {
                 of: self.clone(),
                 start,
             },
@@ -142,8 +142,8 @@ impl Expr {
                 .checked_add(b[axis])
                 .ok_or("the joined tensor is too large")?;
         }
-        // A join of joins is one join, and neighbours that were cut from one tensor are one box of
-        // it again: fewer and longer reads.
+        // A join of joins is one join, and neighbours that were cut from one tensor are one region
+        // of it again: fewer and longer reads.
         let short = parts.iter().fold(0usize, |sum, part| {
             sum.saturating_add(part.joined(axis).len())
         }) <= MOST_PARTS;
@@ -170,26 +170,26 @@ impl Expr {
         info.shape[axis] = total;
         numel(&info.shape)?;
         let below = flat.iter().map(|part| part.depth).max().unwrap_or(0);
-        Self::make(info, Kind::Concat { parts: flat, axis }, below)
+        Self::make(info, Derivation::Concat { parts: flat, axis }, below)
     }
 
     /// What it is joined of along a dimension, or itself.
     fn joined(self: &Arc<Self>, axis: usize) -> &[Arc<Self>] {
-        match &self.kind {
-            Kind::Concat { parts, axis: along } if *along == axis => parts,
+        match &self.derivation {
+            Derivation::Concat { parts, axis: along } if *along == axis => parts,
             _ => std::slice::from_ref(self),
         }
     }
 
-    /// Both as one box of the tensor that they are neighbouring boxes of.
+    /// Both as one region of the tensor that they are neighbouring regions of.
     fn followed_by(self: &Arc<Self>, next: &Arc<Self>, axis: usize) -> Option<Made> {
         let (
-            Kind::Slice { of, start },
-            Kind::Slice {
+            Derivation::Slice { of, start },
+            Derivation::Slice {
                 of: other,
                 start: there,
             },
-        ) = (&self.kind, &next.kind)
+        ) = (&self.derivation, &next.derivation)
         else {
             return None;
         };
@@ -199,7 +199,7 @@ impl Expr {
         }
         let mut shape = self.info.shape.clone();
         shape[axis] += next.info.shape[axis];
-        Some(of.boxed(start.clone(), shape))
+        Some(of.region_of(start.clone(), shape))
     }
 
     /// The dimensions in another order; none means all reversed.
@@ -220,7 +220,7 @@ impl Expr {
         if order.iter().enumerate().all(|(d, from)| d == *from) {
             return Ok(self.clone());
         }
-        if let Kind::Permute { of, order: inner } = &self.kind {
+        if let Derivation::Permute { of, order: inner } = &self.derivation {
             return of.permute(&order.iter().map(|d| inner[*d]).collect::<Vec<_>>());
         }
         let info = TensorInfo {
@@ -229,7 +229,7 @@ impl Expr {
         };
         Self::make(
             info,
-            Kind::Permute {
+            Derivation::Permute {
                 of: self.clone(),
                 order,
             },
@@ -243,7 +243,7 @@ impl Expr {
         if shape == self.info.shape {
             return Ok(self.clone());
         }
-        if let Kind::Reshape(of) = &self.kind {
+        if let Derivation::Reshape(of) = &self.derivation {
             return of.reshape(to);
         }
         Self::make(
@@ -251,28 +251,23 @@ impl Expr {
                 dtype: self.info.dtype,
                 shape,
             },
-            Kind::Reshape(self.clone()),
+            Derivation::Reshape(self.clone()),
             self.depth,
         )
     }
 
-    /// The values in another element type.
+    /// The values in another element type, as [`Op::Cast`](super::Op::Cast) says.
     pub(super) fn cast(self: &Arc<Self>, to: DType) -> Made {
         let from = self.info.dtype;
         if from == to {
             return Ok(self.clone());
-        }
-        if !from.is_float() || !to.is_float() {
-            return Err(format!(
-                "{from} cannot be cast to {to}: casts are between float types"
-            ));
         }
         Self::make(
             TensorInfo {
                 dtype: to,
                 shape: self.info.shape.clone(),
             },
-            Kind::Cast(self.clone()),
+            Derivation::Cast(self.clone()),
             self.depth,
         )
     }
@@ -318,7 +313,7 @@ fn resolve(from: &[usize], to: &[i64]) -> Result<Vec<usize>, String> {
         .collect())
 }
 
-/// A box from its parts.
+/// A region from its parts.
 pub(super) fn region(
     start: impl IntoIterator<Item = usize>,
     shape: impl IntoIterator<Item = usize>,
@@ -364,7 +359,7 @@ mod tests {
             expr = Expr::concat(&[expr.clone(), expr], 0).expect("joins");
         }
         assert_eq!(expr.info.shape, [3 << 50]);
-        let Kind::Concat { parts, .. } = &expr.kind else {
+        let Derivation::Concat { parts, .. } = &expr.derivation else {
             panic!("{:?}", expr.info)
         };
         assert!(parts.len() <= MOST_PARTS);

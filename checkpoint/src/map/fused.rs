@@ -6,14 +6,13 @@
 //! | `fused_qkv_old` | for each rank of tensor parallelism its query heads, its keys, its values |
 //! | `fused_ffn` | for each rank of tensor parallelism its block of gate, its block of up |
 
-use super::expand::Macro;
 use super::names::Names;
 use super::statement::{Attr, Statement, Var};
 use crate::Result;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// More heads or blocks than this are a slip of the pen.
+/// More heads or blocks than this are a typing mistake.
 const MOST_PARTS: u64 = 1 << 12;
 
 /// Statements, and which of them read and write a name: a search through all of them for each name
@@ -60,8 +59,14 @@ impl<'s> Uses<'s> {
     }
 }
 
-/// The statements that the fused macro of one statement stands for, or the statement itself.
-pub(super) fn expand(uses: &Uses<'_>, at: usize, names: &Names) -> Result<Vec<Arc<Statement>>> {
+/// The statements that the fused macro of one statement stands for, or the statement itself; `by`
+/// is what their traces call the macro.
+pub(super) fn expand(
+    uses: &Uses<'_>,
+    at: usize,
+    names: &Names,
+    by: &'static str,
+) -> Result<Vec<Arc<Statement>>> {
     let statement = &uses.statements[at];
     let words: Vec<usize> = (0..statement.attrs.len())
         .filter(|i| matches!(statement.attrs[*i], Attr::Word(_)))
@@ -108,7 +113,6 @@ pub(super) fn expand(uses: &Uses<'_>, at: usize, names: &Names) -> Result<Vec<Ar
         .filter(own)
         .cloned()
         .collect();
-    let by = Macro::Fused.name();
     let plain = |names: Vec<String>| names.into_iter().map(Var::exact).collect::<Vec<_>>();
     let cut = left.into_iter().zip(&statement.left).map(|(parts, var)| {
         statement.derive(

@@ -1,8 +1,12 @@
 //! A source whose tensors are made of another source's.
 
-use super::{Mapping, Names, Piece, Recipe};
-use crate::boxes::slabs;
-use crate::{Error, Result, Source, TensorInfo, copy_box};
+use super::mapping::Mapping;
+use super::names::Names;
+use super::pieces::Piece;
+use super::recipe::Recipe;
+use crate::regions::slabs;
+use crate::source::check_bytes;
+use crate::{Result, Source, TensorInfo, copy_region};
 use anymesh_core::Region;
 use std::collections::BTreeMap;
 
@@ -20,7 +24,7 @@ pub struct Options {
     pub destination: Option<BTreeMap<String, usize>>,
 }
 
-/// A source seen through a mapping. Reading a box reads only the boxes that it is made of.
+/// A source seen through a mapping. Reading a region reads only the regions that it is made of.
 #[derive(Clone, Debug)]
 pub struct Mapped<S> {
     source: S,
@@ -110,13 +114,7 @@ impl<S: Source> Source for Mapped<S> {
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let size = self.info(name)?.dtype.size();
         let pieces = self.recipe.pieces(name, region)?;
-        if out.len() != region.numel() * size {
-            return Err(Error::Argument(format!(
-                "a box of {} bytes of tensor '{name}' was given {}",
-                region.numel() * size,
-                out.len()
-            )));
-        }
+        check_bytes(name, region.numel() * size, out.len())?;
         let need = pieces.iter().map(Piece::memory).max().unwrap_or(0);
         if need > self.memory && region.numel() > 1 {
             return self.read_in_parts(name, region, need, out);
@@ -126,7 +124,7 @@ impl<S: Source> Source for Mapped<S> {
 }
 
 impl<S: Source> Mapped<S> {
-    /// Reads a box in parts, as many as memory asks for.
+    /// Reads a region in parts, as many as memory asks for.
     fn read_in_parts(
         &self,
         name: &str,
@@ -154,7 +152,7 @@ impl<S: Source> Mapped<S> {
         Ok(())
     }
 
-    /// Reads the pieces of a box.
+    /// Reads the pieces of a region.
     fn fill(&self, pieces: Vec<Piece>, region: &Region, size: usize, out: &mut [u8]) -> Result<()> {
         for piece in pieces {
             if piece.ops.is_empty() && piece.target == *region {
@@ -162,8 +160,8 @@ impl<S: Source> Mapped<S> {
             }
             let mut bytes = vec![0; piece.region.numel() * piece.dtype.size()];
             self.source.read(&piece.source, &piece.region, &mut bytes)?;
-            let bytes = piece.finish(bytes)?;
-            copy_box(&bytes, &piece.target, out, region, &piece.target, size);
+            let bytes = piece.finish(bytes);
+            copy_region(&bytes, &piece.target, out, region, &piece.target, size);
         }
         Ok(())
     }

@@ -1,19 +1,21 @@
 //! A language that says how the tensors of one model become those of another.
 //!
 //! ```text
-//! embed.weight -> model.embed_tokens.weight                          # rename; a second statement copies
-//! a, b -> c, axis=0                                                  # join
-//! c -> a, b, axis=0, sizes="[3, 5]"                                  # cut; without sizes into equal parts
-//! w -> w, permute="[1, 0]", dtype="bf16"                             # several attributes act in the order they are written
+//! embed.weight -> model.embed_tokens.weight                  # rename; a second statement copies
+//! a, b -> c, axis=0                                          # join
+//! c -> a, b, axis=0, sizes="[3, 5]"                          # cut; without sizes in equal parts
+//! w -> w, permute="[1, 0]", dtype="bf16"                     # attributes act in their order
 //! w -> w, reshape="[8, -1, 64]"
-//! w -> w, src_dtype="bf16", dst_dtype="f32"                          # a cast that can be undone
-//! old -> _                                                           # not needed any more
-//! _ -> new                                                           # left at its initial value
-//! layers.$LAYER_ID.up^T -> model.layers.$LAYER_ID.up.weight          # for every layer; ^T transposes
-//! layers.$LAYER_ID_OFFSET.up -> layers.$LAYER_ID_OFFSET.up           # one less on the right
-//! experts.*.w -> experts, axis=0                                     # all numbers, counting up
-//! part[0:3] -> whole, axis=1                                         # part_0, part_1, part_2
-//! q, k, v -> qkv, fused_qkv, num_heads=32, num_key_value_groups=8    # interleaved by key-value group
+//! w -> w, src_dtype="bf16", dst_dtype="f32"                  # a cast that can be undone
+//! ids -> ids, dtype="float32"                                # any type to any other
+//! old -> _                                                   # not needed any more
+//! _ -> new                                                   # left at its initial value
+//! layers.$LAYER_ID.up^T -> h.$LAYER_ID.up.weight             # for every layer; ^T transposes
+//! layers.$LAYER_ID_OFFSET.up -> layers.$LAYER_ID_OFFSET.up   # one less on the right
+//! experts.*.w -> experts, axis=0                             # all numbers, counting up
+//! part[0:3] -> whole, axis=1                                 # part_0, part_1, part_2
+//! # interleaved by key-value group:
+//! q, k, v -> qkv, fused_qkv, num_heads=32, num_key_value_groups=8
 //! gate, up -> gate_up, fused_ffn, axis=0
 //! ```
 //!
@@ -49,6 +51,7 @@ mod expand;
 mod expr;
 mod fused;
 mod mapped;
+mod mapping;
 mod names;
 mod parse;
 mod pieces;
@@ -60,46 +63,11 @@ mod token;
 
 pub use dtype::dtype_by_name;
 pub use expand::Macro;
-pub use expr::{Expr, Kind};
+pub use expr::{Derivation, Expr};
 pub use mapped::{Mapped, Options};
+pub use mapping::Mapping;
 pub use names::{Names, STATES};
 pub use pieces::{Piece, PieceOp};
 pub use program::{Op, Program, Step};
 pub use recipe::Recipe;
 pub use statement::{Attr, Statement, Value, Var};
-
-use crate::Result;
-use std::sync::Arc;
-
-/// Statements as they were written.
-#[derive(Clone, Debug, Default)]
-pub struct Mapping {
-    /// In their order.
-    pub statements: Vec<Arc<Statement>>,
-}
-
-impl Mapping {
-    /// Reads a text, a statement on each line. A line that ends in `,`, `->` or `=` goes on in the
-    /// next.
-    pub fn parse(text: &str) -> Result<Self> {
-        parse::parse(text, None).map(|statements| Self { statements })
-    }
-
-    /// Reads a list of statements; errors count them as lines.
-    pub fn from_lines<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> Result<Self> {
-        let mut statements = Vec::new();
-        for (index, line) in lines.into_iter().enumerate() {
-            statements.extend(parse::parse(line.as_ref(), Some(index + 1))?);
-        }
-        Ok(Self { statements })
-    }
-
-    /// Expands all macros over the names of both sides.
-    pub fn expand(&self, names: &Names) -> Result<Program> {
-        let mut statements = self.statements.clone();
-        for step in Macro::ORDER {
-            statements = step.apply(&statements, names)?;
-        }
-        Program::new(&statements)
-    }
-}

@@ -42,8 +42,8 @@ impl Names {
     }
 }
 
-/// A number in a name that every combination found is put in for, in the order in which
-/// combinations count up: the last one fastest.
+/// A macro in a name that stands for a number. A statement with some of them is repeated for every
+/// combination of numbers that names have; combinations count up in this order, the last fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Id {
     Expert,
@@ -97,7 +97,11 @@ pub(super) fn parts(var: &Var) -> Result<Vec<Part>, String> {
                 .into_iter()
                 .find_map(|(word, id)| rest.strip_prefix(word).map(|after| (id, after)));
             let (id, after) = found.ok_or_else(|| {
-                format!("'{}': after '$' stands LAYER_ID, EXPERT_ID or LAYER_ID_OFFSET; other names with '$' are written in quotes", var.name)
+                format!(
+                    "'{}': after '$' stands LAYER_ID, EXPERT_ID or LAYER_ID_OFFSET; \
+                     other names with '$' are written in quotes",
+                    var.name
+                )
             })?;
             out.push(Part::Id(id));
             rest = after;
@@ -142,7 +146,9 @@ pub(super) fn matches(
         .collect()
 }
 
-/// Digits are tried from the longest run to the shortest, so that a pattern may go on with a digit.
+/// The numbers with which a pattern is this name, added to those that are `bound` already; `None`
+/// where it cannot be. Digits are tried from the longest run to the shortest, so that a pattern may
+/// go on with a digit.
 fn bind(
     parts: &[Part],
     side: Side,

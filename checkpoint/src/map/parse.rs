@@ -1,13 +1,10 @@
 //! Tokens to statements.
 
-use super::dtype::dtype_by_name;
-use super::statement::{Attr, Statement, Value, Var};
+use super::dtype::{dtype_by_name, unknown_dtype};
+use super::statement::{Attr, Statement, Value, Var, WORDS};
 use super::token::{Spot, Text, Token};
 use crate::{Error, Result};
 use std::sync::Arc;
-
-/// The words that are macros.
-pub(super) const WORDS: [&str; 3] = ["fused_qkv", "fused_qkv_old", "fused_ffn"];
 
 /// What an attribute takes.
 #[derive(Clone, Copy)]
@@ -141,7 +138,12 @@ impl Parser<'_> {
         let (name, quoted) = match self.peek(0) {
             Some(Token::Name(name)) => (name.clone(), false),
             Some(Token::Text(name)) if !name.is_empty() => (name.clone(), true),
-            Some(Token::Int(i)) => return Err(self.error(format!("a name was expected, not the number {i}; a name that is a number is written in quotes"))),
+            Some(Token::Int(i)) => {
+                return Err(self.error(format!(
+                    "a name was expected, not the number {i}; \
+                     a name that is a number is written in quotes"
+                )));
+            }
             _ => return Err(self.error(format!("a name was expected, not {}", self.found()))),
         };
         self.at += 1;
@@ -204,7 +206,10 @@ impl Parser<'_> {
             (Takes::List, Some(Token::Open)) => return self.list(),
             (Takes::List, Some(Token::Text(text))) => list_in(text).map(Value::List),
             (Takes::DType, Some(Token::Text(name) | Token::Name(name))) => {
-                dtype_by_name(name).map(Value::DType)
+                match dtype_by_name(name) {
+                    Some(dtype) => Some(Value::DType(dtype)),
+                    None => return Err(self.error(format!("{key}={}", unknown_dtype(name)))),
+                }
             }
             _ => None,
         };

@@ -1,35 +1,34 @@
-//! Which boxes of the sources a box of a destination is made of.
+//! Which regions of the sources a region of a destination is made of.
 
-use super::expr::{Expr, Kind, region};
+use super::expr::{Derivation, Expr, region};
 use crate::element::cast;
-use crate::{Error, Result};
 use anymesh_core::{DType, Region};
 use std::sync::Arc;
 
 /// Bytes that a source needs to note a row.
 const ROW: usize = 24;
 
-/// A box of a destination that comes from one box of one source tensor.
+/// A region of a destination that comes from one region of one source tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The box of the destination.
+    /// The region of the destination.
     pub target: Region,
     /// The source tensor.
     pub source: String,
     /// Its element type.
     pub dtype: DType,
-    /// The box of it.
+    /// The region of it.
     pub region: Region,
     /// What is done with its elements, in order.
     pub ops: Vec<PieceOp>,
 }
 
-/// What is done with the elements of a box.
+/// What is done with the elements of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PieceOp {
     /// Dimension `d` becomes what was dimension `order[d]`.
     Permute(Vec<usize>),
-    /// The box has another shape; its elements stay where they are.
+    /// The region has another shape; its elements stay where they are.
     Reshape(Vec<usize>),
     /// Another element type.
     Cast(DType),
@@ -57,7 +56,7 @@ impl Piece {
     }
 
     /// Makes the bytes of the target of those of the source.
-    pub(super) fn finish(&self, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
+    pub(super) fn finish(&self, mut bytes: Vec<u8>) -> Vec<u8> {
         let mut dtype = self.dtype;
         let mut shape = self.region.shape.to_vec();
         for op in &self.ops {
@@ -68,28 +67,23 @@ impl Piece {
                 }
                 PieceOp::Reshape(to) => shape.clone_from(to),
                 PieceOp::Cast(to) => {
-                    bytes = cast(&bytes, dtype, *to).ok_or_else(|| {
-                        Error::Argument(format!(
-                            "'{}': {dtype} cannot be cast to {to}",
-                            self.source
-                        ))
-                    })?;
+                    bytes = cast(&bytes, dtype, *to);
                     dtype = *to;
                 }
             }
         }
-        Ok(bytes)
+        bytes
     }
 }
 
-/// The pieces of a box of a described tensor, which lies inside it. Together they are the box, and
-/// none reads more than it writes.
+/// The pieces of a region of a described tensor, which lies inside it. Together they are the
+/// region, and none reads more than it writes.
 pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
     if wanted.numel() == 0 {
         return vec![];
     }
-    match &expr.kind {
-        Kind::Source(name) => {
+    match &expr.derivation {
+        Derivation::Source(name) => {
             vec![Piece {
                 target: wanted.clone(),
                 source: name.clone(),
@@ -98,7 +92,7 @@ pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
                 ops: vec![],
             }]
         }
-        Kind::Slice { of, start } => {
+        Derivation::Slice { of, start } => {
             let inner = region(
                 wanted.start.iter().zip(start).map(|(w, s)| w + s),
                 wanted.shape.iter().copied(),
@@ -114,8 +108,8 @@ pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
             }
             out
         }
-        Kind::Concat { parts, axis } => concat_pieces(parts, *axis, wanted),
-        Kind::Permute { of, order } => {
+        Derivation::Concat { parts, axis } => concat_pieces(parts, *axis, wanted),
+        Derivation::Permute { of, order } => {
             let mut inner = wanted.clone();
             for (d, from) in order.iter().enumerate() {
                 (inner.start[*from], inner.shape[*from]) = (wanted.start[d], wanted.shape[d]);
@@ -131,12 +125,12 @@ pub(super) fn pieces(expr: &Expr, wanted: &Region) -> Vec<Piece> {
             }
             out
         }
-        Kind::Reshape(of) => {
+        Derivation::Reshape(of) => {
             let mut out = Vec::new();
             reshape_pieces(of, &expr.info.shape, wanted, &mut out);
             out
         }
-        Kind::Cast(of) => {
+        Derivation::Cast(of) => {
             let mut out = pieces(of, wanted);
             out.iter_mut()
                 .for_each(|piece| piece.ops.push(PieceOp::Cast(expr.info.dtype)));
@@ -165,11 +159,11 @@ fn concat_pieces(parts: &[Arc<Expr>], axis: usize, wanted: &Region) -> Vec<Piece
     out
 }
 
-/// A box of the new shape is cut into boxes that are boxes in the old shape too. Where such a box
-/// of the old shape comes in several pieces, each of them is taken back to the new shape, in which
-/// it need not be one box, and looked at on its own.
+/// A region of the new shape is cut into regions that are regions in the old shape too. Where such
+/// a region of the old shape comes in several pieces, each of them is taken back to the new shape,
+/// in which it need not be one region, and looked at on its own.
 fn reshape_pieces(of: &Expr, shape: &[usize], wanted: &Region, out: &mut Vec<Piece>) {
-    for (target, inner) in common_boxes(shape, &of.info.shape, wanted) {
+    for (target, inner) in common_regions(shape, &of.info.shape, wanted) {
         let found = pieces(of, &inner);
         if let [piece] = &found[..] {
             let mut piece = piece.clone();
@@ -179,19 +173,19 @@ fn reshape_pieces(of: &Expr, shape: &[usize], wanted: &Region, out: &mut Vec<Pie
             continue;
         }
         for piece in found {
-            for (_, part) in common_boxes(&of.info.shape, shape, &piece.target) {
+            for (_, part) in common_regions(&of.info.shape, shape, &piece.target) {
                 reshape_pieces(of, shape, &part, out);
             }
         }
     }
 }
 
-/// Cuts a box of shape `a` into boxes that are boxes of shape `b` as well, with the elements in the
-/// same order. Both shapes have the same elements, at least one.
-fn common_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
+/// Cuts a region of shape `a` into regions that are regions of shape `b` as well, with the elements
+/// in the same order. Both shapes have the same elements, at least one.
+fn common_regions(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
     let mut out = vec![(region([], []), region([], []))];
-    // Dimensions that are only regrouped among themselves are cut on their own; a box is a product
-    // of such cuts.
+    // Dimensions that are only regrouped among themselves are cut on their own; a region is a
+    // product of such cuts.
     let (mut i, mut j) = (0, 0);
     while i < a.len() || j < b.len() {
         let (first, second) = (i, j);
@@ -213,7 +207,7 @@ fn common_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Regio
             wanted.start[first..i].iter().copied(),
             wanted.shape[first..i].iter().copied(),
         );
-        let cuts = group_boxes(&a[first..i], &b[second..j], &within);
+        let cuts = group_regions(&a[first..i], &b[second..j], &within);
         let join = |x: &Region, y: &Region| {
             region(
                 x.start.iter().chain(&y.start).copied(),
@@ -229,8 +223,8 @@ fn common_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Regio
 }
 
 /// The same for dimensions that belong together: runs of consecutive elements, each cut greedily
-/// into the longest boxes of both shapes.
-fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
+/// into the longest regions of both shapes.
+fn group_regions(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region)> {
     let mut out = Vec::new();
     let full = (0..a.len())
         .rev()
@@ -250,7 +244,7 @@ fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region
                     cap.min(other).min(first + length - from) / both * both
                 });
             let longest = longest.max().unwrap_or(1).max(1);
-            out.push((box_at(a, from, longest), box_at(b, from, longest)));
+            out.push((region_at(a, from, longest), region_at(b, from, longest)));
             from += longest;
         }
         // The next run, counting up over the dimensions before it.
@@ -269,8 +263,8 @@ fn group_boxes(a: &[usize], b: &[usize], wanted: &Region) -> Vec<(Region, Region
     }
 }
 
-/// In which steps a box can grow from a flat position, and how far: along each dimension at whose
-/// beginning the position stands.
+/// In which steps a region can grow from a flat position, and how far: along each dimension at
+/// whose beginning the position stands.
 fn steps(shape: &[usize], at: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut stride = 1;
     let strides = shape.iter().rev().map(move |n| {
@@ -283,8 +277,8 @@ fn steps(shape: &[usize], at: usize) -> impl Iterator<Item = (usize, usize)> {
         .map(move |(stride, n)| (stride, (n - at / stride % n) * stride))
 }
 
-/// The box of consecutive elements, which is known to be one.
-fn box_at(shape: &[usize], at: usize, length: usize) -> Region {
+/// The region of consecutive elements, which is known to be one.
+fn region_at(shape: &[usize], at: usize, length: usize) -> Region {
     let mut out = region(shape.iter().map(|_| 0), shape.iter().map(|_| 1));
     let (mut rest, mut left) = (at, length);
     for d in (0..shape.len()).rev() {

@@ -13,7 +13,10 @@ use std::sync::Arc;
 pub enum Op {
     /// New order of the dimensions; none means all reversed.
     Permute(Vec<usize>),
-    /// Another element type.
+    /// Another element type. Every type can become every other, by the rules of
+    /// [`Tensor::cast`](anymesh_core::Tensor::cast): floats round to nearest even, on the way to
+    /// integers they are cut off towards zero, end at the largest and the smallest integer, and NaN
+    /// becomes 0; integers wrap around in narrower ones; anything but zero is true.
     Cast {
         /// What it must be before, where the statement says so.
         from: Option<DType>,

@@ -73,10 +73,7 @@ impl Recipe {
             d.iter()
                 .find(|name| !out.tensors.contains_key(*name) && !out.added.contains(*name))
         }) {
-            return Err(Error::Missing {
-                name: name.clone(),
-                hint: format!(": no statement writes it; `_ -> {name}` leaves it as it is"),
-            });
+            return Err(Error::NotMade { name: name.clone() });
         }
         Ok(out)
     }
@@ -96,11 +93,11 @@ impl Recipe {
         &self.added
     }
 
-    /// The source boxes that a box of a destination is made of.
+    /// The source regions that a region of a destination is made of.
     pub fn pieces(&self, name: &str, region: &Region) -> Result<Vec<Piece>> {
         let expr = self.exprs.get(name).ok_or_else(|| Error::Missing {
             name: name.into(),
-            hint: String::new(),
+            near: None,
         })?;
         let shape = &expr.info.shape;
         let inside = |d: usize| {
@@ -112,10 +109,12 @@ impl Recipe {
             || region.shape.len() != shape.len()
             || !(0..shape.len()).all(inside)
         {
-            return Err(Error::Argument(format!(
-                "tensor '{name}' of shape {shape:?} has no box {:?} from {:?}",
-                region.shape, region.start
-            )));
+            return Err(Error::OutOfBounds {
+                tensor: name.into(),
+                whole: shape.clone(),
+                start: region.start.to_vec(),
+                shape: region.shape.to_vec(),
+            });
         }
         Ok(pieces(expr, region))
     }
@@ -312,10 +311,7 @@ impl<'p> Pass<'p> {
             let expr = match slot {
                 Slot::Source(_) if only_mapped => continue,
                 Slot::Source(_) if wanted == Some(false) => {
-                    let detail = format!(
-                        "the source's tensor '{name}' is used by no statement and is no destination; `{name} -> _` says that this is meant"
-                    );
-                    return Err(Error::Argument(detail));
+                    return Err(Error::NotUsed { name });
                 }
                 Slot::Used(expr) if wanted == Some(true) => expr,
                 Slot::Source(expr) => expr,
@@ -328,9 +324,12 @@ impl<'p> Pass<'p> {
             };
             // One of them would be lost.
             if out.exprs.contains_key(&name) {
-                return Err(Error::Argument(format!(
-                    "'{name}' is written by a statement, and is also what the optimizer keeps beside '{base}'"
-                )));
+                return Err(Error::DuplicateName {
+                    name,
+                    detail: format!(
+                        "one is written by a statement, the other is what the optimizer keeps beside '{base}'"
+                    ),
+                });
             }
             out.exprs.insert(name, expr);
         }

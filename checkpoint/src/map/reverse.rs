@@ -142,19 +142,38 @@ fn inverse(step: &Step) -> Result<Step> {
         ops.push(match op {
             Op::Permute(order) => {
                 let mut back = vec![0; order.len()];
-                order.iter().enumerate().for_each(|(d, from)| back[*from] = d);
+                order
+                    .iter()
+                    .enumerate()
+                    .for_each(|(d, from)| back[*from] = d);
                 Op::Permute(back)
             }
             Op::Axis { .. } => op.clone(),
-            Op::Cast { from: Some(from), to } => Op::Cast { from: Some(*to), to: *from },
-            Op::Reshape { from: Some(from), to } => Op::Reshape { from: Some(to.clone()), to: from.clone() },
+            Op::Cast {
+                from: Some(from),
+                to,
+            } => Op::Cast {
+                from: Some(*to),
+                to: *from,
+            },
+            Op::Reshape {
+                from: Some(from),
+                to,
+            } => Op::Reshape {
+                from: Some(to.clone()),
+                to: from.clone(),
+            },
             Op::Cast { from: None, to } => {
-                let detail = format!("this has no inverse: it does not say what was cast to {to}; write src_dtype= and dst_dtype=");
-                return Err(step.statement.error(detail));
+                return Err(step.statement.error(format!(
+                    "this has no inverse: it does not say what was cast to {to}; \
+                     write src_dtype= and dst_dtype="
+                )));
             }
             Op::Reshape { from: None, .. } => {
-                let detail = "this has no inverse: it does not say the shape before; write src_shape= and dst_shape=";
-                return Err(step.statement.error(detail));
+                return Err(step.statement.error(
+                    "this has no inverse: it does not say the shape before; \
+                     write src_shape= and dst_shape=",
+                ));
             }
         });
     }

@@ -1,12 +1,16 @@
 //! A statement as data, and where it came from.
 
-use super::expand::MOST_NAMES;
-use super::parse::WORDS;
 use super::token::in_name;
 use crate::Error;
 use anymesh_core::DType;
 use std::fmt::{self, Display};
 use std::sync::Arc;
+
+/// The words that are macros.
+pub(super) const WORDS: [&str; 3] = ["fused_qkv", "fused_qkv_old", "fused_ffn"];
+
+/// More names than this in one statement are a typing mistake.
+pub(super) const MOST_NAMES: u64 = 1 << 16;
 
 /// Characters of a statement that a trace shows.
 const LONGEST_LINE: usize = 2000;

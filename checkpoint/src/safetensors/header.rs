@@ -1,7 +1,8 @@
 //! The header of a safetensors file: read and checked once, trusted afterwards.
 
-use crate::boxes::checked_numel;
+use crate::file_format::{FileFormat, LOOKED_AT};
 use crate::positioned::Positioned;
+use crate::regions::checked_numel;
 use crate::{Error, Result, TensorInfo};
 use anymesh_core::DType;
 use serde_json::Value;
@@ -20,7 +21,8 @@ pub(super) const WHAT: &str = "safetensors file";
 ///
 /// ```
 /// # use anymesh_checkpoint::safetensors::Header;
-/// let file = b"\x3f\0\0\0\0\0\0\0{\"bias\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}ab";
+/// let text = br#"{"bias": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}"#;
+/// let file = [&63u64.to_le_bytes()[..], text, b"ab"].concat();
 /// let length = file.len() as u64;
 /// let size = Header::size(file[..8].try_into()?, length, "bias.safetensors")?;
 /// let header = Header::parse(&file[8..8 + size as usize], length, "bias.safetensors")?;
@@ -77,8 +79,26 @@ pub(super) fn type_name(dtype: DType) -> &'static str {
         .map_or("", |(name, ..)| name)
 }
 
-/// Reads and checks the header of a file.
+/// Reads and checks the header of a file. Where it has none, the error says what the file is.
 pub(super) fn read(file: &Positioned) -> Result<Header> {
+    match read_header(file) {
+        Err(error @ Error::Format { .. }) => {
+            let mut first = vec![0; file.len().min(LOOKED_AT as u64) as usize];
+            file.read_at(0, &mut first)?;
+            Err(match FileFormat::of(&first) {
+                Some(found) => Error::OtherFormat {
+                    path: file.path().into(),
+                    wanted: WHAT,
+                    found,
+                },
+                None => error,
+            })
+        }
+        read => read,
+    }
+}
+
+fn read_header(file: &Positioned) -> Result<Header> {
     let mut first = [0; 8];
     let there = file.len().min(8) as usize;
     file.read_at(0, &mut first[..there])?;

@@ -1,7 +1,7 @@
 //! Writing safetensors files as a stream.
 
 use super::header::type_name;
-use crate::boxes::checked_numel;
+use crate::regions::checked_numel;
 use crate::{Error, Result, Source, TensorInfo};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -44,10 +44,11 @@ impl TensorWriter<'_> {
     }
 
     fn wrong(&self, given: usize) -> Error {
-        Error::Argument(format!(
-            "tensor '{}' of {} bytes was given {given}",
-            self.name, self.bytes
-        ))
+        Error::ByteCount {
+            tensor: self.name.into(),
+            expected: self.bytes,
+            given,
+        }
     }
 }
 
@@ -178,16 +179,15 @@ pub(crate) fn header_of<'t>(
     let mut at = 0usize;
     for (name, info) in order {
         if name.as_str() == "__metadata__" {
-            return Err(Error::Argument(
-                "a tensor cannot be called '__metadata__'".into(),
-            ));
+            return Err(Error::BadName {
+                name: name.clone(),
+                what: "the name of a tensor: safetensors files have their own use for it",
+            });
         }
         let end = checked_numel(&info.shape).and_then(|n| at.checked_add(n * info.dtype.size()));
-        let end = end.ok_or_else(|| {
-            Error::Argument(format!(
-                "tensor '{name}' of shape {:?} is too large for a file",
-                info.shape
-            ))
+        let end = end.ok_or_else(|| Error::TooLarge {
+            tensor: name.clone(),
+            shape: info.shape.clone(),
         })?;
         let entry =
             json!({"dtype": type_name(info.dtype), "shape": info.shape, "data_offsets": [at, end]});

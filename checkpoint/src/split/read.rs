@@ -1,23 +1,24 @@
 //! Putting the shards of ranks together again.
 
-use super::{MESH, TYPES, file_name};
-use crate::boxes::{check_box, checked_numel};
+use super::names::{MESH, TYPES, file_name};
 use crate::plan::{Placed, holders};
-use crate::{Error, Result, Source, TensorInfo, copy_box, safetensors};
+use crate::regions::checked_numel;
+use crate::source::check_region;
+use crate::{Error, Layouts, Result, Source, TensorInfo, copy_region, safetensors};
 use anymesh_core::{Mesh, Region, Sharding, TensorType, meta};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const WHAT: &str = "folder split by rank";
 
-/// A folder with files for each rank, read as whole tensors box by box. What several ranks hold
-/// must be equal on all of them, which is checked when it is read.
+/// A folder with files for each rank, read as whole tensors region by region. What several ranks
+/// hold must be equal on all of them, which is checked when it is read.
 #[derive(Debug)]
 pub struct Folder {
     ranks: Vec<Vec<safetensors::File>>,
     tensors: BTreeMap<String, TensorInfo>,
-    /// The boxes of a tensor, each with the ranks that hold it.
-    boxes: BTreeMap<String, Vec<(Region, Vec<usize>)>>,
+    /// The regions of a tensor, each with the ranks that hold it.
+    regions: BTreeMap<String, Vec<(Region, Vec<usize>)>>,
 }
 
 impl Folder {
@@ -71,23 +72,23 @@ impl Folder {
         Self::new(path, ranks(path, &mesh)?, &layout)
     }
 
-    /// Opens a folder whose tensors lie on a mesh as `sharding` says for a name and a number of
-    /// dimensions.
-    pub fn open_as(
-        path: impl AsRef<Path>,
-        mesh: &Mesh,
-        mut sharding: impl FnMut(&str, usize) -> Result<Sharding>,
-    ) -> Result<Self> {
-        let path = path.as_ref();
+    /// Opens a folder whose files do not say how the tensors lie: `layouts` does.
+    pub fn open_as(path: impl AsRef<Path>, layouts: &Layouts) -> Result<Self> {
+        let (path, mesh) = (path.as_ref(), layouts.mesh());
         let ranks = ranks(path, mesh)?;
+        let tensors = || ranks[0].iter().flat_map(|file| file.tensors());
+        let mut shardings =
+            layouts.shardings(tensors().map(|(name, info)| (name.as_str(), info.shape.len())))?;
         let mut layout = BTreeMap::new();
-        for (name, info) in ranks[0].iter().flat_map(|file| file.tensors()) {
-            let sharding = sharding(name, info.shape.len())?;
-            sharding.check(mesh, info.shape.len())?;
+        for (name, info) in tensors() {
+            let sharding = shardings.remove(name).unwrap_or_default();
             let mut info = info.clone();
             for d in 0..info.shape.len() {
-                info.shape[d] = length(name, d, mesh, &sharding, &ranks)
-                    .ok_or_else(|| Error::Argument(format!("tensor '{name}' is too large")))?;
+                info.shape[d] =
+                    length(name, d, mesh, &sharding, &ranks).ok_or_else(|| Error::TooLarge {
+                        tensor: name.clone(),
+                        shape: info.shape.clone(),
+                    })?;
             }
             layout.insert(name.clone(), Placed::new(info, mesh, sharding));
         }
@@ -160,14 +161,14 @@ impl Folder {
             .iter()
             .map(|(name, placed)| (name.clone(), placed.info.clone()))
             .collect();
-        let boxes = layout
+        let regions = layout
             .iter()
             .map(|(name, placed)| (name.clone(), holders(placed)))
             .collect();
         Ok(Self {
             ranks,
             tensors,
-            boxes,
+            regions,
         })
     }
 
@@ -266,9 +267,9 @@ impl Source for Folder {
 
     fn read(&self, name: &str, region: &Region, out: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
-        check_box(name, info, region, out)?;
+        check_region(name, info, region, out)?;
         let size = info.dtype.size();
-        for (of, holders) in self.boxes.get(name).into_iter().flatten() {
+        for (of, holders) in self.regions.get(name).into_iter().flatten() {
             let Some(part) = (region.numel() > 0).then(|| of.intersect(region)).flatten() else {
                 continue;
             };
@@ -298,7 +299,7 @@ impl Source for Folder {
                 }
             }
             if let Some(bytes) = first {
-                copy_box(&bytes, &part, out, region, &part, size);
+                copy_region(&bytes, &part, out, region, &part, size);
             }
         }
         Ok(())

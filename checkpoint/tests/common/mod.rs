@@ -5,9 +5,12 @@
     reason = "every test file uses a part of it"
 )]
 
-use anymesh_checkpoint::{Memory, Source, TensorInfo, copy_box};
-use anymesh_core::{DType, Region};
-use std::path::{Path, PathBuf};
+use anymesh_checkpoint::{Memory, Source, TensorInfo, copy_region};
+use anymesh_core::{DType, Region, Tensor};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// The recorded files.
 pub fn data(path: &str) -> PathBuf {
@@ -33,6 +36,16 @@ pub fn pattern(count: usize, dtype: DType) -> Vec<u8> {
 pub struct Temporary(pub PathBuf);
 
 impl Temporary {
+    /// A folder that is called like the line that asks for it.
+    #[track_caller]
+    pub fn here() -> Self {
+        let place = std::panic::Location::caller();
+        let file = Path::new(place.file()).with_extension("");
+        let names = file.iter().rev().take(2).map(|name| name.to_string_lossy());
+        let name = names.collect::<Vec<_>>().join("-");
+        Self::new(&format!("{name}-{}", place.line()))
+    }
+
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("anymesh-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
@@ -64,6 +77,11 @@ impl Drop for Temporary {
 pub fn rewrite(path: impl AsRef<Path>, bytes: &[u8]) {
     let _ = std::fs::remove_file(path.as_ref());
     std::fs::write(path, bytes).expect("a file can be written");
+}
+
+/// Tensors by their names, as a checkpoint takes them.
+pub fn named<const N: usize>(tensors: [(&str, Tensor); N]) -> BTreeMap<String, Tensor> {
+    tensors.map(|(name, x)| (name.to_string(), x)).into()
 }
 
 /// Numbers that are the same in every run.
@@ -113,7 +131,7 @@ pub fn every_type() -> Memory {
     memory
 }
 
-/// Holds a source against another: names, types, bytes, and random boxes of each tensor.
+/// Holds a source against another: names, types, bytes, and random regions of each tensor.
 pub fn assert_same(source: &dyn Source, expected: &dyn Source) {
     assert_eq!(source.tensors(), expected.tensors());
     let mut random = Random(42);
@@ -126,7 +144,7 @@ pub fn assert_same(source: &dyn Source, expected: &dyn Source) {
                 vec![0; part.numel() * info.dtype.size()],
                 vec![0; part.numel() * info.dtype.size()],
             );
-            copy_box(
+            copy_region(
                 &whole,
                 &info.whole(),
                 &mut want,

@@ -49,7 +49,7 @@ fn lengths(checkpoint: &Checkpoint, name: &str, bytes: &[u8]) -> BTreeSet<usize>
                 .manifest()
                 .tensors
                 .values()
-                .flat_map(|t| &t.boxes)
+                .flat_map(|t| &t.regions)
                 .filter(|b| b.file == name)
                 .map(|b| b.offset as usize),
         );
@@ -71,7 +71,7 @@ fn lengths(checkpoint: &Checkpoint, name: &str, bytes: &[u8]) -> BTreeSet<usize>
 
 #[test]
 fn files_cut_short_or_lost_are_passed_over_with_a_reason_and_the_previous_checkpoint_loads() {
-    let root = crate::common::Temporary::new(&format!("kill-{}", line!()));
+    let root = crate::common::Temporary::here();
     save(&root, "one", 1).expect("a good disk");
     let checkpoint = Checkpoint::open(save(&root, "two", 2).expect("a good disk")).expect("whole");
     let (mut cut, mut lost) = (0, 0);

@@ -69,22 +69,10 @@ const LARGE: usize = 400_000;
 fn whole(checkpoint: &Checkpoint) -> u64 {
     let step = checkpoint.manifest().step;
     assert_eq!(checkpoint.verify(), [], "{:?}", checkpoint.path());
-    assert!(
-        checkpoint
-            .values::<f32>("w")
-            .expect("whole")
-            .iter()
-            .all(|v| *v == step as f32),
-        "one step in all of w"
-    );
-    assert!(
-        checkpoint
-            .values::<f64>("b")
-            .expect("whole")
-            .iter()
-            .all(|v| *v == step as f64),
-        "one step in all of b"
-    );
+    let w = checkpoint.values::<f32>("w").expect("whole");
+    assert!(w.iter().all(|v| *v == step as f32), "one step in all of w");
+    let b = checkpoint.values::<f64>("b").expect("whole");
+    assert!(b.iter().all(|v| *v == step as f64), "one step in all of b");
     assert_eq!(
         checkpoint.values::<i64>("scalar").expect("whole"),
         [step as i64]
@@ -119,7 +107,7 @@ fn leftovers(root: &Path) -> usize {
 }
 
 fn is_lock(error: &Error) -> bool {
-    matches!(error, Error::Io { action: "lock", reason, .. } if reason.contains("somebody else"))
+    matches!(error, Error::Locked { .. })
 }
 
 /// What a child does: the binary was started with one test, [`process::TEST`], which calls this
@@ -237,7 +225,7 @@ fn a_process_killed_at_any_operation_leaves_the_previous_or_the_new_checkpoint()
     let (mut kinds, mut old, mut new) = (BTreeMap::<String, usize>::new(), 0, 0);
     for threads in [1, 3] {
         for n in 1.. {
-            let root = Temporary::new(&format!("kill-{}", line!()));
+            let root = Temporary::here();
             save(&root, "one", 1).expect("a good disk");
             std::fs::create_dir(root.join(".tmp-two")).expect("a folder");
             for name in ["manifest.json", "rank-00000.safetensors"] {
@@ -371,7 +359,7 @@ fn a_process_killed_while_it_saves_in_the_background_loses_nothing_it_reported()
 
 #[test]
 fn two_processes_do_not_write_at_the_same_time_and_neither_loses_anything() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     save(&root, "one", 1).expect("a good disk");
     let mut child = Child::start("wait", &root, &[]);
     child.until(|line| line == "inside");
@@ -416,7 +404,7 @@ fn two_processes_do_not_write_at_the_same_time_and_neither_loses_anything() {
 /// and would hold on to the lock of a save that has ended.
 #[test]
 fn the_lock_is_free_after_a_save_also_while_the_process_starts_others() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {

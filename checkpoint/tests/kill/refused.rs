@@ -28,7 +28,7 @@ fn full_at(n: usize) -> Watched {
 
 #[test]
 fn a_disk_that_is_full_at_any_operation_is_a_typed_error_and_leaves_nothing_behind() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     save(&root, "one", 1).expect("a good disk");
     let mut failures = 0;
     for n in 1.. {
@@ -74,7 +74,7 @@ fn a_disk_that_is_full_at_any_operation_is_a_typed_error_and_leaves_nothing_behi
 
 #[test]
 fn a_sync_that_fails_is_not_a_checkpoint() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     save(&root, "one", 1).expect("a good disk");
     let mut failures = 0;
     for n in 1.. {
@@ -132,7 +132,7 @@ fn refused(root: &Path) {
 
 #[test]
 fn a_folder_that_cannot_be_written_to_is_a_typed_error() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     // Below an ordinary file there can be no folder, whoever asks.
     fs::write(root.join("file"), b"ordinary").expect("a file");
     refused(&root.join("file"));
@@ -158,7 +158,7 @@ fn a_folder_that_cannot_be_written_to_is_a_typed_error() {
 
 #[test]
 fn folders_that_are_made_for_the_first_checkpoint_are_synced_before_it_counts() {
-    let root = Temporary::new(&format!("kill-{}", line!()));
+    let root = Temporary::here();
     let synced = Arc::new(Mutex::new(vec![]));
     let notes = synced.clone();
     let disk = Watched::new(move |_, kind, path| {

@@ -153,6 +153,10 @@ fn the_degree_of_a_temporary_name_is_that_of_the_tensor_it_becomes() {
 /// The sources of an engine row with their optimizer states. Tensors whose type was not recorded
 /// are bf16, so that a cast to float32 is one.
 fn sources(row: &Value) -> (BTreeMap<String, TensorInfo>, Names) {
+    sources_as(row, DType::BF16)
+}
+
+fn sources_as(row: &Value, not_recorded: DType) -> (BTreeMap<String, TensorInfo>, Names) {
     let side = |key: &str| {
         row[key]
             .as_object()
@@ -165,7 +169,7 @@ fn sources(row: &Value) -> (BTreeMap<String, TensorInfo>, Names) {
     for (name, shards) in row["source"].as_object().expect("tensors") {
         let dtype = shards[0]["dtype"]
             .as_str()
-            .map_or(DType::BF16, |name| dtype_by_name(name).expect("a type"));
+            .map_or(not_recorded, |name| dtype_by_name(name).expect("a type"));
         let shape = sizes(&shards[0]["global_shape"]);
         for state in ["", ".w_0", ".moment1_0"] {
             out.insert(
@@ -195,7 +199,7 @@ fn sizes(value: &Value) -> Vec<usize> {
         .collect()
 }
 
-fn recorded_box(slice: &Value) -> Region {
+fn recorded_region(slice: &Value) -> Region {
     region(
         &sizes(&slice["global_offset"]),
         &sizes(&slice["local_shape"]),
@@ -256,20 +260,22 @@ fn slices_come_from_where_it_was_recorded() {
                 // of the result, and asking for it says so.
                 assert!(
                     wanted.is_empty()
-                        && recipe.pieces(key, &recorded_box(&query["target"])).is_err(),
+                        && recipe
+                            .pieces(key, &recorded_region(&query["target"]))
+                            .is_err(),
                     "{test}"
                 );
                 queries += 1;
                 continue;
             }
             let found = recipe
-                .pieces(key, &recorded_box(&query["target"]))
-                .expect("a box of it");
+                .pieces(key, &recorded_region(&query["target"]))
+                .expect("a region of it");
             assert_eq!(found.len(), wanted.len(), "{test} {key}");
             for (piece, slice) in found.iter().zip(&wanted) {
                 assert_eq!(
                     piece.target,
-                    recorded_box(&slice["target_slice"]),
+                    recorded_region(&slice["target_slice"]),
                     "{test} {key}"
                 );
                 assert_eq!(
@@ -279,7 +285,7 @@ fn slices_come_from_where_it_was_recorded() {
                 );
                 assert_eq!(
                     piece.region,
-                    recorded_box(&slice["source_slice"]),
+                    recorded_region(&slice["source_slice"]),
                     "{test} {key}"
                 );
                 assert_eq!(
@@ -335,6 +341,30 @@ fn slices_come_from_where_it_was_recorded() {
         }
     }
     assert_eq!(queries, 12);
+}
+
+/// Paddle casts whatever a tensor holds: the recorded statement is carried out the same from whole
+/// numbers, of which the optimizer's states keep their type as ever.
+#[test]
+fn the_recorded_cast_is_one_from_integers_too() {
+    let row = row("TestAOAEngineTransposeCast.test_transpose");
+    for from in [DType::I32, DType::I64, DType::U8, DType::Bool] {
+        let (sources, names) = sources_as(&row, from);
+        let program = program(&row, &names).expect("expands");
+        let recipe = Recipe::new(&program, &sources, None, false).expect("evaluates");
+        assert_eq!(recipe.tensors()["d0"].dtype, DType::F32);
+        assert_eq!(recipe.tensors()["d0.w_0"].dtype, from);
+        let whole = recipe.tensors()["d0"].whole();
+        let pieces = recipe.pieces("d0", &whole).expect("all of it");
+        for (piece, recorded) in pieces.iter().zip(
+            row["output_vars"]["d0"]["slices"]
+                .as_array()
+                .expect("slices"),
+        ) {
+            assert_eq!(piece.dtype, from);
+            assert_eq!(postprocess(&piece.ops), recorded[3]);
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Each statement against the same in loops.
 
 use crate::array::{Array, Counting, arrays};
-use anymesh_checkpoint::Source;
 use anymesh_checkpoint::map::{Mapped, Mapping, Names, Options};
-use anymesh_core::DType;
+use anymesh_checkpoint::{Error, Memory, Source, TensorInfo};
+use anymesh_core::{DType, Tensor};
 use std::collections::BTreeMap;
 
 fn a(dtype: DType, shape: &[usize]) -> Array {
@@ -205,6 +205,56 @@ fn casts_know_types_by_all_their_names() {
         [("a", a(DType::BF16, &[0]))],
         [("a", a(DType::BF16, &[0]))],
     );
+}
+
+/// Every type becomes every other by the rules of tensors: values that fit, that do not, and that
+/// are between two.
+#[test]
+fn a_cast_of_any_type_to_any_other_is_that_of_a_tensor() -> Result<(), Error> {
+    let device = anymesh_backend_cpu::device();
+    let values = [
+        0.0,
+        1.0,
+        -1.0,
+        2.5,
+        -2.5,
+        100.75,
+        255.0,
+        -300.0,
+        70_000.0,
+        -3e9,
+        5e18,
+        -1e30,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+    ];
+    let doubles: Vec<u8> = values.iter().flat_map(|x: &f64| x.to_le_bytes()).collect();
+    let doubles = Tensor::from_bytes(&doubles, DType::F64, [values.len()], &device)?;
+    for from in DType::ALL {
+        let x = doubles.cast(from)?;
+        let mut source = Memory::default();
+        let info = TensorInfo {
+            dtype: from,
+            shape: x.dims().to_vec(),
+        };
+        source.insert("s0", info, x.to_bytes()?)?;
+        for to in DType::ALL {
+            let mapping = Mapping::parse(&format!("s0 -> d0, dtype=\"{to}\""))?;
+            let mapped = Mapped::new(&source, &mapping, &Options::default())?;
+            assert_eq!(mapped.info("d0")?.dtype, to);
+            let found =
+                Tensor::from_bytes(&mapped.read_all("d0")?, to, x.shape().clone(), &device)?;
+            let (found, expected) = (found.cast(DType::F64)?, x.cast(to)?.cast(DType::F64)?);
+            let bits = |x: Tensor| -> Result<Vec<u64>, Error> {
+                // Which NaN it is does not matter.
+                let one = |v: f64| if v.is_nan() { u64::MAX } else { v.to_bits() };
+                Ok(x.to_vec::<f64>()?.into_iter().map(one).collect())
+            };
+            assert_eq!(bits(found)?, bits(expected)?, "{from} to {to}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

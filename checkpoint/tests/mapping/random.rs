@@ -148,7 +148,7 @@ fn mapping(random: &mut Random) -> (BTreeMap<String, Array>, String, BTreeMap<St
     (sources, text, live)
 }
 
-fn random_box(random: &mut Random, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
+fn random_region(random: &mut Random, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
     shape
         .iter()
         .map(|n| {
@@ -181,7 +181,7 @@ fn check(
             "{name} of\n{text}"
         );
         for _ in 0..4 {
-            let (start, shape) = random_box(random, &array.shape);
+            let (start, shape) = random_region(random, &array.shape);
             let part = array.slice(&start, &shape);
             let before = mapped.source().elements.load(Ordering::Relaxed);
             let mut out = vec![0xaa; part.bytes().len()];
@@ -200,7 +200,7 @@ fn check(
 }
 
 #[test]
-fn random_boxes_of_random_mappings_are_what_loops_yield_and_the_inverse_leads_back() {
+fn random_regions_of_random_mappings_are_what_loops_yield_and_the_inverse_leads_back() {
     let mut random = Random(5);
     for _ in 0..1500 {
         let (sources, text, expected) = mapping(&mut random);
@@ -238,7 +238,7 @@ const LEFT: &str = "a a a b b c d a^T b^T l.0.w l.1.w l.$LAYER_ID.w l.$LAYER_ID.
     c[0:99999999999] 'q'";
 const RIGHT: &str = "c d e f g h c^T d^T a t.$LAYER_ID u.$LAYER_ID l.$LAYER_ID_OFFSET.w m.$EXPERT_ID m.$LAYER_ID.* $X _ c[0:3] c[3:0] 'q'";
 const ATTRS: &str = "axis=0 axis=1 axis=-1 sizes=[1,3] sizes=\"[2]\" permute=\"[]\" permute=[1,0] reshape=[-1] reshape=[4,4,1] reshape=[9223372036854775807,4] \
-    dtype=bf16 dtype='float64' src_dtype=f32 dst_dtype=f16 src_shape=[4,4] dst_shape=[16] fused_qkv fused_qkv_old fused_ffn num_heads=4 num_heads=-1 \
+    dtype=bf16 dtype='float64' dtype=int32 src_dtype=f32 dst_dtype=f16 src_shape=[4,4] dst_shape=[16] fused_qkv fused_qkv_old fused_ffn num_heads=4 num_heads=-1 \
     num_key_value_groups=2 num_key_value_groups=0 src_degree=2 dst_degree=3";
 const WILD: &str = "-> -> , = [ ] : ^T ^ \" ' # - é 18446744073709551616 7 $ * _";
 

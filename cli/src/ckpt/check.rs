@@ -9,8 +9,8 @@ use super::{
 use anymesh::{
     Region,
     checkpoint::{
-        Checkpoint, Error, Kind, Result, Source, TensorInfo, content_sum, hugging_face, number,
-        open, select, split,
+        Checkpoint, Error, Result, Source, SourceFormat, TensorInfo, content_sum, hugging_face,
+        number, open, select, split,
     },
 };
 use clap::Args;
@@ -38,10 +38,10 @@ struct Verified {
 
 impl Verify {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let kind = Kind::of(&self.path)?;
+        let kind = SourceFormat::of(&self.path)?;
         let found = match self.look(ui, kind) {
             Ok(found) => found,
-            // What is not what it should be is the answer, not a failure to find it.
+            // That something is damaged is an answer, not a failure to answer.
             Err(error) if is_damage(&error) => Verified {
                 damaged: vec![error],
                 tensors: 0,
@@ -76,7 +76,7 @@ impl Verify {
         }
         let errors: Vec<Value> = damaged.iter().map(damage).collect();
         let json = json!({
-            "path": self.path, "kind": kind.to_string(), "whole": damaged.is_empty(), "damaged": errors, "tensors": tensors, "bytes": bytes, "sums": kind == Kind::Checkpoint
+            "path": self.path, "kind": kind.to_string(), "whole": damaged.is_empty(), "damaged": errors, "tensors": tensors, "bytes": bytes, "sums": kind == SourceFormat::Checkpoint
         });
         Ok(Outcome {
             yes: damaged.is_empty(),
@@ -85,8 +85,8 @@ impl Verify {
         })
     }
 
-    fn look(&self, ui: &Ui, kind: Kind) -> Result<Verified> {
-        if kind == Kind::Checkpoint {
+    fn look(&self, ui: &Ui, kind: SourceFormat) -> Result<Verified> {
+        if kind == SourceFormat::Checkpoint {
             let checkpoint = Checkpoint::open(&self.path)?;
             let wanted = self.select.of(&checkpoint)?;
             let bytes = wanted.tensors().values().map(TensorInfo::bytes).sum();
@@ -105,7 +105,7 @@ impl Verify {
         }
         let mut damaged = vec![];
         let (source, less): (Box<dyn Source>, _) = match kind {
-            Kind::HuggingFace => {
+            SourceFormat::HuggingFace => {
                 let folder = hugging_face::Folder::open(&self.path)?;
                 damaged.extend(folder.check_total().err());
                 (
@@ -113,11 +113,11 @@ impl Verify {
                     "checked: headers, sizes and the index; not checked: values, since safetensors files have no sums",
                 )
             }
-            Kind::Split => (
+            SourceFormat::Split => (
                 Box::new(split::Folder::open(&self.path)?),
                 "checked: headers, sizes, and that ranks hold the same where they should; not checked: other values, since safetensors files have no sums",
             ),
-            Kind::Torch => (
+            SourceFormat::Torch => (
                 open(&self.path)?,
                 "checked: metadata and sizes; not checked: values, since torch folders have no sums",
             ),
@@ -127,7 +127,7 @@ impl Verify {
             ),
         };
         let wanted = self.select.of(source.as_ref())?;
-        if kind == Kind::Split {
+        if kind == SourceFormat::Split {
             let watched = ui.watch("comparing ranks", &wanted);
             damaged.extend(
                 wanted
@@ -150,6 +150,8 @@ impl Verify {
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Format { .. } | Error::Damaged { .. } | Error::Index { .. } => true,
+        // A whole file of another format is not damaged, only not what was meant.
+        Error::OtherFormat { found, .. } => found.is_failed_download(),
         // A file that the checkpoint should have.
         Error::Io { path, .. } => !path.exists(),
         _ => false,
@@ -162,13 +164,19 @@ fn damage(error: &Error) -> Value {
         Error::Damaged {
             path,
             tensor,
-            region,
-            ..
-        } => (out["file"], out["tensor"], out["box"]) = (json!(path), json!(tensor), json!(region)),
+            start,
+            shape,
+            offset,
+        } => {
+            (out["file"], out["tensor"]) = (json!(path), json!(tensor));
+            (out["box"], out["offset"]) = (json!(format!("{start:?}+{shape:?}")), json!(offset));
+        }
         Error::Index { path, tensor, .. } => {
             (out["file"], out["tensor"]) = (json!(path), json!(tensor))
         }
-        Error::Format { path, .. } | Error::Io { path, .. } => out["file"] = json!(path),
+        Error::Format { path, .. } | Error::OtherFormat { path, .. } | Error::Io { path, .. } => {
+            out["file"] = json!(path)
+        }
         _ => {}
     }
     out
@@ -347,7 +355,7 @@ fn values(
     Ok(found)
 }
 
-/// The index in the tensor of the `i`th element of a box.
+/// The index in the tensor of the `i`th element of a region.
 fn index(part: &Region, mut i: usize) -> Vec<usize> {
     let mut at = part.start.to_vec();
     for d in (0..at.len()).rev() {

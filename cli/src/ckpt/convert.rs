@@ -2,7 +2,7 @@
 
 use super::{
     Answer, Outcome, count, human,
-    input::{Opened, Rules, Select, above, whole},
+    input::{Opened, Select, above, layouts, whole},
     memory::Memory,
     ui::Ui,
     wrong,
@@ -84,16 +84,16 @@ impl Target {
 
     /// What a mapping makes of a source.
     fn write_mapped(&self, ui: &Ui, from: &Opened, mapping: &Mapping, options: &Options) -> Answer {
-        // Beside the part that is written stands what it is made of.
+        // While a part is written, what it is made of is in memory too.
         let mapped = Mapped::new(from.source(), mapping, options)?.within(2 * self.memory.chunk()?);
         let selected = self.select.of(&mapped)?;
-        let (step, state) = kept(from);
+        let (step, state) = step_and_state(from);
         self.write(ui, &selected, &whole(&selected)?, step, &state)
     }
 }
 
 /// The step and the state of a checkpoint.
-fn kept(from: &Opened) -> (u64, Object<String, Value>) {
+fn step_and_state(from: &Opened) -> (u64, Object<String, Value>) {
     from.manifest()
         .map(|m| (m.step, m.state.clone()))
         .unwrap_or_default()
@@ -109,8 +109,9 @@ pub(crate) struct Reshard {
     /// The mesh, such as dp=2,tp=4.
     #[arg(long)]
     mesh: String,
-    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The
-    /// first that matches counts; others are replicated.
+    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]" for
+    /// tensors of two dimensions or "*=[@tp, ...]" for all that have one. The first that is for a
+    /// tensor counts; others are replicated.
     #[arg(long = "layout", value_name = "NAMES=SHARDING")]
     layouts: Vec<String>,
 }
@@ -119,8 +120,8 @@ impl Reshard {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
         let from = Opened::open(&self.path)?;
         let selected = self.target.select.of(from.source())?;
-        let layout = Rules::new(&self.mesh, &self.layouts)?.place(&selected)?;
-        let (step, state) = kept(&from);
+        let layout = layouts(&self.mesh, &self.layouts)?.place(&selected)?;
+        let (step, state) = step_and_state(&from);
         self.target.write(ui, &selected, &layout, step, &state)
     }
 }
@@ -226,7 +227,7 @@ impl Import {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
         let from = Opened::open(&self.path)?;
         let selected = self.target.select.of(from.source())?;
-        let (step, mut state) = kept(&from);
+        let (step, mut state) = step_and_state(&from);
         for file in hugging_face::CONFIGS {
             if let Some(config) = read_config(&self.path.join(file))? {
                 if let Some(Value::String(architecture)) = config.pointer("/architectures/0") {

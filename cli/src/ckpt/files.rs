@@ -2,13 +2,14 @@
 
 use super::{
     Answer, Outcome, bytes, count, human,
-    input::{Opened, Rules, Select, above},
+    input::{Opened, Select, above, layouts},
     memory::Memory,
     ui::Ui,
     wrong,
 };
 use anymesh::checkpoint::{
-    Error, Kind, Result, Source, TensorInfo, config_files, hugging_face, lora, safetensors, split,
+    Error, Result, Source, SourceFormat, TensorInfo, config_files, hugging_face, lora, safetensors,
+    split,
 };
 use clap::Args;
 use serde_json::json;
@@ -88,10 +89,7 @@ fn written(to: &Path, source: &dyn Source, files: &[String]) -> Outcome {
 /// Makes the folder in which something is to be written.
 fn make_room(to: &Path) -> Result<()> {
     if std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_some()) || to.is_file() {
-        return Err(wrong(format!(
-            "{} exists already: remove it or choose another name",
-            to.display()
-        )));
+        return Err(Error::Exists { path: to.into() });
     }
     let above = above(to);
     std::fs::create_dir_all(&above).map_err(|e| Error::io(&above, "create", &e))
@@ -157,30 +155,26 @@ impl Merge {
                     .map_err(|e| wrong(format!("--lora {}: {e}", folder.display())))?,
             );
         }
-        self.with(ui, &from, from.source(), &adapters)
+        self.write_with(ui, &from, from.source(), &adapters)
     }
 
     fn open(&self) -> Result<Opened> {
         let Some(mesh) = &self.mesh else {
             return Opened::open(&self.path);
         };
-        if Kind::of(&self.path)? != Kind::Split {
+        if SourceFormat::of(&self.path)? != SourceFormat::Split {
             return Err(wrong(format!(
                 "--mesh says how split files lie, but {} is a {}: leave it out",
                 self.path.display(),
-                Kind::of(&self.path)?
+                SourceFormat::of(&self.path)?
             )));
         }
-        let mut rules = Rules::new(mesh, &self.layouts)?;
-        let folder = split::Folder::open_as(&self.path, &rules.mesh().clone(), |name, rank| {
-            rules.sharding(name, rank)
-        })?;
-        rules.all_used()?;
+        let folder = split::Folder::open_as(&self.path, &layouts(mesh, &self.layouts)?)?;
         Ok(Opened::Other(Box::new(folder)))
     }
 
-    /// Puts one adapter after the other over the source, then writes it.
-    fn with(
+    /// Merges one adapter after the other into the source, then writes it.
+    fn write_with(
         &self,
         ui: &Ui,
         from: &Opened,
@@ -191,7 +185,7 @@ impl Merge {
             let folder = self.lora[self.lora.len() - adapters.len()].display();
             let merged = lora::Merged::new(source, adapter, config)
                 .map_err(|e| wrong(format!("--lora {folder}: {e}")))?;
-            return self.with(ui, from, &merged, others);
+            return self.write_with(ui, from, &merged, others);
         }
         let selected = self.common.select.of(source)?;
         let watched = ui.watch("writing", &selected);
@@ -240,8 +234,9 @@ pub(crate) struct Split {
     /// The mesh, such as tp=4.
     #[arg(long)]
     mesh: String,
-    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]". The
-    /// first that matches counts; every rank gets all of the others.
+    /// How tensors lie on it: a pattern of names and a sharding, such as "*.weight=[@tp, _]" for
+    /// tensors of two dimensions or "*=[@tp, ...]" for all that have one. The first that is for a
+    /// tensor counts; every rank gets all of the others.
     #[arg(long = "layout", value_name = "NAMES=SHARDING")]
     layouts: Vec<String>,
     /// The largest file; a rank gets several where needed. Without it each has one.
@@ -253,8 +248,8 @@ impl Split {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
         let from = Opened::open(&self.path)?;
         let selected = self.common.select.of(from.source())?;
-        let mut rules = Rules::new(&self.mesh, &self.layouts)?;
-        let layout = rules.place(&selected)?;
+        let layouts = layouts(&self.mesh, &self.layouts)?;
+        let layout = layouts.place(&selected)?;
         let options =
             self.common
                 .options(&self.path, &from, self.max_file_size.unwrap_or(usize::MAX))?;
@@ -267,15 +262,15 @@ impl Split {
                     * p.info.dtype.size()
             })
         };
-        let total = (0..rules.mesh().ranks()).flat_map(of).sum();
+        let total = (0..layouts.mesh().ranks()).flat_map(of).sum();
         let files = split::write(
             &ui.watch("writing", &selected).expecting(total),
             &self.to,
-            rules.mesh(),
+            layouts.mesh(),
             &layout,
             &options,
         )?;
-        let (ranks, n) = (rules.mesh().ranks(), layout.len());
+        let (ranks, n) = (layouts.mesh().ranks(), layout.len());
         let text = format!(
             "{}: {} for {}, {}\n",
             self.to.display(),

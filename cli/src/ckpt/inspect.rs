@@ -7,7 +7,7 @@ use super::{
     tree::{self, Row},
     ui::Ui,
 };
-use anymesh::checkpoint::{Kind, Source, TensorInfo, content_sum};
+use anymesh::checkpoint::{Source, SourceFormat, TensorInfo, content_sum};
 use clap::Args;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::PathBuf};
@@ -61,7 +61,7 @@ impl Inspect {
         let tensor = |(name, info): (&String, &TensorInfo)| {
             let mut tensor = json!({"name": name, "dtype": info.dtype.name(), "shape": info.shape, "layout": layout(from, name, info), "bytes": info.bytes()});
             if let Some(stored) = stored(from, name) {
-                tensor["boxes"] = stored.boxes.len().into();
+                tensor["boxes"] = stored.regions.len().into();
             }
             if let Some(sum) = sums.get(name) {
                 tensor["sum"] = sum.as_str().into();
@@ -74,7 +74,7 @@ impl Inspect {
             .into_iter()
             .map(|(name, dtype)| json!({"name": name, "dtype": dtype}))
             .collect();
-        let kind = Kind::of(&self.path)?.to_string();
+        let kind = SourceFormat::of(&self.path)?.to_string();
         let mut out = json!({"path": self.path, "kind": kind, "tensors": tensors, "foreign": foreign, "bytes": total(shown)});
         if let Some(m) = from.manifest() {
             (out["step"], out["mesh"], out["files"]) =
@@ -86,8 +86,9 @@ impl Inspect {
 
     fn text(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> String {
         let row = |name: &String, info: &TensorInfo| {
-            let boxes = stored(from, name).map_or(String::new(), |s| count(s.boxes.len(), "box"));
-            let mut more = vec![boxes];
+            let regions =
+                stored(from, name).map_or(String::new(), |s| count(s.regions.len(), "region"));
+            let mut more = vec![regions];
             more.extend(sums.get(name).cloned());
             Row {
                 layout: layout(from, name, info),

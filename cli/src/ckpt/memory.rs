@@ -26,8 +26,8 @@ pub(crate) struct Memory {
 pub(crate) struct Share {
     /// How many threads there are.
     pub(crate) threads: usize,
-    /// Bytes of a tensor that one of them holds at a time. So much again three times is left: for
-    /// what it is made of on the way.
+    /// Bytes of a tensor that one of them holds at a time. Three times as much again is left for
+    /// what it is made of.
     pub(crate) chunk: usize,
 }
 

@@ -131,7 +131,7 @@ pub(crate) fn print_error(error: &str) {
     print(&format!("{:#}\n", json!({"error": error.trim_end()})));
 }
 
-/// Prints to where the output goes. A reader that has seen enough and went away is no error.
+/// Prints to the standard output. A reader that closes it early, such as `head`, is no error.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
@@ -158,16 +158,7 @@ fn human(bytes: usize) -> String {
 
 /// `1 tensor`, `3 tensors`.
 fn count(n: usize, what: &str) -> String {
-    format!(
-        "{n} {what}{}",
-        if n == 1 {
-            ""
-        } else if what.ends_with('x') {
-            "es"
-        } else {
-            "s"
-        }
-    )
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// `256M`, `2GiB`, `1000000`: a number of bytes.
@@ -203,8 +194,8 @@ mod tests {
             ("17 B", "3.0 MiB")
         );
         assert_eq!(
-            (count(1, "box"), count(2, "box"), count(0, "tensor")),
-            ("1 box".into(), "2 boxes".into(), "0 tensors".into())
+            (count(1, "region"), count(2, "region"), count(0, "tensor")),
+            ("1 region".into(), "2 regions".into(), "0 tensors".into())
         );
     }
 }

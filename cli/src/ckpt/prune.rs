@@ -2,7 +2,7 @@
 
 use super::{Answer, Outcome, wrong};
 use anymesh::checkpoint::{
-    Keep, Kind, Result,
+    Keep, Result, SourceFormat,
     files::{Disk, Files, Output},
     list, rotate_with,
 };
@@ -31,7 +31,7 @@ pub(crate) struct Prune {
 
 impl Prune {
     pub(crate) fn run(&self) -> Answer {
-        if Kind::of(&self.root).is_ok() {
+        if SourceFormat::of(&self.root).is_ok() {
             return Err(wrong(format!(
                 "{} is one checkpoint: give the folder that holds checkpoints",
                 self.root.display()

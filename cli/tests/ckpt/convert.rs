@@ -28,6 +28,70 @@ fn a_checkpoint_is_resharded_merged_and_still_equal() {
     assert!(text(&["diff", &one, &file, "--values"]).contains("0 of 3"));
 }
 
+/// `--layout "*.weight=[@tp, @dp]"` failed on the first norm of a model.
+#[test]
+fn one_layout_serves_a_model_of_matrices_norms_and_biases() {
+    let case = Case::new("model");
+    let device = anymesh::device("cpu").unwrap();
+    let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, &device).unwrap();
+    let model = [
+        ("embed.weight", ones(&[32, 16])),
+        ("layers.0.norm.weight", ones(&[16])),
+        ("layers.0.up.weight", ones(&[64, 16])),
+        ("layers.0.up.bias", ones(&[64])),
+        ("layers.0.experts.weight", ones(&[4, 16, 16])),
+        ("scale", ones(&[])),
+    ];
+    case.save("model", &model);
+    let (from, to) = (case.at("model"), case.at("laid"));
+    reshard(&from, &to, "dp=2,tp=4", "*.weight=[@tp, @dp]");
+    let layout = |path: &str, name: &str| {
+        let (_, json) = object(&["inspect", path, "--filter", name]);
+        json["tensors"][0]["layout"].as_str().unwrap().to_string()
+    };
+    for (name, expected) in [
+        ("embed.weight", "f32[32@tp, 16@dp]"),
+        ("layers.0.up.weight", "f32[64@tp, 16@dp]"),
+        ("layers.0.norm.weight", "f32[16]"),
+        ("layers.0.experts.weight", "f32[4, 16, 16]"),
+        ("scale", "f32[]"),
+    ] {
+        assert_eq!(layout(&to, name), expected, "{name}");
+    }
+    let dots = case.at("dots");
+    reshard(&from, &dots, "dp=2,tp=4", "*=[..., @tp]");
+    for (name, expected) in [
+        ("layers.0.up.bias", "f32[64@tp]"),
+        ("layers.0.experts.weight", "f32[4, 16, 16@tp]"),
+        ("scale", "f32[]"),
+    ] {
+        assert_eq!(layout(&dots, name), expected, "{name}");
+    }
+    assert!(text(&["diff", &to, &dots, "--values"]).contains("0 of 6"));
+}
+
+/// Paddle's language casts integers; `ckpt map` refused to.
+#[test]
+fn a_mapping_casts_integers_to_floats_and_back() {
+    let case = Case::new("casts");
+    let (one, there, back) = (case.at("one"), case.at("there"), case.at("back"));
+    let statements = case.at("map.txt");
+    let cast = "step -> count, src_dtype=\"int64\", dst_dtype=\"float32\"\n";
+    std::fs::write(&statements, cast).unwrap();
+    text(&["map", &one, &there, "--statements", &statements]);
+    assert!(text(&["inspect", &there, "--flat"]).contains("count       f32[]"));
+    let reverse = [
+        "map",
+        &there,
+        &back,
+        "--statements",
+        &statements,
+        "--reverse",
+    ];
+    text(&reverse);
+    assert!(text(&["diff", &one, &back, "--values"]).contains("0 of 3"));
+}
+
 #[test]
 fn a_mapping_and_its_inverse_give_the_checkpoint_back() {
     let case = Case::new("map");

@@ -12,7 +12,7 @@ fn inspect_shows_a_tree_with_layouts_and_state() {
         "└─ 1.w",
         "f32[64@dp, 64@tp]",
         "16.0 KiB",
-        "8 boxes",
+        "8 regions",
         "step 7",
         "dp=2, tp=4",
         "consumed_samples: 123",
@@ -22,7 +22,7 @@ fn inspect_shows_a_tree_with_layouts_and_state() {
     }
     let flat = text(&["inspect", &case.at("one"), "--flat"]);
     assert!(
-        flat.contains("layers.0.w  f32[64@dp, 64@tp]  16.0 KiB  8 boxes"),
+        flat.contains("layers.0.w  f32[64@dp, 64@tp]  16.0 KiB  8 regions"),
         "{flat}"
     );
     assert_eq!(text(&["inspect", &case.at("one"), "--quiet"]), "");
@@ -46,7 +46,7 @@ fn layers_that_are_alike_are_shown_once_unless_all_are_asked_for() {
     let out = text(&["inspect", &case.at("deep")]);
     assert!(
         out.contains(
-            "model.layers.{0..11}.norm.weight  bf16[4]  8 B  × 12  1 box\n12 tensors, 96 B"
+            "model.layers.{0..11}.norm.weight  bf16[4]  8 B  × 12  1 region\n12 tensors, 96 B"
         ),
         "{out}"
     );
@@ -90,15 +90,7 @@ fn everything_is_in_the_json() {
 fn sums_are_the_same_in_every_layout_and_format() {
     let case = Case::new("sums");
     let (one, two, file) = (case.at("one"), case.at("two"), case.at("all.safetensors"));
-    text(&[
-        "reshard",
-        &one,
-        &two,
-        "--mesh",
-        "x=3",
-        "--layout",
-        "layers.*=[_, @x]",
-    ]);
+    reshard(&one, &two, "x=3", "layers.*=[_, @x]");
     text(&["merge", &one, &file]);
     let sums = |path: &str| -> Vec<String> {
         let (_, json) = object(&["inspect", path, "--sums", "--memory-limit", "64M"]);

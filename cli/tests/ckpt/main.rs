@@ -122,6 +122,11 @@ fn object(args: &[&str]) -> (i32, Value) {
     )
 }
 
+/// Writes a checkpoint anew for a mesh, with one layout.
+fn reshard(from: &str, to: &str, mesh: &str, layout: &str) {
+    text(&["reshard", from, to, "--mesh", mesh, "--layout", layout]);
+}
+
 /// The names of the tensors at a path.
 fn names(path: &str) -> Vec<String> {
     object(&["inspect", path]).1["tensors"]

@@ -48,6 +48,20 @@ fn a_path_that_is_nothing_or_holds_checkpoints_is_explained() {
         &["inspect", &case.at("text.txt")],
         &["text.txt", "not a valid safetensors file"],
     );
+    // A whole file of another program is not damaged; what stays of a failed download is.
+    std::fs::write(case.at("model.gguf"), b"GGUF\x03\0\0\0\x07\0\0\0").unwrap();
+    for command in ["inspect", "verify"] {
+        refuses(
+            &[command, &case.at("model.gguf")],
+            &["model.gguf: this is a GGUF file", "safetensors files"],
+        );
+    }
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    std::fs::write(case.at("pointer.safetensors"), pointer).unwrap();
+    let (code, json) = object(&["verify", &case.at("pointer.safetensors")]);
+    assert_eq!((code, &json["whole"]), (1, &json!(false)));
+    let error = json["damaged"][0]["error"].as_str().unwrap();
+    assert!(error.contains("git lfs pull"), "{error}");
     refuses(
         &["prune", &one, "--keep-last", "1"],
         &[
@@ -116,74 +130,50 @@ fn options_that_do_not_fit_say_what_would() {
         &["export", &one, &to, "--filter", "step", "--remove", "st*"],
         &["no tensor is left"],
     );
-    refuses(
-        &["reshard", &one, &to, "--mesh", "x"],
-        &["--mesh x", "such as dp=2,tp=4"],
-    );
-    refuses(
-        &["reshard", &one, &to, "--mesh", "x=2", "--layout", "layers"],
-        &["'layers' is no layout", "NAMES=SHARDING"],
-    );
-    refuses(
-        &[
-            "reshard",
-            &one,
-            &to,
-            "--mesh",
-            "x=2",
-            "--layout",
-            "layers.*=[@q, _]",
-        ],
-        &["layers.0.w", "q", "such as [@x, _]"],
-    );
-    refuses(
-        &[
-            "reshard",
-            &one,
-            &to,
-            "--mesh",
-            "x=2",
-            "--layout",
-            "*=[@x, _]",
-        ],
-        &["'step'", "no dimensions to cut"],
-    );
-    refuses(
-        &[
-            "reshard",
-            &one,
-            &to,
-            "--mesh",
-            "x=2",
-            "--layout",
-            "layer.*=[@x, _]",
-        ],
-        &["layer.*", "matches no tensor"],
-    );
-    refuses(
-        &[
-            "reshard",
-            &one,
-            &to,
-            "--mesh",
-            "x=2",
-            "--memory-limit",
-            "1M",
-        ],
-        &["--memory-limit 1.0 MiB", "at least 64.0 MiB"],
-    );
-    refuses(
-        &[
-            "reshard",
-            &one,
-            &to,
-            "--mesh",
-            "x=2",
-            "--memory-limit",
-            "1X",
-        ],
-        &["'x' is no unit"],
-    );
+    for (options, parts) in [
+        (&["--mesh", "x"][..], &["--mesh x", "such as dp=2,tp=4"][..]),
+        (
+            &["--mesh", "x=2", "--layout", "layers"],
+            &["\"layers\" is no layout", "NAMES=SHARDING"],
+        ),
+        (
+            &["--mesh", "x=2", "--layout", "layers.*=[@q, _]"],
+            &["layers.*=[@q, _]", "q", "such as \"*.weight=[@x, _]\""],
+        ),
+        (
+            &["--mesh", "x=2", "--layout", "step=[@x, _]"],
+            &[
+                "step=[@x, _]",
+                "for tensors of 2 dimensions",
+                "'step' has 0",
+            ],
+        ),
+        (
+            &["--mesh", "x=2", "--layout", "layer.*=[@x, _]"],
+            &["layer.*", "matches no tensor", "layers.0.w"],
+        ),
+        (
+            &[
+                "--mesh",
+                "x=2",
+                "--layout",
+                "*=[...]",
+                "--layout",
+                "*.w=[@x, _]",
+            ],
+            &["*.w=[@x, _]", "that a layout before it matches"],
+        ),
+        (
+            &["--mesh", "x=2", "--memory-limit", "1M"],
+            &["--memory-limit 1.0 MiB", "at least 64.0 MiB"],
+        ),
+        (
+            &["--mesh", "x=2", "--memory-limit", "1X"],
+            &["'x' is no unit"],
+        ),
+    ] {
+        refuses(&[&["reshard", &one, &to], options].concat(), parts);
+    }
     refuses(
         &[
             "merge",

@@ -88,6 +88,19 @@ impl Attrs {
         self.given.get(name).is_some_and(|value| !value.is_null())
     }
 
+    /// The largest number among those that the caller gave, or 0.
+    pub fn largest(&self) -> f64 {
+        fn largest<'a>(values: impl IntoIterator<Item = &'a Value>) -> f64 {
+            values.into_iter().fold(0.0, |most, value| {
+                most.max(match value {
+                    Value::Array(items) => largest(items),
+                    _ => float(value).unwrap_or(0.0),
+                })
+            })
+        }
+        largest(self.given.values())
+    }
+
     /// The attribute as JSON: as given, or its default; `null` where it is absent.
     pub fn value(&self, name: &str) -> Result<Value> {
         if let Some(value) = self.given.get(name) {

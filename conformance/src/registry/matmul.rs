@@ -108,7 +108,7 @@ fn products(shapes: &[(&[usize], &[usize])]) -> Vec<Sample> {
         .collect()
 }
 
-/// Matrices, vectors on either side, batches that broadcast, and integers.
+/// Matrices, vectors on either side and on both, batches that broadcast, and integers.
 fn matmuls(op: &'static str) -> Vec<Sample> {
     let mut all = products(&[
         (&[5, 7], &[7, 3]),
@@ -117,6 +117,7 @@ fn matmuls(op: &'static str) -> Vec<Sample> {
         (&[4, 1, 3, 2], &[3, 2, 4]),
         (&[5], &[5, 4]),
         (&[4, 3], &[3]),
+        (&[8], &[8]),
     ]);
     if op == "matmul" {
         all.push(Sample::new(

@@ -30,6 +30,7 @@ mod conv;
 mod create;
 mod elementwise;
 mod index;
+mod indices;
 mod loss;
 mod matmul;
 mod movement;
@@ -44,6 +45,7 @@ mod sort;
 
 pub use attr::{Attr, AttrKind};
 pub use attrs::Attrs;
+pub use indices::Shapes;
 pub(crate) use sample::SplitMix;
 pub use sample::{Fill, Input, Sample};
 

@@ -17,7 +17,7 @@
 
 mod gradient;
 
-use super::{OpInfo, matmul::biased, op, same_device};
+use super::{OpInfo, launch::launch_as, matmul::biased, op, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
@@ -349,9 +349,8 @@ fn compute(
     if !plain(op, tensors)? {
         return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
     }
-    device.check(dtype, shape.checked_numel(op)?)?;
-    let result = if shape.numel() == 0 {
-        input.result(None, dtype, shape.clone())
+    let result = if shape.checked_numel(op)? == 0 {
+        input.no_elements(dtype, shape.clone())?
     } else if input.numel() == 0 || weight.numel() == 0 {
         // No channels, or nothing but padding.
         Tensor::zeros(shape, dtype, device)?
@@ -361,10 +360,10 @@ fn compute(
             view.layout = (n..3).fold(view.layout, |l, _| l.unsqueeze(2));
             Ok(view)
         };
-        let (input_view, weight_view) = (deep(input)?, deep(weight)?);
-        let buffer = device.backend().conv(&ConvCall {
-            input: &input_view,
-            weight: &weight_view,
+        let call = ConvCall {
+            op,
+            input: deep(input)?,
+            weight: deep(weight)?,
             channels,
             out: lift(out, 1),
             stride: steps.stride,
@@ -372,8 +371,8 @@ fn compute(
             dilation: steps.dilation,
             groups: job.groups,
             transposed: job.transposed.is_some(),
-        })?;
-        input.result(Some(buffer), dtype, shape.clone())
+        };
+        launch_as(input.mesh(), shape, call)?
     };
     match bias {
         Some(bias) => {
@@ -418,7 +417,7 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            return Ok(l[0].result(None, l[0].dtype(), none));
+            return l[0].no_elements(l[0].dtype(), none);
         }
         run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };

@@ -9,7 +9,6 @@ use crate::{
     Dims, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
     grad::{Back, Pulled, constant, is_recording, record, record1},
-    ledger::on_behalf_of,
     map::Derivative,
     table::Table,
     tensor::Outputs,
@@ -179,19 +178,22 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
 }
 
 impl Map<'_> {
+    /// Runs the program over operands that broadcast to its shape, without a gradient.
+    #[track_caller]
+    fn run_on(&self, tensors: &[&Tensor]) -> Result<Outputs> {
+        let operands: SmallVec<[Operand<'_>; 6]> =
+            tensors.iter().map(|t| Operand::from(*t)).collect();
+        self.run(&operands, tensors[0].device())
+    }
+
     /// Runs the program over operands that broadcast to its shape, and remembers how to compute its
     /// gradient. There is at least one operand.
     #[track_caller]
     pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
-        let run = || {
-            let operands: SmallVec<[Operand<'_>; 6]> =
-                tensors.iter().map(|t| Operand::from(*t)).collect();
-            self.run(&operands, tensors[0].device())
-        };
         if !is_recording(tensors) {
-            let _scope = on_behalf_of(self.op, tensors[0]);
-            return run();
+            return self.run_on(tensors);
         }
+        let run = || self.run_on(tensors);
         if self
             .program
             .outputs
@@ -260,9 +262,9 @@ impl Reduce<'_> {
                 )?;
                 // All but sums look at the values again.
                 let linear = reduce == ReduceOp::Sum;
-                let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
                     (
-                        Arc::new(program.clone()),
+                        program.clone(),
                         operands.iter().map(|t| (*t).clone()).collect(),
                         out.clone(),
                     )

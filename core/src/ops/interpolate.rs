@@ -14,7 +14,7 @@ use super::{
     OpInfo, RuleForm,
     index::Zeros,
     map1,
-    pool::{leading, on_mesh_of, on_windows, table},
+    pool::{check_table, leading, on_mesh_of, on_windows, table},
 };
 use crate::{
     Error, Result, Shape, Tensor,
@@ -57,6 +57,7 @@ fn positions(values: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tenso
 
 /// The element that each of `out` results is.
 fn nearest_places(size: usize, out: usize, like: &Tensor) -> Result<Tensor> {
+    check_table(OP, out)?;
     positions(
         (0..out).map(|i| (i as u128 * size as u128 / out as u128) as usize),
         like,
@@ -71,6 +72,7 @@ fn linear_places(
     axis: usize,
     like: &Tensor,
 ) -> Result<[Tensor; 3]> {
+    check_table(OP, out)?;
     let place = |i: usize| match align_corners {
         true if out > 1 => i as f64 * (size - 1) as f64 / (out - 1) as f64,
         true => 0.0,
@@ -209,7 +211,7 @@ impl Tensor {
         }
         self.device().check(self.dtype(), shape.numel())?;
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape.clone()));
+            return self.no_elements(self.dtype(), shape.clone());
         }
         // In between, small floats are kept wide, so that the result is rounded once.
         let mut done = if is_linear {

@@ -13,7 +13,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
+use super::{OpInfo, RuleForm, expr::Expr, launch::launch_as, map1, op, same_device, sum_to};
 use crate::{
     DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::{MatmulCall, ReduceOp},
@@ -221,9 +221,8 @@ fn multiplied(
         .chain(rows)
         .chain(columns)
         .collect();
-    device.check(store, shape.checked_numel(op)?)?;
-    if shape.numel() == 0 {
-        return Ok(a.result(None, store, shape));
+    if shape.checked_numel(op)? == 0 {
+        return a.no_elements(store, shape);
     }
     if k == 0 {
         return Tensor::zeros(shape, store, device);
@@ -255,12 +254,13 @@ fn multiplied(
         }
         None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
     }
-    let buffer = device.backend().matmul(&MatmulCall {
-        a: &left_view,
-        b: &right_view,
+    let call = MatmulCall {
+        op,
+        a: left_view,
+        b: right_view,
         dtype: store,
-    })?;
-    Ok(a.result(Some(buffer), store, shape))
+    };
+    launch_as(a.mesh(), shape, call)
 }
 
 /// The sum of a product of floats and a bias that broadcasts, rounded to `dtype`.

@@ -18,6 +18,7 @@ pub mod glu;
 mod gradient;
 pub mod index;
 pub mod interpolate;
+mod launch;
 pub mod loss;
 pub mod matmul;
 pub mod movement;

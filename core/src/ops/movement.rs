@@ -145,14 +145,17 @@ impl Tensor {
             );
             return Err(Error::Argument { op, detail });
         }
-        let mut dims = Dims::with_capacity(self.rank());
+        // A size that cannot be counted is the largest that can, so that the error shows what was
+        // asked for, also where another dimension is empty.
+        let padded = |(size, (before, after)): (&usize, &(usize, usize))| {
+            size.saturating_add(*before).saturating_add(*after)
+        };
+        let shape: Shape = self.dims().iter().zip(pairs).map(padded).collect();
+        if shape.dims().contains(&usize::MAX) {
+            return Err(Error::SizeOverflow { op, shape });
+        }
         for (axis, &(before, after)) in pairs.iter().enumerate() {
             let size = self.shape()[axis];
-            let padded = before.checked_add(size).and_then(|n| n.checked_add(after));
-            dims.push(padded.ok_or_else(|| Error::SizeOverflow {
-                op,
-                shape: self.shape().clone(),
-            })?);
             let (limit, rule) = match mode {
                 PadMode::Constant(_) => continue,
                 PadMode::Reflect => (size.saturating_sub(1), "reflection reaches"),
@@ -170,7 +173,6 @@ impl Tensor {
                 return Err(Error::Argument { op, detail });
             }
         }
-        let shape = Shape::from(dims);
         shape.checked_numel(op)?;
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -234,7 +236,7 @@ impl Tensor {
             return self.pad_parts(pairs, mode);
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         match mode {
             PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
@@ -394,7 +396,7 @@ impl Tensor {
                 return self.view_parts(op, &to, |l| l[0].tile(reps));
             }
             if shape.numel() == 0 {
-                return Ok(self.result(None, self.dtype(), shape));
+                return self.no_elements(self.dtype(), shape);
             }
             let stride = |i: usize| {
                 (i + self.rank())
@@ -467,7 +469,7 @@ impl Tensor {
                 .run1(|l| l[0].repeat_interleave(n, axis as i64));
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         let inner = self.layout().unsqueeze(axis + 1);
         let repeated = inner.expand(&inner.shape.with(axis + 1, n));
@@ -653,7 +655,7 @@ fn joined(
         return join_parts(op, tensors, axis, dtype);
     }
     if shape.numel() == 0 {
-        return Ok(tensors[0].result(None, dtype, shape));
+        return tensors[0].no_elements(dtype, shape);
     }
     let mut parts: Vec<Tensor> = tensors
         .iter()

@@ -415,13 +415,14 @@ fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
         let row = RowOp::Norm {
             rms,
             eps,
-            weight: weight.as_ref(),
-            bias: bias.as_ref(),
+            weight,
+            bias,
             groups,
             channels,
             inner,
         };
-        if let Some(out) = fused_rows(x, channels * inner, row)? {
+        let op = if rms { "rms_norm" } else { "layer_norm" };
+        if let Some(out) = fused_rows(op, x, channels * inner, row)? {
             return Ok(out);
         }
     }

@@ -232,7 +232,10 @@ impl Windows {
     }
 
     /// The number of elements that each window divides by, if they are not all the same.
-    fn counts(&self, count_include_pad: bool) -> Option<Vec<f64>> {
+    fn counts(&self, op: &'static str, count_include_pad: bool) -> Result<Option<Vec<f64>>> {
+        for out in &self.out {
+            check_table(op, *out)?;
+        }
         let along = |slide: &Slide, out: usize| -> Vec<usize> {
             let (low, high) = if count_include_pad {
                 (0, slide.size + 2 * slide.padding)
@@ -254,14 +257,19 @@ impl Windows {
             .zip(&self.slides)
             .all(|(counts, s)| counts.iter().all(|n| *n == s.kernel))
         {
-            return None;
+            return Ok(None);
         }
-        Some(each.iter().fold(vec![1.0], |table, counts| {
+        let all = self
+            .out
+            .iter()
+            .fold(1usize, |n, out| n.saturating_mul(*out));
+        check_table(op, all)?;
+        Ok(Some(each.iter().fold(vec![1.0], |table, counts| {
             table
                 .iter()
                 .flat_map(|t| counts.iter().map(move |n| t * *n as f64))
                 .collect()
-        }))
+        })))
     }
 }
 
@@ -343,7 +351,7 @@ fn largest(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor
         .remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     windows
         .view(op, input, lowest(input.dtype()))?
@@ -435,7 +443,7 @@ fn largest_with_indices(
     }
     let values = largest(op, input, windows)?;
     if input.numel() == 0 {
-        let none = input.result(None, DType::I32, values.shape().clone());
+        let none = input.no_elements(DType::I32, values.shape().clone())?;
         return Ok((values, none));
     }
     let plane: Shape = windows
@@ -495,10 +503,10 @@ fn average(
         return Ok(on_windows(op, &AVERAGE, 0, input, windows.out.len(), local)?.remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     let axes = windows.axes(input.rank());
-    let Some(counts) = windows.counts(count_include_pad) else {
+    let Some(counts) = windows.counts(op, count_include_pad)? else {
         return windows
             .view(op, input, Scalar::Float(0.0))?
             .mean(&axes, false);
@@ -510,6 +518,20 @@ fn average(
         .sum(&axes, false)?;
     sums.div(&table(&counts, windows.out.clone(), wide, input)?)?
         .cast(input.dtype())
+}
+
+/// The most numbers of a table that the host makes for a device.
+const MAX_TABLE: usize = 1 << 26;
+
+/// Refuses tables that would fill the host's memory, whatever the device can hold.
+pub(super) fn check_table(op: &'static str, n: usize) -> Result<()> {
+    if n <= MAX_TABLE {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        op,
+        detail: format!("needs a table of {n} numbers on the host: at most {MAX_TABLE}"),
+    })
 }
 
 /// A small host-made tensor of floats beside `like`.

@@ -25,6 +25,7 @@ use super::{
     elementwise::{Key, Slot, cached},
     expr::Expr,
     index::picked,
+    launch::launch_as,
     map1, need_float_math, same_device,
     similarity::unless_zero,
 };
@@ -39,7 +40,6 @@ use crate::{
         plain, without_partials,
     },
 };
-use std::sync::Arc;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -87,7 +87,6 @@ const COMPARED: OpInfo = REDUCED.without_gradient(POSITIONS).runs(&[
     "isnan",
     "logical_and",
     "logical_or",
-    "reduce",
     "squeeze",
     "where_",
 ]);
@@ -153,7 +152,7 @@ impl Reduce<'_> {
             // The result has no elements, or is a constant.
             let out = reduced_shape(shape, self.axes, self.keepdim);
             return Place::from(first.mesh()).build(self.dtype, &out, |device, _| {
-                let nothing = Tensor::created(None, first.dtype(), shape.clone(), device);
+                let nothing = Tensor::nothing(first.dtype(), shape.clone(), device);
                 self.of(&[&nothing], self.axes).run_plain()
             });
         }
@@ -305,16 +304,14 @@ impl Reduce<'_> {
         let device = same_device(self.op, self.operands)?;
         let (first, shape) = (self.operands[0], self.operands[0].shape());
         let out = reduced_shape(shape, self.axes, self.keepdim);
-        let elements = out.checked_numel(self.op)?;
-        device.check(self.dtype, elements)?;
         if matches!(self.reduce, ReduceOp::ArgMax | ReduceOp::ArgMin) {
             check_positions(self.op, self.axes.iter().map(|&a| shape[a]).product())?;
         }
         if self.reduce == ReduceOp::LogSumExp {
             need_float_math(self.op, device, self.dtype)?;
         }
-        if elements == 0 {
-            return Ok(first.result(None, self.dtype, out));
+        if out.checked_numel(self.op)? == 0 {
+            return first.no_elements(self.dtype, out);
         }
         if shape.numel() == 0 {
             return self.empty(&out);
@@ -332,15 +329,14 @@ impl Reduce<'_> {
             params: self.params,
             ..Map::new(self.op, self.program, shape)
         };
-        let inputs = map.inputs(&operands, device)?;
-        let buffer = device.backend().reduce(&ReduceCall {
-            map: map.call(&inputs),
-            axes,
-            op: self.reduce,
+        let call = ReduceCall {
+            map: map.call(&operands, device)?,
+            axes: axes.into(),
+            mode: self.reduce,
             scale: self.scale,
             dtype: self.dtype,
-        })?;
-        Ok(first.result(Some(buffer), self.dtype, out))
+        };
+        launch_as(first.mesh(), out, call)
     }
 
     /// What a reduction of nothing gives.
@@ -449,7 +445,7 @@ fn front(
     from: DType,
     to: DType,
     f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
     cached(
         Key {

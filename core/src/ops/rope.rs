@@ -3,7 +3,9 @@
 use super::{
     Map, OpInfo, Operand, creates,
     expr::{Expr, check_float},
-    op, sum_to,
+    op,
+    pool::check_table,
+    sum_to,
 };
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
@@ -56,6 +58,10 @@ pub fn rope_tables(
     let table = |f: fn(f64) -> f64| {
         place.build(DType::F32, &shape, |device, region| {
             device.check(DType::F32, region.numel())?;
+            check_table(op, region.numel())?;
+            if region.numel() == 0 {
+                return Tensor::zeros(Shape::from(region.shape.clone()), DType::F32, device);
+            }
             let frequencies: Vec<f64> = (0..region.shape[1])
                 .map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64))
                 .collect();

@@ -218,7 +218,7 @@ impl Tensor {
             }
             shape[i] = self.numel() / rest;
         }
-        self.reshaped(op, shape.into())
+        self.reshaped(RESHAPED.name, shape.into())
     }
 
     /// Merges dimensions `start..=end` into one. A 0-d tensor becomes a vector of one element.

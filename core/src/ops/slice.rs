@@ -33,7 +33,8 @@ pub const OPS: &[OpInfo] = &[
     VIEWED.named("unfold"),
 ];
 
-/// More views than this from one call are a mistake, and would fill the host's memory.
+/// More views than this from one call, counted on every rank, are a mistake and would fill the
+/// host's memory.
 const MAX_PARTS: usize = 1 << 20;
 
 /// The first element, the step and the number of the elements `start:stop:step` of a dimension, in
@@ -228,6 +229,16 @@ impl Tensor {
     /// parts are joined again.
     #[track_caller]
     fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+        let ranks = self.mesh().addressable().len();
+        if sizes.len().saturating_mul(ranks) > MAX_PARTS {
+            return Err(Error::Argument {
+                op,
+                detail: format!(
+                    "{} parts on {ranks} ranks: at most {MAX_PARTS} in all, slice the ones that are needed",
+                    sizes.len()
+                ),
+            });
+        }
         let run = || {
             let (whole, mut start, mut out) = (
                 self.whole_along(op, axis)?,

@@ -357,13 +357,17 @@ fn on_each_rank(
         .collect();
     let count = mesh.addressable().len();
     let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
+    // The first addressable rank at each place along the used axes.
+    let places = used.iter().map(|a| mesh.size(*a)).product();
+    let mut first_at: SmallVec<[usize; 8]> = smallvec::smallvec![usize::MAX; places];
     for (i, rank) in mesh.addressable().enumerate() {
-        let twin = mesh.addressable().take(i).position(|other| {
-            used.iter()
-                .all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a))
-        });
-        if let Some(j) = twin.filter(|j| mesh.device(*j) == mesh.device(i)) {
-            results.push(results[j].clone());
+        let place = used
+            .iter()
+            .fold(0, |at, a| at * mesh.size(*a) + mesh.coordinate(rank, *a));
+        first_at[place] = first_at[place].min(i);
+        let twin = first_at[place];
+        if twin < i && mesh.device(twin) == mesh.device(i) {
+            results.push(results[twin].clone());
             continue;
         }
         let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();

@@ -26,6 +26,9 @@ pub use trace::{Decision, Source, trace};
 
 use crate::{Error, Result, Tensor};
 
+/// The most operands of a rule, which has a bit for each.
+const MAX_OPERANDS: usize = 31;
+
 /// Whether all operands are plain; an error where they lie on different meshes.
 #[inline]
 pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
@@ -113,6 +116,12 @@ pub fn apply(
         return Err(Error::Argument {
             op,
             detail: "a rule needs at least one operand".into(),
+        });
+    }
+    if inputs.len() > MAX_OPERANDS {
+        return Err(Error::Argument {
+            op,
+            detail: format!("{} operands: at most {MAX_OPERANDS}", inputs.len()),
         });
     }
     if plain(op, inputs)? {

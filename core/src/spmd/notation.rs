@@ -1,6 +1,6 @@
 //! Reads the notation of [rules](super::rule).
 
-use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, letter};
+use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, is_rest, letter};
 use crate::{Error, Reduction, Result, Shape};
 use smallvec::SmallVec;
 
@@ -75,7 +75,8 @@ impl<'a> Parser<'a> {
                     .extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
             }
         }
-        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() {
+        // One operand without dimensions is a term without letters.
+        let left: SmallVec<[&str; 4]> = if left.trim().is_empty() && shapes.is_empty() {
             SmallVec::new()
         } else {
             left.split(',').collect()
@@ -395,7 +396,7 @@ impl<'a> Parser<'a> {
             });
             return Ok([self.rule.factors.len() as u8 - 1].into_iter().collect());
         };
-        let broadcasts = letter.is_ascii_uppercase();
+        let broadcasts = is_rest(letter);
         let factor = &mut self.rule.factors[f];
         if factor.size == size {
             return Ok([f as u8].into_iter().collect());
@@ -495,7 +496,7 @@ impl<'a> Parser<'a> {
     fn mark(&mut self, letters: &[&str], kind: Kind) -> Result<()> {
         for letter in letters {
             for factor in &mut self.rule.factors {
-                let rest = *letter == "..." && factor.letter.is_ascii_uppercase();
+                let rest = *letter == "..." && is_rest(factor.letter);
                 if rest
                     || letter
                         .chars()

@@ -258,9 +258,18 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// The letter of dimension `d` among those that `...` stands for.
+/// The letter of dimension `d` among those that `...` stands for: A to Z, then À and on. No tensor on
+/// a mesh has more dimensions than there are.
 pub fn letter(d: usize) -> char {
-    (b'A' + d as u8) as char
+    match d {
+        0..26 => char::from(b'A' + d as u8),
+        _ => char::from(0xc0 + (d - 26).min(0x3f) as u8),
+    }
+}
+
+/// Whether a letter is one of those that `...` stands for.
+pub(super) fn is_rest(letter: char) -> bool {
+    letter.is_ascii_uppercase() || ('À'..='ÿ').contains(&letter)
 }
 
 /// The notation that it could have been read from.

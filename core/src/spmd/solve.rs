@@ -5,13 +5,19 @@
 //! best assignment moves the fewest bytes; one that moves nothing always wins, and among those that
 //! move something the bytes that partial results still owe count too. Then come fewer reshards,
 //! then a fixed order. Axes that no operand uses stay unused.
+//!
+//! Assignments grow with a power of the axes. Up to a budget all of them are tried; beyond it the
+//! best of those that were, and of assignments that leave one operand where it is, is improved axis
+//! by axis.
 
 use super::rule::{Factors, Kind, Rule};
 use crate::{
-    DType, Mesh, Placement, Reduction, Result, Shape, Sharding,
+    DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
     reshard::{Held, Objective, known},
+    sharding::too_many_dimensions,
 };
 use smallvec::SmallVec;
+use std::collections::HashSet;
 
 /// What a mesh axis does in an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,43 +68,74 @@ pub struct Solution {
 
 /// The best assignment.
 pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solution> {
+    check(rule)?;
     let mut search = Search::new(mesh, rule, operands);
     for only_free in [true, false] {
-        let mut best: Option<(Score, Solution)> = None;
+        let mut best = Best::default();
         let candidates = search.candidates(only_free);
-        search.visit(&candidates, u64::MAX, &mut |score, solution| {
-            if best.as_ref().is_none_or(|(s, _)| score < *s) {
-                best = Some((score, solution));
-            }
-            best.as_ref().map_or(u64::MAX, |(s, _)| s.0)
-        })?;
-        if let Some((_, solution)) = best.filter(|(_, s)| s.free || !only_free) {
+        if !search.visit(&candidates, &mut |at, score, solution| {
+            best.offer(at, score, solution)
+        })? {
+            search.improve(&candidates, &mut best)?;
+        }
+        if let Some((_, _, solution)) = best.0.filter(|(_, _, s)| s.free || !only_free) {
             return Ok(solution);
         }
     }
     // Everything whole is always among the candidates.
-    Err(crate::Error::Sharding {
+    Err(Error::Sharding {
         detail: "no assignment fits the rule".into(),
     })
 }
 
-/// Every assignment worth considering, best first; for explanations.
+/// Assignments worth considering, best first; for explanations. Where there are too many, some of
+/// them, with the best that is known.
 pub fn alternatives(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Vec<Solution>> {
+    check(rule)?;
     let mut all: Vec<(Score, Solution)> = vec![];
+    let mut seen = HashSet::new();
     let mut search = Search::new(mesh, rule, operands);
     let candidates = search.candidates(false);
-    search.visit(&candidates, u64::MAX, &mut |score, solution| {
-        if !all
-            .iter()
-            .any(|(_, s)| s.inputs == solution.inputs && s.outputs == solution.outputs)
-        {
+    let complete = search.visit(&candidates, &mut |_, score, solution| {
+        if seen.insert((solution.inputs.clone(), solution.outputs.clone())) {
             all.push((score, solution));
         }
         u64::MAX
     })?;
     all.sort_by_key(|(score, _)| *score);
-    Ok(all.into_iter().map(|(_, s)| s).collect())
+    let mut all: Vec<Solution> = all.into_iter().map(|(_, s)| s).collect();
+    if !complete {
+        let best = solve(mesh, rule, operands)?;
+        all.retain(|s| (&s.inputs, &s.outputs) != (&best.inputs, &best.outputs));
+        all.insert(0, best);
+    }
+    Ok(all)
 }
+
+/// Refuses rules with more dimensions and factors than a solution can name.
+fn check(rule: &Rule) -> Result<()> {
+    let rank = rule.inputs.iter().chain(&rule.outputs).map(|d| d.len());
+    match rank.max() {
+        Some(rank) if rank > MAX_RANK => Err(too_many_dimensions(rank)),
+        _ if rule.factors.len() > MAX_FACTORS => Err(Error::Sharding {
+            detail: format!(
+                "a rule with {} factors: at most {MAX_FACTORS}",
+                rule.factors.len()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The most factors of a rule: in [`Search::bring`] the numbers above stand for partial values.
+const MAX_FACTORS: usize = 128;
+
+/// What finding a solution may cost, counted in ranks that are looked at: some tenths of a second.
+const BUDGET: usize = 1 << 21;
+
+/// What an assignment costs to look at, and what a plan does, in the same measure.
+const ASSIGNMENT_COST: usize = 16;
+const PLAN_COST: usize = 8_000;
 
 /// Bytes, reshards, position in the fixed order.
 type Score = (u64, usize, usize);
@@ -107,6 +144,27 @@ type Score = (u64, usize, usize);
 const EXHAUSTIVE_AXES: usize = 4;
 
 type Candidates = SmallVec<[SmallVec<[Choice; 6]>; 3]>;
+
+/// For each used axis the number of its candidate.
+type Assignment = SmallVec<[usize; 4]>;
+
+/// The best assignment so far.
+#[derive(Default)]
+struct Best(Option<(Assignment, Score, Solution)>);
+
+impl Best {
+    /// Keeps the better one, and says how many bytes it moves.
+    fn offer(&mut self, at: &Assignment, score: Score, solution: Solution) -> u64 {
+        if self.0.as_ref().is_none_or(|(_, s, _)| score < *s) {
+            self.0 = Some((at.clone(), score, solution));
+        }
+        self.bytes()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.as_ref().map_or(u64::MAX, |(_, s, _)| s.0)
+    }
+}
 
 /// An operand brought to a sharding.
 struct Brought {
@@ -127,6 +185,12 @@ struct Search<'a> {
     /// What was asked of each operand so far, as [`Asked`], and what came of it.
     asked: SmallVec<[Vec<Asked>; 3]>,
     brought: SmallVec<[Vec<Brought>; 3]>,
+    /// What is left of [`BUDGET`].
+    budget: usize,
+    /// Ranks that differ along the used axes.
+    ranks: usize,
+    /// How many assignments were looked at.
+    position: usize,
 }
 
 /// The used axes that cut an operand or are partial, each in two bytes: which axis, and what it
@@ -135,13 +199,14 @@ type Asked = Option<u128>;
 
 impl<'a> Search<'a> {
     fn new(mesh: &'a Mesh, rule: &'a Rule, operands: &'a [Operand<'a>]) -> Self {
-        let used = (0..mesh.axes().len())
+        let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
             .filter(|a| {
                 operands
                     .iter()
                     .any(|o| o.sharding.placement(*a) != Placement::Replicate)
             })
             .collect();
+        let ranks = used.iter().map(|a| mesh.size(*a)).product();
         let held = operands
             .iter()
             .map(|o| Held::new(mesh, o.shape, o.sharding))
@@ -158,6 +223,9 @@ impl<'a> Search<'a> {
             held,
             asked,
             brought,
+            budget: BUDGET,
+            ranks,
+            position: 0,
         }
     }
 
@@ -224,29 +292,21 @@ impl<'a> Search<'a> {
     }
 
     /// Goes through all combinations of the candidates, and all orders of axes that cut the same
-    /// factor. What costs more than `bound`, which `found` may lower, is passed over.
+    /// factor. What costs more than `found` last said is passed over. False where the budget ended
+    /// it.
     fn visit(
         &mut self,
         candidates: &Candidates,
-        mut bound: u64,
-        found: &mut dyn FnMut(Score, Solution) -> u64,
-    ) -> Result<()> {
+        found: &mut dyn FnMut(&Assignment, Score, Solution) -> u64,
+    ) -> Result<bool> {
         if candidates.iter().any(|c| c.is_empty()) {
-            return Ok(());
+            return Ok(true);
         }
-        let mut at: SmallVec<[usize; 4]> = smallvec::smallvec![0; candidates.len()];
-        let mut position = 0;
+        (self.budget, self.position) = (BUDGET, 0);
+        let mut bound = u64::MAX;
+        let mut at: Assignment = smallvec::smallvec![0; candidates.len()];
         loop {
-            let choices: SmallVec<[Choice; 4]> =
-                at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
-            for order in self.orders(&choices) {
-                if self.within(&choices, &order, bound)
-                    && let Some((score, solution)) = self.evaluate(&choices, &order, position)?
-                {
-                    bound = found(score, solution);
-                }
-                position += 1;
-            }
+            bound = self.look(candidates, &at, bound, found)?;
             let mut i = 0;
             while i < at.len() {
                 at[i] += 1;
@@ -257,9 +317,85 @@ impl<'a> Search<'a> {
                 i += 1;
             }
             if i == at.len() {
-                return Ok(());
+                return Ok(true);
+            }
+            if self.budget == 0 {
+                return Ok(false);
             }
         }
+    }
+
+    /// Looks at one combination in all orders.
+    fn look(
+        &mut self,
+        candidates: &Candidates,
+        at: &Assignment,
+        mut bound: u64,
+        found: &mut dyn FnMut(&Assignment, Score, Solution) -> u64,
+    ) -> Result<u64> {
+        let choices: SmallVec<[Choice; 4]> =
+            at.iter().zip(candidates).map(|(i, c)| c[*i]).collect();
+        for order in self.orders(&choices) {
+            self.budget = self.budget.saturating_sub(ASSIGNMENT_COST);
+            if self.within(&choices, &order, bound)
+                && let Some((score, solution)) = self.evaluate(&choices, &order, self.position)?
+            {
+                bound = found(at, score, solution);
+            }
+            self.position += 1;
+        }
+        Ok(bound)
+    }
+
+    /// Improves the best assignment so far, and those that leave one operand where it is or bring
+    /// everything together, by changing one axis at a time as long as that helps.
+    fn improve(&mut self, candidates: &Candidates, best: &mut Best) -> Result<()> {
+        let keep = |operand: usize| -> Assignment {
+            let choice = |(p, list): (usize, &SmallVec<[Choice; 6]>)| {
+                let now = self.operands[operand].sharding.placement(self.used[p]);
+                list.iter()
+                    .position(|c| is_free(now, self.target(operand, *c)))
+                    .unwrap_or(list.len() - 1)
+            };
+            candidates.iter().enumerate().map(choice).collect()
+        };
+        let whole: Assignment = candidates.iter().map(|list| list.len() - 1).collect();
+        let mut starts: Vec<Assignment> = best.0.iter().map(|(at, ..)| at.clone()).collect();
+        starts.extend((0..self.operands.len()).map(keep).chain([whole]));
+        let share = BUDGET / starts.len();
+        for start in starts {
+            self.budget = share;
+            let mut here = Best::default();
+            self.look(candidates, &start, u64::MAX, &mut |at, score, solution| {
+                here.offer(at, score, solution)
+            })?;
+            let mut at = start;
+            let mut stuck = 0;
+            for p in (0..at.len()).cycle() {
+                let before = here.0.as_ref().map(|(_, s, _)| (s.0, s.1));
+                for i in 0..candidates[p].len() {
+                    let mut next = at.clone();
+                    next[p] = i;
+                    if next != at {
+                        self.look(candidates, &next, here.bytes(), &mut |at, score, s| {
+                            here.offer(at, score, s)
+                        })?;
+                    }
+                }
+                if let Some((better, ..)) = &here.0 {
+                    at = better.clone();
+                }
+                let after = here.0.as_ref().map(|(_, s, _)| (s.0, s.1));
+                stuck = if after == before { stuck + 1 } else { 0 };
+                if stuck >= at.len() || self.budget == 0 {
+                    break;
+                }
+            }
+            if let Some((at, score, solution)) = here.0 {
+                best.offer(&at, score, solution);
+            }
+        }
+        Ok(())
     }
 
     /// Orders of the used axes (as positions) that can differ in outcome.
@@ -365,6 +501,7 @@ impl<'a> Search<'a> {
             sharding: from,
             ..
         } = self.operands[operand];
+        self.budget = self.budget.saturating_sub(self.ranks);
         let (mut least, mut bytes) = (0, Some(0));
         if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
             let size = dtype.size() as u64;
@@ -422,7 +559,10 @@ impl<'a> Search<'a> {
                 free &= is_slice(from, &to);
                 let needed = match brought.bytes {
                     Some(bytes) => bytes,
-                    None => known(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes,
+                    None => {
+                        self.budget = self.budget.saturating_sub(PLAN_COST);
+                        known(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes
+                    }
                 };
                 brought.bytes = Some(needed);
                 bytes += needed;

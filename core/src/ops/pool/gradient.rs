@@ -42,7 +42,7 @@ impl Windows {
     /// Hands every element of a window its share.
     pub(super) fn unaveraged(&self, g: &Tensor, count_include_pad: bool) -> Result<Tensor> {
         let wide = g.cast(g.dtype().kind().dtype())?;
-        let shares = match self.counts(count_include_pad) {
+        let shares = match self.counts("avg_pool", count_include_pad)? {
             None => wide.div(self.slides.iter().map(|s| s.kernel).product::<usize>() as f64)?,
             Some(counts) => wide.div(&on_mesh_of(
                 table(&counts, self.out.clone(), wide.dtype(), g)?,

@@ -1,7 +1,6 @@
-//! Boxes of tensors: sizes that cannot overflow, boxes that lie inside, boxes cut into smaller
-//! ones, and the runs of bytes they are in memory.
+//! Regions of tensors: sizes that cannot overflow, regions that lie inside, regions cut into
+//! smaller ones, and the runs of bytes they are in memory.
 
-use crate::{Error, Result, TensorInfo};
 use anymesh_core::Region;
 use std::ops::Range;
 
@@ -26,53 +25,10 @@ pub(crate) fn row_major(shape: &[usize], size: usize) -> Vec<u64> {
     strides
 }
 
-/// Whether a box lies inside a tensor and the buffer has its size.
-pub(crate) fn check_box(name: &str, info: &TensorInfo, region: &Region, out: &[u8]) -> Result<()> {
-    let inside = region.start.len() == info.shape.len()
-        && region.shape.len() == info.shape.len()
-        && info
-            .shape
-            .iter()
-            .zip(region.start.iter().zip(&region.shape))
-            .all(|(&n, (&start, &count))| start.checked_add(count).is_some_and(|end| end <= n));
-    if !inside {
-        return Err(Error::Argument(format!(
-            "box of shape {:?} at {:?} does not lie inside tensor '{name}' of shape {:?}",
-            &region.shape[..],
-            &region.start[..],
-            info.shape
-        )));
-    }
-    let bytes = region.numel() * info.dtype.size();
-    if out.len() != bytes {
-        return Err(Error::Argument(format!(
-            "a box of {bytes} bytes of tensor '{name}' was asked for into a buffer of {}",
-            out.len()
-        )));
-    }
-    Ok(())
-}
-
-impl TensorInfo {
-    /// The tensor in boxes of at most `limit` bytes (or one element) that follow each other in
-    /// row-major order. A tensor without elements has none.
-    ///
-    /// ```
-    /// # use anymesh_checkpoint::TensorInfo;
-    /// # use anymesh_core::DType;
-    /// let info = TensorInfo { dtype: DType::F32, shape: vec![5, 4] };
-    /// let rows: Vec<usize> = info.slabs(32).map(|slab| slab.shape[0]).collect();
-    /// assert_eq!(rows, [2, 2, 1]);
-    /// ```
-    pub fn slabs(&self, limit: usize) -> impl Iterator<Item = Region> + use<> {
-        slabs(self.shape.clone(), self.dtype.size(), limit)
-    }
-}
-
 /// The slabs of a shape of elements of a size.
 pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterator<Item = Region> {
-    // Boxes are whole from dimension `whole` on, have `step` indices of the one before it, and one
-    // index of those before that.
+    // Regions are whole from dimension `whole` on, have `step` indices of the one before it, and
+    // one index of those before that.
     let (mut whole, mut row) = (shape.len(), size);
     while whole > 0 && row.saturating_mul(shape[whole - 1]) <= limit {
         whole -= 1;
@@ -106,11 +62,11 @@ pub(crate) fn slabs(shape: Vec<usize>, size: usize, limit: usize) -> impl Iterat
 /// The shortest run of bytes that tiles are cut to: shorter ones cost more to read than they save.
 const SHORTEST_RUN: usize = 4 << 10;
 
-/// Cuts a box into a grid of tiles of at most `limit` bytes (or one element): the longest dimension
-/// is halved until they are small enough, the last one only while rows stay worth a read. So a box
-/// of another layout meets few tiles that it needs only a part of, along whichever dimension it is
-/// cut.
-pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
+/// Cuts a region into a grid of tiles of at most `limit` bytes (or one element): the longest
+/// dimension is halved until they are small enough, the last one only while rows stay worth a read.
+/// So a region of another layout meets few tiles that it needs only a part of, along whichever
+/// dimension it is cut.
+pub(crate) fn cut_into_tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
     let rank = region.shape.len();
     let mut tile = region.shape.to_vec();
     while tile.iter().product::<usize>() * size > limit {
@@ -146,9 +102,9 @@ pub(crate) fn tiles(region: &Region, size: usize, limit: usize) -> Vec<Region> {
     out
 }
 
-/// The boxes that elements `range` of a tensor are, counted in row-major order, each with its first
-/// element. They follow each other, and there are at most `2 * rank - 1`.
-pub(crate) fn flat_boxes(shape: &[usize], range: Range<usize>) -> Vec<(Region, usize)> {
+/// The regions that elements `range` of a tensor are, counted in row-major order, each with its
+/// first element. They follow each other, and there are at most `2 * rank - 1`.
+pub(crate) fn flat_regions(shape: &[usize], range: Range<usize>) -> Vec<(Region, usize)> {
     let strides = row_major(shape, 1);
     let mut out = vec![];
     let mut at = range.start;
@@ -180,8 +136,8 @@ pub(crate) fn flat_boxes(shape: &[usize], range: Range<usize>) -> Vec<(Region, u
     out
 }
 
-/// The contiguous runs of bytes of `part`: offset in the box `of`, offset in the box `to`, length.
-/// Both hold `part`.
+/// The contiguous runs of bytes of `part`: offset in the region `of`, offset in the region `to`,
+/// length. Both hold `part`.
 pub(crate) fn runs(
     part: &Region,
     of: &Region,
@@ -199,7 +155,7 @@ pub(crate) fn runs(
         }
     }
     // For each dimension before it: indices left and all there are, and the bytes from one to the
-    // next in both boxes.
+    // next in both regions.
     let steps = |of: &Region| row_major(&of.shape, size);
     let (from_steps, to_steps) = (steps(of), steps(to));
     let first = |of: &Region, steps: &[u64]| {
@@ -238,17 +194,17 @@ pub(crate) fn runs(
     })
 }
 
-/// Copies `part` from one row-major buffer to another: `from` holds the box `from_box`, `to` holds
-/// `to_box`, and `part` lies in both.
-pub fn copy_box(
+/// Copies `part` from one row-major buffer to another: `from` holds the region `from_region`, `to`
+/// holds `to_region`, and `part` lies in both.
+pub fn copy_region(
     from: &[u8],
-    from_box: &Region,
+    from_region: &Region,
     to: &mut [u8],
-    to_box: &Region,
+    to_region: &Region,
     part: &Region,
     size: usize,
 ) {
-    for (source, target, length) in runs(part, from_box, to_box, size) {
+    for (source, target, length) in runs(part, from_region, to_region, size) {
         to[target..target + length].copy_from_slice(&from[source..source + length]);
     }
 }
@@ -256,7 +212,6 @@ pub fn copy_box(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anymesh_core::DType;
 
     fn region(start: &[usize], shape: &[usize]) -> Region {
         Region {
@@ -265,7 +220,20 @@ mod tests {
         }
     }
 
-    /// The places in a row-major tensor of the elements of a box, in order.
+    /// Shapes of every rank up to four, with sizes of one and of zero.
+    fn shapes() -> [Vec<usize>; 7] {
+        [
+            vec![],
+            vec![1],
+            vec![7],
+            vec![3, 5],
+            vec![4, 1, 6],
+            vec![2, 3, 4, 5],
+            vec![3, 0, 2],
+        ]
+    }
+
+    /// The places in a row-major tensor of the elements of a region, in order.
     fn places(shape: &[usize], part: &Region) -> Vec<usize> {
         let strides = row_major(shape, 1);
         let mut out = vec![0];
@@ -283,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_are_copied_between_buffers_of_other_boxes() {
+    fn regions_are_copied_between_buffers_of_other_regions() {
         let whole = region(&[0, 0, 0], &[3, 4, 5]);
         let from: Vec<u8> = (0..60).collect();
         for part in [
@@ -294,7 +262,7 @@ mod tests {
             region(&[1, 2, 3], &[0, 2, 1]),
         ] {
             let mut to = vec![255; part.numel()];
-            copy_box(&from, &whole, &mut to, &part, &part, 1);
+            copy_region(&from, &whole, &mut to, &part, &part, 1);
             assert_eq!(
                 to,
                 places(&whole.shape, &part)
@@ -304,7 +272,7 @@ mod tests {
             );
         }
         let mut scalar = [0; 2];
-        copy_box(
+        copy_region(
             &[7, 8],
             &region(&[], &[]),
             &mut scalar,
@@ -316,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_fill_a_box_and_are_cut_along_every_dimension() {
+    fn tiles_fill_a_region_and_are_cut_along_every_dimension() {
         for (shape, size, limit) in [
             (vec![1000, 1 << 20], 4, 4 << 20),
             (vec![1024, 4096], 4, 4 << 20),
@@ -326,7 +294,7 @@ mod tests {
             (vec![4, 0], 4, 8),
         ] {
             let mut whole = region(&vec![7; shape.len()], &shape);
-            let parts = tiles(&whole, size, limit);
+            let parts = cut_into_tiles(&whole, size, limit);
             assert!(
                 parts.iter().all(|p| p.numel() * size <= limit.max(size)),
                 "{shape:?}"
@@ -350,12 +318,12 @@ mod tests {
             seen.dedup();
             assert_eq!(seen.len(), count, "tiles of {shape:?} overlap");
         }
-        let square = tiles(&region(&[0, 0], &[1024, 4096]), 4, 4 << 20);
+        let square = cut_into_tiles(&region(&[0, 0], &[1024, 4096]), 4, 4 << 20);
         assert!(
             square.iter().all(|t| t.shape[..] == [1024, 1024]),
             "{square:?}"
         );
-        let long = tiles(&region(&[0, 0], &[64, 1 << 20]), 4, 1 << 20);
+        let long = cut_into_tiles(&region(&[0, 0], &[64, 1 << 20]), 4, 1 << 20);
         assert!(
             long.len() == 256 && long.iter().all(|t| t.shape[1] * 4 >= SHORTEST_RUN),
             "{:?}",
@@ -364,28 +332,22 @@ mod tests {
     }
 
     #[test]
-    fn flat_ranges_are_few_boxes_that_follow_each_other() {
-        for shape in [
-            vec![],
-            vec![1],
-            vec![7],
-            vec![3, 5],
-            vec![4, 1, 6],
-            vec![2, 3, 4, 5],
-            vec![3, 0, 2],
-        ] {
+    fn flat_ranges_are_few_regions_that_follow_each_other() {
+        for shape in shapes() {
             let n: usize = shape.iter().product();
             for begin in 0..=n {
                 for end in begin..=n {
-                    let boxes = flat_boxes(&shape, begin..end);
+                    let regions = flat_regions(&shape, begin..end);
                     assert!(
-                        boxes.len() <= (2 * shape.len()).max(2) - 1,
-                        "{shape:?} {begin}..{end}: {boxes:?}"
+                        regions.len() <= (2 * shape.len()).max(2) - 1,
+                        "{shape:?} {begin}..{end}: {regions:?}"
                     );
-                    let elements: Vec<usize> =
-                        boxes.iter().flat_map(|(b, _)| places(&shape, b)).collect();
+                    let elements: Vec<usize> = regions
+                        .iter()
+                        .flat_map(|(b, _)| places(&shape, b))
+                        .collect();
                     assert_eq!(elements, (begin..end).collect::<Vec<_>>(), "{shape:?}");
-                    assert!(boxes.iter().all(|(b, at)| places(&shape, b)[0] == *at));
+                    assert!(regions.iter().all(|(b, at)| places(&shape, b)[0] == *at));
                 }
             }
         }
@@ -393,23 +355,11 @@ mod tests {
 
     #[test]
     fn slabs_follow_each_other_without_holes_and_keep_the_limit() {
-        for shape in [
-            vec![],
-            vec![1],
-            vec![7],
-            vec![3, 5],
-            vec![4, 1, 6],
-            vec![2, 3, 4, 5],
-            vec![3, 0, 2],
-        ] {
+        for shape in shapes() {
             for limit in [1, 2, 3, 8, 20, 31, 64, 1000] {
-                let info = TensorInfo {
-                    dtype: DType::F16,
-                    shape: shape.clone(),
-                };
                 let strides = row_major(&shape, 2);
                 let mut at = 0;
-                for slab in info.slabs(limit) {
+                for slab in slabs(shape.clone(), 2, limit) {
                     let start: usize = slab
                         .start
                         .iter()
@@ -423,7 +373,7 @@ mod tests {
                     );
                     at += slab.numel() * 2;
                 }
-                assert_eq!(at, info.bytes(), "{shape:?} {limit}");
+                assert_eq!(at, 2 * shape.iter().product::<usize>(), "{shape:?} {limit}");
             }
         }
     }

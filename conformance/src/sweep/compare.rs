@@ -1,0 +1,111 @@
+//! What every rank holds of a result, against the whole result.
+
+use super::partial::positions;
+use anymesh_core::{DType, Kind, Region, Result, Tensor};
+
+/// A result as plain numbers.
+pub(super) struct Expected {
+    pub(super) shape: Vec<usize>,
+    dtype: DType,
+    values: Vec<f64>,
+}
+
+impl Expected {
+    pub(super) fn new(x: &Tensor) -> Result<Self> {
+        Ok(Self {
+            shape: x.dims().into(),
+            dtype: x.dtype(),
+            values: values(x)?,
+        })
+    }
+}
+
+/// The elements as `f64`.
+pub fn values(t: &Tensor) -> Result<Vec<f64>> {
+    Ok(match t.dtype().kind() {
+        Kind::F32 if t.dtype() == DType::F32 => {
+            t.to_vec::<f32>()?.into_iter().map(f64::from).collect()
+        }
+        Kind::I32 => t.to_vec::<i32>()?.into_iter().map(f64::from).collect(),
+        Kind::Bool => t
+            .to_vec::<bool>()?
+            .into_iter()
+            .map(|v| f64::from(u8::from(v)))
+            .collect(),
+        Kind::F64 => t.to_vec::<f64>()?,
+        Kind::I64 => t.to_vec::<i64>()?.into_iter().map(|v| v as f64).collect(),
+        Kind::U32 => t
+            .cast(DType::U32)?
+            .to_vec::<u32>()?
+            .into_iter()
+            .map(f64::from)
+            .collect(),
+        Kind::F32 => t
+            .cast(DType::F32)?
+            .to_vec::<f32>()?
+            .into_iter()
+            .map(f64::from)
+            .collect(),
+    })
+}
+
+/// Reordered sums of a few rounded `f32`, relative to values of about one or the value itself.
+const ROUNDING: f64 = 1e-5;
+
+/// The tensor with nothing partial.
+fn settled(x: &Tensor) -> Result<Tensor> {
+    x.detach().reshard(x.sharding().whole())
+}
+
+/// Compares results to the last bit, or but for rounding.
+pub(super) fn compare(exact: bool, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
+    if actual.len() != expected.len() {
+        return Err(format!(
+            "{} results, expected {}",
+            actual.len(),
+            expected.len()
+        ));
+    }
+    for (o, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        if actual.dims() != &expected.shape[..] || actual.dtype() != expected.dtype {
+            return Err(format!(
+                "result {o} is {}, expected {}{:?}",
+                actual.type_string(),
+                expected.dtype,
+                expected.shape
+            ));
+        }
+        let whole = settled(actual).map_err(|e| e.to_string())?;
+        let mut seen: Vec<(Region, Tensor)> = vec![];
+        for (rank, part) in whole.shards() {
+            let region = whole.sharding().region(whole.mesh(), rank, whole.shape());
+            if part.dims() != &region.shape[..] {
+                return Err(format!(
+                    "result {o} ({}): rank {rank} holds {}",
+                    actual.type_string(),
+                    part.type_string()
+                ));
+            }
+            // Ranks that share memory need one look.
+            if seen
+                .iter()
+                .any(|(r, p)| *r == region && p.shares_memory(&part))
+            {
+                continue;
+            }
+            seen.push((region.clone(), part.clone()));
+            let part = values(&part).map_err(|e| e.to_string())?;
+            for (a, at) in part.iter().zip(positions(&region, &expected.shape)) {
+                let e = expected.values[at];
+                let close = || !exact && (a - e).abs() <= ROUNDING * e.abs().max(1.0);
+                if *a != e && !(a.is_nan() && e.is_nan()) && !close() {
+                    return Err(format!(
+                        "result {o} ({}): rank {rank} has {a} at {at}, expected {e}",
+                        actual.type_string()
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
