@@ -8,7 +8,6 @@
 use anymesh::{
     DType, Device, Mesh, Place, Result, Tensor, TensorType,
     checkpoint::{self, Background, Checkpoint, Contents, Load, Training},
-    grad::no_grad,
     i,
     ops::{
         AttentionOptions, CrossEntropyOptions, Rng, RopeStyle, attention::attention,
@@ -165,9 +164,7 @@ impl Model {
         let loss = self.loss()?;
         let grads = loss.backward()?;
         for w in &mut self.parameters {
-            if let Some(g) = grads.get(w)? {
-                *w = no_grad(|| w.sub(&g.mul(0.4)?))?.require_grad()?;
-            }
+            w.update(|w| w.sub(&grads.of(w)?.mul(0.4)?))?;
         }
         Ok(loss.item()?.to_f64())
     }

@@ -75,7 +75,8 @@ impl Memory {
     }
 
     pub(crate) fn buffer(self) -> Buffer {
-        Buffer::new(self)
+        let bytes = self.len;
+        Buffer::new(self, bytes)
     }
 }
 

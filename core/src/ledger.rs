@@ -1,7 +1,13 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Result, Tensor};
-use std::{cell::RefCell, fmt, panic::Location, time::Duration};
+use crate::{Result, Tensor, scoped::Scoped};
+use std::{
+    cell::RefCell,
+    fmt,
+    panic::Location,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 /// One step of communication.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,26 +47,34 @@ pub struct Ledger {
     pub entries: Vec<Entry>,
 }
 
+/// An op, and the line that called it.
+type Caller = (&'static str, &'static Location<'static>);
+
+/// What is written to by every thread that works for a ledger.
+type Page = Arc<Mutex<Vec<Entry>>>;
+
 thread_local! {
-    /// Ledgers that are being written, innermost last.
-    static OPEN: RefCell<Vec<Ledger>> = const { RefCell::new(Vec::new()) };
+    /// Ledgers that are being written.
+    static OPEN: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
     /// The op that is running, outermost first.
-    static OPS: RefCell<Vec<(&'static str, &'static Location<'static>)>> = const { RefCell::new(Vec::new()) };
+    static OPS: RefCell<Vec<Caller>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Ledger {
-    /// Runs `f` and returns what it communicated on this thread. An outer ledger sees it too.
+    /// Runs `f` and returns what it communicated. An outer ledger sees it too, and keeps it where
+    /// `f` panics.
+    ///
+    /// It follows this thread. Work that `f` hands to other threads is written down where they
+    /// [run](crate::Context::run) it under a context that was captured inside of `f`, and before
+    /// `f` returns.
     pub fn record<T>(f: impl FnOnce() -> T) -> (T, Ledger) {
-        OPEN.with_borrow_mut(|open| open.push(Ledger::default()));
+        let page = Page::default();
+        let open = OPEN.with_borrow(|open| open.iter().chain([&page]).cloned().collect());
+        let scope = Scoped::set(&OPEN, open);
         let result = f();
-        let ledger = OPEN.with_borrow_mut(|open| {
-            let ledger = open.pop().unwrap_or_default();
-            if let Some(outer) = open.last_mut() {
-                outer.entries.extend(ledger.entries.iter().cloned());
-            }
-            ledger
-        });
-        (result, ledger)
+        drop(scope);
+        let entries = std::mem::take(&mut *page.lock().unwrap_or_else(PoisonError::into_inner));
+        (result, Ledger { entries })
     }
 
     /// The sum over all entries.
@@ -115,6 +129,30 @@ impl fmt::Display for Ledger {
     }
 }
 
+/// The ledgers that a thread writes, and the op on whose behalf.
+#[derive(Clone)]
+pub(crate) struct Ledgers {
+    open: Vec<Page>,
+    op: Option<Caller>,
+}
+
+impl Ledgers {
+    pub(crate) fn capture() -> Self {
+        Self {
+            open: OPEN.with_borrow(Vec::clone),
+            op: outermost(),
+        }
+    }
+
+    /// Until it is dropped, this thread writes to them.
+    pub(crate) fn enter(&self) -> (Scoped<Vec<Page>>, Scoped<Vec<Caller>>) {
+        (
+            Scoped::set(&OPEN, self.open.clone()),
+            Scoped::set(&OPS, self.op.into_iter().collect()),
+        )
+    }
+}
+
 /// Ends the op that [`enter`] began.
 pub(crate) struct Scope;
 
@@ -133,7 +171,7 @@ pub(crate) fn enter(op: &'static str, caller: &'static Location<'static>) -> Sco
 }
 
 /// The op on whose behalf others run, and the line that called it.
-pub(crate) fn outermost() -> Option<(&'static str, &'static Location<'static>)> {
+pub(crate) fn outermost() -> Option<Caller> {
     OPS.with_borrow(|ops| ops.first().copied())
 }
 
@@ -184,9 +222,10 @@ pub(crate) fn write(
         bytes,
         time,
     };
-    OPEN.with_borrow_mut(|open| {
-        if let Some(ledger) = open.last_mut() {
-            ledger.entries.push(entry);
+    OPEN.with_borrow(|open| {
+        for page in open {
+            let mut entries = page.lock().unwrap_or_else(PoisonError::into_inner);
+            entries.push(entry.clone());
         }
     });
     Ok(result)

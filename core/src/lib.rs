@@ -7,15 +7,19 @@
 
 #![forbid(unsafe_code)]
 
+mod context;
 mod cost;
 pub mod grad;
 pub mod indexing;
+mod launch;
 mod ledger;
 mod mesh;
 mod meta;
 pub mod ops;
 mod place;
+mod promotion;
 pub mod reshard;
+mod scoped;
 mod sharding;
 pub mod spmd;
 mod table;
@@ -24,8 +28,10 @@ pub mod transport;
 
 pub use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, Result, Scalar, Shape, View, backend, bf16, f16, layout, map,
+    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
+    f16, layout, map,
 };
+pub use context::Context;
 pub use indexing::Index;
 pub use mesh::Mesh;
 pub use meta::meta;

@@ -307,7 +307,7 @@ impl Tensor {
         }
         if self.numel() == 0 {
             let (dtype, shape) = (self.dtype(), self.shape().clone());
-            return Ok(Tensor::created(None, dtype, shape, device));
+            return Ok(Tensor::nothing(dtype, shape, device));
         }
         #[cfg(not(target_family = "wasm"))]
         return pollster::block_on(self.to_device_async(device));

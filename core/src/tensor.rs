@@ -80,7 +80,7 @@ impl Tensor {
         let buffer = if elements == 0 {
             None
         } else {
-            Some(device.backend().upload(bytes)?)
+            Some(device.upload(bytes)?)
         };
         Ok(Self::assemble(
             buffer,
@@ -161,29 +161,26 @@ impl Tensor {
         }))
     }
 
-    /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
-    pub(crate) fn result(&self, buffer: Option<Buffer>, dtype: DType, shape: Shape) -> Self {
-        Self::assemble(
-            buffer,
+    /// A plain tensor on `mesh` that reads a view.
+    pub(crate) fn from_view(view: View, mesh: &Mesh) -> Self {
+        Self::assemble(Some(view.buffer), view.dtype, view.layout, mesh.clone())
+    }
+
+    /// A result without elements, where this tensor lies. Nothing is launched for it; a dtype that
+    /// the device cannot hold is refused all the same.
+    pub(crate) fn no_elements(&self, dtype: DType, shape: Shape) -> Result<Self> {
+        self.device().check(dtype, 0)?;
+        Ok(Self::assemble(
+            None,
             dtype,
             Layout::contiguous(shape),
             self.0.mesh.clone(),
-        )
+        ))
     }
 
-    /// A result of a kernel that had no tensor among its inputs.
-    pub(crate) fn created(
-        buffer: Option<Buffer>,
-        dtype: DType,
-        shape: Shape,
-        device: &Device,
-    ) -> Self {
-        Self::assemble(
-            buffer,
-            dtype,
-            Layout::contiguous(shape),
-            Mesh::single(device),
-        )
+    /// A tensor without elements.
+    pub(crate) fn nothing(dtype: DType, shape: Shape, device: &Device) -> Self {
+        Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
     }
 
     /// The same memory seen through another layout. Only for plain tensors.
@@ -312,17 +309,32 @@ impl Tensor {
         self.layout().is_contiguous()
     }
 
+    /// Its values on one device, without a past: what is read. A future would not know who called,
+    /// so this is done before there is one.
+    #[track_caller]
+    fn to_read(&self) -> Result<Self> {
+        if self.is_plain() || self.numel() == 0 {
+            Ok(self.detach())
+        } else {
+            self.detach().full_tensor()
+        }
+    }
+
     /// The stored bytes in row-major order. This is where faults of earlier kernels surface.
-    pub async fn to_bytes_async(&self) -> Result<Vec<u8>> {
+    #[track_caller]
+    pub fn to_bytes_async(&self) -> impl Future<Output = Result<Vec<u8>>> + use<> {
+        let whole = self.to_read();
+        async move { whole?.read().await }
+    }
+
+    /// The stored bytes of what was gathered.
+    async fn read(&self) -> Result<Vec<u8>> {
         if self.numel() == 0 {
             // There is nothing to read but what went wrong.
             self.device().sync_async().await?;
             return Ok(Vec::new());
         }
-        if !self.is_plain() {
-            return Box::pin(self.detach().full_tensor()?.to_bytes_async()).await;
-        }
-        let dense = self.detach().contiguous()?;
+        let dense = self.contiguous()?;
         let shard = dense.shard();
         let Some(buffer) = &shard.buffer else {
             return Ok(Vec::new());
@@ -336,19 +348,23 @@ impl Tensor {
     }
 
     /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
-    pub async fn to_vec_async<T: Element>(&self) -> Result<Vec<T>> {
-        if T::DTYPE != self.dtype() {
-            return Err(Error::DType {
+    #[track_caller]
+    pub fn to_vec_async<T: Element>(&self) -> impl Future<Output = Result<Vec<T>>> + use<T> {
+        let whole = if T::DTYPE == self.dtype() {
+            self.to_read()
+        } else {
+            Err(Error::DType {
                 op: "to_vec",
                 dtype: self.dtype(),
                 expected: T::DTYPE.name(),
-            });
-        }
-        Ok(T::from_bytes(&self.to_bytes_async().await?))
+            })
+        };
+        async move { Ok(T::from_bytes(&whole?.read().await?)) }
     }
 
     /// The stored bytes in row-major order.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         pollster::block_on(self.to_bytes_async())
     }
@@ -367,6 +383,7 @@ impl Tensor {
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn copy_bytes(&self, out: &mut [u8]) -> Result<()> {
         let size = self.dtype().size();
         if out.len() != self.numel() * size {
@@ -402,44 +419,43 @@ impl Tensor {
 
     /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         pollster::block_on(self.to_vec_async())
     }
 
     /// The only element, of any dtype.
-    pub async fn item_async(&self) -> Result<Scalar> {
-        if self.numel() != 1 {
-            return Err(Error::Shape {
+    #[track_caller]
+    pub fn item_async(&self) -> impl Future<Output = Result<Scalar>> + use<> {
+        let whole = if self.numel() == 1 {
+            self.to_read()
+        } else {
+            Err(Error::Shape {
                 op: "item",
                 detail: format!(
                     "{} has {} elements, exactly one is needed",
                     self.type_string(),
                     self.numel()
                 ),
-            });
+            })
+        };
+        async move {
+            let x = whole?;
+            let x = x.cast(x.dtype().kind().dtype())?;
+            Ok(match x.dtype() {
+                DType::Bool => Scalar::Bool(x.to_vec_async::<bool>().await?[0]),
+                DType::I64 => Scalar::Int(x.to_vec_async::<i64>().await?[0]),
+                DType::F64 => Scalar::Float(x.to_vec_async::<f64>().await?[0]),
+                DType::U32 => x.to_vec_async::<u32>().await?[0].into(),
+                DType::I32 => x.to_vec_async::<i32>().await?[0].into(),
+                _ => x.to_vec_async::<f32>().await?[0].into(),
+            })
         }
-        Ok(match self.dtype().kind() {
-            crate::Kind::Bool => Scalar::Bool(self.to_vec_async::<bool>().await?[0]),
-            crate::Kind::I64 => Scalar::Int(self.to_vec_async::<i64>().await?[0]),
-            crate::Kind::F64 => Scalar::Float(self.to_vec_async::<f64>().await?[0]),
-            crate::Kind::F32 => self
-                .detach()
-                .cast(DType::F32)?
-                .to_vec_async::<f32>()
-                .await?[0]
-                .into(),
-            crate::Kind::U32 => self
-                .detach()
-                .cast(DType::U32)?
-                .to_vec_async::<u32>()
-                .await?[0]
-                .into(),
-            crate::Kind::I32 => self.to_vec_async::<i32>().await?[0].into(),
-        })
     }
 
     /// The only element, of any dtype.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn item(&self) -> Result<Scalar> {
         pollster::block_on(self.item_async())
     }
@@ -463,6 +479,32 @@ impl Tensor {
             device,
         )
     }
+}
+
+/// Whether all operands are plain; an error where they lie on different meshes.
+#[inline]
+pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
+    let Some((first, rest)) = inputs.split_first() else {
+        return Ok(true);
+    };
+    let mesh = first.mesh();
+    for other in rest {
+        if other.mesh() != mesh {
+            if other.mesh().is_single() && mesh.is_single() {
+                return Err(Error::DeviceMismatch {
+                    op,
+                    left: mesh.to_string(),
+                    right: other.mesh().to_string(),
+                });
+            }
+            return Err(Error::MeshMismatch {
+                op,
+                left: mesh.to_string(),
+                right: other.mesh().to_string(),
+            });
+        }
+    }
+    Ok(mesh.is_single())
 }
 
 impl std::fmt::Debug for Tensor {

@@ -32,8 +32,8 @@ fn gradients_are_found_by_parameter_and_added_over_all_uses() -> Result<()> {
     let (a, b) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
     let loss = a.mul(&b)?.add(&a.square()?)?.sum(&[], false)?;
     let grads = loss.backward()?;
-    assert_eq!(grads.get(&a)?.expect("used").to_vec::<f64>()?, [5.0, 8.0]);
-    assert_eq!(grads.get(&b)?.expect("used").to_vec::<f64>()?, [1.0, 2.0]);
+    assert_eq!(grads.of(&a)?.to_vec::<f64>()?, [5.0, 8.0]);
+    assert_eq!(grads.of(&b)?.to_vec::<f64>()?, [1.0, 2.0]);
     assert!(
         grads.get(&leaf(&[1.0])?)?.is_none(),
         "the loss does not depend on it"
@@ -51,7 +51,7 @@ fn what_is_not_tracked_stays_so() -> Result<()> {
     assert!(a.exp()?.requires_grad() && !a.exp()?.is_leaf() && a.is_leaf());
     // The constant factor has no gradient, the other does.
     let grads = a.detach().mul(&a)?.sum(&[], false)?.backward()?;
-    assert_eq!(grads.get(&a)?.expect("used").to_vec::<f64>()?, [1.0, 2.0]);
+    assert_eq!(grads.of(&a)?.to_vec::<f64>()?, [1.0, 2.0]);
     Ok(())
 }
 
@@ -71,15 +71,8 @@ fn a_function_that_is_flat_has_a_gradient_of_zero() -> Result<()> {
 fn a_second_pass_needs_the_graph_to_be_kept() -> Result<()> {
     let a = leaf(&[1.0, 2.0])?;
     let loss = a.exp()?.sum(&[], false)?;
-    let first = loss
-        .backward_retain()?
-        .get(&a)?
-        .expect("used")
-        .to_vec::<f64>()?;
-    assert_eq!(
-        loss.backward()?.get(&a)?.expect("used").to_vec::<f64>()?,
-        first
-    );
+    let first = loss.backward_retain()?.of(&a)?.to_vec::<f64>()?;
+    assert_eq!(loss.backward()?.of(&a)?.to_vec::<f64>()?, first);
     let error = loss.backward().unwrap_err();
     assert!(
         matches!(error, Error::Gradient { .. }) && error.to_string().contains("retain_graph"),
@@ -154,8 +147,7 @@ fn an_op_with_more_than_256_results_keeps_their_gradients_apart() -> Result<()> 
         .mul(7)?
         .add(&parts[3])?
         .backward()?
-        .get(&x)?
-        .expect("used")
+        .of(&x)?
         .to_vec::<f64>()?;
     let expected: Vec<f64> = (0..300)
         .map(|i| [0.0, 1.0, 7.0][usize::from(i == 3) + 2 * usize::from(i == 299)])
@@ -196,10 +188,7 @@ fn hooks_see_complete_gradients_and_may_replace_them() -> Result<()> {
     })?;
     // Two uses, one complete gradient.
     let loss = middle.add(&middle)?.sum(&[], false)?;
-    assert_eq!(
-        loss.backward()?.get(&a)?.expect("used").to_vec::<f64>()?,
-        [60.0, 60.0]
-    );
+    assert_eq!(loss.backward()?.of(&a)?.to_vec::<f64>()?, [60.0, 60.0]);
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     Ok(())
 }
@@ -288,11 +277,7 @@ fn a_chain_of_a_hundred_thousand_ops_is_differentiated_and_dropped() -> Result<(
     }
     drop(y.exp()?);
     assert_eq!(
-        y.sum(&[], false)?
-            .backward()?
-            .get(&x)?
-            .expect("used")
-            .to_vec::<f64>()?,
+        y.sum(&[], false)?.backward()?.of(&x)?.to_vec::<f64>()?,
         [1.0]
     );
     Ok(())
@@ -336,8 +321,8 @@ fn a_checkpoint_gives_the_same_gradients_with_the_same_random_numbers() -> Resul
     let found = y.backward()?;
     for t in [&x, &w] {
         assert_eq!(
-            found.get(t)?.expect("used").to_vec::<f64>()?,
-            expected.get(t)?.expect("used").to_vec::<f64>()?
+            found.of(t)?.to_vec::<f64>()?,
+            expected.of(t)?.to_vec::<f64>()?
         );
     }
     Ok(())
@@ -349,8 +334,8 @@ fn frozen_parameters_stay_frozen_through_a_checkpoint() -> Result<()> {
     let w = frozen.clone();
     let y = checkpoint(move |x| Ok(vec![x[0].mul(&w)?]), &[&x])?.remove(0);
     let grads = y.sum(&[], false)?.backward()?;
-    assert_eq!(grads.get(&x)?.expect("used").to_vec::<f64>()?, [3.0, 4.0]);
-    assert!(grads.get(&frozen)?.is_none() && !frozen.requires_grad());
+    assert_eq!(grads.of(&x)?.to_vec::<f64>()?, [3.0, 4.0]);
+    assert!(grads.get(&frozen).is_err() && !frozen.requires_grad());
     // Nothing tracked goes in, nothing tracked comes out.
     let y = checkpoint(|x| Ok(vec![x[0].exp()?]), &[&frozen])?.remove(0);
     assert!(!y.requires_grad());
@@ -375,11 +360,7 @@ fn an_input_that_depends_on_another_input_of_a_checkpoint_counts_once() -> Resul
     let b = a.mul(3.0)?;
     let y = checkpoint(|x| Ok(vec![x[0].mul(&x[1])?]), &[&a, &b])?.remove(0);
     assert_eq!(
-        y.sum(&[], false)?
-            .backward()?
-            .get(&a)?
-            .expect("used")
-            .to_vec::<f64>()?,
+        y.sum(&[], false)?.backward()?.of(&a)?.to_vec::<f64>()?,
         [12.0]
     );
     Ok(())
@@ -417,12 +398,12 @@ fn gradients_stay_partial_until_they_are_asked_for_and_are_reduced_once() -> Res
     });
     let grads = grads?;
     assert_eq!(
-        grads.partial(&replicated).expect("used").type_string(),
+        grads.partial(&replicated)?.type_string(),
         "f64[4, 6@tp]{sum:dp}"
     );
     assert_eq!(ledger.entries, [], "two micro-batches, nothing sent yet");
-    let (g, ledger) = Ledger::record(|| grads.get(&replicated));
-    let g = g?.expect("used");
+    let (g, ledger) = Ledger::record(|| grads.of(&replicated));
+    let g = g?;
     assert_eq!(
         (g.type_string().as_str(), ledger.entries.len()),
         ("f64[4, 6@tp]", 1)
@@ -435,7 +416,7 @@ fn gradients_stay_partial_until_they_are_asked_for_and_are_reduced_once() -> Res
     // A sharded parameter that is gathered for use: the gradient of the gather is a reduce-scatter.
     let (grads, ledger) =
         Ledger::record(|| batch(3.0)?.matmul(&whole)?.sum(&[], false)?.backward());
-    let g = grads?.get(&w)?.expect("used");
+    let g = grads?.of(&w)?;
     assert_eq!(g.type_string(), "f64[4@dp, 6@tp]");
     assert_eq!(
         ledger.entries.iter().map(|e| e.kind).collect::<Vec<_>>(),
@@ -481,8 +462,7 @@ fn the_gradient_of_take_along_axis_counts_every_rank_that_reads_a_replicated_sou
             .square()?
             .sum(&[], false)?
             .backward()?
-            .get(&x)?
-            .expect("used"))
+            .of(&x)?)
     };
     let plain = of(&x, &index)?.to_vec::<f64>()?;
     let sharded = of(

@@ -198,7 +198,7 @@ fn logits_that_are_cut_by_classes_are_not_gathered_for_their_gradient() -> Resul
         x.cross_entropy(&target, &CrossEntropyOptions::default())?
             .backward()
     });
-    let g = grads?.partial(&x).expect("used").clone();
+    let g = grads?.partial(&x)?;
     assert_eq!(g.type_string(), "f64[8@dp, 64@tp]");
     assert!(ledger.bytes() < 8 * 8 * 4, "{ledger}");
     Ok(())
@@ -213,8 +213,7 @@ fn positions_that_are_ignored_have_no_gradient_whatever_their_logits() -> Result
     let g = x
         .cross_entropy(&target, &CrossEntropyOptions::default())?
         .backward()?
-        .get(&x)?
-        .expect("used")
+        .of(&x)?
         .to_vec::<f64>()?;
     let p = 1.0 / (1.0 + 2f64.exp());
     assert_eq!(g[..2], [0.0, 0.0]);
@@ -322,21 +321,11 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
             .out
             .sum(&[], false)?
             .backward()?;
-        let g = grads.get(&q)?.expect("used").to_vec::<f64>()?;
+        let g = grads.of(&q)?.to_vec::<f64>()?;
         assert_eq!(g[..2], [0.0, 0.0]);
-        assert!(
-            grads
-                .get(&k)?
-                .expect("used")
-                .to_vec::<f64>()?
-                .iter()
-                .all(|v| v.is_finite())
-        );
+        assert!(grads.of(&k)?.to_vec::<f64>()?.iter().all(|v| v.is_finite()));
         if let Some(mask) = mask {
-            assert_eq!(
-                grads.get(&mask)?.expect("used").to_vec::<f64>()?[..2],
-                [0.0, 0.0]
-            );
+            assert_eq!(grads.of(&mask)?.to_vec::<f64>()?[..2], [0.0, 0.0]);
         }
     }
     Ok(())
@@ -350,10 +339,7 @@ fn an_einsum_of_a_scalar_on_a_mesh_is_that_scalar() -> Result<()> {
         .require_grad()?;
     let y = Tensor::einsum("->", &[&x])?;
     assert_eq!(y.to_vec::<f64>()?, [3.0]);
-    assert_eq!(
-        y.backward()?.get(&x)?.expect("used").to_vec::<f64>()?,
-        [1.0]
-    );
+    assert_eq!(y.backward()?.of(&x)?.to_vec::<f64>()?, [1.0]);
     Ok(())
 }
 
@@ -366,13 +352,10 @@ fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Resul
     );
     let y = x.layer_norm(1, Some(&weight), Some(&bias), 1e-5)?;
     let grads = y.backward_with(&y.ones_like()?)?;
-    assert_eq!(grads.get(&x)?.expect("used").dtype(), DType::BF16);
-    assert_eq!(grads.get(&weight)?.expect("used").dtype(), DType::F32);
+    assert_eq!(grads.of(&x)?.dtype(), DType::BF16);
+    assert_eq!(grads.of(&weight)?.dtype(), DType::F32);
     // A sum of 64 ones, not one that was rounded to 8 bits on the way.
-    assert_eq!(
-        grads.get(&bias)?.expect("used").to_vec::<f32>()?,
-        [64.0; 16]
-    );
+    assert_eq!(grads.of(&bias)?.to_vec::<f32>()?, [64.0; 16]);
     Ok(())
 }
 
@@ -426,8 +409,7 @@ fn vectors_of_zeros_and_rows_with_minus_infinity_have_finite_gradients() -> Resu
             .normalize(p, -1, 1e-3)?
             .sum(&[], false)?
             .backward()?
-            .get(&x)?
-            .expect("used");
+            .of(&x)?;
         assert!(
             g.to_vec::<f64>()?.iter().all(|v| (v - 1e3).abs() < 1e-9),
             "p = {p}: {:?}",
@@ -437,22 +419,14 @@ fn vectors_of_zeros_and_rows_with_minus_infinity_have_finite_gradients() -> Resu
     for p in [0.5, 1.0, 1.5, 2.0, 3.0] {
         let x = Tensor::zeros([4], DType::F64, &device)?.require_grad()?;
         assert_eq!(
-            x.norm(p, &[], false)?
-                .backward()?
-                .get(&x)?
-                .expect("used")
-                .to_vec::<f64>()?,
+            x.norm(p, &[], false)?.backward()?.of(&x)?.to_vec::<f64>()?,
             [0.0; 4],
             "p = {p}"
         );
     }
     let x = Tensor::ones([4], DType::F64, &device)?.require_grad()?;
     assert_eq!(
-        x.std(&[], false, 1)?
-            .backward()?
-            .get(&x)?
-            .expect("used")
-            .to_vec::<f64>()?,
+        x.std(&[], false, 1)?.backward()?.of(&x)?.to_vec::<f64>()?,
         [0.0; 4]
     );
     let x = Tensor::from_slice(&[1.0, f64::NEG_INFINITY, 2.0], [1, 3], &device)?.require_grad()?;
@@ -483,15 +457,14 @@ fn dropout_drops_the_same_elements_of_the_gradient() -> Result<()> {
         .dropout_add(&r, 0.5, Rng::new(3))?
         .sum(&[], false)?
         .backward()?;
-    assert_eq!(grads.get(&x)?.expect("used").to_vec::<f64>()?, kept);
-    assert_eq!(grads.get(&r)?.expect("used").to_vec::<f64>()?, [1.0; 24]);
+    assert_eq!(grads.of(&x)?.to_vec::<f64>()?, kept);
+    assert_eq!(grads.of(&r)?.to_vec::<f64>()?, [1.0; 24]);
     let there = x.detach().to_mesh(&mesh, "[@tp, @dp]")?.require_grad()?;
     let g = there
         .dropout(0.5, Rng::new(3))?
         .sum(&[], false)?
         .backward()?
-        .get(&there)?
-        .expect("used");
+        .of(&there)?;
     assert_eq!(g.to_vec::<f64>()?, kept);
     Ok(())
 }
@@ -504,13 +477,7 @@ fn rotating_back_is_the_gradient_of_a_rotation() -> Result<()> {
         let x = waves(&[2, 5, 4], 0.6)?.cast(DType::F32)?.require_grad()?;
         let y = x.rope(&cos, &sin, style)?;
         // Half the squared length is kept by a rotation, so its gradient is the input.
-        let g = y
-            .square()?
-            .mul(0.5)?
-            .sum(&[], false)?
-            .backward()?
-            .get(&x)?
-            .expect("used");
+        let g = y.square()?.mul(0.5)?.sum(&[], false)?.backward()?.of(&x)?;
         for (g, x) in g.to_vec::<f32>()?.iter().zip(x.to_vec::<f32>()?) {
             assert!((g - x).abs() < 1e-6, "{style:?}: {g} and {x}");
         }

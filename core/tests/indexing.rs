@@ -119,10 +119,7 @@ fn a_variable_that_gradients_are_for_is_not_replaced_behind_the_tape() {
     let mut y = w.mul(2).unwrap();
     y.set_(i![0], 0).unwrap();
     let grads = y.backward_with(&tensor(&[1f32, 1.0], [2])).unwrap();
-    assert_eq!(
-        grads.get(&w).unwrap().unwrap().to_vec::<f32>().unwrap(),
-        [0.0, 2.0]
-    );
+    assert_eq!(grads.of(&w).unwrap().to_vec::<f32>().unwrap(), [0.0, 2.0]);
 }
 
 #[test]

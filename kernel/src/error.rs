@@ -124,6 +124,20 @@ pub enum Error {
         /// Who is missing.
         missing: Vec<usize>,
     },
+    /// A product of different float dtypes where the policy asks for explicit casts.
+    #[error(
+        "{op}: {left} and {right} would multiply as {to}, and promotion is explicit: cast one of them, or allow it with `with_promotion(Promotion::Auto, ..)`"
+    )]
+    Promotion {
+        /// The op.
+        op: &'static str,
+        /// The dtype of the first factor.
+        left: DType,
+        /// The dtype of one that differs.
+        right: DType,
+        /// What they would multiply in.
+        to: DType,
+    },
     /// A gradient that cannot be computed.
     #[error("{op}: no gradient: {detail}")]
     Gradient {

@@ -41,46 +41,47 @@ pub(super) const ENTRIES: &[Entry] = &[
         "conv1d",
         OPERANDS,
         CONV,
-        |c| conv(c, Tensor::conv1d),
+        |c| conv(c, |x, w, b, o| x.conv1d(w, b, o)),
         |_| convs(1),
     ),
     entry(
         "conv2d",
         OPERANDS,
         CONV,
-        |c| conv(c, Tensor::conv2d),
+        |c| conv(c, |x, w, b, o| x.conv2d(w, b, o)),
         |_| convs(2),
     ),
     entry(
         "conv3d",
         OPERANDS,
         CONV,
-        |c| conv(c, Tensor::conv3d),
+        |c| conv(c, |x, w, b, o| x.conv3d(w, b, o)),
         |_| convs(3),
     ),
     entry(
         "conv_transpose1d",
         OPERANDS,
         TRANSPOSED,
-        |c| transposed(c, Tensor::conv_transpose1d),
+        |c| transposed(c, |x, w, b, o| x.conv_transpose1d(w, b, o)),
         |_| transposes(1),
     ),
     entry(
         "conv_transpose2d",
         OPERANDS,
         TRANSPOSED,
-        |c| transposed(c, Tensor::conv_transpose2d),
+        |c| transposed(c, |x, w, b, o| x.conv_transpose2d(w, b, o)),
         |_| transposes(2),
     ),
     entry(
         "conv_transpose3d",
         OPERANDS,
         TRANSPOSED,
-        |c| transposed(c, Tensor::conv_transpose3d),
+        |c| transposed(c, |x, w, b, o| x.conv_transpose3d(w, b, o)),
         |_| transposes(3),
     ),
 ];
 
+/// A closure, not the method by its name: that would not know where it was called.
 type Method<O> = fn(&Tensor, &Tensor, Option<&Tensor>, &O) -> Result<Tensor>;
 
 fn conv<const N: usize>(c: &Call<'_>, f: Method<Conv<N>>) -> Result<Vec<Tensor>> {

@@ -69,14 +69,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         "var",
         "x",
         &[AXES, KEEPDIM, CORRECTION],
-        |c| spread(c, Tensor::var),
+        |c| spread(c, |x, axes, keep, n| x.var(axes, keep, n)),
         spreads,
     ),
     entry(
         "std",
         "x",
         &[AXES, KEEPDIM, CORRECTION],
-        |c| spread(c, Tensor::std),
+        |c| spread(c, |x, axes, keep, n| x.std(axes, keep, n)),
         spreads,
     ),
     entry(

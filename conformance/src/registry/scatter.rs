@@ -35,14 +35,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         "scatter",
         "x, index, src",
         &[AXIS, MODE],
-        |c| along(c, Tensor::scatter),
+        |c| along(c, |x, axis, at, src, mode| x.scatter(axis, at, src, mode)),
         scatters,
     ),
     entry(
         "put_along_axis",
         "x, index, values",
         &[AXIS, MODE],
-        |c| along(c, Tensor::put_along_axis),
+        |c| {
+            along(c, |x, axis, at, src, mode| {
+                x.put_along_axis(axis, at, src, mode)
+            })
+        },
         puts,
     ),
     entry(

@@ -1,7 +1,10 @@
 //! The backward pass: from results down to what they were made of.
 
 use super::tape::{Back, Edge, Mode, Node, with_mode};
-use crate::{Error, Result, Tensor, ledger};
+use crate::{
+    Error, Result, Tensor, ledger,
+    promotion::{self, Promotion},
+};
 use smallvec::SmallVec;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,8 +29,32 @@ struct Pending {
     grads: SmallVec<[Option<Tensor>; 1]>,
 }
 
-/// By node and result.
-pub(super) type Found = HashMap<(u64, usize), Tensor>;
+/// The gradients that a pass found.
+#[derive(Default)]
+pub(super) struct Found {
+    /// By node and result.
+    pub(super) gradients: HashMap<(u64, usize), Tensor>,
+    /// What results depend on, but through a function that is flat.
+    flat: Vec<Edge>,
+}
+
+impl Found {
+    /// The tensors whose gradient is wanted and zero, because all ways to them are flat.
+    pub(super) fn zeros(&self) -> HashSet<(u64, usize)> {
+        let (mut seen, mut zeros) = (HashSet::new(), HashSet::new());
+        let mut open: Vec<&Edge> = self.flat.iter().collect();
+        while let Some(edge) = open.pop() {
+            let key = edge.key();
+            if edge.node.is_retained(edge.slot) && !self.gradients.contains_key(&key) {
+                zeros.insert(key);
+            }
+            if seen.insert(edge.node.id) {
+                open.extend(edge.node.inputs.iter().flatten());
+            }
+        }
+        zeros
+    }
+}
 
 impl Pass<'_> {
     /// The gradients of the targets, from those of some results.
@@ -37,6 +64,8 @@ impl Pass<'_> {
             .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
         let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
+        // The products of a gradient are not the program's to cast.
+        let _scope = promotion::enter(Promotion::Auto);
         with_mode(
             if self.create_graph {
                 Mode::On
@@ -47,7 +76,7 @@ impl Pass<'_> {
                 for (edge, gradient) in seeds {
                     add(&mut pending, &edge, gradient)?;
                 }
-                let mut found = Found::new();
+                let mut found = Found::default();
                 // The highest number first: everything that used a node's results has been visited
                 // by then.
                 while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
@@ -80,8 +109,12 @@ impl Pass<'_> {
                     // What the node kept goes before the next one allocates.
                     drop((pull, grads));
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
-                        if let (Some(edge), Some(gradient), true) = (edge, gradient, wanted) {
-                            add(&mut pending, edge, gradient)?;
+                        match (edge, gradient) {
+                            (Some(edge), Some(gradient)) if wanted => {
+                                add(&mut pending, edge, gradient)?;
+                            }
+                            (Some(edge), None) if wanted => found.flat.push(edge.clone()),
+                            _ => {}
                         }
                     }
                 }
@@ -98,15 +131,17 @@ impl Pass<'_> {
     /// Keeps the gradients of a node that was asked for; whether the pass is to stop there.
     fn take(&self, node: &Arc<Node>, grads: &[Option<Tensor>], found: &mut Found) -> bool {
         let Some(targets) = self.targets else {
-            if let (true, Some(Some(gradient))) = (node.is_leaf(), grads.first()) {
-                found.insert((node.id, 0), gradient.clone());
+            for (slot, gradient) in grads.iter().enumerate() {
+                if let (Some(gradient), true) = (gradient, node.is_retained(slot)) {
+                    found.gradients.insert((node.id, slot), gradient.clone());
+                }
             }
             return false;
         };
         let mut any = false;
         for target in targets.iter().filter(|t| t.node.id == node.id) {
             if let Some(Some(gradient)) = grads.get(target.slot) {
-                found.insert((node.id, target.slot), gradient.clone());
+                found.gradients.insert(target.key(), gradient.clone());
             }
             any = true;
         }
@@ -116,6 +151,8 @@ impl Pass<'_> {
 
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
 fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
+    // Where several gradients of a tensor meet is nobody's line but that of the op that made it.
+    let _scope = ledger::enter(edge.node.op, edge.node.caller);
     let (slot, gradient) = (edge.slot, edge.sliced(gradient)?);
     let entry = pending.entry(edge.node.id).or_insert_with(|| Pending {
         node: edge.node.clone(),

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// # let device = anymesh_backend_cpu::device();
 /// let x = Tensor::ones([4], DType::F32, &device)?.require_grad()?;
 /// let y = checkpoint(|x| Ok(vec![x[0].exp()?.dropout(0.5, Rng::new(3))?]), &[&x])?.remove(0);
-/// let gradient = y.sum(&[], false)?.backward()?.get(&x)?.expect("used");
+/// let gradient = y.sum(&[], false)?.backward()?.of(&x)?;
 /// assert_eq!(gradient.to_vec::<f32>()?, y.to_vec::<f32>()?);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
@@ -110,7 +110,7 @@ fn pull_again(
         // An operand that is there twice gets its gradient once.
         Ok(operands
             .iter()
-            .map(|t| t.edge().and_then(|e| found.remove(&(e.node.id, e.slot))))
+            .map(|t| t.edge().and_then(|e| found.gradients.remove(&e.key())))
             .collect())
     }
 }

@@ -8,80 +8,46 @@
 //! ```
 //! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
-//! let w = Tensor::from_slice(&[1f32, -2.0, 3.0], [3], &device)?.require_grad()?;
+//! let mut w = Tensor::from_slice(&[1f32, -2.0, 3.0], [3], &device)?.require_grad()?;
 //! let loss = w.square()?.sum(&[], false)?;
 //! let grads = loss.backward()?;
-//! assert_eq!(grads.get(&w)?.expect("used").to_vec::<f32>()?, [2.0, -4.0, 6.0]);
+//! assert_eq!(grads.of(&w)?.to_vec::<f32>()?, [2.0, -4.0, 6.0]);
+//! w.update(|w| w.sub(&grads.of(w)?.mul(0.25)?))?;
+//! assert_eq!(w.to_vec::<f32>()?, [0.5, -1.0, 1.5]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
 //! On a mesh a gradient has the global shape of its tensor. It stays a partial sum as long as
-//! nobody needs it whole, is added to others as such, and [`Gradients::get`] reduces it once,
+//! nobody needs it whole, is added to others as such, and [`Gradients::of`] reduces it once,
 //! straight into the sharding of the tensor: for a sharded parameter that is a reduce-scatter.
 //!
 //! Tensors are values, so nothing that the tape keeps can change under it: an update makes a new
-//! tensor. What would go unnoticed is an update of a parameter's handle that loses its place on the
-//! tape; [`Tensor::set_`] refuses that.
+//! tensor. [`Tensor::update`] and [`Tensor::with_values`] make it a parameter in place of the old
+//! one. A variable that lost its place on the tape in another way is found out: its gradient is an
+//! error ([`Gradients::of`]), and [`Tensor::set_`] refuses to lose it.
+//!
+//! A gradient has the dtype of its tensor. Whether ops are recorded is a matter of the thread:
+//! [`no_grad`] holds for the one that runs its closure, see [`Context`](crate::Context) for others.
+//! The tape itself is bound to none: a loss may be computed on one thread and gone back from on
+//! another.
 
 mod backward;
 mod checkpoint;
+mod gradients;
+mod parameter;
 mod tape;
 
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
-pub(crate) use tape::{Edge, Pulled, constant, is_recording, record, record1};
+pub use gradients::Gradients;
+pub use tape::HookHandle;
+pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
 use crate::{Error, Result, Tensor};
-use backward::{Found, Pass};
-use std::{cell::LazyCell, collections::HashMap, sync::Arc};
-pub(crate) use tape::Back;
+use backward::Pass;
+use gradients::placed;
+use std::cell::LazyCell;
 use tape::{Mode, with_mode};
-
-/// The gradients of a backward pass, by tensor.
-#[derive(Clone, Debug, Default)]
-pub struct Gradients {
-    found: HashMap<u64, Tensor>,
-}
-
-impl Gradients {
-    /// The gradient of a tensor that required it, in that tensor's sharding; `None` where the loss
-    /// does not depend on it.
-    #[track_caller]
-    pub fn get(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        self.partial(x)
-            .map(|gradient| placed(gradient, x))
-            .transpose()
-    }
-
-    /// The gradient as the pass left it, perhaps a partial sum: communicates nothing.
-    pub fn partial(&self, x: &Tensor) -> Option<&Tensor> {
-        x.edge().and_then(|edge| self.found.get(&edge.node.id))
-    }
-
-    /// Adds the gradients of another pass, such as that of the next micro-batch: partial sums are
-    /// added as they are and reduced once, by [`get`](Self::get).
-    #[track_caller]
-    pub fn add(&mut self, other: Gradients) -> Result<()> {
-        for (id, gradient) in other.found {
-            let sum = match self.found.get(&id) {
-                Some(so_far) => no_grad(|| so_far.add(&gradient))?,
-                None => gradient,
-            };
-            self.found.insert(id, sum);
-        }
-        Ok(())
-    }
-}
-
-/// A gradient where its tensor lies.
-#[track_caller]
-fn placed(gradient: &Tensor, x: &Tensor) -> Result<Tensor> {
-    if x.is_plain() {
-        Ok(gradient.clone())
-    } else {
-        gradient.reshard(x.sharding().whole())
-    }
-}
 
 /// What [`grad()`] does beside computing gradients.
 #[derive(Clone, Debug, Default)]
@@ -159,30 +125,27 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         .filter_map(|t| t.edge())
         .map(|edge| &edge.node);
     let reached = LazyCell::new(|| backward::needed(roots, &targets, false));
-    let pick = |(i, x): (usize, &&Tensor)| match x
-        .edge()
-        .and_then(|e| found.get(&(e.node.id, e.slot)))
-    {
-        Some(gradient) => {
-            let place = || placed(gradient, x);
-            if options.create_graph {
-                place()
-            } else {
-                no_grad(place)
+    let _off = (!options.create_graph).then(|| Mode::Off.enter());
+    let mut picked = Vec::with_capacity(inputs.len());
+    for (i, x) in inputs.iter().enumerate() {
+        let edge = x.edge();
+        picked.push(match edge.and_then(|e| found.gradients.get(&e.key())) {
+            Some(gradient) => placed(gradient, x)?,
+            // Reached, but through a function that is flat.
+            None if options.allow_unused || edge.is_some_and(|e| reached.contains(&e.node.id)) => {
+                x.zeros_like()?
             }
-        }
-        // Reached, but through a function that is flat.
-        None if options.allow_unused || x.edge().is_some_and(|e| reached.contains(&e.node.id)) => {
-            x.zeros_like()
-        }
-        None => Err(Error::Gradient {
-            op,
-            detail: format!(
-                "the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros"
-            ),
-        }),
-    };
-    inputs.iter().enumerate().map(pick).collect()
+            None => {
+                return Err(Error::Gradient {
+                    op,
+                    detail: format!(
+                        "the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros"
+                    ),
+                });
+            }
+        });
+    }
+    Ok(picked)
 }
 
 /// Where a pass begins, and with what.
@@ -222,14 +185,14 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     Ok((edge.clone(), seed))
 }
 
-/// Runs `f` without recording: results are not tracked.
+/// Runs `f` without recording: results are not tracked. It holds on this thread until `f` returns
+/// or panics; other threads take it along with a [`Context`](crate::Context).
 ///
 /// ```
 /// # use anymesh_core::{Tensor, grad::no_grad};
 /// # let device = anymesh_backend_cpu::device();
 /// let w = Tensor::scalar(1f32, &device)?.require_grad()?;
-/// let next = no_grad(|| w.sub(0.1))?.require_grad()?;
-/// assert!(next.requires_grad());
+/// assert!(!no_grad(|| w.exp())?.requires_grad());
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
@@ -247,7 +210,7 @@ pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
 /// let x = Tensor::from_slice(&[0.4f32, 1.6], [2], &device)?.require_grad()?;
 /// let y = custom("straight_through", &[&x], |x| Ok(vec![x[0].round()?]), |_, _, g| Ok(vec![Some(g[0].clone())]))?.remove(0);
 /// let grads = y.sum(&[], false)?.backward()?;
-/// assert_eq!(grads.get(&x)?.expect("used").to_vec::<f32>()?, [1.0, 1.0]);
+/// assert_eq!(grads.of(&x)?.to_vec::<f32>()?, [1.0, 1.0]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[track_caller]
@@ -326,31 +289,6 @@ fn check_custom(op: &'static str, inputs: &[Tensor], pulled: &[Option<Tensor>]) 
 }
 
 impl Tensor {
-    /// The same values as a leaf that gradients are computed for. Floats only.
-    #[track_caller]
-    pub fn require_grad(&self) -> Result<Tensor> {
-        if !self.dtype().is_float() {
-            return Err(Error::DType {
-                op: "require_grad",
-                dtype: self.dtype(),
-                expected: "floats: integers and bools have no gradient",
-            });
-        }
-        let mut leaf = self.clone();
-        leaf.attach(Edge::leaf(self));
-        Ok(leaf)
-    }
-
-    /// Whether ops on this tensor are recorded.
-    pub fn requires_grad(&self) -> bool {
-        self.edge().is_some()
-    }
-
-    /// Whether [`require_grad`](Self::require_grad) made it, and not an op.
-    pub fn is_leaf(&self) -> bool {
-        self.edge().is_some_and(|edge| edge.node.is_leaf())
-    }
-
     /// Goes back from this scalar and gives the gradient of every leaf it depends on. What ops kept
     /// for it is released on the way.
     #[track_caller]
@@ -369,48 +307,16 @@ impl Tensor {
     pub fn backward_retain(&self) -> Result<Gradients> {
         pass_from(self, None, true)
     }
-
-    /// Has `hook` see the gradient of this tensor when it is complete, in every pass, and replace
-    /// it where it returns another one.
-    ///
-    /// ```
-    /// # use anymesh_core::Tensor;
-    /// # let device = anymesh_backend_cpu::device();
-    /// let x = Tensor::scalar(2f32, &device)?.require_grad()?;
-    /// x.on_gradient(|g| g.clip(-1, 1).map(Some))?;
-    /// let grads = x.pow(3.0)?.backward()?;
-    /// assert_eq!(grads.get(&x)?.expect("used").to_vec::<f32>()?, [1.0]);
-    /// # Ok::<(), anymesh_core::Error>(())
-    /// ```
-    pub fn on_gradient(
-        &self,
-        hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
-    ) -> Result<()> {
-        let Some(edge) = self.edge() else {
-            return Err(Error::Gradient {
-                op: "on_gradient",
-                detail: "the tensor is not tracked: nothing would ever call the hook".into(),
-            });
-        };
-        edge.node.add_hook(edge.slot, Arc::new(hook));
-        Ok(())
-    }
 }
 
 #[track_caller]
 fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gradients> {
-    let seed = no_grad(|| seeded(output, seed))?;
-    let found: Found = Pass {
+    let _off = Mode::Off.enter();
+    let pass = Pass {
         targets: None,
         stop: false,
         retain,
         create_graph: false,
-    }
-    .run(vec![seed])?;
-    Ok(Gradients {
-        found: found
-            .into_iter()
-            .map(|((id, _), gradient)| (id, gradient))
-            .collect(),
-    })
+    };
+    Ok(Gradients::new(pass.run(vec![seeded(output, seed)?])?))
 }

@@ -5,14 +5,19 @@
 //! node however it is computed. Nodes are numbered as they are made, and an operand is made before
 //! the result: going down the numbers visits every result before its operands.
 
-use crate::{Error, Placement, Result, Sharding, Tensor, ledger::on_behalf_of, tensor::Outputs};
+use crate::{
+    Error, Placement, Result, Sharding, Tensor,
+    ledger::{on_behalf_of, outermost},
+    scoped::Scoped,
+    tensor::Outputs,
+};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
     fmt,
     panic::Location,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -28,6 +33,40 @@ type Pull = dyn Fn(&Back<'_>) -> Result<Pulled> + Send + Sync;
 /// Sees the gradient of a tensor when it is complete, and may replace it.
 pub(super) type Hook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
 
+/// Who asked for the gradients of a node's results as a pass goes by. A parameter and its updated
+/// versions share one.
+#[derive(Default)]
+struct Watch {
+    /// By number, with the result they are for.
+    hooks: Vec<(u64, usize, Hook)>,
+    /// How many hooks there ever were.
+    numbered: u64,
+    /// The results whose gradients are kept.
+    retained: Vec<usize>,
+}
+
+/// A hook that [`Tensor::on_gradient`] set. Dropping the handle leaves the hook in place.
+pub struct HookHandle {
+    watch: Weak<Mutex<Watch>>,
+    number: u64,
+}
+
+impl HookHandle {
+    /// Takes the hook away again, also from later versions of a parameter that was updated.
+    pub fn remove(self) {
+        if let Some(watch) = self.watch.upgrade() {
+            let mut watch = lock(&watch);
+            watch.hooks.retain(|(number, ..)| *number != self.number);
+        }
+    }
+}
+
+impl fmt::Debug for HookHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hook {}", self.number)
+    }
+}
+
 /// A call of an op, or a tensor that gradients are wanted for.
 pub(crate) struct Node {
     pub(super) id: u64,
@@ -40,7 +79,8 @@ pub(crate) struct Node {
     shardings: SmallVec<[Sharding; 1]>,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
-    hooks: Mutex<Vec<(usize, Hook)>>,
+    /// Made when somebody asks: most nodes have none.
+    watch: OnceLock<Arc<Mutex<Watch>>>,
 }
 
 /// One result of a node.
@@ -58,6 +98,21 @@ impl Edge {
             node: Node::new("leaf", SmallVec::new(), std::slice::from_ref(x), None),
             slot: 0,
         }
+    }
+
+    /// A leaf in place of this one, with its hooks.
+    #[track_caller]
+    pub(super) fn renewed(&self, x: &Tensor) -> Self {
+        let leaf = Self::leaf(x);
+        if let Some(watch) = self.node.watch.get() {
+            leaf.node.watch.get_or_init(|| watch.clone());
+        }
+        leaf
+    }
+
+    /// What a gradient is found by.
+    pub(super) fn key(&self) -> (u64, usize) {
+        (self.node.id, self.slot)
     }
 
     /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every
@@ -106,8 +161,13 @@ impl Node {
         pull: Option<Arc<Pull>>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let (id, caller) = (NEXT.fetch_add(1, Ordering::Relaxed), Location::caller());
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
+        // An op that is made of others called this one on behalf of its own caller.
+        let caller = match outermost().filter(|_| on_mesh) {
+            Some((_, caller)) => caller,
+            None => Location::caller(),
+        };
         let shardings = if on_mesh {
             results.iter().map(|t| t.sharding().clone()).collect()
         } else {
@@ -120,7 +180,7 @@ impl Node {
             inputs,
             shardings,
             pull: Mutex::new(pull),
-            hooks: Mutex::new(vec![]),
+            watch: OnceLock::new(),
         })
     }
 
@@ -141,17 +201,50 @@ impl Node {
         })
     }
 
-    pub(super) fn add_hook(&self, slot: usize, hook: Hook) {
-        lock(&self.hooks).push((slot, hook));
+    fn watched(&self) -> &Arc<Mutex<Watch>> {
+        self.watch.get_or_init(Default::default)
+    }
+
+    pub(super) fn add_hook(&self, slot: usize, hook: Hook) -> HookHandle {
+        let shared = self.watched();
+        let mut watch = lock(shared);
+        let number = watch.numbered;
+        watch.numbered += 1;
+        watch.hooks.push((number, slot, hook));
+        HookHandle {
+            watch: Arc::downgrade(shared),
+            number,
+        }
+    }
+
+    /// Has passes keep the gradient of a result.
+    pub(super) fn retain(&self, slot: usize) {
+        let mut watch = lock(self.watched());
+        if !watch.retained.contains(&slot) {
+            watch.retained.push(slot);
+        }
+    }
+
+    /// Whether the gradient of a result is to be kept.
+    pub(super) fn is_retained(&self, slot: usize) -> bool {
+        self.is_leaf()
+            || self
+                .watch
+                .get()
+                .is_some_and(|watch| lock(watch).retained.contains(&slot))
     }
 
     /// Shows a complete gradient to the hooks of a result.
     pub(super) fn show(&self, slot: usize, mut gradient: Tensor) -> Result<Tensor> {
+        let Some(watch) = self.watch.get() else {
+            return Ok(gradient);
+        };
         // Not under the lock: a hook may add another one.
-        let hooks: Vec<Hook> = lock(&self.hooks)
+        let hooks: Vec<Hook> = lock(watch)
+            .hooks
             .iter()
-            .filter(|(s, _)| *s == slot)
-            .map(|(_, hook)| hook.clone())
+            .filter(|(_, s, _)| *s == slot)
+            .map(|(.., hook)| hook.clone())
             .collect();
         for hook in hooks {
             if let Some(other) = hook(&gradient)? {
@@ -224,30 +317,69 @@ pub(super) enum Mode {
     Collect,
 }
 
+/// The tracked tensors that were used in [`Mode::Collect`].
+type Collected = Arc<Mutex<Vec<Tensor>>>;
+
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::On) };
-    static COLLECTED: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
+    static COLLECTED: RefCell<Option<Collected>> = const { RefCell::new(None) };
+}
+
+/// Ends the mode that [`Mode::enter`] began.
+pub(crate) struct ModeScope(Mode);
+
+impl Drop for ModeScope {
+    fn drop(&mut self) {
+        let _ = MODE.try_with(|mode| mode.set(self.0));
+    }
+}
+
+impl Mode {
+    /// Until it is dropped, also by a panic, this thread is in the mode.
+    pub(super) fn enter(self) -> ModeScope {
+        ModeScope(MODE.replace(self))
+    }
 }
 
 /// Runs `f` in a mode, also where it panics.
 pub(super) fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
-    struct Restore(Mode);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            MODE.set(self.0);
-        }
-    }
-    let _restore = Restore(MODE.replace(mode));
+    let _scope = mode.enter();
     f()
 }
 
 /// Runs `f` without remembering anything, and tells which tracked tensors it used: a tensor that
 /// `f` makes is not tracked, so all of them are from outside.
 pub(super) fn collect<T>(f: impl FnOnce() -> T) -> (T, Vec<Tensor>) {
-    let outer = COLLECTED.take();
+    let collected = Collected::default();
+    let scope = Scoped::set(&COLLECTED, Some(collected.clone()));
     let result = with_mode(Mode::Collect, f);
-    let found = COLLECTED.replace(outer);
+    drop(scope);
+    let found = std::mem::take(&mut *lock(&collected));
     (result, found)
+}
+
+/// Whether ops on a thread are remembered, and who notes them.
+#[derive(Clone)]
+pub(crate) struct Recording {
+    mode: Mode,
+    collected: Option<Collected>,
+}
+
+impl Recording {
+    pub(crate) fn capture() -> Self {
+        Self {
+            mode: mode(),
+            collected: COLLECTED.with_borrow(Clone::clone),
+        }
+    }
+
+    /// Until it is dropped, this thread does the same.
+    pub(crate) fn enter(&self) -> (ModeScope, Scoped<Option<Collected>>) {
+        (
+            self.mode.enter(),
+            Scoped::set(&COLLECTED, self.collected.clone()),
+        )
+    }
 }
 
 pub(super) fn mode() -> Mode {
@@ -259,9 +391,11 @@ pub(crate) fn is_recording(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|t| t.edge().is_some()) && MODE.get() != Mode::Off
 }
 
-/// Notes operands that are tracked, where somebody collects them.
+/// Notes operands that are tracked, where they are collected.
 fn note(inputs: &[&Tensor]) {
-    COLLECTED.with_borrow_mut(|found| {
+    COLLECTED.with_borrow(|collected| {
+        let Some(collected) = collected else { return };
+        let mut found = lock(collected);
         for t in inputs.iter().filter(|t| t.edge().is_some()) {
             if !found.iter().any(|other| same_edge(other, t)) {
                 found.push((*t).clone());
@@ -289,10 +423,9 @@ where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
-    let _scope = if let Some(x) = inputs.first() {
-        on_behalf_of(op, x)
-    } else {
-        None
+    let _scope = match inputs.first() {
+        Some(x) => on_behalf_of(op, x),
+        None => None,
     };
     if !is_recording(inputs) {
         return forward();
@@ -338,7 +471,12 @@ where
 
 /// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of
 /// zero.
-pub(crate) fn constant<T>(inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+#[track_caller]
+pub(crate) fn constant<T>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+    let _scope = match inputs.first() {
+        Some(x) => on_behalf_of(op, x),
+        None => None,
+    };
     if is_recording(inputs) {
         with_mode(Mode::Off, forward)
     } else {

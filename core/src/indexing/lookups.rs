@@ -33,7 +33,13 @@ pub(super) async fn look_up_places(
     for pick in &selection.picks {
         let flag = match pick {
             Pick::Flag(flag) => *flag,
-            Pick::Mask { mask, .. } if mask.rank() == 0 => mask.item_async().await?.to_bool(),
+            Pick::Mask { mask, .. } if mask.rank() == 0 => {
+                let reading = {
+                    let _scope = on_behalf_of_caller(op, mask, caller);
+                    mask.item_async()
+                };
+                reading.await?.to_bool()
+            }
             Pick::Mask { axis, mask } => {
                 let places = places(op, mask, caller).await?;
                 shapes.push(places.shape().clone());

@@ -9,6 +9,7 @@ use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
     grad::{Back, Pulled, recompute, record},
+    launch::launch_fused,
     spmd::{Call, Local, plain, without_partials},
 };
 use smallvec::{SmallVec, smallvec};
@@ -307,26 +308,12 @@ impl Sizes {
             return self.sharded(q, k, v, options);
         }
         if self.can_fuse(q, k, v, options) {
-            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let call = AttentionCall {
-                q: &q_view,
-                k: &k_view,
-                v: &v_view,
-                scale: self.scale,
-                causal: options.causal,
-            };
-            if let Some((out, lse)) = q.device().backend().attention(&call)? {
-                let Sizes {
-                    batch,
-                    heads,
-                    s,
-                    dv,
-                    ..
-                } = *self;
-                let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
+            let call = self.call(q, k, v, options)?;
+            if let Some(mut made) = launch_fused(q.mesh(), call)? {
+                let lse = made.remove(1);
                 return Ok(Attention {
-                    out,
-                    lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()),
+                    out: made.remove(0),
+                    lse,
                 });
             }
         }
@@ -352,38 +339,41 @@ impl Sizes {
             return self.sharded_backward(q, k, v, forward, grad, options);
         }
         if self.can_fuse(q, k, v, options) {
-            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let (out, lse, grad) = (
-                forward.out.view()?,
-                forward.lse.view()?,
-                grad.cast(q.dtype())?.view()?,
-            );
-            let call = AttentionCall {
-                q: &q_view,
-                k: &k_view,
-                v: &v_view,
-                scale: self.scale,
-                causal: options.causal,
-            };
             let call = AttentionBackwardCall {
-                forward: call,
-                out: &out,
-                lse: &lse,
-                grad: &grad,
+                forward: self.call(q, k, v, options)?,
+                out: forward.out.view()?,
+                lse: forward.lse.view()?,
+                grad: grad.cast(q.dtype())?.view()?,
             };
-            if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
-                let like =
-                    |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
-                return Ok((like(q, dq), like(k, dk), like(v, dv)));
+            if let Some(mut made) = launch_fused(q.mesh(), call)? {
+                let (dv, dk) = (made.remove(2), made.remove(1));
+                return Ok((made.remove(0), dk, dv));
             }
         }
         self.backward(q, k, v, forward, grad, options)
     }
 
-    /// Whether a fused kernel may be asked: it takes no masks and no empty operands.
+    /// Whether a fused kernel may be asked for: it takes no masks and no empty operands.
     fn can_fuse(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> bool {
-        let can_compute = q.dtype() != DType::F64 || q.device().backend().capabilities().f64_math;
-        options.mask.is_none() && can_compute && [q, k, v].iter().all(|x| x.numel() > 0)
+        options.mask.is_none() && [q, k, v].iter().all(|x| x.numel() > 0)
+    }
+
+    /// The call of the fused kernel.
+    fn call(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<AttentionCall> {
+        Ok(AttentionCall {
+            op: self.op,
+            q: q.view()?,
+            k: k.view()?,
+            v: v.view()?,
+            scale: self.scale,
+            causal: options.causal,
+        })
     }
 
     /// Query heads per key head.

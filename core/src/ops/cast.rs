@@ -24,7 +24,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         if !dtype.is_float() {
-            return constant(&[self], || self.converted(dtype));
+            return constant("cast", &[self], || self.converted(dtype));
         }
         record1(
             "cast",

@@ -2,7 +2,7 @@
 //!
 //! "Convolution" is the sliding dot product of deep learning: the window is not flipped. Depthwise
 //! convolution is `groups == channels`. Zeros are added on both sides alike; for anything else pad
-//! first.
+//! first. The result has the dtype that input and weight promote to; a bias does not widen it.
 //!
 //! ```
 //! # use anymesh_core::{Tensor, ops::Conv};
@@ -17,11 +17,13 @@
 
 mod gradient;
 
-use super::{OpInfo, op, same_device};
+use super::{OpInfo, matmul::biased, op, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
+    launch::launch_as,
+    promotion,
     spmd::{Call, Local, plain},
 };
 use gradient::Kept;
@@ -224,6 +226,7 @@ pub(super) fn run_conv(
 ) -> Result<Tensor> {
     let (op, n) = (job.op, job.stride.len());
     same_device(op, &[input, weight])?;
+    promotion::check(op, &[input, weight])?;
     let dtype = input.dtype().promote(weight.dtype());
     if !input.dtype().is_float() || !weight.dtype().is_float() {
         let dtype = if input.dtype().is_float() {
@@ -347,9 +350,8 @@ fn compute(
     if !plain(op, tensors)? {
         return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
     }
-    device.check(dtype, shape.checked_numel(op)?)?;
-    let result = if shape.numel() == 0 {
-        input.result(None, dtype, shape.clone())
+    let result = if shape.checked_numel(op)? == 0 {
+        input.no_elements(dtype, shape.clone())?
     } else if input.numel() == 0 || weight.numel() == 0 {
         // No channels, or nothing but padding.
         Tensor::zeros(shape, dtype, device)?
@@ -359,10 +361,10 @@ fn compute(
             view.layout = (n..3).fold(view.layout, |l, _| l.unsqueeze(2));
             Ok(view)
         };
-        let (input_view, weight_view) = (deep(input)?, deep(weight)?);
-        let buffer = device.backend().conv(&ConvCall {
-            input: &input_view,
-            weight: &weight_view,
+        let call = ConvCall {
+            op,
+            input: deep(input)?,
+            weight: deep(weight)?,
             channels,
             out: lift(out, 1),
             stride: steps.stride,
@@ -370,18 +372,19 @@ fn compute(
             dilation: steps.dilation,
             groups: job.groups,
             transposed: job.transposed.is_some(),
-        })?;
-        input.result(Some(buffer), dtype, shape.clone())
+        };
+        launch_as(input.mesh(), shape, call)?
     };
     match bias {
-        Some(bias) => result.add(
-            &bias.reshape(
-                [channels]
-                    .into_iter()
-                    .chain(out.iter().map(|_| 1))
-                    .collect::<Shape>(),
-            )?,
-        ),
+        Some(bias) => {
+            let column = [channels].into_iter().chain(out.iter().map(|_| 1));
+            biased(
+                op,
+                &result,
+                &bias.reshape(column.collect::<Shape>())?,
+                dtype,
+            )
+        }
         None => Ok(result),
     }
 }
@@ -415,8 +418,7 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            let dtype = l.inputs.get(2).unwrap_or(&l[0]).dtype();
-            return Ok(l[0].result(None, dtype, none));
+            return l[0].no_elements(l[0].dtype(), none);
         }
         run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };

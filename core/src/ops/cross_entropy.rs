@@ -4,6 +4,9 @@
 //! The same is all that crosses where classes are cut over a mesh: logits stay where they are. Cut
 //! positions leave partial sums; a mean divides by what all positions of all ranks weigh. The
 //! gradient of the logits is the only tensor of their size that is written, and is cut as they are.
+//!
+//! As other losses (see `loss`) these are `f32` for inputs of up to 32 bits; the gradient has the
+//! dtype of the logits.
 
 mod gradient;
 
@@ -271,7 +274,7 @@ impl Classes {
             let again = move |inputs: &[Tensor]| {
                 let found = Found::default();
                 let out = self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(&found))?;
-                Ok(smallvec![self.divided(out, inputs[0].dtype(), &found)?])
+                Ok(smallvec![self.divided(out, &found)?])
             };
             return Ok(recompute(self.op, &inputs, || Ok(smallvec![forward()?]), again)?.remove(0));
         }
@@ -319,17 +322,17 @@ impl Classes {
                     |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
                 )?
         };
-        self.divided(out, x.dtype(), found)
+        self.divided(out, found)
     }
 
     /// The loss, or the sum of losses divided by what is counted.
     #[track_caller]
-    fn divided(&self, mut out: Outputs, dtype: DType, found: &Found) -> Result<Tensor> {
+    fn divided(&self, mut out: Outputs, found: &Found) -> Result<Tensor> {
         let total = out.remove(0);
         match out.pop() {
             Some(counted) => {
                 let counted = found.counted.get_or_init(|| counted);
-                Expr::new(self.op, &[&total, counted]).map(dtype, |a| a.x[0] / a.x[1])
+                Expr::new(self.op, &[&total, counted]).map(total.dtype(), |a| a.x[0] / a.x[1])
             }
             None => Ok(total),
         }
@@ -434,11 +437,12 @@ impl Classes {
         let term = Expr::new(self.op, &[x, target, lse])
             .maybe(&[column])
             .params(&self.shares());
+        let kind = compute_type([x]);
         Ok(smallvec![match self.reduction {
             LossReduction::None => term
-                .reduce(&[self.axis], ReduceOp::Sum, None, x.dtype(), soft_term)?
+                .reduce(&[self.axis], ReduceOp::Sum, None, kind, soft_term)?
                 .reshape(positions(x, self.axis))?,
-            _ => self.all(term, x.rank(), x.dtype(), soft_term)?,
+            _ => self.all(term, x.rank(), kind, soft_term)?,
         }])
     }
 
@@ -477,7 +481,7 @@ impl Classes {
         let kind = compute_type([x]);
         Ok(match self.reduction {
             LossReduction::None => smallvec![
-                expr.map(x.dtype(), |a| hard_term(a, ignored))?
+                expr.map(kind, |a| hard_term(a, ignored))?
                     .reshape(positions(x, self.axis))?
             ],
             _ if self.counts() => {
@@ -493,7 +497,7 @@ impl Classes {
                 )?;
                 smallvec![total, counted]
             }
-            _ => smallvec![self.all(expr, x.rank(), x.dtype(), |a| hard_term(a, ignored))?],
+            _ => smallvec![self.all(expr, x.rank(), kind, |a| hard_term(a, ignored))?],
         })
     }
 }

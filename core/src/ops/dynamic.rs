@@ -153,7 +153,7 @@ async fn nonzero(x: &Tensor) -> Result<Tensor> {
     let positions = nonzero_positions(op, x).await?;
     let shape = Shape::from([positions.numel(), x.rank()]);
     if shape.numel() == 0 {
-        return Ok(x.result(None, DType::I32, shape));
+        return x.no_elements(DType::I32, shape);
     }
     let table = |values: Dims<isize>| {
         let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
@@ -180,10 +180,10 @@ async fn unique(x: &Tensor) -> Result<Unique> {
     let n = x.numel();
     let flat = x.reshape([n])?;
     if n == 0 {
-        let none = x.result(None, DType::I32, [0].into());
+        let none = x.no_elements(DType::I32, [0].into())?;
         return Ok(Unique {
             values: flat,
-            inverse: x.result(None, DType::I32, x.shape().clone()),
+            inverse: x.no_elements(DType::I32, x.shape().clone())?,
             counts: none,
         });
     }

@@ -19,7 +19,7 @@ use crate::{
     map::{Builder, Val},
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap, sync::Arc};
+use std::{cell::RefCell, collections::HashMap};
 
 /// An operand of an elementwise op: a tensor, or a number.
 #[derive(Clone, Copy, Debug)]
@@ -433,14 +433,14 @@ impl Slot {
 pub(crate) fn cached(
     key: Key,
     build: impl FnOnce(&Builder) -> Result<MapProgram>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     thread_local! {
-        static PROGRAMS: RefCell<HashMap<Key, Arc<MapProgram>>> = RefCell::default();
+        static PROGRAMS: RefCell<HashMap<Key, MapProgram>> = RefCell::default();
     }
     if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
         return Ok(program);
     }
-    let program = Arc::new(build(&Builder::new())?);
+    let program = build(&Builder::new())?;
     PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
     Ok(program)
 }

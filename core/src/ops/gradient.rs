@@ -200,7 +200,7 @@ impl Map<'_> {
             .iter()
             .all(|(_, dtype)| !dtype.is_float())
         {
-            return constant(tensors, run);
+            return constant(self.op, tensors, run);
         }
         record(self.op, tensors, run, |_| {
             let kept = Kept::new(self, tensors)?;
@@ -235,7 +235,7 @@ impl Reduce<'_> {
             return self.compute();
         }
         if !self.dtype.is_float() {
-            return constant(self.operands, || self.compute());
+            return constant(self.op, self.operands, || self.compute());
         }
         let Reduce {
             op,
@@ -262,9 +262,9 @@ impl Reduce<'_> {
                 )?;
                 // All but sums look at the values again.
                 let linear = reduce == ReduceOp::Sum;
-                let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
                     (
-                        Arc::new(program.clone()),
+                        program.clone(),
                         operands.iter().map(|t| (*t).clone()).collect(),
                         out.clone(),
                     )

@@ -13,12 +13,14 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, RuleForm, map1, op, same_device, sum_to};
+use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
 use crate::{
-    DType, Error, Layout, Result, Scalar, Shape, Tensor,
-    backend::MatmulCall,
+    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
+    backend::{MatmulCall, ReduceOp},
     grad::{Back, Pulled, record1},
+    launch::launch_as,
     map::Builder,
+    promotion,
     spmd::{Call, Local, plain},
 };
 use smallvec::{SmallVec, smallvec};
@@ -62,8 +64,10 @@ const BADDBMM: OpInfo = op(
 )
 .runs(&["cast", "expand"]);
 
-/// The dtype in which several operands multiply; `bool` has no product of its own.
+/// The dtype in which several operands multiply; `bool` has no product of its own. Floats of
+/// different dtypes do so where the [policy](super::with_promotion) lets them.
 pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType> {
+    promotion::check(op, tensors)?;
     if tensors.iter().any(|t| t.dtype() == DType::Bool) {
         return Err(Error::DType {
             op,
@@ -116,8 +120,14 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
                     }
                 };
                 let (left, right) = (column(&a, a.rank() == 1, 0)?, column(&b, b.rank() == 1, 1)?);
-                let gradient =
-                    column(&column(back.grad()?, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
+                // Factors of bf16 whose product is kept wider: the products of the gradient are of
+                // bf16 too, or they would be f32 products. It has the range for any gradient.
+                let gradient = if dtype == DType::BF16 {
+                    back.grad()?.cast(dtype)?
+                } else {
+                    back.grad()?.clone()
+                };
+                let gradient = column(&column(&gradient, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
                 let first = back.wanted(0, || {
                     factor_gradient(op, &gradient, &right.t()?, &left)?.reshape(a.shape())
                 })?;
@@ -212,9 +222,8 @@ fn multiplied(
         .chain(rows)
         .chain(columns)
         .collect();
-    device.check(store, shape.checked_numel(op)?)?;
-    if shape.numel() == 0 {
-        return Ok(a.result(None, store, shape));
+    if shape.checked_numel(op)? == 0 {
+        return a.no_elements(store, shape);
     }
     if k == 0 {
         return Tensor::zeros(shape, store, device);
@@ -246,12 +255,32 @@ fn multiplied(
         }
         None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
     }
-    let buffer = device.backend().matmul(&MatmulCall {
-        a: &left_view,
-        b: &right_view,
+    let call = MatmulCall {
+        op,
+        a: left_view,
+        b: right_view,
         dtype: store,
-    })?;
-    Ok(a.result(Some(buffer), store, shape))
+    };
+    launch_as(a.mesh(), shape, call)
+}
+
+/// The sum of a product of floats and a bias that broadcasts, rounded to `dtype`.
+#[track_caller]
+pub(super) fn biased(
+    op: &'static str,
+    product: &Tensor,
+    bias: &Tensor,
+    dtype: DType,
+) -> Result<Tensor> {
+    if product.dtype().promote(bias.dtype()) == dtype {
+        return product.add(bias);
+    }
+    let bias = if bias.dtype().is_float() {
+        bias.clone()
+    } else {
+        bias.cast(product.dtype())?
+    };
+    Expr::new(op, &[product, &bias]).map(dtype, |a| a.x[0] + a.x[1])
 }
 
 /// Checks the sizes that a product sums over: dimension `i` of `a` and `j` of `b`.
@@ -290,7 +319,9 @@ impl Tensor {
     }
 
     /// [`matmul`](Tensor::matmul) that stores another float type, as for 8-bit operands with a 16
-    /// or 32-bit result: the sum is rounded once, to `dtype`.
+    /// or 32-bit result: the sum is rounded once, to `dtype`. The gradient of a product of `bf16`
+    /// operands is taken in `bf16`, whatever it is stored as; that of other small floats in the
+    /// dtype of the result, because it may not have their range.
     #[track_caller]
     pub fn matmul_as(&self, other: &Tensor, dtype: DType) -> Result<Tensor> {
         product("matmul_as", self, other, dtype)
@@ -355,6 +386,10 @@ impl Tensor {
     }
 
     /// `self @ weight^T + bias` for a weight `[out, in]` over the last dimension of this tensor.
+    ///
+    /// Floats give the dtype that this tensor and the weight promote to. A bias does not widen it
+    /// (an `f32` bias beside `bf16` activations and weights is usual); it is added before the sum
+    /// is rounded.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let op = "linear";
@@ -397,7 +432,12 @@ impl Tensor {
                     })?;
                     let mut pulled: Pulled = smallvec![first, second];
                     if let Some((shape, dtype)) = &bias {
-                        pulled.push(back.wanted(2, || sum_to(op, gradient, shape)?.cast(*dtype))?);
+                        pulled.push(back.wanted(2, || {
+                            let rows: Dims = (0..gradient.rank() - 1).collect();
+                            Expr::new(op, &[gradient])
+                                .reduce(&rows, ReduceOp::Sum, None, *dtype, |a| a.x[0])?
+                                .reshape(shape)
+                        })?);
                     }
                     Ok(pulled)
                 })
@@ -425,10 +465,14 @@ impl Tensor {
                 .optional(2, &[bias.as_ref()])
                 .run1(|l| l[0].linear(&l[1], l.inputs.get(2)));
         }
-        let out = product(op, self, &weight.t()?, dtype)?;
         match bias {
-            Some(bias) => out.add(bias),
-            None => Ok(out),
+            None => product(op, self, &weight.t()?, dtype),
+            // The product is kept wide, so that the result is rounded once.
+            Some(bias) if dtype.is_float() => {
+                let wide = product(op, self, &weight.t()?, dtype.kind().dtype())?;
+                biased(op, &wide, bias, dtype)
+            }
+            Some(bias) => product(op, self, &weight.t()?, dtype)?.add(bias),
         }
     }
 

@@ -37,6 +37,7 @@ pub mod softmax;
 pub mod sort;
 pub mod unary;
 
+pub use crate::promotion::{Promotion, with_promotion};
 pub use crate::spmd::{OpInfo, RuleForm};
 pub(crate) use affine::index_kind;
 pub use attention::{Attention, AttentionOptions};

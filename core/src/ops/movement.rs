@@ -234,7 +234,7 @@ impl Tensor {
             return self.pad_parts(pairs, mode);
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         match mode {
             PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
@@ -394,7 +394,7 @@ impl Tensor {
                 return self.view_parts(op, &to, |l| l[0].tile(reps));
             }
             if shape.numel() == 0 {
-                return Ok(self.result(None, self.dtype(), shape));
+                return self.no_elements(self.dtype(), shape);
             }
             let stride = |i: usize| {
                 (i + self.rank())
@@ -467,7 +467,7 @@ impl Tensor {
                 .run1(|l| l[0].repeat_interleave(n, axis as i64));
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         let inner = self.layout().unsqueeze(axis + 1);
         let repeated = inner.expand(&inner.shape.with(axis + 1, n));
@@ -653,7 +653,7 @@ fn joined(
         return join_parts(op, tensors, axis, dtype);
     }
     if shape.numel() == 0 {
-        return Ok(tensors[0].result(None, dtype, shape));
+        return tensors[0].no_elements(dtype, shape);
     }
     let mut parts: Vec<Tensor> = tensors
         .iter()

@@ -124,7 +124,7 @@ impl BatchNorm {
                 .params(&weights)
                 .map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
         };
-        constant(&[mean, var, &self.mean, &self.var], || {
+        constant(op, &[mean, var, &self.mean, &self.var], || {
             Ok((
                 mix(mean, &self.mean, 1.0)?,
                 mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?,
@@ -415,13 +415,14 @@ fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
         let row = RowOp::Norm {
             rms,
             eps,
-            weight: weight.as_ref(),
-            bias: bias.as_ref(),
+            weight,
+            bias,
             groups,
             channels,
             inner,
         };
-        if let Some(out) = fused_rows(x, channels * inner, row)? {
+        let op = if rms { "rms_norm" } else { "layer_norm" };
+        if let Some(out) = fused_rows(op, x, channels * inner, row)? {
             return Ok(out);
         }
     }

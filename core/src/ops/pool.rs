@@ -343,7 +343,7 @@ fn largest(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor
         .remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     windows
         .view(op, input, lowest(input.dtype()))?
@@ -435,7 +435,7 @@ fn largest_with_indices(
     }
     let values = largest(op, input, windows)?;
     if input.numel() == 0 {
-        let none = input.result(None, DType::I32, values.shape().clone());
+        let none = input.no_elements(DType::I32, values.shape().clone())?;
         return Ok((values, none));
     }
     let plane: Shape = windows
@@ -495,7 +495,7 @@ fn average(
         return Ok(on_windows(op, &AVERAGE, 0, input, windows.out.len(), local)?.remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     let axes = windows.axes(input.rank());
     let Some(counts) = windows.counts(count_include_pad) else {

@@ -202,7 +202,6 @@ impl Draw {
         params: &[Scalar],
         device: &Device,
     ) -> Result<Tensor> {
-        device.check(program.outputs[0].1, self.shape.checked_numel(self.op)?)?;
         let operands: Dims<Operand<'_>> = operands.iter().map(|t| Operand::from(*t)).collect();
         let params = [&self.rng.params()[..], params].concat();
         let map = Map {
@@ -428,7 +427,7 @@ impl Tensor {
         shape.checked_numel(op)?;
         // Every row is drawn by itself, from its place in the whole tensor.
         let choose = |weights: &Tensor, region: Region| match replacement {
-            _ if region.numel() == 0 => Ok(weights.result(None, DType::I32, region.shape.into())),
+            _ if region.numel() == 0 => weights.no_elements(DType::I32, region.shape.into()),
             true => weights.choose_with_replacement(Draw::whole(op, &shape, rng)?.part(&region)),
             false => {
                 let rows = Region {

@@ -12,7 +12,9 @@
 //!
 //! What has to happen to each element first (a square, a comparison, a cast) is a map program in
 //! front of the reduction, so the data is read once and no intermediate tensor exists. Small floats
-//! accumulate in `f32` and round once.
+//! accumulate in `f32` and round once, to the dtype of the operand: a mean or a norm goes back into
+//! the computation that it came from, and would widen it. Cast the operand to `f32` where the sum
+//! itself is what matters. A log-sum-exp is always wide.
 //!
 //! In sharding rules `r` stands for the reduced dimensions. Where they are cut, `reduce r sum`
 //! leaves partial sums; `stats r` combines one result for each part (positions, log-sum-exp), or
@@ -29,6 +31,7 @@ use super::{
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
+    launch::launch_as,
     ledger::on_behalf_of,
     map::{Builder, Val},
     spmd::{
@@ -37,7 +40,6 @@ use crate::{
         plain, without_partials,
     },
 };
-use std::sync::Arc;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
@@ -150,7 +152,7 @@ impl Reduce<'_> {
             // The result has no elements, or is a constant.
             let out = reduced_shape(shape, self.axes, self.keepdim);
             return Place::from(first.mesh()).build(self.dtype, &out, |device, _| {
-                let nothing = Tensor::created(None, first.dtype(), shape.clone(), device);
+                let nothing = Tensor::nothing(first.dtype(), shape.clone(), device);
                 self.of(&[&nothing], self.axes).run_plain()
             });
         }
@@ -302,16 +304,14 @@ impl Reduce<'_> {
         let device = same_device(self.op, self.operands)?;
         let (first, shape) = (self.operands[0], self.operands[0].shape());
         let out = reduced_shape(shape, self.axes, self.keepdim);
-        let elements = out.checked_numel(self.op)?;
-        device.check(self.dtype, elements)?;
         if matches!(self.reduce, ReduceOp::ArgMax | ReduceOp::ArgMin) {
             check_positions(self.op, self.axes.iter().map(|&a| shape[a]).product())?;
         }
         if self.reduce == ReduceOp::LogSumExp {
             need_float_math(self.op, device, self.dtype)?;
         }
-        if elements == 0 {
-            return Ok(first.result(None, self.dtype, out));
+        if out.checked_numel(self.op)? == 0 {
+            return first.no_elements(self.dtype, out);
         }
         if shape.numel() == 0 {
             return self.empty(&out);
@@ -329,15 +329,14 @@ impl Reduce<'_> {
             params: self.params,
             ..Map::new(self.op, self.program, shape)
         };
-        let inputs = map.inputs(&operands, device)?;
-        let buffer = device.backend().reduce(&ReduceCall {
-            map: map.call(&inputs),
-            axes,
-            op: self.reduce,
+        let call = ReduceCall {
+            map: map.call(&operands, device)?,
+            axes: axes.into(),
+            mode: self.reduce,
             scale: self.scale,
             dtype: self.dtype,
-        })?;
-        Ok(first.result(Some(buffer), self.dtype, out))
+        };
+        launch_as(first.mesh(), out, call)
     }
 
     /// What a reduction of nothing gives.
@@ -446,7 +445,7 @@ fn front(
     from: DType,
     to: DType,
     f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
     cached(
         Key {
@@ -818,7 +817,8 @@ impl Tensor {
         .run()
     }
 
-    /// `log(sum(exp(x)))` without overflow; -inf for nothing.
+    /// `log(sum(exp(x)))` without overflow; -inf for nothing. It is `f32` (`f64` for `f64`): what
+    /// follows is a difference or a loss, which the digits of a small float are too few for.
     #[track_caller]
     pub fn logsumexp(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         as_is(
@@ -827,7 +827,7 @@ impl Tensor {
             axes,
             keepdim,
             ReduceOp::LogSumExp,
-            self.dtype().to_float(),
+            wide(self.dtype()),
         )
     }
 

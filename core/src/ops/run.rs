@@ -3,8 +3,9 @@
 
 use super::{OpInfo, affine::shifted, need_float_math, needs_f64_math};
 use crate::{
-    DType, Device, Dims, Error, MapProgram, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, MapProgram, Mesh, Result, Scalar, Shape, Tensor,
     backend::{Affine, MapCall, MapInput},
+    launch::launch,
     spmd::{
         Call,
         built::{MAP, map_data},
@@ -99,27 +100,21 @@ impl<'a> Map<'a> {
         if !plain(op, &tensors)? {
             return self.run_parts(operands, &tensors);
         }
-        let result = |buffer, dtype| match tensors.first() {
-            Some(first) => first.result(buffer, dtype, shape.clone()),
-            None => Tensor::created(buffer, dtype, shape.clone(), device),
-        };
-        let elements = shape.checked_numel(op)?;
-        if elements == 0 {
-            return Ok(outputs
-                .iter()
-                .map(|(_, dtype)| result(None, *dtype))
-                .collect());
+        if shape.checked_numel(op)? == 0 {
+            let empty = |(_, dtype): &(_, DType)| match tensors.first() {
+                Some(first) => first.no_elements(*dtype, shape.clone()),
+                None => {
+                    device.check(*dtype, 0)?;
+                    Ok(Tensor::nothing(*dtype, shape.clone(), device))
+                }
+            };
+            return outputs.iter().map(empty).collect();
         }
-        for (_, dtype) in outputs {
-            device.check(*dtype, elements)?;
+        let call = self.call(operands, device)?;
+        match tensors.first() {
+            Some(first) => launch(first.mesh(), call),
+            None => launch(&Mesh::single(device), call),
         }
-        let inputs = self.inputs(operands, device)?;
-        let buffers = device.backend().map(&self.call(&inputs))?;
-        Ok(buffers
-            .into_iter()
-            .zip(outputs)
-            .map(|(buffer, (_, dtype))| result(Some(buffer), *dtype))
-            .collect())
     }
 
     /// [`run`](Self::run) on a mesh, by its rule.
@@ -159,13 +154,9 @@ impl<'a> Map<'a> {
         })
     }
 
-    /// The operands, which hold elements, as a backend reads them; an error where the device cannot
-    /// do what the program asks.
-    pub(crate) fn inputs(
-        &self,
-        operands: &[Operand<'_>],
-        device: &Device,
-    ) -> Result<SmallVec<[MapInput; 3]>> {
+    /// The call of a backend with these operands, which hold elements; an error where the device
+    /// cannot do what the program asks.
+    pub(crate) fn call(&self, operands: &[Operand<'_>], device: &Device) -> Result<MapCall> {
         // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are
         // where buffers are made.
         for (_, dtype) in &self.program.outputs {
@@ -187,18 +178,13 @@ impl<'a> Map<'a> {
                 window: operand.window.clone(),
             })
         };
-        operands.iter().map(input).collect()
-    }
-
-    /// The call of a backend with what [`inputs`](Self::inputs) gave.
-    pub(crate) fn call<'c>(&'c self, inputs: &'c [MapInput]) -> MapCall<'c> {
-        MapCall {
+        Ok(MapCall {
             op: self.op,
-            program: self.program,
-            shape: self.shape,
-            inputs,
-            indices: self.indices,
-            params: self.params,
-        }
+            program: self.program.clone(),
+            shape: self.shape.clone(),
+            inputs: operands.iter().map(input).collect::<Result<_>>()?,
+            indices: self.indices.into(),
+            params: self.params.into(),
+        })
     }
 }

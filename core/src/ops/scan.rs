@@ -11,6 +11,7 @@ use super::{OpInfo, expr::Expr, index::picked, need_float_math, op};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{ScanCall, ScanOp},
+    launch::launch,
     split,
     spmd::{Call, join_parts, parts_of},
     tensor::Outputs,
@@ -149,17 +150,12 @@ impl Scan {
     /// Scans on one device.
     fn run(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let (device, shape) = (x.device(), x.shape().clone());
-        if self.positions {
-            device.check(DType::I32, x.numel())?;
-        }
         if self.scan == ScanOp::LogSumExp {
             need_float_math(self.info.name, device, x.dtype())?;
         }
         if x.numel() == 0 {
-            return Ok((
-                x.result(None, x.dtype(), shape.clone()),
-                self.positions.then(|| x.result(None, DType::I32, shape)),
-            ));
+            let positions = self.positions.then(|| x.no_elements(DType::I32, shape));
+            return Ok((x.clone(), positions.transpose()?));
         }
         if self.backwards {
             let (values, found) = Scan {
@@ -169,16 +165,16 @@ impl Scan {
             .run(&x.flip(&[self.axis as i64])?)?;
             return Ok((values.flip(&[self.axis as i64])?, found));
         }
-        let (values, found) = device.backend().scan(&ScanCall {
-            input: &x.view()?,
+        let call = ScanCall {
+            op: self.info.name,
+            input: x.view()?,
             axis: self.axis,
-            op: self.scan,
+            mode: self.scan,
             positions: self.positions,
-        })?;
-        Ok((
-            x.result(Some(values), x.dtype(), shape.clone()),
-            found.map(|buffer| x.result(Some(buffer), DType::I32, shape)),
-        ))
+        };
+        let mut out = launch(x.mesh(), call)?;
+        let found = if self.positions { out.pop() } else { None };
+        Ok((out.remove(0), found))
     }
 
     /// Scans an axis that is cut: each part for itself, then with what the parts before it came to.

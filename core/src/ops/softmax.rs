@@ -9,6 +9,7 @@ use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
     grad::{Back, record1},
+    launch::launch_fused,
     spmd::{Call, without_partials},
 };
 use smallvec::smallvec;
@@ -124,7 +125,7 @@ fn along_rows(
     op: &'static str,
     x: &Tensor,
     axis: i64,
-    row: RowOp<'_>,
+    mode: RowOp,
     decomposed: fn(&Tensor, i64) -> Result<Tensor>,
 ) -> Result<Tensor> {
     check_float(op, &[x])?;
@@ -134,7 +135,7 @@ fn along_rows(
             .on_behalf_of(op)
             .bind('r', &[axis])
             .run1_or(
-                |l| along_rows(op, &l[0], axis as i64, row.clone(), decomposed),
+                |l| along_rows(op, &l[0], axis as i64, mode.clone(), decomposed),
                 |inputs| decomposed(&inputs[0], axis as i64),
             );
     }
@@ -142,7 +143,7 @@ fn along_rows(
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
     order.push(axis);
     let rows = x.with_layout(x.layout().permute(&order));
-    let out = match fused_rows(&rows, x.shape()[axis], row)? {
+    let out = match fused_rows(op, &rows, x.shape()[axis], mode)? {
         Some(out) => out,
         None => return decomposed(x, axis as i64),
     };
@@ -153,9 +154,13 @@ fn along_rows(
 
 /// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of
 /// `x`; `None` where the backend has none.
-pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<Tensor>> {
-    let backend = x.device().backend();
-    if x.numel() == 0 || (x.dtype() == crate::DType::F64 && !backend.capabilities().f64_math) {
+pub(crate) fn fused_rows(
+    op: &'static str,
+    x: &Tensor,
+    n: usize,
+    mode: RowOp,
+) -> Result<Option<Tensor>> {
+    if x.numel() == 0 {
         return Ok(None);
     }
     let dense = x.contiguous()?;
@@ -164,6 +169,11 @@ pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<T
         offset: input.layout.offset,
         ..Layout::contiguous([x.numel() / n, n].into())
     };
-    let out = backend.row(&RowCall { input: &input, op })?;
-    Ok(out.map(|buffer| x.result(Some(buffer), x.dtype(), x.shape().clone())))
+    let Some(mut out) = launch_fused(x.mesh(), RowCall { op, input, mode })? else {
+        return Ok(None);
+    };
+    let rows = out.remove(0);
+    Ok(Some(
+        rows.with_layout(Layout::contiguous(x.shape().clone())),
+    ))
 }

@@ -25,6 +25,7 @@ use super::{OpInfo, POSITIONS, RuleForm, index::picked, op, same_device};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
+    launch::{launch, launch_as},
     split,
     spmd::{Call, Local, Rule, join_parts, parts_of, plain, rule::Operands},
 };
@@ -206,19 +207,19 @@ impl Tensor {
     /// [`argsort`](Self::argsort) on one device.
     fn argsorted(&self, op: &'static str, axis: usize, descending: bool) -> Result<Tensor> {
         check_positions(op, self.shape(), self.shape()[axis])?;
-        self.device().check(DType::I32, self.numel())?;
         let axis = axis as i64;
         let rows = self.movedim(&[axis], &[-1])?;
-        let buffer = if self.numel() == 0 {
-            None
+        let order = if self.numel() == 0 {
+            self.no_elements(DType::I32, rows.shape().clone())?
         } else {
-            Some(self.device().backend().sort(&SortCall {
-                input: &rows.view()?,
+            let call = SortCall {
+                op,
+                input: rows.view()?,
                 descending,
-            })?)
+            };
+            launch(self.mesh(), call)?.remove(0)
         };
-        self.result(buffer, DType::I32, rows.shape().clone())
-            .movedim(&[-1], &[axis])
+        order.movedim(&[-1], &[axis])
     }
 
     /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the
@@ -321,9 +322,8 @@ impl Tensor {
                 .run1(|l| l[0].searchsorted(&l[1], right));
         }
         same_device(op, &[self, queries])?;
-        self.device().check(DType::I32, queries.numel())?;
         if queries.numel() == 0 {
-            return Ok(queries.result(None, DType::I32, queries.shape().clone()));
+            return queries.no_elements(DType::I32, queries.shape().clone());
         }
         if n == 0 {
             return Tensor::zeros(queries.shape(), DType::I32, self.device());
@@ -334,11 +334,12 @@ impl Tensor {
         let asked = queries
             .cast(dtype)?
             .reshape([rows, queries.numel() / rows])?;
-        let buffer = self.device().backend().search(&SearchCall {
-            sorted: &sorted.view()?,
-            queries: &asked.view()?,
+        let call = SearchCall {
+            op,
+            sorted: sorted.view()?,
+            queries: asked.view()?,
             right,
-        })?;
-        Ok(queries.result(Some(buffer), DType::I32, queries.shape().clone()))
+        };
+        launch_as(queries.mesh(), queries.shape(), call)
     }
 }

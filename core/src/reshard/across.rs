@@ -298,8 +298,7 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
             continue;
         }
         if want.numel() == 0 {
-            out.push(Slot::Made(Tensor::created(
-                None,
+            out.push(Slot::Made(Tensor::nothing(
                 x.dtype(),
                 Shape::from(want.shape),
                 device,

@@ -337,7 +337,7 @@ impl<'a> Ranks<'a> {
                     out[i] = Some(if covered {
                         window(&x.part(i), &held, &want)?
                     } else {
-                        Tensor::created(None, x.dtype(), Shape::from(want.shape), mesh.device(i))
+                        Tensor::nothing(x.dtype(), Shape::from(want.shape), mesh.device(i))
                     });
                 }
                 continue;

@@ -1,7 +1,7 @@
 //! Whether ops may communicate by themselves.
 
 use super::{Call, cache::Solved, solve};
-use crate::{Error, Mesh, Placement, Result, Sharding, Tensor};
+use crate::{Error, Mesh, Placement, Result, Sharding, Tensor, scoped::Scoped};
 use std::{cell::RefCell, panic::Location};
 
 /// What an op does when its operands do not lie as it needs them.
@@ -15,13 +15,16 @@ pub enum Policy {
     Explicit,
 }
 
+/// Policies in force, innermost last, with the axes they are for (none means all).
+pub(crate) type Policies = Vec<(Policy, Vec<String>)>;
+
 thread_local! {
-    /// Policies in force, innermost last, with the axes they are for (none means all).
-    static POLICIES: RefCell<Vec<(Policy, Vec<String>)>> = const { RefCell::new(Vec::new()) };
+    static POLICIES: RefCell<Policies> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `f` under a policy, for some mesh axes or (with an empty list) for all. Inner policies
-/// override outer ones.
+/// override outer ones. It holds on this thread until `f` returns or panics; other threads take it
+/// along with a [`Context`](crate::Context).
 ///
 /// ```
 /// # use anymesh_core::{Error, Mesh, Tensor, spmd::{Policy, with_policy}};
@@ -35,17 +38,20 @@ thread_local! {
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn with_policy<T>(policy: Policy, axes: &[&str], f: impl FnOnce() -> T) -> T {
-    struct Pop;
-    impl Drop for Pop {
-        fn drop(&mut self) {
-            POLICIES.with_borrow_mut(|p| {
-                p.pop();
-            });
-        }
-    }
-    POLICIES.with_borrow_mut(|p| p.push((policy, axes.iter().map(|a| a.to_string()).collect())));
-    let _pop = Pop;
+    let mut policies = capture();
+    policies.push((policy, axes.iter().map(|a| a.to_string()).collect()));
+    let _scope = enter(policies);
     f()
+}
+
+/// The policies of this thread.
+pub(crate) fn capture() -> Policies {
+    POLICIES.with_borrow(Vec::clone)
+}
+
+/// Until it is dropped, other policies.
+pub(crate) fn enter(policies: Policies) -> Scoped<Policies> {
+    Scoped::set(&POLICIES, policies)
 }
 
 /// The policy for a mesh axis.

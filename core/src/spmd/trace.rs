@@ -1,8 +1,11 @@
 //! What the solver decided: for explanations, not for programs.
 
 use super::{Rule, Solution, solve};
-use crate::{Result, Tensor};
-use std::cell::RefCell;
+use crate::{Result, Tensor, scoped::Scoped};
+use std::{
+    cell::RefCell,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// What a rule was made from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,24 +57,43 @@ impl Decision {
     }
 }
 
+/// Who is told of decisions.
+pub(crate) type Listener = Option<Arc<Mutex<Vec<Decision>>>>;
+
 thread_local! {
-    static OPEN: RefCell<Option<Vec<Decision>>> = const { RefCell::new(None) };
+    static OPEN: RefCell<Listener> = const { RefCell::new(None) };
 }
 
-/// Runs `f` and returns the decisions made on this thread, in order. Ops inside decomposed ops are
-/// decisions of their own.
+/// Runs `f` and returns the decisions made in it, in order. Ops inside decomposed ops are decisions
+/// of their own. An outer trace does not see them.
+///
+/// It follows this thread, and others where they run work under a [`Context`](crate::Context) that
+/// was captured inside of `f`.
 pub fn trace<T>(f: impl FnOnce() -> T) -> (T, Vec<Decision>) {
-    let outer = OPEN.replace(Some(Vec::new()));
+    let decisions = Arc::<Mutex<Vec<Decision>>>::default();
+    let scope = enter(Some(decisions.clone()));
     let result = f();
-    let decisions = OPEN.replace(outer).unwrap_or_default();
-    (result, decisions)
+    drop(scope);
+    let made = std::mem::take(&mut *decisions.lock().unwrap_or_else(PoisonError::into_inner));
+    (result, made)
 }
 
-/// Writes a decision down, inside of a [`trace`].
+/// The listener of this thread.
+pub(crate) fn capture() -> Listener {
+    OPEN.with_borrow(Clone::clone)
+}
+
+/// Until it is dropped, another listener.
+pub(crate) fn enter(listener: Listener) -> Scoped<Listener> {
+    Scoped::set(&OPEN, listener)
+}
+
+/// Tells the listener of a decision.
 pub(crate) fn note(decision: impl FnOnce() -> Decision) {
-    OPEN.with_borrow_mut(|open| {
+    OPEN.with_borrow(|open| {
         if let Some(open) = open {
-            open.push(decision());
+            let mut decisions = open.lock().unwrap_or_else(PoisonError::into_inner);
+            decisions.push(decision());
         }
     });
 }

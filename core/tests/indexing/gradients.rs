@@ -17,7 +17,7 @@ fn gradients(
         .unwrap();
     let grads = y.backward_with(&seed).unwrap();
     let read = |x: &Tensor| {
-        let gradient = grads.get(x).unwrap().unwrap();
+        let gradient = grads.of(x).unwrap();
         assert_eq!((gradient.dtype(), gradient.shape()), (x.dtype(), x.shape()));
         gradient.cast(DType::F64).unwrap().to_vec::<f64>().unwrap()
     };
@@ -109,7 +109,7 @@ fn what_is_read_twice_gets_both_gradients() {
         .backward_with(&tensor(&[1f32, 2.0, 4.0, 8.0], [4]))
         .unwrap();
     assert_eq!(
-        grads.get(&x).unwrap().unwrap().to_vec::<f32>().unwrap(),
+        grads.of(&x).unwrap().to_vec::<f32>().unwrap(),
         [2.0, 0.0, 13.0]
     );
 }

@@ -8,7 +8,7 @@
 mod mlp;
 mod transformer;
 
-use anymesh_core::{Mesh, Result, Tensor, grad::no_grad};
+use anymesh_core::{Mesh, Result, Tensor};
 
 /// Fifty steps let differences of rounding (1e-16) grow.
 const BOUND: f64 = 1e-12;
@@ -62,11 +62,9 @@ impl Parameters {
     fn step(&mut self, loss: &Tensor, rate: f64) -> Result<()> {
         let grads = loss.backward()?;
         for (name, p) in &mut self.0 {
-            let g = grads
-                .get(p)?
-                .unwrap_or_else(|| panic!("{name} has no gradient"));
+            let g = grads.of(p)?;
             assert_eq!(g.sharding(), p.sharding(), "{name}");
-            *p = no_grad(|| p.sub(&g.mul(rate)?))?.require_grad()?;
+            p.update(|p| p.sub(&g.mul(rate)?))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 //! equal values. That makes sums of such functions that are smooth (softplus written with `abs` and
 //! `max`) right at the kink too.
 
-use super::{Binary, Builder, Inst, MapProgram, Unary, Val};
+use super::{Binary, Builder, Inst, MapProgram, Program, Unary, Val};
 use crate::{Kind, Result};
 use std::f64::consts::{FRAC_1_PI, FRAC_2_SQRT_PI, LN_2, LN_10, PI};
 
@@ -207,14 +207,15 @@ impl MapProgram {
         let outputs = vec![(numbers[whole.outputs[0].0 as usize], dtype)];
         let inputs = uses.iter().map(|k| whole.inputs[*k]).collect();
         Ok((
-            MapProgram {
+            Program {
                 insts,
                 kinds,
                 inputs,
                 indices: whole.indices,
                 params: whole.params,
                 outputs,
-            },
+            }
+            .into(),
             uses,
         ))
     }

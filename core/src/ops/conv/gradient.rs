@@ -4,8 +4,9 @@
 use super::{Job, Slide, run_conv};
 use crate::{
     DType, Dims, Place, Result, Shape, Tensor,
+    backend::ReduceOp,
     grad::{Back, Pulled},
-    ops::reduce::summed,
+    ops::expr::Expr,
 };
 use smallvec::smallvec;
 
@@ -90,17 +91,15 @@ impl Kept {
     pub(super) fn pull(self) -> impl Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static {
         move |b: &Back<'_>| {
             let g = b.grad()?;
-            // The bias may have made the result wider than the convolution is.
-            let narrow = g.cast(self.input.dtype.promote(self.weight.dtype))?;
             let input = match &self.weight.values {
                 Some(weight) if b.needs(0) => {
-                    Some(self.of_input(&narrow, weight)?.cast(self.input.dtype)?)
+                    Some(self.of_input(g, weight)?.cast(self.input.dtype)?)
                 }
                 _ => None,
             };
             let weight = match &self.input.values {
                 Some(input) if b.needs(1) => Some(
-                    self.of_weight(&narrow, &input.cast(narrow.dtype())?)?
+                    self.of_weight(g, &input.cast(g.dtype())?)?
                         .cast(self.weight.dtype)?,
                 ),
                 _ => None,
@@ -109,7 +108,9 @@ impl Kept {
             if let Some((shape, dtype)) = &self.bias {
                 let others: Dims = (0..g.rank()).filter(|d| *d != 1).collect();
                 pulled.push(b.wanted(2, || {
-                    summed("sum", g, &others)?.reshape(shape)?.cast(*dtype)
+                    Expr::new("sum", &[g])
+                        .reduce(&others, ReduceOp::Sum, None, *dtype, |a| a.x[0])?
+                        .reshape(shape)
                 })?);
             }
             Ok(pulled)

@@ -9,10 +9,12 @@ use crate::{
     DType, Dims, Error, Result, Tensor,
     backend::{Affine, ScatterOp},
     grad::{Back, record1},
+    ledger::on_behalf_of_caller,
     map::Builder,
     spmd::{Call, plain},
 };
 use smallvec::{SmallVec, smallvec};
+use std::panic::Location;
 
 impl Tensor {
     /// How often each of `0..bins` occurs in a vector (i32), or the sum of its weights (in their
@@ -77,27 +79,35 @@ impl Tensor {
 
     /// [`bincount_bins`](Tensor::bincount_bins) with as many bins as the largest value needs, at
     /// least `minlength`. Reads that value from the device.
-    pub async fn bincount_async(
+    #[track_caller]
+    pub fn bincount_async(
         &self,
         weights: Option<&Tensor>,
         minlength: usize,
-    ) -> Result<Tensor> {
-        let op = "bincount";
-        check_indices(op, &[self])?;
-        let bins = if self.numel() == 0 {
-            0
-        } else {
-            self.max(&[], false)?
-                .item_async()
-                .await?
-                .to_i64()
-                .saturating_add(1)
-        };
-        self.bincount_bins(weights, minlength.max(usize::try_from(bins).unwrap_or(0)))
+    ) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (op, caller) = ("bincount", Location::caller());
+        let (x, weights) = (self.clone(), weights.cloned());
+        let largest = check_indices(op, &[self]).and_then(|()| {
+            let _scope = on_behalf_of_caller(op, self, caller);
+            if self.numel() == 0 {
+                return Ok(None);
+            }
+            Ok(Some(self.max(&[], false)?.item_async()))
+        });
+        async move {
+            let bins = match largest? {
+                Some(largest) => largest.await?.to_i64().saturating_add(1),
+                None => 0,
+            };
+            let bins = minlength.max(usize::try_from(bins).unwrap_or(0));
+            let _scope = on_behalf_of_caller(op, &x, caller);
+            x.bincount_bins(weights.as_ref(), bins)
+        }
     }
 
     /// [`bincount_async`](Tensor::bincount_async), waiting for the read.
     #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
         pollster::block_on(self.bincount_async(weights, minlength))
     }
