@@ -3,13 +3,13 @@
 use super::{
     OpInfo, PadMode,
     expr::{Expr, check_float, compute_type},
-    launch::launch_fused,
     op, same_device, sum_to,
 };
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
     grad::{Back, Pulled, recompute, record},
+    launch::launch_fused,
     spmd::{Call, Local, plain, without_partials},
 };
 use smallvec::{SmallVec, smallvec};

@@ -21,15 +21,11 @@
 //!
 //! A value hands its gradient to the element that it is; positions have none.
 
-use super::{
-    OpInfo, POSITIONS, RuleForm,
-    index::picked,
-    launch::{launch, launch_as},
-    op, same_device,
-};
+use super::{OpInfo, POSITIONS, RuleForm, index::picked, op, same_device};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
+    launch::{launch, launch_as},
     split,
     spmd::{Call, Local, Rule, join_parts, parts_of, plain, rule::Operands},
 };
