@@ -6,14 +6,11 @@
 //! `cargo run --release --example quickstart`
 
 use anymesh::{
-    DType, Device, Mesh, Result, Tensor, TensorType, TypeSpec,
     checkpoint::{self, Background, Checkpoint, Contents, Load, Training},
-    i,
-    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, Rng, RopeOptions, RopeStyle},
+    prelude::*,
     reshard::{Objective, plan},
-    spmd::Ledger,
 };
-use std::{collections::BTreeMap, error::Error, time::Instant};
+use std::{collections::BTreeMap, time::Instant};
 
 const BATCH: usize = 8;
 const LENGTH: usize = 32;
@@ -79,7 +76,8 @@ impl Model {
             unreachable!("nine parameters")
         };
         let x = embedding.embedding(&self.tokens.get(i![.., ..-1])?)?;
-        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
+        let norm = NormOptions::new().eps(1e-6);
+        let h = x.rms_norm(&norm)?;
         let heads = |w: &Tensor| {
             h.linear(w, None)?
                 .reshape([BATCH, LENGTH, HEADS, SIZE])?
@@ -89,32 +87,13 @@ impl Model {
             heads(wq)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
             heads(wk)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
         );
-        let seen = q
-            .attention(
-                &k,
-                &heads(wv)?,
-                &AttentionOptions {
-                    causal: true,
-                    ..Default::default()
-                },
-            )?
-            .out;
-        let x = x.add(
-            &seen
-                .transpose(1, 2)?
-                .reshape([BATCH, LENGTH, WIDTH])?
-                .linear(wo, None)?,
-        )?;
-        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
-        let x = x.add(
-            &h.linear(gate, None)?
-                .swiglu2(&h.linear(up, None)?)?
-                .linear(down, None)?,
-        )?;
-        let logits = x
-            .rms_norm(&NormOptions::new().eps(1e-6))?
-            .linear(head, None)?
-            .transpose(1, 2)?;
+        let seen = q.attention(&k, &heads(wv)?, &AttentionOptions::causal())?;
+        let seen = seen.out.transpose(1, 2)?.reshape([BATCH, LENGTH, WIDTH])?;
+        let x = (x + seen.linear(wo, None))?;
+        let h = x.rms_norm(&norm)?;
+        let wide = h.linear(gate, None)?.swiglu2(&h.linear(up, None)?)?;
+        let x = (x + wide.linear(down, None))?;
+        let logits = x.rms_norm(&norm)?.linear(head, None)?.transpose(1, 2)?;
         logits.cross_entropy(
             &self.tokens.get(i![.., 1..])?,
             &CrossEntropyOptions::default(),
@@ -145,7 +124,7 @@ impl Model {
         let loss = self.loss()?;
         let grads = loss.backward()?;
         for w in &mut self.parameters {
-            w.update(|w| w.sub(&grads.of(w)?.mul(0.4)?))?;
+            w.update(|w| w - grads.of(w)? * 0.4)?;
         }
         Ok(loss.item()?.to_f64())
     }
@@ -158,7 +137,7 @@ fn train(mesh: &Mesh, steps: usize) -> Result<Vec<f64>> {
 
 /// Trains on a mesh, saves in the background halfway while training goes on, and goes on from that
 /// checkpoint on other meshes.
-fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn Error>> {
+fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn std::error::Error>> {
     let root = std::env::temp_dir().join(format!("anymesh-quickstart-{}", std::process::id()));
     let half = losses.len() / 2;
     let mut model = Model::new(mesh)?;
@@ -227,8 +206,8 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let device = anymesh::default_device()?;
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = default_device()?;
     println!(
         "anymesh on {device}: {}\n",
         device.backend().capabilities().description
