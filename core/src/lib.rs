@@ -14,6 +14,7 @@ pub mod indexing;
 mod ledger;
 mod mesh;
 mod meta;
+mod operand;
 pub mod ops;
 mod place;
 mod promotion;
@@ -26,9 +27,9 @@ mod tensor;
 pub mod transport;
 
 pub use anymesh_kernel::{
-    Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
-    f16, layout, map,
+    Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3,
+    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, Result,
+    Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;

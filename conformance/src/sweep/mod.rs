@@ -329,10 +329,6 @@ fn call(
     place: &Place,
 ) -> Result<Vec<Tensor>> {
     let run = std::panic::AssertUnwindSafe(|| entry.call(operands, attrs, place));
-    std::panic::catch_unwind(run).unwrap_or_else(|_| {
-        Err(Error::Argument {
-            op: entry.name,
-            detail: "panicked".into(),
-        })
-    })
+    std::panic::catch_unwind(run)
+        .unwrap_or_else(|_| Err(Error::argument(entry.name, "inputs", "panicked")))
 }

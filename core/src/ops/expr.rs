@@ -208,10 +208,11 @@ pub(crate) fn check_float(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
 /// Refuses tensors whose shape is not that of the first.
 pub(crate) fn check_same_shape(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     match tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
-        Some(t) => Err(Error::Shape {
+        Some(t) => Err(Error::shape(
             op,
-            detail: format!("{} and {} must be equal", tensors[0].shape(), t.shape()),
-        }),
+            [tensors[0], *t],
+            format!("{} and {} must be equal", tensors[0].shape(), t.shape()),
+        )),
         None => Ok(()),
     }
 }
@@ -221,9 +222,10 @@ pub(crate) fn check_eps(op: &'static str, eps: f64) -> Result<()> {
     if eps >= 0.0 && eps.is_finite() {
         Ok(())
     } else {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("eps must be finite and not negative, got {eps}"),
-        })
+            "eps",
+            format!("eps must be finite and not negative, got {eps}"),
+        ))
     }
 }

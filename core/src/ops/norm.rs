@@ -95,29 +95,33 @@ impl BatchNorm {
     ) -> Result<(Tensor, Tensor)> {
         let op = "batch_norm_train";
         if self.count < 2 {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "an unbiased variance needs more than one value per channel".into(),
-            });
+                "self",
+                "an unbiased variance needs more than one value per channel",
+            )
+            .of([&self.out]));
         }
         if !(0.0..=1.0).contains(&momentum) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("momentum must be in 0..=1, got {momentum}"),
-            });
+                "momentum",
+                format!("momentum must be in 0..=1, got {momentum}"),
+            ));
         }
         check_float(op, &[mean, var])?;
         let _scope = on_behalf_of(op, mean);
         let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
             if running.shape() != batch.shape() {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!(
+                    [running, batch],
+                    format!(
                         "running statistics must have shape {}, got {}",
                         batch.shape(),
                         running.shape()
                     ),
-                });
+                ));
             }
             let weights = [1.0 - momentum, momentum * correction];
             Expr::new(op, &[running, batch])
@@ -355,13 +359,14 @@ pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     let sizes = Shape::from([norm.groups, norm.channels, norm.inner]);
     let block = sizes.checked_numel(op)?;
     if block == 0 || !x.numel().is_multiple_of(block) {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [x],
+            format!(
                 "{} does not divide into rows of {sizes} (groups, channels, inner)",
                 x.shape()
             ),
-        });
+        ));
     }
     check_float(op, &[x])?;
     check_eps(op, norm.eps)?;
@@ -450,13 +455,10 @@ fn trailing(
     parameters: [Option<&Tensor>; 2],
 ) -> Result<Tensor> {
     if dims == 0 || dims > x.rank() {
-        return Err(Error::Argument {
-            op,
-            detail: format!(
+        return Err(Error::argument(op, "dims", format!(
                 "cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible",
                 x.shape()
-            ),
-        });
+            )).of([x]));
     }
     check_float(op, &[x])?;
     let shape = Shape::from(&x.dims()[x.rank() - dims..]);
@@ -535,10 +537,11 @@ fn trailing_values(
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
-    Error::Shape {
+    Error::shape(
         op,
-        detail: format!("{} has no elements to take a mean of", x.shape()),
-    }
+        [x],
+        format!("{} has no elements to take a mean of", x.shape()),
+    )
 }
 
 fn check_parameters(
@@ -551,14 +554,15 @@ fn check_parameters(
         check_float(op, &[parameter])?;
         same_device(op, &[x, parameter])?;
         if parameter.shape() != shape {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [x, parameter],
+                format!(
                     "parameters for {} must have shape {shape}, got {}",
                     x.shape(),
                     parameter.shape()
                 ),
-            });
+            ));
         }
     }
     Ok(())
@@ -569,10 +573,11 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
     check_float(op, &[x])?;
     match x.dims() {
         [_, channels, ..] => check_parameters(op, x, &[*channels].into(), parameters),
-        _ => Err(Error::Shape {
+        _ => Err(Error::shape(
             op,
-            detail: format!("the input is [n, c, ...], got {}", x.shape()),
-        }),
+            [x],
+            format!("the input is [n, c, ...], got {}", x.shape()),
+        )),
     }
 }
 
@@ -594,13 +599,15 @@ fn channel_groups(
         return Err(empty(op, x));
     }
     if groups == 0 || !channels.is_multiple_of(groups) {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!(
+            "groups",
+            format!(
                 "{groups} groups do not divide the {channels} channels of {}",
                 x.shape()
             ),
-        });
+        )
+        .of([x]));
     }
     check_eps(op, eps)?;
     let tensors: SmallVec<[&Tensor; 3]> = [x]
