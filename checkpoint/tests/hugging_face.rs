@@ -160,7 +160,7 @@ fn configs_are_copied_and_can_be_replaced() {
         assert!(
             matches!(
                 export(&model(1), parent.join("b"), &options),
-                Err(Error::Argument(_))
+                Err(Error::BadName { .. })
             ),
             "{name}"
         );

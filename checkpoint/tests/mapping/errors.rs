@@ -84,8 +84,13 @@ fn text_that_is_no_statement_is_refused_at_its_column() {
         ),
         (
             "a -> b, dtype='float33'",
-            "dtype= takes an element type such as",
+            "dtype='float33' is no element type here; there are bool, u8,",
         ),
+        (
+            "a -> b, dtype='uint16'",
+            "'uint16' is how Paddle calls bfloat16 in NumPy arrays",
+        ),
+        ("a -> b, dtype=5", "dtype= takes an element type such as"),
     ];
     refused(&cases, &Options::default());
     let Error::Mapping { trace, .. } = error("a -> b\nx ;", &Options::default()) else {

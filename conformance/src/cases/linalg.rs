@@ -222,6 +222,19 @@ fn products(cases: &mut Cases) {
             },
         );
     }
+    for small in [DType::BF16, DType::F16] {
+        cases.add(
+            "linear",
+            small,
+            format!("{small} with an f32 bias"),
+            move |d| {
+                let x = data(d, small, &[65, 130], Contiguous, 37)?;
+                let weight = data(d, small, &[33, 130], Transposed, 38)?;
+                let bias = data(d, DType::F32, &[33], Contiguous, 39)?;
+                Ok(vec![x.linear(&weight, Some(&bias))?])
+            },
+        );
+    }
     // Small whole numbers are exact in every dtype, so a wrong sum cannot hide behind a tolerance.
     for dtype in [
         DType::F32,
