@@ -9,7 +9,10 @@
 //! python3 benches/peers/numpy_cpu.py target/release/deps/kernels-*
 //! ```
 
-use anymesh::{DType, Device, Result, Tensor, ops::Rng};
+use anymesh::{
+    DType, Device, Result, Tensor,
+    ops::{NormOptions, Rng},
+};
 use std::time::Instant;
 
 /// Median time of one call in microseconds, over batches that end in a sync.
@@ -95,10 +98,11 @@ impl Bench<'_> {
             x.softmax(-1).map(nothing)
         })?;
         self.run(&name("layer_norm"), 2 * size, 0.0, || {
-            x.layer_norm(1, Some(&w), Some(&b), 1e-5).map(nothing)
+            x.layer_norm(&NormOptions::new().weight(&w).bias(&b))
+                .map(nothing)
         })?;
         self.run(&name("rms_norm"), 2 * size, 0.0, || {
-            x.rms_norm(1, Some(&w), 1e-5).map(nothing)
+            x.rms_norm(&NormOptions::new().weight(&w)).map(nothing)
         })?;
         self.run(&name("transpose copy"), 2 * size, 0.0, || {
             x.t()?.contiguous().map(nothing)

@@ -6,13 +6,10 @@
 //! `cargo run --release --example quickstart`
 
 use anymesh::{
-    DType, Device, Mesh, Place, Result, Tensor, TensorType,
+    DType, Device, Mesh, Result, Tensor, TensorType, TypeSpec,
     checkpoint::{self, Background, Checkpoint, Contents, Load, Training},
     i,
-    ops::{
-        AttentionOptions, CrossEntropyOptions, Rng, RopeStyle, attention::attention,
-        rope::rope_tables,
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, Rng, RopeOptions, RopeStyle},
     reshard::{Objective, plan},
     spmd::Ledger,
 };
@@ -36,23 +33,9 @@ const NAMES: [&str; 9] = [
     "head",
 ];
 
-/// Where the tensors of a program go: all on a device, or each over a mesh as its text says.
-enum On {
-    Device(Device),
-    Mesh(Mesh),
-}
-
-impl On {
-    fn place(&self, ty: &str) -> Result<Place> {
-        match self {
-            On::Device(device) => Ok(device.into()),
-            On::Mesh(mesh) => Ok((mesh, &TensorType::parse(ty, mesh)?.sharding).into()),
-        }
-    }
-}
-
 /// A transformer block between an embedding and a head. Nothing in its code knows of meshes: the
-/// batch is cut over `dp` and heads and vocabulary over `tp` because these tensors are.
+/// batch is cut over `dp` and heads and vocabulary over `tp` because these tensors are, where a mesh
+/// has these axes: the `?` says that it may lack them, as a single device does.
 struct Model {
     parameters: Vec<Tensor>,
     tokens: Tensor,
@@ -61,30 +44,28 @@ struct Model {
 }
 
 impl Model {
-    fn new(on: &On) -> Result<Self> {
+    fn new(mesh: &Mesh) -> Result<Self> {
         let mut rng = Rng::new(42);
         let mut draw = |ty: &str| {
-            let shape =
-                TensorType::parse(ty, &Mesh::new("dp=2, tp=4", &anymesh::device("cpu")?)?)?.shape;
-            Tensor::normal(shape, 0.0, 0.15, DType::F32, &on.place(ty)?, rng.split())?
-                .require_grad()
+            let ty: TypeSpec = ty.parse()?;
+            Tensor::normal(&ty.shape, 0.0, 0.15, ty.dtype, (mesh, &ty), rng.split())?.require_grad()
         };
         let parameters = vec![
-            draw("f32[60@tp, 64]")?,  // embedding
-            draw("f32[64@tp, 64]")?,  // queries
-            draw("f32[64@tp, 64]")?,  // keys
-            draw("f32[64@tp, 64]")?,  // values
-            draw("f32[64, 64@tp]")?,  // output of attention
-            draw("f32[128@tp, 64]")?, // gate
-            draw("f32[128@tp, 64]")?, // up
-            draw("f32[64, 128@tp]")?, // down
-            draw("f32[60@tp, 64]")?,  // head
+            draw("f32[60@tp?, 64]")?,  // embedding
+            draw("f32[64@tp?, 64]")?,  // queries
+            draw("f32[64@tp?, 64]")?,  // keys
+            draw("f32[64@tp?, 64]")?,  // values
+            draw("f32[64, 64@tp?]")?,  // output of attention
+            draw("f32[128@tp?, 64]")?, // gate
+            draw("f32[128@tp?, 64]")?, // up
+            draw("f32[64, 128@tp?]")?, // down
+            draw("f32[60@tp?, 64]")?,  // head
         ];
         // A text to learn: each line counts up in steps of its own.
-        let tokens = Tensor::from_fn([BATCH, LENGTH + 1], &on.place("i32[8@dp, 33]")?, |at| {
+        let tokens = Tensor::from_fn([BATCH, LENGTH + 1], (mesh, "[@dp?, _]"), |at| {
             ((at[0] * 7 + at[1] * (at[0] + 1)) % VOCABULARY) as i32
         })?;
-        let (cos, sin) = rope_tables(LENGTH, SIZE, 10_000.0, 0, &on.place("f32[32, 4]")?)?;
+        let (cos, sin) = Tensor::rope_tables(LENGTH, SIZE, &RopeOptions::default(), mesh)?;
         Ok(Self {
             parameters,
             tokens,
@@ -98,7 +79,7 @@ impl Model {
             unreachable!("nine parameters")
         };
         let x = embedding.embedding(&self.tokens.get(i![.., ..-1])?)?;
-        let h = x.rms_norm(1, None, 1e-6)?;
+        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
         let heads = |w: &Tensor| {
             h.linear(w, None)?
                 .reshape([BATCH, LENGTH, HEADS, SIZE])?
@@ -108,30 +89,30 @@ impl Model {
             heads(wq)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
             heads(wk)?.rope(&self.cos, &self.sin, RopeStyle::Half)?,
         );
-        let seen = attention(
-            &q,
-            &k,
-            &heads(wv)?,
-            &AttentionOptions {
-                causal: true,
-                ..Default::default()
-            },
-        )?
-        .out;
+        let seen = q
+            .attention(
+                &k,
+                &heads(wv)?,
+                &AttentionOptions {
+                    causal: true,
+                    ..Default::default()
+                },
+            )?
+            .out;
         let x = x.add(
             &seen
                 .transpose(1, 2)?
                 .reshape([BATCH, LENGTH, WIDTH])?
                 .linear(wo, None)?,
         )?;
-        let h = x.rms_norm(1, None, 1e-6)?;
+        let h = x.rms_norm(&NormOptions::new().eps(1e-6))?;
         let x = x.add(
             &h.linear(gate, None)?
                 .swiglu2(&h.linear(up, None)?)?
                 .linear(down, None)?,
         )?;
         let logits = x
-            .rms_norm(1, None, 1e-6)?
+            .rms_norm(&NormOptions::new().eps(1e-6))?
             .linear(head, None)?
             .transpose(1, 2)?;
         logits.cross_entropy(
@@ -170,8 +151,8 @@ impl Model {
     }
 }
 
-fn train(on: &On, steps: usize) -> Result<Vec<f64>> {
-    let mut model = Model::new(on)?;
+fn train(mesh: &Mesh, steps: usize) -> Result<Vec<f64>> {
+    let mut model = Model::new(mesh)?;
     (0..steps).map(|_| model.step()).collect()
 }
 
@@ -180,7 +161,7 @@ fn train(on: &On, steps: usize) -> Result<Vec<f64>> {
 fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn Error>> {
     let root = std::env::temp_dir().join(format!("anymesh-quickstart-{}", std::process::id()));
     let half = losses.len() / 2;
-    let mut model = Model::new(&On::Mesh(mesh.clone()))?;
+    let mut model = Model::new(mesh)?;
     let mut saver = Background::new(&root);
     let mut longest = 0.0f64;
     for step in 0..losses.len() {
@@ -214,7 +195,7 @@ fn resume(mesh: &Mesh, device: &Device, losses: &[f64]) -> Result<(), Box<dyn Er
     );
     for axes in ["dp=1, tp=1", "dp=8, tp=1", "dp=1, tp=2", "dp=3, tp=5"] {
         let other = Mesh::new(axes, device)?;
-        let mut model = Model::new(&On::Mesh(other.clone()))?;
+        let mut model = Model::new(&other)?;
         model.load(&found)?;
         let rest = (half..losses.len())
             .map(|_| model.step())
@@ -254,7 +235,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let steps = 60;
-    let losses = train(&On::Device(device.clone()), steps)?;
+    let losses = train(&Mesh::single(&device), steps)?;
     println!(
         "A transformer learns to count, loss {:.3} to {:.3} in {steps} steps:\n  {}",
         losses[0],
@@ -263,12 +244,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let mesh = Mesh::new("dp=2, tp=4", &device)?;
-    let sharded = train(&On::Mesh(mesh.clone()), steps)?;
+    let sharded = train(&mesh, steps)?;
     println!(
         "\nThe same program on {mesh}: largest difference of all losses {:.1e}. What one step sends:",
         difference(&losses, &sharded)
     );
-    let mut model = Model::new(&On::Mesh(mesh.clone()))?;
+    let mut model = Model::new(&mesh)?;
     let (result, ledger) = Ledger::record(|| model.step());
     result?;
     let lines: Vec<String> = ledger.to_string().lines().map(str::to_string).collect();
@@ -308,7 +289,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("\nThe same training on every device here (difference from the first):");
     for found in anymesh::found() {
         let on = match anymesh::device(&found.name) {
-            Ok(device) => On::Device(device),
+            Ok(device) => Mesh::single(&device),
             Err(error) => {
                 println!("  {:<8} {error}", found.name);
                 continue;

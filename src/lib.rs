@@ -4,17 +4,18 @@
 //! This crate picks devices; tensors and ops are those of [`anymesh_core`], re-exported here.
 //!
 //! ```
-//! use anymesh::{DType, Tensor};
-//! let device = anymesh::device("cpu")?;
-//! let x = Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device)?;
-//! let y = x.softmax(-1)?.cast(DType::BF16)?;
-//! assert_eq!(y.type_string(), "bf16[3]");
+//! use anymesh::prelude::*;
+//! let device = device("cpu")?;
+//! let x = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &device)?;
+//! let y = ((&x - x.mean_all()?)? / 2.0)?.cast(DType::BF16)?;
+//! assert_eq!(y.to_string(), "[[-0.75, -0.25],\n [ 0.25,  0.75]]\nbf16[2, 2] on cpu");
 //! # Ok::<(), anymesh::Error>(())
 //! ```
 
 #![forbid(unsafe_code)]
 
 mod devices;
+pub mod prelude;
 
 /// Checkpoints: any mesh in, any mesh out.
 #[cfg(not(target_family = "wasm"))]

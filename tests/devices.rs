@@ -1,5 +1,6 @@
 //! Choosing devices, and devices that fail.
 
+use anymesh::ops::Order;
 use anymesh::{
     Backend, Buffer, Capabilities, Device, Error, Result, Tensor,
     backend::{BoxFuture, Buffers, Kernel},
@@ -98,7 +99,7 @@ impl Backend for Vanishing {
 fn program(device: &Device) -> Result<Vec<f32>> {
     let x = Tensor::from_slice(&[3f32, 1.0, 2.0, 5.0], [2, 2], device)?;
     let y = x.matmul(&x.t()?)?.softmax(-1)?.cumsum(0)?;
-    y.reshape([4])?.sort(0, true)?.0.to_vec()
+    y.reshape([4])?.sort(0, Order::Descending)?.0.to_vec()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use anymesh::{
     DType, Device, Error, Layout, Mesh, Result, Tensor, View,
-    backend::{CheckIndexCall, Kernel},
+    backend::{CheckIndexCall, Kernel, ScatterOp},
 };
 
 /// The CPU, the software adapter where there is one, and the device that was asked for, which must
@@ -34,7 +34,7 @@ fn an_index_out_of_range_is_an_error_by_the_next_read_and_the_device_lives_on() 
             );
             let values = Tensor::from_slice(&[9f32, 9.0], [2], &device).expect("uploads");
             let error = x
-                .index_put(&[&index], &values, false)
+                .index_put(&[&index], &values, ScatterOp::Set)
                 .and_then(|t| t.to_vec::<f32>())
                 .expect_err("out of range");
             assert!(

@@ -8,20 +8,19 @@
 mod common;
 
 use anymesh::conformance::sweep::{self, Options};
-use anymesh::{DType, Device, Mesh, Place, Result, Tensor, TensorType, ops::Rng, spmd::Ledger};
+use anymesh::{DType, Device, Mesh, Result, Tensor, TypeSpec, ops::Rng, spmd::Ledger};
 
-/// Two layers of a perceptron with a norm; every operand where its type says.
-fn layers(place: impl Fn(&str) -> Result<Place>) -> Result<Tensor> {
+/// Two layers of a perceptron with a norm; every operand where its type says, on a mesh with all, some
+/// or none of the axes.
+fn layers(mesh: &Mesh) -> Result<Tensor> {
     let mut rng = Rng::new(3);
     // Small whole numbers, so that sums are exact in any order.
-    let mut draw = |shape: [usize; 2], ty: &str| {
-        Tensor::randint(shape, -3, 4, DType::I32, &place(ty)?, rng.split())?.cast(DType::F32)
+    let mut draw = |ty: &str| {
+        let ty: TypeSpec = ty.parse()?;
+        Tensor::randint(&ty.shape, -3, 4, ty.dtype, (mesh, &ty), rng.split())?.cast(DType::F32)
     };
-    let x = draw([12, 16], "i32[12@dp, 16]")?;
-    let (up, down) = (
-        draw([16, 40], "i32[16, 40@tp]")?,
-        draw([40, 16], "i32[40@tp, 16]")?,
-    );
+    let x = draw("i32[12@dp?, 16]")?;
+    let (up, down) = (draw("i32[16, 40@tp?]")?, draw("i32[40@tp?, 16]")?);
     x.matmul(&up)?
         .relu()?
         .matmul(&down)?
@@ -31,9 +30,8 @@ fn layers(place: impl Fn(&str) -> Result<Place>) -> Result<Tensor> {
 
 fn on(device: &Device) -> Result<(Tensor, Tensor, Ledger)> {
     let mesh = Mesh::new("dp=2, tp=4", device)?;
-    let plain = layers(|_| Ok(device.into()))?;
-    let (sharded, ledger) =
-        Ledger::record(|| layers(|ty| Ok((&mesh, &TensorType::parse(ty, &mesh)?.sharding).into())));
+    let plain = layers(&Mesh::single(device))?;
+    let (sharded, ledger) = Ledger::record(|| layers(&mesh));
     Ok((plain, sharded?, ledger))
 }
 

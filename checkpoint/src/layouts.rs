@@ -5,8 +5,8 @@ use crate::{
     names::{examples, matches},
     plan::Placed,
 };
-use anymesh_core::{IntoSharding, Mesh, Sharding};
-use std::{collections::BTreeMap, ops::RangeInclusive};
+use anymesh_core::{Mesh, Sharding, ShardingSpec};
+use std::collections::BTreeMap;
 
 /// Layouts such as `*.weight=[@tp, _]`: which tensors lie on a mesh how.
 ///
@@ -49,9 +49,7 @@ struct Layout {
     /// As it was written.
     text: String,
     pattern: String,
-    sharding: String,
-    /// How many dimensions its tensors have.
-    ranks: RangeInclusive<usize>,
+    sharding: ShardingSpec,
 }
 
 impl Layout {
@@ -72,27 +70,26 @@ impl Layout {
         let (pattern, sharding) = text
             .rsplit_once('=')
             .ok_or_else(|| wrong(format!("is no layout: {example}")))?;
-        let ranks = Sharding::ranks_of(sharding)
-            .ok_or_else(|| wrong(format!("has no sharding in brackets: {example}")))?;
+        if !(sharding.contains('[') && sharding.contains(']')) {
+            return Err(wrong(format!("has no sharding in brackets: {example}")));
+        }
+        let unreadable = |e: anymesh_core::Error| {
+            let axes: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
+            let axes = axes.join(", @");
+            wrong(format!(
+                "cannot be read: {e}; the axes are @{axes}: {example}"
+            ))
+        };
+        let sharding: ShardingSpec = sharding.parse().map_err(unreadable)?;
+        // Axes that the mesh does not have are wrong for every tensor.
+        let least = sharding.on(mesh, *sharding.ranks().start());
+        let is_partial = least.map_err(unreadable)?.is_partial();
         let layout = Self {
             text: text.into(),
             pattern: pattern.into(),
-            sharding: sharding.into(),
-            ranks,
+            sharding,
         };
-        // Axes that the mesh does not have are wrong for every tensor.
-        let parsed = layout
-            .sharding
-            .as_str()
-            .into_sharding(mesh, *layout.ranks.start())
-            .map_err(|e| {
-                let axes: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
-                let axes = axes.join(", @");
-                wrong(format!(
-                    "cannot be read: {e}; the axes are @{axes}: {example}"
-                ))
-            })?;
-        if parsed.is_partial() {
+        if is_partial {
             return Err(layout.error("asks for partial values, which are not stored"));
         }
         Ok(layout)
@@ -140,13 +137,13 @@ impl Layouts {
                 if !matches(&layout.pattern, name) {
                     continue;
                 }
-                if !layout.ranks.contains(&rank) {
+                if !layout.sharding.ranks().contains(&rank) {
                     found.other_ranks.push((name.into(), rank));
                 } else if chosen.is_some() {
                     found.taken += 1;
                 } else {
                     found.tensors += 1;
-                    let sharding = layout.sharding.as_str().into_sharding(&self.mesh, rank);
+                    let sharding = layout.sharding.on(&self.mesh, rank);
                     chosen =
                         Some(sharding.map_err(|e| {
                             layout.error(format!("does not fit tensor '{name}': {e}"))
@@ -191,7 +188,7 @@ fn unused<'n>(layout: &Layout, found: &Use, names: impl Iterator<Item = &'n Stri
         let names = examples(names.map(String::as_str));
         return format!("matches no tensor: {names}; `*` stands for anything");
     };
-    let (least, most) = (*layout.ranks.start(), *layout.ranks.end());
+    let (least, most) = layout.sharding.ranks().into_inner();
     let wanted = if least == most {
         dimensions(least)
     } else {

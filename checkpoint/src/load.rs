@@ -4,7 +4,7 @@ use crate::{
     Contents, Difference, Error, Fused, MASTER, Result, Source, TensorInfo, contents::PlacedTensor,
     names::matches, regions::slabs,
 };
-use anymesh_core::{DType, Device, Place, Region, Shape, Tensor, TensorType};
+use anymesh_core::{DType, Device, IntoPlace, Place, Region, Shape, Tensor, TensorType};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -15,8 +15,9 @@ use std::{
 
 /// A tensor of a source, cut up over a mesh or on one device. Reads what this process holds, each
 /// region once.
-pub fn load(source: &dyn Source, name: &str, place: impl Into<Place>) -> Result<Tensor> {
-    load_within(source, name, &place.into(), usize::MAX, &mut vec![])
+pub fn load(source: &dyn Source, name: &str, place: impl IntoPlace) -> Result<Tensor> {
+    let place = place.into_place(source.info(name)?.shape.len())?;
+    load_within(source, name, &place, usize::MAX, &mut vec![])
 }
 
 /// [`load`] with so many bytes at most on the host at a time. `spare` is memory that was used

@@ -7,7 +7,7 @@ use crate::{
     regions::runs,
     source::check_region,
 };
-use anymesh_core::{Element, Place, Region, Tensor};
+use anymesh_core::{Element, IntoPlace, Region, Tensor};
 use std::{
     collections::BTreeMap,
     fs,
@@ -76,7 +76,7 @@ impl Checkpoint {
 
     /// A tensor, cut up over a mesh or on one device, whatever it was saved from. Reads what this
     /// process holds, each region once.
-    pub fn load(&self, name: &str, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn load(&self, name: &str, place: impl IntoPlace) -> Result<Tensor> {
         crate::load(self, name, place)
     }
 

@@ -174,6 +174,6 @@ fn what_is_wrong_is_said_in_one_line() {
     assert!(!out.status.success());
     assert_eq!(
         String::from_utf8(out.stderr).unwrap().trim(),
-        "mesh: there is no axis 'xx' in mesh(dp=2)"
+        "mesh: there is no axis 'xx' in mesh(dp=2); where a program may run without it, write @xx?"
     );
 }

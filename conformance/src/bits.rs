@@ -82,7 +82,7 @@ const MOVES: &[Move] = &[
         )
     }),
     moving("index_put", |x, _| {
-        x.index_put(&[&places(x, &[3, 0])?], &x.narrow(0, 1, 2)?, false)
+        x.index_put(&[&places(x, &[3, 0])?], &x.narrow(0, 1, 2)?, ScatterOp::Set)
     }),
     moving("get of a slice and a list", |x, _| {
         x.index_select(0, &places(x, &[2, 2])?)?

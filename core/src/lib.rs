@@ -1,4 +1,4 @@
-//! Tensors, ops, sharding and checkpoints of anymesh, without any backend.
+//! Tensors, ops, gradients and sharding of anymesh, without any backend.
 //!
 //! A [`Tensor`] lives on a [`Device`]; a device runs a [`Backend`], which implements a small set of
 //! kernel families. Ops are methods of `Tensor`, one file per family under `ops`, each with its
@@ -9,11 +9,13 @@
 
 mod context;
 mod cost;
+mod display;
 pub mod grad;
 pub mod indexing;
 mod ledger;
 mod mesh;
 mod meta;
+mod nested;
 mod operand;
 pub mod ops;
 mod place;
@@ -21,6 +23,7 @@ mod promotion;
 pub mod reshard;
 mod scoped;
 mod sharding;
+mod spec;
 pub mod spmd;
 mod table;
 mod tensor;
@@ -35,7 +38,9 @@ pub use context::Context;
 pub use indexing::Index;
 pub use mesh::Mesh;
 pub use meta::meta;
+pub use nested::Nested;
 pub use ops::elementwise::Arg;
-pub use place::{IntoSharding, Place};
+pub use place::{IntoPlace, IntoSharding, Place};
 pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
+pub use spec::{ShardingSpec, TypeSpec};
 pub use tensor::Tensor;

@@ -314,7 +314,10 @@ impl Mesh {
             .axes
             .iter()
             .position(|(n, _)| n == name)
-            .ok_or_else(|| Error::mesh(self.axes(), format!("there is no axis '{name}' in {self}")))
+            .ok_or_else(|| Error::NoSuchAxis {
+                axis: name.into(),
+                mesh: self.to_string(),
+            })
     }
 
     /// The number of ranks along an axis.
@@ -426,11 +429,16 @@ fn parse_axes(text: &str) -> Result<SmallVec<[(String, usize); 3]>> {
         .collect()
 }
 
+/// Whether an axis may be called so.
+pub(crate) fn is_axis_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
 /// The number of ranks, if the axes make sense.
 fn check_axes(axes: &[(String, usize)]) -> Result<usize> {
     let fail = |detail: String| Err(Error::mesh(axes, detail));
     for (i, (name, size)) in axes.iter().enumerate() {
-        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        if !is_axis_name(name) {
             return fail(format!(
                 "'{name}' is no axis name: use letters, digits and _"
             ));

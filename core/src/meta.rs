@@ -5,10 +5,10 @@ use crate::{
     Backend, Buffer, Capabilities, DType, Device, Error, Result, Shape,
     backend::{BoxFuture, Buffers, Kernel},
 };
-use std::ops::Range;
+use std::{ops::Range, sync::LazyLock};
 
-/// A device whose tensors have no values: ops run their checks, rules and reshards, and compute
-/// nothing.
+/// The device whose tensors have no values: ops run their checks, rules and reshards, and compute
+/// nothing. There is one in a process, so that tensors of different calls meet.
 ///
 /// ```
 /// # use anymesh_core::{DType, Error, Mesh, Tensor, meta, spmd::Ledger};
@@ -22,14 +22,16 @@ use std::ops::Range;
 /// # Ok::<(), Error>(())
 /// ```
 pub fn meta() -> Device {
-    let capabilities = Capabilities {
-        dtypes: DType::ALL.to_vec(),
-        f64_math: true,
-        max_buffer_bytes: u64::MAX,
-        software: true,
-        description: "no memory, no values".into(),
-    };
-    Device::new(Meta(capabilities))
+    static META: LazyLock<Device> = LazyLock::new(|| {
+        Device::new(Meta(Capabilities {
+            dtypes: DType::ALL.to_vec(),
+            f64_math: true,
+            max_buffer_bytes: u64::MAX,
+            software: true,
+            description: "no memory, no values".into(),
+        }))
+    });
+    META.clone()
 }
 
 #[derive(Debug)]

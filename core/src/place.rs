@@ -3,12 +3,12 @@
 use crate::grad::{Back, Pulled, record1};
 use crate::{
     DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
-    Tensor, TensorType, operand::type_on, sharding::entries_of_rank,
+    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on,
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
-/// A mesh and how to lie on it: what constructors take. A device is the place of plain tensors.
+/// A mesh and how to lie on it. A device is the place of plain tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The mesh.
@@ -17,27 +17,10 @@ pub struct Place {
     pub sharding: Sharding,
 }
 
+/// On this device, without a mesh.
 impl From<&Device> for Place {
     fn from(device: &Device) -> Self {
-        Self {
-            mesh: Mesh::single(device),
-            sharding: Sharding::replicated(),
-        }
-    }
-}
-
-impl From<&Place> for Place {
-    fn from(place: &Place) -> Self {
-        place.clone()
-    }
-}
-
-impl From<(&Mesh, &Sharding)> for Place {
-    fn from((mesh, sharding): (&Mesh, &Sharding)) -> Self {
-        Self {
-            mesh: mesh.clone(),
-            sharding: sharding.clone(),
-        }
+        Self::from(&Mesh::single(device))
     }
 }
 
@@ -51,6 +34,12 @@ impl From<&Mesh> for Place {
     }
 }
 
+impl From<&Place> for Place {
+    fn from(place: &Place) -> Self {
+        place.clone()
+    }
+}
+
 /// Where a tensor lies, with nothing partial.
 impl From<&Tensor> for Place {
     fn from(tensor: &Tensor) -> Self {
@@ -58,6 +47,46 @@ impl From<&Tensor> for Place {
             mesh: tensor.mesh().clone(),
             sharding: tensor.sharding().whole(),
         }
+    }
+}
+
+/// Anything that says where a tensor goes: what constructors take.
+///
+/// `&device` is a plain tensor; `&mesh` the whole tensor on every rank; `(&mesh, sharding)` a
+/// tensor that is cut as a [`Sharding`] or a text says; `&tensor` where another tensor lies.
+///
+/// ```
+/// # use anymesh_core::{DType, Mesh, Sharding, Tensor};
+/// # let device = anymesh_backend_cpu::device();
+/// let mesh = Mesh::new("dp=2, tp=2", &device)?;
+/// let ty = |t: Tensor| t.type_string();
+/// assert_eq!(ty(Tensor::zeros([4, 6], DType::F32, &device)?), "f32[4, 6]");
+/// assert_eq!(ty(Tensor::zeros([4, 6], DType::F32, &mesh)?), "f32[4, 6]");
+/// let x = Tensor::zeros([4, 6], DType::F32, (&mesh, "[@dp, @tp]"))?;
+/// assert_eq!(x.type_string(), "f32[4@dp, 6@tp]");
+/// assert_eq!(ty(Tensor::ones([8, 2], DType::I32, &x)?), "i32[8@dp, 2@tp]");
+/// let columns = Sharding::replicated().cut(1, mesh.axis("tp")?);
+/// assert_eq!(ty(Tensor::zeros([4, 6], DType::F32, (&mesh, columns))?), "f32[4, 6@tp]");
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+pub trait IntoPlace {
+    /// The place of a tensor of `rank` dimensions.
+    fn into_place(self, rank: usize) -> Result<Place>;
+}
+
+impl<T: Into<Place>> IntoPlace for T {
+    fn into_place(self, _: usize) -> Result<Place> {
+        Ok(self.into())
+    }
+}
+
+impl<S: IntoSharding> IntoPlace for (&Mesh, S) {
+    fn into_place(self, rank: usize) -> Result<Place> {
+        let (mesh, sharding) = self;
+        Ok(Place {
+            mesh: mesh.clone(),
+            sharding: sharding.into_sharding(mesh, rank)?,
+        })
     }
 }
 
@@ -268,12 +297,13 @@ impl Tensor {
     /// ```
     pub fn from_fn<T: Element>(
         shape: impl Into<Shape>,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         value: impl Fn(&[usize]) -> T,
     ) -> Result<Tensor> {
+        let shape = shape.into();
         place
-            .into()
-            .build(T::DTYPE, &shape.into(), |device, region| {
+            .into_place(shape.rank())?
+            .build(T::DTYPE, &shape, |device, region| {
                 let mut at = region.start.clone();
                 let values: Vec<T> = (0..region.numel())
                     .map(|mut i| {
@@ -301,13 +331,7 @@ impl Tensor {
 
     /// A box of a plain tensor, as a view.
     pub(crate) fn window(&self, region: &Region) -> Result<Tensor> {
-        let mut layout = self.layout().clone();
-        for d in 0..self.rank() {
-            if region.shape[d] != layout.shape[d] {
-                layout = layout.slice(d, region.start[d], 1, region.shape[d]);
-            }
-        }
-        Ok(self.with_layout(layout))
+        Ok(self.with_layout(region.of(self.layout())))
     }
 
     /// [`moved_to`](Self::moved_to) without its gradient.
@@ -330,8 +354,8 @@ impl Tensor {
     }
 }
 
-/// What can name a sharding: a [`Sharding`], or text such as `[@dp, @tp]{sum:sp}` (an entry for
-/// each dimension, in which `...` may stand for any number of uncut ones: `[@dp, ...]`).
+/// What can name a sharding: a [`Sharding`], a [`ShardingSpec`] or [`TypeSpec`], or text such as
+/// `[@dp, _, @tp@sp]{sum:pp}` (see [`ShardingSpec`]).
 pub trait IntoSharding {
     /// The sharding for a tensor of `rank` dimensions on `mesh`.
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding>;
@@ -349,36 +373,26 @@ impl IntoSharding for &Sharding {
     }
 }
 
+impl IntoSharding for &ShardingSpec {
+    fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
+        self.on(mesh, rank)
+    }
+}
+
+impl IntoSharding for &TypeSpec {
+    fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
+        self.sharding.on(mesh, rank)
+    }
+}
+
 impl IntoSharding for &str {
     fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
-        let error = || Error::Parse {
-            what: "sharding",
-            text: self.into(),
-            expected: format!(
-                "{rank} entries, such as [@dp, _, @tp@sp]{{sum:pp}}, or ... for the uncut ones"
-            ),
-        };
-        let (dims, rest) = self
-            .trim()
-            .strip_prefix('[')
-            .and_then(|t| t.split_once(']'))
-            .ok_or_else(error)?;
-        let entries = entries_of_rank(dims, rank).ok_or_else(error)?;
-        // The sizes do not matter here, so any will do.
-        let sized: Vec<String> = entries
-            .iter()
-            .map(|e| format!("1{}", e.trim_start_matches('_')))
-            .collect();
-        Ok(
-            TensorType::parse(&format!("bool[{}]{rest}", sized.join(",")), mesh)
-                .map_err(|e| {
-                    if matches!(e, Error::Parse { .. }) {
-                        error()
-                    } else {
-                        e
-                    }
-                })?
-                .sharding,
-        )
+        self.parse::<ShardingSpec>()?.on(mesh, rank)
+    }
+}
+
+impl IntoSharding for &String {
+    fn into_sharding(self, mesh: &Mesh, rank: usize) -> Result<Sharding> {
+        self.as_str().into_sharding(mesh, rank)
     }
 }

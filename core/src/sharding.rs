@@ -1,8 +1,11 @@
 //! How a tensor lies on a mesh.
 
-use crate::{DType, Dims, Error, Mesh, Result, Scalar, Shape, operand::sharding_text};
+use crate::{
+    DType, Dims, Error, Layout, Mesh, Result, Scalar, Shape, ShardingSpec, TypeSpec,
+    operand::sharding_text,
+};
 use smallvec::SmallVec;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 /// The most dimensions of a tensor on a mesh. Plain tensors have no such limit.
 pub const MAX_RANK: usize = 32;
@@ -324,70 +327,17 @@ impl Sharding {
         region
     }
 
-    /// The numbers of dimensions that a sharding's text is for, in which `...` stands for any
-    /// number of uncut ones; `None` where it is no list in brackets.
-    ///
-    /// ```
-    /// # use anymesh_core::Sharding;
-    /// assert_eq!(Sharding::ranks_of("[@tp, _]"), Some(2..=2));
-    /// assert_eq!(Sharding::ranks_of("[@tp, ...]"), Some(1..=usize::MAX));
-    /// assert_eq!(Sharding::ranks_of("[...]"), Some(0..=usize::MAX));
-    /// ```
-    pub fn ranks_of(text: &str) -> Option<RangeInclusive<usize>> {
-        let (dims, _) = text.trim().strip_prefix('[')?.split_once(']')?;
-        let entries = entries(dims);
-        let fixed = entries.iter().filter(|e| **e != "...").count();
-        let last = if fixed < entries.len() {
-            usize::MAX
-        } else {
-            fixed
-        };
-        Some(fixed..=last)
-    }
-
     /// The type of a tensor as text: `f32[1024@dp, 4096@tp]{sum:sp}`.
     pub fn type_string(&self, dtype: DType, shape: &Shape, mesh: &Mesh) -> String {
-        let name = |axis: usize| mesh.axes().get(axis).map_or("?", |(n, _)| n.as_str());
-        let dims: Vec<String> = (0..shape.rank())
-            .map(|d| {
-                self.axes_of(d).fold(shape[d].to_string(), |text, axis| {
-                    format!("{text}@{}", name(axis))
-                })
-            })
-            .collect();
-        let partial: Vec<String> = self
-            .partial()
-            .map(|(axis, r)| format!("{}:{}", r.name(), name(axis)))
-            .collect();
-        let suffix = if partial.is_empty() {
-            String::new()
-        } else {
-            format!("{{{}}}", partial.join(", "))
-        };
-        format!("{dtype}[{}]{suffix}", dims.join(", "))
+        let sharding = ShardingSpec::of(self, mesh, shape.rank());
+        let shape = shape.clone();
+        TypeSpec {
+            dtype,
+            shape,
+            sharding,
+        }
+        .to_string()
     }
-}
-
-/// The entries between the brackets of a sharding's text.
-fn entries(dims: &str) -> Vec<&str> {
-    let entries = dims.split(',').map(str::trim);
-    entries.filter(|_| !dims.trim().is_empty()).collect()
-}
-
-/// An entry for each of `rank` dimensions from the entries of a sharding's text, in which one `...`
-/// stands for the uncut ones that are not listed; `None` where that does not fit.
-pub(crate) fn entries_of_rank(dims: &str, rank: usize) -> Option<Vec<&str>> {
-    let listed = entries(dims);
-    let Some(at) = listed.iter().position(|e| *e == "...") else {
-        return (listed.len() == rank).then_some(listed);
-    };
-    let (front, back) = (&listed[..at], &listed[at + 1..]);
-    let missing = rank.checked_sub(listed.len() - 1)?;
-    let uncut = std::iter::repeat_n("_", missing);
-    (!back.contains(&"...")).then(|| {
-        let all = front.iter().copied().chain(uncut);
-        all.chain(back.iter().copied()).collect()
-    })
 }
 
 /// Part `part` of `parts` of `n` things: `[part * n / parts, (part + 1) * n / parts)`.
@@ -401,7 +351,7 @@ pub fn split(n: usize, part: usize, parts: usize) -> Range<usize> {
 }
 
 /// A box of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Region {
     /// Its first element.
     pub start: Dims,
@@ -413,6 +363,17 @@ impl Region {
     /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// The part of a layout that the box is.
+    pub(crate) fn of(&self, layout: &Layout) -> Layout {
+        let mut part = layout.clone();
+        for d in 0..self.shape.len() {
+            if self.shape[d] != part.shape[d] {
+                part = part.slice(d, self.start[d], 1, self.shape[d]);
+            }
+        }
+        part
     }
 
     /// What two boxes have in common, `None` where that is nothing.
@@ -442,53 +403,22 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// Reads a type; axis names are those of `mesh`.
+    /// Reads a type; axis names are those of `mesh`. [`TypeSpec`] reads one before there is a mesh.
     ///
     /// ```
     /// # use anymesh_core::{Mesh, TensorType};
     /// # let mesh = Mesh::new("dp=2, tp=4, sp=2", &anymesh_backend_cpu::device())?;
     /// let t = TensorType::parse("f32[1024@dp, 4096@tp]{sum:sp}", &mesh)?;
-    /// assert_eq!(t.sharding.type_string(t.dtype, &t.shape, &mesh), "f32[1024@dp, 4096@tp]{sum:sp}");
+    /// assert_eq!(t.to_string_on(&mesh), "f32[1024@dp, 4096@tp]{sum:sp}");
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     pub fn parse(text: &str, mesh: &Mesh) -> Result<Self> {
-        let error = || Error::Parse {
-            what: "tensor type",
-            text: text.into(),
-            expected: "dtype[size@axis, ..]{reduction:axis, ..}, such as f32[8@dp, 16@tp]{sum:sp}"
-                .into(),
-        };
-        let (dtype, rest) = text.trim().split_once('[').ok_or_else(error)?;
-        let (dims, rest) = rest.split_once(']').ok_or_else(error)?;
-        let mut sharding = Sharding::replicated();
-        let mut shape = Dims::new();
-        for (d, dim) in dims.split(',').filter(|d| !d.trim().is_empty()).enumerate() {
-            let mut parts = dim.split('@').map(str::trim);
-            shape.push(parts.next().unwrap_or("").parse().map_err(|_| error())?);
-            for axis in parts {
-                sharding = sharding.cut(d, mesh.axis(axis)?);
-            }
-        }
-        let rest = rest.trim();
-        if !rest.is_empty() {
-            let inner = rest
-                .strip_prefix('{')
-                .and_then(|r| r.strip_suffix('}'))
-                .ok_or_else(error)?;
-            for part in inner.split(',') {
-                let (reduction, axis) = part.split_once(':').ok_or_else(error)?;
-                sharding =
-                    sharding.partial_over(mesh.axis(axis.trim())?, reduction.trim().parse()?);
-            }
-        }
-        let shape = Shape::from(shape);
-        shape.checked_numel("type")?;
-        sharding.check(mesh, shape.rank())?;
-        Ok(Self {
-            dtype: dtype.trim().parse()?,
-            shape,
-            sharding,
-        })
+        text.parse::<TypeSpec>()?.on(mesh)
+    }
+
+    /// As text, with the names of the axes of `mesh`.
+    pub fn to_string_on(&self, mesh: &Mesh) -> String {
+        self.sharding.type_string(self.dtype, &self.shape, mesh)
     }
 }
 
@@ -505,24 +435,6 @@ mod tests {
                     assert_eq!(joined, split(n, i, a), "n = {n}, {a} x {b}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn three_dots_stand_for_the_uncut_dimensions_that_are_not_listed() {
-        for (dims, rank, expected) in [
-            ("@a, ...", 3, Some(vec!["@a", "_", "_"])),
-            ("@a, ...", 1, Some(vec!["@a"])),
-            ("@a, ...", 0, None),
-            ("..., @a", 2, Some(vec!["_", "@a"])),
-            ("@a, ..., @b", 3, Some(vec!["@a", "_", "@b"])),
-            ("...", 0, Some(vec![])),
-            ("..., @a, ...", 3, None),
-            ("@a, _", 2, Some(vec!["@a", "_"])),
-            ("@a, _", 3, None),
-            (" ", 0, Some(vec![])),
-        ] {
-            assert_eq!(entries_of_rank(dims, rank), expected, "[{dims}] of {rank}");
         }
     }
 

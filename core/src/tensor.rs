@@ -2,8 +2,8 @@
 
 use crate::grad::Edge;
 use crate::{
-    Buffer, DType, Device, Element, Error, Layout, Mesh, NoGradient, Result, Scalar, Shape,
-    Sharding, View,
+    Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result, Scalar,
+    Shape, Sharding, View,
 };
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use std::sync::Arc;
 /// # use anymesh_backend_cpu as cpu;
 /// # use anymesh_core::Tensor;
 /// let device = cpu::device();
-/// let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?;
-/// let y = (&x.t()? + &x)?;
-/// assert_eq!(y.to_vec::<f32>()?, [2.0, 5.0, 5.0, 8.0]);
-/// assert_eq!(y.type_string(), "f32[2, 2]");
+/// let x = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &device)?;
+/// let y = (x.t()? * 2.0 + &x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [3.0, 8.0, 7.0, 12.0]);
+/// assert_eq!(y.to_string(), "[[3.0,  8.0],\n [7.0, 12.0]]\nf32[2, 2] on cpu");
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[derive(Clone)]
@@ -48,49 +48,63 @@ struct Shard {
 }
 
 impl Tensor {
-    /// A tensor from host data in row-major order.
+    /// A tensor from host data in row-major order; on a mesh each rank gets its part.
     pub fn from_slice<T: Element>(
         data: &[T],
         shape: impl Into<Shape>,
-        device: &Device,
+        place: impl IntoPlace,
     ) -> Result<Self> {
-        Self::from_bytes(bytemuck::cast_slice(data), T::DTYPE, shape, device)
+        Self::from_bytes(bytemuck::cast_slice(data), T::DTYPE, shape, place)
     }
 
-    /// A tensor from stored bytes: little-endian elements in row-major order.
+    /// A tensor from stored bytes: little-endian elements in row-major order. On a mesh each rank
+    /// gets its part.
     pub fn from_bytes(
         bytes: &[u8],
         dtype: DType,
         shape: impl Into<Shape>,
-        device: &Device,
+        place: impl IntoPlace,
     ) -> Result<Self> {
         let shape = shape.into();
+        let place = place.into_place(shape.rank())?;
         let elements = shape.checked_numel("from_bytes")?;
-        if bytes.len() != elements * dtype.size() {
+        if Some(bytes.len()) != elements.checked_mul(dtype.size()) {
             let detail = format!(
-                "{dtype}{shape} needs {} bytes of data, got {}",
-                elements * dtype.size(),
+                "{dtype}{shape} has {elements} elements of {} bytes each, got {} bytes",
+                dtype.size(),
                 bytes.len()
             );
             return Err(Error::shape("from_bytes", [(dtype, &shape)], detail));
         }
-        device.check(dtype, elements)?;
-        let buffer = if elements == 0 {
+        place.build(dtype, &shape, |device, region| {
+            let part = region.of(&Layout::contiguous(shape.clone()));
+            let size = dtype.size();
+            let dense;
+            let bytes = if part.is_contiguous() {
+                &bytes[part.offset * size..][..part.shape.numel() * size]
+            } else {
+                let (run, first) = part.runs();
+                dense = first
+                    .positions()
+                    .flat_map(|at| &bytes[at * size..(at + run) * size])
+                    .copied()
+                    .collect::<Vec<u8>>();
+                &dense
+            };
+            Self::uploaded(bytes, dtype, part.shape, device)
+        })
+    }
+
+    /// A plain tensor from as many bytes as it has.
+    fn uploaded(bytes: &[u8], dtype: DType, shape: Shape, device: &Device) -> Result<Self> {
+        device.check(dtype, shape.numel())?;
+        let buffer = if bytes.is_empty() {
             None
         } else {
             Some(device.upload(bytes)?)
         };
-        Ok(Self::assemble(
-            buffer,
-            dtype,
-            Layout::contiguous(shape),
-            Mesh::single(device),
-        ))
-    }
-
-    /// A 0-d tensor.
-    pub fn scalar<T: Element>(value: T, device: &Device) -> Result<Self> {
-        Self::from_slice(&[value], (), device)
+        let layout = Layout::contiguous(shape);
+        Ok(Self::assemble(buffer, dtype, layout, Mesh::single(device)))
     }
 
     /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the
@@ -472,11 +486,5 @@ impl Tensor {
             self.shape(),
             device,
         )
-    }
-}
-
-impl std::fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} on {}", self.type_string(), self.mesh())
     }
 }

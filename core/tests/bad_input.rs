@@ -6,10 +6,8 @@ use anymesh_core::{
     backend::ScatterOp,
     grad::{GradOptions, grad},
     ops::{
-        Conv, CrossEntropyOptions, LossReduction, PadMode, Rng, RopeStyle,
-        attention::{AttentionOptions, attention},
-        dropout::dropout_mask,
-        rope::rope_tables,
+        AttentionOptions, Conv, CrossEntropyOptions, LossReduction, NormOptions, Order, PadMode,
+        Rng, RopeOptions, RopeStyle, Side, TripletMargin,
     },
     spmd::{Policy, with_policy},
 };
@@ -101,13 +99,13 @@ fn shapes_that_do_not_fit_are_refused() {
         Shape "gather": x.gather(1, &ints(&[3, 1]));
         Shape "index_select": x.index_select(0, &ints(&[2, 2]));
         Shape "scatter": x.scatter(1, &ints(&[2, 2]), &floats(&[1, 1]), ScatterOp::Add);
-        Shape "index_put": x.index_put(&[&index], &floats(&[5]), false);
+        Shape "index_put": x.index_put(&[&index], &floats(&[5]), ScatterOp::Set);
         Shape "index_add": x.index_add(0, &index, &floats(&[3, 3]));
-        Shape "searchsorted": x.searchsorted(&floats(&[3, 2]), false);
-        Shape "layer_norm": x.layer_norm(1, Some(&floats(&[2])), None, 1e-5);
-        Shape "group_norm": floats(&[2, 4]).group_norm(2, Some(&floats(&[2])), None, 1e-5);
-        Shape "batch_norm": x.batch_norm(&floats(&[2]), &floats(&[3]), None, None, 1e-5);
-        Shape "attention": attention(&floats(&[1, 2, 3, 4]), &floats(&[1, 2, 3, 5]), &floats(&[1, 2, 3, 4]), &AttentionOptions::default());
+        Shape "searchsorted": x.searchsorted(&floats(&[3, 2]), Side::Left);
+        Shape "layer_norm": x.layer_norm(&NormOptions::new().weight(&floats(&[2])));
+        Shape "group_norm": floats(&[2, 4]).group_norm(2, &NormOptions::new().weight(&floats(&[2])));
+        Shape "batch_norm": x.batch_norm(&floats(&[2]), &floats(&[3]), &NormOptions::new());
+        Shape "attention": floats(&[1, 2, 3, 4]).attention(&floats(&[1, 2, 3, 5]), &floats(&[1, 2, 3, 4]), &AttentionOptions::default());
         Shape "cross_entropy": x.cross_entropy(&ints(&[3]), &CrossEntropyOptions::default());
         Shape "mse_loss": x.mse_loss(&floats(&[3]), mean);
         Shape "cosine_embedding_loss": x.cosine_embedding_loss(&x, &floats(&[3]), 0.0, mean);
@@ -132,8 +130,8 @@ fn scalars_are_refused_where_an_axis_is_needed() {
         Axis "sum": x.sum(&[0], false);
         Axis "argmax": x.argmax(Some(0), false);
         Axis "cumsum": x.cumsum(0);
-        Axis "sort": x.sort(0, false);
-        Axis "topk": x.topk(1, 0, true);
+        Axis "sort": x.sort(0, Order::Ascending);
+        Axis "topk": x.topk(1, 0, Order::Descending);
         Axis "normalize": x.normalize(2.0, 0, 1e-12);
         Axis "concat": Tensor::concat(&[&x, &x], 0);
         Axis "gather": x.gather(0, &index);
@@ -142,18 +140,18 @@ fn scalars_are_refused_where_an_axis_is_needed() {
         Axis "flip": x.flip(&[0]);
         Axis "unbind": x.unbind(0);
         Shape "matmul": x.matmul(&floats(&[2]));
-        Shape "searchsorted": x.searchsorted(&x, false);
+        Shape "searchsorted": x.searchsorted(&x, Side::Left);
         Shape "embedding": x.embedding(&index);
         Shape "tril": x.tril(0);
         Shape "diag": x.diag(0);
-        Shape "group_norm": x.group_norm(1, None, None, 1e-5);
-        Shape "batch_norm_train": x.batch_norm_train(None, None, 1e-5);
+        Shape "group_norm": x.group_norm(1, &NormOptions::new());
+        Shape "batch_norm_train": x.batch_norm_train(&NormOptions::new());
         Shape "cross_entropy": x.cross_entropy(&index, &CrossEntropyOptions::default());
         Shape "rope": x.rope(&x, &x, RopeStyle::Half);
         Shape "glu": x.glu();
         Shape "multinomial": x.multinomial(1, true, Rng::new(1));
-        Argument "layer_norm": x.layer_norm(1, None, None, 1e-5);
-        Argument "rms_norm": x.rms_norm(1, None, 1e-5);
+        Argument "layer_norm": x.layer_norm(&NormOptions::new());
+        Argument "rms_norm": x.rms_norm(&NormOptions::new());
     }
 }
 
@@ -195,10 +193,10 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
         check(x.logsumexp(&[1], true), &[rows, 1]);
         check(x.any(&[], false), &[]);
         check(x.cumsum(1), &shape);
-        check(x.sort(1, false).map(|s| s.0), &shape);
-        check(x.argsort(0, true), &shape);
-        check(x.topk(0, 0, true).map(|t| t.0), &[0, columns]);
-        check(x.searchsorted(&x, false), &shape);
+        check(x.sort(1, Order::Ascending).map(|s| s.0), &shape);
+        check(x.argsort(0, Order::Descending), &shape);
+        check(x.topk(0, 0, Order::Descending).map(|t| t.0), &[0, columns]);
+        check(x.searchsorted(&x, Side::Left), &shape);
         check(x.matmul(&x.t().expect("a matrix")), &[rows, rows]);
         check(x.linear(&floats(&[3, columns]), None), &[rows, 3]);
         check(x.index_select(0, &ints(&[0])), &[0, columns]);
@@ -226,9 +224,9 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
         );
         check(x.to_device(&other_device()), &shape);
     }
-    check(floats(&[0, 4]).layer_norm(1, None, None, 1e-5), &[0, 4]);
+    check(floats(&[0, 4]).layer_norm(&NormOptions::new()), &[0, 4]);
     check(
-        floats(&[0, 4, 2]).batch_norm(&floats(&[4]), &floats(&[4]), None, None, 1e-5),
+        floats(&[0, 4, 2]).batch_norm(&floats(&[4]), &floats(&[4]), &NormOptions::new()),
         &[0, 4, 2],
     );
     check(
@@ -240,7 +238,10 @@ fn tensors_without_elements_go_through_every_kind_of_op() {
         &[0, 4, 3, 3],
     );
     check(floats(&[5, 4]).embedding(&ints(&[0, 2])), &[0, 2, 4]);
-    check(dropout_mask([0, 3], 0.5, &device(), Rng::new(1)), &[0, 3]);
+    check(
+        Tensor::dropout_mask([0, 3], 0.5, &device(), Rng::new(1)),
+        &[0, 3],
+    );
     // A product over no elements is zero, not nothing.
     assert_eq!(
         floats(&[2, 0])
@@ -257,9 +258,9 @@ fn what_has_no_answer_for_no_elements_is_refused() {
     refused! {
         Argument "amax": x.amax(&[1], false);
         Argument "argmin": x.argmin(Some(1), false);
-        Shape "layer_norm": x.layer_norm(1, None, None, 1e-5);
-        Shape "instance_norm": floats(&[2, 3, 0]).instance_norm(None, None, 1e-5);
-        Shape "batch_norm_train": floats(&[0, 3]).batch_norm_train(None, None, 1e-5);
+        Shape "layer_norm": x.layer_norm(&NormOptions::new());
+        Shape "instance_norm": floats(&[2, 3, 0]).instance_norm(&NormOptions::new());
+        Shape "batch_norm_train": floats(&[0, 3]).batch_norm_train(&NormOptions::new());
         Shape "cross_entropy": x.cross_entropy(&ints(&[4]), &CrossEntropyOptions::default());
         Shape "index_select": x.index_select(1, &ints(&[1]));
         Shape "embedding": floats(&[0, 4]).embedding(&ints(&[1]));
@@ -290,10 +291,10 @@ fn dimensions_of_two_to_the_31_are_views_or_errors() {
         SizeOverflow "from_bytes": Tensor::from_slice::<f32>(&[], [HUGE, HUGE], &device());
         SizeOverflow "uniform": Tensor::uniform([HUGE, HUGE], 0.0, 1.0, DType::F32, &device(), Rng::new(1));
         Positions "permutation": Tensor::permutation(HUGE, &device(), Rng::new(1));
-        SizeOverflow "dropout_mask": dropout_mask([HUGE, HUGE], 0.5, &device(), Rng::new(1));
-        SizeOverflow "rope_tables": rope_tables(HUGE, 2 * HUGE, 1e4, 0, &device());
-        Positions "argsort": wide.argsort(0, false);
-        Positions "topk": wide.topk(1, 0, true);
+        SizeOverflow "dropout_mask": Tensor::dropout_mask([HUGE, HUGE], 0.5, &device(), Rng::new(1));
+        SizeOverflow "rope_tables": Tensor::rope_tables(HUGE, 2 * HUGE, &RopeOptions::default(), &device());
+        Positions "argsort": wide.argsort(0, Order::Ascending);
+        Positions "topk": wide.topk(1, 0, Order::Descending);
         SizeOverflow "tile": one.tile(&[HUGE, HUGE]);
         SizeOverflow "pad": one.pad(&[(usize::MAX, 1)], PadMode::Constant(0.into()));
         SizeOverflow "one_hot": ints(&[8]).one_hot(1 << 60);
@@ -342,10 +343,10 @@ fn dtypes_without_meaning_are_refused() {
     refused! {
         DType "softmax": i.softmax(0);
         DType "log_softmax": b.log_softmax(0);
-        DType "layer_norm": i.layer_norm(1, None, None, 1e-5);
-        DType "rms_norm": f.rms_norm(1, Some(&ints(&[4])), 1e-5);
-        DType "batch_norm": i.batch_norm(&floats(&[4]), &floats(&[4]), None, None, 1e-5);
-        DType "attention": attention(&ints(&[1, 1, 1, 1]), &ints(&[1, 1, 1, 1]), &ints(&[1, 1, 1, 1]), &AttentionOptions::default());
+        DType "layer_norm": i.layer_norm(&NormOptions::new());
+        DType "rms_norm": f.rms_norm(&NormOptions::new().weight(&ints(&[4])));
+        DType "batch_norm": i.batch_norm(&floats(&[4]), &floats(&[4]), &NormOptions::new());
+        DType "attention": ints(&[1, 1, 1, 1]).attention(&ints(&[1, 1, 1, 1]), &ints(&[1, 1, 1, 1]), &AttentionOptions::default());
         DType "cross_entropy": f.cross_entropy(&bools(&[2]), &CrossEntropyOptions::default());
         DType "cross_entropy": i.cross_entropy(&ints(&[2]), &CrossEntropyOptions::default());
         DType "nll_loss": f.nll_loss(&f, None, None, mean);
@@ -386,15 +387,15 @@ fn operands_on_different_devices_are_refused() {
         DeviceMismatch "stack": Tensor::stack(&[&x, &y], 0);
         DeviceMismatch "index_select": x.index_select(0, &index);
         DeviceMismatch "embedding": x.embedding(&index);
-        DeviceMismatch "index_put": x.index_put(&[&index], &x, false);
+        DeviceMismatch "index_put": x.index_put(&[&index], &x, ScatterOp::Set);
         DeviceMismatch "masked_select": x.masked_select(&there(&bools(&[2, 4])));
-        DeviceMismatch "searchsorted": x.searchsorted(&y, false);
+        DeviceMismatch "searchsorted": x.searchsorted(&y, Side::Left);
         DeviceMismatch "conv2d": floats(&[1, 1, 3, 3]).conv2d(&there(&floats(&[1, 1, 2, 2])), None, &Conv::default());
-        DeviceMismatch "layer_norm": x.layer_norm(1, Some(&there(&floats(&[4]))), None, 1e-5);
-        DeviceMismatch "group_norm": x.group_norm(2, None, Some(&there(&floats(&[4]))), 1e-5);
-        DeviceMismatch "batch_norm": x.batch_norm(&floats(&[4]), &there(&floats(&[4])), None, None, 1e-5);
-        DeviceMismatch "attention": attention(&q, &q, &there(&q), &AttentionOptions::default());
-        DeviceMismatch "attention": attention(&q, &q, &q, &AttentionOptions { mask: Some(there(&bools(&[2, 2]))), ..Default::default() });
+        DeviceMismatch "layer_norm": x.layer_norm(&NormOptions::new().weight(&there(&floats(&[4]))));
+        DeviceMismatch "group_norm": x.group_norm(2, &NormOptions::new().bias(&there(&floats(&[4]))));
+        DeviceMismatch "batch_norm": x.batch_norm(&floats(&[4]), &there(&floats(&[4])), &NormOptions::new());
+        DeviceMismatch "attention": q.attention(&q, &there(&q), &AttentionOptions::default());
+        DeviceMismatch "attention": q.attention(&q, &q, &AttentionOptions { mask: Some(there(&bools(&[2, 2]))), ..Default::default() });
         DeviceMismatch "cross_entropy": x.cross_entropy(&index, &options);
         DeviceMismatch "mse_loss": x.mse_loss(&y, LossReduction::None);
         DeviceMismatch "l1_loss": x.l1_loss(&y, LossReduction::Sum);
@@ -411,10 +412,10 @@ fn nan_is_the_largest_value_of_a_sort_and_wins_every_maximum() {
     let x = Tensor::from_slice(&[2.0, nan, -1.0, nan, 3.0], [5], &device()).expect("fits");
     let positions =
         |t: Result<(Tensor, Tensor)>| t.and_then(|(_, at)| at.to_vec::<i32>()).expect("valid");
-    assert_eq!(positions(x.sort(0, false)), [2, 0, 4, 1, 3]);
-    assert_eq!(positions(x.sort(0, true)), [1, 3, 4, 0, 2]);
-    assert_eq!(positions(x.topk(2, 0, true)), [1, 3]);
-    assert_eq!(positions(x.topk(2, 0, false)), [2, 0]);
+    assert_eq!(positions(x.sort(0, Order::Ascending)), [2, 0, 4, 1, 3]);
+    assert_eq!(positions(x.sort(0, Order::Descending)), [1, 3, 4, 0, 2]);
+    assert_eq!(positions(x.topk(2, 0, Order::Descending)), [1, 3]);
+    assert_eq!(positions(x.topk(2, 0, Order::Ascending)), [2, 0]);
     assert_eq!(positions(x.kthvalue(4, 0, true)), [1]);
     let value = |t: Result<Tensor>| t.and_then(|t| t.to_vec::<f32>()).expect("valid");
     assert!(value(x.amax(&[], false))[0].is_nan());
@@ -457,7 +458,7 @@ fn indices_out_of_range_are_refused() {
             IndexOutOfRange "embedding": x.embedding(&at(bad)).and_then(|t| t.to_bytes());
             IndexOutOfRange "index_get": x.index_get(&[&at(bad)]).and_then(|t| t.to_bytes());
             IndexOutOfRange "scatter": x.scatter(0, &deep(bad), &source, ScatterOp::Add).and_then(|t| t.to_bytes());
-            IndexOutOfRange "index_put": x.index_put(&[&at(bad)], &source, true).and_then(|t| t.to_bytes());
+            IndexOutOfRange "index_put": x.index_put(&[&at(bad)], &source, ScatterOp::Add).and_then(|t| t.to_bytes());
             IndexOutOfRange "index_add": x.index_add(0, &at(bad), &floats(&[1, 4])).and_then(|t| t.to_bytes());
             IndexOutOfRange "scatter_nd_add": x.scatter_nd_add(&at(bad), &floats(&[4])).and_then(|t| t.to_bytes());
         }
@@ -495,8 +496,8 @@ fn axes_that_do_not_exist_or_come_twice_are_refused() {
             Axis "log_softmax": x.log_softmax(bad);
             Axis "normalize": x.normalize(2.0, bad, 1e-12);
             Axis "cosine_similarity": x.cosine_similarity(&x, bad, 1e-8);
-            Axis "sort": x.sort(bad, false);
-            Axis "topk": x.topk(1, bad, true);
+            Axis "sort": x.sort(bad, Order::Ascending);
+            Axis "topk": x.topk(1, bad, Order::Descending);
             Axis "gather": x.gather(bad, &index);
             Axis "take_along_axis": x.take_along_axis(bad, &index);
             Axis "scatter": x.scatter(bad, &index, &x, ScatterOp::Set);
@@ -523,20 +524,20 @@ fn numbers_outside_their_domain_are_refused() {
     let x = floats(&[2, 4]);
     let mean = LossReduction::Mean;
     refused! {
-        Argument "layer_norm": x.layer_norm(1, None, None, f64::NAN);
-        Argument "layer_norm": x.layer_norm(3, None, None, 1e-5);
-        Argument "rms_norm": x.rms_norm(1, None, -1.0);
-        Argument "group_norm": x.group_norm(3, None, None, 1e-5);
-        Argument "group_norm": x.group_norm(0, None, None, 1e-5);
-        Argument "batch_norm_train": x.batch_norm_train(None, None, f64::INFINITY);
+        Argument "layer_norm": x.layer_norm(&NormOptions::new().eps(f64::NAN));
+        Argument "layer_norm": x.layer_norm(&NormOptions::new().dims(3));
+        Argument "rms_norm": x.rms_norm(&NormOptions::new().eps(-1.0));
+        Argument "group_norm": x.group_norm(3, &NormOptions::new());
+        Argument "group_norm": x.group_norm(0, &NormOptions::new());
+        Argument "batch_norm_train": x.batch_norm_train(&NormOptions::new().eps(f64::INFINITY));
         Argument "dropout": x.dropout(1.5, Rng::new(1));
-        Argument "dropout_mask": dropout_mask([2], f64::NAN, &device(), Rng::new(1));
+        Argument "dropout_mask": Tensor::dropout_mask([2], f64::NAN, &device(), Rng::new(1));
         Argument "smooth_l1_loss": x.smooth_l1_loss(&x, -1.0, mean);
         Argument "huber_loss": x.huber_loss(&x, 0.0, mean);
-        Argument "triplet_margin_loss": x.triplet_margin_loss(&x, &x, 1.0, 0.0, mean);
-        Argument "rope_tables": rope_tables(2, 3, 1e4, 0, &device());
-        Argument "rope_tables": rope_tables(2, 4, 0.0, 0, &device());
-        Argument "topk": x.topk(5, 1, true);
+        Argument "triplet_margin_loss": x.triplet_margin_loss(&x, &x, &TripletMargin { p: 0.0, reduction: mean, ..Default::default() });
+        Argument "rope_tables": Tensor::rope_tables(2, 3, &RopeOptions::default(), &device());
+        Argument "rope_tables": Tensor::rope_tables(2, 4, &RopeOptions { base: 0.0, ..Default::default() }, &device());
+        Argument "topk": x.topk(5, 1, Order::Descending);
         Argument "uniform": Tensor::uniform([2], 1.0, 0.0, DType::F32, &device(), Rng::new(1));
         Argument "bernoulli": Tensor::bernoulli([2], 2.0, DType::F32, &device(), Rng::new(1));
         Argument "full": Tensor::full([2], 300, DType::U8, &device());
@@ -549,7 +550,7 @@ fn numbers_outside_their_domain_are_refused() {
         ..Default::default()
     };
     let q = floats(&[1, 1, 1, 1]);
-    refused! { Argument "attention": attention(&q, &q, &q, &scale); }
+    refused! { Argument "attention": q.attention(&q, &q, &scale); }
 }
 
 #[test]
@@ -586,7 +587,7 @@ fn errors_tell_the_types_of_the_operands() {
             vec!["f32[2, 3]", "i32[5]"],
         ),
         (
-            types_of(attention(&q, &k, &k, &AttentionOptions::default())),
+            types_of(q.attention(&k, &k, &AttentionOptions::default())),
             vec!["f32[1, 2, 3, 4]", "f32[1, 2, 3, 5]", "f32[1, 2, 3, 5]"],
         ),
         (
@@ -597,7 +598,7 @@ fn errors_tell_the_types_of_the_operands() {
             types_of(Tensor::concat(&[&x, &y], 0)),
             vec!["f32[2, 3]", "f32[2, 4]"],
         ),
-        (types_of(x.topk(9, 1, true)), vec!["f32[2, 3]"]),
+        (types_of(x.topk(9, 1, Order::Descending)), vec!["f32[2, 3]"]),
         (types_of(x.narrow(1, 2, 2)), vec!["f32[2, 3]"]),
         (types_of(x.item()), vec!["f32[2, 3]"]),
         (types_of(x.backward()), vec!["f32[2, 3]"]),
@@ -627,12 +628,12 @@ fn errors_name_the_argument_that_is_wrong() {
     let arange = |step: f64, dtype| argument_of(Tensor::arange(0.0, 300.0, step, dtype, &device()));
     assert_eq!(arange(0.0, DType::F32), "step");
     assert_eq!(arange(1.0, DType::U8), "dtype");
-    assert_eq!(argument_of(x.topk(9, 1, true)), "k");
+    assert_eq!(argument_of(x.topk(9, 1, Order::Descending)), "k");
     assert_eq!(argument_of(x.permute(&[0])), "axes");
     assert_eq!(argument_of(x.split(&[1, 1], 1)), "sizes");
     assert_eq!(argument_of(x.dropout(1.5, Rng::new(1))), "p");
     assert_eq!(argument_of(x.pad(&[(1, 1)], PadMode::Reflect)), "pairs");
-    assert_eq!(argument_of(x.group_norm(2, None, None, 1e-5)), "groups");
+    assert_eq!(argument_of(x.group_norm(2, &NormOptions::new())), "groups");
     assert_eq!(
         argument_of(Tensor::full([1], 300, DType::U8, &device())),
         "value"

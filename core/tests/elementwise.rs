@@ -592,7 +592,7 @@ fn shapes_broadcast_or_say_why_not() -> Result<()> {
     );
     let empty = Tensor::from_slice::<f32>(&[], [0, 1], &device)?;
     assert_eq!(empty.mul(&f32s(&[1.0, 2.0]))?.dims(), [0, 2]);
-    assert_eq!(Tensor::scalar(2f32, &device)?.exp2()?.item()?.to_f64(), 4.0);
+    assert_eq!(Tensor::new(2f32, &device)?.exp2()?.item()?.to_f64(), 4.0);
     let error = f32s(&[1.0, 2.0])
         .add(&f32s(&[1.0, 2.0, 3.0]))
         .expect_err("2 and 3 do not broadcast");

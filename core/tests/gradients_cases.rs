@@ -4,7 +4,7 @@ use anymesh_core::{
     DType, Error, Mesh, Result, Tensor,
     backend::ScatterOp,
     grad::{GradOptions, grad, no_grad},
-    ops::{AvgPool, Conv, ConvTranspose, Interpolate, MaxPool},
+    ops::{AvgPool, Conv, ConvTranspose, Interpolate, MaxPool, Order, Side},
 };
 
 fn vector(values: &[f64]) -> Tensor {
@@ -158,7 +158,7 @@ fn of_values_set_at_one_place_only_the_last_has_a_gradient() {
     );
     assert_eq!(found, [vec![10., 0., 30., 0.], vec![0., 0., 0., 40., 20.]]);
     let found = gradients(
-        |t| t[0].index_put(&[&at], &t[1], false),
+        |t| t[0].index_put(&[&at], &t[1], ScatterOp::Set),
         &[&x, &v],
         &weights,
     );
@@ -171,20 +171,20 @@ fn values_that_broadcast_get_the_sum_over_the_places_they_won() {
     let weights = [1., 2., 4., 8., 16., 32.];
     let at = index(&[2, 0, 2]);
     let set = gradients(
-        |t| t[0].index_put(&[&at], &t[1], false),
+        |t| t[0].index_put(&[&at], &t[1], ScatterOp::Set),
         &[&x, &row],
         &weights,
     );
     assert_eq!(set, [vec![0., 0., 4., 8., 0., 0.], vec![17., 34.]]);
     let added = gradients(
-        |t| t[0].index_put(&[&at], &t[1], true),
+        |t| t[0].index_put(&[&at], &t[1], ScatterOp::Add),
         &[&x, &row],
         &weights,
     );
     assert_eq!(added, [weights.to_vec(), vec![33., 66.]]);
     let scalar = tensor(&[7.], &[]);
     let one = gradients(
-        |t| t[0].index_put(&[&at, &index(&[1, 0, 1])], &t[1], false),
+        |t| t[0].index_put(&[&at, &index(&[1, 0, 1])], &t[1], ScatterOp::Set),
         &[&x, &scalar],
         &weights,
     );
@@ -498,7 +498,11 @@ fn the_first_of_equal_maxima_of_a_window_has_the_gradient() {
         [[0., 0., 0., 5.]]
     );
     assert_eq!(
-        gradients(|t| Ok(t[0].topk(2, 0, false)?.0), &[&x], &[5., 6.]),
+        gradients(
+            |t| Ok(t[0].topk(2, 0, Order::Ascending)?.0),
+            &[&x],
+            &[5., 6.]
+        ),
         [[0., 0., 5., 6.]]
     );
     assert_eq!(
@@ -586,10 +590,10 @@ fn positions_and_draws_of_tracked_tensors_are_constants() {
     let x = numbers(&[2, 4]).require_grad().unwrap();
     let positive = x.abs().unwrap();
     let results = [
-        x.argsort(-1, false),
+        x.argsort(-1, Order::Ascending),
         x.argmax(Some(1), false),
-        x.sort(1, false).map(|s| s.1),
-        x.searchsorted(&x, true),
+        x.sort(1, Order::Ascending).map(|s| s.1),
+        x.searchsorted(&x, Side::Right),
         x.nonzero(),
         x.count_nonzero(&[], false),
         x.any(&[0], false),

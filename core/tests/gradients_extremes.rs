@@ -11,7 +11,7 @@ const LARGE: [f32; 6] = [50.0, -50.0, 1e4, -1e4, 1e30, -1e30];
 
 /// The value and slope of a function at one point.
 fn slope(f: Function, x: f32) -> Result<(f32, f32)> {
-    let x = Tensor::scalar(x, &anymesh_backend_cpu::device())?.require_grad()?;
+    let x = Tensor::new(x, &anymesh_backend_cpu::device())?.require_grad()?;
     let y = f(&x)?;
     // A function that is flat has none.
     let g = y.backward()?.of(&x)?;
@@ -294,8 +294,8 @@ fn kinks_and_missing_numbers_have_the_slopes_that_are_documented() -> Result<()>
 fn gates_pass_gradients_at_large_numbers() -> Result<()> {
     let device = anymesh_backend_cpu::device();
     for (by, passes) in [(1e4f32, 1.0f32), (-1e4, 0.0), (1e30, 1.0), (-1e30, 0.0)] {
-        let gate = Tensor::scalar(by, &device)?.reshape([1])?;
-        let two = Tensor::scalar(2f32, &device)?.reshape([1])?;
+        let gate = Tensor::new(by, &device)?.reshape([1])?;
+        let two = Tensor::new(2f32, &device)?.reshape([1])?;
         let x = Tensor::concat(&[&gate, &two], 0)?.require_grad()?;
         let of = |y: Tensor| -> Result<Vec<f32>> {
             y.backward_with(&y.ones_like()?)?.of(&x)?.to_vec::<f32>()

@@ -6,9 +6,8 @@ use anymesh_core::{
     DType, Mesh, Result, Tensor,
     grad::{GradOptions, grad},
     ops::{
-        AttentionOptions, CrossEntropyOptions, LossReduction, Rng, RopeStyle,
-        attention::{self, attention},
-        rope::rope_tables,
+        AttentionOptions, CrossEntropyOptions, LossReduction, NormOptions, Rng, RopeOptions,
+        RopeStyle, attention,
     },
     spmd::Ledger,
 };
@@ -262,7 +261,7 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
                 let f = if stepwise {
                     attention::decomposed
                 } else {
-                    attention
+                    Tensor::attention
                 };
                 twice(&f(&q, &k, &v, options)?.out, x)
             };
@@ -317,7 +316,8 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
             mask: mask.clone(),
             ..Default::default()
         };
-        let grads = attention(&q, &k, &v, &options)?
+        let grads = q
+            .attention(&k, &v, &options)?
             .out
             .sum(&[], false)?
             .backward()?;
@@ -334,7 +334,7 @@ fn a_query_that_sees_no_key_has_a_gradient_of_zero() -> Result<()> {
 #[test]
 fn an_einsum_of_a_scalar_on_a_mesh_is_that_scalar() -> Result<()> {
     let mesh = Mesh::new("tp=2", &anymesh_backend_cpu::device())?;
-    let x = Tensor::scalar(3f64, &anymesh_backend_cpu::device())?
+    let x = Tensor::new(3f64, &anymesh_backend_cpu::device())?
         .to_mesh(&mesh, anymesh_core::Sharding::replicated())?
         .require_grad()?;
     let y = Tensor::einsum("->", &[&x])?;
@@ -350,7 +350,7 @@ fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Resul
         waves(&[16], 0.3)?.cast(DType::F32)?.require_grad()?,
         Tensor::zeros([16], DType::F32, x.device())?.require_grad()?,
     );
-    let y = x.layer_norm(1, Some(&weight), Some(&bias), 1e-5)?;
+    let y = x.layer_norm(&NormOptions::new().weight(&weight).bias(&bias))?;
     let grads = y.backward_with(&y.ones_like()?)?;
     assert_eq!(grads.of(&x)?.dtype(), DType::BF16);
     assert_eq!(grads.of(&weight)?.dtype(), DType::F32);
@@ -362,7 +362,7 @@ fn small_floats_get_gradients_of_their_dtype_and_parameters_of_theirs() -> Resul
 #[test]
 fn running_statistics_are_not_tracked() -> Result<()> {
     let x = waves(&[4, 3, 2], 0.7)?.require_grad()?;
-    let norm = x.batch_norm_train(None, None, 1e-5)?;
+    let norm = x.batch_norm_train(&NormOptions::new())?;
     assert!(norm.out.requires_grad() && norm.mean.requires_grad() && norm.var.requires_grad());
     let (mean, var) = (waves(&[3], 0.1)?, waves(&[3], 0.2)?.abs()?);
     let (mean, var) = norm.update_running(&mean, &var, 0.1)?;
@@ -472,7 +472,15 @@ fn dropout_drops_the_same_elements_of_the_gradient() -> Result<()> {
 #[test]
 fn rotating_back_is_the_gradient_of_a_rotation() -> Result<()> {
     let device = anymesh_backend_cpu::device();
-    let (cos, sin) = rope_tables(5, 4, 100.0, 2, &device)?;
+    let (cos, sin) = Tensor::rope_tables(
+        5,
+        4,
+        &RopeOptions {
+            base: 100.0,
+            offset: 2,
+        },
+        &device,
+    )?;
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
         let x = waves(&[2, 5, 4], 0.6)?.cast(DType::F32)?.require_grad()?;
         let y = x.rope(&cos, &sin, style)?;
@@ -489,13 +497,13 @@ fn rotating_back_is_the_gradient_of_a_rotation() -> Result<()> {
 fn smooth_functions_have_second_derivatives_at_zero_too() -> Result<()> {
     let device = anymesh_backend_cpu::device();
     let second = |f: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<f64> {
-        let x = Tensor::scalar(0f64, &device)?.require_grad()?;
+        let x = Tensor::new(0f64, &device)?.require_grad()?;
         let first = grad(&[&f(&x)?], &[&x], &again())?.remove(0);
         Ok(grad(&[&first], &[&x], &GradOptions::default())?[0]
             .item()?
             .to_f64())
     };
-    let zero = Tensor::scalar(0f64, &device)?;
+    let zero = Tensor::new(0f64, &device)?;
     type Case<'a> = (&'a str, Box<dyn Fn(&Tensor) -> Result<Tensor> + 'a>, f64);
     let cases: [Case<'_>; 8] = [
         ("softplus", Box::new(|x| x.softplus(1.0, 20.0)), 0.25),

@@ -1,7 +1,10 @@
 //! Gather, scatter, sort and the ops of unknown size, held against loops over plain vectors.
 
 use anymesh_core::{
-    DType, Device, Element, Error, Result, Tensor, backend::ScatterOp, bf16, ops::Unique,
+    DType, Device, Element, Error, Result, Tensor,
+    backend::ScatterOp,
+    bf16,
+    ops::{Order, Side, Unique},
 };
 
 fn device() -> Device {
@@ -388,18 +391,24 @@ fn index_put_accumulates_repeated_indices_only_when_asked() {
     let index = tensor(&[1i32, 1, -1], &[3]);
     let values = tensor(&[1f32, 2., 3., 4., 5., 6.], &[3, 2]);
     assert_eq!(
-        floats(&x.index_put(&[&index], &values, false).expect("puts")),
+        floats(
+            &x.index_put(&[&index], &values, ScatterOp::Set)
+                .expect("puts")
+        ),
         [0., 0., 3., 4., 5., 6.]
     );
     assert_eq!(
-        floats(&x.index_put(&[&index], &values, true).expect("adds")),
+        floats(
+            &x.index_put(&[&index], &values, ScatterOp::Add)
+                .expect("adds")
+        ),
         [0., 0., 4., 6., 5., 6.]
     );
     let (i, j) = (tensor(&[0i32, 2], &[2, 1]), tensor(&[1u32, 0], &[2]));
-    let one = Tensor::scalar(7f32, &device()).expect("scalar");
+    let one = Tensor::new(7f32, &device()).expect("scalar");
     assert_eq!(
         floats(
-            &x.index_put(&[&i, &j], &one, false)
+            &x.index_put(&[&i, &j], &one, ScatterOp::Set)
                 .expect("a value for all")
         ),
         [7., 7., 0., 0., 7., 7.]
@@ -453,7 +462,7 @@ fn a_scatter_into_a_view_leaves_the_rest_of_its_memory_out() {
         .index_put(
             &[&tensor(&[0i32], &[1])],
             &tensor(&[9f32, 9., 9.], &[1, 3]),
-            false,
+            ScatterOp::Set,
         )
         .expect("puts");
     assert_eq!(floats(&out), [9., 9., 9., 6., 7., 8.]);
@@ -496,12 +505,12 @@ fn scatters_that_do_not_fit_are_typed_errors() {
     assert!(is_shape_error(x.index_put(
         &[&index],
         &iota(&[3, 2]),
-        false
+        ScatterOp::Set
     )));
     assert!(is_shape_error(x.index_put(
         &[&index, &index, &index],
         &iota(&[2]),
-        false
+        ScatterOp::Set
     )));
     assert!(is_shape_error(Tensor::scatter_nd(
         &tensor(&[0i32; 3], &[1, 3]),
@@ -608,7 +617,7 @@ fn nonzero_lists_coordinates_in_row_major_order() {
         [0, 2]
     );
     assert_eq!(
-        Tensor::scalar(3u8, &device())
+        Tensor::new(3u8, &device())
             .expect("scalar")
             .nonzero()
             .expect("one")
@@ -741,7 +750,12 @@ fn sort_is_stable_with_nan_last_and_equal_zeros() {
             let o = order(data[a as usize], data[b as usize]);
             if descending { o.reverse() } else { o }
         });
-        let (values, indices) = tensor(&data, &[700]).sort(0, descending).expect("sorts");
+        let by = if descending {
+            Order::Descending
+        } else {
+            Order::Ascending
+        };
+        let (values, indices) = tensor(&data, &[700]).sort(0, by).expect("sorts");
         assert_eq!(ints(&indices), expected);
         let values = values.to_vec::<f64>().expect("f64");
         assert!(
@@ -753,11 +767,7 @@ fn sort_is_stable_with_nan_last_and_equal_zeros() {
         );
         let small: Vec<bf16> = data.iter().map(|v| bf16::from_f64(*v)).collect();
         assert_eq!(
-            ints(
-                &tensor(&small, &[700])
-                    .argsort(-1, descending)
-                    .expect("sorts")
-            ),
+            ints(&tensor(&small, &[700]).argsort(-1, by).expect("sorts")),
             expected
         );
     }
@@ -766,18 +776,23 @@ fn sort_is_stable_with_nan_last_and_equal_zeros() {
 #[test]
 fn sort_along_an_outer_axis_sorts_columns() {
     let x = tensor(&[3i32, 1, 2, 9, 1, 5], &[3, 2]);
-    let (values, indices) = x.sort(0, false).expect("sorts");
+    let (values, indices) = x.sort(0, Order::Ascending).expect("sorts");
     assert_eq!(
         (ints(&values), ints(&indices)),
         (vec![1, 1, 2, 5, 3, 9], vec![2, 0, 1, 2, 0, 1])
     );
     assert_eq!(
-        ints(&x.t().expect("t").argsort(1, true).expect("sorts")),
+        ints(
+            &x.t()
+                .expect("t")
+                .argsort(1, Order::Descending)
+                .expect("sorts")
+        ),
         [0, 1, 2, 1, 2, 0]
     );
     assert_eq!(
         tensor(&[true, false, true], &[3])
-            .argsort(0, false)
+            .argsort(0, Order::Ascending)
             .expect("bools")
             .to_vec::<i32>()
             .expect("i32"),
@@ -785,7 +800,7 @@ fn sort_along_an_outer_axis_sorts_columns() {
     );
     assert_eq!(
         tensor(&[i64::MAX, i64::MIN, 0], &[3])
-            .argsort(0, false)
+            .argsort(0, Order::Ascending)
             .expect("i64")
             .to_vec::<i32>()
             .expect("i32"),
@@ -793,7 +808,7 @@ fn sort_along_an_outer_axis_sorts_columns() {
     );
     assert_eq!(
         tensor(&[u32::MAX, 0, 1 << 31], &[3])
-            .argsort(0, false)
+            .argsort(0, Order::Ascending)
             .expect("u32")
             .to_vec::<i32>()
             .expect("i32"),
@@ -801,22 +816,34 @@ fn sort_along_an_outer_axis_sorts_columns() {
     );
     assert_eq!(
         tensor::<f32>(&[], &[2, 0])
-            .sort(1, false)
+            .sort(1, Order::Ascending)
             .expect("empty")
             .0
             .dims(),
         [2, 0]
     );
-    assert!(matches!(x.argsort(2, false), Err(Error::Axis { .. })));
+    assert!(matches!(
+        x.argsort(2, Order::Ascending),
+        Err(Error::Axis { .. })
+    ));
 }
 
 #[test]
 fn topk_takes_the_first_of_equal_values_and_nan_first() {
     let x = tensor(&[2f32, 5., 5., f32::NAN, 1.], &[5]);
-    assert_eq!(ints(&x.topk(3, 0, true).expect("largest").1), [3, 1, 2]);
-    assert_eq!(ints(&x.topk(2, 0, false).expect("smallest").1), [4, 0]);
-    assert_eq!(x.topk(0, 0, true).expect("none").0.dims(), [0]);
-    assert!(matches!(x.topk(6, 0, true), Err(Error::Argument { .. })));
+    assert_eq!(
+        ints(&x.topk(3, 0, Order::Descending).expect("largest").1),
+        [3, 1, 2]
+    );
+    assert_eq!(
+        ints(&x.topk(2, 0, Order::Ascending).expect("smallest").1),
+        [4, 0]
+    );
+    assert_eq!(x.topk(0, 0, Order::Descending).expect("none").0.dims(), [0]);
+    assert!(matches!(
+        x.topk(6, 0, Order::Descending),
+        Err(Error::Argument { .. })
+    ));
     let (value, index) = x.kthvalue(4, 0, false).expect("the fourth smallest");
     assert_eq!(
         (value.dims(), floats(&value), ints(&index)),
@@ -838,25 +865,25 @@ fn searchsorted_goes_left_or_right_of_equal_values() {
     let sorted = tensor(&[1f32, 3., 3., 7.], &[4]);
     let queries = tensor(&[0f32, 1., 3., 4., 7., 9., f32::NAN], &[7]);
     assert_eq!(
-        ints(&sorted.searchsorted(&queries, false).expect("finds")),
+        ints(&sorted.searchsorted(&queries, Side::Left).expect("finds")),
         [0, 0, 1, 3, 3, 4, 4]
     );
     assert_eq!(
-        ints(&sorted.searchsorted(&queries, true).expect("finds")),
+        ints(&sorted.searchsorted(&queries, Side::Right).expect("finds")),
         [0, 1, 3, 3, 4, 4, 4]
     );
     let rows = tensor(&[1i32, 2, 3, 10, 20, 30], &[2, 3]);
     assert_eq!(
         ints(
             &rows
-                .searchsorted(&tensor(&[2i32, 5, 20, 50], &[2, 2]), false)
+                .searchsorted(&tensor(&[2i32, 5, 20, 50], &[2, 2]), Side::Left)
                 .expect("by rows")
         ),
         [1, 3, 1, 3]
     );
     assert_eq!(
         sorted
-            .searchsorted(&tensor(&[2i32; 6], &[3, 2]), false)
+            .searchsorted(&tensor(&[2i32; 6], &[3, 2]), Side::Left)
             .expect("any shape, promoted")
             .dims(),
         [3, 2]
@@ -864,16 +891,16 @@ fn searchsorted_goes_left_or_right_of_equal_values() {
     assert_eq!(
         ints(
             &tensor::<f32>(&[], &[0])
-                .searchsorted(&queries, true)
+                .searchsorted(&queries, Side::Right)
                 .expect("nothing to pass")
         ),
         [0; 7]
     );
-    assert!(is_shape_error(rows.searchsorted(&queries, false)));
+    assert!(is_shape_error(rows.searchsorted(&queries, Side::Left)));
     assert!(is_shape_error(
-        Tensor::scalar(1f32, &device())
+        Tensor::new(1f32, &device())
             .expect("scalar")
-            .searchsorted(&queries, false)
+            .searchsorted(&queries, Side::Left)
     ));
 }
 
@@ -891,7 +918,7 @@ fn operands_on_two_devices_are_refused() {
         Err(Error::DeviceMismatch { .. })
     ));
     assert!(matches!(
-        x.searchsorted(&index, false),
+        x.searchsorted(&index, Side::Left),
         Err(Error::DeviceMismatch { .. })
     ));
 }

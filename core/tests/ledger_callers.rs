@@ -3,7 +3,7 @@
 use anymesh_conformance::registry::{Attrs, entries};
 use anymesh_core::{
     Mesh, Result, Tensor,
-    ops::{AttentionOptions, CrossEntropyOptions, LossReduction, attention::attention},
+    ops::{AttentionOptions, CrossEntropyOptions, LossReduction, NormOptions},
     spmd::Ledger,
 };
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ fn every_step_of_training_is_under_a_line_of_the_program() -> Result<()> {
             unreachable!("five parameters")
         };
         let x = table.embedding(&tokens)?;
-        let h = x.rms_norm(1, Some(scale), 1e-6)?;
+        let h = x.rms_norm(&NormOptions::new().weight(scale).eps(1e-6))?;
         let heads = h
             .linear(qkv, None)?
             .reshape([4, 6, 2, 4])?
@@ -43,11 +43,11 @@ fn every_step_of_training_is_under_a_line_of_the_program() -> Result<()> {
             causal: true,
             ..Default::default()
         };
-        let seen = attention(&heads, &heads, &heads, &options)?.out;
+        let seen = heads.attention(&heads, &heads, &options)?.out;
         let seen = seen.transpose(1, 2)?.reshape([4, 6, 8])?;
         let x = x
             .add(&seen.linear(out, Some(scale))?)?
-            .layer_norm(1, None, None, 1e-6)?;
+            .layer_norm(&NormOptions::new().eps(1e-6))?;
         let logits = x.linear(head, None)?.transpose(1, 2)?;
         let entropy = logits.cross_entropy(&tokens, &CrossEntropyOptions::default())?;
         let loss = entropy.add(&x.mse_loss(&x.detach().mul(0.5)?, LossReduction::Mean)?)?;

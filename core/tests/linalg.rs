@@ -1,5 +1,6 @@
 //! Matrix products and einsum, held against loops over plain vectors.
 
+use anymesh_core::ops::Baddbmm;
 use anymesh_core::{DType, Device, Element, Error, F8E4M3, Result, Tensor, bf16};
 
 fn device() -> Device {
@@ -244,7 +245,7 @@ fn dtypes_promote_and_bool_is_refused() {
 fn products_that_do_not_fit_are_typed_errors() {
     let (a, s) = (
         numbers(&[2, 3], 1),
-        Tensor::scalar(2f32, &device()).expect("scalar"),
+        Tensor::new(2f32, &device()).expect("scalar"),
     );
     assert!(is_shape_error(a.matmul(&a)));
     assert!(is_shape_error(a.matmul(&s)));
@@ -266,8 +267,7 @@ fn products_that_do_not_fit_are_typed_errors() {
     assert!(is_shape_error(numbers(&[3, 3], 1).baddbmm(
         &numbers(&[1, 2, 3], 1),
         &numbers(&[1, 3, 2], 1),
-        1.0,
-        1.0
+        &Baddbmm::default()
     )));
 }
 
@@ -301,13 +301,30 @@ fn baddbmm_ignores_its_input_where_beta_is_zero() {
     );
     let nan = tensor(&[f32::NAN], &[1]);
     assert_eq!(
-        floats(&nan.baddbmm(&a, &b, 0.0, 2.0).expect("ignores")),
+        floats(
+            &nan.baddbmm(
+                &a,
+                &b,
+                &Baddbmm {
+                    beta: 0.0,
+                    alpha: 2.0
+                }
+            )
+            .expect("ignores")
+        ),
         [22.]
     );
     assert_eq!(
         floats(
             &tensor(&[10f32], &[1])
-                .baddbmm(&a, &b, 0.5, 2.0)
+                .baddbmm(
+                    &a,
+                    &b,
+                    &Baddbmm {
+                        beta: 0.5,
+                        alpha: 2.0
+                    }
+                )
                 .expect("adds")
         ),
         [27.]

@@ -2,7 +2,10 @@
 
 use anymesh_core::{
     DType, Error, Mesh, Result, Tensor, bf16,
-    ops::{Conv, CrossEntropyOptions, LossReduction, Promotion, with_promotion},
+    ops::{
+        Conv, CrossEntropyOptions, GaussianNll, LossReduction, NormOptions, PoissonNll, Promotion,
+        TripletMargin, with_promotion,
+    },
 };
 
 const SMALL: [DType; 4] = [DType::BF16, DType::F16, DType::F8E4M3, DType::F8E5M2];
@@ -62,13 +65,36 @@ fn every_loss_of_small_floats_is_f32_and_its_gradients_are_not() -> Result<()> {
             x.margin_ranking_loss(&t.add(0.25)?, t, 0.5, r)
         }),
         ("triplet_margin", |x, t, r| {
-            x.triplet_margin_loss(t, &t.add(0.5)?, 1.0, 2.0, r)
+            x.triplet_margin_loss(
+                t,
+                &t.add(0.5)?,
+                &TripletMargin {
+                    reduction: r,
+                    ..Default::default()
+                },
+            )
         }),
         ("gaussian_nll", |x, t, r| {
-            x.gaussian_nll_loss(t, t, true, 1e-6, r)
+            x.gaussian_nll_loss(
+                t,
+                t,
+                &GaussianNll {
+                    full: true,
+                    reduction: r,
+                    ..Default::default()
+                },
+            )
         }),
         ("poisson_nll", |x, t, r| {
-            x.poisson_nll_loss(t, false, true, 1e-8, r)
+            x.poisson_nll_loss(
+                t,
+                &PoissonNll {
+                    log_input: false,
+                    full: true,
+                    reduction: r,
+                    ..Default::default()
+                },
+            )
         }),
     ];
     for dtype in SMALL {
@@ -102,7 +128,7 @@ fn every_loss_of_small_floats_is_f32_and_its_gradients_are_not() -> Result<()> {
 fn statistics_of_small_floats_are_f32() -> Result<()> {
     for dtype in SMALL {
         let x = numbers(&[8, 3, 5], 4)?.cast(dtype)?.require_grad()?;
-        let norm = x.batch_norm_train(None, None, 1e-5)?;
+        let norm = x.batch_norm_train(&NormOptions::new())?;
         let dtypes = [&norm.out, &norm.mean, &norm.var].map(|t| t.dtype());
         assert_eq!(dtypes, [dtype, DType::F32, DType::F32]);
         let lse = x.logsumexp(&[1], false)?;

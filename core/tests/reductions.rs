@@ -89,7 +89,7 @@ fn every_set_of_axes_reduces_to_the_right_shape() -> Result<()> {
 
 #[test]
 fn a_scalar_is_its_own_reduction() -> Result<()> {
-    let x = Tensor::scalar(-3f32, &cpu::device())?;
+    let x = Tensor::new(-3f32, &cpu::device())?;
     let results = [
         x.sum(&[], false)?,
         x.mean(&[], true)?,
@@ -338,7 +338,7 @@ fn the_median_of_an_even_count_is_the_lower_one() -> Result<()> {
         (&[1][..], vec![8], vec![2])
     );
     assert_eq!(
-        get(Ok(Tensor::scalar(5f32, &cpu::device())?
+        get(Ok(Tensor::new(5f32, &cpu::device())?
             .median(None, false)?
             .0)),
         [5.0]

@@ -8,7 +8,7 @@ use anymesh_conformance::registry::{self, Attrs, Entry, Sample};
 use anymesh_core::{
     DType, Device, Error, Mesh, Place, Result, Shape, Sharding, Tensor,
     grad::{GradOptions, grad},
-    ops::{self, OpInfo, RuleForm},
+    ops::{self, NormOptions, OpInfo, Order, RuleForm},
     spmd::{self, Decision, Rule, Source, rule::Given, trace},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,9 +44,11 @@ fn decisions(entry: &'static Entry, mesh: &Mesh) -> Vec<Decision> {
 fn decompose(op: &str, mesh: &Mesh) -> Result<()> {
     match op {
         "instance_norm" => on(mesh, &[1, 1, 64], "[_, _, @a@b]")
-            .instance_norm(None, None, 1e-5)
+            .instance_norm(&NormOptions::new())
             .map(drop),
-        "topk" => on(mesh, &[256], "[@a@b]").topk(1, 0, true).map(drop),
+        "topk" => on(mesh, &[256], "[@a@b]")
+            .topk(1, 0, Order::Descending)
+            .map(drop),
         _ => Ok(()),
     }
 }

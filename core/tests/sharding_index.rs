@@ -4,7 +4,7 @@
 use anymesh_core::{
     DType, Device, Error, Mesh, Placement, Reduction, Result, Sharding, Tensor,
     backend::ScatterOp,
-    ops::{CrossEntropyOptions, LossReduction},
+    ops::{CrossEntropyOptions, LossReduction, Order, Side},
     spmd::Ledger,
 };
 
@@ -401,19 +401,25 @@ fn scatters_along_an_axis_of_every_placement_are_right() {
 #[test]
 fn writes_by_several_indices_of_every_placement_are_right() {
     let (x, i, j) = (numbers(&[3, 4]), indices(&[2, 1], 3), indices(&[3], 4));
-    for accumulate in [false, true] {
+    for mode in [
+        ScatterOp::Set,
+        ScatterOp::Add,
+        ScatterOp::Mul,
+        ScatterOp::Min,
+        ScatterOp::Max,
+    ] {
         for values in [numbers(&[2, 3]), numbers(&[3]), numbers(&[])] {
             sweep("index_put", 0.0, &[&x, &i, &j, &values], |t| {
-                one(t[0].index_put(&[t[1], t[2]], t[3], accumulate))
+                one(t[0].index_put(&[t[1], t[2]], t[3], mode))
             });
         }
         let (k, values) = (indices(&[5], 3), numbers(&[5, 4]));
         sweep("index_put", 0.0, &[&x, &k, &values], |t| {
-            one(t[0].index_put(&[t[1]], t[2], accumulate))
+            one(t[0].index_put(&[t[1]], t[2], mode))
         });
         let row = numbers(&[4]);
         sweep("index_put", 0.0, &[&x, &k, &row], |t| {
-            one(t[0].index_put(&[t[1]], t[2], accumulate))
+            one(t[0].index_put(&[t[1]], t[2], mode))
         });
     }
 }
@@ -483,15 +489,15 @@ fn a_sum_scattered_from_a_cut_index_counts_its_destination_once() {
         "scatter_nd_add",
     );
     // A value for all positions is added at each of them, also where the positions are cut.
-    let number = Tensor::scalar(2f32, &cpu()).unwrap();
+    let number = Tensor::new(2f32, &cpu()).unwrap();
     let rows = i.reshape([8]).unwrap();
     let y = s(&x, "[_, _]")
-        .index_put(&[&s(&rows, "[@x]")], &s(&number, "[]"), true)
+        .index_put(&[&s(&rows, "[@x]")], &s(&number, "[]"), ScatterOp::Add)
         .unwrap();
     assert_eq!(y.type_string(), "f32[6, 3]{sum:x}");
     assert_same(
         &y,
-        &x.index_put(&[&rows], &number, true).unwrap(),
+        &x.index_put(&[&rows], &number, ScatterOp::Add).unwrap(),
         0.0,
         "index_put",
     );
@@ -504,7 +510,7 @@ fn each_rank_writes_what_falls_into_its_part_of_the_destination() {
     let s = |t: &Tensor, how: &str| t.to_mesh(&mesh, how).unwrap();
     let (y, ledger) = Ledger::record(|| {
         s(&x, "[@x, _]")
-            .index_put(&[&s(&i, "[_]")], &s(&v, "[_, _]"), false)
+            .index_put(&[&s(&i, "[_]")], &s(&v, "[_, _]"), ScatterOp::Set)
             .unwrap()
     });
     assert_eq!(
@@ -513,13 +519,13 @@ fn each_rank_writes_what_falls_into_its_part_of_the_destination() {
     );
     assert_same(
         &y,
-        &x.index_put(&[&i], &v, false).unwrap(),
+        &x.index_put(&[&i], &v, ScatterOp::Set).unwrap(),
         0.0,
         "index_put",
     );
     let bad = Tensor::from_slice(&[7i32; 9], [9], &cpu()).unwrap();
     let error = s(&x, "[@x, _]")
-        .index_put(&[&s(&bad, "[_]")], &s(&v, "[_, _]"), false)
+        .index_put(&[&s(&bad, "[_]")], &s(&v, "[_, _]"), ScatterOp::Set)
         .unwrap_err();
     assert_eq!(
         error,
@@ -545,11 +551,11 @@ fn sorts_of_every_placement_are_right() {
         (vec![7], 0),
     ] {
         let x = numbers(&shape);
-        for down in [false, true] {
-            sweep("sort", 0.0, &[&x], |t| t[0].sort(axis, down).map(two));
-            sweep("argsort", 0.0, &[&x], |t| one(t[0].argsort(axis, down)));
+        for (down, order) in [(false, Order::Ascending), (true, Order::Descending)] {
+            sweep("sort", 0.0, &[&x], |t| t[0].sort(axis, order).map(two));
+            sweep("argsort", 0.0, &[&x], |t| one(t[0].argsort(axis, order)));
             for k in [0, 1, 2, 5] {
-                sweep("topk", 0.0, &[&x], |t| t[0].topk(k, axis, down).map(two));
+                sweep("topk", 0.0, &[&x], |t| t[0].topk(k, axis, order).map(two));
                 sweep("kthvalue", 0.0, &[&x], |t| {
                     t[0].kthvalue(k, axis, down).map(two)
                 });
@@ -572,9 +578,9 @@ fn the_first_values_of_a_cut_dimension_come_from_candidates_and_ties_keep_their_
         .collect();
     let x = Tensor::from_slice(&values, [64], &cpu()).unwrap();
     let s = x.to_mesh(&mesh, "[@x]").unwrap();
-    for largest in [false, true] {
-        let ((values, places), ledger) = Ledger::record(|| s.topk(5, 0, largest).unwrap());
-        let (v, p) = x.topk(5, 0, largest).unwrap();
+    for order in [Order::Ascending, Order::Descending] {
+        let ((values, places), ledger) = Ledger::record(|| s.topk(5, 0, order).unwrap());
+        let (v, p) = x.topk(5, 0, order).unwrap();
         assert_eq!(floats(&places), floats(&p));
         assert_same(&values, &v, 0.0, "values");
         assert_eq!(
@@ -596,7 +602,7 @@ fn the_first_values_of_a_cut_dimension_come_from_candidates_and_ties_keep_their_
     let (values, places) = low
         .to_mesh(&mesh, "[@x]")
         .unwrap()
-        .topk(3, 0, true)
+        .topk(3, 0, Order::Descending)
         .unwrap();
     assert_eq!(
         (floats(&values), floats(&places)),
@@ -612,7 +618,10 @@ fn extremes_of_equal_values_on_different_ranks_are_the_first() {
         let s = x.to_mesh(&mesh, how).unwrap();
         assert_eq!(floats(&s.argmax(Some(0), false).unwrap()), [1.0]);
         assert_eq!(floats(&s.argmin(Some(0), false).unwrap()), [2.0]);
-        assert_eq!(floats(&s.topk(3, 0, true).unwrap().1), [1.0, 3.0, 4.0]);
+        assert_eq!(
+            floats(&s.topk(3, 0, Order::Descending).unwrap().1),
+            [1.0, 3.0, 4.0]
+        );
         assert_eq!(floats(&s.kthvalue(2, 0, false).unwrap().1), [5.0]);
         assert_eq!(
             floats(&s.cummax(0).unwrap().1),
@@ -627,19 +636,22 @@ fn extremes_of_equal_values_on_different_ranks_are_the_first() {
 
 #[test]
 fn places_of_queries_in_cut_sequences_add_up() {
-    let (sorted, queries) = (numbers(&[9]).sort(0, false).unwrap().0, numbers(&[2, 3]));
-    let rows = numbers(&[2, 5]).sort(1, false).unwrap().0;
-    for right in [false, true] {
+    let (sorted, queries) = (
+        numbers(&[9]).sort(0, Order::Ascending).unwrap().0,
+        numbers(&[2, 3]),
+    );
+    let rows = numbers(&[2, 5]).sort(1, Order::Ascending).unwrap().0;
+    for side in [Side::Left, Side::Right] {
         sweep("searchsorted", 0.0, &[&sorted, &queries], |t| {
-            one(t[0].searchsorted(t[1], right))
+            one(t[0].searchsorted(t[1], side))
         });
         sweep("searchsorted", 0.0, &[&rows, &queries], |t| {
-            one(t[0].searchsorted(t[1], right))
+            one(t[0].searchsorted(t[1], side))
         });
     }
     let none = numbers(&[0]);
     sweep("searchsorted", 0.0, &[&none, &queries], |t| {
-        one(t[0].searchsorted(t[1], false))
+        one(t[0].searchsorted(t[1], Side::Left))
     });
 }
 

@@ -1,8 +1,9 @@
 //! Views, movement, creation and random ops on meshes: every placement gives what one device gives.
 
 use anymesh_core::{
-    DType, Device, Error, Mesh, Place, Placement, Reduction, Result, Shape, Sharding, Tensor,
-    ops::{Indexing, PadMode, Rng, RopeStyle, dropout::dropout_mask, rope::rope_tables},
+    DType, Device, Error, IntoPlace, Mesh, Place, Placement, Reduction, Result, Shape, Sharding,
+    Tensor,
+    ops::{Indexing, PadMode, Rng, RopeOptions, RopeStyle},
     spmd::{Ledger, Policy, with_policy},
 };
 
@@ -563,7 +564,7 @@ fn sweep_place(what: &str, make: impl Fn(Place) -> Result<Tensor>) {
     let expected = make((&cpu()).into()).unwrap();
     for mesh in meshes() {
         for sharding in shardings(&mesh, expected.rank()) {
-            let found = make((&mesh, &sharding).into()).unwrap();
+            let found = make((&mesh, &sharding).into_place(expected.rank()).unwrap()).unwrap();
             assert_eq!(found.sharding(), &sharding, "{what}");
             assert_eq!(
                 (found.shape(), found.dtype()),
@@ -599,8 +600,30 @@ fn constants_and_ranges_are_the_same_on_every_mesh() {
             sweep_place("triu_mask", |p| Tensor::triu_mask(4, n, k, p));
         }
         sweep_place("causal_mask", |p| Tensor::causal_mask(n, 5, p));
-        sweep_place("cosines", |p| Ok(rope_tables(n, 6, 100.0, 11, p)?.0));
-        sweep_place("sines", |p| Ok(rope_tables(n, 6, 100.0, 11, p)?.1));
+        sweep_place("cosines", |p| {
+            Ok(Tensor::rope_tables(
+                n,
+                6,
+                &RopeOptions {
+                    base: 100.0,
+                    offset: 11,
+                },
+                p,
+            )?
+            .0)
+        });
+        sweep_place("sines", |p| {
+            Ok(Tensor::rope_tables(
+                n,
+                6,
+                &RopeOptions {
+                    base: 100.0,
+                    offset: 11,
+                },
+                p,
+            )?
+            .1)
+        });
     }
 }
 
@@ -624,7 +647,7 @@ fn random_values_are_the_same_on_every_mesh() {
             Tensor::randint(shape, -5, 90, DType::I32, p, rng)
         });
         sweep_place("permutation", |p| Tensor::permutation(shape[1], p, rng));
-        sweep_place("dropout_mask", |p| dropout_mask(shape, 0.5, p, rng));
+        sweep_place("dropout_mask", |p| Tensor::dropout_mask(shape, 0.5, p, rng));
     }
     for shape in [&[4, 6][..], &[3, 5], &[5], &[2, 2, 3], &[0, 4]] {
         let weights = Tensor::uniform(shape, 0.0, 1.0, DType::F32, &cpu(), Rng::new(3)).unwrap();
@@ -722,13 +745,30 @@ fn rotations_keep_cut_positions() {
         (RopeStyle::Half, [3, 1, 2]),
         (RopeStyle::Half, [2, 0, 4]),
     ] {
-        let (cos, sin) = rope_tables(shape[1], shape[2], 100.0, 3, &cpu()).unwrap();
+        let (cos, sin) = Tensor::rope_tables(
+            shape[1],
+            shape[2],
+            &RopeOptions {
+                base: 100.0,
+                offset: 3,
+            },
+            &cpu(),
+        )
+        .unwrap();
         sweep_close("rope", &[numbers(&shape)], 1e-6, |x| {
             let place: Place = x[0].mesh().into();
             let (cos, sin) = if x[0].is_plain() {
                 (cos.clone(), sin.clone())
             } else {
-                rope_tables(shape[1], shape[2], 100.0, 3, place)?
+                Tensor::rope_tables(
+                    shape[1],
+                    shape[2],
+                    &RopeOptions {
+                        base: 100.0,
+                        offset: 3,
+                    },
+                    place,
+                )?
             };
             Ok(vec![x[0].rope(&cos, &sin, style)?])
         });
@@ -744,8 +784,16 @@ fn rotations_keep_cut_positions() {
     }
     let mesh = Mesh::new("sp=2", &cpu()).unwrap();
     let x = numbers(&[2, 5, 4]).to_mesh(&mesh, "[_, @sp, _]").unwrap();
-    let (cos, sin) =
-        rope_tables(5, 4, 100.0, 0, (&mesh, &Sharding::replicated().cut(0, 0))).unwrap();
+    let (cos, sin) = Tensor::rope_tables(
+        5,
+        4,
+        &RopeOptions {
+            base: 100.0,
+            ..Default::default()
+        },
+        (&mesh, &Sharding::replicated().cut(0, 0)),
+    )
+    .unwrap();
     let (y, ledger) = Ledger::record(|| x.rope(&cos, &sin, RopeStyle::Half).unwrap());
     assert_eq!(
         (y.type_string().as_str(), ledger.bytes()),

@@ -182,6 +182,16 @@ pub enum Error {
         /// What is wrong and what would be right.
         detail: String,
     },
+    /// An axis that the mesh does not have.
+    #[error(
+        "mesh: there is no axis '{axis}' in {mesh}; where a program may run without it, write @{axis}?"
+    )]
+    NoSuchAxis {
+        /// The name as given.
+        axis: String,
+        /// The mesh with its axes.
+        mesh: String,
+    },
     /// A sharding that does not fit its mesh or tensor.
     #[error("sharding: {detail}")]
     Sharding {

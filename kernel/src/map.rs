@@ -29,10 +29,13 @@ use std::{
 /// Index of the instruction that defines a value.
 pub type Reg = u16;
 
-/// At most this many input tensors in one program: browsers bind few buffers to a kernel.
+/// At most this many input tensors in one program.
 pub const MAX_INPUTS: usize = 6;
 /// At most this many outputs.
-pub const MAX_OUTPUTS: usize = 3;
+pub const MAX_OUTPUTS: usize = 4;
+/// At most this many inputs and outputs together, one less where an integer division can fault:
+/// browsers bind eight buffers to a kernel, and a fault is written to one of them.
+pub const MAX_BUFFERS: usize = 8;
 
 /// Functions of one value. Float functions take float kinds; the rest say what they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -355,22 +358,27 @@ impl Builder {
         self.push(Inst::Load(input as u8), dtype.kind())
     }
 
-    /// Declares the next affine index (kind i32 or i64) and gives its value.
-    pub fn index(&self, kind: Kind) -> Val<'_> {
-        let index = self.0.borrow().indices.len();
+    /// Declares the next affine index (i32 or i64) and gives its value.
+    pub fn index(&self, dtype: DType) -> Val<'_> {
+        if !matches!(dtype, DType::I32 | DType::I64) {
+            self.fail(format!("an index is an i32 or an i64, not a {dtype}"));
+        }
+        let (kind, index) = (dtype.kind(), self.0.borrow().indices.len());
         self.0.borrow_mut().indices.push(kind);
         self.push(Inst::Index(index as u8), kind)
     }
 
-    /// Declares the next runtime scalar.
-    pub fn param(&self, kind: Kind) -> Val<'_> {
-        let param = self.0.borrow().params.len();
+    /// Declares the next runtime scalar: a number that is given with each run, so that another value
+    /// needs no other program. It is held as the kind of `dtype`, unrounded.
+    pub fn param(&self, dtype: DType) -> Val<'_> {
+        let (kind, param) = (dtype.kind(), self.0.borrow().params.len());
         self.0.borrow_mut().params.push(kind);
         self.push(Inst::Param(param as u8), kind)
     }
 
-    /// A constant.
-    pub fn constant(&self, value: impl Into<Scalar>, kind: Kind) -> Val<'_> {
+    /// A constant, held as the kind of `dtype`, unrounded.
+    pub fn constant(&self, value: impl Into<Scalar>, dtype: DType) -> Val<'_> {
+        let kind = dtype.kind();
         self.push(Inst::Const(value.into(), kind), kind)
     }
 
@@ -417,23 +425,27 @@ impl Builder {
             outs.push((reg, *dtype));
         }
         let state = std::mem::take(&mut *state);
-        let too_many = state.inputs.len() > MAX_INPUTS || outs.len() > MAX_OUTPUTS;
+        let program = MapProgram::from(Program {
+            insts: state.insts,
+            kinds: state.kinds,
+            inputs: state.inputs,
+            indices: state.indices,
+            params: state.params,
+            outputs: outs,
+        });
+        let (inputs, outputs) = (program.inputs.len(), program.outputs.len());
+        let most = MAX_BUFFERS - usize::from(program.can_fault());
+        let fits = inputs <= MAX_INPUTS && outputs <= MAX_OUTPUTS && inputs + outputs <= most;
         let error = state.error.or_else(|| {
-            too_many.then(|| {
-                format!("a program takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs")
+            (!fits).then(|| {
+                format!(
+                    "{inputs} inputs and {outputs} outputs: a program takes at most {MAX_INPUTS} inputs, {MAX_OUTPUTS} outputs, and {most} of both together; split it in two"
+                )
             })
         });
         match error {
             Some(detail) => Err(Error::argument("map", "program", detail)),
-            None => Ok(Program {
-                insts: state.insts,
-                kinds: state.kinds,
-                inputs: state.inputs,
-                indices: state.indices,
-                params: state.params,
-                outputs: outs,
-            }
-            .into()),
+            None => Ok(program),
         }
     }
 }
@@ -451,7 +463,7 @@ impl<'b> Val<'b> {
 
     /// A constant of the same kind as this value.
     pub fn lit(self, value: impl Into<Scalar>) -> Val<'b> {
-        self.builder.constant(value, self.kind())
+        self.builder.constant(value, self.kind().dtype())
     }
 
     /// Applies a unary function.
@@ -617,6 +629,28 @@ mod tests {
         let y = b.load(DType::I32);
         let sum = x + y;
         assert!(b.finish(&[(sum, DType::F32)]).is_err());
+    }
+
+    #[test]
+    fn a_program_binds_no_more_buffers_than_a_browser_has() {
+        let program = |inputs: usize, outputs: usize, dtype: DType| {
+            let b = Builder::new();
+            let first = b.load(dtype);
+            let sum = (1..inputs).fold(first, |sum, _| sum.floor_div(b.load(dtype)));
+            b.finish(&vec![(sum, dtype); outputs])
+        };
+        assert!(program(4, 4, DType::F32).is_ok(), "AdamW with a copy");
+        assert!(program(6, 2, DType::F32).is_ok());
+        assert!(program(6, 1, DType::I32).is_ok());
+        for (inputs, outputs, dtype) in [
+            (7, 1, DType::F32),
+            (1, 5, DType::F32),
+            (5, 4, DType::F32),
+            (4, 4, DType::I32),
+        ] {
+            let error = program(inputs, outputs, dtype).expect_err("too many");
+            assert!(matches!(error, Error::Argument { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -164,7 +164,7 @@ fn windows_read_zero_outside_and_say_so() {
 #[test]
 fn indices_are_affine_in_the_position() {
     let b = Builder::new();
-    let (i, j) = (b.index(Kind::I64), b.index(Kind::I32));
+    let (i, j) = (b.index(DType::I64), b.index(DType::I32));
     let program = b
         .finish(&[(i, DType::I64), (j, DType::I32)])
         .expect("valid");
@@ -396,8 +396,12 @@ fn casts_wrap_saturate_round_and_test_for_zero() {
 #[test]
 fn random_words_depend_on_the_index_and_the_key_only() {
     let b = Builder::new();
-    let index = b.index(Kind::I64);
-    let key = [b.param(Kind::U32), b.param(Kind::U32), b.param(Kind::U32)];
+    let index = b.index(DType::I64);
+    let key = [
+        b.param(DType::U32),
+        b.param(DType::U32),
+        b.param(DType::U32),
+    ];
     let program = b
         .finish(&[
             (b.philox(index, key, 0), DType::U32),
@@ -431,7 +435,7 @@ fn select_params_constants_and_shared_outputs_work_in_large_parallel_runs() {
     let x = random(n, 9, false);
     let b = Builder::new();
     let v = b.load(DType::F32);
-    let factor = b.param(Kind::F32);
+    let factor = b.param(DType::F32);
     let scaled = v * factor;
     let picked = v.gt(0.0).select(scaled, v.lit(-1.0));
     let program = b

@@ -5,7 +5,7 @@ use anymesh_core::{
     DType::{self, *},
     Device, Result, Tensor,
     ops::attention::{
-        Attention, AttentionOptions, attention, attention_backward, backward_decomposed, decomposed,
+        Attention, AttentionOptions, attention_backward, backward_decomposed, decomposed,
     },
 };
 
@@ -164,7 +164,7 @@ pub(super) fn forward() -> Cases {
                     ..Default::default()
                 };
                 let (fused, parts) = (
-                    attention(&q, &k, &v, &options)?,
+                    q.attention(&k, &v, &options)?,
                     decomposed(&q, &k, &v, &options)?,
                 );
                 Ok(vec![fused.out, fused.lse, parts.out, parts.lse])
@@ -206,8 +206,7 @@ pub(super) fn forward() -> Cases {
                     )?;
                     let mut out = vec![];
                     for mask in [seen, added] {
-                        let done = attention(
-                            &q,
+                        let done = q.attention(
                             &k,
                             &v,
                             &AttentionOptions {
@@ -230,7 +229,7 @@ pub(super) fn forward() -> Cases {
     ] {
         cases.add("attention", F32, format!("empty {problem:?}"), move |d| {
             let [q, k, v] = problem.inputs(d, F32, View::Contiguous)?;
-            let done = attention(&q, &k, &v, &AttentionOptions::default())?;
+            let done = q.attention(&k, &v, &AttentionOptions::default())?;
             Ok(vec![done.out, done.lse])
         });
     }
@@ -253,7 +252,7 @@ pub(super) fn backward() -> Cases {
                     causal,
                     ..Default::default()
                 };
-                let forward: Attention = attention(&q, &k, &v, &options)?;
+                let forward: Attention = q.attention(&k, &v, &options)?;
                 let (dq, dk, dv) = attention_backward(&q, &k, &v, &forward, &grad, &options)?;
                 let (eq, ek, ev) = backward_decomposed(&q, &k, &v, &forward, &grad, &options)?;
                 Ok(vec![dq, dk, dv, eq, ek, ev])

@@ -210,8 +210,12 @@ fn scatters(cases: &mut Cases) {
                 indices(d, DType::I64, &[3], View::Contiguous, 9)?,
             );
             Ok(vec![
-                x.index_put(&[&i, &j], &values, false)?,
-                x.index_put(&[&i], &values.narrow(0, 0, 1)?.narrow(1, 0, 1)?, false)?,
+                x.index_put(&[&i, &j], &values, ScatterOp::Set)?,
+                x.index_put(
+                    &[&i],
+                    &values.narrow(0, 0, 1)?.narrow(1, 0, 1)?,
+                    ScatterOp::Set,
+                )?,
             ])
         });
     }
@@ -299,7 +303,7 @@ fn scatters(cases: &mut Cases) {
                     Ok(vec![x.index_put(
                         &[&indices(d, DType::I32, &[n], View::Contiguous, 40)?],
                         &values,
-                        true,
+                        ScatterOp::Add,
                     )?])
                 },
             );

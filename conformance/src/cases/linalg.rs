@@ -1,6 +1,7 @@
 //! Matrix products and einsum.
 
 use super::{Cases, Fill, View, input};
+use anymesh_core::ops::Baddbmm;
 use anymesh_core::{DType, Device, Result, Tensor};
 
 const DTYPES: [DType; 8] = [
@@ -198,8 +199,22 @@ fn products(cases: &mut Cases) {
                 );
                 let row = data(d, dtype, &[9], Contiguous, 24)?;
                 Ok(vec![
-                    row.baddbmm(&a, &b, 0.5, 2.0)?,
-                    row.baddbmm(&a, &b, 0.0, -1.0)?,
+                    row.baddbmm(
+                        &a,
+                        &b,
+                        &Baddbmm {
+                            beta: 0.5,
+                            alpha: 2.0,
+                        },
+                    )?,
+                    row.baddbmm(
+                        &a,
+                        &b,
+                        &Baddbmm {
+                            beta: 0.0,
+                            alpha: -1.0,
+                        },
+                    )?,
                 ])
             },
         );

@@ -7,7 +7,10 @@ use super::{
 use anymesh_core::{
     DType::{self, *},
     Device, Result, Tensor,
-    ops::{cross_entropy::CrossEntropyOptions, loss::LossReduction},
+    ops::{
+        GaussianNll, PoissonNll, TripletMargin, cross_entropy::CrossEntropyOptions,
+        loss::LossReduction,
+    },
 };
 
 const REDUCTIONS: [LossReduction; 3] =
@@ -103,27 +106,31 @@ pub(super) fn pointwise() -> Cases {
             plain(d, t, &SHAPE, 1)?.triplet_margin_loss(
                 &plain(d, t, &SHAPE, 2)?,
                 &plain(d, t, &SHAPE, 3)?,
-                1.0,
-                2.0,
-                r,
+                &TripletMargin {
+                    reduction: r,
+                    ..Default::default()
+                },
             )
         }),
         ("gaussian_nll_loss", |d, t, r| {
             plain(d, t, &SHAPE, 1)?.gaussian_nll_loss(
                 &plain(d, t, &SHAPE, 2)?,
                 &uniform(d, t, &[13, 1], 0.1, 2.0, 3)?,
-                true,
-                1e-6,
-                r,
+                &GaussianNll {
+                    full: true,
+                    reduction: r,
+                    ..Default::default()
+                },
             )
         }),
         ("poisson_nll_loss", |d, t, r| {
             plain(d, t, &SHAPE, 1)?.poisson_nll_loss(
                 &input(d, t, &SHAPE, View::Contiguous, Fill::Integers(0, 9), 2)?,
-                true,
-                true,
-                1e-8,
-                r,
+                &PoissonNll {
+                    full: true,
+                    reduction: r,
+                    ..Default::default()
+                },
             )
         }),
     ];

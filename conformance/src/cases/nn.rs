@@ -4,13 +4,7 @@ use super::{Cases, Fill, View, input, input::to_bytes, random_values};
 use anymesh_core::{
     DType::{self, *},
     Device, Result, Tensor,
-    ops::{
-        Rng,
-        dropout::dropout_mask,
-        norm,
-        rope::{RopeStyle, rope_tables},
-        softmax as sm,
-    },
+    ops::{NormOptions, Rng, RopeOptions, RopeStyle, norm, softmax as sm},
 };
 
 pub(super) const FLOATS: [DType; 4] = [F32, F16, BF16, F64];
@@ -169,7 +163,7 @@ pub(super) fn norms() -> Cases {
                     inner: 1,
                 };
                 Ok(vec![
-                    x.layer_norm(1, Some(&w), Some(&b), 1e-5)?,
+                    x.layer_norm(&NormOptions::new().weight(&w).bias(&b))?,
                     norm::decomposed(&x, &spec)?,
                 ])
             });
@@ -185,7 +179,7 @@ pub(super) fn norms() -> Cases {
                     inner: 1,
                 };
                 Ok(vec![
-                    x.rms_norm(1, Some(&w), 1e-6)?,
+                    x.rms_norm(&NormOptions::new().weight(&w).eps(1e-6))?,
                     norm::decomposed(&x, &spec)?,
                 ])
             });
@@ -211,7 +205,7 @@ pub(super) fn norms() -> Cases {
                         inner: 35,
                     };
                     Ok(vec![
-                        x.group_norm(groups, Some(&w), Some(&b), 1e-5)?,
+                        x.group_norm(groups, &NormOptions::new().weight(&w).bias(&b))?,
                         norm::decomposed(&x, &spec)?,
                     ])
                 },
@@ -226,7 +220,7 @@ pub(super) fn norms() -> Cases {
                     plain(d, dtype, &[2, 8, 40, 41], 9)?,
                     plain(d, dtype, &[8], 10)?,
                 );
-                Ok(vec![x.group_norm(2, Some(&w), None, 1e-5)?])
+                Ok(vec![x.group_norm(2, &NormOptions::new().weight(&w))?])
             },
         );
         for shape in [&[4, 3, 10][..], &[2, 5, 17, 19], &[2, 2, 3, 4, 5]] {
@@ -238,8 +232,8 @@ pub(super) fn norms() -> Cases {
                     plain(d, F32, &[shape[1]], 13)?,
                 );
                 Ok(vec![
-                    x.instance_norm(Some(&w), Some(&b), 1e-5)?,
-                    x.instance_norm(None, None, 1e-5)?,
+                    x.instance_norm(&NormOptions::new().weight(&w).bias(&b))?,
+                    x.instance_norm(&NormOptions::new())?,
                 ])
             });
             cases.add("batch_norm_train", dtype, detail.clone(), move |d| {
@@ -248,7 +242,7 @@ pub(super) fn norms() -> Cases {
                     plain(d, F32, &[shape[1]], 15)?,
                     plain(d, F32, &[shape[1]], 16)?,
                 );
-                let done = x.batch_norm_train(Some(&w), Some(&b), 1e-5)?;
+                let done = x.batch_norm_train(&NormOptions::new().weight(&w).bias(&b))?;
                 let (mean, var) = done.update_running(&w, &b, 0.1)?;
                 Ok(vec![done.out, done.mean, done.var, mean, var])
             });
@@ -266,7 +260,11 @@ pub(super) fn norms() -> Cases {
                     Fill::Uniform(0.1, 4.0),
                     20,
                 )?;
-                Ok(vec![x.batch_norm(&mean, &var, Some(&w), None, 1e-5)?])
+                Ok(vec![x.batch_norm(
+                    &mean,
+                    &var,
+                    &NormOptions::new().weight(&w),
+                )?])
             });
         }
         cases.add(
@@ -280,8 +278,8 @@ pub(super) fn norms() -> Cases {
                     plain(d, dtype, &[5, 6], 23)?,
                 );
                 Ok(vec![
-                    x.layer_norm(2, Some(&w), Some(&b), 1e-5)?,
-                    x.layer_norm(4, None, None, 1e-5)?,
+                    x.layer_norm(&NormOptions::new().dims(2).weight(&w).bias(&b))?,
+                    x.layer_norm(&NormOptions::new().dims(4))?,
                 ])
             },
         );
@@ -299,7 +297,7 @@ pub(super) fn norms() -> Cases {
                         Fill::Integers(30, 34),
                         24,
                     )?
-                    .layer_norm(1, None, None, 1e-5)?,
+                    .layer_norm(&NormOptions::new())?,
                 ])
             },
         );
@@ -309,13 +307,13 @@ pub(super) fn norms() -> Cases {
             format!("{dtype} many short rows"),
             move |d| {
                 Ok(vec![
-                    plain(d, dtype, &[5000, 3], 25)?.layer_norm(1, None, None, 1e-5)?,
+                    plain(d, dtype, &[5000, 3], 25)?.layer_norm(&NormOptions::new())?,
                 ])
             },
         );
         cases.add("rms_norm", dtype, format!("{dtype} many rows"), move |d| {
             Ok(vec![
-                plain(d, dtype, &[600, 128], 26)?.rms_norm(1, None, 1e-6)?,
+                plain(d, dtype, &[600, 128], 26)?.rms_norm(&NormOptions::new().eps(1e-6))?,
             ])
         });
         for other in [F32, F16, BF16] {
@@ -330,8 +328,8 @@ pub(super) fn norms() -> Cases {
                         plain(d, F32, &[130], 29)?,
                     );
                     Ok(vec![
-                        x.layer_norm(1, Some(&w), Some(&b), 1e-5)?,
-                        x.rms_norm(1, Some(&w), 1e-5)?,
+                        x.layer_norm(&NormOptions::new().weight(&w).bias(&b))?,
+                        x.rms_norm(&NormOptions::new().weight(&w))?,
                     ])
                 },
             );
@@ -343,8 +341,8 @@ pub(super) fn norms() -> Cases {
                 let x = input(d, dtype, &[6, 4, 70], view, Fill::Uniform(-3.0, 3.0), 30)?;
                 let w = input(d, dtype, &[70], view, Fill::Uniform(-3.0, 3.0), 31)?;
                 Ok(vec![
-                    x.layer_norm(1, Some(&w), None, 1e-5)?,
-                    x.rms_norm(1, Some(&w), 1e-5)?,
+                    x.layer_norm(&NormOptions::new().weight(&w))?,
+                    x.rms_norm(&NormOptions::new().weight(&w))?,
                 ])
             });
             cases.add(
@@ -353,7 +351,7 @@ pub(super) fn norms() -> Cases {
                 format!("{dtype} {view:?}"),
                 move |d| {
                     let done = input(d, dtype, &[6, 4, 70], view, Fill::Uniform(-3.0, 3.0), 32)?
-                        .batch_norm_train(None, None, 1e-5)?;
+                        .batch_norm_train(&NormOptions::new())?;
                     Ok(vec![done.out, done.mean, done.var])
                 },
             );
@@ -361,7 +359,7 @@ pub(super) fn norms() -> Cases {
     }
     cases.add("layer_norm", F32, "empty batch", |d| {
         Ok(vec![
-            plain(d, F32, &[0, 5], 1)?.layer_norm(1, None, None, 1e-5)?,
+            plain(d, F32, &[0, 5], 1)?.layer_norm(&NormOptions::new())?,
         ])
     });
     cases
@@ -378,11 +376,13 @@ pub(super) fn features() -> Cases {
                     dtype,
                     format!("{dtype} {style:?} {shape:?}"),
                     move |d| {
-                        let (cos, sin) = rope_tables(
+                        let (cos, sin) = Tensor::rope_tables(
                             shape[shape.len() - 2],
                             shape[shape.len() - 1],
-                            10_000.0,
-                            1000,
+                            &RopeOptions {
+                                offset: 1000,
+                                ..Default::default()
+                            },
                             d,
                         )?;
                         Ok(vec![plain(d, dtype, shape, 1)?.rope(&cos, &sin, style)?])
@@ -395,7 +395,15 @@ pub(super) fn features() -> Cases {
                     dtype,
                     format!("{dtype} {style:?} {view:?}"),
                     move |d| {
-                        let (cos, sin) = rope_tables(9, 16, 500.0, 0, d)?;
+                        let (cos, sin) = Tensor::rope_tables(
+                            9,
+                            16,
+                            &RopeOptions {
+                                base: 500.0,
+                                ..Default::default()
+                            },
+                            d,
+                        )?;
                         Ok(vec![
                             input(d, dtype, &[2, 3, 9, 16], view, Fill::Uniform(-3.0, 3.0), 2)?
                                 .rope(&cos, &sin, style)?,
@@ -475,7 +483,7 @@ pub(super) fn dropout() -> Cases {
     let mut cases = Cases::new("dropout");
     for p in [0.0, 0.1, 0.5, 0.9, 1.0] {
         cases.add("dropout_mask", Bool, format!("p {p}"), move |d| {
-            Ok(vec![dropout_mask(
+            Ok(vec![Tensor::dropout_mask(
                 [3, 333],
                 p,
                 d,

@@ -1,6 +1,7 @@
 //! Sorting, selection and binary search.
 
 use super::{Cases, Fill, View, input};
+use anymesh_core::ops::{Order, Side};
 use anymesh_core::{DType, Device, Result, Tensor};
 
 /// Both sides of the edges of a workgroup, of a block and of several blocks.
@@ -21,26 +22,31 @@ pub(super) fn cases() -> Cases {
     let mut cases = Cases::new("sort");
     for dtype in DType::ALL {
         for (i, n) in LENGTHS.into_iter().enumerate() {
-            let (rows, descending) = ([1, 3][i % 2], i % 3 == 1);
+            let rows = [1, 3][i % 2];
+            let order = if i % 3 == 1 {
+                Order::Descending
+            } else {
+                Order::Ascending
+            };
             cases.add(
                 "sort",
                 dtype,
-                format!("{dtype} {rows} rows of {n}, descending {descending}"),
+                format!("{dtype} {rows} rows of {n}, {order:?}"),
                 move |d| {
                     let (values, indices) =
-                        data(d, dtype, &[rows, n], View::Contiguous, 1)?.sort(-1, descending)?;
+                        data(d, dtype, &[rows, n], View::Contiguous, 1)?.sort(-1, order)?;
                     Ok(vec![values, indices])
                 },
             );
         }
-        for descending in [false, true] {
+        for order in [Order::Ascending, Order::Descending] {
             cases.add(
                 "argsort",
                 dtype,
-                format!("{dtype} along the middle axis, descending {descending}"),
+                format!("{dtype} along the middle axis, {order:?}"),
                 move |d| {
                     Ok(vec![
-                        data(d, dtype, &[3, 65, 4], View::Contiguous, 2)?.argsort(1, descending)?,
+                        data(d, dtype, &[3, 65, 4], View::Contiguous, 2)?.argsort(1, order)?,
                     ])
                 },
             );
@@ -51,7 +57,10 @@ pub(super) fn cases() -> Cases {
             format!("{dtype} largest and smallest"),
             move |d| {
                 let x = data(d, dtype, &[5, 300], View::Contiguous, 3)?;
-                let ((a, i), (b, j)) = (x.topk(7, 1, true)?, x.topk(2, 0, false)?);
+                let ((a, i), (b, j)) = (
+                    x.topk(7, 1, Order::Descending)?,
+                    x.topk(2, 0, Order::Ascending)?,
+                );
                 Ok(vec![a, i, b, j])
             },
         );
@@ -60,20 +69,20 @@ pub(super) fn cases() -> Cases {
                 data(d, dtype, &[4, 33], View::Contiguous, 4)?.kthvalue(17, 1, false)?;
             Ok(vec![values, indices])
         });
-        for right in [false, true] {
+        for side in [Side::Left, Side::Right] {
             cases.add(
                 "searchsorted",
                 dtype,
-                format!("{dtype}, right {right}"),
+                format!("{dtype}, {side:?}"),
                 move |d| {
-                    let (sorted, _) =
-                        data(d, dtype, &[3, 257], View::Contiguous, 5)?.sort(1, false)?;
+                    let (sorted, _) = data(d, dtype, &[3, 257], View::Contiguous, 5)?
+                        .sort(1, Order::Ascending)?;
                     let rows =
-                        sorted.searchsorted(&data(d, dtype, &[3, 40], View::Sliced, 6)?, right)?;
+                        sorted.searchsorted(&data(d, dtype, &[3, 40], View::Sliced, 6)?, side)?;
                     let vector = sorted
                         .narrow(0, 1, 1)?
                         .reshape([257])?
-                        .searchsorted(&data(d, dtype, &[2, 3, 5], View::Transposed, 7)?, right)?;
+                        .searchsorted(&data(d, dtype, &[2, 3, 5], View::Transposed, 7)?, side)?;
                     Ok(vec![rows, vector])
                 },
             );
@@ -93,7 +102,7 @@ pub(super) fn cases() -> Cases {
                 format!("{dtype} {view:?} axis {axis}"),
                 move |d| {
                     let (values, indices) =
-                        data(d, dtype, &[40, 70], view, 8)?.sort(axis, false)?;
+                        data(d, dtype, &[40, 70], view, 8)?.sort(axis, Order::Ascending)?;
                     Ok(vec![values, indices])
                 },
             );
@@ -114,7 +123,7 @@ pub(super) fn cases() -> Cases {
                         Fill::Uniform(-1.0, 1.0),
                         9,
                     )?
-                    .argsort(1, true)?,
+                    .argsort(1, Order::Descending)?,
                 ])
             },
         );
@@ -136,7 +145,11 @@ pub(super) fn cases() -> Cases {
             Fill::Integers(-2, 2),
             11,
         )?;
-        Ok(vec![high.mul(1i64 << 32)?.add(&low)?.argsort(0, false)?])
+        Ok(vec![
+            high.mul(1i64 << 32)?
+                .add(&low)?
+                .argsort(0, Order::Ascending)?,
+        ])
     });
     cases
 }

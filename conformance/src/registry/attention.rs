@@ -6,10 +6,7 @@ use super::{
 };
 use anymesh_core::{
     DType, Result, Tensor,
-    ops::{
-        Attention, AttentionOptions, RopeStyle,
-        attention::{attention, attention_backward},
-    },
+    ops::{Attention, AttentionOptions, RopeStyle, attention::attention_backward},
 };
 use serde_json::json;
 
@@ -86,7 +83,7 @@ fn options(c: &Call<'_>, mask: usize) -> Result<AttentionOptions> {
 }
 
 fn forward(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    let Attention { out, lse } = attention(c.x(0)?, c.x(1)?, c.x(2)?, &options(c, 3)?)?;
+    let Attention { out, lse } = c.x(0)?.attention(c.x(1)?, c.x(2)?, &options(c, 3)?)?;
     Ok(vec![out, lse])
 }
 

@@ -5,10 +5,7 @@ use super::{
     sample::{floats, small},
     two,
 };
-use anymesh_core::{
-    Result, Tensor,
-    ops::{dropout::dropout_mask, rope::rope_tables},
-};
+use anymesh_core::{Result, Tensor, ops::RopeOptions};
 use serde_json::{Value, json};
 
 const SHAPE: Attr = required("shape", AttrKind::Sizes, "the shape");
@@ -207,7 +204,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         "",
         &[SHAPE, P, SEED, STREAM],
         |c| {
-            one(dropout_mask(
+            one(Tensor::dropout_mask(
                 c.attrs.sizes("shape")?,
                 c.attrs.float("p")?,
                 c.place,
@@ -326,11 +323,13 @@ fn band(
 
 fn rope(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let a = c.attrs;
-    two(rope_tables(
+    two(Tensor::rope_tables(
         a.size("length")?,
         a.size("d")?,
-        a.float("base")?,
-        a.size("offset")?,
+        &RopeOptions {
+            base: a.float("base")?,
+            offset: a.size("offset")?,
+        },
         c.place,
     ))
 }

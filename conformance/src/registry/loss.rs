@@ -6,7 +6,7 @@ use super::{
 };
 use anymesh_core::{
     DType, Result, Tensor,
-    ops::{CrossEntropyOptions, LossReduction},
+    ops::{CrossEntropyOptions, GaussianNll, LossReduction, PoissonNll, TripletMargin},
 };
 use serde_json::{Value, json};
 
@@ -232,19 +232,23 @@ fn gaussian(c: &Call<'_>) -> Result<Vec<Tensor>> {
     one(c.x(0)?.gaussian_nll_loss(
         c.x(1)?,
         c.x(2)?,
-        c.attrs.bool("full")?,
-        c.attrs.float("eps")?,
-        reduction(c)?,
+        &GaussianNll {
+            full: c.attrs.bool("full")?,
+            eps: c.attrs.float("eps")?,
+            reduction: reduction(c)?,
+        },
     ))
 }
 
 fn poisson(c: &Call<'_>) -> Result<Vec<Tensor>> {
     one(c.x(0)?.poisson_nll_loss(
         c.x(1)?,
-        c.attrs.bool("log_input")?,
-        c.attrs.bool("full")?,
-        c.attrs.float("eps")?,
-        reduction(c)?,
+        &PoissonNll {
+            log_input: c.attrs.bool("log_input")?,
+            full: c.attrs.bool("full")?,
+            eps: c.attrs.float("eps")?,
+            reduction: reduction(c)?,
+        },
     ))
 }
 
@@ -258,9 +262,11 @@ fn triplet(c: &Call<'_>) -> Result<Vec<Tensor>> {
     one(c.x(0)?.triplet_margin_loss(
         c.x(1)?,
         c.x(2)?,
-        c.attrs.float("margin")?,
-        c.attrs.float("p")?,
-        reduction(c)?,
+        &TripletMargin {
+            margin: c.attrs.float("margin")?,
+            p: c.attrs.float("p")?,
+            reduction: reduction(c)?,
+        },
     ))
 }
 

@@ -5,6 +5,7 @@ use super::{
     Attr, AttrKind, Call, Entry, Input, Sample, attr, entry, one, required,
     sample::{integers, small},
 };
+use anymesh_core::ops::Baddbmm;
 use anymesh_core::{Result, Tensor};
 use serde_json::{Value, json};
 
@@ -89,8 +90,10 @@ fn baddbmm(c: &Call<'_>) -> Result<Vec<Tensor>> {
     one(c.x(0)?.baddbmm(
         c.x(1)?,
         c.x(2)?,
-        c.attrs.float("beta")?,
-        c.attrs.float("alpha")?,
+        &Baddbmm {
+            beta: c.attrs.float("beta")?,
+            alpha: c.attrs.float("alpha")?,
+        },
     ))
 }
 

@@ -4,7 +4,7 @@ use super::{
     Attr, AttrKind, Call, Entry, Fill, Sample, attr, entry, one,
     sample::{floats, small},
 };
-use anymesh_core::{Result, Tensor};
+use anymesh_core::{Result, Tensor, ops::NormOptions};
 use serde_json::json;
 
 const AXIS: Attr = attr(
@@ -62,9 +62,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         "x, weight?",
         &[DIMS, EPS],
         |c| {
-            one(c
-                .x(0)?
-                .rms_norm(c.attrs.size("dims")?, c.maybe(1), c.attrs.float("eps")?))
+            let options = NormOptions {
+                bias: None,
+                ..options(c, 1)?
+            };
+            one(c.x(0)?.rms_norm(&options.dims(c.attrs.size("dims")?)))
         },
         rms_norms,
     ),
@@ -79,11 +81,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         "instance_norm",
         "x, weight?, bias?",
         &[EPS],
-        |c| {
-            one(c
-                .x(0)?
-                .instance_norm(c.maybe(1), c.maybe(2), c.attrs.float("eps")?))
-        },
+        |c| one(c.x(0)?.instance_norm(&options(c, 1)?)),
         channel_norms,
     ),
     entry(
@@ -120,38 +118,32 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
 ];
 
+/// Weight and bias from operand `first` on, and `eps`.
+fn options<'c>(c: &Call<'c>, first: usize) -> Result<NormOptions<'c>> {
+    Ok(NormOptions {
+        weight: c.maybe(first),
+        bias: c.maybe(first + 1),
+        eps: c.attrs.float("eps")?,
+        ..NormOptions::new()
+    })
+}
+
 fn layer_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.layer_norm(
-        c.attrs.size("dims")?,
-        c.maybe(1),
-        c.maybe(2),
-        c.attrs.float("eps")?,
-    ))
+    one(c
+        .x(0)?
+        .layer_norm(&options(c, 1)?.dims(c.attrs.size("dims")?)))
 }
 
 fn group_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.group_norm(
-        c.attrs.size("groups")?,
-        c.maybe(1),
-        c.maybe(2),
-        c.attrs.float("eps")?,
-    ))
+    one(c.x(0)?.group_norm(c.attrs.size("groups")?, &options(c, 1)?))
 }
 
 fn batch_norm(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    one(c.x(0)?.batch_norm(
-        c.x(1)?,
-        c.x(2)?,
-        c.maybe(3),
-        c.maybe(4),
-        c.attrs.float("eps")?,
-    ))
+    one(c.x(0)?.batch_norm(c.x(1)?, c.x(2)?, &options(c, 3)?))
 }
 
 fn batch_norm_train(c: &Call<'_>) -> Result<Vec<Tensor>> {
-    let norm = c
-        .x(0)?
-        .batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.float("eps")?)?;
+    let norm = c.x(0)?.batch_norm_train(&options(c, 1)?)?;
     Ok(vec![norm.out, norm.mean, norm.var])
 }
 

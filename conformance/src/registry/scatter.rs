@@ -117,9 +117,12 @@ fn along(
 
 fn index_put(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let last = c.inputs.len() - 1;
-    one(c
-        .x(0)?
-        .index_put(&c.all(1..last)?, c.x(last)?, c.attrs.bool("accumulate")?))
+    let mode = if c.attrs.bool("accumulate")? {
+        ScatterOp::Add
+    } else {
+        ScatterOp::Set
+    };
+    one(c.x(0)?.index_put(&c.all(1..last)?, c.x(last)?, mode))
 }
 
 fn scatter_nd(c: &Call<'_>) -> Result<Vec<Tensor>> {

@@ -5,7 +5,10 @@ use super::{
     sample::{distinct, floats, small},
     two,
 };
-use anymesh_core::{DType, Result, Tensor};
+use anymesh_core::{
+    DType, Result, Tensor,
+    ops::{Order, Side},
+};
 use serde_json::{Value, json};
 
 const AXIS: Attr = attr("axis", AttrKind::Int, "-1", "the dimension");
@@ -40,11 +43,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         "sort",
         "x",
         &[AXIS, DESCENDING],
-        |c| {
-            two(c
-                .x(0)?
-                .sort(c.attrs.int("axis")?, c.attrs.bool("descending")?))
-        },
+        |c| two(c.x(0)?.sort(c.attrs.int("axis")?, order(c, "descending")?)),
         sorts,
     ),
     entry(
@@ -54,7 +53,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         |c| {
             one(c
                 .x(0)?
-                .argsort(c.attrs.int("axis")?, c.attrs.bool("descending")?))
+                .argsort(c.attrs.int("axis")?, order(c, "descending")?))
         },
         sorts,
     ),
@@ -78,7 +77,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         "searchsorted",
         "x, queries",
         &[RIGHT],
-        |c| one(c.x(0)?.searchsorted(c.x(1)?, c.attrs.bool("right")?)),
+        |c| {
+            let right = c.attrs.bool("right")?;
+            one(c
+                .x(0)?
+                .searchsorted(c.x(1)?, if right { Side::Right } else { Side::Left }))
+        },
         searches,
     ),
     entry(
@@ -118,11 +122,20 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
 ];
 
+/// The order in which the largest comes first, if the attribute is true.
+fn order(c: &Call<'_>, attr: &str) -> Result<Order> {
+    Ok(if c.attrs.bool(attr)? {
+        Order::Descending
+    } else {
+        Order::Ascending
+    })
+}
+
 fn topk(c: &Call<'_>) -> Result<Vec<Tensor>> {
     two(c.x(0)?.topk(
         c.attrs.size("k")?,
         c.attrs.int("axis")?,
-        c.attrs.bool("largest")?,
+        order(c, "largest")?,
     ))
 }
 

@@ -68,7 +68,7 @@ pub struct GradOptions {
 /// ```
 /// # use anymesh_core::{Tensor, grad::{GradOptions, grad}};
 /// # let device = anymesh_backend_cpu::device();
-/// let x = Tensor::scalar(3f64, &device)?.require_grad()?;
+/// let x = Tensor::new(3f64, &device)?.require_grad()?;
 /// let y = x.pow(3.0)?;
 /// let again = GradOptions { create_graph: true, ..Default::default() };
 /// let first = grad(&[&y], &[&x], &again)?.remove(0);
@@ -187,7 +187,7 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
 /// ```
 /// # use anymesh_core::{Tensor, grad::no_grad};
 /// # let device = anymesh_backend_cpu::device();
-/// let w = Tensor::scalar(1f32, &device)?.require_grad()?;
+/// let w = Tensor::new(1f32, &device)?.require_grad()?;
 /// assert!(!no_grad(|| w.exp())?.requires_grad());
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```

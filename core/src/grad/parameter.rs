@@ -40,7 +40,7 @@ impl Tensor {
     /// ```
     /// # use anymesh_core::Tensor;
     /// # let device = anymesh_backend_cpu::device();
-    /// let mut w = Tensor::scalar(3f32, &device)?.require_grad()?;
+    /// let mut w = Tensor::new(3f32, &device)?.require_grad()?;
     /// for _ in 0..50 {
     ///     let grads = w.square()?.backward()?;
     ///     w.update(|w| w.sub(&grads.of(w)?.mul(0.1)?))?;
@@ -114,7 +114,7 @@ impl Tensor {
     /// ```
     /// # use anymesh_core::Tensor;
     /// # let device = anymesh_backend_cpu::device();
-    /// let x = Tensor::scalar(3f32, &device)?.require_grad()?;
+    /// let x = Tensor::new(3f32, &device)?.require_grad()?;
     /// let y = x.square()?;
     /// y.retain_grad()?;
     /// let grads = y.mul(5.0)?.backward()?;
@@ -134,7 +134,7 @@ impl Tensor {
     /// ```
     /// # use anymesh_core::Tensor;
     /// # let device = anymesh_backend_cpu::device();
-    /// let x = Tensor::scalar(2f32, &device)?.require_grad()?;
+    /// let x = Tensor::new(2f32, &device)?.require_grad()?;
     /// let hook = x.on_gradient(|g| g.clip(-1, 1).map(Some))?;
     /// assert_eq!(x.pow(3.0)?.backward()?.of(&x)?.to_vec::<f32>()?, [1.0]);
     /// hook.remove();

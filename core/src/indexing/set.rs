@@ -6,6 +6,7 @@ use super::{
     lookups::{Lookups, leading, moved},
     selection::{Pick, Selection, Take},
 };
+use crate::backend::ScatterOp;
 use crate::{
     Arg, DType, Dims, Error, OperandType, Result, Shape, Tensor, ops::create::exact_scalar,
 };
@@ -219,7 +220,10 @@ fn put(
     let written = rows.index_put(
         &indices.iter().collect::<Vec<_>>(),
         value,
-        mode == Mode::Add,
+        match mode {
+            Mode::Set => ScatterOp::Set,
+            Mode::Add => ScatterOp::Add,
+        },
     )?;
     moved(
         &reshaped(&written, &front)?,

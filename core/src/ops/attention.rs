@@ -51,51 +51,54 @@ pub struct Attention {
     pub lse: Tensor,
 }
 
-/// `softmax(q k^T * scale) v` for queries `[b, hq, s, d]`, keys `[b, hk, t, d]` and values
-/// `[b, hk, t, dv]`; query head `h` reads key head `h / (hq / hk)`.
-///
-/// ```
-/// # use anymesh_core::{Tensor, ops::attention::{AttentionOptions, attention}};
-/// # let device = anymesh_backend_cpu::device();
-/// let q = Tensor::from_slice(&[0f32, 0.0], [1, 1, 2, 1], &device)?;
-/// let v = Tensor::from_slice(&[2f32, 4.0], [1, 1, 2, 1], &device)?;
-/// let options = AttentionOptions { causal: true, ..Default::default() };
-/// assert_eq!(attention(&q, &q, &v, &options)?.out.to_vec::<f32>()?, [2.0, 3.0]);
-/// # Ok::<(), anymesh_core::Error>(())
-/// ```
-#[track_caller]
-pub fn attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    options: &AttentionOptions,
-) -> Result<Attention> {
-    let sizes = Sizes::check("attention", q, k, v, options)?;
-    let inputs = with_mask(&[q, k, v], options.mask.as_ref());
-    let run = || {
-        sizes
-            .value(&inputs, options)
-            .map(|Attention { out, lse }| smallvec![out, lse])
-    };
-    let mut out = record(sizes.op, &inputs, run, |out| {
-        let (q, k, v, options) = (q.clone(), k.clone(), v.clone(), options.clone());
-        let (out, lse) = (out[0].clone(), out[1].clone());
-        Ok(move |b: &Back<'_>| {
-            sizes.pull(
-                b,
-                [&q, &k, &v],
-                &Attention {
-                    out: b.out(0, &out),
-                    lse: b.out(1, &lse),
-                },
-                &options,
-            )
+impl Tensor {
+    /// `softmax(q k^T * scale) v` of these queries `[b, hq, s, d]`, keys `[b, hk, t, d]` and values
+    /// `[b, hk, t, dv]`; query head `h` reads key head `h / (hq / hk)`.
+    ///
+    /// ```
+    /// # use anymesh_core::{Tensor, ops::AttentionOptions};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let q = Tensor::from_slice(&[0f32, 0.0], [1, 1, 2, 1], &device)?;
+    /// let v = Tensor::from_slice(&[2f32, 4.0], [1, 1, 2, 1], &device)?;
+    /// let options = AttentionOptions { causal: true, ..Default::default() };
+    /// assert_eq!(q.attention(&q, &v, &options)?.out.to_vec::<f32>()?, [2.0, 3.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn attention(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<Attention> {
+        let q = self;
+        let sizes = Sizes::check("attention", q, k, v, options)?;
+        let inputs = with_mask(&[q, k, v], options.mask.as_ref());
+        let run = || {
+            sizes
+                .value(&inputs, options)
+                .map(|Attention { out, lse }| smallvec![out, lse])
+        };
+        let mut out = record(sizes.op, &inputs, run, |out| {
+            let (q, k, v, options) = (q.clone(), k.clone(), v.clone(), options.clone());
+            let (out, lse) = (out[0].clone(), out[1].clone());
+            Ok(move |b: &Back<'_>| {
+                sizes.pull(
+                    b,
+                    [&q, &k, &v],
+                    &Attention {
+                        out: b.out(0, &out),
+                        lse: b.out(1, &lse),
+                    },
+                    &options,
+                )
+            })
+        })?;
+        Ok(Attention {
+            lse: out.remove(1),
+            out: out.remove(0),
         })
-    })?;
-    Ok(Attention {
-        lse: out.remove(1),
-        out: out.remove(0),
-    })
+    }
 }
 
 /// Attention as matrix products, a reduction and maps.
@@ -110,7 +113,7 @@ pub fn decomposed(
 }
 
 /// The gradients for `q`, `k` and `v` from the inputs, results and the gradient `grad` of the
-/// output of [`attention`].
+/// output of [`Tensor::attention`].
 #[track_caller]
 pub fn attention_backward(
     q: &Tensor,
@@ -498,8 +501,7 @@ impl Sizes {
         let mask = self.whole_mask(options)?;
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(3))?;
-            let Attention { out, lse } = attention(
-                &l[0],
+            let Attention { out, lse } = l[0].attention(
                 &l[1].narrow(2, 0, seen)?,
                 &l[2].narrow(2, 0, seen)?,
                 &options,

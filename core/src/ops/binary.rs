@@ -13,10 +13,7 @@
 //! ```
 
 use super::elementwise::{Arg, elementwise};
-use crate::{
-    Result, Tensor,
-    map::{Binary, Val},
-};
+use crate::map::{Binary, Val};
 
 /// `op` on floats, which know NaN, and `other` on the rest.
 fn float_or<'b>(x: Val<'b>, y: Val<'b>, op: Binary, other: Binary) -> Val<'b> {
@@ -87,37 +84,4 @@ elementwise! {
     shl(x, y: impl Into<Arg<'a>>) Integer "..., ... -> ..." = x.binary(Binary::Shl, y);
     /// Bits moved down, with the sign. Counts outside `0..width` give 0, or -1 for negative values.
     shr(x, y: impl Into<Arg<'a>>) Integer "..., ... -> ..." = x.binary(Binary::Shr, y);
-}
-
-macro_rules! operators {
-    ($($trait:ident $name:ident),*) => {$(
-        impl<'a, R: Into<Arg<'a>>> std::ops::$trait<R> for &'a Tensor {
-            type Output = Result<Tensor>;
-            fn $name(self, other: R) -> Result<Tensor> {
-                Rows::$name.apply(&[self.into(), other.into()])
-            }
-        }
-
-        impl std::ops::$trait<&Tensor> for f64 {
-            type Output = Result<Tensor>;
-            fn $name(self, other: &Tensor) -> Result<Tensor> {
-                Rows::$name.apply(&[self.into(), other.into()])
-            }
-        }
-
-        impl std::ops::$trait<&Tensor> for i64 {
-            type Output = Result<Tensor>;
-            fn $name(self, other: &Tensor) -> Result<Tensor> {
-                Rows::$name.apply(&[self.into(), other.into()])
-            }
-        }
-    )*};
-}
-operators!(Add add, Sub sub, Mul mul, Div div);
-
-impl std::ops::Neg for &Tensor {
-    type Output = Result<Tensor>;
-    fn neg(self) -> Result<Tensor> {
-        Tensor::neg(self)
-    }
 }

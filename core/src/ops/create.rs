@@ -1,18 +1,18 @@
 //! Tensors from nothing: constants, ranges, identities and masks.
 //!
 //! Each element is computed from its index, so that a rank that holds a part of the tensor computes
-//! that part alone. Constructors take a [`Place`]: a device for a plain tensor, a mesh for one on
-//! every rank, or a mesh with a sharding.
+//! that part alone. Constructors take anything that says where ([`IntoPlace`]): a device for a plain
+//! tensor, a mesh for one on every rank, or a mesh with a sharding.
 //!
 //! ```
-//! # use anymesh_core::{DType, Mesh, Sharding, Tensor};
+//! # use anymesh_core::{DType, Mesh, Tensor};
 //! # let device = anymesh_backend_cpu::device();
 //! assert_eq!(Tensor::arange(0, 10, 3, DType::I32, &device)?.to_vec::<i32>()?, [0, 3, 6, 9]);
 //! assert_eq!(Tensor::linspace(0.0, 1.0, 5, DType::F32, &device)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
 //! assert_eq!(Tensor::causal_mask(2, 3, &device)?.to_vec::<bool>()?, [true, true, false, true, true, true]);
 //!
 //! let mesh = Mesh::new("x=2", &device)?;
-//! let rows = Tensor::arange(0, 10, 3, DType::I32, (&mesh, &Sharding::replicated().cut(0, 0)))?;
+//! let rows = Tensor::arange(0, 10, 3, DType::I32, (&mesh, "[@x]"))?;
 //! assert_eq!(rows.type_string(), "i32[4@x]");
 //! assert_eq!(rows.shards()[1].1.to_vec::<i32>()?, [6, 9]);
 //! # Ok::<(), anymesh_core::Error>(())
@@ -24,7 +24,7 @@ use super::{
     creates, index_kind,
 };
 use crate::{
-    DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, IntoPlace, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
     map::{Binary, Builder},
 };
@@ -95,7 +95,7 @@ pub(crate) fn filled(
     place: &Place,
 ) -> Result<Tensor> {
     let b = Builder::new();
-    let program = b.finish(&[(b.param(dtype.kind()), dtype)])?;
+    let program = b.finish(&[(b.param(dtype), dtype)])?;
     generated(op, &program, &shape, &[], &[value], dtype, place)
 }
 
@@ -150,12 +150,12 @@ fn vector_index() -> Affine {
 
 impl Tensor {
     /// All zero (false).
-    pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 0, dtype, place)
     }
 
     /// All one (true).
-    pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 1, dtype, place)
     }
 
@@ -164,15 +164,12 @@ impl Tensor {
         shape: impl Into<Shape>,
         value: impl Into<Scalar>,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        filled(
-            "full",
-            shape.into(),
-            exact_scalar("full", value.into(), dtype)?,
-            dtype,
-            &place.into(),
-        )
+        let shape = shape.into();
+        let place = place.into_place(shape.rank())?;
+        let value = exact_scalar("full", value.into(), dtype)?;
+        filled("full", shape, value, dtype, &place)
     }
 
     /// Zeros of this tensor's shape and dtype, where it lies.
@@ -202,9 +199,9 @@ impl Tensor {
         end: impl Into<Scalar>,
         step: impl Into<Scalar>,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        let (op, place) = ("arange", place.into());
+        let (op, place) = ("arange", place.into_place(1)?);
         let (start, end, step) = (start.into(), end.into(), step.into());
         let wrong = |argument, detail: String| Error::argument(op, argument, detail);
         if dtype == DType::Bool {
@@ -265,8 +262,8 @@ impl Tensor {
         };
         let shape = Shape::from([usize::try_from(count)
             .map_err(|_| wrong("end", format!("{count} elements cannot be addressed")))?]);
-        let index = b.index(index_kind(shape[0])).cast(kind.dtype());
-        let (step, start) = (b.param(kind), b.param(kind));
+        let index = b.index(index_kind(shape[0]).dtype()).cast(kind.dtype());
+        let (step, start) = (b.param(kind.dtype()), b.param(kind.dtype()));
         let program = b.finish(&[(index * step + start, dtype)])?;
         generated(
             op,
@@ -286,9 +283,9 @@ impl Tensor {
         end: f64,
         n: usize,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
     ) -> Result<Tensor> {
-        let (op, place) = ("linspace", place.into());
+        let (op, place) = ("linspace", place.into_place(1)?);
         if !dtype.is_float() {
             return Err(Error::DType {
                 op,
@@ -315,12 +312,15 @@ impl Tensor {
             ));
         }
         let b = Builder::new();
-        let (index, back) = (b.index(index_kind(n)), b.index(index_kind(n)));
+        let (index, back) = (
+            b.index(index_kind(n).dtype()),
+            b.index(index_kind(n).dtype()),
+        );
         let (start_, end_, step_, half) = (
-            b.param(kind),
-            b.param(kind),
-            b.param(kind),
-            b.param(index.kind()),
+            b.param(kind.dtype()),
+            b.param(kind.dtype()),
+            b.param(kind.dtype()),
+            b.param(index.kind().dtype()),
         );
         // Each half counts from its own end, so that both ends come out exactly.
         let from_start = index.cast(kind.dtype()) * step_ + start_;
@@ -348,29 +348,39 @@ impl Tensor {
     }
 
     /// An `n` by `m` matrix with one on diagonal `k` (column minus row) and zero elsewhere.
-    pub fn eye(
-        n: usize,
-        m: usize,
-        k: i64,
-        dtype: DType,
-        place: impl Into<Place>,
-    ) -> Result<Tensor> {
-        band("eye", n, m, Binary::Eq, k, dtype, &place.into())
+    pub fn eye(n: usize, m: usize, k: i64, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
+        band("eye", n, m, Binary::Eq, k, dtype, &place.into_place(2)?)
     }
 
     /// True on and below diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn tril_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
-        band("tril_mask", n, m, Binary::Le, k, DType::Bool, &place.into())
+    pub fn tril_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
+        band(
+            "tril_mask",
+            n,
+            m,
+            Binary::Le,
+            k,
+            DType::Bool,
+            &place.into_place(2)?,
+        )
     }
 
     /// True on and above diagonal `k` (column minus row) of an `n` by `m` matrix.
-    pub fn triu_mask(n: usize, m: usize, k: i64, place: impl Into<Place>) -> Result<Tensor> {
-        band("triu_mask", n, m, Binary::Ge, k, DType::Bool, &place.into())
+    pub fn triu_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
+        band(
+            "triu_mask",
+            n,
+            m,
+            Binary::Ge,
+            k,
+            DType::Bool,
+            &place.into_place(2)?,
+        )
     }
 
     /// Which of `keys` positions each of `queries` positions may see, where both end at the same
     /// time: query `i` sees keys `0 ..= i + keys - queries`.
-    pub fn causal_mask(queries: usize, keys: usize, place: impl Into<Place>) -> Result<Tensor> {
+    pub fn causal_mask(queries: usize, keys: usize, place: impl IntoPlace) -> Result<Tensor> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         band(
             "causal_mask",
@@ -379,7 +389,7 @@ impl Tensor {
             Binary::Le,
             count(keys) - count(queries),
             DType::Bool,
-            &place.into(),
+            &place.into_place(2)?,
         )
     }
 }
@@ -397,7 +407,7 @@ fn band(
     let shape = Shape::from([n, m]);
     let (index, kind) = diagonal_index(&shape, k);
     let b = Builder::new();
-    let diagonal = b.index(kind);
+    let diagonal = b.index(kind.dtype());
     let program = b.finish(&[(diagonal.binary(keep, diagonal.lit(0i64)), dtype)])?;
     generated(op, &program, &shape, &[index], &[], dtype, place)
 }

@@ -496,7 +496,7 @@ impl Classes {
                     x.rank(),
                     kind,
                     |a| {
-                        let one = a.x[0].builder().constant(1.0, kind.kind());
+                        let one = a.x[0].builder().constant(1.0, kind);
                         unless(ignored, a.x[0], a.maybe[0].unwrap_or(one))
                     },
                 )?;

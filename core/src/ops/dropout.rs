@@ -7,7 +7,7 @@ use super::{
     random::{Draw, Rng, uniform01},
 };
 use crate::{
-    DType, Error, Kind, Place, Result, Scalar, Shape, Tensor,
+    DType, Error, IntoPlace, Kind, Result, Scalar, Shape, Tensor,
     grad::{Back, Pulled, record1},
     map::{Builder, Val},
     spmd::{Call, Local, plain},
@@ -21,28 +21,28 @@ pub const OPS: &[OpInfo] = &[DROPOUT, DROPOUT_ADD, creates("dropout_mask")];
 const DROPOUT: OpInfo = op("dropout", "... -> ... ; linear 0");
 const DROPOUT_ADD: OpInfo = op("dropout_add", "..., ... -> ... ; linear 0 1");
 
-/// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
-/// index alone, so it is the mask that [`Tensor::dropout`] used with the same key.
-pub fn dropout_mask(
-    shape: impl Into<Shape>,
-    p: f64,
-    place: impl Into<Place>,
-    rng: Rng,
-) -> Result<Tensor> {
-    let (op, shape) = ("dropout_mask", shape.into());
-    check_probability(op, p)?;
-    Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
-}
-
 impl Tensor {
+    /// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
+    /// index alone, so it is the mask that [`dropout`](Self::dropout) used with the same key.
+    pub fn dropout_mask(
+        shape: impl Into<Shape>,
+        p: f64,
+        place: impl IntoPlace,
+        rng: Rng,
+    ) -> Result<Tensor> {
+        let (op, shape) = ("dropout_mask", shape.into());
+        check_probability(op, p)?;
+        Draw::whole(op, &shape, rng)?.values(DType::Bool, &[Scalar::Float(p)], place, survives)
+    }
+
     /// Zero with probability `p`, else the element times `1 / (1 - p)`.
     ///
     /// ```
-    /// # use anymesh_core::{DType, Tensor, ops::{Rng, dropout::dropout_mask}};
+    /// # use anymesh_core::{DType, Tensor, ops::Rng};
     /// # let device = anymesh_backend_cpu::device();
     /// let x = Tensor::ones([8], DType::F32, &device)?;
     /// let y = x.dropout(0.5, Rng::new(7))?;
-    /// let mask = dropout_mask([8], 0.5, &device, Rng::new(7))?;
+    /// let mask = Tensor::dropout_mask([8], 0.5, &device, Rng::new(7))?;
     /// assert_eq!(y.to_vec::<f32>()?, mask.to_vec::<bool>()?.iter().map(|m| if *m { 2.0 } else { 0.0 }).collect::<Vec<f32>>());
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
@@ -76,7 +76,7 @@ fn check_probability(op: &'static str, p: f64) -> Result<()> {
 /// Whether an element survives; declares the probability as a param.
 fn survives<'b>(b: &'b Builder, index: Val<'b>, key: [Val<'b>; 3]) -> Val<'b> {
     // In f32 for every dtype, so that the mask depends on the key alone.
-    uniform01(b, index, key, Kind::F32).ge(b.param(Kind::F32))
+    uniform01(b, index, key, Kind::F32).ge(b.param(DType::F32))
 }
 
 #[track_caller]
@@ -122,7 +122,7 @@ fn values(
     let params = [p, if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }].map(Scalar::Float);
     let draw = Draw::whole(op, x.shape(), rng)?;
     let program = draw.program(x.dtype(), |b, index, key| {
-        let (keep, factor) = (survives(b, index, key), b.param(kind.kind()));
+        let (keep, factor) = (survives(b, index, key), b.param(kind));
         let value = b.load(x.dtype()).cast(kind) * factor;
         let value = keep.select(value, value.lit(0.0));
         residual.map_or(value, |r| b.load(r.dtype()).cast(kind) + value)

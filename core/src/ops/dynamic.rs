@@ -23,6 +23,7 @@
 //! ```
 
 use super::{Map, OpInfo, Operand, POSITIONS, map1, op, reduce::check_positions};
+use crate::ops::{Order, Side};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
@@ -117,7 +118,7 @@ async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
     let running = marks.cumsum(0)?;
     let count = running.narrow(0, n - 1, 1)?.item_async().await?.to_i64();
     let numbers = Tensor::arange(1, count + 1, 1, DType::I32, marks.device())?;
-    let positions = running.searchsorted(&numbers, false)?;
+    let positions = running.searchsorted(&numbers, Side::Left)?;
     Ok(Marked { running, positions })
 }
 
@@ -187,7 +188,7 @@ async fn unique(x: &Tensor) -> Result<Unique> {
             counts: none,
         });
     }
-    let (sorted, order) = flat.sort(0, false)?;
+    let (sorted, order) = flat.sort(0, Order::Ascending)?;
     let compared = sorted.detach();
     let operands = [
         Operand::from(&compared),

@@ -422,7 +422,7 @@ impl Slot {
     fn value<'b>(self, b: &'b Builder, dtype: DType) -> Val<'b> {
         match self {
             Slot::Load(from) => b.load(from).cast(dtype.kind().dtype()),
-            _ => b.param(dtype.kind()),
+            _ => b.param(dtype),
         }
     }
 }

@@ -1,8 +1,5 @@
 //! Float expressions over tensors, run as one map or as one reduction: what the neural-network ops
-//! are written in.
-//!
-//! Operands broadcast; floats of any width meet in `f32` (in `f64` where one of them is `f64`) and
-//! only the result is rounded.
+//! are written in, and what programs write their own elementwise steps in.
 
 use super::{Map, MapRule, OpInfo, index_kind, reduce::Reduce};
 use crate::{
@@ -12,8 +9,44 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// What an expression computes with: all that it reads, not yet how.
-pub(crate) struct Expr<'a> {
+/// An elementwise expression over tensors, which runs as one kernel and gives one result or
+/// several.
+///
+/// Operands broadcast; floats of any width meet in `f32` (in `f64` where one of them is `f64`) and
+/// only the results are rounded. On a mesh every rank computes what it holds. Gradients follow from
+/// the expression.
+///
+/// A step of AdamW that also writes the bf16 copy of the weights, in one pass over memory:
+///
+/// ```
+/// # use anymesh_core::{DType, Tensor, ops::Expr};
+/// # let device = anymesh_backend_cpu::device();
+/// # let w = Tensor::new(&[1f32, -2.0], &device)?;
+/// # let gradient = Tensor::new(&[0.5f32, 4.0], &device)?;
+/// # let (m, v) = (w.zeros_like()?, w.zeros_like()?);
+/// let (rate, beta1, beta2, eps, decay, step) = (1e-2, 0.9, 0.999, 1e-8, 0.1, 1);
+/// let unbias = [1.0 - f64::powi(beta1, step), 1.0 - f64::powi(beta2, step)];
+/// let [w, m, v, copy] = Expr::new("adamw", &[&w, &gradient, &m, &v])
+///     .params(&[rate, unbias[0], unbias[1]])
+///     .maps([DType::F32, DType::F32, DType::F32, DType::BF16], |a| {
+///         let (w, g, m, v) = (a.x[0], a.x[1], a.x[2], a.x[3]);
+///         let (rate, unbias1, unbias2) = (a.p[0], a.p[1], a.p[2]);
+///         let m = m * beta1 + g * (1.0 - beta1);
+///         let v = v * beta2 + g * g * (1.0 - beta2);
+///         let step = m / unbias1 / ((v / unbias2).sqrt() + eps) + w * decay;
+///         let w = w - rate * step;
+///         [w, m, v, w]
+///     })?;
+/// assert_eq!(format!("{w:.3}"), "[ 0.989, -2.008]\nf32[2] on cpu");
+/// assert_eq!(copy.to_vec::<anymesh_core::bf16>()?, w.cast(DType::BF16)?.to_vec()?);
+/// # assert_eq!((m.to_string(), v.dims()), ("[0.05, 0.40]\nf32[2] on cpu".into(), &[2][..]));
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+///
+/// A kernel has room for 6 inputs, 4 results, and 8 of both together
+/// ([`MAX_BUFFERS`](crate::map::MAX_BUFFERS)).
+#[derive(Clone, Debug)]
+pub struct Expr<'a> {
     op: &'static str,
     inputs: SmallVec<[&'a Tensor; 6]>,
     maybe: SmallVec<[Option<&'a Tensor>; 3]>,
@@ -23,20 +56,22 @@ pub(crate) struct Expr<'a> {
 }
 
 /// The values an expression is written over.
-pub(crate) struct Args<'b> {
+#[derive(Debug)]
+pub struct Args<'b> {
     /// The element of each input: floats as the compute kind, others as they are.
-    pub(crate) x: SmallVec<[Val<'b>; 6]>,
+    pub x: SmallVec<[Val<'b>; 6]>,
     /// The same for the inputs that may be missing.
     pub(crate) maybe: SmallVec<[Option<Val<'b>>; 3]>,
     /// The runtime scalars, of the compute kind.
-    pub(crate) p: SmallVec<[Val<'b>; 4]>,
+    pub p: SmallVec<[Val<'b>; 4]>,
     /// The affine indices, as integers.
     pub(crate) i: SmallVec<[Val<'b>; 1]>,
 }
 
 impl<'a> Expr<'a> {
-    /// An expression over these inputs; there is at least one.
-    pub(crate) fn new(op: &'static str, inputs: &[&'a Tensor]) -> Self {
+    /// An expression over these inputs, of which there is at least one. `op` is its name in errors
+    /// and in the ledger.
+    pub fn new(op: &'static str, inputs: &[&'a Tensor]) -> Self {
         Self {
             op,
             inputs: inputs.into(),
@@ -71,7 +106,7 @@ impl<'a> Expr<'a> {
     }
 
     /// With scalars that are passed at run time, so that their values need no new kernel.
-    pub(crate) fn params(mut self, params: &[f64]) -> Self {
+    pub fn params(mut self, params: &[f64]) -> Self {
         self.params = params.iter().map(|p| Scalar::Float(*p)).collect();
         self
     }
@@ -89,17 +124,23 @@ impl<'a> Expr<'a> {
 
     /// The common shape of the inputs.
     pub(crate) fn shape(&self) -> Result<Shape> {
-        self.tensors()
-            .try_fold(self.inputs[0].shape().clone(), |shape, t| {
-                shape.broadcast(self.op, t.shape())
-            })
+        let Some(first) = self.inputs.first() else {
+            return Err(Error::argument(
+                self.op,
+                "inputs",
+                "an expression without inputs has no shape: give it a tensor",
+            ));
+        };
+        self.tensors().try_fold(first.shape().clone(), |shape, t| {
+            shape.broadcast(self.op, t.shape())
+        })
     }
 
-    fn program(
+    fn program<const N: usize>(
         &self,
         shape: &Shape,
-        dtype: DType,
-        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+        dtypes: [DType; N],
+        f: impl for<'b> FnOnce(&Args<'b>) -> [Val<'b>; N],
     ) -> Result<MapProgram> {
         let kind = self.compute_type();
         let b = Builder::new();
@@ -113,14 +154,15 @@ impl<'a> Expr<'a> {
         let args = Args {
             x: self.inputs.iter().map(|t| load(t)).collect(),
             maybe: self.maybe.iter().map(|t| t.map(load)).collect(),
-            p: self.params.iter().map(|_| b.param(kind.kind())).collect(),
+            p: self.params.iter().map(|_| b.param(kind)).collect(),
             i: self
                 .indices
                 .iter()
-                .map(|a| b.index(affine_kind(a, shape)))
+                .map(|a| b.index(affine_kind(a, shape).dtype()))
                 .collect(),
         };
-        b.finish(&[(f(&args), dtype)])
+        let outputs: SmallVec<[_; 4]> = f(&args).into_iter().zip(dtypes).collect();
+        b.finish(&outputs)
     }
 
     fn over<'p>(&'p self, program: &'p MapProgram, shape: &'p Shape) -> Map<'p> {
@@ -134,15 +176,30 @@ impl<'a> Expr<'a> {
 
     /// One value for each position, stored as `dtype`.
     #[track_caller]
-    pub(crate) fn map(
+    pub fn map(self, dtype: DType, f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>) -> Result<Tensor> {
+        let [out] = self.maps([dtype], |a| [f(a)])?;
+        Ok(out)
+    }
+
+    /// Several values for each position, each a tensor of its dtype.
+    #[track_caller]
+    pub fn maps<const N: usize>(
         self,
-        dtype: DType,
-        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
-    ) -> Result<Tensor> {
+        dtypes: [DType; N],
+        f: impl for<'b> FnOnce(&Args<'b>) -> [Val<'b>; N],
+    ) -> Result<[Tensor; N]> {
         let shape = self.shape()?;
-        let program = self.program(&shape, dtype, f)?;
+        let program = self.program(&shape, dtypes, f)?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
-        Ok(self.over(&program, &shape).recorded(&operands)?.remove(0))
+        let outputs = self.over(&program, &shape).recorded(&operands)?;
+        let found = outputs.len();
+        <[Tensor; N]>::try_from(outputs.into_vec()).map_err(|_| {
+            Error::argument(
+                self.op,
+                "dtypes",
+                format!("a program of {N} results gave {found}"),
+            )
+        })
     }
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`.
@@ -156,7 +213,7 @@ impl<'a> Expr<'a> {
         dtype: DType,
         f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
     ) -> Result<Tensor> {
-        let program = self.program(&self.shape()?, dtype, f)?;
+        let program = self.program(&self.shape()?, [dtype], |a| [f(a)])?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
         Reduce {
             op: self.op,

@@ -103,6 +103,72 @@ fn check_positive(op: &'static str, name: &'static str, value: f64, zero: bool) 
     }
 }
 
+/// How [`Tensor::triplet_margin_loss`] compares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TripletMargin {
+    /// How much farther the negative should be; 1 unless told.
+    pub margin: f64,
+    /// Of the norm of a difference; 2 unless told.
+    pub p: f64,
+    /// What becomes of the losses; their mean unless told.
+    pub reduction: LossReduction,
+}
+
+impl Default for TripletMargin {
+    fn default() -> Self {
+        Self {
+            margin: 1.0,
+            p: 2.0,
+            reduction: LossReduction::Mean,
+        }
+    }
+}
+
+/// What [`Tensor::gaussian_nll_loss`] computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GaussianNll {
+    /// Whether the constant is added; not unless told.
+    pub full: bool,
+    /// The least variance; 1e-6 unless told.
+    pub eps: f64,
+    /// What becomes of the losses; their mean unless told.
+    pub reduction: LossReduction,
+}
+
+impl Default for GaussianNll {
+    fn default() -> Self {
+        Self {
+            full: false,
+            eps: 1e-6,
+            reduction: LossReduction::Mean,
+        }
+    }
+}
+
+/// What [`Tensor::poisson_nll_loss`] computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoissonNll {
+    /// Whether the input is the logarithm of the rate, as it is unless told.
+    pub log_input: bool,
+    /// Whether the approximation of `log t!` is added; not unless told.
+    pub full: bool,
+    /// Added to a rate before its logarithm is taken; 1e-8 unless told.
+    pub eps: f64,
+    /// What becomes of the losses; their mean unless told.
+    pub reduction: LossReduction,
+}
+
+impl Default for PoissonNll {
+    fn default() -> Self {
+        Self {
+            log_input: true,
+            full: false,
+            eps: 1e-8,
+            reduction: LossReduction::Mean,
+        }
+    }
+}
+
 impl Tensor {
     /// Squared differences.
     ///
@@ -334,11 +400,14 @@ impl Tensor {
         &self,
         positive: &Tensor,
         negative: &Tensor,
-        margin: f64,
-        p: f64,
-        reduction: LossReduction,
+        options: &TripletMargin,
     ) -> Result<Tensor> {
         let op = "triplet_margin_loss";
+        let TripletMargin {
+            margin,
+            p,
+            reduction,
+        } = *options;
         check_float(op, &[self, positive, negative])?;
         check_same_shape(op, &[self, positive, negative])?;
         let last = self.shape().axis(op, -1)?;
@@ -365,11 +434,14 @@ impl Tensor {
         &self,
         target: &Tensor,
         var: &Tensor,
-        full: bool,
-        eps: f64,
-        reduction: LossReduction,
+        options: &GaussianNll,
     ) -> Result<Tensor> {
         let op = "gaussian_nll_loss";
+        let GaussianNll {
+            full,
+            eps,
+            reduction,
+        } = *options;
         check_positive(op, "eps", eps, true)?;
         check_float(op, &[self, target, var])?;
         check_same_shape(op, &[self, target])?;
@@ -403,14 +475,13 @@ impl Tensor {
     /// logarithms, with `log_input`). `full` adds Stirling's approximation of `log t!` for counts
     /// above 1; `eps` keeps the logarithm of a zero rate finite.
     #[track_caller]
-    pub fn poisson_nll_loss(
-        &self,
-        target: &Tensor,
-        log_input: bool,
-        full: bool,
-        eps: f64,
-        reduction: LossReduction,
-    ) -> Result<Tensor> {
+    pub fn poisson_nll_loss(&self, target: &Tensor, options: &PoissonNll) -> Result<Tensor> {
+        let PoissonNll {
+            log_input,
+            full,
+            eps,
+            reduction,
+        } = *options;
         check_positive("poisson_nll_loss", "eps", eps, true)?;
         pointwise(
             "poisson_nll_loss",

@@ -309,6 +309,24 @@ fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
     }
 }
 
+/// The factors of [`Tensor::baddbmm`]; both are 1 unless told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Baddbmm {
+    /// On the summand.
+    pub beta: f64,
+    /// On the product.
+    pub alpha: f64,
+}
+
+impl Default for Baddbmm {
+    fn default() -> Self {
+        Self {
+            beta: 1.0,
+            alpha: 1.0,
+        }
+    }
+}
+
 impl Tensor {
     /// Matrix product with NumPy's rules: leading dimensions broadcast, a vector on the left is a
     /// row and on the right a column that disappears again. Operands meet in their promoted dtype.
@@ -480,8 +498,8 @@ impl Tensor {
     /// `beta * self + alpha * (a @ b)` for stacks of matrices; `self` broadcasts, and is ignored
     /// (also its NaN) where `beta` is 0. Floats only.
     #[track_caller]
-    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        let op = "baddbmm";
+    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, options: &Baddbmm) -> Result<Tensor> {
+        let (op, Baddbmm { beta, alpha }) = ("baddbmm", *options);
         check_rank(op, a, 3)?;
         check_rank(op, b, 3)?;
         let dtype = number_type(op, &[self, a, b])?;
@@ -547,7 +565,7 @@ impl Tensor {
             ));
         }
         let b = Builder::new();
-        let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype().kind()));
+        let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype()));
         let scaled = x * alpha_value;
         if beta == 0.0 {
             return map1(
@@ -558,7 +576,7 @@ impl Tensor {
             );
         }
         let program = b.finish(&[(
-            scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype().kind()),
+            scaled + b.load(self.dtype()).cast(product.dtype()) * b.param(product.dtype()),
             dtype,
         )])?;
         map1(
@@ -588,7 +606,14 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
         // and shape will do for the local step.
         let local = |l: &Local<'_>| {
             let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
-            nothing.baddbmm(&l[0], &l[1], beta, alpha)
+            nothing.baddbmm(
+                &l[0],
+                &l[1],
+                &Baddbmm {
+                    beta: beta,
+                    alpha: alpha,
+                },
+            )
         };
         return Call::of(&BADDBMM, &[a, b]).optional(0, &[None]).run1(local);
     }
@@ -598,5 +623,14 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     } else {
         x.cast(a.dtype())?.expand(&shape)?
     };
-    Call::of(&BADDBMM, &[&x, a, b]).run1(|l| l[0].baddbmm(&l[1], &l[2], beta, alpha))
+    Call::of(&BADDBMM, &[&x, a, b]).run1(|l| {
+        l[0].baddbmm(
+            &l[1],
+            &l[2],
+            &Baddbmm {
+                beta: beta,
+                alpha: alpha,
+            },
+        )
+    })
 }

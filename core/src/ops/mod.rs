@@ -23,6 +23,7 @@ pub mod loss;
 pub mod matmul;
 pub mod movement;
 pub mod norm;
+pub mod operators;
 pub mod pool;
 pub mod random;
 pub mod reduce;
@@ -45,15 +46,19 @@ pub use attention::{Attention, AttentionOptions};
 pub use conv::{Conv, ConvTranspose};
 pub use cross_entropy::CrossEntropyOptions;
 pub use dynamic::Unique;
+pub use expr::{Args, Expr};
 pub(crate) use gradient::{broadcast_axes, sum_to};
 pub use interpolate::Interpolate;
-pub use loss::LossReduction;
+pub use loss::{GaussianNll, LossReduction, PoissonNll, TripletMargin};
+pub use matmul::Baddbmm;
 pub use movement::PadMode;
+pub use norm::NormOptions;
 pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
-pub use rope::RopeStyle;
+pub use rope::{RopeOptions, RopeStyle};
 pub(crate) use run::{Map, MapRule, Operand};
 pub use shape::Indexing;
+pub use sort::{Order, Side};
 
 use crate::{
     DType, Device, Error, Kind, MapProgram, Result, Scalar, Shape, Tensor,

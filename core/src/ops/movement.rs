@@ -299,7 +299,7 @@ impl Tensor {
         }
         let b = Builder::new();
         let x = b.load(dtype);
-        let program = b.finish(&[(x.inside().select(x, b.param(dtype.kind())), dtype)])?;
+        let program = b.finish(&[(x.inside().select(x, b.param(dtype)), dtype)])?;
         let start = pairs.iter().map(|(before, _)| *before as isize).collect();
         Ok(Map {
             params: &[value],
@@ -536,7 +536,7 @@ impl Tensor {
         let dtype = self.dtype();
         let (index, kind) = diagonal_index(self.shape(), k);
         let b = Builder::new();
-        let (x, diagonal) = (b.load(dtype), b.index(kind));
+        let (x, diagonal) = (b.load(dtype), b.index(kind.dtype()));
         let kept = diagonal.binary(keep, diagonal.lit(0i64));
         let program = b.finish(&[(kept.select(x, zero(&b, dtype)), dtype)])?;
         Ok(Map {
@@ -609,7 +609,7 @@ impl Tensor {
         );
         let (index, kind) = diagonal_index(&shape, k);
         let b = Builder::new();
-        let (x, diagonal) = (b.load(dtype), b.index(kind));
+        let (x, diagonal) = (b.load(dtype), b.index(kind.dtype()));
         let program = b.finish(&[(diagonal.eq(0i64).select(x, zero(&b, dtype)), dtype)])?;
         let start: Dims<isize> = smallvec![-k.min(0) as isize, 0];
         Ok(Map {
@@ -622,7 +622,7 @@ impl Tensor {
 }
 
 fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
-    b.constant(create::zero_scalar(dtype), dtype.kind())
+    b.constant(create::zero_scalar(dtype), dtype)
 }
 
 /// Joins tensors that are known to fit along `axis`, as many at a time as a kernel takes.

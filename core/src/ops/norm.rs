@@ -68,6 +68,90 @@ pub struct Norm<'a> {
     pub inner: usize,
 }
 
+/// What a normalisation scales and shifts by, and over what it goes. The parts that are not given
+/// are those of [`new`](Self::new).
+///
+/// ```
+/// # use anymesh_core::{DType, Tensor, ops::NormOptions};
+/// # let device = anymesh_backend_cpu::device();
+/// let x = Tensor::new(&[[3f32, 4.0], [0.0, 2.0]], &device)?;
+/// let w = Tensor::full([2], 10, DType::F32, &device)?;
+/// let y = x.rms_norm(&NormOptions::new().weight(&w).eps(1e-6))?;
+/// assert_eq!(format!("{y:.2}"), "[[ 8.49, 11.31],\n [ 0.00, 14.14]]\nf32[2, 2] on cpu");
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct NormOptions<'a> {
+    /// How many of the last dimensions `layer_norm` and `rms_norm` go over. The other norms go over
+    /// what their name says.
+    pub dims: usize,
+    /// Factors.
+    pub weight: Option<&'a Tensor>,
+    /// Summands; `rms_norm` has none.
+    pub bias: Option<&'a Tensor>,
+    /// Added under the root.
+    pub eps: f64,
+}
+
+impl<'a> NormOptions<'a> {
+    /// Over the last dimension, without parameters, with an `eps` of 1e-5.
+    pub fn new() -> Self {
+        Self {
+            dims: 1,
+            weight: None,
+            bias: None,
+            eps: 1e-5,
+        }
+    }
+
+    /// Over the last `dims` dimensions.
+    pub fn dims(self, dims: usize) -> Self {
+        Self { dims, ..self }
+    }
+
+    /// Times these factors.
+    pub fn weight(self, weight: &'a Tensor) -> Self {
+        let weight = Some(weight);
+        Self { weight, ..self }
+    }
+
+    /// Plus these summands.
+    pub fn bias(self, bias: &'a Tensor) -> Self {
+        let bias = Some(bias);
+        Self { bias, ..self }
+    }
+
+    /// With this number added under the root.
+    pub fn eps(self, eps: f64) -> Self {
+        Self { eps, ..self }
+    }
+
+    fn parameters(&self) -> [Option<&'a Tensor>; 2] {
+        [self.weight, self.bias]
+    }
+
+    /// Refuses `dims` where what an op goes over is fixed.
+    fn check_dims(&self, op: &'static str) -> Result<()> {
+        if self.dims == 1 {
+            return Ok(());
+        }
+        Err(Error::argument(
+            op,
+            "dims",
+            format!(
+                "`dims` is {}: only layer_norm and rms_norm go over the last dimensions",
+                self.dims
+            ),
+        ))
+    }
+}
+
+impl Default for NormOptions<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The output of batch normalisation in training, with what the running statistics need.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
@@ -138,57 +222,51 @@ impl BatchNorm {
 }
 
 impl Tensor {
-    /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last `dims` dimensions, whose shape
-    /// the parameters have.
+    /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (or several), whose
+    /// shape the parameters have.
     ///
     /// ```
-    /// # use anymesh_core::Tensor;
+    /// # use anymesh_core::{Tensor, ops::NormOptions};
     /// # let device = anymesh_backend_cpu::device();
     /// let x = Tensor::from_slice(&[1f32, 3.0, -2.0, 2.0], [2, 2], &device)?;
-    /// assert_eq!(x.layer_norm(1, None, None, 0.0)?.to_vec::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
+    /// assert_eq!(x.layer_norm(&NormOptions::new().eps(0.0))?.to_vec::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn layer_norm(
-        &self,
-        dims: usize,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
-        trailing("layer_norm", self, dims, false, eps, [weight, bias])
+    pub fn layer_norm(&self, options: &NormOptions<'_>) -> Result<Tensor> {
+        let NormOptions { dims, eps, .. } = *options;
+        trailing("layer_norm", self, dims, false, eps, options.parameters())
     }
 
-    /// `x / sqrt(mean(x^2) + eps) * weight` over the last `dims` dimensions, whose shape the weight
-    /// has.
+    /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension (or several), whose shape the
+    /// weight has.
     #[track_caller]
-    pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-        trailing("rms_norm", self, dims, true, eps, [weight, None])
+    pub fn rms_norm(&self, options: &NormOptions<'_>) -> Result<Tensor> {
+        let (op, NormOptions { dims, eps, .. }) = ("rms_norm", *options);
+        if options.bias.is_some() {
+            return Err(Error::argument(
+                op,
+                "bias",
+                "takes no bias: it centres nothing; add one to the result",
+            ));
+        }
+        trailing(op, self, dims, true, eps, options.parameters())
     }
 
     /// Normalises `[n, c, ...]` over each of `groups` runs of neighbouring channels and all that
     /// follows; parameters are `[c]`.
     #[track_caller]
-    pub fn group_norm(
-        &self,
-        groups: usize,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
-        channel_groups(&GROUP, self, groups, [weight, bias], eps)
+    pub fn group_norm(&self, groups: usize, options: &NormOptions<'_>) -> Result<Tensor> {
+        options.check_dims("group_norm")?;
+        channel_groups(&GROUP, self, groups, options.parameters(), options.eps)
     }
 
     /// Normalises each channel of each sample of `[n, c, ...]`; parameters are `[c]`.
     #[track_caller]
-    pub fn instance_norm(
-        &self,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
+    pub fn instance_norm(&self, options: &NormOptions<'_>) -> Result<Tensor> {
+        options.check_dims("instance_norm")?;
         let channels = self.dims().get(1).copied().unwrap_or(0);
-        channel_groups(&INSTANCE, self, channels, [weight, bias], eps)
+        channel_groups(&INSTANCE, self, channels, options.parameters(), options.eps)
     }
 
     /// Normalises `[n, c, ...]` with given statistics of each channel; all parameters are `[c]`.
@@ -197,11 +275,15 @@ impl Tensor {
         &self,
         mean: &Tensor,
         var: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
+        options: &NormOptions<'_>,
     ) -> Result<Tensor> {
-        let op = "batch_norm";
+        let (
+            op,
+            NormOptions {
+                weight, bias, eps, ..
+            },
+        ) = ("batch_norm", *options);
+        options.check_dims(op)?;
         check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
         check_eps(op, eps)?;
         let (mean, var) = (column(self, mean)?, column(self, var)?);
@@ -211,13 +293,14 @@ impl Tensor {
     /// Normalises each channel of `[n, c, ...]` over the batch and all that follows the channel;
     /// parameters are `[c]`.
     #[track_caller]
-    pub fn batch_norm_train(
-        &self,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<BatchNorm> {
-        let op = "batch_norm_train";
+    pub fn batch_norm_train(&self, options: &NormOptions<'_>) -> Result<BatchNorm> {
+        let (
+            op,
+            NormOptions {
+                weight, bias, eps, ..
+            },
+        ) = ("batch_norm_train", *options);
+        options.check_dims(op)?;
         check_channels(op, self, &[weight, bias])?;
         check_eps(op, eps)?;
         let channels = self.dims()[1];

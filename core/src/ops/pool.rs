@@ -395,7 +395,7 @@ fn max_pool_indices(op: &'static str, input: &Tensor, windows: &Windows) -> Resu
         };
         start.strides[lead + d] = slide.stride as i64;
         indices.push(start);
-        let at = b.index(crate::Kind::I32) + place.rem(slide.kernel as i64) * slide.dilation as i64;
+        let at = b.index(DType::I32) + place.rem(slide.kernel as i64) * slide.dilation as i64;
         // Where all values are the lowest the first place wins, which may be padding: take the
         // first element of the window that is not.
         let at = at

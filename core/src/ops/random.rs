@@ -19,9 +19,10 @@
 use super::{
     Map, OpInfo, Operand, POSITIONS, affine::shifted, create, creates, index_kind, map1, op,
 };
+use crate::ops::{Order, Side};
 use crate::{
-    DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar,
-    Shape, Tensor,
+    DType, Device, Dims, Error, F8E4M3, F8E5M2, IntoPlace, Kind, MapProgram, Region, Result,
+    Scalar, Shape, Tensor,
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
@@ -91,7 +92,11 @@ impl Rng {
 
 /// Declares the three params of a random key; they are passed as [`Rng::params`].
 pub(crate) fn key(b: &Builder) -> [Val<'_>; 3] {
-    [b.param(Kind::U32), b.param(Kind::U32), b.param(Kind::U32)]
+    [
+        b.param(DType::U32),
+        b.param(DType::U32),
+        b.param(DType::U32),
+    ]
 }
 
 /// A value uniform in [0, 1) at a global index: 24 bits of word 0 for `F32`, 53 bits of words 0 and
@@ -190,7 +195,7 @@ impl Draw {
         value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>,
     ) -> Result<MapProgram> {
         let b = Builder::new();
-        let (index, key) = (b.index(self.kind), key(&b));
+        let (index, key) = (b.index(self.kind.dtype()), key(&b));
         b.finish(&[(value(&b, index, key), dtype)])
     }
 
@@ -217,11 +222,12 @@ impl Draw {
         self,
         dtype: DType,
         params: &[Scalar],
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         value: impl for<'b> FnOnce(&'b Builder, Val<'b>, [Val<'b>; 3]) -> Val<'b>,
     ) -> Result<Tensor> {
         let program = self.program(dtype, value)?;
-        place.into().build(dtype, &self.shape, |device, region| {
+        let place = place.into_place(self.shape.rank())?;
+        place.build(dtype, &self.shape, |device, region| {
             self.part(region).run(&program, &[], params, device)
         })
     }
@@ -237,7 +243,7 @@ impl Tensor {
         low: f64,
         high: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("uniform", shape.into());
@@ -257,7 +263,7 @@ impl Tensor {
         }
         let params = [low, range, first, last].map(Scalar::Float);
         Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
-            let [low, range, first, last] = [(); 4].map(|()| b.param(kind));
+            let [low, range, first, last] = [(); 4].map(|()| b.param(kind.dtype()));
             // The inner `min` changes nothing; it keeps compilers from fusing the product into the
             // sum, which would round differently.
             let value = (uniform01(b, index, key, kind) * range).min(range) + low;
@@ -272,7 +278,7 @@ impl Tensor {
         mean: f64,
         std: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("normal", shape.into());
@@ -289,7 +295,11 @@ impl Tensor {
             &[mean, std].map(Scalar::Float),
             place,
             |b, index, key| {
-                let (mean, std, step) = (b.param(kind), b.param(kind), unit_step(kind));
+                let (mean, std, step) = (
+                    b.param(kind.dtype()),
+                    b.param(kind.dtype()),
+                    unit_step(kind),
+                );
                 let radius = ((unit_bits(b, index, key, kind, 0) + 1.0) * step).log() * -2.0;
                 // Half a turn back, so that the angle stays between -pi and pi, where every device
                 // is precise.
@@ -304,7 +314,7 @@ impl Tensor {
         shape: impl Into<Shape>,
         p: f64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("bernoulli", shape.into());
@@ -321,7 +331,7 @@ impl Tensor {
         }
         let params = [Scalar::Int(threshold as i64)];
         Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
-            b.philox(index, key, 0).lt(b.param(Kind::U32))
+            b.philox(index, key, 0).lt(b.param(DType::U32))
         })
     }
 
@@ -332,7 +342,7 @@ impl Tensor {
         low: i64,
         high: i64,
         dtype: DType,
-        place: impl Into<Place>,
+        place: impl IntoPlace,
         rng: Rng,
     ) -> Result<Tensor> {
         let (op, shape) = ("randint", shape.into());
@@ -362,8 +372,8 @@ impl Tensor {
             Scalar::Int((range >> 32) as i64),
         ];
         Draw::whole(op, &shape, rng)?.values(dtype, &params[..=words], place, |b, index, key| {
-            let low = b.param(kind);
-            let range: Dims<Val<'_>> = (0..words).map(|_| b.param(Kind::U32)).collect();
+            let low = b.param(kind.dtype());
+            let range: Dims<Val<'_>> = (0..words).map(|_| b.param(DType::U32)).collect();
             // One word more than the range has: the surplus is what makes the values equally
             // likely.
             let random: Dims<Val<'_>> = (0..=words as u8)
@@ -381,16 +391,17 @@ impl Tensor {
     }
 
     /// The numbers `0..n` (i32) in random order.
-    pub fn permutation(n: usize, place: impl Into<Place>, rng: Rng) -> Result<Tensor> {
+    pub fn permutation(n: usize, place: impl IntoPlace, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
         super::reduce::check_positions(op, n)?;
         let draw = Draw::whole(op, &shape, rng)?;
         let program = draw.program(DType::U32, |b, index, key| b.philox(index, key, 0))?;
         // Where a number ends up depends on all keys, so every rank draws all of them and takes its
         // part.
-        place.into().build(DType::I32, &shape, |device, region| {
+        let place = place.into_place(1)?;
+        place.build(DType::I32, &shape, |device, region| {
             draw.run(&program, &[], &[], device)?
-                .argsort(0, false)?
+                .argsort(0, Order::Ascending)?
                 .window(region)
         })
     }
@@ -466,11 +477,11 @@ impl Tensor {
         let points = draw.run(&program, &[&totals], &[], self.device())?;
         // Rows without any weight are found past the end.
         let b = Builder::new();
-        let program = b.finish(&[(b.load(DType::I32).min(b.param(Kind::I32)), DType::I32)])?;
+        let program = b.finish(&[(b.load(DType::I32).min(b.param(DType::I32)), DType::I32)])?;
         map1(
             op,
             &program,
-            &[&sums.searchsorted(&points, true)?],
+            &[&sums.searchsorted(&points, Side::Right)?],
             &[Scalar::Int(n as i64 - 1)],
         )
     }
@@ -487,7 +498,7 @@ impl Tensor {
                 .select(-unit.log() / weight, weight.lit(f64::INFINITY))
         })?;
         draw.run(&program, &[&weights], &[], self.device())?
-            .argsort(-1, false)
+            .argsort(-1, Order::Ascending)
     }
 }
 
@@ -505,7 +516,7 @@ fn wide_mul<'b>(x: Val<'b>, y: Val<'b>) -> (Val<'b>, Val<'b>) {
 /// `random * range / 2^(32 * random.len())`, rounded down: an integer below the range. Words are in
 /// order of significance, the least first; the result has as many as the range.
 fn scale<'b>(b: &'b Builder, random: &[Val<'b>], range: &[Val<'b>]) -> Dims<Val<'b>> {
-    let zero = b.constant(0i64, Kind::U32);
+    let zero = b.constant(0i64, DType::U32);
     let mut sum: Dims<Val<'b>> = smallvec::smallvec![zero; random.len() + range.len()];
     for (i, &x) in random.iter().enumerate() {
         let mut carry = zero;

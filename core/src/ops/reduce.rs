@@ -29,6 +29,7 @@ use super::{
     map1, need_float_math, same_device,
     similarity::unless_zero,
 };
+use crate::ops::Order;
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
@@ -360,7 +361,7 @@ impl Reduce<'_> {
             }
         };
         let b = Builder::new();
-        let value = b.param(self.dtype.kind());
+        let value = b.param(self.dtype);
         let program = b.finish(&[(value, self.dtype)])?;
         let identity = super::elementwise::number(
             self.op,
@@ -727,6 +728,39 @@ impl Tensor {
         )
     }
 
+    /// The [`sum`](Self::sum) of all elements, 0-d.
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::new(&[[1f32, 2.0], [3.0, 6.0]], &device)?;
+    /// let all = [x.sum_all()?, x.mean_all()?, x.max_all()?, x.min_all()?];
+    /// assert_eq!(all.map(|t| t.to_string()), ["12.0", "3.0", "6.0", "1.0"].map(|v| format!("{v}\nf32[] on cpu")));
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn sum_all(&self) -> Result<Tensor> {
+        self.sum(&[], false)
+    }
+
+    /// The [`mean`](Self::mean) of all elements, 0-d.
+    #[track_caller]
+    pub fn mean_all(&self) -> Result<Tensor> {
+        self.mean(&[], false)
+    }
+
+    /// The largest element ([`max`](Self::max)), 0-d.
+    #[track_caller]
+    pub fn max_all(&self) -> Result<Tensor> {
+        self.max(&[], false)
+    }
+
+    /// The smallest element ([`min`](Self::min)), 0-d.
+    #[track_caller]
+    pub fn min_all(&self) -> Result<Tensor> {
+        self.min(&[], false)
+    }
+
     /// Product, with the dtypes of `sum`. The product of nothing is 1.
     #[track_caller]
     pub fn prod(&self, axes: &[i64], keepdim: bool) -> Result<Tensor> {
@@ -870,7 +904,7 @@ impl Tensor {
             ),
             _ => {
                 fn power(v: Val<'_>) -> Val<'_> {
-                    v.pow(v.builder().param(v.kind()))
+                    v.pow(v.builder().param(v.kind().dtype()))
                 }
                 fn positive(v: Val<'_>) -> Val<'_> {
                     unless_zero(v, power(v))
@@ -993,7 +1027,9 @@ impl Tensor {
             return Err(Error::argument(op, "axis", "an empty axis has no median").of([self]));
         };
         picked(op, self, at, keepdim, || {
-            let mut positions = self.argsort(axis, false)?.narrow(axis, last / 2, 1)?;
+            let mut positions = self
+                .argsort(axis, Order::Ascending)?
+                .narrow(axis, last / 2, 1)?;
             if self.dtype().is_float() && self.numel() > 0 {
                 let (largest, first) = self.max_with_indices(axis, true)?;
                 positions = largest.isnan()?.where_(&first, &positions)?;

@@ -8,7 +8,7 @@ use super::{
     sum_to,
 };
 use crate::{
-    DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
+    DType, Dims, Error, IntoPlace, Result, Shape, Tensor,
     backend::Affine,
     grad::{Back, Pulled, record1},
     map::Builder,
@@ -30,66 +30,83 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)`
-/// for positions `offset .. offset + length`. Angles are computed in `f64`, so distant positions
-/// stay precise.
-pub fn rope_tables(
-    length: usize,
-    d: usize,
-    base: f64,
-    offset: usize,
-    place: impl Into<Place>,
-) -> Result<(Tensor, Tensor)> {
-    let op = "rope_tables";
-    if !d.is_multiple_of(2) {
-        return Err(Error::argument(
-            op,
-            "d",
-            format!("vectors of odd size {d} have no pairs to rotate"),
-        ));
+/// Which angles [`Tensor::rope_tables`] has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeOptions {
+    /// What the frequencies are powers of; 10,000 unless told.
+    pub base: f64,
+    /// The first position; 0 unless told.
+    pub offset: usize,
+}
+
+impl Default for RopeOptions {
+    fn default() -> Self {
+        Self {
+            base: 10_000.0,
+            offset: 0,
+        }
     }
-    if !(base > 0.0 && base.is_finite()) {
-        return Err(Error::argument(
-            op,
-            "base",
-            format!("the base must be positive and finite, got {base}"),
-        ));
-    }
-    let (shape, place) = (Shape::from([length, d / 2]), place.into());
-    shape.checked_numel(op)?;
-    let table = |f: fn(f64) -> f64| {
-        place.build(DType::F32, &shape, |device, region| {
-            device.check(DType::F32, region.numel())?;
-            check_table(op, "length", region.numel())?;
-            if region.numel() == 0 {
-                return Tensor::zeros(Shape::from(region.shape.clone()), DType::F32, device);
-            }
-            let frequencies: Vec<f64> = (0..region.shape[1])
-                .map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64))
-                .collect();
-            let positions =
-                (0..region.shape[0]).map(|s| offset as f64 + (region.start[0] + s) as f64);
-            let values: Vec<f32> = positions
-                .flat_map(|at| {
-                    frequencies
-                        .iter()
-                        .map(move |frequency| f(at * frequency) as f32)
-                })
-                .collect();
-            Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
-        })
-    };
-    Ok((table(f64::cos)?, table(f64::sin)?))
 }
 
 impl Tensor {
+    /// The cosines and sines (f32, each `[length, d / 2]`) of the angles `position * base^(-2i / d)`
+    /// for positions `offset .. offset + length`: what [`rope`](Self::rope) rotates vectors of size `d`
+    /// by. Angles are computed in `f64`, so distant positions stay precise.
+    pub fn rope_tables(
+        length: usize,
+        d: usize,
+        options: &RopeOptions,
+        place: impl IntoPlace,
+    ) -> Result<(Tensor, Tensor)> {
+        let (op, RopeOptions { base, offset }) = ("rope_tables", *options);
+        if !d.is_multiple_of(2) {
+            return Err(Error::argument(
+                op,
+                "d",
+                format!("vectors of odd size {d} have no pairs to rotate"),
+            ));
+        }
+        if !(base > 0.0 && base.is_finite()) {
+            return Err(Error::argument(
+                op,
+                "base",
+                format!("the base must be positive and finite, got {base}"),
+            ));
+        }
+        let (shape, place) = (Shape::from([length, d / 2]), place.into_place(2)?);
+        shape.checked_numel(op)?;
+        let table = |f: fn(f64) -> f64| {
+            place.build(DType::F32, &shape, |device, region| {
+                device.check(DType::F32, region.numel())?;
+                check_table(op, "length", region.numel())?;
+                if region.numel() == 0 {
+                    return Tensor::zeros(Shape::from(region.shape.clone()), DType::F32, device);
+                }
+                let frequencies: Vec<f64> = (0..region.shape[1])
+                    .map(|i| base.powf(-2.0 * (region.start[1] + i) as f64 / d as f64))
+                    .collect();
+                let positions =
+                    (0..region.shape[0]).map(|s| offset as f64 + (region.start[0] + s) as f64);
+                let values: Vec<f32> = positions
+                    .flat_map(|at| {
+                        frequencies
+                            .iter()
+                            .map(move |frequency| f(at * frequency) as f32)
+                    })
+                    .collect();
+                Tensor::from_slice(&values, Shape::from(region.shape.clone()), device)
+            })
+        };
+        Ok((table(f64::cos)?, table(f64::sin)?))
+    }
+
     /// Rotates each pair of `[..., s, d]` by its position's angle:
     /// `(a cos - b sin, b cos + a sin)`. The tables are `[s, d / 2]`, or have leading dimensions
     /// that broadcast (positions that differ between samples). With the sines negated this is its
     /// own gradient.
     ///
     /// ```
-    /// # use anymesh_core::{Tensor, ops::rope::{RopeStyle, rope_tables}};
+    /// # use anymesh_core::{Tensor, ops::RopeStyle};
     /// # let device = anymesh_backend_cpu::device();
     /// let x = Tensor::from_slice(&[1f32, 0.0, 1.0, 0.0], [2, 2], &device)?;
     /// let (cos, sin) = rope_tables(2, 2, 10_000.0, 0, &device)?;
@@ -170,7 +187,7 @@ impl Tensor {
         let kind = super::expr::compute_type([self, &cos, &sin]);
         let [own, other, cos_v, sin_v] =
             [&x, &partner, &cos, &sin].map(|t| b.load(t.dtype()).cast(kind));
-        let sign = b.index(Kind::I32).cast(kind);
+        let sign = b.index(DType::I32).cast(kind);
         let program = b.finish(&[(own * cos_v + sign * other * sin_v, self.dtype())])?;
         let mut sign = Affine {
             offset: -1,

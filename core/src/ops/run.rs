@@ -20,7 +20,7 @@ pub(super) const STEPS: &[OpInfo] = &[MAPPED];
 const MAPPED: OpInfo = OpInfo::new("map", MAP);
 
 /// What is known of a map beside its program: how it runs on a mesh.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum MapRule {
     /// Nothing: every dimension may be cut and nothing partial passes, because a program says
     /// nothing of what it computes.

@@ -416,22 +416,17 @@ impl Tensor {
             .run1(|l| put(op, &l[0], axis, &l[1], &l[2], mode, l.part(nth(rank))))
     }
 
-    /// Writes at index tensors over the leading axes, as `self[i0, i1, ...] = values` (or `+=` with
-    /// `accumulate`, where an index that occurs twice adds twice). The values expand to the common
-    /// shape of the indices and the dimensions that are not indexed.
+    /// Writes at index tensors over the leading axes, as `self[i0, i1, ...] = values`, or `+=` with
+    /// [`ScatterOp::Add`], where an index that occurs twice adds twice. The values expand to the
+    /// common shape of the indices and the dimensions that are not indexed.
     #[track_caller]
     pub fn index_put(
         &self,
         indices: &[&Tensor],
         values: &Tensor,
-        accumulate: bool,
+        mode: ScatterOp,
     ) -> Result<Tensor> {
         let op = "index_put";
-        let mode = if accumulate {
-            ScatterOp::Add
-        } else {
-            ScatterOp::Set
-        };
         let lead = Leading::new(op, self, indices, values)?;
         check_types(op, self, values, mode)?;
         let inputs: SmallVec<[&Tensor; 4]> = std::iter::once(self)

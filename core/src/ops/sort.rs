@@ -8,10 +8,10 @@
 //! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
 //! let x = Tensor::from_slice(&[3f32, f32::NAN, 1., 3.], [4], &device)?;
-//! let (values, indices) = x.sort(0, false)?;
+//! let (values, indices) = x.sort(0, Order::Ascending)?;
 //! assert_eq!(values.to_vec::<f32>()?[..3], [1., 3., 3.]);
 //! assert_eq!(indices.to_vec::<i32>()?, [2, 0, 3, 1]);
-//! assert_eq!(x.topk(2, 0, false)?.1.to_vec::<i32>()?, [2, 0]);
+//! assert_eq!(x.topk(2, 0, Order::Ascending)?.1.to_vec::<i32>()?, [2, 0]);
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 //!
@@ -183,12 +183,29 @@ fn among_candidates(
     Ok((out.remove(0), positions))
 }
 
+/// Which values come first. NaN counts as the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The smallest.
+    Ascending,
+    /// The largest.
+    Descending,
+}
+
+/// On which side of equal values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Before them.
+    Left,
+    /// After them.
+    Right,
+}
+
 impl Tensor {
-    /// The positions (i32) that sort dimension `axis`: ascending, or descending; stable, NaN is the
-    /// largest.
+    /// The positions (i32) that sort dimension `axis`. Stable; NaN is the largest.
     #[track_caller]
-    pub fn argsort(&self, axis: i64, descending: bool) -> Result<Tensor> {
-        let op = "argsort";
+    pub fn argsort(&self, axis: i64, order: Order) -> Result<Tensor> {
+        let (op, descending) = ("argsort", order == Order::Descending);
         let (x, axis) = (&self.detach(), self.shape().axis(op, axis)?);
         if x.is_plain() {
             return x.argsorted(op, axis, descending);
@@ -219,8 +236,8 @@ impl Tensor {
     /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the
     /// largest.
     #[track_caller]
-    pub fn sort(&self, axis: i64, descending: bool) -> Result<(Tensor, Tensor)> {
-        let op = "sort";
+    pub fn sort(&self, axis: i64, order: Order) -> Result<(Tensor, Tensor)> {
+        let (op, descending) = ("sort", order == Order::Descending);
         let axis = self.shape().axis(op, axis)?;
         picked(op, self, axis, true, || {
             if self.is_plain() {
@@ -235,11 +252,11 @@ impl Tensor {
         })
     }
 
-    /// The `k` largest (or smallest) values along `axis` in order, and their positions (i32). Among
-    /// equal values the first are taken; NaN is the largest.
+    /// The first `k` values along `axis` in an order ([`Order::Descending`]: the largest), and their
+    /// positions (i32). Among equal values the first are taken; NaN is the largest.
     #[track_caller]
-    pub fn topk(&self, k: usize, axis: i64, largest: bool) -> Result<(Tensor, Tensor)> {
-        let op = "topk";
+    pub fn topk(&self, k: usize, axis: i64, order: Order) -> Result<(Tensor, Tensor)> {
+        let (op, largest) = ("topk", order == Order::Descending);
         let at = self.shape().axis(op, axis)?;
         let n = self.dims()[at];
         if k > n {
@@ -286,11 +303,11 @@ impl Tensor {
         })
     }
 
-    /// Where each query would go in the ascending last dimension of this tensor (i32): before equal
-    /// values, or after them with `right`. NaN goes after all numbers. A vector serves queries of
-    /// any shape; otherwise both have the same leading dimensions.
+    /// Where each query would go in the ascending last dimension of this tensor (i32), on one side of
+    /// equal values. NaN goes after all numbers. A vector serves queries of any shape; otherwise
+    /// both have the same leading dimensions.
     #[track_caller]
-    pub fn searchsorted(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
+    pub fn searchsorted(&self, queries: &Tensor, side: Side) -> Result<Tensor> {
         let op = "searchsorted";
         let fits = match (self.dims(), queries.dims()) {
             ([], _) => false,
@@ -307,7 +324,8 @@ impl Tensor {
             return Err(Error::shape(op, [self, queries], detail));
         }
         check_positions(op, self.shape()[self.rank() - 1])?;
-        self.detach().places_of(&queries.detach(), right)
+        self.detach()
+            .places_of(&queries.detach(), side == Side::Right)
     }
 
     /// [`searchsorted`](Self::searchsorted) of operands that fit.
@@ -317,7 +335,7 @@ impl Tensor {
         if !plain(op, &[self, queries])? {
             return Call::of(&SEARCH, &[self, queries])
                 .variant(usize::from(self.rank() > 1))
-                .run1(|l| l[0].searchsorted(&l[1], right));
+                .run1(|l| l[0].places_of(&l[1], right));
         }
         same_device(op, &[self, queries])?;
         if queries.numel() == 0 {

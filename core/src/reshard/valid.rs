@@ -115,8 +115,10 @@ impl ValidPlan {
             "reshard",
             "x",
             format!(
-                "the plan starts from {planned} on {}, the tensor is {x:?}",
-                self.mesh
+                "the plan starts from {planned} on {}, the tensor is {} on {}",
+                self.mesh,
+                x.type_string(),
+                x.mesh()
             ),
         )
         .of([x]))

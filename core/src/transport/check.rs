@@ -52,7 +52,11 @@ impl Part {
             return Err(fail(
                 op,
                 &[self.rank],
-                format!("a part is a plain tensor, got {data:?}: take it from `shards()`"),
+                format!(
+                    "a part is a plain tensor, got {} on {}: take it from `shards()`",
+                    data.type_string(),
+                    data.mesh()
+                ),
             ));
         }
         if data.shape() != &self.shape {

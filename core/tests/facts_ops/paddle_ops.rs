@@ -8,11 +8,7 @@ use anymesh_conformance::registry::Fill;
 use anymesh_core::{
     Result, Tensor,
     backend::ScatterOp,
-    ops::{
-        CrossEntropyOptions, LossReduction, RopeStyle,
-        attention::{AttentionOptions, attention},
-        rope::rope_tables,
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, LossReduction, RopeOptions, RopeStyle},
 };
 use serde_json::{Value, json};
 
@@ -245,7 +241,8 @@ pub(crate) fn program(
                     .map(|t| t.transpose(1, 2))
                     .collect::<Result<Vec<_>>>()?;
                 Ok(vec![
-                    attention(&heads[0], &heads[1], &heads[2], &options)?
+                    heads[0]
+                        .attention(&heads[1], &heads[2], &options)?
                         .out
                         .transpose(1, 2)?,
                 ])
@@ -326,7 +323,7 @@ pub(crate) fn program(
             op("reshape", json!({"dims": to.collect::<Vec<_>>()}))
         }
         "roll" => op("roll", json!({"shifts": a["shifts"], "axes": a["axis"]})),
-        "scatter" => Box::new(|x| Ok(vec![x[0].index_put(&[&x[1]], &x[2], false)?])),
+        "scatter" => Box::new(|x| Ok(vec![x[0].index_put(&[&x[1]], &x[2], ScatterOp::Set)?])),
         "scatter_nd_add" => {
             Box::new(|x| Ok(vec![x[0].scatter_nd_add(&x[1].unsqueeze(-1)?, &x[2])?]))
         }
@@ -354,7 +351,8 @@ pub(crate) fn program(
         "unbind" => along("unbind"),
         "unsqueeze" => op("unsqueeze", json!({"axis": a["axis"][0]})),
         "fused_rotary_position_embedding" => of(|x| {
-            let (cos, sin) = rope_tables(x.dims()[1], x.dims()[3], 10_000.0, 0, x.mesh())?;
+            let (cos, sin) =
+                Tensor::rope_tables(x.dims()[1], x.dims()[3], &RopeOptions::default(), x.mesh())?;
             x.rope(
                 &cos.unsqueeze(1)?,
                 &sin.unsqueeze(1)?,

@@ -2,7 +2,7 @@ use super::*;
 use anymesh_core::{
     Error,
     ops::attention::{
-        Attention, AttentionOptions, attention, attention_backward, backward_decomposed, decomposed,
+        Attention, AttentionOptions, attention_backward, backward_decomposed, decomposed,
     },
 };
 
@@ -120,7 +120,7 @@ impl Problem {
 fn check(problem: &Problem, options: &AttentionOptions, expected: &(Vec<f64>, Vec<f64>)) {
     let [q, k, v] = problem.tensors();
     for done in [
-        attention(&q, &k, &v, options).expect("valid"),
+        q.attention(&k, &v, options).expect("valid"),
         decomposed(&q, &k, &v, options).expect("valid"),
     ] {
         assert_close(&done.out, &expected.0, 1e-12);
@@ -198,7 +198,7 @@ fn masks_broadcast_over_heads_and_queries() {
             f64::NEG_INFINITY
         }
     });
-    let mask = Tensor::from_slice(&seen, [2, 1, 1, 5], &DEVICE).expect("fits");
+    let mask = Tensor::from_slice(&seen, [2, 1, 1, 5], &*DEVICE).expect("fits");
     check(
         &problem,
         &AttentionOptions {
@@ -229,7 +229,7 @@ fn strided_inputs_compute_the_same() {
     let problem = Problem::new(SIZES);
     let [q, k, v] = problem.tensors();
     let options = AttentionOptions::default();
-    let expected = read(&attention(&q, &k, &v, &options).expect("valid").out);
+    let expected = read(&q.attention(&k, &v, &options).expect("valid").out);
     // As projections leave them: [b, s, h, d], seen as [b, h, s, d].
     let moved = [&q, &k, &v].map(|x| {
         x.transpose(1, 2)
@@ -239,7 +239,8 @@ fn strided_inputs_compute_the_same() {
     });
     assert!(!moved[0].is_contiguous());
     assert_close(
-        &attention(&moved[0], &moved[1], &moved[2], &options)
+        &moved[0]
+            .attention(&moved[1], &moved[2], &options)
             .expect("valid")
             .out,
         &expected,
@@ -261,7 +262,7 @@ fn gradients_agree_with_finite_differences() {
     for (causal, masked) in [(false, false), (true, false), (false, true)] {
         let problem = Problem::new(sizes);
         let mask = masked
-            .then(|| Tensor::from_slice(&[true, false, true, true], [4], &DEVICE).expect("fits"));
+            .then(|| Tensor::from_slice(&[true, false, true, true], [4], &*DEVICE).expect("fits"));
         let options = AttentionOptions {
             causal,
             scale: None,
@@ -269,7 +270,7 @@ fn gradients_agree_with_finite_differences() {
         };
         let grad = values(sizes.h * sizes.s * sizes.dv, -1.0, 1.0, 4);
         let [q, k, v] = problem.tensors();
-        let forward = attention(&q, &k, &v, &options).expect("valid");
+        let forward = q.attention(&k, &v, &options).expect("valid");
         let weights = tensor(&grad, &[1, sizes.h, sizes.s, sizes.dv]);
         let (dq, dk, dv) =
             attention_backward(&q, &k, &v, &forward, &weights, &options).expect("valid");
@@ -281,7 +282,7 @@ fn gradients_agree_with_finite_differences() {
                 v: v.to_vec(),
             };
             let [q, k, v] = moved.tensors();
-            read(&attention(&q, &k, &v, &options).expect("valid").out)
+            read(&q.attention(&k, &v, &options).expect("valid").out)
                 .iter()
                 .zip(&grad)
                 .map(|(o, g)| o * g)
@@ -314,7 +315,7 @@ fn gradients_of_queries_that_see_nothing_are_zero() {
         causal: true,
         ..Default::default()
     };
-    let forward = attention(&q, &k, &v, &options).expect("valid");
+    let forward = q.attention(&k, &v, &options).expect("valid");
     let grad = tensor(&values(2 * 4 * 5 * 7, -1.0, 1.0, 4), &[2, 4, 5, 7]);
     for (dq, dk, dv) in [
         attention_backward(&q, &k, &v, &forward, &grad, &options).expect("valid"),
@@ -332,8 +333,9 @@ fn half_precision_keeps_its_dtype_and_the_statistics_in_f32() {
     let [q, k, v] = problem
         .tensors()
         .map(|x| x.cast(DType::F16).expect("castable"));
-    let Attention { out, lse } =
-        attention(&q, &k, &v, &AttentionOptions::default()).expect("valid");
+    let Attention { out, lse } = q
+        .attention(&k, &v, &AttentionOptions::default())
+        .expect("valid");
     assert_eq!((out.dtype(), lse.dtype()), (DType::F16, DType::F32));
     assert_close(&out, &expected.0, 2e-3);
     assert_close(&lse, &expected.1, 2e-3);
@@ -341,25 +343,25 @@ fn half_precision_keeps_its_dtype_and_the_statistics_in_f32() {
 
 #[test]
 fn empty_problems_have_empty_or_zero_results() {
-    let none = attention(
-        &tensor(&[], &[0, 2, 3, 4]),
-        &tensor(&[], &[0, 2, 5, 4]),
-        &tensor(&[], &[0, 2, 5, 6]),
-        &AttentionOptions::default(),
-    )
-    .expect("valid");
+    let none = tensor(&[], &[0, 2, 3, 4])
+        .attention(
+            &tensor(&[], &[0, 2, 5, 4]),
+            &tensor(&[], &[0, 2, 5, 6]),
+            &AttentionOptions::default(),
+        )
+        .expect("valid");
     assert_eq!(
         (none.out.dims(), none.lse.dims()),
         (&[0, 2, 3, 6][..], &[0, 2, 3][..])
     );
     let q = tensor(&[1.0; 4], &[1, 1, 2, 2]);
-    let blind = attention(
-        &q,
-        &tensor(&[], &[1, 1, 0, 2]),
-        &tensor(&[], &[1, 1, 0, 2]),
-        &AttentionOptions::default(),
-    )
-    .expect("valid");
+    let blind = q
+        .attention(
+            &tensor(&[], &[1, 1, 0, 2]),
+            &tensor(&[], &[1, 1, 0, 2]),
+            &AttentionOptions::default(),
+        )
+        .expect("valid");
     assert_close(&blind.out, &[0.0; 4], 0.0);
     assert_close(&blind.lse, &[f64::NEG_INFINITY; 2], 0.0);
 }
@@ -380,22 +382,15 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
             "{r:?}"
         )
     };
-    shape(attention(&q, &v, &k, &options));
-    shape(attention(
-        &q.reshape([8, 3, 6]).expect("fits"),
-        &k,
-        &v,
-        &options,
-    ));
-    shape(attention(
-        &q.narrow(1, 0, 3).expect("fits"),
-        &k,
-        &v,
-        &options,
-    ));
+    shape(q.attention(&v, &k, &options));
+    shape(
+        q.reshape([8, 3, 6])
+            .expect("fits")
+            .attention(&k, &v, &options),
+    );
+    shape(q.narrow(1, 0, 3).expect("fits").attention(&k, &v, &options));
     let mask = Some(tensor(&[0.0; 4], &[4]));
-    shape(attention(
-        &q,
+    shape(q.attention(
         &k,
         &v,
         &AttentionOptions {
@@ -403,7 +398,7 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
             ..Default::default()
         },
     ));
-    let mixed = attention(&q, &k.cast(DType::F32).expect("castable"), &v, &options);
+    let mixed = q.attention(&k.cast(DType::F32).expect("castable"), &v, &options);
     assert!(
         matches!(
             mixed,
@@ -416,8 +411,7 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
         "{mixed:?}"
     );
     let counts = Some(ints(&[0; 5], &[5]));
-    let masked = attention(
-        &q,
+    let masked = q.attention(
         &k,
         &v,
         &AttentionOptions {

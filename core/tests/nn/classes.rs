@@ -204,7 +204,7 @@ fn a_single_position_needs_no_batch_axis() {
 
 #[test]
 fn large_logits_do_not_overflow() {
-    let x = Tensor::from_slice(&[1e4f32, 0.0, -1e4], [1, 3], &DEVICE).expect("fits");
+    let x = Tensor::from_slice(&[1e4f32, 0.0, -1e4], [1, 3], &*DEVICE).expect("fits");
     assert_close(
         &x.cross_entropy(&ints(&[1], &[1]), &CrossEntropyOptions::default())
             .expect("valid"),
@@ -271,7 +271,7 @@ fn targets_that_do_not_fit_are_refused() {
             ..
         })
     ));
-    let counts = Tensor::from_slice(&[0u8, 1], [2], &DEVICE).expect("fits");
+    let counts = Tensor::from_slice(&[0u8, 1], [2], &*DEVICE).expect("fits");
     assert!(matches!(
         x.cross_entropy(&counts, &options),
         Err(Error::DType {

@@ -1,11 +1,7 @@
 use super::*;
 use anymesh_core::{
     Error,
-    ops::{
-        Rng,
-        dropout::dropout_mask,
-        rope::{RopeStyle, rope_tables},
-    },
+    ops::{Rng, RopeOptions, RopeStyle},
 };
 
 /// Rotates element `pair(i).0` with `pair(i).1`.
@@ -34,7 +30,16 @@ fn rope_pairs_halves_or_neighbours() {
     let (s, d) = (5, 8);
     let data = values(2 * s * d, -1.0, 1.0, 1);
     let x = tensor(&data, &[2, s, d]);
-    let (cos, sin) = rope_tables(s, d, 10_000.0, 3, &*DEVICE).expect("valid");
+    let (cos, sin) = Tensor::rope_tables(
+        s,
+        d,
+        &RopeOptions {
+            offset: 3,
+            ..Default::default()
+        },
+        &*DEVICE,
+    )
+    .expect("valid");
     let half = naive_rope(&data, s, d, 3, |i| (i, i + d / 2));
     assert_close(
         &x.rope(&cos, &sin, RopeStyle::Half).expect("valid"),
@@ -52,7 +57,16 @@ fn rope_pairs_halves_or_neighbours() {
 #[test]
 fn rope_with_negated_sines_undoes_it() {
     let x = tensor(&values(6 * 4, -1.0, 1.0, 1), &[6, 4]);
-    let (cos, sin) = rope_tables(6, 4, 100.0, 1000, &*DEVICE).expect("valid");
+    let (cos, sin) = Tensor::rope_tables(
+        6,
+        4,
+        &RopeOptions {
+            base: 100.0,
+            offset: 1000,
+        },
+        &*DEVICE,
+    )
+    .expect("valid");
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
         let there = x.rope(&cos, &sin, style).expect("valid");
         assert_close(
@@ -68,7 +82,18 @@ fn rope_with_negated_sines_undoes_it() {
 #[test]
 fn tables_may_differ_between_samples() {
     let x = tensor(&values(2 * 3 * 4, -1.0, 1.0, 1), &[2, 1, 3, 4]);
-    let tables = [0, 7].map(|offset| rope_tables(3, 4, 100.0, offset, &*DEVICE).expect("valid"));
+    let tables = [0, 7].map(|offset| {
+        Tensor::rope_tables(
+            3,
+            4,
+            &RopeOptions {
+                base: 100.0,
+                offset: offset,
+            },
+            &*DEVICE,
+        )
+        .expect("valid")
+    });
     let both = |pick: fn(&(Tensor, Tensor)) -> &Tensor| {
         let data: Vec<f64> = tables.iter().flat_map(|t| read(pick(t))).collect();
         tensor(&data, &[2, 1, 3, 2])
@@ -86,7 +111,16 @@ fn tables_may_differ_between_samples() {
 
 #[test]
 fn distant_positions_keep_precise_angles() {
-    let (cos, _) = rope_tables(1, 2, 10_000.0, 1_000_003, &*DEVICE).expect("valid");
+    let (cos, _) = Tensor::rope_tables(
+        1,
+        2,
+        &RopeOptions {
+            offset: 1_000_003,
+            ..Default::default()
+        },
+        &*DEVICE,
+    )
+    .expect("valid");
     assert_close(&cos, &[1_000_003f64.cos()], 1e-7);
 }
 
@@ -186,7 +220,7 @@ fn normalize_and_cosine_similarity_follow_their_definitions() {
 fn dropout_scales_the_survivors_of_its_mask() {
     let data = values(1000, 1.0, 2.0, 1);
     let rng = Rng::new(11);
-    let mask = dropout_mask([1000], 0.25, &*DEVICE, rng)
+    let mask = Tensor::dropout_mask([1000], 0.25, &*DEVICE, rng)
         .expect("valid")
         .to_vec::<bool>()
         .expect("readable");

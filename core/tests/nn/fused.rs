@@ -6,9 +6,8 @@ use anymesh_core::{
     Backend, Buffer, Capabilities, Result, View,
     backend::*,
     ops::{
-        attention::{
-            AttentionOptions, attention, attention_backward, backward_decomposed, decomposed,
-        },
+        NormOptions,
+        attention::{AttentionOptions, attention_backward, backward_decomposed, decomposed},
         norm, softmax,
     },
 };
@@ -294,7 +293,7 @@ fn fused_norms_equal_the_decomposition() {
     };
     for groups in [1, 2, 3, 6] {
         assert_close(
-            &x.group_norm(groups, Some(&w), Some(&b), 1e-5)
+            &x.group_norm(groups, &NormOptions::new().weight(&w).bias(&b))
                 .expect("valid"),
             &read(&norm::decomposed(&x, &spec(groups)).expect("valid")),
             1e-13,
@@ -311,12 +310,13 @@ fn fused_norms_equal_the_decomposition() {
         inner: 1,
     };
     assert_close(
-        &x.layer_norm(1, Some(&w), Some(&b), 1e-5).expect("valid"),
+        &x.layer_norm(&NormOptions::new().weight(&w).bias(&b))
+            .expect("valid"),
         &read(&norm::decomposed(&x, &spec(false)).expect("valid")),
         1e-13,
     );
     assert_close(
-        &x.rms_norm(1, Some(&w), 1e-5).expect("valid"),
+        &x.rms_norm(&NormOptions::new().weight(&w)).expect("valid"),
         &read(&norm::decomposed(&x, &spec(true)).expect("valid")),
         1e-13,
     );
@@ -343,7 +343,7 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
             ..Default::default()
         };
         let (fused, parts) = (
-            attention(&q, &k, &v, &options).expect("valid"),
+            q.attention(&k, &v, &options).expect("valid"),
             decomposed(&q, &k, &v, &options).expect("valid"),
         );
         assert_close(&fused.out, &read(&parts.out), 1e-12);
@@ -359,8 +359,7 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
     let mask = Some(
         Tensor::from_slice(&[true, false, true, true, true, true], [6], &device).expect("fits"),
     );
-    attention(
-        &q,
+    q.attention(
         &k,
         &v,
         &AttentionOptions {
@@ -406,9 +405,9 @@ fn the_rows_of_the_cpu_agree_with_the_decomposition_at_every_length() {
                     inner: 1,
                 };
                 let y = if rms {
-                    x.rms_norm(1, Some(&w), 1e-5)
+                    x.rms_norm(&NormOptions::new().weight(&w))
                 } else {
-                    x.layer_norm(1, Some(&w), None, 1e-5)
+                    x.layer_norm(&NormOptions::new().weight(&w))
                 };
                 assert_close(
                     &y.expect("valid"),

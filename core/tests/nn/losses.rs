@@ -1,5 +1,6 @@
 use super::*;
 use anymesh_core::ops::loss::LossReduction::{self, *};
+use anymesh_core::ops::{GaussianNll, PoissonNll, TripletMargin};
 
 /// Checks a loss against a formula over positions, with every reduction.
 #[track_caller]
@@ -159,7 +160,15 @@ fn vector_losses_follow_their_definitions() {
             })
             .collect();
         check(&expected, &[4], |r| {
-            x.triplet_margin_loss(&y, &z, 1.0, order, r)
+            x.triplet_margin_loss(
+                &y,
+                &z,
+                &TripletMargin {
+                    p: order,
+                    reduction: r,
+                    ..Default::default()
+                },
+            )
         });
     }
 }
@@ -178,16 +187,39 @@ fn likelihoods_follow_their_definitions() {
     };
     let (a, b, v) = (tensor(&x, &[4]), tensor(&t, &[4]), tensor(&var, &[4]));
     check(&gaussian(0.0), &[4], |r| {
-        a.gaussian_nll_loss(&b, &v, false, 1e-3, r)
+        a.gaussian_nll_loss(
+            &b,
+            &v,
+            &GaussianNll {
+                eps: 1e-3,
+                reduction: r,
+                ..Default::default()
+            },
+        )
     });
     check(&gaussian(0.5 * tau.ln()), &[4], |r| {
-        a.gaussian_nll_loss(&b, &v, true, 1e-3, r)
+        a.gaussian_nll_loss(
+            &b,
+            &v,
+            &GaussianNll {
+                full: true,
+                eps: 1e-3,
+                reduction: r,
+            },
+        )
     });
 
     let counts = [0.0, 1.0, 2.0, 7.0];
     let c = tensor(&counts, &[4]);
     check(&zip(&x, &counts, |x, t| x.exp() - t * x), &[4], |r| {
-        a.poisson_nll_loss(&c, true, false, 0.0, r)
+        a.poisson_nll_loss(
+            &c,
+            &PoissonNll {
+                eps: 0.0,
+                reduction: r,
+                ..Default::default()
+            },
+        )
     });
     let stirling = |t: f64| {
         if t > 1.0 {
@@ -201,7 +233,15 @@ fn likelihoods_follow_their_definitions() {
         x - t * (x + 1e-8).ln() + stirling(t)
     });
     check(&full, &[4], |r| {
-        tensor(&rates, &[4]).poisson_nll_loss(&c, false, true, 1e-8, r)
+        tensor(&rates, &[4]).poisson_nll_loss(
+            &c,
+            &PoissonNll {
+                log_input: false,
+                full: true,
+                reduction: r,
+                ..Default::default()
+            },
+        )
     });
 }
 
@@ -219,7 +259,7 @@ fn the_mean_of_no_losses_is_nan_and_their_sum_zero() {
 
 #[test]
 fn losses_of_small_floats_add_up_in_f32() {
-    let x = Tensor::from_slice(&vec![1f32; 5000], [5000], &DEVICE)
+    let x = Tensor::from_slice(&vec![1f32; 5000], [5000], &*DEVICE)
         .and_then(|x| x.cast(DType::F16))
         .expect("castable");
     let zero = tensor(&[0.0; 5000], &[5000])

@@ -27,11 +27,11 @@ fn values(n: usize, low: f64, high: f64, seed: u64) -> Vec<f64> {
 
 /// A tensor of `f64`, so that definitions are compared and not rounding.
 fn tensor(data: &[f64], shape: &[usize]) -> Tensor {
-    Tensor::from_slice(data, shape, &DEVICE).expect("data fits the shape")
+    Tensor::from_slice(data, shape, &*DEVICE).expect("data fits the shape")
 }
 
 fn ints(data: &[i64], shape: &[usize]) -> Tensor {
-    Tensor::from_slice(data, shape, &DEVICE).expect("data fits the shape")
+    Tensor::from_slice(data, shape, &*DEVICE).expect("data fits the shape")
 }
 
 fn read(x: &Tensor) -> Vec<f64> {

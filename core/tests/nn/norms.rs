@@ -1,4 +1,5 @@
 use super::*;
+use anymesh_core::ops::NormOptions;
 use anymesh_core::{Error, ops::norm};
 
 fn mean_var(row: &[f64]) -> (f64, f64) {
@@ -32,7 +33,8 @@ fn layer_norm_uses_the_biased_variance_over_trailing_dimensions() {
         tensor(&b, &[3, 4]),
     );
     assert_close(
-        &x.layer_norm(2, Some(&w), Some(&b), 1e-5).expect("valid"),
+        &x.layer_norm(&NormOptions::new().dims(2).weight(&w).bias(&b))
+            .expect("valid"),
         &expected,
         1e-13,
     );
@@ -53,7 +55,7 @@ fn rms_norm_leaves_the_mean_alone() {
         .collect();
     assert_close(
         &tensor(&data, &[3, 4])
-            .rms_norm(1, Some(&tensor(&w, &[4])), 1e-6)
+            .rms_norm(&NormOptions::new().weight(&tensor(&w, &[4])).eps(1e-6))
             .expect("valid"),
         &expected,
         1e-13,
@@ -93,7 +95,7 @@ fn group_norm_groups_neighbouring_channels() {
         tensor(&b, &[c]),
     );
     assert_close(
-        &x.group_norm(groups, Some(&w), Some(&b), 1e-5)
+        &x.group_norm(groups, &NormOptions::new().weight(&w).bias(&b))
             .expect("valid"),
         &expected,
         1e-13,
@@ -104,9 +106,13 @@ fn group_norm_groups_neighbouring_channels() {
 fn instance_norm_is_group_norm_with_a_group_for_each_channel() {
     let x = tensor(&values(2 * 3 * 8, -2.0, 5.0, 1), &[2, 3, 2, 4]);
     let w = tensor(&values(3, -1.0, 1.0, 2), &[3]);
-    let expected = read(&x.group_norm(3, Some(&w), None, 1e-5).expect("valid"));
+    let expected = read(
+        &x.group_norm(3, &NormOptions::new().weight(&w))
+            .expect("valid"),
+    );
     assert_close(
-        &x.instance_norm(Some(&w), None, 1e-5).expect("valid"),
+        &x.instance_norm(&NormOptions::new().weight(&w))
+            .expect("valid"),
         &expected,
         0.0,
     );
@@ -131,7 +137,11 @@ fn batch_norm_normalises_with_the_biased_variance_and_tracks_the_unbiased_one() 
         .collect();
     let x = tensor(&data, &[n, c, spatial]);
     let done = x
-        .batch_norm_train(Some(&tensor(&w, &[c])), Some(&tensor(&b, &[c])), 1e-5)
+        .batch_norm_train(
+            &NormOptions::new()
+                .weight(&tensor(&w, &[c]))
+                .bias(&tensor(&b, &[c])),
+        )
         .expect("valid");
     assert_close(&done.out, &expected, 1e-13);
     assert_close(&done.var, &[stats[0].1, stats[1].1], 1e-13);
@@ -157,14 +167,16 @@ fn batch_norm_normalises_with_the_biased_variance_and_tracks_the_unbiased_one() 
 fn batch_norm_at_inference_uses_the_given_statistics() {
     let x = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2]);
     let (mean, var) = (tensor(&[1.0, 2.0], &[2]), tensor(&[3.0, 8.0], &[2]));
-    let y = x.batch_norm(&mean, &var, None, None, 1.0).expect("valid");
+    let y = x
+        .batch_norm(&mean, &var, &NormOptions::new().eps(1.0))
+        .expect("valid");
     assert_close(&y, &[0.0, 0.0, 1.0, 2.0 / 3.0], 1e-14);
 }
 
 #[test]
 fn one_value_per_channel_has_no_unbiased_variance() {
     let done = tensor(&[1.0, 2.0], &[1, 2])
-        .batch_norm_train(None, None, 1e-5)
+        .batch_norm_train(&NormOptions::new())
         .expect("valid");
     let zero = tensor(&[0.0, 0.0], &[2]);
     let error = done.update_running(&zero, &zero, 0.1).expect_err("0 / 0");
@@ -184,11 +196,11 @@ fn one_value_per_channel_has_no_unbiased_variance() {
 fn parameters_may_have_another_float_dtype() {
     let x = tensor(&values(12, -1.0, 1.0, 1), &[3, 4]);
     let w = tensor(&[1.0, 2.0, 0.5, -1.0], &[4]);
-    let expected = read(&x.layer_norm(1, Some(&w), None, 1e-5).expect("valid"));
+    let expected = read(&x.layer_norm(&NormOptions::new().weight(&w)).expect("valid"));
     let y = x
         .cast(DType::F32)
         .expect("castable")
-        .layer_norm(1, Some(&w.cast(DType::BF16).expect("castable")), None, 1e-5)
+        .layer_norm(&NormOptions::new().weight(&w.cast(DType::BF16).expect("castable")))
         .expect("valid");
     assert_eq!(y.dtype(), DType::F32);
     assert_close(&y, &expected, 1e-5);
@@ -202,13 +214,13 @@ fn a_norm_far_from_zero_keeps_its_precision() {
         .collect();
     let expected = read(
         &tensor(&data, &[1, 1000])
-            .layer_norm(1, None, None, 0.0)
+            .layer_norm(&NormOptions::new().eps(0.0))
             .expect("valid"),
     );
     let y = tensor(&data, &[1, 1000])
         .cast(DType::F32)
         .expect("castable")
-        .layer_norm(1, None, None, 0.0)
+        .layer_norm(&NormOptions::new().eps(0.0))
         .expect("valid");
     assert_close(&y, &expected, 1e-3);
 }
@@ -217,30 +229,30 @@ fn a_norm_far_from_zero_keeps_its_precision() {
 fn empty_batches_are_empty_and_empty_rows_are_refused() {
     assert_eq!(
         tensor(&[], &[0, 4])
-            .layer_norm(1, None, None, 1e-5)
+            .layer_norm(&NormOptions::new())
             .expect("valid")
             .dims(),
         [0, 4]
     );
     assert_eq!(
         tensor(&[], &[0, 4, 2])
-            .group_norm(2, None, None, 1e-5)
+            .group_norm(2, &NormOptions::new())
             .expect("valid")
             .dims(),
         [0, 4, 2]
     );
     let errors = [
         tensor(&[], &[4, 0])
-            .layer_norm(1, None, None, 1e-5)
+            .layer_norm(&NormOptions::new())
             .expect_err("no mean"),
         tensor(&[], &[4, 0])
-            .rms_norm(1, None, 1e-5)
+            .rms_norm(&NormOptions::new())
             .expect_err("no mean"),
         tensor(&[], &[2, 4, 0])
-            .group_norm(2, None, None, 1e-5)
+            .group_norm(2, &NormOptions::new())
             .expect_err("no mean"),
         tensor(&[], &[0, 4])
-            .batch_norm_train(None, None, 1e-5)
+            .batch_norm_train(&NormOptions::new())
             .expect_err("no mean"),
     ];
     for error in errors {

@@ -1,7 +1,7 @@
 //! Attention over cut heads and cut queries.
 
 use super::*;
-use anymesh_core::ops::attention::{AttentionOptions, attention, attention_backward};
+use anymesh_core::ops::{AttentionOptions, attention::attention_backward};
 
 const CAUSAL: AttentionOptions = AttentionOptions {
     scale: None,
@@ -24,13 +24,13 @@ fn attention_over_cut_heads_needs_no_communication() {
             numbers(&[2, hk, 5, 4]),
             numbers(&[2, hk, 5, 2]),
         );
-        let plain = attention(&q, &k, &v, &CAUSAL).unwrap();
+        let plain = q.attention(&k, &v, &CAUSAL).unwrap();
         let (sq, sk, sv) = (
             q.to_mesh(&mesh, "[_, @tp, _, _]").unwrap(),
             k.to_mesh(&mesh, keys).unwrap(),
             v.to_mesh(&mesh, keys).unwrap(),
         );
-        let (done, steps) = traffic(|| attention(&sq, &sk, &sv, &CAUSAL).unwrap());
+        let (done, steps) = traffic(|| sq.attention(&sk, &sv, &CAUSAL).unwrap());
         assert_eq!(
             (
                 done.out.type_string().as_str(),
@@ -54,13 +54,13 @@ fn causal_queries_may_be_cut_and_their_keys_get_partial_gradients() {
             numbers(&[1, 1, t, 2]),
         );
         let grad = numbers(&[1, 2, s, 2]);
-        let plain = attention(&q, &k, &v, &CAUSAL).unwrap();
+        let plain = q.attention(&k, &v, &CAUSAL).unwrap();
         let (dq, dk, dv) = attention_backward(&q, &k, &v, &plain, &grad, &CAUSAL).unwrap();
         let cut = |t: &Tensor| t.to_mesh(&mesh, "[_, _, @sp, _]").unwrap();
         let whole = |t: &Tensor| t.to_mesh(&mesh, "[_, _, _, _]").unwrap();
         let (sq, sk, sv) = (cut(&q), whole(&k), whole(&v));
         let ((done, (eq, ek, ev)), steps) = traffic(|| {
-            let done = attention(&sq, &sk, &sv, &CAUSAL).unwrap();
+            let done = sq.attention(&sk, &sv, &CAUSAL).unwrap();
             let back = attention_backward(&sq, &sk, &sv, &done, &cut(&grad), &CAUSAL).unwrap();
             (done, back)
         });

@@ -3,7 +3,7 @@
 use super::*;
 use anymesh_core::{
     Error,
-    ops::{AvgPool, Conv, Interpolate, LossReduction, MaxPool},
+    ops::{AvgPool, Conv, Interpolate, LossReduction, MaxPool, NormOptions},
     spmd::{Policy, with_policy},
 };
 
@@ -58,7 +58,10 @@ fn norms_over_a_cut_dimension_cut_their_parameters_alike() {
         w.to_mesh(&mesh, "[@x]").unwrap(),
         b.to_mesh(&mesh, "[@x]").unwrap(),
     );
-    let (y, steps) = traffic(|| s.layer_norm(1, Some(&sw), Some(&sb), 1e-5).unwrap());
+    let (y, steps) = traffic(|| {
+        s.layer_norm(&NormOptions::new().weight(&sw).bias(&sb))
+            .unwrap()
+    });
     assert_eq!(
         (y.type_string().as_str(), steps),
         ("f32[6, 40@x]", vec![("layer_norm", 36), ("layer_norm", 36)])
@@ -66,15 +69,16 @@ fn norms_over_a_cut_dimension_cut_their_parameters_alike() {
     assert_same(
         "layer_norm",
         &y,
-        &x.layer_norm(1, Some(&w), Some(&b), 1e-5).unwrap(),
+        &x.layer_norm(&NormOptions::new().weight(&w).bias(&b))
+            .unwrap(),
         false,
     );
-    let (y, steps) = traffic(|| s.rms_norm(1, Some(&sw), 1e-5).unwrap());
+    let (y, steps) = traffic(|| s.rms_norm(&NormOptions::new().weight(&sw)).unwrap());
     assert_eq!(steps, [("rms_norm", 36)]);
     assert_same(
         "rms_norm",
         &y,
-        &x.rms_norm(1, Some(&w), 1e-5).unwrap(),
+        &x.rms_norm(&NormOptions::new().weight(&w)).unwrap(),
         false,
     );
 }
@@ -83,9 +87,14 @@ fn norms_over_a_cut_dimension_cut_their_parameters_alike() {
 fn batch_norm_takes_its_statistics_over_the_whole_mesh() {
     let (x, w, b) = (numbers(&[8, 6, 5]), numbers(&[6]), numbers(&[6]));
     let mesh = mesh("dp=2, tp=2");
-    let plain = x.batch_norm_train(Some(&w), Some(&b), 1e-5).unwrap();
+    let plain = x
+        .batch_norm_train(&NormOptions::new().weight(&w).bias(&b))
+        .unwrap();
     let run = |x: &Tensor, w: &Tensor, b: &Tensor| {
-        traffic(|| x.batch_norm_train(Some(w), Some(b), 1e-5).unwrap())
+        traffic(|| {
+            x.batch_norm_train(&NormOptions::new().weight(w).bias(b))
+                .unwrap()
+        })
     };
     let whole = |t: &Tensor| t.to_mesh(&mesh, "[_]").unwrap();
     let (out, steps) = run(
@@ -148,12 +157,18 @@ fn norms_of_cut_channels_need_no_communication() {
     let run = |x: &Tensor, w: &Tensor, b: &Tensor| {
         let var = w.abs().unwrap();
         vec![
-            x.instance_norm(Some(w), Some(b), 1e-5).unwrap(),
-            x.batch_norm(b, &var, Some(w), Some(b), 1e-5).unwrap(),
-            x.batch_norm_train(Some(w), Some(b), 1e-5).unwrap().out,
+            x.instance_norm(&NormOptions::new().weight(w).bias(b))
+                .unwrap(),
+            x.batch_norm(b, &var, &NormOptions::new().weight(w).bias(b))
+                .unwrap(),
+            x.batch_norm_train(&NormOptions::new().weight(w).bias(b))
+                .unwrap()
+                .out,
             // Whole groups stay on a rank: 4 ranks hold one group each, or three.
-            x.group_norm(4, Some(w), Some(b), 1e-5).unwrap(),
-            x.group_norm(12, Some(w), Some(b), 1e-5).unwrap(),
+            x.group_norm(4, &NormOptions::new().weight(w).bias(b))
+                .unwrap(),
+            x.group_norm(12, &NormOptions::new().weight(w).bias(b))
+                .unwrap(),
         ]
     };
     let (out, steps) = traffic(|| run(&s, &sw, &sb));
@@ -168,11 +183,14 @@ fn norms_of_cut_channels_need_no_communication() {
 fn a_group_that_spans_ranks_exchanges_statistics() {
     let (x, w) = (numbers(&[2, 12, 50]), numbers(&[12]));
     let mesh = mesh("x=2");
-    let plain = x.group_norm(3, Some(&w), None, 1e-5).unwrap();
+    let plain = x.group_norm(3, &NormOptions::new().weight(&w)).unwrap();
     let space = x.to_mesh(&mesh, "[_, _, @x]").unwrap();
     let (y, steps) = traffic(|| {
         space
-            .group_norm(3, Some(&w.to_mesh(&mesh, "[_]").unwrap()), None, 1e-5)
+            .group_norm(
+                3,
+                &NormOptions::new().weight(&w.to_mesh(&mesh, "[_]").unwrap()),
+            )
             .unwrap()
     });
     assert_eq!(
@@ -187,7 +205,10 @@ fn a_group_that_spans_ranks_exchanges_statistics() {
     let channels = x.to_mesh(&mesh, "[_, @x, _]").unwrap();
     let (y, steps) = traffic(|| {
         channels
-            .group_norm(1, Some(&w.to_mesh(&mesh, "[@x]").unwrap()), None, 1e-5)
+            .group_norm(
+                1,
+                &NormOptions::new().weight(&w.to_mesh(&mesh, "[@x]").unwrap()),
+            )
             .unwrap()
     });
     assert_eq!(
@@ -200,7 +221,7 @@ fn a_group_that_spans_ranks_exchanges_statistics() {
     assert_same(
         "cut group",
         &y,
-        &x.group_norm(1, Some(&w), None, 1e-5).unwrap(),
+        &x.group_norm(1, &NormOptions::new().weight(&w)).unwrap(),
         false,
     );
 }
@@ -408,10 +429,11 @@ fn empty_batches_stay_empty_on_a_mesh() {
         vec![
             x.softmax(0).unwrap(),
             x.softmax(2).unwrap(),
-            x.layer_norm(1, None, None, 1e-5).unwrap(),
-            x.group_norm(3, Some(w), None, 1e-5).unwrap(),
-            x.instance_norm(Some(w), Some(w), 1e-5).unwrap(),
-            x.batch_norm(w, w, None, None, 1e-5).unwrap(),
+            x.layer_norm(&NormOptions::new()).unwrap(),
+            x.group_norm(3, &NormOptions::new().weight(w)).unwrap(),
+            x.instance_norm(&NormOptions::new().weight(w).bias(w))
+                .unwrap(),
+            x.batch_norm(w, w, &NormOptions::new()).unwrap(),
             x.conv1d(c, None, &Conv::default()).unwrap(),
             x.max_pool1d(&MaxPool::new([2])).unwrap(),
             x.avg_pool1d(&AvgPool::new([2])).unwrap(),
@@ -453,7 +475,7 @@ fn errors_on_a_mesh_speak_of_the_whole_tensors() {
             .unwrap_err(),
         on(&[4, 6]).matmul(&on(&[5, 8])).unwrap_err(),
         on(&[4, 6])
-            .layer_norm(1, Some(&on(&[5])), None, 1e-5)
+            .layer_norm(&NormOptions::new().weight(&on(&[5])))
             .unwrap_err(),
         on(&[2, 3, 4])
             .conv1d(&on(&[5, 2, 1]), None, &Conv::default())
@@ -470,7 +492,7 @@ fn errors_on_a_mesh_speak_of_the_whole_tensors() {
         Err(Error::MeshMismatch { op: "linear", .. })
     ));
     assert!(matches!(
-        on(&[4, 6]).layer_norm(1, Some(&numbers(&[6])), None, 1e-5),
+        on(&[4, 6]).layer_norm(&NormOptions::new().weight(&numbers(&[6]))),
         Err(Error::MeshMismatch {
             op: "layer_norm",
             ..

@@ -4,11 +4,7 @@ use super::{Layout, Parameters, STEPS, same_losses, weights};
 use anymesh_core::{
     DType, Result, Tensor,
     grad::checkpoint,
-    ops::{
-        AttentionOptions, CrossEntropyOptions, Rng,
-        attention::attention,
-        rope::{RopeStyle, rope_tables},
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, Rng, RopeOptions, RopeStyle},
 };
 
 const BATCH: usize = 4;
@@ -18,30 +14,38 @@ const HEADS: usize = 4;
 const VOCABULARY: usize = 11;
 
 fn block(p: &Parameters, x: &Tensor, step: usize) -> Result<Tensor> {
-    let h = x.layer_norm(1, Some(p.get("n1")), Some(p.get("c1")), 1e-5)?;
+    let h = x.layer_norm(&NormOptions::new().weight(p.get("n1")).bias(p.get("c1")))?;
     let heads = |w: &str| {
         h.linear(p.get(w), None)?
             .reshape([BATCH, LENGTH, HEADS, WIDTH / HEADS])?
             .transpose(1, 2)
     };
-    let (cos, sin) = rope_tables(LENGTH, WIDTH / HEADS, 100.0, 0, x.mesh())?;
-    let turned = |w: &str| heads(w)?.rope(&cos, &sin, RopeStyle::Half);
-    let seen = attention(
-        &turned("wq")?,
-        &turned("wk")?,
-        &heads("wv")?,
-        &AttentionOptions {
-            causal: true,
+    let (cos, sin) = Tensor::rope_tables(
+        LENGTH,
+        WIDTH / HEADS,
+        &RopeOptions {
+            base: 100.0,
             ..Default::default()
         },
-    )?
-    .out;
+        x.mesh(),
+    )?;
+    let turned = |w: &str| heads(w)?.rope(&cos, &sin, RopeStyle::Half);
+    let seen = turned("wq")?
+        .attention(
+            &turned("wk")?,
+            &heads("wv")?,
+            &AttentionOptions {
+                causal: true,
+                ..Default::default()
+            },
+        )?
+        .out;
     let mixed = seen
         .transpose(1, 2)?
         .reshape([BATCH, LENGTH, WIDTH])?
         .linear(p.get("wo"), None)?;
     let x = mixed.dropout_add(x, 0.1, Rng::new(step as u64))?;
-    let h = x.rms_norm(1, Some(p.get("n2")), 1e-5)?;
+    let h = x.rms_norm(&NormOptions::new().weight(p.get("n2")))?;
     let gated = h
         .linear(p.get("gate"), None)?
         .swiglu2(&h.linear(p.get("up"), None)?)?;

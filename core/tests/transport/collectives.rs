@@ -41,7 +41,7 @@ fn a_sum_of_many_small_floats_is_rounded_once() {
     // 256 + 1 is 256 in bf16, so adding ones one by one would never move.
     for ranks in [2, 6, 7, 12, 40] {
         let tensor = |rank: usize| {
-            Tensor::scalar(
+            Tensor::new(
                 bf16::from_f32(if rank == 0 { 256.0 } else { 1.0 }),
                 &device(),
             )
@@ -196,7 +196,7 @@ fn more_parts_than_a_kernel_takes_need_few_kernels() {
     let (device, work) = counting_device();
     let mesh = Mesh::new("x=16", &device).expect("a mesh");
     let parts: Vec<Part> = (0..16)
-        .map(|rank| Part::new(rank, &Tensor::scalar(1f32, &device).expect("a part")))
+        .map(|rank| Part::new(rank, &Tensor::new(1f32, &device).expect("a part")))
         .collect();
     work.take();
     InProcess
@@ -212,7 +212,7 @@ fn ranks_on_two_devices_get_their_results_on_their_own() {
     let part = |rank: usize| {
         Part::new(
             rank,
-            &Tensor::scalar(1f32 + rank as f32, mesh.device(rank)).expect("a part"),
+            &Tensor::new(1f32 + rank as f32, mesh.device(rank)).expect("a part"),
         )
     };
     let parts: Vec<Part> = (0..4).map(part).collect();
@@ -252,7 +252,7 @@ fn a_part_on_the_wrong_device_or_on_a_mesh_is_refused() {
     let mut wrong = parts(&[&[1.0], &[2.0]]);
     wrong[1] = Part::new(
         1,
-        &Tensor::scalar(1f32, &other)
+        &Tensor::new(1f32, &other)
             .and_then(|t| t.reshape([1]))
             .expect("a part"),
     );
@@ -272,7 +272,7 @@ fn a_part_on_the_wrong_device_or_on_a_mesh_is_refused() {
 #[test]
 fn a_rank_of_another_process_is_out_of_reach_in_process() {
     let mesh = mesh(3).addressing(&[0, 2]).expect("two of three");
-    let t = Tensor::scalar(1f32, &device()).expect("a part");
+    let t = Tensor::new(1f32, &device()).expect("a part");
     let parts = [
         Part::new(0, &t),
         Part::elsewhere(1, DType::F32, ()),

@@ -5,7 +5,10 @@
 
 mod console;
 
-use anymesh_core::{DType, Device, Error, Tensor, ops::Rng};
+use anymesh_core::{
+    DType, Device, Error, Tensor,
+    ops::{Order, Rng},
+};
 use wasm_bindgen::prelude::*;
 
 /// Installs the console hooks: called once by the page, before anything else.
@@ -157,7 +160,7 @@ async fn kernels(device: &Device, scale: f64) -> Result<Vec<(&'static str, f64)>
     out.push((
         "sort",
         error(
-            &x.reshape([rows * columns])?.sort(0, false)?.0,
+            &x.reshape([rows * columns])?.sort(0, Order::Ascending)?.0,
             &sorted,
             scale,
         )

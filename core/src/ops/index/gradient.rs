@@ -98,7 +98,7 @@ impl Lookup {
             let moved = zeros.make(g)?.reordered("permute", &order)?.index_put(
                 &indices,
                 &g.movedim(&from, &to)?,
-                true,
+                ScatterOp::Add,
             )?;
             let mut back: Dims = smallvec![0; order.len()];
             for (i, d) in order.iter().enumerate() {

@@ -85,9 +85,9 @@ pub(in crate::ops) fn localize(
         |b| {
             let (x, whole, start, end) = (
                 b.load(index.dtype()).cast(dtype),
-                b.param(dtype.kind()),
-                b.param(dtype.kind()),
-                b.param(dtype.kind()),
+                b.param(dtype),
+                b.param(dtype),
+                b.param(dtype),
             );
             let place = x.lt(0).select(x + whole, x);
             let here = place.ge(start).and(place.lt(end));

@@ -57,7 +57,7 @@ impl Tensor {
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
-            None => Tensor::scalar(1i32, self.device())?.expand(self.shape())?,
+            None => Tensor::new(1i32, self.device())?.expand(self.shape())?,
         };
         // A negative index would count from the end; here it is an error, so it is moved where it
         // is one.
@@ -133,7 +133,7 @@ impl Tensor {
         let hit = b
             .load(self.dtype())
             .cast(dtype)
-            .eq(b.index(index_kind(classes)).cast(dtype));
+            .eq(b.index(index_kind(classes).dtype()).cast(dtype));
         let program = b.finish(&[(hit, DType::I32)])?;
         let mut class = Affine {
             offset: 0,

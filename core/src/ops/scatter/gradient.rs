@@ -39,7 +39,7 @@ impl Spots {
             Spots::Leading(indices) => x.index_put(
                 &indices.iter().collect::<SmallVec<[&Tensor; 4]>>(),
                 updates,
-                mode == ScatterOp::Add,
+                mode,
             ),
         }
     }
