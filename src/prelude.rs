@@ -17,7 +17,10 @@ pub use crate::{
     Sharding, ShardingSpec, Tensor, TensorType, TypeSpec, bf16, f16,
     grad::{Gradients, no_grad},
     i, meta,
-    ops::Rng,
+    ops::{
+        AttentionOptions, CrossEntropyOptions, LossReduction, NormOptions, Order, Rng, RopeOptions,
+        RopeStyle,
+    },
     spmd::{Ledger, Policy, with_policy},
 };
 #[cfg(not(target_family = "wasm"))]

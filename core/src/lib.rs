@@ -12,6 +12,7 @@ mod cost;
 mod display;
 pub mod grad;
 pub mod indexing;
+mod launch;
 mod ledger;
 mod mesh;
 mod meta;

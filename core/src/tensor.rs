@@ -488,3 +488,29 @@ impl Tensor {
         )
     }
 }
+
+/// Whether all operands are plain; an error where they lie on different meshes.
+#[inline]
+pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
+    let Some((first, rest)) = inputs.split_first() else {
+        return Ok(true);
+    };
+    let mesh = first.mesh();
+    for other in rest {
+        if other.mesh() != mesh {
+            if other.mesh().is_single() && mesh.is_single() {
+                return Err(Error::DeviceMismatch {
+                    op,
+                    left: mesh.to_string(),
+                    right: other.mesh().to_string(),
+                });
+            }
+            return Err(Error::MeshMismatch {
+                op,
+                left: mesh.to_string(),
+                right: other.mesh().to_string(),
+            });
+        }
+    }
+    Ok(mesh.is_single())
+}

@@ -311,3 +311,15 @@ fn a_gradient_that_only_repeats_has_the_shape_of_its_own_operand() {
         assert_eq!(found[0].type_string(), format!("f16[4@a, {columns}]"));
     }
 }
+
+#[test]
+fn a_decision_tells_the_sizes_of_its_own_operands() {
+    let mesh = Mesh::new("a=2", &cpu()).unwrap();
+    for rows in [4, 6] {
+        let x = on(&mesh, &[rows, 8], "[@a, _]");
+        let (result, decisions) = trace(|| x.softmax(1));
+        result.unwrap();
+        let sizes: Vec<usize> = decisions[0].rule.factors.iter().map(|f| f.size).collect();
+        assert_eq!(sizes, [rows, 8], "it was solved for 4 rows");
+    }
+}

@@ -4,7 +4,7 @@ use super::{
     no_grad,
     tape::{Edge, HookHandle, Mode},
 };
-use crate::{Error, NoGradient, Result, Tensor, spmd::plain};
+use crate::{Error, NoGradient, Result, Tensor, tensor::plain};
 use std::sync::Arc;
 
 impl Tensor {

@@ -3,13 +3,13 @@
 use super::{
     OpInfo, PadMode,
     expr::{Expr, check_float, compute_type},
-    launch::launch_fused,
     op, same_device, sum_to,
 };
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
     grad::{Back, Pulled, recompute, record},
+    launch::launch_fused,
     spmd::{Call, Local, plain, without_partials},
 };
 use smallvec::{SmallVec, smallvec};
@@ -41,6 +41,16 @@ pub struct AttentionOptions {
     pub mask: Option<Tensor>,
 }
 
+impl AttentionOptions {
+    /// Every query sees the keys up to its own position.
+    pub fn causal() -> Self {
+        Self {
+            causal: true,
+            ..Self::default()
+        }
+    }
+}
+
 /// What attention computes.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -60,8 +70,7 @@ impl Tensor {
     /// # let device = anymesh_backend_cpu::device();
     /// let q = Tensor::from_slice(&[0f32, 0.0], [1, 1, 2, 1], &device)?;
     /// let v = Tensor::from_slice(&[2f32, 4.0], [1, 1, 2, 1], &device)?;
-    /// let options = AttentionOptions { causal: true, ..Default::default() };
-    /// assert_eq!(q.attention(&q, &v, &options)?.out.to_vec::<f32>()?, [2.0, 3.0]);
+    /// assert_eq!(q.attention(&q, &v, &AttentionOptions::causal())?.out.to_vec::<f32>()?, [2.0, 3.0]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     #[track_caller]

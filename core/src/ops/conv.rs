@@ -17,11 +17,12 @@
 
 mod gradient;
 
-use super::{OpInfo, launch::launch_as, matmul::biased, op, same_device};
+use super::{OpInfo, matmul::biased, op, same_device};
 use crate::{
     DType, Dims, Error, OperandType, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
+    launch::launch_as,
     promotion,
     spmd::{Call, Local, plain},
 };

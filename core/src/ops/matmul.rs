@@ -13,11 +13,12 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, RuleForm, expr::Expr, launch::launch_as, map1, op, same_device, sum_to};
+use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
 use crate::{
     DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::{MatmulCall, ReduceOp},
     grad::{Back, Pulled, record1},
+    launch::launch_as,
     map::Builder,
     promotion,
     spmd::{Call, Local, plain},

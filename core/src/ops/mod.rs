@@ -18,7 +18,6 @@ pub mod glu;
 mod gradient;
 pub mod index;
 pub mod interpolate;
-mod launch;
 pub mod loss;
 pub mod matmul;
 pub mod movement;

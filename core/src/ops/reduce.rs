@@ -25,7 +25,6 @@ use super::{
     elementwise::{Key, Slot, cached},
     expr::Expr,
     index::picked,
-    launch::launch_as,
     map1, need_float_math, same_device,
     similarity::unless_zero,
 };
@@ -33,6 +32,7 @@ use crate::ops::Order;
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
+    launch::launch_as,
     ledger::on_behalf_of,
     map::{Builder, Val},
     spmd::{

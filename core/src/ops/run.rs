@@ -1,10 +1,11 @@
 //! Running a map program: on a device, on a mesh, and, by `gradient.rs`, with its gradient
 //! remembered.
 
-use super::{OpInfo, affine::shifted, launch::launch, need_float_math, needs_f64_math};
+use super::{OpInfo, affine::shifted, need_float_math, needs_f64_math};
 use crate::{
     DType, Device, Dims, Error, MapProgram, Mesh, Result, Scalar, Shape, Tensor,
     backend::{Affine, MapCall, MapInput},
+    launch::launch,
     spmd::{
         Call,
         built::{MAP, map_data},

@@ -7,10 +7,11 @@
 
 mod gradient;
 
-use super::{OpInfo, expr::Expr, index::picked, launch::launch, need_float_math, op};
+use super::{OpInfo, expr::Expr, index::picked, need_float_math, op};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{ScanCall, ScanOp},
+    launch::launch,
     split,
     spmd::{Call, join_parts, parts_of},
     tensor::Outputs,

@@ -3,13 +3,13 @@
 use super::{
     OpInfo,
     expr::{Expr, check_float, compute_type},
-    launch::launch_fused,
     op,
 };
 use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
     grad::{Back, record1},
+    launch::launch_fused,
     spmd::{Call, without_partials},
 };
 use smallvec::smallvec;

@@ -21,17 +21,11 @@
 //!
 //! A value hands its gradient to the element that it is; positions have none.
 
-use super::{
-    OpInfo, POSITIONS, RuleForm,
-    index::picked,
-    launch::{launch, launch_as},
-    op,
-    reduce::check_positions,
-    same_device,
-};
+use super::{OpInfo, POSITIONS, RuleForm, index::picked, op, reduce::check_positions, same_device};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{SearchCall, SortCall},
+    launch::{launch, launch_as},
     split,
     spmd::{Call, Local, Rule, join_parts, parts_of, plain, rule::Operands},
 };

@@ -92,6 +92,17 @@ impl Solved {
         })
     }
 
+    /// The rule with the sizes of these operands: a solution that moves nothing holds for all sizes.
+    pub(super) fn rule_for(&self, operands: &[&Tensor]) -> Rule {
+        let mut rule = self.rule.clone();
+        for (factor, (_, size)) in rule.factors.iter_mut().zip(&self.factors) {
+            if let Size::Of(operand, dim) = size {
+                factor.size = operands[*operand].dims()[*dim];
+            }
+        }
+        rule
+    }
+
     /// The global shape of a result: sizes of factors, and of what is not cut as one rank has it.
     pub(crate) fn output_shape(
         &self,
@@ -316,18 +327,8 @@ impl Solved {
     /// What was found in a table; in debug builds, if the call has that rule.
     fn checked(self: Rc<Self>, call: &Call<'_>) -> Result<Rc<Self>> {
         if cfg!(debug_assertions) {
-            let mut rule = call.rule()?;
-            for (made, (known, (_, size))) in rule
-                .factors
-                .iter_mut()
-                .zip(self.rule.factors.iter().zip(&self.factors))
-            {
-                // The solution holds for every size that an operand tells.
-                if matches!(size, Size::Of(..)) {
-                    made.size = known.size;
-                }
-            }
-            if rule != self.rule {
+            let rule = call.rule()?;
+            if rule != self.rule_for(call.inputs) {
                 return Err(Error::Rule {
                     op: call.op,
                     rule: rule.to_string(),

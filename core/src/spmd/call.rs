@@ -299,7 +299,7 @@ impl<'a> Call<'a> {
             step,
             source,
             inputs: self.inputs.iter().map(|t| (*t).clone()).collect(),
-            rule: solved.rule.clone(),
+            rule: solved.rule_for(self.inputs),
             solution: solved.solution.clone(),
         }
     }

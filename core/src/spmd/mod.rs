@@ -17,6 +17,7 @@ pub mod solve;
 pub(crate) mod trace;
 
 pub use crate::ledger::{Entry, Ledger};
+pub(crate) use crate::tensor::plain;
 pub(crate) use call::{Call, Local};
 pub use info::{OpInfo, RuleForm};
 pub use policy::{Policy, with_policy};
@@ -28,32 +29,6 @@ use crate::{Error, Result, Tensor};
 
 /// The most operands of a rule, which has a bit for each.
 const MAX_OPERANDS: usize = 31;
-
-/// Whether all operands are plain; an error where they lie on different meshes.
-#[inline]
-pub(crate) fn plain(op: &'static str, inputs: &[&Tensor]) -> Result<bool> {
-    let Some((first, rest)) = inputs.split_first() else {
-        return Ok(true);
-    };
-    let mesh = first.mesh();
-    for other in rest {
-        if other.mesh() != mesh {
-            if other.mesh().is_single() && mesh.is_single() {
-                return Err(Error::DeviceMismatch {
-                    op,
-                    left: mesh.to_string(),
-                    right: other.mesh().to_string(),
-                });
-            }
-            return Err(Error::MeshMismatch {
-                op,
-                left: mesh.to_string(),
-                right: other.mesh().to_string(),
-            });
-        }
-    }
-    Ok(mesh.is_single())
-}
 
 /// A tensor with nothing partial, so that what several steps of a decomposition read is combined
 /// once.

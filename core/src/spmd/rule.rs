@@ -190,6 +190,12 @@ impl Rule {
         taken
     }
 
+    /// Whether no part of a dimension can be cut.
+    fn is_whole(&self, dim: &Factors) -> bool {
+        dim.iter()
+            .all(|f| self.factors[*f as usize].kind == Kind::Whole)
+    }
+
     /// The operands that every clause lets sums pass through: addends, unless a clause says
     /// otherwise.
     pub(super) fn usual_addends(&self) -> u32 {
@@ -285,7 +291,7 @@ impl fmt::Display for Rule {
         let letters = self.letters();
         let term = |dims: &SmallVec<[Factors; 4]>| -> String {
             let dim = |d: &Factors| match d[..] {
-                [] => "1".to_string(),
+                _ if self.is_whole(d) => "1".to_string(),
                 [one] => letters[one as usize].to_string(),
                 _ => format!(
                     "({})",
@@ -297,6 +303,12 @@ impl fmt::Display for Rule {
         let terms =
             |list: &[SmallVec<[Factors; 4]>]| list.iter().map(term).collect::<Vec<_>>().join(", ");
         write!(f, "{} -> {}", terms(&self.inputs), terms(&self.outputs))?;
+        // A factor that is never cut needs a letter where it is in brackets with others.
+        let named: SmallVec<[u8; 8]> = (self.inputs.iter().chain(&self.outputs).flatten())
+            .filter(|d| !self.is_whole(d))
+            .flatten()
+            .copied()
+            .collect();
         let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
         for factor in &self.factors {
             if factor.kind != Kind::Pass && !kinds.contains(&factor.kind) {
@@ -304,10 +316,13 @@ impl fmt::Display for Rule {
             }
         }
         for kind in kinds {
-            let of: String = (self.factors.iter().zip(&letters))
-                .filter(|(factor, _)| factor.kind == kind)
-                .flat_map(|(_, letter)| [' ', *letter])
+            let of: String = (0..self.factors.len())
+                .filter(|f| self.factors[*f].kind == kind && named.contains(&(*f as u8)))
+                .flat_map(|f| [' ', letters[f]])
                 .collect();
+            if of.is_empty() {
+                continue;
+            }
             match kind {
                 Kind::Pass => {}
                 Kind::Reduce(reduction) => write!(f, " ; reduce{of} {reduction}")?,
@@ -334,7 +349,9 @@ impl fmt::Display for Rule {
                 }
             }
         }
-        if self.addends != self.usual_addends() {
+        // Only a sum has addends.
+        let sums = |f: &Factor| f.kind == Kind::Reduce(Reduction::Sum);
+        if self.addends != self.usual_addends() && self.factors.iter().any(sums) {
             write!(f, " ; addend{}", operands(self.addends))?;
         }
         Ok(())

@@ -2,10 +2,10 @@
 
 use crate::{
     DType, Error, MapProgram, Reduction, Result, Tensor,
+    backend::{MapCall, MapInput},
+    launch::launch,
     map::{Binary, Builder, MAX_INPUTS},
-    ops::map1,
 };
-use smallvec::SmallVec;
 
 /// Plain tensors of one shape and dtype on one device, combined in the order given.
 ///
@@ -36,7 +36,7 @@ pub fn reduce(parts: &[Tensor], reduction: Reduction) -> Result<Tensor> {
         ));
     }
     let logical = matches!(reduction, Reduction::And | Reduction::Or);
-    if rest.is_empty() && !(logical && dtype != DType::Bool) {
+    if first.numel() == 0 || (rest.is_empty() && !(logical && dtype != DType::Bool)) {
         return Ok(first.clone());
     }
     // Partial results of logical reductions are bools, those of arithmetic ones as wide as what
@@ -51,12 +51,25 @@ pub fn reduce(parts: &[Tensor], reduction: Reduction) -> Result<Tensor> {
         let (now, later) = rest.split_at(rest.len().min(MAX_INPUTS - 1));
         let stored = if later.is_empty() { dtype } else { wide };
         let program = program(reduction, sum.dtype(), dtype, now.len(), stored)?;
-        let next = {
-            let operands: SmallVec<[&Tensor; MAX_INPUTS]> =
-                std::iter::once(&sum).chain(now).collect();
-            map1(reduction.name(), &program, &operands, &[])?
+        let input = |part: &Tensor| {
+            Ok(MapInput {
+                view: part.view()?,
+                window: None,
+            })
         };
-        (sum, rest) = (next, later);
+        let inputs = std::iter::once(&sum)
+            .chain(now)
+            .map(input)
+            .collect::<Result<_>>()?;
+        let call = MapCall {
+            op: reduction.name(),
+            program,
+            shape: first.shape().clone(),
+            inputs,
+            indices: Default::default(),
+            params: Default::default(),
+        };
+        (sum, rest) = (launch(first.mesh(), call)?.remove(0), later);
         if rest.is_empty() {
             return Ok(sum);
         }

@@ -3,12 +3,12 @@
 use super::super::{
     Map,
     elementwise::{Key, Slot, cached},
-    launch::{check_index, launch},
     map1, same_device,
 };
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::{CheckIndexCall, GatherCall, IndexAxis},
+    launch::{check_index, launch},
 };
 use smallvec::SmallVec;
 use std::ops::Range;

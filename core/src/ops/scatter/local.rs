@@ -2,12 +2,12 @@
 
 use super::super::{
     index::{Part, broadcast_all, check_indices, check_not_empty, index_axis, localize},
-    launch::launch,
     map1, same_device,
 };
 use crate::{
     DType, Error, MapProgram, Result, Shape, Tensor,
     backend::{Affine, ScatterCall, ScatterOp},
+    launch::launch,
 };
 use smallvec::{SmallVec, smallvec};
 
