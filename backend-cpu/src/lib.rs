@@ -127,10 +127,7 @@ impl Backend for CpuBackend {
             let detail = || format!("bytes {bytes:?} of a buffer of {}", all.len());
             all.get(bytes.clone())
                 .map(<[u8]>::to_vec)
-                .ok_or_else(|| Error::Argument {
-                    op: "download",
-                    detail: detail(),
-                })
+                .ok_or_else(|| Error::argument("download", "bytes", detail()))
         });
         Box::pin(std::future::ready(copied))
     }

@@ -10,10 +10,7 @@ pub(crate) const MAX_RANKS: usize = 4096;
 
 /// A request that is not what was expected.
 pub(crate) fn bad(detail: impl Into<String>) -> Error {
-    Error::Argument {
-        op: "request",
-        detail: detail.into(),
-    }
+    Error::argument("request", "request", detail.into())
 }
 
 /// JSON as an error quotes it: not all of a long text.

@@ -12,7 +12,7 @@ use crate::{
     sweep::values,
 };
 use anymesh_core::grad::{GradOptions, grad};
-use anymesh_core::{DType, Device, Error, Result, Tensor, ops};
+use anymesh_core::{DType, Device, Error, NoGradient, Result, Tensor, ops};
 use std::fmt;
 
 /// What was found out about one op.
@@ -84,12 +84,8 @@ impl Check<'_> {
                 break;
             }
             let run = std::panic::AssertUnwindSafe(|| self.sample(entry, sample, &mut row));
-            let result = std::panic::catch_unwind(run).unwrap_or_else(|_| {
-                Err(Error::Argument {
-                    op: entry.name,
-                    detail: "panicked".into(),
-                })
-            });
+            let result = std::panic::catch_unwind(run)
+                .unwrap_or_else(|_| Err(Error::argument(entry.name, "inputs", "panicked")));
             match result {
                 Ok(()) | Err(Error::Unsupported { .. }) => {}
                 Err(error) => row.failures.push(format!(
@@ -220,10 +216,11 @@ impl<'a> Function<'a> {
                 .all(|t| !t.dtype().is_float() || t.dtype() == DType::F64);
         let has_slope = out.iter().any(|t| t.dtype() == DType::F64);
         if has_slope && !out.iter().any(|t| t.requires_grad()) {
-            return Err(Error::Gradient {
-                op: entry.name,
-                detail: "a float result is not tracked".into(),
-            });
+            return Err(Error::gradient(
+                entry.name,
+                NoGradient::Untracked,
+                "a float result is not tracked",
+            ));
         }
         Ok(has_gradient.then_some(f))
     }

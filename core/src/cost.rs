@@ -91,11 +91,12 @@ impl CostModel {
         if time(self.start) && link(&self.link) && self.axes.values().all(link) {
             return Ok(());
         }
-        Err(Error::Argument {
-            op: "plan",
-            detail: format!(
+        Err(Error::argument(
+            "plan",
+            "cost",
+            format!(
                 "{self:?} is no cost model: times must be finite and not negative, bandwidths above 0"
             ),
-        })
+        ))
     }
 }

@@ -283,10 +283,13 @@ mod values {
             return of(x, region);
         }
         let (mesh, sharding) = (x.mesh(), x.sharding());
-        let elsewhere = || Error::Argument {
-            op: "display",
-            detail: "parts of it lie in other processes: call `full_tensor()` in all of them first"
-                .into(),
+        let elsewhere = || {
+            Error::argument(
+                "display",
+                "self",
+                "parts of it lie in other processes: call `full_tensor()` in all of them first",
+            )
+            .of([x])
         };
         let partial = sharding.partial().next().map(|(_, reduction)| reduction);
         if partial.is_some() && !mesh.is_local() {

@@ -17,6 +17,7 @@ mod ledger;
 mod mesh;
 mod meta;
 mod nested;
+mod operand;
 pub mod ops;
 mod place;
 mod promotion;
@@ -30,9 +31,9 @@ mod tensor;
 pub mod transport;
 
 pub use anymesh_kernel::{
-    Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
-    f16, layout, map,
+    Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3,
+    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, Result,
+    Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;

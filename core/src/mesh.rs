@@ -84,7 +84,7 @@ impl Mesh {
                 ranks,
                 devices.len()
             );
-            return Err(Error::Mesh { detail });
+            return Err(Error::mesh(&axes, detail));
         }
         let local = devices
             .iter()
@@ -162,15 +162,18 @@ impl Mesh {
     pub fn addressing(&self, ranks: &[usize]) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|r| self.addressable().all(|a| a != **r)) {
             return Err(Error::Mesh {
+                axes: self.axes().into(),
+                ranks: [*rank].into(),
                 detail: format!(
                     "rank {rank} of {self} is not in this process, which cannot address it"
                 ),
             });
         }
         if ranks.is_empty() {
-            return Err(Error::Mesh {
-                detail: "a process addresses at least one rank".into(),
-            });
+            return Err(Error::mesh(
+                self.axes(),
+                "a process addresses at least one rank",
+            ));
         }
         let local = self
             .locals()
@@ -203,11 +206,10 @@ impl Mesh {
         let a = self.axis(axis)?;
         let size = self.0.axes[a].1;
         if at >= size {
-            return Err(Error::Mesh {
-                detail: format!(
-                    "axis {axis} has {size} ranks, there is no index {at}: use 0..{size}"
-                ),
-            });
+            return Err(Error::mesh(
+                self.axes(),
+                format!("axis {axis} has {size} ranks, there is no index {at}: use 0..{size}"),
+            ));
         }
         let axes = self
             .0
@@ -233,9 +235,10 @@ impl Mesh {
             .map(|n| self.axis(n))
             .collect::<Result<SmallVec<[usize; 3]>>>()?;
         if (1..kept.len()).any(|i| kept[..i].contains(&kept[i])) {
-            return Err(Error::Mesh {
-                detail: format!("an axis is named twice in {names:?}"),
-            });
+            return Err(Error::mesh(
+                self.axes(),
+                format!("an axis is named twice in {names:?}"),
+            ));
         }
         let axes: SmallVec<[(String, usize); 3]> =
             kept.iter().map(|a| self.0.axes[*a].clone()).collect();
@@ -433,7 +436,7 @@ pub(crate) fn is_axis_name(name: &str) -> bool {
 
 /// The number of ranks, if the axes make sense.
 fn check_axes(axes: &[(String, usize)]) -> Result<usize> {
-    let fail = |detail: String| Err(Error::Mesh { detail });
+    let fail = |detail: String| Err(Error::mesh(axes, detail));
     for (i, (name, size)) in axes.iter().enumerate() {
         if !is_axis_name(name) {
             return fail(format!(

@@ -55,13 +55,14 @@ impl<N: Nested> Nested for [N] {
     fn collect(&self, sizes: &[usize], elements: &mut Vec<Self::Element>) -> Result<()> {
         let (&size, inner) = sizes.split_first().unwrap_or((&0, &[]));
         if self.len() != size {
-            return Err(Error::Shape {
-                op: "new",
-                detail: format!(
+            return Err(Error::shape(
+                "new",
+                [&Shape::from(sizes), &Shape::from([self.len()])],
+                format!(
                     "a row of {} where the first one has {size}: all rows must have the same length",
                     self.len()
                 ),
-            });
+            ));
         }
         elements.reserve(self.len());
         self.iter().try_for_each(|n| n.collect(inner, elements))

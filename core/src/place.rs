@@ -2,8 +2,8 @@
 
 use crate::grad::{Back, Pulled, record1};
 use crate::{
-    DType, Device, Element, Error, Mesh, Reduction, Region, Result, Shape, Sharding, ShardingSpec,
-    Tensor, TensorType, TypeSpec,
+    DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
+    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on,
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -242,14 +242,16 @@ impl Tensor {
         let op = "from_shards";
         ty.sharding.check(mesh, ty.shape.rank())?;
         if parts.len() != mesh.addressable().len() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "parts",
+                format!(
                     "{} parts for {} addressable ranks",
                     parts.len(),
                     mesh.addressable().len()
                 ),
-            });
+            )
+            .of(parts));
         }
         for (i, (rank, part)) in mesh.addressable().zip(parts).enumerate() {
             let region = ty.sharding.region(mesh, rank, &ty.shape);
@@ -261,7 +263,11 @@ impl Tensor {
                     Shape::from(region.shape),
                     part.type_string()
                 );
-                return Err(Error::Shape { op, detail });
+                return Err(Error::shape(
+                    op,
+                    [type_on(ty, mesh), OperandType::from(part).on_rank(rank)],
+                    detail,
+                ));
             }
             if part.device() != mesh.device(i) {
                 return Err(Error::DeviceMismatch {

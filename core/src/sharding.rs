@@ -1,6 +1,9 @@
 //! How a tensor lies on a mesh.
 
-use crate::{DType, Dims, Error, Layout, Mesh, Result, Scalar, Shape, ShardingSpec, TypeSpec};
+use crate::{
+    DType, Dims, Error, Layout, Mesh, Result, Scalar, Shape, ShardingSpec, TypeSpec,
+    operand::sharding_text,
+};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -10,6 +13,7 @@ pub const MAX_RANK: usize = 32;
 /// What a tensor on a mesh with more than [`MAX_RANK`] dimensions is answered with.
 pub(crate) fn too_many_dimensions(rank: usize) -> Error {
     Error::Sharding {
+        sharding: String::new(),
         detail: format!(
             "a tensor of rank {rank} on a mesh: at most {MAX_RANK} dimensions, join some of them with `reshape`"
         ),
@@ -255,7 +259,10 @@ impl Sharding {
     /// Refuses axes the mesh does not have or that are used twice, and dimensions the tensor does
     /// not have.
     pub fn check(&self, mesh: &Mesh, rank: usize) -> Result<()> {
-        let fail = |detail: String| Err(Error::Sharding { detail });
+        let fail = |detail: String| {
+            let sharding = sharding_text(self, rank, mesh);
+            Err(Error::Sharding { sharding, detail })
+        };
         if rank > MAX_RANK && !mesh.is_single() {
             return Err(too_many_dimensions(rank));
         }

@@ -98,6 +98,7 @@ impl ShardingSpec {
         let entries = self.dims.len();
         if !self.ranks().contains(&rank) {
             return Err(Error::Sharding {
+                sharding: self.to_string(),
                 detail: format!(
                     "{self} is for {entries}{} dimensions, the tensor has {rank}: write an entry for each, `_` where it is not cut, or `...` for all others",
                     if self.rest.is_some() { " or more" } else { "" }

@@ -2,8 +2,8 @@
 
 use crate::grad::Edge;
 use crate::{
-    Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, Result, Scalar, Shape,
-    Sharding, View,
+    Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result, Scalar,
+    Shape, Sharding, View,
 };
 use std::sync::Arc;
 
@@ -74,10 +74,7 @@ impl Tensor {
                 dtype.size(),
                 bytes.len()
             );
-            return Err(Error::Shape {
-                op: "from_bytes",
-                detail,
-            });
+            return Err(Error::shape("from_bytes", [(dtype, &shape)], detail));
         }
         place.build(dtype, &shape, |device, region| {
             let part = region.of(&Layout::contiguous(shape.clone()));
@@ -254,16 +251,15 @@ impl Tensor {
                 self.type_string(),
                 self.mesh()
             );
-            return Err(Error::Argument { op: "view", detail });
+            return Err(Error::argument("view", "self", detail).of([self]));
         }
         if crate::grad::is_recording(&[self]) {
-            let detail = "a kernel was to read a tracked tensor past the tape: this op has no gradient, use `detach()` or `no_grad`".into();
-            return Err(Error::Gradient { op: "view", detail });
+            let detail = "a kernel was to read a tracked tensor past the tape: this op has no gradient, use `detach()` or `no_grad`";
+            return Err(Error::gradient("view", NoGradient::NotDifferentiable, detail).of([self]));
         }
         let shard = self.shard();
-        let buffer = shard.buffer.clone().ok_or_else(|| Error::Argument {
-            op: "view",
-            detail: "a tensor without elements reached a kernel".into(),
+        let buffer = shard.buffer.clone().ok_or_else(|| {
+            Error::argument("view", "self", "a tensor without elements reached a kernel").of([self])
         })?;
         Ok(View {
             buffer,
@@ -408,10 +404,7 @@ impl Tensor {
                 self.numel() * size,
                 out.len()
             );
-            return Err(Error::Argument {
-                op: "copy_bytes",
-                detail,
-            });
+            return Err(Error::argument("copy_bytes", "out", detail).of([self]));
         }
         let in_place = if self.is_plain() {
             self.shard()
@@ -445,14 +438,15 @@ impl Tensor {
         let whole = if self.numel() == 1 {
             self.to_read()
         } else {
-            Err(Error::Shape {
-                op: "item",
-                detail: format!(
+            Err(Error::shape(
+                "item",
+                [self],
+                format!(
                     "{} has {} elements, exactly one is needed",
                     self.type_string(),
                     self.numel()
                 ),
-            })
+            ))
         };
         async move {
             let x = whole?;
@@ -481,11 +475,10 @@ impl Tensor {
             return Ok(self.clone());
         }
         if crate::grad::is_recording(&[self]) {
-            let detail = "a tracked tensor cannot be moved while waiting: `detach()` it first, or use `to_mesh`".into();
-            return Err(Error::Gradient {
-                op: "to_device",
-                detail,
-            });
+            let detail = "a tracked tensor cannot be moved while waiting: `detach()` it first, or use `to_mesh`";
+            return Err(
+                Error::gradient("to_device", NoGradient::NotDifferentiable, detail).of([self]),
+            );
         }
         Self::from_bytes(
             &self.to_bytes_async().await?,

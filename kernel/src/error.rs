@@ -1,8 +1,122 @@
 //! The one error type.
 
 use crate::{DType, Shape};
+use std::fmt;
+
+/// What an error tells of an operand: as much of its type as is known.
+///
+/// ```
+/// # use anymesh_kernel::{DType, OperandType, Shape};
+/// let mut x = OperandType::from((DType::F32, &Shape::from([8, 4])));
+/// assert_eq!(x.to_string(), "f32[8, 4]");
+/// x.sharding = "[@dp, _]{sum:tp}".into();
+/// assert_eq!(x.to_string(), "f32[8@dp, 4]{sum:tp}");
+/// assert_eq!(OperandType::from(&Shape::from([8, 4])).to_string(), "[8, 4]");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OperandType {
+    /// Its dtype; none for a shape alone, such as one that was asked for.
+    pub dtype: Option<DType>,
+    /// Its global shape.
+    pub shape: Shape,
+    /// The sharding by the names of mesh axes, such as `[@dp, _]{sum:tp}`; empty for a tensor that
+    /// lies on a single device.
+    pub sharding: String,
+    /// The rank of the mesh that holds it, for the part of one rank.
+    pub mesh_rank: Option<usize>,
+}
+
+impl OperandType {
+    /// The same as what one rank of a mesh holds.
+    pub fn on_rank(self, rank: usize) -> Self {
+        Self {
+            mesh_rank: Some(rank),
+            ..self
+        }
+    }
+}
+
+impl From<&Shape> for OperandType {
+    fn from(shape: &Shape) -> Self {
+        Self {
+            dtype: None,
+            shape: shape.clone(),
+            sharding: String::new(),
+            mesh_rank: None,
+        }
+    }
+}
+
+impl From<(DType, &Shape)> for OperandType {
+    fn from((dtype, shape): (DType, &Shape)) -> Self {
+        Self {
+            dtype: Some(dtype),
+            ..shape.into()
+        }
+    }
+}
+
+/// The type as text: `f32[8@dp, 4]{sum:tp}`.
+impl fmt::Display for OperandType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(dtype) = self.dtype {
+            write!(f, "{dtype}")?;
+        }
+        let (cuts, partial) = self.sharding.split_once(']').unwrap_or_default();
+        let mut cuts = cuts.trim_start_matches('[').split(", ");
+        let dims: Vec<String> = (self.shape.dims().iter())
+            .map(|size| match cuts.next() {
+                None | Some("" | "_") => size.to_string(),
+                Some(axes) => format!("{size}{axes}"),
+            })
+            .collect();
+        write!(f, "[{}]{partial}", dims.join(", "))
+    }
+}
+
+/// One way to do what [`Error::ImplicitCommunication`] refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Alternative {
+    /// What a program would write, or what the op would do.
+    pub description: String,
+    /// The bytes that each rank receives.
+    pub bytes: u64,
+}
+
+impl Alternative {
+    fn lines(choices: &[Alternative]) -> String {
+        choices
+            .iter()
+            .map(|c| format!("  {}: {} bytes a rank\n", c.description, c.bytes))
+            .collect()
+    }
+}
+
+/// Why there is no gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NoGradient {
+    /// Nothing that the tensor was computed from requires a gradient.
+    Untracked,
+    /// The result does not depend on the tensor.
+    Unused,
+    /// An earlier pass released what the op had kept.
+    Released,
+    /// The gradient was taken out already.
+    Taken,
+    /// The tensor is the result of an op, and passes keep the gradients of leaves alone.
+    NotRetained,
+    /// A change in place that would cut the tensor off from what it was computed from.
+    Detached,
+    /// The op has no gradient where it was called.
+    NotDifferentiable,
+    /// A gradient whose type is not that of its tensor, or as many as there are not tensors.
+    Mismatch,
+}
 
 /// Everything that can go wrong. Each variant is one way, and says what to do about it.
+///
+/// What is wrong is in the fields, so that a program can match on it; `detail` says it in words.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,6 +125,8 @@ pub enum Error {
     Shape {
         /// The op.
         op: &'static str,
+        /// The operands that do not fit, in the order of the call, and the shapes asked of them.
+        operands: Box<[OperandType]>,
         /// The shapes and what was expected of them.
         detail: String,
     },
@@ -39,6 +155,10 @@ pub enum Error {
     Argument {
         /// The op.
         op: &'static str,
+        /// The argument, by its name in the signature or in the options.
+        argument: &'static str,
+        /// The operands that the argument does not suit, where it depends on them.
+        operands: Box<[OperandType]>,
         /// What is wrong and what would be right.
         detail: String,
     },
@@ -55,6 +175,10 @@ pub enum Error {
     /// Axes, sizes or devices that make no mesh.
     #[error("mesh: {detail}")]
     Mesh {
+        /// The axes and their sizes.
+        axes: Box<[(String, usize)]>,
+        /// The ranks that are wrong, where it is about some.
+        ranks: Box<[usize]>,
         /// What is wrong and what would be right.
         detail: String,
     },
@@ -71,6 +195,19 @@ pub enum Error {
     /// A sharding that does not fit its mesh or tensor.
     #[error("sharding: {detail}")]
     Sharding {
+        /// The sharding by the names of mesh axes, such as `[@dp, _]{sum:tp}`; empty where it
+        /// is not about a single one.
+        sharding: String,
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// A sharding rule that does not suit its op.
+    #[error("{op}: the sharding rule '{rule}' does not hold: {detail}")]
+    Rule {
+        /// The op.
+        op: &'static str,
+        /// The rule as text.
+        rule: String,
         /// What is wrong and what would be right.
         detail: String,
     },
@@ -87,14 +224,17 @@ pub enum Error {
         right: String,
     },
     /// An op that would communicate where the policy asks for explicit resharding.
-    #[error("{op} at {caller}: would communicate, and the policy is explicit. Choices:\n{choices}")]
+    #[error(
+        "{op} at {caller}: would communicate, and the policy is explicit. Choices:\n{}  or allow it with `with_policy(Policy::Auto, ..)`",
+        Alternative::lines(choices)
+    )]
     ImplicitCommunication {
         /// The op.
         op: &'static str,
         /// The line that called it.
         caller: String,
-        /// What could be done, with the bytes each rank receives.
-        choices: String,
+        /// What could be done, cheapest first.
+        choices: Box<[Alternative]>,
     },
     /// No way to reshard within the memory that the cost model allows.
     #[error(
@@ -153,7 +293,11 @@ pub enum Error {
     Gradient {
         /// The op.
         op: &'static str,
-        /// Why, and what to do.
+        /// Why.
+        reason: NoGradient,
+        /// The tensors it is about.
+        operands: Box<[OperandType]>,
+        /// Why, in words, and what to do.
         detail: String,
     },
     /// An index outside its dimension.
@@ -178,7 +322,17 @@ pub enum Error {
         /// The op.
         op: &'static str,
         /// The shape.
-        shape: Shape,
+        shape: Box<Shape>,
+    },
+    /// Elements that are too many for their positions to be numbered in `i32`.
+    #[error(
+        "{op}: positions among {count} elements do not fit i32: take fewer axes at once, or smaller pieces"
+    )]
+    Positions {
+        /// The op.
+        op: &'static str,
+        /// How many there are.
+        count: usize,
     },
     /// A tensor beyond what the device can bind or allocate.
     #[error(
@@ -244,5 +398,230 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Operands that do not fit together, or not the shapes asked of them.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{Error, Shape};
+    /// let (a, b) = (Shape::from([2, 3]), Shape::from([4]));
+    /// let error = Error::shape("add", [&a, &b], "[2, 3] and [4] do not broadcast");
+    /// assert!(matches!(&error, Error::Shape { operands, .. } if operands[1].shape == b));
+    /// ```
+    pub fn shape<T: Into<OperandType>>(
+        op: &'static str,
+        operands: impl IntoIterator<Item = T>,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self::Shape {
+            op,
+            operands: operands.into_iter().map(Into::into).collect(),
+            detail: detail.into(),
+        }
+    }
+
+    /// An argument outside its domain, by its name in the signature or in the options. Where that
+    /// depends on operands, add them with [`of`](Self::of).
+    pub fn argument(op: &'static str, argument: &'static str, detail: impl Into<String>) -> Self {
+        Self::Argument {
+            op,
+            argument,
+            operands: [].into(),
+            detail: detail.into(),
+        }
+    }
+
+    /// A gradient that cannot be computed. Add the tensors it is about with [`of`](Self::of).
+    pub fn gradient(op: &'static str, reason: NoGradient, detail: impl Into<String>) -> Self {
+        Self::Gradient {
+            op,
+            reason,
+            operands: [].into(),
+            detail: detail.into(),
+        }
+    }
+
+    /// The same error with the operands it is about: of [`Shape`](Self::Shape),
+    /// [`Argument`](Self::Argument) and [`Gradient`](Self::Gradient), where it does not tell them
+    /// yet.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{DType, Error, Shape};
+    /// let x = (DType::F32, &Shape::from([5]));
+    /// let error = Error::argument("topk", "k", "9 values were asked for, there are 5").of([x]);
+    /// assert!(matches!(&error, Error::Argument { argument: "k", operands, .. } if operands[0].shape == *x.1));
+    /// ```
+    pub fn of<T: Into<OperandType>>(mut self, types: impl IntoIterator<Item = T>) -> Self {
+        if let Self::Shape { operands, .. }
+        | Self::Argument { operands, .. }
+        | Self::Gradient { operands, .. } = &mut self
+            && operands.is_empty()
+        {
+            *operands = types.into_iter().map(Into::into).collect();
+        }
+        self
+    }
+
+    /// Axes, sizes or devices that make no mesh.
+    pub fn mesh(axes: &[(String, usize)], detail: impl Into<String>) -> Self {
+        Self::Mesh {
+            axes: axes.into(),
+            ranks: [].into(),
+            detail: detail.into(),
+        }
+    }
+}
+
 /// Shorthand used by every fallible function of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of each variant, all of `op` or of `device`.
+    fn all(op: &'static str, device: &str) -> Vec<Error> {
+        let text = String::new;
+        let x = || OperandType::from(&Shape::from([2]));
+        vec![
+            Error::shape(op, [x()], text()),
+            Error::Axis {
+                op,
+                axis: 3,
+                rank: 2,
+            },
+            Error::DType {
+                op,
+                dtype: DType::F32,
+                expected: "an integer",
+            },
+            Error::argument(op, "k", text()).of([x()]),
+            Error::DeviceMismatch {
+                op,
+                left: device.into(),
+                right: text(),
+            },
+            Error::Rule {
+                op,
+                rule: text(),
+                detail: text(),
+            },
+            Error::MeshMismatch {
+                op,
+                left: text(),
+                right: text(),
+            },
+            Error::ImplicitCommunication {
+                op,
+                caller: text(),
+                choices: [].into(),
+            },
+            Error::Transport {
+                op,
+                detail: text(),
+                ranks: vec![],
+            },
+            Error::Timeout {
+                op,
+                seconds: 1.0,
+                missing: vec![],
+            },
+            Error::Promotion {
+                op,
+                left: DType::F32,
+                right: DType::BF16,
+                to: DType::F32,
+            },
+            Error::gradient(op, NoGradient::Unused, text()),
+            Error::IndexOutOfRange {
+                op,
+                index: 1,
+                len: 1,
+            },
+            Error::DivisionByZero { op },
+            Error::SizeOverflow {
+                op,
+                shape: Shape::from([2]).into(),
+            },
+            Error::Positions { op, count: 1 },
+            Error::TooLarge {
+                device: device.into(),
+                bytes: 1,
+                limit: 0,
+            },
+            Error::OutOfMemory {
+                device: device.into(),
+                bytes: 1,
+            },
+            Error::Unsupported {
+                device: device.into(),
+                what: text(),
+                hint: text(),
+            },
+            Error::DeviceUnavailable {
+                device: device.into(),
+                reason: text(),
+                hint: text(),
+            },
+            Error::DeviceFailed {
+                device: device.into(),
+                detail: text(),
+            },
+        ]
+    }
+
+    #[test]
+    fn every_message_names_the_op_or_the_device() {
+        for error in all("frobnicate", "warp9") {
+            let text = error.to_string();
+            assert!(
+                text.contains("frobnicate") || text.contains("warp9"),
+                "{text}"
+            );
+        }
+        // What belongs to no op begins with what it is about.
+        for (error, start) in [
+            (Error::mesh(&[], ""), "mesh: "),
+            (
+                Error::Sharding {
+                    sharding: String::new(),
+                    detail: String::new(),
+                },
+                "sharding: ",
+            ),
+            (
+                Error::Memory {
+                    from: String::new(),
+                    to: String::new(),
+                    needed: 1,
+                    ceiling: 0,
+                },
+                "reshard ",
+            ),
+            (
+                Error::Parse {
+                    what: "mesh",
+                    text: "dp".into(),
+                    expected: String::new(),
+                },
+                "cannot read 'dp' as a mesh",
+            ),
+        ] {
+            assert!(error.to_string().starts_with(start), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_stays_small() {
+        // Every `Result` makes room for it: lists and shapes are boxed.
+        assert!(size_of::<Error>() <= 80);
+    }
+
+    #[test]
+    fn operands_are_told_once() {
+        let (x, y) = (Shape::from([2]), Shape::from([3]));
+        let error = Error::shape("add", [&x], "").of([&y]);
+        assert_eq!(error, Error::shape("add", [&x], ""));
+        let axis = Error::DivisionByZero { op: "div" };
+        assert_eq!(axis.clone().of([&x]), axis);
+    }
+}

@@ -18,7 +18,7 @@ mod shape;
 pub use backend::{Backend, Buffer, Capabilities, Kernel, MemoryUse, View};
 pub use device::{Device, Profiling, Timing};
 pub use dtype::{DType, Element, Kind, Scalar};
-pub use error::{Error, Result};
+pub use error::{Alternative, Error, NoGradient, OperandType, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use layout::Layout;

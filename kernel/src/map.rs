@@ -444,7 +444,7 @@ impl Builder {
             })
         });
         match error {
-            Some(detail) => Err(Error::Argument { op: "map", detail }),
+            Some(detail) => Err(Error::argument("map", "program", detail)),
             None => Ok(program),
         }
     }

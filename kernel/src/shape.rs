@@ -47,7 +47,7 @@ impl Shape {
             .filter(|n| *n <= isize::MAX as usize / 8)
             .ok_or_else(|| Error::SizeOverflow {
                 op,
-                shape: self.clone(),
+                shape: self.clone().into(),
             })
     }
 
@@ -101,12 +101,13 @@ impl Shape {
                 (1, b) => out.push(b),
                 (a, 1) => out.push(a),
                 _ => {
-                    return Err(Error::Shape {
+                    return Err(Error::shape(
                         op,
-                        detail: format!(
+                        [self, other],
+                        format!(
                             "{self} and {other} do not broadcast: dimensions must be equal or 1"
                         ),
-                    });
+                    ));
                 }
             }
         }

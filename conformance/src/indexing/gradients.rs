@@ -15,10 +15,11 @@ async fn of(
     let grads = result.backward_with(seed)?;
     let read = async |x: &Tensor| match grads.get(x)? {
         Some(gradient) if gradient.shape() == x.shape() => numbers(&gradient).await,
-        Some(gradient) => Err(Error::Argument {
-            op: "backward",
-            detail: format!("{} for {}", gradient.type_string(), x.type_string()),
-        }),
+        Some(gradient) => Err(Error::shape(
+            "backward",
+            [&gradient, x],
+            format!("{} for {}", gradient.type_string(), x.type_string()),
+        )),
         None => Ok(vec![0; x.numel()]),
     };
     Ok((

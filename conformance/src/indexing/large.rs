@@ -72,10 +72,11 @@ async fn check(device: &Device) -> Result<()> {
     match read().await {
         Err(Error::IndexOutOfRange { .. }) => {}
         other => {
-            return Err(Error::Argument {
-                op: "get",
-                detail: format!("a place past the end gave {other:?}"),
-            });
+            return Err(Error::argument(
+                "get",
+                "index",
+                format!("a place past the end gave {other:?}"),
+            ));
         }
     }
     let x = x.add_at_async(i![&places], &values).await?;
@@ -90,9 +91,10 @@ fn expect(what: &str, got: Vec<u8>, expected: Vec<u8>) -> Result<()> {
     if got == expected {
         Ok(())
     } else {
-        Err(Error::Argument {
-            op: "get",
-            detail: format!("{what}: {got:?}, expected {expected:?}"),
-        })
+        Err(Error::argument(
+            "get",
+            "index",
+            format!("{what}: {got:?}, expected {expected:?}"),
+        ))
     }
 }

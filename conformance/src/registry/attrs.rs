@@ -24,10 +24,11 @@ impl Attrs {
             Value::Null => Map::new(),
             Value::Object(map) => map.clone(),
             other => {
-                return Err(Error::Argument {
+                return Err(Error::argument(
                     op,
-                    detail: format!("attributes are a JSON object, got {other}"),
-                });
+                    "attrs",
+                    format!("attributes are a JSON object, got {other}"),
+                ));
             }
         };
         let attrs = Self {
@@ -50,22 +51,24 @@ impl Attrs {
                         .join(", ")
                 ),
             };
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("has no attribute '{name}': {takes}"),
-            });
+                "attrs",
+                format!("has no attribute '{name}': {takes}"),
+            ));
         }
         for attr in attrs.accepted {
             let Some(value) = attrs.given.get(attr.name) else {
                 if attr.default.is_none() {
-                    return Err(Error::Argument {
+                    return Err(Error::argument(
                         op,
-                        detail: format!(
+                        "attrs",
+                        format!(
                             "the attribute '{}' is missing: give {}",
                             attr.name,
                             attr.kind.expected()
                         ),
-                    });
+                    ));
                 }
                 continue;
             };
@@ -77,10 +80,11 @@ impl Attrs {
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> Error {
-        Error::Argument {
-            op: self.op,
-            detail: format!("the attribute '{name}' is {value}, expected {expected}"),
-        }
+        Error::argument(
+            self.op,
+            "attrs",
+            format!("the attribute '{name}' is {value}, expected {expected}"),
+        )
     }
 
     /// Whether the caller gave this attribute (and not as `null`).
@@ -113,9 +117,12 @@ impl Attrs {
             .and_then(|a| a.default);
         default
             .and_then(|text| serde_json::from_str(text).ok())
-            .ok_or_else(|| Error::Argument {
-                op: self.op,
-                detail: format!("the attribute '{name}' is missing"),
+            .ok_or_else(|| {
+                Error::argument(
+                    self.op,
+                    "attrs",
+                    format!("the attribute '{name}' is missing"),
+                )
             })
     }
 

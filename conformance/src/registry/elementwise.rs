@@ -93,7 +93,7 @@ fn usual(op: &str, name: &str) -> &'static str {
 
 fn run(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let op = call.op;
-    let wrong = |detail: String| Error::Argument { op, detail };
+    let wrong = |detail: String| Error::argument(op, "attrs", detail);
     let row = rows()
         .find(|row| row.info.name == op)
         .ok_or_else(|| wrong("is not elementwise".into()))?;

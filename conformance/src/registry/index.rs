@@ -103,14 +103,15 @@ pub(super) fn wait<T>(c: &Call<'_>, _: impl Future<Output = Result<T>>) -> Resul
 fn gather_axes(c: &Call<'_>) -> Result<Vec<Tensor>> {
     let (axes, indices) = (c.attrs.sizes("axes")?, c.all(1..c.inputs.len())?);
     if axes.len() != indices.len() {
-        return Err(anymesh_core::Error::Argument {
-            op: c.op,
-            detail: format!(
+        return Err(anymesh_core::Error::argument(
+            c.op,
+            "axes",
+            format!(
                 "{} axes were given for {} indices",
                 axes.len(),
                 indices.len()
             ),
-        });
+        ));
     }
     one(c
         .x(0)?

@@ -78,10 +78,8 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// Operand `at`, which the entry does not mark as optional.
     fn x(&self, at: usize) -> Result<&'a Tensor> {
-        self.maybe(at).ok_or_else(|| Error::Argument {
-            op: self.op,
-            detail: format!("operand {at} is missing"),
-        })
+        self.maybe(at)
+            .ok_or_else(|| Error::argument(self.op, "inputs", format!("operand {at} is missing")))
     }
 
     /// Operand `at`, where it was given.
@@ -169,10 +167,11 @@ impl Entry {
     /// Refuses too few and too many operands.
     fn check(&self, inputs: &[Option<Tensor>]) -> Result<()> {
         let wrong = |what: String| {
-            Err(Error::Argument {
-                op: self.name,
-                detail: format!("{what}: the operands are ({})", self.operands),
-            })
+            Err(Error::argument(
+                self.name,
+                "inputs",
+                format!("{what}: the operands are ({})", self.operands),
+            ))
         };
         let named = self.operands().count();
         let several = self.operands().any(|(_, _, several)| several);
@@ -263,10 +262,11 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     } else {
         format!("did you mean {}?", near.join(" or "))
     };
-    Err(Error::Argument {
-        op: "registry",
-        detail: format!("there is no op '{name}': {hint}"),
-    })
+    Err(Error::argument(
+        "registry",
+        "name",
+        format!("there is no op '{name}': {hint}"),
+    ))
 }
 
 /// Runs the op of this name with attributes from a JSON object.

@@ -158,10 +158,11 @@ fn pad(c: &Call<'_>) -> Result<Vec<Tensor>> {
         "replicate" => PadMode::Replicate,
         "circular" => PadMode::Circular,
         other => {
-            return Err(Error::Argument {
-                op: c.op,
-                detail: format!("there is no mode '{other}'"),
-            });
+            return Err(Error::argument(
+                c.op,
+                "mode",
+                format!("there is no mode '{other}'"),
+            ));
         }
     };
     one(c.x(0)?.pad(&c.attrs.pairs("pairs")?, mode))

@@ -24,12 +24,8 @@ pub(super) struct Program<'a> {
 impl Program<'_> {
     /// Runs it; a panic is one wrong case and not the end of the sweep.
     pub(super) fn call(&self, operands: &[Option<Tensor>], place: &Place) -> Result<Vec<Tensor>> {
-        catch_unwind(AssertUnwindSafe(|| (self.run)(operands, place))).unwrap_or_else(|_| {
-            Err(Error::Argument {
-                op: "sweep",
-                detail: "panicked".into(),
-            })
-        })
+        catch_unwind(AssertUnwindSafe(|| (self.run)(operands, place)))
+            .unwrap_or_else(|_| Err(Error::argument("sweep", "operands", "panicked")))
     }
 }
 

@@ -60,9 +60,7 @@ pub async fn run(mesh_of: impl Fn(usize) -> Result<Mesh>) -> Report {
     for (ranks, group) in GROUPS {
         let made = mesh_of(ranks).and_then(|mesh| match mesh.transport() {
             Some(transport) => Ok((mesh.clone(), transport.clone())),
-            None => Err(Error::Mesh {
-                detail: "a single device has no transport".into(),
-            }),
+            None => Err(Error::mesh(mesh.axes(), "a single device has no transport")),
         });
         let (mesh, transport) = match made {
             Ok(made) => made,

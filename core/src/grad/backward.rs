@@ -2,7 +2,7 @@
 
 use super::tape::{Back, Edge, Mode, Node, with_mode};
 use crate::{
-    Error, Result, Tensor, ledger,
+    Error, NoGradient, Result, Tensor, ledger,
     promotion::{self, Promotion},
 };
 use smallvec::SmallVec;
@@ -169,10 +169,8 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
                 so_far.type_string(),
                 gradient.type_string()
             );
-            return Err(Error::Gradient {
-                op: edge.node.op,
-                detail,
-            });
+            return Err(Error::gradient(edge.node.op, NoGradient::Mismatch, detail)
+                .of([&so_far, &gradient]));
         }
         Some(so_far) => so_far.add(&gradient)?,
     });

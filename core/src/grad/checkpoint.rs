@@ -4,7 +4,7 @@ use super::{
     backward::Pass,
     tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
 };
-use crate::{Error, Result, Tensor, tensor::Outputs};
+use crate::{Error, NoGradient, Result, Tensor, tensor::Outputs};
 use std::sync::Arc;
 
 /// Runs `f` without keeping anything but its inputs, and runs it again when its gradient is needed.
@@ -94,7 +94,7 @@ fn pull_again(
                         t.type_string(),
                         gradient.shape()
                     );
-                    return Err(Error::Gradient { op, detail });
+                    return Err(Error::gradient(op, NoGradient::Mismatch, detail).of([t, gradient]));
                 }
                 seeds.push((edge.clone(), gradient.clone()));
             }

@@ -4,7 +4,7 @@ use super::{
     backward::Found,
     tape::{Edge, Mode},
 };
-use crate::{Error, Result, Tensor};
+use crate::{Error, NoGradient, Result, Tensor};
 use std::collections::{HashMap, hash_map::Entry};
 
 /// The gradients of a backward pass, or of several that were [added](Self::add), by tensor.
@@ -134,45 +134,37 @@ impl Gradients {
         match self.found.get(&edge.key()) {
             Some(Held::Sum(sum)) => Ok(Some(sum.clone())),
             Some(Held::Zero) => x.detach().zeros_like().map(Some),
-            Some(Held::Taken) => Err(Error::Gradient {
-                op,
-                detail: format!(
+            Some(Held::Taken) => Err(Error::gradient(op, NoGradient::Taken, format!(
                     "that of {} was taken already: keep what `take` returned, or use `of`",
                     x.type_string()
-                ),
-            }),
+                )).of([x])),
             None if edge.node.is_retained(edge.slot) => Ok(None),
-            None => Err(Error::Gradient {
-                op,
-                detail: format!(
+            None => Err(Error::gradient(op, NoGradient::NotRetained, format!(
                     "{} is the result of `{}` at {}, and passes keep the gradients of leaves alone: call `retain_grad()` on it before the pass",
                     x.type_string(),
                     edge.node.op,
                     edge.node.caller
-                ),
-            }),
+                )).of([x])),
         }
     }
 }
 
 fn untracked(op: &'static str, x: &Tensor) -> Error {
-    Error::Gradient {
-        op,
-        detail: format!(
+    Error::gradient(op, NoGradient::Untracked, format!(
             "{} is not tracked: call `require_grad()` on a parameter when it is made, use what that returns, and change it with `update` or `with_values`",
             x.type_string()
-        ),
-    }
+        )).of([x])
 }
 
 fn unreached(op: &'static str, edge: &Edge) -> Error {
-    Error::Gradient {
+    Error::gradient(
         op,
-        detail: format!(
+        NoGradient::Unused,
+        format!(
             "the loss does not depend on the tensor of {}: it was not used, or only detached or under `no_grad`, or it was made (by an update, say) after the loss; `get` gives `None` for it",
             edge.node.caller
         ),
-    }
+    )
 }
 
 /// A gradient where its tensor lies.

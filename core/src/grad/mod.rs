@@ -43,7 +43,7 @@ pub use gradients::Gradients;
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
-use crate::{Error, Result, Tensor};
+use crate::{Error, NoGradient, Result, Tensor};
 use backward::Pass;
 use gradients::placed;
 use std::cell::LazyCell;
@@ -81,14 +81,16 @@ pub struct GradOptions {
 pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> Result<Vec<Tensor>> {
     let op = "grad";
     if let Some(seeds) = options.seeds.as_ref().filter(|s| s.len() != outputs.len()) {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!(
+            "seeds",
+            format!(
                 "{} seeds for {} outputs: give one for each",
                 seeds.len(),
                 outputs.len()
             ),
-        });
+        )
+        .of(outputs.iter().copied()));
     }
     let mut seeds = Vec::with_capacity(outputs.len());
     for (i, output) in outputs.iter().enumerate() {
@@ -104,12 +106,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
             Some(edge) => targets.push(edge.clone()),
             None if options.allow_unused => {}
             None => {
-                return Err(Error::Gradient {
-                    op,
-                    detail: format!(
+                return Err(Error::gradient(op, NoGradient::Untracked, format!(
                         "input {i} is not tracked: call `require_grad()` on it and use what that returns"
-                    ),
-                });
+                    )).of([*input]));
             }
         }
     }
@@ -136,12 +135,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
                 x.zeros_like()?
             }
             None => {
-                return Err(Error::Gradient {
-                    op,
-                    detail: format!(
+                return Err(Error::gradient(op, NoGradient::Unused, format!(
                         "the outputs do not depend on input {i}: leave it out, or set `allow_unused` to get zeros"
-                    ),
-                });
+                    )).of([*x]));
             }
         });
     }
@@ -153,8 +149,8 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
 fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let op = "backward";
     let Some(edge) = output.edge() else {
-        let detail = "the result is not tracked: no operand required a gradient, or it was computed under `no_grad`, or from integers".into();
-        return Err(Error::Gradient { op, detail });
+        let detail = "the result is not tracked: no operand required a gradient, or it was computed under `no_grad`, or from integers";
+        return Err(Error::gradient(op, NoGradient::Untracked, detail).of([output]));
     };
     let seed = match seed {
         Some(seed) if seed.shape() != output.shape() => {
@@ -163,7 +159,7 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
                 output.type_string(),
                 seed.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [output, seed], detail));
         }
         Some(seed) if seed.mesh() != output.mesh() => {
             return Err(Error::MeshMismatch {
@@ -179,7 +175,7 @@ fn seeded(output: &Tensor, seed: Option<&Tensor>) -> Result<(Edge, Tensor)> {
                 "{} is not a scalar: reduce it to a loss, or pass the gradient to start from to `backward_with`",
                 output.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [output], detail));
         }
     };
     Ok((edge.clone(), seed))
@@ -262,14 +258,15 @@ pub fn custom(
 /// Refuses gradients that do not fit the inputs.
 fn check_custom(op: &'static str, inputs: &[Tensor], pulled: &[Option<Tensor>]) -> Result<()> {
     if pulled.len() != inputs.len() {
-        return Err(Error::Gradient {
+        return Err(Error::gradient(
             op,
-            detail: format!(
+            NoGradient::Mismatch,
+            format!(
                 "the backward function gave {} gradients for {} inputs",
                 pulled.len(),
                 inputs.len()
             ),
-        });
+        ));
     }
     for (i, (x, gradient)) in inputs.iter().zip(pulled).enumerate() {
         if let Some(g) = gradient
@@ -282,7 +279,7 @@ fn check_custom(op: &'static str, inputs: &[Tensor], pulled: &[Option<Tensor>]) 
                 x.type_string(),
                 x.mesh()
             );
-            return Err(Error::Gradient { op, detail });
+            return Err(Error::gradient(op, NoGradient::Mismatch, detail).of([x, g]));
         }
     }
     Ok(())

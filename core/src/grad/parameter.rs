@@ -4,7 +4,7 @@ use super::{
     no_grad,
     tape::{Edge, HookHandle, Mode},
 };
-use crate::{Error, Result, Tensor, tensor::plain};
+use crate::{Error, NoGradient, Result, Tensor, tensor::plain};
 use std::sync::Arc;
 
 impl Tensor {
@@ -78,7 +78,7 @@ impl Tensor {
                 edge.node.op,
                 edge.node.caller
             );
-            return Err(Error::Gradient { op, detail });
+            return Err(Error::gradient(op, NoGradient::Detached, detail).of([self]));
         }
         let is_plain = plain(op, &[self, values])?;
         if values.shape() != self.shape() {
@@ -87,7 +87,7 @@ impl Tensor {
                 self.type_string(),
                 values.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [self, values], detail));
         }
         if values.dtype() != self.dtype() && !(self.dtype().is_float() && values.dtype().is_float())
         {
@@ -151,9 +151,13 @@ impl Tensor {
 
     /// Where it came from, if gradients flow there.
     fn watchable(&self, op: &'static str, otherwise: &str) -> Result<&Edge> {
-        self.edge().ok_or_else(|| Error::Gradient {
-            op,
-            detail: format!("{} is not tracked: {otherwise}", self.type_string()),
+        self.edge().ok_or_else(|| {
+            Error::gradient(
+                op,
+                NoGradient::Untracked,
+                format!("{} is not tracked: {otherwise}", self.type_string()),
+            )
+            .of([self])
         })
     }
 }

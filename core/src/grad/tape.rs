@@ -6,7 +6,7 @@
 //! the result: going down the numbers visits every result before its operands.
 
 use crate::{
-    Error, Placement, Result, Sharding, Tensor,
+    Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
     scoped::Scoped,
     tensor::Outputs,
@@ -192,13 +192,10 @@ impl Node {
     pub(super) fn pull(&self, keep: bool) -> Result<Arc<Pull>> {
         let mut pull = lock(&self.pull);
         let found = if keep { pull.clone() } else { pull.take() };
-        found.ok_or_else(|| Error::Gradient {
-            op: self.op,
-            detail: format!(
+        found.ok_or_else(|| Error::gradient(self.op, NoGradient::Released, format!(
                 "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",
                 self.caller
-            ),
-        })
+            )))
     }
 
     fn watched(&self) -> &Arc<Mutex<Watch>> {
@@ -254,10 +251,8 @@ impl Node {
                         gradient.type_string(),
                         other.type_string()
                     );
-                    return Err(Error::Gradient {
-                        op: self.op,
-                        detail,
-                    });
+                    return Err(Error::gradient(self.op, NoGradient::Mismatch, detail)
+                        .of([&gradient, &other]));
                 }
                 gradient = other;
             }
@@ -494,14 +489,9 @@ pub(crate) struct Back<'a> {
 impl Back<'_> {
     /// The gradient of the only result that has one; of several, the first.
     pub(crate) fn grad(&self) -> Result<&Tensor> {
-        self.grads
-            .iter()
-            .flatten()
-            .next()
-            .ok_or_else(|| Error::Gradient {
-                op: self.node.op,
-                detail: "no result has a gradient".into(),
-            })
+        self.grads.iter().flatten().next().ok_or_else(|| {
+            Error::gradient(self.node.op, NoGradient::Unused, "no result has a gradient")
+        })
     }
 
     /// The gradient of result `i`, where it was used.

@@ -84,7 +84,7 @@ fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
     shapes.iter().try_fold(Shape::scalar(), |all, shape| all.broadcast(op, shape)).map_err(|_| {
         let listed: Vec<String> = shapes.iter().map(|shape| shape.to_string()).collect();
         let detail = format!("index tensors of shapes {} do not broadcast together (a mask counts with its number of true elements)", listed.join(", "));
-        Error::Shape { op, detail }
+        Error::shape(op, shapes, detail)
     })
 }
 

@@ -38,7 +38,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
+use crate::{Arg, NoGradient, Result, Tensor, ledger::on_behalf_of_caller};
 use lookups::look_up_places;
 use selection::Selection;
 use set::Mode;
@@ -116,8 +116,8 @@ impl Tensor {
         value: impl Into<Arg<'a>>,
     ) -> Result<()> {
         if self.is_leaf() || (self.requires_grad() && !crate::grad::is_recording(&[self])) {
-            let detail = "the variable would lose its place on the tape: use `set` and keep both, or `detach()` it first".into();
-            return Err(crate::Error::Gradient { op: "set_", detail });
+            let detail = "the variable would lose its place on the tape: use `set` and keep both, or `detach()` it first";
+            return Err(crate::Error::gradient("set_", NoGradient::Detached, detail).of([&*self]));
         }
         *self = self.set(index, value)?;
         Ok(())

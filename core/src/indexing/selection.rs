@@ -1,7 +1,7 @@
 //! What an index expression means for a shape, as plain data.
 
 use super::Index;
-use crate::{DType, Error, Result, Shape, Tensor, ops::slice::span};
+use crate::{DType, Error, OperandType, Result, Shape, Tensor, ops::slice::span};
 use std::ops::Bound;
 
 /// What is taken of an axis before index tensors look at it.
@@ -85,7 +85,7 @@ enum Seen {
 impl Selection {
     pub(super) fn new(op: &'static str, shape: &Shape, entries: &[Index]) -> Result<Self> {
         let rank = shape.rank();
-        let wrong = |detail: String| Error::Argument { op, detail };
+        let wrong = |detail: String| Error::argument(op, "index", detail).of([shape]);
         let used: usize = entries.iter().map(axes_of).sum();
         let Some(free) = rank.checked_sub(used) else {
             return Err(wrong(format!(
@@ -244,7 +244,11 @@ fn check_mask(op: &'static str, shape: &Shape, axis: usize, mask: &Tensor) -> Re
                 axis + d,
                 shape[axis + d]
             );
-            Err(Error::Shape { op, detail })
+            Err(Error::shape(
+                op,
+                [shape.into(), OperandType::from(mask)],
+                detail,
+            ))
         }
         None => Ok(()),
     }

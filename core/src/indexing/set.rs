@@ -7,7 +7,9 @@ use super::{
     selection::{Pick, Selection, Take},
 };
 use crate::backend::ScatterOp;
-use crate::{Arg, DType, Dims, Error, Result, Shape, Tensor, ops::create::exact_scalar};
+use crate::{
+    Arg, DType, Dims, Error, OperandType, Result, Shape, Tensor, ops::create::exact_scalar,
+};
 
 /// What happens to an element that is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +79,11 @@ impl Target {
                 "a value of shape {} does not expand to the shape {to} of what is selected: sizes must be equal or 1",
                 value.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(
+                op,
+                [value.into(), OperandType::from(&to)],
+                detail,
+            ));
         }
         let aligned: Shape = (0..self.sizes.len())
             .filter(|d| self.real[*d])

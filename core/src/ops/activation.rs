@@ -152,12 +152,13 @@ elementwise! {
     };
 }
 
-fn nonzero(op: &'static str, name: &str, value: f64) -> Result<f64> {
+fn nonzero(op: &'static str, name: &'static str, value: f64) -> Result<f64> {
     if value == 0.0 || value.is_nan() {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("{name} is {value}, it must be a number other than 0"),
-        })
+            name,
+            format!("{name} is {value}, it must be a number other than 0"),
+        ))
     } else {
         Ok(value)
     }
@@ -168,9 +169,10 @@ fn logit_bound(eps: Option<f64>) -> Result<f64> {
     match eps {
         None => Ok(f64::NEG_INFINITY),
         Some(eps) if (0.0..=0.5).contains(&eps) => Ok(eps),
-        Some(eps) => Err(Error::Argument {
-            op: "logit",
-            detail: format!("eps is {eps}, it must lie in 0..=0.5"),
-        }),
+        Some(eps) => Err(Error::argument(
+            "logit",
+            "eps",
+            format!("eps is {eps}, it must lie in 0..=0.5"),
+        )),
     }
 }

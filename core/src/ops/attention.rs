@@ -221,7 +221,7 @@ impl Sizes {
                 k.shape(),
                 v.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [q, k, v], detail));
         };
         if (batch, d, kb, key_heads, t) != (kb, kd, vb, vh, vt) {
             let detail = format!(
@@ -230,20 +230,22 @@ impl Sizes {
                 k.shape(),
                 v.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [q, k, v], detail));
         }
         if heads.checked_rem(key_heads).unwrap_or(heads) != 0 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("{key_heads} key heads do not divide {heads} query heads"),
-            });
+                [q, k, v],
+                format!("{key_heads} key heads do not divide {heads} query heads"),
+            ));
         }
         let scale = options.scale.unwrap_or(1.0 / (d.max(1) as f64).sqrt());
         if !scale.is_finite() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("the scale must be finite, got {scale}"),
-            });
+                "scale",
+                format!("the scale must be finite, got {scale}"),
+            ));
         }
         if let Some(mask) = &options.mask {
             same_device(op, &[q, mask])?;
@@ -256,10 +258,11 @@ impl Sizes {
             }
             let scores = crate::Shape::from([batch, heads, s, t]);
             if mask.shape().broadcast(op, &scores)? != scores {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!("the mask {} does not broadcast to {scores}", mask.shape()),
-                });
+                    [q, k, v, mask],
+                    format!("the mask {} does not broadcast to {scores}", mask.shape()),
+                ));
             }
         }
         Ok(Self {
@@ -307,7 +310,7 @@ impl Sizes {
                 grad.shape(),
                 lse.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [out, grad, lse], detail));
         }
         Ok(sizes)
     }

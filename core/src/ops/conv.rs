@@ -19,7 +19,7 @@ mod gradient;
 
 use super::{OpInfo, matmul::biased, op, same_device};
 use crate::{
-    DType, Dims, Error, Result, Shape, Tensor,
+    DType, Dims, Error, OperandType, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
     launch::launch_as,
@@ -129,7 +129,12 @@ impl Slide {
             let detail = format!(
                 "kernel {kernel}, stride {stride} and dilation {dilation} must all be at least 1"
             );
-            return Err(Error::Argument { op, detail });
+            let argument = match (kernel, stride) {
+                (0, _) => "kernel",
+                (_, 0) => "stride",
+                _ => "dilation",
+            };
+            return Err(Error::argument(op, argument, detail));
         }
         let window = dilation
             .checked_mul(kernel - 1)
@@ -138,10 +143,16 @@ impl Slide {
         match (window, padded) {
             // Kernels count positions in signed numbers.
             (Some(w), Some(p)) if w.max(p) <= isize::MAX as usize / 4 => Ok((w, p)),
-            _ => Err(Error::SizeOverflow {
-                op,
-                shape: [size].into(),
-            }),
+            _ => {
+                let (argument, given) = match window {
+                    Some(w) if w <= isize::MAX as usize / 4 => ("padding", padding),
+                    _ => ("dilation", dilation),
+                };
+                let detail = format!(
+                    "a {argument} of {given} reaches further than can be addressed: give a smaller one"
+                );
+                Err(Error::argument(op, argument, detail))
+            }
         }
     }
 
@@ -159,13 +170,14 @@ impl Slide {
         let (window, padded) = self.extents(op)?;
         match padded.checked_sub(window) {
             Some(room) => Ok(room / self.stride + 1),
-            None => Err(Error::Shape {
+            None => Err(Error::shape(
                 op,
-                detail: format!(
+                None::<OperandType>,
+                format!(
                     "a window that spans {window} does not fit a dimension of size {} padded to {padded}",
                     self.size
                 ),
-            }),
+            )),
         }
     }
 
@@ -177,7 +189,7 @@ impl Slide {
                 "output padding {extra} must be less than the stride {} or the dilation {}",
                 self.stride, self.dilation
             );
-            return Err(Error::Argument { op, detail });
+            return Err(Error::argument(op, "output_padding", detail));
         }
         let spread = self
             .size
@@ -187,13 +199,14 @@ impl Slide {
             .and_then(|n| n.checked_add(extra));
         match spread.and_then(|n| n.checked_sub(self.padding.saturating_mul(2))) {
             Some(out) if out > 0 && out <= isize::MAX as usize / 4 => Ok(out),
-            _ => Err(Error::Shape {
+            _ => Err(Error::shape(
                 op,
-                detail: format!(
+                None::<OperandType>,
+                format!(
                     "a dimension of size {} with padding {} leaves no output of a usable size",
                     self.size, self.padding
                 ),
-            }),
+            )),
         }
     }
 }
@@ -247,7 +260,7 @@ pub(super) fn run_conv(
             weight.shape(),
             n + 2
         );
-        return Err(Error::Shape { op, detail });
+        return Err(Error::shape(op, [input, weight], detail));
     }
     let (channels_in, [w0, w1]) = (input.shape()[1], [weight.shape()[0], weight.shape()[1]]);
     let groups = job.groups;
@@ -259,7 +272,7 @@ pub(super) fn run_conv(
             "{groups} groups do not divide {channels_in} input channels and a weight of shape {}",
             weight.shape()
         );
-        return Err(Error::Argument { op, detail });
+        return Err(Error::argument(op, "groups", detail).of([input, weight]));
     }
     let expected = if job.transposed.is_some() {
         w0
@@ -272,7 +285,7 @@ pub(super) fn run_conv(
             input.type_string(),
             weight.shape()
         );
-        return Err(Error::Shape { op, detail });
+        return Err(Error::shape(op, [input, weight], detail));
     }
     let channels = if job.transposed.is_some() {
         w1.saturating_mul(groups)
@@ -280,13 +293,14 @@ pub(super) fn run_conv(
         w0
     };
     if let Some(bias) = bias.filter(|b| b.dims() != [channels]) {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [input, weight, bias],
+            format!(
                 "a bias of [{channels}] is needed, got {}",
                 bias.type_string()
             ),
-        });
+        ));
     }
     let mut out = Dims::new();
     let (mut stride, mut dilation) = ([1; 3], [1; 3]);
@@ -299,9 +313,10 @@ pub(super) fn run_conv(
             dilation: job.dilation[d],
         };
         let size = match job.transposed {
-            Some(extra) => slide.transposed_out(op, extra[d])?,
-            None => slide.out(op)?,
-        };
+            Some(extra) => slide.transposed_out(op, extra[d]),
+            None => slide.out(op),
+        }
+        .map_err(|e| e.of([input, weight]))?;
         let slide = slide.normal(if job.transposed.is_some() {
             slide.size > 1
         } else {

@@ -67,12 +67,13 @@ pub(crate) fn exact_scalar(op: &'static str, value: Scalar, dtype: DType) -> Res
     match lossless && (low..=high).contains(&int) {
         true if dtype == DType::Bool => Ok(Scalar::Bool(int == 1)),
         true => Ok(Scalar::Int(int)),
-        false => Err(Error::Argument {
+        false => Err(Error::argument(
             op,
-            detail: format!(
+            "value",
+            format!(
                 "{value:?} is not a value of {dtype}: use one from {low} to {high} or another dtype"
             ),
-        }),
+        )),
     }
 }
 
@@ -202,7 +203,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let (op, place) = ("arange", place.into_place(1)?);
         let (start, end, step) = (start.into(), end.into(), step.into());
-        let wrong = |detail: String| Error::Argument { op, detail };
+        let wrong = |argument, detail: String| Error::argument(op, argument, detail);
         if dtype == DType::Bool {
             return Err(Error::DType {
                 op,
@@ -211,7 +212,10 @@ impl Tensor {
             });
         }
         if step.to_f64() == 0.0 {
-            return Err(wrong("the step is zero: the range would never end".into()));
+            return Err(wrong(
+                "step",
+                "the step is zero: the range would never end".into(),
+            ));
         }
         let b = Builder::new();
         let (count, params, kind) = if dtype.is_float() {
@@ -221,9 +225,9 @@ impl Tensor {
             // drops).
             if !(start.is_finite() && end.is_finite() && step.is_finite() && count < 2f64.powi(60))
             {
-                return Err(wrong(format!(
-                    "{start} to {end} by {step} is not a range of countable length"
-                )));
+                let detail =
+                    format!("{start} to {end} by {step} is not a range of countable length");
+                return Err(wrong("end", detail));
             }
             (
                 count as u64,
@@ -242,9 +246,10 @@ impl Tensor {
             let (low, high) = int_range(dtype);
             let fits = |value: i128| (i128::from(low)..=i128::from(high)).contains(&value);
             if count > 0 && !(fits(start) && fits(start + (count - 1) * step)) {
-                return Err(wrong(format!(
+                let detail = format!(
                     "values from {start} to {end} by {step} do not fit {dtype} ({low} to {high})"
-                )));
+                );
+                return Err(wrong("dtype", detail));
             }
             // Arithmetic wraps, so it is exact as soon as the values fit, also where a step on its
             // own does not.
@@ -256,7 +261,7 @@ impl Tensor {
             (count as u64, [wrapped(step), wrapped(start)], dtype.kind())
         };
         let shape = Shape::from([usize::try_from(count)
-            .map_err(|_| wrong(format!("{count} elements cannot be addressed")))?]);
+            .map_err(|_| wrong("end", format!("{count} elements cannot be addressed")))?]);
         let index = b.index(index_kind(shape[0]).dtype()).cast(kind.dtype());
         let (step, start) = (b.param(kind.dtype()), b.param(kind.dtype()));
         let program = b.finish(&[(index * step + start, dtype)])?;
@@ -298,12 +303,13 @@ impl Tensor {
             f64::from(f32::MAX)
         };
         if !(step.abs() <= limit && start.abs() <= limit && end.abs() <= limit) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "end",
+                format!(
                     "{start} to {end} has no even spacing: give finite ends, nearer to each other"
                 ),
-            });
+            ));
         }
         let b = Builder::new();
         let (index, back) = (

@@ -112,10 +112,11 @@ impl Tensor {
         let op = "cross_entropy";
         let smoothing = options.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("label smoothing must be in 0..=1, got {smoothing}"),
-            });
+                "label_smoothing",
+                format!("label smoothing must be in 0..=1, got {smoothing}"),
+            ));
         }
         Classes::check(op, self, target, options)?.run(self, target, options.weight.as_ref())
     }
@@ -192,10 +193,11 @@ impl Classes {
     ) -> Result<Self> {
         check_float(op, &[x])?;
         if x.rank() == 0 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: "logits need a class axis: [c], [n, c] or [n, c, ...]".into(),
-            });
+                [x, target],
+                "logits need a class axis: [c], [n, c] or [n, c, ...]",
+            ));
         }
         let soft = target.dtype().is_float();
         if !soft && !matches!(target.dtype(), DType::I32 | DType::I64) {
@@ -210,28 +212,31 @@ impl Classes {
         let positions = positions(x, axis);
         let expected = if soft { x.shape() } else { &positions };
         if target.shape() != expected {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [x, target],
+                format!(
                     "a target of {} for {} must have shape {expected}",
                     target.type_string(),
                     x.type_string()
                 ),
-            });
+            ));
         }
         if count == 0 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("{} has no classes", x.shape()),
-            });
+                [x, target],
+                format!("{} has no classes", x.shape()),
+            ));
         }
         if let Some(w) = &options.weight {
             check_float(op, &[w])?;
             if w.dims() != [count] {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!("{count} classes need weights [{count}], got {}", w.shape()),
-                });
+                    [x, target, w],
+                    format!("{count} classes need weights [{count}], got {}", w.shape()),
+                ));
             }
         }
         let ignored = options

@@ -65,10 +65,11 @@ fn check_probability(op: &'static str, p: f64) -> Result<()> {
     if (0.0..=1.0).contains(&p) {
         Ok(())
     } else {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("the probability must be in 0..=1, got {p}"),
-        })
+            "p",
+            format!("the probability must be in 0..=1, got {p}"),
+        ))
     }
 }
 

@@ -22,7 +22,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{Map, OpInfo, Operand, POSITIONS, map1, op, sort::check_positions};
+use super::{Map, OpInfo, Operand, POSITIONS, map1, op, reduce::check_positions};
 use crate::ops::{Order, Side};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
@@ -108,7 +108,7 @@ struct Marked {
 /// Numbers the marks and finds them. Reads how many there are.
 async fn find(op: &'static str, marks: &Tensor) -> Result<Marked> {
     let n = marks.numel();
-    check_positions(op, marks.shape(), n)?;
+    check_positions(op, n)?;
     if n == 0 {
         return Ok(Marked {
             running: marks.clone(),

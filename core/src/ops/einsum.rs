@@ -181,13 +181,14 @@ fn labels(equation: &str, term: &Term, tensor: &Tensor) -> Result<Vec<Label>> {
                 .map_or(0, |first| tensor.dims()[first]),
         );
         if first != size {
-            return Err(Error::Shape {
-                op: OP,
-                detail: format!(
+            return Err(Error::shape(
+                OP,
+                [tensor],
+                format!(
                     "'{equation}': {label} is {first} and {size} in {}",
                     tensor.type_string()
                 ),
-            });
+            ));
         }
     }
     Ok(labels)
@@ -277,12 +278,13 @@ fn sizes(
                 Some((Label::Ellipsis(_), known)) if *known == 1 => *known = size,
                 Some((Label::Ellipsis(_), _)) if size == 1 => {}
                 Some((_, known)) => {
-                    return Err(Error::Shape {
-                        op: OP,
-                        detail: format!(
+                    return Err(Error::shape(
+                        OP,
+                        tensors.iter().copied(),
+                        format!(
                             "'{equation}': {label} is {known} in one operand and {size} in another"
                         ),
-                    });
+                    ));
                 }
             }
         }

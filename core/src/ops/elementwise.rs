@@ -190,20 +190,17 @@ pub(crate) const fn is_number(t: &str) -> bool {
 /// The type of a number among a method's parameters, from one that may have been left out.
 pub(crate) trait FromNumber: Sized {
     /// An error where the method cannot do without the number.
-    fn from_number(op: &'static str, name: &str, value: Option<f64>) -> Result<Self>;
+    fn from_number(op: &'static str, name: &'static str, value: Option<f64>) -> Result<Self>;
 }
 
 impl FromNumber for f64 {
-    fn from_number(op: &'static str, name: &str, value: Option<f64>) -> Result<Self> {
-        value.ok_or_else(|| Error::Argument {
-            op,
-            detail: format!("{name} is missing: give a number"),
-        })
+    fn from_number(op: &'static str, name: &'static str, value: Option<f64>) -> Result<Self> {
+        value.ok_or_else(|| Error::argument(op, name, format!("{name} is missing: give a number")))
     }
 }
 
 impl FromNumber for Option<f64> {
-    fn from_number(_: &'static str, _: &str, value: Option<f64>) -> Result<Self> {
+    fn from_number(_: &'static str, _: &'static str, value: Option<f64>) -> Result<Self> {
         Ok(value)
     }
 }
@@ -224,13 +221,14 @@ impl Elementwise {
             })
             .collect();
         if tensors.is_empty() || args.len() != self.formula.arity() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "args",
+                format!(
                     "takes {} operands, at least one of them a tensor",
                     self.formula.arity()
                 ),
-            });
+            ));
         }
         let condition = self.class.condition();
         let data = args
@@ -393,10 +391,11 @@ pub(crate) fn number(op: &'static str, value: Scalar, dtype: DType) -> Result<Sc
     if fits {
         Ok(Scalar::Int(n))
     } else {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("the number {n} does not fit {dtype}: cast the tensor to a wider type"),
-        })
+            "value",
+            format!("the number {n} does not fit {dtype}: cast the tensor to a wider type"),
+        ))
     }
 }
 

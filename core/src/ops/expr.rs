@@ -125,10 +125,11 @@ impl<'a> Expr<'a> {
     /// The common shape of the inputs.
     pub(crate) fn shape(&self) -> Result<Shape> {
         let Some(first) = self.inputs.first() else {
-            return Err(Error::Argument {
-                op: self.op,
-                detail: "an expression without inputs has no shape: give it a tensor".into(),
-            });
+            return Err(Error::argument(
+                self.op,
+                "inputs",
+                "an expression without inputs has no shape: give it a tensor",
+            ));
         };
         self.tensors().try_fold(first.shape().clone(), |shape, t| {
             shape.broadcast(self.op, t.shape())
@@ -192,9 +193,12 @@ impl<'a> Expr<'a> {
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
         let outputs = self.over(&program, &shape).recorded(&operands)?;
         let found = outputs.len();
-        <[Tensor; N]>::try_from(outputs.into_vec()).map_err(|_| Error::Argument {
-            op: self.op,
-            detail: format!("a program of {N} results gave {found}"),
+        <[Tensor; N]>::try_from(outputs.into_vec()).map_err(|_| {
+            Error::argument(
+                self.op,
+                "dtypes",
+                format!("a program of {N} results gave {found}"),
+            )
         })
     }
 
@@ -261,10 +265,11 @@ pub(crate) fn check_float(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
 /// Refuses tensors whose shape is not that of the first.
 pub(crate) fn check_same_shape(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     match tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
-        Some(t) => Err(Error::Shape {
+        Some(t) => Err(Error::shape(
             op,
-            detail: format!("{} and {} must be equal", tensors[0].shape(), t.shape()),
-        }),
+            [tensors[0], *t],
+            format!("{} and {} must be equal", tensors[0].shape(), t.shape()),
+        )),
         None => Ok(()),
     }
 }
@@ -274,9 +279,10 @@ pub(crate) fn check_eps(op: &'static str, eps: f64) -> Result<()> {
     if eps >= 0.0 && eps.is_finite() {
         Ok(())
     } else {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("eps must be finite and not negative, got {eps}"),
-        })
+            "eps",
+            format!("eps must be finite and not negative, got {eps}"),
+        ))
     }
 }

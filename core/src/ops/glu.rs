@@ -107,10 +107,11 @@ fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<T
     let half = match x.dims().last() {
         Some(n) if n % 2 == 0 => n / 2,
         _ => {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("{} has no last axis of even size to split", x.shape()),
-            });
+                [x],
+                format!("{} has no last axis of even size to split", x.shape()),
+            ));
         }
     };
     check_float(op, &[x])?;

@@ -76,13 +76,15 @@ pub(super) const MAX_INDICES: usize = 4;
 /// Refuses what cannot be an index.
 pub(super) fn check_indices(op: &'static str, indices: &[&Tensor]) -> Result<()> {
     if indices.is_empty() || indices.len() > MAX_INDICES {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!(
+            "indices",
+            format!(
                 "{} index tensors were given: one call takes 1 to {MAX_INDICES}",
                 indices.len()
             ),
-        });
+        )
+        .of(indices.iter().copied()));
     }
     match indices
         .iter()
@@ -364,16 +366,18 @@ fn look_up(
 pub(super) fn check_coordinates(op: &'static str, index: &Tensor, rank: usize) -> Result<usize> {
     check_indices(op, &[index])?;
     let Some((&k, _)) = index.dims().split_last() else {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: "the index needs a last dimension that holds coordinates".into(),
-        });
+            [index],
+            "the index needs a last dimension that holds coordinates",
+        ));
     };
     if k > rank {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!("{k} coordinates were given for a tensor of rank {rank}"),
-        });
+            [index],
+            format!("{k} coordinates were given for a tensor of rank {rank}"),
+        ));
     }
     Ok(k)
 }
@@ -409,14 +413,15 @@ pub(super) fn take_along(
     let axis = src.shape().axis(op, axis)?;
     check_indices(op, &[index])?;
     if index.rank() != src.rank() {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [src, index],
+            format!(
                 "{} and an index of shape {} differ in rank",
                 src.type_string(),
                 index.shape()
             ),
-        });
+        ));
     }
     let shape = src
         .shape()
@@ -474,7 +479,7 @@ impl Tensor {
                 index.shape(),
                 self.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [self, index], detail));
         }
         record1(
             op,
@@ -539,13 +544,14 @@ impl Tensor {
         let op = "index_select";
         let axis = self.shape().axis(op, axis)?;
         if index.rank() != 1 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, index],
+                format!(
                     "an index of shape {} was given, a vector is needed",
                     index.shape()
                 ),
-            });
+            ));
         }
         gather_axes(op, self, &[(axis, index)])
     }
@@ -611,13 +617,14 @@ impl Tensor {
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let op = "embedding";
         if self.rank() != 2 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, ids],
+                format!(
                     "the table is {}, it needs two dimensions",
                     self.type_string()
                 ),
-            });
+            ));
         }
         gather_axes(op, self, &[(0, ids)])
     }

@@ -57,7 +57,7 @@ fn positions(values: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tenso
 
 /// The element that each of `out` results is.
 fn nearest_places(size: usize, out: usize, like: &Tensor) -> Result<Tensor> {
-    check_table(OP, out)?;
+    check_table(OP, "size", out)?;
     positions(
         (0..out).map(|i| (i as u128 * size as u128 / out as u128) as usize),
         like,
@@ -72,7 +72,7 @@ fn linear_places(
     axis: usize,
     like: &Tensor,
 ) -> Result<[Tensor; 3]> {
-    check_table(OP, out)?;
+    check_table(OP, "size", out)?;
     let place = |i: usize| match align_corners {
         true if out > 1 => i as f64 * (size - 1) as f64 / (out - 1) as f64,
         true => 0.0,
@@ -137,13 +137,15 @@ impl Tensor {
     #[track_caller]
     pub fn interpolate(&self, size: &[usize], mode: Interpolate) -> Result<Tensor> {
         if size.is_empty() || size.len() > 3 {
-            return Err(Error::Argument {
-                op: OP,
-                detail: format!(
+            return Err(Error::argument(
+                OP,
+                "size",
+                format!(
                     "{} sizes were given: resizes one to three dimensions",
                     size.len()
                 ),
-            });
+            )
+            .of([self]));
         }
         let is_linear = mode != Interpolate::Nearest;
         if is_linear && !self.dtype().is_float() {
@@ -157,16 +159,17 @@ impl Tensor {
         for (d, &out) in size.iter().enumerate() {
             let n = self.shape()[lead + d];
             if n == 0 && out > 0 {
-                return Err(Error::Shape {
-                    op: OP,
-                    detail: format!(
+                return Err(Error::shape(
+                    OP,
+                    [self],
+                    format!(
                         "dimension {} of {} is empty and cannot become {out}",
                         lead + d,
                         self.type_string()
                     ),
-                });
+                ));
             }
-            super::sort::check_positions(OP, self.shape(), n)?;
+            super::reduce::check_positions(OP, n)?;
         }
         let shape: Shape = self.dims()[..lead].iter().chain(size).copied().collect();
         shape.checked_numel(OP)?;

@@ -89,16 +89,17 @@ fn pointwise<'a>(
 }
 
 /// Refuses a scalar that is not positive (or negative, where zero is fine).
-fn check_positive(op: &'static str, name: &str, value: f64, zero: bool) -> Result<()> {
+fn check_positive(op: &'static str, name: &'static str, value: f64, zero: bool) -> Result<()> {
     let fits = value.is_finite() && (value > 0.0 || (zero && value == 0.0));
     let sign = if zero { "not negative" } else { "positive" };
     if fits {
         Ok(())
     } else {
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!("{name} must be finite and {sign}, got {value}"),
-        })
+            name,
+            format!("{name} must be finite and {sign}, got {value}"),
+        ))
     }
 }
 
@@ -254,14 +255,15 @@ impl Tensor {
         if let Some(weight) = pos_weight {
             check_float(op, &[weight])?;
             if weight.shape().broadcast(op, self.shape())? != *self.shape() {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!(
+                    [self, target, weight],
+                    format!(
                         "pos_weight {} does not broadcast to {}",
                         weight.shape(),
                         self.shape()
                     ),
-                });
+                ));
             }
         }
         reduction.run(
@@ -361,14 +363,15 @@ impl Tensor {
         check_same_shape(op, &[self, other])?;
         let last = self.shape().axis(op, -1)?;
         if target.dims() != &self.dims()[..last] {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, other, target],
+                format!(
                     "the target for {} must lack its last axis, got {}",
                     self.shape(),
                     target.shape()
                 ),
-            });
+            ));
         }
         let _scope = on_behalf_of(op, self);
         let kind = compute_type([self, other]);
@@ -443,14 +446,15 @@ impl Tensor {
         check_float(op, &[self, target, var])?;
         check_same_shape(op, &[self, target])?;
         if var.shape().broadcast(op, self.shape())? != *self.shape() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, target, var],
+                format!(
                     "the variance {} does not broadcast to {}",
                     var.shape(),
                     self.shape()
                 ),
-            });
+            ));
         }
         reduction.run(
             Expr::new(op, &[self, target, var]).params(&[eps]),

@@ -94,14 +94,15 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
         });
     }
     if a.rank() == 0 || b.rank() == 0 {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [a, b],
+            format!(
                 "{} and {}: a scalar has no rows, multiply by it instead",
                 a.type_string(),
                 b.type_string()
             ),
-        });
+        ));
     }
     check_inner(op, a, b, a.rank() - 1, b.rank().saturating_sub(2))?;
     record1(
@@ -206,10 +207,7 @@ fn multiplied(
         right
     };
     let ([left_batch @ .., m, k], [right_batch @ .., _, n]) = (left.dims(), right.dims()) else {
-        return Err(Error::Shape {
-            op,
-            detail: "matrices have two dimensions".into(),
-        });
+        return Err(Error::shape(op, [a, b], "matrices have two dimensions"));
     };
     let (m, k, n) = (*m, *k, *n);
     let batch = Shape::from(left_batch).broadcast(op, &Shape::from(right_batch))?;
@@ -289,24 +287,26 @@ fn check_inner(op: &'static str, a: &Tensor, b: &Tensor, i: usize, j: usize) -> 
     if k == k2 {
         return Ok(());
     }
-    Err(Error::Shape {
+    Err(Error::shape(
         op,
-        detail: format!(
+        [a, b],
+        format!(
             "{} and {}: the inner dimensions are {k} and {k2}",
             a.type_string(),
             b.type_string()
         ),
-    })
+    ))
 }
 
 fn check_rank(op: &'static str, tensor: &Tensor, rank: usize) -> Result<()> {
     if tensor.rank() == rank {
         Ok(())
     } else {
-        Err(Error::Shape {
+        Err(Error::shape(
             op,
-            detail: format!("{} was given, rank {rank} is needed", tensor.type_string()),
-        })
+            [tensor],
+            format!("{} was given, rank {rank} is needed", tensor.type_string()),
+        ))
     }
 }
 
@@ -352,14 +352,15 @@ impl Tensor {
         check_rank(op, self, 3)?;
         check_rank(op, other, 3)?;
         if self.shape()[0] != other.shape()[0] {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, other],
+                format!(
                     "{} and {} are stacks of different heights",
                     self.type_string(),
                     other.type_string()
                 ),
-            });
+            ));
         }
         product(op, self, other, self.dtype().promote(other.dtype()))
     }
@@ -414,15 +415,16 @@ impl Tensor {
         check_rank(op, weight, 2)?;
         let dtype = self.dtype().promote(weight.dtype());
         if let Some(bias) = bias.filter(|b| b.dims() != [weight.shape()[0]]) {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, weight, bias],
+                format!(
                     "a weight of shape {} takes a bias of [{}], got {}",
                     weight.shape(),
                     weight.shape()[0],
                     bias.shape()
                 ),
-            });
+            ));
         }
         let tensors: SmallVec<[&Tensor; 3]> = [self, weight].into_iter().chain(bias).collect();
         record1(
@@ -510,14 +512,15 @@ impl Tensor {
             });
         }
         if a.shape()[0] != b.shape()[0] {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, a, b],
+                format!(
                     "{} and {} are stacks of different heights",
                     a.type_string(),
                     b.type_string()
                 ),
-            });
+            ));
         }
         record1(
             op,
@@ -552,14 +555,15 @@ impl Tensor {
         // The product is kept wide, so that the result is rounded once.
         let product = product(op, &a.cast(dtype)?, &b.cast(dtype)?, dtype.kind().dtype())?;
         if self.shape().broadcast(op, product.shape())? != *product.shape() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, a, b],
+                format!(
                     "{} does not expand to {}",
                     self.type_string(),
                     product.shape()
                 ),
-            });
+            ));
         }
         let b = Builder::new();
         let (x, alpha_value) = (b.load(product.dtype()), b.param(product.dtype()));
@@ -592,10 +596,11 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     check_inner(op, a, b, 2, 1)?;
     let shape = Shape::from([a.dims()[0], a.dims()[1], b.dims()[2]]);
     if x.shape().broadcast(op, &shape)? != shape {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!("{} does not expand to {shape}", x.type_string()),
-        });
+            [x, a, b],
+            format!("{} does not expand to {shape}", x.type_string()),
+        ));
     }
     if beta == 0.0 {
         // The summand is not read, so it is of no matter how it lies: any tensor of the right dtype

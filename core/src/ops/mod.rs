@@ -232,7 +232,7 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
             program.inputs,
             program.params.len()
         );
-        return Err(Error::Argument { op: "map", detail });
+        return Err(Error::argument("map", "inputs", detail).of(inputs.iter().copied()));
     }
     let shape = common_shape("map", inputs)?;
     Ok(Map {

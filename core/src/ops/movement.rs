@@ -73,10 +73,11 @@ impl Tensor {
     pub fn concat(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "concat";
         let Some(first) = tensors.first() else {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "there is nothing to join: pass at least one tensor".into(),
-            });
+                "tensors",
+                "there is nothing to join: pass at least one tensor",
+            ));
         };
         let axis = first.shape().axis(op, axis)?;
         if let Some(other) = tensors.iter().find(|t| {
@@ -87,7 +88,7 @@ impl Tensor {
                 first.type_string(),
                 other.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [*first, *other], detail));
         }
         join(op, tensors, axis)
     }
@@ -98,20 +99,22 @@ impl Tensor {
     pub fn stack(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
         let op = "stack";
         let Some(first) = tensors.first() else {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "there is nothing to stack: pass at least one tensor".into(),
-            });
+                "tensors",
+                "there is nothing to stack: pass at least one tensor",
+            ));
         };
         if let Some(other) = tensors.iter().find(|t| t.shape() != first.shape()) {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [*first, *other],
+                format!(
                     "{} and {} have different shapes",
                     first.type_string(),
                     other.type_string()
                 ),
-            });
+            ));
         }
         let rank = first.rank() as i64 + 1;
         let at = if axis < 0 { axis + rank } else { axis };
@@ -143,7 +146,7 @@ impl Tensor {
                 pairs.len(),
                 self.rank()
             );
-            return Err(Error::Argument { op, detail });
+            return Err(Error::argument(op, "pairs", detail).of([self]));
         }
         // A size that cannot be counted is the largest that can, so that the error shows what was
         // asked for, also where another dimension is empty.
@@ -152,7 +155,10 @@ impl Tensor {
         };
         let shape: Shape = self.dims().iter().zip(pairs).map(padded).collect();
         if shape.dims().contains(&usize::MAX) {
-            return Err(Error::SizeOverflow { op, shape });
+            return Err(Error::SizeOverflow {
+                op,
+                shape: shape.into(),
+            });
         }
         for (axis, &(before, after)) in pairs.iter().enumerate() {
             let size = self.shape()[axis];
@@ -170,7 +176,7 @@ impl Tensor {
                     "({before}, {after}) at axis {axis} of {}: {rule} at most {limit} elements",
                     self.type_string()
                 );
-                return Err(Error::Argument { op, detail });
+                return Err(Error::argument(op, "pairs", detail).of([self]));
             }
         }
         shape.checked_numel(op)?;
@@ -313,10 +319,12 @@ impl Tensor {
             return flat.roll(shifts, &[0])?.reshape(self.shape());
         }
         if shifts.len() != axes.len() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("{} shifts for {} axes", shifts.len(), axes.len()),
-            });
+                "shifts",
+                format!("{} shifts for {} axes", shifts.len(), axes.len()),
+            )
+            .of([self]));
         }
         if axes.is_empty() {
             return Ok(self.clone());
@@ -382,9 +390,13 @@ impl Tensor {
         let dims = (0..rank)
             .map(|i| size(i).checked_mul(rep(i)))
             .collect::<Option<Dims>>();
-        let shape = Shape::from(dims.ok_or_else(|| Error::Argument {
-            op,
-            detail: format!("{reps:?} copies of {} cannot be addressed", self.shape()),
+        let shape = Shape::from(dims.ok_or_else(|| {
+            Error::argument(
+                op,
+                "reps",
+                format!("{reps:?} copies of {} cannot be addressed", self.shape()),
+            )
+            .of([self])
         })?);
         shape.checked_numel(op)?;
         let apart: Shape = (0..rank).flat_map(|i| [rep(i), size(i)]).collect();
@@ -431,9 +443,13 @@ impl Tensor {
         let op = "repeat_interleave";
         let axis = self.shape().axis(op, axis)?;
         let size = self.shape()[axis].checked_mul(n);
-        let size = size.ok_or_else(|| Error::Argument {
-            op,
-            detail: format!("{n} copies of {} cannot be addressed", self.shape()),
+        let size = size.ok_or_else(|| {
+            Error::argument(
+                op,
+                "n",
+                format!("{n} copies of {} cannot be addressed", self.shape()),
+            )
+            .of([self])
         })?;
         let shape = self.shape().with(axis, size);
         shape.checked_numel(op)?;
@@ -492,10 +508,11 @@ impl Tensor {
     #[track_caller]
     fn triangle(&self, op: &'static str, keep: Binary, k: i64) -> Result<Tensor> {
         if self.rank() < 2 {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("{} has no last two dimensions", self.type_string()),
-            });
+                [self],
+                format!("{} has no last two dimensions", self.type_string()),
+            ));
         }
         record1(
             op,
@@ -535,18 +552,23 @@ impl Tensor {
     #[track_caller]
     pub fn diag(&self, k: i64) -> Result<Tensor> {
         let op = "diag";
-        let too_large = || Error::Argument {
-            op,
-            detail: format!("diagonal {k} of {} is out of reach", self.type_string()),
+        let too_large = || {
+            Error::argument(
+                op,
+                "k",
+                format!("diagonal {k} of {} is out of reach", self.type_string()),
+            )
+            .of([self])
         };
         match self.rank() {
             1 => {}
             2 => return self.diagonal(k, 0, 1),
             _ => {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!("{} is neither a vector nor a matrix", self.type_string()),
-                });
+                    [self],
+                    format!("{} is neither a vector nor a matrix", self.type_string()),
+                ));
             }
         }
         let distance = usize::try_from(k.unsigned_abs()).map_err(|_| too_large())?;
@@ -616,7 +638,7 @@ fn join(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
         axis,
         size.ok_or_else(|| Error::SizeOverflow {
             op,
-            shape: tensors[0].shape().clone(),
+            shape: tensors[0].shape().with(axis, usize::MAX).into(),
         })?,
     );
     shape.checked_numel(op)?;

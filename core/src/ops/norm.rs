@@ -135,13 +135,14 @@ impl<'a> NormOptions<'a> {
         if self.dims == 1 {
             return Ok(());
         }
-        Err(Error::Argument {
+        Err(Error::argument(
             op,
-            detail: format!(
+            "dims",
+            format!(
                 "`dims` is {}: only layer_norm and rms_norm go over the last dimensions",
                 self.dims
             ),
-        })
+        ))
     }
 }
 
@@ -178,29 +179,33 @@ impl BatchNorm {
     ) -> Result<(Tensor, Tensor)> {
         let op = "batch_norm_train";
         if self.count < 2 {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "an unbiased variance needs more than one value per channel".into(),
-            });
+                "self",
+                "an unbiased variance needs more than one value per channel",
+            )
+            .of([&self.out]));
         }
         if !(0.0..=1.0).contains(&momentum) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("momentum must be in 0..=1, got {momentum}"),
-            });
+                "momentum",
+                format!("momentum must be in 0..=1, got {momentum}"),
+            ));
         }
         check_float(op, &[mean, var])?;
         let _scope = on_behalf_of(op, mean);
         let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
             if running.shape() != batch.shape() {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!(
+                    [running, batch],
+                    format!(
                         "running statistics must have shape {}, got {}",
                         batch.shape(),
                         running.shape()
                     ),
-                });
+                ));
             }
             let weights = [1.0 - momentum, momentum * correction];
             Expr::new(op, &[running, batch])
@@ -239,10 +244,11 @@ impl Tensor {
     pub fn rms_norm(&self, options: &NormOptions<'_>) -> Result<Tensor> {
         let (op, NormOptions { dims, eps, .. }) = ("rms_norm", *options);
         if options.bias.is_some() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "takes no bias: it centres nothing; add one to the result".into(),
-            });
+                "bias",
+                "takes no bias: it centres nothing; add one to the result",
+            ));
         }
         trailing(op, self, dims, true, eps, options.parameters())
     }
@@ -436,13 +442,14 @@ pub fn decomposed(x: &Tensor, norm: &Norm<'_>) -> Result<Tensor> {
     let sizes = Shape::from([norm.groups, norm.channels, norm.inner]);
     let block = sizes.checked_numel(op)?;
     if block == 0 || !x.numel().is_multiple_of(block) {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [x],
+            format!(
                 "{} does not divide into rows of {sizes} (groups, channels, inner)",
                 x.shape()
             ),
-        });
+        ));
     }
     check_float(op, &[x])?;
     check_eps(op, norm.eps)?;
@@ -531,13 +538,10 @@ fn trailing(
     parameters: [Option<&Tensor>; 2],
 ) -> Result<Tensor> {
     if dims == 0 || dims > x.rank() {
-        return Err(Error::Argument {
-            op,
-            detail: format!(
+        return Err(Error::argument(op, "dims", format!(
                 "cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible",
                 x.shape()
-            ),
-        });
+            )).of([x]));
     }
     check_float(op, &[x])?;
     let shape = Shape::from(&x.dims()[x.rank() - dims..]);
@@ -616,10 +620,11 @@ fn trailing_values(
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
-    Error::Shape {
+    Error::shape(
         op,
-        detail: format!("{} has no elements to take a mean of", x.shape()),
-    }
+        [x],
+        format!("{} has no elements to take a mean of", x.shape()),
+    )
 }
 
 fn check_parameters(
@@ -632,14 +637,15 @@ fn check_parameters(
         check_float(op, &[parameter])?;
         same_device(op, &[x, parameter])?;
         if parameter.shape() != shape {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [x, parameter],
+                format!(
                     "parameters for {} must have shape {shape}, got {}",
                     x.shape(),
                     parameter.shape()
                 ),
-            });
+            ));
         }
     }
     Ok(())
@@ -650,10 +656,11 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
     check_float(op, &[x])?;
     match x.dims() {
         [_, channels, ..] => check_parameters(op, x, &[*channels].into(), parameters),
-        _ => Err(Error::Shape {
+        _ => Err(Error::shape(
             op,
-            detail: format!("the input is [n, c, ...], got {}", x.shape()),
-        }),
+            [x],
+            format!("the input is [n, c, ...], got {}", x.shape()),
+        )),
     }
 }
 
@@ -675,13 +682,15 @@ fn channel_groups(
         return Err(empty(op, x));
     }
     if groups == 0 || !channels.is_multiple_of(groups) {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!(
+            "groups",
+            format!(
                 "{groups} groups do not divide the {channels} channels of {}",
                 x.shape()
             ),
-        });
+        )
+        .of([x]));
     }
     check_eps(op, eps)?;
     let tensors: SmallVec<[&Tensor; 3]> = [x]

@@ -146,21 +146,24 @@ impl Windows {
                 dilation: dilation[d],
             };
             if slide.size == 0 {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!("dimension {} of {} is empty", lead + d, input.type_string()),
-                });
+                    [input],
+                    format!("dimension {} of {} is empty", lead + d, input.type_string()),
+                ));
             }
-            let mut out = slide.out(op)?;
+            let mut out = slide.out(op).map_err(|e| e.of([input]))?;
             let (window, padded) = slide.extents(op)?;
             if padding[d] > window / 2 {
-                return Err(Error::Argument {
+                return Err(Error::argument(
                     op,
-                    detail: format!(
+                    "padding",
+                    format!(
                         "padding {} is more than half of a window that spans {window}",
                         padding[d]
                     ),
-                });
+                )
+                .of([input]));
             }
             // One more window for the rest, unless it would begin behind the input.
             if ceil_mode
@@ -234,7 +237,7 @@ impl Windows {
     /// The number of elements that each window divides by, if they are not all the same.
     fn counts(&self, op: &'static str, count_include_pad: bool) -> Result<Option<Vec<f64>>> {
         for out in &self.out {
-            check_table(op, *out)?;
+            check_table(op, "stride", *out)?;
         }
         let along = |slide: &Slide, out: usize| -> Vec<usize> {
             let (low, high) = if count_include_pad {
@@ -263,7 +266,7 @@ impl Windows {
             .out
             .iter()
             .fold(1usize, |n, out| n.saturating_mul(*out));
-        check_table(op, all)?;
+        check_table(op, "stride", all)?;
         Ok(Some(each.iter().fold(vec![1.0], |table, counts| {
             table
                 .iter()
@@ -275,9 +278,12 @@ impl Windows {
 
 /// The number of dimensions before the pooled ones.
 pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usize> {
-    let few = || Error::Shape {
-        op,
-        detail: format!("{} has fewer than {n} dimensions", input.type_string()),
+    let few = || {
+        Error::shape(
+            op,
+            [input],
+            format!("{} has fewer than {n} dimensions", input.type_string()),
+        )
     };
     input.rank().checked_sub(n).ok_or_else(few)
 }
@@ -451,7 +457,7 @@ fn largest_with_indices(
         .iter()
         .map(|s| s.size + 2 * s.padding)
         .collect();
-    super::sort::check_positions(op, input.shape(), plane.checked_numel(op)?)?;
+    super::reduce::check_positions(op, plane.checked_numel(op)?)?;
     Ok((values, max_pool_indices(op, input, windows)?))
 }
 
@@ -524,14 +530,15 @@ fn average(
 const MAX_TABLE: usize = 1 << 26;
 
 /// Refuses tables that would fill the host's memory, whatever the device can hold.
-pub(super) fn check_table(op: &'static str, n: usize) -> Result<()> {
+pub(super) fn check_table(op: &'static str, argument: &'static str, n: usize) -> Result<()> {
     if n <= MAX_TABLE {
         return Ok(());
     }
-    Err(Error::Argument {
+    Err(Error::argument(
         op,
-        detail: format!("needs a table of {n} numbers on the host: at most {MAX_TABLE}"),
-    })
+        argument,
+        format!("needs a table of {n} numbers on the host: at most {MAX_TABLE}"),
+    ))
 }
 
 /// A small host-made tensor of floats beside `like`.

@@ -255,12 +255,11 @@ impl Tensor {
             && range.is_finite()
             && (dtype == DType::F64 || range <= f64::from(f32::MAX)))
         {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
-                    "there is no finite range of {dtype} values from {low} to below {high}"
-                ),
-            });
+                "high",
+                format!("there is no finite range of {dtype} values from {low} to below {high}"),
+            ));
         }
         let params = [low, range, first, last].map(Scalar::Float);
         Draw::whole(op, &shape, rng)?.values(dtype, &params, place, |b, index, key| {
@@ -285,12 +284,11 @@ impl Tensor {
         let (op, shape) = ("normal", shape.into());
         let kind = drawn_kind(op, dtype)?;
         if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
-                    "mean {mean} and standard deviation {std} are not finite, or negative"
-                ),
-            });
+                "std",
+                format!("mean {mean} and standard deviation {std} are not finite, or negative"),
+            ));
         }
         Draw::whole(op, &shape, rng)?.values(
             dtype,
@@ -321,10 +319,11 @@ impl Tensor {
     ) -> Result<Tensor> {
         let (op, shape) = ("bernoulli", shape.into());
         if !(0.0..=1.0).contains(&p) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("{p} is not a probability between 0 and 1"),
-            });
+                "p",
+                format!("{p} is not a probability between 0 and 1"),
+            ));
         }
         let threshold = (p * 2f64.powi(32)).round();
         if threshold >= 2f64.powi(32) {
@@ -355,10 +354,11 @@ impl Tensor {
             });
         }
         if low >= high {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("there is no integer from {low} to below {high}"),
-            });
+                "high",
+                format!("there is no integer from {low} to below {high}"),
+            ));
         }
         create::exact_scalar(op, low.into(), dtype)?;
         create::exact_scalar(op, (high - 1).into(), dtype)?;
@@ -393,9 +393,7 @@ impl Tensor {
     /// The numbers `0..n` (i32) in random order.
     pub fn permutation(n: usize, place: impl IntoPlace, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
-        if n > i32::MAX as usize {
-            return Err(Error::SizeOverflow { op, shape });
-        }
+        super::reduce::check_positions(op, n)?;
         let draw = Draw::whole(op, &shape, rng)?;
         let program = draw.program(DType::U32, |b, index, key| b.philox(index, key, 0))?;
         // Where a number ends up depends on all keys, so every rank draws all of them and takes its
@@ -418,19 +416,22 @@ impl Tensor {
         let op = "multinomial";
         drawn_kind(op, self.dtype())?;
         let Some((&n, lead)) = self.dims().split_last() else {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: "a 0-d tensor holds no weights to choose from".into(),
-            });
+                [self],
+                "a 0-d tensor holds no weights to choose from",
+            ));
         };
         if n > i32::MAX as usize || (samples > 0 && n == 0) || (!replacement && samples > n) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "samples",
+                format!(
                     "cannot draw {samples} of the {n} positions of {}",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         let mut dims: Dims = lead.into();
         dims.push(samples);

@@ -278,6 +278,7 @@ impl Reduce<'_> {
             );
             let at = keep.of(&refs, self.axes).run_plain()?;
             positions.push(global_positions(
+                self.op,
                 &at,
                 self.axes,
                 parts[0].dims(),
@@ -347,16 +348,16 @@ impl Reduce<'_> {
             (ReduceOp::Prod, _) | (ReduceOp::Min, DType::Bool) => 1.0,
             (ReduceOp::LogSumExp, _) => f64::NEG_INFINITY,
             (ReduceOp::Max | ReduceOp::ArgMax, _) => {
-                return Err(Error::Argument {
-                    op: self.op,
-                    detail: "an empty axis has no maximum".into(),
-                });
+                return Err(
+                    Error::argument(self.op, "axes", "an empty axis has no maximum")
+                        .of(self.operands.iter().copied()),
+                );
             }
             (ReduceOp::Min | ReduceOp::ArgMin, _) => {
-                return Err(Error::Argument {
-                    op: self.op,
-                    detail: "an empty axis has no minimum".into(),
-                });
+                return Err(
+                    Error::argument(self.op, "axes", "an empty axis has no minimum")
+                        .of(self.operands.iter().copied()),
+                );
             }
         };
         let b = Builder::new();
@@ -384,18 +385,14 @@ fn is_identity(program: &MapProgram) -> bool {
 
 /// Positions in the reduced axes of a part, as positions in those of the whole.
 fn global_positions(
+    op: &'static str,
     at: &Tensor,
     axes: &[usize],
     part: &[usize],
     start: &[usize],
     whole: &[usize],
 ) -> Result<Tensor> {
-    let number = |n: usize| {
-        i32::try_from(n).map_err(|_| Error::Argument {
-            op: "argmax",
-            detail: format!("position {n} does not fit i32: reduce fewer axes at once"),
-        })
-    };
+    let number = |n: usize| i32::try_from(n).map_err(|_| Error::Positions { op, count: n });
     let (mut rest, mut out, mut stride) = (at.clone(), at.zeros_like()?, 1);
     for &axis in axes.iter().rev() {
         let coordinate = rest
@@ -420,10 +417,7 @@ pub(crate) fn check_positions(op: &'static str, extent: usize) -> Result<()> {
     if extent <= i32::MAX as usize {
         return Ok(());
     }
-    Err(Error::Argument {
-        op,
-        detail: format!("positions in {extent} elements do not fit i32: reduce fewer axes at once"),
-    })
+    Err(Error::Positions { op, count: extent })
 }
 
 /// The dtype of a sum or product: bool and u8 would overflow at once, so they count in `i32`.
@@ -872,10 +866,11 @@ impl Tensor {
     pub fn norm(&self, p: f64, axes: &[i64], keepdim: bool) -> Result<Tensor> {
         let op = "norm";
         if p.is_nan() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "p is NaN, it must be a number or an infinity".into(),
-            });
+                "p",
+                "p is NaN, it must be a number or an infinity",
+            ));
         }
         let axes = self.shape().axes(op, axes)?;
         let (from, to, wide) = (self.dtype(), self.dtype().to_float(), wide(self.dtype()));
@@ -1029,10 +1024,7 @@ impl Tensor {
         };
         let at = self.shape().axis(op, axis)?;
         let Some(last) = self.dims()[at].checked_sub(1) else {
-            return Err(Error::Argument {
-                op,
-                detail: "an empty axis has no median".into(),
-            });
+            return Err(Error::argument(op, "axis", "an empty axis has no median").of([self]));
         };
         picked(op, self, at, keepdim, || {
             let mut positions = self

@@ -60,23 +60,25 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let (op, RopeOptions { base, offset }) = ("rope_tables", *options);
         if !d.is_multiple_of(2) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("vectors of odd size {d} have no pairs to rotate"),
-            });
+                "d",
+                format!("vectors of odd size {d} have no pairs to rotate"),
+            ));
         }
         if !(base > 0.0 && base.is_finite()) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("the base must be positive and finite, got {base}"),
-            });
+                "base",
+                format!("the base must be positive and finite, got {base}"),
+            ));
         }
         let (shape, place) = (Shape::from([length, d / 2]), place.into_place(2)?);
         shape.checked_numel(op)?;
         let table = |f: fn(f64) -> f64| {
             place.build(DType::F32, &shape, |device, region| {
                 device.check(DType::F32, region.numel())?;
-                check_table(op, region.numel())?;
+                check_table(op, "length", region.numel())?;
                 if region.numel() == 0 {
                     return Tensor::zeros(Shape::from(region.shape.clone()), DType::F32, device);
                 }
@@ -118,13 +120,14 @@ impl Tensor {
         check_float(op, &[self, cos, sin])?;
         let rank = self.rank();
         if rank < 2 || !self.dims()[rank - 1].is_multiple_of(2) {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self],
+                format!(
                     "the input is [..., s, d] with an even d, got {}",
                     self.shape()
                 ),
-            });
+            ));
         }
         let half = self.dims()[rank - 1] / 2;
         let pairs = self.shape().with(rank - 1, half);
@@ -132,14 +135,15 @@ impl Tensor {
             .into_iter()
             .find(|t| t.rank() < 2 || t.shape().broadcast(op, &pairs).as_ref() != Ok(&pairs))
         {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, table],
+                format!(
                     "tables for {} must broadcast to {pairs}, got {}",
                     self.shape(),
                     table.shape()
                 ),
-            });
+            ));
         }
         record1(
             op,

@@ -122,10 +122,12 @@ impl<'a> Map<'a> {
     fn run_parts(&self, operands: &[Operand<'_>], tensors: &[&Tensor]) -> Result<Outputs> {
         let (op, shape) = (self.op, self.shape);
         if operands.iter().any(|o| o.window.is_some()) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: "a window into a tensor on a mesh: the op has no rule".into(),
-            });
+                "operands",
+                "a window into a tensor on a mesh: the op has no rule",
+            )
+            .of(tensors.iter().copied()));
         }
         let linear = matches!(self.rule, MapRule::Linear);
         let data = map_data(shape, self.program.outputs.len(), linear);

@@ -35,7 +35,7 @@ use super::{
     op,
 };
 use crate::{
-    Error, Result, Shape, Tensor,
+    Error, OperandType, Result, Shape, Tensor,
     backend::ScatterOp,
     grad::{Back, Pulled, record1},
     spmd::{
@@ -212,7 +212,11 @@ fn check_updates(op: &'static str, dst: &Shape, index: &Tensor, updates: &Tensor
             index.shape(),
             updates.shape()
         );
-        return Err(Error::Shape { op, detail });
+        return Err(Error::shape(
+            op,
+            [dst.into(), index.into(), OperandType::from(updates)],
+            detail,
+        ));
     }
     Ok(k)
 }
@@ -256,7 +260,7 @@ impl Tensor {
                 src.shape(),
                 self.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [self, index, src], detail));
         }
         check_types(op, self, src, mode)?;
         record1(
@@ -346,25 +350,27 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         check_indices(op, &[index])?;
         if index.rank() != self.rank() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self, index, values],
+                format!(
                     "{} and an index of shape {} differ in rank",
                     self.type_string(),
                     index.shape()
                 ),
-            });
+            ));
         }
         let shape = self.shape().with(axis, index.shape()[axis]);
         for (what, tensor) in [("an index", index), ("values", values)] {
             if tensor.shape().broadcast(op, &shape)? != shape {
-                return Err(Error::Shape {
+                return Err(Error::shape(
                     op,
-                    detail: format!(
+                    [self, index, values],
+                    format!(
                         "{what} of shape {} do not expand to {shape}",
                         tensor.shape()
                     ),
-                });
+                ));
             }
         }
         check_types(op, self, values, mode)?;
@@ -484,7 +490,7 @@ impl Tensor {
                 src.shape(),
                 index.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [self, index, src], detail));
         }
         check_types(op, self, src, ScatterOp::Add)?;
         record1(

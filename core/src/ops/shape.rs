@@ -13,7 +13,7 @@
 
 use super::{OpInfo, reduce::summed, sum_to};
 use crate::{
-    Dims, Error, Layout, Result, Shape, Tensor,
+    Dims, Error, Layout, OperandType, Result, Shape, Tensor,
     grad::{Back, record, record1},
     spmd::{
         Call, Local,
@@ -139,15 +139,16 @@ impl Tensor {
     #[track_caller]
     pub(super) fn reshaped(&self, op: &'static str, shape: Shape) -> Result<Tensor> {
         if shape.checked_numel(op)? != self.numel() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self.into(), OperandType::from(&shape)],
+                format!(
                     "{} has {} elements, {shape} has {}",
                     self.type_string(),
                     self.numel(),
                     shape.numel()
                 ),
-            });
+            ));
         }
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -185,7 +186,7 @@ impl Tensor {
     #[track_caller]
     pub fn reshape_infer(&self, dims: &[i64]) -> Result<Tensor> {
         let op = "reshape_infer";
-        let wrong = |detail: String| Error::Shape { op, detail };
+        let wrong = |detail: String| Error::shape(op, [self], detail);
         let mut shape = Dims::with_capacity(dims.len());
         let mut free = None;
         for (i, &d) in dims.iter().enumerate() {
@@ -232,13 +233,15 @@ impl Tensor {
         };
         let (first, last) = (whole.axis(op, start)?, whole.axis(op, end)?);
         if first > last {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "start",
+                format!(
                     "start {start} comes after end {end} in rank {}",
                     self.rank()
                 ),
-            });
+            )
+            .of([self]));
         }
         let mut dims: Dims = whole.dims()[..first].into();
         dims.push(Shape::from(&whole.dims()[first..=last]).checked_numel(op)?);
@@ -256,10 +259,11 @@ impl Tensor {
             .iter()
             .find(|&&axis| !axes.is_empty() && self.shape()[axis] != 1)
         {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("axis {axis} of {} is not of size 1", self.type_string()),
-            });
+                [self],
+                format!("axis {axis} of {} is not of size 1", self.type_string()),
+            ));
         }
         let kept: Dims = (0..self.rank())
             .filter(|&axis| self.shape()[axis] != 1 || !named.contains(&axis))
@@ -319,14 +323,16 @@ impl Tensor {
     pub fn permute(&self, axes: &[i64]) -> Result<Tensor> {
         let op = "permute";
         if axes.len() != self.rank() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "axes",
+                format!(
                     "{axes:?} names {} axes of a tensor of rank {}",
                     axes.len(),
                     self.rank()
                 ),
-            });
+            )
+            .of([self]));
         }
         self.shape().axes(op, axes)?;
         let order = axes
@@ -341,10 +347,12 @@ impl Tensor {
     pub fn movedim(&self, from: &[i64], to: &[i64]) -> Result<Tensor> {
         let op = "movedim";
         if from.len() != to.len() {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("{} axes cannot move to {} positions", from.len(), to.len()),
-            });
+                "to",
+                format!("{} axes cannot move to {} positions", from.len(), to.len()),
+            )
+            .of([self]));
         }
         if from.is_empty() {
             return Ok(self.clone());
@@ -374,13 +382,14 @@ impl Tensor {
         let (op, shape) = ("expand", shape.into());
         shape.checked_numel(op)?;
         if self.shape().broadcast(op, &shape)? != shape {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [self.into(), OperandType::from(&shape)],
+                format!(
                     "{} does not expand to {shape}: only dimensions of size 1 repeat",
                     self.type_string()
                 ),
-            });
+            ));
         }
         if shape == *self.shape() {
             return Ok(self.clone());
@@ -417,10 +426,11 @@ impl Tensor {
     #[track_caller]
     pub fn meshgrid(tensors: &[&Tensor], indexing: Indexing) -> Result<Vec<Tensor>> {
         if let Some(wrong) = tensors.iter().find(|t| t.rank() > 1) {
-            return Err(Error::Shape {
-                op: "meshgrid",
-                detail: format!("{} is not a vector", wrong.type_string()),
-            });
+            return Err(Error::shape(
+                "meshgrid",
+                [*wrong],
+                format!("{} is not a vector", wrong.type_string()),
+            ));
         }
         let axis = |i: usize| match indexing {
             Indexing::Xy if i < 2 && tensors.len() > 1 => 1 - i,
@@ -481,13 +491,15 @@ fn grids_of_parts(
     // Rules know operands by a bit each, and no grid of so many dimensions has memory for its
     // elements.
     if tensors.len() > 31 {
-        return Err(Error::Argument {
-            op: "meshgrid",
-            detail: format!(
+        return Err(Error::argument(
+            "meshgrid",
+            "tensors",
+            format!(
                 "{} tensors on a mesh, at most 31 span a grid there",
                 tensors.len()
             ),
-        });
+        )
+        .of(tensors.iter().copied()));
     }
     let along: Data = (0..tensors.len()).map(|d| axis(d) as i64).collect();
     let local = |l: &Local<'_>| {

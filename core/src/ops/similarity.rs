@@ -23,10 +23,11 @@ pub(crate) fn p_norm(
     value: impl for<'b> Fn(&Args<'b>) -> Val<'b>,
 ) -> Result<Tensor> {
     if p.is_nan() || p <= 0.0 {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!("the order of a norm must be positive, got {p}"),
-        });
+            "p",
+            format!("the order of a norm must be positive, got {p}"),
+        ));
     }
     let kind = expr.compute_type();
     if p == f64::INFINITY {

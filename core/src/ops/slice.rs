@@ -47,12 +47,11 @@ pub(crate) fn span(
     step: i64,
 ) -> Result<(usize, isize, usize)> {
     if step == 0 {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail:
-                "the step is zero: use 1 to keep every element or a negative step to walk backwards"
-                    .into(),
-        });
+            "step",
+            "the step is zero: use 1 to keep every element or a negative step to walk backwards",
+        ));
     }
     // i128 holds every sum of two bounds.
     let (size, step) = (size as i128, i128::from(step));
@@ -194,13 +193,15 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         match start.checked_add(len) {
             Some(end) if end <= self.shape()[axis] => self.sliced(op, axis, start, 1, len),
-            _ => Err(Error::Argument {
+            _ => Err(Error::argument(
                 op,
-                detail: format!(
+                "len",
+                format!(
                     "{len} elements from {start} on are not all in axis {axis} of {}",
                     self.type_string()
                 ),
-            }),
+            )
+            .of([self])),
         }
     }
 
@@ -211,13 +212,15 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         let total = sizes.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
         if total != Some(self.shape()[axis]) {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "sizes",
+                format!(
                     "sizes {sizes:?} do not add up to axis {axis} of {}",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         if sizes.len() == 1 {
             return Ok(vec![self.clone()]);
@@ -231,13 +234,10 @@ impl Tensor {
     fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let ranks = self.mesh().addressable().len();
         if sizes.len().saturating_mul(ranks) > MAX_PARTS {
-            return Err(Error::Argument {
-                op,
-                detail: format!(
+            return Err(Error::argument(op, "sizes", format!(
                     "{} parts on {ranks} ranks: at most {MAX_PARTS} in all, slice the ones that are needed",
                     sizes.len()
-                ),
-            });
+                )).of([self]));
         }
         let run = || {
             let (whole, mut start, mut out) = (
@@ -281,10 +281,11 @@ impl Tensor {
         let op = "chunk";
         let axis = self.shape().axis(op, axis)?;
         if n == 0 || n > MAX_PARTS {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}"),
-            });
+                "n",
+                format!("cannot cut a dimension into {n} parts: give 1 to {MAX_PARTS}"),
+            ));
         }
         if n == 1 {
             return Ok(vec![self.clone()]);
@@ -303,13 +304,15 @@ impl Tensor {
         let kept: Dims = (0..self.rank()).filter(|&d| d != axis).collect();
         let size = self.shape()[axis];
         if size > MAX_PARTS {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "axis",
+                format!(
                     "{} would give {size} tensors: slice the ones that are needed",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         let slices = self.pieces(op, axis, &vec![1; size])?;
         slices
@@ -476,13 +479,15 @@ impl Tensor {
         let axis = self.shape().axis(op, axis)?;
         let whole = self.shape()[axis];
         if step == 0 || size > whole {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "size",
+                format!(
                     "windows of {size} elements every {step} do not fit axis {axis} of {}",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         let windows = (whole - size) / step + 1;
         let mut dims: Dims = self.dims().into();

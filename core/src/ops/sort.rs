@@ -21,9 +21,9 @@
 //!
 //! A value hands its gradient to the element that it is; positions have none.
 
-use super::{OpInfo, POSITIONS, RuleForm, index::picked, op, same_device};
+use super::{OpInfo, POSITIONS, RuleForm, index::picked, op, reduce::check_positions, same_device};
 use crate::{
-    DType, Error, Result, Shape, Tensor,
+    DType, Error, Result, Tensor,
     backend::{SearchCall, SortCall},
     launch::{launch, launch_as},
     split,
@@ -67,18 +67,6 @@ fn candidates(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
     )
 }
 
-/// Positions are i32: a longer dimension cannot be numbered.
-pub(super) fn check_positions(op: &'static str, shape: &Shape, n: usize) -> Result<()> {
-    if n > i32::MAX as usize {
-        Err(Error::SizeOverflow {
-            op,
-            shape: shape.clone(),
-        })
-    } else {
-        Ok(())
-    }
-}
-
 /// The first `k` values in order and their positions, on one device.
 fn first(
     op: &'static str,
@@ -103,7 +91,7 @@ fn first_of_all(
     axis: usize,
     descending: bool,
 ) -> Result<(Tensor, Tensor)> {
-    check_positions(op, x.shape(), x.dims()[axis])?;
+    check_positions(op, x.dims()[axis])?;
     if x.is_plain() {
         return first(op, x, k, axis, descending);
     }
@@ -223,7 +211,7 @@ impl Tensor {
 
     /// [`argsort`](Self::argsort) on one device.
     fn argsorted(&self, op: &'static str, axis: usize, descending: bool) -> Result<Tensor> {
-        check_positions(op, self.shape(), self.shape()[axis])?;
+        check_positions(op, self.shape()[axis])?;
         let axis = axis as i64;
         let rows = self.movedim(&[axis], &[-1])?;
         let order = if self.numel() == 0 {
@@ -266,13 +254,15 @@ impl Tensor {
         let at = self.shape().axis(op, axis)?;
         let n = self.dims()[at];
         if k > n {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "k",
+                format!(
                     "{k} values were asked for along axis {axis} of {}, which has {n}",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         picked(op, self, at, true, || {
             first_of_all(op, self, k, at, largest)
@@ -287,13 +277,15 @@ impl Tensor {
         let at = self.shape().axis(op, axis)?;
         let n = self.dims()[at];
         if k == 0 || k > n {
-            return Err(Error::Argument {
+            return Err(Error::argument(
                 op,
-                detail: format!(
+                "k",
+                format!(
                     "value {k} was asked for along axis {axis} of {}: give 1 to {n}",
                     self.type_string()
                 ),
-            });
+            )
+            .of([self]));
         }
         picked(op, self, at, keepdim, || {
             let (values, indices) = first_of_all(op, self, k, at, false)?;
@@ -323,9 +315,9 @@ impl Tensor {
                 queries.shape(),
                 self.type_string()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(op, [self, queries], detail));
         }
-        check_positions(op, self.shape(), self.shape()[self.rank() - 1])?;
+        check_positions(op, self.shape()[self.rank() - 1])?;
         self.detach()
             .places_of(&queries.detach(), side == Side::Right)
     }

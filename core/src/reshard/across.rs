@@ -393,14 +393,15 @@ fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
         });
     }
     match (source.transport(), mesh.transport()) {
-        (Some(a), Some(b)) if !Arc::ptr_eq(a, b) && a.name() != b.name() => Err(Error::Argument {
+        (Some(a), Some(b)) if !Arc::ptr_eq(a, b) && a.name() != b.name() => Err(Error::argument(
             op,
-            detail: format!(
+            "mesh",
+            format!(
                 "{source} communicates over {} and {mesh} over {}: give both meshes the same transport with `with_transport`",
                 a.name(),
                 b.name()
             ),
-        }),
+        )),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use super::{
     moves::to_resolve,
     search::{Measure, Search},
 };
-use crate::{DType, Error, Mesh, Result, Shape, Sharding};
+use crate::{DType, Error, Mesh, Result, Shape, Sharding, operand::sharding_text};
 
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,8 +173,12 @@ pub(super) fn assemble(
             continue;
         }
         let next_grid = space.grid(next);
-        let impossible = || Error::Sharding {
-            detail: format!("no step leads from {at:?} to {next:?}"),
+        let impossible = || {
+            let text = |s: &Sharding| s.type_string(dtype, space.shape, space.mesh);
+            Error::Sharding {
+                sharding: sharding_text(next, space.shape.rank(), space.mesh),
+                detail: format!("no step leads from {} to {}", text(&at), text(next)),
+            }
         };
         let edge = space
             .edge(&at, &grid, next, &next_grid)

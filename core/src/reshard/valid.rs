@@ -26,55 +26,68 @@ impl Plan {
         from: &Sharding,
         to: &Sharding,
     ) -> Result<ValidPlan> {
-        let fail = |detail: String| Err(Error::Argument { op: "plan", detail });
+        let fail = |argument, detail: String| {
+            Err(Error::argument("plan", argument, detail).of([(self.dtype, shape)]))
+        };
         let text = |s: &Sharding| s.type_string(self.dtype, &self.shape, &self.mesh);
         if self.mesh != *mesh || self.shape != *shape {
-            return fail(format!(
-                "the plan is for {} on {}, not for a tensor of shape {shape} on {mesh}",
-                text(&self.from),
-                self.mesh
-            ));
+            return fail(
+                if self.mesh == *mesh { "shape" } else { "mesh" },
+                format!(
+                    "the plan is for {} on {}, not for a tensor of shape {shape} on {mesh}",
+                    text(&self.from),
+                    self.mesh
+                ),
+            );
         }
         if self.from != *from || self.to != *to {
-            return fail(format!(
-                "the plan leads from {} to {}, not from {} to {}",
-                text(&self.from),
-                text(&self.to),
-                text(from),
-                text(to)
-            ));
+            return fail(
+                if self.from == *from { "to" } else { "from" },
+                format!(
+                    "the plan leads from {} to {}, not from {} to {}",
+                    text(&self.from),
+                    text(&self.to),
+                    text(from),
+                    text(to)
+                ),
+            );
         }
         let space = Space::new(mesh, shape, self.dtype)?;
         let mut at = from;
         from.check(mesh, shape.rank())?;
         for (i, step) in self.steps.iter().enumerate() {
             if step.from != *at {
-                return fail(format!(
-                    "step {} starts from {}, but {} is there",
-                    i + 1,
-                    text(&step.from),
-                    text(at)
-                ));
+                return fail(
+                    "steps",
+                    format!(
+                        "step {} starts from {}, but {} is there",
+                        i + 1,
+                        text(&step.from),
+                        text(at)
+                    ),
+                );
             }
             step.to.check(mesh, shape.rank())?;
             if !possible(&space, step) {
-                return fail(format!(
-                    "step {}: no {} over axes {:?} leads from {} to {}",
-                    i + 1,
-                    step.kind,
-                    step.axes,
-                    text(at),
-                    text(&step.to)
-                ));
+                return fail(
+                    "steps",
+                    format!(
+                        "step {}: no {} over axes {:?} leads from {} to {}",
+                        i + 1,
+                        step.kind,
+                        step.axes,
+                        text(at),
+                        text(&step.to)
+                    ),
+                );
             }
             at = &step.to;
         }
         if at != to {
-            return fail(format!(
-                "the plan ends at {}, not at {}",
-                text(at),
-                text(to)
-            ));
+            return fail(
+                "to",
+                format!("the plan ends at {}, not at {}", text(at), text(to)),
+            );
         }
         Ok(ValidPlan(self.clone()))
     }
@@ -98,15 +111,17 @@ impl ValidPlan {
             return Ok(());
         }
         let planned = self.from.type_string(self.dtype, &self.shape, &self.mesh);
-        Err(Error::Argument {
-            op: "reshard",
-            detail: format!(
+        Err(Error::argument(
+            "reshard",
+            "x",
+            format!(
                 "the plan starts from {planned} on {}, the tensor is {} on {}",
                 self.mesh,
                 x.type_string(),
                 x.mesh()
             ),
-        })
+        )
+        .of([x]))
     }
 }
 

@@ -113,13 +113,14 @@ impl Solved {
     ) -> Result<Shape> {
         let dims = &self.outputs[output];
         if dims.len() != local.rank() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [local],
+                format!(
                     "result {output} has shape {local}, its rule has {} dimensions",
                     dims.len()
                 ),
-            });
+            ));
         }
         let size = |(d, factors): (usize, &Factors)| match factors.is_empty() {
             true => local[d],
@@ -155,12 +156,7 @@ impl Maker {
                 rule => match rule.texts().get(call.variant) {
                     Some(text) => Maker::Text(text),
                     None => {
-                        return Err(Error::Sharding {
-                            detail: format!(
-                                "{} has no rule {} of its own",
-                                info.name, call.variant
-                            ),
-                        });
+                        return Err(call.no_variant(info));
                     }
                 },
             },
@@ -333,10 +329,12 @@ impl Solved {
         if cfg!(debug_assertions) {
             let rule = call.rule()?;
             if rule != self.rule_for(call.inputs) {
-                return Err(Error::Sharding {
+                return Err(Error::Rule {
+                    op: call.op,
+                    rule: rule.to_string(),
                     detail: format!(
-                        "{} was solved by the rule '{}' and has the rule '{rule}': the table of solved calls took one for the other",
-                        call.op, self.rule
+                        "the call was solved by '{}': the table of solved calls took one for the other",
+                        self.rule
                     ),
                 });
             }

@@ -10,7 +10,8 @@ use super::{
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, Region, Result, Shape, Tensor, grad, ledger, reshard, split, tensor::Outputs,
+    Error, Mesh, NoGradient, Region, Result, Shape, Tensor, grad, ledger, reshard, split,
+    tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location};
@@ -125,20 +126,26 @@ impl<'a> Call<'a> {
         Self { partials, ..self }
     }
 
+    /// A variant of the rule that the op does not have.
+    pub(super) fn no_variant(&self, info: &OpInfo) -> Error {
+        Error::Rule {
+            op: info.name,
+            rule: info.rule.texts().join(" | "),
+            detail: format!("there is no variant {}", self.variant),
+        }
+    }
+
     /// The text of its rule, where it has one.
     pub(super) fn text(&self) -> Result<Option<&'a str>> {
         match self.form {
             Form::Text(text) => Ok(Some(text)),
             Form::Info(info) => match info.rule {
                 RuleForm::Built(_) => Ok(None),
-                _ => info.rule.texts().get(self.variant).map_or_else(
-                    || {
-                        Err(Error::Sharding {
-                            detail: format!("{} has no rule {}", info.name, self.variant),
-                        })
-                    },
-                    |text| Ok(Some(*text)),
-                ),
+                _ => info
+                    .rule
+                    .texts()
+                    .get(self.variant)
+                    .map_or_else(|| Err(self.no_variant(info)), |text| Ok(Some(*text))),
             },
         }
     }
@@ -235,20 +242,22 @@ impl<'a> Call<'a> {
     #[track_caller]
     fn prepare(&self) -> Result<(std::rc::Rc<Solved>, SmallVec<[Tensor; 3]>)> {
         if grad::is_recording(self.inputs) {
-            let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`".into();
-            return Err(Error::Gradient {
-                op: self.op,
-                detail,
-            });
+            let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`";
+            return Err(
+                Error::gradient(self.op, NoGradient::NotDifferentiable, detail)
+                    .of(self.inputs.iter().copied()),
+            );
         }
         if self.inputs.len() > MAX_TERMS {
-            return Err(Error::Argument {
-                op: self.op,
-                detail: format!(
+            return Err(Error::argument(
+                self.op,
+                "inputs",
+                format!(
                     "{} operands on a mesh: at most {MAX_TERMS} in one call",
                     self.inputs.len()
                 ),
-            });
+            )
+            .of(self.inputs.iter().copied()));
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         let solved = cache::find(self)?;
@@ -384,9 +393,13 @@ fn on_each_rank(
         let first = results
             .first()
             .and_then(|r| r.get(o))
-            .ok_or_else(|| Error::Argument {
+            .ok_or_else(|| Error::Rule {
                 op,
-                detail: format!("the rule has {} results", solution.outputs.len()),
+                rule: solved.rule.to_string(),
+                detail: format!(
+                    "it has {} results, and the op gave fewer",
+                    solution.outputs.len()
+                ),
             })?;
         let shape = solved.output_shape(op, o, first.shape(), inputs)?;
         out.push(Tensor::from_parts(

@@ -88,16 +88,19 @@ pub fn apply(
     local: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
 ) -> Result<Vec<Tensor>> {
     if inputs.is_empty() {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: "a rule needs at least one operand".into(),
-        });
+            "inputs",
+            "a rule needs at least one operand",
+        ));
     }
     if inputs.len() > MAX_OPERANDS {
-        return Err(Error::Argument {
+        return Err(Error::argument(
             op,
-            detail: format!("{} operands: at most {MAX_OPERANDS}", inputs.len()),
-        });
+            "inputs",
+            format!("{} operands: at most {MAX_OPERANDS}", inputs.len()),
+        )
+        .of(inputs.iter().copied()));
     }
     if plain(op, inputs)? {
         return local(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! Reads the notation of [rules](super::rule).
 
 use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, is_rest, letter};
-use crate::{Error, Reduction, Result, Shape};
+use crate::{Error, OperandType, Reduction, Result, Shape};
 use smallvec::SmallVec;
 
 /// The state while a text is read.
@@ -204,14 +204,15 @@ impl<'a> Parser<'a> {
             (rank == explicit).then_some(0)
         };
         let Some(covered) = covered else {
-            return Err(Error::Shape {
-                op: "rule",
-                detail: format!(
+            return Err(Error::shape(
+                "rule",
+                None::<OperandType>,
+                format!(
                     "an operand of rank {rank} does not fit '{}' in '{}'",
                     term.trim(),
                     self.text
                 ),
-            });
+            ));
         };
         // Bound letters take their dimensions, the others fill what is left in order.
         let mut dims: Items<'a> = smallvec::smallvec![None; rank];
@@ -223,13 +224,14 @@ impl<'a> Parser<'a> {
                 for (n, &axis) in axes.iter().enumerate() {
                     let axis = if items.len() == 1 { n } else { axis };
                     if axis >= rank {
-                        return Err(Error::Shape {
-                            op: "rule",
-                            detail: format!(
+                        return Err(Error::shape(
+                            "rule",
+                            None::<OperandType>,
+                            format!(
                                 "dimension {axis} of an operand of rank {rank}, in '{}'",
                                 self.text
                             ),
-                        });
+                        ));
                     }
                     // Several dimensions under one letter are factors of their own, told apart by
                     // an upper half of the alphabet.
@@ -371,7 +373,7 @@ impl<'a> Parser<'a> {
                     "a dimension of size {size} is not ({letters}) of size {product} in '{}'",
                     self.text
                 );
-                Err(Error::Shape { op: "rule", detail })
+                Err(Error::shape("rule", None::<OperandType>, detail))
             }
             _ => Ok(out),
         }
@@ -417,7 +419,7 @@ impl<'a> Parser<'a> {
             "factor {letter} of '{}' has size {} in one operand and {size} in another",
             self.text, factor.size
         );
-        Err(Error::Shape { op: "rule", detail })
+        Err(Error::shape("rule", None::<OperandType>, detail))
     }
 
     fn clause(&mut self, clause: &str, numbers: &[Place]) -> Result<()> {

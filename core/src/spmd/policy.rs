@@ -1,7 +1,7 @@
 //! Whether ops may communicate by themselves.
 
 use super::{Call, cache::Solved, solve};
-use crate::{Error, Mesh, Placement, Result, Sharding, Tensor, scoped::Scoped};
+use crate::{Alternative, Error, Mesh, Placement, Result, Sharding, Tensor, scoped::Scoped};
 use std::{cell::RefCell, panic::Location};
 
 /// What an op does when its operands do not lie as it needs them.
@@ -103,7 +103,7 @@ fn changes(from: &Sharding, to: &Sharding, axis: usize) -> bool {
 }
 
 /// The cheapest few assignments, as the reshards a program could write.
-fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<String> {
+fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<Box<[Alternative]>> {
     let operands: Vec<_> = call
         .inputs
         .iter()
@@ -113,7 +113,7 @@ fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<String> {
             sharding: t.sharding(),
         })
         .collect();
-    let mut lines = vec![];
+    let mut choices = vec![];
     for solution in solve::alternatives(mesh, &solved.rule, &operands)?
         .iter()
         .take(4)
@@ -133,10 +133,12 @@ fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<String> {
         } else {
             reshards.join(", ")
         };
-        lines.push(format!("  {what}: {} bytes a rank", solution.bytes));
+        choices.push(Alternative {
+            description: what,
+            bytes: solution.bytes,
+        });
     }
-    lines.push("  or allow it with `with_policy(Policy::Auto, ..)`".into());
-    Ok(lines.join("\n"))
+    Ok(choices.into())
 }
 
 fn ty(x: &Tensor, sharding: &Sharding) -> String {

@@ -135,7 +135,12 @@ impl Rule {
         binds: &[Bind<'_>],
         sizes: &[(char, usize)],
     ) -> Result<Self> {
-        Parser::new(text, binds, sizes).read(shapes)
+        Parser::new(text, binds, sizes).read(shapes).map_err(|e| {
+            e.of(shapes.iter().filter_map(|given| match given {
+                Given::Shape(shape) => Some(*shape),
+                Given::Number | Given::Nothing => None,
+            }))
+        })
     }
 
     /// The factor with this letter.
@@ -148,9 +153,11 @@ impl Rule {
     pub(super) fn with_sizes_of(mut self, shapes: &[&Shape]) -> Result<Self> {
         for f in 0..self.factors.len() {
             let Some((operand, dim)) = self.alone(f) else {
-                return Err(Error::Sharding {
+                return Err(Error::Rule {
+                    op: "rule",
+                    rule: self.to_string(),
                     detail: format!(
-                        "factor {} of a rule is no dimension of an operand: {self}",
+                        "factor {} is no dimension of an operand",
                         self.factors[f].letter
                     ),
                 });

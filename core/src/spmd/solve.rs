@@ -83,8 +83,10 @@ pub fn solve(mesh: &Mesh, rule: &Rule, operands: &[Operand<'_>]) -> Result<Solut
         }
     }
     // Everything whole is always among the candidates.
-    Err(Error::Sharding {
-        detail: "no assignment fits the rule".into(),
+    Err(Error::Rule {
+        op: "rule",
+        rule: rule.to_string(),
+        detail: "no assignment fits it".into(),
     })
 }
 
@@ -117,9 +119,11 @@ fn check(rule: &Rule) -> Result<()> {
     let rank = rule.inputs.iter().chain(&rule.outputs).map(|d| d.len());
     match rank.max() {
         Some(rank) if rank > MAX_RANK => Err(too_many_dimensions(rank)),
-        _ if rule.factors.len() > MAX_FACTORS => Err(Error::Sharding {
+        _ if rule.factors.len() > MAX_FACTORS => Err(Error::Rule {
+            op: "rule",
+            rule: rule.to_string(),
             detail: format!(
-                "a rule with {} factors: at most {MAX_FACTORS}",
+                "it has {} factors, at most {MAX_FACTORS} are possible",
                 rule.factors.len()
             ),
         }),

@@ -1,7 +1,7 @@
 //! What must hold before anything is sent.
 
 use super::{Message, Part};
-use crate::{Error, Mesh, Result};
+use crate::{Error, Mesh, OperandType, Result};
 use smallvec::SmallVec;
 
 pub(super) fn fail(op: &'static str, ranks: &[usize], detail: impl Into<String>) -> Error {
@@ -66,7 +66,14 @@ impl Part {
                 self.shape,
                 data.shape()
             );
-            return Err(Error::Shape { op, detail });
+            return Err(Error::shape(
+                op,
+                [
+                    OperandType::from((self.dtype, &self.shape)).on_rank(self.rank),
+                    OperandType::from(data).on_rank(self.rank),
+                ],
+                detail,
+            ));
         }
         if data.dtype() != self.dtype {
             return Err(fail(
@@ -140,10 +147,11 @@ pub(super) fn parts(
         }
         let (a, b) = (&first.shape, &part.shape);
         if a.rank() != b.rank() || (0..a.rank()).any(|d| a[d] != b[d] && !free.contains(&d)) {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!("ranks {} and {} give {a} and {b}", first.rank, part.rank),
-            });
+                [first, part].map(|p| OperandType::from((p.dtype, &p.shape)).on_rank(p.rank)),
+                format!("ranks {} and {} give {a} and {b}", first.rank, part.rank),
+            ));
         }
     }
     match dims.iter().find(|d| **d >= first.shape.rank()) {

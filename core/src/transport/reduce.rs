@@ -14,24 +14,26 @@ use crate::{
 /// parts there are.
 pub fn reduce(parts: &[Tensor], reduction: Reduction) -> Result<Tensor> {
     let Some((first, rest)) = parts.split_first() else {
-        return Err(Error::Argument {
-            op: "reduce",
-            detail: "there is nothing to reduce: pass at least one tensor".into(),
-        });
+        return Err(Error::argument(
+            "reduce",
+            "parts",
+            "there is nothing to reduce: pass at least one tensor",
+        ));
     };
     let dtype = first.dtype();
     if let Some(other) = rest
         .iter()
         .find(|t| t.dtype() != dtype || t.shape() != first.shape())
     {
-        return Err(Error::Shape {
-            op: "reduce",
-            detail: format!(
+        return Err(Error::shape(
+            "reduce",
+            [first, other],
+            format!(
                 "{} and {} must be equal",
                 first.type_string(),
                 other.type_string()
             ),
-        });
+        ));
     }
     let logical = matches!(reduction, Reduction::And | Reduction::Or);
     if first.numel() == 0 || (rest.is_empty() && !(logical && dtype != DType::Bool)) {

@@ -214,10 +214,11 @@ fn an_unknown_op_gets_similar_names() {
     let error = find("sofmax").expect_err("no such op");
     assert_eq!(
         error,
-        Error::Argument {
-            op: "registry",
-            detail: "there is no op 'sofmax': did you mean softmax or fmax?".into()
-        }
+        Error::argument(
+            "registry",
+            "name",
+            "there is no op 'sofmax': did you mean softmax or fmax?"
+        )
     );
     assert!(
         find("frobnicate_the_tensor")

@@ -467,7 +467,7 @@ fn arguments_outside_their_domain_are_errors() -> Result<()> {
     ));
     assert!(matches!(
         Tensor::permutation(usize::MAX, &d, KEY),
-        Err(Error::SizeOverflow { .. })
+        Err(Error::Positions { .. })
     ));
     let weights = Tensor::ones([2, 3], DType::F32, &d)?;
     assert!(matches!(

@@ -46,9 +46,12 @@ impl Buffer {
 
     /// The backend's own type again; an error where the buffer belongs to another backend.
     pub fn get<T: Any>(&self) -> Result<&T> {
-        self.0.data.downcast_ref().ok_or_else(|| Error::Argument {
-            op: "buffer",
-            detail: "a buffer of another backend was passed in".into(),
+        self.0.data.downcast_ref().ok_or_else(|| {
+            Error::argument(
+                "buffer",
+                "buffer",
+                "a buffer of another backend was passed in",
+            )
         })
     }
 

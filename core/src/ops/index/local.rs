@@ -43,10 +43,11 @@ pub(in crate::ops) fn index_axis(
 /// An empty dimension has no element to take, whatever the index is.
 pub(in crate::ops) fn check_not_empty(op: &'static str, tensor: &Tensor) -> Result<()> {
     if tensor.numel() == 0 {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!("{} has no elements to index", tensor.type_string()),
-        });
+            [tensor],
+            format!("{} has no elements to index", tensor.type_string()),
+        ));
     }
     Ok(())
 }

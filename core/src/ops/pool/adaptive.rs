@@ -28,7 +28,7 @@ fn windows_of(
     out: usize,
 ) -> Result<(Tensor, Vec<usize>)> {
     let n = input.shape()[axis];
-    super::super::sort::check_positions(op, input.shape(), n)?;
+    super::super::reduce::check_positions(op, n)?;
     let bounds = bounds(n, out);
     let longest = bounds
         .iter()
@@ -62,15 +62,16 @@ pub(super) fn adaptive(
     }
     let lead = leading(op, input, out.len())?;
     if let Some(d) = (0..out.len()).find(|d| out[*d] == 0 || input.shape()[lead + d] == 0) {
-        return Err(Error::Shape {
+        return Err(Error::shape(
             op,
-            detail: format!(
+            [input],
+            format!(
                 "dimension {} of {} cannot become {}: both sizes must be at least 1",
                 lead + d,
                 input.type_string(),
                 out[d]
             ),
-        });
+        ));
     }
     let shape: Shape = input.dims()[..lead].iter().chain(out).copied().collect();
     shape.checked_numel(op)?;

@@ -25,13 +25,14 @@ impl Tensor {
         let op = "bincount";
         check_indices(op, &[self])?;
         if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [Some(self), weights].into_iter().flatten(),
+                format!(
                     "counts a vector with as many weights, got shape {}",
                     self.shape()
                 ),
-            });
+            ));
         }
         let inputs: SmallVec<[&Tensor; 2]> = std::iter::once(self).chain(weights).collect();
         record1(

@@ -160,14 +160,15 @@ impl Leading {
     ) -> Result<Self> {
         check_indices(op, indices)?;
         if indices.len() > dst.rank() {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                std::iter::once(dst).chain(indices.iter().copied()),
+                format!(
                     "{} index tensors were given for {}",
                     indices.len(),
                     dst.type_string()
                 ),
-            });
+            ));
         }
         let batch = broadcast_all(op, indices)?;
         let full: Shape = batch
@@ -177,13 +178,14 @@ impl Leading {
             .copied()
             .collect();
         if updates.shape().broadcast(op, &full)? != full {
-            return Err(Error::Shape {
+            return Err(Error::shape(
                 op,
-                detail: format!(
+                [dst, updates],
+                format!(
                     "values of shape {} do not expand to {full}",
                     updates.shape()
                 ),
-            });
+            ));
         }
         Ok(Self { batch, full })
     }
