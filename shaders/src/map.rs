@@ -2,8 +2,8 @@
 
 use crate::{
     CubeBackend, Memory,
-    program::{Bound, Inputs, Plan, address_of, bind, eval},
-    reg::Reg,
+    program::{Bound, Inputs, Plan, address_of, bind, eval_stored},
+    reg::Raw,
     words::{self, U2, U4},
 };
 use anymesh_kernel::{
@@ -51,12 +51,11 @@ pub(crate) fn store(
     out: &mut OutputsExpand,
     nth: usize,
     chunk: NativeExpand<usize>,
-    value: Reg,
+    value: Raw,
     dtype: DType,
 ) {
-    match dtype.size() {
-        8 => {
-            let bits = value.to_wide(scope);
+    match (value, dtype.size()) {
+        (Raw::Wide(bits), _) => {
             for half in 0..2usize {
                 let lanes = words::split64::expand(scope, bits, half);
                 let at = twice::expand(scope, chunk, half);
@@ -68,8 +67,7 @@ pub(crate) fn store(
                 );
             }
         }
-        4 => {
-            let bits = value.to_bits(scope, dtype);
+        (Raw::Bits(bits), 4) => {
             put_wide::expand(
                 scope,
                 out.wide.__expand_index_mut_method(scope, nth.into()),
@@ -77,8 +75,8 @@ pub(crate) fn store(
                 bits,
             );
         }
-        2 => {
-            let bits = words::pack16::expand(scope, value.to_bits(scope, dtype));
+        (Raw::Bits(bits), 2) => {
+            let bits = words::pack16::expand(scope, bits);
             put_pair::expand(
                 scope,
                 out.pairs.__expand_index_mut_method(scope, nth.into()),
@@ -86,8 +84,8 @@ pub(crate) fn store(
                 bits,
             );
         }
-        _ => {
-            let bits = words::pack8::expand(scope, value.to_bits(scope, dtype));
+        (Raw::Bits(bits), _) => {
+            let bits = words::pack8::expand(scope, bits);
             put_word::expand(
                 scope,
                 out.words.__expand_index_mut_method(scope, nth.into()),
@@ -127,7 +125,7 @@ fn run(
             let chunk = nth_chunk::expand(scope, first, u);
             let start = start_of::expand(scope, chunk, chunks);
             let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
-            computed.push((chunk, eval(scope, inputs, &plan, start, &mut fault)));
+            computed.push((chunk, eval_stored(scope, inputs, &plan, start, &mut fault)));
         }
         for (chunk, results) in computed {
             let inside = below::expand(scope, chunk, chunks);
