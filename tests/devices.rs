@@ -2,10 +2,7 @@
 
 use anymesh::{
     Backend, Buffer, Capabilities, Device, Error, Result, Tensor,
-    backend::{
-        BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall,
-        SearchCall, SortCall,
-    },
+    backend::{BoxFuture, Buffers, Kernel},
 };
 use std::{
     ops::Range,
@@ -93,32 +90,8 @@ impl Backend for Vanishing {
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(std::future::ready(self.alive().map(|_| ())))
     }
-    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-        self.alive()?.map(call)
-    }
-    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
-        self.alive()?.reduce(call)
-    }
-    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        self.alive()?.scan(call)
-    }
-    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
-        self.alive()?.matmul(call)
-    }
-    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
-        self.alive()?.gather(call)
-    }
-    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
-        self.alive()?.scatter(call)
-    }
-    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
-        self.alive()?.search(call)
-    }
-    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
-        self.alive()?.sort(call)
-    }
-    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        self.alive()?.conv(call)
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        self.alive()?.launch(kernel)
     }
 }
 

@@ -38,16 +38,16 @@ struct Problem<'a, T: Held> {
 }
 
 impl<'a, T: Float> Problem<'a, T> {
-    fn new(call: &AttentionCall<'a>) -> Result<Self> {
+    fn new(call: &'a AttentionCall) -> Result<Self> {
         let (q, k, v) = (
             &call.q.layout.shape,
             &call.k.layout.shape,
             &call.v.layout.shape,
         );
         Ok(Self {
-            q: dense(call.q)?,
-            k: dense(call.k)?,
-            v: dense(call.v)?,
+            q: dense(&call.q)?,
+            k: dense(&call.k)?,
+            v: dense(&call.v)?,
             heads: q[0] * q[1],
             group: q[1] / k[1],
             s: q[2],
@@ -110,7 +110,7 @@ impl<'a, T: Float> Problem<'a, T> {
 }
 
 /// The backend's attention kernel.
-pub(crate) fn attention(call: &AttentionCall<'_>) -> Result<(Buffer, Buffer)> {
+pub(crate) fn attention(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     match call.q.dtype.kind() {
         Kind::F32 => forward::<f32>(call),
         Kind::F64 => forward::<f64>(call),
@@ -126,7 +126,7 @@ fn not_a_float(dtype: DType) -> Error {
     }
 }
 
-fn forward<T: Float>(call: &AttentionCall<'_>) -> Result<(Buffer, Buffer)> {
+fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     let p = Problem::<T>::new(call)?;
     let tile = p.tile();
     let mut lse = Memory::elements::<T>(p.heads * p.s)?;
@@ -197,7 +197,7 @@ fn forward_tile<T: Float>(
 }
 
 /// The backend's gradient of attention.
-pub(crate) fn attention_backward(call: &AttentionBackwardCall<'_>) -> Result<[Buffer; 3]> {
+pub(crate) fn attention_backward(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
     match call.forward.q.dtype.kind() {
         Kind::F32 => backward::<f32>(call),
         Kind::F64 => backward::<f64>(call),
@@ -212,12 +212,12 @@ struct Saved<'a, T: Held> {
     grad: Cow<'a, [T]>,
 }
 
-fn backward<T: Float>(call: &AttentionBackwardCall<'_>) -> Result<[Buffer; 3]> {
+fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
     let p = Problem::<T>::new(&call.forward)?;
     let saved = Saved {
-        out: dense(call.out)?,
-        lse: dense(call.lse)?,
-        grad: dense(call.grad)?,
+        out: dense(&call.out)?,
+        lse: dense(&call.lse)?,
+        grad: dense(&call.grad)?,
     };
     let (q_size, k_size, v_size) = (p.group * p.s * p.d, p.t * p.d, p.t * p.dv);
     let key_heads = p.heads / p.group;
@@ -355,7 +355,7 @@ mod tests {
         lse: Vec<f64>,
     }
 
-    fn naive(call: &AttentionCall<'_>, [q, k, v]: [&[f64]; 3]) -> Naive {
+    fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
         let (qs, ks, dv) = (
             call.q.layout.shape.dims(),
             call.k.layout.shape.dims(),
@@ -415,15 +415,18 @@ mod tests {
                     );
                     for i in 0..if s > 100 { 1 } else { 4 } {
                         let call = AttentionCall {
-                            q: &qs[i],
-                            k: &ks[(i + 1) % 4],
-                            v: &vs[(i + 2) % 4],
+                            op: "test",
+                            q: qs[i].clone(),
+                            k: ks[(i + 1) % 4].clone(),
+                            v: vs[(i + 2) % 4].clone(),
                             scale: 0.3,
                             causal,
                         };
                         let (out, lse) = attention(&call).expect("runs");
-                        let expected =
-                            naive(&call, [&values(call.q), &values(call.k), &values(call.v)]);
+                        let expected = naive(
+                            &call,
+                            [&values(&call.q), &values(&call.k), &values(&call.v)],
+                        );
                         let (tolerance, held) = match dtype {
                             DType::F64 => (1e-13, DType::F64),
                             DType::F32 => (1e-5, DType::F32),
@@ -455,9 +458,10 @@ mod tests {
                 let view = |i: usize| dense_view(&data[i], DType::F64, sizes[i]);
                 let (q, k, v) = (view(0), view(1), view(2));
                 let forward = AttentionCall {
-                    q: &q,
-                    k: &k,
-                    v: &v,
+                    op: "test",
+                    q,
+                    k,
+                    v,
                     scale: 0.3,
                     causal,
                 };
@@ -472,9 +476,9 @@ mod tests {
                 let grad = dense_view(&seeds, DType::F64, [b, hq, s, dv]);
                 let got = attention_backward(&AttentionBackwardCall {
                     forward: forward.clone(),
-                    out: &out,
-                    lse: &lse,
-                    grad: &grad,
+                    out,
+                    lse,
+                    grad,
                 })
                 .expect("runs");
                 let loss = |data: &[Vec<f64>]| -> f64 {

@@ -19,7 +19,7 @@ const UNFOLDED: usize = 1 << 20;
 
 /// The geometry of a call.
 struct Space<'a> {
-    call: &'a ConvCall<'a>,
+    call: &'a ConvCall,
     batch: usize,
     /// Channels per group, in and out.
     channels: [usize; 2],
@@ -29,7 +29,7 @@ struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    fn new(call: &'a ConvCall<'a>) -> Self {
+    fn new(call: &'a ConvCall) -> Self {
         let (input, weight) = (
             call.input.layout.shape.dims(),
             call.weight.layout.shape.dims(),
@@ -124,7 +124,7 @@ impl<'a> Space<'a> {
 }
 
 /// The backend's convolution kernel.
-pub(crate) fn conv(call: &ConvCall<'_>) -> Result<Buffer> {
+pub(crate) fn conv(call: &ConvCall) -> Result<Buffer> {
     match call.input.dtype.kind() {
         Kind::F32 => float::<f32>(call),
         Kind::F64 => float::<f64>(call),
@@ -151,7 +151,7 @@ pub(crate) fn conv(call: &ConvCall<'_>) -> Result<Buffer> {
     }
 }
 
-fn float<T: Float>(call: &ConvCall<'_>) -> Result<Buffer> {
+fn float<T: Float>(call: &ConvCall) -> Result<Buffer> {
     let space = Space::new(call);
     // With a channel or two per group the unfolded input would be used once: not worth making.
     if space.channels[1] <= 2 && !call.transposed || space.channels[0] <= 2 && call.transposed {
@@ -171,7 +171,7 @@ fn direct<T: crate::element::Held>(
     zero: T,
 ) -> Result<Buffer> {
     let call = space.call;
-    let (input, weight) = (dense::<T>(call.input)?, dense::<T>(call.weight)?);
+    let (input, weight) = (dense::<T>(&call.input)?, dense::<T>(&call.weight)?);
     let ([cs, os], inside, outside, stride) = (
         space.channels,
         space.inside(),
@@ -257,7 +257,7 @@ fn chunk(rows: usize, positions: usize) -> usize {
 /// product with the weights.
 fn forward<T: Float>(space: &Space<'_>) -> Result<Buffer> {
     let call = space.call;
-    let (input, weight) = (dense::<T>(call.input)?, dense::<T>(call.weight)?);
+    let (input, weight) = (dense::<T>(&call.input)?, dense::<T>(&call.weight)?);
     let ([cs, os], inside, outside, taps) = (
         space.channels,
         space.inside(),
@@ -326,7 +326,7 @@ fn forward<T: Float>(space: &Space<'_>) -> Result<Buffer> {
 /// folding adds it up.
 fn transposed<T: Float>(space: &Space<'_>) -> Result<Buffer> {
     let call = space.call;
-    let (input, weight) = (dense::<T>(call.input)?, dense::<T>(call.weight)?);
+    let (input, weight) = (dense::<T>(&call.input)?, dense::<T>(&call.weight)?);
     let ([cs, os], inside, outside, taps) = (
         space.channels,
         space.inside(),
@@ -377,8 +377,8 @@ mod tests {
     use anymesh_kernel::DType;
 
     /// Straight from the definition.
-    fn naive(call: &ConvCall<'_>) -> Vec<f64> {
-        let (x, w) = (values(call.input), values(call.weight));
+    fn naive(call: &ConvCall) -> Vec<f64> {
+        let (x, w) = (values(&call.input), values(&call.weight));
         let (xs, ws) = (
             call.input.layout.shape.dims(),
             call.weight.layout.shape.dims(),
@@ -521,8 +521,9 @@ mod tests {
                     for (input, weight) in inputs.iter().zip(&kernels).take(if big { 1 } else { 9 })
                     {
                         let call = ConvCall {
-                            input,
-                            weight,
+                            op: "test",
+                            input: input.clone(),
+                            weight: weight.clone(),
                             channels: o,
                             out,
                             stride,

@@ -9,7 +9,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, DType, Error, Kind, Layout, Result, View,
-    backend::{GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
+    backend::{CheckIndexCall, GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
 };
 use bytemuck::Pod;
 use rayon::prelude::*;
@@ -33,8 +33,12 @@ struct Offsets<'a> {
 
 impl<'a> Offsets<'a> {
     fn new(op: &'static str, axis: &'a IndexAxis) -> Result<Self> {
-        let bytes = bytes_of(&axis.indices.buffer)?;
-        let indices = match axis.indices.dtype {
+        Self::of(op, &axis.indices, axis.len, axis.stride)
+    }
+
+    fn of(op: &'static str, view: &'a View, len: usize, stride: isize) -> Result<Self> {
+        let bytes = bytes_of(&view.buffer)?;
+        let indices = match view.dtype {
             DType::I32 => Indices::I32(typed(bytes)),
             DType::I64 => Indices::I64(typed(bytes)),
             DType::U32 => Indices::U32(typed(bytes)),
@@ -49,8 +53,8 @@ impl<'a> Offsets<'a> {
         Ok(Self {
             op,
             indices,
-            len: axis.len,
-            stride: axis.stride,
+            len,
+            stride,
         })
     }
 
@@ -79,8 +83,33 @@ impl<'a> Offsets<'a> {
     }
 }
 
+/// The backend's bounds check.
+pub(crate) fn check(call: &CheckIndexCall) -> Result<()> {
+    let offsets = Offsets::of(call.op, &call.indices, call.len, 0)?;
+    let grid = Grid::of_views(call.indices.layout.shape.dims(), &[&call.indices])?;
+    let step = grid.step(0);
+    // There is nothing to write: the positions alone are shared out.
+    let mut positions = vec![(); grid.len];
+    parallel::try_chunks(
+        &mut positions,
+        parallel::CHUNK,
+        grid.len,
+        |task, positions| {
+            let start = task * parallel::CHUNK;
+            let mut result = Ok(());
+            grid.runs_of(0, start..start + positions.len(), |at, _, len| {
+                if result.is_ok() {
+                    result =
+                        (0..len as isize).try_for_each(|i| offsets.at(at + i * step).map(drop));
+                }
+            });
+            result
+        },
+    )
+}
+
 /// The backend's gather kernel. Elements are moved as bits.
-pub(crate) fn gather(call: &GatherCall<'_>) -> Result<Buffer> {
+pub(crate) fn gather(call: &GatherCall) -> Result<Buffer> {
     match call.src.dtype.size() {
         1 => gather_bits::<u8>(call),
         2 => gather_bits::<u16>(call),
@@ -89,8 +118,8 @@ pub(crate) fn gather(call: &GatherCall<'_>) -> Result<Buffer> {
     }
 }
 
-fn gather_bits<T: Pod + Send + Sync>(call: &GatherCall<'_>) -> Result<Buffer> {
-    let views: Vec<&View> = std::iter::once(call.src)
+fn gather_bits<T: Pod + Send + Sync>(call: &GatherCall) -> Result<Buffer> {
+    let views: Vec<&View> = std::iter::once(&call.src)
         .chain(call.axes.iter().map(|axis| &axis.indices))
         .collect();
     let offsets = call
@@ -150,7 +179,7 @@ fn gather_bits<T: Pod + Send + Sync>(call: &GatherCall<'_>) -> Result<Buffer> {
 ///
 /// Numbers are held as their kind while a row collects its updates, in row-major order of the
 /// indices, and are rounded once at the end: `acc = dst; acc op= update` for each, then one store.
-pub(crate) fn scatter(call: &ScatterCall<'_>) -> Result<Buffer> {
+pub(crate) fn scatter(call: &ScatterCall) -> Result<Buffer> {
     let rows = rows_of(call)?;
     macro_rules! number {
         ($t:ty, $add:expr, $mul:expr) => {
@@ -174,7 +203,7 @@ pub(crate) fn scatter(call: &ScatterCall<'_>) -> Result<Buffer> {
 }
 
 /// The destination row of every position, in row-major order.
-fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
+fn rows_of(call: &ScatterCall) -> Result<Vec<usize>> {
     let views: Vec<MapInput> = call
         .axes
         .iter()
@@ -191,7 +220,7 @@ fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
     let grid = Grid::new(
         call.shape.dims(),
         &views,
-        std::slice::from_ref(call.base),
+        std::slice::from_ref(&call.base),
         None,
     )?;
     let mut rows = vector::<isize>(grid.len)?;
@@ -220,7 +249,7 @@ fn rows_of(call: &ScatterCall<'_>) -> Result<Vec<usize>> {
 /// Cuts the destination into bands of rows. Every band looks through all updates in order and takes
 /// its own, so that no two threads write one row and the order of the updates of a row is kept.
 fn bands<T: Send>(
-    call: &ScatterCall<'_>,
+    call: &ScatterCall,
     rows: &[usize],
     out: &mut [T],
     apply: impl Fn(&mut [T], usize) + Sync,
@@ -251,9 +280,9 @@ fn bands<T: Send>(
     }
 }
 
-fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
-    fn bits<T: Pod + Send + Sync>(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
-        let updates = dense_bits::<T>(call.updates)?;
+fn set(call: &ScatterCall, rows: &[usize]) -> Result<Buffer> {
+    fn bits<T: Pod + Send + Sync>(call: &ScatterCall, rows: &[usize]) -> Result<Buffer> {
+        let updates = dense_bits::<T>(&call.updates)?;
         let mut memory = Memory::copy_of(
             &bytes_of(&call.dst.buffer)?[..call.rows * call.inner * size_of::<T>()],
         )?;
@@ -273,7 +302,7 @@ fn set(call: &ScatterCall<'_>, rows: &[usize]) -> Result<Buffer> {
 /// Combines updates with the rows they name. Where elements are widened meanwhile, only the rows
 /// that are named are: the others keep their bytes.
 fn accumulate<T: Held>(
-    call: &ScatterCall<'_>,
+    call: &ScatterCall,
     rows: &[usize],
     op: impl Fn(T, T) -> T + Sync,
 ) -> Result<Buffer> {
@@ -302,7 +331,7 @@ fn accumulate<T: Held>(
         .collect();
     let out = combined(
         &ScatterCall {
-            dst: &dst,
+            dst,
             rows: named.len(),
             ..call.clone()
         },
@@ -317,11 +346,11 @@ fn accumulate<T: Held>(
 
 /// Combines updates with rows, all of them held as `T`.
 fn combined<T: Held>(
-    call: &ScatterCall<'_>,
+    call: &ScatterCall,
     rows: &[usize],
     op: impl Fn(T, T) -> T + Sync,
 ) -> Result<Buffer> {
-    let (dst, updates) = (dense::<T>(call.dst)?, dense::<T>(call.updates)?);
+    let (dst, updates) = (dense::<T>(&call.dst)?, dense::<T>(&call.updates)?);
     let out = stored(call.dst.dtype, call.rows * call.inner, |out: &mut [T]| {
         out.copy_from_slice(&dst[..call.rows * call.inner]);
         bands(call, rows, out, |row, position| {

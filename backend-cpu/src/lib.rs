@@ -32,13 +32,11 @@ mod sort;
 mod testing;
 
 use anymesh_kernel::{
-    Backend, Buffer, Capabilities, DType, Device, Error, Result,
-    backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,
-        ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
-    },
+    Backend, Buffer, Capabilities, DType, Device, Error, Kernel, Result,
+    backend::{BoxFuture, Buffers},
 };
 use memory::{MAX_BYTES, Memory, NAME, bytes_of};
+use smallvec::smallvec;
 use std::{ops::Range, sync::LazyLock};
 
 /// The host as a device. There is one for the whole process.
@@ -141,51 +139,36 @@ impl Backend for CpuBackend {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-        map::map(call)
+    fn supports(&self, _: &Kernel) -> bool {
+        true
     }
 
-    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
-        reduce::reduce(call)
-    }
-
-    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        scan::scan(call)
-    }
-
-    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
-        matmul::matmul(call)
-    }
-
-    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
-        index::gather(call)
-    }
-
-    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
-        index::scatter(call)
-    }
-
-    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
-        sort::search(call)
-    }
-
-    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
-        sort::sort(call)
-    }
-
-    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        conv::conv(call)
-    }
-
-    fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
-        row::row(call).map(Some)
-    }
-
-    fn attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
-        attention::attention(call).map(Some)
-    }
-
-    fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
-        attention::attention_backward(call).map(Some)
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        Ok(match &kernel {
+            Kernel::Map(call) => map::map(call)?,
+            Kernel::Reduce(call) => smallvec![reduce::reduce(call)?],
+            Kernel::Scan(call) => {
+                let (values, positions) = scan::scan(call)?;
+                std::iter::once(values).chain(positions).collect()
+            }
+            Kernel::Matmul(call) => smallvec![matmul::matmul(call)?],
+            Kernel::Gather(call) => smallvec![index::gather(call)?],
+            Kernel::CheckIndex(call) => {
+                index::check(call)?;
+                smallvec![]
+            }
+            Kernel::Scatter(call) => smallvec![index::scatter(call)?],
+            Kernel::Search(call) => smallvec![sort::search(call)?],
+            Kernel::Sort(call) => smallvec![sort::sort(call)?],
+            Kernel::Conv(call) => smallvec![conv::conv(call)?],
+            Kernel::Row(call) => smallvec![row::row(call)?],
+            Kernel::Attention(call) => {
+                let (out, lse) = attention::attention(call)?;
+                smallvec![out, lse]
+            }
+            Kernel::AttentionBackward(call) => {
+                attention::attention_backward(call)?.into_iter().collect()
+            }
+        })
     }
 }

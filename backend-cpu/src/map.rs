@@ -11,11 +11,12 @@ use crate::{
     parallel,
 };
 use anymesh_kernel::{
-    Buffer, DType, Error, Kind, MapProgram, Result, Scalar,
-    backend::MapCall,
+    DType, Error, Kind, MapProgram, Result, Scalar,
+    backend::{Buffers, MapCall, MapInput},
     map::{Inst, Reg},
 };
 use rayon::prelude::*;
+use smallvec::{SmallVec, smallvec};
 use std::{cell::Cell, ops::Range};
 
 /// Memory for registers, kept between calls.
@@ -49,13 +50,18 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `order` permutes the axes of the call's shape; linear positions then count in that order.
-    pub(crate) fn new(call: &MapCall<'a>, order: Option<&[usize]>) -> Result<Self> {
-        let grid = Grid::new(call.shape.dims(), call.inputs, call.indices, order)?;
+    /// `inputs` are those of the call, or copies that are easier to read. `order` permutes the axes
+    /// of the call's shape; linear positions then count in that order.
+    pub(crate) fn new(
+        call: &'a MapCall,
+        inputs: &'a [MapInput],
+        order: Option<&[usize]>,
+    ) -> Result<Self> {
+        let grid = Grid::new(call.shape.dims(), inputs, &call.indices, order)?;
         Ok(Self {
             op: call.op,
-            program: call.program,
-            params: call.params,
+            program: &call.program,
+            params: &call.params,
             grid,
         })
     }
@@ -254,30 +260,24 @@ fn word(value: Scalar, kind: Kind) -> u64 {
 }
 
 /// The backend's map kernel.
-pub(crate) fn map(call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
     if let ([Inst::Load(0)], [input], [(_, dtype)]) = (
         call.program.insts.as_slice(),
-        call.inputs,
+        call.inputs.as_slice(),
         call.program.outputs.as_slice(),
     ) && input.window.is_none()
         && input.view.dtype == *dtype
         && *dtype != DType::Bool
     {
-        return Ok(vec![copy::copy(&input.view)?.buffer()]);
+        return Ok(smallvec![copy::copy(&input.view)?.buffer()]);
     }
-    let straight = copy::straightened(call.inputs)?;
-    let plan = Plan::new(
-        &MapCall {
-            inputs: straight.as_deref().unwrap_or(call.inputs),
-            ..call.clone()
-        },
-        None,
-    )?;
+    let straight = copy::straightened(&call.inputs)?;
+    let plan = Plan::new(call, straight.as_deref().unwrap_or(&call.inputs), None)?;
     let outputs = &call.program.outputs;
     let mut memories = outputs
         .iter()
         .map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size())))
-        .collect::<Result<Vec<_>>>()?;
+        .collect::<Result<SmallVec<[_; 1]>>>()?;
     let mut rest: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();

@@ -206,8 +206,8 @@ impl Problem {
 /// Products with fewer multiplications than this are not worth a second thread.
 const SMALL: usize = 1 << 17;
 
-fn float<T: Float>(call: &MatmulCall<'_>) -> Result<Buffer> {
-    let (a, b) = (operand::<T>(call.a)?, operand::<T>(call.b)?);
+fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
+    let (a, b) = (operand::<T>(&call.a)?, operand::<T>(&call.b)?);
     let problem = Problem::new(&a.layout, &b.layout);
     let [m, n, k] = problem.sizes;
     let product = |out: &mut [T], starts: (usize, usize), threads| {
@@ -231,8 +231,8 @@ fn float<T: Float>(call: &MatmulCall<'_>) -> Result<Buffer> {
     .buffer())
 }
 
-fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
-    let (a, b) = (operand::<T>(call.a)?, operand::<T>(call.b)?);
+fn int<T: Int>(call: &MatmulCall) -> Result<Buffer> {
+    let (a, b) = (operand::<T>(&call.a)?, operand::<T>(&call.b)?);
     let problem = Problem::new(&a.layout, &b.layout);
     let [m, n, k] = problem.sizes;
     let len = problem.starts.len() * m * n;
@@ -271,7 +271,7 @@ fn int<T: Int>(call: &MatmulCall<'_>) -> Result<Buffer> {
 }
 
 /// The backend's matmul kernel.
-pub(crate) fn matmul(call: &MatmulCall<'_>) -> Result<Buffer> {
+pub(crate) fn matmul(call: &MatmulCall) -> Result<Buffer> {
     match call.a.dtype.kind() {
         Kind::F32 => float::<f32>(call),
         Kind::F64 => float::<f64>(call),
@@ -321,8 +321,9 @@ mod tests {
                         };
                         let got = read(
                             &matmul(&MatmulCall {
-                                a: &a,
-                                b: &b,
+                                op: "test",
+                                a: a.clone(),
+                                b: b.clone(),
                                 dtype: out,
                             })
                             .expect("runs"),
@@ -364,8 +365,9 @@ mod tests {
             &views(&[130, 170], DType::F32, 2, false)[0],
         );
         let call = MatmulCall {
-            a,
-            b,
+            op: "test",
+            a: a.clone(),
+            b: b.clone(),
             dtype: DType::F32,
         };
         let threads = |n: usize| {

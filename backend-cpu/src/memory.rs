@@ -80,7 +80,8 @@ impl Memory {
     }
 
     pub(crate) fn buffer(self) -> Buffer {
-        Buffer::new(self)
+        let bytes = self.len;
+        Buffer::new(self, bytes)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, Dims, Error, Kind, Result,
-    backend::{MapCall, ReduceCall, ReduceOp},
+    backend::{ReduceCall, ReduceOp},
 };
 use rayon::prelude::*;
 
@@ -23,14 +23,14 @@ const PART: usize = 1 << 15;
 const ENOUGH: usize = 64;
 
 /// The backend's reduce kernel.
-pub(crate) fn reduce(call: &ReduceCall<'_>) -> Result<Buffer> {
+pub(crate) fn reduce(call: &ReduceCall) -> Result<Buffer> {
     let (kind, scale) = (
         call.map.program.kinds[call.map.program.outputs[0].0 as usize],
         call.scale,
     );
     macro_rules! float {
         ($t:ty) => {
-            match call.op {
+            match call.mode {
                 ReduceOp::Sum => run(call, SumFloat::<$t>::new(scale)),
                 ReduceOp::Prod => run(call, ProdFloat::<$t>::new(scale)),
                 ReduceOp::Max => run(call, Extreme::<$t, true>::new(scale)),
@@ -43,7 +43,7 @@ pub(crate) fn reduce(call: &ReduceCall<'_>) -> Result<Buffer> {
     }
     macro_rules! int {
         ($t:ty, $sum:ty, $prod:ty) => {
-            match call.op {
+            match call.mode {
                 ReduceOp::Sum => run(call, <$sum>::default()),
                 ReduceOp::Prod => run(call, <$prod>::default()),
                 ReduceOp::Max => run(call, Extreme::<$t, true>::default()),
@@ -121,16 +121,11 @@ impl Space {
     }
 }
 
-fn run<F: Fold>(call: &ReduceCall<'_>, fold: F) -> Result<Buffer> {
-    let (order, space) = Space::new(call.map.shape.dims(), call.axes);
-    let straight = copy::straightened(call.map.inputs)?;
-    let plan = Plan::new(
-        &MapCall {
-            inputs: straight.as_deref().unwrap_or(call.map.inputs),
-            ..call.map.clone()
-        },
-        Some(&order),
-    )?;
+fn run<F: Fold>(call: &ReduceCall, fold: F) -> Result<Buffer> {
+    let (order, space) = Space::new(call.map.shape.dims(), &call.axes);
+    let straight = copy::straightened(&call.map.inputs)?;
+    let inputs = straight.as_deref().unwrap_or(&call.map.inputs);
+    let plan = Plan::new(&call.map, inputs, Some(&order))?;
     let mut accs = vec![fold.start(); space.outer * space.parts * space.inner];
     if space.reduced * space.inner <= BLOCK {
         small_units(&plan, &fold, &space, &mut accs)?;
@@ -246,7 +241,12 @@ fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
-    use anymesh_kernel::{DType, MapProgram, Shape, View, backend::MapInput, map::Builder};
+    use anymesh_kernel::{
+        DType, MapProgram, Shape, View,
+        backend::{MapCall, MapInput},
+        map::Builder,
+    };
+    use smallvec::smallvec;
 
     const OPS: [ReduceOp; 7] = [
         ReduceOp::Sum,
@@ -266,23 +266,23 @@ mod tests {
         scale: Option<f64>,
         dtype: DType,
     ) -> Vec<f64> {
-        let inputs = [MapInput {
+        let input = MapInput {
             view: view.clone(),
             window: None,
-        }];
+        };
         let map = MapCall {
             op: "test",
-            program,
-            shape: &view.layout.shape,
-            inputs: &inputs,
-            indices: &[],
-            params: &[],
+            program: program.clone(),
+            shape: view.layout.shape.clone(),
+            inputs: smallvec![input],
+            indices: smallvec![],
+            params: smallvec![],
         };
         read(
             &reduce(&ReduceCall {
                 map,
-                axes,
-                op,
+                axes: axes.into(),
+                mode: op,
                 scale,
                 dtype,
             })

@@ -16,7 +16,7 @@ use anymesh_kernel::{
 use rayon::prelude::*;
 
 /// The backend's row kernel.
-pub(crate) fn row(call: &RowCall<'_>) -> Result<Buffer> {
+pub(crate) fn row(call: &RowCall) -> Result<Buffer> {
     match call.input.dtype.kind() {
         Kind::F32 => rows::<f32>(call),
         Kind::F64 => rows::<f64>(call),
@@ -28,8 +28,8 @@ pub(crate) fn row(call: &RowCall<'_>) -> Result<Buffer> {
     }
 }
 
-fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
-    match call.op {
+fn rows<T: Float>(call: &RowCall) -> Result<Buffer> {
+    match &call.mode {
         RowOp::Softmax => each_row::<T>(call, |_, x, out| softmax(x, out)),
         RowOp::LogSoftmax => each_row::<T>(call, |_, x, out| log_softmax(x, out)),
         RowOp::Norm {
@@ -41,8 +41,9 @@ fn rows<T: Float>(call: &RowCall<'_>) -> Result<Buffer> {
             channels,
             inner,
         } => {
-            let weight = weight.map(parameters).transpose()?;
-            let bias = bias.map(parameters).transpose()?;
+            let (rms, eps, groups, channels, inner) = (*rms, *eps, *groups, *channels, *inner);
+            let weight = weight.as_ref().map(parameters).transpose()?;
+            let bias = bias.as_ref().map(parameters).transpose()?;
             each_row::<T>(call, |r, x, out| {
                 let (mean, scale) = moments(x, rms, eps);
                 let first = r % groups * channels;
@@ -82,12 +83,9 @@ fn parameters(view: &View) -> Result<Vec<f64>> {
     })
 }
 
-fn each_row<T: Float>(
-    call: &RowCall<'_>,
-    f: impl Fn(usize, &[T], &mut [T]) + Sync,
-) -> Result<Buffer> {
+fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffer> {
     let n = call.input.layout.shape[1];
-    let values = dense::<T>(call.input)?;
+    let values = dense::<T>(&call.input)?;
     let out = stored(call.input.dtype, values.len(), |out: &mut [T]| {
         // Several rows per task, so that short ones are not all overhead.
         let group = (parallel::CHUNK / n).max(1);
@@ -173,6 +171,15 @@ mod tests {
         }
     }
 
+    fn fused(input: &View, mode: RowOp) -> Buffer {
+        let call = RowCall {
+            op: "test",
+            input: input.clone(),
+            mode,
+        };
+        row(&call).expect("runs")
+    }
+
     #[test]
     fn softmax_and_its_logarithm_equal_their_definitions() {
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
@@ -184,7 +191,7 @@ mod tests {
                     soft.extend(row.iter().map(|x| x.exp() / sum));
                     log.extend(row.iter().map(|x| x - sum.ln()));
                 }
-                let run = |op| read(&row(&RowCall { input: &input, op }).expect("runs"), dtype);
+                let run = |mode| read(&fused(&input, mode), dtype);
                 assert_close(&run(RowOp::Softmax), &soft, tolerance(dtype), "softmax");
                 assert_close(
                     &run(RowOp::LogSoftmax),
@@ -199,14 +206,7 @@ mod tests {
             DType::F32,
             [2, 2],
         );
-        let got = read(
-            &row(&RowCall {
-                input: &input,
-                op: RowOp::Softmax,
-            })
-            .expect("runs"),
-            DType::F32,
-        );
+        let got = read(&fused(&input, RowOp::Softmax), DType::F32);
         assert_close(
             &got,
             &[0.268_941_421_369_995, 0.731_058_578_630_005, 0.0, 1.0],
@@ -238,11 +238,11 @@ mod tests {
                 );
                 let (w, b) = (values(&weight), values(&bias));
                 for with in [false, true] {
-                    let op = RowOp::Norm {
+                    let mode = RowOp::Norm {
                         rms,
                         eps,
-                        weight: with.then_some(&weight),
-                        bias: with.then_some(&bias),
+                        weight: with.then(|| weight.clone()),
+                        bias: with.then(|| bias.clone()),
                         groups,
                         channels,
                         inner,
@@ -263,7 +263,7 @@ mod tests {
                         }
                     }
                     assert_close(
-                        &read(&row(&RowCall { input: &input, op }).expect("runs"), dtype),
+                        &read(&fused(&input, mode), dtype),
                         &expected,
                         tolerance(dtype),
                         "norm",

@@ -16,14 +16,14 @@ use anymesh_kernel::{
 use rayon::prelude::*;
 
 /// The backend's scan kernel.
-pub(crate) fn scan(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+pub(crate) fn scan(call: &ScanCall) -> Result<(Buffer, Option<Buffer>)> {
     match call.input.dtype.kind() {
         Kind::F32 => float::<f32>(call),
         Kind::F64 => float::<f64>(call),
         Kind::I32 => int::<i32>(call),
         Kind::I64 => int::<i64>(call),
         Kind::U32 => int::<u32>(call),
-        Kind::Bool => match call.op {
+        Kind::Bool => match call.mode {
             ScanOp::Sum | ScanOp::Max => extreme::<u8, true>(call),
             ScanOp::Prod | ScanOp::Min => extreme::<u8, false>(call),
             ScanOp::LogSumExp => Err(not_a_float(call)),
@@ -31,7 +31,7 @@ pub(crate) fn scan(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
     }
 }
 
-fn not_a_float(call: &ScanCall<'_>) -> Error {
+fn not_a_float(call: &ScanCall) -> Error {
     Error::DType {
         op: "scan",
         dtype: call.input.dtype,
@@ -39,8 +39,8 @@ fn not_a_float(call: &ScanCall<'_>) -> Error {
     }
 }
 
-fn float<T: Float>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-    match call.op {
+fn float<T: Float>(call: &ScanCall) -> Result<(Buffer, Option<Buffer>)> {
+    match call.mode {
         ScanOp::Sum => run(
             call,
             0.0,
@@ -72,8 +72,8 @@ fn float<T: Float>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
     }
 }
 
-fn int<T: Int>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-    match call.op {
+fn int<T: Int>(call: &ScanCall) -> Result<(Buffer, Option<Buffer>)> {
+    match call.mode {
         ScanOp::Sum => run(call, T::ZERO, |acc, v: T, _| acc.add(v), |acc| (acc, 0)),
         ScanOp::Prod => run(call, T::ONE, |acc, v: T, _| acc.mul(v), |acc| (acc, 0)),
         ScanOp::Max => extreme::<T, true>(call),
@@ -83,7 +83,7 @@ fn int<T: Int>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
 }
 
 /// The latest among equals, and the latest NaN, as in PyTorch.
-fn extreme<T: Held, const MAX: bool>(call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+fn extreme<T: Held, const MAX: bool>(call: &ScanCall) -> Result<(Buffer, Option<Buffer>)> {
     let start = (if MAX { T::LOWEST } else { T::HIGHEST }, 0);
     let step = |(best, place): (T, i32), v: T, at: usize| {
         #[allow(clippy::eq_op)]
@@ -96,7 +96,7 @@ fn extreme<T: Held, const MAX: bool>(call: &ScanCall<'_>) -> Result<(Buffer, Opt
 
 /// Scans the input, seen as `[outer, n, inner]`; `value` gives what is stored and its position.
 fn run<T: Held, A: Copy + Send + Sync>(
-    call: &ScanCall<'_>,
+    call: &ScanCall,
     start: A,
     step: impl Fn(A, T, usize) -> A + Sync,
     value: impl Fn(A) -> (T, i32) + Sync,
@@ -106,7 +106,7 @@ fn run<T: Held, A: Copy + Send + Sync>(
         dims[call.axis],
         dims[call.axis + 1..].iter().product::<usize>(),
     );
-    let values = dense::<T>(call.input)?;
+    let values = dense::<T>(&call.input)?;
     let unit = n * inner;
     let slab = |outer: usize, out: &mut [T], places: &mut [i32]| {
         let values = &values[outer * unit..(outer + 1) * unit];
@@ -185,9 +185,10 @@ mod tests {
                                 continue;
                             }
                             let (out, _) = scan(&ScanCall {
-                                input: &view,
+                                op: "test",
+                                input: view.clone(),
                                 axis,
-                                op,
+                                mode: op,
                                 positions: false,
                             })
                             .expect("runs");
@@ -235,9 +236,10 @@ mod tests {
             [2, 4],
         );
         let (values, places) = scan(&ScanCall {
-            input: &view,
+            op: "test",
+            input: view,
             axis: 1,
-            op: ScanOp::Max,
+            mode: ScanOp::Max,
             positions: true,
         })
         .expect("runs");
@@ -258,9 +260,10 @@ mod tests {
         let n = 100_000;
         let view = dense_view(&vec![0.1; n], DType::F32, [n]);
         let (out, _) = scan(&ScanCall {
-            input: &view,
+            op: "test",
+            input: view,
             axis: 0,
-            op: ScanOp::Sum,
+            mode: ScanOp::Sum,
             positions: false,
         })
         .expect("runs");

@@ -53,7 +53,7 @@ key!(
 );
 
 /// The backend's sort kernel.
-pub(crate) fn sort(call: &SortCall<'_>) -> Result<Buffer> {
+pub(crate) fn sort(call: &SortCall) -> Result<Buffer> {
     match call.input.dtype.kind() {
         Kind::Bool => sort_rows::<u8>(call),
         Kind::U32 => sort_rows::<u32>(call),
@@ -64,10 +64,10 @@ pub(crate) fn sort(call: &SortCall<'_>) -> Result<Buffer> {
     }
 }
 
-fn sort_rows<T: Key>(call: &SortCall<'_>) -> Result<Buffer> {
+fn sort_rows<T: Key>(call: &SortCall) -> Result<Buffer> {
     let shape = &call.input.layout.shape;
     let n = shape[shape.rank() - 1];
-    let values = dense::<T>(call.input)?;
+    let values = dense::<T>(&call.input)?;
     let mut memory = Memory::elements::<i32>(values.len())?;
     let out = memory.typed_mut::<i32>();
     let few_rows = values.len() / n < rayon::current_num_threads();
@@ -101,7 +101,7 @@ fn sort_rows<T: Key>(call: &SortCall<'_>) -> Result<Buffer> {
 }
 
 /// The backend's search kernel.
-pub(crate) fn search(call: &SearchCall<'_>) -> Result<Buffer> {
+pub(crate) fn search(call: &SearchCall) -> Result<Buffer> {
     match call.sorted.dtype.kind() {
         Kind::Bool => search_rows::<u8>(call),
         Kind::U32 => search_rows::<u32>(call),
@@ -112,9 +112,9 @@ pub(crate) fn search(call: &SearchCall<'_>) -> Result<Buffer> {
     }
 }
 
-fn search_rows<T: Key>(call: &SearchCall<'_>) -> Result<Buffer> {
+fn search_rows<T: Key>(call: &SearchCall) -> Result<Buffer> {
     let (n, m) = (call.sorted.layout.shape[1], call.queries.layout.shape[1]);
-    let (sorted, queries) = (dense::<T>(call.sorted)?, dense::<T>(call.queries)?);
+    let (sorted, queries) = (dense::<T>(&call.sorted)?, dense::<T>(&call.queries)?);
     let mut memory = Memory::elements::<i32>(queries.len())?;
     parallel::chunks(memory.typed_mut::<i32>(), parallel::CHUNK, |start, out| {
         for (i, out) in out.iter_mut().enumerate() {
@@ -153,7 +153,8 @@ mod tests {
                     for descending in [false, true] {
                         let got = read(
                             &sort(&SortCall {
-                                input: &view,
+                                op: "test",
+                                input: view.clone(),
                                 descending,
                             })
                             .expect("runs"),
@@ -196,7 +197,8 @@ mod tests {
             assert_eq!(
                 read(
                     &sort(&SortCall {
-                        input: &view,
+                        op: "test",
+                        input: view.clone(),
                         descending: false
                     })
                     .expect("runs"),
@@ -207,7 +209,8 @@ mod tests {
             assert_eq!(
                 read(
                     &sort(&SortCall {
-                        input: &view,
+                        op: "test",
+                        input: view.clone(),
                         descending: true
                     })
                     .expect("runs"),
@@ -223,7 +226,8 @@ mod tests {
         let values = random(200_000, 6, true);
         let got = read(
             &sort(&SortCall {
-                input: &dense_view(&values, DType::I32, [200_000]),
+                op: "test",
+                input: dense_view(&values, DType::I32, [200_000]),
                 descending: false,
             })
             .expect("runs"),
@@ -251,8 +255,9 @@ mod tests {
             let find = |right| {
                 read(
                     &search(&SearchCall {
-                        sorted: &sorted,
-                        queries: &queries,
+                        op: "test",
+                        sorted: sorted.clone(),
+                        queries: queries.clone(),
                         right,
                     })
                     .expect("runs"),
@@ -267,8 +272,9 @@ mod tests {
         let find = |right| {
             read(
                 &search(&SearchCall {
-                    sorted: &sorted,
-                    queries: &queries,
+                    op: "test",
+                    sorted: sorted.clone(),
+                    queries: queries.clone(),
                     right,
                 })
                 .expect("runs"),

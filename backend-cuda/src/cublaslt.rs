@@ -7,8 +7,8 @@
 //! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
 //! same memory.
 
-use anymesh_kernel::{DType, Error, Layout, Result, backend::MatmulCall};
-use anymesh_shaders::{MatmulProvider, Memory};
+use anymesh_kernel::{Buffer, DType, Device, Error, Kernel, Layout, Result, backend::MatmulCall};
+use anymesh_shaders::Memory;
 use cubecl::prelude::*;
 use cudarc::{
     cublaslt::{
@@ -56,8 +56,8 @@ struct Problem {
     out_alignment: u32,
 }
 
-/// The provider of matrix products for one GPU.
-pub(crate) struct CublasLt {
+/// The library on one GPU.
+struct CublasLt {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
@@ -84,7 +84,7 @@ fn check(result: driver::CUresult) -> Result<(), String> {
 }
 
 impl CublasLt {
-    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, String> {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, String> {
         // SAFETY: only tries to open the library.
         if !unsafe { sys::is_culib_present() } {
             return Err("libcublasLt was not found".into());
@@ -373,21 +373,20 @@ fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-impl MatmulProvider for CublasLt {
-    fn matmul(
-        &self,
-        client: &Client,
-        call: &MatmulCall<'_>,
-        a: &Memory,
-        b: &Memory,
-        out: &Memory,
-    ) -> Result<bool> {
+impl CublasLt {
+    /// The product, or `None` where the library has no way to compute it.
+    fn product(&self, client: &Client, call: &MatmulCall) -> Result<Option<Buffer>> {
         let dtype = call.a.dtype;
         if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
             || call.dtype != dtype
         {
-            return Ok(false);
+            return Ok(None);
         }
+        let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
+        let rank = shape_a.rank();
+        let batch: usize = shape_a.dims()[..rank - 2].iter().product();
+        let (m, n, k) = (shape_a[rank - 2], shape_b[rank - 1], shape_a[rank - 1]);
+        let out = Memory::new(client, dtype, batch * m * n);
         let failed = |detail: String| Error::DeviceFailed {
             device: "cuda".into(),
             detail: format!("cuBLASLt: {detail}"),
@@ -398,28 +397,29 @@ impl MatmulProvider for CublasLt {
                 .get_resource::<CudaServer>(memory.handle().clone())
                 .map_err(|e| failed(e.to_string()))
         };
-        let (a_pin, b_pin, out_pin) = (pin(a)?, pin(b)?, pin(out)?);
+        let (a_pin, b_pin, out_pin) = (
+            pin(call.a.buffer.get()?)?,
+            pin(call.b.buffer.get()?)?,
+            pin(&out)?,
+        );
         let (a_at, b_at, out_at) = (
             a_pin.resource().ptr,
             b_pin.resource().ptr,
             out_pin.resource().ptr,
         );
-        let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
-        let rank = shape_a.rank();
-        let batch: usize = shape_a.dims()[..rank - 2].iter().product();
         let size = dtype.size();
         let (Some(ma), Some(mb), Ok(batch)) = (
             matrix(&call.a.layout, a_at, size),
             matrix(&call.b.layout, b_at, size),
             i32::try_from(batch),
         ) else {
-            return Ok(false);
+            return Ok(None);
         };
         let problem = Problem {
             dtype,
-            m: shape_a[rank - 2] as u64,
-            n: shape_b[rank - 1] as u64,
-            k: shape_a[rank - 1] as u64,
+            m: m as u64,
+            n: n as u64,
+            k: k as u64,
             batch,
             a: ma,
             b: mb,
@@ -443,7 +443,7 @@ impl MatmulProvider for CublasLt {
             }
         };
         let Some(algorithm) = algorithm else {
-            return Ok(false);
+            return Ok(None);
         };
         let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
         self.run(
@@ -455,6 +455,31 @@ impl MatmulProvider for CublasLt {
             out_at,
         )
         .map_err(failed)?;
-        Ok(true)
+        drop((a_pin, b_pin, out_pin));
+        Ok(Some(out.buffer()))
     }
+}
+
+/// The device with its matrix products, and the convolutions that are one, made by the library
+/// where that can.
+pub(crate) fn with_products(
+    device: &Device,
+    client: Client,
+    context: &Arc<CudaContext>,
+) -> Result<Device, String> {
+    let library = CublasLt::new(context)?;
+    Ok(device.decorated(move |portable, kernel| {
+        let product = match &kernel {
+            Kernel::Matmul(call) => library.product(&client, call)?,
+            Kernel::Conv(call) => match call.as_product() {
+                Some(call) => library.product(&client, &call)?,
+                None => None,
+            },
+            _ => None,
+        };
+        match product {
+            Some(out) => Ok([out].into()),
+            None => portable.launch(kernel),
+        }
+    }))
 }

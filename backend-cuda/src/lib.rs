@@ -108,19 +108,19 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     })?;
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
-    let mut backend = CubeBackend::new(name, cuda.client(), describe(&context), false, true, limit)
+    let client = cuda.client();
+    let backend = CubeBackend::new(name, client.clone(), describe(&context), false, true, limit)
         .with_native_functions();
+    let mut device = Device::new(backend);
     if !portable {
-        let provider = cublaslt::CublasLt::new(&context).map_err(|e| {
+        device = cublaslt::with_products(&device, client, &context).map_err(|e| {
             unavailable(
                 selector,
                 format!("cuBLASLt could not be loaded: {e}"),
                 "install libcublas and put it on LD_LIBRARY_PATH, or choose cuda:0:portable",
             )
         })?;
-        backend = backend.with_matmul(provider);
     }
-    let device = Device::new(backend);
     open.insert((index, portable), device.clone());
     Ok(device)
 }

@@ -218,7 +218,12 @@ fn answer(value: &Value) -> Result<Value> {
 /// Every op as JSON.
 fn list() -> Value {
     let catalog = ops::catalog();
-    let rule = |name: &str| catalog.iter().find(|o| o.name == name).map(|o| o.rule);
+    let rule = |name: &str| {
+        catalog
+            .iter()
+            .find(|o| o.name == name)
+            .map(|o| o.to_string())
+    };
     registry::entries()
         .iter()
         .map(|e| {
@@ -281,7 +286,7 @@ impl RuleCommand {
         };
         let outcome = request.explain()?;
         if let Some(info) = ops::catalog().iter().find(|o| o.name == entry.name) {
-            println!("{}({})  rule: {}\n", entry.name, entry.operands, info.rule);
+            println!("{}({})  rule: {info}\n", entry.name, entry.operands);
         }
         for decision in &outcome.decisions {
             explain(decision)?;
@@ -300,39 +305,22 @@ impl RuleCommand {
     }
 }
 
-/// The letters of an operand, such as `m k`, with `.` for a dimension that stays whole.
-fn letters(rule: &Rule, dims: &[anymesh::spmd::rule::Factors]) -> String {
-    let dim = |d: &anymesh::spmd::rule::Factors| {
-        if d.is_empty() {
-            ".".to_string()
-        } else {
-            d.iter().map(|f| rule.factors[*f as usize].letter).collect()
-        }
-    };
-    dims.iter().map(dim).collect::<Vec<_>>().join(" ")
-}
-
+/// One decision: the rule that ran, for the operands that there were, and what it left to choose.
 fn explain(decision: &Decision) -> Result<()> {
     let (rule, mesh) = (&decision.rule, decision.inputs[0].mesh());
-    let terms = |list: &[smallvec::SmallVec<[anymesh::spmd::rule::Factors; 4]>]| {
-        list.iter()
-            .map(|d| format!("[{}]", letters(rule, d)))
-            .collect::<Vec<_>>()
-            .join(", ")
+    let step = if decision.step == decision.op {
+        String::new()
+    } else {
+        format!(" ({})", decision.step)
     };
-    println!(
-        "{}: {} -> {}",
-        decision.op,
-        terms(&rule.inputs),
-        terms(&rule.outputs)
-    );
+    println!("{}{step}: {rule}", decision.op);
     let factors: Vec<String> = rule
         .factors
         .iter()
-        .map(|f| {
+        .zip(rule.letters())
+        .map(|(f, letter)| {
             format!(
-                "{} = {} ({})",
-                f.letter,
+                "{letter} = {} ({})",
                 f.size,
                 format!("{:?}", f.kind).to_lowercase()
             )
@@ -362,7 +350,7 @@ fn assignment(rule: &Rule, mesh: &Mesh, decision: &Decision, solution: &Solution
         .map(|a| {
             let what = match solution.choices[a] {
                 Choice::Whole => "whole".to_string(),
-                Choice::Cut(f) => format!("cuts {}", rule.factors[f].letter),
+                Choice::Cut(f) => format!("cuts {}", rule.letters()[f]),
                 Choice::Through(_, r) => format!("partial {r}"),
             };
             format!("{}: {what}", mesh.axes()[a].0)

@@ -7,8 +7,10 @@
 
 #![forbid(unsafe_code)]
 
+mod cost;
 pub mod grad;
 pub mod indexing;
+mod ledger;
 mod mesh;
 mod meta;
 pub mod ops;
@@ -16,12 +18,14 @@ mod place;
 pub mod reshard;
 mod sharding;
 pub mod spmd;
+mod table;
 mod tensor;
 pub mod transport;
 
 pub use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3, F8E5M2, Kind,
-    Layout, MapProgram, Result, Scalar, Shape, View, backend, bf16, f16, layout, map,
+    Layout, MapProgram, MemoryUse, Profiling, Result, Scalar, Shape, Timing, View, backend, bf16,
+    f16, layout, map,
 };
 pub use indexing::Index;
 pub use mesh::Mesh;

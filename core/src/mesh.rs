@@ -1,6 +1,6 @@
 //! Meshes: named axes over ranks.
 
-use crate::{Device, Error, Result, reshard::CostModel, transport::Transport};
+use crate::{Device, Error, Result, cost::CostModel, transport::Transport};
 use smallvec::SmallVec;
 use std::sync::{
     Arc,

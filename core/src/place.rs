@@ -136,7 +136,7 @@ impl Tensor {
                     sharding,
                 };
                 return place.build(self.dtype(), self.shape(), |device, region| {
-                    self.window(region)?.on(device)
+                    self.window(region)?.copied_to(device)
                 });
             }
             crate::reshard::to_mesh(self, mesh, &sharding)
@@ -160,16 +160,23 @@ impl Tensor {
         }
     }
 
+    /// The same values on another device, through the host, whole and without a mesh.
+    #[cfg(not(target_family = "wasm"))]
+    #[track_caller]
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        self.full_tensor()?.moved_to(device)
+    }
+
     /// A plain tensor on another device; nothing happens if it is there.
     #[track_caller]
-    pub(crate) fn moved_to(&self, device: &Device) -> Result<Tensor> {
+    fn moved_to(&self, device: &Device) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
         }
         record1(
             "to_device",
             &[self],
-            || self.on(device),
+            || self.copied_to(device),
             |_| Ok(self.way_back()),
         )
     }
@@ -293,21 +300,17 @@ impl Tensor {
         Ok(self.with_layout(layout))
     }
 
-    /// A plain tensor on another device; nothing happens if it is there.
-    pub(crate) fn on(&self, device: &Device) -> Result<Tensor> {
+    /// [`moved_to`](Self::moved_to) without its gradient.
+    pub(crate) fn copied_to(&self, device: &Device) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
         }
         if self.numel() == 0 {
-            return Ok(Tensor::created(
-                None,
-                self.dtype(),
-                self.shape().clone(),
-                device,
-            ));
+            let (dtype, shape) = (self.dtype(), self.shape().clone());
+            return Ok(Tensor::nothing(dtype, shape, device));
         }
         #[cfg(not(target_family = "wasm"))]
-        return self.to_device(device);
+        return pollster::block_on(self.to_device_async(device));
         #[cfg(target_family = "wasm")]
         Err(Error::Unsupported {
             device: device.name().into(),

@@ -24,6 +24,9 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor(Arc<Inner>);
 
+/// The results of an op.
+pub(crate) type Outputs = smallvec::SmallVec<[Tensor; 1]>;
+
 #[derive(Clone)]
 struct Inner {
     dtype: DType,
@@ -77,7 +80,7 @@ impl Tensor {
         let buffer = if elements == 0 {
             None
         } else {
-            Some(device.backend().upload(bytes)?)
+            Some(device.upload(bytes)?)
         };
         Ok(Self::assemble(
             buffer,
@@ -158,29 +161,26 @@ impl Tensor {
         }))
     }
 
-    /// A result of a kernel on the same mesh: dense, or `None` where it has no elements.
-    pub(crate) fn result(&self, buffer: Option<Buffer>, dtype: DType, shape: Shape) -> Self {
-        Self::assemble(
-            buffer,
+    /// A plain tensor on `mesh` that reads a view.
+    pub(crate) fn from_view(view: View, mesh: &Mesh) -> Self {
+        Self::assemble(Some(view.buffer), view.dtype, view.layout, mesh.clone())
+    }
+
+    /// A result without elements, where this tensor lies. Nothing is launched for it; a dtype that
+    /// the device cannot hold is refused all the same.
+    pub(crate) fn no_elements(&self, dtype: DType, shape: Shape) -> Result<Self> {
+        self.device().check(dtype, 0)?;
+        Ok(Self::assemble(
+            None,
             dtype,
             Layout::contiguous(shape),
             self.0.mesh.clone(),
-        )
+        ))
     }
 
-    /// A result of a kernel that had no tensor among its inputs.
-    pub(crate) fn created(
-        buffer: Option<Buffer>,
-        dtype: DType,
-        shape: Shape,
-        device: &Device,
-    ) -> Self {
-        Self::assemble(
-            buffer,
-            dtype,
-            Layout::contiguous(shape),
-            Mesh::single(device),
-        )
+    /// A tensor without elements.
+    pub(crate) fn nothing(dtype: DType, shape: Shape, device: &Device) -> Self {
+        Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
     }
 
     /// The same memory seen through another layout. Only for plain tensors.
@@ -459,15 +459,6 @@ impl Tensor {
             self.shape(),
             device,
         )
-    }
-
-    /// The same values on another device, through the host.
-    #[cfg(not(target_family = "wasm"))]
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        if crate::grad::is_recording(&[self]) && self.is_plain() {
-            return self.moved_to(device);
-        }
-        pollster::block_on(self.to_device_async(device))
     }
 }
 

@@ -41,7 +41,10 @@ fn every_elementwise_op_reduction_and_scan_has_cases() {
 #[test]
 fn every_sharding_rule_has_as_many_operands_as_its_formula() {
     for row in [ops::unary::TABLE, ops::binary::TABLE, ops::select::TABLE].concat() {
-        let (inputs, output) = row.info.rule.split_once(" -> ").expect(row.info.name);
+        let [text] = row.info.rule.texts() else {
+            panic!("{} has no text", row.info.name);
+        };
+        let (inputs, output) = text.split_once(" -> ").expect(row.info.name);
         assert_eq!(
             inputs.split(", ").count(),
             row.formula.arity(),

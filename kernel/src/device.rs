@@ -1,48 +1,146 @@
-//! A handle on a backend.
+//! A handle on a backend: where launches are checked, counted and measured.
 
-use crate::{Backend, DType, Error, Result};
-use std::sync::Arc;
+mod profile;
+
+pub use profile::{Profiling, Timing};
+
+use crate::{
+    Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
+    backend::{BoxFuture, Buffers, Kernel, MemoryUse, Meter, Views},
+};
+use std::{ops::Range, sync::Arc};
 
 /// Where a tensor lives and computes. Cheap to clone; two handles are equal when they are the same
 /// device.
 #[derive(Clone)]
-pub struct Device(Arc<dyn Backend>);
+pub struct Device(Arc<Inner<dyn Backend>>);
+
+struct Inner<B: ?Sized> {
+    memory: Arc<Meter>,
+    hooks: profile::Hooks,
+    backend: B,
+}
 
 impl Device {
     /// A device run by `backend`.
     pub fn new(backend: impl Backend + 'static) -> Self {
-        Self(Arc::new(backend))
+        Self(Arc::new(Inner {
+            memory: Arc::default(),
+            hooks: profile::Hooks::default(),
+            backend,
+        }))
     }
 
     /// The name to select it by.
     pub fn name(&self) -> &str {
-        self.0.name()
+        self.backend().name()
     }
 
     /// The backend, for calls below the level of tensors.
     pub fn backend(&self) -> &dyn Backend {
-        &*self.0
+        &self.0.backend
+    }
+
+    /// Another device that is this one in everything but its launches, which `launch` makes. It
+    /// gets this device's backend and every kernel; to pass one on is
+    /// `backend.launch(kernel)`. Tensors of the two devices do not mix.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{Device, Error, backend::Kernel};
+    /// /// A device on which sorting fails.
+    /// fn without_sort(device: &Device) -> Device {
+    ///     let name = device.name().to_string();
+    ///     device.decorated(move |backend, kernel| match kernel {
+    ///         Kernel::Sort(_) => Err(Error::DeviceFailed {
+    ///             device: name.clone(),
+    ///             detail: "it cannot sort".into(),
+    ///         }),
+    ///         kernel => backend.launch(kernel),
+    ///     })
+    /// }
+    /// ```
+    pub fn decorated(
+        &self,
+        launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(Decorated {
+            inner: self.clone(),
+            launch,
+        })
     }
 
     /// Whether tensors of `dtype` can live here.
     pub fn supports(&self, dtype: DType) -> bool {
-        self.0.capabilities().dtypes.contains(&dtype)
+        self.backend().capabilities().dtypes.contains(&dtype)
+    }
+
+    /// A buffer with these bytes.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let mut buffer = self.backend().upload(bytes)?;
+        buffer.count(&self.0.memory);
+        Ok(buffer)
+    }
+
+    /// Queues a kernel, unless the device cannot hold what it gives; its outputs, dense.
+    pub fn launch(&self, kernel: impl Into<Kernel>) -> Result<Views> {
+        let kernel = kernel.into();
+        let outputs = kernel.outputs();
+        for (dtype, shape) in &outputs {
+            self.check(*dtype, shape.checked_numel(kernel.op())?)?;
+        }
+        let buffers = if self.0.hooks.listening() {
+            self.0.hooks.launch(self.backend(), kernel)?
+        } else {
+            self.backend().launch(kernel)?
+        };
+        debug_assert_eq!(buffers.len(), outputs.len(), "a buffer for each output");
+        let view = |(mut buffer, (dtype, shape)): (Buffer, _)| {
+            buffer.count(&self.0.memory);
+            View {
+                buffer,
+                dtype,
+                layout: Layout::contiguous(shape),
+            }
+        };
+        Ok(buffers.into_iter().zip(outputs).map(view).collect())
+    }
+
+    /// The memory that tensors hold here, on every handle of this device. On a device without
+    /// memory it is what they would hold.
+    ///
+    /// ```
+    /// # use anymesh_kernel::Device;
+    /// let device = Device::new(anymesh_backend_cpu::CpuBackend::new());
+    /// let first = device.upload(&[0; 1000])?;
+    /// let second = device.upload(&[0; 3000])?;
+    /// drop(first);
+    /// let memory = device.memory();
+    /// assert_eq!((memory.in_use, memory.peak), (3000, 4000));
+    /// # Ok::<(), anymesh_kernel::Error>(())
+    /// ```
+    pub fn memory(&self) -> MemoryUse {
+        self.0.memory.read()
+    }
+
+    /// Starts measuring the peak of [`memory`](Self::memory) anew, from what is in use now.
+    pub fn reset_peak(&self) {
+        self.0.memory.reset_peak();
     }
 
     /// Waits until everything queued is done, and returns any fault it met.
     #[cfg(not(target_family = "wasm"))]
     pub fn sync(&self) -> Result<()> {
-        pollster::block_on(self.0.sync())
+        pollster::block_on(self.backend().sync())
     }
 
     /// Waits until everything queued is done, and returns any fault it met.
     pub async fn sync_async(&self) -> Result<()> {
-        self.0.sync().await
+        self.backend().sync().await
     }
 
     /// Refuses dtypes and sizes the device cannot hold, before anything is launched.
     pub fn check(&self, dtype: DType, elements: usize) -> Result<()> {
-        let caps = self.0.capabilities();
+        let caps = self.backend().capabilities();
         if !caps.dtypes.contains(&dtype) {
             let hint = format!(
                 "cast to one of {} or use the cpu device",
@@ -87,5 +185,55 @@ impl std::fmt::Debug for Device {
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// See [`Device::decorated`].
+struct Decorated<F> {
+    inner: Device,
+    launch: F,
+}
+
+impl<F> std::fmt::Debug for Decorated<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Decorated({:?})", self.inner.backend())
+    }
+}
+
+impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for Decorated<F> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.backend().capabilities()
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        self.inner.backend().upload(bytes)
+    }
+
+    fn download<'a>(
+        &'a self,
+        buffer: &'a Buffer,
+        bytes: Range<usize>,
+    ) -> BoxFuture<'a, Result<Vec<u8>>> {
+        self.inner.backend().download(buffer, bytes)
+    }
+
+    fn in_place<'b>(&self, buffer: &'b Buffer) -> Option<&'b [u8]> {
+        self.inner.backend().in_place(buffer)
+    }
+
+    fn sync(&self) -> BoxFuture<'_, Result<()>> {
+        self.inner.backend().sync()
+    }
+
+    fn supports(&self, kernel: &Kernel) -> bool {
+        self.inner.backend().supports(kernel)
+    }
+
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        (self.launch)(self.inner.backend(), kernel)
     }
 }

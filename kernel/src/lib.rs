@@ -15,8 +15,8 @@ pub mod layout;
 pub mod map;
 mod shape;
 
-pub use backend::{Backend, Buffer, Capabilities, View};
-pub use device::Device;
+pub use backend::{Backend, Buffer, Capabilities, Kernel, MemoryUse, View};
+pub use device::{Device, Profiling, Timing};
 pub use dtype::{DType, Element, Kind, Scalar};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -24,7 +24,11 @@ pub use derive::Derivative;
 pub use functions::{Binary, Unary};
 
 use crate::{DType, Error, Kind, Result, Scalar};
-use std::cell::RefCell;
+use std::{
+    cell::RefCell,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 /// Index of the instruction that defines a value.
 pub type Reg = u16;
@@ -111,9 +115,21 @@ impl Inst {
     }
 }
 
-/// A validated elementwise program. Made by a [`Builder`].
+/// A validated elementwise program. Made by a [`Builder`], never changed, and cheap to clone,
+/// compare and hash: its handles share the [instructions](Program).
+#[derive(Clone)]
+pub struct MapProgram(Arc<Known>);
+
+/// A program and what is asked of it at every launch.
+struct Known {
+    hash: u64,
+    can_fault: bool,
+    program: Program,
+}
+
+/// What a [`MapProgram`] consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct MapProgram {
+pub struct Program {
     /// The instructions.
     pub insts: Vec<Inst>,
     /// The kind of each register.
@@ -128,6 +144,67 @@ pub struct MapProgram {
     pub outputs: Vec<(Reg, DType)>,
 }
 
+impl Program {
+    /// Whether an instruction can raise a fault.
+    fn faults(&self, inst: usize) -> bool {
+        matches!(
+            self.insts[inst],
+            Inst::Binary(Binary::FloorDiv | Binary::TruncDiv | Binary::Rem, a, _)
+                if !self.kinds[a as usize].is_float()
+        )
+    }
+
+    /// Marks all that marked registers are computed from.
+    fn mark_operands(&self, marked: &mut [bool]) {
+        for i in (0..self.insts.len()).rev() {
+            if marked[i] {
+                self.insts[i].operands(|r| marked[r as usize] = true);
+            }
+        }
+    }
+}
+
+impl From<Program> for MapProgram {
+    fn from(program: Program) -> Self {
+        // The same in every process: names of kernels are made from it.
+        let mut hasher = DefaultHasher::new();
+        program.hash(&mut hasher);
+        Self(Arc::new(Known {
+            hash: hasher.finish(),
+            can_fault: (0..program.insts.len()).any(|i| program.faults(i)),
+            program,
+        }))
+    }
+}
+
+impl std::ops::Deref for MapProgram {
+    type Target = Program;
+
+    fn deref(&self) -> &Program {
+        &self.0.program
+    }
+}
+
+impl PartialEq for MapProgram {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.hash == other.0.hash && **self == **other
+    }
+}
+
+impl Eq for MapProgram {}
+
+impl Hash for MapProgram {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+impl std::fmt::Debug for MapProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 impl MapProgram {
     /// A program that copies one input, converting its dtype.
     pub fn cast(from: DType, to: DType) -> Self {
@@ -136,7 +213,7 @@ impl MapProgram {
         } else {
             Some(Inst::Cast(0, to))
         };
-        Self {
+        Program {
             kinds: [Some(from.kind()), cast.map(|_| to.kind())]
                 .into_iter()
                 .flatten()
@@ -147,20 +224,12 @@ impl MapProgram {
             params: vec![],
             outputs: vec![(u16::from(from != to), to)],
         }
+        .into()
     }
 
     /// Whether any instruction can raise a fault (integer division).
     pub fn can_fault(&self) -> bool {
-        (0..self.insts.len()).any(|i| self.faults(i))
-    }
-
-    /// Whether an instruction can raise a fault.
-    fn faults(&self, inst: usize) -> bool {
-        matches!(
-            self.insts[inst],
-            Inst::Binary(Binary::FloorDiv | Binary::TruncDiv | Binary::Rem, a, _)
-                if !self.kinds[a as usize].is_float()
-        )
+        self.0.can_fault
     }
 
     /// Registers that hold an element of an input of `dtype` as it was loaded, at least at some
@@ -207,15 +276,6 @@ impl MapProgram {
         }
         self.mark_operands(&mut computed);
         computed
-    }
-
-    /// Marks all that marked registers are computed from.
-    fn mark_operands(&self, marked: &mut [bool]) {
-        for i in (0..self.insts.len()).rev() {
-            if marked[i] {
-                self.insts[i].operands(|r| marked[r as usize] = true);
-            }
-        }
     }
 
     /// Whether the position itself matters (not only the elements there).
@@ -333,7 +393,7 @@ impl Builder {
     }
 
     /// The program so far, with one output. More may be built afterwards.
-    fn peek(&self, result: Val<'_>, dtype: DType) -> Result<MapProgram> {
+    fn peek(&self, result: Val<'_>, dtype: DType) -> Result<Program> {
         let copy = Builder(RefCell::new(self.0.borrow().clone()));
         let result = Val {
             builder: &copy,
@@ -341,9 +401,11 @@ impl Builder {
         };
         // An input that turns out not to be needed does not count.
         let inputs = std::mem::take(&mut copy.0.borrow_mut().inputs);
-        let mut program = copy.finish(&[(result, dtype)])?;
-        program.inputs = inputs;
-        Ok(program)
+        let program = copy.finish(&[(result, dtype)])?;
+        Ok(Program {
+            inputs,
+            ..Program::clone(&program)
+        })
     }
 
     /// Checks and closes the program; `outputs` are stored as the given dtypes (converting within
@@ -369,14 +431,15 @@ impl Builder {
         });
         match error {
             Some(detail) => Err(Error::Argument { op: "map", detail }),
-            None => Ok(MapProgram {
+            None => Ok(Program {
                 insts: state.insts,
                 kinds: state.kinds,
                 inputs: state.inputs,
                 indices: state.indices,
                 params: state.params,
                 outputs: outs,
-            }),
+            }
+            .into()),
         }
     }
 }

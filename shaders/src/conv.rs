@@ -12,10 +12,7 @@ use crate::{
     program::wrap,
     tile::{Matrix, Square, V4, address, duty, element, fetch, multiply, put, put_row, splits},
 };
-use anymesh_kernel::{
-    Buffer, DType, Error, Kind, Layout, Result, Shape, View,
-    backend::{ConvCall, MatmulCall},
-};
+use anymesh_kernel::{Buffer, DType, Error, Kind, Layout, Result, Shape, View, backend::ConvCall};
 use cubecl::prelude::*;
 
 /// What a launch is specialised on.
@@ -319,9 +316,9 @@ fn direct<W: Numeric, T: Numeric>(
 }
 
 impl CubeBackend {
-    pub(crate) fn run_conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        if let Some(product) = self.conv_of_points(call)? {
-            return Ok(product);
+    pub(crate) fn run_conv(&self, call: &ConvCall) -> Result<Buffer> {
+        if let Some(product) = call.as_product() {
+            return self.run_matmul(&product);
         }
         match call.input.dtype.kind() {
             Kind::F32 => self.conv_as::<u32, f32>(call),
@@ -337,46 +334,8 @@ impl CubeBackend {
         }
     }
 
-    /// A window of one element that visits every position is a matrix product.
-    fn conv_of_points(&self, call: &ConvCall<'_>) -> Result<Option<Buffer>> {
-        let (input, weight) = (&call.input.layout, &call.weight.layout);
-        let points = weight.shape.dims()[2..] == [1, 1, 1]
-            && input.shape.dims()[2..] == call.out
-            && call.stride == [1; 3]
-            && call.padding == [0; 3];
-        if !points || call.groups != 1 || call.input.dtype != call.weight.dtype {
-            return Ok(None);
-        }
-        let (images, channels) = (input.shape[0], input.shape[1]);
-        let positions = Shape::from([images, channels, call.out.iter().product()]);
-        let matrix = weight
-            .reshape(&Shape::from([weight.shape[0], weight.shape[1]]))
-            .map(|m| {
-                if call.transposed {
-                    m.permute(&[1, 0])
-                } else {
-                    m
-                }
-            });
-        let (Some(right), Some(left)) = (input.reshape(&positions), matrix) else {
-            return Ok(None);
-        };
-        let left = left.expand(&Shape::from([images, call.channels, channels]));
-        let view = |view: &View, layout| View {
-            layout,
-            ..view.clone()
-        };
-        let (a, b) = (view(call.weight, left), view(call.input, right));
-        self.run_matmul(&MatmulCall {
-            a: &a,
-            b: &b,
-            dtype: call.input.dtype,
-        })
-        .map(Some)
-    }
-
     /// The convolution computed in `T`, from and to words `W`.
-    fn conv_as<W: Numeric, T: Numeric>(&self, call: &ConvCall<'_>) -> Result<Buffer> {
+    fn conv_as<W: Numeric, T: Numeric>(&self, call: &ConvCall) -> Result<Buffer> {
         let dtype = call.input.dtype;
         let (input, window) = (&call.input.layout, &call.weight.layout.shape.dims()[2..]);
         let (rows, channels) = (call.channels / call.groups, input.shape[1] / call.groups);
@@ -413,7 +372,7 @@ impl CubeBackend {
         };
 
         let (source, out) = (
-            crate::memory(call.input)?,
+            crate::memory(&call.input)?,
             self.alloc(how.stored, outputs * parts)?,
         );
         let address = address(
@@ -486,7 +445,7 @@ impl CubeBackend {
     }
 
     /// The weights dense as `[groups, output channels, input channels, window]`.
-    fn window_rows(&self, call: &ConvCall<'_>, rows: usize, channels: usize) -> Result<View> {
+    fn window_rows(&self, call: &ConvCall, rows: usize, channels: usize) -> Result<View> {
         let dtype = call.input.dtype;
         let layout = &call.weight.layout;
         let view = if call.transposed {

@@ -25,6 +25,16 @@ pub(crate) fn division(faults: &mut [u32], lanes: B4) {
     }
 }
 
+/// [`division`] in a buffer that is bound only where the program can fault.
+pub(crate) fn divided(
+    scope: &Scope,
+    faults: &mut SequenceExpand<Box<[u32]>>,
+    lanes: NativeExpand<B4>,
+) {
+    let faults = faults.__expand_index_mut_method(scope, 0usize.into());
+    division::expand(scope, faults, lanes);
+}
+
 /// Flags an index that is out of range.
 #[cube]
 pub(crate) fn index(faults: &mut [u32], low: u32, high: u32, len: u32) {

@@ -2,13 +2,14 @@
 
 use crate::{
     CubeBackend, Memory,
+    intern::Interned,
     map::CUBE,
     program::{affine, bind, coordinates, wrap},
     words::{bits_at, join},
 };
 use anymesh_kernel::{
     Buffer, DType, Dims, Result, Shape, View,
-    backend::{GatherCall, IndexAxis},
+    backend::{CheckIndexCall, GatherCall, IndexAxis},
     layout::collapse,
 };
 use cubecl::{prelude::*, server::Handle};
@@ -137,7 +138,7 @@ pub(crate) fn locate(
     coordinates: &Sequence<usize>,
     numbers: &Sequence<usize>,
     faults: &mut [u32],
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
 ) -> Place {
     let rank = comptime!(plan.rank);
     let mut at = affine(coordinates, numbers, rank, rank);
@@ -180,6 +181,21 @@ pub(crate) fn locate(
     Place { at, inside }
 }
 
+/// A thread looks at one position. An index out of range is reported, and that is all.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn check_kernel(
+    indices: &Sequence<Box<[u32]>>,
+    faults: &mut [u32],
+    numbers: &Sequence<usize>,
+    count: usize,
+    #[comptime] plan: Interned<Plan>,
+) {
+    if ABSOLUTE_POS < count {
+        let here = coordinates(ABSOLUTE_POS, numbers, plan.rank);
+        locate(indices, &here, numbers, faults, plan);
+    }
+}
+
 /// A thread copies one unit of some words: the index does not change within it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_units<N: Size>(
@@ -189,7 +205,7 @@ fn gather_units<N: Size>(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     units: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
 ) {
     let unit = ABSOLUTE_POS;
     if unit < units {
@@ -241,7 +257,7 @@ fn gather_each<N: Size>(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     elements: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] how: Each,
 ) {
     let rank = comptime!(plan.rank);
@@ -299,7 +315,7 @@ fn gather_each<N: Size>(
 
 /// The most words (4, 2 or 1) that can be copied at once: runs along the innermost dimension, and
 /// everything that is added to reach one, are multiples of it.
-fn unit_words(call: &GatherCall<'_>, indexing: &Indexing) -> Option<usize> {
+fn unit_words(call: &GatherCall, indexing: &Indexing) -> Option<usize> {
     let (rank, size) = (indexing.plan.rank, call.src.dtype.size());
     let strides = |first: usize| &indexing.numbers[first + 1..first + 1 + rank];
     let along = (0..call.axes.len()).any(|k| strides(2 * rank + 1 + k * (rank + 3))[rank - 1] != 0);
@@ -318,10 +334,10 @@ fn unit_words(call: &GatherCall<'_>, indexing: &Indexing) -> Option<usize> {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
+    pub(crate) fn run_gather(&self, call: &GatherCall) -> Result<Buffer> {
         let (shape, dtype) = (&call.src.layout.shape, call.src.dtype);
         // An index tensor that is also the source is read through a copy: a buffer is bound once.
-        let mut axes = call.axes.to_vec();
+        let mut axes = call.axes.clone();
         for axis in axes
             .iter_mut()
             .filter(|axis| axis.indices.buffer.same(&call.src.buffer))
@@ -332,7 +348,7 @@ impl CubeBackend {
                 layout: anymesh_kernel::Layout::contiguous(shape.clone()),
             };
         }
-        let source = crate::memory(call.src)?;
+        let source = crate::memory(&call.src)?;
         let elements = shape.numel();
         let reach = axes
             .iter()
@@ -373,19 +389,48 @@ impl CubeBackend {
                         self.fault_arg(),
                         indexing.numbers(),
                         elements,
-                        indexing.plan,
+                        self.indexings.intern(indexing.plan),
                         how,
                     );
                 }
             }
         }
-        Ok(Buffer::new(out))
+        Ok(out.buffer())
+    }
+
+    /// Checks indices: writes nothing but faults.
+    pub(crate) fn run_check_index(&self, call: &CheckIndexCall) -> Result<()> {
+        let shape = &call.indices.layout.shape;
+        let count = shape.numel();
+        let address = address(count.max(crate::memory(&call.indices)?.bytes / 4));
+        let axis = IndexAxis {
+            indices: call.indices.clone(),
+            len: call.len,
+            stride: 0,
+        };
+        let nowhere = Dims::from_elem(0, shape.rank());
+        let indexing = Indexing::new(shape, 0, &nowhere, &[axis], address)?;
+        // SAFETY: threads past the last position do nothing.
+        unsafe {
+            check_kernel::launch_unchecked(
+                &self.client,
+                crate::cubes(count, CUBE),
+                CubeDim::new_1d(CUBE),
+                address,
+                indexing.buffers(),
+                self.fault_arg(),
+                indexing.numbers(),
+                count,
+                self.indexings.intern(indexing.plan),
+            );
+        }
+        Ok(())
     }
 
     /// Gathers units of `words` words: all that was counted in elements is now counted in units.
     fn gather_units(
         &self,
-        call: &GatherCall<'_>,
+        call: &GatherCall,
         mut indexing: Indexing,
         source: &Memory,
         out: &Memory,
@@ -425,7 +470,7 @@ impl CubeBackend {
                 self.fault_arg(),
                 indexing.numbers(),
                 units,
-                indexing.plan,
+                self.indexings.intern(indexing.plan),
             );
         }
     }

@@ -10,6 +10,7 @@ mod conv;
 mod fault;
 mod gather;
 mod int;
+mod intern;
 mod map;
 mod math;
 mod matmul;
@@ -26,13 +27,12 @@ mod tile;
 mod words;
 
 use anymesh_kernel::{
-    Backend, Buffer, Capabilities, DType, Error, Result, View,
-    backend::{
-        AttentionBackwardCall, AttentionCall, BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall,
-        ReduceCall, RowCall, ScanCall, ScatterCall, SearchCall, SortCall,
-    },
+    Backend, Buffer, Capabilities, DType, Error, Kernel, Result, View,
+    backend::{BoxFuture, Buffers},
 };
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
+use intern::Interner;
+use smallvec::smallvec;
 use std::ops::Range;
 
 /// Buffers are padded to this many bytes, so that four elements of any dtype can be written at
@@ -47,24 +47,26 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Memory for `elements` of `dtype`, contents undefined. The caller has checked that the device
+    /// can hold them.
+    pub fn new(client: &Client, dtype: DType, elements: usize) -> Self {
+        let bytes = (elements * dtype.size()).next_multiple_of(PAD);
+        Self {
+            handle: client.empty(bytes),
+            bytes,
+        }
+    }
+
     /// The CubeCL handle.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
-}
 
-/// A matrix product that does not come from this crate, such as a vendor library.
-pub trait MatmulProvider: std::fmt::Debug + Send + Sync {
-    /// Writes the product into `out` (dense, the call's shape and dtype), or returns false to have
-    /// the portable kernel do it.
-    fn matmul(
-        &self,
-        client: &Client,
-        call: &MatmulCall<'_>,
-        a: &Memory,
-        b: &Memory,
-        out: &Memory,
-    ) -> Result<bool>;
+    /// As a buffer that kernels take.
+    pub fn buffer(self) -> Buffer {
+        let bytes = self.bytes;
+        Buffer::new(self, bytes)
+    }
 }
 
 /// The backend of every GPU.
@@ -73,7 +75,10 @@ pub struct CubeBackend {
     client: Client,
     capabilities: Capabilities,
     faults: Handle,
-    matmul: Option<Box<dyn MatmulProvider>>,
+    /// The programs of kernels that were launched, as they are compiled.
+    programs: Interner<program::Plan>,
+    /// Likewise, how kernels find places by indices.
+    indexings: Interner<gather::Plan>,
     /// Whether threads can exchange values in groups.
     planes: bool,
     /// Whether the device's own float functions are accurate.
@@ -120,16 +125,11 @@ impl CubeBackend {
             },
             client,
             faults,
-            matmul: None,
+            programs: Interner::new(),
+            indexings: Interner::new(),
             planes,
             native: false,
         }
-    }
-
-    /// Uses `provider` for matrix products it accepts.
-    pub fn with_matmul(mut self, provider: impl MatmulProvider + 'static) -> Self {
-        self.matmul = Some(Box::new(provider));
-        self
     }
 
     /// Lets map programs use the device's own `exp`, `log`, `tanh` and `erf`, which are right to
@@ -150,10 +150,7 @@ impl CubeBackend {
                 limit,
             });
         }
-        Ok(Memory {
-            handle: self.client.empty(bytes),
-            bytes,
-        })
+        Ok(Memory::new(&self.client, dtype, elements))
     }
 
     fn failed(&self, detail: impl std::fmt::Display) -> Error {
@@ -185,6 +182,21 @@ impl CubeBackend {
     fn fault_arg(&self) -> BufferArg {
         // SAFETY: the length is the buffer's own.
         unsafe { BufferArg::from_raw_parts(self.faults.clone(), fault::WORDS) }
+    }
+
+    /// The fault buffer for a kernel that writes it only if its program can fault. Bound where it
+    /// is not needed it would order kernels that have nothing to do with each other.
+    fn fault_if(&self, can_fault: bool) -> SequenceArg<Box<[u32]>> {
+        can_fault.then(|| self.fault_arg()).into_iter().collect()
+    }
+
+    /// The error for a fused kernel that [`supports`](Backend::supports) did not promise.
+    fn not_supported(&self, kernel: &Kernel) -> Error {
+        Error::Unsupported {
+            device: self.name.clone(),
+            what: format!("this {} by one kernel", kernel.op()),
+            hint: "compose it of other ops".into(),
+        }
     }
 }
 
@@ -227,10 +239,11 @@ impl Backend for CubeBackend {
         data.extend_from_slice(bytes);
         data.resize(data.capacity(), 0);
         let bytes = data.len();
-        Ok(Buffer::new(Memory {
+        Ok(Memory {
             handle: self.client.create(Bytes::from_bytes_vec(data)),
             bytes,
-        }))
+        }
+        .buffer())
     }
 
     fn download<'a>(
@@ -270,51 +283,38 @@ impl Backend for CubeBackend {
         })
     }
 
-    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-        self.run_map(call)
+    fn supports(&self, kernel: &Kernel) -> bool {
+        match kernel {
+            Kernel::Row(call) => row::fits(call),
+            Kernel::Attention(call) => attention::fits(call),
+            Kernel::AttentionBackward(call) => attention::fits_backward(call),
+            _ => true,
+        }
     }
 
-    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
-        self.run_reduce(call)
-    }
-
-    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        self.run_scan(call)
-    }
-
-    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
-        self.run_matmul(call)
-    }
-
-    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
-        self.run_gather(call)
-    }
-
-    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
-        self.run_scatter(call)
-    }
-
-    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
-        self.run_search(call)
-    }
-
-    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
-        self.run_sort(call)
-    }
-
-    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        self.run_conv(call)
-    }
-
-    fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
-        self.run_row(call)
-    }
-
-    fn attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
-        self.run_attention(call)
-    }
-
-    fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
-        self.run_attention_backward(call)
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        if !self.supports(&kernel) {
+            return Err(self.not_supported(&kernel));
+        }
+        Ok(match &kernel {
+            Kernel::Map(call) => self.run_map(call)?,
+            Kernel::Reduce(call) => smallvec![self.run_reduce(call)?],
+            Kernel::Scan(call) => self.run_scan(call)?,
+            Kernel::Matmul(call) => smallvec![self.run_matmul(call)?],
+            Kernel::Gather(call) => smallvec![self.run_gather(call)?],
+            Kernel::CheckIndex(call) => {
+                self.run_check_index(call)?;
+                smallvec![]
+            }
+            Kernel::Scatter(call) => smallvec![self.run_scatter(call)?],
+            Kernel::Search(call) => smallvec![self.run_search(call)?],
+            Kernel::Sort(call) => smallvec![self.run_sort(call)?],
+            Kernel::Conv(call) => smallvec![self.run_conv(call)?],
+            Kernel::Row(call) => smallvec![self.run_row(call)?],
+            Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
+            Kernel::AttentionBackward(call) => {
+                self.run_attention_backward(call)?.into_iter().collect()
+            }
+        })
     }
 }

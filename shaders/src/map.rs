@@ -2,15 +2,17 @@
 
 use crate::{
     CubeBackend, Memory,
+    intern::Interned,
     program::{Bound, Inputs, Plan, address_of, bind, eval_stored},
     reg::Raw,
     words::{self, U2, U4},
 };
 use anymesh_kernel::{
     Buffer, DType, Layout, MapProgram, Result, Shape, View,
-    backend::{MapCall, MapInput},
+    backend::{Buffers, MapCall, MapInput},
 };
 use cubecl::prelude::*;
+use smallvec::smallvec;
 
 /// Threads of a cube, for every elementwise kernel.
 pub(crate) const CUBE: u32 = 256;
@@ -112,10 +114,10 @@ fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
 fn run(
     inputs: &Inputs,
     out: &mut Outputs,
-    faults: &mut [u32],
+    faults: &mut Sequence<Box<[u32]>>,
     first: usize,
     chunks: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] unroll: usize,
 ) {
     intrinsic!(|scope| {
@@ -124,7 +126,7 @@ fn run(
         for u in 0..unroll {
             let chunk = nth_chunk::expand(scope, first, u);
             let start = start_of::expand(scope, chunk, chunks);
-            let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
+            let mut fault = |lanes| crate::fault::divided(scope, faults, lanes);
             computed.push((chunk, eval_stored(scope, inputs, &plan, start, &mut fault)));
         }
         for (chunk, results) in computed {
@@ -165,9 +167,9 @@ fn below(chunk: usize, chunks: usize) -> bool {
 fn map_kernel(
     inputs: &Inputs,
     out: &mut Outputs,
-    faults: &mut [u32],
+    faults: &mut Sequence<Box<[u32]>>,
     chunks: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] unroll: usize,
 ) {
     let first = CUBE_POS * comptime!(CUBE as usize * unroll) + UNIT_POS as usize;
@@ -193,7 +195,7 @@ impl Outputs {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
+    pub(crate) fn run_map(&self, call: &MapCall) -> Result<Buffers> {
         let elements = call.shape.numel();
         let bound = self.bind_program(call, None, None)?;
         let outputs = call
@@ -226,22 +228,22 @@ impl CubeBackend {
                 bound.address,
                 bound.launch(),
                 Outputs::bound(&outputs),
-                self.fault_arg(),
+                self.fault_if(call.program.can_fault()),
                 chunks,
-                bound.plan,
+                self.programs.intern(bound.plan),
                 unroll,
             );
         }
         Ok(outputs
             .into_iter()
-            .map(|(memory, _)| Buffer::new(memory))
+            .map(|(memory, _)| memory.buffer())
             .collect())
     }
 
     /// Lays out a map call for a kernel (see [`Bound::new`]).
     pub(crate) fn bind_program(
         &self,
-        call: &MapCall<'_>,
+        call: &MapCall,
         order: Option<&[usize]>,
         run: Option<usize>,
     ) -> Result<Bound> {
@@ -262,7 +264,7 @@ impl CubeBackend {
         to: DType,
         elements: usize,
     ) -> Result<Buffer> {
-        let buffer = Buffer::new(memory);
+        let buffer = memory.buffer();
         if from == to {
             return Ok(buffer);
         }
@@ -277,18 +279,17 @@ impl CubeBackend {
 
     /// The elements of a view, dense and as `dtype`.
     pub(crate) fn copy_as(&self, view: &View, dtype: DType) -> Result<Buffer> {
-        let program = MapProgram::cast(view.dtype, dtype);
-        let inputs = [MapInput {
+        let input = MapInput {
             view: view.clone(),
             window: None,
-        }];
+        };
         let call = MapCall {
             op: "cast",
-            program: &program,
-            shape: &view.layout.shape,
-            inputs: &inputs,
-            indices: &[],
-            params: &[],
+            program: MapProgram::cast(view.dtype, dtype),
+            shape: view.layout.shape.clone(),
+            inputs: smallvec![input],
+            indices: smallvec![],
+            params: smallvec![],
         };
         Ok(self.run_map(&call)?.swap_remove(0))
     }

@@ -20,6 +20,7 @@ use anymesh_kernel::{
     layout::collapse,
 };
 use cubecl::prelude::*;
+use smallvec::smallvec;
 
 /// What a launch is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -365,26 +366,7 @@ impl Problem {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
-        if let Some(provider) = &self.matmul {
-            let rank = call.a.layout.shape.rank();
-            let out = self.alloc(
-                call.dtype,
-                call.a.layout.shape.dims()[..rank - 1]
-                    .iter()
-                    .product::<usize>()
-                    * call.b.layout.shape[rank - 1],
-            )?;
-            if provider.matmul(
-                &self.client,
-                call,
-                crate::memory(call.a)?,
-                crate::memory(call.b)?,
-                &out,
-            )? {
-                return Ok(Buffer::new(out));
-            }
-        }
+    pub(crate) fn run_matmul(&self, call: &MatmulCall) -> Result<Buffer> {
         match call.a.dtype.kind() {
             Kind::F32 => self.matmul_as::<u32, f32>(call),
             Kind::I32 => self.matmul_as::<u32, i32>(call),
@@ -400,9 +382,9 @@ impl CubeBackend {
     }
 
     /// The product computed in `T`, from and to words `W`.
-    fn matmul_as<W: Numeric, T: Numeric>(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
+    fn matmul_as<W: Numeric, T: Numeric>(&self, call: &MatmulCall) -> Result<Buffer> {
         let problem = Problem::new(&call.a.layout, &call.b.layout);
-        let (buffers, [_, right]) = distinct([call.a, call.b])?;
+        let (buffers, [_, right]) = distinct([&call.a, &call.b])?;
         let (how, splits) = problem.plan(call.a.dtype, call.dtype, right);
         let steps = problem.k.div_ceil(splits).next_multiple_of(16);
         let splits = problem.k.div_ceil(steps);
@@ -492,27 +474,26 @@ impl CubeBackend {
         dtype: DType,
     ) -> Result<Buffer> {
         let shape = Shape::from([splits, outputs]);
-        let inputs = [MapInput {
+        let input = MapInput {
             view: View {
-                buffer: Buffer::new(parts),
+                buffer: parts.buffer(),
                 dtype: held,
                 layout: Layout::contiguous(shape.clone()),
             },
             window: None,
-        }];
-        let program = MapProgram::cast(held, held);
+        };
         let map = MapCall {
             op: "matmul",
-            program: &program,
-            shape: &shape,
-            inputs: &inputs,
-            indices: &[],
-            params: &[],
+            program: MapProgram::cast(held, held),
+            shape,
+            inputs: smallvec![input],
+            indices: smallvec![],
+            params: smallvec![],
         };
         self.run_reduce(&ReduceCall {
             map,
-            axes: &[0],
-            op: ReduceOp::Sum,
+            axes: smallvec![0],
+            mode: ReduceOp::Sum,
             scale: None,
             dtype,
         })

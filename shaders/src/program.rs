@@ -90,7 +90,7 @@ impl Bound {
     /// Lays out a call with its dimensions in `order`. Chunks of four positions start at multiples
     /// of four, or, with a `run`, at multiples of four within each run of that many positions.
     pub(crate) fn new(
-        call: &MapCall<'_>,
+        call: &MapCall,
         order: Option<&[usize]>,
         run: Option<usize>,
         handles: &[(Handle, usize)],
@@ -151,7 +151,7 @@ impl Bound {
                 &order,
                 run,
                 &handles[k],
-                call.inputs,
+                &call.inputs,
                 k,
             );
         }
@@ -290,7 +290,7 @@ impl Bound {
 
 /// The address width a call needs: all element positions, affine values and the iteration space
 /// must fit.
-pub(crate) fn address_of(call: &MapCall<'_>, buffers: impl Iterator<Item = usize>) -> AddressType {
+pub(crate) fn address_of(call: &MapCall, buffers: impl Iterator<Item = usize>) -> AddressType {
     let reach = |a: &Affine| {
         a.offset.unsigned_abs()
             + a.strides

@@ -8,6 +8,7 @@
 
 use crate::{
     CubeBackend, Memory,
+    intern::Interned,
     map::CUBE,
     program::{Inputs, Plan, bind, eval},
     reg::Reg,
@@ -15,8 +16,8 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, DType, Dims, Error, Kind, MapProgram, Result,
-    backend::{MapCall, ReduceCall, ReduceOp},
-    map::{Inst, Unary},
+    backend::{ReduceCall, ReduceOp},
+    map::{Inst, Program, Unary},
 };
 use cubecl::{
     ir::{ElemType, FloatKind, IntKind, UIntKind},
@@ -322,12 +323,12 @@ struct How {
 #[allow(unused_variables)]
 fn elements<T: Numeric>(
     inputs: &Inputs,
-    faults: &mut [u32],
+    faults: &mut Sequence<Box<[u32]>>,
     start: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
 ) -> Vector<T, Const<4>> {
     intrinsic!(|scope| {
-        let mut fault = |lanes| crate::fault::division::expand(scope, faults, lanes);
+        let mut fault = |lanes| crate::fault::divided(scope, faults, lanes);
         match eval(scope, inputs, &plan, start, &mut fault)[0] {
             Reg::U(x) => x.expand.into(),
             Reg::I(x) => x.expand.into(),
@@ -344,13 +345,13 @@ fn elements<T: Numeric>(
 fn reduce_rows<T: Numeric>(
     inputs: &Inputs,
     out: &mut Results<T>,
-    faults: &mut [u32],
+    faults: &mut Sequence<Box<[u32]>>,
     rows: usize,
     length: usize,
     chunks_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {
@@ -400,13 +401,13 @@ fn reduce_rows<T: Numeric>(
 fn reduce_columns<T: Numeric>(
     inputs: &Inputs,
     out: &mut Results<T>,
-    faults: &mut [u32],
+    faults: &mut Sequence<Box<[u32]>>,
     columns: usize,
     length: usize,
     rows_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {
@@ -510,8 +511,8 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(call: &ReduceCall<'_>) -> (Self, Dims) {
-        let shape = call.map.shape;
+    fn new(call: &ReduceCall) -> (Self, Dims) {
+        let shape = &call.map.shape;
         let reduced = |d: usize| call.axes.contains(&d);
         let length: usize = call.axes.iter().map(|&d| shape[d]).product();
         let kept = shape.numel() / length;
@@ -525,7 +526,7 @@ impl Cut {
         let rows = kept == 1 || runs.is_none_or(reduced);
         let (kept_dims, axes): (Dims, Dims) = (
             (0..shape.rank()).filter(|&d| !reduced(d)).collect(),
-            call.axes.into(),
+            call.axes.clone(),
         );
         let order: Dims = if rows {
             kept_dims.into_iter().chain(axes).collect()
@@ -566,18 +567,10 @@ impl Cut {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
-        let program = without_bools(call.map.program);
-        let map = MapCall {
-            program: &program,
-            ..call.map.clone()
-        };
-        let call = ReduceCall {
-            map,
-            ..call.clone()
-        };
+    pub(crate) fn run_reduce(&self, call: &ReduceCall) -> Result<Buffer> {
+        let program = without_bools(&call.map.program);
         let kind = program.kinds[program.outputs[0].0 as usize];
-        let transcendental = call.op == ReduceOp::LogSumExp && kind == Kind::F64;
+        let transcendental = call.mode == ReduceOp::LogSumExp && kind == Kind::F64;
         if transcendental && !self.capabilities.f64_math {
             return Err(Error::Unsupported {
                 device: self.name.clone(),
@@ -586,20 +579,20 @@ impl CubeBackend {
             });
         }
         // Infinities saturate to the ends of an integer type.
-        let identity = match call.op {
+        let identity = match call.mode {
             ReduceOp::Sum => 0.0,
             ReduceOp::Prod => 1.0,
             ReduceOp::Max | ReduceOp::ArgMax | ReduceOp::LogSumExp => f64::NEG_INFINITY,
             ReduceOp::Min | ReduceOp::ArgMin => f64::INFINITY,
         };
         let result = match kind {
-            Kind::F32 => self.reduce_as::<f32>(&call, identity as f32)?,
-            Kind::F64 => self.reduce_as::<f64>(&call, identity)?,
-            Kind::I32 => self.reduce_as::<i32>(&call, identity as i32)?,
-            Kind::I64 => self.reduce_as::<i64>(&call, identity as i64)?,
-            Kind::U32 | Kind::Bool => self.reduce_as::<u32>(&call, identity as u32)?,
+            Kind::F32 => self.reduce_as::<f32>(call, &program, identity as f32)?,
+            Kind::F64 => self.reduce_as::<f64>(call, &program, identity)?,
+            Kind::I32 => self.reduce_as::<i32>(call, &program, identity as i32)?,
+            Kind::I64 => self.reduce_as::<i64>(call, &program, identity as i64)?,
+            Kind::U32 | Kind::Bool => self.reduce_as::<u32>(call, &program, identity as u32)?,
         };
-        let arg = matches!(call.op, ReduceOp::ArgMax | ReduceOp::ArgMin);
+        let arg = matches!(call.mode, ReduceOp::ArgMax | ReduceOp::ArgMin);
         let stored = if arg { DType::I32 } else { kind.dtype() };
         self.convert(
             result,
@@ -614,23 +607,31 @@ impl CubeBackend {
         )
     }
 
-    fn reduce_as<T: Numeric>(&self, call: &ReduceCall<'_>, identity: T) -> Result<Memory> {
-        let elem = elem_of(call.map.program.kinds[call.map.program.outputs[0].0 as usize]);
+    /// The reduction of what `program` gives, which stands for the call's own.
+    fn reduce_as<T: Numeric>(
+        &self,
+        call: &ReduceCall,
+        program: &MapProgram,
+        identity: T,
+    ) -> Result<Memory> {
+        let kind = program.kinds[program.outputs[0].0 as usize];
+        let elem = elem_of(kind);
         let (identity, scale) = (
             InputScalar::new(identity, elem),
             InputScalar::new(call.scale.unwrap_or(1.0), elem),
         );
         let (cut, order) = Cut::new(call);
         let run = if cut.rows { cut.length } else { cut.kept };
-        let bound = self.bind_program(&call.map, Some(&order), Some(run))?;
-        let arg = matches!(call.op, ReduceOp::ArgMax | ReduceOp::ArgMin);
+        let mut bound = self.bind_program(&call.map, Some(&order), Some(run))?;
+        bound.plan.program = program.clone();
+        let arg = matches!(call.mode, ReduceOp::ArgMax | ReduceOp::ArgMin);
         let dtype = if size_of::<T>() == 8 {
             DType::F64
         } else {
             DType::F32
         };
         let allocate = |parts: bool, n: usize| -> Result<(Vec<Memory>, Vec<Memory>)> {
-            let values = if parts && call.op == ReduceOp::LogSumExp {
+            let values = if parts && call.mode == ReduceOp::LogSumExp {
                 2
             } else {
                 usize::from(parts || !arg)
@@ -655,11 +656,14 @@ impl CubeBackend {
             width: cut.width,
             unroll: cut.unroll(),
             parts,
-            wide: call.map.program.kinds[call.map.program.outputs[0].0 as usize] == Kind::F64,
+            wide: kind == Kind::F64,
             scaled: call.scale.is_some(),
         };
         let out = allocate(parts, cut.kept * cut.splits)?;
         let (client, dim) = (&self.client, CubeDim::new_1d(CUBE));
+        let faults = self.fault_if(program.can_fault());
+        let (inputs, address) = (bound.launch(), bound.address);
+        let plan = self.programs.intern(bound.plan);
         // SAFETY: kernels guard rows, columns and chunks; buffers are as long as what is written.
         unsafe {
             if cut.rows {
@@ -669,17 +673,17 @@ impl CubeBackend {
                     client,
                     count,
                     dim,
-                    bound.address,
-                    bound.launch(),
+                    address,
+                    inputs,
                     launch(&out),
-                    self.fault_arg(),
+                    faults,
                     cut.kept,
                     cut.length,
                     chunks,
                     identity,
                     scale,
-                    bound.plan,
-                    call.op,
+                    plan,
+                    call.mode,
                     how,
                 );
             } else {
@@ -689,17 +693,17 @@ impl CubeBackend {
                     client,
                     count,
                     dim,
-                    bound.address,
-                    bound.launch(),
+                    address,
+                    inputs,
                     launch(&out),
-                    self.fault_arg(),
+                    faults,
                     cut.kept,
                     cut.length,
                     rows,
                     identity,
                     scale,
-                    bound.plan,
-                    call.op,
+                    plan,
+                    call.mode,
                     how,
                 );
             }
@@ -726,7 +730,7 @@ impl CubeBackend {
                     splits,
                     identity,
                     scale,
-                    call.op,
+                    call.mode,
                     how,
                 );
             }
@@ -774,12 +778,13 @@ pub(crate) fn elem_of(kind: Kind) -> ElemType {
 
 /// Bools are reduced as 0 and 1.
 fn without_bools(program: &MapProgram) -> MapProgram {
-    let mut program = program.clone();
     let (reg, _) = program.outputs[0];
-    if program.kinds[reg as usize] == Kind::Bool {
-        program.insts.push(Inst::Cast(reg, DType::U32));
-        program.kinds.push(Kind::U32);
-        program.outputs[0] = ((program.insts.len() - 1) as u16, DType::U32);
+    if program.kinds[reg as usize] != Kind::Bool {
+        return program.clone();
     }
-    program
+    let mut program = Program::clone(program);
+    program.insts.push(Inst::Cast(reg, DType::U32));
+    program.kinds.push(Kind::U32);
+    program.outputs[0] = ((program.insts.len() - 1) as u16, DType::U32);
+    program.into()
 }

@@ -5,6 +5,7 @@
 
 use crate::{
     CubeBackend, Memory,
+    intern::Interned,
     map::{CUBE, Outputs, store},
     math,
     program::{Inputs, Plan, eval},
@@ -17,6 +18,7 @@ use anymesh_kernel::{
     map::{Builder, Unary},
 };
 use cubecl::prelude::*;
+use smallvec::{SmallVec, smallvec};
 
 /// Chunks that one thread may hold.
 const MAX_CHUNKS: usize = 16;
@@ -115,7 +117,12 @@ fn lane_max(x: F4) -> f32 {
 /// Operand `which` (0 the input, then weight, then bias) at four positions.
 #[cube]
 #[allow(unused_variables)]
-fn operand(inputs: &Inputs, start: usize, #[comptime] plan: Plan, #[comptime] which: usize) -> F4 {
+fn operand(
+    inputs: &Inputs,
+    start: usize,
+    #[comptime] plan: Interned<Plan>,
+    #[comptime] which: usize,
+) -> F4 {
     intrinsic!(|scope| {
         let regs = eval(scope, inputs, &plan, start, &mut |_| {});
         match regs[which] {
@@ -142,7 +149,7 @@ fn row_kernel(
     length: usize,
     lowest: f32,
     eps: f32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
     #[comptime] fused: Fused,
 ) {
     let width = comptime!(fused.width as usize);
@@ -251,19 +258,32 @@ fn row_kernel(
     }
 }
 
+/// Threads that share a row, and the chunks that each of them holds.
+fn cut(length: usize) -> (usize, usize) {
+    let width = (length.div_ceil(4).next_power_of_two()).clamp(1, CUBE as usize);
+    (width, length.div_ceil(4 * width))
+}
+
+/// Whether a row fits into the registers of a cube, and all is computed in f32.
+pub(crate) fn fits(call: &RowCall) -> bool {
+    let length = call.input.layout.shape[1];
+    let narrow = |view: &View| view.dtype != DType::F64;
+    let parameters = match &call.mode {
+        RowOp::Softmax | RowOp::LogSoftmax => true,
+        RowOp::Norm { weight, bias, .. } => weight.iter().chain(bias).all(narrow),
+    };
+    length % 4 == 0 && cut(length).1 <= MAX_CHUNKS && narrow(&call.input) && parameters
+}
+
 impl CubeBackend {
-    pub(crate) fn run_row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
+    pub(crate) fn run_row(&self, call: &RowCall) -> Result<Buffer> {
         let (rows, length, dtype) = (
             call.input.layout.shape[0],
             call.input.layout.shape[1],
             call.input.dtype,
         );
-        let width = (length.div_ceil(4).next_power_of_two()).clamp(1, CUBE as usize);
-        let chunks = length.div_ceil(4 * width);
-        if length % 4 != 0 || chunks > MAX_CHUNKS || dtype == DType::F64 {
-            return Ok(None);
-        }
-        let (kind, eps, params, split) = match call.op {
+        let (width, chunks) = cut(length);
+        let (kind, eps, params, split) = match &call.mode {
             RowOp::Softmax => (FusedKind::Softmax, 0.0, [None, None], [rows, 1, length, 1]),
             RowOp::LogSoftmax => (
                 FusedKind::LogSoftmax,
@@ -280,28 +300,25 @@ impl CubeBackend {
                 channels,
                 inner,
             } => {
-                let kind = if rms {
+                let kind = if *rms {
                     FusedKind::RmsNorm
                 } else {
                     FusedKind::LayerNorm
                 };
                 (
                     kind,
-                    eps,
-                    [weight, bias],
-                    [rows / groups, groups, channels, inner],
+                    *eps,
+                    [weight.as_ref(), bias.as_ref()],
+                    [rows / groups, *groups, *channels, *inner],
                 )
             }
         };
-        if params.iter().flatten().any(|v| v.dtype == DType::F64) {
-            return Ok(None);
-        }
         // The input and its parameters as operands of one map program over [rows / groups, groups,
         // channels, inner].
         let shape = Shape::from(split);
         let builder = Builder::new();
         let mut values = vec![(builder.load(dtype), DType::F32)];
-        let mut inputs = vec![MapInput {
+        let mut inputs: SmallVec<[MapInput; 2]> = smallvec![MapInput {
             view: View {
                 layout: Layout {
                     shape: shape.clone(),
@@ -314,7 +331,7 @@ impl CubeBackend {
         }];
         for view in params.into_iter().flatten() {
             values.push((builder.load(view.dtype), DType::F32));
-            let strides = smallvec::smallvec![0, split[2] as isize, 1, 0];
+            let strides = smallvec![0, split[2] as isize, 1, 0];
             inputs.push(MapInput {
                 view: View {
                     layout: Layout {
@@ -327,14 +344,13 @@ impl CubeBackend {
                 window: None,
             });
         }
-        let program = builder.finish(&values)?;
         let map = MapCall {
-            op: "row",
-            program: &program,
-            shape: &shape,
-            inputs: &inputs,
-            indices: &[],
-            params: &[],
+            op: call.op,
+            program: builder.finish(&values)?,
+            shape,
+            inputs,
+            indices: smallvec![],
+            params: smallvec![],
         };
         let bound = self.bind_program(&map, None, Some(length))?;
         let hardware = &self.client.properties().hardware;
@@ -361,10 +377,10 @@ impl CubeBackend {
                 length,
                 f32::NEG_INFINITY,
                 eps as f32,
-                bound.plan,
+                self.programs.intern(bound.plan),
                 fused,
             );
         }
-        Ok(Some(Buffer::new(out)))
+        Ok(out.buffer())
     }
 }

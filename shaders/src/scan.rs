@@ -15,8 +15,8 @@ use crate::{
     words::{D4, F4},
 };
 use anymesh_kernel::{
-    Buffer, DType, Error, Kind, Result,
-    backend::{ScanCall, ScanOp},
+    DType, Error, Kind, Result,
+    backend::{Buffers, ScanCall, ScanOp},
     map::Unary,
 };
 use cubecl::prelude::*;
@@ -481,14 +481,14 @@ fn width(n: usize) -> u32 {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
+    pub(crate) fn run_scan(&self, call: &ScanCall) -> Result<Buffers> {
         let dtype = call.input.dtype;
         let kind = if dtype == DType::Bool {
             Kind::U32
         } else {
             dtype.kind()
         };
-        if call.op == ScanOp::LogSumExp && kind == Kind::F64 && !self.capabilities.f64_math {
+        if call.mode == ScanOp::LogSumExp && kind == Kind::F64 && !self.capabilities.f64_math {
             return Err(Error::Unsupported {
                 device: self.name.clone(),
                 what: "logcumsumexp in f64".into(),
@@ -497,7 +497,7 @@ impl CubeBackend {
         }
         // Infinities saturate to the ends of an integer type; adding to -0 changes nothing, not
         // even -0.
-        let identity = match call.op {
+        let identity = match call.mode {
             ScanOp::Sum => -0.0,
             ScanOp::Prod => 1.0,
             ScanOp::Max | ScanOp::LogSumExp => f64::NEG_INFINITY,
@@ -516,12 +516,13 @@ impl CubeBackend {
             dtype,
             call.input.layout.shape.numel(),
         )?;
-        Ok((values, out.places.pop().map(Buffer::new)))
+        let places = out.places.pop().map(Memory::buffer);
+        Ok(std::iter::once(values).chain(places).collect())
     }
 
-    fn scan_as<T: Numeric>(&self, call: &ScanCall<'_>, kind: Kind, identity: T) -> Result<Held> {
+    fn scan_as<T: Numeric>(&self, call: &ScanCall, kind: Kind, identity: T) -> Result<Held> {
         let dims = call.input.layout.shape.dims();
-        let view = self.dense(call.input, kind.dtype())?;
+        let view = self.dense(&call.input, kind.dtype())?;
         let input = Held {
             values: vec![crate::memory(&view)?.clone()],
             places: vec![],
@@ -532,7 +533,7 @@ impl CubeBackend {
             dims[call.axis + 1..].iter().product(),
         );
         let how = How {
-            op: call.op,
+            op: call.mode,
             kind,
             places: call.positions,
             from_parts: false,

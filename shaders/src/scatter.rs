@@ -10,6 +10,7 @@
 use crate::{
     CubeBackend, Memory,
     gather::{Indexing, Plan, address, locate},
+    intern::Interned,
     map::CUBE,
     program::{affine, coordinates, wrap},
     words::{D4, F4, I4, L4, Q4, U4, bits_at, f32_to_small, pack8, pack16, small_to_f32, wide_at},
@@ -34,7 +35,7 @@ fn find_rows(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     count: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: Interned<Plan>,
 ) {
     let position = ABSOLUTE_POS;
     if position < count {
@@ -421,7 +422,7 @@ struct Order {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
+    pub(crate) fn run_scatter(&self, call: &ScatterCall) -> Result<Buffer> {
         let count = call.shape.numel();
         if call.rows >= NONE as usize || count >= NONE as usize {
             let what = format!("{} of {count} updates into {} rows", call.op, call.rows);
@@ -448,9 +449,9 @@ impl CubeBackend {
             (false, _) => dtype,
         };
         let out = if wide && raw {
-            self.spread(call.dst, elements)?
+            self.spread(&call.dst, elements)?
         } else if wide {
-            self.copy_as(call.dst, to)?
+            self.copy_as(&call.dst, to)?
         } else {
             let words = Shape::from([(elements * dtype.size()).div_ceil(4)]);
             self.copy_as(
@@ -463,7 +464,7 @@ impl CubeBackend {
             )?
         };
         let out: &Memory = out.get()?;
-        let updates = crate::memory(call.updates)?;
+        let updates = crate::memory(&call.updates)?;
         let address = address(
             (count * call.inner)
                 .max(elements)
@@ -474,7 +475,7 @@ impl CubeBackend {
         let layout = &call.updates.layout;
         let (steps, inner_step) = layout.strides.split_at(call.shape.rank());
         let mut strides = [Dims::from_slice(steps)];
-        let shape = collapse(call.shape, &mut strides);
+        let shape = collapse(&call.shape, &mut strides);
         let numbers = shape.dims().iter().copied().chain([layout.offset]).chain(
             strides[0]
                 .iter()
@@ -572,12 +573,12 @@ impl CubeBackend {
     /// The positions of the iteration space, sorted by the row they go to.
     fn scatter_order(
         &self,
-        call: &ScatterCall<'_>,
+        call: &ScatterCall,
         count: usize,
         address: AddressType,
     ) -> Result<Order> {
         let strides: Dims<isize> = call.base.strides.iter().map(|&s| s as isize).collect();
-        let indexing = Indexing::new(call.shape, call.base.offset, &strides, call.axes, address)?;
+        let indexing = Indexing::new(&call.shape, call.base.offset, &strides, &call.axes, address)?;
         let rows = self.alloc(DType::U32, count)?;
         // SAFETY: threads past the last position do nothing.
         unsafe {
@@ -591,7 +592,7 @@ impl CubeBackend {
                 self.fault_arg(),
                 indexing.numbers(),
                 count,
-                indexing.plan,
+                self.indexings.intern(indexing.plan),
             );
         }
         let sorted = self.argsort::<u32>(&rows, DType::U32, 1, count, false, true)?;

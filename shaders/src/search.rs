@@ -56,26 +56,26 @@ fn search_kernel<K: Int>(
 }
 
 impl CubeBackend {
-    pub(crate) fn run_search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
+    pub(crate) fn run_search(&self, call: &SearchCall) -> Result<Buffer> {
         match call.sorted.dtype.size() {
             8 => self.search_as::<u64>(call),
             _ => self.search_as::<u32>(call),
         }
     }
 
-    fn search_as<K: Int>(&self, call: &SearchCall<'_>) -> Result<Buffer> {
+    fn search_as<K: Int>(&self, call: &SearchCall) -> Result<Buffer> {
         let dtype = call.sorted.dtype;
         // Searching a tensor for its own elements: a buffer is bound once.
         let queries = if call.queries.buffer.same(&call.sorted.buffer) {
             View {
-                buffer: self.copy_as(call.queries, dtype)?,
+                buffer: self.copy_as(&call.queries, dtype)?,
                 dtype,
                 layout: anymesh_kernel::Layout::contiguous(call.queries.layout.shape.clone()),
             }
         } else {
             call.queries.clone()
         };
-        let (a, b) = (crate::memory(call.sorted)?, crate::memory(&queries)?);
+        let (a, b) = (crate::memory(&call.sorted)?, crate::memory(&queries)?);
         let all = queries.layout.shape.numel();
         let address = address(all.max(a.bytes.max(b.bytes) / dtype.size().min(4)));
         let matrix = |view: &View| {
@@ -97,7 +97,7 @@ impl CubeBackend {
                 crate::arg(a, 4),
                 crate::arg(b, 4),
                 crate::arg(&out, 4),
-                matrix(call.sorted),
+                matrix(&call.sorted),
                 matrix(&queries),
                 call.sorted.layout.shape[1],
                 queries.layout.shape[1],
@@ -106,6 +106,6 @@ impl CubeBackend {
                 call.right,
             );
         }
-        Ok(Buffer::new(out))
+        Ok(out.buffer())
     }
 }

@@ -289,16 +289,16 @@ pub(crate) struct Sorted {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
+    pub(crate) fn run_sort(&self, call: &SortCall) -> Result<Buffer> {
         let shape = &call.input.layout.shape;
         let n = shape[shape.rank() - 1];
-        let view = self.dense(call.input, call.input.dtype)?;
+        let view = self.dense(&call.input, call.input.dtype)?;
         let (input, rows) = (crate::memory(&view)?, shape.numel() / n);
         let sorted = match view.dtype.size() {
             8 => self.argsort::<u64>(input, view.dtype, rows, n, call.descending, false)?,
             _ => self.argsort::<u32>(input, view.dtype, rows, n, call.descending, false)?,
         };
-        Ok(Buffer::new(sorted.places))
+        Ok(sorted.places.buffer())
     }
 
     /// Sorts the dense rows of `input`. `K` is the type of the keys.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
 use anymesh_kernel::{Layout, Shape, backend::Affine};
+use smallvec::smallvec;
 
 fn indices(
     values: &[f64],
@@ -58,8 +59,8 @@ fn taking_along_any_axis_reads_the_named_rows() {
                 let got = read(
                     &gather(&GatherCall {
                         op: "take",
-                        src: &layout,
-                        axes: &[by],
+                        src: layout.clone(),
+                        axes: smallvec![by],
                     })
                     .expect("runs"),
                     dtype,
@@ -107,8 +108,8 @@ fn several_index_operands_add_up() {
     let got = read(
         &gather(&GatherCall {
             op: "index",
-            src: &flat,
-            axes: &axes,
+            src: flat,
+            axes: axes.iter().cloned().collect(),
         })
         .expect("runs"),
         DType::F32,
@@ -128,17 +129,21 @@ fn the_first_index_out_of_range_is_reported() {
             let by = indices(&picks, DType::I32, [n], &[n], 4, 1);
             let result = gather(&GatherCall {
                 op: "take",
-                src: &without(&src, 0, n),
-                axes: std::slice::from_ref(&by),
+                src: without(&src, 0, n),
+                axes: smallvec![by.clone()],
             });
-            assert_eq!(
-                result.err(),
-                Some(Error::IndexOutOfRange {
-                    op: "take",
-                    index: value as i64,
-                    len: 4
-                })
-            );
+            let fault = Error::IndexOutOfRange {
+                op: "take",
+                index: value as i64,
+                len: 4,
+            };
+            assert_eq!(result.err(), Some(fault.clone()));
+            let checked = check(&CheckIndexCall {
+                op: "take",
+                indices: by.indices.clone(),
+                len: 4,
+            });
+            assert_eq!(checked.err(), Some(fault));
             let (shape, base) = (
                 Shape::from([n]),
                 Affine {
@@ -149,13 +154,13 @@ fn the_first_index_out_of_range_is_reported() {
             let updates = dense_view(&vec![0.0; n], DType::F32, [n, 1]);
             let call = ScatterCall {
                 op: "put",
-                dst: &src,
+                dst: src.clone(),
                 rows: 4,
                 inner: 1,
-                shape: &shape,
-                base: &base,
-                axes: &[by],
-                updates: &updates,
+                shape: shape.clone(),
+                base: base.clone(),
+                axes: smallvec![by],
+                updates: updates.clone(),
                 mode: ScatterOp::Set,
             };
             assert_eq!(
@@ -200,13 +205,13 @@ fn scatter_applies_updates_in_order_for_every_mode_and_dtype() {
                     let axes = [indices(&picks, DType::I64, [count], &[count], rows, 1)];
                     let call = ScatterCall {
                         op: "put",
-                        dst: &dst,
+                        dst: dst.clone(),
                         rows,
                         inner,
-                        shape: &shape,
-                        base: &base,
-                        axes: &axes,
-                        updates: &updates,
+                        shape: shape.clone(),
+                        base: base.clone(),
+                        axes: axes.iter().cloned().collect(),
+                        updates: updates.clone(),
                         mode,
                     };
                     let got = read(&scatter(&call).expect("runs"), dtype);
@@ -272,13 +277,13 @@ fn the_base_of_a_scatter_names_rows_without_an_index() {
     let updates = dense_view(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], DType::I32, [3, 2, 1]);
     let call = ScatterCall {
         op: "put",
-        dst: &dst,
+        dst: dst.clone(),
         rows: 12,
         inner: 1,
-        shape: &shape,
-        base: &base,
-        axes: &axes,
-        updates: &updates,
+        shape: shape.clone(),
+        base: base.clone(),
+        axes: axes.iter().cloned().collect(),
+        updates: updates.clone(),
         mode: ScatterOp::Add,
     };
     assert_eq!(
@@ -300,13 +305,13 @@ fn small_floats_are_rounded_once_per_row_not_once_per_update() {
     let updates = dense_view(&[256.0, 1.0, 1.0, 1.0], DType::BF16, [4, 1]);
     let call = ScatterCall {
         op: "put",
-        dst: &dst,
+        dst: dst.clone(),
         rows: 1,
         inner: 1,
-        shape: &shape,
-        base: &base,
-        axes: &[],
-        updates: &updates,
+        shape: shape.clone(),
+        base: base.clone(),
+        axes: smallvec![],
+        updates: updates.clone(),
         mode: ScatterOp::Add,
     };
     assert_eq!(read(&scatter(&call).expect("runs"), DType::BF16), [260.0]);
@@ -341,13 +346,13 @@ fn rows_that_no_update_names_keep_their_bytes_and_are_not_widened() {
     let updates = dense_view(&[1.0, 2.0, 10.0, 20.0, 3.0, 4.0], DType::BF16, [3, 2]);
     let call = ScatterCall {
         op: "put",
-        dst: &dst,
+        dst: dst.clone(),
         rows: 8,
         inner: 2,
-        shape: &shape,
-        base: &base,
-        axes: &axes,
-        updates: &updates,
+        shape: shape.clone(),
+        base: base.clone(),
+        axes: axes.iter().cloned().collect(),
+        updates: updates.clone(),
         mode: ScatterOp::Add,
     };
     let out = scatter(&call).expect("runs");

@@ -1,8 +1,8 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
 use anymesh_kernel::{
-    DType, Dims, Shape, View,
-    backend::{Affine, MapInput},
+    DType, Dims, View,
+    backend::Affine,
     map::{Binary, Builder, Unary, Val},
 };
 
@@ -13,14 +13,13 @@ fn run(
     indices: &[Affine],
     params: &[Scalar],
 ) -> Result<Vec<Vec<f64>>> {
-    let shape = Shape::from(shape);
     let buffers = map(&MapCall {
         op: "test",
-        program,
-        shape: &shape,
-        inputs,
-        indices,
-        params,
+        program: program.clone(),
+        shape: shape.into(),
+        inputs: inputs.into(),
+        indices: indices.into(),
+        params: params.into(),
     })?;
     Ok(buffers
         .iter()

@@ -1,7 +1,7 @@
 //! The backward pass: from results down to what they were made of.
 
 use super::tape::{Back, Edge, Mode, Node, with_mode};
-use crate::{Error, Result, Tensor, spmd::ledger};
+use crate::{Error, Result, Tensor, ledger};
 use smallvec::SmallVec;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

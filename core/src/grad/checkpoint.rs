@@ -4,7 +4,7 @@ use super::{
     backward::Pass,
     tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
 };
-use crate::{Error, Result, Tensor, spmd::Outputs};
+use crate::{Error, Result, Tensor, tensor::Outputs};
 use std::sync::Arc;
 
 /// Runs `f` without keeping anything but its inputs, and runs it again when its gradient is needed.

@@ -25,12 +25,10 @@
 
 mod backward;
 mod checkpoint;
-mod program;
 mod tape;
 
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
-pub(crate) use program::{broadcast_axes, reduced, sum_to};
 pub(crate) use tape::{Edge, Pulled, constant, is_recording, record, record1};
 
 use crate::{Error, Result, Tensor};

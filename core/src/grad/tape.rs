@@ -5,10 +5,7 @@
 //! node however it is computed. Nodes are numbered as they are made, and an operand is made before
 //! the result: going down the numbers visits every result before its operands.
 
-use crate::{
-    Error, Placement, Result, Sharding, Tensor,
-    spmd::{Outputs, composed},
-};
+use crate::{Error, Placement, Result, Sharding, Tensor, ledger::on_behalf_of, tensor::Outputs};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -293,7 +290,7 @@ where
 {
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
     let _scope = if let Some(x) = inputs.first() {
-        composed(op, x)
+        on_behalf_of(op, x)
     } else {
         None
     };

@@ -1,8 +1,8 @@
 //! Reading what an index expression selects.
 
 use super::{
-    find::{AT_ONCE, Found, leading, moved},
-    plan::{Plan, Take},
+    lookups::{AT_ONCE, Lookups, leading, moved},
+    selection::{Selection, Take},
 };
 use crate::{Dims, Result, Shape, Tensor, ops::index_kind};
 
@@ -74,17 +74,17 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Of a part with dimensions `dims`.
-    pub(super) fn new(plan: &Plan, found: &Found, dims: &[usize]) -> Self {
+    pub(super) fn new(selection: &Selection, lookups: &Lookups, dims: &[usize]) -> Self {
         let (mut shape, mut indexed, mut axis) = (Dims::new(), Vec::new(), 0);
         while axis < dims.len() {
-            match found.picks.iter().find(|(first, ..)| *first == axis) {
+            match lookups.picks.iter().find(|(first, ..)| *first == axis) {
                 Some((_, axes, _)) => {
                     indexed.push(shape.len());
                     shape.push(Shape::from(&dims[axis..axis + axes]).numel());
                     axis += axes;
                 }
                 None => {
-                    if !plan.takes[axis].dropped {
+                    if !selection.takes[axis].dropped {
                         shape.push(dims[axis]);
                     }
                     axis += 1;
@@ -108,45 +108,54 @@ pub(super) fn reshaped(x: &Tensor, shape: &Shape) -> Result<Tensor> {
 }
 
 /// The sizes of the result's dimensions that do not come from index tensors.
-pub(super) fn kept_sizes(plan: &Plan) -> Dims {
-    plan.kept
+pub(super) fn kept_sizes(selection: &Selection) -> Dims {
+    selection
+        .kept
         .iter()
-        .map(|axis| axis.map_or(1, |axis| plan.takes[axis].len))
+        .map(|axis| axis.map_or(1, |axis| selection.takes[axis].len))
         .collect()
 }
 
 /// What the expression selects.
-pub(super) fn get(op: &'static str, x: &Tensor, plan: &Plan, found: &Found) -> Result<Tensor> {
-    let part = part(x, &plan.takes)?;
-    found.check(op, part.dims(), kept_sizes(plan).contains(&0))?;
-    let columns = Columns::new(plan, found, part.dims());
+pub(super) fn get(
+    op: &'static str,
+    x: &Tensor,
+    selection: &Selection,
+    lookups: &Lookups,
+) -> Result<Tensor> {
+    let part = part(x, &selection.takes)?;
+    lookups.check(op, part.dims(), kept_sizes(selection).contains(&0))?;
+    let columns = Columns::new(selection, lookups, part.dims());
     let rows = reshaped(&part, &columns.shape)?;
-    let batch = found.batch.rank();
-    let (out, at) = if found.picks.is_empty() {
-        (flagged(rows, plan, &found.batch)?, kept_before(plan))
+    let batch = lookups.batch.rank();
+    let (out, at) = if lookups.picks.is_empty() {
+        (
+            flagged(rows, selection, &lookups.batch)?,
+            kept_before(selection),
+        )
     } else {
-        look_up(&rows, &columns.indexed, found)?
+        gather(&rows, &columns.indexed, lookups)?
     };
-    placed(out, plan, batch, at)
+    placed(out, selection, batch, at)
 }
 
 /// How many axes of the tensor stand before the dimensions of the index tensors.
-pub(super) fn kept_before(plan: &Plan) -> usize {
-    plan.kept[..plan.front].iter().flatten().count()
+pub(super) fn kept_before(selection: &Selection) -> usize {
+    selection.kept[..selection.front].iter().flatten().count()
 }
 
 /// Adds the dimension that masks without dimensions make.
-fn flagged(rows: Tensor, plan: &Plan, batch: &Shape) -> Result<Tensor> {
+fn flagged(rows: Tensor, selection: &Selection, batch: &Shape) -> Result<Tensor> {
     let Some(size) = batch.dims().first() else {
         return Ok(rows);
     };
-    let at = kept_before(plan) as i64;
+    let at = kept_before(selection) as i64;
     rows.unsqueeze(at)?.narrow(at, 0, *size)
 }
 
 /// Gathers, and says at which dimension those of the indices are.
-fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, usize)> {
-    let indices: Vec<&Tensor> = found.picks.iter().map(|(_, _, index)| index).collect();
+fn gather(rows: &Tensor, indexed: &[usize], lookups: &Lookups) -> Result<(Tensor, usize)> {
+    let indices: Vec<&Tensor> = lookups.picks.iter().map(|(_, _, index)| index).collect();
     let adjacent = indexed.windows(2).all(|pair| pair[1] == pair[0] + 1);
     if adjacent && indices.len() <= AT_ONCE {
         let axes: Vec<(usize, &Tensor)> = indexed.iter().copied().zip(indices).collect();
@@ -157,15 +166,15 @@ fn look_up(rows: &Tensor, indexed: &[usize], found: &Found) -> Result<(Tensor, u
 }
 
 /// Moves `batch` dimensions at `at` to their place in the result, and adds the new ones.
-fn placed(out: Tensor, plan: &Plan, batch: usize, at: usize) -> Result<Tensor> {
-    let mut out = moved(&out, at..at + batch, kept_before(plan)..)?;
-    for (d, _) in plan
+fn placed(out: Tensor, selection: &Selection, batch: usize, at: usize) -> Result<Tensor> {
+    let mut out = moved(&out, at..at + batch, kept_before(selection)..)?;
+    for (d, _) in selection
         .kept
         .iter()
         .enumerate()
         .filter(|(_, axis)| axis.is_none())
     {
-        out = out.unsqueeze((if d < plan.front { d } else { d + batch }) as i64)?;
+        out = out.unsqueeze((if d < selection.front { d } else { d + batch }) as i64)?;
     }
     Ok(out)
 }

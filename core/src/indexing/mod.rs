@@ -30,17 +30,17 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-mod find;
 mod get;
 mod index;
-mod plan;
+mod lookups;
+mod selection;
 mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, Result, Tensor, spmd::composed_at};
-use find::find;
-use plan::Plan;
+use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
+use lookups::look_up_places;
+use selection::Selection;
 use set::Mode;
 use std::panic::Location;
 
@@ -68,12 +68,12 @@ impl Tensor {
         index: I,
     ) -> impl Future<Output = Result<Tensor>> + use<I> {
         let (op, caller, x) = ("get", Location::caller(), self.clone());
-        let plan = Plan::new(op, x.shape(), index.as_ref());
+        let selection = Selection::new(op, x.shape(), index.as_ref());
         async move {
-            let plan = plan?;
-            let found = find(op, &plan, caller).await?;
-            let _scope = composed_at(op, &x, caller);
-            get::get(op, &x, &plan, &found)
+            let selection = selection?;
+            let lookups = look_up_places(op, &selection, caller).await?;
+            let _scope = on_behalf_of_caller(op, &x, caller);
+            get::get(op, &x, &selection, &lookups)
         }
     }
 
@@ -153,19 +153,19 @@ impl Tensor {
         mode: Mode,
     ) -> impl Future<Output = Result<Tensor>> + use<> {
         let (caller, x) = (Location::caller(), self.clone());
-        let plan = Plan::new(op, x.shape(), index);
+        let selection = Selection::new(op, x.shape(), index);
         let value = set::value(op, self, value, mode);
         async move {
-            let (plan, value) = (plan?, value?);
+            let (selection, value) = (selection?, value?);
             {
-                let _scope = composed_at(op, &x, caller);
-                if let Some(written) = set::masked(op, &x, &plan, &value, mode)? {
+                let _scope = on_behalf_of_caller(op, &x, caller);
+                if let Some(written) = set::masked(op, &x, &selection, &value, mode)? {
                     return Ok(written);
                 }
             }
-            let found = find(op, &plan, caller).await?;
-            let _scope = composed_at(op, &x, caller);
-            set::set(op, &x, &plan, &found, &value, mode)
+            let lookups = look_up_places(op, &selection, caller).await?;
+            let _scope = on_behalf_of_caller(op, &x, caller);
+            set::set(op, &x, &selection, &lookups, &value, mode)
         }
     }
 }

@@ -2,9 +2,9 @@
 //! have gradients.
 
 use super::{
-    find::{Found, leading, moved},
     get::{Columns, is_cut, kept_before, kept_sizes, part, range, reshaped},
-    plan::{Pick, Plan, Take},
+    lookups::{Lookups, leading, moved},
+    selection::{Pick, Selection, Take},
 };
 use crate::{Arg, DType, Dims, Error, Result, Shape, Tensor, ops::create::exact_scalar};
 
@@ -52,11 +52,11 @@ struct Target {
 
 impl Target {
     /// For index tensors with dimensions `batch`.
-    fn new(plan: &Plan, batch: &[usize]) -> Self {
-        let mut sizes = kept_sizes(plan);
-        let mut real: Vec<bool> = plan.kept.iter().map(Option::is_some).collect();
-        sizes.insert_from_slice(plan.front, batch);
-        real.splice(plan.front..plan.front, batch.iter().map(|_| true));
+    fn new(selection: &Selection, batch: &[usize]) -> Self {
+        let mut sizes = kept_sizes(selection);
+        let mut real: Vec<bool> = selection.kept.iter().map(Option::is_some).collect();
+        sizes.insert_from_slice(selection.front, batch);
+        real.splice(selection.front..selection.front, batch.iter().map(|_| true));
         Self { sizes, real }
     }
 
@@ -91,14 +91,14 @@ impl Target {
 pub(super) fn masked(
     op: &'static str,
     x: &Tensor,
-    plan: &Plan,
+    selection: &Selection,
     value: &Tensor,
     mode: Mode,
 ) -> Result<Option<Tensor>> {
-    let [Pick::Mask { axis, mask }] = plan.picks.as_slice() else {
+    let [Pick::Mask { axis, mask }] = selection.picks.as_slice() else {
         return Ok(None);
     };
-    let after = plan.kept.len() - plan.front;
+    let after = selection.kept.len() - selection.front;
     let alike = value
         .rank()
         .checked_sub(after + 1)
@@ -106,19 +106,19 @@ pub(super) fn masked(
     if !alike {
         return Ok(None);
     }
-    let aligned = Target::new(plan, &[1]).align(op, value)?;
-    let part = part(x, &plan.takes)?;
+    let aligned = Target::new(selection, &[1]).align(op, value)?;
+    let part = part(x, &selection.takes)?;
     if part.numel() == 0 {
         return Ok(Some(x.clone()));
     }
     // The dimension of the places goes; the others are in the order of the axes.
     let mut sizes: Dims = aligned.dims().into();
-    sizes.remove(kept_before(plan));
+    sizes.remove(kept_before(selection));
     let mut sizes = sizes.into_iter();
     let indexed = *axis..axis + mask.rank();
     let spread: Shape = (0..x.rank())
         .map(|d| {
-            if indexed.contains(&d) || plan.takes[d].dropped {
+            if indexed.contains(&d) || selection.takes[d].dropped {
                 1
             } else {
                 sizes.next().unwrap_or(1)
@@ -139,47 +139,47 @@ pub(super) fn masked(
         Mode::Set => part.masked_fill(&mask, &value)?,
         Mode::Add => mask.where_(&part.add(&value)?, &part)?,
     };
-    Ok(Some(put_back(x, &written, &plan.takes)?))
+    Ok(Some(put_back(x, &written, &selection.takes)?))
 }
 
 /// Writes a value to what the expression selects.
 pub(super) fn set(
     op: &'static str,
     x: &Tensor,
-    plan: &Plan,
-    found: &Found,
+    selection: &Selection,
+    lookups: &Lookups,
     value: &Tensor,
     mode: Mode,
 ) -> Result<Tensor> {
-    let target = Target::new(plan, found.batch.dims());
+    let target = Target::new(selection, lookups.batch.dims());
     let value = target.align(op, value)?;
     let empty = target.sizes.contains(&0);
-    let dims: Dims = plan.takes.iter().map(|take| take.len).collect();
-    found.check(op, &dims, empty)?;
+    let dims: Dims = selection.takes.iter().map(|take| take.len).collect();
+    lookups.check(op, &dims, empty)?;
     if empty {
         return Ok(x.clone());
     }
-    let columns = Columns::new(plan, found, &dims);
+    let columns = Columns::new(selection, lookups, &dims);
     let whole = Shape::from(dims);
-    if found.picks.is_empty() {
+    if lookups.picks.is_empty() {
         // Masks without dimensions have one dimension of size 1 here.
         let value = reshaped(
             &value,
-            &without(value.shape(), kept_before(plan), found.batch.rank()),
+            &without(value.shape(), kept_before(selection), lookups.batch.rank()),
         )?;
         let value = value.expand(&columns.shape)?;
         let written = match mode {
             Mode::Set => value,
-            Mode::Add => reshaped(&part(x, &plan.takes)?, &columns.shape)?.add(&value)?,
+            Mode::Add => reshaped(&part(x, &selection.takes)?, &columns.shape)?.add(&value)?,
         };
-        return put_back(x, &reshaped(&written, &whole)?, &plan.takes);
+        return put_back(x, &reshaped(&written, &whole)?, &selection.takes);
     }
-    let rows = reshaped(&part(x, &plan.takes)?, &columns.shape)?;
-    let indices: Vec<&Tensor> = found.picks.iter().map(|(_, _, index)| index).collect();
-    let (at, batch) = (kept_before(plan), found.batch.rank());
+    let rows = reshaped(&part(x, &selection.takes)?, &columns.shape)?;
+    let indices: Vec<&Tensor> = lookups.picks.iter().map(|(_, _, index)| index).collect();
+    let (at, batch) = (kept_before(selection), lookups.batch.rank());
     let value = moved(&value, at..at + batch, 0..)?;
     let written = put(&rows, &columns.indexed, &indices, &value, mode)?;
-    put_back(x, &reshaped(&written, &whole)?, &plan.takes)
+    put_back(x, &reshaped(&written, &whole)?, &selection.takes)
 }
 
 /// A shape without `n` dimensions at `at`.

@@ -3,22 +3,31 @@
 use super::{
     OpInfo, PadMode,
     expr::{Expr, check_float, compute_type},
-    op, same_device,
+    launch::launch_fused,
+    op, same_device, sum_to,
 };
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
-    grad::{Back, Pulled, recompute, record, sum_to},
-    spmd::{Call, Local, Rule, plain, settled},
+    grad::{Back, Pulled, recompute, record},
+    spmd::{Call, Local, plain, without_partials},
 };
 use smallvec::{SmallVec, smallvec};
 
-const FORWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e";
-const BACKWARD: &str = "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum";
-
 /// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the
 /// mask. Where queries are cut, the gradients of keys and values are partial sums.
-pub const OPS: &[OpInfo] = &[op("attention", FORWARD), op("attention_backward", BACKWARD)];
+pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
+
+const FORWARD: OpInfo = op(
+    "attention",
+    "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e",
+)
+.runs(&["expand"]);
+const BACKWARD: OpInfo = op(
+    "attention_backward",
+    "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum",
+)
+.runs(&["expand"]);
 
 /// How queries look at keys.
 #[derive(Clone, Debug, Default)]
@@ -299,26 +308,12 @@ impl Sizes {
             return self.sharded(q, k, v, options);
         }
         if self.can_fuse(q, k, v, options) {
-            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let call = AttentionCall {
-                q: &q_view,
-                k: &k_view,
-                v: &v_view,
-                scale: self.scale,
-                causal: options.causal,
-            };
-            if let Some((out, lse)) = q.device().backend().attention(&call)? {
-                let Sizes {
-                    batch,
-                    heads,
-                    s,
-                    dv,
-                    ..
-                } = *self;
-                let out = q.result(Some(out), q.dtype(), [batch, heads, s, dv].into());
+            let call = self.call(q, k, v, options)?;
+            if let Some(mut made) = launch_fused(q.mesh(), call)? {
+                let lse = made.remove(1);
                 return Ok(Attention {
-                    out,
-                    lse: q.result(Some(lse), compute_type([q]), [batch, heads, s].into()),
+                    out: made.remove(0),
+                    lse,
                 });
             }
         }
@@ -344,38 +339,41 @@ impl Sizes {
             return self.sharded_backward(q, k, v, forward, grad, options);
         }
         if self.can_fuse(q, k, v, options) {
-            let (q_view, k_view, v_view) = (q.view()?, k.view()?, v.view()?);
-            let (out, lse, grad) = (
-                forward.out.view()?,
-                forward.lse.view()?,
-                grad.cast(q.dtype())?.view()?,
-            );
-            let call = AttentionCall {
-                q: &q_view,
-                k: &k_view,
-                v: &v_view,
-                scale: self.scale,
-                causal: options.causal,
-            };
             let call = AttentionBackwardCall {
-                forward: call,
-                out: &out,
-                lse: &lse,
-                grad: &grad,
+                forward: self.call(q, k, v, options)?,
+                out: forward.out.view()?,
+                lse: forward.lse.view()?,
+                grad: grad.cast(q.dtype())?.view()?,
             };
-            if let Some([dq, dk, dv]) = q.device().backend().attention_backward(&call)? {
-                let like =
-                    |t: &Tensor, buffer| t.result(Some(buffer), t.dtype(), t.shape().clone());
-                return Ok((like(q, dq), like(k, dk), like(v, dv)));
+            if let Some(mut made) = launch_fused(q.mesh(), call)? {
+                let (dv, dk) = (made.remove(2), made.remove(1));
+                return Ok((made.remove(0), dk, dv));
             }
         }
         self.backward(q, k, v, forward, grad, options)
     }
 
-    /// Whether a fused kernel may be asked: it takes no masks and no empty operands.
+    /// Whether a fused kernel may be asked for: it takes no masks and no empty operands.
     fn can_fuse(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> bool {
-        let can_compute = q.dtype() != DType::F64 || q.device().backend().capabilities().f64_math;
-        options.mask.is_none() && can_compute && [q, k, v].iter().all(|x| x.numel() > 0)
+        options.mask.is_none() && [q, k, v].iter().all(|x| x.numel() > 0)
+    }
+
+    /// The call of the fused kernel.
+    fn call(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttentionOptions,
+    ) -> Result<AttentionCall> {
+        Ok(AttentionCall {
+            op: self.op,
+            q: q.view()?,
+            k: k.view()?,
+            v: v.view()?,
+            scale: self.scale,
+            causal: options.causal,
+        })
     }
 
     /// Query heads per key head.
@@ -486,15 +484,6 @@ impl Sizes {
         ))
     }
 
-    /// Everything the rule depends on beside the operands' ranks.
-    fn attrs(&self, options: &AttentionOptions) -> [i64; 3] {
-        [
-            self.heads as i64,
-            self.key_heads as i64,
-            options.mask.is_some().into(),
-        ]
-    }
-
     #[track_caller]
     fn sharded(
         &self,
@@ -504,18 +493,6 @@ impl Sizes {
         options: &AttentionOptions,
     ) -> Result<Attention> {
         let mask = self.whole_mask(options)?;
-        let call = Call {
-            op: self.op,
-            inputs: &with_mask(&[q, k, v], mask.as_ref()),
-            attrs: &self.attrs(options),
-        };
-        let rule = || {
-            Rule::new(
-                FORWARD,
-                &[q.into(), k.into(), v.into(), mask.as_ref().into()],
-                &[],
-            )
-        };
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(3))?;
             let Attention { out, lse } = attention(
@@ -526,7 +503,9 @@ impl Sizes {
             )?;
             Ok(smallvec![out, lse])
         };
-        let mut out = call.run(rule, local)?;
+        let mut out = Call::of(&FORWARD, &with_mask(&[q, k, v], mask.as_ref()))
+            .optional(3, &[mask.as_ref()])
+            .run(local)?;
         Ok(Attention {
             lse: out.remove(1),
             out: out.remove(0),
@@ -545,23 +524,6 @@ impl Sizes {
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let mask = self.whole_mask(options)?;
         let tensors = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], mask.as_ref());
-        let call = Call {
-            op: self.op,
-            inputs: &tensors,
-            attrs: &self.attrs(options),
-        };
-        let rule = || {
-            let given = [
-                q.into(),
-                k.into(),
-                v.into(),
-                (&forward.out).into(),
-                (&forward.lse).into(),
-                grad.into(),
-                mask.as_ref().into(),
-            ];
-            Rule::new(BACKWARD, &given, &[])
-        };
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(6))?;
             let forward = Attention {
@@ -586,7 +548,9 @@ impl Sizes {
             };
             Ok(smallvec![dq, unseen(dk)?, unseen(dv)?])
         };
-        let mut out = call.run(rule, local)?;
+        let mut out = Call::of(&BACKWARD, &tensors)
+            .optional(6, &[mask.as_ref()])
+            .run(local)?;
         Ok((out.remove(0), out.remove(0), out.remove(0)))
     }
 
@@ -692,7 +656,7 @@ impl Sizes {
     ) -> Result<Pulled> {
         let grad = b
             .grad_of(0)
-            .map_or_else(|| forward.out.zeros_like(), |g| settled(g.clone()))?;
+            .map_or_else(|| forward.out.zeros_like(), |g| without_partials(g.clone()))?;
         let of_lse = b.grad_of(1);
         let mask = options
             .mask

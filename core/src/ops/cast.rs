@@ -1,18 +1,18 @@
 //! Dtype conversion and dense copies.
 
-use super::{OpInfo, map1, op};
+use super::{Map, MapRule, OpInfo, map1, op};
 use crate::{
     DType, MapProgram, Result, Tensor,
     grad::{Back, constant, record1},
-    spmd::{Call, Rule},
+    spmd::Call,
 };
 use smallvec::smallvec;
 
-/// The ops of this file.
-pub const OPS: &[OpInfo] = &[
-    op("cast", "... -> ... ; linear 0"),
-    op("contiguous", "... -> ... ; through any 0"),
-];
+/// The ops of this file. Partial values pass where the conversion loses nothing.
+pub const OPS: &[OpInfo] = &[CAST, CONTIGUOUS];
+
+const CAST: OpInfo = op("cast", "... -> ... ; linear 0 ; monotone 0");
+const CONTIGUOUS: OpInfo = op("contiguous", "... -> ... ; through any 0");
 
 impl Tensor {
     /// Converts every element: integers wrap, floats truncate towards zero and saturate on the way
@@ -36,10 +36,6 @@ impl Tensor {
 
     #[track_caller]
     fn converted(&self, dtype: DType) -> Result<Tensor> {
-        let program = MapProgram::cast(self.dtype(), dtype);
-        if self.is_plain() {
-            return map1("cast", &program, &[self], &[]);
-        }
         // Where rounding or wrapping could happen, the parts of a sum must meet first; extremes
         // keep their order through any float conversion.
         let (from, to) = (self.dtype(), dtype);
@@ -49,22 +45,16 @@ impl Tensor {
             && from.kind() == to.kind())
             || (from == DType::F32 && to == DType::F64)
             || (from == DType::I32 && to == DType::I64);
-        let rule = if widens {
-            "... -> ... ; linear 0 ; monotone 0"
-        } else {
-            "... -> ..."
-        };
-        let call = Call {
-            op: "cast",
-            inputs: &[self],
-            attrs: &[from as i64, to as i64],
-        };
-        Ok(call
-            .run(
-                || Rule::new(rule, &[self.into()], &[]),
-                |l| Ok(smallvec![map1("cast", &program, &[&l[0]], &[])?]),
-            )?
-            .remove(0))
+        Ok(Map {
+            rule: MapRule::Op {
+                info: &CAST,
+                numbers: 0,
+                partials: widens,
+            },
+            ..Map::new(CAST.name, &MapProgram::cast(from, to), self.shape())
+        }
+        .run(&[self.into()], self.device())?
+        .remove(0))
     }
 
     /// The same values, dense in row-major order. Free where they already are.
@@ -81,15 +71,7 @@ impl Tensor {
     #[track_caller]
     fn dense(&self) -> Result<Tensor> {
         if !self.is_plain() {
-            let call = Call {
-                op: "contiguous",
-                inputs: &[self],
-                attrs: &[],
-            };
-            let rule = || Rule::new("... -> ... ; through any 0", &[self.into()], &[]);
-            return Ok(call
-                .run(rule, |l| Ok(smallvec![l[0].contiguous()?]))?
-                .remove(0));
+            return Call::of(&CONTIGUOUS, &[self]).run1(|l| l[0].dense());
         }
         if self.is_contiguous() {
             return Ok(self.clone());

@@ -17,32 +17,38 @@
 
 mod gradient;
 
-use super::{OpInfo, op, same_device};
+use super::{OpInfo, launch::launch_as, op, same_device};
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ConvCall,
     grad::record1,
-    spmd::{Call, Local, Rule, plain},
+    spmd::{Call, Local, plain},
 };
 use gradient::Kept;
 pub(super) use gradient::name;
 use smallvec::SmallVec;
 
-const CONV: &str =
-    "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
-const TRANSPOSED: &str =
-    "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2";
-
 /// The ops of this file. `n` is the batch, `g` are the groups, `c` and `o` their channels in and
 /// out, `...` the spatial dimensions, which stay whole.
 pub const OPS: &[OpInfo] = &[
-    op("conv1d", CONV),
-    op("conv2d", CONV),
-    op("conv3d", CONV),
-    op("conv_transpose1d", TRANSPOSED),
-    op("conv_transpose2d", TRANSPOSED),
-    op("conv_transpose3d", TRANSPOSED),
+    CONV,
+    CONV.named("conv2d"),
+    CONV.named("conv3d"),
+    TRANSPOSED,
+    TRANSPOSED.named("conv_transpose2d"),
+    TRANSPOSED.named("conv_transpose3d"),
 ];
+
+const CONV: OpInfo = op(
+    "conv1d",
+    "n(gc)..., (go)c..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2",
+)
+.runs(&["cast"]);
+const TRANSPOSED: OpInfo = op(
+    "conv_transpose1d",
+    "n(gc)..., (gc)o..., (go) -> n(go)... ; replicate ... ; reduce c sum ; linear 0 2 ; linear 1 2",
+)
+.runs(&["cast"]);
 
 /// How the window of a convolution over `N` dimensions moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,9 +347,8 @@ fn compute(
     if !plain(op, tensors)? {
         return sharded(&input.cast(dtype)?, &weight.cast(dtype)?, bias, job, shape);
     }
-    device.check(dtype, shape.checked_numel(op)?)?;
-    let result = if shape.numel() == 0 {
-        input.result(None, dtype, shape.clone())
+    let result = if shape.checked_numel(op)? == 0 {
+        input.no_elements(dtype, shape.clone())?
     } else if input.numel() == 0 || weight.numel() == 0 {
         // No channels, or nothing but padding.
         Tensor::zeros(shape, dtype, device)?
@@ -353,10 +358,10 @@ fn compute(
             view.layout = (n..3).fold(view.layout, |l, _| l.unsqueeze(2));
             Ok(view)
         };
-        let (input_view, weight_view) = (deep(input)?, deep(weight)?);
-        let buffer = device.backend().conv(&ConvCall {
-            input: &input_view,
-            weight: &weight_view,
+        let call = ConvCall {
+            op,
+            input: deep(input)?,
+            weight: deep(weight)?,
             channels,
             out: lift(out, 1),
             stride: steps.stride,
@@ -364,8 +369,8 @@ fn compute(
             dilation: steps.dilation,
             groups: job.groups,
             transposed: job.transposed.is_some(),
-        })?;
-        input.result(Some(buffer), dtype, shape.clone())
+        };
+        launch_as(input.mesh(), shape, call)?
     };
     match bias {
         Some(bias) => result.add(
@@ -390,24 +395,15 @@ fn sharded(
     job: &Job<'_>,
     out: &Shape,
 ) -> Result<Tensor> {
-    let (op, groups) = (job.op, job.groups);
+    let groups = job.groups;
     let bias = bias
         .map(|b| b.cast(input.dtype().promote(b.dtype())))
         .transpose()?;
     let tensors: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(&bias).collect();
-    let (text, within) = if job.transposed.is_some() {
-        (TRANSPOSED, weight.dims()[1])
+    let (info, within) = if job.transposed.is_some() {
+        (&TRANSPOSED, weight.dims()[1])
     } else {
-        (CONV, weight.dims()[0] / groups)
-    };
-    let sizes = [groups, input.dims()[1] / groups, within].map(|n| n as i64);
-    let rule = || {
-        Rule::with_sizes(
-            text,
-            &[input.into(), weight.into(), bias.as_ref().into()],
-            &[],
-            &[('g', groups), ('o', within)],
-        )
+        (&CONV, weight.dims()[0] / groups)
     };
     let local = |l: &Local<'_>| {
         let groups = l.part('g').map_or(groups, |(range, _)| range.len());
@@ -418,26 +414,17 @@ fn sharded(
                 .chain(&out.dims()[2..])
                 .copied()
                 .collect();
-            return Ok(smallvec::smallvec![l[0].result(
-                None,
-                l.inputs.get(2).unwrap_or(&l[0]).dtype(),
-                none
-            )]);
+            let dtype = l.inputs.get(2).unwrap_or(&l[0]).dtype();
+            return l[0].no_elements(dtype, none);
         }
-        Ok(smallvec::smallvec![run_conv(
-            &l[0],
-            &l[1],
-            l.inputs.get(2),
-            &Job { groups, ..*job }
-        )?])
+        run_conv(&l[0], &l[1], l.inputs.get(2), &Job { groups, ..*job })
     };
-    Ok(Call {
-        op,
-        inputs: &tensors,
-        attrs: &sizes,
-    }
-    .run(rule, local)?
-    .remove(0))
+    Call::of(info, &tensors)
+        .on_behalf_of(job.op)
+        .optional(2, &[bias.as_ref()])
+        .size('g', groups)
+        .size('o', within)
+        .run1(local)
 }
 
 macro_rules! convolutions {

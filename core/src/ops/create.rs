@@ -18,7 +18,11 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{CREATES, Map, OpInfo, index_kind, movement::diagonal_index, op_without_gradient};
+use super::{
+    Map, OpInfo,
+    affine::{diagonal_index, shifted},
+    creates, index_kind,
+};
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     backend::Affine,
@@ -28,13 +32,13 @@ use crate::{
 /// The ops of this file: nothing comes in, every rank computes its part of the result from where it
 /// lies.
 pub const OPS: &[OpInfo] = &[
-    op_without_gradient("full", "-> ... ; offset", CREATES),
-    op_without_gradient("arange", "-> n ; offset", CREATES),
-    op_without_gradient("linspace", "-> n ; offset", CREATES),
-    op_without_gradient("eye", "-> nm ; offset", CREATES),
-    op_without_gradient("tril_mask", "-> nm ; offset", CREATES),
-    op_without_gradient("triu_mask", "-> nm ; offset", CREATES),
-    op_without_gradient("causal_mask", "-> nm ; offset", CREATES),
+    creates("full"),
+    creates("arange"),
+    creates("linspace"),
+    creates("eye"),
+    creates("tril_mask"),
+    creates("triu_mask"),
+    creates("causal_mask"),
 ];
 
 /// The smallest and largest integer of a dtype (0 and 1 for bool).
@@ -94,8 +98,7 @@ pub(crate) fn filled(
     generated(op, &program, &shape, &[], &[value], dtype, place)
 }
 
-/// Runs a program without inputs, on each rank for its part. Creation checks its dtype also where
-/// there are no elements.
+/// Runs a program without inputs, on each rank for its part.
 pub(super) fn generated(
     op: &'static str,
     program: &crate::MapProgram,
@@ -108,35 +111,18 @@ pub(super) fn generated(
     shape.checked_numel(op)?;
     place.build(dtype, shape, |device, region| {
         let part = Shape::from(region.shape.clone());
-        device.check(dtype, part.numel())?;
         let indices: Dims<Affine> = indices
             .iter()
             .map(|index| shifted(index, &region.start))
             .collect();
         Ok(Map {
-            op,
-            program,
-            shape: &part,
             indices: &indices,
             params,
-            linear: false,
+            ..Map::new(op, program, &part)
         }
         .run(&[], device)?
         .remove(0))
     })
-}
-
-/// An index over a whole tensor, for the part of it that begins at `start`.
-pub(super) fn shifted(index: &Affine, start: &[usize]) -> Affine {
-    let steps = index
-        .strides
-        .iter()
-        .zip(start)
-        .map(|(stride, start)| stride * *start as i64);
-    Affine {
-        offset: index.offset + steps.sum::<i64>(),
-        strides: index.strides.clone(),
-    }
 }
 
 /// The float kind in which ranges are computed: f64 where every device has it, so that long f32

@@ -8,33 +8,59 @@
 mod gradient;
 
 use super::{
-    OpInfo,
+    OpInfo, RuleForm,
     expr::{Args, Expr, check_float, compute_type},
     index::{gather_axes, take_along},
     loss::LossReduction,
-    op,
 };
 use crate::{
     DType, Dims, Error, Result, Shape, Tensor,
     backend::ReduceOp,
     grad::{Back, recompute, record1},
     map::Val,
-    spmd::{Call, Outputs, Rule, plain},
+    spmd::{Call, Rule, built::is_true, plain, rule::Operands},
+    tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
 use std::cell::OnceCell;
 
-/// The ops of this file, with a reduction: `v` are the classes. Without one, positions pass.
-pub const OPS: &[OpInfo] = &[
-    op(
-        "cross_entropy",
-        "nv..., n..., v -> ; stats v 2 ; reduce n ... sum",
-    ),
-    op(
-        "nll_loss",
-        "nv..., n..., v -> ; stats v 1 ; reduce n ... sum",
-    ),
-];
+/// The ops of this file. Without a reduction positions pass, with one they leave partial sums.
+pub const OPS: &[OpInfo] = &[CROSS_ENTROPY, CROSS_ENTROPY.named("nll_loss")];
+
+const CROSS_ENTROPY: OpInfo =
+    OpInfo::new("cross_entropy", RuleForm::built("classes", rule)).runs(&[
+        "map",
+        "reduce",
+        "reshape",
+        "unsqueeze",
+        "take_along_axis",
+        "lookup",
+    ]);
+
+/// `v` are the classes. The call says how many statistics of each position cross where they are
+/// cut, whether the target is probabilities, whether positions are reduced, and whether what a mean
+/// divides by is a result too.
+fn rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (statistics, soft, reduced, counts) = (
+        data[0],
+        is_true(data, 1),
+        is_true(data, 2),
+        is_true(data, 3),
+    );
+    let (x, positions) = if operands.rank(0) > 1 {
+        ("nv...", "n...")
+    } else {
+        ("v", "")
+    };
+    let target = if soft { x } else { positions };
+    let result = match (reduced, counts) {
+        (false, _) => format!("{positions} ;"),
+        (true, true) => ", ; reduce n ... sum ;".into(),
+        (true, false) => "; reduce n ... sum ;".into(),
+    };
+    let text = format!("{x}, {target}, v -> {result} stats v {statistics}");
+    operands.read(&text, &[])
+}
 
 /// How [`Tensor::cross_entropy`] weighs classes and positions.
 #[derive(Clone, Debug)]
@@ -271,23 +297,27 @@ impl Classes {
         let out = if plain(op, inputs)? {
             self.losses(x, target, weight, Some(found))?
         } else {
-            let attrs = [
-                i64::from(self.soft),
-                self.reduction as i64,
-                self.counts().into(),
-                (self.smoothing > 0.0).into(),
+            // The log-sum-exp, the picked logit, its weight, and the sum over classes.
+            let statistics = [
+                self.logits,
+                !self.soft,
+                !self.soft && self.weighted,
+                self.smoothing > 0.0,
             ];
-            let rule = || Rule::new(&self.rule(), &[x.into(), target.into(), weight.into()], &[]);
-            Call {
-                op,
-                inputs,
-                attrs: &attrs,
-            }
-            .run_or(
-                rule,
-                |l| self.losses(&l[0], &l[1], l.inputs.get(2), None),
-                |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
-            )?
+            let data = [
+                statistics.into_iter().filter(|s| *s).count() as i64,
+                self.soft.into(),
+                (self.reduction != LossReduction::None).into(),
+                self.counts().into(),
+            ];
+            Call::of(&CROSS_ENTROPY, inputs)
+                .on_behalf_of(op)
+                .optional(2, &[weight])
+                .data(&data)
+                .run_or(
+                    |l| self.losses(&l[0], &l[1], l.inputs.get(2), None),
+                    |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
+                )?
         };
         self.divided(out, x.dtype(), found)
     }
@@ -303,30 +333,6 @@ impl Classes {
             }
             None => Ok(total),
         }
-    }
-
-    /// The rule: statistics are the log-sum-exp, the picked logit, its weight and the sum over
-    /// classes.
-    fn rule(&self) -> String {
-        let (x, positions) = if self.axis == 1 {
-            ("nv...", "n...")
-        } else {
-            ("v", "")
-        };
-        let target = if self.soft { x } else { positions };
-        let statistics = [
-            self.logits,
-            !self.soft,
-            !self.soft && self.weighted,
-            self.smoothing > 0.0,
-        ];
-        let statistics = statistics.into_iter().filter(|s| *s).count();
-        let result = match self.reduction {
-            LossReduction::None => format!("{positions} ;"),
-            _ if self.counts() => ", ; reduce n ... sum ;".into(),
-            _ => "; reduce n ... sum ;".into(),
-        };
-        format!("{x}, {target}, v -> {result} stats v {statistics}")
     }
 
     /// The weights as a tensor that broadcasts to the logits.

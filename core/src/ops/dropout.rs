@@ -1,29 +1,25 @@
 //! Dropout: each element survives or not by its own random value, keyed by its global index.
 
 use super::{
-    CREATES, OpInfo,
+    OpInfo, creates,
     expr::{check_float, check_same_shape, compute_type},
-    op, op_without_gradient,
+    op,
     random::{Draw, Rng, uniform01},
 };
 use crate::{
     DType, Error, Kind, Place, Result, Scalar, Shape, Tensor,
     grad::{Back, Pulled, record1},
     map::{Builder, Val},
-    spmd::{Call, Local, Rule, plain, rule::Given},
+    spmd::{Call, Local, plain},
 };
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 /// The ops of this file. An element survives wherever it lies, so the parts of a sum survive
 /// together.
-pub const OPS: &[OpInfo] = &[
-    op("dropout", DROPOUT),
-    op("dropout_add", DROPOUT_ADD),
-    op_without_gradient("dropout_mask", "-> ... ; offset", CREATES),
-];
+pub const OPS: &[OpInfo] = &[DROPOUT, DROPOUT_ADD, creates("dropout_mask")];
 
-const DROPOUT: &str = "... -> ... ; offset ; linear 0";
-const DROPOUT_ADD: &str = "..., ... -> ... ; offset ; linear 0 1";
+const DROPOUT: OpInfo = op("dropout", "... -> ... ; linear 0");
+const DROPOUT_ADD: OpInfo = op("dropout_add", "..., ... -> ... ; linear 0 1");
 
 /// Which elements survive: one of each with probability `1 - p`. It depends on seed, stream and
 /// index alone, so it is the mask that [`Tensor::dropout`] used with the same key.
@@ -133,43 +129,18 @@ fn values(
     if plain(op, operands)? {
         return draw.run(&program, operands, &params, x.device());
     }
-    // Parts of a wider residual would be rounded one by one.
-    let rounds = residual.is_some_and(|r| r.dtype() != x.dtype());
-    let rule = || {
-        let given: SmallVec<[Given<'_>; 2]> = operands.iter().map(|t| (*t).into()).collect();
-        let rule = Rule::new(
-            if residual.is_some() {
-                DROPOUT_ADD
-            } else {
-                DROPOUT
-            },
-            &given,
-            &[],
-        )?;
-        Ok(if rounds {
-            Rule {
-                through: SmallVec::new(),
-                addends: 0,
-                ..rule
-            }
-        } else {
-            rule
-        })
-    };
     let local = |l: &Local<'_>| {
         let parts: SmallVec<[&Tensor; 2]> = l.inputs.iter().collect();
-        Ok(smallvec![draw.part(&l.region(0, x.shape())).run(
-            &program,
-            &parts,
-            &params,
-            l[0].device()
-        )?])
+        draw.part(&l.region(0, x.shape()))
+            .run(&program, &parts, &params, l[0].device())
     };
-    Ok(Call {
-        op,
-        inputs: operands,
-        attrs: &[rounds.into()],
-    }
-    .run(rule, local)?
-    .remove(0))
+    let info = if residual.is_some() {
+        &DROPOUT_ADD
+    } else {
+        &DROPOUT
+    };
+    // Parts of a wider residual would be rounded one by one.
+    Call::of(info, operands)
+        .partials(residual.is_none_or(|r| r.dtype() == x.dtype()))
+        .run1(local)
 }

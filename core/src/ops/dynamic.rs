@@ -22,23 +22,26 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{
-    Map, OpInfo, Operand, POSITIONS, map1, op, op_without_gradient, sort::check_positions,
-};
+use super::{Map, OpInfo, Operand, POSITIONS, map1, op, sort::check_positions};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
     grad::{Back, is_recording, record1},
     map::Builder,
-    spmd::{Call, Rule, plain},
+    spmd::{Call, plain},
 };
 
 /// The ops of this file. Where an element ends up depends on all before it.
 pub const OPS: &[OpInfo] = &[
-    op_without_gradient("nonzero", "... -> nr ; replicate ...", POSITIONS),
-    op("masked_select", "..., ... -> n ; replicate ..."),
-    op("unique", "... -> n, ..., n ; replicate ..."),
+    OpInfo::composed("nonzero", &["whole"]).without_gradient(POSITIONS),
+    OpInfo::composed("masked_select", &["whole"]),
+    OpInfo::composed("unique", &["whole"]),
 ];
+
+/// The steps of this file: a tensor that every rank gets whole.
+pub(super) const STEPS: &[OpInfo] = &[WHOLE];
+
+const WHOLE: OpInfo = op("whole", "... -> ... ; replicate ...");
 
 /// A tensor as every rank needs it: whole, and plain.
 #[track_caller]
@@ -46,16 +49,11 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
     if x.is_plain() {
         return Ok(x.clone());
     }
-    let rule = || Rule::new("... -> ... ; replicate ...", &[x.into()], &[]);
     let run = || {
-        Ok(Call {
-            op,
-            inputs: &[x],
-            attrs: &[],
-        }
-        .run(rule, |l| Ok(smallvec::smallvec![l[0].clone()]))?
-        .remove(0)
-        .part(0))
+        let whole = Call::of(&WHOLE, &[x])
+            .on_behalf_of(op)
+            .run1(|l| Ok(l[0].clone()))?;
+        Ok(whole.part(0))
     };
     record1(op, &[x], run, |_| {
         let (mesh, sharding) = (x.mesh().clone(), x.sharding().whole());
@@ -155,7 +153,7 @@ async fn nonzero(x: &Tensor) -> Result<Tensor> {
     let positions = nonzero_positions(op, x).await?;
     let shape = Shape::from([positions.numel(), x.rank()]);
     if shape.numel() == 0 {
-        return Ok(x.result(None, DType::I32, shape));
+        return x.no_elements(DType::I32, shape);
     }
     let table = |values: Dims<isize>| {
         let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
@@ -182,10 +180,10 @@ async fn unique(x: &Tensor) -> Result<Unique> {
     let n = x.numel();
     let flat = x.reshape([n])?;
     if n == 0 {
-        let none = x.result(None, DType::I32, [0].into());
+        let none = x.no_elements(DType::I32, [0].into())?;
         return Ok(Unique {
             values: flat,
-            inverse: x.result(None, DType::I32, x.shape().clone()),
+            inverse: x.no_elements(DType::I32, x.shape().clone())?,
             counts: none,
         });
     }

@@ -11,34 +11,42 @@
 //! ```
 
 use super::{
-    OpInfo,
+    OpInfo, RuleForm,
     expr::Expr,
     index::{listed, nth},
     matmul::number_type,
-    op,
 };
 use crate::{
     Dims, Error, Layout, Result, Shape, Tensor,
     backend::Affine,
     grad::{Back, record1},
-    spmd::{Call, Rule, hash, plain, rule::Given},
+    spmd::{Call, Rule, built::Data, plain, rule::Operands},
 };
 use smallvec::smallvec;
 
-/// The ops of this file. The rule of an einsum is the equation itself: here that of `ij,jk->ik`.
-pub const OPS: &[OpInfo] = &[op(
-    "einsum",
-    "ij, jk -> ik ; reduce j sum ; linear 0 ; linear 1",
-)];
+/// The ops of this file. The rule of an einsum is the equation itself.
+pub const OPS: &[OpInfo] = &[EINSUM];
+
+const EINSUM: OpInfo = OpInfo::new(OP, RuleForm::built("equation", rule)).runs(&["cast"]);
 
 const OP: &str = "einsum";
 
 /// A dimension's name: a letter, or the place of a dimension that `...` stands for, counted from
 /// the right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
     Letter(char),
     Ellipsis(usize),
+}
+
+impl Label {
+    /// A number for it: letters are positive.
+    fn number(self) -> i64 {
+        match self {
+            Label::Letter(c) => i64::from(u32::from(c)),
+            Label::Ellipsis(i) => -1 - i as i64,
+        }
+    }
 }
 
 impl std::fmt::Display for Label {
@@ -282,36 +290,46 @@ fn sizes(
     Ok(sizes)
 }
 
-/// The rule of an equation: labels are factors, those that the result lacks are summed, and the sum
+/// The rule of an equation, whose labels, those of the operands and then those of the result, are
+/// the numbers of the call: labels are factors, those that the result lacks are summed, and the sum
 /// is linear in every operand. Dimensions of which the diagonal is taken are whole.
-fn rule(
-    labels: &[Vec<Label>],
-    result: &[Label],
-    sizes: &[(Label, usize)],
-    tensors: &[&Tensor],
-) -> Result<Rule> {
-    let letter = |label: &Label| sizes.iter().position(|(l, _)| l == label).map_or('1', nth);
-    let broadcasts =
-        |label: &Label, size: usize| sizes.iter().any(|(l, n)| l == label && *n != size);
-    let term = |(labels, tensor): (&Vec<Label>, &&Tensor)| -> String {
-        labels
-            .iter()
-            .zip(tensor.dims())
-            .map(|(label, &size)| {
-                if broadcasts(label, size) {
-                    '1'
-                } else {
-                    letter(label)
-                }
-            })
-            .collect()
+fn rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let mut terms: Vec<&[i64]> = vec![];
+    let mut result = data;
+    for i in 0..operands.count() {
+        let (term, rest) = result.split_at(operands.rank(i));
+        terms.push(term);
+        result = rest;
+    }
+    let mut labels: Vec<i64> = vec![];
+    // Labels of which some operand has more than one element.
+    let mut longer: Vec<i64> = vec![];
+    for (i, term) in terms.iter().enumerate() {
+        for (d, label) in term.iter().enumerate() {
+            if !labels.contains(label) {
+                labels.push(*label);
+            }
+            if !operands.is_one(i, d) {
+                longer.push(*label);
+            }
+        }
+    }
+    let letter = |label: &i64| labels.iter().position(|l| l == label).map_or('1', nth);
+    let spell = |(i, term): (usize, &&[i64])| -> String {
+        let dim = |(d, label): (usize, &i64)| {
+            if operands.is_one(i, d) && longer.contains(label) {
+                '1'
+            } else {
+                letter(label)
+            }
+        };
+        term.iter().enumerate().map(dim).collect()
     };
-    let terms: Vec<String> = labels.iter().zip(tensors).map(term).collect();
-    let of = |keep: &dyn Fn(&Label) -> bool| {
+    let inputs: Vec<String> = terms.iter().enumerate().map(spell).collect();
+    let of = |keep: &dyn Fn(&i64) -> bool| {
         listed(
-            &sizes
+            &labels
                 .iter()
-                .map(|(label, _)| label)
                 .filter(|l| keep(l))
                 .map(letter)
                 .collect::<String>(),
@@ -319,21 +337,16 @@ fn rule(
     };
     let summed = of(&|label| !result.contains(label));
     let diagonals = of(&|label| {
-        labels
-            .iter()
-            .any(|term| term.iter().filter(|l| *l == label).count() > 1)
+        let twice = |term: &&[i64]| term.iter().filter(|l| *l == label).count() > 1;
+        terms.iter().any(twice)
     });
-    let linear: String = (0..tensors.len())
-        .map(|i| format!(" ; linear {i}"))
-        .collect();
-    let result: String = result.iter().map(letter).collect();
-    let given: Vec<Given<'_>> = tensors.iter().map(|t| (*t).into()).collect();
-    Rule::new(
+    let linear: String = (0..terms.len()).map(|i| format!(" ; linear {i}")).collect();
+    let output: String = result.iter().map(letter).collect();
+    operands.read(
         &format!(
-            "{} -> {result} ; reduce{summed} sum ; replicate{diagonals}{linear}",
-            terms.join(", ")
+            "{} -> {output} ; reduce{summed} sum ; replicate{diagonals}{linear}",
+            inputs.join(", ")
         ),
-        &given,
         &[],
     )
 }
@@ -423,7 +436,7 @@ impl Tensor {
 }
 
 /// A sum of products: the labels of the operands' dimensions and of the result's.
-#[derive(Clone, Debug, Hash)]
+#[derive(Clone, Debug)]
 struct Terms {
     labels: Vec<Vec<Label>>,
     result: Vec<Label>,
@@ -515,18 +528,13 @@ impl Terms {
         }
         let sizes = sizes(equation, labels, tensors)?;
         if !plain(OP, tensors)? {
-            let call = Call {
-                op: OP,
-                inputs: tensors,
-                attrs: &[(hash(self) >> 1) as i64],
-            };
-            let local = |parts: &[Tensor]| self.value(equation, &parts.iter().collect::<Vec<_>>());
-            return Ok(call
-                .run(
-                    || rule(labels, result, &sizes, tensors),
-                    |l| Ok(smallvec![local(l.inputs)?]),
-                )?
-                .remove(0));
+            let data: Data = (labels.iter().flatten())
+                .chain(result)
+                .map(|label| label.number())
+                .collect();
+            return Call::of(&EINSUM, tensors)
+                .data(&data)
+                .run1(|l| self.value(equation, &l.inputs.iter().collect::<Vec<_>>()));
         }
         let mut operands: Vec<Named> = labels
             .iter()

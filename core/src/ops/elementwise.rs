@@ -12,15 +12,14 @@
 //! `mul`). `monotone` does the same for partial maxima and minima, and is only claimed by functions
 //! that are defined everywhere: `log` of the smaller of two partial maxima could be NaN.
 
-use super::{Map, OpInfo, common_shape, map1};
+use super::{Map, MapRule, OpInfo, common_shape};
 use crate::grad::{self, Back, record1};
-use crate::spmd::{Call, Local, Rule, plain, rule};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap, sync::Arc};
+use std::{cell::RefCell, collections::HashMap};
 
 /// An operand of an elementwise op: a tensor, or a number.
 #[derive(Clone, Copy, Debug)]
@@ -84,12 +83,12 @@ impl Class {
         }
     }
 
-    /// What is known about an op of this class.
+    /// The entry of an op of this class in the table of ops.
     pub(crate) const fn info(self, name: &'static str, rule: &'static str) -> OpInfo {
         match self {
-            Class::Compare | Class::Logic => super::op_without_gradient(name, rule, super::TRUTH),
+            Class::Compare | Class::Logic => super::op(name, rule).without_gradient(super::TRUTH),
             Class::Bits | Class::Integer => {
-                super::op_without_gradient(name, rule, "is for integers")
+                super::op(name, rule).without_gradient("is for integers")
             }
             _ => super::op(name, rule),
         }
@@ -159,7 +158,7 @@ impl std::fmt::Debug for Formula {
 #[derive(Clone, Copy, Debug)]
 pub struct Elementwise {
     /// Its name and sharding rule.
-    pub info: OpInfo,
+    pub info: &'static OpInfo,
     /// The dtypes it takes and gives.
     pub class: Class,
     /// What it computes.
@@ -246,10 +245,12 @@ impl Elementwise {
             slots: [Slot::Empty; 4],
         };
         let mut params = SmallVec::<[Scalar; 3]>::new();
+        let mut numbers = 0;
         for (i, arg) in args.iter().enumerate() {
             key.slots[i] = match arg {
                 Arg::Tensor(t) => Slot::Load(t.dtype()),
                 Arg::Number(n) => {
+                    numbers |= 1 << i;
                     params.push(number(op, *n, self.operand_dtype(i, compute))?);
                     Slot::Param
                 }
@@ -266,98 +267,35 @@ impl Elementwise {
             };
             b.finish(&[(self.formula.value(&values), result)])
         })?;
-        let is_plain = plain(op, &tensors)?;
-        if let Some(slope) = self
+        let shape = common_shape(op, &tensors)?;
+        let map = Map {
+            params: &params,
+            rule: MapRule::Op {
+                info: self.info,
+                numbers,
+                partials: self.keeps_partials(args, compute),
+            },
+            ..Map::new(op, &program, &shape)
+        };
+        let Some(slope) = self
             .slope
             .filter(|_| compute.is_float() && grad::is_recording(&tensors))
-        {
-            let run = || {
-                if is_plain {
-                    map1(op, &program, &tensors, &params)
-                } else {
-                    self.sharded(args, &tensors, &program, &params, compute)
-                }
-            };
-            return record1(op, &tensors, run, |out| {
-                let (from, out) = (tensors[0].dtype(), out.clone());
-                Ok(move |back: &Back<'_>| {
-                    Ok(smallvec::smallvec![Some(by_value(
-                        op,
-                        slope,
-                        back.grad()?,
-                        &back.out(0, &out),
-                        from
-                    )?)])
-                })
-            });
-        }
-        if is_plain {
-            return map1(op, &program, &tensors, &params);
-        }
-        if grad::is_recording(&tensors) {
-            let shape = common_shape(op, &tensors)?;
-            let run = || {
-                Ok(smallvec::smallvec![
-                    self.sharded(args, &tensors, &program, &params, compute)?
-                ])
-            };
-            return Ok(Map {
-                params: &params,
-                ..Map::new(op, &program, &shape)
-            }
-            .recorded_by(&tensors, run)?
-            .remove(0));
-        }
-        self.sharded(args, &tensors, &program, &params, compute)
-    }
-
-    /// Runs the op on a mesh.
-    #[track_caller]
-    fn sharded(
-        &self,
-        args: &[Arg<'_>],
-        tensors: &[&Tensor],
-        program: &MapProgram,
-        params: &[Scalar],
-        compute: DType,
-    ) -> Result<Tensor> {
-        let op = self.info.name;
-        // Which operands are tensors decides which terms the rule keeps.
-        let given = args.iter().enumerate().fold(0, |mask, (i, a)| {
-            mask | i64::from(matches!(a, Arg::Tensor(_))) << i
-        });
-        let call = Call {
-            op,
-            inputs: tensors,
-            attrs: &[given, compute as i64],
+        else {
+            return Ok(map.recorded(&tensors)?.remove(0));
         };
-        let make_rule = || {
-            let given: SmallVec<[rule::Given<'_>; 4]> = args
-                .iter()
-                .map(|a| {
-                    if let Arg::Tensor(t) = a {
-                        (*t).into()
-                    } else {
-                        rule::Given::Number
-                    }
-                })
-                .collect();
-            let rule = Rule::new(self.info.rule, &given, &[])?;
-            Ok(if self.keeps_partials(args, compute) {
-                rule
-            } else {
-                Rule {
-                    through: SmallVec::new(),
-                    addends: 0,
-                    ..rule
-                }
+        let run = || Ok(map.recorded(&tensors)?.remove(0));
+        record1(op, &tensors, run, |out| {
+            let (from, out) = (tensors[0].dtype(), out.clone());
+            Ok(move |back: &Back<'_>| {
+                Ok(smallvec::smallvec![Some(by_value(
+                    op,
+                    slope,
+                    back.grad()?,
+                    &back.out(0, &out),
+                    from
+                )?)])
             })
-        };
-        let local = |l: &Local<'_>| {
-            let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
-            Ok(smallvec::smallvec![map1(op, program, &parts, params)?])
-        };
-        Ok(call.run(make_rule, local)?.remove(0))
+        })
     }
 
     /// Whether the rule's clauses on partial values, which are about the formula, hold for these
@@ -401,9 +339,13 @@ fn by_value(
             dtype,
         )])
     })?;
-    let linear = gradient.dtype().size() <= dtype.size();
+    let rule = if gradient.dtype().size() <= dtype.size() {
+        MapRule::Linear
+    } else {
+        MapRule::Unknown
+    };
     Ok(Map {
-        linear,
+        rule,
         ..Map::new(op, &program, y.shape())
     }
     .recorded(&[gradient, y])?
@@ -491,14 +433,14 @@ impl Slot {
 pub(crate) fn cached(
     key: Key,
     build: impl FnOnce(&Builder) -> Result<MapProgram>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     thread_local! {
-        static PROGRAMS: RefCell<HashMap<Key, Arc<MapProgram>>> = RefCell::default();
+        static PROGRAMS: RefCell<HashMap<Key, MapProgram>> = RefCell::default();
     }
     if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
         return Ok(program);
     }
-    let program = Arc::new(build(&Builder::new())?);
+    let program = build(&Builder::new())?;
     PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
     Ok(program)
 }
@@ -516,7 +458,7 @@ macro_rules! elementwise {
         #[allow(non_upper_case_globals, missing_docs)]
         impl Rows {$(
             pub const $name: $crate::ops::elementwise::Elementwise = $crate::ops::elementwise::Elementwise {
-                info: $crate::ops::elementwise::Class::$class.info(stringify!($name), $rule),
+                info: &$crate::ops::elementwise::Class::$class.info(stringify!($name), $rule),
                 class: $crate::ops::elementwise::Class::$class,
                 formula: $crate::ops::elementwise::formula!(($x $($arg)*) $formula),
                 operands: &[
@@ -535,7 +477,7 @@ macro_rules! elementwise {
         pub const TABLE: &[$crate::ops::elementwise::Elementwise] = &[$(Rows::$name),*];
 
         /// The ops of this file.
-        pub const OPS: &[$crate::ops::OpInfo] = &[$($crate::ops::elementwise::Class::$class.info(stringify!($name), $rule)),*];
+        pub const OPS: &[$crate::ops::OpInfo] = &[$(*Rows::$name.info),*];
 
         // One lifetime for all operands; methods that have none beside the tensor do not need it
         // named.

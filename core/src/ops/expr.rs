@@ -4,13 +4,11 @@
 //! Operands broadcast; floats of any width meet in `f32` (in `f64` where one of them is `f64`) and
 //! only the result is rounded.
 
-use super::{Map, index_kind, reduce::Reduce};
+use super::{Map, MapRule, OpInfo, index_kind, reduce::Reduce};
 use crate::{
     DType, Error, Kind, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
-    grad,
     map::{Builder, MapProgram, Val},
-    spmd::Outputs,
 };
 use smallvec::SmallVec;
 
@@ -21,6 +19,7 @@ pub(crate) struct Expr<'a> {
     maybe: SmallVec<[Option<&'a Tensor>; 3]>,
     params: SmallVec<[Scalar; 4]>,
     indices: SmallVec<[Affine; 1]>,
+    rule: MapRule,
 }
 
 /// The values an expression is written over.
@@ -44,7 +43,18 @@ impl<'a> Expr<'a> {
             maybe: SmallVec::new(),
             params: SmallVec::new(),
             indices: SmallVec::new(),
+            rule: MapRule::Unknown,
         }
+    }
+
+    /// By the rule of an op, whose clauses on partial values hold or not. For maps.
+    pub(crate) fn rule(mut self, info: &'static OpInfo, partials: bool) -> Self {
+        self.rule = MapRule::Op {
+            info,
+            numbers: 0,
+            partials,
+        };
+        self
     }
 
     /// With inputs that may be missing.
@@ -117,6 +127,7 @@ impl<'a> Expr<'a> {
         Map {
             indices: &self.indices,
             params: &self.params,
+            rule: self.rule,
             ..Map::new(self.op, program, shape)
         }
     }
@@ -132,27 +143,6 @@ impl<'a> Expr<'a> {
         let program = self.program(&shape, dtype, f)?;
         let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
         Ok(self.over(&program, &shape).recorded(&operands)?.remove(0))
-    }
-
-    /// [`map`](Self::map) that `run` computes in a way of its own; its gradient follows from the
-    /// expression.
-    #[track_caller]
-    pub(crate) fn map_by(
-        self,
-        dtype: DType,
-        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
-        run: impl FnOnce() -> Result<Outputs>,
-    ) -> Result<Tensor> {
-        let operands: SmallVec<[&Tensor; 6]> = self.tensors().collect();
-        if !grad::is_recording(&operands) {
-            return Ok(run()?.remove(0));
-        }
-        let shape = self.shape()?;
-        let program = self.program(&shape, dtype, f)?;
-        Ok(self
-            .over(&program, &shape)
-            .recorded_by(&operands, run)?
-            .remove(0))
     }
 
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`.

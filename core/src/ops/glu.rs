@@ -11,22 +11,22 @@ use crate::{
     backend::Affine,
     grad::{Back, record1},
     map::Val,
-    spmd::{Call, Local, Rule, plain},
+    spmd::Call,
 };
 use smallvec::smallvec;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// The ops of this file; what is gated may be a partial sum.
 pub const OPS: &[OpInfo] = &[
-    op("glu", HALVES),
-    op("swiglu", HALVES),
-    op("swiglu2", PAIR),
-    op("geglu", HALVES),
-    op("geglu2", PAIR),
+    HALVES.named("glu"),
+    HALVES.named("swiglu"),
+    PAIR.named("swiglu2"),
+    HALVES.named("geglu"),
+    PAIR.named("geglu2"),
 ];
 
-const HALVES: &str = "...d -> ...d ; replicate d";
-const PAIR: &str = "..., ... -> ... ; linear 1";
+const HALVES: OpInfo = op("glu", "...d -> ...d ; replicate d");
+const PAIR: OpInfo = op("swiglu2", "..., ... -> ... ; linear 1");
 
 impl Tensor {
     /// `a * sigmoid(b)` for the halves `a`, `b` of the last axis.
@@ -126,14 +126,7 @@ fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<T
         if x.is_plain() {
             return of(x);
         }
-        let rule = || Rule::new(HALVES, &[x.into()], &[]);
-        Ok(Call {
-            op,
-            inputs: &[x],
-            attrs: &[],
-        }
-        .run(rule, |l| Ok(smallvec![of(&l[0])?]))?
-        .remove(0))
+        Call::of(&HALVES, &[x]).on_behalf_of(op).run1(|l| of(&l[0]))
     };
     record1(op, &[x], run, |_| {
         let x = x.clone();
@@ -176,32 +169,9 @@ fn pull_halves(op: &'static str, x: &Tensor, g: &Tensor, gated: Gate, by: usize)
 fn gate(op: &'static str, gated_by: &Tensor, value: &Tensor, gated: Gate) -> Result<Tensor> {
     check_float(op, &[gated_by, value])?;
     check_same_shape(op, &[gated_by, value])?;
-    let expr = Expr::new(op, &[gated_by, value]);
-    if plain(op, &[gated_by, value])? {
-        return expr.map(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1]);
-    }
-    let run = || {
-        // Parts of a wider value would be rounded one by one.
-        let rounds = value.dtype() != gated_by.dtype();
-        let rule = || {
-            let rule = Rule::new(PAIR, &[gated_by.into(), value.into()], &[])?;
-            Ok(if rounds {
-                Rule {
-                    through: smallvec![],
-                    addends: 0,
-                    ..rule
-                }
-            } else {
-                rule
-            })
-        };
-        let local = |l: &Local<'_>| Ok(smallvec![gate(op, &l[0], &l[1], gated)?]);
-        Call {
-            op,
-            inputs: &[gated_by, value],
-            attrs: &[rounds.into()],
-        }
-        .run(rule, local)
-    };
-    expr.map_by(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1], run)
+    // Parts of a wider value would be rounded one by one.
+    let keeps = value.dtype() == gated_by.dtype();
+    Expr::new(op, &[gated_by, value])
+        .rule(&PAIR, keeps)
+        .map(gated_by.dtype(), |a| (gated.f)(a.x[0]) * a.x[1])
 }

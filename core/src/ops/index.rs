@@ -28,48 +28,47 @@ mod local;
 pub(super) use gradient::{Zeros, picked};
 pub(super) use local::{Part, check_not_empty, index_axis, localize};
 
-use super::{OpInfo, op};
+use super::{OpInfo, RuleForm, sum_to};
 use crate::{
     DType, Dims, Error, Layout, Result, Shape, Tensor,
     backend::ScatterOp,
-    grad::{Back, record1, sum_to},
-    spmd::{Call, Local, Rule, plain},
+    grad::{Back, record1},
+    spmd::{
+        Call, Local, Rule,
+        built::{Data, is_true},
+        plain,
+        rule::Operands,
+    },
 };
 use local::{Indexed, pick, run_gather, take};
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
-/// The ops of this file. `i` is a dimension that is indexed. Where the rule depends on axes, it
-/// stands here for the last or the leading ones.
+/// The ops of this file. A dimension that is indexed may be cut.
 pub const OPS: &[OpInfo] = &[
-    op(
-        "gather",
-        "...i, ...j -> ...j ; reduce i sum ; through any 0",
-    ),
-    op("take_along_axis", TAKE),
-    op(
-        "index_select",
-        "...i, j -> ...j ; reduce i sum ; through any 0",
-    ),
-    op(
-        "index_get",
-        "i..., b -> b... ; reduce i sum ; through any 0",
-    ),
-    op(
-        "gather_axes",
-        "i..., b -> b... ; reduce i sum ; through any 0",
-    ),
-    op(
-        "gather_nd",
-        "i..., b1 -> b... ; reduce i sum ; through any 0",
-    ),
-    op(
-        "embedding",
-        "vd, ... -> ...d ; reduce v sum ; through any 0",
-    ),
+    GATHER,
+    TAKE,
+    LOOKUP.named("index_select"),
+    LOOKUP.named("index_get"),
+    LOOKUP.named("gather_axes"),
+    GATHER_ND,
+    LOOKUP.named("embedding"),
 ];
 
-const TAKE: &str = "...i, ...j -> ...j ; reduce i sum ; through any 0";
-const TAKE_BOOLS: &str = "...i, ...j -> ...j ; reduce i or ; through any 0";
+/// The steps of this file: a lookup of several axes on behalf of an op.
+pub(super) const STEPS: &[OpInfo] = &[LOOKUP];
+
+const GATHER: OpInfo = OpInfo::new("gather", RuleForm::built("gather", gather_rule));
+/// Of numbers, and of bools.
+const TAKE: OpInfo = OpInfo::new(
+    "take_along_axis",
+    RuleForm::Variants(&[
+        "...i, ...j -> ...j ; reduce i sum ; through any 0",
+        "...i, ...j -> ...j ; reduce i or ; through any 0",
+    ]),
+);
+const LOOKUP: OpInfo = OpInfo::new("lookup", RuleForm::built("lookup", lookup_rule));
+const GATHER_ND: OpInfo = OpInfo::new("gather_nd", RuleForm::built("gather_nd", gather_nd_rule));
 
 /// At most this many index tensors in one gather or scatter: kernels bind few buffers.
 pub(super) const MAX_INDICES: usize = 4;
@@ -111,15 +110,34 @@ pub(super) fn nth(d: usize) -> char {
     char::from_u32('a' as u32 + d as u32).unwrap_or('?')
 }
 
-/// The term of an operand that broadcasts to dimensions with these letters and sizes.
-pub(super) fn term(shape: &Shape, to: &Shape, letters: &str) -> String {
-    let lead = to.rank() - shape.rank();
+/// The term of operand `i`, which broadcasts to dimensions with these letters, of which `ones` have
+/// size 1.
+pub(super) fn term(operands: &Operands<'_>, i: usize, ones: &[bool], letters: &str) -> String {
+    let lead = ones.len() - operands.rank(i);
     letters
         .chars()
         .skip(lead)
         .enumerate()
-        .map(|(d, c)| if shape[d] == to[lead + d] { c } else { '1' })
+        .map(|(d, c)| {
+            if operands.is_one(i, d) && !ones[lead + d] {
+                '1'
+            } else {
+                c
+            }
+        })
         .collect()
+}
+
+/// Which dimensions have size 1 of those that some operands broadcast to.
+pub(super) fn common_ones(operands: &Operands<'_>, of: Range<usize>) -> SmallVec<[bool; 6]> {
+    let rank = of.clone().map(|i| operands.rank(i)).max().unwrap_or(0);
+    let is_one = |d: usize| {
+        of.clone().all(|i| {
+            let lead = rank - operands.rank(i);
+            d < lead || operands.is_one(i, d - lead)
+        })
+    };
+    (0..rank).map(is_one).collect()
 }
 
 /// Letters `from .. from + n`.
@@ -132,9 +150,81 @@ pub(super) fn listed(letters: &str) -> String {
     letters.chars().flat_map(|c| [' ', c]).collect()
 }
 
-/// How lookups in parts combine: only one rank has something else than zero.
-fn combine(dtype: DType) -> &'static str {
-    if dtype == DType::Bool { "or" } else { "sum" }
+/// How lookups in parts of bools, or of numbers, combine: only one rank has something else than
+/// zero.
+fn combine(bools: bool) -> &'static str {
+    if bools { "or" } else { "sum" }
+}
+
+/// Letters for the dimensions of the source, then for those of the batch. The call says whether the source is of
+/// bools, how many dimensions stand before the batch, and which axes are indexed.
+fn lookup_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (bools, front, axes) = (is_true(data, 0), data[1] as usize, &data[2..]);
+    let rank = operands.rank(0);
+    let ones = common_ones(operands, 1..operands.count());
+    let batch = letters(rank, ones.len());
+    let kept: String = (0..rank)
+        .filter(|d| !axes.contains(&(*d as i64)))
+        .map(nth)
+        .collect();
+    let (before, after) = kept.split_at(front);
+    let indices: String = (1..operands.count())
+        .map(|i| format!(", {}", term(operands, i, &ones, &batch)))
+        .collect();
+    let indexed = listed(
+        &axes
+            .iter()
+            .map(|axis| nth(*axis as usize))
+            .collect::<String>(),
+    );
+    let text = format!(
+        "{}{indices} -> {before}{batch}{after} ; reduce{indexed} {} ; through any 0",
+        letters(0, rank),
+        combine(bools)
+    );
+    operands.read(&text, &[])
+}
+
+/// The call says the axis, whether the source is of bools, and for each dimension whether the
+/// source is longer than the index there: that one is whole.
+fn gather_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (axis, bools, longer, rank) = (
+        data[0] as usize,
+        is_true(data, 1),
+        &data[2..],
+        operands.rank(0),
+    );
+    let source: String = (0..rank)
+        .map(|d| {
+            if d == axis {
+                nth(rank)
+            } else if is_true(longer, d) {
+                '1'
+            } else {
+                nth(d)
+            }
+        })
+        .collect();
+    let all = letters(0, rank);
+    let text = format!(
+        "{source}, {all} -> {all} ; reduce {} {} ; through any 0",
+        nth(rank),
+        combine(bools)
+    );
+    operands.read(&text, &[])
+}
+
+/// The call says how many coordinates there are, and whether the source is of bools.
+fn gather_nd_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (k, bools, rank) = (data[0] as usize, is_true(data, 1), operands.rank(0));
+    let (batch, rest) = (letters(rank, operands.rank(1) - 1), letters(k, rank - k));
+    let text = format!(
+        "{}{rest}, {batch}1 -> {batch}{rest} ; reduce{} {} ; through any 0",
+        letters(0, k),
+        listed(&letters(0, k)),
+        combine(bools)
+    );
+    operands.read(&text, &[])
 }
 
 /// A lookup of several axes, checked: see [`Tensor::gather_axes`].
@@ -172,28 +262,6 @@ impl Lookup {
             kept,
             front: if adjacent { sorted[0] } else { 0 },
         })
-    }
-
-    /// The rule: letters for the dimensions of the source, then for those of the batch.
-    fn rule(&self, src: &Tensor, axes: &[(usize, &Tensor)]) -> Result<Rule> {
-        let batch = letters(src.rank(), self.batch.rank());
-        let kept: String = self.kept.iter().map(|d| nth(*d)).collect();
-        let (before, after) = kept.split_at(self.front);
-        let indices: String = axes
-            .iter()
-            .map(|(_, index)| format!(", {}", term(index.shape(), &self.batch, &batch)))
-            .collect();
-        let indexed = listed(&axes.iter().map(|(axis, _)| nth(*axis)).collect::<String>());
-        let text = format!(
-            "{}{indices} -> {before}{batch}{after} ; reduce{indexed} {} ; through any 0",
-            letters(0, src.rank()),
-            combine(src.dtype())
-        );
-        let given: SmallVec<[_; 4]> = std::iter::once(src)
-            .chain(axes.iter().map(|(_, index)| *index))
-            .map(Into::into)
-            .collect();
-        Rule::new(&text, &given, &[])
     }
 
     /// Looks up on one device, which holds `part` of an axis where that is not all.
@@ -274,7 +342,8 @@ fn look_up(
     if lookup.batch.numel() > 0 && lookup.kept.iter().all(|d| src.dims()[*d] > 0) {
         check_not_empty(op, src)?;
     }
-    let attrs: SmallVec<[i64; 5]> = std::iter::once((src.dtype() == DType::Bool).into())
+    let data: Data = [(src.dtype() == DType::Bool).into(), lookup.front as i64]
+        .into_iter()
         .chain(axes.iter().map(|(axis, _)| *axis as i64))
         .collect();
     let local = |l: &Local<'_>| {
@@ -283,20 +352,12 @@ fn look_up(
             .zip(&l.inputs[1..])
             .map(|((axis, _), index)| (*axis, index))
             .collect();
-        Ok(smallvec![Lookup::new(op, &l[0], &parts)?.run(
-            op,
-            &l[0],
-            &parts,
-            |axis| l.part(nth(axis))
-        )?])
+        Lookup::new(op, &l[0], &parts)?.run(op, &l[0], &parts, |axis| l.part(nth(axis)))
     };
-    Ok(Call {
-        op,
-        inputs,
-        attrs: &attrs,
-    }
-    .run(|| lookup.rule(src, axes), local)?
-    .remove(0))
+    Call::of(&LOOKUP, inputs)
+        .on_behalf_of(op)
+        .data(&data)
+        .run1(local)
 }
 
 /// How many coordinates the last dimension of an index holds.
@@ -369,24 +430,12 @@ pub(super) fn take_along(
         if shape.numel() > 0 {
             check_not_empty(op, src)?;
         }
-        let bools = src.dtype() == DType::Bool;
-        let call = Call {
-            op,
-            inputs: &[src, index],
-            attrs: &[axis as i64, bools.into()],
-        };
-        let rule = || {
-            Rule::new(
-                if bools { TAKE_BOOLS } else { TAKE },
-                &[src.into(), index.into()],
-                &[('i', &[axis]), ('j', &[axis])],
-            )
-        };
-        Ok(call
-            .run(rule, |l| {
-                Ok(smallvec![take(op, &l[0], axis, &l[1], l.part('i'))?])
-            })?
-            .remove(0))
+        Call::of(&TAKE, &[src, index])
+            .on_behalf_of(op)
+            .variant(usize::from(src.dtype() == DType::Bool))
+            .bind('i', &[axis])
+            .bind('j', &[axis])
+            .run1(|l| take(op, &l[0], axis, &l[1], l.part('i')))
     };
     record1(op, &[src, index], run, |_| {
         let (zeros, index, shape) = (
@@ -459,32 +508,10 @@ impl Tensor {
         // its part of the index is for.
         let rank = self.rank();
         let longer = |d: usize| d != axis && self.dims()[d] != index.dims()[d];
-        let source: String = (0..rank)
-            .map(|d| {
-                if d == axis {
-                    nth(rank)
-                } else if longer(d) {
-                    '1'
-                } else {
-                    nth(d)
-                }
-            })
+        let data: Data = [axis as i64, (self.dtype() == DType::Bool).into()]
+            .into_iter()
+            .chain((0..rank).map(|d| longer(d).into()))
             .collect();
-        let whole = (0..rank).fold(0, |mask, d| mask | i64::from(longer(d)) << d);
-        let call = Call {
-            op,
-            inputs: &[self, index],
-            attrs: &[axis as i64, whole, (self.dtype() == DType::Bool).into()],
-        };
-        let rule = || {
-            let all = letters(0, rank);
-            let text = format!(
-                "{source}, {all} -> {all} ; reduce {} {} ; through any 0",
-                nth(rank),
-                combine(self.dtype())
-            );
-            Rule::new(&text, &[self.into(), index.into()], &[])
-        };
         let local = |l: &Local<'_>| {
             let mut src = l[0].clone();
             for d in (0..rank).filter(|d| longer(*d)) {
@@ -494,9 +521,9 @@ impl Tensor {
                     l[1].dims()[d],
                 )?;
             }
-            Ok(smallvec![pick(op, &src, axis, &l[1], l.part(nth(rank)))?])
+            pick(op, &src, axis, &l[1], l.part(nth(rank)))
         };
-        Ok(call.run(rule, local)?.remove(0))
+        Call::of(&GATHER, &[self, index]).data(&data).run1(local)
     }
 
     /// Picks along one axis, in NumPy's sense: as [`gather`](Tensor::gather), but all other
@@ -574,31 +601,9 @@ impl Tensor {
         if index.numel() > 0 && self.dims()[k..].iter().all(|n| *n > 0) {
             check_not_empty(op, self)?;
         }
-        let rule = || {
-            let (batch, rest) = (
-                letters(self.rank(), index.rank() - 1),
-                letters(k, self.rank() - k),
-            );
-            let text = format!(
-                "{}{rest}, {batch}1 -> {batch}{rest} ; reduce{} {} ; through any 0",
-                letters(0, k),
-                listed(&letters(0, k)),
-                combine(self.dtype())
-            );
-            Rule::new(&text, &[self.into(), index.into()], &[])
-        };
-        let call = Call {
-            op,
-            inputs: &[self, index],
-            attrs: &[k as i64, (self.dtype() == DType::Bool).into()],
-        };
-        Ok(call
-            .run(rule, |l| {
-                Ok(smallvec![
-                    gather_nd(op, &l[0], &l[1], |axis| l.part(nth(axis)))?
-                ])
-            })?
-            .remove(0))
+        Call::of(&GATHER_ND, &[self, index])
+            .data(&[k as i64, (self.dtype() == DType::Bool).into()])
+            .run1(|l| gather_nd(op, &l[0], &l[1], |axis| l.part(nth(axis))))
     }
 
     /// Rows of this table `[v, d]` for ids of any shape: `ids.shape + [d]`.

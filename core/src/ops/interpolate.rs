@@ -11,9 +11,9 @@
 //! ```
 
 use super::{
-    OpInfo,
+    OpInfo, RuleForm,
     index::Zeros,
-    map1, op,
+    map1,
     pool::{leading, on_mesh_of, on_windows, table},
 };
 use crate::{
@@ -23,11 +23,17 @@ use crate::{
 };
 
 /// The ops of this file. `w` are the resized dimensions; they stay whole.
-pub const OPS: &[OpInfo] = &[op("interpolate", BETWEEN)];
+pub const OPS: &[OpInfo] = &[INTERPOLATE];
 
-const BETWEEN: &str = "...w -> ...w ; replicate w ; linear 0";
-/// Every result is an element, so it does not matter how parts combine.
-const ELEMENTS: &str = "...w -> ...w ; replicate w ; through any 0";
+/// Where every result is an element, it does not matter how parts combine; between elements they
+/// add up.
+const INTERPOLATE: OpInfo = OpInfo::new(
+    OP,
+    RuleForm::Variants(&[
+        "...w -> ...w ; replicate w ; through any 0",
+        "...w -> ...w ; replicate w ; linear 0",
+    ]),
+);
 
 const OP: &str = "interpolate";
 
@@ -197,15 +203,13 @@ impl Tensor {
     fn resized(&self, size: &[usize], mode: Interpolate, shape: &Shape) -> Result<Tensor> {
         let (is_linear, lead) = (mode != Interpolate::Nearest, self.rank() - size.len());
         if !self.is_plain() {
-            let rule = if is_linear { BETWEEN } else { ELEMENTS };
-            return Ok(on_windows(OP, rule, self, size.len(), |x| {
-                Ok(smallvec::smallvec![x.interpolate(size, mode)?])
-            })?
-            .remove(0));
+            let local = |x: &Tensor| Ok(smallvec::smallvec![x.interpolate(size, mode)?]);
+            let (info, variant) = (&INTERPOLATE, usize::from(is_linear));
+            return Ok(on_windows(OP, info, variant, self, size.len(), local)?.remove(0));
         }
         self.device().check(self.dtype(), shape.numel())?;
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape.clone()));
+            return self.no_elements(self.dtype(), shape.clone());
         }
         // In between, small floats are kept wide, so that the result is rounded once.
         let mut done = if is_linear {

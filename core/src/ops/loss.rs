@@ -5,35 +5,30 @@ use super::{
     OpInfo,
     activation::softplus,
     expr::{Args, Expr, check_float, check_same_shape, compute_type},
-    op,
     similarity::p_norm,
 };
-use crate::{DType, Error, Result, Tensor, backend::ReduceOp, map::Val, spmd::composed};
+use crate::{DType, Error, Result, Tensor, backend::ReduceOp, ledger::on_behalf_of, map::Val};
 
-/// The ops of this file, as they are with a reduction: a cut of any dimension leaves a partial sum.
-/// Without one they are elementwise.
+/// The ops of this file. With a reduction a cut of any dimension leaves a partial sum; without one
+/// they are maps.
 pub const OPS: &[OpInfo] = &[
-    op("mse_loss", "..., ... -> ; reduce ... sum"),
-    op("l1_loss", "..., ... -> ; reduce ... sum"),
-    op("smooth_l1_loss", "..., ... -> ; reduce ... sum"),
-    op("huber_loss", "..., ... -> ; reduce ... sum"),
-    op("bce_loss", "..., ... -> ; reduce ... sum"),
-    op("bce_with_logits_loss", "..., ..., ... -> ; reduce ... sum"),
-    op("kl_div_loss", "..., ... -> ; reduce ... sum"),
-    op("hinge_loss", "..., ... -> ; reduce ... sum"),
-    op("hinge_embedding_loss", "..., ... -> ; reduce ... sum"),
-    op("margin_ranking_loss", "..., ..., ... -> ; reduce ... sum"),
-    op(
-        "cosine_embedding_loss",
-        "...d, ...d, ... -> ; reduce ... sum ; stats d 3",
-    ),
-    op(
-        "triplet_margin_loss",
-        "...d, ...d, ...d -> ; reduce ... sum ; stats d 2",
-    ),
-    op("gaussian_nll_loss", "..., ..., ... -> ; reduce ... sum"),
-    op("poisson_nll_loss", "..., ... -> ; reduce ... sum"),
+    LOSS.named("mse_loss"),
+    LOSS.named("l1_loss"),
+    LOSS.named("smooth_l1_loss"),
+    LOSS.named("huber_loss"),
+    LOSS.named("bce_loss"),
+    LOSS.named("bce_with_logits_loss"),
+    LOSS.named("kl_div_loss"),
+    LOSS.named("hinge_loss"),
+    LOSS.named("hinge_embedding_loss"),
+    LOSS.named("margin_ranking_loss"),
+    LOSS.named("cosine_embedding_loss"),
+    LOSS.named("triplet_margin_loss"),
+    LOSS.named("gaussian_nll_loss"),
+    LOSS.named("poisson_nll_loss"),
 ];
+
+const LOSS: OpInfo = OpInfo::composed("loss", &["map", "reduce", "reshape"]);
 
 /// What becomes of the losses of all positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -301,7 +296,7 @@ impl Tensor {
                 ),
             });
         }
-        let _scope = composed(op, self);
+        let _scope = on_behalf_of(op, self);
         let kind = compute_type([self, other]);
         let sum = |x: &Tensor, y: &Tensor| {
             Expr::new(op, &[x, y])
@@ -336,7 +331,7 @@ impl Tensor {
         check_float(op, &[self, positive, negative])?;
         check_same_shape(op, &[self, positive, negative])?;
         let last = self.shape().axis(op, -1)?;
-        let _scope = composed(op, self);
+        let _scope = on_behalf_of(op, self);
         let distance = |to: &Tensor| {
             p_norm(op, Expr::new(op, &[self, to]), last, p, |a| {
                 a.x[0] - a.x[1] + 1e-6

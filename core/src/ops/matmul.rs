@@ -13,32 +13,54 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, map1, op, same_device};
+use super::{OpInfo, RuleForm, launch::launch_as, map1, op, same_device, sum_to};
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::MatmulCall,
-    grad::{Back, Pulled, record1, sum_to},
+    grad::{Back, Pulled, record1},
     map::Builder,
-    spmd::{Call, Local, Rule, plain},
+    spmd::{Call, Local, plain},
 };
 use smallvec::{SmallVec, smallvec};
 
 const PRODUCT: &str = "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1";
 const DOT: &str = "k, k -> ; reduce k sum ; linear 0 ; linear 1";
-const OUTER: &str = "m, n -> mn ; linear 0 ; linear 1";
-const LINEAR: &str = "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2";
-const BADDBMM: &str = "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2";
 
 /// The ops of this file. A bias is an addend: where `k` is cut, one rank adds it.
 pub const OPS: &[OpInfo] = &[
-    op("matmul", PRODUCT),
-    op("matmul_as", PRODUCT),
-    op("bmm", PRODUCT),
-    op("dot", DOT),
-    op("outer", OUTER),
-    op("linear", LINEAR),
-    op("baddbmm", BADDBMM),
+    MATMUL,
+    MATMUL.named("matmul_as"),
+    op("bmm", PRODUCT).runs(&["cast"]),
+    op("dot", DOT).runs(&["cast"]),
+    OUTER,
+    LINEAR,
+    BADDBMM,
 ];
+
+/// Two matrices; a vector and a matrix; a matrix and a vector; two vectors.
+const MATMUL: OpInfo = OpInfo::new(
+    "matmul",
+    RuleForm::Variants(&[
+        PRODUCT,
+        "k, ...kn -> ...n ; reduce k sum ; linear 0 ; linear 1",
+        "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
+        DOT,
+    ]),
+)
+.runs(&["cast"]);
+const OUTER: OpInfo = op("outer", "m, n -> mn ; linear 0 ; linear 1").runs(&["cast"]);
+/// Integers become floats when a float bias is added: they are whole by then, so the sum is an op of
+/// its own.
+const LINEAR: OpInfo = op(
+    "linear",
+    "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2",
+)
+.runs(&["add", "cast", "matmul", "transpose"]);
+const BADDBMM: OpInfo = op(
+    "baddbmm",
+    "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2",
+)
+.runs(&["cast", "expand"]);
 
 /// The dtype in which several operands multiply; `bool` has no product of its own.
 pub(super) fn number_type(op: &'static str, tensors: &[&Tensor]) -> Result<DType> {
@@ -152,21 +174,16 @@ fn multiplied(
     if !is_plain {
         let batch = |t: &Tensor| Shape::from(&t.dims()[..t.rank().saturating_sub(2)]);
         batch(a).broadcast(op, &batch(b))?;
-        let rule = match (a.rank(), b.rank()) {
-            (1, 1) => DOT,
-            (1, _) => "k, ...kn -> ...n ; reduce k sum ; linear 0 ; linear 1",
-            (_, 1) => "...mk, k -> ...m ; reduce k sum ; linear 0 ; linear 1",
-            _ => PRODUCT,
+        let variant = match (a.rank(), b.rank()) {
+            (1, 1) => 3,
+            (_, 1) => 2,
+            (1, _) => 1,
+            _ => 0,
         };
-        let call = Call {
-            op,
-            inputs: &[&left, &right],
-            attrs: &[store as i64],
-        };
-        let local = |l: &Local<'_>| Ok(smallvec![product(op, &l[0], &l[1], store)?]);
-        return Ok(call
-            .run(|| Rule::new(rule, &[a.into(), b.into()], &[]), local)?
-            .remove(0));
+        return Call::of(&MATMUL, &[&left, &right])
+            .on_behalf_of(op)
+            .variant(variant)
+            .run1(|l| product(op, &l[0], &l[1], store));
     }
     let left = if a.rank() == 1 {
         left.unsqueeze(0)?
@@ -195,9 +212,8 @@ fn multiplied(
         .chain(rows)
         .chain(columns)
         .collect();
-    device.check(store, shape.checked_numel(op)?)?;
-    if shape.numel() == 0 {
-        return Ok(a.result(None, store, shape));
+    if shape.checked_numel(op)? == 0 {
+        return a.no_elements(store, shape);
     }
     if k == 0 {
         return Tensor::zeros(shape, store, device);
@@ -229,12 +245,13 @@ fn multiplied(
         }
         None => right_view.layout = right_view.layout.expand(&with_batch(k, n)),
     }
-    let buffer = device.backend().matmul(&MatmulCall {
-        a: &left_view,
-        b: &right_view,
+    let call = MatmulCall {
+        op,
+        a: left_view,
+        b: right_view,
         dtype: store,
-    })?;
-    Ok(a.result(Some(buffer), store, shape))
+    };
+    launch_as(a.mesh(), shape, call)
 }
 
 /// Checks the sizes that a product sums over: dimension `i` of `a` and `j` of `b`.
@@ -322,15 +339,7 @@ impl Tensor {
             }
             let dtype = self.dtype().promote(other.dtype());
             let (m, n) = (self.cast(dtype)?, other.cast(dtype)?);
-            let call = Call {
-                op,
-                inputs: &[&m, &n],
-                attrs: &[],
-            };
-            let rule = || Rule::new(OUTER, &[self.into(), other.into()], &[]);
-            Ok(call
-                .run(rule, |l| Ok(smallvec![l[0].outer(&l[1])?]))?
-                .remove(0))
+            Call::of(&OUTER, &[&m, &n]).run1(|l| l[0].outer(&l[1]))
         };
         record1(op, &[self, other], run, |_| {
             let (a, b) = (self.clone(), other.clone());
@@ -412,21 +421,9 @@ impl Tensor {
             check_inner(op, self, weight, self.rank() - 1, 1)?;
             let bias = bias.map(|b| b.cast(dtype.promote(b.dtype()))).transpose()?;
             let tensors: SmallVec<[&Tensor; 3]> = [&x, &matrix].into_iter().chain(&bias).collect();
-            let rule = || {
-                Rule::new(
-                    LINEAR,
-                    &[self.into(), weight.into(), bias.as_ref().into()],
-                    &[],
-                )
-            };
-            let local = |l: &Local<'_>| Ok(smallvec![l[0].linear(&l[1], l.inputs.get(2))?]);
-            return Ok(Call {
-                op,
-                inputs: &tensors,
-                attrs: &[],
-            }
-            .run(rule, local)?
-            .remove(0));
+            return Call::of(&LINEAR, &tensors)
+                .optional(2, &[bias.as_ref()])
+                .run1(|l| l[0].linear(&l[1], l.inputs.get(2)));
         }
         let out = product(op, self, &weight.t()?, dtype)?;
         match bias {
@@ -541,18 +538,11 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     if beta == 0.0 {
         // The summand is not read, so it is of no matter how it lies: any tensor of the right dtype
         // and shape will do for the local step.
-        let call = Call {
-            op,
-            inputs: &[a, b],
-            attrs: &[0],
-        };
         let local = |l: &Local<'_>| {
             let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
-            Ok(smallvec![nothing.baddbmm(&l[0], &l[1], beta, alpha)?])
+            nothing.baddbmm(&l[0], &l[1], beta, alpha)
         };
-        return Ok(call
-            .run(|| Rule::new(PRODUCT, &[a.into(), b.into()], &[]), local)?
-            .remove(0));
+        return Call::of(&BADDBMM, &[a, b]).optional(0, &[None]).run1(local);
     }
     // A summand of integers is converted when it is whole.
     let x = if x.dtype().is_float() {
@@ -560,16 +550,5 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     } else {
         x.cast(a.dtype())?.expand(&shape)?
     };
-    let call = Call {
-        op,
-        inputs: &[&x, a, b],
-        attrs: &[1],
-    };
-    let local = |l: &Local<'_>| Ok(smallvec![l[0].baddbmm(&l[1], &l[2], beta, alpha)?]);
-    Ok(call
-        .run(
-            || Rule::new(BADDBMM, &[(&x).into(), a.into(), b.into()], &[]),
-            local,
-        )?
-        .remove(0))
+    Call::of(&BADDBMM, &[&x, a, b]).run1(|l| l[0].baddbmm(&l[1], &l[2], beta, alpha))
 }

@@ -1,7 +1,8 @@
-//! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule as
-//! text, and its lowering to the backend's kernel families.
+//! The ops, one file per family. Each file holds an op's shape and dtype rule, its sharding rule,
+//! its gradient, and its lowering to the backend's kernel families.
 
 pub mod activation;
+mod affine;
 pub mod attention;
 pub mod binary;
 pub mod cast;
@@ -14,8 +15,10 @@ pub mod einsum;
 pub mod elementwise;
 mod expr;
 pub mod glu;
+mod gradient;
 pub mod index;
 pub mod interpolate;
+mod launch;
 pub mod loss;
 pub mod matmul;
 pub mod movement;
@@ -35,17 +38,20 @@ pub mod softmax;
 pub mod sort;
 pub mod unary;
 
+pub use crate::spmd::{OpInfo, RuleForm};
+pub(crate) use affine::index_kind;
 pub use attention::{Attention, AttentionOptions};
 pub use conv::{Conv, ConvTranspose};
 pub use cross_entropy::CrossEntropyOptions;
 pub use dynamic::Unique;
+pub(crate) use gradient::{broadcast_axes, sum_to};
 pub use interpolate::Interpolate;
 pub use loss::LossReduction;
 pub use movement::PadMode;
 pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
 pub use rope::RopeStyle;
-pub(crate) use run::{Map, Operand};
+pub(crate) use run::{Map, MapRule, Operand};
 pub use shape::Indexing;
 
 use crate::{
@@ -53,47 +59,21 @@ use crate::{
     map::{Inst, Unary},
 };
 
-/// What is known about an op beside its code. See `ARCHITECTURE.md` for the notation of rules.
-#[derive(Clone, Copy, Debug)]
-pub struct OpInfo {
-    /// The name of the method or function.
-    pub name: &'static str,
-    /// The sharding rule.
-    pub rule: &'static str,
-    /// Why it has no gradient, if it has none.
-    pub no_gradient: Option<&'static str>,
-}
-
-/// Shorthand for tables of ops.
+/// An op whose rule is this text.
 pub(crate) const fn op(name: &'static str, rule: &'static str) -> OpInfo {
-    OpInfo {
-        name,
-        rule,
-        no_gradient: None,
-    }
+    OpInfo::new(name, RuleForm::Text(rule))
 }
 
-/// An op without a gradient.
-pub(crate) const fn op_without_gradient(
-    name: &'static str,
-    rule: &'static str,
-    why: &'static str,
-) -> OpInfo {
-    OpInfo {
-        name,
-        rule,
-        no_gradient: Some(why),
-    }
+/// An op without operands.
+pub(crate) const fn creates(name: &'static str) -> OpInfo {
+    OpInfo::new(name, RuleForm::Creates).without_gradient(CREATES)
 }
 
-/// Nothing comes in.
-pub(crate) const CREATES: &str = "has no operand";
-/// Positions, counts and truth values are integers.
-pub(crate) const POSITIONS: &str = "gives positions";
-/// Likewise.
-pub(crate) const COUNTS: &str = "counts";
-/// Likewise.
-pub(crate) const TRUTH: &str = "gives bools";
+// Why ops have no gradient.
+const CREATES: &str = "has no operand";
+const POSITIONS: &str = "gives positions";
+const COUNTS: &str = "counts";
+const TRUTH: &str = "gives bools";
 
 /// Every op of the library.
 pub fn catalog() -> Vec<OpInfo> {
@@ -128,6 +108,20 @@ pub fn catalog() -> Vec<OpInfo> {
         conv::OPS,
         pool::OPS,
         interpolate::OPS,
+    ]
+    .concat()
+}
+
+/// Steps that several ops have in common: no methods, but what `OpInfo::runs` may name beside ops.
+pub fn steps() -> Vec<OpInfo> {
+    [
+        run::STEPS,
+        reduce::STEPS,
+        shape::STEPS,
+        movement::STEPS,
+        dynamic::STEPS,
+        index::STEPS,
+        sort::STEPS,
     ]
     .concat()
 }
@@ -242,13 +236,4 @@ pub fn map(program: &MapProgram, inputs: &[&Tensor], params: &[Scalar]) -> Resul
     }
     .recorded(inputs)?
     .into_vec())
-}
-
-/// The kind of index that counts up to `max`: i32 unless that is too small.
-pub(crate) fn index_kind(max: usize) -> Kind {
-    if max <= i32::MAX as usize {
-        Kind::I32
-    } else {
-        Kind::I64
-    }
 }

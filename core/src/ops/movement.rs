@@ -14,39 +14,40 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{Map, OpInfo, Operand, create, op, reduce::summed};
+use super::{Map, OpInfo, Operand, affine::diagonal_index, create, reduce::summed, shape::VIEWED};
 use crate::{
-    DType, Dims, Error, Layout, Reduction, Result, Scalar, Shape, Tensor,
-    backend::Affine,
+    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
     grad::{Back, record1},
     map::{Binary, Builder, MAX_INPUTS},
-    ops::index_kind,
     spmd::{
-        Call, Local, Rule, plain,
-        rule::{Factor, Kind, Through, letter},
+        Call, Local,
+        built::{JOIN, PAD, REPEAT, pad_data},
+        plain,
+        rule::letter,
     },
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file; `c` is a dimension that the op joins, pads or repeats. Zeros that an op
-/// puts in are zeros in every reduction of parts.
+/// The ops of this file. A dimension that an op joins, pads or rolls is whole. Zeros that an op puts
+/// in are zeros in every reduction of parts.
 pub const OPS: &[OpInfo] = &[
-    op(
-        "concat",
-        "...c, ...c -> ...c ; replicate c ; through any all",
-    ),
-    op("stack", "..., ... -> ...n ; through any all"),
-    op("pad", "...c -> ...c ; replicate c ; through any 0"),
-    op("roll", "...c -> ...c ; replicate c ; through any 0"),
-    op("tile", "...c -> ...c ; replicate c ; through any 0"),
-    op(
-        "repeat_interleave",
-        "...c -> ...(cr) ; replicate r ; through any 0",
-    ),
-    op("triu", "...rc -> ...rc ; offset ; through any 0"),
-    op("tril", "...rc -> ...rc ; offset ; through any 0"),
-    op("diag", "c -> cn ; offset ; through any 0"),
+    JOINED.named("concat").runs(&["cast"]),
+    JOINED.named("stack").runs(&["cast", "unsqueeze"]),
+    PADDED,
+    VIEWED.named("roll").runs(&["reshape"]),
+    VIEWED.named("tile"),
+    REPEATED,
+    VIEWED.named("triu"),
+    VIEWED.named("tril"),
+    VIEWED.named("diag").runs(&["diagonal"]),
 ];
+
+/// The steps of this file: tensors joined on behalf of an op.
+pub(super) const STEPS: &[OpInfo] = &[JOINED];
+
+const JOINED: OpInfo = OpInfo::new("join", JOIN);
+const PADDED: OpInfo = OpInfo::new("pad", PAD);
+const REPEATED: OpInfo = OpInfo::new("repeat_interleave", REPEAT);
 
 /// More tensors than this are joined group by group on a mesh, because a rule knows its operands by
 /// a bit each.
@@ -233,7 +234,7 @@ impl Tensor {
             return self.pad_parts(pairs, mode);
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         match mode {
             PadMode::Constant(value) => self.pad_constant(pairs, shape, value),
@@ -261,40 +262,17 @@ impl Tensor {
     /// [`pad`](Self::pad) on a mesh: dimensions that grow are whole.
     #[track_caller]
     fn pad_parts(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
-        use Reduction::*;
         let grown: Dims = (0..self.rank()).filter(|d| pairs[*d] != (0, 0)).collect();
         if grown.is_empty() {
             return Ok(self.clone());
         }
-        // Every rank pads its part, and the constants must combine to the constant: all reductions
-        // keep zero, all but sums keep one.
-        let reductions: &'static [Reduction] = match mode {
-            PadMode::Constant(value) if value.to_f64() == 1.0 => &[Max, Min, Prod, And, Or],
-            PadMode::Constant(value) if value.to_f64() != 0.0 => &[Max, Min, And, Or],
-            _ => Reduction::ALL_STATIC,
+        let constant = match mode {
+            PadMode::Constant(value) => Some(value.to_f64()),
+            _ => None,
         };
-        let attrs: SmallVec<[i64; 6]> = [reductions.len()]
-            .iter()
-            .chain(&grown)
-            .map(|n| *n as i64)
-            .collect();
-        let rule = || {
-            Ok(Rule {
-                through: smallvec![Through {
-                    operands: 1,
-                    reductions
-                }],
-                ..Rule::view(self.shape(), &self.without(&grown))
-            })
-        };
-        let call = Call {
-            op: "pad",
-            inputs: &[self],
-            attrs: &attrs,
-        };
-        Ok(call
-            .run(rule, |l| Ok(smallvec![l[0].pad(pairs, mode)?]))?
-            .remove(0))
+        Call::of(&PADDED, &[self])
+            .data(&pad_data(&self.without(&grown), constant))
+            .run1(|l| l[0].pad(pairs, mode))
     }
 
     fn pad_constant(
@@ -416,7 +394,7 @@ impl Tensor {
                 return self.view_parts(op, &to, |l| l[0].tile(reps));
             }
             if shape.numel() == 0 {
-                return Ok(self.result(None, self.dtype(), shape));
+                return self.no_elements(self.dtype(), shape);
             }
             let stride = |i: usize| {
                 (i + self.rank())
@@ -484,30 +462,12 @@ impl Tensor {
     #[track_caller]
     fn repeated(&self, op: &'static str, n: usize, axis: usize, shape: Shape) -> Result<Tensor> {
         if !self.is_plain() {
-            let rule = || {
-                // Parts of the dimension are parts of the longer one where the cut is even.
-                let mut rule = Rule::view(self.shape(), &self.without(&[]));
-                rule.outputs[0][axis].push(rule.factors.len() as u8);
-                rule.factors.push(Factor {
-                    letter: 'r',
-                    size: n,
-                    kind: Kind::Whole,
-                });
-                Ok(rule)
-            };
-            let call = Call {
-                op,
-                inputs: &[self],
-                attrs: &[axis as i64, n as i64, self.shape()[axis] as i64],
-            };
-            return Ok(call
-                .run(rule, |l| {
-                    Ok(smallvec![l[0].repeat_interleave(n, axis as i64)?])
-                })?
-                .remove(0));
+            return Call::of(&REPEATED, &[self])
+                .data(&[axis as i64, n as i64])
+                .run1(|l| l[0].repeat_interleave(n, axis as i64));
         }
         if shape.numel() == 0 {
-            return Ok(self.result(None, self.dtype(), shape));
+            return self.no_elements(self.dtype(), shape);
         }
         let inner = self.layout().unsqueeze(axis + 1);
         let repeated = inner.expand(&inner.shape.with(axis + 1, n));
@@ -637,26 +597,6 @@ impl Tensor {
     }
 }
 
-/// Column minus row minus `k` over the last two of (at least two) dimensions: zero on diagonal `k`,
-/// positive above it.
-pub(super) fn diagonal_index(shape: &Shape, k: i64) -> (Affine, crate::Kind) {
-    let rank = shape.rank();
-    let reach = shape[rank - 1]
-        .max(shape[rank - 2])
-        .min(i64::MAX as usize / 4);
-    let mut strides: Dims<i64> = smallvec![0; rank];
-    strides[rank - 2] = -1;
-    strides[rank - 1] = 1;
-    // Every diagonal past the corner is as empty as the first one there.
-    (
-        Affine {
-            offset: -k.clamp(-(reach as i64), reach as i64),
-            strides,
-        },
-        index_kind(2 * reach),
-    )
-}
-
 fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
     b.constant(create::zero_scalar(dtype), dtype.kind())
 }
@@ -713,7 +653,7 @@ fn joined(
         return join_parts(op, tensors, axis, dtype);
     }
     if shape.numel() == 0 {
-        return Ok(tensors[0].result(None, dtype, shape));
+        return tensors[0].no_elements(dtype, shape);
     }
     let mut parts: Vec<Tensor> = tensors
         .iter()
@@ -745,29 +685,18 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
         let mut joined = Vec::with_capacity(parts.len().div_ceil(JOIN_AT_ONCE));
         for group in parts.chunks(JOIN_AT_ONCE) {
             let inputs: SmallVec<[&Tensor; 8]> = group.iter().collect();
-            let rule = || {
-                let text = format!(
-                    "{} -> ...c ; replicate c ; through any all",
-                    vec!["...c"; inputs.len()].join(", ")
-                );
-                let given: SmallVec<[_; 8]> = inputs.iter().map(|t| (*t).into()).collect();
-                Rule::new(&text, &given, &[('c', &[axis])])
-            };
             let local = |l: &Local<'_>| {
-                Ok(smallvec![join(
+                join(
                     op,
                     &l.inputs.iter().collect::<SmallVec<[&Tensor; 8]>>(),
-                    axis
-                )?])
+                    axis,
+                )
             };
             joined.push(
-                Call {
-                    op,
-                    inputs: &inputs,
-                    attrs: &[axis as i64],
-                }
-                .run(rule, local)?
-                .remove(0),
+                Call::of(&JOINED, &inputs)
+                    .on_behalf_of(op)
+                    .data(&[axis as i64])
+                    .run1(local)?,
             );
         }
         parts = joined;

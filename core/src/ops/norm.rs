@@ -12,29 +12,39 @@ use super::{
 use crate::{
     Dims, Error, Result, Shape, Tensor,
     backend::{ReduceOp, RowOp},
-    grad::{Back, constant, is_recording, record, record1},
+    grad::{Back, constant, record, record1},
+    ledger::on_behalf_of,
     map::Val,
-    spmd::{Call, Local, Outputs, Rule, composed, plain, settled},
+    spmd::{Call, plain, without_partials},
+    tensor::Outputs,
 };
 use gradient::Kept;
 use smallvec::{SmallVec, smallvec};
 
-const LAYER: &str = "...r, r, r -> ...r ; stats r 2";
-const RMS: &str = "...r, r -> ...r ; stats r 1";
-const GROUP: &str = "n(gc)..., (gc), (gc) -> n(gc)... ; stats c ... 2";
-const INSTANCE: &str = "nc..., c, c -> nc... ; stats ... 2";
-const BATCH: &str = "nc..., c, c, c, c -> nc...";
-const BATCH_TRAIN: &str = "nc..., c, c -> nc..., c, c ; stats n ... 2";
-
 /// The ops of this file. Where what is normalised over is cut, only means and variances cross.
 pub const OPS: &[OpInfo] = &[
-    op("layer_norm", LAYER),
-    op("rms_norm", RMS),
-    op("group_norm", GROUP),
-    op("instance_norm", INSTANCE),
-    op("batch_norm", BATCH),
-    op("batch_norm_train", BATCH_TRAIN),
+    LAYER,
+    RMS,
+    GROUP,
+    INSTANCE,
+    OpInfo::composed("batch_norm", &["map", "reshape"]),
+    BATCH_TRAIN,
 ];
+
+const LAYER: OpInfo = op("layer_norm", "...r, r, r -> ...r ; stats r 2").runs(&["map", "reduce"]);
+const RMS: OpInfo = op("rms_norm", "...r, r -> ...r ; stats r 1").runs(&["map", "reduce"]);
+const GROUP: OpInfo = op(
+    "group_norm",
+    "n(gc)..., (gc), (gc) -> n(gc)... ; stats c ... 2",
+)
+.runs(&["map", "reduce", "reshape"]);
+const INSTANCE: OpInfo =
+    op("instance_norm", "nc..., c, c -> nc... ; stats ... 2").runs(&["map", "reduce", "reshape"]);
+const BATCH_TRAIN: OpInfo = op(
+    "batch_norm_train",
+    "nc..., c, c -> nc..., c, c ; stats n ... 2",
+)
+.runs(&["map", "reduce", "reshape"]);
 
 /// How the elements of each row are normalised, and which parameters scale them.
 ///
@@ -97,7 +107,7 @@ impl BatchNorm {
             });
         }
         check_float(op, &[mean, var])?;
-        let _scope = composed(op, mean);
+        let _scope = on_behalf_of(op, mean);
         let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
             if running.shape() != batch.shape() {
                 return Err(Error::Shape {
@@ -162,7 +172,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        channel_groups("group_norm", GROUP, self, groups, [weight, bias], eps)
+        channel_groups(&GROUP, self, groups, [weight, bias], eps)
     }
 
     /// Normalises each channel of each sample of `[n, c, ...]`; parameters are `[c]`.
@@ -174,14 +184,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let channels = self.dims().get(1).copied().unwrap_or(0);
-        channel_groups(
-            "instance_norm",
-            INSTANCE,
-            self,
-            channels,
-            [weight, bias],
-            eps,
-        )
+        channel_groups(&INSTANCE, self, channels, [weight, bias], eps)
     }
 
     /// Normalises `[n, c, ...]` with given statistics of each channel; all parameters are `[c]`.
@@ -197,37 +200,6 @@ impl Tensor {
         let op = "batch_norm";
         check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
         check_eps(op, eps)?;
-        let tensors: SmallVec<[&Tensor; 5]> = [self, mean, var]
-            .into_iter()
-            .chain(weight)
-            .chain(bias)
-            .collect();
-        // A map has its gradient from its program.
-        if !plain(op, &tensors)? && !is_recording(&tensors) {
-            let call = Call {
-                op,
-                inputs: &tensors,
-                attrs: &[],
-            };
-            let rule = || {
-                Rule::new(
-                    BATCH,
-                    &[
-                        self.into(),
-                        mean.into(),
-                        var.into(),
-                        weight.into(),
-                        bias.into(),
-                    ],
-                    &[],
-                )
-            };
-            let local = |l: &Local<'_>| {
-                let [weight, bias] = given(l.inputs, 3, [weight, bias]);
-                Ok(smallvec![l[0].batch_norm(&l[1], &l[2], weight, bias, eps)?])
-            };
-            return Ok(call.run(rule, local)?.remove(0));
-        }
         let (mean, var) = (column(self, mean)?, column(self, var)?);
         scale_channels(op, self, &mean, &var, [weight, bias], eps)
     }
@@ -255,16 +227,12 @@ impl Tensor {
             if plain(op, &tensors)? {
                 return train(op, self, count, [weight, bias], eps);
             }
-            let call = Call {
-                op,
-                inputs: &tensors,
-                attrs: &[],
-            };
-            let rule = || Rule::new(BATCH_TRAIN, &[self.into(), weight.into(), bias.into()], &[]);
             let part = |inputs: &[Tensor]| {
                 train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps)
             };
-            call.run_or(rule, |l| part(l.inputs), part)
+            Call::of(&BATCH_TRAIN, &tensors)
+                .optional(1, &[weight, bias])
+                .run_or(|l| part(l.inputs), part)
         };
         let pull = |out: &Outputs| {
             let axes: Dims = (0..self.rank()).filter(|d| *d != 1).collect();
@@ -328,7 +296,7 @@ fn train(
 /// The mean over `axes`, which have `n` elements together and stay with size 1.
 #[track_caller]
 fn mean(op: &'static str, x: &Tensor, axes: &[usize], n: usize) -> Result<Tensor> {
-    settled(Expr::new(op, &[x]).reduce(
+    without_partials(Expr::new(op, &[x]).reduce(
         axes,
         ReduceOp::Sum,
         Some(1.0 / n as f64),
@@ -347,7 +315,7 @@ fn variance(
     n: usize,
 ) -> Result<Tensor> {
     let squares = Expr::new(op, &[x]).maybe(&[mean]);
-    settled(squares.reduce(
+    without_partials(squares.reduce(
         axes,
         ReduceOp::Sum,
         Some(1.0 / n as f64),
@@ -447,13 +415,14 @@ fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
         let row = RowOp::Norm {
             rms,
             eps,
-            weight: weight.as_ref(),
-            bias: bias.as_ref(),
+            weight,
+            bias,
             groups,
             channels,
             inner,
         };
-        if let Some(out) = fused_rows(x, channels * inner, row)? {
+        let op = if rms { "rms_norm" } else { "layer_norm" };
+        if let Some(out) = fused_rows(op, x, channels * inner, row)? {
             return Ok(out);
         }
     }
@@ -553,41 +522,16 @@ fn trailing_values(
         );
     }
     let axes: Dims = (x.rank() - dims..x.rank()).collect();
-    let rule = || {
-        let given = [x.into(), weight.into(), bias.into()];
-        if rms {
-            Rule::new(RMS, &given[..2], &[('r', &axes)])
-        } else {
-            Rule::new(LAYER, &given, &[('r', &axes)])
-        }
-    };
-    let local = |l: &Local<'_>| {
-        Ok(smallvec![trailing(
-            op,
-            &l[0],
-            dims,
-            rms,
-            eps,
-            given(l.inputs, 1, parameters)
-        )?])
-    };
-    let cut = |inputs: &[Tensor]| {
-        Ok(smallvec![normalised(
-            op,
-            &inputs[0],
-            &axes,
-            rms,
-            eps,
-            given(inputs, 1, parameters)
-        )?])
-    };
-    Ok(Call {
-        op,
-        inputs: tensors,
-        attrs: &[dims as i64],
-    }
-    .run_or(rule, local, cut)?
-    .remove(0))
+    Call::of(if rms { &RMS } else { &LAYER }, tensors)
+        .optional(1, &parameters)
+        .bind('r', &axes)
+        .run1_or(
+            |l| trailing(op, &l[0], dims, rms, eps, given(l.inputs, 1, parameters)),
+            |inputs| {
+                let parameters = given(inputs, 1, parameters);
+                normalised(op, &inputs[0], &axes, rms, eps, parameters)
+            },
+        )
 }
 
 fn empty(op: &'static str, x: &Tensor) -> Error {
@@ -636,13 +580,13 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
 /// may be cut.
 #[track_caller]
 fn channel_groups(
-    op: &'static str,
-    rule: &str,
+    info: &'static OpInfo,
     x: &Tensor,
     groups: usize,
     parameters: [Option<&Tensor>; 2],
     eps: f64,
 ) -> Result<Tensor> {
+    let op = info.name;
     check_channels(op, x, &parameters)?;
     let channels = x.dims()[1];
     let per_sample = Shape::from(&x.dims()[1..]).checked_numel(op)?;
@@ -663,7 +607,7 @@ fn channel_groups(
         .into_iter()
         .chain(parameters.into_iter().flatten())
         .collect();
-    let run = || group_values(op, rule, x, groups, parameters, eps, &tensors);
+    let run = || group_values(info, x, groups, parameters, eps, &tensors);
     record1(op, &tensors, run, |_| {
         let kept = Kept::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
         Ok(move |b: &Back<'_>| {
@@ -704,15 +648,14 @@ fn apart(x: &Tensor, groups: usize) -> (Shape, Shape) {
 /// [`channel_groups`], checked.
 #[track_caller]
 fn group_values(
-    op: &'static str,
-    rule: &str,
+    info: &'static OpInfo,
     x: &Tensor,
     groups: usize,
     parameters: [Option<&Tensor>; 2],
     eps: f64,
     tensors: &[&Tensor],
 ) -> Result<Tensor> {
-    let [weight, bias] = parameters;
+    let (op, [weight, bias]) = (info.name, parameters);
     let channels = x.dims()[1];
     if plain(op, tensors)? {
         let inner = x.dims()[2..].iter().product();
@@ -729,29 +672,13 @@ fn group_values(
             },
         );
     }
-    let made = || {
-        Rule::with_sizes(
-            rule,
-            &[x.into(), weight.into(), bias.into()],
-            &[],
-            &[('g', groups)],
-        )
-    };
-    let local = |l: &Local<'_>| {
-        let x = &l[0];
+    let local = |x: &Tensor, inputs: &[Tensor]| {
         if x.numel() == 0 {
-            return Ok(smallvec![x.clone()]);
+            return Ok(x.clone());
         }
         // Every rank has whole groups.
         let groups = x.dims()[1] / (channels / groups);
-        Ok(smallvec![channel_groups(
-            op,
-            rule,
-            x,
-            groups,
-            given(l.inputs, 1, parameters),
-            eps
-        )?])
+        channel_groups(info, x, groups, given(inputs, 1, parameters), eps)
     };
     let cut = |inputs: &[Tensor]| {
         let (apart, beside) = apart(x, groups);
@@ -767,15 +694,12 @@ fn group_values(
             eps,
             [weight.as_ref(), bias.as_ref()],
         )?;
-        Ok(smallvec![out.reshape(x.shape())?])
+        out.reshape(x.shape())
     };
-    Ok(Call {
-        op,
-        inputs: tensors,
-        attrs: &[groups as i64, channels as i64],
-    }
-    .run_or(made, local, cut)?
-    .remove(0))
+    Call::of(info, tensors)
+        .optional(1, &parameters)
+        .size('g', groups)
+        .run1_or(|l| local(&l[0], l.inputs), cut)
 }
 
 /// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.

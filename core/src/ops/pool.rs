@@ -27,32 +27,36 @@ use crate::{
     backend::{Affine, ReduceOp},
     grad::{Back, record, record1},
     map::Builder,
-    spmd::{Call, Outputs, Rule, hash},
+    spmd::Call,
+    tensor::Outputs,
 };
 use adaptive::adaptive;
 use smallvec::smallvec;
 
-const MAX: &str = "...w -> ...w ; replicate w ; through max 0";
-const MAX_WITH_INDICES: &str = "...w -> ...w, ...w ; replicate w";
-const AVERAGE: &str = "...w -> ...w ; replicate w ; linear 0";
+const MAX: OpInfo = op("max_pool1d", "...w -> ...w ; replicate w ; through max 0");
+const MAX_WITH_INDICES: OpInfo = op(
+    "max_pool1d_with_indices",
+    "...w -> ...w, ...w ; replicate w",
+);
+const AVERAGE: OpInfo = op("avg_pool1d", "...w -> ...w ; replicate w ; linear 0");
 
 /// The ops of this file. `w` are the dimensions with windows; they stay whole.
 pub const OPS: &[OpInfo] = &[
-    op("max_pool1d", MAX),
-    op("max_pool2d", MAX),
-    op("max_pool3d", MAX),
-    op("max_pool1d_with_indices", MAX_WITH_INDICES),
-    op("max_pool2d_with_indices", MAX_WITH_INDICES),
-    op("max_pool3d_with_indices", MAX_WITH_INDICES),
-    op("avg_pool1d", AVERAGE),
-    op("avg_pool2d", AVERAGE),
-    op("avg_pool3d", AVERAGE),
-    op("adaptive_max_pool1d", MAX),
-    op("adaptive_max_pool2d", MAX),
-    op("adaptive_max_pool3d", MAX),
-    op("adaptive_avg_pool1d", AVERAGE),
-    op("adaptive_avg_pool2d", AVERAGE),
-    op("adaptive_avg_pool3d", AVERAGE),
+    MAX.named("max_pool1d"),
+    MAX.named("max_pool2d"),
+    MAX.named("max_pool3d"),
+    MAX_WITH_INDICES.named("max_pool1d_with_indices"),
+    MAX_WITH_INDICES.named("max_pool2d_with_indices"),
+    MAX_WITH_INDICES.named("max_pool3d_with_indices"),
+    AVERAGE.named("avg_pool1d"),
+    AVERAGE.named("avg_pool2d"),
+    AVERAGE.named("avg_pool3d"),
+    MAX.named("adaptive_max_pool1d"),
+    MAX.named("adaptive_max_pool2d"),
+    MAX.named("adaptive_max_pool3d"),
+    AVERAGE.named("adaptive_avg_pool1d"),
+    AVERAGE.named("adaptive_avg_pool2d"),
+    AVERAGE.named("adaptive_avg_pool3d"),
 ];
 
 /// The windows of a max pool over `N` dimensions.
@@ -274,22 +278,18 @@ pub(super) fn leading(op: &'static str, input: &Tensor, n: usize) -> Result<usiz
 #[track_caller]
 pub(super) fn on_windows(
     op: &'static str,
-    rule: &'static str,
+    info: &'static OpInfo,
+    variant: usize,
     input: &Tensor,
     n: usize,
     local: impl Fn(&Tensor) -> Result<Outputs>,
 ) -> Result<Outputs> {
     let windows: Dims = (leading(op, input, n)?..input.rank()).collect();
-    // One op may have several rules.
-    let call = Call {
-        op,
-        inputs: &[input],
-        attrs: &[n as i64, hash(rule) as i64],
-    };
-    call.run(
-        || Rule::new(rule, &[input.into()], &[('w', &windows)]),
-        |l| local(&l[0]),
-    )
+    Call::of(info, &[input])
+        .on_behalf_of(op)
+        .variant(variant)
+        .bind('w', &windows)
+        .run(|l| local(&l[0]))
 }
 
 /// The value that loses against every other.
@@ -337,13 +337,13 @@ fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tenso
 #[track_caller]
 fn largest(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tensor> {
     if !input.is_plain() {
-        return Ok(on_windows(op, MAX, input, windows.out.len(), |x| {
+        return Ok(on_windows(op, &MAX, 0, input, windows.out.len(), |x| {
             Ok(smallvec![largest(op, x, windows)?])
         })?
         .remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     windows
         .view(op, input, lowest(input.dtype()))?
@@ -427,7 +427,7 @@ fn largest_with_indices(
     windows: &Windows,
 ) -> Result<(Tensor, Tensor)> {
     if !input.is_plain() {
-        let mut out = on_windows(op, MAX_WITH_INDICES, input, windows.out.len(), |x| {
+        let mut out = on_windows(op, &MAX_WITH_INDICES, 0, input, windows.out.len(), |x| {
             let (values, indices) = largest_with_indices(op, x, windows)?;
             Ok(smallvec![values, indices])
         })?;
@@ -435,7 +435,7 @@ fn largest_with_indices(
     }
     let values = largest(op, input, windows)?;
     if input.numel() == 0 {
-        let none = input.result(None, DType::I32, values.shape().clone());
+        let none = input.no_elements(DType::I32, values.shape().clone())?;
         return Ok((values, none));
     }
     let plane: Shape = windows
@@ -492,10 +492,10 @@ fn average(
 ) -> Result<Tensor> {
     if !input.is_plain() {
         let local = |x: &Tensor| Ok(smallvec![average(op, x, windows, count_include_pad)?]);
-        return Ok(on_windows(op, AVERAGE, input, windows.out.len(), local)?.remove(0));
+        return Ok(on_windows(op, &AVERAGE, 0, input, windows.out.len(), local)?.remove(0));
     }
     if input.numel() == 0 {
-        return Ok(input.result(None, input.dtype(), windows.out_shape(input)));
+        return input.no_elements(input.dtype(), windows.out_shape(input));
     }
     let axes = windows.axes(input.rank());
     let Some(counts) = windows.counts(count_include_pad) else {

@@ -17,7 +17,7 @@
 //! ```
 
 use super::{
-    CREATES, Map, OpInfo, Operand, POSITIONS, create, index_kind, map1, op_without_gradient,
+    Map, OpInfo, Operand, POSITIONS, affine::shifted, create, creates, index_kind, map1, op,
 };
 use crate::{
     DType, Device, Dims, Error, F8E4M3, F8E5M2, Kind, MapProgram, Place, Region, Result, Scalar,
@@ -25,21 +25,22 @@ use crate::{
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
-    spmd::{Call, Local, Rule},
+    spmd::Call,
 };
 
 /// The ops of this file. Creation needs no input: each rank draws the elements it holds, by their
 /// global index.
 pub const OPS: &[OpInfo] = &[
-    op_without_gradient("uniform", "-> ... ; offset", CREATES),
-    op_without_gradient("normal", "-> ... ; offset", CREATES),
-    op_without_gradient("bernoulli", "-> ... ; offset", CREATES),
-    op_without_gradient("randint", "-> ... ; offset", CREATES),
-    op_without_gradient("permutation", "-> n ; replicate n", CREATES),
-    op_without_gradient("multinomial", MULTINOMIAL, POSITIONS),
+    creates("uniform"),
+    creates("normal"),
+    creates("bernoulli"),
+    creates("randint"),
+    creates("permutation"),
+    MULTINOMIAL,
 ];
 
-const MULTINOMIAL: &str = "...c -> ...n ; replicate c ; offset";
+const MULTINOMIAL: OpInfo =
+    op("multinomial", "...c -> ...n ; replicate c").without_gradient(POSITIONS);
 
 /// A key for one random tensor. Plain data: copy it to draw the same values again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -176,7 +177,7 @@ impl Draw {
     pub(crate) fn part(&self, region: &Region) -> Self {
         Self {
             shape: region.shape.clone().into(),
-            index: create::shifted(&self.index, &region.start),
+            index: shifted(&self.index, &region.start),
             ..*self
         }
     }
@@ -201,16 +202,12 @@ impl Draw {
         params: &[Scalar],
         device: &Device,
     ) -> Result<Tensor> {
-        device.check(program.outputs[0].1, self.shape.checked_numel(self.op)?)?;
         let operands: Dims<Operand<'_>> = operands.iter().map(|t| Operand::from(*t)).collect();
         let params = [&self.rng.params()[..], params].concat();
         let map = Map {
-            op: self.op,
-            program,
-            shape: &self.shape,
             indices: std::slice::from_ref(&self.index),
             params: &params,
-            linear: false,
+            ..Map::new(self.op, program, &self.shape)
         };
         Ok(map.run(&operands, device)?.remove(0))
     }
@@ -430,7 +427,7 @@ impl Tensor {
         shape.checked_numel(op)?;
         // Every row is drawn by itself, from its place in the whole tensor.
         let choose = |weights: &Tensor, region: Region| match replacement {
-            _ if region.numel() == 0 => Ok(weights.result(None, DType::I32, region.shape.into())),
+            _ if region.numel() == 0 => weights.no_elements(DType::I32, region.shape.into()),
             true => weights.choose_with_replacement(Draw::whole(op, &shape, rng)?.part(&region)),
             false => {
                 let rows = Region {
@@ -453,14 +450,7 @@ impl Tensor {
                 },
             );
         }
-        let local = |l: &Local<'_>| Ok(smallvec::smallvec![choose(&l[0], l.region(0, &shape))?]);
-        Ok(Call {
-            op,
-            inputs: &[weights],
-            attrs: &[],
-        }
-        .run(|| Rule::new(MULTINOMIAL, &[weights.into()], &[]), local)?
-        .remove(0))
+        Call::of(&MULTINOMIAL, &[weights]).run1(|l| choose(&l[0], l.region(0, &shape)))
     }
 
     /// Inverts the running sum of the weights at uniform values.

@@ -23,44 +23,72 @@ use super::{
     elementwise::{Key, Slot, cached},
     expr::Expr,
     index::picked,
-    map1, need_float_math, op, op_without_gradient, same_device,
+    launch::launch_as,
+    map1, need_float_math, same_device,
     similarity::unless_zero,
 };
 use crate::{
     DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
-    grad,
+    ledger::on_behalf_of,
     map::{Builder, Val},
     spmd::{
-        Call, Local, Rule, composed, plain,
-        rule::{Factors, Kind},
-        settled,
+        Call, Local,
+        built::{Combine, REDUCE, reduce_data},
+        plain, without_partials,
     },
 };
-use std::sync::Arc;
 
 /// The ops of this file.
 pub const OPS: &[OpInfo] = &[
-    op("sum", "...r -> ... ; reduce r sum ; linear 0"),
-    op("mean", "...r -> ... ; reduce r sum ; linear 0"),
-    op("prod", "...r -> ... ; reduce r prod ; through prod 0"),
-    op("max", "...r -> ... ; reduce r max ; through max 0"),
-    op("min", "...r -> ... ; reduce r min ; through min 0"),
-    op("amax", "...r -> ... ; reduce r max ; through max 0"),
-    op("amin", "...r -> ... ; reduce r min ; through min 0"),
-    op_without_gradient("any", "...r -> ... ; reduce r or ; through or 0", TRUTH),
-    op_without_gradient("all", "...r -> ... ; reduce r and ; through and 0", TRUTH),
-    op_without_gradient("count_nonzero", "...r -> ... ; reduce r sum", COUNTS),
-    op("norm", "...r -> ... ; stats r 1"),
-    op("var", "...r -> ... ; stats r 2"),
-    op("std", "...r -> ... ; stats r 2"),
-    op("logsumexp", "...r -> ... ; stats r 1"),
-    op_without_gradient("argmax", "...r -> ... ; stats r 2", POSITIONS),
-    op_without_gradient("argmin", "...r -> ... ; stats r 2", POSITIONS),
-    op("max_with_indices", "...r -> ..., ... ; stats r 3"),
-    op("min_with_indices", "...r -> ..., ... ; stats r 3"),
-    op("median", "...r -> ..., ... ; replicate r"),
+    REDUCED.named("sum"),
+    REDUCED.named("mean"),
+    REDUCED.named("prod"),
+    REDUCED.named("max"),
+    REDUCED.named("min"),
+    REDUCED.named("amax"),
+    REDUCED.named("amin"),
+    REDUCED.named("any").without_gradient(TRUTH),
+    REDUCED.named("all").without_gradient(TRUTH),
+    REDUCED.named("count_nonzero").without_gradient(COUNTS),
+    OpInfo::composed("norm", &["reduce", "map"]),
+    OpInfo::composed("var", &["reduce"]),
+    OpInfo::composed("std", &["reduce", "map"]),
+    REDUCED.named("logsumexp"),
+    COMPARED.named("argmax"),
+    COMPARED.named("argmin"),
+    OpInfo::composed("max_with_indices", &["reduce", "argmax"]),
+    OpInfo::composed("min_with_indices", &["reduce", "argmin"]),
+    OpInfo::composed(
+        "median",
+        &[
+            "argsort",
+            "isnan",
+            "max_with_indices",
+            "narrow",
+            "reshape",
+            "squeeze",
+            "take_along_axis",
+            "where_",
+        ],
+    ),
 ];
+
+/// The steps of this file: a reduction on behalf of an op.
+pub(super) const STEPS: &[OpInfo] = &[REDUCED];
+
+const REDUCED: OpInfo = OpInfo::new("reduce", REDUCE);
+
+/// Where the axis is cut, the results of the parts are compared.
+const COMPARED: OpInfo = REDUCED.without_gradient(POSITIONS).runs(&[
+    "eq",
+    "isnan",
+    "logical_and",
+    "logical_or",
+    "reduce",
+    "squeeze",
+    "where_",
+]);
 
 /// A reduction of what a map program makes of its operands.
 pub(crate) struct Reduce<'a> {
@@ -82,15 +110,9 @@ pub(crate) struct Reduce<'a> {
 }
 
 impl Reduce<'_> {
-    /// Runs it; its gradient follows from the program and the reduction.
-    #[track_caller]
-    pub(crate) fn run(&self) -> Result<Tensor> {
-        grad::reduced(self)
-    }
-
     /// Runs it without a gradient.
     #[track_caller]
-    pub(crate) fn compute(&self) -> Result<Tensor> {
+    pub(super) fn compute(&self) -> Result<Tensor> {
         if plain(self.op, self.operands)? {
             self.run_plain()
         } else {
@@ -129,78 +151,35 @@ impl Reduce<'_> {
             // The result has no elements, or is a constant.
             let out = reduced_shape(shape, self.axes, self.keepdim);
             return Place::from(first.mesh()).build(self.dtype, &out, |device, _| {
-                let nothing = Tensor::created(None, first.dtype(), shape.clone(), device);
+                let nothing = Tensor::nothing(first.dtype(), shape.clone(), device);
                 self.of(&[&nothing], self.axes).run_plain()
             });
         }
         let reduction = self.reduction();
-        let rule = || {
-            let mut rule = Rule::broadcast(shape, self.operands, 1);
-            for &axis in self.axes {
-                rule.factors[axis].kind = reduction.map_or(
-                    Kind::Stats(if self.reduce == ReduceOp::LogSumExp {
-                        1
-                    } else {
-                        2
-                    }),
-                    Kind::Reduce,
-                );
-            }
-            let kept = |d: usize| self.keepdim || !self.axes.contains(&d);
-            let factors = |d: usize| {
-                if self.axes.contains(&d) {
-                    Factors::new()
-                } else {
-                    smallvec::smallvec![d as u8]
-                }
-            };
-            rule.outputs[0] = (0..shape.rank())
-                .filter(|d| kept(*d))
-                .map(factors)
-                .collect();
-            if let Some(reduction) = reduction
-                .filter(|_| self.linear || (self.operands.len() == 1 && is_identity(self.program)))
-            {
-                let at = Reduction::ALL_STATIC
-                    .iter()
-                    .position(|r| *r == reduction)
-                    .unwrap_or(0);
-                rule = rule.let_through(1, &Reduction::ALL_STATIC[at..=at]);
-            }
-            Ok(rule)
-        };
-        let axes = self.axes.iter().fold(0i64, |mask, a| mask | 1 << a);
-        let call = Call {
-            op: self.op,
-            inputs: self.operands,
-            attrs: &[
-                -2,
-                axes,
-                self.keepdim.into(),
-                self.reduce as i64,
-                self.dtype as i64,
-                self.operands.len() as i64,
-                self.linear.into(),
-            ],
+        // Partial values of the same reduction pass where nothing is done to them first.
+        let passes = self.linear || (self.operands.len() == 1 && is_identity(self.program));
+        let combine = match reduction {
+            Some(reduction) => Combine::By(reduction, passes),
+            None if self.reduce == ReduceOp::LogSumExp => Combine::Statistics(1),
+            None => Combine::Statistics(2),
         };
         let local = |l: &Local<'_>| {
             let parts: smallvec::SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
             let out = reduced_shape(l[0].shape(), self.axes, self.keepdim);
             match reduction.filter(|_| l[0].numel() == 0 && out.numel() > 0) {
-                Some(reduction) => Ok(smallvec::smallvec![Tensor::full(
+                Some(reduction) => Tensor::full(
                     out,
                     reduction.identity(self.dtype),
                     self.dtype,
-                    l[0].device()
-                )?]),
-                None => Ok(smallvec::smallvec![self.of(&parts, self.axes).run_plain()?]),
+                    l[0].device(),
+                ),
+                None => self.of(&parts, self.axes).run_plain(),
             }
         };
-        Ok(call
-            .run_or(rule, local, |inputs| {
-                Ok(smallvec::smallvec![self.two_steps(inputs)?])
-            })?
-            .remove(0))
+        Call::of(&REDUCED, self.operands)
+            .on_behalf_of(self.op)
+            .data(&reduce_data(self.axes, self.keepdim, combine))
+            .run1_or(local, |inputs| self.two_steps(inputs))
     }
 
     /// One result for each part of the reduced dimensions, then those combined: only they cross.
@@ -324,16 +303,14 @@ impl Reduce<'_> {
         let device = same_device(self.op, self.operands)?;
         let (first, shape) = (self.operands[0], self.operands[0].shape());
         let out = reduced_shape(shape, self.axes, self.keepdim);
-        let elements = out.checked_numel(self.op)?;
-        device.check(self.dtype, elements)?;
         if matches!(self.reduce, ReduceOp::ArgMax | ReduceOp::ArgMin) {
             check_positions(self.op, self.axes.iter().map(|&a| shape[a]).product())?;
         }
         if self.reduce == ReduceOp::LogSumExp {
             need_float_math(self.op, device, self.dtype)?;
         }
-        if elements == 0 {
-            return Ok(first.result(None, self.dtype, out));
+        if out.checked_numel(self.op)? == 0 {
+            return first.no_elements(self.dtype, out);
         }
         if shape.numel() == 0 {
             return self.empty(&out);
@@ -351,15 +328,14 @@ impl Reduce<'_> {
             params: self.params,
             ..Map::new(self.op, self.program, shape)
         };
-        let inputs = map.inputs(&operands, device)?;
-        let buffer = device.backend().reduce(&ReduceCall {
-            map: map.call(&inputs),
-            axes,
-            op: self.reduce,
+        let call = ReduceCall {
+            map: map.call(&operands, device)?,
+            axes: axes.into(),
+            mode: self.reduce,
             scale: self.scale,
             dtype: self.dtype,
-        })?;
-        Ok(first.result(Some(buffer), self.dtype, out))
+        };
+        launch_as(first.mesh(), out, call)
     }
 
     /// What a reduction of nothing gives.
@@ -468,7 +444,7 @@ fn front(
     from: DType,
     to: DType,
     f: impl for<'b> FnOnce(Val<'b>) -> Val<'b>,
-) -> Result<Arc<MapProgram>> {
+) -> Result<MapProgram> {
     let slots = [Slot::Load(from), Slot::Empty, Slot::Empty, Slot::Empty];
     cached(
         Key {
@@ -643,8 +619,8 @@ fn extreme(
 ) -> Result<(Tensor, Tensor)> {
     picked(op, x, x.shape().axis(op, axis)?, keepdim, || {
         // Values and positions both read the operand, so what is partial is combined once.
-        let _scope = composed(op, x);
-        let x = settled(x.clone())?;
+        let _scope = on_behalf_of(op, x);
+        let x = without_partials(x.clone())?;
         Ok((
             as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?,
             position(&x, position_op, Some(axis), keepdim, position_of)?,

@@ -1,26 +1,23 @@
 //! Rotary position embedding.
 
 use super::{
-    CREATES, Map, OpInfo, Operand,
+    Map, OpInfo, Operand, creates,
     expr::{Expr, check_float},
-    op, op_without_gradient,
+    op, sum_to,
 };
 use crate::{
     DType, Dims, Error, Kind, Place, Result, Shape, Tensor,
     backend::Affine,
-    grad::{Back, Pulled, record1, sum_to},
+    grad::{Back, Pulled, record1},
     map::Builder,
-    spmd::{Call, Local, Rule, plain},
+    spmd::{Call, plain},
 };
 use smallvec::smallvec;
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[
-    op("rope", ROPE),
-    op_without_gradient("rope_tables", "-> sd, sd ; offset", CREATES),
-];
+pub const OPS: &[OpInfo] = &[ROPE, creates("rope_tables")];
 
-const ROPE: &str = "...d, ...d, ...d -> ...d ; replicate d ; linear 0";
+const ROPE: OpInfo = op("rope", "...d, ...d, ...d -> ...d ; replicate d ; linear 0");
 
 /// Which elements of a vector form a pair that is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,15 +146,7 @@ impl Tensor {
     fn rotated(&self, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
         let (op, rank) = ("rope", self.rank());
         if !plain(op, &[self, cos, sin])? {
-            let local = |l: &Local<'_>| Ok(smallvec![l[0].rope(&l[1], &l[2], style)?]);
-            let rule = || Rule::new(ROPE, &[self.into(), cos.into(), sin.into()], &[]);
-            return Ok(Call {
-                op,
-                inputs: &[self, cos, sin],
-                attrs: &[],
-            }
-            .run(rule, local)?
-            .remove(0));
+            return Call::of(&ROPE, &[self, cos, sin]).run1(|l| l[0].rope(&l[1], &l[2], style));
         }
         // The axis of two: before the pairs or after them. Flipped along it, each element meets its
         // partner.

@@ -1,13 +1,41 @@
-//! Running a map program: on a device, on a mesh, and, by `grad/program.rs`, with its gradient
+//! Running a map program: on a device, on a mesh, and, by `gradient.rs`, with its gradient
 //! remembered.
 
-use super::{create, need_float_math, needs_f64_math};
+use super::{OpInfo, affine::shifted, launch::launch, need_float_math, needs_f64_math};
 use crate::{
-    DType, Device, Dims, Error, MapProgram, Reduction, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, MapProgram, Mesh, Result, Scalar, Shape, Tensor,
     backend::{Affine, MapCall, MapInput},
-    spmd::{Call, Outputs, Rule, plain},
+    spmd::{
+        Call,
+        built::{MAP, map_data},
+        plain,
+    },
+    tensor::Outputs,
 };
 use smallvec::SmallVec;
+
+/// The steps of this file: a map of which nothing more is known than its operands.
+pub(super) const STEPS: &[OpInfo] = &[MAPPED];
+
+const MAPPED: OpInfo = OpInfo::new("map", MAP);
+
+/// What is known of a map beside its program: how it runs on a mesh.
+#[derive(Clone, Copy)]
+pub(crate) enum MapRule {
+    /// Nothing: every dimension may be cut and nothing partial passes, because a program says
+    /// nothing of what it computes.
+    Unknown,
+    /// It is linear in its first operand, so that partial sums may pass through that.
+    Linear,
+    /// It is this op.
+    Op {
+        info: &'static OpInfo,
+        /// A bit for each operand of the op that is a number.
+        numbers: u32,
+        /// Whether the clauses of the rule on partial values hold.
+        partials: bool,
+    },
+}
 
 /// An operand of a [`Map`]: a tensor that broadcasts to the iteration shape, or one placed at
 /// `window` in it.
@@ -46,9 +74,7 @@ pub(crate) struct Map<'a> {
     /// The affine indices, over the whole shape.
     pub(crate) indices: &'a [Affine],
     pub(crate) params: &'a [Scalar],
-    /// Whether the program is known to be linear in its first operand, so that partial sums may
-    /// pass through it.
-    pub(crate) linear: bool,
+    pub(crate) rule: MapRule,
 }
 
 impl<'a> Map<'a> {
@@ -60,7 +86,7 @@ impl<'a> Map<'a> {
             shape,
             indices: &[],
             params: &[],
-            linear: false,
+            rule: MapRule::Unknown,
         }
     }
 
@@ -73,62 +99,50 @@ impl<'a> Map<'a> {
         if !plain(op, &tensors)? {
             return self.run_parts(operands, &tensors);
         }
-        let result = |buffer, dtype| match tensors.first() {
-            Some(first) => first.result(buffer, dtype, shape.clone()),
-            None => Tensor::created(buffer, dtype, shape.clone(), device),
-        };
-        let elements = shape.checked_numel(op)?;
-        if elements == 0 {
-            return Ok(outputs
-                .iter()
-                .map(|(_, dtype)| result(None, *dtype))
-                .collect());
+        if shape.checked_numel(op)? == 0 {
+            let empty = |(_, dtype): &(_, DType)| match tensors.first() {
+                Some(first) => first.no_elements(*dtype, shape.clone()),
+                None => {
+                    device.check(*dtype, 0)?;
+                    Ok(Tensor::nothing(*dtype, shape.clone(), device))
+                }
+            };
+            return outputs.iter().map(empty).collect();
         }
-        for (_, dtype) in outputs {
-            device.check(*dtype, elements)?;
+        let call = self.call(operands, device)?;
+        match tensors.first() {
+            Some(first) => launch(first.mesh(), call),
+            None => launch(&Mesh::single(device), call),
         }
-        let inputs = self.inputs(operands, device)?;
-        let buffers = device.backend().map(&self.call(&inputs))?;
-        Ok(buffers
-            .into_iter()
-            .zip(outputs)
-            .map(|(buffer, (_, dtype))| result(Some(buffer), *dtype))
-            .collect())
     }
 
-    /// [`run`](Self::run) on a mesh: every dimension may be cut. Nothing partial passes, because a
-    /// program says nothing of what it computes, unless it is known to be linear.
+    /// [`run`](Self::run) on a mesh, by its rule.
     #[track_caller]
     fn run_parts(&self, operands: &[Operand<'_>], tensors: &[&Tensor]) -> Result<Outputs> {
-        let (op, shape, outputs) = (self.op, self.shape, self.program.outputs.len());
+        let (op, shape) = (self.op, self.shape);
         if operands.iter().any(|o| o.window.is_some()) {
             return Err(Error::Argument {
                 op,
                 detail: "a window into a tensor on a mesh: the op has no rule".into(),
             });
         }
-        let rule = || {
-            let rule = Rule::broadcast(shape, tensors, outputs);
-            Ok(if self.linear {
-                rule.let_through(1, &[Reduction::Sum])
-            } else {
-                rule
-            })
+        let linear = matches!(self.rule, MapRule::Linear);
+        let data = map_data(shape, self.program.outputs.len(), linear);
+        let call = match self.rule {
+            MapRule::Op {
+                info,
+                numbers,
+                partials,
+            } => Call::of(info, tensors).numbers(numbers).partials(partials),
+            MapRule::Unknown | MapRule::Linear => Call::of(&MAPPED, tensors).data(&data),
         };
-        // Ops have attributes of their own, so the rules that core makes are told apart by a
-        // negative number.
-        Call {
-            op,
-            inputs: tensors,
-            attrs: &[-1, shape.rank() as i64, outputs as i64, self.linear.into()],
-        }
-        .run(rule, |l| {
+        call.on_behalf_of(op).run(|l| {
             let region = l.region(0, shape);
             let parts: SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
             let indices: SmallVec<[Affine; 2]> = self
                 .indices
                 .iter()
-                .map(|index| create::shifted(index, &region.start))
+                .map(|index| shifted(index, &region.start))
                 .collect();
             Map {
                 shape: &region.shape.into(),
@@ -139,13 +153,9 @@ impl<'a> Map<'a> {
         })
     }
 
-    /// The operands, which hold elements, as a backend reads them; an error where the device cannot
-    /// do what the program asks.
-    pub(crate) fn inputs(
-        &self,
-        operands: &[Operand<'_>],
-        device: &Device,
-    ) -> Result<SmallVec<[MapInput; 3]>> {
+    /// The call of a backend with these operands, which hold elements; an error where the device
+    /// cannot do what the program asks.
+    pub(crate) fn call(&self, operands: &[Operand<'_>], device: &Device) -> Result<MapCall> {
         // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are
         // where buffers are made.
         for (_, dtype) in &self.program.outputs {
@@ -167,18 +177,13 @@ impl<'a> Map<'a> {
                 window: operand.window.clone(),
             })
         };
-        operands.iter().map(input).collect()
-    }
-
-    /// The call of a backend with what [`inputs`](Self::inputs) gave.
-    pub(crate) fn call<'c>(&'c self, inputs: &'c [MapInput]) -> MapCall<'c> {
-        MapCall {
+        Ok(MapCall {
             op: self.op,
-            program: self.program,
-            shape: self.shape,
-            inputs,
-            indices: self.indices,
-            params: self.params,
-        }
+            program: self.program.clone(),
+            shape: self.shape.clone(),
+            inputs: operands.iter().map(input).collect::<Result<_>>()?,
+            indices: self.indices.into(),
+            params: self.params.into(),
+        })
     }
 }

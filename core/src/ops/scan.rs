@@ -7,23 +7,24 @@
 
 mod gradient;
 
-use super::{OpInfo, expr::Expr, index::picked, need_float_math, op};
+use super::{OpInfo, expr::Expr, index::picked, launch::launch, need_float_math, op};
 use crate::{
     DType, Error, Result, Tensor,
     backend::{ScanCall, ScanOp},
     split,
-    spmd::{Call, Outputs, Rule, join_parts, parts_of},
+    spmd::{Call, join_parts, parts_of},
+    tensor::Outputs,
 };
 use gradient::{log_sum_exp, product, sum};
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[
-    op("cumsum", "...r -> ...r ; stats r 1 ; linear 0"),
-    op("cumprod", "...r -> ...r ; stats r 1 ; through prod 0"),
-    op("cummax", "...r -> ...r, ...r ; stats r 2"),
-    op("cummin", "...r -> ...r, ...r ; stats r 2"),
-    op("logcumsumexp", "...r -> ...r ; stats r 1"),
-];
+pub const OPS: &[OpInfo] = &[CUMSUM, CUMPROD, CUMMAX, CUMMIN, LOGCUMSUMEXP];
+
+const CUMSUM: OpInfo = op("cumsum", "...r -> ...r ; stats r 1 ; linear 0");
+const CUMPROD: OpInfo = op("cumprod", "...r -> ...r ; stats r 1 ; through prod 0");
+const CUMMAX: OpInfo = op("cummax", "...r -> ...r, ...r ; stats r 2");
+const CUMMIN: OpInfo = op("cummin", "...r -> ...r, ...r ; stats r 2");
+const LOGCUMSUMEXP: OpInfo = op("logcumsumexp", "...r -> ...r ; stats r 1");
 
 impl Tensor {
     /// Running sum. `bool` and `u8` give `i32`, other integers keep their type and wrap.
@@ -37,7 +38,6 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, axis: i64) -> Result<Tensor> {
         sum(
-            "cumsum",
             &self.cast(super::reduce::sum_type(self.dtype()))?,
             self.shape().axis("cumsum", axis)?,
             false,
@@ -57,14 +57,14 @@ impl Tensor {
     /// the maximum is NaN.
     #[track_caller]
     pub fn cummax(&self, axis: i64) -> Result<(Tensor, Tensor)> {
-        extreme("cummax", self, axis, ScanOp::Max)
+        extreme(&CUMMAX, self, axis, ScanOp::Max)
     }
 
     /// Running minimum and its position (`i32`; the latest among equals). From the first NaN on,
     /// the minimum is NaN.
     #[track_caller]
     pub fn cummin(&self, axis: i64) -> Result<(Tensor, Tensor)> {
-        extreme("cummin", self, axis, ScanOp::Min)
+        extreme(&CUMMIN, self, axis, ScanOp::Min)
     }
 
     /// `log(cumsum(exp(x)))` without overflow.
@@ -78,7 +78,13 @@ impl Tensor {
 }
 
 #[track_caller]
-fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(Tensor, Tensor)> {
+fn extreme(
+    info: &'static OpInfo,
+    x: &Tensor,
+    axis: i64,
+    scan_op: ScanOp,
+) -> Result<(Tensor, Tensor)> {
+    let op = info.name;
     let axis = x.shape().axis(op, axis)?;
     picked(op, x, axis, true, || {
         // Bools scan as the integers 0 and 1, in the same order.
@@ -88,7 +94,7 @@ fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(
             x.clone()
         };
         let (values, positions) = Scan {
-            op,
+            info,
             axis,
             scan: scan_op,
             positions: true,
@@ -104,7 +110,7 @@ fn extreme(op: &'static str, x: &Tensor, axis: i64, scan_op: ScanOp) -> Result<(
 }
 
 struct Scan {
-    op: &'static str,
+    info: &'static OpInfo,
     axis: usize,
     scan: ScanOp,
     /// Whether to tell where an extreme is.
@@ -118,31 +124,21 @@ impl Scan {
     #[track_caller]
     fn of(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let Scan {
-            op,
+            info,
             axis,
             positions,
             ..
         } = *self;
         if positions {
-            super::reduce::check_positions(op, x.dims()[axis])?;
+            super::reduce::check_positions(info.name, x.dims()[axis])?;
         }
         if x.is_plain() {
             return self.run(x);
         }
-        let text = OPS
-            .iter()
-            .find(|info| info.name == op)
-            .map_or("", |info| info.rule);
-        let call = Call {
-            op,
-            inputs: &[x],
-            attrs: &[axis as i64],
-        };
         let outputs = |(values, positions): (Tensor, Option<Tensor>)| -> Outputs {
             std::iter::once(values).chain(positions).collect()
         };
-        let mut out = call.run_or(
-            || Rule::new(text, &[x.into()], &[('r', &[axis])]),
+        let mut out = Call::of(info, &[x]).bind('r', &[axis]).run_or(
             |l| Ok(outputs(self.run(&l[0])?)),
             |inputs| Ok(outputs(self.run_parts(&inputs[0])?)),
         )?;
@@ -153,17 +149,12 @@ impl Scan {
     /// Scans on one device.
     fn run(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let (device, shape) = (x.device(), x.shape().clone());
-        if self.positions {
-            device.check(DType::I32, x.numel())?;
-        }
         if self.scan == ScanOp::LogSumExp {
-            need_float_math(self.op, device, x.dtype())?;
+            need_float_math(self.info.name, device, x.dtype())?;
         }
         if x.numel() == 0 {
-            return Ok((
-                x.result(None, x.dtype(), shape.clone()),
-                self.positions.then(|| x.result(None, DType::I32, shape)),
-            ));
+            let positions = self.positions.then(|| x.no_elements(DType::I32, shape));
+            return Ok((x.clone(), positions.transpose()?));
         }
         if self.backwards {
             let (values, found) = Scan {
@@ -173,16 +164,16 @@ impl Scan {
             .run(&x.flip(&[self.axis as i64])?)?;
             return Ok((values.flip(&[self.axis as i64])?, found));
         }
-        let (values, found) = device.backend().scan(&ScanCall {
-            input: &x.view()?,
+        let call = ScanCall {
+            op: self.info.name,
+            input: x.view()?,
             axis: self.axis,
-            op: self.scan,
+            mode: self.scan,
             positions: self.positions,
-        })?;
-        Ok((
-            x.result(Some(values), x.dtype(), shape.clone()),
-            found.map(|buffer| x.result(Some(buffer), DType::I32, shape)),
-        ))
+        };
+        let mut out = launch(x.mesh(), call)?;
+        let found = if self.positions { out.pop() } else { None };
+        Ok((out.remove(0), found))
     }
 
     /// Scans an axis that is cut: each part for itself, then with what the parts before it came to.
@@ -270,7 +261,7 @@ impl Scan {
             ScanOp::Sum => return Ok((here.add(&total)?, None)),
             ScanOp::Prod => return Ok((here.mul(&total)?, None)),
             ScanOp::LogSumExp => {
-                let sum = Expr::new(self.op, &[&here, &total]).map(here.dtype(), |a| {
+                let sum = Expr::new(self.info.name, &[&here, &total]).map(here.dtype(), |a| {
                     let (top, low) = (a.x[0].max(a.x[1]), a.x[0].min(a.x[1]));
                     top.is_inf().select(top, top + (low - top).exp().log1p())
                 })?;

@@ -28,72 +28,174 @@ mod gradient;
 mod local;
 
 use super::{
-    OpInfo, TRUTH,
-    index::{check_coordinates, check_indices, check_not_empty, letters, listed, nth, term},
-    op, op_without_gradient,
+    OpInfo, RuleForm, TRUTH,
+    index::{
+        check_coordinates, check_indices, check_not_empty, common_ones, letters, listed, nth, term,
+    },
+    op,
 };
 use crate::{
     Error, Result, Shape, Tensor,
     backend::ScatterOp,
     grad::{Back, Pulled, record1},
-    spmd::{Call, Local, Rule, plain, rule::Given},
+    spmd::{
+        Call, Local, Rule,
+        built::{Data, is_true},
+        plain,
+        rule::Operands,
+    },
 };
 use gradient::{Scattered, Spots};
 use local::{Leading, add_at, add_slices, along_axis, check_types, leading_axes, put, with_parts};
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. `i` is a dimension that is written by index, `j` and `b` are those of the
-/// updates. Where the rule depends on axes, it stands here for the last or the leading ones; where
-/// it depends on what is done, for a sum (the others: see [`how`]).
+/// The ops of this file.
 pub const OPS: &[OpInfo] = &[
-    op(
-        "scatter",
-        "...i, ...j, ...j -> ...i ; reduce j sum ; linear 0 2",
-    ),
-    op(
-        "put_along_axis",
-        "...i, ...j, ...j -> ...i ; reduce j sum ; linear 0 2",
-    ),
-    op(
-        "index_put",
-        "i..., b, b... -> i... ; reduce b sum ; linear 0 2",
-    ),
-    op(
-        "index_add",
-        "...i, j, ...j -> ...i ; reduce j sum ; linear 0 2",
-    ),
-    op("scatter_nd", "b1, b... -> i... ; reduce b sum ; linear 1"),
-    op(
-        "scatter_nd_add",
-        "i..., b1, b... -> i... ; reduce b sum ; linear 0 2",
-    ),
-    op("bincount", BINCOUNT),
-    op_without_gradient("one_hot", ONE_HOT, TRUTH),
+    SCATTER,
+    PUT_ALONG_AXIS,
+    INDEX_PUT,
+    INDEX_ADD,
+    SCATTER_ND,
+    SCATTER_ND_ADD,
+    BINCOUNT,
+    ONE_HOT,
 ];
 
-const BINCOUNT: &str = "n, n -> b ; reduce n sum ; linear 1";
-const ONE_HOT: &str = "... -> ...c";
+const SCATTER: OpInfo = OpInfo::new("scatter", RuleForm::built("scatter", scatter_rule));
+const PUT_ALONG_AXIS: OpInfo = OpInfo::new("put_along_axis", RuleForm::built("put", put_rule));
+const INDEX_PUT: OpInfo = OpInfo::new("index_put", RuleForm::built("index_put", index_put_rule));
+const INDEX_ADD: OpInfo = OpInfo::new("index_add", RuleForm::built("index_add", index_add_rule));
+const SCATTER_ND: OpInfo =
+    OpInfo::new("scatter_nd", RuleForm::built("scatter_nd", scatter_nd_rule));
+const SCATTER_ND_ADD: OpInfo = OpInfo::new(
+    "scatter_nd_add",
+    RuleForm::built("scatter_nd_add", scatter_nd_add_rule),
+);
+const BINCOUNT: OpInfo = op("bincount", "n, n -> b ; reduce n sum ; linear 1").runs(&["max"]);
+const ONE_HOT: OpInfo = op("one_hot", "... -> ...c").without_gradient(TRUTH);
 
-/// What may happen to the dimensions `of` that only updates have, and to partial values.
-fn how(mode: ScatterOp, of: &str, updates: usize) -> String {
+/// What is done where values meet; the functions below know it by its place here.
+const MODES: [ScatterOp; 5] = [
+    ScatterOp::Set,
+    ScatterOp::Add,
+    ScatterOp::Mul,
+    ScatterOp::Min,
+    ScatterOp::Max,
+];
+
+fn mode_data(mode: ScatterOp) -> i64 {
+    MODES.iter().position(|m| *m == mode).unwrap_or(0) as i64
+}
+
+/// The clauses of a scatter: what may happen to the dimensions `of` that only updates have, and to
+/// partial values. Of the operands only the destination counts once: updates that broadcast along a
+/// dimension are added for each of its elements.
+fn how(mode: i64, of: &str, updates: usize) -> String {
     let of = listed(of);
-    match mode {
+    let clauses = match MODES[mode as usize] {
         ScatterOp::Add => format!("reduce{of} sum ; linear 0 {updates}"),
         ScatterOp::Min => format!("reduce{of} min ; through min 0 {updates}"),
         ScatterOp::Max => format!("reduce{of} max ; through max 0 {updates}"),
         // A destination that ranks multiply with would count once for each of them.
         ScatterOp::Mul => format!("replicate{of} ; through prod 0 {updates}"),
         ScatterOp::Set => format!("replicate{of} ; through any 0 {updates}"),
-    }
+    };
+    format!("{clauses} ; addend 0")
 }
 
-/// The rule of a scatter: of its operands only the destination counts once. Updates that broadcast
-/// along a dimension are added for each of its elements.
-fn rule(text: &str, given: &[Given<'_>]) -> Result<Rule> {
-    Ok(Rule {
-        addends: 1,
-        ..Rule::new(text, given, &[])?
-    })
+/// The letters of dimensions `0..rank`, with another one for dimension `axis`.
+fn letters_but(rank: usize, axis: usize, letter: char) -> String {
+    (0..rank)
+        .map(|d| if d == axis { letter } else { nth(d) })
+        .collect()
+}
+
+/// The call says the axis, the mode, and for each dimension whether all of it is written and
+/// whether all of the values are used. Others are whole.
+fn scatter_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (axis, rank) = (data[0] as usize, operands.rank(0));
+    let (written, used) = (
+        |d: usize| is_true(data, 2 + 2 * d),
+        |d: usize| is_true(data, 3 + 2 * d),
+    );
+    let spell = |there: &dyn Fn(usize) -> bool| -> String {
+        (0..rank)
+            .map(|d| if there(d) { nth(d) } else { '1' })
+            .collect()
+    };
+    let dst: String = (0..rank)
+        .map(|d| match written(d) {
+            _ if d == axis => nth(rank),
+            true => nth(d),
+            false => '1',
+        })
+        .collect();
+    let (at, from) = (spell(&written), spell(&|d| written(d) && used(d)));
+    let clauses = how(data[1], &letters(axis, 1), 2);
+    operands.read(&format!("{dst}, {at}, {from} -> {dst} ; {clauses}"), &[])
+}
+
+/// The call says the axis and the mode.
+fn put_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (axis, rank) = (data[0] as usize, operands.rank(0));
+    let mut ones = operands.ones(0);
+    ones[axis] = operands.is_one(1, axis);
+    let (all, dst) = (letters(0, rank), letters_but(rank, axis, nth(rank)));
+    let (at, from) = (
+        term(operands, 1, &ones, &all),
+        term(operands, 2, &ones, &all),
+    );
+    let clauses = how(data[1], &letters(axis, 1), 2);
+    operands.read(&format!("{dst}, {at}, {from} -> {dst} ; {clauses}"), &[])
+}
+
+/// The call says the mode.
+fn index_put_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (rank, k) = (operands.rank(0), operands.count() - 2);
+    let mut ones = common_ones(operands, 1..k + 1);
+    let (dst, all) = (letters(0, rank), letters(rank, ones.len()));
+    let at: String = (1..=k)
+        .map(|i| format!(", {}", term(operands, i, &ones, &all)))
+        .collect();
+    ones.extend((k..rank).map(|d| operands.is_one(0, d)));
+    let rest = letters(k, rank - k);
+    let from = term(operands, k + 1, &ones, &format!("{all}{rest}"));
+    let clauses = how(data[0], &all, k + 1);
+    operands.read(&format!("{dst}{at}, {from} -> {dst} ; {clauses}"), &[])
+}
+
+/// The call says the axis.
+fn index_add_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let rank = operands.rank(0);
+    let (dst, at) = (letters(0, rank), letters(rank, 1));
+    let from = letters_but(rank, data[0] as usize, nth(rank));
+    let clauses = how(mode_data(ScatterOp::Add), &at, 2);
+    operands.read(&format!("{dst}, {at}, {from} -> {dst} ; {clauses}"), &[])
+}
+
+/// The call says how many coordinates there are and the rank of the result. Dimensions that are not
+/// indexed may be cut.
+fn scatter_nd_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let (k, rank) = (data[0] as usize, data[1] as usize);
+    let (batch, rest) = (letters(rank, operands.rank(0) - 1), letters(k, rank - k));
+    let text = format!(
+        "{batch}1, {batch}{rest} -> {}{rest} ; reduce{} sum ; linear 1",
+        letters(0, k),
+        listed(&batch)
+    );
+    operands.read(&text, &[])
+}
+
+/// The call says how many coordinates there are.
+fn scatter_nd_add_rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let rank = operands.rank(0);
+    let (dst, batch) = (letters(0, rank), letters(rank, operands.rank(1) - 1));
+    let rest = letters(data[0] as usize, rank - data[0] as usize);
+    let clauses = how(mode_data(ScatterOp::Add), &batch, 2);
+    operands.read(
+        &format!("{dst}, {batch}1, {batch}{rest} -> {dst} ; {clauses}"),
+        &[],
+    )
 }
 
 /// The shape that updates at coordinates must have.
@@ -208,34 +310,10 @@ impl Tensor {
             |d: usize| d == axis || self.dims()[d] == index.dims()[d],
             |d: usize| src.dims()[d] == index.dims()[d],
         );
-        let masks = (0..rank).fold(0, |mask, d| {
-            mask | i64::from(written(d)) << (2 * d) | i64::from(used(d)) << (2 * d + 1)
-        });
-        let rule = || {
-            let spell = |letter: &dyn Fn(usize) -> Option<char>| {
-                (0..rank)
-                    .map(|d| letter(d).unwrap_or('1'))
-                    .collect::<String>()
-            };
-            let dst = spell(&|d| {
-                if d == axis {
-                    Some(nth(rank))
-                } else {
-                    written(d).then(|| nth(d))
-                }
-            });
-            let (at, from) = (
-                spell(&|d| written(d).then(|| nth(d))),
-                spell(&|d| (written(d) && used(d)).then(|| nth(d))),
-            );
-            rule(
-                &format!(
-                    "{dst}, {at}, {from} -> {dst} ; {}",
-                    how(mode, &letters(axis, 1), 2)
-                ),
-                &[self.into(), index.into(), src.into()],
-            )
-        };
+        let data: Data = [axis as i64, mode_data(mode)]
+            .into_iter()
+            .chain((0..rank).flat_map(|d| [written(d).into(), used(d).into()]))
+            .collect();
         let local = |l: &Local<'_>| {
             let src = first(&l[2], &l[1], &|d| {
                 if used(d) {
@@ -245,21 +323,13 @@ impl Tensor {
                 }
             })?;
             let part = |_| l.part(nth(rank));
-            Ok(smallvec![with_parts(
-                op,
-                &l[0],
-                &[(axis, &l[1])],
-                part,
-                |dst, indices| along_axis(op, dst, axis, indices[0], &src, mode)
-            )?])
+            with_parts(op, &l[0], &[(axis, &l[1])], part, |dst, indices| {
+                along_axis(op, dst, axis, indices[0], &src, mode)
+            })
         };
-        Ok(Call {
-            op,
-            inputs: &[self, index, src],
-            attrs: &[axis as i64, mode as i64, masks],
-        }
-        .run(rule, local)?
-        .remove(0))
+        Call::of(&SCATTER, &[self, index, src])
+            .data(&data)
+            .run1(local)
     }
 
     /// Writes along one axis, in NumPy's sense: the index broadcasts to the tensor but for `axis`,
@@ -335,41 +405,9 @@ impl Tensor {
             check_not_empty(op, self)?;
         }
         let rank = self.rank();
-        let rule = || {
-            let all = letters(0, rank);
-            let dst: String = (0..rank)
-                .map(|d| nth(if d == axis { rank } else { d }))
-                .collect();
-            let (at, from) = (
-                term(index.shape(), shape, &all),
-                term(values.shape(), shape, &all),
-            );
-            rule(
-                &format!(
-                    "{dst}, {at}, {from} -> {dst} ; {}",
-                    how(mode, &letters(axis, 1), 2)
-                ),
-                &[self.into(), index.into(), values.into()],
-            )
-        };
-        let local = |l: &Local<'_>| {
-            Ok(smallvec![put(
-                op,
-                &l[0],
-                axis,
-                &l[1],
-                &l[2],
-                mode,
-                l.part(nth(rank))
-            )?])
-        };
-        Ok(Call {
-            op,
-            inputs: &[self, index, values],
-            attrs: &[axis as i64, mode as i64],
-        }
-        .run(rule, local)?
-        .remove(0))
+        Call::of(&PUT_ALONG_AXIS, &[self, index, values])
+            .data(&[axis as i64, mode_data(mode)])
+            .run1(|l| put(op, &l[0], axis, &l[1], &l[2], mode, l.part(nth(rank))))
     }
 
     /// Writes at index tensors over the leading axes, as `self[i0, i1, ...] = values` (or `+=` with
@@ -419,49 +457,23 @@ impl Tensor {
         inputs: &[&Tensor],
         lead: &Leading,
     ) -> Result<Tensor> {
-        let (op, Leading { batch, full }) = ("index_put", lead);
+        let (op, full) = ("index_put", &lead.full);
         if plain(op, inputs)? {
             return leading_axes(op, self, indices, values, mode, |_| None);
         }
         if full.numel() > 0 {
             check_not_empty(op, self)?;
         }
-        let (rank, k) = (self.rank(), indices.len());
-        let rule = || {
-            let (dst, all) = (letters(0, rank), letters(rank, batch.rank()));
-            let at: String = indices
-                .iter()
-                .map(|index| format!(", {}", term(index.shape(), batch, &all)))
-                .collect();
-            let from = term(
-                values.shape(),
-                full,
-                &format!("{all}{}", letters(k, rank - k)),
-            );
-            let given: SmallVec<[Given<'_>; 4]> = inputs.iter().map(|t| (*t).into()).collect();
-            rule(
-                &format!("{dst}{at}, {from} -> {dst} ; {}", how(mode, &all, k + 1)),
-                &given,
-            )
-        };
+        let k = indices.len();
         let local = |l: &Local<'_>| {
             let indices: SmallVec<[&Tensor; 4]> = l.inputs[1..=k].iter().collect();
-            Ok(smallvec![leading_axes(
-                op,
-                &l[0],
-                &indices,
-                &l[k + 1],
-                mode,
-                |axis| l.part(nth(axis))
-            )?])
+            leading_axes(op, &l[0], &indices, &l[k + 1], mode, |axis| {
+                l.part(nth(axis))
+            })
         };
-        Ok(Call {
-            op,
-            inputs,
-            attrs: &[mode as i64],
-        }
-        .run(rule, local)?
-        .remove(0))
+        Call::of(&INDEX_PUT, inputs)
+            .data(&[mode_data(mode)])
+            .run1(local)
     }
 
     /// Adds slice `j` of `src` to slice `index[j]` of this tensor along `axis`.
@@ -501,37 +513,9 @@ impl Tensor {
         if src.numel() > 0 {
             check_not_empty(op, self)?;
         }
-        let rank = self.rank();
-        let rule = || {
-            let (dst, at) = (letters(0, rank), letters(rank, 1));
-            let from: String = (0..rank)
-                .map(|d| nth(if d == axis { rank } else { d }))
-                .collect();
-            rule(
-                &format!(
-                    "{dst}, {at}, {from} -> {dst} ; {}",
-                    how(ScatterOp::Add, &at, 2)
-                ),
-                &[self.into(), index.into(), src.into()],
-            )
-        };
-        let local = |l: &Local<'_>| {
-            Ok(smallvec![add_slices(
-                op,
-                &l[0],
-                axis,
-                &l[1],
-                &l[2],
-                l.part(nth(axis))
-            )?])
-        };
-        Ok(Call {
-            op,
-            inputs: &[self, index, src],
-            attrs: &[axis as i64],
-        }
-        .run(rule, local)?
-        .remove(0))
+        Call::of(&INDEX_ADD, &[self, index, src])
+            .data(&[axis as i64])
+            .run1(|l| add_slices(op, &l[0], axis, &l[1], &l[2], l.part(nth(axis))))
     }
 
     /// A tensor of `shape` that is zero but where `index` points: the last dimension of `index`
@@ -573,26 +557,9 @@ impl Tensor {
         if plain(op, &[index, updates])? {
             return local(index, updates);
         }
-        let (batch, rest) = (
-            letters(shape.rank(), index.rank() - 1),
-            letters(k, shape.rank() - k),
-        );
-        let rule = || {
-            let text = format!(
-                "{batch}1, {batch}{rest} -> {}{rest} ; reduce{} sum ; linear 1",
-                letters(0, k),
-                listed(&batch)
-            );
-            Rule::new(&text, &[index.into(), updates.into()], &[])
-        };
-        let call = Call {
-            op,
-            inputs: &[index, updates],
-            attrs: &[k as i64],
-        };
-        Ok(call
-            .run(rule, |l| Ok(smallvec![local(&l[0], &l[1])?]))?
-            .remove(0))
+        Call::of(&SCATTER_ND, &[index, updates])
+            .data(&[k as i64, shape.rank() as i64])
+            .run1(|l| local(&l[0], &l[1]))
     }
 
     /// Adds `updates` (`index.shape[..-1] + self.shape[k..]`) at coordinates, which are the last
@@ -623,29 +590,8 @@ impl Tensor {
         if updates.numel() > 0 {
             check_not_empty(op, self)?;
         }
-        let rule = || {
-            let (dst, batch) = (
-                letters(0, self.rank()),
-                letters(self.rank(), index.rank() - 1),
-            );
-            let text = format!(
-                "{dst}, {batch}1, {batch}{} -> {dst} ; {}",
-                &dst[k..],
-                how(ScatterOp::Add, &batch, 2)
-            );
-            rule(&text, &[self.into(), index.into(), updates.into()])
-        };
-        let local = |l: &Local<'_>| {
-            Ok(smallvec![
-                add_at(op, &l[0], &l[1], &l[2], |axis| l.part(nth(axis)))?
-            ])
-        };
-        Ok(Call {
-            op,
-            inputs: &[self, index, updates],
-            attrs: &[k as i64],
-        }
-        .run(rule, local)?
-        .remove(0))
+        Call::of(&SCATTER_ND_ADD, &[self, index, updates])
+            .data(&[k as i64])
+            .run1(|l| add_at(op, &l[0], &l[1], &l[2], |axis| l.part(nth(axis))))
     }
 }

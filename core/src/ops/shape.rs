@@ -11,31 +11,38 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, op, reduce::summed};
+use super::{OpInfo, reduce::summed, sum_to};
 use crate::{
-    Dims, Error, Layout, Reduction, Result, Shape, Tensor,
-    grad::{Back, record, record1, sum_to},
+    Dims, Error, Layout, Result, Shape, Tensor,
+    grad::{Back, record, record1},
     spmd::{
-        Call, Local, Rule, plain,
-        rule::{Factor, Factors, Kind, letter},
+        Call, Local,
+        built::{Data, GRIDS, RESHAPE, VIEW, shape_data, view_data},
+        plain,
     },
 };
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
-/// The ops of this file: elements keep their values, so partial values of every reduction pass.
-/// Factors in brackets make up one dimension, major first; a dimension that only the result has is
-/// whole.
+/// The ops of this file: elements keep their values, so partial values of every reduction pass. A
+/// dimension that only the result has is whole.
 pub const OPS: &[OpInfo] = &[
-    op("reshape", "(ab)c -> a(bc) ; through any 0"),
-    op("flatten", "...ab -> ...(ab) ; through any 0"),
-    op("squeeze", "...1 -> ... ; through any 0"),
-    op("unsqueeze", "... -> ...n ; through any 0"),
-    op("transpose", "...ab -> ...ba ; through any 0"),
-    op("permute", "abc -> cab ; through any 0"),
-    op("movedim", "abc -> bca ; through any 0"),
-    op("expand", "...1 -> n...m ; through any 0"),
-    op("meshgrid", "a, b -> ab, ab ; through any 0 1"),
+    RESHAPED,
+    RESHAPED.named("flatten"),
+    VIEWED.named("squeeze"),
+    VIEWED.named("unsqueeze"),
+    VIEWED.named("transpose"),
+    VIEWED.named("permute"),
+    VIEWED.named("movedim"),
+    VIEWED.named("expand"),
+    MESHGRID,
 ];
+
+/// The steps of this file: a view on behalf of an op.
+pub(super) const STEPS: &[OpInfo] = &[VIEWED];
+
+pub(super) const VIEWED: OpInfo = OpInfo::new("view", VIEW);
+const RESHAPED: OpInfo = OpInfo::new("reshape", RESHAPE);
+const MESHGRID: OpInfo = OpInfo::new("meshgrid", GRIDS);
 
 /// The order in which [`Tensor::meshgrid`] lays out its first two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,19 +73,10 @@ impl Tensor {
         to: &[Option<usize>],
         local: impl Fn(&Local<'_>) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let attrs: SmallVec<[i64; 8]> =
-            to.iter().map(|d| d.unwrap_or(self.rank()) as i64).collect();
-        let call = Call {
-            op,
-            inputs: &[self],
-            attrs: &attrs,
-        };
-        Ok(call
-            .run(
-                || Ok(Rule::view(self.shape(), to)),
-                |l| Ok(smallvec![local(l)?]),
-            )?
-            .remove(0))
+        Call::of(&VIEWED, &[self])
+            .on_behalf_of(op)
+            .data(&view_data(to))
+            .run1(local)
     }
 
     /// Dimensions in the order `order`, without those that it does not name.
@@ -169,25 +167,10 @@ impl Tensor {
     #[track_caller]
     fn under_shape(&self, op: &'static str, shape: &Shape) -> Result<Tensor> {
         if !self.is_plain() {
-            let attrs: SmallVec<[i64; 12]> = self
-                .dims()
-                .iter()
-                .chain(shape.dims())
-                .map(|d| *d as i64)
-                .collect();
-            let call = Call {
-                op,
-                inputs: &[self],
-                attrs: &attrs,
-            };
-            let local = |l: &Local<'_>| {
-                Ok(smallvec![
-                    l[0].reshaped(op, l.region(0, shape).shape.into())?
-                ])
-            };
-            return Ok(call
-                .run(|| Ok(Rule::reshape(self.shape(), shape)), local)?
-                .remove(0));
+            return Call::of(&RESHAPED, &[self])
+                .on_behalf_of(op)
+                .data(&shape_data(shape))
+                .run1(|l| l[0].reshaped(op, l.region(0, shape).shape.into()));
         }
         match self.layout().reshape(shape) {
             Some(layout) => Ok(self.viewed(layout)),
@@ -449,7 +432,7 @@ impl Tensor {
         shape.checked_numel("meshgrid")?;
         let run = || {
             if !plain("meshgrid", tensors)? {
-                return Ok(grids_of_parts(tensors, indexing, &shape, axis)?.into());
+                return Ok(grids_of_parts(tensors, indexing, axis)?.into());
             }
             let grid = |(i, tensor): (usize, &&Tensor)| {
                 let mut strides: Dims<isize> = smallvec![0; shape.rank()];
@@ -493,7 +476,6 @@ impl Tensor {
 fn grids_of_parts(
     tensors: &[&Tensor],
     indexing: Indexing,
-    shape: &Shape,
     axis: impl Fn(usize) -> usize,
 ) -> Result<Vec<Tensor>> {
     // Rules know operands by a bit each, and no grid of so many dimensions has memory for its
@@ -507,35 +489,12 @@ fn grids_of_parts(
             ),
         });
     }
-    let rule = || {
-        let mut rule = Rule::default();
-        let mut grid: SmallVec<[Factors; 4]> = smallvec![Factors::new(); shape.rank()];
-        for (i, t) in tensors.iter().enumerate() {
-            let mut dims = SmallVec::new();
-            if t.rank() == 1 {
-                let f: Factors = smallvec![rule.factors.len() as u8];
-                grid[axis(i)] = f.clone();
-                dims.push(f);
-                rule.factors.push(Factor {
-                    letter: letter(i),
-                    size: t.numel(),
-                    kind: Kind::Pass,
-                });
-            }
-            rule.inputs.push(dims);
-        }
-        rule.outputs = smallvec![grid; tensors.len()];
-        // A grid of one vector must not count as partial because another one is.
-        Ok(rule.let_through((1 << tensors.len()) - 1, Reduction::ALL_STATIC))
-    };
+    let along: Data = (0..tensors.len()).map(|d| axis(d) as i64).collect();
     let local = |l: &Local<'_>| {
         Ok(Tensor::meshgrid(&l.inputs.iter().collect::<Vec<_>>(), indexing)?.into())
     };
-    Ok(Call {
-        op: "meshgrid",
-        inputs: tensors,
-        attrs: &[indexing as i64],
-    }
-    .run(rule, local)?
-    .into_vec())
+    Ok(Call::of(&MESHGRID, tensors)
+        .data(&along)
+        .run(local)?
+        .into_vec())
 }

@@ -3,14 +3,13 @@
 use super::{
     OpInfo,
     expr::{Args, Expr, check_eps, check_float, check_same_shape, compute_type},
-    op,
 };
-use crate::{Error, Result, Tensor, backend::ReduceOp, map::Val, spmd::composed};
+use crate::{Error, Result, Tensor, backend::ReduceOp, ledger::on_behalf_of, map::Val};
 
 /// The ops of this file, which are reductions and maps: a cut of the axis lets only sums cross.
 pub const OPS: &[OpInfo] = &[
-    op("normalize", "...r -> ...r ; stats r 1"),
-    op("cosine_similarity", "...r, ...r -> ... ; stats r 3"),
+    OpInfo::composed("normalize", &["map", "reduce"]),
+    OpInfo::composed("cosine_similarity", &["map", "reduce", "squeeze"]),
 ];
 
 /// `(sum |v|^p)^(1/p)` along `axis` (which stays, of size 1), in the compute dtype. `p` is
@@ -89,7 +88,7 @@ impl Tensor {
         check_same_shape(op, &[self, other])?;
         check_eps(op, eps)?;
         let axis = self.shape().axis(op, axis)?;
-        let _scope = composed(op, self);
+        let _scope = on_behalf_of(op, self);
         let kind = compute_type([self, other]);
         let sum = |x: &Tensor, y: &Tensor| {
             Expr::new(op, &[x, y]).reduce(&[axis], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])

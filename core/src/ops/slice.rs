@@ -10,26 +10,27 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, PadMode, op};
+use super::{OpInfo, PadMode, shape::VIEWED};
 use crate::{
     Dims, Error, Layout, Result, Shape, Tensor,
     grad::{Back, record, record1},
     split,
-    spmd::{Outputs, rule::letter},
+    spmd::rule::letter,
+    tensor::Outputs,
 };
 use smallvec::smallvec;
 
-/// The ops of this file; `c` is a dimension of which some elements are taken. Partial values of
+/// The ops of this file. A dimension of which some elements are taken is whole. Partial values of
 /// every reduction pass.
 pub const OPS: &[OpInfo] = &[
-    op("slice", "...c -> ...c ; replicate c ; through any 0"),
-    op("narrow", "...c -> ...c ; replicate c ; through any 0"),
-    op("split", "...c -> ...c, ...c ; replicate c ; through any 0"),
-    op("chunk", "...c -> ...c, ...c ; replicate c ; through any 0"),
-    op("unbind", "...c -> ..., ... ; replicate c ; through any 0"),
-    op("flip", "...c -> ...c ; replicate c ; through any 0"),
-    op("diagonal", "...rc -> ...r ; replicate c ; through any 0"),
-    op("unfold", "...c -> ...cw ; replicate c ; through any 0"),
+    VIEWED.named("slice"),
+    VIEWED.named("narrow"),
+    VIEWED.named("split"),
+    VIEWED.named("chunk"),
+    VIEWED.named("unbind"),
+    VIEWED.named("flip"),
+    VIEWED.named("diagonal"),
+    VIEWED.named("unfold"),
 ];
 
 /// More views than this from one call are a mistake, and would fill the host's memory.

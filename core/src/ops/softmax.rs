@@ -3,21 +3,22 @@
 use super::{
     OpInfo,
     expr::{Expr, check_float, compute_type},
+    launch::launch_fused,
     op,
 };
 use crate::{
     Layout, Result, Tensor,
     backend::{ReduceOp, RowCall, RowOp},
     grad::{Back, record1},
-    spmd::{Call, Local, Rule, settled},
+    spmd::{Call, without_partials},
 };
 use smallvec::smallvec;
 
 /// The ops of this file.
-pub const OPS: &[OpInfo] = &[op("softmax", ROWS), op("log_softmax", ROWS)];
+pub const OPS: &[OpInfo] = &[ROWS, ROWS.named("log_softmax")];
 
 /// Where rows are cut, only their largest values and sums cross.
-const ROWS: &str = "...r -> ...r ; stats r 2";
+const ROWS: OpInfo = op("softmax", "...r -> ...r ; stats r 2").runs(&["map", "reduce"]);
 
 impl Tensor {
     /// `exp(x) / sum(exp(x))` along `axis`, without overflow. A row of only `-inf` gives NaN.
@@ -54,8 +55,8 @@ impl Tensor {
 #[track_caller]
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
-    let g = settled(g.clone())?;
-    let inner = settled(Expr::new(op, &[&g, y]).reduce(
+    let g = without_partials(g.clone())?;
+    let inner = without_partials(Expr::new(op, &[&g, y]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
@@ -69,8 +70,8 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 #[track_caller]
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
-    let g = settled(g.clone())?;
-    let sum = settled(Expr::new(op, &[&g]).reduce(
+    let g = without_partials(g.clone())?;
+    let sum = without_partials(Expr::new(op, &[&g]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
@@ -104,13 +105,18 @@ fn statistics(op: &'static str, x: &Tensor, axis: i64) -> Result<(Tensor, Tensor
         // Nothing is normalised, so the statistics of an empty axis are never read.
         return Ok((x.clone(), x.clone()));
     }
-    let max =
-        settled(Expr::new(op, &[x]).reduce(&[axis], ReduceOp::Max, None, x.dtype(), |a| a.x[0])?)?;
+    let max = without_partials(Expr::new(op, &[x]).reduce(
+        &[axis],
+        ReduceOp::Max,
+        None,
+        x.dtype(),
+        |a| a.x[0],
+    )?)?;
     let sum =
         Expr::new(op, &[x, &max]).reduce(&[axis], ReduceOp::Sum, None, compute_type([x]), |a| {
             (a.x[0] - a.x[1]).exp()
         })?;
-    Ok((max, settled(sum)?))
+    Ok((max, without_partials(sum)?))
 }
 
 /// Runs the fused kernel on rows along `axis`, or the decomposition where there is none.
@@ -119,38 +125,25 @@ fn along_rows(
     op: &'static str,
     x: &Tensor,
     axis: i64,
-    row: RowOp<'_>,
+    mode: RowOp,
     decomposed: fn(&Tensor, i64) -> Result<Tensor>,
 ) -> Result<Tensor> {
     check_float(op, &[x])?;
     let axis = x.shape().axis(op, axis)?;
     if !x.is_plain() {
-        let call = Call {
-            op,
-            inputs: &[x],
-            attrs: &[axis as i64],
-        };
-        let rule = || Rule::new(ROWS, &[x.into()], &[('r', &[axis])]);
-        let local = |l: &Local<'_>| {
-            Ok(smallvec![along_rows(
-                op,
-                &l[0],
-                axis as i64,
-                row.clone(),
-                decomposed
-            )?])
-        };
-        return Ok(call
-            .run_or(rule, local, |inputs| {
-                Ok(smallvec![decomposed(&inputs[0], axis as i64)?])
-            })?
-            .remove(0));
+        return Call::of(&ROWS, &[x])
+            .on_behalf_of(op)
+            .bind('r', &[axis])
+            .run1_or(
+                |l| along_rows(op, &l[0], axis as i64, mode.clone(), decomposed),
+                |inputs| decomposed(&inputs[0], axis as i64),
+            );
     }
     let last = x.rank() - 1;
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
     order.push(axis);
     let rows = x.with_layout(x.layout().permute(&order));
-    let out = match fused_rows(&rows, x.shape()[axis], row)? {
+    let out = match fused_rows(op, &rows, x.shape()[axis], mode)? {
         Some(out) => out,
         None => return decomposed(x, axis as i64),
     };
@@ -161,9 +154,13 @@ fn along_rows(
 
 /// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of
 /// `x`; `None` where the backend has none.
-pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<Tensor>> {
-    let backend = x.device().backend();
-    if x.numel() == 0 || (x.dtype() == crate::DType::F64 && !backend.capabilities().f64_math) {
+pub(crate) fn fused_rows(
+    op: &'static str,
+    x: &Tensor,
+    n: usize,
+    mode: RowOp,
+) -> Result<Option<Tensor>> {
+    if x.numel() == 0 {
         return Ok(None);
     }
     let dense = x.contiguous()?;
@@ -172,6 +169,11 @@ pub(crate) fn fused_rows(x: &Tensor, n: usize, op: RowOp<'_>) -> Result<Option<T
         offset: input.layout.offset,
         ..Layout::contiguous([x.numel() / n, n].into())
     };
-    let out = backend.row(&RowCall { input: &input, op })?;
-    Ok(out.map(|buffer| x.result(Some(buffer), x.dtype(), x.shape().clone())))
+    let Some(mut out) = launch_fused(x.mesh(), RowCall { op, input, mode })? else {
+        return Ok(None);
+    };
+    let rows = out.remove(0);
+    Ok(Some(
+        rows.with_layout(Layout::contiguous(x.shape().clone())),
+    ))
 }

@@ -21,29 +21,55 @@
 //!
 //! A value hands its gradient to the element that it is; positions have none.
 
-use super::{OpInfo, POSITIONS, index::picked, op, op_without_gradient, same_device};
+use super::{
+    OpInfo, POSITIONS, RuleForm,
+    index::picked,
+    launch::{launch, launch_as},
+    op, same_device,
+};
 use crate::{
     DType, Error, Result, Shape, Tensor,
     backend::{SearchCall, SortCall},
     split,
-    spmd::{Call, Local, Rule, join_parts, parts_of, plain},
+    spmd::{Call, Local, Rule, join_parts, parts_of, plain, rule::Operands},
 };
 use smallvec::smallvec;
 
-/// The ops of this file. `s` is the sorted dimension; the candidates of `topk` and `kthvalue` are
-/// as many statistics as `k` and the parts ask for.
+/// The ops of this file. `s` is the sorted dimension.
 pub const OPS: &[OpInfo] = &[
-    op("sort", SORT),
-    op_without_gradient("argsort", ARGSORT, POSITIONS),
-    op("topk", "...s -> ...k, ...k ; stats s"),
-    op("kthvalue", "...s -> ..., ... ; stats s"),
-    op_without_gradient("searchsorted", SEARCH, POSITIONS),
+    SORT,
+    ARGSORT,
+    FIRST.runs(&["best"]),
+    FIRST.named("kthvalue").runs(&["best", "narrow", "squeeze"]),
+    SEARCH,
 ];
 
-const SORT: &str = "...s -> ...s, ...s ; replicate s";
-const ARGSORT: &str = "...s -> ...s ; replicate s";
-const SEARCH: &str = "...s, ...q -> ...q ; reduce s sum";
-const SEARCH_VECTOR: &str = "s, ... -> ... ; reduce s sum";
+/// The steps of this file: the best of the candidates that all parts named.
+pub(super) const STEPS: &[OpInfo] = &[BEST];
+
+const SORT: OpInfo = op("sort", "...s -> ...s, ...s ; replicate s");
+const ARGSORT: OpInfo = op("argsort", "...s -> ...s ; replicate s").without_gradient(POSITIONS);
+const FIRST: OpInfo = OpInfo::new("topk", RuleForm::built("candidates", candidates));
+const BEST: OpInfo = op("best", "...s, ...s -> ...k, ...k ; replicate s");
+/// The sorted dimension is that of a vector, or the last one.
+const SEARCH: OpInfo = OpInfo::new(
+    "searchsorted",
+    RuleForm::Variants(&[
+        "s, ... -> ... ; reduce s sum",
+        "...s, ...q -> ...q ; reduce s sum",
+    ]),
+)
+.without_gradient(POSITIONS);
+
+/// The rule for the first values along a dimension that may be cut: the dimension and how many
+/// statistics the candidates of the parts are.
+fn candidates(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
+    let axis = [data[0] as usize];
+    operands.read(
+        &format!("...s -> ...k, ...k ; stats s {}", data[1]),
+        &[('s', &axis), ('k', &axis)],
+    )
+}
 
 /// Positions are i32: a longer dimension cannot be numbered.
 pub(super) fn check_positions(op: &'static str, shape: &Shape, n: usize) -> Result<()> {
@@ -85,33 +111,27 @@ fn first_of_all(
     if x.is_plain() {
         return first(op, x, k, axis, descending);
     }
-    let rule = || {
-        // Each rank receives `k` values and positions from every other.
-        let parts = match parts_of(x, axis) {
-            1 => x.mesh().ranks(),
-            parts => parts,
-        };
-        let (size, value) = (x.dtype().size() + 4, x.dtype().size().max(4));
-        let statistics = (k * parts * size / (2 * value)).clamp(1, u32::MAX as usize);
-        Rule::new(
-            &format!("...s -> ...k, ...k ; stats s {statistics}"),
-            &[x.into()],
-            &[('s', &[axis]), ('k', &[axis])],
-        )
+    // Each rank receives `k` values and positions from every other.
+    let parts = match parts_of(x, axis) {
+        1 => x.mesh().ranks(),
+        parts => parts,
     };
-    let local = |l: &Local<'_>| {
-        let (values, indices) = first(op, &l[0], k, axis, descending)?;
-        Ok(smallvec![values, indices])
-    };
-    let call = Call {
-        op,
-        inputs: &[x],
-        attrs: &[axis as i64, k as i64],
-    };
-    let mut out = call.run_or(rule, local, |inputs| {
-        let (values, indices) = among_candidates(op, &inputs[0], k, axis, descending)?;
-        Ok(smallvec![values, indices])
-    })?;
+    let (size, value) = (x.dtype().size() + 4, x.dtype().size().max(4));
+    let statistics =
+        (k.saturating_mul(parts).saturating_mul(size) / (2 * value)).clamp(1, u32::MAX as usize);
+    let mut out = Call::of(&FIRST, &[x])
+        .on_behalf_of(op)
+        .data(&[axis as i64, statistics as i64])
+        .run_or(
+            |l| {
+                let (values, indices) = first(op, &l[0], k, axis, descending)?;
+                Ok(smallvec![values, indices])
+            },
+            |inputs| {
+                let (values, indices) = among_candidates(op, &inputs[0], k, axis, descending)?;
+                Ok(smallvec![values, indices])
+            },
+        )?;
     let indices = out.remove(1);
     Ok((out.remove(0), indices))
 }
@@ -164,19 +184,11 @@ fn among_candidates(
             candidates(&l[1])?.gather(axis as i64, &at)?
         ])
     };
-    let rule = || {
-        Rule::new(
-            "...s, ...s -> ...k, ...k ; replicate s",
-            &[(&values).into(), (&positions).into()],
-            &[('s', &[axis]), ('k', &[axis])],
-        )
-    };
-    let mut out = Call {
-        op,
-        inputs: &[&values, &positions],
-        attrs: &[axis as i64],
-    }
-    .run(rule, local)?;
+    let mut out = Call::of(&BEST, &[&values, &positions])
+        .on_behalf_of(op)
+        .bind('s', &[axis])
+        .bind('k', &[axis])
+        .run(local)?;
     let positions = out.remove(1);
     Ok((out.remove(0), positions))
 }
@@ -191,35 +203,27 @@ impl Tensor {
         if x.is_plain() {
             return x.argsorted(op, axis, descending);
         }
-        let call = Call {
-            op,
-            inputs: &[x],
-            attrs: &[axis as i64],
-        };
-        let rule = || Rule::new(ARGSORT, &[x.into()], &[('s', &[axis])]);
-        Ok(call
-            .run(rule, |l| {
-                Ok(smallvec![l[0].argsorted(op, axis, descending)?])
-            })?
-            .remove(0))
+        Call::of(&ARGSORT, &[x])
+            .bind('s', &[axis])
+            .run1(|l| l[0].argsorted(op, axis, descending))
     }
 
     /// [`argsort`](Self::argsort) on one device.
     fn argsorted(&self, op: &'static str, axis: usize, descending: bool) -> Result<Tensor> {
         check_positions(op, self.shape(), self.shape()[axis])?;
-        self.device().check(DType::I32, self.numel())?;
         let axis = axis as i64;
         let rows = self.movedim(&[axis], &[-1])?;
-        let buffer = if self.numel() == 0 {
-            None
+        let order = if self.numel() == 0 {
+            self.no_elements(DType::I32, rows.shape().clone())?
         } else {
-            Some(self.device().backend().sort(&SortCall {
-                input: &rows.view()?,
+            let call = SortCall {
+                op,
+                input: rows.view()?,
                 descending,
-            })?)
+            };
+            launch(self.mesh(), call)?.remove(0)
         };
-        self.result(buffer, DType::I32, rows.shape().clone())
-            .movedim(&[-1], &[axis])
+        order.movedim(&[-1], &[axis])
     }
 
     /// The values in order along `axis`, and where each came from (i32). Stable; NaN is the
@@ -232,18 +236,10 @@ impl Tensor {
             if self.is_plain() {
                 return first(op, self, self.dims()[axis], axis, descending);
             }
-            let call = Call {
-                op,
-                inputs: &[self],
-                attrs: &[axis as i64],
-            };
-            let mut out = call.run(
-                || Rule::new(SORT, &[self.into()], &[('s', &[axis])]),
-                |l| {
-                    let (values, indices) = first(op, &l[0], l[0].dims()[axis], axis, descending)?;
-                    Ok(smallvec![values, indices])
-                },
-            )?;
+            let mut out = Call::of(&SORT, &[self]).bind('s', &[axis]).run(|l| {
+                let (values, indices) = first(op, &l[0], l[0].dims()[axis], axis, descending)?;
+                Ok(smallvec![values, indices])
+            })?;
             let indices = out.remove(1);
             Ok((out.remove(0), indices))
         })
@@ -325,24 +321,13 @@ impl Tensor {
     fn places_of(&self, queries: &Tensor, right: bool) -> Result<Tensor> {
         let (op, n) = ("searchsorted", self.shape()[self.rank() - 1]);
         if !plain(op, &[self, queries])? {
-            let text = if self.rank() == 1 {
-                SEARCH_VECTOR
-            } else {
-                SEARCH
-            };
-            let rule = || Rule::new(text, &[self.into(), queries.into()], &[]);
-            return Ok(Call {
-                op,
-                inputs: &[self, queries],
-                attrs: &[],
-            }
-            .run(rule, |l| Ok(smallvec![l[0].searchsorted(&l[1], right)?]))?
-            .remove(0));
+            return Call::of(&SEARCH, &[self, queries])
+                .variant(usize::from(self.rank() > 1))
+                .run1(|l| l[0].searchsorted(&l[1], right));
         }
         same_device(op, &[self, queries])?;
-        self.device().check(DType::I32, queries.numel())?;
         if queries.numel() == 0 {
-            return Ok(queries.result(None, DType::I32, queries.shape().clone()));
+            return queries.no_elements(DType::I32, queries.shape().clone());
         }
         if n == 0 {
             return Tensor::zeros(queries.shape(), DType::I32, self.device());
@@ -353,11 +338,12 @@ impl Tensor {
         let asked = queries
             .cast(dtype)?
             .reshape([rows, queries.numel() / rows])?;
-        let buffer = self.device().backend().search(&SearchCall {
-            sorted: &sorted.view()?,
-            queries: &asked.view()?,
+        let call = SearchCall {
+            op,
+            sorted: sorted.view()?,
+            queries: asked.view()?,
             right,
-        })?;
-        Ok(queries.result(Some(buffer), DType::I32, queries.shape().clone()))
+        };
+        launch_as(queries.mesh(), queries.shape(), call)
     }
 }

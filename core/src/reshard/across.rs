@@ -11,7 +11,7 @@ use super::{
     plan::assemble,
     run,
 };
-use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, spmd::ledger};
+use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, ledger};
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
@@ -298,8 +298,7 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
             continue;
         }
         if want.numel() == 0 {
-            out.push(Slot::Made(Tensor::created(
-                None,
+            out.push(Slot::Made(Tensor::nothing(
                 x.dtype(),
                 Shape::from(want.shape),
                 device,

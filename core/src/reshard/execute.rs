@@ -8,8 +8,7 @@ use super::{
     known,
 };
 use crate::{
-    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, split,
-    spmd::ledger,
+    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, ledger, split,
     transport::{Part, Transport, reduce},
 };
 use smallvec::SmallVec;
@@ -56,7 +55,9 @@ pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
     plan.check(x)?;
     let mut x = x.clone();
     for step in &plan.steps {
-        x = ledger::step(&x, step, || {
+        let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
+        let types = || (ty(&step.from), ty(&step.to));
+        x = ledger::write(step.kind.name(), step.recv_bytes, types, || {
             let parts = match x.mesh().transport().cloned() {
                 Some(transport) => Ranks::of(&x).step(&x, step, &*transport)?,
                 None => vec![x.part(0)],
@@ -336,7 +337,7 @@ impl<'a> Ranks<'a> {
                     out[i] = Some(if covered {
                         window(&x.part(i), &held, &want)?
                     } else {
-                        Tensor::created(None, x.dtype(), Shape::from(want.shape), mesh.device(i))
+                        Tensor::nothing(x.dtype(), Shape::from(want.shape), mesh.device(i))
                     });
                 }
                 continue;

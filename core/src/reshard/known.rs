@@ -2,7 +2,7 @@
 //! keeps what it planned.
 
 use super::{Objective, ValidPlan, plan};
-use crate::{DType, Mesh, Result, Shape, Sharding, spmd::cache::Table};
+use crate::{DType, Mesh, Result, Shape, Sharding, table::Table};
 use std::rc::Rc;
 
 #[derive(PartialEq, Eq, Hash)]

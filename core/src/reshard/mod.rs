@@ -11,11 +11,11 @@
 
 mod across;
 mod boxes;
-mod cost;
 mod edge;
 mod execute;
 mod fewest;
 mod grid;
+mod held;
 mod known;
 mod moves;
 mod plan;
@@ -23,13 +23,13 @@ mod report;
 mod search;
 mod valid;
 
+pub use crate::cost::{CostModel, Link};
 pub use across::{Transfer, plan_across};
-pub use cost::{CostModel, Link};
 pub use edge::Kind;
 pub use execute::run;
 pub use plan::{Objective, Plan, Step, plan};
 pub use valid::ValidPlan;
 
-pub(crate) use cost::Held;
 pub(crate) use execute::{filled, slice, to_mesh};
+pub(crate) use held::Held;
 pub(crate) use known::known;

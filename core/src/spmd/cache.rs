@@ -1,30 +1,31 @@
 //! What was solved before.
 //!
-//! An op is looked up by what its rule reads: the mesh, its attributes, and each operand's
-//! sharding, rank and broadcast dimensions. If the solution moves nothing, it holds for all sizes.
-//! Otherwise bytes decide, and a second table knows the sizes too. Each thread has its own tables,
-//! so that no op waits for a lock.
+//! A call is looked up by what its rule is made of: the text or the function, what the call adds to
+//! it, and each operand's sharding, rank and dimensions of size 1. If the solution moves nothing, it
+//! holds for all sizes. Otherwise bytes decide, and a second table knows the sizes too. Debug builds
+//! make the rule of every call that is found anew, and compare.
 
 use super::{
     Call,
+    call::Form,
+    info::{Build, RuleForm},
     rule::{Factors, Rule},
     solve::{self, Operand, Solution},
 };
 use crate::{
     DType, Error, Result, Shape, Sharding, Tensor,
     reshard::{self, Objective, ValidPlan},
+    table::Table,
 };
 use smallvec::SmallVec;
 use std::{
-    cell::RefCell,
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash, Hasher},
+    hash::{Hash, Hasher},
     rc::Rc,
 };
 
-/// A solved op.
+/// A solved call.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct Solved {
     pub(crate) solution: Solution,
     /// Each factor's letter, and where its size is.
     pub(crate) factors: SmallVec<[(char, Size); 8]>,
@@ -52,17 +53,11 @@ impl Size {
     }
 }
 
-impl Known {
+impl Solved {
     fn new(rule: Rule, mut solution: Solution, operands: &[&Tensor]) -> Result<Self> {
-        let size = |f: usize| {
-            let alone =
-                |dims: &SmallVec<[Factors; 4]>| dims.iter().position(|d| d[..] == [f as u8]);
-            let place = rule
-                .inputs
-                .iter()
-                .enumerate()
-                .find_map(|(i, dims)| alone(dims).map(|d| Size::Of(i, d)));
-            place.unwrap_or(Size::Fixed(rule.factors[f].size))
+        let size = |f: usize| match rule.alone(f) {
+            Some((operand, dim)) => Size::Of(operand, dim),
+            None => Size::Fixed(rule.factors[f].size),
         };
         let factors = (0..rule.factors.len())
             .map(|f| (rule.factors[f].letter, size(f)))
@@ -126,13 +121,144 @@ impl Known {
     }
 }
 
+/// What a rule is made from, compared by where it is in memory: what is there never changes.
+#[derive(Clone)]
+enum Maker {
+    Text(&'static str),
+    /// Kept, so that no other text comes to lie there.
+    User(Rc<str>),
+    Ranks(usize),
+    Sizes(usize),
+}
+
+impl Maker {
+    fn of(call: &Call<'_>) -> Result<Self> {
+        Ok(match call.form {
+            Form::Text(text) => Maker::User(interned(text)),
+            Form::Info(info) => match info.rule {
+                RuleForm::Text(text) => Maker::Text(text),
+                RuleForm::Built(built) => match built.build {
+                    Build::Ranks(build) => Maker::Ranks(build as usize),
+                    Build::Sizes(build) => Maker::Sizes(build as usize),
+                },
+                rule => match rule.texts().get(call.variant) {
+                    Some(text) => Maker::Text(text),
+                    None => {
+                        return Err(Error::Sharding {
+                            detail: format!(
+                                "{} has no rule {} of its own",
+                                info.name, call.variant
+                            ),
+                        });
+                    }
+                },
+            },
+        })
+    }
+
+    fn place(&self) -> (usize, usize) {
+        let text = |text: &str| (text.as_ptr() as usize, text.len());
+        match self {
+            Maker::Text(t) => text(t),
+            Maker::User(t) => text(t),
+            Maker::Ranks(function) => (*function, 0),
+            Maker::Sizes(function) => (*function, 1),
+        }
+    }
+
+    /// Whether the rule depends on sizes other than 1. A user's operands are not checked before, so
+    /// every new combination of sizes must be.
+    fn reads_sizes(&self) -> bool {
+        match self {
+            Maker::Text(text) => text.contains('('),
+            Maker::User(_) | Maker::Sizes(_) => true,
+            Maker::Ranks(_) => false,
+        }
+    }
+}
+
+impl PartialEq for Maker {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl Eq for Maker {}
+
+impl Hash for Maker {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.place().hash(state);
+    }
+}
+
+/// A user's text, the same one for equal texts.
+fn interned(text: &str) -> Rc<str> {
+    thread_local! {
+        static TEXTS: Table<Rc<str>, Rc<str>> = Table::default();
+    }
+    TEXTS.with(|texts| {
+        texts.get(text).unwrap_or_else(|| {
+            let kept: Rc<str> = text.into();
+            texts.insert(kept.clone(), kept.clone());
+            kept
+        })
+    })
+}
+
+/// Dimensions that the mask of an operand has room for.
+const MASKED: usize = 32;
+
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
-    op: &'static str,
+    maker: Maker,
     mesh: u64,
-    attrs: SmallVec<[i64; 6]>,
+    /// Missing operands, numbers, and whether clauses on partial values hold.
+    terms: (u32, u32, bool),
+    /// Bound letters, sizes of factors and numbers of the call, each list with its length.
+    data: SmallVec<[i64; 10]>,
     /// Sharding, rank, and a bit for each dimension of size 1.
-    operands: SmallVec<[(Sharding, u8, u32); 3]>,
+    operands: SmallVec<[(Sharding, usize, u32); 3]>,
+    /// The shapes, one after the other, where the rule depends on them.
+    shapes: SmallVec<[usize; 8]>,
+}
+
+impl Key {
+    fn new(call: &Call<'_>) -> Result<Self> {
+        let ones = |t: &Tensor| {
+            t.dims()
+                .iter()
+                .take(MASKED)
+                .enumerate()
+                .fold(0, |mask, (d, n)| mask | u32::from(*n == 1) << d)
+        };
+        let mut data = SmallVec::new();
+        data.push((call.binds.len() << 16 | call.sizes.len()) as i64);
+        for (letter, axes) in &call.binds {
+            data.push((*letter as i64) << 32 | axes.len() as i64);
+            data.extend(axes.iter().map(|a| *a as i64));
+        }
+        for (letter, size) in &call.sizes {
+            data.extend([*letter as i64, *size as i64]);
+        }
+        data.extend_from_slice(call.data);
+        let maker = Maker::of(call)?;
+        let mut shapes = SmallVec::new();
+        if maker.reads_sizes() || call.inputs.iter().any(|t| t.rank() > MASKED) {
+            shapes.extend(call.inputs.iter().flat_map(|t| t.dims().iter().copied()));
+        }
+        Ok(Self {
+            maker,
+            mesh: call.inputs[0].mesh().key(),
+            terms: (call.missing, call.numbers, call.partials),
+            data,
+            operands: call
+                .inputs
+                .iter()
+                .map(|t| (t.sharding().clone(), t.rank(), ones(t)))
+                .collect(),
+            shapes,
+        })
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -142,103 +268,18 @@ struct SizedKey {
     dtypes: SmallVec<[DType; 3]>,
 }
 
-/// Mixes words by multiplication: keys are short and not chosen by an adversary.
-#[derive(Default)]
-struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0 ^ self.0 >> 29
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u8(&mut self, n: u8) {
-        self.write_u64(n.into());
-    }
-
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(n.into());
-    }
-
-    fn write_usize(&mut self, n: usize) {
-        self.write_u64(n as u64);
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(23) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-}
-
-/// A number for what tells one rule from another, such as its text.
-pub(crate) fn hash(what: impl Hash) -> u64 {
-    let mut mix = Mix::default();
-    what.hash(&mut mix);
-    mix.finish()
-}
-
-/// What a thread remembers. It is emptied when it has grown large, so that a program with ever new
-/// shapes does not grow for ever.
-pub(crate) struct Table<K, V>(RefCell<HashMap<K, V, BuildHasherDefault<Mix>>>);
-
-impl<K, V> Default for Table<K, V> {
-    fn default() -> Self {
-        Self(RefCell::default())
-    }
-}
-
-impl<K: Eq + Hash, V: Clone> Table<K, V> {
-    const LIMIT: usize = 1 << 16;
-
-    pub(crate) fn get(&self, key: &K) -> Option<V> {
-        self.0.borrow().get(key).cloned()
-    }
-
-    pub(crate) fn insert(&self, key: K, value: V) {
-        let mut table = self.0.borrow_mut();
-        if table.len() >= Self::LIMIT {
-            table.clear();
-        }
-        table.insert(key, value);
-    }
-}
-
 thread_local! {
     /// `None` where the sizes decide.
-    static BY_PATTERN: Table<Key, Option<Rc<Known>>> = Table::default();
-    static BY_SIZE: Table<SizedKey, Rc<Known>> = Table::default();
+    static BY_PATTERN: Table<Key, Option<Rc<Solved>>> = Table::default();
+    static BY_SIZE: Table<SizedKey, Rc<Solved>> = Table::default();
 }
 
 /// The solution for a call, from the tables or from the solver.
-pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Result<Rc<Known>> {
-    let mesh = call.inputs[0].mesh();
-    let ones = |t: &Tensor| {
-        t.dims()
-            .iter()
-            .take(32)
-            .enumerate()
-            .fold(0, |mask, (d, n)| mask | u32::from(*n == 1) << d)
-    };
-    let operands = call
-        .inputs
-        .iter()
-        .map(|t| (t.sharding().clone(), t.rank() as u8, ones(t)))
-        .collect();
-    let key = Key {
-        op: call.op,
-        mesh: mesh.key(),
-        attrs: call.attrs.into(),
-        operands,
-    };
-    let known = BY_PATTERN.with(|table| table.get(&key));
-    if let Some(Some(known)) = known {
-        return Ok(known);
+pub(super) fn find(call: &Call<'_>) -> Result<Rc<Solved>> {
+    let key = Key::new(call)?;
+    let found = BY_PATTERN.with(|table| table.get(&key));
+    if let Some(Some(solved)) = found {
+        return solved.checked(call);
     }
     let sizes = call
         .inputs
@@ -250,12 +291,12 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
         sizes,
         dtypes: call.inputs.iter().map(|t| t.dtype()).collect(),
     };
-    if known.is_some()
-        && let Some(known) = BY_SIZE.with(|table| table.get(&sized))
+    if found.is_some()
+        && let Some(solved) = BY_SIZE.with(|table| table.get(&sized))
     {
-        return Ok(known);
+        return solved.checked(call);
     }
-    let rule = rule()?;
+    let rule = call.rule()?;
     let operands: SmallVec<[Operand<'_>; 3]> = call
         .inputs
         .iter()
@@ -265,12 +306,60 @@ pub(crate) fn find(call: &Call<'_>, rule: impl FnOnce() -> Result<Rule>) -> Resu
             sharding: t.sharding(),
         })
         .collect();
-    let solution = solve::solve(mesh, &rule, &operands)?;
+    let solution = solve::solve(call.inputs[0].mesh(), &rule, &operands)?;
     let free = solution.free;
-    let known = Rc::new(Known::new(rule, solution, call.inputs)?);
-    BY_PATTERN.with(|table| table.insert(sized.key.clone(), free.then(|| known.clone())));
+    let solved = Rc::new(Solved::new(rule, solution, call.inputs)?);
+    BY_PATTERN.with(|table| table.insert(sized.key.clone(), free.then(|| solved.clone())));
     if !free {
-        BY_SIZE.with(|table| table.insert(sized, known.clone()));
+        BY_SIZE.with(|table| table.insert(sized, solved.clone()));
     }
-    Ok(known)
+    Ok(solved)
+}
+
+impl Solved {
+    /// What was found in a table; in debug builds, if the call has that rule.
+    fn checked(self: Rc<Self>, call: &Call<'_>) -> Result<Rc<Self>> {
+        if cfg!(debug_assertions) {
+            let mut rule = call.rule()?;
+            for (made, (known, (_, size))) in rule
+                .factors
+                .iter_mut()
+                .zip(self.rule.factors.iter().zip(&self.factors))
+            {
+                // The solution holds for every size that an operand tells.
+                if matches!(size, Size::Of(..)) {
+                    made.size = known.size;
+                }
+            }
+            if rule != self.rule {
+                return Err(Error::Sharding {
+                    detail: format!(
+                        "{} was solved by the rule '{}' and has the rule '{rule}': the table of solved calls took one for the other",
+                        call.op, self.rule
+                    ),
+                });
+            }
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Mesh, meta, spmd::OpInfo};
+
+    #[test]
+    fn a_call_that_was_taken_for_another_is_an_error_in_debug_builds() {
+        const ROWS: OpInfo = OpInfo::new("rows", RuleForm::Text("mk -> m ; reduce k sum"));
+        const COLUMNS: OpInfo = OpInfo::new("columns", RuleForm::Text("mk -> k ; reduce m sum"));
+        let mesh = Mesh::new("a=2", &meta()).expect("a mesh");
+        let x = |rows: usize| Tensor::ones([rows, 6], DType::F32, &mesh).expect("a tensor");
+        let (small, large) = (x(4), x(8));
+        let solved = find(&Call::of(&ROWS, &[&small])).expect("a solution");
+        let again = find(&Call::of(&ROWS, &[&large])).expect("a solution");
+        assert!(Rc::ptr_eq(&solved, &again), "it holds for every size");
+        let wrong = solved.checked(&Call::of(&COLUMNS, &[&small]));
+        assert_eq!(wrong.is_err(), cfg!(debug_assertions));
+    }
 }

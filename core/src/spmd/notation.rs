@@ -15,6 +15,8 @@ pub(super) struct Parser<'a> {
     binds: &'a [Bind<'a>],
     /// Sizes of factors in brackets.
     sizes: SmallVec<[(char, usize); 4]>,
+    /// Operands that are added once, where a clause says which.
+    addends: Option<u32>,
 }
 
 /// Where the operand of a term is among those given.
@@ -47,6 +49,7 @@ impl<'a> Parser<'a> {
             whole_rest: false,
             binds,
             sizes: sizes.into(),
+            addends: None,
         }
     }
 
@@ -437,7 +440,8 @@ impl<'a> Parser<'a> {
         };
         let (name, rest) = (words.next().unwrap_or(""), words.clone());
         match name {
-            "replicate" | "offset" => {}
+            "replicate" => {}
+            "addend" => self.addends = Some(operands(self, rest)?),
             "reduce" => {
                 let mut letters: SmallVec<[&str; 4]> = rest.collect();
                 let reduction = letters.pop().unwrap_or("").parse()?;
@@ -482,7 +486,7 @@ impl<'a> Parser<'a> {
                 }
             }
             _ => return self.fail(format!(
-                "clauses replicate, reduce, stats, linear, monotone, through, offset, not '{name}'"
+                "clauses replicate, reduce, stats, linear, monotone, through, addend, not '{name}'"
             )),
         }
         Ok(())
@@ -529,12 +533,7 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        let linear = self
-            .rule
-            .through
-            .iter()
-            .filter(|t| t.reductions.contains(&Reduction::Sum));
-        self.rule.addends = linear.map(|t| t.operands).reduce(|a, b| a & b).unwrap_or(0);
+        self.rule.addends = self.addends.unwrap_or(self.rule.usual_addends());
         Ok(self.rule)
     }
 }

@@ -1,6 +1,6 @@
 //! Whether ops may communicate by themselves.
 
-use super::{Call, cache::Known, solve};
+use super::{Call, cache::Solved, solve};
 use crate::{Error, Mesh, Placement, Result, Sharding, Tensor};
 use std::{cell::RefCell, panic::Location};
 
@@ -61,7 +61,7 @@ fn policy_of(axis: &str) -> Policy {
 /// Refuses a solution that communicates along an axis whose policy is explicit.
 pub(crate) fn check(
     call: &Call<'_>,
-    known: &Known,
+    solved: &Solved,
     caller: &'static Location<'static>,
 ) -> Result<()> {
     if POLICIES.with_borrow(|p| p.is_empty()) {
@@ -69,12 +69,12 @@ pub(crate) fn check(
     }
     let mesh = call.inputs[0].mesh();
     let statistics = |axis: usize| {
-        known.solution.decompose && matches!(known.solution.choices[axis], super::Choice::Cut(_))
+        solved.solution.decompose && matches!(solved.solution.choices[axis], super::Choice::Cut(_))
     };
     let moves = |axis: usize| {
         call.inputs
             .iter()
-            .zip(&known.solution.inputs)
+            .zip(&solved.solution.inputs)
             .any(|(x, to)| changes(x.sharding(), to, axis))
             || statistics(axis)
     };
@@ -84,7 +84,7 @@ pub(crate) fn check(
         return Err(Error::ImplicitCommunication {
             op: call.op,
             caller: caller.to_string(),
-            choices: choices(call, known, mesh)?,
+            choices: choices(call, solved, mesh)?,
         });
     }
     Ok(())
@@ -97,7 +97,7 @@ fn changes(from: &Sharding, to: &Sharding, axis: usize) -> bool {
 }
 
 /// The cheapest few assignments, as the reshards a program could write.
-fn choices(call: &Call<'_>, known: &Known, mesh: &Mesh) -> Result<String> {
+fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<String> {
     let operands: Vec<_> = call
         .inputs
         .iter()
@@ -108,7 +108,7 @@ fn choices(call: &Call<'_>, known: &Known, mesh: &Mesh) -> Result<String> {
         })
         .collect();
     let mut lines = vec![];
-    for solution in solve::alternatives(mesh, &known.rule, &operands)?
+    for solution in solve::alternatives(mesh, &solved.rule, &operands)?
         .iter()
         .take(4)
     {

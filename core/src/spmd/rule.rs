@@ -14,14 +14,19 @@
 //! | `stats k 2` | `k` may be cut: the op then runs as its decomposition, in which 2 statistics cross |
 //! | `linear 0 2` | partial sums pass through operands 0 and 2 together, if the others are whole |
 //! | `monotone 0` | the same for partial maxima and minima |
-//! | `through or 0 1` | the same for the reduction named |
+//! | `through or 0 1` | the same for the reduction named; `any` for all of them |
+//! | `addend 0` | operand 0 is an addend, and no other |
 //!
 //! An operand that is in every `linear` clause but lacks a factor that is reduced with `sum` is an
-//! addend (a bias): where that factor is cut, it becomes partial, so that it is added once.
+//! addend (a bias): where that factor is cut, it becomes partial, so that it is added once. The
+//! clause `addend` says otherwise.
+//!
+//! A rule prints itself in this notation.
 
 use super::notation::Parser;
-use crate::{Reduction, Result, Shape, Tensor};
+use crate::{Error, Reduction, Result, Shape, Tensor};
 use smallvec::SmallVec;
+use std::fmt;
 
 /// The factors of one dimension, major first; none means that the dimension must be whole.
 pub type Factors = SmallVec<[u8; 2]>;
@@ -133,157 +138,123 @@ impl Rule {
         Parser::new(text, binds, sizes).read(shapes)
     }
 
-    /// Every dimension of `shape` passes; operands broadcast to it.
-    pub fn broadcast(shape: &Shape, operands: &[&Tensor], outputs: usize) -> Self {
-        let mut rule = Rule::default();
-        for d in 0..shape.rank() {
-            rule.factors.push(Factor {
-                letter: letter(d),
-                size: shape[d],
-                kind: Kind::Pass,
-            });
-        }
-        for t in operands {
-            let lead = shape.rank() - t.rank();
-            rule.inputs.push(
-                (0..t.rank())
-                    .map(|d| {
-                        if t.dims()[d] == shape[lead + d] {
-                            smallvec::smallvec![(lead + d) as u8]
-                        } else {
-                            Factors::new()
-                        }
-                    })
-                    .collect(),
-            );
-        }
-        rule.outputs = smallvec::smallvec![(0..shape.rank()).map(|d| smallvec::smallvec![d as u8]).collect(); outputs];
-        // A dimension that no operand has is computed whole.
-        for f in 0..shape.rank() {
-            if !rule
-                .inputs
-                .iter()
-                .any(|dims| dims.iter().any(|d| d.contains(&(f as u8))))
-            {
-                rule.factors[f].kind = Kind::Whole;
-            }
-        }
-        rule
-    }
-
-    /// With these operands, together, letting partial values of `reductions` pass.
-    pub fn let_through(mut self, operands: u32, reductions: &'static [Reduction]) -> Self {
-        self.through.push(Through {
-            operands,
-            reductions,
-        });
-        self
-    }
-
     /// The factor with this letter.
     pub fn factor(&self, letter: char) -> Option<usize> {
         self.factors.iter().position(|f| f.letter == letter)
     }
 
-    /// The factors between a shape and another of the same number of elements: sizes that both
-    /// share from the left.
-    pub fn reshape(from: &Shape, to: &Shape) -> Self {
-        let mut rule = Rule::default();
-        let (mut input, mut output): (SmallVec<[Factors; 4]>, SmallVec<[Factors; 4]>) = (
-            smallvec::smallvec![Factors::new(); from.rank()],
-            smallvec::smallvec![Factors::new(); to.rank()],
-        );
-        let (mut i, mut j) = (0, 0);
-        let (mut a, mut b) = (
-            from.dims().first().copied().unwrap_or(1),
-            to.dims().first().copied().unwrap_or(1),
-        );
-        while i < from.rank() && j < to.rank() && from.numel() > 0 {
-            let common = gcd(a, b);
-            if common > 1 {
-                rule.shared(&mut input[i], &mut output[j], common);
-                (a, b) = (a / common, b / common);
-            } else if a == 1 && b == 1 {
-                // A dimension of size 1 that both have: the rank that holds it keeps it.
-                rule.shared(&mut input[i], &mut output[j], 1);
-            } else if a > 1 && b > 1 {
-                // Sizes that share nothing: what follows is mixed up until the products meet again.
-                // These parts stay whole.
-                let (mut x, mut y) = (a, b);
-                rule.whole(&mut input[i], a);
-                rule.whole(&mut output[j], b);
-                while x != y {
-                    if x < y {
-                        i += 1;
-                        x *= from[i];
-                        rule.whole(&mut input[i], from[i]);
-                    } else {
-                        j += 1;
-                        y *= to[j];
-                        rule.whole(&mut output[j], to[j]);
-                    }
-                }
-                (a, b) = (1, 1);
-            }
-            if a == 1 {
-                i += 1;
-                a = from.dims().get(i).copied().unwrap_or(1);
-            }
-            if b == 1 {
-                j += 1;
-                b = to.dims().get(j).copied().unwrap_or(1);
-            }
-        }
-        rule.inputs.push(input);
-        rule.outputs.push(output);
-        rule.through.push(Through {
-            operands: 1,
-            reductions: Reduction::ALL_STATIC,
-        });
-        rule
-    }
-
-    /// The factors of a view: dimension `i` of the result is dimension `to[i]` of the operand, or a
-    /// new one, which is whole. Dimensions of the operand that the result lacks are whole too.
-    /// Elements only move, so partial values of every reduction pass.
-    pub fn view(from: &Shape, to: &[Option<usize>]) -> Self {
-        let mut rule = Rule::default();
-        let mut input: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); from.rank()];
-        let mut output: SmallVec<[Factors; 4]> = smallvec::smallvec![Factors::new(); to.len()];
-        for (d, source) in to.iter().enumerate() {
-            if let Some(s) = *source {
-                let f = rule.factors.len() as u8;
-                (input[s], output[d]) = (smallvec::smallvec![f], smallvec::smallvec![f]);
-                rule.factors.push(Factor {
-                    letter: letter(s),
-                    size: from[s],
-                    kind: Kind::Pass,
+    /// Sets the size of every factor from the dimensions that are it; an error where no dimension
+    /// is.
+    pub(super) fn with_sizes_of(mut self, shapes: &[&Shape]) -> Result<Self> {
+        for f in 0..self.factors.len() {
+            let Some((operand, dim)) = self.alone(f) else {
+                return Err(Error::Sharding {
+                    detail: format!(
+                        "factor {} of a rule is no dimension of an operand: {self}",
+                        self.factors[f].letter
+                    ),
                 });
-            }
+            };
+            self.factors[f].size = shapes[operand][dim];
         }
-        rule.inputs.push(input);
-        rule.outputs.push(output);
-        rule.let_through(1, Reduction::ALL_STATIC)
+        Ok(self)
     }
 
-    fn shared(&mut self, input: &mut Factors, output: &mut Factors, size: usize) {
-        let f = self.factors.len() as u8;
-        input.push(f);
-        output.push(f);
-        self.factors.push(Factor {
-            letter: (b'a' + f % 26) as char,
-            size,
-            kind: Kind::Pass,
-        });
+    /// The letters under which its factors are printed: each its own where it has one that can be
+    /// read back, else the first that is free.
+    pub fn letters(&self) -> SmallVec<[char; 8]> {
+        let mut taken: SmallVec<[char; 8]> = SmallVec::new();
+        let wanted: SmallVec<[char; 8]> = self
+            .factors
+            .iter()
+            .map(|f| f.letter.to_ascii_lowercase())
+            .collect();
+        for (f, &letter) in wanted.iter().enumerate() {
+            let own = letter.is_ascii_lowercase() && !taken.contains(&letter);
+            let mut free = ('a'..='z')
+                .chain('A'..='Z')
+                .filter(|c| !taken.contains(c) && !wanted[f..].contains(c));
+            taken.push(if own {
+                letter
+            } else {
+                free.next().unwrap_or('?')
+            });
+        }
+        taken
     }
 
-    fn whole(&mut self, dim: &mut Factors, size: usize) {
-        dim.push(self.factors.len() as u8);
-        self.factors.push(Factor {
-            letter: '_',
-            size,
-            kind: Kind::Whole,
-        });
+    /// The operands that every clause lets sums pass through: addends, unless a clause says
+    /// otherwise.
+    pub(super) fn usual_addends(&self) -> u32 {
+        self.through
+            .iter()
+            .filter(|t| t.reductions.contains(&Reduction::Sum))
+            .map(|t| t.operands)
+            .reduce(|a, b| a & b)
+            .unwrap_or(0)
+    }
+
+    /// The same without its clauses on partial values: nothing partial passes.
+    pub(super) fn without_partials(self) -> Self {
+        Self {
+            through: SmallVec::new(),
+            addends: 0,
+            ..self
+        }
+    }
+
+    /// The operand and the dimension that a factor is by itself.
+    pub(super) fn alone(&self, factor: usize) -> Option<(usize, usize)> {
+        let is = |d: &Factors| d[..] == [factor as u8];
+        self.inputs
+            .iter()
+            .enumerate()
+            .find_map(|(i, dims)| dims.iter().position(is).map(|d| (i, d)))
+    }
+}
+
+/// What a function that makes a rule may know of the operands: what a solved call is known by.
+#[derive(Debug)]
+pub struct Operands<'a>(&'a [Given<'a>]);
+
+impl<'a> Operands<'a> {
+    pub(super) fn new(given: &'a [Given<'a>]) -> Self {
+        Self(given)
+    }
+
+    /// How many there are, with numbers and missing ones.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The number of dimensions of operand `i`; none where it is no tensor.
+    pub(crate) fn rank(&self, i: usize) -> usize {
+        match self.0[i] {
+            Given::Shape(shape) => shape.rank(),
+            Given::Number | Given::Nothing => 0,
+        }
+    }
+
+    /// Whether dimension `d` of operand `i` has size 1.
+    pub(crate) fn is_one(&self, i: usize, d: usize) -> bool {
+        matches!(self.0[i], Given::Shape(shape) if shape[d] == 1)
+    }
+
+    /// For each dimension of operand `i` whether it has size 1.
+    pub(crate) fn ones(&self, i: usize) -> SmallVec<[bool; 6]> {
+        (0..self.rank(i)).map(|d| self.is_one(i, d)).collect()
+    }
+
+    /// The rule of a text. It has no brackets: their factors would depend on sizes.
+    pub(crate) fn read(&self, text: &str, binds: &[Bind<'_>]) -> Result<Rule> {
+        if text.contains('(') {
+            return Err(Error::Parse {
+                what: "sharding rule",
+                text: text.into(),
+                expected: "no brackets in a rule that is made from ranks".into(),
+            });
+        }
+        Rule::new(text, self.0, binds)
     }
 }
 
@@ -292,6 +263,64 @@ pub fn letter(d: usize) -> char {
     (b'A' + d as u8) as char
 }
 
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
+/// The notation that it could have been read from.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letters = self.letters();
+        let term = |dims: &SmallVec<[Factors; 4]>| -> String {
+            let dim = |d: &Factors| match d[..] {
+                [] => "1".to_string(),
+                [one] => letters[one as usize].to_string(),
+                _ => format!(
+                    "({})",
+                    d.iter().map(|f| letters[*f as usize]).collect::<String>()
+                ),
+            };
+            dims.iter().map(dim).collect()
+        };
+        let terms =
+            |list: &[SmallVec<[Factors; 4]>]| list.iter().map(term).collect::<Vec<_>>().join(", ");
+        write!(f, "{} -> {}", terms(&self.inputs), terms(&self.outputs))?;
+        let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
+        for factor in &self.factors {
+            if factor.kind != Kind::Pass && !kinds.contains(&factor.kind) {
+                kinds.push(factor.kind);
+            }
+        }
+        for kind in kinds {
+            let of: String = (self.factors.iter().zip(&letters))
+                .filter(|(factor, _)| factor.kind == kind)
+                .flat_map(|(_, letter)| [' ', *letter])
+                .collect();
+            match kind {
+                Kind::Pass => {}
+                Kind::Reduce(reduction) => write!(f, " ; reduce{of} {reduction}")?,
+                Kind::Stats(count) => write!(f, " ; stats{of} {count}")?,
+                Kind::Whole => write!(f, " ; replicate{of}")?,
+            }
+        }
+        let operands = |mask: u32| -> String {
+            (0..32)
+                .filter(|i| mask >> i & 1 == 1)
+                .map(|i| format!(" {i}"))
+                .collect()
+        };
+        for through in &self.through {
+            let of = operands(through.operands);
+            match through.reductions {
+                [Reduction::Sum] => write!(f, " ; linear{of}")?,
+                [Reduction::Max, Reduction::Min] => write!(f, " ; monotone{of}")?,
+                all if all == Reduction::ALL_STATIC => write!(f, " ; through any{of}")?,
+                some => {
+                    for reduction in some {
+                        write!(f, " ; through {reduction}{of}")?;
+                    }
+                }
+            }
+        }
+        if self.addends != self.usual_addends() {
+            write!(f, " ; addend{}", operands(self.addends))?;
+        }
+        Ok(())
+    }
 }

@@ -4,11 +4,25 @@ use super::{Rule, Solution, solve};
 use crate::{Result, Tensor};
 use std::cell::RefCell;
 
+/// What a rule was made from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// A text.
+    Text(String),
+    /// The function of this name.
+    Built(&'static str),
+}
+
 /// One op that ran on a mesh.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// The op.
     pub op: &'static str,
+    /// The entry of the table whose rule ran: the op itself, or a step that it has in common with
+    /// others.
+    pub step: &'static str,
+    /// What the rule was made from.
+    pub source: Source,
     /// Its operands, as they were.
     pub inputs: Vec<Tensor>,
     /// Its rule.
@@ -53,7 +67,7 @@ pub fn trace<T>(f: impl FnOnce() -> T) -> (T, Vec<Decision>) {
     (result, decisions)
 }
 
-/// Writes a decision down, if anybody listens.
+/// Writes a decision down, inside of a [`trace`].
 pub(crate) fn note(decision: impl FnOnce() -> Decision) {
     OPEN.with_borrow_mut(|open| {
         if let Some(open) = open {

@@ -107,8 +107,7 @@ pub(super) fn broadcast<T: Transport + ?Sized>(
         if *rank == root.rank {
             out[i] = root.data.clone();
         } else if let (0, Some(at)) = (root.shape.numel(), at) {
-            out[i] = Some(Tensor::created(
-                None,
+            out[i] = Some(Tensor::nothing(
                 root.dtype,
                 root.shape.clone(),
                 mesh.device(at),
@@ -175,12 +174,7 @@ fn swap<T: Transport + ?Sized>(
             match (&mut got[to], &receiver.data) {
                 (Some(got), Some(_)) if from == to => got[from] = piece.data,
                 (Some(got), Some(mine)) if stays => {
-                    got[from] = Some(Tensor::created(
-                        None,
-                        piece.dtype,
-                        piece.shape,
-                        mine.device(),
-                    ))
+                    got[from] = Some(Tensor::nothing(piece.dtype, piece.shape, mine.device()))
                 }
                 _ if stays => {}
                 _ => {

@@ -24,7 +24,7 @@ impl Transport for InProcess {
             .iter()
             .map(|m| {
                 Ok(Some(
-                    data("exchange", &m.part)?.on(device_of("exchange", mesh, m.to)?)?,
+                    data("exchange", &m.part)?.copied_to(device_of("exchange", mesh, m.to)?)?,
                 ))
             })
             .collect()
@@ -59,7 +59,7 @@ impl Transport for InProcess {
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
         collectives::check_broadcast(mesh, root, group)?;
         shared("broadcast", mesh, group.iter().copied(), |device| {
-            data("broadcast", root)?.on(device)
+            data("broadcast", root)?.copied_to(device)
         })
     }
 }
@@ -87,7 +87,7 @@ fn shared(
 fn on(op: &'static str, parts: &[Part], device: &Device) -> Result<Vec<Tensor>> {
     parts
         .iter()
-        .map(|part| data(op, part)?.on(device))
+        .map(|part| data(op, part)?.copied_to(device))
         .collect()
 }
 

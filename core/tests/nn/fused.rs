@@ -12,6 +12,7 @@ use anymesh_core::{
         norm, softmax,
     },
 };
+use smallvec::smallvec;
 use std::{
     ops::Range,
     sync::{
@@ -49,8 +50,8 @@ impl Fused {
     }
 
     /// Scores `[b, h, s, t]` and what scales them to probabilities.
-    fn probabilities(&self, call: &AttentionCall<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
-        let (q, k) = (self.read(call.q)?, self.read(call.k)?);
+    fn probabilities(&self, call: &AttentionCall) -> Result<(Vec<f64>, Vec<f64>)> {
+        let (q, k) = (self.read(&call.q)?, self.read(&call.k)?);
         let (&[b, h, s, d], &[_, hk, t, _]) =
             (call.q.layout.shape.dims(), call.k.layout.shape.dims())
         else {
@@ -80,6 +81,104 @@ impl Fused {
             lse.push(sum.ln());
         }
         Ok((p, lse))
+    }
+
+    fn row(&self, call: &RowCall) -> Result<Buffer> {
+        assert!(call.input.layout.is_contiguous());
+        let n = call.input.layout.shape[1];
+        let mut out = vec![];
+        for (r, row) in self.read(&call.input)?.chunks(n).enumerate() {
+            match &call.mode {
+                RowOp::Softmax | RowOp::LogSoftmax => {
+                    let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                    out.extend(row.iter().map(|x| {
+                        if matches!(call.mode, RowOp::Softmax) {
+                            x.exp() / sum
+                        } else {
+                            x - sum.ln()
+                        }
+                    }));
+                }
+                RowOp::Norm {
+                    rms,
+                    eps,
+                    weight,
+                    bias,
+                    groups,
+                    channels,
+                    inner,
+                } => {
+                    let read = |p: &Option<View>, default| {
+                        p.as_ref()
+                            .map_or(Ok(vec![default; groups * channels]), |p| self.read(p))
+                    };
+                    let (w, b) = (read(weight, 1.0)?, read(bias, 0.0)?);
+                    let mean = if *rms {
+                        0.0
+                    } else {
+                        row.iter().sum::<f64>() / n as f64
+                    };
+                    let var = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                    let parameter = |j: usize| (r % groups) * channels + j / inner;
+                    out.extend(row.iter().enumerate().map(|(j, x)| {
+                        (x - mean) / (var + eps).sqrt() * w[parameter(j)] + b[parameter(j)]
+                    }));
+                }
+            }
+        }
+        self.write(&out)
+    }
+
+    fn attention(&self, call: &AttentionCall) -> Result<(Buffer, Buffer)> {
+        let (p, lse) = self.probabilities(call)?;
+        let v = self.read(&call.v)?;
+        let (&[_, h, s, _], &[_, hk, t, dv]) =
+            (call.q.layout.shape.dims(), call.v.layout.shape.dims())
+        else {
+            panic!("rank 4")
+        };
+        let mut out = vec![];
+        for row in 0..lse.len() {
+            let key = row / (h * s) * hk + row / s % h / (h / hk);
+            out.extend((0..dv).map(|x| {
+                (0..t)
+                    .map(|j| p[row * t + j] * v[(key * t + j) * dv + x])
+                    .sum::<f64>()
+            }));
+        }
+        Ok((self.write(&out)?, self.write(&lse)?))
+    }
+
+    fn attention_backward(&self, call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
+        let (p, _) = self.probabilities(&call.forward)?;
+        let [q, k, v, out, grad] = [
+            &call.forward.q,
+            &call.forward.k,
+            &call.forward.v,
+            &call.out,
+            &call.grad,
+        ]
+        .map(|x| self.read(x).expect("readable"));
+        let (&[_, h, s, d], &[_, hk, t, e]) = (
+            call.forward.q.layout.shape.dims(),
+            call.forward.v.layout.shape.dims(),
+        ) else {
+            panic!("rank 4")
+        };
+        let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+        for row in 0..q.len() / d {
+            let key = row / (h * s) * hk + row / s % h / (h / hk);
+            let inner: f64 = (0..e).map(|x| grad[row * e + x] * out[row * e + x]).sum();
+            for j in 0..t {
+                let at = key * t + j;
+                let dp: f64 = (0..e).map(|x| grad[row * e + x] * v[at * e + x]).sum();
+                let ds = p[row * t + j] * (dp - inner) * call.forward.scale;
+                (0..e).for_each(|x| dv[at * e + x] += p[row * t + j] * grad[row * e + x]);
+                (0..d).for_each(|x| dk[at * d + x] += ds * q[row * d + x]);
+                (0..d).for_each(|x| dq[row * d + x] += ds * k[at * d + x]);
+            }
+        }
+        Ok([self.write(&dq)?, self.write(&dk)?, self.write(&dv)?])
     }
 }
 
@@ -112,132 +211,21 @@ impl Backend for Fused {
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         self.inner.backend().sync()
     }
-    fn map(&self, call: &MapCall<'_>) -> Result<Vec<Buffer>> {
-        self.inner.backend().map(call)
+    fn supports(&self, _: &Kernel) -> bool {
+        true
     }
-    fn reduce(&self, call: &ReduceCall<'_>) -> Result<Buffer> {
-        self.inner.backend().reduce(call)
-    }
-    fn scan(&self, call: &ScanCall<'_>) -> Result<(Buffer, Option<Buffer>)> {
-        self.inner.backend().scan(call)
-    }
-    fn matmul(&self, call: &MatmulCall<'_>) -> Result<Buffer> {
-        self.inner.backend().matmul(call)
-    }
-    fn gather(&self, call: &GatherCall<'_>) -> Result<Buffer> {
-        self.inner.backend().gather(call)
-    }
-    fn scatter(&self, call: &ScatterCall<'_>) -> Result<Buffer> {
-        self.inner.backend().scatter(call)
-    }
-    fn search(&self, call: &SearchCall<'_>) -> Result<Buffer> {
-        self.inner.backend().search(call)
-    }
-    fn sort(&self, call: &SortCall<'_>) -> Result<Buffer> {
-        self.inner.backend().sort(call)
-    }
-    fn conv(&self, call: &ConvCall<'_>) -> Result<Buffer> {
-        self.inner.backend().conv(call)
-    }
-
-    fn row(&self, call: &RowCall<'_>) -> Result<Option<Buffer>> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        assert!(call.input.layout.is_contiguous());
-        let n = call.input.layout.shape[1];
-        let mut out = vec![];
-        for (r, row) in self.read(call.input)?.chunks(n).enumerate() {
-            match &call.op {
-                RowOp::Softmax | RowOp::LogSoftmax => {
-                    let sum: f64 = row.iter().map(|x| x.exp()).sum();
-                    out.extend(row.iter().map(|x| {
-                        if matches!(call.op, RowOp::Softmax) {
-                            x.exp() / sum
-                        } else {
-                            x - sum.ln()
-                        }
-                    }));
-                }
-                RowOp::Norm {
-                    rms,
-                    eps,
-                    weight,
-                    bias,
-                    groups,
-                    channels,
-                    inner,
-                } => {
-                    let read = |p: &Option<&View>, default| {
-                        p.map_or(Ok(vec![default; groups * channels]), |p| self.read(p))
-                    };
-                    let (w, b) = (read(weight, 1.0)?, read(bias, 0.0)?);
-                    let mean = if *rms {
-                        0.0
-                    } else {
-                        row.iter().sum::<f64>() / n as f64
-                    };
-                    let var = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
-                    let parameter = |j: usize| (r % groups) * channels + j / inner;
-                    out.extend(row.iter().enumerate().map(|(j, x)| {
-                        (x - mean) / (var + eps).sqrt() * w[parameter(j)] + b[parameter(j)]
-                    }));
-                }
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        if kernel.is_fused() {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(match &kernel {
+            Kernel::Row(call) => smallvec![self.row(call)?],
+            Kernel::Attention(call) => {
+                self.attention(call).map(|(out, lse)| smallvec![out, lse])?
             }
-        }
-        self.write(&out).map(Some)
-    }
-
-    fn attention(&self, call: &AttentionCall<'_>) -> Result<Option<(Buffer, Buffer)>> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        let (p, lse) = self.probabilities(call)?;
-        let v = self.read(call.v)?;
-        let (&[_, h, s, _], &[_, hk, t, dv]) =
-            (call.q.layout.shape.dims(), call.v.layout.shape.dims())
-        else {
-            panic!("rank 4")
-        };
-        let mut out = vec![];
-        for row in 0..lse.len() {
-            let key = row / (h * s) * hk + row / s % h / (h / hk);
-            out.extend((0..dv).map(|x| {
-                (0..t)
-                    .map(|j| p[row * t + j] * v[(key * t + j) * dv + x])
-                    .sum::<f64>()
-            }));
-        }
-        Ok(Some((self.write(&out)?, self.write(&lse)?)))
-    }
-
-    fn attention_backward(&self, call: &AttentionBackwardCall<'_>) -> Result<Option<[Buffer; 3]>> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        let (p, _) = self.probabilities(&call.forward)?;
-        let [q, k, v, out, grad] = [
-            call.forward.q,
-            call.forward.k,
-            call.forward.v,
-            call.out,
-            call.grad,
-        ]
-        .map(|x| self.read(x).expect("readable"));
-        let (&[_, h, s, d], &[_, hk, t, e]) = (
-            call.forward.q.layout.shape.dims(),
-            call.forward.v.layout.shape.dims(),
-        ) else {
-            panic!("rank 4")
-        };
-        let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-        for row in 0..q.len() / d {
-            let key = row / (h * s) * hk + row / s % h / (h / hk);
-            let inner: f64 = (0..e).map(|x| grad[row * e + x] * out[row * e + x]).sum();
-            for j in 0..t {
-                let at = key * t + j;
-                let dp: f64 = (0..e).map(|x| grad[row * e + x] * v[at * e + x]).sum();
-                let ds = p[row * t + j] * (dp - inner) * call.forward.scale;
-                (0..e).for_each(|x| dv[at * e + x] += p[row * t + j] * grad[row * e + x]);
-                (0..d).for_each(|x| dk[at * d + x] += ds * q[row * d + x]);
-                (0..d).for_each(|x| dq[row * d + x] += ds * k[at * d + x]);
-            }
-        }
-        Ok(Some([self.write(&dq)?, self.write(&dk)?, self.write(&dv)?]))
+            Kernel::AttentionBackward(call) => self.attention_backward(call)?.into_iter().collect(),
+            _ => return self.inner.backend().launch(kernel),
+        })
     }
 }
 

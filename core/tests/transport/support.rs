@@ -2,10 +2,7 @@
 
 use anymesh_core::{
     Backend, Buffer, Capabilities, DType, Device, Mesh, Result, Tensor,
-    backend::{
-        BoxFuture, ConvCall, GatherCall, MapCall, MatmulCall, ReduceCall, ScanCall, ScatterCall,
-        SearchCall, SortCall,
-    },
+    backend::{BoxFuture, Buffers, Kernel},
     transport::{Message, Part, Transport, check_group},
 };
 use std::{
@@ -100,15 +97,6 @@ pub(crate) fn counting_device() -> (Device, Arc<Work>) {
     (Device::new(Counting(device(), work.clone())), work)
 }
 
-macro_rules! kernels {
-    ($($name:ident($call:ty) -> $out:ty),*) => {$(
-        fn $name(&self, call: &$call) -> Result<$out> {
-            self.1.kernels.fetch_add(1, Ordering::Relaxed);
-            self.0.backend().$name(call)
-        }
-    )*};
-}
-
 impl Backend for Counting {
     fn name(&self) -> &str {
         "counting"
@@ -136,15 +124,8 @@ impl Backend for Counting {
         self.0.backend().sync()
     }
 
-    kernels!(
-        map(MapCall<'_>) -> Vec<Buffer>,
-        reduce(ReduceCall<'_>) -> Buffer,
-        scan(ScanCall<'_>) -> (Buffer, Option<Buffer>),
-        matmul(MatmulCall<'_>) -> Buffer,
-        gather(GatherCall<'_>) -> Buffer,
-        scatter(ScatterCall<'_>) -> Buffer,
-        search(SearchCall<'_>) -> Buffer,
-        sort(SortCall<'_>) -> Buffer,
-        conv(ConvCall<'_>) -> Buffer
-    );
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
+        self.1.kernels.fetch_add(1, Ordering::Relaxed);
+        self.0.backend().launch(kernel)
+    }
 }

@@ -9,7 +9,7 @@
 //! `max`) right at the kink too.
 
 use super::{
-    Builder, Inst, MapProgram, Val,
+    Builder, Inst, MapProgram, Program, Val,
     slope::Slope::{self, Const, Zero},
 };
 use crate::Result;
@@ -139,14 +139,15 @@ impl MapProgram {
         let outputs = vec![(numbers[whole.outputs[0].0 as usize], dtype)];
         let inputs = uses.iter().map(|k| whole.inputs[*k]).collect();
         Ok((
-            MapProgram {
+            Program {
                 insts,
                 kinds,
                 inputs,
                 indices: whole.indices,
                 params: whole.params,
                 outputs,
-            },
+            }
+            .into(),
             uses,
         ))
     }

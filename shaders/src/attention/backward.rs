@@ -1,8 +1,8 @@
 //! The gradients for queries, keys and values, one launch each.
 
 use super::{
-    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp, head,
-    products, seen, sees, share, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, THREADS, count, exp, head, products, seen,
+    sees, share, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
@@ -10,11 +10,12 @@ use crate::{
     words::{F4, U4},
 };
 use anymesh_kernel::{
-    Buffer, DType, Kind, Result, Shape, View,
+    Buffer, DType, Result, View,
     backend::{AttentionBackwardCall, MapCall, MapInput, ReduceCall, ReduceOp},
     map::Builder,
 };
 use cubecl::prelude::*;
+use smallvec::smallvec;
 
 /// Four values of a vector of `len`, from `first` on.
 #[cube]
@@ -247,19 +248,15 @@ fn gradient(
 impl CubeBackend {
     pub(crate) fn run_attention_backward(
         &self,
-        call: &AttentionBackwardCall<'_>,
-    ) -> Result<Option<[Buffer; 3]>> {
+        call: &AttentionBackwardCall,
+    ) -> Result<[Buffer; 3]> {
         let forward = &call.forward;
-        let sizes = Sizes::new(forward);
-        if forward.q.dtype.kind() != Kind::F32 || sizes.size.max(sizes.value_size) > WIDEST {
-            return Ok(None);
-        }
-        let lse = self.dense(call.lse, DType::F32)?;
+        let lse = self.dense(&call.lse, DType::F32)?;
         let mean = self.mean_rise(call)?;
         let stats =
             [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
         let compute = |goal: Goal, operand: &View| -> Result<Buffer> {
-            let bound = Bound::new(forward, call.grad, goal, operand.dtype, self.native)?;
+            let bound = Bound::new(forward, &call.grad, goal, operand.dtype, self.native)?;
             let out = self.alloc(bound.how.stored, bound.elements)?;
             let stats = if goal == Goal::Value {
                 &stats[..1]
@@ -284,36 +281,34 @@ impl CubeBackend {
             }
             self.convert(out, bound.how.stored, operand.dtype, bound.elements)
         };
-        Ok(Some([
-            compute(Goal::Query, forward.q)?,
-            compute(Goal::Key, forward.k)?,
-            compute(Goal::Value, forward.v)?,
-        ]))
+        Ok([
+            compute(Goal::Query, &forward.q)?,
+            compute(Goal::Key, &forward.k)?,
+            compute(Goal::Value, &forward.v)?,
+        ])
     }
 
     /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds
     /// to the loss.
-    fn mean_rise(&self, call: &AttentionBackwardCall<'_>) -> Result<Buffer> {
+    fn mean_rise(&self, call: &AttentionBackwardCall) -> Result<Buffer> {
         let builder = Builder::new();
         let product = builder.load(call.grad.dtype) * builder.load(call.out.dtype);
-        let program = builder.finish(&[(product, DType::F32)])?;
-        let inputs = [call.grad, call.out].map(|view| MapInput {
+        let inputs = [&call.grad, &call.out].map(|view| MapInput {
             view: view.clone(),
             window: None,
         });
-        let shape: &Shape = &call.out.layout.shape;
         let map = MapCall {
-            op: "attention",
-            program: &program,
-            shape,
-            inputs: &inputs,
-            indices: &[],
-            params: &[],
+            op: call.forward.op,
+            program: builder.finish(&[(product, DType::F32)])?,
+            shape: call.out.layout.shape.clone(),
+            inputs: inputs.into(),
+            indices: smallvec![],
+            params: smallvec![],
         };
         self.run_reduce(&ReduceCall {
             map,
-            axes: &[3],
-            op: ReduceOp::Sum,
+            axes: smallvec![3],
+            mode: ReduceOp::Sum,
             scale: None,
             dtype: DType::F32,
         })

@@ -1,8 +1,8 @@
 //! The result and its log-sum-exps, with the softmax running along.
 
 use super::{
-    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, WIDEST, count, exp,
-    head, products, seen, sees, share, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
+    products, seen, sees, share, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -10,7 +10,7 @@ use crate::{
     words::{F4, U4},
 };
 use anymesh_kernel::{
-    Buffer, DType, Kind, Result,
+    Buffer, DType, Result,
     backend::AttentionCall,
     map::{Binary, Unary},
 };
@@ -178,17 +178,9 @@ fn forward(
 }
 
 impl CubeBackend {
-    pub(crate) fn run_attention(
-        &self,
-        call: &AttentionCall<'_>,
-    ) -> Result<Option<(Buffer, Buffer)>> {
+    pub(crate) fn run_attention(&self, call: &AttentionCall) -> Result<[Buffer; 2]> {
         let sizes = Sizes::new(call);
-        // With a few queries, plain products keep more of the device busy: they spread the keys
-        // over it.
-        if call.q.dtype.kind() != Kind::F32 || sizes.value_size > WIDEST || sizes.queries <= 4 {
-            return Ok(None);
-        }
-        let bound = Bound::new(call, call.q, Goal::Result, call.q.dtype, self.native)?;
+        let bound = Bound::new(call, &call.q, Goal::Result, call.q.dtype, self.native)?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the result.
@@ -207,9 +199,9 @@ impl CubeBackend {
                 bound.how,
             );
         }
-        Ok(Some((
+        Ok([
             self.convert(out, bound.how.stored, call.q.dtype, bound.elements)?,
-            Buffer::new(lse),
-        )))
+            lse.buffer(),
+        ])
     }
 }

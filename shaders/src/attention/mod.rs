@@ -16,7 +16,11 @@ use crate::{
     tile::{Matrix, address, distinct, duty, fetch, put_row},
     words::{B4, F4, U4},
 };
-use anymesh_kernel::{DType, Result, View, backend::AttentionCall, map::Unary};
+use anymesh_kernel::{
+    DType, Kind, Result, View,
+    backend::{AttentionBackwardCall, AttentionCall},
+    map::Unary,
+};
 use cubecl::prelude::*;
 
 /// Threads of a cube: 16 groups of four rows by 8 groups of four columns.
@@ -340,7 +344,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(call: &AttentionCall<'_>) -> Self {
+    fn new(call: &AttentionCall) -> Self {
         let (q, k, v) = (
             call.q.layout.shape.dims(),
             call.k.layout.shape.dims(),
@@ -368,6 +372,19 @@ impl Sizes {
     }
 }
 
+/// Whether the kernel is for such operands. With a few queries, plain products keep more of the
+/// device busy: they spread the keys over it.
+pub(crate) fn fits(call: &AttentionCall) -> bool {
+    let sizes = Sizes::new(call);
+    call.q.dtype.kind() == Kind::F32 && sizes.value_size <= WIDEST && sizes.queries > 4
+}
+
+/// [`fits`] for the gradients.
+pub(crate) fn fits_backward(call: &AttentionBackwardCall) -> bool {
+    let sizes = Sizes::new(&call.forward);
+    call.forward.q.dtype.kind() == Kind::F32 && sizes.size.max(sizes.value_size) <= WIDEST
+}
+
 /// A launch laid out: buffers, numbers and what it is specialised on.
 struct Bound<'a> {
     buffers: Vec<&'a Memory>,
@@ -380,7 +397,7 @@ struct Bound<'a> {
 
 impl<'a> Bound<'a> {
     fn new(
-        call: &AttentionCall<'a>,
+        call: &'a AttentionCall,
         grad: &'a View,
         goal: Goal,
         dtype: DType,
@@ -390,9 +407,9 @@ impl<'a> Bound<'a> {
         let (rows, lines, features) = sizes.of(goal);
         // Only what the goal reads is bound; the others borrow a place that is never used.
         let views = match goal {
-            Goal::Result => [call.q, call.k, call.v, call.q],
-            Goal::Value => [call.q, call.k, call.q, grad],
-            Goal::Query | Goal::Key => [call.q, call.k, call.v, grad],
+            Goal::Result => [&call.q, &call.k, &call.v, &call.q],
+            Goal::Value => [&call.q, &call.k, &call.q, grad],
+            Goal::Query | Goal::Key => [&call.q, &call.k, &call.v, grad],
         };
         let (buffers, places) = distinct(views)?;
         let elements = lines * rows * features;

@@ -12,7 +12,7 @@ use crate::{
         index::gather_axes,
         loss::LossReduction,
     },
-    spmd::settled,
+    spmd::without_partials,
 };
 use smallvec::smallvec;
 
@@ -27,7 +27,7 @@ impl Classes {
         lse: Option<&Tensor>,
         counted: Option<&Tensor>,
     ) -> Result<Pulled> {
-        let g = settled(b.grad()?.clone())?;
+        let g = without_partials(b.grad()?.clone())?;
         // The gradient of the loss of a position.
         let g = match (self.reduction, counted) {
             (LossReduction::None, _) => g.unsqueeze(self.axis as i64)?,
@@ -47,7 +47,7 @@ impl Classes {
         // logits.
         let lse = match lse {
             Some(lse) if !is_recording(&[x]) => lse.clone(),
-            _ => settled(self.log_sum_exp(x)?)?,
+            _ => without_partials(self.log_sum_exp(x)?)?,
         };
         if self.soft {
             return self.pull_soft(b, x, target, &lse, &g, column.as_ref());
@@ -166,9 +166,10 @@ impl Classes {
             let total = Expr::new(op, &[target])
                 .maybe(&[column])
                 .params(&self.shares());
-            let total = settled(total.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| {
-                weighted(a.x[0] * a.p[0] + a.p[1], a.maybe[0])
-            })?)?;
+            let total =
+                without_partials(total.reduce(&[self.axis], ReduceOp::Sum, None, kind, |a| {
+                    weighted(a.x[0] * a.p[0] + a.p[1], a.maybe[0])
+                })?)?;
             let expr = Expr::new(op, &[x, target, lse, g, &total])
                 .maybe(&[column])
                 .params(&self.factors());

@@ -5,7 +5,7 @@ use crate::{
     Dims, Place, Result, Shape, Tensor,
     backend::ScatterOp,
     grad::{Back, Pulled, record},
-    spmd::Outputs,
+    tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
 

@@ -3,11 +3,12 @@
 use super::super::{
     Map,
     elementwise::{Key, Slot, cached},
+    launch::{check_index, launch},
     map1, same_device,
 };
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
-    backend::{GatherCall, IndexAxis},
+    backend::{CheckIndexCall, GatherCall, IndexAxis},
 };
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -59,15 +60,13 @@ pub(in crate::ops) fn localize(
     (part, whole): &Part,
 ) -> Result<(Tensor, Tensor)> {
     if index.numel() > 0 {
-        // A lookup whose steps are zero reads one element again and again: all it does is check.
-        let mut view = index.view()?;
-        view.layout.strides.fill(0);
-        let axes = [index_axis(index, index.shape(), *whole, 0)?];
-        index.device().backend().gather(&GatherCall {
+        // The ranks that do not hold a place would not notice that it is nowhere.
+        let call = CheckIndexCall {
             op,
-            src: &view,
-            axes: &axes,
-        })?;
+            indices: index.view()?,
+            len: *whole,
+        };
+        check_index(index.device(), call)?;
     }
     let wide = index.dtype() == DType::I64 || i32::try_from(*whole).is_err();
     let dtype = if wide { DType::I64 } else { DType::I32 };
@@ -130,9 +129,8 @@ pub(in crate::ops) fn run_gather(
     for indexed in axes {
         same_device(op, &[src, indexed.index])?;
     }
-    src.device().check(dtype, elements)?;
     if elements == 0 {
-        return Ok(src.result(None, dtype, shape));
+        return src.no_elements(dtype, shape);
     }
     let mut masks = SmallVec::<[Tensor; 1]>::new();
     let mut places = SmallVec::<[Tensor; 1]>::new();
@@ -163,34 +161,32 @@ pub(in crate::ops) fn run_gather(
             src.layout().strides[*axis],
         )
     };
-    let axes: Vec<IndexAxis> = axes.iter().zip(&places).map(steps).collect::<Result<_>>()?;
-    let buffer = src.device().backend().gather(&GatherCall {
+    let call = GatherCall {
         op,
-        src: &view,
-        axes: &axes,
-    })?;
-    masks
-        .iter()
-        .try_fold(src.result(Some(buffer), dtype, shape), |found, here| {
-            let slots = [
-                Slot::Load(DType::Bool),
-                Slot::Load(dtype),
-                Slot::Empty,
-                Slot::Empty,
-            ];
-            let program = cached(
-                Key {
-                    op: "what is here",
-                    dtype,
-                    slots,
-                },
-                |b| {
-                    let (here, x) = (b.load(DType::Bool), b.load(dtype));
-                    b.finish(&[(here.select(x, x.lit(absent(dtype))), dtype)])
-                },
-            )?;
-            map1(op, &program, &[here, &found], &[])
-        })
+        src: view,
+        axes: axes.iter().zip(&places).map(steps).collect::<Result<_>>()?,
+    };
+    let found = launch(src.mesh(), call)?.remove(0);
+    masks.iter().try_fold(found, |found, here| {
+        let slots = [
+            Slot::Load(DType::Bool),
+            Slot::Load(dtype),
+            Slot::Empty,
+            Slot::Empty,
+        ];
+        let program = cached(
+            Key {
+                op: "what is here",
+                dtype,
+                slots,
+            },
+            |b| {
+                let (here, x) = (b.load(DType::Bool), b.load(dtype));
+                b.finish(&[(here.select(x, x.lit(absent(dtype))), dtype)])
+            },
+        )?;
+        map1(op, &program, &[here, &found], &[])
+    })
 }
 
 /// Picks along one axis of `src`, whose other dimensions are at least those of the index.

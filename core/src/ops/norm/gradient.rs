@@ -4,10 +4,11 @@ use super::{mean, variance};
 use crate::{
     Dims, Result, Tensor,
     backend::ReduceOp,
-    grad::{Back, Pulled, broadcast_axes},
+    grad::{Back, Pulled},
     map::Val,
+    ops::broadcast_axes,
     ops::expr::{Args, Expr, compute_type},
-    spmd::settled,
+    spmd::without_partials,
 };
 
 /// What the gradient of a norm needs.
@@ -63,7 +64,7 @@ impl Kept {
     ) -> Result<Pulled> {
         let (op, axes, kind) = (self.op, &self.axes, compute_type([x]));
         let n: usize = axes.iter().map(|d| x.dims()[*d]).product();
-        let g = &settled(g.reshape(x.shape())?)?;
+        let g = &without_partials(g.reshape(x.shape())?)?;
         let (center, var) = match statistics {
             Some([center, var]) => (Some(center), var),
             None => {
@@ -84,7 +85,7 @@ impl Kept {
             let scale = Some(1.0 / n as f64);
             // The share of g w in the direction of h, and its mean where the mean was taken off.
             let along = Expr::new(op, &[g, x, &root]).maybe(&[center.as_ref(), weight]);
-            let along = settled(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
+            let along = without_partials(along.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
                 a.maybe[1].map_or(a.x[0], |weight| a.x[0] * weight) * direction(a)
             })?)?;
             let slope = Expr::new(op, &[&root, &along])
@@ -98,9 +99,10 @@ impl Kept {
                 None => None,
                 Some(center) => {
                     let level = Expr::new(op, &[g]).maybe(&[weight]);
-                    let level = settled(level.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
-                        a.maybe[0].map_or(a.x[0], |weight| a.x[0] * weight)
-                    })?)?;
+                    let level =
+                        without_partials(level.reduce(axes, ReduceOp::Sum, scale, kind, |a| {
+                            a.maybe[0].map_or(a.x[0], |weight| a.x[0] * weight)
+                        })?)?;
                     let level = Expr::new(op, &[&root, &level, &slope, center])
                         .maybe(&[of_mean.as_ref()])
                         .params(&[1.0 / n as f64]);

@@ -76,14 +76,14 @@ pub(super) fn adaptive(
     shape.checked_numel(op)?;
     let run = || {
         if !input.is_plain() {
-            let (rule, local) = (if average { AVERAGE } else { MAX }, |x: &Tensor| {
+            let (info, local) = (if average { &AVERAGE } else { &MAX }, |x: &Tensor| {
                 Ok(smallvec![adaptive(op, x, out, average)?])
             });
-            return Ok(on_windows(op, rule, input, out.len(), local)?.remove(0));
+            return Ok(on_windows(op, info, 0, input, out.len(), local)?.remove(0));
         }
         input.device().check(input.dtype(), shape.numel())?;
         if input.numel() == 0 {
-            return Ok(input.result(None, input.dtype(), shape));
+            return input.no_elements(input.dtype(), shape);
         }
         axis_by_axis(op, input, out, average)
     };

@@ -1,7 +1,7 @@
 //! Running sums, products and logarithms of sums with their gradients, which are scans in the other
 //! direction.
 
-use super::Scan;
+use super::{CUMPROD, CUMSUM, LOGCUMSUMEXP, OpInfo, Scan};
 use crate::{
     DType, Result, Tensor,
     backend::ScanOp,
@@ -10,9 +10,9 @@ use crate::{
 use smallvec::smallvec;
 
 /// Scans that give values alone.
-fn scan(op: &'static str, axis: usize, scan: ScanOp, backwards: bool) -> Scan {
+fn scan(info: &'static OpInfo, axis: usize, scan: ScanOp, backwards: bool) -> Scan {
     Scan {
-        op,
+        info,
         axis,
         scan,
         positions: false,
@@ -29,26 +29,25 @@ fn wider(x: &Tensor) -> Option<DType> {
 
 /// A running sum, from the beginning or from the end.
 #[track_caller]
-pub(super) fn sum(op: &'static str, x: &Tensor, axis: usize, backwards: bool) -> Result<Tensor> {
+pub(super) fn sum(x: &Tensor, axis: usize, backwards: bool) -> Result<Tensor> {
     record1(
-        op,
+        CUMSUM.name,
         &[x],
-        || Ok(scan(op, axis, ScanOp::Sum, backwards).of(x)?.0),
-        |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(sum(op, b.grad()?, axis, !backwards)?)])),
+        || Ok(scan(&CUMSUM, axis, ScanOp::Sum, backwards).of(x)?.0),
+        |_| Ok(move |b: &Back<'_>| Ok(smallvec![Some(sum(b.grad()?, axis, !backwards)?)])),
     )
 }
 
 /// A running product.
 #[track_caller]
 pub(super) fn product(x: &Tensor, axis: usize) -> Result<Tensor> {
-    let op = "cumprod";
     if let Some(wide) = wider(x) {
         return product(&x.cast(wide)?, axis)?.cast(x.dtype());
     }
     record1(
-        op,
+        CUMPROD.name,
         &[x],
-        || Ok(scan(op, axis, ScanOp::Prod, false).of(x)?.0),
+        || Ok(scan(&CUMPROD, axis, ScanOp::Prod, false).of(x)?.0),
         |out| {
             let (x, out) = (x.clone(), out.clone());
             Ok(move |b: &Back<'_>| {
@@ -56,18 +55,13 @@ pub(super) fn product(x: &Tensor, axis: usize) -> Result<Tensor> {
                 // Where an element is zero, products with it say nothing about those without it:
                 // they are computed with a one in its place.
                 let zero = x.eq(0)?;
-                let nth = sum("cumsum", &zero.cast(DType::I32)?, axis, false)?;
+                let nth = sum(&zero.cast(DType::I32)?, axis, false)?;
                 let without = |n: i64| {
                     let here = zero.logical_and(&nth.eq(n)?)?;
-                    let rest = sum(
-                        "cumsum",
-                        &product(&here.where_(1, &x)?, axis)?.mul(g)?,
-                        axis,
-                        true,
-                    )?;
+                    let rest = sum(&product(&here.where_(1, &x)?, axis)?.mul(g)?, axis, true)?;
                     here.where_(&rest, 0)
                 };
-                let sums = sum("cumsum", &b.out(0, &out).mul(g)?, axis, true)?;
+                let sums = sum(&b.out(0, &out).mul(g)?, axis, true)?;
                 let quotient = zero.where_(0, &sums.div(&zero.where_(1, &x)?)?)?;
                 let gradient = quotient.add(&without(1)?)?;
                 // A second zero has a gradient of zero, but one that depends on the first.
@@ -84,14 +78,13 @@ pub(super) fn product(x: &Tensor, axis: usize) -> Result<Tensor> {
 /// A running `log(sum(exp(x)))`.
 #[track_caller]
 pub(super) fn log_sum_exp(x: &Tensor, axis: usize) -> Result<Tensor> {
-    let op = "logcumsumexp";
     if let Some(wide) = wider(x) {
         return log_sum_exp(&x.cast(wide)?, axis)?.cast(x.dtype());
     }
     record1(
-        op,
+        LOGCUMSUMEXP.name,
         &[x],
-        || Ok(scan(op, axis, ScanOp::LogSumExp, false).of(x)?.0),
+        || Ok(scan(&LOGCUMSUMEXP, axis, ScanOp::LogSumExp, false).of(x)?.0),
         |out| {
             let (x, out) = (x.clone(), out.clone());
             Ok(move |b: &Back<'_>| {
@@ -118,13 +111,12 @@ fn weighted(
     axis: usize,
     backwards: bool,
 ) -> Result<Tensor> {
-    let op = "logcumsumexp";
     let run = || {
         let sums = |weights: &Tensor| {
             // An infinite exponent belongs to an element before which nothing was summed.
             let nothing = weights.le(0)?.logical_or(&from.eq(f64::INFINITY)?)?;
             let logs = nothing.where_(f64::NEG_INFINITY, &weights.log()?.add(from)?)?;
-            scan(op, axis, ScanOp::LogSumExp, backwards)
+            scan(&LOGCUMSUMEXP, axis, ScanOp::LogSumExp, backwards)
                 .of(&logs)?
                 .0
                 .add(to)?
@@ -132,7 +124,7 @@ fn weighted(
         };
         sums(weights)?.sub(&sums(&weights.neg()?)?)
     };
-    record1(op, &[weights, from, to], run, |out| {
+    record1(LOGCUMSUMEXP.name, &[weights, from, to], run, |out| {
         let (weights, from, to, out) = (weights.clone(), from.clone(), to.clone(), out.clone());
         Ok(move |b: &Back<'_>| {
             let g = b.grad()?;

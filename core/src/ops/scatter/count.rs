@@ -10,7 +10,7 @@ use crate::{
     backend::{Affine, ScatterOp},
     grad::{Back, record1},
     map::Builder,
-    spmd::{Call, Rule, plain},
+    spmd::{Call, plain},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -48,16 +48,9 @@ impl Tensor {
     fn counted(&self, weights: Option<&Tensor>, bins: usize, inputs: &[&Tensor]) -> Result<Tensor> {
         let op = "bincount";
         if !plain(op, inputs)? {
-            let rule = || Rule::new(BINCOUNT, &[self.into(), weights.into()], &[]);
-            return Ok(Call {
-                op,
-                inputs,
-                attrs: &[],
-            }
-            .run(rule, |l| {
-                Ok(smallvec![l[0].bincount_bins(l.inputs.get(1), bins)?])
-            })?
-            .remove(0));
+            return Call::of(&BINCOUNT, inputs)
+                .optional(1, &[weights])
+                .run1(|l| l[0].bincount_bins(l.inputs.get(1), bins));
         }
         let updates = match weights {
             Some(weights) => weights.clone(),
@@ -116,17 +109,7 @@ impl Tensor {
         let op = "one_hot";
         check_indices(op, &[self])?;
         if !self.is_plain() {
-            let call = Call {
-                op,
-                inputs: &[self],
-                attrs: &[],
-            };
-            return Ok(call
-                .run(
-                    || Rule::new(ONE_HOT, &[self.into()], &[]),
-                    |l| Ok(smallvec![l[0].one_hot(classes)?]),
-                )?
-                .remove(0));
+            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].one_hot(classes));
         }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.

@@ -5,7 +5,8 @@ use super::super::{PadMode, index_kind};
 use crate::{
     DType, Place, Result, Shape, Tensor,
     backend::ScatterOp,
-    grad::{Back, Pulled, sum_to},
+    grad::{Back, Pulled},
+    ops::sum_to,
 };
 use smallvec::{SmallVec, smallvec};
 

@@ -2,11 +2,12 @@
 
 use super::super::{
     index::{Part, broadcast_all, check_indices, check_not_empty, index_axis, localize},
+    launch::launch,
     map1, same_device,
 };
 use crate::{
     DType, Error, MapProgram, Result, Shape, Tensor,
-    backend::{Affine, IndexAxis, ScatterCall, ScatterOp},
+    backend::{Affine, ScatterCall, ScatterOp},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -35,31 +36,29 @@ fn run_scatter(
         return Ok(dst.clone());
     }
     check_not_empty(op, dst)?;
-    dst.device().check(dst.dtype(), dst.numel())?;
     // A dense view may start in the middle of its buffer.
     let whole = if dst.is_contiguous() && dst.layout().offset == 0 {
         dst.clone()
     } else {
         map1(op, &MapProgram::cast(dst.dtype(), dst.dtype()), &[dst], &[])?
     };
-    let axes: Vec<IndexAxis> = target
+    let axes = target
         .axes
         .iter()
         .map(|(index, len, stride)| index_axis(index, target.shape, *len, *stride as isize))
         .collect::<Result<_>>()?;
     let call = ScatterCall {
         op,
-        dst: &whole.view()?,
+        dst: whole.view()?,
         rows: dst.numel() / target.inner,
         inner: target.inner,
-        shape: target.shape,
-        base: &target.base,
-        axes: &axes,
-        updates: &updates.view()?,
+        shape: target.shape.clone(),
+        base: target.base.clone(),
+        axes,
+        updates: updates.view()?,
         mode,
     };
-    let buffer = dst.device().backend().scatter(&call)?;
-    Ok(dst.result(Some(buffer), dst.dtype(), dst.shape().clone()))
+    Ok(launch(dst.mesh(), call)?.remove(0))
 }
 
 /// Scatters along one axis; `index` and `updates` have the same shape, and the rank of `dst`.

@@ -1,8 +1,8 @@
 //! Index tensors made ready for a gather or scatter: masks become places, and their shapes a common
 //! one.
 
-use super::plan::{Pick, Plan};
-use crate::{Error, Result, Shape, Tensor, ops::index_kind, spmd::composed_at};
+use super::selection::{Pick, Selection};
+use crate::{Error, Result, Shape, Tensor, ledger::on_behalf_of_caller, ops::index_kind};
 use std::panic::Location;
 
 /// A gather or scatter takes at most this many index tensors.
@@ -14,7 +14,7 @@ const MASK_PART: usize = 1 << 28;
 
 /// The index tensors of an expression.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Lookups {
     /// For each index tensor its first axis, how many axes it looks at as if they were one, and the
     /// places.
     pub(super) picks: Vec<(usize, usize, Tensor)>,
@@ -23,55 +23,55 @@ pub(super) struct Found {
 }
 
 /// Turns masks into places, reading from the device how many there are.
-pub(super) async fn find(
+pub(super) async fn look_up_places(
     op: &'static str,
-    plan: &Plan,
+    selection: &Selection,
     caller: &'static Location<'static>,
-) -> Result<Found> {
-    let mut found = Found::default();
-    let mut shapes = Vec::with_capacity(plan.picks.len());
-    for pick in &plan.picks {
+) -> Result<Lookups> {
+    let mut lookups = Lookups::default();
+    let mut shapes = Vec::with_capacity(selection.picks.len());
+    for pick in &selection.picks {
         let flag = match pick {
             Pick::Flag(flag) => *flag,
             Pick::Mask { mask, .. } if mask.rank() == 0 => mask.item_async().await?.to_bool(),
             Pick::Mask { axis, mask } => {
                 let places = places(op, mask, caller).await?;
                 shapes.push(places.shape().clone());
-                found.picks.push((*axis, mask.rank(), places));
+                lookups.picks.push((*axis, mask.rank(), places));
                 continue;
             }
             Pick::Places { axis, index } => {
                 shapes.push(index.shape().clone());
-                found.picks.push((*axis, 1, index.clone()));
+                lookups.picks.push((*axis, 1, index.clone()));
                 continue;
             }
         };
         shapes.push([usize::from(flag)].into());
     }
-    found.batch = common(op, &shapes)?;
+    lookups.batch = common(op, &shapes)?;
     // Masks without dimensions are no operands of a lookup: another index has their part. And where
     // nothing is looked up, no place is wrong.
     let own = common(
         op,
-        &found
+        &lookups
             .picks
             .iter()
             .map(|(_, _, index)| index.shape().clone())
             .collect::<Vec<_>>(),
     )?;
-    let widened = if found.batch.numel() == 0 {
-        found.picks.len()
+    let widened = if lookups.batch.numel() == 0 {
+        lookups.picks.len()
     } else {
-        usize::from(own != found.batch)
+        usize::from(own != lookups.batch)
     };
-    for (axis, axes, index) in found.picks.iter_mut().take(widened) {
+    for (axis, axes, index) in lookups.picks.iter_mut().take(widened) {
         // A place without dimensions is as an integer, which must exist.
         if (index.rank(), *axes) == (0, 1) {
-            counted(op, plan.takes[*axis].len, index)?;
+            counted(op, selection.takes[*axis].len, index)?;
         }
-        *index = index.expand(&found.batch)?;
+        *index = index.expand(&lookups.batch)?;
     }
-    Ok(found)
+    Ok(lookups)
 }
 
 fn common(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
@@ -93,17 +93,17 @@ async fn places(
     let mut parts = Vec::new();
     for start in (0..n.max(1)).step_by(MASK_PART) {
         let counting = {
-            let _scope = composed_at(op, mask, caller);
+            let _scope = on_behalf_of_caller(op, mask, caller);
             mask.reshape([n])?
                 .narrow(0, start, MASK_PART.min(n - start))?
                 .nonzero_async()
         };
-        let found = counting.await?;
-        let found = found.reshape([found.dims()[0]])?;
+        let positions = counting.await?;
+        let positions = positions.reshape([positions.dims()[0]])?;
         parts.push(if start == 0 {
-            found.cast(dtype)?
+            positions.cast(dtype)?
         } else {
-            found.cast(dtype)?.add(start as i64)?
+            positions.cast(dtype)?.add(start as i64)?
         });
     }
     if parts.len() == 1 {
@@ -113,7 +113,7 @@ async fn places(
     }
 }
 
-impl Found {
+impl Lookups {
     /// Refuses places outside axes that no kernel will look at, because the axis or the result is
     /// empty.
     pub(super) fn check(&self, op: &'static str, dims: &[usize], empty: bool) -> Result<()> {

@@ -56,7 +56,7 @@ pub(super) enum Pick {
 
 /// An index expression for one shape, checked but for the values of index tensors.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct Selection {
     /// For each axis what is taken of it; all where an index tensor looks at it.
     pub(super) takes: Vec<Take>,
     /// Index tensors, in the order of the axes.
@@ -72,15 +72,17 @@ pub(super) struct Plan {
 /// place only if nothing is between them.
 #[derive(PartialEq, Eq)]
 enum Seen {
+    /// There was none so far.
     None,
     /// The last entry was one.
     Open,
-    /// They came and ended.
+    /// There was a run of them, and another entry ended it.
     Closed,
+    /// A second run began: something stands between them.
     Apart,
 }
 
-impl Plan {
+impl Selection {
     pub(super) fn new(op: &'static str, shape: &Shape, entries: &[Index]) -> Result<Self> {
         let rank = shape.rank();
         let wrong = |detail: String| Error::Argument { op, detail };
@@ -99,35 +101,38 @@ impl Plan {
                 "`...` stands {ellipses} times, and once at most says which axes are meant: use `..` for single axes"
             )));
         }
-        let mut plan = Plan::default();
+        let mut selection = Selection::default();
         let (mut seen, mut advanced, mut front) = (Seen::None, false, 0);
         for entry in entries
             .iter()
             .chain([&Index::Ellipsis].into_iter().filter(|_| ellipses == 0))
         {
-            let axis = plan.takes.len();
-            let before = plan.kept.len();
+            let axis = selection.takes.len();
+            let before = selection.kept.len();
             match entry {
-                Index::At(place) => plan.takes.push(at(op, shape[axis], *place)?),
+                Index::At(place) => selection.takes.push(at(op, shape[axis], *place)?),
                 Index::Slice { start, end, step } => {
-                    plan.takes.push(part(op, shape[axis], *start, *end, *step)?);
-                    plan.kept.push(Some(axis));
+                    selection
+                        .takes
+                        .push(part(op, shape[axis], *start, *end, *step)?);
+                    selection.kept.push(Some(axis));
                 }
                 Index::Ellipsis => {
-                    plan.kept.extend((axis..axis + free).map(Some));
-                    plan.takes.extend(
+                    selection.kept.extend((axis..axis + free).map(Some));
+                    selection.takes.extend(
                         shape.dims()[axis..axis + free]
                             .iter()
                             .map(|size| Take::all(*size)),
                     );
                 }
-                Index::NewAxis => plan.kept.push(None),
-                Index::Flag(flag) => plan.picks.push(Pick::Flag(*flag)),
+                Index::NewAxis => selection.kept.push(None),
+                Index::Flag(flag) => selection.picks.push(Pick::Flag(*flag)),
                 Index::Tensor(mask) if mask.dtype() == DType::Bool => {
                     check_mask(op, shape, axis, mask)?;
-                    plan.takes
+                    selection
+                        .takes
                         .extend(mask.dims().iter().map(|size| Take::all(*size)));
-                    plan.picks.push(Pick::Mask {
+                    selection.picks.push(Pick::Mask {
                         axis,
                         mask: mask.clone(),
                     });
@@ -135,8 +140,8 @@ impl Plan {
                 Index::Tensor(index)
                     if matches!(index.dtype(), DType::I32 | DType::I64 | DType::U32) =>
                 {
-                    plan.takes.push(Take::all(shape[axis]));
-                    plan.picks.push(Pick::Places {
+                    selection.takes.push(Take::all(shape[axis]));
+                    selection.picks.push(Pick::Places {
                         axis,
                         index: index.clone(),
                     });
@@ -150,7 +155,7 @@ impl Plan {
                 }
             }
             let places = matches!(entry, Index::At(_) | Index::Flag(_) | Index::Tensor(_));
-            // Places without dimensions alone are as integers: nothing has to move.
+            // A 0-d index tensor counts as an integer: alone it moves no dimension.
             advanced |= matches!(entry, Index::Flag(_))
                 || matches!(entry, Index::Tensor(t) if t.rank() > 0 || t.dtype() == DType::Bool);
             seen = match (seen, places) {
@@ -163,12 +168,12 @@ impl Plan {
                 (seen, _) => seen,
             };
         }
-        plan.front = if advanced && seen != Seen::Apart {
+        selection.front = if advanced && seen != Seen::Apart {
             front
         } else {
             0
         };
-        Ok(plan)
+        Ok(selection)
     }
 }
 

@@ -1,13 +1,17 @@
 //! Gradients of maps and reductions: they follow from the elementwise program (see
 //! `map/derive.rs`).
 
-use super::tape::{Back, Pulled, constant, is_recording, record, record1};
+use super::{
+    Map, MapRule, Operand,
+    reduce::{Reduce, spread, summed},
+};
 use crate::{
     Dims, MapProgram, Result, Scalar, Shape, Tensor,
     backend::{Affine, ReduceOp},
+    grad::{Back, Pulled, constant, is_recording, record, record1},
     map::Derivative,
-    ops::{self, Map, Operand, reduce::Reduce},
-    spmd::{Outputs, Table},
+    table::Table,
+    tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -116,8 +120,13 @@ impl Kept {
             let operands: SmallVec<[&Tensor; 6]> = std::iter::once(gradient)
                 .chain(kept.iter().copied())
                 .collect();
+            let rule = if linear {
+                MapRule::Linear
+            } else {
+                MapRule::Unknown
+            };
             let out = Map {
-                linear,
+                rule,
                 ..self.over(program)
             }
             .recorded(&operands)?
@@ -163,7 +172,7 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
     let sum = if axes.is_empty() {
         gradient.clone()
     } else {
-        ops::reduce::summed(op, gradient, &axes)?
+        summed(op, gradient, &axes)?
     };
     sum.reshape(shape)
 }
@@ -173,20 +182,11 @@ impl Map<'_> {
     /// gradient. There is at least one operand.
     #[track_caller]
     pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
-        self.recorded_by(tensors, || {
+        let run = || {
             let operands: SmallVec<[Operand<'_>; 6]> =
                 tensors.iter().map(|t| Operand::from(*t)).collect();
             self.run(&operands, tensors[0].device())
-        })
-    }
-
-    /// [`recorded`](Self::recorded) for a map that `run` computes in a way of its own.
-    #[track_caller]
-    pub(crate) fn recorded_by(
-        &self,
-        tensors: &[&Tensor],
-        run: impl FnOnce() -> Result<Outputs>,
-    ) -> Result<Outputs> {
+        };
         if !is_recording(tensors) {
             return run();
         }
@@ -222,77 +222,80 @@ impl Map<'_> {
     }
 }
 
-/// Runs a reduction and remembers how to compute its gradient.
-#[track_caller]
-pub(crate) fn reduced(call: &Reduce<'_>) -> Result<Tensor> {
-    if !is_recording(call.operands) {
-        return call.compute();
-    }
-    if !call.dtype.is_float() {
-        return constant(call.operands, || call.compute());
-    }
-    let Reduce {
-        op,
-        program,
-        operands,
-        params,
-        reduce,
-        scale,
-        ..
-    } = *call;
-    let shape = operands[0].shape();
-    let axes: Dims = call.axes.into();
-    record1(
-        op,
-        operands,
-        || call.compute(),
-        |out| {
-            let kept = Kept::new(
-                &Map {
-                    params,
-                    ..Map::new(op, program, shape)
-                },
-                operands,
-            )?;
-            // All but sums look at the values again.
-            let linear = reduce == ReduceOp::Sum;
-            let values: Option<(Arc<MapProgram>, Vec<Tensor>, Tensor)> = (!linear).then(|| {
-                (
-                    Arc::new(program.clone()),
-                    operands.iter().map(|t| (*t).clone()).collect(),
-                    out.clone(),
-                )
-            });
-            let keepdim: Shape = (0..shape.rank())
-                .map(|d| if axes.contains(&d) { 1 } else { shape[d] })
-                .collect();
-            Ok(move |back: &Back<'_>| {
-                let gradient = back.grad()?.reshape(&keepdim)?;
-                let gradient = match scale {
-                    Some(scale) => gradient.mul(scale)?,
-                    None => gradient,
-                };
-                // The gradient of what the program gives, before the reduction.
-                let gradient = match &values {
-                    None => gradient,
-                    Some((program, operands, out)) => {
-                        let operands: SmallVec<[&Tensor; 4]> = operands.iter().collect();
-                        let values = kept.over(program).recorded(&operands)?.remove(0);
-                        let out = back.out(0, out).reshape(&keepdim)?;
-                        ops::reduce::spread(op, reduce, &values, &out, &axes, &gradient)?
-                            .cast(values.dtype())?
-                    }
-                };
-                (0..kept.shapes.len())
-                    .map(|input| {
-                        if back.needs(input) {
-                            kept.pull(0, input, &gradient)
-                        } else {
-                            Ok(None)
+impl Reduce<'_> {
+    /// Runs it, and remembers how to compute its gradient, which follows from the program and the
+    /// reduction.
+    #[track_caller]
+    pub(crate) fn run(&self) -> Result<Tensor> {
+        if !is_recording(self.operands) {
+            return self.compute();
+        }
+        if !self.dtype.is_float() {
+            return constant(self.operands, || self.compute());
+        }
+        let Reduce {
+            op,
+            program,
+            operands,
+            params,
+            reduce,
+            scale,
+            ..
+        } = *self;
+        let shape = operands[0].shape();
+        let axes: Dims = self.axes.into();
+        record1(
+            op,
+            operands,
+            || self.compute(),
+            |out| {
+                let kept = Kept::new(
+                    &Map {
+                        params,
+                        ..Map::new(op, program, shape)
+                    },
+                    operands,
+                )?;
+                // All but sums look at the values again.
+                let linear = reduce == ReduceOp::Sum;
+                let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
+                    (
+                        program.clone(),
+                        operands.iter().map(|t| (*t).clone()).collect(),
+                        out.clone(),
+                    )
+                });
+                let keepdim: Shape = (0..shape.rank())
+                    .map(|d| if axes.contains(&d) { 1 } else { shape[d] })
+                    .collect();
+                Ok(move |back: &Back<'_>| {
+                    let gradient = back.grad()?.reshape(&keepdim)?;
+                    let gradient = match scale {
+                        Some(scale) => gradient.mul(scale)?,
+                        None => gradient,
+                    };
+                    // The gradient of what the program gives, before the reduction.
+                    let gradient = match &values {
+                        None => gradient,
+                        Some((program, operands, out)) => {
+                            let operands: SmallVec<[&Tensor; 4]> = operands.iter().collect();
+                            let values = kept.over(program).recorded(&operands)?.remove(0);
+                            let out = back.out(0, out).reshape(&keepdim)?;
+                            spread(op, reduce, &values, &out, &axes, &gradient)?
+                                .cast(values.dtype())?
                         }
-                    })
-                    .collect()
-            })
-        },
-    )
+                    };
+                    (0..kept.shapes.len())
+                        .map(|input| {
+                            if back.needs(input) {
+                                kept.pull(0, input, &gradient)
+                            } else {
+                                Ok(None)
+                            }
+                        })
+                        .collect()
+                })
+            },
+        )
+    }
 }

@@ -1,7 +1,6 @@
 //! What communication costs.
 
-use super::grid::{Geometry, Grid};
-use crate::{Error, Mesh, Result, Shape, Sharding};
+use crate::{Error, Mesh, Result};
 use std::collections::BTreeMap;
 
 /// The wire between neighbours along a mesh axis.
@@ -15,7 +14,7 @@ pub struct Link {
 
 impl Link {
     /// The worse of two in each respect: what a group over both axes gets.
-    pub(super) fn slower(self, other: Link) -> Link {
+    pub(crate) fn slower(self, other: Link) -> Link {
         Link {
             latency: self.latency.max(other.latency),
             bandwidth: self.bandwidth.min(other.bandwidth),
@@ -23,7 +22,7 @@ impl Link {
     }
 
     /// No wire at all.
-    pub(super) const NONE: Link = Link {
+    pub(crate) const NONE: Link = Link {
         latency: 0.0,
         bandwidth: f64::INFINITY,
     };
@@ -86,7 +85,7 @@ impl CostModel {
     }
 
     /// Refuses times that are negative or no numbers, and links that carry nothing.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let time = |t: f64| t >= 0.0 && t.is_finite();
         let link = |l: &Link| time(l.latency) && l.bandwidth > 0.0;
         if time(self.start) && link(&self.link) && self.axes.values().all(link) {
@@ -98,29 +97,5 @@ impl CostModel {
                 "{self:?} is no cost model: times must be finite and not negative, bandwidths above 0"
             ),
         })
-    }
-}
-
-/// What ranks lack of other shardings of a tensor, given the one they hold.
-pub(crate) struct Held<'a> {
-    geometry: Geometry<'a>,
-    grid: Grid,
-}
-
-impl<'a> Held<'a> {
-    pub(crate) fn new(mesh: &'a Mesh, shape: &'a Shape, sharding: &Sharding) -> Self {
-        let geometry = Geometry::new(mesh, shape);
-        Self {
-            grid: geometry.grid(sharding),
-            geometry,
-        }
-    }
-
-    /// Elements that the worst rank lacks of its part of `to`: the least it must receive. Partial
-    /// axes do not count.
-    pub(crate) fn lacks(&self, to: &Sharding) -> u64 {
-        self.geometry
-            .compare(&self.grid, &self.geometry.grid(to), 0)
-            .missing
     }
 }

@@ -1,6 +1,6 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Result, Sharding, Tensor, reshard::Step};
+use crate::{Result, Tensor};
 use std::{cell::RefCell, fmt, panic::Location, time::Duration};
 
 /// One step of communication.
@@ -137,24 +137,24 @@ pub(crate) fn outermost() -> Option<(&'static str, &'static Location<'static>)> 
     OPS.with_borrow(|ops| ops.first().copied())
 }
 
-/// Runs a step and writes it down, if anybody listens. Steps that send nothing are no
-/// communication.
-pub(crate) fn step(
-    x: &Tensor,
-    step: &Step,
-    run: impl FnOnce() -> Result<Tensor>,
-) -> Result<Tensor> {
-    let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
-    write(
-        step.kind.name(),
-        step.recv_bytes,
-        || (ty(&step.from), ty(&step.to)),
-        run,
-    )
+/// Until it is dropped, what ops communicate is on behalf of this one, which runs others. Nothing
+/// for plain tensors, which never communicate.
+#[track_caller]
+pub(crate) fn on_behalf_of(op: &'static str, x: &Tensor) -> Option<Scope> {
+    on_behalf_of_caller(op, x, Location::caller())
 }
 
-/// Runs what sends `bytes` to the worst rank and writes it down with the types before and after, if
-/// anybody listens.
+/// [`on_behalf_of`] for an op that was called from `caller` and runs later.
+pub(crate) fn on_behalf_of_caller(
+    op: &'static str,
+    x: &Tensor,
+    caller: &'static Location<'static>,
+) -> Option<Scope> {
+    (!x.is_plain()).then(|| enter(op, caller))
+}
+
+/// Runs what sends `bytes` to the worst rank and, where a ledger is being written, enters it there
+/// with the types before and after. What sends nothing is no communication.
 pub(crate) fn write(
     kind: &'static str,
     bytes: u64,

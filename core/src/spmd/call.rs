@@ -1,0 +1,397 @@
+//! One call of an op on a mesh: its rule is solved, its operands go where the solution wants them,
+//! and its local step runs on what each rank holds.
+
+use super::{
+    Choice, Decision,
+    cache::{self, Solved},
+    info::{Build, OpInfo, RuleForm},
+    policy,
+    rule::{Bind, Given, Operands, Rule},
+    trace::{self, Source},
+};
+use crate::{
+    Error, Mesh, Region, Result, Shape, Tensor, grad, ledger, reshard, split, tensor::Outputs,
+};
+use smallvec::SmallVec;
+use std::{ops::Range, panic::Location};
+
+/// Where the rule of a call comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Form<'a> {
+    /// The table of ops.
+    Info(&'static OpInfo),
+    /// A user.
+    Text(&'a str),
+}
+
+/// One call of an op: everything its rule is made of.
+///
+/// What a call is known by in the [table of solved calls](cache) is made of the same fields, so a
+/// rule cannot depend on something that the table does not see.
+pub(crate) struct Call<'a> {
+    /// The op, for messages and the ledger.
+    pub(super) op: &'static str,
+    pub(super) form: Form<'a>,
+    /// The operands that are tensors.
+    pub(super) inputs: &'a [&'a Tensor],
+    /// Which of several texts holds.
+    pub(super) variant: usize,
+    pub(super) binds: SmallVec<[Bind<'a>; 2]>,
+    pub(super) sizes: SmallVec<[(char, usize); 2]>,
+    pub(super) data: &'a [i64],
+    /// A bit for each term whose operand is missing.
+    pub(super) missing: u32,
+    /// A bit for each term whose operand is a number.
+    pub(super) numbers: u32,
+    /// Whether the clauses on partial values hold.
+    pub(super) partials: bool,
+}
+
+/// A rule knows its operands by a bit each.
+const MAX_TERMS: usize = 32;
+
+/// The operands of a call in the order of the terms of its rule.
+pub(super) type Terms<'a> = SmallVec<[Given<'a>; 4]>;
+
+impl<'a> Call<'a> {
+    /// A call of this op, or of a step that is named like one.
+    pub(crate) fn of(info: &'static OpInfo, inputs: &'a [&'a Tensor]) -> Self {
+        Self::new(info.name, Form::Info(info), inputs)
+    }
+
+    /// A call of a user's op.
+    pub(super) fn of_text(op: &'static str, text: &'a str, inputs: &'a [&'a Tensor]) -> Self {
+        Self::new(op, Form::Text(text), inputs)
+    }
+
+    fn new(op: &'static str, form: Form<'a>, inputs: &'a [&'a Tensor]) -> Self {
+        Self {
+            op,
+            form,
+            inputs,
+            variant: 0,
+            binds: SmallVec::new(),
+            sizes: SmallVec::new(),
+            data: &[],
+            missing: 0,
+            numbers: 0,
+            partials: true,
+        }
+    }
+
+    /// As a step of another op, which messages and the ledger name.
+    pub(crate) fn on_behalf_of(self, op: &'static str) -> Self {
+        Self { op, ..self }
+    }
+
+    /// With the text of this number, of those that the op has.
+    pub(crate) fn variant(self, variant: usize) -> Self {
+        Self { variant, ..self }
+    }
+
+    /// With a letter of the text standing for these dimensions.
+    pub(crate) fn bind(mut self, letter: char, axes: &'a [usize]) -> Self {
+        self.binds.push((letter, axes));
+        self
+    }
+
+    /// With the size of a factor in brackets.
+    pub(crate) fn size(mut self, letter: char, size: usize) -> Self {
+        self.sizes.push((letter, size));
+        self
+    }
+
+    /// With numbers for the function that makes the rule.
+    pub(crate) fn data(self, data: &'a [i64]) -> Self {
+        Self { data, ..self }
+    }
+
+    /// Where the terms from `first` on are of operands that may be missing.
+    pub(crate) fn optional(mut self, first: usize, operands: &[Option<&Tensor>]) -> Self {
+        for (i, operand) in operands.iter().enumerate() {
+            self.missing |= u32::from(operand.is_none()) << (first + i);
+        }
+        self
+    }
+
+    /// Where the terms with these bits are of numbers.
+    pub(crate) fn numbers(self, numbers: u32) -> Self {
+        Self { numbers, ..self }
+    }
+
+    /// With the clauses on partial values, or without them: where the dtypes would have every part
+    /// rounded by itself.
+    pub(crate) fn partials(self, partials: bool) -> Self {
+        Self { partials, ..self }
+    }
+
+    /// The text of its rule, where it has one.
+    pub(super) fn text(&self) -> Result<Option<&'a str>> {
+        match self.form {
+            Form::Text(text) => Ok(Some(text)),
+            Form::Info(info) => match info.rule {
+                RuleForm::Built(_) => Ok(None),
+                _ => info.rule.texts().get(self.variant).map_or_else(
+                    || {
+                        Err(Error::Sharding {
+                            detail: format!("{} has no rule {}", info.name, self.variant),
+                        })
+                    },
+                    |text| Ok(Some(*text)),
+                ),
+            },
+        }
+    }
+
+    /// The operands in the order of the terms.
+    pub(super) fn terms(&self) -> Terms<'a> {
+        let mut inputs = self.inputs.iter();
+        let given = |i: usize| {
+            if self.missing >> i & 1 == 1 {
+                Some(Given::Nothing)
+            } else if self.numbers >> i & 1 == 1 {
+                Some(Given::Number)
+            } else {
+                inputs.next().map(|t| Given::Shape(t.shape()))
+            }
+        };
+        (0..MAX_TERMS).map_while(given).collect()
+    }
+
+    /// Its rule.
+    pub(super) fn rule(&self) -> Result<Rule> {
+        let rule = match (self.text()?, self.form) {
+            (Some(text), _) => Rule::with_sizes(text, &self.terms(), &self.binds, &self.sizes)?,
+            (
+                None,
+                Form::Info(OpInfo {
+                    rule: RuleForm::Built(built),
+                    ..
+                }),
+            ) => {
+                let shapes: SmallVec<[&Shape; 4]> = self.inputs.iter().map(|t| t.shape()).collect();
+                match built.build {
+                    Build::Ranks(build) => {
+                        build(&Operands::new(&self.terms()), self.data)?.with_sizes_of(&shapes)?
+                    }
+                    Build::Sizes(build) => build(&shapes, self.data)?,
+                }
+            }
+            (None, _) => Rule::default(),
+        };
+        Ok(if self.partials {
+            rule
+        } else {
+            rule.without_partials()
+        })
+    }
+
+    /// Runs the op on a mesh: `local` computes on one rank. For operands that are not
+    /// [`plain`](super::plain).
+    #[track_caller]
+    pub(crate) fn run(&self, local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
+        let (solved, inputs) = self.prepare()?;
+        on_each_rank(self.op, &solved, &inputs, local)
+    }
+
+    /// [`run`](Self::run) for ops with one result.
+    #[track_caller]
+    pub(crate) fn run1(&self, local: impl Fn(&Local<'_>) -> Result<Tensor>) -> Result<Tensor> {
+        Ok(self.run(|l| Ok(smallvec::smallvec![local(l)?]))?.remove(0))
+    }
+
+    /// As [`run`](Self::run), for ops that have a decomposition, which runs where a factor marked
+    /// `stats` is cut.
+    #[track_caller]
+    pub(crate) fn run_or(
+        &self,
+        local: impl Fn(&Local<'_>) -> Result<Outputs>,
+        decomposed: impl FnOnce(&[Tensor]) -> Result<Outputs>,
+    ) -> Result<Outputs> {
+        let (solved, inputs) = self.prepare()?;
+        if solved.solution.decompose {
+            let _scope = ledger::enter(self.op, Location::caller());
+            return decomposed(&inputs);
+        }
+        on_each_rank(self.op, &solved, &inputs, local)
+    }
+
+    /// [`run_or`](Self::run_or) for ops with one result.
+    #[track_caller]
+    pub(crate) fn run1_or(
+        &self,
+        local: impl Fn(&Local<'_>) -> Result<Tensor>,
+        decomposed: impl FnOnce(&[Tensor]) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        Ok(self
+            .run_or(
+                |l| Ok(smallvec::smallvec![local(l)?]),
+                |inputs| Ok(smallvec::smallvec![decomposed(inputs)?]),
+            )?
+            .remove(0))
+    }
+
+    /// Solves and reshards the operands.
+    #[track_caller]
+    fn prepare(&self) -> Result<(std::rc::Rc<Solved>, SmallVec<[Tensor; 3]>)> {
+        if grad::is_recording(self.inputs) {
+            let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`".into();
+            return Err(Error::Gradient {
+                op: self.op,
+                detail,
+            });
+        }
+        if self.inputs.len() > MAX_TERMS {
+            return Err(Error::Argument {
+                op: self.op,
+                detail: format!(
+                    "{} operands on a mesh: at most {MAX_TERMS} in one call",
+                    self.inputs.len()
+                ),
+            });
+        }
+        let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
+        let solved = cache::find(self)?;
+        trace::note(|| self.decision(&solved));
+        let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
+        if solved.solution.bytes > 0 {
+            policy::check(self, &solved, caller)?;
+        }
+        if solved.solution.steps > 0 {
+            let _scope = ledger::enter(self.op, caller);
+            for (i, x) in inputs.iter_mut().enumerate() {
+                match &solved.plans[i] {
+                    Some(plan) => *x = reshard::run(x, plan)?,
+                    None if x.sharding() != &solved.solution.inputs[i] => {
+                        *x = reshard::slice(x, &solved.solution.inputs[i])?
+                    }
+                    None => {}
+                }
+            }
+        }
+        Ok((solved, inputs))
+    }
+
+    fn decision(&self, solved: &Solved) -> Decision {
+        let (step, source) = match self.form {
+            Form::Text(text) => (self.op, Source::Text(text.into())),
+            Form::Info(info) => (
+                info.name,
+                match info.rule {
+                    RuleForm::Built(built) => Source::Built(built.name),
+                    rule => {
+                        Source::Text(rule.texts().get(self.variant).copied().unwrap_or("").into())
+                    }
+                },
+            ),
+        };
+        Decision {
+            op: self.op,
+            step,
+            source,
+            inputs: self.inputs.iter().map(|t| (*t).clone()).collect(),
+            rule: solved.rule.clone(),
+            solution: solved.solution.clone(),
+        }
+    }
+}
+
+/// What one rank works on.
+pub(crate) struct Local<'a> {
+    /// Its parts of the operands; plain tensors.
+    pub(crate) inputs: &'a [Tensor],
+    solved: &'a Solved,
+    mesh: &'a Mesh,
+    rank: usize,
+    /// The operands, of which it has parts.
+    whole: &'a [Tensor],
+}
+
+impl Local<'_> {
+    /// The part of a factor that this rank holds, and the whole size: `None` where it holds all.
+    pub(crate) fn part(&self, letter: char) -> Option<(Range<usize>, usize)> {
+        let f = self.solved.factors.iter().position(|(l, _)| *l == letter)?;
+        let axes = self
+            .solved
+            .solution
+            .cuts
+            .iter()
+            .filter(|(g, _)| *g as usize == f)
+            .map(|(_, a)| *a as usize);
+        let (part, parts) = axes.fold((0, 1), |(part, parts), axis| {
+            (
+                part * self.mesh.size(axis) + self.mesh.coordinate(self.rank, axis),
+                parts * self.mesh.size(axis),
+            )
+        });
+        let size = self.solved.factors[f].1.size(self.whole);
+        (parts > 1).then(|| (split(size, part, parts), size))
+    }
+
+    /// The box that this rank computes of result `output`, whose whole shape is `shape`.
+    pub(crate) fn region(&self, output: usize, shape: &Shape) -> Region {
+        self.solved.solution.outputs[output].region(self.mesh, self.rank, shape)
+    }
+}
+
+impl std::ops::Index<usize> for Local<'_> {
+    type Output = Tensor;
+
+    fn index(&self, i: usize) -> &Tensor {
+        &self.inputs[i]
+    }
+}
+
+/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the
+/// result.
+fn on_each_rank(
+    op: &'static str,
+    solved: &Solved,
+    inputs: &[Tensor],
+    local: impl Fn(&Local<'_>) -> Result<Outputs>,
+) -> Result<Outputs> {
+    let mesh = inputs[0].mesh();
+    let solution = &solved.solution;
+    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
+        .filter(|a| solution.choices[*a] != Choice::Whole)
+        .collect();
+    let count = mesh.addressable().len();
+    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
+    for (i, rank) in mesh.addressable().enumerate() {
+        let twin = mesh.addressable().take(i).position(|other| {
+            used.iter()
+                .all(|a| mesh.coordinate(other, *a) == mesh.coordinate(rank, *a))
+        });
+        if let Some(j) = twin.filter(|j| mesh.device(*j) == mesh.device(i)) {
+            results.push(results[j].clone());
+            continue;
+        }
+        let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
+        results.push(local(&Local {
+            inputs: &parts,
+            solved,
+            mesh,
+            rank,
+            whole: inputs,
+        })?);
+    }
+    let mut out = Outputs::new();
+    for (o, sharding) in solution.outputs.iter().enumerate() {
+        let first = results
+            .first()
+            .and_then(|r| r.get(o))
+            .ok_or_else(|| Error::Argument {
+                op,
+                detail: format!("the rule has {} results", solution.outputs.len()),
+            })?;
+        let shape = solved.output_shape(op, o, first.shape(), inputs)?;
+        out.push(Tensor::from_parts(
+            mesh,
+            sharding.clone(),
+            first.dtype(),
+            shape,
+            results.iter().map(|r| r[o].clone()),
+        ));
+    }
+    Ok(out)
+}

@@ -1,0 +1,145 @@
+//! Memory of a device, and what is known of it on the host: its size, and who counts it.
+
+use crate::{DType, Error, Layout, Result};
+use smallvec::SmallVec;
+use std::{
+    any::Any,
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A backend's memory. Shared, never written after the kernel that fills it was queued.
+#[derive(Clone)]
+pub struct Buffer(Arc<Shared<dyn Any + Send + Sync>>);
+
+/// One allocation with the backend's own type at its end.
+struct Shared<T: ?Sized> {
+    bytes: u64,
+    /// The device that counts it, if one does.
+    meter: Option<Arc<Meter>>,
+    data: T,
+}
+
+impl<T: ?Sized> Drop for Shared<T> {
+    fn drop(&mut self) {
+        if let Some(meter) = &self.meter {
+            meter.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The buffers that a launch made: one for each output, mostly one.
+pub type Buffers = SmallVec<[Buffer; 1]>;
+
+impl Buffer {
+    /// Wraps the backend's own type, which takes `bytes` of the device's memory.
+    pub fn new<T: Any + Send + Sync>(data: T, bytes: usize) -> Self {
+        Self(Arc::new(Shared {
+            bytes: bytes as u64,
+            meter: None,
+            data,
+        }))
+    }
+
+    /// The backend's own type again; an error where the buffer belongs to another backend.
+    pub fn get<T: Any>(&self) -> Result<&T> {
+        self.0.data.downcast_ref().ok_or_else(|| Error::Argument {
+            op: "buffer",
+            detail: "a buffer of another backend was passed in".into(),
+        })
+    }
+
+    /// The memory it takes on its device.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Whether two handles share the same memory.
+    pub fn same(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Counts a buffer that was just made as memory in use until its last handle is dropped. One
+    /// that is shared already was counted when it was made.
+    pub(crate) fn count(&mut self, meter: &Arc<Meter>) {
+        if let Some(shared) = Arc::get_mut(&mut self.0)
+            && shared.meter.is_none()
+        {
+            meter.add(shared.bytes);
+            shared.meter = Some(meter.clone());
+        }
+    }
+}
+
+impl Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Buffer({:p}, {} bytes)",
+            Arc::as_ptr(&self.0),
+            self.0.bytes
+        )
+    }
+}
+
+/// A buffer read through a layout.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The memory.
+    pub buffer: Buffer,
+    /// What the elements are.
+    pub dtype: DType,
+    /// Where they are.
+    pub layout: Layout,
+}
+
+/// The results of a launch, each dense.
+pub type Views = SmallVec<[View; 1]>;
+
+/// The memory that the tensors of a device hold, in bytes. What a backend needs for itself (scratch
+/// memory of a kernel, freed memory that is kept for the next tensor) is not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct MemoryUse {
+    /// Now.
+    pub in_use: u64,
+    /// The most there was at any time, since the device was opened or the peak was
+    /// [reset](crate::Device::reset_peak).
+    pub peak: u64,
+}
+
+/// Counts the buffers of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    in_use: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Meter {
+    fn add(&self, bytes: u64) {
+        // A device without memory holds tensors of any size.
+        let now = self
+            .in_use
+            .fetch_add(bytes, Ordering::Relaxed)
+            .wrapping_add(bytes);
+        // Mostly a plain read: the peak moves seldom.
+        if now > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn read(&self) -> MemoryUse {
+        let in_use = self.in_use.load(Ordering::Relaxed);
+        MemoryUse {
+            in_use,
+            peak: self.peak.load(Ordering::Relaxed).max(in_use),
+        }
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.peak
+            .store(self.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}

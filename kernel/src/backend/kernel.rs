@@ -1,0 +1,267 @@
+//! A launch as a value.
+
+use super::{
+    AttentionBackwardCall, AttentionCall, CheckIndexCall, ConvCall, GatherCall, MapCall,
+    MatmulCall, ReduceCall, RowCall, RowOp, ScanCall, ScatterCall, SearchCall, SortCall, View,
+};
+use crate::{DType, Shape};
+use smallvec::{SmallVec, smallvec};
+
+/// One launch of one kernel family, with everything it needs. It owns its operands: cloning one
+/// shares their memory, and it may be kept and launched later.
+///
+/// ```
+/// use anymesh_kernel::{Buffer, DType, Layout, View, backend::{Kernel, MatmulCall}};
+/// let view = |dims: [usize; 2]| View {
+///     buffer: Buffer::new((), dims.iter().product::<usize>() * 2),
+///     dtype: DType::BF16,
+///     layout: Layout::contiguous(dims.into()),
+/// };
+/// let kernel: Kernel = MatmulCall {
+///     op: "matmul",
+///     a: view([8, 4]),
+///     b: view([4, 6]),
+///     dtype: DType::F32,
+/// }
+/// .into();
+/// assert_eq!(kernel.outputs()[..], [(DType::F32, [8, 6].into())]);
+/// assert_eq!(kernel.operands().map(|view| view.buffer.bytes()).sum::<u64>(), 64 + 48);
+/// assert!(kernel.effects().is_pure());
+/// ```
+// A map is the launch that must cost nothing, so it is not behind a pointer.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug)]
+pub enum Kernel {
+    /// Elementwise program.
+    Map(MapCall),
+    /// Reduction with a map program in front.
+    Reduce(ReduceCall),
+    /// Running reduction: values, and positions where asked for.
+    Scan(ScanCall),
+    /// Batched matrix product.
+    Matmul(MatmulCall),
+    /// Indexed read.
+    Gather(GatherCall),
+    /// Bounds check of indices. It has no outputs.
+    CheckIndex(CheckIndexCall),
+    /// Indexed write into a copy.
+    Scatter(ScatterCall),
+    /// Binary search.
+    Search(SearchCall),
+    /// Argsort.
+    Sort(SortCall),
+    /// Convolution; the output `[n, channels, out..]` has the input's dtype.
+    Conv(ConvCall),
+    /// Fused row op; the output has the shape and dtype of the input.
+    Row(RowCall),
+    /// Fused attention: result `[b, hq, s, dv]` and log-sum-exp (`[b, hq, s]`, f32 or f64).
+    Attention(AttentionCall),
+    /// Gradients for q, k and v of fused attention, each in its operand's shape and dtype.
+    AttentionBackward(Box<AttentionBackwardCall>),
+}
+
+/// What each output of a kernel is.
+pub type OutputTypes = SmallVec<[(DType, Shape); 1]>;
+
+/// What a launch does besides writing its outputs. A kernel with an effect must run even if nobody
+/// reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Effects {
+    /// It may meet an index that is out of range.
+    pub index_fault: bool,
+    /// It may divide an integer by zero.
+    pub division_fault: bool,
+}
+
+impl Effects {
+    /// Whether there are none: only the outputs matter.
+    pub fn is_pure(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl Kernel {
+    /// The op it is launched for.
+    pub fn op(&self) -> &'static str {
+        match self {
+            Kernel::Map(call) => call.op,
+            Kernel::Reduce(call) => call.map.op,
+            Kernel::Scan(call) => call.op,
+            Kernel::Matmul(call) => call.op,
+            Kernel::Gather(call) => call.op,
+            Kernel::CheckIndex(call) => call.op,
+            Kernel::Scatter(call) => call.op,
+            Kernel::Search(call) => call.op,
+            Kernel::Sort(call) => call.op,
+            Kernel::Conv(call) => call.op,
+            Kernel::Row(call) => call.op,
+            Kernel::Attention(call) => call.op,
+            Kernel::AttentionBackward(call) => call.forward.op,
+        }
+    }
+
+    /// The name of its family.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Kernel::Map(_) => "map",
+            Kernel::Reduce(_) => "reduce",
+            Kernel::Scan(_) => "scan",
+            Kernel::Matmul(_) => "matmul",
+            Kernel::Gather(_) => "gather",
+            Kernel::CheckIndex(_) => "check_index",
+            Kernel::Scatter(_) => "scatter",
+            Kernel::Search(_) => "search",
+            Kernel::Sort(_) => "sort",
+            Kernel::Conv(_) => "conv",
+            Kernel::Row(_) => "row",
+            Kernel::Attention(_) => "attention",
+            Kernel::AttentionBackward(_) => "attention_backward",
+        }
+    }
+
+    /// Whether it can be composed of kernels of other families, so that a backend need not have it.
+    pub fn is_fused(&self) -> bool {
+        matches!(
+            self,
+            Kernel::Row(_) | Kernel::Attention(_) | Kernel::AttentionBackward(_)
+        )
+    }
+
+    /// What it reads, in the order of its fields.
+    pub fn operands(&self) -> impl Iterator<Item = &View> {
+        let views: SmallVec<[&View; 6]> = match self {
+            Kernel::Map(call) => call.views().collect(),
+            Kernel::Reduce(call) => call.map.views().collect(),
+            Kernel::Scan(call) => smallvec![&call.input],
+            Kernel::Matmul(call) => smallvec![&call.a, &call.b],
+            Kernel::Gather(call) => std::iter::once(&call.src)
+                .chain(call.axes.iter().map(|axis| &axis.indices))
+                .collect(),
+            Kernel::CheckIndex(call) => smallvec![&call.indices],
+            Kernel::Scatter(call) => std::iter::once(&call.dst)
+                .chain(call.axes.iter().map(|axis| &axis.indices))
+                .chain([&call.updates])
+                .collect(),
+            Kernel::Search(call) => smallvec![&call.sorted, &call.queries],
+            Kernel::Sort(call) => smallvec![&call.input],
+            Kernel::Conv(call) => smallvec![&call.input, &call.weight],
+            Kernel::Row(call) => match &call.mode {
+                RowOp::Softmax | RowOp::LogSoftmax => smallvec![&call.input],
+                RowOp::Norm { weight, bias, .. } => std::iter::once(&call.input)
+                    .chain(weight)
+                    .chain(bias)
+                    .collect(),
+            },
+            Kernel::Attention(call) => smallvec![&call.q, &call.k, &call.v],
+            Kernel::AttentionBackward(call) => smallvec![
+                &call.forward.q,
+                &call.forward.k,
+                &call.forward.v,
+                &call.out,
+                &call.lse,
+                &call.grad
+            ],
+        };
+        views.into_iter()
+    }
+
+    /// The dtype and shape of each buffer that its launch gives.
+    pub fn outputs(&self) -> OutputTypes {
+        let like = |view: &View| (view.dtype, view.layout.shape.clone());
+        match self {
+            Kernel::Map(call) => {
+                let output = |(_, dtype): &(_, DType)| (*dtype, call.shape.clone());
+                call.program.outputs.iter().map(output).collect()
+            }
+            Kernel::Reduce(call) => {
+                let kept = (0..call.map.shape.rank()).filter(|d| !call.axes.contains(d));
+                smallvec![(call.dtype, kept.map(|d| call.map.shape[d]).collect())]
+            }
+            Kernel::Scan(call) => {
+                let (dtype, shape) = like(&call.input);
+                if call.positions {
+                    smallvec![(dtype, shape.clone()), (DType::I32, shape)]
+                } else {
+                    smallvec![(dtype, shape)]
+                }
+            }
+            Kernel::Matmul(call) => {
+                let (a, b) = (call.a.layout.shape.dims(), call.b.layout.shape.dims());
+                let (rows, columns) = (&a[..a.len() - 1], b[b.len() - 1]);
+                smallvec![(call.dtype, rows.iter().copied().chain([columns]).collect())]
+            }
+            Kernel::Gather(call) => smallvec![like(&call.src)],
+            Kernel::CheckIndex(_) => smallvec![],
+            Kernel::Scatter(call) => smallvec![like(&call.dst)],
+            Kernel::Search(call) => {
+                smallvec![(DType::I32, call.queries.layout.shape.clone())]
+            }
+            Kernel::Sort(call) => smallvec![(DType::I32, call.input.layout.shape.clone())],
+            Kernel::Conv(call) => {
+                let [d, h, w] = call.out;
+                let images = call.input.layout.shape[0];
+                smallvec![(call.input.dtype, [images, call.channels, d, h, w].into())]
+            }
+            Kernel::Row(call) => smallvec![like(&call.input)],
+            Kernel::Attention(call) => {
+                let (dtype, q) = like(&call.q);
+                let values = call.v.layout.shape[3];
+                smallvec![
+                    (dtype, q.with(3, values)),
+                    (dtype.kind().dtype(), q.dims()[..3].into())
+                ]
+            }
+            Kernel::AttentionBackward(call) => [&call.forward.q, &call.forward.k, &call.forward.v]
+                .map(like)
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// What its launch does besides writing its outputs.
+    pub fn effects(&self) -> Effects {
+        match self {
+            Kernel::Map(call) => call.effects(),
+            Kernel::Reduce(call) => call.map.effects(),
+            Kernel::Gather(_) | Kernel::CheckIndex(_) | Kernel::Scatter(_) => Effects {
+                index_fault: true,
+                ..Effects::default()
+            },
+            _ => Effects::default(),
+        }
+    }
+}
+
+impl MapCall {
+    fn views(&self) -> impl Iterator<Item = &View> {
+        self.inputs.iter().map(|input| &input.view)
+    }
+
+    fn effects(&self) -> Effects {
+        Effects {
+            division_fault: self.program.can_fault(),
+            ..Effects::default()
+        }
+    }
+}
+
+impl From<AttentionBackwardCall> for Kernel {
+    fn from(call: AttentionBackwardCall) -> Self {
+        Kernel::AttentionBackward(Box::new(call))
+    }
+}
+
+macro_rules! from {
+    ($($family:ident $call:ident),*) => {$(
+        impl From<$call> for Kernel {
+            fn from(call: $call) -> Self {
+                Kernel::$family(call)
+            }
+        }
+    )*};
+}
+from!(
+    Map MapCall, Reduce ReduceCall, Scan ScanCall, Matmul MatmulCall, Gather GatherCall,
+    CheckIndex CheckIndexCall, Scatter ScatterCall, Search SearchCall, Sort SortCall,
+    Conv ConvCall, Row RowCall, Attention AttentionCall
+);
