@@ -548,7 +548,7 @@ impl CubeBackend {
                 view.dtype.size(),
             );
         }
-        Ok(Buffer::new(out))
+        Ok(out.buffer())
     }
 
     /// Elements of `dtype` from their bits in words.
@@ -567,7 +567,7 @@ impl CubeBackend {
                 dtype.size(),
             );
         }
-        Ok(Buffer::new(out))
+        Ok(out.buffer())
     }
 
     /// The positions of the iteration space, sorted by the row they go to.

@@ -12,6 +12,8 @@ use crate::{Kind, Scalar};
 struct Known {
     nonzero: bool,
     nonnegative: bool,
+    /// Some value may be an infinite number that the program was given.
+    infinite: bool,
 }
 
 impl Known {
@@ -23,6 +25,7 @@ impl Known {
         Self {
             nonzero: value != 0.0,
             nonnegative: value >= 0.0,
+            infinite: value.is_infinite(),
         }
     }
 
@@ -42,8 +45,8 @@ impl Known {
 
 impl MapProgram {
     /// Whether finite inputs may lead to an infinite value without overflow, with these runtime
-    /// scalars: through a division by what may be zero, a logarithm, a number that is infinite
-    /// itself.
+    /// scalars: through a division by what may be zero, a logarithm, arithmetic with a number that
+    /// is infinite itself.
     ///
     /// ```
     /// use anymesh_kernel::{DType, Kind, Scalar, map::Builder};
@@ -63,12 +66,13 @@ impl MapProgram {
                 Inst::Param(k) => params.get(k as usize).copied(),
                 _ => None,
             };
-            if number.is_some_and(|n| n.to_f64().is_infinite()) {
-                return true;
-            }
             let pole = match *inst {
                 Inst::Unary(op, a) => at(a).meets(op.pole()),
-                Inst::Binary(op, _, b) if kind.is_float() => at(b).meets(op.pole()),
+                // Nothing is computed with a bound.
+                Inst::Binary(Binary::Max | Binary::Min | Binary::Fmax | Binary::Fmin, ..) => false,
+                Inst::Binary(op, a, b) if kind.is_float() => {
+                    at(a).infinite || at(b).infinite || at(b).meets(op.pole())
+                }
                 _ => false,
             };
             if pole {
@@ -80,11 +84,13 @@ impl MapProgram {
                 Inst::Select(_, yes, no) => Known {
                     nonzero: at(yes).nonzero && at(no).nonzero,
                     nonnegative: at(yes).nonnegative && at(no).nonnegative,
+                    infinite: at(yes).infinite || at(no).infinite,
                 },
                 Inst::Cast(a, dtype) => Known {
                     // A narrower float may round to zero.
                     nonzero: at(a).nonzero && dtype.size() >= self.kinds[a as usize].dtype().size(),
                     nonnegative: at(a).nonnegative,
+                    infinite: at(a).infinite,
                 },
                 _ => number.map_or(Known::default(), |n| Known::number(n, *kind)),
             };
@@ -97,20 +103,22 @@ impl MapProgram {
 fn of_unary(op: Unary, x: Known) -> Known {
     match op {
         Unary::Neg => Known {
-            nonzero: x.nonzero,
             nonnegative: false,
+            ..x
         },
         Unary::Abs | Unary::Sqrt => Known {
-            nonzero: x.nonzero,
             nonnegative: true,
+            ..x
         },
         Unary::Exp | Unary::Exp2 => Known {
             nonzero: false,
             nonnegative: true,
+            ..x
         },
         Unary::Cosh => Known {
             nonzero: true,
             nonnegative: true,
+            ..x
         },
         _ => Known::default(),
     }
@@ -118,24 +126,20 @@ fn of_unary(op: Unary, x: Known) -> Known {
 
 fn of_binary(op: Binary, x: Known, y: Known, same: bool) -> Known {
     let both = x.nonnegative && y.nonnegative;
-    match op {
-        Binary::Add => Known {
-            nonzero: both && (x.nonzero || y.nonzero),
-            nonnegative: both,
-        },
-        Binary::Mul => Known {
-            nonzero: x.nonzero && y.nonzero,
-            nonnegative: both || same,
-        },
-        Binary::Max => Known {
-            nonzero: x.is_positive() || y.is_positive(),
-            nonnegative: x.nonnegative || y.nonnegative,
-        },
-        Binary::Hypot => Known {
-            nonzero: x.nonzero || y.nonzero,
-            nonnegative: true,
-        },
-        _ => Known::default(),
+    let (nonzero, nonnegative) = match op {
+        Binary::Add => (both && (x.nonzero || y.nonzero), both),
+        Binary::Mul => (x.nonzero && y.nonzero, both || same),
+        Binary::Max => (
+            x.is_positive() || y.is_positive(),
+            x.nonnegative || y.nonnegative,
+        ),
+        Binary::Hypot => (x.nonzero || y.nonzero, true),
+        _ => (false, false),
+    };
+    Known {
+        nonzero,
+        nonnegative,
+        infinite: x.infinite || y.infinite,
     }
 }
 
@@ -162,6 +166,7 @@ mod tests {
         assert!(has_pole(|x, _| x * f64::INFINITY));
         assert!(!has_pole(|x, y| x * y + 3.0));
         assert!(!has_pole(|x, _| x / -2.0));
+        assert!(!has_pole(|x, _| x.max(f64::NEG_INFINITY)));
     }
 
     #[test]
