@@ -2,14 +2,7 @@
 //! Errors are around 1e-13: after rounding to `f32` the result is the correctly rounded one but for
 //! about one value in a million.
 
-use crate::{
-    scalar::Float,
-    simd::{Kernel, dispatch},
-};
-use std::{
-    f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E},
-    marker::PhantomData,
-};
+use std::f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E};
 
 /// Adding and subtracting this rounds to an integer, which is then in the low bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
@@ -255,21 +248,6 @@ macro_rules! functions {
     )*};
 }
 functions!(Exp exp, Exp2 exp2, Expm1 expm1, Log log, Log2 log2, Log10 log10, Log1p log1p, Tanh tanh, Sinh sinh, Cosh cosh, Erf erf, Sin sin, Cos cos);
-
-/// Applies a function to every value.
-pub(crate) fn each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
-    struct Each<'a, F, T>(&'a [T], &'a mut [T], PhantomData<F>);
-    impl<F: Function, T: Float> Kernel for Each<'_, F, T> {
-        type Out = ();
-        #[inline(always)]
-        fn run(self) {
-            for (out, value) in self.1.iter_mut().zip(self.0) {
-                *out = T::narrow(F::call(value.wide()));
-            }
-        }
-    }
-    dispatch(Each::<F, T>(values, out, PhantomData));
-}
 
 #[cfg(test)]
 mod tests {

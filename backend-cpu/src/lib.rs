@@ -13,6 +13,8 @@ mod copy;
 mod element;
 mod fastmath;
 mod fold;
+mod frame;
+mod functions;
 mod grid;
 mod index;
 mod loops;
@@ -26,7 +28,6 @@ mod scalar;
 mod scan;
 mod simd;
 mod sort;
-mod special;
 #[cfg(test)]
 mod testing;
 
@@ -34,14 +35,9 @@ use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Error, Kernel, Result,
     backend::{BoxFuture, Buffers},
 };
-use memory::{Memory, bytes_of};
+use memory::{MAX_BYTES, Memory, NAME, bytes_of};
 use smallvec::smallvec;
 use std::{ops::Range, sync::LazyLock};
-
-/// The device's name.
-const NAME: &str = "cpu";
-/// More than this cannot be addressed; less may be free.
-const MAX_BYTES: u64 = isize::MAX as u64;
 
 /// The host as a device. There is one for the whole process.
 ///

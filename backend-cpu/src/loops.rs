@@ -4,7 +4,8 @@
 use crate::{
     element::{Held, Stored, with_held},
     fastmath::{self, Function},
-    map::Frame,
+    frame::{Frame, Src},
+    functions,
     scalar::{self, Float, Int},
     simd::{Kernel, dispatch, vectorized},
 };
@@ -12,25 +13,7 @@ use anymesh_kernel::{
     DType, Kind,
     map::{Binary, Reg, Unary},
 };
-
-/// The values of a register for a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Src<'a, T> {
-    /// The same everywhere.
-    One(T),
-    /// One for each position.
-    Many(&'a [T]),
-}
-
-impl<T: Copy> Src<'_, T> {
-    #[inline(always)]
-    pub(crate) fn at(&self, i: usize) -> T {
-        match self {
-            Src::One(value) => *value,
-            Src::Many(values) => values[i],
-        }
-    }
-}
+use std::marker::PhantomData;
 
 #[inline(always)]
 fn each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
@@ -96,7 +79,7 @@ fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
     if op == Unary::Rsqrt {
         return simd_each(a, out, |a: T| T::narrow(1.0 / a.wide().sqrt()));
     }
-    if let Some(f) = scalar::wide(op) {
+    if let Some(f) = functions::of(op) {
         return each(a, out, |a: T| T::narrow(f(a.wide())));
     }
     match op {
@@ -111,12 +94,27 @@ fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
     }
 }
 
+/// Applies a function of `fastmath` to every value.
+fn fast_each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
+    struct Each<'a, F, T>(&'a [T], &'a mut [T], PhantomData<F>);
+    impl<F: Function, T: Float> Kernel for Each<'_, F, T> {
+        type Out = ();
+        #[inline(always)]
+        fn run(self) {
+            for (out, value) in self.1.iter_mut().zip(self.0) {
+                *out = T::narrow(F::call(value.wide()));
+            }
+        }
+    }
+    dispatch(Each::<F, T>(values, out, PhantomData));
+}
+
 /// The functions of `fastmath`. Returns false for what is not among them.
 fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
     fn run<F: Function, T: Float>(a: Src<'_, T>, out: &mut [T]) {
         match a {
             Src::One(a) => out.fill(T::narrow(F::call(a.wide()))),
-            Src::Many(a) => fastmath::each::<F, T>(a, out),
+            Src::Many(a) => fast_each::<F, T>(a, out),
         }
     }
     match op {

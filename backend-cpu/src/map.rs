@@ -4,9 +4,10 @@
 use crate::{
     copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
+    frame::{BLOCK, Frame, Place, Src},
     grid::{Fetched, Grid},
-    loops::{self, Src},
-    memory::{Memory, typed},
+    loops,
+    memory::Memory,
     parallel,
 };
 use anymesh_kernel::{
@@ -17,22 +18,6 @@ use anymesh_kernel::{
 use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use std::{cell::Cell, ops::Range};
-
-/// Positions per block: all registers of a typical program fit the first-level cache.
-pub(crate) const BLOCK: usize = 1024;
-
-/// Where a register's values for the current block are.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// One value for the whole block.
-    One(u64),
-    /// The register's own slot.
-    Slot,
-    /// The memory of an input, from this element on.
-    Input(u8, usize),
-    /// An output, written directly.
-    Output(usize),
-}
 
 /// Memory for registers, kept between calls.
 #[derive(Default)]
@@ -138,7 +123,7 @@ impl<'a> Plan<'a> {
                     let target = self.target(i, outs);
                     let taken = target.map(|o| std::mem::take(&mut outs[o]));
                     let frame = Frame {
-                        plan: self,
+                        sources: &self.grid.sources,
                         slots: before,
                         places: &scratch.places,
                         outs,
@@ -146,17 +131,17 @@ impl<'a> Plan<'a> {
                     };
                     match taken {
                         None if frame.is_constant(inst) => {
-                            frame.compute(inst, slot, 1)?;
+                            self.compute(inst, &frame, slot, 1)?;
                             Place::One(
                                 with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
                             )
                         }
                         None => {
-                            frame.compute(inst, slot, range.len())?;
+                            self.compute(inst, &frame, slot, range.len())?;
                             Place::Slot
                         }
                         Some(out) => {
-                            frame.compute(inst, out, range.len())?;
+                            self.compute(inst, &frame, out, range.len())?;
                             let o = target.unwrap_or_default();
                             outs[o] = out;
                             Place::Output(o)
@@ -165,6 +150,29 @@ impl<'a> Plan<'a> {
                 }
             };
             scratch.places.push(place);
+        }
+        Ok(())
+    }
+
+    /// Runs an arithmetic instruction into `out`, for `len` positions.
+    fn compute(&self, inst: &Inst, frame: &Frame<'_>, out: &mut [u8], len: usize) -> Result<()> {
+        let kind = |r: Reg| self.program.kinds[r as usize];
+        match *inst {
+            Inst::Unary(op, a) => loops::unary(op, kind(a), a, frame, out, len),
+            Inst::Binary(op, a, b) => {
+                if !loops::binary(op, kind(a), [a, b], frame, out, len) {
+                    return Err(Error::DivisionByZero { op: self.op });
+                }
+            }
+            Inst::Select(c, a, b) => {
+                with_held!(kind(a), T => loops::select::<T>([c, a, b], frame, out, len))
+            }
+            Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, frame, out, len),
+            Inst::Philox { index, key, word } => {
+                loops::philox(kind(index), index, key, word, frame, out, len)
+            }
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
+            }
         }
         Ok(())
     }
@@ -212,7 +220,7 @@ impl<'a> Plan<'a> {
                 }
                 let out = std::mem::take(&mut blocks[o]);
                 let frame = Frame {
-                    plan: self,
+                    sources: &self.grid.sources,
                     slots: &scratch.slots,
                     places: &scratch.places,
                     outs: &blocks,
@@ -237,7 +245,7 @@ impl<'a> Plan<'a> {
         let len = range.len();
         self.execute(range, scratch, &mut [])?;
         let frame = Frame {
-            plan: self,
+            sources: &self.grid.sources,
             slots: &scratch.slots,
             places: &scratch.places,
             outs: &[],
@@ -249,65 +257,6 @@ impl<'a> Plan<'a> {
 
 fn word(value: Scalar, kind: Kind) -> u64 {
     with_held!(kind, T => T::from_scalar(value).to_word())
-}
-
-/// What an instruction can read.
-pub(crate) struct Frame<'s> {
-    plan: &'s Plan<'s>,
-    slots: &'s [u64],
-    places: &'s [Place],
-    outs: &'s [&'s mut [u8]],
-    len: usize,
-}
-
-impl<'s> Frame<'s> {
-    /// The values of an earlier register.
-    pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
-        match self.places[reg as usize] {
-            Place::One(word) => Src::One(T::from_word(word)),
-            Place::Slot => Src::Many(
-                &bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len],
-            ),
-            Place::Input(k, at) => {
-                Src::Many(&typed(self.plan.grid.sources[k as usize].bytes)[at..at + self.len])
-            }
-            Place::Output(o) => Src::Many(bytemuck::cast_slice(&*self.outs[o])),
-        }
-    }
-
-    fn is_constant(&self, inst: &Inst) -> bool {
-        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_));
-        match *inst {
-            Inst::Unary(_, a) | Inst::Cast(a, _) => one(a),
-            Inst::Binary(_, a, b) => one(a) && one(b),
-            Inst::Select(c, a, b) => one(c) && one(a) && one(b),
-            Inst::Philox { index, key, .. } => one(index) && key.into_iter().all(one),
-            _ => false,
-        }
-    }
-
-    /// Runs an arithmetic instruction into `out`, for `len` positions.
-    fn compute(&self, inst: &Inst, out: &mut [u8], len: usize) -> Result<()> {
-        let kind = |r: Reg| self.plan.program.kinds[r as usize];
-        match *inst {
-            Inst::Unary(op, a) => loops::unary(op, kind(a), a, self, out, len),
-            Inst::Binary(op, a, b) => {
-                if !loops::binary(op, kind(a), [a, b], self, out, len) {
-                    return Err(Error::DivisionByZero { op: self.plan.op });
-                }
-            }
-            Inst::Select(c, a, b) => {
-                with_held!(kind(a), T => loops::select::<T>([c, a, b], self, out, len))
-            }
-            Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, self, out, len),
-            Inst::Philox { index, key, word } => {
-                loops::philox(kind(index), index, key, word, self, out, len)
-            }
-            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The backend's map kernel.

@@ -6,6 +6,11 @@ use anymesh_kernel::{Buffer, DType, Error, Result};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::sync::{Mutex, PoisonError};
 
+/// The device's name.
+pub(crate) const NAME: &str = "cpu";
+/// More than this cannot be addressed; less may be free.
+pub(crate) const MAX_BYTES: u64 = isize::MAX as u64;
+
 /// Widest vector register, and a cache line.
 const ALIGN: usize = 64;
 /// Memory from this size on is kept when it is freed.
@@ -30,7 +35,7 @@ impl Memory {
     /// `len` bytes with any contents: the caller writes all of them.
     pub(crate) fn new(len: usize) -> Result<Self> {
         let no_memory = || Error::OutOfMemory {
-            device: crate::NAME.into(),
+            device: NAME.into(),
             bytes: len as u64,
         };
         let count = len.checked_add(ALIGN).ok_or_else(no_memory)?.div_ceil(8);
@@ -139,7 +144,7 @@ pub(crate) fn stored<T: Held>(
 pub(crate) fn vector<T: Zeroable>(n: usize) -> Result<Vec<T>> {
     let bytes = n as u64 * size_of::<T>() as u64;
     bytemuck::allocation::try_zeroed_vec(n).map_err(|()| Error::OutOfMemory {
-        device: crate::NAME.into(),
+        device: NAME.into(),
         bytes,
     })
 }

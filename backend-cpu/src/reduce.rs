@@ -6,8 +6,8 @@ use crate::{
     copy,
     element::{Held, store},
     fold::{Arg, Extreme, Fold, LogSumExp, ProdFloat, ProdInt, SumFloat, SumInt},
-    loops::Src,
-    map::{BLOCK, Plan, Scratch},
+    frame::{BLOCK, Src},
+    map::{Plan, Scratch},
     memory::Memory,
     parallel,
 };

@@ -1,7 +1,7 @@
 //! Functions of single values, per kind. `f32` functions that are not exact are computed in `f64`
 //! and rounded once, because this backend is what all others are measured by.
 
-use crate::{element::Held, fastmath, special};
+use crate::{element::Held, fastmath};
 
 /// Operations on floats.
 pub(crate) trait Float:
@@ -350,41 +350,6 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let c = round(round(round(counter, key, 0), key, 1), key, 2);
     let c = round(round(round(c, key, 3), key, 4), key, 5);
     round(round(round(round(c, key, 6), key, 7), key, 8), key, 9)
-}
-
-/// A float function computed in `f64`.
-pub(crate) fn wide(op: anymesh_kernel::map::Unary) -> Option<fn(f64) -> f64> {
-    use anymesh_kernel::map::Unary::*;
-    Some(match op {
-        Exp => f64::exp,
-        Exp2 => f64::exp2,
-        Expm1 => f64::exp_m1,
-        Log => f64::ln,
-        Log2 => f64::log2,
-        Log10 => f64::log10,
-        Log1p => f64::ln_1p,
-        Rsqrt => |x| 1.0 / x.sqrt(),
-        Sin => f64::sin,
-        Cos => f64::cos,
-        Tan => f64::tan,
-        Asin => f64::asin,
-        Acos => f64::acos,
-        Atan => f64::atan,
-        Sinh => f64::sinh,
-        Cosh => f64::cosh,
-        Tanh => f64::tanh,
-        Asinh => libm::asinh,
-        // libm answers numbers for large negative arguments.
-        Acosh => |x| if x < 1.0 { f64::NAN } else { libm::acosh(x) },
-        Atanh => libm::atanh,
-        Erf => libm::erf,
-        Erfinv => special::erfinv,
-        Lgamma => special::lgamma,
-        Digamma => special::digamma,
-        Neg | Abs | Sign | Sqrt | Floor | Ceil | Round | Trunc | IsNan | IsInf | Not => {
-            return None;
-        }
-    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,11 @@
 //! Where an element must come from is told by the op itself, on integers that are their own
 //! positions.
 
-use anymesh_core::{DType, Device, Mesh, Result, Scalar, Tensor, backend::ScatterOp, ops::PadMode};
+use anymesh_core::{
+    DType, Device, Mesh, Result, Scalar, Tensor,
+    backend::ScatterOp,
+    ops::{Order, PadMode},
+};
 
 /// An op that moves elements. `blank` is what it may put where no element goes.
 struct Move {
@@ -177,48 +181,41 @@ pub async fn moved(device: &Device) -> Result<Vec<String>> {
             device,
         )?;
         let own = Tensor::arange(0, (A * n * C) as i64, 1, DType::I32, device)?.reshape(shape)?;
+        let blank = if dtype == DType::Bool {
+            Scalar::Bool(false)
+        } else {
+            Scalar::Int(0)
+        };
+        let mut all = vec![];
         for m in MOVES {
-            let blank = if dtype == DType::Bool {
-                Scalar::Bool(false)
-            } else {
-                Scalar::Int(0)
-            };
-            let from = (m.run)(&own, Scalar::Int(-1))?
-                .to_vec_async::<i32>()
-                .await?;
+            let from = (m.run)(&own, Scalar::Int(-1))?;
+            all.push((m.name, from, (m.run)(&x, blank)?));
+        }
+        // Where a sort moves its elements depends on them, and it says so itself.
+        let (sorted, order) = x.sort(1, Order::Descending)?;
+        all.push(("sort", own.take_along_axis(1, &order)?, sorted));
+        for (name, from, got) in all {
+            let from = from.to_vec_async::<i32>().await?;
             let expected = bytes(from.iter().map(|i| pattern(*i)), dtype.size());
-            let got = (m.run)(&x, blank)?.to_bytes_async().await?;
-            let differ: Vec<usize> = (0..from.len())
-                .filter(|i| {
-                    got.get(i * dtype.size()..(i + 1) * dtype.size())
-                        != expected.get(i * dtype.size()..(i + 1) * dtype.size())
-                })
-                .collect();
-            if let Some(first) = differ.first().filter(|_| got.len() == expected.len()) {
-                let hex = |all: &[u8]| {
-                    all[first * dtype.size()..(first + 1) * dtype.size()]
-                        .iter()
-                        .rev()
-                        .map(|b| format!("{b:02x}"))
-                        .collect::<String>()
-                };
-                wrong.push(format!(
-                    "{} of {dtype}: {} of {} elements changed, such as {} to {}",
-                    m.name,
-                    differ.len(),
-                    from.len(),
-                    hex(&expected),
-                    hex(&got)
-                ));
-            } else if got.len() != expected.len() {
-                wrong.push(format!(
-                    "{} of {dtype}: {} bytes instead of {}",
-                    m.name,
-                    got.len(),
-                    expected.len()
-                ));
-            }
+            let got = got.to_bytes_async().await?;
+            let change = changed(&expected, &got, dtype.size());
+            wrong.extend(change.map(|change| format!("{name} of {dtype}: {change}")));
         }
     }
     Ok(wrong)
+}
+
+/// How the elements that came out differ from those expected, in words.
+fn changed(expected: &[u8], got: &[u8], size: usize) -> Option<String> {
+    if expected.len() != got.len() {
+        return Some(format!("{} bytes instead of {}", got.len(), expected.len()));
+    }
+    let mut pairs = expected.chunks(size).zip(got.chunks(size));
+    let differ = pairs.clone().filter(|(e, g)| e != g).count();
+    let (e, g) = pairs.find(|(e, g)| e != g)?;
+    let hex = |bytes: &[u8]| -> String { bytes.iter().rev().map(|b| format!("{b:02x}")).collect() };
+    let (count, from, to) = (expected.len() / size, hex(e), hex(g));
+    Some(format!(
+        "{differ} of {count} elements changed, such as {from} to {to}"
+    ))
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`registry`]: every op by name, with JSON attributes and small sample calls.
 //! - [`cases`]: every op, dtype and memory layout on a device, held against the CPU.
+//! - [`functions`]: what each float function of one tensor must give, and where it is called.
 //! - [`bits`]: what is only moved keeps its bits.
 //! - [`gradients`]: gradients against finite differences, and on a device against the CPU.
 //! - [`indexing`]: random index expressions against a model on the host.
@@ -14,6 +15,7 @@
 
 pub mod bits;
 pub mod cases;
+pub mod functions;
 #[cfg(not(target_family = "wasm"))]
 pub mod gradients;
 pub mod indexing;

@@ -6,10 +6,10 @@
 //! Kernels arrive validated: shapes fit, dtypes are among [`Capabilities`], no operand is empty. A
 //! backend never sees a zero-element tensor and never allocates on behalf of the caller's mistake.
 //! Every output is a fresh dense buffer in row-major order, so kernels write without looking at
-//! strides. An element that is only moved keeps its bits; on the CPU a NaN of a small float keeps
-//! its payload too, while GPU kernels that widen it may give another NaN. Data-dependent faults (an
-//! index out of range, an integer divided by zero) may be found only later by a GPU; they are
-//! returned by the next `download` or `sync`.
+//! strides. An element that is only moved keeps its bits, also those of a NaN: through a map program
+//! that computes nothing with it ([`MapProgram::moved`]), a gather, a scatter that sets.
+//! Data-dependent faults (an index out of range, an integer divided by zero) may be found only later
+//! by a GPU; they are returned by the next `download` or `sync`.
 
 mod buffer;
 mod elementwise;

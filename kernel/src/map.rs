@@ -16,8 +16,12 @@
 //! ```
 
 mod derive;
+mod functions;
+mod poles;
+mod slope;
 
 pub use derive::Derivative;
+pub use functions::{Binary, Unary};
 
 use crate::{DType, Error, Kind, Result, Scalar};
 use std::{
@@ -36,111 +40,6 @@ pub const MAX_OUTPUTS: usize = 4;
 /// At most this many inputs and outputs together, one less where an integer division can fault:
 /// browsers bind eight buffers to a kernel, and a fault is written to one of them.
 pub const MAX_BUFFERS: usize = 8;
-
-/// Functions of one value. Float functions take float kinds; the rest say what they take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Unary {
-    /// Any number; wraps on integers.
-    Neg,
-    /// Any number.
-    Abs,
-    /// -1, 0 or 1 of the same kind; NaN stays NaN.
-    Sign,
-    Exp,
-    Exp2,
-    Expm1,
-    Log,
-    Log2,
-    Log10,
-    Log1p,
-    Sqrt,
-    Rsqrt,
-    Sin,
-    Cos,
-    Tan,
-    Asin,
-    Acos,
-    Atan,
-    Sinh,
-    Cosh,
-    Tanh,
-    Asinh,
-    Acosh,
-    Atanh,
-    Erf,
-    Erfinv,
-    Lgamma,
-    Digamma,
-    Floor,
-    Ceil,
-    /// To the nearest integer, ties to even.
-    Round,
-    Trunc,
-    /// Gives bool.
-    IsNan,
-    /// Gives bool.
-    IsInf,
-    /// Bitwise on integers, logical on bool.
-    Not,
-}
-
-/// Functions of two values of the same kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    /// Floats only; integers use `FloorDiv` or `TruncDiv`.
-    Div,
-    /// Rounds towards minus infinity; an integer divided by zero is a fault.
-    FloorDiv,
-    /// Rounds towards zero; an integer divided by zero is a fault.
-    TruncDiv,
-    /// The remainder of `FloorDiv`: it has the sign of the divisor, as in Python. Integer zero
-    /// divisor is a fault.
-    Rem,
-    /// Integers: wraps; a negative exponent gives the truncated true value (0, or ±1 for bases ±1).
-    Pow,
-    /// NaN if either is NaN.
-    Max,
-    /// NaN if either is NaN.
-    Min,
-    /// Ignores one NaN. Floats only.
-    Fmax,
-    /// Ignores one NaN. Floats only.
-    Fmin,
-    Atan2,
-    Hypot,
-    Copysign,
-    /// Gives bool, as do all comparisons.
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    /// Bitwise on integers, logical on bool.
-    And,
-    Or,
-    Xor,
-    /// Shift counts of the width or more, and negative ones, give 0.
-    Shl,
-    /// Arithmetic on signed kinds; counts of the width or more, and negative ones, give 0 (or -1
-    /// for negative values).
-    Shr,
-}
-
-impl Binary {
-    /// Whether the result is a bool.
-    pub fn is_comparison(self) -> bool {
-        matches!(
-            self,
-            Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge
-        )
-    }
-}
 
 /// One instruction; its result is the register of its own position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,6 +76,48 @@ pub enum Inst {
     },
 }
 
+impl Inst {
+    /// The registers it reads.
+    fn operands(&self, mut f: impl FnMut(u16)) {
+        match *self {
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
+            }
+            Inst::Unary(_, a) | Inst::Cast(a, _) => f(a),
+            Inst::Binary(_, a, b) => [a, b].into_iter().for_each(f),
+            Inst::Select(a, b, c) => [a, b, c].into_iter().for_each(f),
+            Inst::Philox { index, key, .. } => {
+                f(index);
+                key.into_iter().for_each(f);
+            }
+        }
+    }
+
+    /// The input it reads.
+    fn input(&self) -> Option<usize> {
+        match *self {
+            Inst::Load(k) | Inst::Inside(k) => Some(k as usize),
+            _ => None,
+        }
+    }
+
+    fn renumbered(&self, r: impl Fn(u16) -> u16, input: impl Fn(u8) -> u8) -> Inst {
+        match *self {
+            Inst::Load(k) => Inst::Load(input(k)),
+            Inst::Inside(k) => Inst::Inside(input(k)),
+            Inst::Unary(op, a) => Inst::Unary(op, r(a)),
+            Inst::Binary(op, a, b) => Inst::Binary(op, r(a), r(b)),
+            Inst::Select(a, b, c) => Inst::Select(r(a), r(b), r(c)),
+            Inst::Cast(a, dtype) => Inst::Cast(r(a), dtype),
+            Inst::Philox { index, key, word } => Inst::Philox {
+                index: r(index),
+                key: key.map(r),
+                word,
+            },
+            other => other,
+        }
+    }
+}
+
 /// A validated elementwise program. Made by a [`Builder`], never changed, and cheap to clone,
 /// compare and hash: its handles share the [instructions](Program).
 #[derive(Clone)]
@@ -206,15 +147,34 @@ pub struct Program {
     pub outputs: Vec<(Reg, DType)>,
 }
 
+impl Program {
+    /// Whether an instruction can raise a fault.
+    fn faults(&self, inst: usize) -> bool {
+        matches!(
+            self.insts[inst],
+            Inst::Binary(Binary::FloorDiv | Binary::TruncDiv | Binary::Rem, a, _)
+                if !self.kinds[a as usize].is_float()
+        )
+    }
+
+    /// Marks all that marked registers are computed from.
+    fn mark_operands(&self, marked: &mut [bool]) {
+        for i in (0..self.insts.len()).rev() {
+            if marked[i] {
+                self.insts[i].operands(|r| marked[r as usize] = true);
+            }
+        }
+    }
+}
+
 impl From<Program> for MapProgram {
     fn from(program: Program) -> Self {
         // The same in every process: names of kernels are made from it.
         let mut hasher = DefaultHasher::new();
         program.hash(&mut hasher);
-        let faults = |inst: &Inst| matches!(*inst, Inst::Binary(Binary::FloorDiv | Binary::TruncDiv | Binary::Rem, a, _) if !program.kinds[a as usize].is_float());
         Self(Arc::new(Known {
             hash: hasher.finish(),
-            can_fault: program.insts.iter().any(faults),
+            can_fault: (0..program.insts.len()).any(|i| program.faults(i)),
             program,
         }))
     }
@@ -273,6 +233,52 @@ impl MapProgram {
     /// Whether any instruction can raise a fault (integer division).
     pub fn can_fault(&self) -> bool {
         self.0.can_fault
+    }
+
+    /// Registers that hold an element of an input of `dtype` as it was loaded, at least at some
+    /// positions: loads, and choices between such and other values. An output of that dtype stores
+    /// the element's bits, which a NaN may lose on its way through a wider float. Bools are never
+    /// moved: in memory any byte but 0 is true, and loading makes it 1.
+    pub fn moved(&self, dtype: DType) -> Vec<bool> {
+        let mut moved = Vec::with_capacity(self.insts.len());
+        for inst in &self.insts {
+            let own = match *inst {
+                Inst::Load(k) => dtype != DType::Bool && self.inputs[k as usize] == dtype,
+                Inst::Select(_, yes, no) => moved[yes as usize] || moved[no as usize],
+                // Rounding to what it is already.
+                Inst::Cast(a, to) => to == dtype && moved[a as usize],
+                _ => false,
+            };
+            moved.push(own);
+        }
+        moved
+    }
+
+    /// Registers whose values are needed to store the outputs, or may fault: all that are used but
+    /// those that an output only [moves](Self::moved).
+    pub fn computed(&self) -> Vec<bool> {
+        let mut computed: Vec<bool> = (0..self.insts.len()).map(|i| self.faults(i)).collect();
+        for (reg, dtype) in &self.outputs {
+            let moved = self.moved(*dtype);
+            let mut stored = vec![false; self.insts.len()];
+            stored[*reg as usize] = true;
+            // Operands come before what reads them, so one way down the list marks all.
+            for i in (0..self.insts.len()).rev() {
+                match self.insts[i] {
+                    _ if !stored[i] => {}
+                    _ if !moved[i] => computed[i] = true,
+                    Inst::Select(condition, yes, no) => {
+                        computed[condition as usize] = true;
+                        stored[yes as usize] = true;
+                        stored[no as usize] = true;
+                    }
+                    Inst::Cast(a, _) => stored[a as usize] = true,
+                    _ => {}
+                }
+            }
+        }
+        self.mark_operands(&mut computed);
+        computed
     }
 
     /// Whether the position itself matters (not only the elements there).
@@ -469,46 +475,22 @@ impl<'b> Val<'b> {
     /// Applies a unary function.
     pub fn unary(self, op: Unary) -> Val<'b> {
         let kind = self.kind();
-        let allowed = match op {
-            Unary::Neg | Unary::Abs | Unary::Sign => kind != Kind::Bool,
-            Unary::Not => !kind.is_float(),
-            _ => kind.is_float(),
-        };
-        if !allowed {
+        if !op.takes(kind) {
             self.builder
                 .fail(format!("{op:?} is not defined on {kind:?}"));
         }
-        let result = if matches!(op, Unary::IsNan | Unary::IsInf) {
-            Kind::Bool
-        } else {
-            kind
-        };
-        self.builder.push(Inst::Unary(op, self.reg), result)
+        self.builder.push(Inst::Unary(op, self.reg), op.gives(kind))
     }
 
     /// Applies a binary function.
     pub fn binary(self, op: Binary, other: Val<'b>) -> Val<'b> {
         let (kind, right) = (self.kind(), other.kind());
-        let allowed = match op {
-            Binary::Div
-            | Binary::Fmax
-            | Binary::Fmin
-            | Binary::Atan2
-            | Binary::Hypot
-            | Binary::Copysign => kind.is_float(),
-            Binary::And | Binary::Or | Binary::Xor => !kind.is_float(),
-            Binary::Shl | Binary::Shr => !kind.is_float() && kind != Kind::Bool,
-            Binary::Max | Binary::Min => true,
-            _ => op.is_comparison() || kind != Kind::Bool,
-        };
-        if !allowed || kind != right {
+        if !op.takes(kind) || kind != right {
             self.builder
                 .fail(format!("{op:?} is not defined on {kind:?} and {right:?}"));
         }
-        self.builder.push(
-            Inst::Binary(op, self.reg, other.reg),
-            if op.is_comparison() { Kind::Bool } else { kind },
-        )
+        let inst = Inst::Binary(op, self.reg, other.reg);
+        self.builder.push(inst, op.gives(kind))
     }
 
     /// `yes` where this bool holds, else `no`.
@@ -659,6 +641,40 @@ mod tests {
         let x = b.load(DType::BF16);
         let program = b.finish(&[(x.gt(0.0), DType::F32)]).expect("valid");
         assert_eq!(program.kinds.last(), Some(&Kind::F32));
+    }
+
+    #[test]
+    fn what_is_only_moved_is_not_computed() {
+        let b = Builder::new();
+        let (x, y, c) = (
+            b.load(DType::BF16),
+            b.load(DType::BF16),
+            b.load(DType::Bool),
+        );
+        let (chosen, zero) = (c.select(x, y), b.constant(0.0, Kind::F32));
+        let filled = x.inside().select(chosen, zero);
+        let program = b
+            .finish(&[(filled, DType::BF16), (y * 2.0, DType::BF16)])
+            .expect("valid");
+        // x, y, c; c ? x : y, 0; inside x; inside ? that : 0; 2, y * 2.
+        assert_eq!(
+            program.moved(DType::BF16),
+            [true, true, false, true, false, false, true, false, false]
+        );
+        assert_eq!(
+            program.computed(),
+            [false, true, true, false, true, true, false, true, true]
+        );
+        assert!(!program.moved(DType::F32).contains(&true));
+    }
+
+    #[test]
+    fn what_may_fault_is_computed() {
+        let b = Builder::new();
+        let (x, y) = (b.load(DType::I32), b.load(DType::I32));
+        let _ = x.rem(y);
+        let program = b.finish(&[(x, DType::I32)]).expect("valid");
+        assert_eq!(program.computed(), [true, true, true]);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use crate::{
     CubeBackend, Memory,
     intern::Interned,
-    program::{Bound, Inputs, Plan, address_of, bind, eval},
-    reg::Reg,
+    program::{Bound, Inputs, Plan, address_of, bind, eval_stored},
+    reg::Raw,
     words::{self, U2, U4},
 };
 use anymesh_kernel::{
@@ -53,12 +53,11 @@ pub(crate) fn store(
     out: &mut OutputsExpand,
     nth: usize,
     chunk: NativeExpand<usize>,
-    value: Reg,
+    value: Raw,
     dtype: DType,
 ) {
-    match dtype.size() {
-        8 => {
-            let bits = value.to_wide(scope);
+    match (value, dtype.size()) {
+        (Raw::Wide(bits), _) => {
             for half in 0..2usize {
                 let lanes = words::split64::expand(scope, bits, half);
                 let at = twice::expand(scope, chunk, half);
@@ -70,8 +69,7 @@ pub(crate) fn store(
                 );
             }
         }
-        4 => {
-            let bits = value.to_bits(scope, dtype);
+        (Raw::Bits(bits), 4) => {
             put_wide::expand(
                 scope,
                 out.wide.__expand_index_mut_method(scope, nth.into()),
@@ -79,8 +77,8 @@ pub(crate) fn store(
                 bits,
             );
         }
-        2 => {
-            let bits = words::pack16::expand(scope, value.to_bits(scope, dtype));
+        (Raw::Bits(bits), 2) => {
+            let bits = words::pack16::expand(scope, bits);
             put_pair::expand(
                 scope,
                 out.pairs.__expand_index_mut_method(scope, nth.into()),
@@ -88,8 +86,8 @@ pub(crate) fn store(
                 bits,
             );
         }
-        _ => {
-            let bits = words::pack8::expand(scope, value.to_bits(scope, dtype));
+        (Raw::Bits(bits), _) => {
+            let bits = words::pack8::expand(scope, bits);
             put_word::expand(
                 scope,
                 out.words.__expand_index_mut_method(scope, nth.into()),
@@ -129,7 +127,7 @@ fn run(
             let chunk = nth_chunk::expand(scope, first, u);
             let start = start_of::expand(scope, chunk, chunks);
             let mut fault = |lanes| crate::fault::divided(scope, faults, lanes);
-            computed.push((chunk, eval(scope, inputs, &plan, start, &mut fault)));
+            computed.push((chunk, eval_stored(scope, inputs, &plan, start, &mut fault)));
         }
         for (chunk, results) in computed {
             let inside = below::expand(scope, chunk, chunks);

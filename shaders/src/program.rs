@@ -1,10 +1,11 @@
 //! A map program expanded into straight-line kernel code on four lanes.
 //!
 //! [`eval`] is plain Rust that runs while a kernel is compiled: it walks the program and emits code
-//! for each instruction. Map kernels store what it returns; reductions fold it.
+//! for each instruction. Reductions fold what it returns. Map kernels store what [`eval_stored`]
+//! returns: elements that a program only moves never become values there, and keep their bits.
 
 use crate::{
-    reg::Reg,
+    reg::{Raw, Reg},
     words::{self, Q4, U2, U4},
 };
 use anymesh_kernel::{
@@ -555,106 +556,70 @@ impl Lanes<'_> {
         }
     }
 
-    fn load(&mut self, source: &Source) -> Reg {
+    /// The elements of an input; zeros outside its window.
+    fn load(&mut self, source: &Source) -> Raw {
         let (scope, rank, size) = (self.scope, self.plan.rank, source.dtype.size());
+        let inputs = self.inputs;
+        let numbers = &inputs.numbers;
+        let wide = || {
+            inputs
+                .wide
+                .__expand_index_method(scope, source.binding.into())
+        };
+        let pairs = || {
+            inputs
+                .pairs
+                .__expand_index_method(scope, source.binding.into())
+        };
+        let words = || {
+            inputs
+                .words
+                .__expand_index_method(scope, source.binding.into())
+        };
         match source.mode {
             Mode::Vector => {
                 let first = self.first();
-                let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
-                let wide = |k: usize| self.inputs.wide.__expand_index_method(scope, k.into());
+                let at = affine::expand(scope, &first, numbers, rank, source.first);
                 match size {
-                    8 => Reg::from_wide(
-                        scope,
-                        source.dtype,
-                        words::lanes64::expand(scope, wide(source.binding), at),
-                    ),
-                    4 => Reg::from_bits(
-                        scope,
-                        source.dtype,
-                        words::lanes32::expand(scope, wide(source.binding), at),
-                    ),
-                    2 => {
-                        let pairs = self
-                            .inputs
-                            .pairs
-                            .__expand_index_method(scope, source.binding.into());
-                        Reg::from_bits(
-                            scope,
-                            source.dtype,
-                            words::lanes16::expand(scope, pairs, at),
-                        )
-                    }
-                    _ => Reg::from_bits(
-                        scope,
-                        source.dtype,
-                        words::lanes8::expand(
-                            scope,
-                            self.inputs
-                                .words
-                                .__expand_index_method(scope, source.binding.into()),
-                            at,
-                        ),
-                    ),
+                    8 => Raw::Wide(words::lanes64::expand(scope, wide(), at)),
+                    4 => Raw::Bits(words::lanes32::expand(scope, wide(), at)),
+                    2 => Raw::Bits(words::lanes16::expand(scope, pairs(), at)),
+                    _ => Raw::Bits(words::lanes8::expand(scope, words(), at)),
                 }
             }
             Mode::Splat => {
                 let first = self.first();
-                let at = affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
-                let words = self
-                    .inputs
-                    .words
-                    .__expand_index_method(scope, source.binding.into());
-                if size == 8 {
-                    Reg::from_wide(scope, source.dtype, splat_wide::expand(scope, words, at))
-                } else {
-                    Reg::from_bits(
-                        scope,
-                        source.dtype,
-                        splat_bits::expand(scope, words, at, size),
-                    )
+                let at = affine::expand(scope, &first, numbers, rank, source.first);
+                match size {
+                    8 => Raw::Wide(splat_wide::expand(scope, words(), at)),
+                    _ => Raw::Bits(splat_bits::expand(scope, words(), at, size)),
                 }
             }
             Mode::Strided | Mode::Scattered => {
                 let mut at = if source.mode == Mode::Strided {
                     let first = self.first();
-                    let base =
-                        affine::expand(scope, &first, &self.inputs.numbers, rank, source.first);
-                    let stride = *self
-                        .inputs
-                        .numbers
-                        .__expand_index_method(scope, (source.first + rank).into());
+                    let base = affine::expand(scope, &first, numbers, rank, source.first);
+                    let stride =
+                        *numbers.__expand_index_method(scope, (source.first + rank).into());
                     std::array::from_fn(|l| step::expand(scope, base, l, stride))
                 } else {
                     self.affine_each(source.first)
                 };
-                if source.windowed {
-                    let inside = self.inside(source);
+                let inside = source.windowed.then(|| self.inside(source));
+                if let Some(inside) = inside {
                     at = std::array::from_fn(|l| or_zero::expand(scope, inside[l], at[l]));
                 }
                 let [a, b, c, d] = at;
-                let words = self
-                    .inputs
-                    .words
-                    .__expand_index_method(scope, source.binding.into());
-                let value = if size == 8 {
-                    Reg::from_wide(
-                        scope,
-                        source.dtype,
-                        four_wide::expand(scope, words, a, b, c, d),
-                    )
-                } else {
-                    Reg::from_bits(
-                        scope,
-                        source.dtype,
-                        four_bits::expand(scope, words, a, b, c, d, size),
-                    )
+                let raw = match size {
+                    8 => Raw::Wide(four_wide::expand(scope, words(), a, b, c, d)),
+                    _ => Raw::Bits(four_bits::expand(scope, words(), a, b, c, d, size)),
                 };
-                if source.windowed {
-                    let [a, b, c, d] = self.inside(source);
-                    let inside = Reg::B(four_bools::expand(scope, a, b, c, d));
-                    Reg::select(scope, inside, value, Reg::zero(scope, source.dtype.kind()))
-                } else {
-                    value
+                match inside {
+                    Some([a, b, c, d]) => {
+                        let inside = four_bools::expand(scope, a, b, c, d);
+                        Raw::select(scope, inside, raw, raw.zero(scope))
+                    }
+                    None => raw,
                 }
             }
         }
@@ -677,15 +642,12 @@ impl Lanes<'_> {
                 .params
                 .__expand_index_method(scope, (at + i).into())
         };
-        if words(&kind) == 2 {
-            Reg::from_wide(
-                scope,
-                kind.dtype(),
-                splat_wide_param::expand(scope, word(0), word(1)),
-            )
+        let raw = if words(&kind) == 2 {
+            Raw::Wide(splat_wide_param::expand(scope, word(0), word(1)))
         } else {
-            Reg::from_bits(scope, kind.dtype(), splat_param::expand(scope, word(0)))
-        }
+            Raw::Bits(splat_param::expand(scope, word(0)))
+        };
+        Reg::from_raw(scope, kind.dtype(), raw)
     }
 
     /// The runtime zero (see [`Bound::new`]).
@@ -697,8 +659,140 @@ impl Lanes<'_> {
     }
 }
 
-/// Emits the program for the four positions from `start` on and returns the registers of its
-/// outputs. Faults are flagged through `fault`.
+/// What a program's registers hold for the four positions from `start` on.
+struct Evaluation<'a> {
+    lanes: Lanes<'a>,
+    /// The elements that each input loads, where a register wanted them.
+    loaded: Vec<Option<Raw>>,
+    /// The values of registers, where they are computed.
+    values: Vec<Option<Reg>>,
+}
+
+impl<'a> Evaluation<'a> {
+    /// Emits the instructions whose values are wanted. Faults are flagged through `fault`.
+    fn new(
+        scope: &'a Scope,
+        inputs: &'a InputsExpand,
+        plan: &'a Plan,
+        start: NativeExpand<usize>,
+        wanted: impl Fn(usize) -> bool,
+        fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
+    ) -> Self {
+        let mut evaluation = Evaluation {
+            lanes: Lanes {
+                scope,
+                inputs,
+                plan,
+                start,
+                first: None,
+                each: None,
+            },
+            loaded: vec![None; plan.sources.len()],
+            values: vec![None; plan.program.insts.len()],
+        };
+        // Lanes past the end hold padding, whose zeros are nobody's fault.
+        let last = plan
+            .program
+            .can_fault()
+            .then(|| last_position::expand(scope, &inputs.numbers, plan.rank));
+        let mut fault = |flagged| {
+            if let Some(last) = last {
+                fault(existing::expand(scope, flagged, start, last));
+            }
+        };
+        for i in (0..plan.program.insts.len()).filter(|i| wanted(*i)) {
+            evaluation.values[i] = Some(evaluation.compute(&plan.program.insts[i], &mut fault));
+        }
+        evaluation
+    }
+
+    fn compute(
+        &mut self,
+        inst: &Inst,
+        fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
+    ) -> Reg {
+        let (scope, plan) = (self.lanes.scope, self.lanes.plan);
+        match *inst {
+            Inst::Load(k) => {
+                Reg::from_raw(scope, plan.sources[k as usize].dtype, self.load(k as usize))
+            }
+            Inst::Inside(k) => {
+                let source = &plan.sources[k as usize];
+                if source.windowed {
+                    let [a, b, c, d] = self.lanes.inside(source);
+                    Reg::B(four_bools::expand(scope, a, b, c, d))
+                } else {
+                    Reg::constant(scope, Scalar::Bool(true), Kind::Bool, self.lanes.zero())
+                }
+            }
+            Inst::Index(k) => self.lanes.index(k as usize),
+            Inst::Param(k) => self.lanes.param(k as usize),
+            Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero()),
+            Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
+            Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
+            Inst::Select(c, a, b) => {
+                Reg::select(scope, self.value(c), self.value(a), self.value(b))
+            }
+            Inst::Cast(a, dtype) => self.value(a).cast(scope, dtype),
+            Inst::Philox { index, key, word } => {
+                Reg::philox(scope, self.value(index), key.map(|k| self.value(k)), word)
+            }
+        }
+    }
+
+    /// The elements of input `k`, loaded once.
+    fn load(&mut self, k: usize) -> Raw {
+        let plan = self.lanes.plan;
+        let raw = match self.loaded[k] {
+            Some(raw) => raw,
+            None => self.lanes.load(&plan.sources[k]),
+        };
+        self.loaded[k] = Some(raw);
+        raw
+    }
+
+    /// The value of a register that is computed. One that is read and is not is a bug of
+    /// [`MapProgram::computed`]; CubeCL turns the panic of an expansion into an error of the launch.
+    fn value(&self, reg: u16) -> Reg {
+        self.values[reg as usize].expect("a value that is read is computed")
+    }
+
+    /// What register `reg` stores as `dtype`: the element itself where it is only moved.
+    fn stored(&mut self, reg: u16, dtype: DType) -> Raw {
+        let moved = self.lanes.plan.program.moved(dtype);
+        let mut known = vec![None; reg as usize + 1];
+        self.stored_as(reg, dtype, &moved, &mut known)
+    }
+
+    fn stored_as(
+        &mut self,
+        reg: u16,
+        dtype: DType,
+        moved: &[bool],
+        known: &mut [Option<Raw>],
+    ) -> Raw {
+        if let Some(raw) = known[reg as usize] {
+            return raw;
+        }
+        let scope = self.lanes.scope;
+        let raw = match self.lanes.plan.program.insts[reg as usize] {
+            _ if !moved[reg as usize] => self.value(reg).to_raw(scope, dtype),
+            Inst::Load(k) => self.load(k as usize),
+            Inst::Select(c, yes, no) => {
+                let yes = self.stored_as(yes, dtype, moved, known);
+                let no = self.stored_as(no, dtype, moved, known);
+                Raw::select(scope, self.value(c).condition(), yes, no)
+            }
+            Inst::Cast(a, _) => self.stored_as(a, dtype, moved, known),
+            _ => self.value(reg).to_raw(scope, dtype),
+        };
+        known[reg as usize] = Some(raw);
+        raw
+    }
+}
+
+/// Emits the program for the four positions from `start` on and returns the values of its outputs.
+/// Faults are flagged through `fault`.
 pub(crate) fn eval(
     scope: &Scope,
     inputs: &InputsExpand,
@@ -706,52 +800,24 @@ pub(crate) fn eval(
     start: NativeExpand<usize>,
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Reg> {
-    let mut lanes = Lanes {
-        scope,
-        inputs,
-        plan,
-        start,
-        first: None,
-        each: None,
-    };
-    // Lanes past the end hold padding, whose zeros are nobody's fault.
-    let last = plan
-        .program
-        .can_fault()
-        .then(|| last_position::expand(scope, &inputs.numbers, plan.rank));
-    let mut fault = |flagged| {
-        if let Some(last) = last {
-            fault(existing::expand(scope, flagged, start, last));
-        }
-    };
-    let mut regs: Vec<Reg> = Vec::with_capacity(plan.program.insts.len());
-    for inst in &plan.program.insts {
-        let reg = |r: u16| regs[r as usize];
-        let value = match *inst {
-            Inst::Load(k) => lanes.load(&plan.sources[k as usize]),
-            Inst::Inside(k) => {
-                let source = &plan.sources[k as usize];
-                if source.windowed {
-                    let [a, b, c, d] = lanes.inside(source);
-                    Reg::B(four_bools::expand(scope, a, b, c, d))
-                } else {
-                    Reg::constant(scope, Scalar::Bool(true), Kind::Bool, lanes.zero())
-                }
-            }
-            Inst::Index(k) => lanes.index(k as usize),
-            Inst::Param(k) => lanes.param(k as usize),
-            Inst::Const(value, kind) => Reg::constant(scope, value, kind, lanes.zero()),
-            Inst::Unary(op, a) => reg(a).unary(scope, op, plan.native),
-            Inst::Binary(op, a, b) => Reg::binary(scope, op, reg(a), reg(b), &mut fault),
-            Inst::Select(c, a, b) => Reg::select(scope, reg(c), reg(a), reg(b)),
-            Inst::Cast(a, dtype) => reg(a).cast(scope, dtype),
-            Inst::Philox { index, key, word } => Reg::philox(scope, reg(index), key.map(reg), word),
-        };
-        regs.push(value);
-    }
-    plan.program
-        .outputs
-        .iter()
-        .map(|(r, _)| regs[*r as usize])
+    let evaluation = Evaluation::new(scope, inputs, plan, start, |_| true, fault);
+    let outputs = plan.program.outputs.iter();
+    outputs.map(|(reg, _)| evaluation.value(*reg)).collect()
+}
+
+/// As [`eval`], but returns the elements to store: what the program only moves is what was loaded,
+/// bit for bit.
+pub(crate) fn eval_stored(
+    scope: &Scope,
+    inputs: &InputsExpand,
+    plan: &Plan,
+    start: NativeExpand<usize>,
+    fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
+) -> Vec<Raw> {
+    let computed = plan.program.computed();
+    let mut evaluation = Evaluation::new(scope, inputs, plan, start, |i| computed[i], fault);
+    let outputs = plan.program.outputs.iter();
+    outputs
+        .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
         .collect()
 }

@@ -22,6 +22,16 @@ pub(crate) enum Reg {
     D(NativeExpand<D4>),
 }
 
+/// Four elements as they lie in memory. What is only moved stays this: on its way through a float
+/// a NaN may lose its payload.
+#[derive(Clone, Copy)]
+pub(crate) enum Raw {
+    /// At most 32 bits each.
+    Bits(NativeExpand<U4>),
+    /// 64 bits each.
+    Wide(NativeExpand<Q4>),
+}
+
 /// What a fault check reports: lanes where an integer divisor is zero.
 pub(crate) type Fault<'a> = &'a mut dyn FnMut(NativeExpand<B4>);
 
@@ -101,58 +111,48 @@ fn ill_typed() -> ! {
     panic!("a map program with mixed kinds reached the kernel compiler")
 }
 
+impl Raw {
+    /// The first where the condition holds, else the second.
+    pub(crate) fn select(scope: &Scope, c: NativeExpand<B4>, yes: Self, no: Self) -> Self {
+        match (yes, no) {
+            (Raw::Bits(a), Raw::Bits(b)) => Raw::Bits(choose::expand::<u32>(scope, c, a, b)),
+            (Raw::Wide(a), Raw::Wide(b)) => Raw::Wide(choose::expand::<u64>(scope, c, a, b)),
+            _ => ill_typed(),
+        }
+    }
+
+    /// Zeros of the same width: the number zero in every dtype.
+    pub(crate) fn zero(self, scope: &Scope) -> Self {
+        match self {
+            Raw::Bits(_) => Raw::Bits(splat::expand::<u32>(scope, 0u32.into_expand(scope))),
+            Raw::Wide(_) => Raw::Wide(splat::expand::<u64>(scope, 0u64.into_expand(scope))),
+        }
+    }
+}
+
 impl Reg {
-    /// Lanes of bits (at most 32 each) as a value of `dtype`.
-    pub(crate) fn from_bits(scope: &Scope, dtype: DType, bits: NativeExpand<U4>) -> Self {
-        match dtype {
-            DType::Bool => Reg::B(from_bool_bits::expand(scope, bits)),
-            DType::U8 | DType::U32 => Reg::U(bits),
-            DType::I32 => Reg::I(reinterpret::expand::<U4, I4>(scope, bits)),
-            DType::I64 | DType::F64 => ill_typed(),
-            _ => Reg::F(words::small_to_f32::expand(scope, bits, dtype)),
+    /// The values of elements of `dtype`.
+    pub(crate) fn from_raw(scope: &Scope, dtype: DType, raw: Raw) -> Self {
+        match (raw, dtype) {
+            (Raw::Wide(bits), DType::I64) => Reg::L(convert::expand::<Q4, L4>(scope, bits)),
+            (Raw::Wide(bits), DType::F64) => Reg::D(reinterpret::expand::<Q4, D4>(scope, bits)),
+            (Raw::Wide(_), _) | (_, DType::I64 | DType::F64) => ill_typed(),
+            (Raw::Bits(bits), DType::Bool) => Reg::B(from_bool_bits::expand(scope, bits)),
+            (Raw::Bits(bits), DType::U8 | DType::U32) => Reg::U(bits),
+            (Raw::Bits(bits), DType::I32) => Reg::I(reinterpret::expand::<U4, I4>(scope, bits)),
+            (Raw::Bits(bits), _) => Reg::F(words::small_to_f32::expand(scope, bits, dtype)),
         }
     }
 
-    /// Lanes of 64 bits as a value of `dtype`.
-    pub(crate) fn from_wide(scope: &Scope, dtype: DType, bits: NativeExpand<Q4>) -> Self {
-        match dtype {
-            DType::I64 => Reg::L(convert::expand::<Q4, L4>(scope, bits)),
-            DType::F64 => Reg::D(reinterpret::expand::<Q4, D4>(scope, bits)),
-            _ => ill_typed(),
-        }
-    }
-
-    /// The bits to store as `dtype` (at most 32 bits).
-    pub(crate) fn to_bits(self, scope: &Scope, dtype: DType) -> NativeExpand<U4> {
+    /// The values as elements of `dtype`, to be stored.
+    pub(crate) fn to_raw(self, scope: &Scope, dtype: DType) -> Raw {
         match self {
-            Reg::B(x) => bool_bits::expand(scope, x),
-            Reg::U(x) => x,
-            Reg::I(x) => reinterpret::expand::<I4, U4>(scope, x),
-            Reg::F(x) => words::f32_to_small::expand(scope, x, dtype),
-            Reg::L(_) | Reg::D(_) => ill_typed(),
-        }
-    }
-
-    /// The bits of a 64-bit value.
-    pub(crate) fn to_wide(self, scope: &Scope) -> NativeExpand<Q4> {
-        match self {
-            Reg::L(x) => convert::expand::<L4, Q4>(scope, x),
-            Reg::D(x) => reinterpret::expand::<D4, Q4>(scope, x),
-            _ => ill_typed(),
-        }
-    }
-
-    pub(crate) fn zero(scope: &Scope, kind: Kind) -> Self {
-        match kind {
-            Kind::Bool => Reg::B(from_bool_bits::expand(
-                scope,
-                splat::expand::<u32>(scope, 0u32.into_expand(scope)),
-            )),
-            Kind::U32 => Reg::U(splat::expand::<u32>(scope, 0u32.into_expand(scope))),
-            Kind::I32 => Reg::I(splat::expand::<i32>(scope, 0i32.into_expand(scope))),
-            Kind::I64 => Reg::L(splat::expand::<i64>(scope, 0i64.into_expand(scope))),
-            Kind::F32 => Reg::F(splat::expand::<f32>(scope, 0f32.into_expand(scope))),
-            Kind::F64 => Reg::D(splat::expand::<f64>(scope, 0f64.into_expand(scope))),
+            Reg::B(x) => Raw::Bits(bool_bits::expand(scope, x)),
+            Reg::U(x) => Raw::Bits(x),
+            Reg::I(x) => Raw::Bits(reinterpret::expand::<I4, U4>(scope, x)),
+            Reg::F(x) => Raw::Bits(words::f32_to_small::expand(scope, x, dtype)),
+            Reg::L(x) => Raw::Wide(convert::expand::<L4, Q4>(scope, x)),
+            Reg::D(x) => Raw::Wide(reinterpret::expand::<D4, Q4>(scope, x)),
         }
     }
 
@@ -202,8 +202,16 @@ impl Reg {
         }
     }
 
+    /// The lanes of a condition.
+    pub(crate) fn condition(self) -> NativeExpand<B4> {
+        match self {
+            Reg::B(lanes) => lanes,
+            _ => ill_typed(),
+        }
+    }
+
     pub(crate) fn select(scope: &Scope, c: Self, yes: Self, no: Self) -> Self {
-        let Reg::B(c) = c else { ill_typed() };
+        let c = c.condition();
         match (yes, no) {
             (Reg::B(a), Reg::B(b)) => {
                 let (a, b) = (bool_bits::expand(scope, a), bool_bits::expand(scope, b));

@@ -135,7 +135,10 @@ fn operand(
 #[cube]
 #[allow(unused_variables)]
 fn put(out: &mut Outputs, chunk: usize, value: F4, #[comptime] dtype: DType) {
-    intrinsic!(|scope| store(scope, out, 0, chunk, Reg::F(value), dtype))
+    intrinsic!(|scope| {
+        let raw = Reg::F(value).to_raw(scope, dtype);
+        store(scope, out, 0, chunk, raw, dtype)
+    })
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

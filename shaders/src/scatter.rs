@@ -138,6 +138,31 @@ fn store<T: Numeric>(
     }
 }
 
+/// The bits of each element in a word of its own.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn spread(elements: &[u32], out: &mut [u32], count: usize, #[comptime] size: usize) {
+    if ABSOLUTE_POS < count {
+        out[ABSOLUTE_POS] = bits_at(elements, ABSOLUTE_POS, size);
+    }
+}
+
+/// What [`spread`] has spread, packed again. One thread for each word; `count` elements.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn pack(bits: &[u32], out: &mut [u32], count: usize, #[comptime] size: usize) {
+    let each = comptime!(4 / size);
+    let first = ABSOLUTE_POS * each;
+    if first < count {
+        let mut word = 0u32;
+        #[unroll]
+        for k in 0..each {
+            // What is behind the last element is never read.
+            let at = min(first + k, count - 1usize);
+            word |= bits[at] << comptime!((k * size * 8) as u32);
+        }
+        out[ABSOLUTE_POS] = word;
+    }
+}
+
 /// Where the updates are, in elements: sizes of the iteration space, then offset and steps, at last
 /// the step along a row.
 #[cube]
@@ -410,15 +435,22 @@ impl CubeBackend {
         let (dtype, elements) = (call.dst.dtype, call.rows * call.inner);
         let lanes = if call.inner.is_multiple_of(4) { 4 } else { 1 };
         // Single elements that share a word with others are worked on in a wider copy: no two
-        // threads may write one word.
+        // threads may write one word. What is only set moves as bits.
         let wide = lanes == 1 && dtype.size() < 4;
+        let raw = call.mode == ScatterOp::Set;
         let kind = if dtype == DType::Bool {
             DType::U32
         } else {
             dtype.kind().dtype()
         };
-        let to = if wide { kind } else { dtype };
-        let out = if wide {
+        let to = match (wide, raw) {
+            (true, true) => DType::U32,
+            (true, false) => kind,
+            (false, _) => dtype,
+        };
+        let out = if wide && raw {
+            self.spread(&call.dst, elements)?
+        } else if wide {
             self.copy_as(&call.dst, to)?
         } else {
             let words = Shape::from([(elements * dtype.size()).div_ceil(4)]);
@@ -432,7 +464,6 @@ impl CubeBackend {
             )?
         };
         let out: &Memory = out.get()?;
-        let raw = call.mode == ScatterOp::Set && !wide;
         let updates = crate::memory(&call.updates)?;
         let address = address(
             (count * call.inner)
@@ -495,7 +526,48 @@ impl CubeBackend {
             }
             _ => self.scatter_as::<f32>(call.inner, order, updates, out, address, how)?,
         }
+        if wide && raw {
+            return self.packed(out, dtype, elements);
+        }
         self.convert(out.clone(), to.dtype, dtype, elements)
+    }
+
+    /// The bits of each element of a dense view, in words.
+    fn spread(&self, view: &View, elements: usize) -> Result<Buffer> {
+        let (from, out) = (crate::memory(view)?, self.alloc(DType::U32, elements)?);
+        // SAFETY: threads past the last element do nothing.
+        unsafe {
+            spread::launch_unchecked(
+                &self.client,
+                crate::cubes(elements, CUBE),
+                CubeDim::new_1d(CUBE),
+                address(out.bytes / 4),
+                crate::arg(from, 4),
+                crate::arg(&out, 4),
+                elements,
+                view.dtype.size(),
+            );
+        }
+        Ok(out.buffer())
+    }
+
+    /// Elements of `dtype` from their bits in words.
+    fn packed(&self, bits: &Memory, dtype: DType, elements: usize) -> Result<Buffer> {
+        let out = self.alloc(dtype, elements)?;
+        // SAFETY: threads past the last word do nothing.
+        unsafe {
+            pack::launch_unchecked(
+                &self.client,
+                crate::cubes((elements * dtype.size()).div_ceil(4), CUBE),
+                CubeDim::new_1d(CUBE),
+                address(bits.bytes / 4),
+                crate::arg(bits, 4),
+                crate::arg(&out, 4),
+                elements,
+                dtype.size(),
+            );
+        }
+        Ok(out.buffer())
     }
 
     /// The positions of the iteration space, sorted by the row they go to.

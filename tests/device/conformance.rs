@@ -1,12 +1,27 @@
 //! Every op, dtype and memory layout, held against the CPU.
 
 use crate::Suite;
-use anymesh::{Device, conformance::cases};
+use anymesh::{
+    Device,
+    conformance::{bits, cases},
+};
 
-pub(crate) const SUITE: Suite = &[(
-    "every_op_on_the_device_equals_the_oracle",
-    every_op_on_the_device_equals_the_oracle,
-)];
+pub(crate) const SUITE: Suite = &[
+    (
+        "every_op_on_the_device_equals_the_oracle",
+        every_op_on_the_device_equals_the_oracle,
+    ),
+    (
+        "whatever_is_only_moved_keeps_its_bits",
+        whatever_is_only_moved_keeps_its_bits,
+    ),
+];
+
+/// `core/tests/conformance/bits.rs` holds the CPU.
+fn whatever_is_only_moved_keeps_its_bits(device: &Device) {
+    let wrong = pollster::block_on(bits::moved(device)).expect("every op runs");
+    assert!(wrong.is_empty(), "{device}\n{}", wrong.join("\n"));
+}
 
 fn every_op_on_the_device_equals_the_oracle(device: &Device) {
     let oracle = anymesh::device("cpu").expect("the CPU backend is always there");

@@ -2,8 +2,9 @@
 
 use super::{
     Cases, Fill, View, input,
-    unary::{TURNS, dtypes, whole},
+    unary::{dtypes, whole},
 };
+use crate::functions::TURNS;
 use anymesh_core::{
     DType, Device, Result, Scalar, Tensor,
     ops::{

@@ -1,9 +1,7 @@
 //! Cases for reductions.
 
-use super::{
-    Cases, Fill, View, input,
-    unary::{TURNS, whole},
-};
+use super::{Cases, Fill, View, input, unary::whole};
+use crate::functions::TURNS;
 use anymesh_core::{DType, Device, Result, Tensor};
 
 /// A reduction over the given axes.

@@ -1,6 +1,7 @@
 //! Cases for functions of one tensor and activations.
 
 use super::{Cases, Fill, View, input};
+use crate::functions::{self, TURNS};
 use anymesh_core::{
     DType, Device, Result, Tensor,
     ops::{
@@ -10,98 +11,8 @@ use anymesh_core::{
     },
 };
 
-/// Values at which functions turn, end or overflow. Subnormal numbers are left out: GPUs may read
-/// them as zero, and then `log`, `rsqrt` and comparisons legitimately give something else.
-pub(super) const TURNS: &[f64] = &[
-    f64::NAN,
-    f64::INFINITY,
-    f64::NEG_INFINITY,
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1.5,
-    -2.5,
-    1e-30,
-    -1e-30,
-    3e4,
-    -3e4,
-    1e30,
-    -1e30,
-];
-
-/// For periodic functions: hardware reduces only small arguments precisely, and what it makes of
-/// infinity is unspecified.
-const TURNS_NEAR_ZERO: &[f64] = &[f64::NAN, 0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, -1e-30];
-
-/// For the gamma function's relatives, which have poles at zero and all negative integers where
-/// even libraries disagree.
-const TURNS_POSITIVE: &[f64] = &[f64::NAN, f64::INFINITY, 1.0, 2.0, 0.5, 1.5, 1e-3, 3e4];
-
-/// How an op is called: the range where a last-bit change of `x` changes the result by few last
-/// bits, further arguments, and special values.
-struct Setup {
-    domain: (f64, f64),
-    params: &'static [f64],
-    turns: &'static [f64],
-}
-
-fn setup(op: &str) -> Setup {
-    let plain = |low, high| Setup {
-        domain: (low, high),
-        params: &[],
-        turns: TURNS,
-    };
-    let with = |params| Setup {
-        domain: (-4.0, 4.0),
-        params,
-        turns: TURNS,
-    };
-    match op {
-        "log" | "log2" | "log10" => plain(0.01, 20.0),
-        "sqrt" | "rsqrt" => plain(0.01, 50.0),
-        "reciprocal" => plain(0.1, 8.0),
-        "log1p" => plain(-0.9, 8.0),
-        "asin" | "acos" | "atanh" | "erfinv" => plain(-0.99, 0.99),
-        "acosh" => plain(1.01, 20.0),
-        "exp" | "exp2" | "expm1" | "sinh" | "cosh" => plain(-8.0, 8.0),
-        "sin" | "cos" => Setup {
-            domain: (-8.0, 8.0),
-            params: &[],
-            turns: TURNS_NEAR_ZERO,
-        },
-        "tan" => Setup {
-            domain: (-1.4, 1.4),
-            params: &[],
-            turns: TURNS_NEAR_ZERO,
-        },
-        "lgamma" => Setup {
-            domain: (0.1, 20.0),
-            params: &[],
-            turns: TURNS_POSITIVE,
-        },
-        "digamma" => Setup {
-            domain: (0.1, 20.0),
-            params: &[],
-            turns: TURNS_POSITIVE,
-        },
-        "floor" | "ceil" | "round" | "trunc" | "frac" | "relu6" => plain(-9.5, 9.5),
-        "logit" => Setup {
-            domain: (0.02, 0.98),
-            params: &[0.125],
-            turns: TURNS,
-        },
-        "leaky_relu" => with(&[0.1]),
-        "elu" => with(&[1.3]),
-        "celu" => with(&[0.7]),
-        "softplus" => with(&[1.5, 20.0]),
-        "softshrink" | "hardshrink" => with(&[0.5]),
-        "hardtanh" => with(&[-1.5, 2.0]),
-        "threshold" => with(&[0.5, -3.0]),
-        _ => plain(-4.0, 4.0),
-    }
-}
+/// For ops that give bools or bits, which need no range of their own.
+const ANYWHERE: (f64, f64) = (-4.0, 4.0);
 
 /// Integers of a dtype, large enough to wrap in products.
 pub(super) fn whole(dtype: DType) -> Fill {
@@ -208,11 +119,10 @@ fn add(
 }
 
 fn add_op(cases: &mut Cases, row: &Elementwise) {
-    let Setup {
-        domain: (low, high),
-        params,
-        turns,
-    } = setup(row.info.name);
+    let function = functions::find(row.info.name);
+    let (low, high) = function.map_or(ANYWHERE, |f| f.domain);
+    let params = function.map_or(&[] as &[f64], |f| f.params);
+    let turns = function.map_or(TURNS, |f| f.turns);
     let floats = !matches!(row.class, Class::Bits | Class::Integer);
     let fill = |dtype: DType| match row.class {
         _ if dtype.is_float() => Fill::Uniform(low, high),

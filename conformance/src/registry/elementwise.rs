@@ -5,6 +5,7 @@ use super::{
     Attr, AttrKind, Call, Entry, Fill, Input, Sample, attr, one,
     sample::{bools, floats, integers},
 };
+use crate::functions;
 use anymesh_core::{
     DType, Error, Result, Tensor,
     ops::{
@@ -131,12 +132,6 @@ fn run(call: &Call<'_>) -> Result<Vec<Tensor>> {
 /// Values inside the domain of a function.
 fn fill(op: &str, name: &str) -> Fill {
     match (op, name) {
-        ("log" | "log2" | "log10" | "sqrt" | "rsqrt" | "reciprocal" | "lgamma" | "digamma", _) => {
-            Fill::Eighths { lo: 1, hi: 40 }
-        }
-        ("log1p", _) => Fill::Eighths { lo: -7, hi: 40 },
-        ("acosh", _) => Fill::Eighths { lo: 9, hi: 40 },
-        ("asin" | "acos" | "atanh" | "erfinv" | "tan", _) => Fill::Eighths { lo: -7, hi: 7 },
         ("logit", _) | ("lerp", "weight") => Fill::Unit,
         // Whole quotients stay exact when a sum is divided part by part.
         ("div", "y") => Fill::Pick(&[1, 2, 4, -2]),
@@ -152,7 +147,14 @@ fn fill(op: &str, name: &str) -> Fill {
         {
             Fill::Int { lo: -4, hi: 4 }
         }
-        _ => Fill::Eighths { lo: -32, hi: 32 },
+        _ => {
+            // Within 4 of zero: values and slopes stay moderate.
+            let (low, high) = functions::find(op).map_or((-4.0, 4.0), |f| f.domain);
+            Fill::Eighths {
+                lo: (low.max(-4.0) * 8.0).ceil() as i64,
+                hi: (high.min(4.0) * 8.0).floor() as i64,
+            }
+        }
     }
 }
 

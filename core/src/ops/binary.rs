@@ -27,7 +27,8 @@ elementwise! {
     sub(x, y: impl Into<Arg<'a>>) Number "..., ... -> ... ; linear 0 1" = x - y;
     /// Product; integers wrap.
     mul(x, y: impl Into<Arg<'a>>) Number "..., ... -> ... ; linear 0 ; linear 1" = x * y;
-    /// True division: integers give `f32`.
+    /// True division: integers give `f32`. Partial sums are added before a tensor divides them: it
+    /// may hold zeros, at which `2 / 0 + -1 / 0` is not `(2 - 1) / 0`.
     div(x, y: impl Into<Arg<'a>>) Float "..., ... -> ... ; linear 0" = x / y;
     /// The quotient rounded towards minus infinity. An integer divided by zero is an error.
     floor_div(x, y: impl Into<Arg<'a>>) Number "..., ... -> ..." = x.floor_div(y);

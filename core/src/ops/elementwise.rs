@@ -283,11 +283,12 @@ impl Elementwise {
         };
         let run = || Ok(map.recorded(&tensors)?.remove(0));
         record1(op, &tensors, run, |out| {
-            let (from, out) = (tensors[0].dtype(), out.clone());
+            let (from, out, program) = (tensors[0].dtype(), out.clone(), program.clone());
             Ok(move |back: &Back<'_>| {
                 Ok(smallvec::smallvec![Some(by_value(
                     op,
                     slope,
+                    &program,
                     back.grad()?,
                     &back.out(0, &out),
                     from
@@ -314,11 +315,12 @@ impl Elementwise {
     }
 }
 
-/// The gradient times the slope of a function whose value is `y`.
+/// The gradient times the slope of a function, which `forward` computes and whose value is `y`.
 #[track_caller]
 fn by_value(
     op: &'static str,
     slope: for<'b> fn(Val<'b>) -> Val<'b>,
+    forward: &MapProgram,
     gradient: &Tensor,
     y: &Tensor,
     dtype: DType,
@@ -337,7 +339,8 @@ fn by_value(
             dtype,
         )])
     })?;
-    let rule = if gradient.dtype().size() <= dtype.size() {
+    // Where the value is infinite so is the slope, though nothing is divided here.
+    let rule = if gradient.dtype().size() <= dtype.size() && !forward.has_pole(&[]) {
         MapRule::Linear
     } else {
         MapRule::Unknown

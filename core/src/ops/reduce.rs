@@ -159,7 +159,8 @@ impl Reduce<'_> {
         }
         let reduction = self.reduction();
         // Partial values of the same reduction pass where nothing is done to them first.
-        let passes = self.linear || (self.operands.len() == 1 && is_identity(self.program));
+        let passes = self.linear && !self.program.has_pole(self.params)
+            || (self.operands.len() == 1 && is_identity(self.program));
         let combine = match reduction {
             Some(reduction) => Combine::By(reduction, passes),
             None if self.reduce == ReduceOp::LogSumExp => Combine::Statistics(1),

@@ -26,7 +26,8 @@ pub(crate) enum MapRule {
     /// Nothing: every dimension may be cut and nothing partial passes, because a program says
     /// nothing of what it computes.
     Unknown,
-    /// It is linear in its first operand, so that partial sums may pass through that.
+    /// It is linear in its first operand, so that partial sums may pass through that, unless the
+    /// program has a pole.
     Linear,
     /// It is this op.
     Op {
@@ -129,14 +130,18 @@ impl<'a> Map<'a> {
             )
             .of(tensors.iter().copied()));
         }
-        let linear = matches!(self.rule, MapRule::Linear);
+        // At a pole nothing is linear (see `spmd::rule`), and what is partial meets first.
+        let smooth = || !self.program.has_pole(self.params);
+        let linear = matches!(self.rule, MapRule::Linear) && smooth();
         let data = map_data(shape, self.program.outputs.len(), linear);
         let call = match self.rule {
             MapRule::Op {
                 info,
                 numbers,
                 partials,
-            } => Call::of(info, tensors).numbers(numbers).partials(partials),
+            } => Call::of(info, tensors)
+                .numbers(numbers)
+                .partials(partials && smooth()),
             MapRule::Unknown | MapRule::Linear => Call::of(&MAPPED, tensors).data(&data),
         };
         call.on_behalf_of(op).run(|l| {

@@ -21,6 +21,15 @@
 //! addend (a bias): where that factor is cut, it becomes partial, so that it is added once. The
 //! clause `addend` says otherwise.
 //!
+//! `linear` promises that the terms of a sum, one by one, give results that add up to the result of
+//! the sum: for finite terms and finite other operands, up to rounding, overflow and the sign of
+//! zero. What has a pole breaks that promise at the pole (`2 / 0 + -1 / 0` is NaN, `1 / 0` is
+//! infinite), so an elementwise op whose program has one
+//! ([`MapProgram::has_pole`](crate::map::MapProgram::has_pole)), with the numbers that it was called
+//! with, takes nothing partial: `x / y` adds terms up first and `x / 2` does not. An operand that
+//! holds infinities is not looked for: a partial sum times infinity may be NaN where the sum times
+//! infinity is infinite.
+//!
 //! A rule prints itself in this notation.
 
 use super::notation::Parser;

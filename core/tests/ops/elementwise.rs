@@ -2,11 +2,12 @@
 
 use crate::support::{bools, get, i32s, ints};
 use anymesh_backend_cpu as cpu;
+use anymesh_conformance::functions::{self, Function};
 use anymesh_core::{
     Arg, DType, Device, Error, Result, Tensor, bf16, f16,
     ops::{activation, elementwise::Elementwise, unary},
 };
-use std::f64::consts::{LN_2, PI, SQRT_2};
+use std::f64::consts::{LN_2, PI};
 
 const NAN: f32 = f32::NAN;
 const INF: f32 = f32::INFINITY;
@@ -30,162 +31,6 @@ fn assert_same(actual: Vec<f32>, expected: &[f32]) {
     );
 }
 
-fn digamma(x: f64) -> f64 {
-    let (x, sum) = (0..30).fold((x, 0.0), |(x, sum), _| (x + 1.0, sum - 1.0 / x));
-    let x2 = x * x;
-    sum + x.ln() - 0.5 / x - 1.0 / (12.0 * x2) + 1.0 / (120.0 * x2 * x2)
-        - 1.0 / (252.0 * x2 * x2 * x2)
-}
-
-/// Bisection, which needs nothing but `erf`.
-fn erfinv(y: f64) -> f64 {
-    let (mut low, mut high) = (-6.0, 6.0);
-    for _ in 0..80 {
-        let middle = 0.5 * (low + high);
-        if libm::erf(middle) < y {
-            low = middle
-        } else {
-            high = middle
-        }
-    }
-    low
-}
-
-fn round_even(x: f64) -> f64 {
-    let floor = x.floor();
-    match x - floor {
-        d if d < 0.5 => floor,
-        d if d > 0.5 => floor + 1.0,
-        _ if floor % 2.0 == 0.0 => floor,
-        _ => floor + 1.0,
-    }
-}
-
-fn logistic(x: f64) -> f64 {
-    if x >= 0.0 {
-        1.0 / (1.0 + (-x).exp())
-    } else {
-        x.exp() / (1.0 + x.exp())
-    }
-}
-
-fn softplus(x: f64) -> f64 {
-    x.max(0.0) + libm::log1p((-x.abs()).exp())
-}
-
-/// Name, arguments after the first, the range of `x`, and what the op must give.
-type Reference = (&'static str, &'static [f64], (f64, f64), fn(f64) -> f64);
-
-const REFERENCE: &[Reference] = &[
-    ("abs", &[], (-3.0, 3.0), |x| if x < 0.0 { -x } else { x }),
-    ("neg", &[], (-3.0, 3.0), |x| 0.0 - x),
-    (
-        "sign",
-        &[],
-        (-3.0, 3.0),
-        |x| if x > 0.0 { 1.0 } else { -1.0 },
-    ),
-    ("square", &[], (-3.0, 3.0), |x| x.powi(2)),
-    ("reciprocal", &[], (0.1, 5.0), |x| x.powi(-1)),
-    ("exp", &[], (-8.0, 8.0), libm::exp),
-    ("exp2", &[], (-8.0, 8.0), libm::exp2),
-    ("expm1", &[], (-3.0, 3.0), libm::expm1),
-    ("log", &[], (0.01, 20.0), libm::log),
-    ("log2", &[], (0.01, 20.0), libm::log2),
-    ("log10", &[], (0.01, 20.0), libm::log10),
-    ("log1p", &[], (-0.9, 20.0), libm::log1p),
-    ("sqrt", &[], (0.0, 20.0), libm::sqrt),
-    ("rsqrt", &[], (0.01, 20.0), |x| 1.0 / libm::sqrt(x)),
-    ("sin", &[], (-8.0, 8.0), libm::sin),
-    ("cos", &[], (-8.0, 8.0), libm::cos),
-    ("tan", &[], (-1.4, 1.4), libm::tan),
-    ("asin", &[], (-1.0, 1.0), libm::asin),
-    ("acos", &[], (-1.0, 1.0), libm::acos),
-    ("atan", &[], (-9.0, 9.0), libm::atan),
-    ("sinh", &[], (-5.0, 5.0), libm::sinh),
-    ("cosh", &[], (-5.0, 5.0), libm::cosh),
-    ("tanh", &[], (-5.0, 5.0), libm::tanh),
-    ("asinh", &[], (-9.0, 9.0), libm::asinh),
-    ("acosh", &[], (1.01, 9.0), libm::acosh),
-    ("atanh", &[], (-0.99, 0.99), libm::atanh),
-    ("erf", &[], (-3.0, 3.0), libm::erf),
-    ("erfinv", &[], (-0.99, 0.99), erfinv),
-    ("lgamma", &[], (0.1, 20.0), libm::lgamma),
-    ("digamma", &[], (0.1, 20.0), digamma),
-    ("floor", &[], (-4.0, 4.0), |x| {
-        (x + 100.0) as i64 as f64 - 100.0
-    }),
-    ("ceil", &[], (-4.0, 4.0), |x| {
-        100.0 - (100.0 - x) as i64 as f64
-    }),
-    ("round", &[], (-4.0, 4.0), round_even),
-    ("trunc", &[], (-4.0, 4.0), |x| x as i64 as f64),
-    ("frac", &[], (-4.0, 4.0), |x| x - x as i64 as f64),
-    ("relu", &[], (-3.0, 3.0), |x| if x > 0.0 { x } else { 0.0 }),
-    ("relu6", &[], (-3.0, 9.0), |x| x.clamp(0.0, 6.0)),
-    ("leaky_relu", &[0.1], (-3.0, 3.0), |x| {
-        if x < 0.0 { x * 0.1 } else { x }
-    }),
-    ("elu", &[1.5], (-3.0, 3.0), |x| {
-        if x < 0.0 { 1.5 * libm::expm1(x) } else { x }
-    }),
-    ("selu", &[], (-3.0, 3.0), |x| {
-        1.0507009873554805
-            * if x < 0.0 {
-                1.6732632423543772 * libm::expm1(x)
-            } else {
-                x
-            }
-    }),
-    ("celu", &[0.5], (-3.0, 3.0), |x| {
-        if x < 0.0 {
-            0.5 * libm::expm1(x / 0.5)
-        } else {
-            x
-        }
-    }),
-    ("sigmoid", &[], (-30.0, 30.0), logistic),
-    ("logsigmoid", &[], (-30.0, 30.0), |x| -softplus(-x)),
-    ("logit", &[0.125], (0.0, 1.0), |x| {
-        libm::log(x.clamp(0.125, 0.875)) - libm::log1p(-x.clamp(0.125, 0.875))
-    }),
-    ("gelu", &[], (-3.0, 6.0), |x| {
-        x * 0.5 * libm::erfc(-x / SQRT_2)
-    }),
-    ("gelu_tanh", &[], (-3.0, 6.0), |x| {
-        0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
-    }),
-    ("silu", &[], (-9.0, 9.0), |x| x * logistic(x)),
-    ("mish", &[], (-9.0, 30.0), |x| x * libm::tanh(softplus(x))),
-    ("softplus", &[2.0, 5.0], (-9.0, 9.0), |x| {
-        if 2.0 * x > 5.0 {
-            x
-        } else {
-            softplus(2.0 * x) / 2.0
-        }
-    }),
-    ("softsign", &[], (-9.0, 9.0), |x| x / (1.0 + x.abs())),
-    ("softshrink", &[0.5], (-2.0, 2.0), |x| {
-        x.signum() * (x.abs() - 0.5).max(0.0)
-    }),
-    ("hardshrink", &[0.5], (-2.0, 2.0), |x| {
-        if x.abs() > 0.5 { x } else { 0.0 }
-    }),
-    ("hardsigmoid", &[], (-5.0, 5.0), |x| {
-        (x / 6.0 + 0.5).clamp(0.0, 1.0)
-    }),
-    ("hardswish", &[], (-5.0, 5.0), |x| {
-        x * (x / 6.0 + 0.5).clamp(0.0, 1.0)
-    }),
-    ("hardtanh", &[-1.5, 2.0], (-5.0, 5.0), |x| {
-        x.clamp(-1.5, 2.0)
-    }),
-    ("tanhshrink", &[], (-5.0, 5.0), |x| x - libm::tanh(x)),
-    ("threshold", &[0.5, -7.0], (-2.0, 2.0), |x| {
-        if x > 0.5 { x } else { -7.0 }
-    }),
-];
-
 /// Ops that give bools or bits; they have tests of their own below.
 const NOT_FLOATS: &[&str] = &["isnan", "isinf", "isfinite", "logical_not", "bitwise_not"];
 
@@ -201,7 +46,8 @@ fn apply(row: &Elementwise, x: &Tensor, params: &[f64]) -> Result<Tensor> {
     row.apply(&args)
 }
 
-fn check(&(name, params, (low, high), expected): &Reference, dtype: DType, relative: f64) {
+fn check(function: &Function, dtype: DType, relative: f64) {
+    let (name, (low, high), expected) = (function.name, function.domain, function.formula);
     let row = rows().find(|row| row.info.name == name).expect(name);
     // Odd steps miss the kinks by more than a rounding.
     let xs = (0..173).map(|i| low + (high - low) * (i as f64 + 0.37) / 173.0);
@@ -217,7 +63,7 @@ fn check(&(name, params, (low, high), expected): &Reference, dtype: DType, relat
     let x = Tensor::from_slice(&xs, [173], &cpu::device())
         .and_then(|t| t.cast(dtype))
         .expect("input");
-    let y = apply(row, &x, params).expect(name);
+    let y = apply(row, &x, function.params).expect(name);
     assert_eq!(y.dtype(), dtype, "{name}");
     let scale = xs.iter().map(|x| expected(*x).abs()).fold(0.0, f64::max);
     for (x, y) in xs.iter().zip(
@@ -235,14 +81,14 @@ fn check(&(name, params, (low, high), expected): &Reference, dtype: DType, relat
 
 #[test]
 fn every_unary_op_computes_its_formula_in_both_precisions() {
-    for reference in REFERENCE {
-        check(reference, DType::F64, 2e-14);
-        check(reference, DType::F32, 6e-7);
+    for function in functions::TABLE {
+        check(function, DType::F64, 2e-14);
+        check(function, DType::F32, 6e-7);
     }
     for row in rows() {
         let name = row.info.name;
         assert!(
-            NOT_FLOATS.contains(&name) || REFERENCE.iter().any(|r| r.0 == name),
+            NOT_FLOATS.contains(&name) || functions::find(name).is_some(),
             "{name} has no reference formula"
         );
     }
@@ -294,7 +140,7 @@ fn sign_keeps_nan_and_abs_wraps() {
 
 #[test]
 fn nan_passes_through_every_float_function() {
-    for (name, params, ..) in REFERENCE {
+    for Function { name, params, .. } in functions::TABLE {
         let row = rows().find(|row| row.info.name == *name).expect(name);
         assert!(get(apply(row, &f32s(&[NAN]), params))[0].is_nan(), "{name}");
     }

@@ -96,6 +96,75 @@ fn a_number_is_added_once_to_a_partial_sum() {
     assert_eq!(sum.mul(3.0).unwrap().type_string(), "f32[4]{sum:x}");
 }
 
+/// Division is linear in the dividend only where the divisor is not zero: `2 / 0 + -1 / 0` is NaN
+/// where `1 / 0` is infinite.
+#[test]
+fn a_partial_sum_is_added_up_before_what_may_be_zero_divides_it() {
+    let mesh = Mesh::new("x=2", &device()).unwrap();
+    let terms = Tensor::from_slice(&[2f32, -1.0, 3.0, -3.0, 1.0, 1.0], [3, 2], &device()).unwrap();
+    let divisor = Tensor::from_slice(&[0f32, 0.0, 4.0], [3], &device()).unwrap();
+    let whole = terms.sum(&[1], false).unwrap();
+    let sum = terms
+        .to_mesh(&mesh, "[_, @x]")
+        .unwrap()
+        .sum(&[1], false)
+        .unwrap();
+    assert_eq!(sum.type_string(), "f32[3]{sum:x}");
+    same(
+        &sum.div(&divisor.to_mesh(&mesh, "[_]").unwrap()).unwrap(),
+        &whole.div(&divisor).unwrap(),
+    );
+    same(&sum.div(0.0).unwrap(), &whole.div(0.0).unwrap());
+    // Nothing of f32 but zero.
+    same(&sum.div(1e-60).unwrap(), &whole.div(1e-60).unwrap());
+    same(
+        &sum.mul(f64::INFINITY).unwrap(),
+        &whole.mul(f64::INFINITY).unwrap(),
+    );
+    // What cannot be zero divides the terms one by one.
+    let (halves, ledger) = Ledger::record(|| sum.div(2.0).unwrap());
+    assert_eq!(halves.type_string(), "f32[3]{sum:x}");
+    assert_eq!(ledger.entries, []);
+    same(&halves, &whole.div(2.0).unwrap());
+}
+
+/// The gradient of a division by zero is a division by zero.
+#[test]
+fn a_partial_gradient_is_added_up_before_an_infinite_slope_multiplies_it() {
+    type Function = fn(&Tensor) -> anymesh_core::Result<Tensor>;
+    let functions: [(&str, Function); 5] = [
+        ("sqrt", |x| x.sqrt()),
+        ("reciprocal", |x| x.reciprocal()),
+        ("log", |x| x.log()),
+        ("x / x", |x| x.detach().sub(x)?.div(&x.detach())),
+        // The same slope for a whole row: the gradient is summed in the same step.
+        ("row", |x| {
+            let zeros = Tensor::zeros([3, 2], DType::F32, x.mesh())?;
+            zeros.add(x)?.detach().sub(x)?.div(&x.detach())
+        }),
+    ];
+    let mesh = Mesh::new("x=2", &device()).unwrap();
+    // The gradient of the function's value is the sum of the columns, whose parts are 2 and -1.
+    let columns = Tensor::from_slice(&[2f32, -1.0, 1.0, 1.0], [2, 2], &device()).unwrap();
+    let x = Tensor::from_slice(&[0f32, 4.0], [1, 2], &device()).unwrap();
+    for (name, function) in functions {
+        let gradient = |x: &Tensor, columns: &Tensor| {
+            let x = x.require_grad()?;
+            let out = function(&x)?.matmul(columns)?.sum(&[], false)?;
+            let gradient = out.backward()?.get(&x)?;
+            gradient.expect("used").full_tensor()?.to_vec::<f32>()
+        };
+        let whole = gradient(&x, &columns).unwrap();
+        let sharded = gradient(
+            &x.to_mesh(&mesh, "[_, _]").unwrap(),
+            &columns.to_mesh(&mesh, "[_, @x]").unwrap(),
+        )
+        .unwrap();
+        assert!(whole[0].is_infinite(), "{name}: {whole:?}");
+        assert_eq!(sharded, whole, "{name}");
+    }
+}
+
 #[test]
 fn logsumexp_and_norms_over_a_cut_dimension_are_right() {
     let mesh = Mesh::new("x=4", &device()).unwrap();

@@ -2,8 +2,8 @@
 
 mod convert;
 mod elementary;
+mod functions;
 mod power;
-mod special;
 mod wide;
 
 pub(crate) use convert::*;
@@ -23,41 +23,9 @@ pub(crate) fn classify(x: F4, #[comptime] op: Unary) -> B4 {
 
 /// Any function of one value that gives a float.
 #[cube]
+#[allow(unused_variables)]
 pub(crate) fn unary(x: F4, #[comptime] op: Unary) -> F4 {
-    match op {
-        Unary::Neg => elementary::neg(x),
-        Unary::Abs => elementary::abs(x),
-        Unary::Sign => elementary::sign(x),
-        Unary::Exp => elementary::exp(x),
-        Unary::Exp2 => elementary::exp2(x),
-        Unary::Expm1 => elementary::expm1(x),
-        Unary::Log => elementary::log(x),
-        Unary::Log2 => elementary::log2(x),
-        Unary::Log10 => elementary::log10(x),
-        Unary::Log1p => elementary::log1p(x),
-        Unary::Sqrt => elementary::sqrt(x),
-        Unary::Rsqrt => elementary::rsqrt(x),
-        Unary::Sin => elementary::sin(x),
-        Unary::Cos => elementary::cos(x),
-        Unary::Tan => elementary::tan(x),
-        Unary::Asin => elementary::asin(x),
-        Unary::Acos => elementary::acos(x),
-        Unary::Atan => elementary::atan(x),
-        Unary::Sinh => elementary::sinh(x),
-        Unary::Cosh => elementary::cosh(x),
-        Unary::Tanh => elementary::tanh(x),
-        Unary::Asinh => elementary::asinh(x),
-        Unary::Acosh => elementary::acosh(x),
-        Unary::Atanh => elementary::atanh(x),
-        Unary::Erf => special::erf(x),
-        Unary::Erfinv => special::erfinv(x),
-        Unary::Lgamma => special::lgamma(x),
-        Unary::Digamma => special::digamma(x),
-        Unary::Floor => elementary::floor(x),
-        Unary::Ceil => elementary::ceil(x),
-        Unary::Round => elementary::round(x),
-        _ => elementary::trunc(x),
-    }
+    intrinsic!(|scope| functions::of(op).0(scope, x))
 }
 
 /// [`unary`], with the device's own function where CUDA's is right to two ulp and much shorter.
@@ -103,44 +71,12 @@ pub(crate) fn classify_wide(x: D4, #[comptime] op: Unary) -> B4 {
     }
 }
 
-/// Any function of one `f64`. Only where the device has `f64` functions, but for arithmetic and
-/// rounding.
+/// Any function of one `f64` that gives a float. Only where the device has `f64` functions, but for
+/// arithmetic and rounding.
 #[cube]
+#[allow(unused_variables)]
 pub(crate) fn unary_wide(x: D4, #[comptime] op: Unary) -> D4 {
-    match op {
-        Unary::Neg => wide::neg(x),
-        Unary::Abs => wide::abs(x),
-        Unary::Sign => wide::sign(x),
-        Unary::Exp => wide::exp(x),
-        Unary::Exp2 => wide::exp2(x),
-        Unary::Expm1 => wide::expm1(x),
-        Unary::Log => wide::log(x),
-        Unary::Log2 => wide::log2(x),
-        Unary::Log10 => wide::log10(x),
-        Unary::Log1p => wide::log1p(x),
-        Unary::Sqrt => wide::sqrt(x),
-        Unary::Rsqrt => wide::rsqrt(x),
-        Unary::Sin => wide::sin(x),
-        Unary::Cos => wide::cos(x),
-        Unary::Tan => wide::tan(x),
-        Unary::Asin => wide::asin(x),
-        Unary::Acos => wide::acos(x),
-        Unary::Atan => wide::atan(x),
-        Unary::Sinh => wide::sinh(x),
-        Unary::Cosh => wide::cosh(x),
-        Unary::Tanh => wide::tanh(x),
-        Unary::Asinh => wide::asinh(x),
-        Unary::Acosh => wide::acosh(x),
-        Unary::Atanh => wide::atanh(x),
-        Unary::Erf => wide::erf(x),
-        Unary::Erfinv => wide::erfinv(x),
-        Unary::Lgamma => wide::lgamma(x),
-        Unary::Digamma => wide::digamma(x),
-        Unary::Floor => wide::floor(x),
-        Unary::Ceil => wide::ceil(x),
-        Unary::Round => wide::round(x),
-        _ => wide::trunc(x),
-    }
+    intrinsic!(|scope| functions::of(op).1(scope, x))
 }
 
 /// Any function of two `f64`.

@@ -3,7 +3,7 @@
 //! The first part is exact and right on every such device. The second part stands on the device's
 //! own functions, which shader languages lack for `f64` (they compile, and give garbage): it is for
 //! CUDA alone, where those are right to an ulp or two. What CUDA's dialect here lacks or has only
-//! in a short form (`log1p`, the gamma functions, `erfinv`) is composed to about 1e-14.
+//! in a short form (`log1p`, and those in `functions.rs`) is composed to about 1e-14.
 
 use cubecl::prelude::*;
 
@@ -11,35 +11,11 @@ use crate::words::{B4, D4, Q4};
 
 const SIGN: u64 = 0x8000_0000_0000_0000;
 const MAGNITUDE: u64 = 0x7fff_ffff_ffff_ffff;
-const INFINITY: u64 = 0x7ff0_0000_0000_0000;
-const PI: f64 = std::f64::consts::PI;
-/// `(2k - 1)`-th coefficients of Stirling's series for `lgamma` in `1 / x^2`, highest power first.
-const STIRLING: &[f64] = &[
-    -3617.0 / 122400.0,
-    1.0 / 156.0,
-    -691.0 / 360360.0,
-    1.0 / 1188.0,
-    -1.0 / 1680.0,
-    1.0 / 1260.0,
-    -1.0 / 360.0,
-    1.0 / 12.0,
-];
-/// The same for `ln x - 1 / (2 x) - digamma(x)`, less one power of `1 / x^2`.
-const DIGAMMA: &[f64] = &[
-    -3617.0 / 8160.0,
-    1.0 / 12.0,
-    -691.0 / 32760.0,
-    1.0 / 132.0,
-    -1.0 / 240.0,
-    1.0 / 252.0,
-    -1.0 / 120.0,
-    1.0 / 12.0,
-];
-
+pub(crate) const INFINITY: u64 = 0x7ff0_0000_0000_0000;
 /// The same constant in every lane.
 #[cube]
 #[allow(unused_variables)]
-fn all(#[comptime] value: f64) -> D4 {
+pub(crate) fn all(#[comptime] value: f64) -> D4 {
     intrinsic!(|scope| { D4::__expand_new(scope, value.into()) })
 }
 
@@ -51,7 +27,7 @@ fn polynomial_step(sum: D4, x: D4, coefficient: f64) -> D4 {
 /// Horner's rule, unrolled.
 #[cube]
 #[allow(unused_variables)]
-fn polynomial(x: D4, #[comptime] coefficients: &'static [f64]) -> D4 {
+pub(crate) fn polynomial(x: D4, #[comptime] coefficients: &'static [f64]) -> D4 {
     intrinsic!(|scope| {
         let mut sum = D4::__expand_new(scope, coefficients[0].into());
         for &coefficient in &coefficients[1..] {
@@ -62,27 +38,27 @@ fn polynomial(x: D4, #[comptime] coefficients: &'static [f64]) -> D4 {
 }
 
 #[cube]
-fn bits(x: D4) -> Q4 {
+pub(crate) fn bits(x: D4) -> Q4 {
     Q4::reinterpret(x)
 }
 
 #[cube]
-fn magnitude_bits(x: D4) -> Q4 {
+pub(crate) fn magnitude_bits(x: D4) -> Q4 {
     bits(x) & Q4::new(MAGNITUDE)
 }
 
 #[cube]
-fn infinity(any: D4) -> D4 {
+pub(crate) fn infinity(any: D4) -> D4 {
     D4::reinterpret((bits(any) & Q4::new(INFINITY)) | Q4::new(INFINITY))
 }
 
 #[cube]
-fn nan(any: D4) -> D4 {
+pub(crate) fn nan(any: D4) -> D4 {
     D4::reinterpret((bits(any) & Q4::new(INFINITY)) | Q4::new(0x7ff8_0000_0000_0000u64))
 }
 
 #[cube]
-fn keep_nan(x: D4, y: D4) -> D4 {
+pub(crate) fn keep_nan(x: D4, y: D4) -> D4 {
     select_many(is_nan(x), x, y)
 }
 
@@ -366,105 +342,4 @@ pub(crate) fn atanh(x: D4) -> D4 {
 #[cube]
 pub(crate) fn erf(x: D4) -> D4 {
     x.erf()
-}
-
-/// `1 - erf(x)`, `x >= 0`: from 2 on by its continued fraction, which keeps the digits that `erf`
-/// has lost.
-#[cube]
-fn erfc_positive(x: D4) -> D4 {
-    let y = select_many(x.less_than(&all(2.0)), all(2.0), x);
-    let mut fraction = all(0.0);
-    let mut k = all(30.0);
-    for _ in 0..60u32 {
-        fraction = k / (y + fraction);
-        k -= all(0.5);
-    }
-    let tail = (-(y * y)).exp() * all(0.5 * std::f64::consts::FRAC_2_SQRT_PI) / (y + fraction);
-    select_many(x.less_than(&all(2.0)), all(1.0) - x.erf(), tail)
-}
-
-/// A closed-form guess good to three digits, then Halley's method, each step of which triples them.
-#[cube]
-pub(crate) fn erfinv(x: D4) -> D4 {
-    let a = abs(x);
-    let inside = a.less_than(&all(1.0));
-    let a = select_many(inside, a, all(0.0));
-    let log = ((all(1.0) - a) * (all(1.0) + a)).ln();
-    let middle = log * all(0.5) + all(2.0 / (PI * 0.147));
-    let mut y = ((middle * middle - log * all(1.0 / 0.147)).sqrt() - middle).sqrt();
-    #[unroll]
-    for _ in 0..3u32 {
-        let excess = select_many(
-            a.less_than(&all(0.5)),
-            y.erf() - a,
-            (all(1.0) - a) - erfc_positive(y),
-        );
-        let step = excess / ((-(y * y)).exp() * all(std::f64::consts::FRAC_2_SQRT_PI));
-        y -= step / (all(1.0) + y * step);
-    }
-    // Near zero the guess has lost all its digits, and the function is a line.
-    let y = select_many(
-        a.less_than(&all(1e-8)),
-        a * all(1.0 / std::f64::consts::FRAC_2_SQRT_PI),
-        y,
-    );
-    let edge = select_many(abs(x).equal(&all(1.0)), infinity(x), nan(x));
-    keep_nan(x, copysign(select_many(inside, y, edge), x))
-}
-
-/// The logarithm of the magnitude of the gamma function, to 1e-14 of the larger of 1 and its terms.
-#[cube]
-pub(crate) fn lgamma(x: D4) -> D4 {
-    let a = abs(x);
-    // Up by ten steps into the range of Stirling's series.
-    let mut y = a;
-    let mut product = all(1.0);
-    #[unroll]
-    for _ in 0..10u32 {
-        let low = y.less_than(&all(10.0));
-        product *= select_many(low, y, all(1.0));
-        y += select_many(low, all(1.0), all(0.0));
-    }
-    let inverse = all(1.0) / y;
-    let series = all(0.9189385332046728 - 0.5) + inverse * polynomial(inverse * inverse, STIRLING);
-    let value = (y - all(0.5)) * (y.ln() - all(1.0)) + series - product.ln();
-    // Gamma(-a) Gamma(a) = -pi / (a sin(pi a)).
-    let sine = abs((all(PI) * (a - a.round())).sin());
-    let mirrored = (all(PI) / sine).ln() - a.ln() - value;
-    let minus = x.less_than(&all(0.0));
-    let value = select_many(minus, mirrored, value);
-    let pole = minus
-        .vec_and(sine.equal(&all(0.0)))
-        .or(magnitude_bits(x).equal(&Q4::new(0u64)))
-        .or(is_inf(x));
-    keep_nan(x, select_many(pole, infinity(x), value))
-}
-
-/// The derivative of `lgamma`, to 1e-14 of the larger of 1 and its terms.
-#[cube]
-pub(crate) fn digamma(x: D4) -> D4 {
-    let minus = x.less_than(&all(0.0));
-    let mut y = select_many(minus, all(1.0) - x, x);
-    let mut below = all(0.0);
-    #[unroll]
-    for _ in 0..10u32 {
-        let low = y.less_than(&all(10.0));
-        below += select_many(low, all(1.0) / y, all(0.0));
-        y += select_many(low, all(1.0), all(0.0));
-    }
-    let inverse = all(1.0) / y;
-    let square = inverse * inverse;
-    let value = y.ln() - (inverse * all(0.5) + square * polynomial(square, DIGAMMA)) - below;
-    // digamma(1 - x) - digamma(x) = pi / tan(pi x).
-    let f = x - x.round();
-    let value = select_many(minus, value - all(PI) / (all(PI) * f).tan(), value);
-    let none = minus.vec_and(f.equal(&all(0.0)).or(is_inf(x)));
-    let value = select_many(none, nan(x), value);
-    let value = select_many(bits(x).equal(&Q4::new(INFINITY)), x, value);
-    let value = select_many(
-        magnitude_bits(x).equal(&Q4::new(0u64)),
-        neg(copysign(infinity(x), x)),
-        value,
-    );
-    keep_nan(x, value)
 }

@@ -1,6 +1,43 @@
-//! Special functions in `f64` that neither the standard library nor `libm` has.
+//! Float functions in `f64`, by instruction, and those among them that neither the standard library
+//! nor `libm` has. What `f32` needs faster is in `fastmath`.
 
+use anymesh_kernel::map::Unary;
 use std::f64::consts::{FRAC_2_SQRT_PI, PI};
+
+/// The function of an instruction; `None` for those that are exact, or not of floats alone.
+pub(crate) fn of(op: Unary) -> Option<fn(f64) -> f64> {
+    use Unary::*;
+    Some(match op {
+        Exp => f64::exp,
+        Exp2 => f64::exp2,
+        Expm1 => f64::exp_m1,
+        Log => f64::ln,
+        Log2 => f64::log2,
+        Log10 => f64::log10,
+        Log1p => f64::ln_1p,
+        Rsqrt => |x| 1.0 / x.sqrt(),
+        Sin => f64::sin,
+        Cos => f64::cos,
+        Tan => f64::tan,
+        Asin => f64::asin,
+        Acos => f64::acos,
+        Atan => f64::atan,
+        Sinh => f64::sinh,
+        Cosh => f64::cosh,
+        Tanh => f64::tanh,
+        Asinh => libm::asinh,
+        // libm answers numbers for large negative arguments.
+        Acosh => |x| if x < 1.0 { f64::NAN } else { libm::acosh(x) },
+        Atanh => libm::atanh,
+        Erf => libm::erf,
+        Erfinv => erfinv,
+        Lgamma => lgamma,
+        Digamma => digamma,
+        Neg | Abs | Sign | Sqrt | Floor | Ceil | Round | Trunc | IsNan | IsInf | Not => {
+            return None;
+        }
+    })
+}
 
 /// `log |gamma(x)|`.
 pub(crate) fn lgamma(x: f64) -> f64 {

@@ -1,0 +1,76 @@
+//! The registers of a program while it runs over a block of positions.
+
+use crate::{element::Held, grid::Source, memory::typed};
+use anymesh_kernel::map::{Inst, Reg};
+
+/// Positions per block: all registers of a typical program fit the first-level cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// Where a register's values for the current block are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// One value for the whole block.
+    One(u64),
+    /// The register's own slot.
+    Slot,
+    /// The memory of an input, from this element on.
+    Input(u8, usize),
+    /// An output, written directly.
+    Output(usize),
+}
+
+/// The values of a register for a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Src<'a, T> {
+    /// The same everywhere.
+    One(T),
+    /// One for each position.
+    Many(&'a [T]),
+}
+
+impl<T: Copy> Src<'_, T> {
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> T {
+        match self {
+            Src::One(value) => *value,
+            Src::Many(values) => values[i],
+        }
+    }
+}
+
+/// What an instruction can read.
+pub(crate) struct Frame<'s> {
+    pub(crate) sources: &'s [Source<'s>],
+    pub(crate) slots: &'s [u64],
+    pub(crate) places: &'s [Place],
+    pub(crate) outs: &'s [&'s mut [u8]],
+    pub(crate) len: usize,
+}
+
+impl<'s> Frame<'s> {
+    /// The values of an earlier register.
+    pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
+        match self.places[reg as usize] {
+            Place::One(word) => Src::One(T::from_word(word)),
+            Place::Slot => Src::Many(
+                &bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len],
+            ),
+            Place::Input(k, at) => {
+                Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])
+            }
+            Place::Output(o) => Src::Many(bytemuck::cast_slice(&*self.outs[o])),
+        }
+    }
+
+    /// Whether an instruction reads only registers that hold one value for the whole block.
+    pub(crate) fn is_constant(&self, inst: &Inst) -> bool {
+        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_));
+        match *inst {
+            Inst::Unary(_, a) | Inst::Cast(a, _) => one(a),
+            Inst::Binary(_, a, b) => one(a) && one(b),
+            Inst::Select(c, a, b) => one(c) && one(a) && one(b),
+            Inst::Philox { index, key, .. } => one(index) && key.into_iter().all(one),
+            _ => false,
+        }
+    }
+}
