@@ -4,7 +4,6 @@
 
 use anymesh::{
     checkpoint::{Checkpoint, Contents, Load, save},
-    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, RopeOptions, RopeStyle},
     prelude::*,
     reshard::{Objective, plan},
 };
@@ -55,10 +54,7 @@ impl Model {
         let h = norm(&x)?;
         let heads = |name: &str| linear(&h, name)?.reshape([8, 32, 8, 8])?.transpose(1, 2);
         let turned = |name: &str| heads(name)?.rope(&self.rope.0, &self.rope.1, RopeStyle::Half);
-        let causal = AttentionOptions {
-            causal: true,
-            ..Default::default()
-        };
+        let causal = AttentionOptions::causal();
         let seen = turned("queries")?
             .attention(&turned("keys")?, &heads("values")?, &causal)?
             .out;
@@ -120,7 +116,31 @@ fn main() -> Result<(), Box<dyn StdError>> {
         "The same program on {mesh}: losses differ by {:.1e}",
         difference(&losses, &sharded)
     );
-    println!("What one step sends, and for which line:\n{ledger}\n");
+    println!("What one step sends, and for which line:");
+    let table = ledger.to_string();
+    for line in table
+        .lines()
+        .take(9)
+        .chain(["..."])
+        .chain(table.lines().last())
+    {
+        println!("  {line}");
+    }
+
+    for found in anymesh::found() {
+        let there = anymesh::device(&found.name).map(|device| Mesh::single(&device));
+        match there.and_then(|place| Model::new(&place)?.train(60)) {
+            Ok(theirs) => {
+                let off = difference(&losses, &theirs);
+                println!(
+                    "\nThe same program on {}: losses differ by {off:.1e}",
+                    found.name
+                );
+            }
+            Err(error) => println!("\n{}: {error}", found.name),
+        }
+    }
+    println!();
 
     for axes in ["", "dp=8", "tp=2", "dp=3, tp=5"] {
         let mut model = Model::new(&Mesh::new(axes, &device)?)?;

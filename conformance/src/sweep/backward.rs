@@ -1,16 +1,16 @@
 //! Gradients of a sample, with and without a mesh.
 
 use super::{
-    call,
-    compare::{Expected, compare},
+    compare::{Expected, Precision, compare_with},
     layouts::{reductions, shardings},
     partial::lay_out,
+    program::Program,
 };
-use crate::registry::{Attrs, Entry};
 use anymesh_core::{
     Mesh, Place, Result, Sharding, Tensor,
     grad::{GradOptions, grad},
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the gradients of a sample must be, however its operands lie.
 pub(super) struct Backward {
@@ -26,14 +26,13 @@ type Seed = (Tensor, Vec<f64>, Vec<Sharding>);
 impl Backward {
     /// The gradients without a mesh; `None` where there are none.
     pub(super) fn new(
-        entry: &'static Entry,
+        program: &Program<'_>,
         inputs: &[Option<Tensor>],
-        attrs: &Attrs,
         mesh: &Mesh,
     ) -> Result<Option<Self>> {
         let device = mesh.device(0);
         let leaves = leaves(inputs)?;
-        let out = call(entry, &leaves, attrs, &device.into())?;
+        let out = program.call(&leaves, &device.into())?;
         let mut seeds = vec![];
         for t in &out {
             let numbers: Vec<f32> = (0..t.numel()).map(|i| (i * 5 % 7) as f32 - 3.0).collect();
@@ -47,7 +46,7 @@ impl Backward {
                 (
                     seed,
                     plain,
-                    shardings(mesh, t.rank(), reductions(t.dtype())),
+                    shardings(t.rank(), mesh.axes().len(), reductions(t.dtype())),
                 )
             }));
         }
@@ -74,15 +73,14 @@ impl Backward {
     /// `case`-th way.
     pub(super) fn check(
         &self,
-        entry: &'static Entry,
+        program: &Program<'_>,
         operands: &[Option<Tensor>],
-        attrs: &Attrs,
         place: &Place,
         case: u64,
     ) -> Result<(), String> {
         let run = || -> Result<Vec<Option<Tensor>>> {
             let leaves = leaves(operands)?;
-            let out = entry.call(&leaves, attrs, place)?;
+            let out = program.call(&leaves, place)?;
             let mut seeds = vec![];
             for seed in &self.seeds {
                 let Some((seed, plain, ways)) = seed else {
@@ -98,7 +96,9 @@ impl Backward {
             }
             pull(&out, &leaves, seeds.into_iter())
         };
-        let found = run().map_err(|e| e.to_string())?;
+        let found = catch_unwind(AssertUnwindSafe(run))
+            .map_err(|_| "panicked")?
+            .map_err(|e| e.to_string())?;
         for (i, (actual, expected)) in found.iter().zip(&self.expected).enumerate() {
             let (Some(actual), Some(expected)) = (actual, expected) else {
                 if actual.is_some() != expected.is_some() {
@@ -116,8 +116,8 @@ impl Backward {
                     actual.type_string()
                 ));
             }
-            compare(
-                false,
+            compare_with(
+                Precision::ROUNDED,
                 std::slice::from_ref(actual),
                 std::slice::from_ref(expected),
             )

@@ -3,11 +3,28 @@
 use super::partial::positions;
 use anymesh_core::{DType, Kind, Region, Result, Tensor};
 
+/// How near results must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Precision {
+    /// Equal bits.
+    Bits,
+    /// Equal values: 0 equals -0, and any NaN any other.
+    Values,
+    /// Differences of at most this, relative to values above one.
+    Rounded(f64),
+}
+
+impl Precision {
+    /// Reordered sums of a few rounded `f32`.
+    pub const ROUNDED: Self = Self::Rounded(1e-5);
+}
+
 /// A result as plain numbers.
 pub(super) struct Expected {
     pub(super) shape: Vec<usize>,
     dtype: DType,
     values: Vec<f64>,
+    bytes: Vec<u8>,
 }
 
 impl Expected {
@@ -16,6 +33,7 @@ impl Expected {
             shape: x.dims().into(),
             dtype: x.dtype(),
             values: values(x)?,
+            bytes: x.to_bytes()?,
         })
     }
 }
@@ -49,16 +67,26 @@ pub fn values(t: &Tensor) -> Result<Vec<f64>> {
     })
 }
 
-/// Reordered sums of a few rounded `f32`, relative to values of about one or the value itself.
-const ROUNDING: f64 = 1e-5;
-
 /// The tensor with nothing partial.
 fn settled(x: &Tensor) -> Result<Tensor> {
     x.detach().reshard(x.sharding().whole())
 }
 
-/// Compares results to the last bit, or but for rounding.
-pub(super) fn compare(exact: bool, actual: &[Tensor], expected: &[Expected]) -> Result<(), String> {
+/// Compares results on a mesh, rank by rank, with what they are without one.
+pub fn compare(precision: Precision, actual: &[Tensor], expected: &[Tensor]) -> Result<(), String> {
+    let expected = expected
+        .iter()
+        .map(Expected::new)
+        .collect::<Result<Vec<_>>>();
+    compare_with(precision, actual, &expected.map_err(|e| e.to_string())?)
+}
+
+/// [`compare`] with results that were read before.
+pub(super) fn compare_with(
+    precision: Precision,
+    actual: &[Tensor],
+    expected: &[Expected],
+) -> Result<(), String> {
     if actual.len() != expected.len() {
         return Err(format!(
             "{} results, expected {}",
@@ -74,6 +102,9 @@ pub(super) fn compare(exact: bool, actual: &[Tensor], expected: &[Expected]) -> 
                 expected.dtype,
                 expected.shape
             ));
+        }
+        if actual.is_plain() {
+            return Err(format!("result {o} has left the mesh"));
         }
         let whole = settled(actual).map_err(|e| e.to_string())?;
         let mut seen: Vec<(Region, Tensor)> = vec![];
@@ -94,11 +125,20 @@ pub(super) fn compare(exact: bool, actual: &[Tensor], expected: &[Expected]) -> 
                 continue;
             }
             seen.push((region.clone(), part.clone()));
+            let bytes = part.to_bytes().map_err(|e| e.to_string())?;
             let part = values(&part).map_err(|e| e.to_string())?;
-            for (a, at) in part.iter().zip(positions(&region, &expected.shape)) {
-                let e = expected.values[at];
-                let close = || !exact && (a - e).abs() <= ROUNDING * e.abs().max(1.0);
-                if *a != e && !(a.is_nan() && e.is_nan()) && !close() {
+            let size = expected.dtype.size();
+            for (i, at) in positions(&region, &expected.shape).enumerate() {
+                let (a, e) = (part[i], expected.values[at]);
+                let same = a == e || (a.is_nan() && e.is_nan());
+                let right = match precision {
+                    Precision::Bits => {
+                        bytes[i * size..][..size] == expected.bytes[at * size..][..size]
+                    }
+                    Precision::Values => same,
+                    Precision::Rounded(by) => same || (a - e).abs() <= by * e.abs().max(1.0),
+                };
+                if !right {
                     return Err(format!(
                         "result {o} ({}): rank {rank} has {a} at {at}, expected {e}",
                         actual.type_string()

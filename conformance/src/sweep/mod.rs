@@ -9,24 +9,25 @@
 //! There are far more cases than a test has time for. Of each sample on each mesh at most
 //! [`Options::limit`] run. [`Options::seed`] picks them, so that every run looks at others, and the
 //! [`Report`] says how many there are. With `limit: None` all of them run.
+//!
+//! [`run`] sweeps the registry, [`hold`] any function of tensors.
 
 mod backward;
 mod compare;
 mod layouts;
 mod partial;
+mod program;
 mod report;
 
-pub use compare::values;
+pub use compare::{Precision, compare, values};
+pub use layouts::{reductions, shardings};
 pub use partial::lay_out;
 pub use report::{Coverage, Report};
 
-use crate::registry::{self, Attrs, Entry, Sample};
-use anymesh_core::{Device, Error, Mesh, Place, Result, Tensor};
-use backward::Backward;
-use compare::{Expected, compare};
-use layouts::{Layouts, picked, shardings};
+use crate::registry::{self, Attrs, Entry};
+use anymesh_core::{Device, Error, Mesh, Result, Tensor};
+use program::{Program, Sweep};
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
     sync::atomic::{AtomicUsize, Ordering},
     time::{Instant, SystemTime},
 };
@@ -44,6 +45,8 @@ pub struct Options {
     pub seed: u64,
     /// Only ops whose name contains this.
     pub filter: String,
+    /// The meshes.
+    pub meshes: &'static [&'static str],
     /// Threads that work at the same time.
     pub threads: usize,
     /// Only every n-th sample.
@@ -60,6 +63,7 @@ impl Default for Options {
             // Short enough to be typed again.
             seed: now.map_or(0, |t| t.as_millis() as u64 % 1_000_000_000),
             filter: String::new(),
+            meshes: &MESHES,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             every: 1,
             gradients: true,
@@ -115,41 +119,119 @@ fn from_env<T>(
 
 /// Sweeps all ops on a device.
 pub fn run(device: &Device, options: &Options) -> Report {
-    let start = Instant::now();
     let entries: Vec<&Entry> = registry::entries()
         .iter()
         .filter(|e| e.name.contains(&options.filter))
         .collect();
-    let mut total = Report {
-        seed: options.seed,
-        ..Report::default()
+    let next = AtomicUsize::new(0);
+    on_meshes(device, options, |meshes| {
+        let mut report = Report::default();
+        while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut sweep = Sweep::new(entry.name, options);
+            sweep_op(entry, meshes, &mut sweep);
+            report.join(sweep.finish());
+        }
+        report
+    })
+}
+
+fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
+    let every = sweep.options.every.max(1);
+    for (i, sample) in entry.samples().iter().enumerate().step_by(every) {
+        for mesh in meshes {
+            let device = mesh.device(0);
+            let result = Attrs::new(entry, &sample.attrs).and_then(|attrs| {
+                let inputs = sample.make(1, device)?;
+                let program = Program {
+                    name: format!("{} {}", entry.name, sample.attrs),
+                    precision: if sample.exact {
+                        Precision::Values
+                    } else {
+                        Precision::ROUNDED
+                    },
+                    run: &|inputs, place| entry.call(inputs, &attrs, place),
+                };
+                sweep.program(&program, &inputs, mesh, i)
+            });
+            match result {
+                Ok(()) => {}
+                Err(Error::Unsupported { .. }) => sweep.unsupported(),
+                Err(error) => sweep.fail(format!("{} sample {i}: {error}", entry.name)),
+            }
+        }
+    }
+}
+
+/// Holds a function of tensors against itself: on each mesh, with operands that lie there in ways
+/// that the options pick, it must give on every rank what it gives for the plain operands, or the
+/// same error.
+///
+/// ```
+/// # use anymesh_conformance::sweep::{self, Options, Precision};
+/// # use anymesh_core::Tensor;
+/// # let device = anymesh_backend_cpu::device();
+/// let x = Tensor::from_slice(&[1f32, -2.0, 3.0, 0.5], [2, 2], &device)?;
+/// sweep::hold("sum of rows", Precision::Values, &[x], &Options::default(), |x| {
+///     Ok(vec![x[0].sum(&[1], false)?])
+/// })
+/// .assert_right();
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+pub fn hold(
+    name: &str,
+    precision: Precision,
+    inputs: &[Tensor],
+    options: &Options,
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) -> Report {
+    let Some(first) = inputs.first() else {
+        return Report::failed(options, "a sweep needs an operand".into());
     };
-    let meshes = match MESHES
+    let inputs: Vec<Option<Tensor>> = inputs.iter().cloned().map(Some).collect();
+    let program = Program {
+        name: name.into(),
+        precision,
+        run: &|inputs, _| f(&inputs.iter().flatten().cloned().collect::<Vec<_>>()),
+    };
+    let start = Instant::now();
+    let mut sweep = Sweep::new(name, options);
+    for mesh in options.meshes {
+        let result = Mesh::new(mesh, first.device())
+            .and_then(|mesh| sweep.program(&program, &inputs, &mesh, 0));
+        if let Err(error) = result {
+            sweep.fail(format!("{name}: {error}"));
+        }
+    }
+    Report {
+        seed: options.seed,
+        time: start.elapsed(),
+        ..sweep.finish()
+    }
+}
+
+/// Runs `work` on several threads and joins what they found.
+fn on_meshes(
+    device: &Device,
+    options: &Options,
+    work: impl Fn(&[Mesh]) -> Report + Sync,
+) -> Report {
+    let start = Instant::now();
+    let meshes = match options
+        .meshes
         .iter()
         .map(|axes| Mesh::new(axes, device))
         .collect::<Result<Vec<_>>>()
     {
         Ok(meshes) => meshes,
-        Err(error) => {
-            total.failed = 1;
-            total.failures.push(error.to_string());
-            return total;
-        }
+        Err(error) => return Report::failed(options, error.to_string()),
     };
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut report = Report::default();
-        while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut op = Op::new(entry, options, &mut report);
-            op.sweep(&meshes);
-            let coverage = op.coverage;
-            report.ops.push(coverage);
-        }
-        report
+    let mut total = Report {
+        seed: options.seed,
+        ..Report::default()
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads.max(1))
-            .map(|_| scope.spawn(work))
+            .map(|_| scope.spawn(|| work(&meshes)))
             .collect();
         for thread in threads {
             match thread.join() {
@@ -161,174 +243,8 @@ pub fn run(device: &Device, options: &Options) -> Report {
             }
         }
     });
-    total.ops.sort_by_key(|op| op.op);
+    total.ops.sort_by(|a, b| a.op.cmp(&b.op));
     total.failures.sort();
     total.time = start.elapsed();
     total
-}
-
-/// Failures of one op that are written out.
-const SHOWN: u64 = 3;
-
-/// The sweep of one op.
-struct Op<'a> {
-    entry: &'static Entry,
-    options: &'a Options,
-    report: &'a mut Report,
-    coverage: Coverage,
-    failed: u64,
-}
-
-impl<'a> Op<'a> {
-    fn new(entry: &'static Entry, options: &'a Options, report: &'a mut Report) -> Self {
-        let coverage = Coverage {
-            op: entry.name,
-            cases: 0,
-            possible: 0,
-        };
-        Self {
-            entry,
-            options,
-            report,
-            coverage,
-            failed: 0,
-        }
-    }
-
-    fn sweep(&mut self, meshes: &[Mesh]) {
-        let (entry, every) = (self.entry, self.options.every.max(1));
-        for (i, sample) in entry.samples().iter().enumerate().step_by(every) {
-            for (m, mesh) in meshes.iter().enumerate() {
-                // Samples and meshes do not all look at the same corner.
-                let mut hasher = DefaultHasher::new();
-                (self.options.seed, entry.name, i, m).hash(&mut hasher);
-                match self.sample(sample, mesh, hasher.finish()) {
-                    Ok(()) => {}
-                    Err(Error::Unsupported { .. }) => self.report.unsupported += 1,
-                    Err(error) => self.fail(format!("{} sample {i}: {error}", entry.name)),
-                }
-            }
-        }
-    }
-
-    fn fail(&mut self, failure: String) {
-        self.report.failed += 1;
-        self.failed += 1;
-        if self.failed <= SHOWN {
-            self.report.failures.push(failure);
-        }
-    }
-
-    /// Notes that there are `possible` cases, and picks some.
-    fn pick(&mut self, possible: u64, seed: u64) -> impl ExactSizeIterator<Item = u64> + use<> {
-        let picked = picked(possible, self.options.limit, seed);
-        self.coverage.possible = self.coverage.possible.saturating_add(possible);
-        self.coverage.cases += picked.len() as u64;
-        picked
-    }
-
-    fn sample(&mut self, sample: &Sample, mesh: &Mesh, seed: u64) -> Result<()> {
-        let (entry, device) = (self.entry, mesh.device(0));
-        let attrs = Attrs::new(entry, &sample.attrs)?;
-        let inputs = sample.make(1, device)?;
-        let expected = entry
-            .call(&inputs, &attrs, device)?
-            .iter()
-            .map(Expected::new)
-            .collect::<Result<Vec<_>>>()?;
-        if sample.inputs.iter().all(Option::is_none) {
-            // Nothing to lay out but the result itself.
-            let rank = expected.first().map_or(0, |e| e.shape.len());
-            let ways = shardings(mesh, rank, &[]);
-            for case in self.pick(ways.len() as u64, seed) {
-                let place = Place {
-                    mesh: mesh.clone(),
-                    sharding: ways[case as usize].clone(),
-                };
-                let actual = call(entry, &[], &attrs, &place);
-                self.check(sample, &[], actual, &expected);
-            }
-            return Ok(());
-        }
-        let mut layouts = inputs
-            .iter()
-            .map(|x| Layouts::new(x.as_ref(), mesh))
-            .collect::<Result<Vec<_>>>()?;
-        let possible = layouts
-            .iter()
-            .fold(1u64, |n, list| n.saturating_mul(list.len() as u64));
-        let place = Place::from(mesh);
-        let backward = if self.options.gradients {
-            Backward::new(entry, &inputs, &attrs, mesh)?
-        } else {
-            None
-        };
-        for case in self.pick(possible, seed) {
-            let mut at = case;
-            let mut operands = Vec::with_capacity(layouts.len());
-            for list in &mut layouts {
-                operands.push(list.get((at % list.len() as u64) as usize)?);
-                at /= list.len() as u64;
-            }
-            let actual = call(entry, &operands, &attrs, &place);
-            self.check(sample, &operands, actual, &expected);
-            if let Some(backward) = &backward {
-                self.report.gradients += 1;
-                let run = std::panic::AssertUnwindSafe(|| {
-                    backward.check(entry, &operands, &attrs, &place, case)
-                });
-                let result =
-                    std::panic::catch_unwind(run).unwrap_or_else(|_| Err("panicked".into()));
-                if let Err(why) = result {
-                    let types = types(&operands);
-                    self.fail(format!(
-                        "gradient of {}({types}) {}: {why}",
-                        entry.name, sample.attrs
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check(
-        &mut self,
-        sample: &Sample,
-        operands: &[Option<Tensor>],
-        actual: Result<Vec<Tensor>>,
-        expected: &[Expected],
-    ) {
-        let result = actual
-            .map_err(|e| e.to_string())
-            .and_then(|actual| compare(sample.exact, &actual, expected));
-        if let Err(why) = result {
-            self.fail(format!(
-                "{}({}) {}: {why}",
-                self.entry.name,
-                types(operands),
-                sample.attrs
-            ));
-        }
-    }
-}
-
-fn types(operands: &[Option<Tensor>]) -> String {
-    operands
-        .iter()
-        .flatten()
-        .map(Tensor::type_string)
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-/// Runs an op; a panic is one wrong case and not the end of the sweep.
-fn call(
-    entry: &Entry,
-    operands: &[Option<Tensor>],
-    attrs: &Attrs,
-    place: &Place,
-) -> Result<Vec<Tensor>> {
-    let run = std::panic::AssertUnwindSafe(|| entry.call(operands, attrs, place));
-    std::panic::catch_unwind(run)
-        .unwrap_or_else(|_| Err(Error::argument(entry.name, "inputs", "panicked")))
 }

@@ -81,7 +81,9 @@ impl Share {
 
     /// Some number below `n`.
     fn noise(self, n: usize) -> usize {
-        (self.at * 5 + self.member * 3 + self.at / 7) % n
+        let mixed =
+            (self.at as u64 * 31 + self.member as u64 * 17 + 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 33) as usize % n
     }
 
     /// The two ranks that undo each other's noise: its number, and whether this is the first of

@@ -1,15 +1,16 @@
 //! What a sweep found, and how much of what there is it looked at.
 
+use super::Options;
 use std::{
     fmt::{Display, Formatter},
     time::Duration,
 };
 
 /// The cases of one op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
     /// The op.
-    pub op: &'static str,
+    pub op: String,
     /// Cases that ran.
     pub cases: u64,
     /// Cases there are: the ways in which the operands of each sample can lie on each mesh.
@@ -36,6 +37,22 @@ pub struct Report {
 }
 
 impl Report {
+    /// What a sweep that could not begin found.
+    pub(super) fn failed(options: &Options, failure: String) -> Self {
+        Self {
+            seed: options.seed,
+            failed: 1,
+            failures: vec![failure],
+            ..Self::default()
+        }
+    }
+
+    /// Panics with the report if something was wrong or nothing ran.
+    #[track_caller]
+    pub fn assert_right(&self) {
+        assert!(self.failed == 0 && self.cases() > 0, "{self}");
+    }
+
     /// Cases that ran.
     pub fn cases(&self) -> u64 {
         self.ops.iter().map(|op| op.cases).sum()
@@ -80,7 +97,7 @@ impl Display for CoverageTable<'_> {
             )
         };
         for op in &self.0.ops {
-            line(op.op, op.cases, op.possible)?;
+            line(&op.op, op.cases, op.possible)?;
         }
         line("all", self.0.cases(), self.0.possible())
     }

@@ -135,11 +135,11 @@ fn check(rule: &Rule) -> Result<()> {
 const MAX_FACTORS: usize = 128;
 
 /// What finding a solution may cost, counted in ranks that are looked at: some tenths of a second.
-const BUDGET: usize = 1 << 21;
+const BUDGET: usize = 1 << 20;
 
 /// What an assignment costs to look at, and what a plan does, in the same measure.
-const ASSIGNMENT_COST: usize = 16;
-const PLAN_COST: usize = 8_000;
+const ASSIGNMENT_COST: usize = 8;
+const PLAN_COST: usize = 2_000;
 
 /// Bytes, reshards, position in the fixed order.
 type Score = (u64, usize, usize);

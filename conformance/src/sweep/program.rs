@@ -1,0 +1,192 @@
+//! One program under shardings of its operands.
+
+use super::{
+    Coverage, Options, Precision, Report,
+    backward::Backward,
+    compare::{Expected, compare_with},
+    layouts::{Layouts, picked, shardings},
+};
+use anymesh_core::{Error, Mesh, Place, Result, Tensor};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// What is held against itself.
+pub(super) struct Program<'a> {
+    /// What failures call it.
+    pub(super) name: String,
+    pub(super) precision: Precision,
+    /// What it does with its operands; results of programs without any go to the place.
+    pub(super) run: &'a dyn Fn(&[Option<Tensor>], &Place) -> Result<Vec<Tensor>>,
+}
+
+impl Program<'_> {
+    /// Runs it; a panic is one wrong case and not the end of the sweep.
+    pub(super) fn call(&self, operands: &[Option<Tensor>], place: &Place) -> Result<Vec<Tensor>> {
+        catch_unwind(AssertUnwindSafe(|| (self.run)(operands, place)))
+            .unwrap_or_else(|_| Err(Error::argument("sweep", "inputs", "panicked")))
+    }
+}
+
+/// Failures of one op that are written out.
+const SHOWN: u64 = 3;
+
+/// The sweep of one op.
+pub(super) struct Sweep<'a> {
+    pub(super) options: &'a Options,
+    report: Report,
+    coverage: Coverage,
+}
+
+impl<'a> Sweep<'a> {
+    pub(super) fn new(op: &str, options: &'a Options) -> Self {
+        Self {
+            options,
+            report: Report::default(),
+            coverage: Coverage {
+                op: op.into(),
+                cases: 0,
+                possible: 0,
+            },
+        }
+    }
+
+    /// What was found.
+    pub(super) fn finish(mut self) -> Report {
+        self.report.ops.push(self.coverage);
+        self.report
+    }
+
+    pub(super) fn fail(&mut self, failure: String) {
+        self.report.failed += 1;
+        if self.report.failed <= SHOWN {
+            self.report.failures.push(failure);
+        }
+    }
+
+    /// Notes that the device says it cannot run something.
+    pub(super) fn unsupported(&mut self) {
+        self.report.unsupported += 1;
+    }
+
+    /// Notes that there are `possible` cases of something on a mesh, and picks some.
+    fn pick(
+        &mut self,
+        possible: u64,
+        mesh: &Mesh,
+        which: usize,
+    ) -> impl ExactSizeIterator<Item = u64> + use<> {
+        // Samples and meshes do not all look at the same corner.
+        let mut hasher = DefaultHasher::new();
+        (
+            self.options.seed,
+            &self.coverage.op,
+            mesh.to_string(),
+            which,
+        )
+            .hash(&mut hasher);
+        let picked = picked(possible, self.options.limit, hasher.finish());
+        self.coverage.possible = self.coverage.possible.saturating_add(possible);
+        self.coverage.cases += picked.len() as u64;
+        picked
+    }
+
+    /// Holds a program with these plain operands against itself on a mesh; `which` of the op's
+    /// samples it is. An error of the program without a mesh is an error here only if it cannot run
+    /// on the device: otherwise it must be the same on the mesh.
+    pub(super) fn program(
+        &mut self,
+        program: &Program<'_>,
+        inputs: &[Option<Tensor>],
+        mesh: &Mesh,
+        which: usize,
+    ) -> Result<()> {
+        let device = mesh.device(0);
+        let expected = match program.call(inputs, &device.into()) {
+            Ok(results) => Ok(results
+                .iter()
+                .map(Expected::new)
+                .collect::<Result<Vec<_>>>()?),
+            Err(error @ Error::Unsupported { .. }) => return Err(error),
+            Err(error) => Err(error),
+        };
+        if inputs.iter().all(Option::is_none) {
+            // Nothing to lay out but the result itself.
+            let rank = expected.as_ref().ok().and_then(|all| all.first());
+            let ways = shardings(rank.map_or(0, |e| e.shape.len()), mesh.axes().len(), &[]);
+            for case in self.pick(ways.len() as u64, mesh, which) {
+                let place = Place {
+                    mesh: mesh.clone(),
+                    sharding: ways[case as usize].clone(),
+                };
+                self.check(program, &[], program.call(&[], &place), &expected);
+            }
+            return Ok(());
+        }
+        let mut layouts = inputs
+            .iter()
+            .map(|x| Layouts::new(x.as_ref(), mesh))
+            .collect::<Result<Vec<_>>>()?;
+        let possible = layouts
+            .iter()
+            .fold(1u64, |n, list| n.saturating_mul(list.len() as u64));
+        let place = Place::from(mesh);
+        let backward = if self.options.gradients && expected.is_ok() {
+            Backward::new(program, inputs, mesh)?
+        } else {
+            None
+        };
+        for case in self.pick(possible, mesh, which) {
+            let mut at = case;
+            let mut operands = Vec::with_capacity(layouts.len());
+            for list in &mut layouts {
+                operands.push(list.get((at % list.len() as u64) as usize)?);
+                at /= list.len() as u64;
+            }
+            let actual = program.call(&operands, &place);
+            self.check(program, &operands, actual, &expected);
+            if let Some(backward) = &backward {
+                self.report.gradients += 1;
+                if let Err(why) = backward.check(program, &operands, &place, case) {
+                    self.fail(format!(
+                        "gradient of {} of {}: {why}",
+                        program.name,
+                        types(&operands)
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(
+        &mut self,
+        program: &Program<'_>,
+        operands: &[Option<Tensor>],
+        actual: Result<Vec<Tensor>>,
+        expected: &Result<Vec<Expected>>,
+    ) {
+        let result = match (actual, expected) {
+            (Ok(actual), Ok(expected)) => compare_with(program.precision, &actual, expected),
+            (Err(actual), Err(expected)) if actual == *expected => Ok(()),
+            (Err(actual), Err(expected)) => {
+                Err(format!("is the error '{actual}', expected '{expected}'"))
+            }
+            (Err(error), Ok(_)) => Err(error.to_string()),
+            (Ok(_), Err(error)) => Err(format!("worked, expected the error '{error}'")),
+        };
+        if let Err(why) = result {
+            self.fail(format!("{} of {}: {why}", program.name, types(operands)));
+        }
+    }
+}
+
+fn types(operands: &[Option<Tensor>]) -> String {
+    operands
+        .iter()
+        .flatten()
+        .map(Tensor::type_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,7 @@
+//! Moving data between ranks: plans and what they do to tensors, and what carries them.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod reshard;
+mod transport;

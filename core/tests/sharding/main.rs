@@ -1,0 +1,11 @@
+//! Ops on meshes, held against the same ops on one device, and their rules.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod basics;
+mod facts;
+mod index;
+mod nn;
+mod rules;
+mod views;
