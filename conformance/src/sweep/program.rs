@@ -25,7 +25,7 @@ impl Program<'_> {
     /// Runs it; a panic is one wrong case and not the end of the sweep.
     pub(super) fn call(&self, operands: &[Option<Tensor>], place: &Place) -> Result<Vec<Tensor>> {
         catch_unwind(AssertUnwindSafe(|| (self.run)(operands, place)))
-            .unwrap_or_else(|_| Err(Error::argument("sweep", "inputs", "panicked")))
+            .unwrap_or_else(|_| Err(Error::argument("sweep", "operands", "panicked")))
     }
 }
 

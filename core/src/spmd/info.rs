@@ -1,7 +1,7 @@
 //! What is known about an op beside its code: above all by which rule it runs on a mesh.
 //!
 //! A rule exists once. [`Call`](super::Call) takes an [`OpInfo`], so what runs stands in a table;
-//! and `core/tests/rules.rs` runs every op on meshes and holds the table against what it saw, so
+//! and `core/tests/sharding/rules.rs` runs every op on meshes and holds the table against what it saw, so
 //! what stands in the table runs.
 
 use super::rule::{Operands, Rule};
