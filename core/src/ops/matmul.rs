@@ -413,6 +413,10 @@ impl Tensor {
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let op = "linear";
         check_rank(op, weight, 2)?;
+        // Here, where the weight is the one that was given and not its transpose.
+        if let Some(last) = self.rank().checked_sub(1) {
+            check_inner(op, self, weight, last, 1)?;
+        }
         let dtype = self.dtype().promote(weight.dtype());
         if let Some(bias) = bias.filter(|b| b.dims() != [weight.shape()[0]]) {
             return Err(Error::shape(
@@ -478,7 +482,6 @@ impl Tensor {
                 self.cast(number_type(op, &[self, weight])?)?,
                 weight.cast(dtype)?,
             );
-            check_inner(op, self, weight, self.rank() - 1, 1)?;
             let bias = bias.map(|b| b.cast(dtype.promote(b.dtype()))).transpose()?;
             let tensors: SmallVec<[&Tensor; 3]> = [&x, &matrix].into_iter().chain(&bias).collect();
             return Call::of(&LINEAR, &tensors)
