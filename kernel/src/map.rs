@@ -651,7 +651,7 @@ mod tests {
             b.load(DType::BF16),
             b.load(DType::Bool),
         );
-        let (chosen, zero) = (c.select(x, y), b.constant(0.0, Kind::F32));
+        let (chosen, zero) = (c.select(x, y), b.constant(0.0, DType::F32));
         let filled = x.inside().select(chosen, zero);
         let program = b
             .finish(&[(filled, DType::BF16), (y * 2.0, DType::BF16)])
