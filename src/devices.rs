@@ -7,7 +7,7 @@ use std::sync::Once;
 
 /// A device that this build knows about, whether or not it can be opened.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundDevice {
     /// The name [`device`] takes.
     pub name: String,
     /// What it is.
@@ -81,12 +81,12 @@ pub fn default_device() -> Result<Device> {
 }
 
 /// Every device of every backend of this build.
-pub fn found() -> Vec<Found> {
+pub fn found() -> Vec<FoundDevice> {
     let mut list = Vec::new();
     #[cfg(feature = "cpu")]
     {
         let cpu = anymesh_backend_cpu::device();
-        list.push(Found {
+        list.push(FoundDevice {
             name: "cpu".into(),
             description: cpu.backend().capabilities().description.clone(),
             software: false,
@@ -98,7 +98,7 @@ pub fn found() -> Vec<Found> {
         let adapters = anymesh_backend_wgpu::adapters();
         if adapters.is_empty() {
             let problem = anymesh_backend_wgpu::device(None).err();
-            list.push(Found {
+            list.push(FoundDevice {
                 name: "wgpu".into(),
                 description: "Vulkan, Metal, DX12 or GL".into(),
                 software: false,
@@ -106,7 +106,7 @@ pub fn found() -> Vec<Found> {
             });
         }
         for adapter in adapters {
-            list.push(Found {
+            list.push(FoundDevice {
                 name: format!("wgpu:{}", adapter.index),
                 description: adapter.to_string(),
                 software: adapter.software,
@@ -118,7 +118,7 @@ pub fn found() -> Vec<Found> {
     match anymesh_backend_cuda::gpus() {
         Ok(gpus) => {
             for (index, description) in gpus.into_iter().enumerate() {
-                list.push(Found {
+                list.push(FoundDevice {
                     name: format!("cuda:{index}"),
                     description,
                     software: false,
@@ -126,7 +126,7 @@ pub fn found() -> Vec<Found> {
                 });
             }
         }
-        Err(problem) => list.push(Found {
+        Err(problem) => list.push(FoundDevice {
             name: "cuda".into(),
             description: "NVIDIA GPUs".into(),
             software: false,

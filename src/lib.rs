@@ -118,7 +118,7 @@ pub use anymesh_checkpoint as checkpoint;
 pub use anymesh_conformance as conformance;
 pub use anymesh_core::*;
 #[cfg(not(target_family = "wasm"))]
-pub use devices::{Found, default_device, device, found};
+pub use devices::{FoundDevice, default_device, device, found};
 
 /// The backends that this build has.
 pub mod backends {

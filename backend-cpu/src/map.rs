@@ -42,14 +42,14 @@ impl Scratch {
 
 /// A program bound to its operands.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct BoundProgram<'a> {
     op: &'static str,
     program: &'a MapProgram,
     params: &'a [Scalar],
     grid: Grid<'a>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> BoundProgram<'a> {
     /// `inputs` are those of the call, or copies that are easier to read. `order` permutes the axes
     /// of the call's shape; linear positions then count in that order.
     pub(crate) fn new(
@@ -272,7 +272,7 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
         return Ok(smallvec![copy::copy(&input.view)?.buffer()]);
     }
     let straight = copy::straightened(&call.inputs)?;
-    let plan = Plan::new(call, straight.as_deref().unwrap_or(&call.inputs), None)?;
+    let plan = BoundProgram::new(call, straight.as_deref().unwrap_or(&call.inputs), None)?;
     let outputs = &call.program.outputs;
     let mut memories = outputs
         .iter()

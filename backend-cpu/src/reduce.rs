@@ -7,7 +7,7 @@ use crate::{
     element::{Held, store},
     fold::{Arg, Extreme, Fold, LogSumExp, ProdFloat, ProdInt, SumFloat, SumInt},
     frame::{BLOCK, Src},
-    map::{Plan, Scratch},
+    map::{BoundProgram, Scratch},
     memory::Memory,
     parallel,
 };
@@ -125,7 +125,7 @@ fn run<F: Fold>(call: &ReduceCall, fold: F) -> Result<Buffer> {
     let (order, space) = Space::new(call.map.shape.dims(), &call.axes);
     let straight = copy::straightened(&call.map.inputs)?;
     let inputs = straight.as_deref().unwrap_or(&call.map.inputs);
-    let plan = Plan::new(&call.map, inputs, Some(&order))?;
+    let plan = BoundProgram::new(&call.map, inputs, Some(&order))?;
     let mut accs = vec![fold.start(); space.outer * space.parts * space.inner];
     if space.reduced * space.inner <= BLOCK {
         small_units(&plan, &fold, &space, &mut accs)?;
@@ -150,7 +150,7 @@ fn run<F: Fold>(call: &ReduceCall, fold: F) -> Result<Buffer> {
 
 /// Many reductions that fit one block together.
 fn small_units<F: Fold>(
-    plan: &Plan<'_>,
+    plan: &BoundProgram<'_>,
     fold: &F,
     space: &Space,
     accs: &mut [F::Acc],
@@ -176,7 +176,7 @@ fn small_units<F: Fold>(
 
 /// Reductions that take several blocks each.
 fn large_units<F: Fold>(
-    plan: &Plan<'_>,
+    plan: &BoundProgram<'_>,
     fold: &F,
     space: &Space,
     accs: &mut [F::Acc],

@@ -125,7 +125,7 @@ impl CublasLt {
         out: u64,
     ) -> Result<(), String> {
         client.flush().map_err(|e| e.to_string())?;
-        let plan = Plan::new(&problem)?;
+        let plan = ProductPlan::new(&problem)?;
         let (one, zero) = (1f32.to_bits(), 0u32);
         let (one64, zero64) = (1f64.to_bits(), 0u64);
         let (alpha, beta): (*const c_void, *const c_void) = match problem.dtype {
@@ -198,12 +198,12 @@ fn element(dtype: DType) -> Type {
 }
 
 /// The library's descriptors of a problem.
-struct Plan {
+struct ProductPlan {
     matmul: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
-impl Plan {
+impl ProductPlan {
     fn new(problem: &Problem) -> Result<Self, String> {
         let text = |e: lt::CublasError| e.to_string();
         // Full f32, not TF32: precision is not given away unasked.
@@ -324,7 +324,7 @@ impl Plan {
     }
 }
 
-impl Drop for Plan {
+impl Drop for ProductPlan {
     fn drop(&mut self) {
         // SAFETY: made in `new`, destroyed once.
         unsafe {
@@ -438,7 +438,7 @@ impl CublasLt {
         let algorithm = match algorithms.get(&problem) {
             Some(known) => *known,
             None => {
-                let found = Plan::new(&problem)
+                let found = ProductPlan::new(&problem)
                     .and_then(|plan| plan.choose(self.handle, &problem))
                     .map_err(failed)?;
                 algorithms.insert(problem, found);

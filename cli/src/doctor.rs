@@ -5,7 +5,7 @@ use anymesh::conformance::{
     gradients::{Check, Table},
     indexing, sweep,
 };
-use anymesh::{DType, Device, Found, Result, ops};
+use anymesh::{DType, Device, FoundDevice, Result, ops};
 use clap::Args;
 use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
@@ -66,7 +66,7 @@ fn self_test_cases() -> Vec<cases::Case> {
     first.into_values().collect()
 }
 
-fn describe(found: &Found, device: &Device) {
+fn describe(found: &FoundDevice, device: &Device) {
     let caps = device.backend().capabilities();
     let missing: Vec<&str> = DType::ALL
         .into_iter()
@@ -108,7 +108,7 @@ fn self_test(device: &Device, oracle: &Device) -> bool {
     failures.is_empty()
 }
 
-fn open(found: &Found) -> Result<Device> {
+fn open(found: &FoundDevice) -> Result<Device> {
     match &found.problem {
         Some(problem) => Err(problem.clone()),
         None => anymesh::device(&found.name),
@@ -122,9 +122,9 @@ impl Doctor {
             env!("CARGO_PKG_VERSION"),
             ops::catalog().len()
         );
-        let found: Vec<Found> = match &self.device {
+        let found: Vec<FoundDevice> = match &self.device {
             None => anymesh::found(),
-            Some(name) => vec![Found {
+            Some(name) => vec![FoundDevice {
                 name: name.clone(),
                 description: String::new(),
                 software: false,

@@ -29,7 +29,7 @@ enum Command {
     /// Explain what an op does with given shardings: letters, choices, costs, results.
     Rule(rule::RuleCommand),
     /// Print the steps, bytes and bounds of a reshard.
-    Plan(plan::Plan),
+    Plan(plan::PlanCommand),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.

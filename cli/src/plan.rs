@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Arguments of `anymesh plan`.
 #[derive(Args)]
-pub(crate) struct Plan {
+pub(crate) struct PlanCommand {
     /// Axes and sizes, such as dp=2,tp=4.
     #[arg(long)]
     mesh: Option<String>,
@@ -70,7 +70,7 @@ pub(crate) fn answer(request: &Value) -> Result<Value> {
     Ok(reshard::plan(&mesh, &shape, dtype, &from, &to, objective)?.to_json())
 }
 
-impl Plan {
+impl PlanCommand {
     pub(crate) fn run(&self) -> Result<()> {
         if self.jsonl {
             return server::serve(answer);

@@ -121,10 +121,10 @@ impl Inst {
 /// A validated elementwise program. Made by a [`Builder`], never changed, and cheap to clone,
 /// compare and hash: its handles share the [instructions](Program).
 #[derive(Clone)]
-pub struct MapProgram(Arc<Known>);
+pub struct MapProgram(Arc<Hashed>);
 
 /// A program and what is asked of it at every launch.
-struct Known {
+struct Hashed {
     hash: u64,
     can_fault: bool,
     program: Program,
@@ -172,7 +172,7 @@ impl From<Program> for MapProgram {
         // The same in every process: names of kernels are made from it.
         let mut hasher = DefaultHasher::new();
         program.hash(&mut hasher);
-        Self(Arc::new(Known {
+        Self(Arc::new(Hashed {
             hash: hasher.finish(),
             can_fault: (0..program.insts.len()).any(|i| program.faults(i)),
             program,

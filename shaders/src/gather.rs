@@ -34,14 +34,14 @@ struct Axis {
 
 /// A position that index tensors choose, as it is fixed when a kernel is compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Plan {
+pub(crate) struct IndexPlan {
     pub(crate) rank: usize,
     axes: Vec<Axis>,
 }
 
-/// A [`Plan`] with what changes from launch to launch.
+/// A [`IndexPlan`] with what changes from launch to launch.
 pub(crate) struct Indexing {
-    pub(crate) plan: Plan,
+    pub(crate) plan: IndexPlan,
     pub(crate) shape: Shape,
     /// Sizes of the iteration space; offset and steps of the base; for each axis offset and steps
     /// of its indices, the distance that one step of the index goes, and the size it must stay
@@ -70,7 +70,7 @@ impl Indexing {
             shape = Shape::from([1]);
         }
         let mut out = Self {
-            plan: Plan {
+            plan: IndexPlan {
                 rank: shape.rank(),
                 axes: vec![],
             },
@@ -138,7 +138,7 @@ pub(crate) fn locate(
     coordinates: &Sequence<usize>,
     numbers: &Sequence<usize>,
     faults: &mut [u32],
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<IndexPlan>,
 ) -> Place {
     let rank = comptime!(plan.rank);
     let mut at = affine(coordinates, numbers, rank, rank);
@@ -188,7 +188,7 @@ fn check_kernel(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     count: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<IndexPlan>,
 ) {
     if ABSOLUTE_POS < count {
         let here = coordinates(ABSOLUTE_POS, numbers, plan.rank);
@@ -205,7 +205,7 @@ fn gather_units<N: Size>(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     units: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<IndexPlan>,
 ) {
     let unit = ABSOLUTE_POS;
     if unit < units {
@@ -257,7 +257,7 @@ fn gather_each<N: Size>(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     elements: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<IndexPlan>,
     #[comptime] how: Each,
 ) {
     let rank = comptime!(plan.rank);

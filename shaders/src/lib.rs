@@ -76,9 +76,9 @@ pub struct CubeBackend {
     capabilities: Capabilities,
     faults: Handle,
     /// The programs of kernels that were launched, as they are compiled.
-    programs: Interner<program::Plan>,
-    /// Likewise, how kernels find places by indices.
-    indexings: Interner<gather::Plan>,
+    programs: Interner<program::MapPlan>,
+    /// How kernels find places by indices.
+    indexings: Interner<gather::IndexPlan>,
     /// Whether threads can exchange values in groups.
     planes: bool,
     /// Whether the device's own float functions are accurate.

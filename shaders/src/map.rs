@@ -3,7 +3,7 @@
 use crate::{
     CubeBackend, Memory,
     intern::Interned,
-    program::{Bound, Inputs, Plan, address_of, bind, eval_stored},
+    program::{Bound, Inputs, MapPlan, address_of, bind, eval_stored},
     reg::Raw,
     words::{self, U2, U4},
 };
@@ -117,7 +117,7 @@ fn run(
     faults: &mut Sequence<Box<[u32]>>,
     first: usize,
     chunks: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] unroll: usize,
 ) {
     intrinsic!(|scope| {
@@ -169,7 +169,7 @@ fn map_kernel(
     out: &mut Outputs,
     faults: &mut Sequence<Box<[u32]>>,
     chunks: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] unroll: usize,
 ) {
     let first = CUBE_POS * comptime!(CUBE as usize * unroll) + UNIT_POS as usize;

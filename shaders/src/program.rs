@@ -44,7 +44,7 @@ pub(crate) struct Source {
 
 /// Everything about a map call that is fixed when its kernel is compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Plan {
+pub(crate) struct MapPlan {
     pub(crate) program: MapProgram,
     rank: usize,
     sources: Vec<Source>,
@@ -56,7 +56,7 @@ pub(crate) struct Plan {
 
 /// What changes from launch to launch: numbers, parameters and buffers by word width.
 pub(crate) struct Bound {
-    pub(crate) plan: Plan,
+    pub(crate) plan: MapPlan,
     pub(crate) address: AddressType,
     pub(crate) numbers: Vec<usize>,
     pub(crate) params: Vec<u32>,
@@ -129,7 +129,7 @@ impl Bound {
         let (inputs, indices) = strides.split_at(call.inputs.len());
 
         let mut bound = Bound {
-            plan: Plan {
+            plan: MapPlan {
                 program: call.program.clone(),
                 rank: shape.rank(),
                 sources: vec![],
@@ -495,7 +495,7 @@ fn splat_wide_param(low: u32, high: u32) -> Q4 {
 struct Lanes<'a> {
     scope: &'a Scope,
     inputs: &'a InputsExpand,
-    plan: &'a Plan,
+    plan: &'a MapPlan,
     start: NativeExpand<usize>,
     first: Option<SequenceExpand<usize>>,
     each: Option<Vec<SequenceExpand<usize>>>,
@@ -673,7 +673,7 @@ impl<'a> Evaluation<'a> {
     fn new(
         scope: &'a Scope,
         inputs: &'a InputsExpand,
-        plan: &'a Plan,
+        plan: &'a MapPlan,
         start: NativeExpand<usize>,
         wanted: impl Fn(usize) -> bool,
         fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
@@ -796,7 +796,7 @@ impl<'a> Evaluation<'a> {
 pub(crate) fn eval(
     scope: &Scope,
     inputs: &InputsExpand,
-    plan: &Plan,
+    plan: &MapPlan,
     start: NativeExpand<usize>,
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Reg> {
@@ -810,7 +810,7 @@ pub(crate) fn eval(
 pub(crate) fn eval_stored(
     scope: &Scope,
     inputs: &InputsExpand,
-    plan: &Plan,
+    plan: &MapPlan,
     start: NativeExpand<usize>,
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Raw> {

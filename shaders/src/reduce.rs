@@ -10,7 +10,7 @@ use crate::{
     CubeBackend, Memory,
     intern::Interned,
     map::CUBE,
-    program::{Inputs, Plan, bind, eval},
+    program::{Inputs, MapPlan, bind, eval},
     reg::Reg,
     words::{D4, F4, U4},
 };
@@ -325,7 +325,7 @@ fn elements<T: Numeric>(
     inputs: &Inputs,
     faults: &mut Sequence<Box<[u32]>>,
     start: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
 ) -> Vector<T, Const<4>> {
     intrinsic!(|scope| {
         let mut fault = |lanes| crate::fault::divided(scope, faults, lanes);
@@ -351,7 +351,7 @@ fn reduce_rows<T: Numeric>(
     chunks_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {
@@ -407,7 +407,7 @@ fn reduce_columns<T: Numeric>(
     rows_per_split: usize,
     identity: InputScalar,
     scale: InputScalar,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {

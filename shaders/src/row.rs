@@ -8,7 +8,7 @@ use crate::{
     intern::Interned,
     map::{CUBE, Outputs, store},
     math,
-    program::{Inputs, Plan, eval},
+    program::{Inputs, MapPlan, eval},
     reg::Reg,
     words::F4,
 };
@@ -120,7 +120,7 @@ fn lane_max(x: F4) -> f32 {
 fn operand(
     inputs: &Inputs,
     start: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] which: usize,
 ) -> F4 {
     intrinsic!(|scope| {
@@ -149,7 +149,7 @@ fn row_kernel(
     length: usize,
     lowest: f32,
     eps: f32,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<MapPlan>,
     #[comptime] fused: Fused,
 ) {
     let width = comptime!(fused.width as usize);

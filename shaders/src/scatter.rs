@@ -9,7 +9,7 @@
 
 use crate::{
     CubeBackend, Memory,
-    gather::{Indexing, Plan, address, locate},
+    gather::{IndexPlan, Indexing, address, locate},
     intern::Interned,
     map::CUBE,
     program::{affine, coordinates, wrap},
@@ -35,7 +35,7 @@ fn find_rows(
     faults: &mut [u32],
     numbers: &Sequence<usize>,
     count: usize,
-    #[comptime] plan: Interned<Plan>,
+    #[comptime] plan: Interned<IndexPlan>,
 ) {
     let position = ABSOLUTE_POS;
     if position < count {

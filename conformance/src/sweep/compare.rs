@@ -68,7 +68,7 @@ pub fn values(t: &Tensor) -> Result<Vec<f64>> {
 }
 
 /// The tensor with nothing partial.
-fn settled(x: &Tensor) -> Result<Tensor> {
+fn without_partials(x: &Tensor) -> Result<Tensor> {
     x.detach().reshard(x.sharding().whole())
 }
 
@@ -106,7 +106,7 @@ pub(super) fn compare_with(
         if actual.is_plain() {
             return Err(format!("result {o} has left the mesh"));
         }
-        let whole = settled(actual).map_err(|e| e.to_string())?;
+        let whole = without_partials(actual).map_err(|e| e.to_string())?;
         let mut seen: Vec<(Region, Tensor)> = vec![];
         for (rank, part) in whole.shards() {
             let region = whole.sharding().region(whole.mesh(), rank, whole.shape());

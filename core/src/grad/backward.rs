@@ -31,14 +31,14 @@ struct Pending {
 
 /// The gradients that a pass found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct PassGradients {
     /// By node and result.
     pub(super) gradients: HashMap<(u64, usize), Tensor>,
     /// What results depend on, but through a function that is flat.
     flat: Vec<Edge>,
 }
 
-impl Found {
+impl PassGradients {
     /// The tensors whose gradient is wanted and zero, because all ways to them are flat.
     pub(super) fn zeros(&self) -> HashSet<(u64, usize)> {
         let (mut seen, mut zeros) = (HashSet::new(), HashSet::new());
@@ -58,7 +58,7 @@ impl Found {
 
 impl Pass<'_> {
     /// The gradients of the targets, from those of some results.
-    pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<Found> {
+    pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<PassGradients> {
         let needed = self
             .targets
             .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
@@ -76,7 +76,7 @@ impl Pass<'_> {
                 for (edge, gradient) in seeds {
                     add(&mut pending, &edge, gradient)?;
                 }
-                let mut found = Found::default();
+                let mut found = PassGradients::default();
                 // The highest number first: everything that used a node's results has been visited
                 // by then.
                 while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
@@ -129,7 +129,7 @@ impl Pass<'_> {
     }
 
     /// Keeps the gradients of a node that was asked for; whether the pass is to stop there.
-    fn take(&self, node: &Arc<Node>, grads: &[Option<Tensor>], found: &mut Found) -> bool {
+    fn take(&self, node: &Arc<Node>, grads: &[Option<Tensor>], found: &mut PassGradients) -> bool {
         let Some(targets) = self.targets else {
             for (slot, gradient) in grads.iter().enumerate() {
                 if let (Some(gradient), true) = (gradient, node.is_retained(slot)) {

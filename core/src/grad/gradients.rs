@@ -1,7 +1,7 @@
 //! What a backward pass found.
 
 use super::{
-    backward::Found,
+    backward::PassGradients,
     tape::{Edge, Mode},
 };
 use crate::{Error, NoGradient, Result, Tensor};
@@ -41,7 +41,7 @@ enum Held {
 }
 
 impl Gradients {
-    pub(super) fn new(found: Found) -> Self {
+    pub(super) fn new(found: PassGradients) -> Self {
         let zeros = found.zeros();
         let zeros = zeros.into_iter().map(|key| (key, Held::Zero));
         let sums = found.gradients.into_iter();

@@ -26,7 +26,7 @@ use crate::{
     promotion,
     spmd::{Call, Local, plain},
 };
-use gradient::Kept;
+use gradient::ForBackward;
 pub(super) use gradient::name;
 use smallvec::SmallVec;
 
@@ -335,7 +335,7 @@ pub(super) fn run_conv(
         op,
         &tensors,
         || compute(&tensors, job, dtype, &shape, &steps),
-        |_| Ok(Kept::new(input, weight, bias, job).pull()),
+        |_| Ok(ForBackward::new(input, weight, bias, job).pull()),
     )
 }
 

@@ -177,7 +177,7 @@ struct Classes {
 
 /// What the gradient can take over from the forward pass.
 #[derive(Default)]
-struct Found {
+struct ForwardValues {
     /// The log-sum-exp of each position, of size 1 along the classes.
     lse: OnceCell<Tensor>,
     /// What the sum was divided by.
@@ -272,12 +272,12 @@ impl Classes {
     #[track_caller]
     fn run(self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
         let inputs: SmallVec<[&Tensor; 3]> = [x, target].into_iter().chain(weight).collect();
-        let found = Found::default();
+        let found = ForwardValues::default();
         let forward = || self.value(&inputs, &found);
         if weight.is_some_and(|w| w.requires_grad()) {
             // Weights are rarely learned: their gradient is that of the steps.
             let again = move |inputs: &[Tensor]| {
-                let found = Found::default();
+                let found = ForwardValues::default();
                 let out = self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(&found))?;
                 Ok(smallvec![self.divided(out, &found)?])
             };
@@ -300,7 +300,7 @@ impl Classes {
     }
 
     #[track_caller]
-    fn value(&self, inputs: &[&Tensor], found: &Found) -> Result<Tensor> {
+    fn value(&self, inputs: &[&Tensor], found: &ForwardValues) -> Result<Tensor> {
         let (op, x, target, weight) = (self.op, inputs[0], inputs[1], inputs.get(2).copied());
         let out = if plain(op, inputs)? {
             self.losses(x, target, weight, Some(found))?
@@ -332,7 +332,7 @@ impl Classes {
 
     /// The loss, or the sum of losses divided by what is counted.
     #[track_caller]
-    fn divided(&self, mut out: Outputs, found: &Found) -> Result<Tensor> {
+    fn divided(&self, mut out: Outputs, found: &ForwardValues) -> Result<Tensor> {
         let total = out.remove(0);
         match out.pop() {
             Some(counted) => {
@@ -375,7 +375,7 @@ impl Classes {
         x: &Tensor,
         target: &Tensor,
         weight: Option<&Tensor>,
-        found: Option<&Found>,
+        found: Option<&ForwardValues>,
     ) -> Result<Outputs> {
         let (op, kind) = (self.op, compute_type([x]));
         let column = self.column(x, weight)?;

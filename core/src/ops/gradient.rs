@@ -39,7 +39,7 @@ fn derivatives(program: &MapProgram) -> Result<Arc<Derivatives>> {
 }
 
 /// What a map was called with, as far as its derivatives need it.
-struct Kept {
+struct ForBackward {
     op: &'static str,
     derivatives: Arc<Derivatives>,
     shape: Shape,
@@ -51,7 +51,7 @@ struct Kept {
     shapes: SmallVec<[Shape; 3]>,
 }
 
-impl Kept {
+impl ForBackward {
     fn new(map: &Map<'_>, tensors: &[&Tensor]) -> Result<Self> {
         let derivatives = derivatives(map.program)?;
         let used = |k: usize| {
@@ -203,7 +203,7 @@ impl Map<'_> {
             return constant(self.op, tensors, run);
         }
         record(self.op, tensors, run, |_| {
-            let kept = Kept::new(self, tensors)?;
+            let kept = ForBackward::new(self, tensors)?;
             Ok(move |back: &Back<'_>| {
                 let mut pulled = Pulled::new();
                 for input in 0..kept.shapes.len() {
@@ -253,7 +253,7 @@ impl Reduce<'_> {
             operands,
             || self.compute(),
             |out| {
-                let kept = Kept::new(
+                let kept = ForBackward::new(
                     &Map {
                         params,
                         ..Map::new(op, program, shape)

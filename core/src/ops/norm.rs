@@ -18,7 +18,7 @@ use crate::{
     spmd::{Call, plain, without_partials},
     tensor::Outputs,
 };
-use gradient::Kept;
+use gradient::ForBackward;
 use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file. Where what is normalised over is cut, only means and variances cross.
@@ -323,7 +323,7 @@ impl Tensor {
         };
         let pull = |out: &Outputs| {
             let axes: Dims = (0..self.rank()).filter(|d| *d != 1).collect();
-            let kept = Kept::new(op, self, [weight, bias], axes, false, eps);
+            let kept = ForBackward::new(op, self, [weight, bias], axes, false, eps);
             let (mean, var) = (out[1].clone(), out[2].clone());
             Ok(move |b: &Back<'_>| {
                 let x = &kept.x;
@@ -557,7 +557,7 @@ fn trailing(
         .collect();
     let run = || trailing_values(op, x, dims, rms, eps, parameters, channels, &tensors);
     record1(op, &tensors, run, |_| {
-        let kept = Kept::new(
+        let kept = ForBackward::new(
             op,
             x,
             parameters,
@@ -699,7 +699,7 @@ fn channel_groups(
         .collect();
     let run = || group_values(info, x, groups, parameters, eps, &tensors);
     record1(op, &tensors, run, |_| {
-        let kept = Kept::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
+        let kept = ForBackward::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
         Ok(move |b: &Back<'_>| {
             let (apart, beside) = apart(&kept.x, groups);
             let [weight, bias] = [&kept.weight, &kept.bias]

@@ -14,7 +14,7 @@ pub(super) type Axes = SmallVec<[usize; 3]>;
 
 /// What a step does. The cheaper to run come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum Collective {
     /// Ranks keep a part of what they have, or fill in the identity of a reduction: nothing is
     /// sent.
     Slice,
@@ -32,22 +32,22 @@ pub enum Kind {
     Exchange,
 }
 
-impl Kind {
+impl Collective {
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Slice => "slice",
-            Kind::AllGather => "all_gather",
-            Kind::AllToAll => "all_to_all",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllReduce => "all_reduce",
-            Kind::Permute => "permute",
-            Kind::Exchange => "exchange",
+            Collective::Slice => "slice",
+            Collective::AllGather => "all_gather",
+            Collective::AllToAll => "all_to_all",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::AllReduce => "all_reduce",
+            Collective::Permute => "permute",
+            Collective::Exchange => "exchange",
         }
     }
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for Collective {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
@@ -58,7 +58,7 @@ const MAX_MESSAGES: u64 = 1 << 14;
 
 /// A step without its ends.
 pub(super) struct Edge {
-    pub(super) kind: Kind,
+    pub(super) kind: Collective,
     pub(super) axes: Axes,
     pub(super) recv_bytes: u64,
     pub(super) peak_bytes: u64,
@@ -133,8 +133,8 @@ impl<'a> Space<'a> {
             .iter()
             .fold(Link::NONE, |link, a| link.slower(self.links[*a]));
         let recv_bytes = match kind {
-            Kind::AllReduce => self.all_reduce_bytes(self.local(from), k),
-            Kind::ReduceScatter => self.reduce_scatter_bytes(self.local(to), k),
+            Collective::AllReduce => self.all_reduce_bytes(self.local(from), k),
+            Collective::ReduceScatter => self.reduce_scatter_bytes(self.local(to), k),
             _ => traffic.missing * self.size,
         };
         let ring = |rounds: u64| {
@@ -143,10 +143,10 @@ impl<'a> Space<'a> {
                 + recv_bytes as f64 / link.bandwidth
         };
         let seconds = match kind {
-            Kind::Slice => 0.0,
-            Kind::AllReduce => ring(2),
-            Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter => ring(1),
-            Kind::Permute | Kind::Exchange => {
+            Collective::Slice => 0.0,
+            Collective::AllReduce => ring(2),
+            Collective::AllGather | Collective::AllToAll | Collective::ReduceScatter => ring(1),
+            Collective::Permute | Collective::Exchange => {
                 self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing)
             }
         };
@@ -177,9 +177,9 @@ impl<'a> Space<'a> {
         from: &Sharding,
         to: &Sharding,
         traffic: Traffic,
-    ) -> Option<(Kind, Axes)> {
+    ) -> Option<(Collective, Axes)> {
         if self.empty {
-            return Some((Kind::Slice, Axes::new()));
+            return Some((Collective::Slice, Axes::new()));
         }
         let resolved = to_resolve(from, to);
         if resolved != 0 {
@@ -204,16 +204,16 @@ impl<'a> Space<'a> {
         }
         // Odd sizes can leave nothing to send, whatever the cuts look like.
         if left.is_empty() || traffic.missing == 0 {
-            return Some((Kind::Slice, Axes::new()));
+            return Some((Collective::Slice, Axes::new()));
         }
         let mask = left.iter().fold(0, |mask, a| mask | 1 << a);
         let kind = match (apart, new) {
-            (true, 0) if entered == 0 => Kind::AllGather,
-            (true, 0) if entered == mask => Kind::AllToAll,
-            (_, 0) if same_parts => Kind::Permute,
-            _ => Kind::Exchange,
+            (true, 0) if entered == 0 => Collective::AllGather,
+            (true, 0) if entered == mask => Collective::AllToAll,
+            (_, 0) if same_parts => Collective::Permute,
+            _ => Collective::Exchange,
         };
-        if kind >= Kind::Permute {
+        if kind >= Collective::Permute {
             left.extend(bits(
                 Route::new(self.mesh, &self.links, from, to).turn_mask() & !mask,
             ));
@@ -227,7 +227,7 @@ impl<'a> Space<'a> {
         from: &Sharding,
         to: &Sharding,
         resolved: u32,
-    ) -> Option<(Kind, Axes)> {
+    ) -> Option<(Collective, Axes)> {
         if to.partial_mask() & !(from.partial_mask() & !resolved) != 0 {
             return None;
         }
@@ -242,9 +242,9 @@ impl<'a> Space<'a> {
             }
         }
         match scattered {
-            None => Some((Kind::AllReduce, bits(resolved).collect())),
+            None => Some((Collective::AllReduce, bits(resolved).collect())),
             Some(axes) if axes.iter().fold(0, |mask, a| mask | 1 << a) == resolved => {
-                Some((Kind::ReduceScatter, axes))
+                Some((Collective::ReduceScatter, axes))
             }
             Some(_) => None,
         }

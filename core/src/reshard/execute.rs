@@ -1,7 +1,7 @@
 //! Runs plans.
 
 use super::{
-    Kind, Objective, Step, ValidPlan, across,
+    Collective, Objective, Step, ValidPlan, across,
     boxes::{Inbox, lost, window},
     edge::Route,
     grid::{At, bits},
@@ -81,7 +81,7 @@ pub(crate) fn slice(x: &Tensor, to: &Sharding) -> Result<Tensor> {
         return Ok(x.clone());
     };
     let step = Step {
-        kind: Kind::Slice,
+        kind: Collective::Slice,
         axes: SmallVec::new(),
         from: x.sharding().clone(),
         to: to.clone(),
@@ -149,8 +149,8 @@ impl<'a> Ranks<'a> {
 
     fn step(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
         match step.kind {
-            Kind::AllReduce | Kind::ReduceScatter => self.reduce(x, step, transport),
-            Kind::AllGather => match only_dim(&step.from, &step.axes) {
+            Collective::AllReduce | Collective::ReduceScatter => self.reduce(x, step, transport),
+            Collective::AllGather => match only_dim(&step.from, &step.axes) {
                 Some(dim) => self.by_group(x, step, |parts, _| {
                     transport.all_gather(self.mesh, parts, dim)
                 }),
@@ -320,7 +320,7 @@ impl<'a> Ranks<'a> {
         let mut fills = Fills::default();
         for rank in 0..mesh.ranks() {
             let here = self.here[rank];
-            if here.is_none() && step.kind == Kind::Slice {
+            if here.is_none() && step.kind == Collective::Slice {
                 continue;
             }
             let want = to.region(mesh, rank, x.shape());
@@ -371,7 +371,7 @@ impl<'a> Ranks<'a> {
                 }
             }
         }
-        if step.kind != Kind::Slice {
+        if step.kind != Collective::Slice {
             let mut parts = inbox
                 .deliver(mesh, transport)?
                 .into_iter()

@@ -25,7 +25,7 @@ mod valid;
 
 pub use crate::cost::{CostModel, Link};
 pub use across::{Transfer, plan_across};
-pub use edge::Kind;
+pub use edge::Collective;
 pub use execute::run;
 pub use plan::{Objective, Plan, Step, plan};
 pub use valid::ValidPlan;

@@ -1,7 +1,7 @@
 //! Plans: a list of steps from one sharding to another, with what each costs.
 
 use super::{
-    Kind,
+    Collective,
     edge::{Axes, Space},
     fewest::{Fewest, Path, Rest},
     moves::to_resolve,
@@ -13,7 +13,7 @@ use crate::{DType, Error, Mesh, Result, Shape, Sharding, operand::sharding_text}
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// What it does.
-    pub kind: Kind,
+    pub kind: Collective,
     /// The mesh axes it moves data along, in the order in which groups count their ranks.
     pub axes: Axes,
     /// The sharding before.
@@ -72,12 +72,12 @@ pub struct Plan {
 /// exactly what it lacks.
 ///
 /// ```
-/// # use anymesh_core::{DType, Mesh, Reduction, Shape, Sharding, reshard::{Kind, Objective, plan}};
+/// # use anymesh_core::{DType, Mesh, Reduction, Shape, Sharding, reshard::{Collective, Objective, plan}};
 /// # let mesh = Mesh::new("dp=2, tp=4", &anymesh_backend_cpu::device())?;
 /// let rows = Sharding::replicated().cut(0, 1);
 /// let columns = Sharding::replicated().cut(1, 1);
 /// let plan = plan(&mesh, &Shape::from([64, 64]), DType::F32, &rows, &columns, Objective::Bytes)?;
-/// assert_eq!((plan.steps[0].kind, plan.recv_bytes, plan.lower_bound), (Kind::AllToAll, 3072, Some(3072)));
+/// assert_eq!((plan.steps[0].kind, plan.recv_bytes, plan.lower_bound), (Collective::AllToAll, 3072, Some(3072)));
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn plan(
@@ -142,7 +142,10 @@ fn fewest_bytes(space: &Space, from: &Sharding, to: &Sharding, resolve: u32) -> 
     let to_grid = space.grid(to);
     let rest = |at: &Sharding| {
         let traffic = space.traffic(at, &space.grid(at), to, &to_grid);
-        let exchange = matches!(space.classify(at, to, traffic), Some((Kind::Exchange, _)));
+        let exchange = matches!(
+            space.classify(at, to, traffic),
+            Some((Collective::Exchange, _))
+        );
         Rest {
             bytes: traffic.missing * space.size,
             step: at != to,
@@ -186,7 +189,7 @@ pub(super) fn assemble(
         // Slices in a row are one.
         if let Some(last) = steps
             .last_mut()
-            .filter(|s| s.kind == Kind::Slice && edge.kind == Kind::Slice)
+            .filter(|s| s.kind == Collective::Slice && edge.kind == Collective::Slice)
         {
             last.to = next.clone();
             last.peak_bytes = space

@@ -5,7 +5,7 @@
 //! and a plan that is known before the search begins discards what cannot beat it.
 
 use super::{
-    edge::{Kind, Space},
+    edge::{Collective, Space},
     fewest::{Path, least},
     grid::{Grid, bits},
     moves,
@@ -177,7 +177,7 @@ impl Search<'_> {
             Measure::Seconds => before + edge.seconds,
             Measure::Peak => before.max(edge.peak_bytes as f64),
         };
-        let sliced = edge.kind == Kind::Slice;
+        let sliced = edge.kind == Collective::Slice;
         Some((
             Score(
                 measure,

@@ -1,6 +1,6 @@
 //! Plans that have been checked, which is what runs.
 
-use super::{Kind, Plan, Step, edge::Space};
+use super::{Collective, Plan, Step, edge::Space};
 use crate::{Error, Mesh, Result, Shape, Sharding, Tensor};
 use std::ops::Deref;
 
@@ -132,7 +132,8 @@ fn possible(space: &Space, step: &Step) -> bool {
         Some((kind, axes)) if kind == step.kind => axes == step.axes,
         // An exchange does whatever combines nothing.
         Some((kind, _)) => {
-            step.kind == Kind::Exchange && !matches!(kind, Kind::AllReduce | Kind::ReduceScatter)
+            step.kind == Collective::Exchange
+                && !matches!(kind, Collective::AllReduce | Collective::ReduceScatter)
         }
         None => false,
     }

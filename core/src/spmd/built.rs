@@ -6,7 +6,7 @@
 
 use super::{
     info::RuleForm,
-    rule::{Factor, Factors, Kind, Operands, Rule, Through, letter},
+    rule::{Factor, FactorKind, Factors, Operands, Rule, Through, letter},
 };
 use crate::{Dims, Reduction, Result, Shape};
 use smallvec::{SmallVec, smallvec};
@@ -20,7 +20,7 @@ pub(crate) fn is_true(data: &[i64], at: usize) -> bool {
 }
 
 /// A factor whose size is not known yet.
-fn factor(d: usize, kind: Kind) -> Factor {
+fn factor(d: usize, kind: FactorKind) -> Factor {
     Factor {
         letter: letter(d),
         size: 0,
@@ -81,7 +81,7 @@ fn map(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
 fn spread(operands: &Operands<'_>, ones: &[i64]) -> Rule {
     let mut rule = Rule::default();
     rule.factors
-        .extend((0..ones.len()).map(|d| factor(d, Kind::Pass)));
+        .extend((0..ones.len()).map(|d| factor(d, FactorKind::Pass)));
     for i in 0..operands.count() {
         let lead = ones.len() - operands.rank(i);
         let dim = |d: usize| -> Factors {
@@ -145,8 +145,8 @@ fn reduce(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
     let mut rule = spread(operands, &ones);
     for d in (0..ones.len()).filter(|d| is_axis(*d)) {
         rule.factors[d].kind = match combine {
-            Combine::By(reduction, _) => Kind::Reduce(reduction),
-            Combine::Statistics(count) => Kind::Stats(count),
+            Combine::By(reduction, _) => FactorKind::Reduce(reduction),
+            Combine::Statistics(count) => FactorKind::Stats(count),
         };
     }
     let result = (0..ones.len())
@@ -190,7 +190,7 @@ fn moved(operands: &Operands<'_>, to: &[i64], reductions: &'static [Reduction]) 
         if let Ok(s) = usize::try_from(*source) {
             let f = rule.factors.len() as u8;
             (input[s], output[d]) = (smallvec![f], smallvec![f]);
-            rule.factors.push(factor(s, Kind::Pass));
+            rule.factors.push(factor(s, FactorKind::Pass));
         }
     }
     rule.inputs.push(input);
@@ -311,7 +311,7 @@ fn shared(rule: &mut Rule, input: &mut Factors, output: &mut Factors, size: usiz
     rule.factors.push(Factor {
         letter: (b'a' + f % 26) as char,
         size,
-        kind: Kind::Pass,
+        kind: FactorKind::Pass,
     });
 }
 
@@ -320,7 +320,7 @@ fn whole(rule: &mut Rule, dim: &mut Factors, size: usize) {
     rule.factors.push(Factor {
         letter: '_',
         size,
-        kind: Kind::Whole,
+        kind: FactorKind::Whole,
     });
 }
 
@@ -337,7 +337,7 @@ fn repeat(operands: &[&Shape], data: &[i64]) -> Result<Rule> {
     let mut rule = Rule::default();
     rule.factors.extend((0..shape.rank()).map(|d| Factor {
         size: shape[d],
-        ..factor(d, Kind::Pass)
+        ..factor(d, FactorKind::Pass)
     }));
     let dims: SmallVec<[Factors; 4]> = (0..shape.rank()).map(|d| smallvec![d as u8]).collect();
     rule.inputs.push(dims.clone());
@@ -346,7 +346,7 @@ fn repeat(operands: &[&Shape], data: &[i64]) -> Result<Rule> {
     rule.factors.push(Factor {
         letter: 'r',
         size: times,
-        kind: Kind::Whole,
+        kind: FactorKind::Whole,
     });
     rule.through.push(Through {
         operands: 1,
@@ -370,7 +370,7 @@ fn grids(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
                 grid[d] = f.clone();
             }
             dims.push(f);
-            rule.factors.push(factor(i, Kind::Pass));
+            rule.factors.push(factor(i, FactorKind::Pass));
         }
         rule.inputs.push(dims);
     }

@@ -1,6 +1,6 @@
 //! Reads the notation of [rules](super::rule).
 
-use super::rule::{Bind, Factor, Factors, Given, Kind, Rule, Through, is_rest, letter};
+use super::rule::{Bind, Factor, FactorKind, Factors, Given, Rule, Through, is_rest, letter};
 use crate::{Error, OperandType, Reduction, Result, Shape};
 use smallvec::SmallVec;
 
@@ -356,7 +356,7 @@ impl<'a> Parser<'a> {
                     self.rule.factors.push(Factor {
                         letter: c,
                         size: self.size(c).unwrap_or(1),
-                        kind: Kind::Pass,
+                        kind: FactorKind::Pass,
                     });
                     self.rule.factors.len() - 1
                 }
@@ -394,7 +394,7 @@ impl<'a> Parser<'a> {
             self.rule.factors.push(Factor {
                 letter,
                 size,
-                kind: Kind::Pass,
+                kind: FactorKind::Pass,
             });
             return Ok([self.rule.factors.len() as u8 - 1].into_iter().collect());
         };
@@ -448,7 +448,7 @@ impl<'a> Parser<'a> {
             "reduce" => {
                 let mut letters: SmallVec<[&str; 4]> = rest.collect();
                 let reduction = letters.pop().unwrap_or("").parse()?;
-                self.mark(&letters, Kind::Reduce(reduction))?;
+                self.mark(&letters, FactorKind::Reduce(reduction))?;
             }
             "stats" => {
                 let mut letters: SmallVec<[&str; 4]> = rest.collect();
@@ -456,7 +456,7 @@ impl<'a> Parser<'a> {
                 if count.is_some() {
                     letters.pop();
                 }
-                self.mark(&letters, Kind::Stats(count.unwrap_or(2)))?;
+                self.mark(&letters, FactorKind::Stats(count.unwrap_or(2)))?;
             }
             "linear" | "monotone" | "through" => {
                 const EXTREMES: &[Reduction] = &[Reduction::Max, Reduction::Min];
@@ -495,7 +495,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn mark(&mut self, letters: &[&str], kind: Kind) -> Result<()> {
+    fn mark(&mut self, letters: &[&str], kind: FactorKind) -> Result<()> {
         for letter in letters {
             for factor in &mut self.rule.factors {
                 let rest = *letter == "..." && is_rest(factor.letter);
@@ -518,17 +518,17 @@ impl<'a> Parser<'a> {
         for f in 0..self.rule.factors.len() {
             let has = |dims: &SmallVec<[Factors; 4]>| dims.iter().any(|d| d.contains(&(f as u8)));
             match self.rule.factors[f].kind {
-                Kind::Reduce(_) if !self.rule.outputs.iter().all(has) => {}
-                Kind::Reduce(_) => {
+                FactorKind::Reduce(_) if !self.rule.outputs.iter().all(has) => {}
+                FactorKind::Reduce(_) => {
                     for dims in &mut self.rule.outputs {
                         for dim in dims {
                             dim.retain(|other| *other as usize != f);
                         }
                     }
                 }
-                Kind::Stats(_) | Kind::Whole => {}
-                Kind::Pass if self.rule.outputs.iter().all(has) => {}
-                Kind::Pass => {
+                FactorKind::Stats(_) | FactorKind::Whole => {}
+                FactorKind::Pass if self.rule.outputs.iter().all(has) => {}
+                FactorKind::Pass => {
                     let letter = self.rule.factors[f].letter;
                     return self.fail(format!(
                         "a `reduce` or `replicate` clause for {letter}, which a result lacks"

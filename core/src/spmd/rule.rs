@@ -42,7 +42,7 @@ pub type Factors = SmallVec<[u8; 2]>;
 
 /// What may happen to a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FactorKind {
     /// Every result has it.
     Pass,
     /// The results lack it; parts of it give partial results.
@@ -61,7 +61,7 @@ pub struct Factor {
     /// Its size.
     pub size: usize,
     /// What may happen to it.
-    pub kind: Kind,
+    pub kind: FactorKind,
 }
 
 /// Operands through which partial values of some reductions pass together.
@@ -202,7 +202,7 @@ impl Rule {
     /// Whether no part of a dimension can be cut.
     fn is_whole(&self, dim: &Factors) -> bool {
         dim.iter()
-            .all(|f| self.factors[*f as usize].kind == Kind::Whole)
+            .all(|f| self.factors[*f as usize].kind == FactorKind::Whole)
     }
 
     /// The operands that every clause lets sums pass through: addends, unless a clause says
@@ -318,9 +318,9 @@ impl fmt::Display for Rule {
             .flatten()
             .copied()
             .collect();
-        let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
+        let mut kinds: SmallVec<[FactorKind; 4]> = SmallVec::new();
         for factor in &self.factors {
-            if factor.kind != Kind::Pass && !kinds.contains(&factor.kind) {
+            if factor.kind != FactorKind::Pass && !kinds.contains(&factor.kind) {
                 kinds.push(factor.kind);
             }
         }
@@ -333,10 +333,10 @@ impl fmt::Display for Rule {
                 continue;
             }
             match kind {
-                Kind::Pass => {}
-                Kind::Reduce(reduction) => write!(f, " ; reduce{of} {reduction}")?,
-                Kind::Stats(count) => write!(f, " ; stats{of} {count}")?,
-                Kind::Whole => write!(f, " ; replicate{of}")?,
+                FactorKind::Pass => {}
+                FactorKind::Reduce(reduction) => write!(f, " ; reduce{of} {reduction}")?,
+                FactorKind::Stats(count) => write!(f, " ; stats{of} {count}")?,
+                FactorKind::Whole => write!(f, " ; replicate{of}")?,
             }
         }
         let operands = |mask: u32| -> String {
@@ -359,7 +359,7 @@ impl fmt::Display for Rule {
             }
         }
         // Only a sum has addends.
-        let sums = |f: &Factor| f.kind == Kind::Reduce(Reduction::Sum);
+        let sums = |f: &Factor| f.kind == FactorKind::Reduce(Reduction::Sum);
         if self.addends != self.usual_addends() && self.factors.iter().any(sums) {
             write!(f, " ; addend{}", operands(self.addends))?;
         }

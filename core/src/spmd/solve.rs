@@ -10,7 +10,7 @@
 //! best of those that were, and of assignments that leave one operand where it is, is improved axis
 //! by axis.
 
-use super::rule::{Factors, Kind, Rule};
+use super::rule::{FactorKind, Factors, Rule};
 use crate::{
     DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
     reshard::{Held, Objective, known},
@@ -171,7 +171,7 @@ impl Best {
 }
 
 /// An operand brought to a sharding.
-struct Brought {
+struct Arrival {
     /// `None` where parts of factors would not be parts of a dimension.
     sharding: Option<Sharding>,
     least: u64,
@@ -188,7 +188,7 @@ struct Search<'a> {
     held: SmallVec<[Held<'a>; 3]>,
     /// What was asked of each operand so far, as [`Asked`], and what came of it.
     asked: SmallVec<[Vec<Asked>; 3]>,
-    brought: SmallVec<[Vec<Brought>; 3]>,
+    brought: SmallVec<[Vec<Arrival>; 3]>,
     /// What is left of [`BUDGET`].
     budget: usize,
     /// Ranks that differ along the used axes.
@@ -262,7 +262,7 @@ impl<'a> Search<'a> {
                         |i: usize| matches!(self.operands[i].sharding.placement(axis), Placement::Shard(d) if self.rule.inputs[i][d].contains(&(f as u8)));
                     let uses = |i: usize| self.operands[i].sharding.placement(axis) != Placement::Replicate;
                     let fits = few && factor.size >= self.mesh.size(axis);
-                    if factor.kind != Kind::Whole && (0..self.operands.len()).any(|i| asked(i) || (fits && uses(i) && carries(i))) {
+                    if factor.kind != FactorKind::Whole && (0..self.operands.len()).any(|i| asked(i) || (fits && uses(i) && carries(i))) {
                         consider(Choice::Cut(f));
                     }
                 }
@@ -285,7 +285,7 @@ impl<'a> Search<'a> {
                 .position(|d| d.contains(&(f as u8)))
             {
                 Some(dim) => Placement::Shard(dim),
-                None if self.rule.factors[f].kind == Kind::Reduce(Reduction::Sum)
+                None if self.rule.factors[f].kind == FactorKind::Reduce(Reduction::Sum)
                     && self.rule.addends >> operand & 1 == 1 =>
                 {
                     Placement::Partial(Reduction::Sum)
@@ -523,7 +523,7 @@ impl<'a> Search<'a> {
             bytes = (!resolves || settles).then_some(least);
         }
         self.asked[operand].push(asked);
-        self.brought[operand].push(Brought {
+        self.brought[operand].push(Arrival {
             sharding,
             least,
             bytes,
@@ -585,7 +585,9 @@ impl<'a> Search<'a> {
                     Choice::Through(_, reduction) => reduction,
                     Choice::Cut(f) => match self.rule.factors[f].kind {
                         // Results that have the factor are cut instead.
-                        Kind::Reduce(reduction) if !dims.iter().any(|d| d.contains(&(f as u8))) => {
+                        FactorKind::Reduce(reduction)
+                            if !dims.iter().any(|d| d.contains(&(f as u8))) =>
+                        {
                             reduction
                         }
                         _ => continue,
@@ -616,7 +618,7 @@ impl<'a> Search<'a> {
         let (mut decompose, mut statistics) = (false, 0);
         for (p, choice) in choices.iter().enumerate() {
             if let Choice::Cut(f) = choice
-                && let Kind::Stats(count) = self.rule.factors[*f].kind
+                && let FactorKind::Stats(count) = self.rule.factors[*f].kind
             {
                 decompose = true;
                 statistics += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
@@ -650,7 +652,7 @@ impl<'a> Search<'a> {
     /// Bytes to combine statistics of the first operand over `ranks` ranks.
     fn statistics(&self, count: u32, cuts: &[(u8, u8)], ranks: u64) -> u64 {
         let keeps = |f: u8| {
-            !matches!(self.rule.factors[f as usize].kind, Kind::Stats(_))
+            !matches!(self.rule.factors[f as usize].kind, FactorKind::Stats(_))
                 && self.rule.inputs[0].iter().flatten().any(|g| *g == f)
         };
         let kept: u64 = (0..self.rule.factors.len())

@@ -26,9 +26,9 @@ pub enum RowOp {
         rms: bool,
         /// Added under the root.
         eps: f64,
-        /// Dense vectors of `groups * channels` elements, of any float dtype.
+        /// Factors: a dense vector of `groups * channels` elements, of any float dtype.
         weight: Option<View>,
-        /// Likewise.
+        /// Summands, as many.
         bias: Option<View>,
         /// Row `r`, column `j` uses parameter `(r % groups) * channels + j / inner`.
         groups: usize,

@@ -11,7 +11,7 @@ use crate::{
 use smallvec::smallvec;
 
 /// What the gradients of a convolution need.
-pub(super) struct Kept {
+pub(super) struct ForBackward {
     input: Operand,
     weight: Operand,
     bias: Option<(Shape, DType)>,
@@ -69,7 +69,7 @@ pub(in crate::ops) fn name(n: usize, transposed: bool) -> &'static str {
     }
 }
 
-impl Kept {
+impl ForBackward {
     pub(super) fn new(
         input: &Tensor,
         weight: &Tensor,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What the gradient of a norm needs.
-pub(super) struct Kept {
+pub(super) struct ForBackward {
     op: &'static str,
     pub(super) x: Tensor,
     pub(super) weight: Option<Tensor>,
@@ -23,7 +23,7 @@ pub(super) struct Kept {
     eps: f64,
 }
 
-impl Kept {
+impl ForBackward {
     pub(super) fn new(
         op: &'static str,
         x: &Tensor,

@@ -137,7 +137,7 @@ fn partial_values_are_scattered_before_they_travel() {
     assert_eq!(plan.source.steps.len(), 1, "{plan}");
     assert_eq!(
         plan.source.steps[0].kind,
-        anymesh_core::reshard::Kind::ReduceScatter
+        anymesh_core::reshard::Collective::ReduceScatter
     );
     // Three quarters to scatter; the new ranks then need everything.
     assert_eq!(plan.recv_bytes, 12288 + 16384);

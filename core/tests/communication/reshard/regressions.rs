@@ -3,7 +3,7 @@
 use super::cases::{device, expect_values, mesh, tensor, value};
 use anymesh_core::{
     DType, Mesh, Reduction, Shape, Sharding, Tensor, TensorType,
-    reshard::{Kind, Objective, Plan, plan, run},
+    reshard::{Collective, Objective, Plan, plan, run},
     transport::{Faulty, InProcess},
 };
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn reshard(sizes: &[usize], from: &str, to: &str) -> Plan {
     plan(Objective::Bytes)
 }
 
-fn kinds(plan: &Plan) -> Vec<Kind> {
+fn kinds(plan: &Plan) -> Vec<Collective> {
     plan.steps.iter().map(|s| s.kind).collect()
 }
 
@@ -48,7 +48,7 @@ fn five_and_six_rows_over_four_ranks_gather_and_scatter() {
                 &format!("i32[{n}@a, 3]"),
                 &format!("i32[{n}, 3]")
             )),
-            [Kind::AllGather]
+            [Collective::AllGather]
         );
         assert_eq!(
             kinds(&reshard(
@@ -56,7 +56,7 @@ fn five_and_six_rows_over_four_ranks_gather_and_scatter() {
                 &format!("i32[{n}, 3]"),
                 &format!("i32[{n}@a, 3]")
             )),
-            [Kind::Slice]
+            [Collective::Slice]
         );
         assert_eq!(
             kinds(&reshard(
@@ -64,7 +64,7 @@ fn five_and_six_rows_over_four_ranks_gather_and_scatter() {
                 &format!("i32[{n}, 3]{{sum:a}}"),
                 &format!("i32[{n}@a, 3]")
             )),
-            [Kind::ReduceScatter]
+            [Collective::ReduceScatter]
         );
     }
 }
@@ -74,23 +74,23 @@ fn five_and_six_rows_over_four_ranks_gather_and_scatter() {
 fn an_uneven_dimension_becomes_another_uneven_dimension() {
     assert_eq!(
         kinds(&reshard(&[4], "i32[5@a, 7]", "i32[5, 7@a]")),
-        [Kind::AllToAll]
+        [Collective::AllToAll]
     );
     assert_eq!(
         kinds(&reshard(&[2, 3], "i32[5@a@b, 7]", "i32[5, 7@a@b]")),
-        [Kind::AllToAll]
+        [Collective::AllToAll]
     );
     assert_eq!(
         kinds(&reshard(&[2, 2], "i32[3@a, 5@b]", "i32[3@b, 5@a]")),
-        [Kind::Permute]
+        [Collective::Permute]
     );
     assert_eq!(
         kinds(&reshard(&[2, 3], "i32[7@a@b, 2]", "i32[7@b@a, 2]")),
-        [Kind::Permute]
+        [Collective::Permute]
     );
     assert_eq!(
         kinds(&reshard(&[2, 3], "i32[7@a, 5@b]", "i32[7@b, 5@a]")),
-        [Kind::Exchange]
+        [Collective::Exchange]
     );
 }
 
@@ -108,7 +108,7 @@ fn a_gather_merged_over_two_axes_keeps_all_rows_of_an_uneven_dimension() {
         let plan = reshard(&[2, 2], from, "i32[5, 3]");
         assert_eq!(
             (kinds(&plan), plan.steps[0].axes.len()),
-            (vec![Kind::AllGather], 2),
+            (vec![Collective::AllGather], 2),
             "{plan}"
         );
     }
@@ -122,12 +122,18 @@ fn partial_maxima_and_minima_scatter_over_uneven_rows() {
             format!("i32[{n}, 2]{{{reduction}:a}}"),
             format!("i32[{n}@a, 2]"),
         );
-        assert_eq!(kinds(&reshard(&[4], &from, &to)), [Kind::ReduceScatter]);
+        assert_eq!(
+            kinds(&reshard(&[4], &from, &to)),
+            [Collective::ReduceScatter]
+        );
         let (from, to) = (
             format!("i32[{n}, 2]{{{reduction}:a, {reduction}:b}}"),
             format!("i32[{n}@b@a, 2]"),
         );
-        assert_eq!(kinds(&reshard(&[2, 3], &from, &to))[0], Kind::ReduceScatter);
+        assert_eq!(
+            kinds(&reshard(&[2, 3], &from, &to))[0],
+            Collective::ReduceScatter
+        );
     }
 }
 
@@ -137,7 +143,7 @@ fn a_scatter_merged_over_two_axes_cuts_in_the_order_of_the_destination() {
         let plan = reshard(&[2, 3], "i32[5]{max:a, max:b}", to);
         assert_eq!(
             (kinds(&plan), plan.steps[0].axes.len()),
-            (vec![Kind::ReduceScatter], 2),
+            (vec![Collective::ReduceScatter], 2),
             "{plan}"
         );
     }
@@ -154,7 +160,7 @@ fn a_scatter_into_a_dimension_that_is_cut_already_follows_the_global_cut() {
                 &format!("i32[2, {n}@a]{{{reduction}:b}}"),
                 &format!("i32[2, {n}@a@b]"),
             );
-            assert_eq!(kinds(&plan), [Kind::ReduceScatter]);
+            assert_eq!(kinds(&plan), [Collective::ReduceScatter]);
         }
     }
 }
@@ -179,7 +185,7 @@ fn whole_values_become_partial_maxima_with_the_identity_elsewhere() {
 #[test]
 fn a_partial_sum_becomes_a_partial_maximum() {
     let plan = reshard(&[2, 2], "i32[5]{sum:a}", "i32[5]{max:a}");
-    assert_eq!(kinds(&plan), [Kind::AllReduce, Kind::Slice]);
+    assert_eq!(kinds(&plan), [Collective::AllReduce, Collective::Slice]);
     assert_eq!(plan.lower_bound, None);
 }
 
@@ -271,7 +277,7 @@ fn a_mesh_of_many_axes_is_planned_in_bounded_time() {
         for objective in [Objective::Bytes, Objective::Time] {
             let plan =
                 |from, to| plan(&mesh, &shape, DType::F32, from, to, objective).expect("a plan");
-            assert_eq!(kinds(&plan(&partial, &rows)), [Kind::ReduceScatter]);
+            assert_eq!(kinds(&plan(&partial, &rows)), [Collective::ReduceScatter]);
             assert_eq!(plan(&rows, &columns).lower_bound.map(|b| b > 0), Some(true));
             plan(
                 &Sharding::replicated().partial_over(3, Reduction::Max),

@@ -3,7 +3,7 @@
 use super::cases::{mesh, tensor};
 use anymesh_core::{
     DType, Reduction, Shape, Sharding,
-    reshard::{Kind, Objective, Plan, plan, run},
+    reshard::{Collective, Objective, Plan, plan, run},
 };
 
 fn sample() -> (Plan, Shape, Sharding, Sharding) {
@@ -58,7 +58,7 @@ fn broken_plans_are_refused_with_the_step_that_breaks() {
         error(&plan)
     );
     let mut plan = good.clone();
-    plan.steps[0].kind = Kind::AllGather;
+    plan.steps[0].kind = Collective::AllGather;
     assert!(
         error(&plan).contains("step 1: no all_gather"),
         "{}",
@@ -66,7 +66,7 @@ fn broken_plans_are_refused_with_the_step_that_breaks() {
     );
     // An exchange combines nothing.
     let mut plan = good.clone();
-    plan.steps[0].kind = Kind::Exchange;
+    plan.steps[0].kind = Collective::Exchange;
     assert!(
         error(&plan).contains("step 1: no exchange"),
         "{}",
@@ -98,7 +98,7 @@ fn an_exchange_may_stand_for_any_collective_that_combines_nothing() {
         Objective::Bytes,
     )
     .expect("a plan");
-    plan.steps[0].kind = Kind::Exchange;
+    plan.steps[0].kind = Collective::Exchange;
     super::cases::expect_values(
         &run(&x, &plan.valid_for(&x).expect("valid")).expect("runs"),
         &|| "exchange".into(),
