@@ -66,14 +66,14 @@
 //! **Checkpoints.** Saved from one mesh, loaded into another:
 //!
 //! ```
-//! use anymesh::{checkpoint::{Contents, Load, save}, prelude::*};
+//! use anymesh::{checkpoint::{Checkpoint, Contents, Load, save}, prelude::*};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = device("cpu")?;
 //! let on = |axes, text| Tensor::arange(0, 24, 1, DType::F32, &device)?.reshape([4, 6])?.to_mesh(&Mesh::new(axes, &device)?, text);
 //! let rows = Contents::new(7, [("w".to_string(), on("x=4", "[@x, _]")?)].into());
 //! let columns = Contents::new(0, [("w".to_string(), on("y=3", "[_, @y]")?)].into());
 //! let root = std::env::temp_dir().join(format!("anymesh-doc-facade-{}", std::process::id()));
-//! let saved = save(&root, "step-7", &rows)?;
+//! let saved = Checkpoint::open(save(&root, "step-7", &rows)?)?;
 //! let loaded = Load::default().replace(&saved, &columns)?;
 //! assert_eq!(loaded.tensors["w"].type_string(), "f32[4, 6@y]");
 //! # std::fs::remove_dir_all(&root)?;

@@ -41,8 +41,8 @@ impl Tensor {
 /// let mesh = Mesh::new("dp=2", &device)?;
 /// let x = Tensor::new(&[[1f32, -2.5, 1000.0], [0.0, f32::NAN, 1.0 / 3.0]], (&mesh, "[@dp, _]"))?;
 /// assert_eq!(x.to_string(), "\
-/// [[1.0000, -2.5000, 1000.0000],
-///  [0.0000,     NaN,    0.3333]]
+/// [[   1.0000,   -2.5000, 1000.0000],
+///  [   0.0000,       NaN,    0.3333]]
 /// f32[2@dp, 3] on mesh(dp=2) of cpu");
 ///
 /// let long = Tensor::arange(0, 5000, 1, DType::I32, &device)?;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// let x = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &device)?;
 /// let y = (x.t()? * 2.0 + &x)?;
 /// assert_eq!(y.to_vec::<f32>()?, [3.0, 8.0, 7.0, 12.0]);
-/// assert_eq!(y.to_string(), "[[3.0,  8.0],\n [7.0, 12.0]]\nf32[2, 2] on cpu");
+/// assert_eq!(y.to_string(), "[[ 3.0,  8.0],\n [ 7.0, 12.0]]\nf32[2, 2] on cpu");
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[derive(Clone)]

@@ -5,7 +5,8 @@
 //! without knowing its method. [`entries`] covers [`ops::catalog`](anymesh_core::ops::catalog) exactly.
 //!
 //! ```
-//! # use anymesh_core::{Tensor, registry};
+//! # use anymesh_conformance::registry;
+//! # use anymesh_core::Tensor;
 //! # let device = anymesh_backend_cpu::device();
 //! let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], &device)?;
 //! let sum = registry::call("sum", &[Some(x)], &serde_json::json!({"axes": [0]}), &device)?;

@@ -174,6 +174,11 @@ mod tests {
     use super::*;
     use crate::sweep::values;
 
+    /// So many that no two ranks hold the same of them by chance.
+    const TRUTHS: [f32; 16] = [
+        0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0,
+    ];
+
     /// Every reduction of every dtype, on meshes of one to seven members.
     #[test]
     fn parts_of_every_reduction_combine_to_the_tensor() -> Result<()> {
@@ -184,12 +189,12 @@ mod tests {
                 for reduction in Reduction::ALL {
                     let logical = matches!(reduction, Reduction::And | Reduction::Or);
                     let numbers: &[f32] = match dtype {
-                        DType::Bool => &[0.0, 1.0, 1.0, 0.0, 0.0],
-                        _ if logical => &[0.0, 1.0, 1.0, 0.0, 0.0],
+                        DType::Bool => &TRUTHS,
+                        _ if logical => &TRUTHS,
                         DType::U8 | DType::U32 => &[0.0, 1.0, 2.0, 5.0, 6.0],
                         _ => &[0.0, 1.0, -2.0, 3.0, -3.0],
                     };
-                    let x = Tensor::from_slice(numbers, [5], &device)?.cast(dtype)?;
+                    let x = Tensor::from_slice(numbers, [numbers.len()], &device)?.cast(dtype)?;
                     let plain = values(&x)?;
                     let sharding = Sharding::replicated().partial_over(0, reduction);
                     let parts = lay_out(&x, &plain, &mesh, sharding)?;

@@ -6,7 +6,8 @@
 //! two calls.
 //!
 //! ```
-//! # use anymesh_core::{Mesh, transport::conformance};
+//! # use anymesh_conformance::transport as conformance;
+//! # use anymesh_core::Mesh;
 //! # let device = anymesh_backend_cpu::device();
 //! let report = pollster::block_on(conformance::run(|ranks| Mesh::new(&format!("x={ranks}"), &device)));
 //! assert!(report.failures.is_empty(), "{report}");

@@ -106,10 +106,10 @@ impl Tensor {
     /// own gradient.
     ///
     /// ```
-    /// # use anymesh_core::{Tensor, ops::RopeStyle};
+    /// # use anymesh_core::{Tensor, ops::{RopeOptions, RopeStyle}};
     /// # let device = anymesh_backend_cpu::device();
     /// let x = Tensor::from_slice(&[1f32, 0.0, 1.0, 0.0], [2, 2], &device)?;
-    /// let (cos, sin) = rope_tables(2, 2, 10_000.0, 0, &device)?;
+    /// let (cos, sin) = Tensor::rope_tables(2, 2, &RopeOptions::default(), &device)?;
     /// let y = x.rope(&cos, &sin, RopeStyle::Half)?.to_vec::<f32>()?;
     /// assert_eq!(y, [1.0, 0.0, 1f32.cos(), 1f32.sin()]);
     /// # Ok::<(), anymesh_core::Error>(())

@@ -5,7 +5,7 @@
 //! so both always agree.
 //!
 //! ```
-//! # use anymesh_core::Tensor;
+//! # use anymesh_core::{Tensor, ops::Order};
 //! # let device = anymesh_backend_cpu::device();
 //! let x = Tensor::from_slice(&[3f32, f32::NAN, 1., 3.], [4], &device)?;
 //! let (values, indices) = x.sort(0, Order::Ascending)?;

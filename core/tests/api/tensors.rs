@@ -75,7 +75,7 @@ fn the_ledger_names_the_line_of_an_operator() -> Result<()> {
     let check = |run: &dyn Fn() -> Result<Tensor>, line: u32| {
         let (result, ledger) = Ledger::record(run);
         result.unwrap();
-        let caller = format!("core/tests/api.rs:{line}:");
+        let caller = format!("core/tests/api/tensors.rs:{line}:");
         assert!(!ledger.entries.is_empty());
         for entry in &ledger.entries {
             assert!(

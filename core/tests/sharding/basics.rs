@@ -278,7 +278,7 @@ fn an_explicit_policy_refuses_what_would_communicate_and_lists_the_choices() {
     assert!(
         text.contains("reshard operand 0 from f32[4@dp, 6]")
             && text.contains("bytes")
-            && text.contains("sharding.rs"),
+            && text.contains(file!()),
         "{text}"
     );
     assert!(
@@ -319,8 +319,7 @@ fn the_ledger_has_the_bytes_that_plans_promise_and_the_line_that_asked() {
     let (_, ledger) = Ledger::record(|| x.reshard(&to).unwrap());
     assert_eq!(ledger.bytes(), promised);
     assert!(
-        ledger.entries[0].caller.contains("sharding.rs")
-            && ledger.to_string().contains("bytes/rank"),
+        ledger.entries[0].caller.contains(file!()) && ledger.to_string().contains("bytes/rank"),
         "{ledger}"
     );
     assert_eq!(

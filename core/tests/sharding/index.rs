@@ -427,7 +427,7 @@ fn the_first_values_of_a_cut_dimension_come_from_candidates_and_ties_keep_their_
             ledger
                 .entries
                 .iter()
-                .all(|e| e.op == "topk" && e.caller.contains("sharding_index.rs")),
+                .all(|e| e.op == "topk" && e.caller.contains(file!())),
             "{ledger}"
         );
     }
@@ -654,7 +654,7 @@ fn a_loss_over_a_cut_vocabulary_leaves_the_logits_where_they_are() {
         ledger
             .entries
             .iter()
-            .all(|e| e.op == "cross_entropy" && e.caller.contains("sharding_index.rs")),
+            .all(|e| e.op == "cross_entropy" && e.caller.contains(file!())),
         "{ledger}"
     );
     let bad = Tensor::from_slice(&vec![v as i64; n], [n], &device())

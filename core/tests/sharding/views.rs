@@ -169,7 +169,7 @@ fn an_uneven_flatten_moves_data_and_is_right() {
             && ledger
                 .entries
                 .iter()
-                .all(|e| e.op == "flatten" && e.caller.contains("sharding_views.rs")),
+                .all(|e| e.op == "flatten" && e.caller.contains(file!())),
         "{ledger}"
     );
     assert_eq!(y.to_bytes().unwrap(), x.to_bytes().unwrap());
@@ -746,7 +746,7 @@ fn results_whose_size_the_data_decides_are_found_on_every_mesh() {
     assert!(found.sharding().is_replicated());
     assert_eq!(ledger.entries.len(), 1);
     assert!(
-        ledger.entries[0].op == "nonzero" && ledger.entries[0].caller.contains("sharding_views.rs"),
+        ledger.entries[0].op == "nonzero" && ledger.entries[0].caller.contains(file!()),
         "{ledger}"
     );
     assert!(matches!(

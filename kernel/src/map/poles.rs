@@ -49,9 +49,9 @@ impl MapProgram {
     /// is infinite itself.
     ///
     /// ```
-    /// use anymesh_kernel::{DType, Kind, Scalar, map::Builder};
+    /// use anymesh_kernel::{DType, Scalar, map::Builder};
     /// let b = Builder::new();
-    /// let (x, y) = (b.load(DType::F32), b.param(Kind::F32));
+    /// let (x, y) = (b.load(DType::F32), b.param(DType::F32));
     /// let quotient = b.finish(&[(x / y, DType::F32)])?;
     /// assert!(!quotient.has_pole(&[Scalar::Float(-2.0)]));
     /// assert!(quotient.has_pole(&[Scalar::Float(0.0)]));
