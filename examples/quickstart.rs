@@ -142,7 +142,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
     }
     println!();
 
-    for axes in ["", "dp=8", "tp=2", "dp=3, tp=5"] {
+    for axes in ["dp=1", "dp=8", "tp=2", "dp=3, tp=5"] {
         let mut model = Model::new(&Mesh::new(axes, &device)?)?;
         let wanted = Contents::new(0, model.parameters.clone());
         for (name, w) in Load::default().replace(&saved, &wanted)?.tensors {

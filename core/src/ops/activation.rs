@@ -39,7 +39,13 @@ fn clip<'b>(x: Val<'b>, low: Val<'b>, high: Val<'b>) -> Val<'b> {
 /// `x` between 0 and 6, with a slope of 0 at both.
 fn relu6(x: Val<'_>) -> Val<'_> {
     let (low, high) = (x.lit(0), x.lit(6));
-    x.le(low).select(low, x.ge(high).select(high, x))
+    let held = x.le(low).select(low, x.ge(high).select(high, x));
+    // Some shader compilers turn a comparison around, which is another one for NaN.
+    if x.kind().is_float() {
+        x.is_nan().select(x, held)
+    } else {
+        held
+    }
 }
 
 /// `x - tanh(x)`. Near 0, where the difference would have no digits, by the series of the tangent.

@@ -194,9 +194,9 @@ fn what_the_table_of_ops_says_is_what_runs() {
 /// A rule with every factor in brackets that must be whole cannot be written: what is in brackets
 /// with it may be cut.
 fn is_writable(rule: &Rule) -> bool {
-    use anymesh_core::spmd::rule::Kind;
+    use anymesh_core::spmd::rule::FactorKind;
     let dims = || rule.inputs.iter().chain(&rule.outputs).flatten();
-    let whole = |f: &u8| rule.factors[*f as usize].kind == Kind::Whole;
+    let whole = |f: &u8| rule.factors[*f as usize].kind == FactorKind::Whole;
     rule.factors.len() <= 26 && !dims().any(|d| d.len() > 1 && d.iter().any(whole))
 }
 
