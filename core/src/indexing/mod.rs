@@ -38,7 +38,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
-use crate::{Arg, NoGradient, Result, Tensor, ledger::on_behalf_of_caller};
+use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
 use lookups::look_up_places;
 use selection::Selection;
 use set::Mode;
@@ -117,7 +117,9 @@ impl Tensor {
     ) -> Result<()> {
         if self.is_leaf() || (self.requires_grad() && !crate::grad::is_recording(&[self])) {
             let detail = "the variable would lose its place on the tape: use `set` and keep both, or `detach()` it first";
-            return Err(crate::Error::gradient("set_", NoGradient::Detached, detail).of([&*self]));
+            return Err(
+                crate::Error::gradient("set_", crate::NoGradient::Detached, detail).of([&*self]),
+            );
         }
         *self = self.set(index, value)?;
         Ok(())
