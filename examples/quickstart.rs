@@ -174,7 +174,8 @@ fn main() -> Result<(), Box<dyn StdError>> {
     println!("Bad input is an error that says what to do:");
     println!(
         "  {}",
-        (&model.parameters["head"] + &x).expect_err("only one lies on a mesh")
+        (&model.parameters["head"] + Tensor::ones([60, 64], DType::F32, &device))
+            .expect_err("only one lies on a mesh")
     );
     println!("  {}", x.get(i![9]).expect_err("there are four rows"));
     println!(
