@@ -46,7 +46,7 @@ impl Tensor {
 /// f32[2@dp, 3] on mesh(dp=2) of cpu");
 ///
 /// let long = Tensor::arange(0, 5000, 1, DType::I32, &device)?;
-/// assert_eq!(long.to_string(), "[0, 1, 2, ..., 4997, 4998, 4999]\ni32[5000] on cpu");
+/// assert_eq!(long.to_string(), "[   0,    1,    2, ..., 4997, 4998, 4999]\ni32[5000] on cpu");
 ///
 /// let planned = Tensor::zeros([8, 8], DType::BF16, &meta())?;
 /// assert!(planned.to_string().starts_with("bf16[8, 8] on meta: "));
