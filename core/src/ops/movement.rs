@@ -201,6 +201,9 @@ impl Tensor {
     /// The gradient of [`pad`](Self::pad): what the edges were made of gets theirs.
     #[track_caller]
     fn without_edges(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
+        if matches!(mode, PadMode::Constant(_)) {
+            return self.cropped(pairs);
+        }
         let mut gradient = self.clone();
         for (axis, &(before, after)) in pairs
             .iter()
@@ -237,6 +240,32 @@ impl Tensor {
             gradient = sum;
         }
         Ok(gradient)
+    }
+
+    /// This tensor without so many elements at the ends of each dimension.
+    #[track_caller]
+    fn cropped(&self, pairs: &[(usize, usize)]) -> Result<Tensor> {
+        let op = "pad";
+        let kept = |d: usize| self.dims()[d] - pairs[d].0 - pairs[d].1;
+        let cut: Dims = (0..self.rank()).filter(|d| pairs[*d] != (0, 0)).collect();
+        let run = || {
+            if self.is_plain() {
+                let crop = |t: Tensor, d: &usize| t.sliced(op, *d, pairs[*d].0, 1, kept(*d));
+                return cut.iter().try_fold(self.clone(), crop);
+            }
+            let recipe = |&d: &usize| {
+                let recipe = Recipe::of(self.dims()[d]);
+                (d, recipe.take(0, pairs[d].0, 1, kept(d)))
+            };
+            self.made(op, &cut.iter().map(recipe).collect(), |l| {
+                l[0].cropped(pairs)
+            })
+        };
+        record1(op, &[self], run, |_| {
+            let pairs: Dims<(usize, usize)> = pairs.into();
+            let zero = PadMode::Constant(0.into());
+            Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.pad(&pairs, zero)?)]))
+        })
     }
 
     #[track_caller]
