@@ -267,7 +267,12 @@ impl<'a> Call<'a> {
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         forms::count_call();
-        let held: AtHand = self.inputs.iter().map(|t| at_hand(t)).collect();
+        // Where ops may not communicate by themselves, only what they are given counts: what may run
+        // must not depend on what others had brought.
+        let held: AtHand = match policy::is_explicit() {
+            true => self.inputs.iter().map(|_| SmallVec::new()).collect(),
+            false => self.inputs.iter().map(|t| at_hand(t)).collect(),
+        };
         let solved = cache::find(self, &held)?;
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {

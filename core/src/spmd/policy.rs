@@ -11,7 +11,8 @@ pub enum Policy {
     #[default]
     Auto,
     /// It fails with the list of choices. Slicing what a rank already has is allowed; so is
-    /// `reshard`, which says it in the program.
+    /// `reshard`, which says it in the program. Ops see the operands as they are given, and not
+    /// what others had brought of them.
     Explicit,
 }
 
@@ -123,6 +124,16 @@ pub(crate) fn capture() -> Policies {
 /// Until it is dropped, other policies.
 pub(crate) fn enter(policies: Policies) -> Scoped<Policies> {
     Scoped::set(&POLICIES, policies)
+}
+
+/// Whether some axis has an explicit policy.
+pub(super) fn is_explicit() -> bool {
+    POLICIES.with_borrow(|settings| {
+        settings
+            .policies
+            .iter()
+            .any(|(p, _)| *p == Policy::Explicit)
+    })
 }
 
 /// Refuses a solution that communicates along an axis whose policy is explicit.
