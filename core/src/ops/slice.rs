@@ -232,7 +232,7 @@ impl Tensor {
     /// parts are joined again.
     #[track_caller]
     fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
-        let ranks = self.mesh().addressable().len();
+        let ranks = self.mesh().held().len();
         if sizes.len().saturating_mul(ranks) > MAX_PARTS {
             return Err(Error::argument(op, "sizes", format!(
                     "{} parts on {ranks} ranks: at most {MAX_PARTS} in all, slice the ones that are needed",

@@ -70,7 +70,7 @@ pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
 }
 
 /// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements
-/// from every part, one tensor for each addressable rank.
+/// from every part, one tensor for each rank that is held.
 #[track_caller]
 pub(crate) fn join_parts(
     x: &Tensor,
