@@ -168,7 +168,17 @@ impl<'a> Call<'a> {
     /// Its rule.
     pub(super) fn rule(&self) -> Result<Rule> {
         let rule = match (self.text()?, self.form) {
-            (Some(text), _) => Rule::with_sizes(text, &self.terms(), &self.binds, &self.sizes)?,
+            (Some(text), form) => {
+                let rule = Rule::with_sizes(text, &self.terms(), &self.binds, &self.sizes)?;
+                if matches!(form, Form::Text(_)) && !rule.recipes.is_empty() {
+                    return Err(Error::Rule {
+                        op: self.op,
+                        rule: text.into(),
+                        detail: "a local step cannot fetch borders".into(),
+                    });
+                }
+                rule
+            }
             (
                 None,
                 Form::Info(OpInfo {

@@ -6,6 +6,7 @@
 //! step runs on what each addressable rank holds, and the results carry the shardings that follow
 //! from the rule.
 
+pub(crate) mod assemble;
 pub(crate) mod built;
 mod cache;
 mod call;

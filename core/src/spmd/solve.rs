@@ -72,7 +72,7 @@ pub struct Solution {
     pub outputs: SmallVec<[Sharding; 2]>,
     /// Bytes that the worst rank receives for it.
     pub bytes: u64,
-    /// How many of them are statistics that cross inside the op.
+    /// How many of them are statistics or borders that cross inside the op.
     pub statistics: u64,
     /// Bytes that reducing the partial results will take.
     pub owed: u64,
@@ -676,7 +676,7 @@ impl<'a> Search<'a> {
             let elements: u64 = dims
                 .iter()
                 .flatten()
-                .map(|f| self.rule.factors[*f as usize].size as u64)
+                .map(|f| self.rule.result_size(*f) as u64)
                 .product();
             let parts: u64 = sharding
                 .cuts()
@@ -691,12 +691,20 @@ impl<'a> Search<'a> {
         }
         let (mut decompose, mut statistics) = (false, 0);
         for (p, choice) in choices.iter().enumerate() {
-            if let Choice::Cut(f) = choice
-                && let FactorKind::Stats(count) = self.rule.factors[*f].kind
-            {
-                decompose = true;
-                statistics += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
+            let Choice::Cut(f) = choice else { continue };
+            match self.rule.factors[*f].kind {
+                FactorKind::Stats(count) => {
+                    let ranks = self.mesh.size(self.used[p]) as u64;
+                    statistics += self.statistics(count, &cuts, ranks);
+                    decompose = true;
+                }
+                FactorKind::Borders => decompose = true,
+                FactorKind::Pass | FactorKind::Reduce(_) | FactorKind::Whole => {}
             }
+        }
+        if decompose && !self.rule.recipes.is_empty() {
+            let Operand { shape, dtype, .. } = self.operands[0];
+            statistics += self.rule.border_bytes(self.mesh, shape, dtype, &inputs[0]);
         }
         free &= !decompose;
         bytes += statistics;
