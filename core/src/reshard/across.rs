@@ -105,7 +105,7 @@ pub fn plan_across(
         } else {
             cost.start
                 + messages as f64 * cost.link.latency
-                + moved_bytes as f64 / cost.link.bandwidth
+                + cost.transfer_seconds(cost.link, moved_bytes)
         };
         let (recv_bytes, seconds) = (source.recv_bytes + moved_bytes, source.seconds + moving);
         let moved_peak_bytes = traffic.both * space.size;
