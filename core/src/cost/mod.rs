@@ -5,10 +5,12 @@
 //! for common machines; `anymesh doctor --measure` writes the one of the machine at hand.
 
 mod curve;
+mod estimate;
 mod presets;
 mod text;
 
 pub use curve::Curve;
+pub use estimate::{Estimate, OpEstimate, estimate};
 pub use presets::{LINKS, PRESETS};
 
 use crate::{DType, Error, Mesh, Result};

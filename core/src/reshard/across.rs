@@ -267,9 +267,14 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     let x = run(x, &plan.source.valid_for(x)?)?;
     let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
-    ledger::write("transfer", plan.moved_bytes, types, || {
-        hand_over(&x, mesh, to)
-    })
+    let sent = ledger::Sent {
+        kind: "transfer",
+        mesh,
+        axes: &[],
+        bytes: plan.moved_bytes,
+        seconds: plan.seconds - plan.source.seconds,
+    };
+    ledger::write(sent, types, || hand_over(&x, mesh, to))
 }
 
 /// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.

@@ -1,11 +1,14 @@
 //! Cost models: as text, and what they promise of prices.
 
 use anymesh_core::{
-    DType, Mesh, Reduction, Shape, Sharding,
-    cost::{CostModel, Curve, LINKS, PRESETS},
+    DType, Device, Mesh, Reduction, Shape, Sharding, Tensor, TensorType,
+    cost::{CostModel, Curve, LINKS, PRESETS, estimate},
     meta,
+    ops::AttentionOptions,
     reshard::{Objective, plan},
+    spmd::Ledger,
 };
+use std::sync::{Arc, Mutex};
 
 fn presets() -> Vec<CostModel> {
     let named = |name: &str| CostModel::preset(name).expect("a preset");
@@ -210,4 +213,143 @@ fn axes_know_whether_they_leave_the_node() {
     // Groups of three do not fit into nodes of eight.
     let odd = Mesh::new("tp=3", &meta()).expect("a mesh");
     assert_eq!(bandwidths(&odd)[0].0, far);
+}
+
+#[test]
+fn a_step_takes_what_its_plan_says_and_the_ledger_knows_along_which_axes() {
+    let mesh = Mesh::new("dp=2, tp=4", &meta()).expect("a mesh");
+    let mesh = mesh.with_cost(CostModel::preset("a100-80").expect("a preset"));
+    for (from, to) in [
+        ("f32[64@dp, 96]{sum:tp}", "f32[64@dp, 96@tp]"),
+        ("f32[64@dp, 96]{sum:tp}", "f32[64, 96]"),
+        ("f32[64@dp, 96@tp]", "f32[64@tp, 96@dp]"),
+        ("f32[65@dp@tp, 96]", "f32[65, 96@tp]"),
+    ] {
+        let ty = |text| TensorType::parse(text, &mesh).expect("a type");
+        let (from, to) = (ty(from), ty(to));
+        let x = Tensor::zeros(
+            from.shape.clone(),
+            from.dtype,
+            (&mesh, from.sharding.clone()),
+        );
+        let x = x.expect("a tensor");
+        let (y, ledger) = Ledger::record(|| x.reshard(to.sharding.clone()));
+        y.expect("a reshard");
+        let plan = plan(
+            &mesh,
+            x.shape(),
+            x.dtype(),
+            &from.sharding,
+            &to.sharding,
+            Objective::Time,
+        );
+        let plan = plan.expect("a plan");
+        let sent = plan.steps.iter().filter(|step| step.recv_bytes > 0);
+        let expected: Vec<_> = sent
+            .map(|step| {
+                let name = |a: &usize| mesh.axes()[*a].0.clone();
+                let axes: Vec<String> = step.axes.iter().map(name).collect();
+                (step.kind.name(), step.recv_bytes, step.seconds, axes)
+            })
+            .collect();
+        let done: Vec<_> = (ledger.entries.into_iter())
+            .map(|e| (e.kind, e.bytes, e.modelled, e.axes))
+            .collect();
+        assert_eq!(done, expected, "{plan}");
+    }
+}
+
+/// Two products of one layer, cut as Megatron cuts them, with their gradients.
+fn two_products(mesh: &Mesh) -> anymesh_core::Result<Tensor> {
+    let zeros = |dims: [usize; 2], sharding| Tensor::zeros(dims, DType::BF16, (mesh, sharding));
+    let x = zeros([512, 256], "[@dp, _]")?;
+    let up = zeros([256, 1024], "[_, @tp]")?.require_grad()?;
+    let down = zeros([1024, 256], "[@tp, _]")?.require_grad()?;
+    let y = x.matmul(&up)?.matmul(&down)?.reshard("[@dp, _]")?;
+    let grads = y.backward_with(&zeros([512, 256], "[@dp, _]")?)?;
+    grads.of(&up)?;
+    grads.of(&down)
+}
+
+#[test]
+fn an_estimate_counts_the_products_and_the_memory_of_one_rank() {
+    for (axes, dp, tp) in [
+        ("dp=1, tp=1", 1, 1),
+        ("dp=2, tp=4", 2, 4),
+        ("dp=4, tp=8", 4, 8),
+    ] {
+        let mesh = Mesh::new(axes, &meta()).expect("a mesh");
+        let cost = CostModel::preset("h100").expect("a preset");
+        let estimate = estimate(&mesh.with_cost(cost.clone()), two_products).expect("an estimate");
+        // Forward two products, backward three: the input needs no gradient.
+        let product = 2.0 * 512.0 * 256.0 * 1024.0 / (dp * tp) as f64;
+        assert_eq!(estimate.total.products, 5.0 * product, "{axes}\n{estimate}");
+        let operands = (512 * 256 / dp + 2 * 256 * 1024 / tp) as u64 * 2;
+        assert!(
+            estimate.memory > operands && estimate.memory < 16 * operands,
+            "{estimate}"
+        );
+        let sum: f64 = estimate.ledger.entries.iter().map(|e| e.modelled).sum();
+        assert_eq!(
+            (estimate.total.communication > 0.0, sum),
+            (dp * tp > 1, sum)
+        );
+        assert!(
+            (estimate.total.communication - sum).abs() <= 1e-12,
+            "{estimate}"
+        );
+        let exposed = estimate.exposed(|_| true);
+        assert!(
+            exposed >= 0.0 && exposed <= estimate.total.communication,
+            "{estimate}"
+        );
+        assert_eq!(estimate.exposed(|_| false), estimate.total.communication);
+        assert_eq!(estimate.to_json()["total"]["products"], 5.0 * product);
+        let launches = estimate.total.kernels as f64 * cost.device.launch;
+        assert!(estimate.total.compute >= launches + 5.0 * product / cost.rate(DType::BF16));
+    }
+}
+
+#[test]
+fn work_follows_from_shapes() {
+    let work = |f: &dyn Fn(&Device) -> anymesh_core::Result<Tensor>, op: &str| {
+        let seen = Arc::new(Mutex::new(vec![]));
+        let (log, name) = (seen.clone(), op.to_string());
+        let device = meta().decorated(move |backend, kernel| {
+            if kernel.op() == name {
+                log.lock().expect("a log").push(kernel.work());
+            }
+            backend.launch(kernel)
+        });
+        f(&device).expect("an op");
+        let seen = seen.lock().expect("a log");
+        seen[seen.len() - 1]
+    };
+    let zeros = |device: &Device, dims: &[usize]| Tensor::zeros(dims.to_vec(), DType::BF16, device);
+    // 2 batches, 8 heads, 64 queries and 64 keys of 16: half of the pairs and the diagonal.
+    let seen = work(
+        &|d| {
+            let (q, k) = (zeros(d, &[2, 8, 64, 16])?, zeros(d, &[2, 2, 64, 16])?);
+            Ok(q.attention(&k, &k, &AttentionOptions::causal())?.out)
+        },
+        "attention",
+    );
+    assert_eq!(
+        seen.products,
+        2.0 * (2.0 * 8.0) * (64.0 * 65.0 / 2.0) * 32.0
+    );
+    // q, k, v and the result in 2 bytes, the log-sum-exp in 4.
+    let elements = (2 * 8 * 64 * 16 * 2 + 2 * (2 * 2 * 64 * 16)) as f64;
+    assert_eq!(seen.bytes, elements * 2.0 + (2 * 8 * 64 * 4) as f64);
+    let seen = work(&|d| zeros(d, &[4, 1])?.add(&zeros(d, &[4, 100])?), "add");
+    assert_eq!(
+        (seen.products, seen.bytes),
+        (0.0, (4.0 + 400.0 + 400.0) * 2.0)
+    );
+    // Three rows out of a large table.
+    let seen = work(
+        &|d| zeros(d, &[1000, 10])?.embedding(&Tensor::zeros([3], DType::I32, d)?),
+        "embedding",
+    );
+    assert_eq!(seen.bytes, 2.0 * 30.0 * 2.0 + 3.0 * 4.0);
 }
