@@ -238,6 +238,12 @@ impl<'a> Call<'a> {
             .remove(0))
     }
 
+    /// The operands as the solution wants them.
+    #[track_caller]
+    pub(super) fn bring(&self) -> Result<SmallVec<[Tensor; 3]>> {
+        Ok(self.prepare()?.1)
+    }
+
     /// Solves and reshards the operands.
     #[track_caller]
     fn prepare(&self) -> Result<(std::rc::Rc<Solved>, SmallVec<[Tensor; 3]>)> {
