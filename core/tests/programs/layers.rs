@@ -15,6 +15,12 @@ impl Parameters {
         let found = self.0.iter().find(|(n, _)| n == name);
         &found.unwrap_or_else(|| panic!("no parameter {name}")).1
     }
+
+    /// Those that have gradients.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = &Tensor> {
+        let all = self.0.iter().map(|(_, w)| w);
+        all.filter(|w| w.requires_grad())
+    }
 }
 
 /// How a model's tensors lie: shardings by name, whole where there is none.

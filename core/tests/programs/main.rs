@@ -1,6 +1,7 @@
 //! Real layers, written as a user writes them: what a rank receives and holds, against plans by
 //! hand, to the byte; and their values on meshes against those of one device.
 
+mod facts;
 mod layers;
 mod measure;
 mod table;

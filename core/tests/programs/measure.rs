@@ -28,13 +28,6 @@ pub(crate) fn axes_of(from: &str, to: &str) -> String {
     moved.into_iter().collect::<Vec<_>>().join("+")
 }
 
-/// The bytes along one axis.
-pub(crate) fn along(ledger: &Ledger, axis: &str) -> u64 {
-    let steps = ledger.entries.iter();
-    let steps = steps.filter(|e| axes_of(&e.from, &e.to) == axis);
-    steps.map(|e| e.bytes).sum()
-}
-
 /// The ledger by op, kind and axis, dearest first: where the bytes go.
 pub(crate) fn explain(ledger: &Ledger) -> String {
     let mut groups: BTreeMap<(String, &str, &str, &str), (u64, usize)> = BTreeMap::new();
@@ -63,18 +56,13 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Along one axis, for activations: what is sent before parameters' gradients are asked for.
-    pub(crate) fn activations(&self, axis: &str) -> u64 {
-        along(&self.forward, axis) + along(&self.backward, axis)
-    }
-
     pub(crate) fn bytes(&self) -> u64 {
-        self.forward.bytes() + self.backward.bytes() + self.parameters.bytes()
+        self.activations() + self.parameters.bytes()
     }
 
-    /// All along one axis.
-    pub(crate) fn all(&self, axis: &str) -> u64 {
-        self.activations(axis) + along(&self.parameters, axis)
+    /// What is sent before the gradients of parameters are asked for.
+    pub(crate) fn activations(&self) -> u64 {
+        self.forward.bytes() + self.backward.bytes()
     }
 
     pub(crate) fn explain(&self) -> String {
@@ -131,30 +119,42 @@ impl Program<'_> {
             _ => Ok(y),
         };
         let run = |x: Tensor, p: &Parameters| self.layer.forward(p, &x, &settle);
-        let (y, forward) = Ledger::record(|| {
+        let forward = || {
             let y = parameters.iter().try_fold(x.clone(), run)?;
             match self.flow {
                 Flow::Never => Ok(y),
                 _ => y.reshard(self.stream),
             }
-        });
-        let y = y?;
-        let (grads, backward) = Ledger::record(|| {
-            let grads = y.backward_with(seed)?;
-            grads.of(x)?;
-            Ok::<_, anymesh_core::Error>(grads)
-        });
-        let grads = grads?;
-        let (done, settled) = Ledger::record(|| {
-            let all = parameters.iter().flat_map(|p| &p.0);
-            let mut trained = all.filter(|(_, w)| w.requires_grad());
-            trained.try_for_each(|(_, w)| grads.of(w).map(|_| ()))
-        });
-        done?;
-        Ok(Traffic {
-            forward,
-            backward,
-            parameters: settled,
-        })
+        };
+        let weights: Vec<&Tensor> = parameters.iter().flat_map(Parameters::trained).collect();
+        traffic(&[x], &weights, Some(seed), forward)
     }
+}
+
+/// What a function and its backward pass send. The gradients of inputs belong to the pass.
+pub(crate) fn traffic(
+    inputs: &[&Tensor],
+    parameters: &[&Tensor],
+    seed: Option<&Tensor>,
+    forward: impl FnOnce() -> Result<Tensor>,
+) -> Result<Traffic> {
+    let (y, forward) = Ledger::record(forward);
+    let y = y?;
+    let (grads, backward) = Ledger::record(|| -> Result<_> {
+        let grads = match seed {
+            Some(seed) => y.backward_with(seed)?,
+            None => y.backward()?,
+        };
+        inputs.iter().try_for_each(|x| grads.of(x).map(drop))?;
+        Ok(grads)
+    });
+    let grads = grads?;
+    let settle = || parameters.iter().try_for_each(|w| grads.of(w).map(drop));
+    let (done, parameters) = Ledger::record(settle);
+    done?;
+    Ok(Traffic {
+        forward,
+        backward,
+        parameters,
+    })
 }
