@@ -107,9 +107,12 @@ pub(crate) fn count_call() {
     let now = CALLS.get() + 1;
     CALLS.set(now);
     let expired = |holding: &Holding| holding.until <= now;
-    while let Some(holding) =
-        WINDOW.with_borrow_mut(|w| w.front().is_some_and(expired).then(|| w.pop_front()).flatten())
-    {
+    while let Some(holding) = WINDOW.with_borrow_mut(|w| {
+        w.front()
+            .is_some_and(expired)
+            .then(|| w.pop_front())
+            .flatten()
+    }) {
         holding.release();
     }
 }

@@ -1,10 +1,10 @@
 //! The one tensor type.
 
-use crate::{forms::Forms, grad::Edge};
 use crate::{
     Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result, Scalar,
     Shape, Sharding, View,
 };
+use crate::{forms::Forms, grad::Edge};
 use std::sync::Arc;
 
 /// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this

@@ -54,7 +54,12 @@ impl Size {
 }
 
 impl Solved {
-    fn new(rule: Rule, mut solution: Solution, operands: &[&Tensor], held: &AtHand) -> Result<Self> {
+    fn new(
+        rule: Rule,
+        mut solution: Solution,
+        operands: &[&Tensor],
+        held: &AtHand,
+    ) -> Result<Self> {
         let size = |f: usize| match rule.alone(f) {
             Some((operand, dim)) => Size::Of(operand, dim),
             None => Size::Fixed(rule.factors[f].size),
@@ -73,9 +78,8 @@ impl Solved {
             }
             reshard::known(x.mesh(), x.shape(), x.dtype(), from, to, Objective::Bytes).map(Some)
         };
-        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> = (0..operands.len())
-            .map(plan)
-            .collect::<Result<_>>()?;
+        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> =
+            (0..operands.len()).map(plan).collect::<Result<_>>()?;
         solution.bytes =
             solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self {

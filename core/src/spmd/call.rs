@@ -336,7 +336,8 @@ impl<'a> Call<'a> {
 pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
 
 fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
-    x.forms().map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
+    x.forms()
+        .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
 }
 
 /// What one rank works on.

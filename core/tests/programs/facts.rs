@@ -49,7 +49,7 @@ fn a_tensor_parallel_layer_sends_eight_units() -> Result<()> {
             layers: 1,
             norms: true,
         };
-        program.measure(input, BF16)
+        program.measure(&input, BF16)
     };
     let whole = run("[_, _, _]")?;
     assert_eq!(whole.activations(), 469_762_048, "{}", whole.explain());
@@ -155,7 +155,7 @@ fn a_fully_sharded_llama_layer_sends_its_parameters_three_times() -> Result<()> 
         layers: 1,
         norms: true,
     };
-    let t = program.measure([8, 4096, 8192], BF16)?;
+    let t = program.measure(&[8, 4096, 8192], BF16)?;
     let each = [&t.forward, &t.backward, &t.parameters].map(Ledger::bytes);
     assert_eq!(each, [1_497_395_200; 3], "{}", t.explain());
     assert_eq!(t.bytes(), 4_492_185_600);
@@ -230,7 +230,7 @@ mod ulysses {
             layers: 1,
             norms: true,
         };
-        let turned = turned.measure(input, BF16)?;
+        let turned = turned.measure(&input, BF16)?;
         assert_eq!(turned.forward.bytes(), 939_524_096, "{}", turned.explain());
         assert_eq!(turned.backward.bytes(), 939_524_096, "{}", turned.explain());
 
@@ -244,7 +244,7 @@ mod ulysses {
             layers: 1,
             norms: true,
         };
-        let gathered = gathered.measure(input, BF16)?;
+        let gathered = gathered.measure(&input, BF16)?;
         assert_eq!(
             gathered.forward.bytes(),
             7_516_192_768,

@@ -197,6 +197,32 @@ impl Layer for Llama {
     }
 }
 
+/// Attention whose weights have a dimension for heads.
+pub(crate) struct UnevenHeads(pub(crate) Sizes);
+
+impl Layer for UnevenHeads {
+    fn shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let Sizes {
+            width, heads, d, ..
+        } = self.0;
+        vec![
+            ("norm", vec![width]),
+            ("wq", vec![heads, d, width]),
+            ("wk", vec![heads, d, width]),
+            ("wv", vec![heads, d, width]),
+            ("wo", vec![width, heads, d]),
+        ]
+    }
+
+    fn forward(&self, p: &Parameters, x: &Tensor, settle: Settle<'_>) -> Result<Tensor> {
+        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm")))?;
+        let [q, k, v] =
+            ["wq", "wk", "wv"].map(|w| Tensor::einsum("bsi,hdi->bhsd", &[&h, p.get(w)]));
+        let seen = q?.attention(&k?, &v?, &AttentionOptions::causal())?.out;
+        settle(x.add(&Tensor::einsum("bhsd,ohd->bso", &[&seen, p.get("wo")])?)?)
+    }
+}
+
 /// Weights as Megatron cuts them: the first product of a pair by its outputs, the second by its
 /// inputs.
 pub(crate) const MEGATRON: &Layout = &[

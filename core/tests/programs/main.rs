@@ -4,7 +4,10 @@
 mod facts;
 mod layers;
 mod measure;
+mod memory;
+mod others;
 mod table;
+mod values;
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -102,8 +102,8 @@ pub(crate) struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// Runs it without values from an input `[batch, length, width]`.
-    pub(crate) fn measure(&self, input: [usize; 3], dtype: DType) -> Result<Traffic> {
+    /// Runs it without values from an input of this shape.
+    pub(crate) fn measure(&self, input: &[usize], dtype: DType) -> Result<Traffic> {
         let trained =
             |name: &str| self.norms || !(name.starts_with("norm") || name.starts_with("shift"));
         let make = |_| zeros(self.layer, self.mesh, self.layout, dtype, trained);

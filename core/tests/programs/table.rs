@@ -76,7 +76,7 @@ impl Row<'_> {
             layers,
             norms,
         };
-        program.measure([DP, LENGTH, WIDTH], DType::BF16)
+        program.measure(&[DP, LENGTH, WIDTH], DType::BF16)
     }
 
     /// The bytes of a run that the plan by hand counts.
@@ -139,7 +139,7 @@ impl Row<'_> {
 
 /// Along dp: each matrix is gathered for both passes and its gradient reduce-scattered, the
 /// gradients of vectors are all-reduced. `parts` is how many tp ranks share a matrix.
-fn over_dp(layer: &dyn Layer, layout: &Layout, parts: usize) -> u64 {
+pub(crate) fn over_dp(layer: &dyn Layer, layout: &Layout, parts: usize) -> u64 {
     let vectors = layer
         .shapes()
         .into_iter()
