@@ -10,7 +10,7 @@ use crate::{
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
     grad::{Back, Pulled, recompute, record},
     launch::launch_fused,
-    spmd::{Call, Local, plain, without_partials},
+    spmd::{Call, Local, plain, settled},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -89,7 +89,7 @@ impl Tensor {
                 .map(|Attention { out, lse }| smallvec![out, lse])
         };
         let mut out = record(sizes.op, &inputs, run, |out| {
-            let (q, k, v, options) = (q.clone(), k.clone(), v.clone(), options.clone());
+            let (q, k, v, options) = (q.kept(), k.kept(), v.kept(), options.clone());
             let (out, lse) = (out[0].clone(), out[1].clone());
             Ok(move |b: &Back<'_>| {
                 sizes.pull(
@@ -668,9 +668,10 @@ impl Sizes {
         forward: &Attention,
         options: &AttentionOptions,
     ) -> Result<Pulled> {
-        let grad = b
-            .grad_of(0)
-            .map_or_else(|| forward.out.zeros_like(), |g| without_partials(g.clone()))?;
+        let grad = b.grad_of(0).map_or_else(
+            || forward.out.zeros_like(),
+            |g| settled(self.op, g, &forward.out, &[2, 3]),
+        )?;
         let of_lse = b.grad_of(1);
         let mask = options
             .mask

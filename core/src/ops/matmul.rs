@@ -110,7 +110,7 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
         &[a, b],
         || multiplied(op, a, b, dtype, store),
         |_| {
-            let (a, b) = (a.clone(), b.clone());
+            let (a, b) = (a.kept(), b.kept());
             Ok(move |back: &Back<'_>| {
                 // A vector is a matrix with one row or one column.
                 let column = |t: &Tensor, is_vector: bool, at: i64| {
@@ -138,6 +138,13 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
                     if right.rank() == 2 && left.rank() > 2 {
                         return einsum_as("...mk,...mn->kn", &[&left, &gradient], right.dtype())?
                             .reshape(b.shape());
+                    }
+                    // Not of transposes on a mesh: both products read one gradient, which is then
+                    // brought once.
+                    if !left.is_plain() {
+                        let all =
+                            einsum_as("...mk,...mn->...kn", &[&left, &gradient], right.dtype())?;
+                        return sum_to(op, &all, right.shape())?.reshape(b.shape());
                     }
                     factor_gradient(op, &left.t()?, &gradient, &right)?.reshape(b.shape())
                 })?;
@@ -392,7 +399,7 @@ impl Tensor {
             Call::of(&OUTER, &[&m, &n]).run1(|l| l[0].outer(&l[1]))
         };
         record1(op, &[self, other], run, |_| {
-            let (a, b) = (self.clone(), other.clone());
+            let (a, b) = (self.kept(), other.kept());
             Ok(move |back: &Back<'_>| {
                 let gradient = back.grad()?;
                 let first = back.wanted(0, || product_as(op, gradient, &b, a.dtype()))?;
@@ -437,8 +444,8 @@ impl Tensor {
             || self.transformed(weight, bias, dtype),
             |_| {
                 let (x, weight, bias) = (
-                    self.clone(),
-                    weight.clone(),
+                    self.kept(),
+                    weight.kept(),
                     bias.map(|b| (b.shape().clone(), b.dtype())),
                 );
                 Ok(move |back: &Back<'_>| {
@@ -451,7 +458,9 @@ impl Tensor {
                             &x.unsqueeze(0)?,
                             weight.dtype(),
                         ),
-                        2 => product_as(op, &gradient.t()?, &x, weight.dtype()),
+                        2 if x.is_plain() => product_as(op, &gradient.t()?, &x, weight.dtype()),
+                        // Not of transposes on a mesh: both products read one gradient, which is
+                        // then brought once.
                         _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),
                     })?;
                     let mut pulled: Pulled = smallvec![first, second];
@@ -530,7 +539,7 @@ impl Tensor {
             &[self, a, b],
             || self.added(a, b, beta, alpha, dtype),
             |_| {
-                let (x, a, b) = (self.clone(), a.clone(), b.clone());
+                let (x, a, b) = (self.clone(), a.kept(), b.kept());
                 Ok(move |back: &Back<'_>| {
                     let gradient = back.grad()?;
                     let own = back.wanted(0, || {
