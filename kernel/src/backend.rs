@@ -17,6 +17,7 @@ mod fused;
 mod index;
 mod kernel;
 mod product;
+mod work;
 
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
@@ -27,6 +28,7 @@ pub use index::{
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
 pub use product::{ConvCall, MatmulCall};
+pub use work::Work;
 
 use crate::{DType, Result};
 use std::{fmt::Debug, future::Future, ops::Range, pin::Pin};

@@ -105,7 +105,7 @@ pub fn plan_across(
         } else {
             cost.start
                 + messages as f64 * cost.link.latency
-                + moved_bytes as f64 / cost.link.bandwidth
+                + cost.transfer_seconds(cost.link, moved_bytes)
         };
         let (recv_bytes, seconds) = (source.recv_bytes + moved_bytes, source.seconds + moving);
         let moved_peak_bytes = traffic.both * space.size;
@@ -263,7 +263,14 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     let x = run(x, &plan.source.valid_for(x)?)?;
     let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
-    ledger::write("transfer", plan.moved_bytes, types, || {
+    let sent = ledger::Sent {
+        kind: "transfer",
+        mesh,
+        axes: &[],
+        bytes: plan.moved_bytes,
+        seconds: plan.seconds - plan.source.seconds,
+    };
+    ledger::write(sent, types, || {
         if mesh.has_values() {
             hand_over(&x, mesh, to)
         } else {

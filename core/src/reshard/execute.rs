@@ -66,7 +66,14 @@ pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
     for step in &plan.steps {
         let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
         let types = || (ty(&step.from), ty(&step.to));
-        x = ledger::write(step.kind.name(), step.recv_bytes, types, || {
+        let sent = ledger::Sent {
+            kind: step.kind.name(),
+            mesh: x.mesh(),
+            axes: &step.axes,
+            bytes: step.recv_bytes,
+            seconds: step.seconds,
+        };
+        x = ledger::write(sent, types, || {
             let parts = match x.mesh().transport().cloned() {
                 Some(_) if !x.mesh().has_values() => without_values(&x, step)?,
                 Some(transport) => Ranks::of(&x).step(&x, step, &*transport)?,
