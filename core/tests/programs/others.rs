@@ -170,8 +170,8 @@ impl Layer for Experts {
         let dispatch = Tensor::einsum("gse,gsc->gsec", &[&chosen, &slot])?;
         let combine = Tensor::einsum("gsec,gs->gsec", &[&dispatch, &gate])?;
         let turn = |x: Tensor, to: usize| match self.turn {
-            Some(shardings) => x.reshard(shardings[to]),
-            None => Ok(x),
+            Some(shardings) if !x.is_plain() => x.reshard(shardings[to]),
+            _ => Ok(x),
         };
         let rows = turn(Tensor::einsum("gsec,gsh->egch", &[&dispatch, x])?, 0)?;
         let wide = Tensor::einsum("egch,efh->egcf", &[&rows, p.get("up")])?.gelu()?;
