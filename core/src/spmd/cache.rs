@@ -311,6 +311,7 @@ pub(super) fn find(call: &Call<'_>) -> Result<Rc<Solved>> {
             shape: t.shape(),
             dtype: t.dtype(),
             sharding: t.sharding(),
+            held: &[],
         })
         .collect();
     let solution = solve::solve(call.inputs[0].mesh(), &rule, &operands)?;

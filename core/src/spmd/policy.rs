@@ -111,6 +111,7 @@ fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<Box<[Alterna
             shape: t.shape(),
             dtype: t.dtype(),
             sharding: t.sharding(),
+            held: &[],
         })
         .collect();
     let mut choices = vec![];

@@ -39,6 +39,21 @@ pub struct Operand<'a> {
     pub dtype: DType,
     /// How it lies on the mesh.
     pub sharding: &'a Sharding,
+    /// Other shardings in which the same value lies on the mesh too.
+    pub held: &'a [Sharding],
+}
+
+impl<'a> Operand<'a> {
+    /// Every sharding in which it can be had: its own, then those that are held besides.
+    fn forms(&self) -> impl Iterator<Item = &'a Sharding> + Clone + use<'a> {
+        std::iter::once(self.sharding).chain(self.held)
+    }
+
+    /// Whether an axis does something in one of its forms.
+    fn uses(&self, axis: usize) -> bool {
+        self.forms()
+            .any(|s| s.placement(axis) != Placement::Replicate)
+    }
 }
 
 /// What to do with an op's operands, and where its results lie.
@@ -50,6 +65,9 @@ pub struct Solution {
     pub cuts: SmallVec<[(u8, u8); 4]>,
     /// The sharding that each operand must have.
     pub inputs: SmallVec<[Sharding; 3]>,
+    /// From which of its forms each operand is brought there: 0 is its own sharding, `i + 1` is
+    /// number `i` of those that are [held](Operand::held) besides.
+    pub sources: SmallVec<[u8; 3]>,
     /// The sharding that each result has.
     pub outputs: SmallVec<[Sharding; 2]>,
     /// Bytes that the worst rank receives for it.
@@ -141,8 +159,9 @@ const BUDGET: usize = 1 << 20;
 const ASSIGNMENT_COST: usize = 8;
 const PLAN_COST: usize = 2_000;
 
-/// Bytes, reshards, position in the fixed order.
-type Score = (u64, usize, usize);
+/// Bytes, axes over which results are partial where nothing moves and values are held in several
+/// forms, reshards, position in the fixed order.
+type Score = (u64, usize, usize, usize);
 
 /// More axes than this are not tried in every order and combination.
 const EXHAUSTIVE_AXES: usize = 4;
@@ -174,8 +193,35 @@ impl Best {
 struct Arrival {
     /// `None` where parts of factors would not be parts of a dimension.
     sharding: Option<Sharding>,
-    least: u64,
-    bytes: Option<u64>,
+    /// From each form of the operand, those first that cost least.
+    ways: SmallVec<[Way; 1]>,
+}
+
+/// How an operand gets from one of its forms to a sharding.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The number of the form.
+    source: u8,
+    /// Bytes: what it takes, or at least takes.
+    bytes: u64,
+    /// Whether it takes just that.
+    exact: bool,
+    kind: WayKind,
+}
+
+/// What an operand needs besides bytes, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum WayKind {
+    Nothing,
+    /// Ranks drop parts of what they have, whatever the sizes.
+    Slice,
+    Step,
+}
+
+impl Way {
+    fn key(&self) -> (u64, WayKind, u8) {
+        (self.bytes, self.kind, self.source)
+    }
 }
 
 struct Search<'a> {
@@ -184,8 +230,10 @@ struct Search<'a> {
     operands: &'a [Operand<'a>],
     /// The axes that some operand uses.
     used: SmallVec<[usize; 4]>,
-    /// What each operand holds.
-    held: SmallVec<[Held<'a>; 3]>,
+    /// What each operand holds, for each of its forms.
+    held: SmallVec<[SmallVec<[Held<'a>; 1]>; 3]>,
+    /// Whether some operand has several forms.
+    several: bool,
     /// What was asked of each operand so far, as [`Asked`], and what came of it.
     asked: SmallVec<[Vec<Asked>; 3]>,
     brought: SmallVec<[Vec<Arrival>; 3]>,
@@ -204,16 +252,12 @@ type Asked = Option<u128>;
 impl<'a> Search<'a> {
     fn new(mesh: &'a Mesh, rule: &'a Rule, operands: &'a [Operand<'a>]) -> Self {
         let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
-            .filter(|a| {
-                operands
-                    .iter()
-                    .any(|o| o.sharding.placement(*a) != Placement::Replicate)
-            })
+            .filter(|a| operands.iter().any(|o| o.uses(*a)))
             .collect();
         let ranks = used.iter().map(|a| mesh.size(*a)).product();
         let held = operands
             .iter()
-            .map(|o| Held::new(mesh, o.shape, o.sharding))
+            .map(|o| o.forms().map(|s| Held::new(mesh, o.shape, s)).collect())
             .collect();
         let (asked, brought) = operands
             .iter()
@@ -225,6 +269,7 @@ impl<'a> Search<'a> {
             operands,
             used,
             held,
+            several: operands.iter().any(|o| !o.held.is_empty()),
             asked,
             brought,
             budget: BUDGET,
@@ -241,14 +286,17 @@ impl<'a> Search<'a> {
             .map(|&axis| {
                 let mut out = SmallVec::new();
                 let mut consider = |choice: Choice| {
-                    let moves = || (0..self.operands.len()).any(|i| !is_free(self.operands[i].sharding.placement(axis), self.target(i, choice)));
+                    let moves = || (0..self.operands.len()).any(|i| {
+                        let to = self.target(i, choice);
+                        !self.operands[i].forms().any(|s| is_free(s.placement(axis), to))
+                    });
                     if !(free && moves()) {
                         out.push(choice);
                     }
                 };
                 for through in &self.rule.through {
                     for &reduction in through.reductions {
-                        let given = |i: usize| through.operands >> i & 1 == 1 && self.operands[i].sharding.placement(axis) == Placement::Partial(reduction);
+                        let given = |i: usize| through.operands >> i & 1 == 1 && self.operands[i].forms().any(|s| s.placement(axis) == Placement::Partial(reduction));
                         if (0..self.operands.len()).any(given) {
                             consider(Choice::Through(through.operands, reduction));
                         }
@@ -258,9 +306,11 @@ impl<'a> Search<'a> {
                 // to others would gather these all the same.
                 for (f, factor) in self.rule.factors.iter().enumerate() {
                     let carries = |i: usize| self.rule.inputs[i].iter().any(|d| d.contains(&(f as u8)));
-                    let asked =
-                        |i: usize| matches!(self.operands[i].sharding.placement(axis), Placement::Shard(d) if self.rule.inputs[i][d].contains(&(f as u8)));
-                    let uses = |i: usize| self.operands[i].sharding.placement(axis) != Placement::Replicate;
+                    let asked = |i: usize| {
+                        let cuts = |s: &Sharding| matches!(s.placement(axis), Placement::Shard(d) if self.rule.inputs[i][d].contains(&(f as u8)));
+                        self.operands[i].forms().any(cuts)
+                    };
+                    let uses = |i: usize| self.operands[i].uses(axis);
                     let fits = few && factor.size >= self.mesh.size(axis);
                     if factor.kind != FactorKind::Whole && (0..self.operands.len()).any(|i| asked(i) || (fits && uses(i) && carries(i))) {
                         consider(Choice::Cut(f));
@@ -354,9 +404,9 @@ impl<'a> Search<'a> {
     /// Improves the best assignment so far, and those that leave one operand where it is or bring
     /// everything together, by changing one axis at a time as long as that helps.
     fn improve(&mut self, candidates: &Candidates, best: &mut Best) -> Result<()> {
-        let keep = |operand: usize| -> Assignment {
+        let keep = |(operand, form): (usize, &Sharding)| -> Assignment {
             let choice = |(p, list): (usize, &SmallVec<[Choice; 6]>)| {
-                let now = self.operands[operand].sharding.placement(self.used[p]);
+                let now = form.placement(self.used[p]);
                 list.iter()
                     .position(|c| is_free(now, self.target(operand, *c)))
                     .unwrap_or(list.len() - 1)
@@ -365,7 +415,9 @@ impl<'a> Search<'a> {
         };
         let whole: Assignment = candidates.iter().map(|list| list.len() - 1).collect();
         let mut starts: Vec<Assignment> = best.0.iter().map(|(at, ..)| at.clone()).collect();
-        starts.extend((0..self.operands.len()).map(keep).chain([whole]));
+        let forms =
+            (self.operands.iter().enumerate()).flat_map(|(i, o)| o.forms().map(move |s| (i, s)));
+        starts.extend(forms.map(keep).chain([whole]));
         let share = BUDGET / starts.len();
         for start in starts {
             self.budget = share;
@@ -376,7 +428,7 @@ impl<'a> Search<'a> {
             let mut at = start;
             let mut stuck = 0;
             for p in (0..at.len()).cycle() {
-                let before = here.0.as_ref().map(|(_, s, _)| (s.0, s.1));
+                let before = here.0.as_ref().map(|(_, s, _)| (s.0, s.1, s.2));
                 for i in 0..candidates[p].len() {
                     let mut next = at.clone();
                     next[p] = i;
@@ -389,7 +441,7 @@ impl<'a> Search<'a> {
                 if let Some((better, ..)) = &here.0 {
                     at = better.clone();
                 }
-                let after = here.0.as_ref().map(|(_, s, _)| (s.0, s.1));
+                let after = here.0.as_ref().map(|(_, s, _)| (s.0, s.1, s.2));
                 stuck = if after == before { stuck + 1 } else { 0 };
                 if stuck >= at.len() || self.budget == 0 {
                     break;
@@ -412,19 +464,18 @@ impl<'a> Search<'a> {
         let mut orders: SmallVec<[SmallVec<[u8; 4]>; 1]> = smallvec::smallvec![first.clone()];
         if choices.len() > EXHAUSTIVE_AXES {
             // The orders that the operands have.
-            for operand in self.operands {
-                let mut order: SmallVec<[u8; 4]> = operand
-                    .sharding
+            for form in self.operands.iter().flat_map(|o| o.forms()) {
+                let mut order: SmallVec<[u8; 4]> = form
                     .cuts()
                     .filter_map(|(_, axis)| self.used.iter().position(|u| *u == axis))
                     .map(|p| p as u8)
                     .collect();
-                order.extend(first.iter().copied().filter(|p| {
-                    !operand
-                        .sharding
-                        .cuts()
-                        .any(|(_, a)| a == self.used[*p as usize])
-                }));
+                order.extend(
+                    first
+                        .iter()
+                        .copied()
+                        .filter(|p| !form.cuts().any(|(_, a)| a == self.used[*p as usize])),
+                );
                 orders.push(order);
             }
             return orders;
@@ -455,7 +506,7 @@ impl<'a> Search<'a> {
         (0..self.operands.len()).all(|operand| {
             let found = self.bring(operand, choices, order);
             let brought = &self.brought[operand][found];
-            least += brought.bytes.unwrap_or(brought.least);
+            least += brought.ways.first().map_or(0, |way| way.bytes);
             brought.sharding.is_some() && least <= bound
         })
     }
@@ -499,36 +550,68 @@ impl<'a> Search<'a> {
             })
         });
         let sharding = sharding.filter(|s| !mixes(s));
-        let Operand {
-            shape,
-            dtype,
-            sharding: from,
-            ..
-        } = self.operands[operand];
-        self.budget = self.budget.saturating_sub(self.ranks);
-        let (mut least, mut bytes) = (0, Some(0));
-        if let Some(to) = sharding.as_ref().filter(|to| *to != from) {
-            let size = dtype.size() as u64;
+        let mut ways: SmallVec<[Way; 1]> = SmallVec::new();
+        if let Some(to) = &sharding {
+            for (source, from) in self.operands[operand].forms().enumerate() {
+                self.budget = self.budget.saturating_sub(self.ranks);
+                ways.push(self.way(operand, source, from, to));
+            }
+            ways.sort_by_key(Way::key);
+        }
+        self.asked[operand].push(asked);
+        self.brought[operand].push(Arrival { sharding, ways });
+        self.brought[operand].len() - 1
+    }
+
+    /// What it takes to get an operand from one of its forms to a sharding.
+    fn way(&self, operand: usize, source: usize, from: &Sharding, to: &Sharding) -> Way {
+        let Operand { shape, dtype, .. } = self.operands[operand];
+        let (mut bytes, mut exact, mut kind) = (0, true, WayKind::Nothing);
+        if to != from {
+            kind = if is_slice(from, to) {
+                WayKind::Slice
+            } else {
+                WayKind::Step
+            };
             let resolves = from
                 .partial()
                 .any(|(axis, r)| to.placement(axis) != Placement::Partial(r));
             // Where no other cut moves, the bound for the largest parts is what the planner
             // reaches; the plan that runs says it exactly.
             let settles = keeps_cuts(from, to);
-            least = if resolves {
+            let elements = if resolves {
                 least_to_reduce(self.mesh, shape, from, to, settles)
             } else {
-                self.held[operand].lacks(to)
-            } * size;
-            bytes = (!resolves || settles).then_some(least);
+                self.held[operand][source].lacks(to)
+            };
+            bytes = elements * dtype.size() as u64;
+            exact = !resolves || settles;
         }
-        self.asked[operand].push(asked);
-        self.brought[operand].push(Arrival {
-            sharding,
-            least,
+        Way {
+            source: source as u8,
             bytes,
-        });
-        self.brought[operand].len() - 1
+            exact,
+            kind,
+        }
+    }
+
+    /// The cheapest way to where an assignment wants an operand, priced exactly.
+    fn cheapest(&mut self, operand: usize, found: usize) -> Result<Option<Way>> {
+        let Operand { shape, dtype, .. } = self.operands[operand];
+        let Arrival { sharding, ways } = &mut self.brought[operand][found];
+        let Some(to) = sharding else {
+            return Ok(None);
+        };
+        // The first one's bound is the least of all, so once that one is exact it is the best.
+        while let Some(first) = ways.first_mut().filter(|way| !way.exact) {
+            self.budget = self.budget.saturating_sub(PLAN_COST);
+            let from = self.operands[operand].forms().nth(first.source.into());
+            let from = from.unwrap_or(self.operands[operand].sharding);
+            first.bytes = known(self.mesh, shape, dtype, from, to, Objective::Bytes)?.recv_bytes;
+            first.exact = true;
+            ways.sort_by_key(Way::key);
+        }
+        Ok(ways.first().copied())
     }
 
     fn evaluate(
@@ -546,35 +629,23 @@ impl<'a> Search<'a> {
             .collect();
         let (mut bytes, mut steps, mut free) = (0u64, 0, true);
         let mut inputs = SmallVec::<[Sharding; 3]>::new();
+        let mut sources = SmallVec::<[u8; 3]>::new();
         for i in 0..self.operands.len() {
             let found = self.bring(i, choices, order);
-            let brought = &mut self.brought[i][found];
-            let Some(to) = brought.sharding.clone() else {
+            let (Some(way), Some(to)) = (
+                self.cheapest(i, found)?,
+                self.brought[i][found].sharding.clone(),
+            ) else {
                 return Ok(None);
             };
-            let Operand {
-                shape,
-                dtype,
-                sharding: from,
-                ..
-            } = self.operands[i];
-            if to != *from {
-                steps += 1;
-                free &= is_slice(from, &to);
-                let needed = match brought.bytes {
-                    Some(bytes) => bytes,
-                    None => {
-                        self.budget = self.budget.saturating_sub(PLAN_COST);
-                        known(self.mesh, shape, dtype, from, &to, Objective::Bytes)?.recv_bytes
-                    }
-                };
-                brought.bytes = Some(needed);
-                bytes += needed;
-            }
+            steps += usize::from(way.kind != WayKind::Nothing);
+            free &= way.kind != WayKind::Step;
+            bytes += way.bytes;
             inputs.push(to);
+            sources.push(way.source);
         }
         let mut outputs = SmallVec::<[Sharding; 2]>::new();
-        let mut owed = 0;
+        let (mut owed, mut debts) = (0, 0);
         for dims in &self.rule.outputs {
             let Some(mut sharding) = self.cut(dims, &cuts) else {
                 return Ok(None);
@@ -613,6 +684,7 @@ impl<'a> Search<'a> {
                 (ranks - 1) * elements * self.operands.first().map_or(4, |o| o.dtype.size()) as u64
                     / ranks
                     / parts;
+            debts += sharding.partial().len();
             outputs.push(sharding);
         }
         let (mut decompose, mut statistics) = (false, 0);
@@ -631,13 +703,21 @@ impl<'a> Search<'a> {
         for (p, choice) in choices.iter().enumerate() {
             all[self.used[p]] = *choice;
         }
-        let score = (if bytes == 0 { 0 } else { bytes + owed }, steps, position);
+        // What moves nothing is best, even if its results are partial: a sum of partial values is
+        // reduced once, later. But where a settled form is at hand there is no need to owe that.
+        // Counted in axes, so that the choice holds for all sizes.
+        let score = match (bytes, self.several) {
+            (0, false) => (0, 0, steps, position),
+            (0, true) => (0, debts, steps, position),
+            _ => (bytes + owed, 0, steps, position),
+        };
         Ok(Some((
             score,
             Solution {
                 choices: all,
                 cuts,
                 inputs,
+                sources,
                 outputs,
                 bytes,
                 statistics,
@@ -764,4 +844,84 @@ fn keeps_cuts(from: &Sharding, to: &Sharding) -> bool {
         let mut to = to.axes_of(d);
         from.axes_of(d).all(|a| to.next() == Some(a))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TensorType, meta, spmd::rule::Given};
+
+    /// The solution of a rule for operands whose first form is their own and whose others are held.
+    fn solved(mesh: &str, text: &str, operands: &[&[&str]]) -> (Solution, Vec<Vec<Sharding>>) {
+        let mesh = Mesh::new(mesh, &meta()).expect("a mesh");
+        let types: Vec<Vec<TensorType>> = operands
+            .iter()
+            .map(|forms| {
+                let parse = |t: &&str| TensorType::parse(t, &mesh).expect("a type");
+                forms.iter().map(parse).collect()
+            })
+            .collect();
+        let forms: Vec<Vec<Sharding>> = types
+            .iter()
+            .map(|forms| forms.iter().map(|t| t.sharding.clone()).collect())
+            .collect();
+        let operands: Vec<Operand<'_>> = types
+            .iter()
+            .zip(&forms)
+            .map(|(t, forms)| Operand {
+                shape: &t[0].shape,
+                dtype: t[0].dtype,
+                sharding: &forms[0],
+                held: &forms[1..],
+            })
+            .collect();
+        let given: Vec<Given<'_>> = types.iter().map(|t| Given::Shape(&t[0].shape)).collect();
+        let rule = Rule::new(text, &given, &[]).expect("a rule");
+        let solution = solve(&mesh, &rule, &operands).expect("a solution");
+        (solution, forms)
+    }
+
+    const MATMUL: &str = "mk, kn -> mn ; reduce k sum ; linear 0 ; linear 1";
+    const ADD: &str = "mk, mk -> mk ; linear 0 1";
+
+    #[test]
+    fn a_gathered_form_that_is_held_is_used_and_costs_nothing() {
+        let w = "f32[8,16@a]";
+        let (alone, _) = solved("a=4", MATMUL, &[&["f32[64@a,8]"], &[w]]);
+        assert!(alone.bytes > 0);
+        let (s, _) = solved("a=4", MATMUL, &[&["f32[64@a,8]", "f32[64,8]"], &[w]]);
+        assert_eq!((s.bytes, &s.sources[..], s.free), (0, &[1, 0][..], true));
+        assert_eq!(s.inputs[0], Sharding::replicated());
+        assert_eq!(s.outputs[0], Sharding::replicated().cut(1, 0));
+    }
+
+    #[test]
+    fn a_settled_form_is_used_instead_of_owing_its_reduction_again() {
+        let (partial, whole) = ("f32[8,4]{sum:a}", "f32[8,4]");
+        let (s, _) = solved("a=4", ADD, &[&[partial], &[whole]]);
+        assert_eq!(
+            s.outputs[0].partial().len(),
+            1,
+            "it stays partial, for nothing"
+        );
+        for held in [whole, "f32[8@a,4]", "f32[8,4@a]"] {
+            let (s, forms) = solved("a=4", ADD, &[&[partial, held], &[whole]]);
+            assert_eq!((s.bytes, s.owed, s.free), (0, 0, true), "{held}");
+            assert_eq!(&s.sources[..], [1, 0]);
+            assert_eq!(s.inputs[0], forms[0][1]);
+        }
+    }
+
+    #[test]
+    fn an_operand_comes_from_the_form_that_takes_the_fewest_bytes() {
+        // The transposed cut lacks three quarters, the one by the major axis a half.
+        let forms = ["f32[8,8@b]", "f32[8@a,8]", "f32[8@b,8]"];
+        let (s, _) = solved("a=2,b=4", "1k -> k", &[&forms]);
+        assert_eq!((s.bytes, s.sources[0]), (0, 0), "its own will do");
+        let (s, _) = solved("a=2,b=4", "11 -> ", &[&forms]);
+        assert_eq!((s.bytes, s.sources[0], s.free), (128, 1, false));
+        // Where two take the same, the first is taken.
+        let (s, _) = solved("a=4,b=4", "11 -> ", &[&["f32[8@a,8]", "f32[8@b,8]"]]);
+        assert_eq!((s.bytes, s.sources[0]), (192, 0));
+    }
 }

@@ -52,6 +52,7 @@ impl Decision {
                 shape: t.shape(),
                 dtype: t.dtype(),
                 sharding: t.sharding(),
+                held: &[],
             })
             .collect()
     }
