@@ -10,6 +10,7 @@
 mod context;
 mod cost;
 mod display;
+mod forms;
 pub mod grad;
 pub mod indexing;
 mod launch;

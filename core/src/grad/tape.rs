@@ -429,6 +429,10 @@ where
         note(inputs);
         return with_mode(Mode::Off, forward);
     }
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
+    }
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
     let edges = inputs.iter().map(|t| t.edge().cloned()).collect();

@@ -23,17 +23,26 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     if x.sharding() == sharding {
         return Ok(x.clone());
     }
-    run(
-        x,
-        &*known(
-            x.mesh(),
-            x.shape(),
-            x.dtype(),
-            x.sharding(),
-            sharding,
-            Objective::Time,
-        )?,
-    )
+    if let Some(form) = x.in_form(sharding) {
+        return Ok(form);
+    }
+    let plan = |from: &Sharding| known(mesh, x.shape(), x.dtype(), from, sharding, Objective::Time);
+    let (mut source, mut best) = (x.clone(), plan(x.sharding())?);
+    let others = x.forms().map(|forms| forms.others(x.sharding()));
+    for other in others.iter().flatten() {
+        let other_plan = plan(other)?;
+        if other_plan.seconds < best.seconds
+            && let Some(form) = x.in_form(other)
+        {
+            (source, best) = (form, other_plan);
+        }
+    }
+    let brought = run(&source, &best)?;
+    Ok(if best.recv_bytes > 0 {
+        x.add_form(brought, false)
+    } else {
+        brought
+    })
 }
 
 /// The tensor after every step of a plan. Every process that has ranks of the mesh must run the

@@ -10,8 +10,8 @@ use super::{
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, NoGradient, Region, Result, Shape, Tensor, grad, ledger, reshard, split,
-    tensor::Outputs,
+    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, forms, grad, ledger, reshard,
+    split, tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location};
@@ -260,28 +260,54 @@ impl<'a> Call<'a> {
             .of(self.inputs.iter().copied()));
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
-        let solved = cache::find(self)?;
-        trace::note(|| self.decision(&solved));
-        let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
+        forms::count_call();
+        let held: AtHand = self.inputs.iter().map(|t| at_hand(t)).collect();
+        let solved = cache::find(self, &held)?;
+        trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
-            policy::check(self, &solved, caller)?;
+            policy::check(self, &solved, &held, caller)?;
         }
-        if solved.solution.steps > 0 {
-            let _scope = ledger::enter(self.op, caller);
-            for (i, x) in inputs.iter_mut().enumerate() {
-                match &solved.plans[i] {
-                    Some(plan) => *x = reshard::run(x, plan)?,
-                    None if x.sharding() != &solved.solution.inputs[i] => {
-                        *x = reshard::slice(x, &solved.solution.inputs[i])?
-                    }
-                    None => {}
-                }
-            }
+        if solved.solution.steps == 0 && solved.solution.sources.iter().all(|s| *s == 0) {
+            return Ok((solved, self.inputs.iter().map(|t| (*t).clone()).collect()));
         }
+        let _scope = ledger::enter(self.op, caller);
+        let bring = |i| self.brought(i, &solved, &held[i]);
+        let inputs = (0..self.inputs.len()).map(bring).collect::<Result<_>>()?;
         Ok((solved, inputs))
     }
 
-    fn decision(&self, solved: &Solved) -> Decision {
+    /// An operand as the solution wants it, from the form that it chose. What had to be sent for it
+    /// is kept at hand for the next calls.
+    #[track_caller]
+    fn brought(&self, i: usize, solved: &Solved, held: &[Sharding]) -> Result<Tensor> {
+        let (x, to) = (self.inputs[i], &solved.solution.inputs[i]);
+        let source = usize::from(solved.solution.sources[i]);
+        let from = match source {
+            0 => x.clone(),
+            // It was at hand a moment ago, and nothing ran since; else the tensor itself will do.
+            form => match x.in_form(&held[form - 1]) {
+                Some(form) => form,
+                None => return x.reshard(to.clone()),
+            },
+        };
+        let brought = match &solved.plans[i] {
+            Some(plan) => {
+                let brought = reshard::run(&from, plan)?;
+                if plan.recv_bytes == 0 {
+                    return Ok(brought);
+                }
+                x.add_form(brought, true)
+            }
+            None if from.sharding() != to => return reshard::slice(&from, to),
+            None => from,
+        };
+        if let Some(forms) = x.forms().filter(|_| brought.sharding() != x.sharding()) {
+            forms.set_used(Some(brought.sharding()));
+        }
+        Ok(brought)
+    }
+
+    fn decision(&self, solved: &Solved, held: &AtHand) -> Decision {
         let (step, source) = match self.form {
             Form::Text(text) => (self.op, Source::Text(text.into())),
             Form::Info(info) => (
@@ -299,10 +325,19 @@ impl<'a> Call<'a> {
             step,
             source,
             inputs: self.inputs.iter().map(|t| (*t).clone()).collect(),
+            held: held.iter().map(|forms| forms.to_vec()).collect(),
             rule: solved.rule_for(self.inputs),
             solution: solved.solution.clone(),
         }
     }
+}
+
+/// The other shardings in which each operand is at hand.
+pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
+
+fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
+    x.forms()
+        .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
 }
 
 /// What one rank works on.
@@ -402,13 +437,16 @@ fn on_each_rank(
                 ),
             })?;
         let shape = solved.output_shape(op, o, first.shape(), inputs)?;
-        out.push(Tensor::from_parts(
+        let result = Tensor::from_parts(
             mesh,
             sharding.clone(),
             first.dtype(),
             shape,
             results.iter().map(|r| r[o].clone()),
-        ));
+        );
+        // A parameter that was only converted or turned around is still one.
+        let same = matches!(inputs, [x] if x.numel() == result.numel() && !x.is_computed());
+        out.push(if same { result } else { result.computed() });
     }
     Ok(out)
 }

@@ -16,11 +16,12 @@ pub mod rule;
 pub mod solve;
 pub(crate) mod trace;
 
+pub use crate::forms::{Held, with_held};
 pub use crate::ledger::{Entry, Ledger};
 pub(crate) use crate::tensor::plain;
 pub(crate) use call::{Call, Local};
 pub use info::{OpInfo, RuleForm};
-pub use policy::{Policy, with_policy};
+pub use policy::{Keep, Policy, with_kept, with_policy};
 pub use rule::Rule;
 pub use solve::{Choice, Solution};
 pub use trace::{Decision, Source, trace};
