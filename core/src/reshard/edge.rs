@@ -168,7 +168,9 @@ impl<'a> Space<'a> {
         to: &Sharding,
         to_grid: &Grid,
     ) -> Traffic {
-        self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        self.even(from, to).unwrap_or_else(|| {
+            self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        })
     }
 
     /// What a single step does; `None` where no step does it.
@@ -270,6 +272,7 @@ impl<'a> Space<'a> {
             return (senders - 1).min(missing) as f64 * link.latency
                 + (missing * self.size) as f64 / link.bandwidth;
         }
+        self.charge(self.group(receivers) as usize);
         let mut worst = 0.0f64;
         self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {

@@ -21,6 +21,8 @@ mod moves;
 mod plan;
 mod report;
 mod search;
+#[cfg(test)]
+mod tests;
 mod valid;
 
 pub use crate::cost::{CostModel, Link};
@@ -31,5 +33,5 @@ pub use plan::{Objective, Plan, Step, plan};
 pub use valid::ValidPlan;
 
 pub(crate) use execute::{filled, slice, to_mesh};
-pub(crate) use held::Held;
+pub(crate) use held::{Held, Price};
 pub(crate) use known::known;

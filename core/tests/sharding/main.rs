@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod brute;
 mod facts;
 mod index;
 mod nn;
