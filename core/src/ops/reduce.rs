@@ -626,14 +626,29 @@ fn extreme(
     (value_of, position_of): (ReduceOp, ReduceOp),
 ) -> Result<(Tensor, Tensor)> {
     picked(op, x, x.shape().axis(op, axis)?, keepdim, || {
-        // Values and positions both read the operand, so what is partial is combined once.
-        let _scope = on_behalf_of(op, x);
-        let x = without_partials(x.clone())?;
+        let axes = [x.shape().axis(op, axis)?];
+        let x = settled(op, x, &axes, Combine::Statistics(2))?;
         Ok((
             as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?,
             position(&x, position_op, Some(axis), keepdim, position_of)?,
         ))
     })
+}
+
+/// A tensor with nothing partial, for several steps that read it all to reduce it over `axes`:
+/// combined once, and cut as the reduction would have it cut.
+#[track_caller]
+fn settled(op: &'static str, x: &Tensor, axes: &[usize], combine: Combine) -> Result<Tensor> {
+    if !x.sharding().is_partial() || x.numel() == 0 {
+        return without_partials(x.clone());
+    }
+    let _scope = on_behalf_of(op, x);
+    let detached = x.detach();
+    let targets = Call::of(&REDUCED, &[&detached])
+        .on_behalf_of(op)
+        .data(&reduce_data(axes, true, combine))
+        .targets()?;
+    x.reshard(&targets[0])
 }
 
 /// The number of elements that become one.
@@ -679,6 +694,8 @@ fn variance(
     dtype: DType,
 ) -> Result<Tensor> {
     let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
+    // The mean of what is partial is partial, but the differences need both.
+    let x = &settled(op, x, &axes, Combine::By(Reduction::Sum, false))?;
     let mean = mean(x, op, &axes, true, wide)?;
     let slots = [
         Slot::Load(x.dtype()),
