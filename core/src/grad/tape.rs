@@ -508,6 +508,12 @@ impl Back<'_> {
         self.needs.get(i).copied().unwrap_or(false)
     }
 
+    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
+    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+        let edge = self.node.inputs.get(i)?.as_ref()?;
+        Some(edge.node.shardings.get(edge.slot)?.whole())
+    }
+
     /// The gradient of operand `i`, computed only if it is wanted.
     pub(crate) fn wanted(
         &self,

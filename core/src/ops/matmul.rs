@@ -206,8 +206,8 @@ fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor
 #[track_caller]
 fn pull_both(
     op: &'static str,
-    info: &'static OpInfo,
-    variant: usize,
+    back: &Back<'_>,
+    (info, variant): (&'static OpInfo, usize),
     [gradient, left, right]: [&Tensor; 3],
     local: impl Fn(&Local<'_>) -> Result<Outputs>,
 ) -> Result<Option<[Tensor; 2]>> {
@@ -215,7 +215,10 @@ fn pull_both(
     if is_recording(&operands) || plain(op, &operands)? {
         return Ok(None);
     }
-    let call = Call::of(info, &operands).on_behalf_of(op).variant(variant);
+    let call = Call::of(info, &operands)
+        .on_behalf_of(op)
+        .variant(variant)
+        .wanted([back.place(0), back.place(1)]);
     let mut out = call.run(local)?.into_iter();
     Ok(out.next().zip(out.next()).map(Into::into))
 }
@@ -240,7 +243,7 @@ fn linear_pull(
             einsum_as("...o,...i->oi", &[gradient, x], weight.dtype())?,
         ])
     };
-    let both = pull_both(op, &LINEAR_PULL, 0, [gradient, x, weight], local)?;
+    let both = pull_both(op, back, (&LINEAR_PULL, 0), [gradient, x, weight], local)?;
     let Some([first, second]) = both else {
         return Ok(None);
     };
@@ -290,8 +293,8 @@ fn product_pull(
     };
     let both = pull_both(
         op,
-        &PRODUCT_PULL,
-        usize::from(!one),
+        back,
+        (&PRODUCT_PULL, usize::from(!one)),
         [gradient, left, right],
         local,
     )?;
