@@ -1,6 +1,7 @@
 //! The scopes of one thread, carried into another.
 
 use crate::{
+    forms::{self, Held},
     grad, ledger,
     promotion::{self, Promotion},
     spmd::{policy, trace},
@@ -9,6 +10,7 @@ use crate::{
 /// The scopes that are in force where it was captured, to be entered by other threads.
 ///
 /// A scope ([`no_grad`](crate::grad::no_grad), [`with_policy`](crate::spmd::with_policy),
+/// [`with_kept`](crate::spmd::with_kept), [`with_held`](crate::spmd::with_held),
 /// [`with_promotion`](crate::ops::with_promotion), [`Ledger::record`](crate::spmd::Ledger::record),
 /// [`trace`](fn@crate::spmd::trace)) holds for the thread that runs its closure, and for no other: a
 /// thread that is started inside of it begins with none. Work that is handed on takes the scopes
@@ -34,6 +36,7 @@ pub struct Context {
     recording: grad::Recording,
     promotion: Promotion,
     policies: policy::Policies,
+    held: Held,
     ledgers: ledger::Ledgers,
     trace: trace::Listener,
 }
@@ -45,6 +48,7 @@ impl Context {
             recording: grad::Recording::capture(),
             promotion: promotion::current(),
             policies: policy::capture(),
+            held: forms::capture(),
             ledgers: ledger::Ledgers::capture(),
             trace: trace::capture(),
         }
@@ -56,6 +60,7 @@ impl Context {
         let _recording = self.recording.enter();
         let _promotion = promotion::enter(self.promotion);
         let _policies = policy::enter(self.policies.clone());
+        let _held = forms::enter(self.held);
         let _ledgers = self.ledgers.enter();
         let _trace = trace::enter(self.trace.clone());
         f()

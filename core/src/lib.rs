@@ -8,8 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod context;
-mod cost;
+pub mod cost;
 mod display;
+mod forms;
 pub mod grad;
 pub mod indexing;
 mod launch;

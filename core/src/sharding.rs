@@ -309,6 +309,15 @@ impl Sharding {
         split(n, part, parts)
     }
 
+    /// Elements of the largest part.
+    pub(crate) fn largest_part(&self, mesh: &Mesh, shape: &Shape) -> u64 {
+        let part = |d: usize| {
+            let parts = self.axes_of(d).map(|a| mesh.size(a)).product();
+            shape[d].div_ceil(parts) as u64
+        };
+        (0..shape.rank()).map(part).product()
+    }
+
     /// Which part of a tensor a rank holds.
     pub fn region(&self, mesh: &Mesh, rank: usize, shape: &Shape) -> Region {
         let mut region = Region {

@@ -1,10 +1,10 @@
 //! The one tensor type.
 
-use crate::grad::Edge;
 use crate::{
     Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result, Scalar,
     Shape, Sharding, View,
 };
+use crate::{forms::Forms, grad::Edge};
 use std::sync::Arc;
 
 /// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this
@@ -34,15 +34,35 @@ struct Inner {
     shape: Shape,
     mesh: Mesh,
     sharding: Sharding,
-    /// One for each addressable rank of the mesh.
-    shards: smallvec::SmallVec<[Shard; 1]>,
+    shards: Held,
+    /// The other shardings that the value is at hand in; none where it is plain.
+    forms: Option<Arc<Forms>>,
     /// Where it came from, if gradients are to flow there.
     edge: Option<Edge>,
 }
 
+/// One shard for each rank that a mesh [holds](Mesh::held).
+pub(crate) type Shards = [Shard];
+
+/// What those ranks hold. A plain tensor has one rank and no other form to share with.
+#[derive(Clone)]
+enum Held {
+    Plain(Shard),
+    Mesh(Arc<Shards>),
+}
+
+impl Held {
+    fn shard(&self, i: usize) -> &Shard {
+        match self {
+            Held::Plain(shard) => shard,
+            Held::Mesh(shards) => &shards[i],
+        }
+    }
+}
+
 /// What one rank holds: memory and how to read it. Zero-element shards have no memory.
 #[derive(Clone, Debug)]
-struct Shard {
+pub(crate) struct Shard {
     buffer: Option<Buffer>,
     layout: Layout,
 }
@@ -107,8 +127,8 @@ impl Tensor {
         Ok(Self::assemble(buffer, dtype, layout, Mesh::single(device)))
     }
 
-    /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the
-    /// parts fit.
+    /// A tensor on a mesh from what each held rank has, or each addressable one. The caller has
+    /// checked that the parts fit.
     pub(crate) fn from_parts(
         mesh: &Mesh,
         sharding: Sharding,
@@ -116,20 +136,73 @@ impl Tensor {
         shape: Shape,
         parts: impl IntoIterator<Item = Self>,
     ) -> Self {
-        let shards = parts.into_iter().map(|part| part.shard().clone()).collect();
+        let shards = parts.into_iter().map(|part| part.shard().clone());
+        let shards: Arc<Shards> = match mesh.stands_for_all() {
+            true => shards.last().into_iter().collect(),
+            false => shards.collect(),
+        };
         Self(Arc::new(Inner {
             dtype,
             shape,
             mesh: mesh.clone(),
             sharding,
-            shards,
+            shards: Held::Mesh(shards),
+            forms: Some(Arc::default()),
             edge: None,
         }))
     }
 
-    /// What the `i`-th addressable rank holds, as a plain tensor on its device.
+    /// The same as a value that an op computed from others.
+    pub(crate) fn computed(mut self) -> Self {
+        Arc::make_mut(&mut self.0).forms = Some(Forms::computed());
+        self
+    }
+
+    /// The same value in another sharding, without a past.
+    pub(crate) fn with_form(&self, sharding: Sharding, shards: Arc<Shards>) -> Self {
+        Self(Arc::new(Inner {
+            dtype: self.0.dtype,
+            shape: self.0.shape.clone(),
+            mesh: self.0.mesh.clone(),
+            sharding,
+            shards: Held::Mesh(shards),
+            forms: self.0.forms.clone(),
+            edge: None,
+        }))
+    }
+
+    /// The other shardings that the value is at hand in; none where it is plain.
+    pub(crate) fn forms(&self) -> Option<&Arc<Forms>> {
+        self.0.forms.as_ref()
+    }
+
+    /// What the addressable ranks hold; none where it is plain.
+    pub(crate) fn shared_shards(&self) -> Option<&Arc<Shards>> {
+        match &self.0.shards {
+            Held::Plain(_) => None,
+            Held::Mesh(shards) => Some(shards),
+        }
+    }
+
+    /// What the `i`-th addressable rank has, as a plain tensor on its device. Where another rank
+    /// stands for it, a window of what that one holds, which is as large.
     pub(crate) fn part(&self, i: usize) -> Self {
-        let shard = self.0.shards[i].clone();
+        if !self.0.mesh.stands_for_all() {
+            return self.held(i);
+        }
+        let mut region = self.0.sharding.region(&self.0.mesh, i, &self.0.shape);
+        region.start.fill(0);
+        let held = self.held(0);
+        match region.numel() {
+            0 => Self::nothing(self.0.dtype, Shape::from(region.shape), self.device()),
+            _ if held.dims() == &region.shape[..] => held,
+            _ => held.with_layout(region.of(held.layout())),
+        }
+    }
+
+    /// What the `i`-th held rank has, as a plain tensor on its device.
+    pub(crate) fn held(&self, i: usize) -> Self {
+        let shard = self.0.shards.shard(i).clone();
         let (dtype, shape, mesh) = (
             self.0.dtype,
             shard.layout.shape.clone(),
@@ -140,7 +213,8 @@ impl Tensor {
             shape,
             mesh,
             sharding: Sharding::replicated(),
-            shards: smallvec::smallvec![shard],
+            shards: Held::Plain(shard),
+            forms: None,
             edge: None,
         }))
     }
@@ -168,7 +242,8 @@ impl Tensor {
             shape: shard.layout.shape.clone(),
             mesh,
             sharding: Sharding::replicated(),
-            shards: smallvec::smallvec![shard],
+            shards: Held::Plain(shard),
+            forms: None,
             edge: None,
         }))
     }
@@ -193,6 +268,22 @@ impl Tensor {
     /// A tensor without elements.
     pub(crate) fn nothing(dtype: DType, shape: Shape, device: &Device) -> Self {
         Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
+    }
+
+    /// A tensor of a device without values, where `mesh` is that device: what a rank would receive.
+    pub(crate) fn placeholder(dtype: DType, shape: &Shape, mesh: &Mesh) -> Result<Self> {
+        let (device, elements) = (mesh.device(0), shape.checked_numel("placeholder")?);
+        device.check(dtype, elements)?;
+        let buffer = match elements {
+            0 => None,
+            _ => Some(
+                device
+                    .placeholder(elements * dtype.size())
+                    .ok_or_else(|| crate::meta::no_values(device.name()))?,
+            ),
+        };
+        let layout = Layout::contiguous(shape.clone());
+        Ok(Self::assemble(buffer, dtype, layout, mesh.clone()))
     }
 
     /// The same memory seen through another layout. Only for plain tensors.
@@ -235,7 +326,7 @@ impl Tensor {
     }
 
     fn shard(&self) -> &Shard {
-        &self.0.shards[0]
+        self.0.shards.shard(0)
     }
 
     /// The layout of the local elements.

@@ -422,6 +422,10 @@ where
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
+    }
     if !is_recording(inputs) {
         return forward();
     }
@@ -502,6 +506,12 @@ impl Back<'_> {
     /// Whether the gradient of operand `i` is wanted.
     pub(crate) fn needs(&self, i: usize) -> bool {
         self.needs.get(i).copied().unwrap_or(false)
+    }
+
+    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
+    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+        let edge = self.node.inputs.get(i)?.as_ref()?;
+        Some(edge.node.shardings.get(edge.slot)?.whole())
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.

@@ -2,6 +2,7 @@
 //! the elements that it lacks, in one exchange.
 
 use super::{
+    Link,
     boxes::{Inbox, lost},
     recipe::{Recipe, Run, Share, lacked},
 };
@@ -112,25 +113,42 @@ pub(crate) fn assemble(
     });
     let ty = |shape: &Shape| sharding.type_string(x.dtype(), shape, mesh);
     let bytes = lacked(mesh, x.shape(), sharding, recipes) * x.dtype().size() as u64;
-    ledger::write(
-        "exchange",
+    let axes: SmallVec<[usize; 3]> = (recipes.iter())
+        .flat_map(|(dim, _)| sharding.axes_of(*dim))
+        .collect();
+    let cost = mesh.cost();
+    let slowest = (axes.iter().map(|a| cost.link(mesh, *a))).reduce(Link::slower);
+    let sent = ledger::Sent {
+        kind: "exchange",
+        mesh,
+        axes: &axes,
         bytes,
-        || (ty(x.shape()), ty(&shape)),
-        || {
+        // The neighbours that it fetches from do not wait for each other.
+        seconds: slowest.map_or(0.0, |link| cost.ring_seconds(link, 1, bytes)),
+    };
+    let types = || (ty(x.shape()), ty(&shape));
+    ledger::write(sent, types, || {
+        let parts = if mesh.has_values() {
             let along: SmallVec<[Along; 1]> = recipes
                 .iter()
                 .map(|(dim, recipe)| Along::new(inputs, *dim, recipe))
                 .collect();
-            let parts = exchange(inputs, &along, &shape, put)?;
-            Ok(Tensor::from_parts(
-                mesh,
-                sharding.clone(),
-                x.dtype(),
-                shape.clone(),
-                parts,
-            ))
-        },
-    )
+            exchange(inputs, &along, &shape, put)?
+        } else {
+            let part = |(i, rank)| {
+                let region = sharding.region(mesh, rank, &shape);
+                Tensor::placeholder(x.dtype(), &Shape::from(region.shape), mesh.local_mesh(i))
+            };
+            mesh.held().map(part).collect::<Result<_>>()?
+        };
+        Ok(Tensor::from_parts(
+            mesh,
+            sharding.clone(),
+            x.dtype(),
+            shape.clone(),
+            parts,
+        ))
+    })
 }
 
 /// The part of the result that each addressable rank has.

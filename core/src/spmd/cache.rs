@@ -1,13 +1,13 @@
 //! What was solved before.
 //!
 //! A call is looked up by what its rule is made of: the text or the function, what the call adds to
-//! it, and each operand's sharding, rank and dimensions of size 1. If the solution moves nothing, it
+//! it, and each operand's sharding, rank, dimensions of size 1 and other forms. If the solution moves nothing, it
 //! holds for all sizes. Otherwise bytes decide, and a second table knows the sizes too. Debug builds
 //! make the rule of every call that is found anew, and compare.
 
 use super::{
     Call,
-    call::Form,
+    call::{AtHand, Form},
     info::{Build, RuleForm},
     rule::{FactorKind, Factors, Rule},
     solve::{self, Operand, Solution},
@@ -54,7 +54,12 @@ impl Size {
 }
 
 impl Solved {
-    fn new(rule: Rule, mut solution: Solution, operands: &[&Tensor]) -> Result<Self> {
+    fn new(
+        rule: Rule,
+        mut solution: Solution,
+        operands: &[&Tensor],
+        held: &AtHand,
+    ) -> Result<Self> {
         let size = |f: usize| match rule.alone(f) {
             Some((operand, dim)) => Size::Of(operand, dim),
             None => Size::Fixed(rule.factors[f].size),
@@ -62,25 +67,19 @@ impl Solved {
         let factors = (0..rule.factors.len())
             .map(|f| (rule.factors[f].letter, size(f)))
             .collect();
-        let plan = |(x, to): (&&Tensor, &Sharding)| {
-            if solution.free || x.sharding() == to {
+        let plan = |i: usize| {
+            let (x, to) = (operands[i], &solution.inputs[i]);
+            let from = match usize::from(solution.sources[i]) {
+                0 => x.sharding(),
+                form => &held[i][form - 1],
+            };
+            if solution.free || from == to {
                 return Ok(None);
             }
-            reshard::known(
-                x.mesh(),
-                x.shape(),
-                x.dtype(),
-                x.sharding(),
-                to,
-                Objective::Bytes,
-            )
-            .map(Some)
+            reshard::known(x.mesh(), x.shape(), x.dtype(), from, to, Objective::Bytes).map(Some)
         };
-        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> = operands
-            .iter()
-            .zip(&solution.inputs)
-            .map(plan)
-            .collect::<Result<_>>()?;
+        let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> =
+            (0..operands.len()).map(plan).collect::<Result<_>>()?;
         solution.bytes =
             solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self {
@@ -227,12 +226,16 @@ struct Key {
     data: SmallVec<[i64; 10]>,
     /// Sharding, rank, and a bit for each dimension of size 1.
     operands: SmallVec<[(Sharding, usize, u32); 3]>,
+    /// The other shardings in which operands are at hand, each with the operand's number.
+    held: SmallVec<[(usize, Sharding); 1]>,
+    /// Where results are wanted.
+    wanted: SmallVec<[Option<Sharding>; 1]>,
     /// The shapes, one after the other, where the rule depends on them.
     shapes: SmallVec<[usize; 8]>,
 }
 
 impl Key {
-    fn new(call: &Call<'_>) -> Result<Self> {
+    fn new(call: &Call<'_>, held: &AtHand) -> Result<Self> {
         let ones = |t: &Tensor| {
             t.dims()
                 .iter()
@@ -265,6 +268,12 @@ impl Key {
                 .iter()
                 .map(|t| (t.sharding().clone(), t.rank(), ones(t)))
                 .collect(),
+            held: held
+                .iter()
+                .enumerate()
+                .flat_map(|(i, forms)| forms.iter().map(move |form| (i, form.clone())))
+                .collect(),
+            wanted: call.wanted.clone(),
             shapes,
         })
     }
@@ -284,8 +293,8 @@ thread_local! {
 }
 
 /// The solution for a call, from the tables or from the solver.
-pub(super) fn find(call: &Call<'_>) -> Result<Rc<Solved>> {
-    let key = Key::new(call)?;
+pub(super) fn find(call: &Call<'_>, held: &AtHand) -> Result<Rc<Solved>> {
+    let key = Key::new(call, held)?;
     let found = BY_PATTERN.with(|table| table.get(&key));
     if let Some(Some(solved)) = found {
         return solved.checked(call);
@@ -309,15 +318,17 @@ pub(super) fn find(call: &Call<'_>) -> Result<Rc<Solved>> {
     let operands: SmallVec<[Operand<'_>; 3]> = call
         .inputs
         .iter()
-        .map(|t| Operand {
+        .zip(held)
+        .map(|(t, held)| Operand {
             shape: t.shape(),
             dtype: t.dtype(),
             sharding: t.sharding(),
+            held,
         })
         .collect();
     let solution = solve::solve(call.inputs[0].mesh(), &rule, &operands)?;
     let free = solution.free;
-    let solved = Rc::new(Solved::new(rule, solution, call.inputs)?);
+    let solved = Rc::new(Solved::new(rule, solution, call.inputs, held)?);
     BY_PATTERN.with(|table| table.insert(sized.key.clone(), free.then(|| solved.clone())));
     if !free {
         BY_SIZE.with(|table| table.insert(sized, solved.clone()));
@@ -357,8 +368,9 @@ mod tests {
         let mesh = Mesh::new("a=2", &meta()).expect("a mesh");
         let x = |rows: usize| Tensor::ones([rows, 6], DType::F32, &mesh).expect("a tensor");
         let (small, large) = (x(4), x(8));
-        let solved = find(&Call::of(&ROWS, &[&small])).expect("a solution");
-        let again = find(&Call::of(&ROWS, &[&large])).expect("a solution");
+        let nothing: AtHand = smallvec::smallvec![SmallVec::new()];
+        let solved = find(&Call::of(&ROWS, &[&small]), &nothing).expect("a solution");
+        let again = find(&Call::of(&ROWS, &[&large]), &nothing).expect("a solution");
         assert!(Rc::ptr_eq(&solved, &again), "it holds for every size");
         let wrong = solved.checked(&Call::of(&COLUMNS, &[&small]));
         assert_eq!(wrong.is_err(), cfg!(debug_assertions));

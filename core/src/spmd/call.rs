@@ -10,11 +10,11 @@ use super::{
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, NoGradient, Region, Result, Shape, Tensor, grad, ledger, reshard, split,
-    tensor::Outputs,
+    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, forms, grad, ledger, reshard,
+    split, tensor::Outputs,
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::{collections::HashMap, ops::Range, panic::Location};
 
 /// Where the rule of a call comes from.
 #[derive(Clone, Copy)]
@@ -46,6 +46,8 @@ pub(crate) struct Call<'a> {
     pub(super) numbers: u32,
     /// Whether the clauses on partial values hold.
     pub(super) partials: bool,
+    /// Where results are wanted, as far as that is known.
+    pub(super) wanted: SmallVec<[Option<Sharding>; 1]>,
 }
 
 /// A rule knows its operands by a bit each.
@@ -77,6 +79,7 @@ impl<'a> Call<'a> {
             missing: 0,
             numbers: 0,
             partials: true,
+            wanted: SmallVec::new(),
         }
     }
 
@@ -124,6 +127,14 @@ impl<'a> Call<'a> {
     /// rounded by itself.
     pub(crate) fn partials(self, partials: bool) -> Self {
         Self { partials, ..self }
+    }
+
+    /// With where the results are wanted, as far as that is known: nothing partial.
+    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Sharding>>) -> Self {
+        Self {
+            wanted: wanted.into_iter().collect(),
+            ..self
+        }
     }
 
     /// A variant of the rule that the op does not have.
@@ -196,10 +207,14 @@ impl<'a> Call<'a> {
             }
             (None, _) => Rule::default(),
         };
-        Ok(if self.partials {
+        let rule = if self.partials {
             rule
         } else {
             rule.without_partials()
+        };
+        Ok(Rule {
+            wanted: self.wanted.clone(),
+            ..rule
         })
     }
 
@@ -248,6 +263,12 @@ impl<'a> Call<'a> {
             .remove(0))
     }
 
+    /// The operands as the solution wants them.
+    #[track_caller]
+    pub(super) fn bring(&self) -> Result<SmallVec<[Tensor; 3]>> {
+        Ok(self.prepare()?.1)
+    }
+
     /// Solves and reshards the operands.
     #[track_caller]
     fn prepare(&self) -> Result<(std::rc::Rc<Solved>, SmallVec<[Tensor; 3]>)> {
@@ -270,28 +291,65 @@ impl<'a> Call<'a> {
             .of(self.inputs.iter().copied()));
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
-        let solved = cache::find(self)?;
-        trace::note(|| self.decision(&solved));
-        let mut inputs: SmallVec<[Tensor; 3]> = self.inputs.iter().map(|t| (*t).clone()).collect();
+        forms::count_call();
+        // Where ops may not communicate by themselves, only what they are given counts: what may run
+        // must not depend on what others had brought.
+        let held: AtHand = match policy::is_explicit() {
+            true => self.inputs.iter().map(|_| SmallVec::new()).collect(),
+            false => self.inputs.iter().map(|t| at_hand(t)).collect(),
+        };
+        let solved = cache::find(self, &held)?;
+        trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
-            policy::check(self, &solved, caller)?;
+            policy::check(self, &solved, &held, caller)?;
         }
-        if solved.solution.steps > 0 {
-            let _scope = ledger::enter(self.op, caller);
-            for (i, x) in inputs.iter_mut().enumerate() {
-                match &solved.plans[i] {
-                    Some(plan) => *x = reshard::run(x, plan)?,
-                    None if x.sharding() != &solved.solution.inputs[i] => {
-                        *x = reshard::slice(x, &solved.solution.inputs[i])?
-                    }
-                    None => {}
-                }
-            }
+        if solved.solution.steps == 0 && solved.solution.sources.iter().all(|s| *s == 0) {
+            return Ok((solved, self.inputs.iter().map(|t| (*t).clone()).collect()));
         }
+        let _scope = ledger::enter(self.op, caller);
+        let bring = |i| self.brought(i, &solved, &held[i]);
+        let inputs = (0..self.inputs.len()).map(bring).collect::<Result<_>>()?;
         Ok((solved, inputs))
     }
 
-    fn decision(&self, solved: &Solved) -> Decision {
+    /// Where its operands would be brought.
+    pub(crate) fn targets(&self) -> Result<SmallVec<[Sharding; 3]>> {
+        let held: AtHand = self.inputs.iter().map(|t| at_hand(t)).collect();
+        Ok(cache::find(self, &held)?.solution.inputs.clone())
+    }
+
+    /// An operand as the solution wants it, from the form that it chose. What had to be sent for it
+    /// is kept at hand for the next calls.
+    #[track_caller]
+    fn brought(&self, i: usize, solved: &Solved, held: &[Sharding]) -> Result<Tensor> {
+        let (x, to) = (self.inputs[i], &solved.solution.inputs[i]);
+        let source = usize::from(solved.solution.sources[i]);
+        let from = match source {
+            0 => x.clone(),
+            // It was at hand a moment ago, and nothing ran since; else the tensor itself will do.
+            form => match x.in_form(&held[form - 1]) {
+                Some(form) => form,
+                None => return x.reshard(to.clone()),
+            },
+        };
+        let brought = match &solved.plans[i] {
+            Some(plan) => {
+                let brought = reshard::run(&from, plan)?;
+                if plan.recv_bytes == 0 {
+                    return Ok(brought);
+                }
+                x.add_form(brought, true)
+            }
+            None if from.sharding() != to => return reshard::slice(&from, to),
+            None => from,
+        };
+        if let Some(forms) = x.forms().filter(|_| brought.sharding() != x.sharding()) {
+            forms.set_used(Some(brought.sharding()));
+        }
+        Ok(brought)
+    }
+
+    fn decision(&self, solved: &Solved, held: &AtHand) -> Decision {
         let (step, source) = match self.form {
             Form::Text(text) => (self.op, Source::Text(text.into())),
             Form::Info(info) => (
@@ -309,10 +367,19 @@ impl<'a> Call<'a> {
             step,
             source,
             inputs: self.inputs.iter().map(|t| (*t).clone()).collect(),
+            held: held.iter().map(|forms| forms.to_vec()).collect(),
             rule: solved.rule_for(self.inputs),
             solution: solved.solution.clone(),
         }
     }
+}
+
+/// The other shardings in which each operand is at hand.
+pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
+
+fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
+    x.forms()
+        .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
 }
 
 /// What one rank works on.
@@ -361,8 +428,8 @@ impl std::ops::Index<usize> for Local<'_> {
     }
 }
 
-/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the
-/// result.
+/// Runs the local step for every rank that is held. Ranks of one device that hold the same share
+/// the result.
 fn on_each_rank(
     op: &'static str,
     solved: &Solved,
@@ -371,54 +438,86 @@ fn on_each_rank(
 ) -> Result<Outputs> {
     let mesh = inputs[0].mesh();
     let solution = &solved.solution;
-    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
-        .filter(|a| solution.choices[*a] != Choice::Whole)
-        .collect();
-    let count = mesh.addressable().len();
-    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
-    // The first addressable rank at each place along the used axes.
-    let places = used.iter().map(|a| mesh.size(*a)).product();
-    let mut first_at: SmallVec<[usize; 8]> = smallvec::smallvec![usize::MAX; places];
-    for (i, rank) in mesh.addressable().enumerate() {
-        let place = used
-            .iter()
-            .fold(0, |at, a| at * mesh.size(*a) + mesh.coordinate(rank, *a));
-        first_at[place] = first_at[place].min(i);
-        let twin = first_at[place];
-        if twin < i && mesh.device(twin) == mesh.device(i) {
-            results.push(results[twin].clone());
-            continue;
-        }
-        let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
-        results.push(local(&Local {
+    let step = |rank: usize, parts: SmallVec<[Tensor; 3]>| {
+        let out = local(&Local {
             inputs: &parts,
             solved,
             mesh,
             rank,
             whole: inputs,
-        })?);
-    }
-    let mut out = Outputs::new();
-    for (o, sharding) in solution.outputs.iter().enumerate() {
-        let first = results
-            .first()
-            .and_then(|r| r.get(o))
-            .ok_or_else(|| Error::Rule {
+        })?;
+        if out.len() < solution.outputs.len() {
+            return Err(Error::Rule {
                 op,
                 rule: solved.rule.to_string(),
                 detail: format!(
                     "it has {} results, and the op gave fewer",
                     solution.outputs.len()
                 ),
-            })?;
+            });
+        }
+        Ok(out)
+    };
+    if mesh.stands_for_all() {
+        for rank in ranks_with_nothing(solved, inputs) {
+            step(rank, inputs.iter().map(|t| t.part(rank)).collect())?;
+        }
+    }
+    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(mesh.held().len());
+    // By the first of the ranks that differ along unused axes only, which may be elsewhere, the
+    // first one that is here.
+    let mut first_at: HashMap<usize, usize> = HashMap::new();
+    for (i, rank) in mesh.held() {
+        let leader = (0..mesh.axes().len())
+            .filter(|a| solution.choices[*a] == Choice::Whole)
+            .fold(rank, |rank, a| mesh.moved(rank, a, 0));
+        let twin = match mesh.is_local() {
+            true => leader.min(i),
+            false => *first_at.entry(leader).or_insert(i),
+        };
+        if twin < i && mesh.device(twin) == mesh.device(i) {
+            results.push(results[twin].clone());
+            continue;
+        }
+        results.push(step(rank, inputs.iter().map(|t| t.held(i)).collect())?);
+    }
+    let mut out = Outputs::new();
+    for (o, sharding) in solution.outputs.iter().enumerate() {
+        let first = &results[0][o];
         let shape = solved.output_shape(op, o, first.shape(), inputs)?;
-        out.push(Tensor::from_parts(
+        let result = Tensor::from_parts(
             mesh,
             sharding.clone(),
             first.dtype(),
             shape,
             results.iter().map(|r| r[o].clone()),
-        ));
+        );
+        // A parameter that was only converted or turned around is still one.
+        let same = matches!(inputs, [x] if x.numel() == result.numel() && !x.is_computed());
+        out.push(if same { result } else { result.computed() });
     }
     Ok(out)
+}
+
+/// Ranks that hold nothing of a factor where the last rank, which stands for all, holds something:
+/// an op may refuse what is empty. One for each such factor, and one for all of them at once.
+fn ranks_with_nothing(solved: &Solved, inputs: &[Tensor]) -> SmallVec<[usize; 2]> {
+    let (mesh, cuts) = (inputs[0].mesh(), &solved.solution.cuts);
+    let mut ranks = SmallVec::new();
+    let (last, mut all) = (mesh.ranks() - 1, mesh.ranks() - 1);
+    for (f, (_, size)) in solved.factors.iter().enumerate() {
+        let axes = || {
+            let of = cuts.iter().filter(|(g, _)| *g as usize == f);
+            of.map(|(_, axis)| *axis as usize)
+        };
+        let (parts, size) = (axes().map(|a| mesh.size(a)).product(), size.size(inputs));
+        if (1..parts).contains(&size) {
+            ranks.push(axes().fold(last, |rank, a| mesh.moved(rank, a, 0)));
+            all = axes().fold(all, |rank, a| mesh.moved(rank, a, 0));
+        }
+    }
+    if ranks.len() > 1 {
+        ranks.push(all);
+    }
+    ranks
 }

@@ -1,6 +1,6 @@
 //! Whether ops may communicate by themselves.
 
-use super::{Call, Choice, cache::Solved, rule::FactorKind, solve};
+use super::{Call, Choice, cache::Solved, call::AtHand, rule::FactorKind, solve};
 use crate::{Alternative, Error, Mesh, Placement, Result, Sharding, Tensor, scoped::Scoped};
 use std::{cell::RefCell, panic::Location};
 
@@ -11,15 +11,47 @@ pub enum Policy {
     #[default]
     Auto,
     /// It fails with the list of choices. Slicing what a rank already has is allowed; so is
-    /// `reshard`, which says it in the program.
+    /// `reshard`, which says it in the program. Ops see the operands as they are given, and not
+    /// what others had brought of them.
     Explicit,
 }
 
-/// Policies in force, innermost last, with the axes they are for (none means all).
-pub(crate) type Policies = Vec<(Policy, Vec<String>)>;
+/// What the gradient of an op keeps of the operands that were brought for it, beside how they lie.
+///
+/// A tensor that an op had gathered is wanted gathered again by the gradient of the op. Keeping it
+/// costs memory from the forward to the backward pass; gathering it again costs what it cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Keep {
+    /// Activations are kept as the op used them. Parameters (leaves, and what was put on the mesh
+    /// and at most converted since) are kept as they lie, and brought again.
+    #[default]
+    Activations,
+    /// Parameters too.
+    Everything,
+    /// What was gathered is gathered again: less memory, more traffic. Partial sums that were
+    /// added up stay so, because that takes less of both.
+    Nothing,
+}
+
+/// Settings in force, innermost last, with the axes they are for (none means all).
+pub(crate) type PerAxis<T> = Vec<(T, Vec<String>)>;
+
+/// What ops may do by themselves, and what their gradients keep.
+#[derive(Clone, Default)]
+pub(crate) struct Policies {
+    policies: PerAxis<Policy>,
+    kept: PerAxis<Keep>,
+}
 
 thread_local! {
-    static POLICIES: RefCell<Policies> = const { RefCell::new(Vec::new()) };
+    static POLICIES: RefCell<Policies> = RefCell::default();
+}
+
+/// The setting for a mesh axis.
+fn of<T: Copy + Default>(settings: &PerAxis<T>, axis: &str) -> T {
+    let holds = |axes: &[String]| axes.is_empty() || axes.iter().any(|a| a == axis);
+    let found = settings.iter().rev().find(|(_, axes)| holds(axes));
+    found.map_or(T::default(), |(setting, _)| *setting)
 }
 
 /// Runs `f` under a policy, for some mesh axes or (with an empty list) for all. Inner policies
@@ -38,15 +70,55 @@ thread_local! {
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn with_policy<T>(policy: Policy, axes: &[&str], f: impl FnOnce() -> T) -> T {
-    let mut policies = capture();
-    policies.push((policy, axes.iter().map(|a| a.to_string()).collect()));
-    let _scope = enter(policies);
+    let mut settings = capture();
+    settings.policies.push((policy, names(axes)));
+    let _scope = enter(settings);
     f()
+}
+
+/// Runs `f` with another choice of what gradients keep of what was brought for their ops, for some
+/// mesh axes or (with an empty list) for all. It holds for what is recorded in `f`, like
+/// [`with_policy`].
+///
+/// ```
+/// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::{Keep, Ledger, with_kept}};
+/// let mesh = Mesh::new("tp=2", &meta())?;
+/// let x = Tensor::zeros([4, 8], DType::F32, (&mesh, "[@tp, _]"))?;
+/// let w = Tensor::zeros([8, 8], DType::F32, (&mesh, "[@tp, _]"))?.require_grad()?;
+/// let step = || Ledger::record(|| x.add(&x)?.linear(&w, None)?.sum(&[], false)?.backward()).1.bytes();
+/// let kept = step();
+/// assert_eq!(with_kept(Keep::Nothing, &["tp"], step), kept + 64, "x + x is gathered again");
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+pub fn with_kept<T>(keep: Keep, axes: &[&str], f: impl FnOnce() -> T) -> T {
+    let mut settings = capture();
+    settings.kept.push((keep, names(axes)));
+    let _scope = enter(settings);
+    f()
+}
+
+fn names(axes: &[&str]) -> Vec<String> {
+    axes.iter().map(|a| a.to_string()).collect()
+}
+
+/// Whether a gradient keeps a value in the sharding that its op used, or as it lies.
+pub(crate) fn keeps(mesh: &Mesh, lies: &Sharding, used: &Sharding, is_parameter: bool) -> bool {
+    POLICIES.with_borrow(|settings| {
+        (0..mesh.axes().len()).all(|axis| {
+            let (before, after) = (lies.placement(axis), used.placement(axis));
+            before == after
+                || match of(&settings.kept, &mesh.axes()[axis].0) {
+                    Keep::Activations => !is_parameter,
+                    Keep::Everything => true,
+                    Keep::Nothing => !is_parameter && !matches!(before, Placement::Shard(_)),
+                }
+        })
+    })
 }
 
 /// The policies of this thread.
 pub(crate) fn capture() -> Policies {
-    POLICIES.with_borrow(Vec::clone)
+    POLICIES.with_borrow(Clone::clone)
 }
 
 /// Until it is dropped, other policies.
@@ -54,13 +126,13 @@ pub(crate) fn enter(policies: Policies) -> Scoped<Policies> {
     Scoped::set(&POLICIES, policies)
 }
 
-/// The policy for a mesh axis.
-fn policy_of(axis: &str) -> Policy {
-    POLICIES.with_borrow(|p| {
-        p.iter()
-            .rev()
-            .find(|(_, axes)| axes.is_empty() || axes.iter().any(|a| a == axis))
-            .map_or(Policy::Auto, |(policy, _)| *policy)
+/// Whether some axis has an explicit policy.
+pub(super) fn is_explicit() -> bool {
+    POLICIES.with_borrow(|settings| {
+        settings
+            .policies
+            .iter()
+            .any(|(p, _)| *p == Policy::Explicit)
     })
 }
 
@@ -68,9 +140,11 @@ fn policy_of(axis: &str) -> Policy {
 pub(crate) fn check(
     call: &Call<'_>,
     solved: &Solved,
+    held: &AtHand,
     caller: &'static Location<'static>,
 ) -> Result<()> {
-    if POLICIES.with_borrow(|p| p.is_empty()) {
+    let policies = POLICIES.with_borrow(|settings| settings.policies.clone());
+    if policies.is_empty() {
         return Ok(());
     }
     let mesh = call.inputs[0].mesh();
@@ -82,19 +156,21 @@ pub(crate) fn check(
         _ => false,
     };
     let moves = |axis: usize| {
-        call.inputs
-            .iter()
-            .zip(&solved.solution.inputs)
-            .any(|(x, to)| changes(x.sharding(), to, axis))
-            || statistics(axis)
+        (0..call.inputs.len()).any(|i| {
+            let from = match usize::from(solved.solution.sources[i]) {
+                0 => call.inputs[i].sharding(),
+                form => &held[i][form - 1],
+            };
+            changes(from, &solved.solution.inputs[i], axis)
+        }) || statistics(axis)
     };
     if (0..mesh.axes().len())
-        .any(|axis| policy_of(&mesh.axes()[axis].0) == Policy::Explicit && moves(axis))
+        .any(|axis| of(&policies, &mesh.axes()[axis].0) == Policy::Explicit && moves(axis))
     {
         return Err(Error::ImplicitCommunication {
             op: call.op,
             caller: caller.to_string(),
-            choices: choices(call, solved, mesh)?,
+            choices: choices(call, solved, held, mesh)?,
         });
     }
     Ok(())
@@ -107,14 +183,21 @@ fn changes(from: &Sharding, to: &Sharding, axis: usize) -> bool {
 }
 
 /// The cheapest few assignments, as the reshards a program could write.
-fn choices(call: &Call<'_>, solved: &Solved, mesh: &Mesh) -> Result<Box<[Alternative]>> {
+fn choices(
+    call: &Call<'_>,
+    solved: &Solved,
+    held: &AtHand,
+    mesh: &Mesh,
+) -> Result<Box<[Alternative]>> {
     let operands: Vec<_> = call
         .inputs
         .iter()
-        .map(|t| solve::Operand {
+        .zip(held)
+        .map(|(t, held)| solve::Operand {
             shape: t.shape(),
             dtype: t.dtype(),
             sharding: t.sharding(),
+            held,
         })
         .collect();
     let mut choices = vec![];

@@ -1,7 +1,7 @@
 //! What the solver decided: for explanations, not for programs.
 
 use super::{Rule, Solution, solve};
-use crate::{Result, Tensor, scoped::Scoped};
+use crate::{Result, Sharding, Tensor, scoped::Scoped};
 use std::{
     cell::RefCell,
     sync::{Arc, Mutex, PoisonError},
@@ -28,6 +28,8 @@ pub struct Decision {
     pub source: Source,
     /// Its operands, as they were.
     pub inputs: Vec<Tensor>,
+    /// The other shardings in which each of them was at hand.
+    pub held: Vec<Vec<Sharding>>,
     /// Its rule.
     pub rule: Rule,
     /// What was chosen.
@@ -48,10 +50,12 @@ impl Decision {
     fn operands(&self) -> Vec<solve::Operand<'_>> {
         self.inputs
             .iter()
-            .map(|t| solve::Operand {
+            .zip(&self.held)
+            .map(|(t, held)| solve::Operand {
                 shape: t.shape(),
                 dtype: t.dtype(),
                 sharding: t.sharding(),
+                held,
             })
             .collect()
     }
