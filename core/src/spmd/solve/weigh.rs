@@ -39,7 +39,7 @@ impl Score {
 }
 
 /// What an exact price costs, in the measure of the budget.
-const PRICE_COST: usize = 200;
+const PRICE_COST: usize = 2_000;
 
 impl Search<'_> {
     /// An assignment with axes in an order, unless it costs more than `bound` or is impossible.
@@ -67,10 +67,10 @@ impl Search<'_> {
         let (mut bytes, mut steps, mut free) = (0u64, 0, true);
         let mut sources = SmallVec::<[u8; 3]>::new();
         for (arrivals, number) in self.arrivals.iter_mut().zip(&found) {
-            self.budget = self.budget.saturating_sub(PRICE_COST);
-            let Some(way) = arrivals.cheapest(*number)? else {
+            let Some((way, priced)) = arrivals.cheapest(*number)? else {
                 return Ok(None);
             };
+            self.budget = self.budget.saturating_sub(PRICE_COST * priced);
             steps += usize::from(way.kind != WayKind::Nothing);
             free &= way.kind != WayKind::Step;
             bytes += way.bytes;
