@@ -1,6 +1,6 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Result, Tensor, scoped::Scoped};
+use crate::{Mesh, Result, Tensor, scoped::Scoped};
 use std::{
     cell::RefCell,
     fmt,
@@ -22,8 +22,12 @@ pub struct Entry {
     pub from: String,
     /// The tensor's type after.
     pub to: String,
+    /// The mesh axes that data went along; none between meshes.
+    pub axes: Vec<String>,
     /// Bytes that the worst rank received.
     pub bytes: u64,
+    /// Seconds under the mesh's cost model.
+    pub modelled: f64,
     /// How long the calling thread took; a GPU may still be working, and a browser does not tell.
     pub time: Duration,
 }
@@ -88,7 +92,7 @@ impl Ledger {
             .iter()
             .map(|e| {
                 serde_json::json!({
-                    "op": e.op, "caller": e.caller, "kind": e.kind, "from": e.from, "to": e.to, "recv_bytes": e.bytes, "seconds": e.time.as_secs_f64(),
+                    "op": e.op, "caller": e.caller, "kind": e.kind, "from": e.from, "to": e.to, "axes": e.axes, "recv_bytes": e.bytes, "modelled_seconds": e.modelled, "seconds": e.time.as_secs_f64(),
                 })
             })
             .collect()
@@ -191,15 +195,25 @@ pub(crate) fn on_behalf_of_caller(
     (!x.is_plain()).then(|| enter(op, caller))
 }
 
-/// Runs what sends `bytes` to the worst rank and, where a ledger is being written, enters it there
-/// with the types before and after. What sends nothing is no communication.
+/// What a step sends.
+pub(crate) struct Sent<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) axes: &'a [usize],
+    /// To the worst rank.
+    pub(crate) bytes: u64,
+    /// Under the mesh's cost model.
+    pub(crate) seconds: f64,
+}
+
+/// Runs what sends something and, where a ledger is being written, enters it there with the types
+/// before and after. What sends nothing is no communication.
 pub(crate) fn write(
-    kind: &'static str,
-    bytes: u64,
+    sent: Sent<'_>,
     types: impl FnOnce() -> (String, String),
     run: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
-    if bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
+    if sent.bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
         return run();
     }
     #[cfg(not(target_family = "wasm"))]
@@ -213,13 +227,16 @@ pub(crate) fn write(
         (op, caller.to_string())
     });
     let (from, to) = types();
+    let name = |axis: &usize| sent.mesh.axes()[*axis].0.clone();
     let entry = Entry {
         op,
         caller,
-        kind,
+        kind: sent.kind,
         from,
         to,
-        bytes,
+        axes: sent.axes.iter().map(name).collect(),
+        bytes: sent.bytes,
+        modelled: sent.seconds,
         time,
     };
     OPEN.with_borrow(|open| {

@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod context;
-mod cost;
+pub mod cost;
 mod display;
 mod forms;
 pub mod grad;

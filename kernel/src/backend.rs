@@ -17,6 +17,7 @@ mod fused;
 mod index;
 mod kernel;
 mod product;
+mod work;
 
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
@@ -27,6 +28,7 @@ pub use index::{
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
 pub use product::{ConvCall, MatmulCall};
+pub use work::Work;
 
 use crate::{DType, Result};
 use std::{fmt::Debug, future::Future, ops::Range, pin::Pin};
@@ -68,6 +70,13 @@ pub trait Backend: Debug + Send + Sync {
 
     /// A buffer with these bytes.
     fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
+
+    /// A buffer of this size with nothing in it, on a backend whose tensors have types and no
+    /// values; `None` on every other. What runs on such a device is the same on all ranks that hold
+    /// parts of one size, so that one of them stands for all.
+    fn placeholder(&self, _bytes: usize) -> Option<Buffer> {
+        None
+    }
 
     /// The bytes of a buffer, and any fault of earlier kernels.
     fn download<'a>(

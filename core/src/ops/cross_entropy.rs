@@ -284,7 +284,7 @@ impl Classes {
             return Ok(recompute(self.op, &inputs, || Ok(smallvec![forward()?]), again)?.remove(0));
         }
         record1(self.op, &inputs, forward, |_| {
-            let (x, target, weight) = (x.clone(), target.clone(), weight.cloned());
+            let (x, target, weight) = (x.kept(), target.kept(), weight.cloned());
             let (lse, counted) = (found.lse.get().cloned(), found.counted.get().cloned());
             Ok(move |b: &Back<'_>| {
                 self.pull(

@@ -463,7 +463,7 @@ impl Terms {
                 let kept: Vec<Option<Tensor>> = tensors
                     .iter()
                     .enumerate()
-                    .map(|(i, t)| needed(i).then(|| (*t).clone()))
+                    .map(|(i, t)| needed(i).then(|| t.kept()))
                     .collect();
                 let shapes: Vec<Shape> = tensors.iter().map(|t| t.shape().clone()).collect();
                 let (terms, equation) = (self.clone(), equation.to_string());

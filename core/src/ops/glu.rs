@@ -130,7 +130,7 @@ fn gate_halves(op: &'static str, x: &Tensor, gated: Gate, by: usize) -> Result<T
         Call::of(&HALVES, &[x]).on_behalf_of(op).run1(|l| of(&l[0]))
     };
     record1(op, &[x], run, |_| {
-        let x = x.clone();
+        let x = x.kept();
         Ok(move |b: &Back<'_>| Ok(smallvec![Some(pull_halves(op, &x, b.grad()?, gated, by)?)]))
     })
 }

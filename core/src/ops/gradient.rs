@@ -65,7 +65,7 @@ impl ForBackward {
         let inputs = tensors
             .iter()
             .enumerate()
-            .map(|(k, t)| used(k).then(|| (*t).clone()))
+            .map(|(k, t)| used(k).then(|| t.kept()))
             .collect();
         let shapes = tensors.iter().map(|t| t.shape().clone()).collect();
         Ok(Self {
@@ -265,7 +265,7 @@ impl Reduce<'_> {
                 let values: Option<(MapProgram, Vec<Tensor>, Tensor)> = (!linear).then(|| {
                     (
                         program.clone(),
-                        operands.iter().map(|t| (*t).clone()).collect(),
+                        operands.iter().map(|t| t.kept()).collect(),
                         out.clone(),
                     )
                 });

@@ -445,7 +445,7 @@ pub(super) fn take_along(
     record1(op, &[src, index], run, |_| {
         let (zeros, index, shape) = (
             Zeros::like(src),
-            index.clone(),
+            index.kept(),
             shape.with(axis, src.dims()[axis]),
         );
         Ok(move |b: &Back<'_>| {
@@ -486,7 +486,7 @@ impl Tensor {
             &[self, index],
             || self.gathered(axis, index),
             |_| {
-                let (zeros, index) = (Zeros::like(self), index.clone());
+                let (zeros, index) = (Zeros::like(self), index.kept());
                 Ok(move |b: &Back<'_>| {
                     Ok(smallvec![Some(zeros.make(b.grad()?)?.scatter(
                         axis as i64,
@@ -583,7 +583,7 @@ impl Tensor {
             &[self, index],
             || self.at_coordinates(k, index),
             |_| {
-                let (zeros, index) = (Zeros::like(self), index.clone());
+                let (zeros, index) = (Zeros::like(self), index.kept());
                 Ok(move |b: &Back<'_>| {
                     let g = b.grad()?;
                     // Without coordinates every result is the whole source.

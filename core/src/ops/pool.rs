@@ -338,7 +338,7 @@ fn max_pool(op: &'static str, input: &Tensor, windows: &Windows) -> Result<Tenso
         &[input],
         || largest(op, input, windows),
         |_| {
-            let (input, windows) = (input.clone(), windows.clone());
+            let (input, windows) = (input.kept(), windows.clone());
             Ok(move |b: &Back<'_>| {
                 let (_, positions) = largest_with_indices(op, &input.detach(), &windows)?;
                 Ok(smallvec![Some(windows.unpicked(b.grad()?, &positions)?)])

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::ops::Order;
 use crate::{
-    DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Sharding, Tensor,
     backend::{ReduceCall, ReduceOp},
     launch::launch_as,
     ledger::on_behalf_of,
@@ -38,7 +38,7 @@ use crate::{
     spmd::{
         Call, Local,
         built::{Combine, REDUCE, reduce_data},
-        plain, without_partials,
+        parts_of, plain, without_partials,
     },
 };
 
@@ -185,6 +185,21 @@ impl Reduce<'_> {
             .run1_or(local, |inputs| self.two_steps(inputs))
     }
 
+    /// Where the results for the parts of reduced dimensions meet: each rank combines a part of
+    /// another dimension, the first that has room; else every rank all of them.
+    fn meeting(&self, x: &Tensor) -> Sharding {
+        let reduced = |d: &usize| self.axes.contains(d);
+        let cuts = x.sharding().cuts().filter(|(d, _)| reduced(d));
+        let axes: Dims = cuts.map(|(_, axis)| axis).collect();
+        let whole = (axes.iter()).fold(x.sharding().clone(), |s, axis| s.without(*axis));
+        let parts: usize = axes.iter().map(|axis| x.mesh().size(*axis)).product();
+        let room = |d: &usize| x.dims()[*d] / parts_of(x, *d) >= parts;
+        match (0..x.rank()).find(|d| !reduced(d) && room(d)) {
+            Some(d) => axes.iter().fold(whole, |s, axis| s.cut(d, *axis)),
+            None => whole,
+        }
+    }
+
     /// One result for each part of the reduced dimensions, then those combined: only they cross.
     #[track_caller]
     fn two_steps(&self, operands: &[Tensor]) -> Result<Tensor> {
@@ -211,15 +226,11 @@ impl Reduce<'_> {
                 }
             })
             .collect();
-        let gathered = x
-            .sharding()
-            .cuts()
-            .filter(|(d, _)| self.axes.contains(d))
-            .fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
-        let each = |i: usize| operands.iter().map(|t| t.part(i)).collect::<Vec<_>>();
+        let meeting = self.meeting(x);
+        let each = |i: usize| operands.iter().map(|t| t.held(i)).collect::<Vec<_>>();
         let on_mesh = |dtype: DType, parts: Vec<Tensor>| {
             Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts)
-                .reshard(&gathered)
+                .reshard(&meeting)
         };
         let squeeze = |t: Tensor| {
             if self.keepdim {
@@ -228,7 +239,7 @@ impl Reduce<'_> {
                 t.squeeze(&self.axes.iter().map(|a| *a as i64).collect::<Vec<_>>())
             }
         };
-        let ranks = || mesh.addressable().enumerate();
+        let ranks = || mesh.held();
         if self.reduce == ReduceOp::LogSumExp {
             let parts = ranks()
                 .map(|(i, _)| {

@@ -150,9 +150,9 @@ impl Tensor {
             &[self, cos, sin],
             || self.rotated(cos, sin, style),
             |_| {
-                let (cos, sin) = (cos.clone(), sin.clone());
+                let (cos, sin) = (cos.kept(), sin.kept());
                 // Only tables that are learned look at the input again.
-                let x = (cos.requires_grad() || sin.requires_grad()).then(|| self.clone());
+                let x = (cos.requires_grad() || sin.requires_grad()).then(|| self.kept());
                 Ok(move |b: &Back<'_>| {
                     let g = b.grad()?;
                     // Back by the same angle.

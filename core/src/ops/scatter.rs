@@ -271,7 +271,7 @@ impl Tensor {
                 let kept = Scattered::new(
                     op,
                     mode,
-                    Spots::Along(axis as i64, index.clone()),
+                    Spots::Along(axis as i64, index.kept()),
                     self,
                     src,
                     index.shape().clone(),
@@ -382,7 +382,7 @@ impl Tensor {
                 let kept = Scattered::new(
                     op,
                     mode,
-                    Spots::Put(axis as i64, index.clone()),
+                    Spots::Put(axis as i64, index.kept()),
                     self,
                     values,
                     shape.clone(),
@@ -438,7 +438,7 @@ impl Tensor {
             &inputs,
             || self.put_leading(indices, values, mode, &inputs, &lead),
             |out| {
-                let spots = Spots::Leading(indices.iter().map(|t| (*t).clone()).collect());
+                let spots = Spots::Leading(indices.iter().map(|t| t.kept()).collect());
                 let (kept, operands) = (
                     Scattered::new(op, mode, spots, self, values, lead.full.clone(), out),
                     inputs.len(),
@@ -498,7 +498,7 @@ impl Tensor {
             &[self, index, src],
             || self.slices_added(axis, index, src),
             |_| {
-                let index = index.clone();
+                let index = index.kept();
                 Ok(move |b: &Back<'_>| added(b, |g| g.index_select(axis as i64, &index)))
             },
         )
@@ -530,7 +530,7 @@ impl Tensor {
             &[index, updates],
             || Tensor::scattered_nd(index, updates, &shape, k),
             |_| {
-                let index = index.clone();
+                let index = index.kept();
                 Ok(move |b: &Back<'_>| Ok(smallvec![None, Some(b.grad()?.gather_nd(&index)?)]))
             },
         )
@@ -575,7 +575,7 @@ impl Tensor {
             &[self, index, updates],
             || self.added_at(index, updates, k),
             |_| {
-                let index = index.clone();
+                let index = index.kept();
                 Ok(move |b: &Back<'_>| added(b, |g| g.gather_nd(&index)))
             },
         )

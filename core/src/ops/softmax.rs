@@ -10,7 +10,7 @@ use crate::{
     backend::{ReduceOp, RowCall, RowOp},
     grad::{Back, record1},
     launch::launch_fused,
-    spmd::{Call, without_partials},
+    spmd::{Call, settled, without_partials},
 };
 use smallvec::smallvec;
 
@@ -55,7 +55,7 @@ impl Tensor {
 #[track_caller]
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
-    let g = without_partials(g.clone())?;
+    let g = settled(op, g, y, &[axis])?;
     let inner = without_partials(Expr::new(op, &[&g, y]).reduce(
         &[axis],
         ReduceOp::Sum,
@@ -70,7 +70,7 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 #[track_caller]
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
-    let g = without_partials(g.clone())?;
+    let g = settled(op, g, y, &[axis])?;
     let sum = without_partials(Expr::new(op, &[&g]).reduce(
         &[axis],
         ReduceOp::Sum,

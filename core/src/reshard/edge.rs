@@ -71,8 +71,10 @@ pub(super) struct Space<'a> {
     geometry: Geometry<'a>,
     /// Bytes of an element.
     pub(super) size: u64,
+    /// The wires along each axis.
     pub(super) links: SmallVec<[Link; 4]>,
-    pub(super) start: f64,
+    /// What a ring along each axis gets.
+    rings: SmallVec<[Link; 4]>,
 }
 
 impl<'a> Deref for Space<'a> {
@@ -88,13 +90,19 @@ impl<'a> Space<'a> {
         shape.checked_numel("plan")?;
         let cost = mesh.cost();
         cost.check()?;
-        let links = (0..mesh.axes().len()).map(|a| cost.link(mesh, a)).collect();
+        let axes = 0..mesh.axes().len();
         Ok(Self {
             geometry: Geometry::new(mesh, shape),
             size: dtype.size() as u64,
-            links,
-            start: cost.start,
+            links: axes.clone().map(|a| cost.link(mesh, a)).collect(),
+            rings: axes.map(|a| cost.ring(mesh, a)).collect(),
         })
+    }
+
+    /// The most bytes per second that any step gets.
+    pub(super) fn fastest(&self) -> f64 {
+        let links = self.links.iter().chain(&self.rings);
+        links.fold(0.0, |b: f64, l| b.max(l.bandwidth))
     }
 
     /// The sharding without axes of a single rank, which change nothing.
@@ -129,25 +137,29 @@ impl<'a> Space<'a> {
         let traffic = self.traffic(from, from_grid, to, to_grid);
         let (kind, axes) = self.classify(from, to, traffic)?;
         let k: u64 = axes.iter().map(|a| self.mesh.size(*a) as u64).product();
-        let link = axes
-            .iter()
-            .fold(Link::NONE, |link, a| link.slower(self.links[*a]));
+        let cost = self.mesh.cost();
+        let slowest = |links: &[Link]| {
+            axes.iter()
+                .fold(Link::NONE, |link, a| link.slower(links[*a]))
+        };
+        let (wire, around) = (slowest(&self.links), slowest(&self.rings));
         let recv_bytes = match kind {
             Collective::AllReduce => self.all_reduce_bytes(self.local(from), k),
             Collective::ReduceScatter => self.reduce_scatter_bytes(self.local(to), k),
             _ => traffic.missing * self.size,
         };
-        let ring = |rounds: u64| {
-            self.start
-                + (rounds * (k - 1)) as f64 * link.latency
-                + recv_bytes as f64 / link.bandwidth
-        };
+        let ring = |rounds: u64, bytes| cost.ring_seconds(around, rounds * (k - 1), bytes);
         let seconds = match kind {
             Collective::Slice => 0.0,
-            Collective::AllReduce => ring(2),
-            Collective::AllGather | Collective::AllToAll | Collective::ReduceScatter => ring(1),
+            Collective::AllReduce => ring(2, recv_bytes),
+            Collective::AllGather => ring(1, recv_bytes),
+            // An all-reduce does it too, whatever parts of odd sizes weigh.
+            Collective::ReduceScatter => {
+                ring(1, recv_bytes).min(ring(2, self.all_reduce_bytes(self.local(from), k)))
+            }
+            Collective::AllToAll => cost.ring_seconds(wire, k - 1, recv_bytes),
             Collective::Permute | Collective::Exchange => {
-                self.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing)
+                cost.start + self.exchange_seconds(from, from_grid, to, to_grid, traffic.missing)
             }
         };
         Some(Edge {
@@ -270,9 +282,17 @@ impl<'a> Space<'a> {
             let link = bits(route.vary | route.turn_mask())
                 .fold(Link::NONE, |link, a| link.slower(self.links[a]));
             return (senders - 1).min(missing) as f64 * link.latency
-                + (missing * self.size) as f64 / link.bandwidth;
+                + self.mesh.cost().transfer_seconds(link, missing * self.size);
         }
         self.charge(self.group(receivers) as usize);
+        // Messages share the wire, so that the efficiency is that of all bytes together.
+        let cost = self.mesh.cost();
+        let all = missing as f64 * self.size as f64;
+        let slowed = if all > 0.0 {
+            cost.transfers.at_best(all) / all
+        } else {
+            1.0
+        };
         let mut worst = 0.0f64;
         self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {
@@ -285,7 +305,8 @@ impl<'a> Space<'a> {
                     let crossed =
                         bits(route.vary | route.turn_mask()).filter(|a| source[*a] != at[*a]);
                     let link = crossed.fold(Link::NONE, |link, a| link.slower(self.links[a]));
-                    seconds += link.latency + (elements * self.size) as f64 / link.bandwidth;
+                    seconds +=
+                        link.latency + slowed * (elements * self.size) as f64 / link.bandwidth;
                 }
             });
             worst = worst.max(seconds);

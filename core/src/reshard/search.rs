@@ -230,11 +230,7 @@ impl Search<'_> {
         let measure = match self.measure {
             Measure::Bytes => before + bytes as f64,
             Measure::Seconds if bytes == 0 => before,
-            Measure::Seconds => {
-                before
-                    + self.shortest()
-                    + bytes as f64 / space.links.iter().fold(0.0, |b: f64, l| b.max(l.bandwidth))
-            }
+            Measure::Seconds => before + self.shortest() + bytes as f64 / space.fastest(),
             Measure::Peak => before,
         };
         Score(
@@ -246,7 +242,7 @@ impl Search<'_> {
 
     /// The least time of a step that sends anything.
     fn shortest(&self) -> f64 {
-        self.space.start
+        self.space.mesh.cost().start
             + self
                 .space
                 .links

@@ -6,6 +6,7 @@
 //! step runs on what each addressable rank holds, and the results carry the shardings that follow
 //! from the rule.
 
+pub(crate) mod assemble;
 pub(crate) mod built;
 mod cache;
 mod call;
@@ -41,6 +42,26 @@ pub(crate) fn without_partials(x: Tensor) -> Result<Tensor> {
     }
 }
 
+/// What brings a partial gradient and the value it belongs to together: the dimensions `r` are read
+/// as rows, by statistics that would cross where they are cut.
+const SETTLE: OpInfo = OpInfo::new("settle", RuleForm::Text("...r, ...r -> ...r ; stats r 2"));
+
+/// A gradient with nothing partial, for steps that read it several times beside `x`, row by row
+/// along `rows`: what is partial is added up straight into a cut that these steps take.
+#[track_caller]
+pub(crate) fn settled(op: &'static str, g: &Tensor, x: &Tensor, rows: &[usize]) -> Result<Tensor> {
+    if !g.sharding().is_partial() {
+        return Ok(g.clone());
+    }
+    let call = Call::of(&SETTLE, &[g, x])
+        .on_behalf_of(op)
+        .bind('r', rows)
+        .bring()?;
+    call.into_iter()
+        .next()
+        .map_or_else(|| Ok(g.clone()), without_partials)
+}
+
 /// How many parts a dimension is cut into.
 pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
     x.sharding()
@@ -50,7 +71,7 @@ pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
 }
 
 /// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements
-/// from every part, one tensor for each addressable rank.
+/// from every part, one tensor for each rank that is held.
 #[track_caller]
 pub(crate) fn join_parts(
     x: &Tensor,

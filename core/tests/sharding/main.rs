@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod boundary;
 mod brute;
 mod facts;
 mod index;

@@ -36,7 +36,7 @@ impl Operand {
             shape: x.shape().clone(),
             dtype: x.dtype(),
             place: x.into(),
-            values: other.requires_grad().then(|| x.clone()),
+            values: other.requires_grad().then(|| x.kept()),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::{
     map::Val,
     ops::broadcast_axes,
     ops::expr::{Args, Expr, compute_type},
-    spmd::without_partials,
+    spmd::{settled, without_partials},
 };
 
 /// What the gradient of a norm needs.
@@ -35,7 +35,7 @@ impl ForBackward {
         // Of the bias only shape and dtype matter.
         Self {
             op,
-            x: x.clone(),
+            x: x.kept(),
             weight: weight.cloned(),
             bias: bias.cloned(),
             axes,
@@ -64,7 +64,7 @@ impl ForBackward {
     ) -> Result<Pulled> {
         let (op, axes, kind) = (self.op, &self.axes, compute_type([x]));
         let n: usize = axes.iter().map(|d| x.dims()[*d]).product();
-        let g = &without_partials(g.reshape(x.shape())?)?;
+        let g = &settled(op, &g.reshape(x.shape())?, x, axes)?;
         let (center, var) = match statistics {
             Some([center, var]) => (Some(center), var),
             None => {

@@ -49,7 +49,7 @@ pub(super) fn product(x: &Tensor, axis: usize) -> Result<Tensor> {
         &[x],
         || Ok(scan(&CUMPROD, axis, ScanOp::Prod, false).of(x)?.0),
         |out| {
-            let (x, out) = (x.clone(), out.clone());
+            let (x, out) = (x.kept(), out.clone());
             Ok(move |b: &Back<'_>| {
                 let g = b.grad()?;
                 // Where an element is zero, products with it say nothing about those without it:
@@ -86,7 +86,7 @@ pub(super) fn log_sum_exp(x: &Tensor, axis: usize) -> Result<Tensor> {
         &[x],
         || Ok(scan(&LOGCUMSUMEXP, axis, ScanOp::LogSumExp, false).of(x)?.0),
         |out| {
-            let (x, out) = (x.clone(), out.clone());
+            let (x, out) = (x.kept(), out.clone());
             Ok(move |b: &Back<'_>| {
                 Ok(smallvec![Some(weighted(
                     b.grad()?,

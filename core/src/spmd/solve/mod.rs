@@ -78,7 +78,7 @@ pub struct Solution {
     pub outputs: SmallVec<[Sharding; 2]>,
     /// Bytes that the worst rank receives for it.
     pub bytes: u64,
-    /// How many of them are statistics that cross inside the op.
+    /// How many of them are statistics or borders that cross inside the op.
     pub statistics: u64,
     /// Bytes that reducing the partial results will take.
     pub owed: u64,

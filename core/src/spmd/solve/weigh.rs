@@ -1,7 +1,7 @@
 //! What an assignment comes to: where operands go, where results lie, what it takes.
 
 use super::{
-    Choice, Solution,
+    Choice, Operand, Solution,
     arrive::{WayKind, cut, mixes},
     assign::{Order, Search},
 };
@@ -22,6 +22,9 @@ pub(super) struct Score {
     /// Axes over which results are partial, where nothing moves and values are held in several
     /// forms.
     debts: usize,
+    /// Operands that are not taken as given, of those that are at hand in several forms: a program
+    /// that resharded one meant it.
+    others: usize,
     /// Operands that are resharded.
     steps: usize,
     /// The place in the fixed order.
@@ -86,7 +89,9 @@ impl Search<'_> {
                 _ => None,
             })
             .collect();
-        let (decompose, statistics) = self.statistics(&cuts);
+        let first = self.arrivals.first().zip(found.first());
+        let first = first.and_then(|(arrivals, number)| arrivals.get(*number).sharding.as_ref());
+        let (decompose, statistics) = self.statistics(&cuts, first);
         bytes += statistics;
         let Some((outputs, owed)) = self.results(at, &cuts)? else {
             return Ok(None);
@@ -106,6 +111,7 @@ impl Search<'_> {
             } else {
                 0
             },
+            others: sources.iter().filter(|source| **source != 0).count(),
             steps,
             position,
         };
@@ -179,18 +185,27 @@ impl Search<'_> {
 
     /// The shape of a result, as far as its factors tell.
     fn shape_of(&self, dims: &[Factors]) -> Shape {
-        let size = |f: &u8| self.rule.factors[*f as usize].size;
+        let size = |f: &u8| self.rule.result_size(*f);
         dims.iter().map(|d| d.iter().map(size).product()).collect()
     }
 
-    /// Whether the op runs as its decomposition, and the bytes of the statistics that cross in it.
-    fn statistics(&self, cuts: &[(u8, u8)]) -> (bool, u64) {
+    /// Whether the op runs as its decomposition, and the bytes of the statistics and borders that
+    /// cross in it, with its first operand in this sharding.
+    fn statistics(&self, cuts: &[(u8, u8)], first: Option<&Sharding>) -> (bool, u64) {
         let (mut decompose, mut bytes) = (false, 0);
         for (f, axis) in cuts {
-            if let FactorKind::Stats(count) = self.rule.factors[*f as usize].kind {
-                decompose = true;
-                bytes += self.combining(count, cuts, self.mesh.size(*axis as usize) as u64);
+            match self.rule.factors[*f as usize].kind {
+                FactorKind::Stats(count) => {
+                    decompose = true;
+                    bytes += self.combining(count, cuts, self.mesh.size(*axis as usize) as u64);
+                }
+                FactorKind::Borders => decompose = true,
+                FactorKind::Pass | FactorKind::Reduce(_) | FactorKind::Whole => {}
             }
+        }
+        if let (true, false, Some(first)) = (decompose, self.rule.recipes.is_empty(), first) {
+            let Operand { shape, dtype, .. } = self.operands[0];
+            bytes += self.rule.border_bytes(self.mesh, shape, dtype, first);
         }
         (decompose, bytes)
     }
