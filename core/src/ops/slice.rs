@@ -255,8 +255,8 @@ impl Tensor {
         }
         let (mesh, shape, sharding) = (self.mesh(), self.shape(), self.sharding());
         let gathered = (sharding.axes_of(axis)).fold(sharding.clone(), |s, a| s.without(a));
-        let whole = Held::new(mesh, shape, self.dtype(), sharding).exact(&gathered)?;
-        let (mut left, mut start) = (whole / self.dtype().size() as u64, 0);
+        let held = Held::new(mesh, shape, self.dtype(), sharding);
+        let (mut left, mut start) = (held.lacks(&gathered), 0);
         for &len in sizes {
             let recipe = Recipe::of(shape[axis]).take(0, start, 1, len);
             let Some(rest) = left.checked_sub(lacked(mesh, shape, sharding, &[(axis, recipe)]))

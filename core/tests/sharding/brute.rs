@@ -150,17 +150,25 @@ fn owed(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> u64 {
     let from = sharding
         .partial()
         .fold(cut.clone(), |s, (a, r)| s.partial_over(a, r));
-    let mut ends = vec![cut];
-    for (axis, _) in sharding.partial() {
-        for end in ends.clone() {
-            ends.extend((1..dims.len()).map(|d| end.clone().cut(d, axis)));
-        }
-    }
+    let mut ends = vec![];
+    let axes: Vec<usize> = sharding.partial().map(|(a, _)| a).collect();
+    cut_further(cut, &axes, dims.len(), &mut ends);
     let mut prices = Prices::new(mesh, &dims.iter().copied().collect());
     ends.iter()
         .map(|to| prices.of(&from, to))
         .min()
         .unwrap_or(0)
+}
+
+/// All ways to cut the dimensions of a result further by some or none of these axes.
+fn cut_further(at: Sharding, axes: &[usize], rank: usize, ends: &mut Vec<Sharding>) {
+    for axis in axes {
+        let rest: Vec<usize> = axes.iter().copied().filter(|a| a != axis).collect();
+        for d in 1..rank {
+            cut_further(at.clone().cut(d, *axis), &rest, rank, ends);
+        }
+    }
+    ends.push(at);
 }
 
 /// What each operand and each result is like if the axes, in an order, do this. `None` where values

@@ -18,7 +18,7 @@ pub(super) async fn nonzero_of_parts(parts: &Parts) -> Result<Tensor> {
     let mark = |t: Tensor| map1(op, &program, &[&t], &[]);
     let marks = (parts.flat()?.into_iter().map(mark)).collect::<Result<Vec<_>>>()?;
     let selected = parts.select(op, &marks).await?;
-    if (selected.total() * 4) as u64 > parts.whole_bytes() {
+    if (selected.total() * 4) as u64 > parts.whole_bytes()? {
         let whole = gathered_for(parts.caller(), op, x)?;
         return replicated(nonzero(&whole).await?, x.mesh());
     }
@@ -46,7 +46,7 @@ pub(super) async fn selected_of_parts(parts: &Parts, mask: &Parts) -> Result<Ten
     let marks = (mask.flat()?.into_iter().map(mark)).collect::<Result<Vec<_>>>()?;
     let selected = parts.select(op, &marks).await?;
     let each = x.dtype().size() + if parts.in_order() { 0 } else { 4 };
-    if (selected.total() * each) as u64 > parts.whole_bytes() + mask.whole_bytes() {
+    if (selected.total() * each) as u64 > parts.whole_bytes()? + mask.whole_bytes()? {
         let whole = |t: &Parts| gathered_for(t.caller(), op, &t.x);
         let found = taken(op, &whole(parts)?, &whole(mask)?).await?;
         return replicated(found, x.mesh());
@@ -74,7 +74,7 @@ pub(super) async fn unique_of_parts(parts: &Parts) -> Result<Unique> {
     }
     let selected = parts.select(op, &marks).await?;
     let each = x.dtype().size() + if parts.in_order() { 4 } else { 8 };
-    if (selected.total() * each) as u64 > parts.whole_bytes() {
+    if (selected.total() * each) as u64 > parts.whole_bytes()? {
         let found = unique(&gathered_for(parts.caller(), op, x)?).await?;
         return found.on(x.mesh());
     }
