@@ -12,7 +12,7 @@ impl Tensor {
         let mut text = format!("{} on {}", self.type_string(), self.mesh());
         if !self.is_plain() {
             let mut devices: Vec<String> = Vec::new();
-            for i in 0..self.mesh().addressable().len() {
+            for i in 0..self.mesh().held().len() {
                 let name = self.mesh().device(i).to_string();
                 if !devices.contains(&name) {
                     devices.push(name);

@@ -3,7 +3,7 @@
 use crate::{Device, Error, Result, cost::CostModel, transport::Transport};
 use smallvec::SmallVec;
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -23,6 +23,15 @@ static KEYS: AtomicU64 = AtomicU64::new(1);
 /// assert_eq!(mesh.at("dp", 1)?.ids(), [4, 5, 6, 7]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
+///
+/// # Without values
+/// On [one device without values](crate::meta()) ranks differ in the sizes of their parts and in
+/// nothing else, so that the last rank, whose parts are the largest in every dimension, stands for
+/// all: an op costs the same on 8 ranks and on 16,384, and the device's
+/// [memory](Device::memory) is what that one rank would hold. All ranks are addressable
+/// all the same, and [`shards`](crate::Tensor::shards) has a part of the right size for each. A
+/// mesh that [addresses](Mesh::addressing) some of its ranks holds exactly the parts of those, and
+/// nobody waits for the others.
 #[derive(Clone)]
 pub struct Mesh(Arc<MeshData>);
 
@@ -30,18 +39,31 @@ struct MeshData {
     axes: SmallVec<[(String, usize); 3]>,
     /// For each axis, how far apart neighbours along it are.
     strides: SmallVec<[usize; 3]>,
-    /// Names of the ranks that stay the same in sub-meshes.
-    ids: Vec<usize>,
-    /// The ranks this process can address, ascending, each with its device as a mesh of its own.
+    ranks: usize,
+    ids: Ids,
+    /// The ranks of which this process holds parts, ascending, each with its device as a mesh of
+    /// its own: those it can address, or the last one where that stands for all.
     local: SmallVec<[(usize, Local); 1]>,
+    stands_for_all: bool,
+    /// Whether tensors have values that a transport must carry.
+    has_values: bool,
     transport: Option<Arc<dyn Transport>>,
     cost: CostModel,
     key: u64,
 }
 
+#[derive(Clone)]
 enum Local {
     Device(Device),
     Mesh(Mesh),
+}
+
+/// Names of the ranks that stay the same in sub-meshes.
+#[derive(Clone)]
+enum Ids {
+    /// As they are counted, listed once somebody asks.
+    Counted(OnceLock<Vec<usize>>),
+    Named(Vec<usize>),
 }
 
 /// The largest number of ranks of a mesh that fits in one process or one description.
@@ -54,8 +76,11 @@ impl Mesh {
         Self(Arc::new(MeshData {
             axes: SmallVec::new(),
             strides: SmallVec::new(),
-            ids: vec![0],
+            ranks: 1,
+            ids: Ids::Named(vec![0]),
             local,
+            stands_for_all: false,
+            has_values: true,
             transport: None,
             cost: CostModel::default(),
             key: 0,
@@ -65,18 +90,13 @@ impl Mesh {
     /// A simulated mesh: every rank on one device of this process. Axes are written `dp=2, tp=4`,
     /// major first.
     pub fn new(axes: &str, device: &Device) -> Result<Self> {
-        let axes = parse_axes(axes)?;
-        let ranks = check_axes(&axes)?;
-        Self::with_devices(axes, &vec![device.clone(); ranks])
+        Self::simulated(parse_axes(axes)?, device)
     }
 
     /// A mesh with a device for each rank, all in this process. The same device may serve several
     /// ranks.
     pub fn over(axes: &str, devices: &[Device]) -> Result<Self> {
-        Self::with_devices(parse_axes(axes)?, devices)
-    }
-
-    fn with_devices(axes: SmallVec<[(String, usize); 3]>, devices: &[Device]) -> Result<Self> {
+        let axes = parse_axes(axes)?;
         let ranks = check_axes(&axes)?;
         if devices.len() != ranks {
             let detail = format!(
@@ -86,81 +106,110 @@ impl Mesh {
             );
             return Err(Error::mesh(&axes, detail));
         }
-        let local = devices
-            .iter()
-            .enumerate()
-            .map(|(rank, device)| (rank, Local::Mesh(Mesh::single(device))))
-            .collect();
-        Ok(Self::assemble(
-            axes,
-            (0..ranks).collect(),
-            local,
-            Arc::new(crate::transport::InProcess),
-            CostModel::default(),
-        ))
+        if devices.iter().all(|device| *device == devices[0]) {
+            return Self::simulated(axes, &devices[0]);
+        }
+        let local = devices.iter().map(Mesh::single).map(Local::Mesh);
+        Ok(Self::assemble(MeshData {
+            has_values: devices.iter().any(Device::has_values),
+            local: local.enumerate().collect(),
+            ..MeshData::counted(axes, ranks)
+        }))
     }
 
-    fn assemble(
-        axes: SmallVec<[(String, usize); 3]>,
-        ids: Vec<usize>,
-        local: SmallVec<[(usize, Local); 1]>,
-        transport: Arc<dyn Transport>,
-        cost: CostModel,
-    ) -> Self {
-        let mut strides: SmallVec<[usize; 3]> = smallvec::smallvec![1; axes.len()];
-        for a in (1..axes.len()).rev() {
-            strides[a - 1] = strides[a] * axes[a].1;
-        }
-        Self(Arc::new(MeshData {
-            axes,
-            strides,
-            ids,
-            local,
-            transport: Some(transport),
-            cost,
-            key: KEYS.fetch_add(1, Ordering::Relaxed),
+    fn simulated(axes: SmallVec<[(String, usize); 3]>, device: &Device) -> Result<Self> {
+        let ranks = check_axes(&axes)?;
+        let (single, has_values) = (Mesh::single(device), device.has_values());
+        let held = if has_values {
+            0..ranks
+        } else {
+            ranks - 1..ranks
+        };
+        Ok(Self::assemble(MeshData {
+            has_values,
+            stands_for_all: !has_values,
+            local: held.map(|r| (r, Local::Mesh(single.clone()))).collect(),
+            ..MeshData::counted(axes, ranks)
         }))
+    }
+
+    fn assemble(mut data: MeshData) -> Self {
+        data.strides = smallvec::smallvec![1; data.axes.len()];
+        for a in (1..data.axes.len()).rev() {
+            data.strides[a - 1] = data.strides[a] * data.axes[a].1;
+        }
+        let carrier = || -> Arc<dyn Transport> {
+            match data.has_values {
+                true => Arc::new(crate::transport::InProcess),
+                false => Arc::new(crate::transport::NoValues),
+            }
+        };
+        data.transport = Some(data.transport.take().unwrap_or_else(carrier));
+        data.key = KEYS.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(data))
+    }
+
+    /// What another mesh of the same ranks is made from.
+    fn data(&self) -> MeshData {
+        let data = &self.0;
+        let local = |(rank, local): &(usize, Local)| match local {
+            Local::Device(_) => (*rank, Local::Mesh(self.clone())),
+            Local::Mesh(_) => (*rank, local.clone()),
+        };
+        MeshData {
+            local: data.local.iter().map(local).collect(),
+            ids: data.ids.clone(),
+            transport: data.transport.clone(),
+            cost: data.cost.clone(),
+            stands_for_all: data.stands_for_all,
+            has_values: data.has_values,
+            ..MeshData::counted(data.axes.clone(), data.ranks)
+        }
     }
 
     /// A mesh with the same axes and cost model, all of whose ranks are on `device`.
     pub fn on(&self, device: &Device) -> Result<Self> {
-        Ok(
-            Self::with_devices(self.0.axes.clone(), &vec![device.clone(); self.ranks()])?
-                .with_cost(self.0.cost.clone()),
-        )
+        Ok(Self::simulated(self.0.axes.clone(), device)?.with_cost(self.0.cost.clone()))
     }
 
-    /// The same ranks with another transport, such as one that injects faults.
+    /// The same ranks with another transport, such as one that injects faults. Where it is to carry
+    /// what has no values, every rank holds its parts.
     pub fn with_transport(&self, transport: Arc<dyn Transport>) -> Self {
-        Self::assemble(
-            self.0.axes.clone(),
-            self.0.ids.clone(),
-            self.locals(),
-            transport,
-            self.0.cost.clone(),
-        )
+        let mut data = self.data();
+        if data.stands_for_all {
+            let all = 0..self.ranks();
+            data.local = all.map(|rank| (rank, data.local[0].1.clone())).collect();
+        }
+        Self::assemble(MeshData {
+            stands_for_all: false,
+            has_values: true,
+            transport: Some(transport),
+            ..data
+        })
     }
 
     /// The same ranks with another model of what communication costs.
     pub fn with_cost(&self, cost: CostModel) -> Self {
-        let transport = self
-            .0
-            .transport
-            .clone()
-            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Self::assemble(
-            self.0.axes.clone(),
-            self.0.ids.clone(),
-            self.locals(),
-            transport,
+        Self::assemble(MeshData {
             cost,
-        )
+            ..self.data()
+        })
     }
 
     /// The same ranks as one of several processes sees them: it can address only `ranks`, and the
-    /// transport carries the rest.
+    /// transport carries the rest. Without values nothing needs carrying, so a program can be run as
+    /// any one of many ranks would run it:
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, meta};
+    /// let mesh = Mesh::new("dp=512, tp=8", &meta())?.addressing(&[9])?;
+    /// let x = Tensor::zeros([1026, 64], DType::BF16, (&mesh, "[@dp, @tp]"))?;
+    /// assert_eq!(x.shards()[0].1.dims(), [2, 8]);
+    /// assert_eq!(x.reshard("[@dp, _]")?.shards()[0].1.dims(), [2, 64]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
     pub fn addressing(&self, ranks: &[usize]) -> Result<Self> {
-        if let Some(rank) = ranks.iter().find(|r| self.addressable().all(|a| a != **r)) {
+        if let Some(rank) = ranks.iter().find(|r| self.position_of(**r).is_none()) {
             return Err(Error::Mesh {
                 axes: self.axes().into(),
                 ranks: [*rank].into(),
@@ -175,29 +224,18 @@ impl Mesh {
                 "a process addresses at least one rank",
             ));
         }
-        let local = self
-            .locals()
-            .into_iter()
-            .filter(|(rank, _)| ranks.contains(rank))
-            .collect();
-        let transport = self
-            .0
-            .transport
-            .clone()
-            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Ok(Self::assemble(
-            self.0.axes.clone(),
-            self.0.ids.clone(),
-            local,
-            transport,
-            self.0.cost.clone(),
-        ))
-    }
-
-    fn locals(&self) -> SmallVec<[(usize, Local); 1]> {
-        (0..self.0.local.len())
-            .map(|i| (self.0.local[i].0, Local::Mesh(self.local_mesh(i).clone())))
-            .collect()
+        let mut ranks: SmallVec<[usize; 8]> = ranks.into();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let local = |rank: &usize| {
+            let at = self.position_of(*rank)?;
+            Some((*rank, Local::Mesh(self.local_mesh(at).clone())))
+        };
+        Ok(Self::assemble(MeshData {
+            local: ranks.iter().filter_map(local).collect(),
+            stands_for_all: false,
+            ..self.data()
+        }))
     }
 
     /// The ranks where `axis` has the index `at`: a mesh with the other axes, whose ranks keep
@@ -257,50 +295,45 @@ impl Mesh {
     }
 
     fn sub(&self, axes: SmallVec<[(String, usize); 3]>, members: Vec<usize>) -> Result<Self> {
-        let mut local = SmallVec::new();
-        for (i, rank) in members.iter().enumerate() {
-            if let Some(at) = self.0.local.iter().position(|(r, _)| r == rank) {
-                local.push((i, Local::Mesh(self.local_mesh(at).clone())));
-            }
-        }
-        let ids = members.iter().map(|r| self.0.ids[*r]).collect();
-        let transport = self
-            .0
-            .transport
-            .clone()
-            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        Ok(Self::assemble(
+        let local = |(i, rank): (usize, &usize)| {
+            let at = self.position_of(*rank)?;
+            Some((i, Local::Mesh(self.local_mesh(at).clone())))
+        };
+        let mut here = members.iter().enumerate();
+        let local = match self.0.stands_for_all {
+            true => here.next_back().and_then(local).into_iter().collect(),
+            false => here.filter_map(local).collect(),
+        };
+        Ok(Self::assemble(MeshData {
             axes,
-            ids,
+            ranks: members.len(),
+            ids: Ids::Named(members.iter().map(|r| self.id(*r)).collect()),
             local,
-            transport,
-            self.0.cost.clone(),
-        ))
+            ..self.data()
+        }))
     }
 
     /// One mesh over the ranks of two, all in this process: those of `self` first, then those of
     /// `other` that are none of them. `same` says for each rank of `other` which one of `self` it
     /// is. The numbers are where the ranks of `other` are in the union.
     pub(crate) fn union(&self, other: &Mesh, same: &[Option<usize>]) -> (Self, Vec<usize>) {
-        let (mut ids, mut local) = (self.0.ids.clone(), self.locals());
+        let (mut ids, mut data) = (self.ids().to_vec(), self.data());
         let number = |(rank, same): (usize, &Option<usize>)| {
             same.unwrap_or_else(|| {
-                ids.push(other.0.ids[rank]);
-                local.push((ids.len() - 1, Local::Mesh(other.local_mesh(rank).clone())));
+                ids.push(other.id(rank));
+                let local = Local::Mesh(other.local_mesh(rank).clone());
+                data.local.push((ids.len() - 1, local));
                 ids.len() - 1
             })
         };
         let numbers = same.iter().enumerate().map(number).collect();
-        let axes = smallvec::smallvec![("rank".to_string(), ids.len())];
-        let transport = self
-            .0
-            .transport
-            .clone()
-            .unwrap_or_else(|| Arc::new(crate::transport::InProcess));
-        (
-            Self::assemble(axes, ids, local, transport, self.0.cost.clone()),
-            numbers,
-        )
+        let union = MeshData {
+            axes: smallvec::smallvec![("rank".to_string(), ids.len())],
+            ranks: ids.len(),
+            ids: Ids::Named(ids),
+            ..data
+        };
+        (Self::assemble(union), numbers)
     }
 
     /// Axis names and sizes, major first.
@@ -327,7 +360,7 @@ impl Mesh {
 
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.0.ids.len()
+        self.0.ranks
     }
 
     /// Where a rank lies along an axis.
@@ -354,26 +387,58 @@ impl Mesh {
 
     /// Names of the ranks that stay the same in sub-meshes.
     pub fn ids(&self) -> &[usize] {
-        &self.0.ids
+        match &self.0.ids {
+            Ids::Counted(list) => list.get_or_init(|| (0..self.ranks()).collect()),
+            Ids::Named(ids) => ids,
+        }
+    }
+
+    fn id(&self, rank: usize) -> usize {
+        match &self.0.ids {
+            Ids::Counted(_) => rank,
+            Ids::Named(ids) => ids[rank],
+        }
     }
 
     /// The ranks this process can address, ascending.
     pub fn addressable(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
-        self.0.local.iter().map(|(rank, _)| *rank)
+        let all = self.is_local();
+        let count = if all {
+            self.ranks()
+        } else {
+            self.0.local.len()
+        };
+        (0..count).map(move |i| if all { i } else { self.0.local[i].0 })
     }
 
     /// Where among the addressable ranks `rank` is, if this process addresses it.
     pub fn position_of(&self, rank: usize) -> Option<usize> {
         if self.is_local() {
-            (rank < self.ranks()).then_some(rank)
-        } else {
-            self.addressable().position(|r| r == rank)
+            return (rank < self.ranks()).then_some(rank);
         }
+        self.0.local.binary_search_by_key(&rank, |(r, _)| *r).ok()
+    }
+
+    /// The ranks whose parts are held, each with its number in the list of shards: the addressable
+    /// ones, or the one that stands for all. What a program does on every rank, it does on these.
+    pub(crate) fn held(&self) -> impl ExactSizeIterator<Item = (usize, usize)> + '_ {
+        let rank = |(slot, (rank, _)): (usize, &(usize, Local))| (slot, *rank);
+        self.0.local.iter().enumerate().map(rank)
+    }
+
+    /// Whether the last rank is held in the place of all.
+    pub(crate) fn stands_for_all(&self) -> bool {
+        self.0.stands_for_all
+    }
+
+    /// Whether tensors have values, which a transport carries.
+    pub(crate) fn has_values(&self) -> bool {
+        self.0.has_values
     }
 
     /// Whether this process can address every rank.
     pub fn is_local(&self) -> bool {
-        self.0.local.len() == self.ranks()
+        self.0.stands_for_all || self.0.local.len() == self.ranks()
     }
 
     /// Whether it has no axes: a single device.
@@ -383,7 +448,7 @@ impl Mesh {
 
     /// The device of the `i`-th addressable rank.
     pub fn device(&self, i: usize) -> &Device {
-        match &self.0.local[i].1 {
+        match self.local(i) {
             Local::Device(device) => device,
             Local::Mesh(mesh) => mesh.device(0),
         }
@@ -391,10 +456,14 @@ impl Mesh {
 
     /// The `i`-th addressable rank as a mesh of its own.
     pub(crate) fn local_mesh(&self, i: usize) -> &Mesh {
-        match &self.0.local[i].1 {
+        match self.local(i) {
             Local::Device(_) => self,
             Local::Mesh(mesh) => mesh,
         }
+    }
+
+    fn local(&self, i: usize) -> &Local {
+        &self.0.local[if self.0.stands_for_all { 0 } else { i }].1
     }
 
     /// What carries data between ranks; a single device needs nothing.
@@ -410,6 +479,24 @@ impl Mesh {
     /// A number that handles on the same mesh share, and no other mesh ever has.
     pub(crate) fn key(&self) -> u64 {
         self.0.key
+    }
+}
+
+impl MeshData {
+    /// Axes over ranks that are named as they are counted; nobody is here yet.
+    fn counted(axes: SmallVec<[(String, usize); 3]>, ranks: usize) -> Self {
+        Self {
+            axes,
+            strides: SmallVec::new(),
+            ranks,
+            ids: Ids::Counted(OnceLock::new()),
+            local: SmallVec::new(),
+            stands_for_all: false,
+            has_values: true,
+            transport: None,
+            cost: CostModel::default(),
+            key: 0,
+        }
     }
 }
 
@@ -473,8 +560,13 @@ impl PartialEq for Mesh {
             (0..a.local.len())
                 .all(|i| a.local[i].0 == b.local[i].0 && self.device(i) == other.device(i))
         };
+        let ids = || match (&a.ids, &b.ids) {
+            (Ids::Counted(_), Ids::Counted(_)) => true,
+            _ => self.ids() == other.ids(),
+        };
         a.axes == b.axes
-            && a.ids == b.ids
+            && ids()
+            && a.stands_for_all == b.stands_for_all
             && self.is_single() == other.is_single()
             && a.local.len() == b.local.len()
             && devices()

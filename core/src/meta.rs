@@ -21,6 +21,37 @@ use std::{ops::Range, sync::LazyLock};
 /// assert_eq!(ledger.bytes(), (1 << 14) / 64 * 63 * (1 << 13) * 2, "the weight is gathered over dp");
 /// # Ok::<(), Error>(())
 /// ```
+///
+/// # Any number of ranks
+/// The ranks of a mesh on this device differ in the sizes of their parts only. So
+/// [one rank](Mesh#without-values) stands for all of a mesh, the last one: part `i` of `p` of a
+/// dimension of `n` is `[i * n / p, (i + 1) * n / p)`, hence no rank has a larger part of anything.
+/// Where other ranks have empty parts, what an op does on those is tried too, so that its errors
+/// show; sizes that differ otherwise take the same path.
+///
+/// # What is counted
+/// A [device of one's own](Device::decorated) is without values as this one is and counts by
+/// itself: [`Device::memory`] has the buffers that tensors of the held ranks would take there.
+/// - On a [simulated mesh](Mesh::new) that is one rank, the largest: where a reshard sends anything,
+///   the result is new memory, even if this very rank had it all.
+/// - On a mesh that is [addressing](Mesh::addressing) one rank it is exactly that rank. Of several
+///   addressed ranks it is the sum, less what they share because they compute the same.
+/// - With a device for each rank ([`Mesh::over`]) each counts its own.
+///
+/// Memory inside of kernels and what a transport needs on the way is not counted. A plain tensor
+/// that is put on a mesh of the same device is not copied: its parts are views that keep all of it.
+///
+/// ```
+/// # use anymesh_core::{DType, Error, Mesh, Tensor, meta};
+/// let device = meta().decorated(|backend, kernel| backend.launch(kernel));
+/// let mesh = Mesh::new("dp=2048, tp=8", &device)?;
+/// let w = Tensor::zeros([8192, 8192], DType::BF16, (&mesh, "[@dp, @tp]"))?;
+/// assert_eq!(device.memory().in_use, 4 * 1024 * 2);
+/// let rows = w.reshard("[@dp, _]")?;
+/// assert_eq!(device.memory().in_use, 4 * 1024 * 2 + 4 * 8192 * 2);
+/// assert_eq!(rows.shards()[77].1.dims(), [4, 8192]);
+/// # Ok::<(), Error>(())
+/// ```
 pub fn meta() -> Device {
     static META: LazyLock<Device> = LazyLock::new(|| {
         Device::new(Meta(Capabilities {
@@ -32,6 +63,15 @@ pub fn meta() -> Device {
         }))
     });
     META.clone()
+}
+
+/// What is said where values are needed.
+pub(crate) fn no_values(device: &str) -> Error {
+    Error::Unsupported {
+        device: device.into(),
+        what: "reading values".into(),
+        hint: "run the same program on the cpu device".into(),
+    }
 }
 
 #[derive(Debug)]
@@ -50,15 +90,12 @@ impl Backend for Meta {
         Ok(Buffer::new((), bytes.len()))
     }
 
+    fn placeholder(&self, bytes: usize) -> Option<Buffer> {
+        Some(Buffer::new((), bytes))
+    }
+
     fn download<'a>(&'a self, _: &'a Buffer, _: Range<usize>) -> BoxFuture<'a, Result<Vec<u8>>> {
-        let hint = "run the same program on the cpu device".into();
-        Box::pin(async {
-            Err(Error::Unsupported {
-                device: "meta".into(),
-                what: "reading values".into(),
-                hint,
-            })
-        })
+        Box::pin(async { Err(no_values("meta")) })
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

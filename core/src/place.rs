@@ -109,10 +109,10 @@ impl Place {
         if self.mesh.is_single() {
             return make(self.mesh.device(0), &whole);
         }
-        let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.ranks());
+        let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.held().len());
         // Which parts have a box, or hold identities instead of it: one on each device.
         let mut made: HashMap<(Region, Option<Reduction>), SmallVec<[usize; 1]>> = HashMap::new();
-        for (i, rank) in self.mesh.addressable().enumerate() {
+        for (i, rank) in self.mesh.held() {
             let region = self.sharding.region(&self.mesh, rank, shape);
             let filled =
                 crate::reshard::filled(&self.mesh, rank, &Sharding::replicated(), &self.sharding);

@@ -41,10 +41,10 @@ struct Inner {
     edge: Option<Edge>,
 }
 
-/// One shard for each addressable rank of a mesh.
+/// One shard for each rank that a mesh [holds](Mesh::held).
 pub(crate) type Shards = [Shard];
 
-/// What the addressable ranks hold. A plain tensor has one rank and no other form to share with.
+/// What those ranks hold. A plain tensor has one rank and no other form to share with.
 #[derive(Clone)]
 enum Held {
     Plain(Shard),
@@ -127,8 +127,8 @@ impl Tensor {
         Ok(Self::assemble(buffer, dtype, layout, Mesh::single(device)))
     }
 
-    /// A tensor on a mesh from what each addressable rank holds. The caller has checked that the
-    /// parts fit.
+    /// A tensor on a mesh from what each held rank has, or each addressable one. The caller has
+    /// checked that the parts fit.
     pub(crate) fn from_parts(
         mesh: &Mesh,
         sharding: Sharding,
@@ -136,7 +136,11 @@ impl Tensor {
         shape: Shape,
         parts: impl IntoIterator<Item = Self>,
     ) -> Self {
-        let shards: Arc<Shards> = parts.into_iter().map(|part| part.shard().clone()).collect();
+        let shards = parts.into_iter().map(|part| part.shard().clone());
+        let shards: Arc<Shards> = match mesh.stands_for_all() {
+            true => shards.last().into_iter().collect(),
+            false => shards.collect(),
+        };
         Self(Arc::new(Inner {
             dtype,
             shape,
@@ -180,8 +184,24 @@ impl Tensor {
         }
     }
 
-    /// What the `i`-th addressable rank holds, as a plain tensor on its device.
+    /// What the `i`-th addressable rank has, as a plain tensor on its device. Where another rank
+    /// stands for it, a window of what that one holds, which is as large.
     pub(crate) fn part(&self, i: usize) -> Self {
+        if !self.0.mesh.stands_for_all() {
+            return self.held(i);
+        }
+        let mut region = self.0.sharding.region(&self.0.mesh, i, &self.0.shape);
+        region.start.fill(0);
+        let held = self.held(0);
+        match region.numel() {
+            0 => Self::nothing(self.0.dtype, Shape::from(region.shape), self.device()),
+            _ if held.dims() == &region.shape[..] => held,
+            _ => held.with_layout(region.of(held.layout())),
+        }
+    }
+
+    /// What the `i`-th held rank has, as a plain tensor on its device.
+    pub(crate) fn held(&self, i: usize) -> Self {
         let shard = self.0.shards.shard(i).clone();
         let (dtype, shape, mesh) = (
             self.0.dtype,
@@ -248,6 +268,22 @@ impl Tensor {
     /// A tensor without elements.
     pub(crate) fn nothing(dtype: DType, shape: Shape, device: &Device) -> Self {
         Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
+    }
+
+    /// A tensor of a device without values, where `mesh` is that device: what a rank would receive.
+    pub(crate) fn placeholder(dtype: DType, shape: &Shape, mesh: &Mesh) -> Result<Self> {
+        let (device, elements) = (mesh.device(0), shape.checked_numel("placeholder")?);
+        device.check(dtype, elements)?;
+        let buffer = match elements {
+            0 => None,
+            _ => Some(
+                device
+                    .placeholder(elements * dtype.size())
+                    .ok_or_else(|| crate::meta::no_values(device.name()))?,
+            ),
+        };
+        let layout = Layout::contiguous(shape.clone());
+        Ok(Self::assemble(buffer, dtype, layout, mesh.clone()))
     }
 
     /// The same memory seen through another layout. Only for plain tensors.

@@ -71,6 +71,13 @@ pub trait Backend: Debug + Send + Sync {
     /// A buffer with these bytes.
     fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
 
+    /// A buffer of this size with nothing in it, on a backend whose tensors have types and no
+    /// values; `None` on every other. What runs on such a device is the same on all ranks that hold
+    /// parts of one size, so that one of them stands for all.
+    fn placeholder(&self, _bytes: usize) -> Option<Buffer> {
+        None
+    }
+
     /// The bytes of a buffer, and any fault of earlier kernels.
     fn download<'a>(
         &'a self,

@@ -81,6 +81,19 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Whether its tensors have values. On a device without them ops are checked, planned and
+    /// counted, and nothing is computed.
+    pub fn has_values(&self) -> bool {
+        self.backend().placeholder(0).is_none()
+    }
+
+    /// A buffer with nothing in it, counted as any other; `None` on a device with values.
+    pub fn placeholder(&self, bytes: usize) -> Option<Buffer> {
+        let mut buffer = self.backend().placeholder(bytes)?;
+        buffer.count(&self.0.memory);
+        Some(buffer)
+    }
+
     /// Queues a kernel, unless the device cannot hold what it gives; its outputs, dense.
     pub fn launch(&self, kernel: impl Into<Kernel>) -> Result<Views> {
         let kernel = kernel.into();
@@ -211,6 +224,10 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         self.inner.backend().upload(bytes)
+    }
+
+    fn placeholder(&self, bytes: usize) -> Option<Buffer> {
+        self.inner.backend().placeholder(bytes)
     }
 
     fn download<'a>(

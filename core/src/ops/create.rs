@@ -129,7 +129,7 @@ pub(super) fn generated(
 /// The float kind in which ranges are computed: f64 where every device has it, so that long f32
 /// ranges do not drift.
 fn range_kind(dtype: DType, place: &Place) -> Kind {
-    let devices = 0..place.mesh.addressable().len();
+    let devices = 0..place.mesh.held().len();
     if dtype == DType::F64
         || devices
             .into_iter()

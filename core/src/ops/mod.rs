@@ -3,6 +3,7 @@
 
 pub mod activation;
 mod affine;
+mod assemble;
 pub mod attention;
 pub mod binary;
 pub mod cast;
@@ -121,6 +122,7 @@ pub fn catalog() -> Vec<OpInfo> {
 pub fn steps() -> Vec<OpInfo> {
     [
         run::STEPS,
+        assemble::STEPS,
         reduce::STEPS,
         shape::STEPS,
         movement::STEPS,

@@ -14,11 +14,15 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{Map, OpInfo, Operand, affine::diagonal_index, create, reduce::summed, shape::VIEWED};
+use super::{
+    Map, OpInfo, Operand, affine::diagonal_index, assemble::assembled, create, reduce::summed,
+    shape::VIEWED,
+};
 use crate::{
     DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
     grad::{Back, record1},
     map::{Binary, Builder, MAX_INPUTS},
+    reshard::Recipe,
     spmd::{
         Call, Local,
         built::{JOIN, PAD, REPEAT, pad_data},
@@ -28,13 +32,13 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. A dimension that an op joins, pads or rolls is whole. Zeros that an op puts
-/// in are zeros in every reduction of parts.
+/// The ops of this file. Of a dimension that is cut and that an op joins, pads or rolls, each rank
+/// fetches what it lacks. Zeros that an op puts in are zeros in every reduction of parts.
 pub const OPS: &[OpInfo] = &[
-    JOINED.named("concat").runs(&["cast"]),
+    JOINED.named("concat").runs(&["assemble", "cast"]),
     JOINED.named("stack").runs(&["cast", "unsqueeze"]),
-    PADDED,
-    VIEWED.named("roll").runs(&["reshape"]),
+    PADDED.runs(&["assemble"]),
+    VIEWED.named("roll").runs(&["assemble", "reshape"]),
     VIEWED.named("tile"),
     REPEATED,
     VIEWED.named("triu"),
@@ -239,7 +243,7 @@ impl Tensor {
     fn with_edges(&self, pairs: &[(usize, usize)], mode: PadMode, shape: Shape) -> Result<Tensor> {
         let op = "pad";
         if !self.is_plain() {
-            return self.pad_parts(pairs, mode);
+            return self.pad_parts(pairs, mode, shape);
         }
         if shape.numel() == 0 {
             return self.no_elements(self.dtype(), shape);
@@ -267,20 +271,33 @@ impl Tensor {
         }
     }
 
-    /// [`pad`](Self::pad) on a mesh: dimensions that grow are whole.
+    /// [`pad`](Self::pad) on a mesh.
     #[track_caller]
-    fn pad_parts(&self, pairs: &[(usize, usize)], mode: PadMode) -> Result<Tensor> {
+    fn pad_parts(&self, pairs: &[(usize, usize)], mode: PadMode, shape: Shape) -> Result<Tensor> {
         let grown: Dims = (0..self.rank()).filter(|d| pairs[*d] != (0, 0)).collect();
         if grown.is_empty() {
             return Ok(self.clone());
         }
         let constant = match mode {
-            PadMode::Constant(value) => Some(value.to_f64()),
+            // Every process says so if it does not fit, also where its ranks have no edge.
+            PadMode::Constant(value) if shape.numel() > 0 => {
+                Some(create::exact_scalar("pad", value, self.dtype())?)
+            }
+            PadMode::Constant(value) => Some(value),
             _ => None,
         };
+        let local = |l: &Local<'_>| l[0].pad(pairs, mode);
+        if grown.iter().any(|d| self.is_cut(*d)) {
+            let recipe = |&d: &usize| (d, padded(self.dims()[d], pairs[d], mode));
+            let recipes = grown.iter().map(recipe).collect();
+            return assembled("pad", &[self], &recipes, constant, local);
+        }
         Call::of(&PADDED, &[self])
-            .data(&pad_data(&self.without(&grown), constant))
-            .run1(|l| l[0].pad(pairs, mode))
+            .data(&pad_data(
+                &self.without(&grown),
+                constant.map(Scalar::to_f64),
+            ))
+            .run1(local)
     }
 
     fn pad_constant(
@@ -350,8 +367,16 @@ impl Tensor {
             if self.is_plain() {
                 return self.rolled(&starts);
             }
-            let rolled: Dims = starts.iter().map(|(axis, _)| *axis).collect();
-            self.view_parts(op, &self.without(&rolled), |l| l[0].rolled(&starts))
+            let recipe = |&(axis, start): &(usize, usize)| {
+                let (n, left) = (self.dims()[axis], self.dims()[axis] - start);
+                (
+                    axis,
+                    Recipe::of(n).take(0, left, 1, start).take(0, 0, 1, left),
+                )
+            };
+            self.made(op, &starts.iter().map(recipe).collect(), |l| {
+                l[0].rolled(&starts)
+            })
         };
         record1(op, &[self], run, |_| {
             let back: Dims<i64> = starts.iter().map(|(_, start)| -(*start as i64)).collect();
@@ -621,6 +646,30 @@ impl Tensor {
     }
 }
 
+/// A dimension of size `n` with edges.
+fn padded(n: usize, (before, after): (usize, usize), mode: PadMode) -> Recipe {
+    let recipe = Recipe::of(n);
+    match mode {
+        PadMode::Constant(_) => recipe.fill(before).take(0, 0, 1, n).fill(after),
+        PadMode::Reflect => recipe.take(0, before, -1, before).take(0, 0, 1, n).take(
+            0,
+            n.saturating_sub(2),
+            -1,
+            after,
+        ),
+        PadMode::Replicate => {
+            recipe
+                .take(0, 0, 0, before)
+                .take(0, 0, 1, n)
+                .take(0, n.saturating_sub(1), 0, after)
+        }
+        PadMode::Circular => recipe
+            .take(0, n.saturating_sub(before), 1, before)
+            .take(0, 0, 1, n)
+            .take(0, 0, 1, after),
+    }
+}
+
 fn zero(b: &Builder, dtype: DType) -> crate::map::Val<'_> {
     b.constant(create::zero_scalar(dtype), dtype)
 }
@@ -697,8 +746,8 @@ fn joined(
     parts.remove(0).cast(dtype)
 }
 
-/// [`join`] on a mesh: the dimension is whole in every tensor, the others are cut alike. All are
-/// partial or none is, so that a part that is whole counts once.
+/// [`join`] on a mesh: other dimensions are cut alike. All are partial or none is, so that a part
+/// that is whole counts once.
 #[track_caller]
 fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) -> Result<Tensor> {
     let mut parts = Vec::with_capacity(tensors.len());
@@ -716,12 +765,17 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
                     axis,
                 )
             };
-            joined.push(
+            joined.push(if inputs.iter().any(|t| t.is_cut(axis)) {
+                let sizes: SmallVec<[usize; 8]> = inputs.iter().map(|t| t.dims()[axis]).collect();
+                let recipe = (sizes.iter().enumerate())
+                    .fold(Recipe::of_each(&sizes), |r, (i, n)| r.take(i, 0, 1, *n));
+                assembled(op, &inputs, &smallvec![(axis, recipe)], None, local)?
+            } else {
                 Call::of(&JOINED, &inputs)
                     .on_behalf_of(op)
                     .data(&[axis as i64])
-                    .run1(local)?,
-            );
+                    .run1(local)?
+            });
         }
         parts = joined;
     }

@@ -216,7 +216,7 @@ impl Reduce<'_> {
             .cuts()
             .filter(|(d, _)| self.axes.contains(d))
             .fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
-        let each = |i: usize| operands.iter().map(|t| t.part(i)).collect::<Vec<_>>();
+        let each = |i: usize| operands.iter().map(|t| t.held(i)).collect::<Vec<_>>();
         let on_mesh = |dtype: DType, parts: Vec<Tensor>| {
             Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts)
                 .reshard(&gathered)
@@ -228,7 +228,7 @@ impl Reduce<'_> {
                 t.squeeze(&self.axes.iter().map(|a| *a as i64).collect::<Vec<_>>())
             }
         };
-        let ranks = || mesh.addressable().enumerate();
+        let ranks = || mesh.held();
         if self.reduce == ReduceOp::LogSumExp {
             let parts = ranks()
                 .map(|(i, _)| {

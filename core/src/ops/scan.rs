@@ -185,8 +185,8 @@ impl Scan {
         let wide = x.dtype().kind().dtype();
         let mut scans = vec![];
         let (mut totals, mut places) = (vec![], vec![]);
-        for (i, rank) in mesh.addressable().enumerate() {
-            let (values, found) = self.run(&x.part(i).cast(wide)?)?;
+        for (i, rank) in mesh.held() {
+            let (values, found) = self.run(&x.held(i).cast(wide)?)?;
             let start = x.sharding().range(mesh, rank, self.axis, n).start;
             let found = found.map(|at| at.add(start as i64)).transpose()?;
             totals.push(self.last(&values)?);
@@ -221,10 +221,10 @@ impl Scan {
                             .collect::<Result<Vec<_>>>()?;
                         Tensor::concat(&slices.iter().collect::<Vec<_>>(), self.axis as i64)
                     };
-                    let (total, which) = self.run(&of(&totals.part(i))?)?;
+                    let (total, which) = self.run(&of(&totals.held(i))?)?;
                     let place = match (&places, which) {
                         (Some(places), Some(which)) => Some(
-                            self.last(&of(&places.part(i))?.gather(self.axis as i64, &which)?)?,
+                            self.last(&of(&places.held(i))?.gather(self.axis as i64, &which)?)?,
                         ),
                         _ => None,
                     };

@@ -10,25 +10,27 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
-use super::{OpInfo, PadMode, shape::VIEWED};
+use super::{OpInfo, PadMode, create, shape::VIEWED};
 use crate::{
     Dims, Error, Layout, Result, Shape, Tensor,
     grad::{Back, record, record1},
+    reshard::{Held, Recipe, lacked},
     split,
     spmd::rule::letter,
     tensor::Outputs,
 };
 use smallvec::smallvec;
 
-/// The ops of this file. A dimension of which some elements are taken is whole. Partial values of
-/// every reduction pass.
+/// The ops of this file. Of a dimension that is cut and of which some elements are taken, each rank
+/// fetches what it lacks; the others make such a dimension whole. Partial values of every reduction
+/// pass.
 pub const OPS: &[OpInfo] = &[
-    VIEWED.named("slice"),
-    VIEWED.named("narrow"),
-    VIEWED.named("split"),
-    VIEWED.named("chunk"),
+    VIEWED.named("slice").runs(&["assemble"]),
+    VIEWED.named("narrow").runs(&["assemble"]),
+    VIEWED.named("split").runs(&["assemble"]),
+    VIEWED.named("chunk").runs(&["assemble"]),
     VIEWED.named("unbind"),
-    VIEWED.named("flip"),
+    VIEWED.named("flip").runs(&["assemble"]),
     VIEWED.named("diagonal"),
     VIEWED.named("unfold"),
 ];
@@ -93,8 +95,7 @@ impl Tensor {
         self.sliced(op, axis, start, step, len)
     }
 
-    /// A slice whose elements are known to exist. On a mesh the dimension is whole, unless all of
-    /// it is taken.
+    /// A slice whose elements are known to exist.
     #[track_caller]
     pub(super) fn sliced(
         &self,
@@ -110,7 +111,8 @@ impl Tensor {
         }
         let run = || {
             if !self.is_plain() {
-                return self.view_parts(op, &self.without(&[axis]), |l| {
+                let recipe = Recipe::of(self.dims()[axis]).take(0, start, step, len);
+                return self.made(op, &smallvec![(axis, recipe)], |l| {
                     l[0].sliced(op, axis, start, step, len)
                 });
             }
@@ -125,7 +127,7 @@ impl Tensor {
         record1(op, &[self], run, |_| {
             Ok(move |b: &Back<'_>| {
                 Ok(smallvec![Some(
-                    b.grad()?.unsliced(axis, start, step, size)?
+                    b.grad()?.unsliced(op, axis, start, step, size)?
                 )])
             })
         })
@@ -134,30 +136,47 @@ impl Tensor {
     /// What a slice was taken from, with zeros for the rest of the dimension: the gradient of
     /// [`sliced`](Self::sliced).
     #[track_caller]
-    fn unsliced(&self, axis: usize, start: usize, step: isize, size: usize) -> Result<Tensor> {
+    fn unsliced(
+        &self,
+        op: &'static str,
+        axis: usize,
+        start: usize,
+        step: isize,
+        size: usize,
+    ) -> Result<Tensor> {
         let (len, apart) = (self.dims()[axis], step.unsigned_abs());
         // Backwards, the last element of the slice is the first in the dimension.
-        let (ordered, first) = if step < 0 {
-            (self.flip(&[axis as i64])?, start - (len.max(1) - 1) * apart)
+        let backwards = step < 0 && len > 0;
+        let first = if backwards {
+            start - (len - 1) * apart
         } else {
-            (self.clone(), start)
+            start
         };
-        // Zeros between elements: a dimension of zeros behind each, all but the first of which are
-        // the step.
-        let spread = if apart > 1 && len > 1 {
-            let wide = ordered
-                .unsqueeze(axis as i64 + 1)?
-                .padded(axis + 1, 0, apart - 1)?;
-            wide.reshape(self.shape().with(axis, len * apart))?.narrow(
-                axis as i64,
-                0,
-                (len - 1) * apart + 1,
-            )?
-        } else {
-            ordered
+        let after = size - first - if len > 0 { (len - 1) * apart + 1 } else { 0 };
+        let run = || {
+            if !self.is_plain() {
+                let (from, by) = if backwards { (len - 1, -1) } else { (0, 1) };
+                let recipe = Recipe::of(len).fill(first);
+                let recipe = recipe.spread(0, from, by, len, apart).fill(after);
+                return self.made(op, &smallvec![(axis, recipe)], |l| {
+                    l[0].unsliced(op, axis, start, step, size)
+                });
+            }
+            let ordered = if backwards {
+                self.reversed(&[axis])?
+            } else {
+                self.clone()
+            };
+            let zero = create::zero_scalar(self.dtype());
+            ordered.apart(axis, apart, zero)?.padded(axis, first, after)
         };
-        let end = first + spread.dims()[axis];
-        spread.padded(axis, first, size - end)
+        record1(op, &[self], run, |_| {
+            Ok(move |b: &Back<'_>| {
+                Ok(smallvec![Some(
+                    b.grad()?.sliced(op, axis, start, step, len)?
+                )])
+            })
+        })
     }
 
     /// Zeros before and after the elements of one dimension.
@@ -228,11 +247,31 @@ impl Tensor {
         self.pieces(op, axis, sizes)
     }
 
+    /// Whether ranks receive less if a dimension that is cut is made whole than if they fetch what
+    /// they lack for each of these parts of it.
+    fn is_cheaper_whole(&self, axis: usize, sizes: &[usize]) -> bool {
+        if self.is_plain() || !self.is_cut(axis) {
+            return false;
+        }
+        let (mesh, shape, sharding) = (self.mesh(), self.shape(), self.sharding());
+        let gathered = (sharding.axes_of(axis)).fold(sharding.clone(), |s, a| s.without(a));
+        let (mut left, mut start) = (Held::new(mesh, shape, sharding).lacks(&gathered), 0);
+        for &len in sizes {
+            let recipe = Recipe::of(shape[axis]).take(0, start, 1, len);
+            let Some(rest) = left.checked_sub(lacked(mesh, shape, sharding, &[(axis, recipe)]))
+            else {
+                return true;
+            };
+            (left, start) = (rest, start + len);
+        }
+        false
+    }
+
     /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the
     /// parts are joined again.
     #[track_caller]
     fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
-        let ranks = self.mesh().addressable().len();
+        let ranks = self.mesh().held().len();
         if sizes.len().saturating_mul(ranks) > MAX_PARTS {
             return Err(Error::argument(op, "sizes", format!(
                     "{} parts on {ranks} ranks: at most {MAX_PARTS} in all, slice the ones that are needed",
@@ -240,13 +279,14 @@ impl Tensor {
                 )).of([self]));
         }
         let run = || {
-            let (whole, mut start, mut out) = (
-                self.whole_along(op, axis)?,
-                0,
-                Outputs::with_capacity(sizes.len()),
-            );
+            let (mut start, mut out) = (0, Outputs::with_capacity(sizes.len()));
+            let from = if self.is_cheaper_whole(axis, sizes) {
+                self.whole_along(op, axis)?
+            } else {
+                self.clone()
+            };
             for &len in sizes {
-                out.push(whole.sliced(op, axis, start, 1, len)?);
+                out.push(from.sliced(op, axis, start, 1, len)?);
                 start += len;
             }
             Ok(out)
@@ -332,10 +372,15 @@ impl Tensor {
         }
         let run = || {
             if self.is_plain() {
-                self.reversed(&axes)
-            } else {
-                self.view_parts(op, &self.without(&axes), |l| l[0].reversed(&axes))
+                return self.reversed(&axes);
             }
+            let recipe = |&axis: &usize| {
+                let n = self.dims()[axis];
+                (axis, Recipe::of(n).take(0, n - 1, -1, n))
+            };
+            self.made(op, &axes.iter().map(recipe).collect(), |l| {
+                l[0].reversed(&axes)
+            })
         };
         record1(op, &[self], run, |_| {
             let axes: Dims<i64> = axes.iter().map(|a| *a as i64).collect();

@@ -133,8 +133,8 @@ fn among_candidates(
     let (mesh, n, parts) = (x.mesh(), x.dims()[axis], parts_of(x, axis));
     let each = k.min(n.div_ceil(parts));
     let (mut values, mut positions) = (vec![], vec![]);
-    for (i, rank) in mesh.addressable().enumerate() {
-        let part = x.part(i);
+    for (i, rank) in mesh.held() {
+        let part = x.held(i);
         let (value, position) = first(op, &part, each.min(part.dims()[axis]), axis, descending)?;
         let start = x.sharding().range(mesh, rank, axis, n).start;
         // Smaller parts give fewer: what fills them up is dropped below.

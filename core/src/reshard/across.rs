@@ -173,11 +173,7 @@ impl<'a> Pair<'a> {
             .enumerate()
             .map(|(rank, id)| (*id, rank))
             .collect();
-        let device = |mesh: &'a Mesh, rank: usize| {
-            mesh.addressable()
-                .position(|r| r == rank)
-                .map(|i| mesh.device(i))
-        };
+        let device = |mesh: &'a Mesh, rank: usize| mesh.position_of(rank).map(|i| mesh.device(i));
         let same = |(rank, id): (usize, &usize)| {
             known
                 .get(id)
@@ -274,7 +270,44 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
         bytes: plan.moved_bytes,
         seconds: plan.seconds - plan.source.seconds,
     };
-    ledger::write(sent, types, || hand_over(&x, mesh, to))
+    ledger::write(sent, types, || {
+        if mesh.has_values() {
+            hand_over(&x, mesh, to)
+        } else {
+            without_values(&x, mesh, to, plan.moved_bytes)
+        }
+    })
+}
+
+/// What the held ranks of a destination without values get.
+fn without_values(x: &Tensor, mesh: &Mesh, to: &Sharding, moved_bytes: u64) -> Result<Tensor> {
+    let pair = Pair::of(x.mesh(), mesh);
+    let part = |(i, rank): (usize, usize)| {
+        let want = to.region(mesh, rank, x.shape());
+        // A rank that stands for all is the worst one, which received something if any did.
+        let covered = match mesh.stands_for_all() {
+            true => moved_bytes == 0,
+            false => true,
+        };
+        let own = pair.same[rank].filter(|_| covered && first_of_partials(mesh, rank, to));
+        let own = own.and_then(|r| {
+            let held = x.sharding().region(x.mesh(), r, x.shape());
+            let whole = held.intersect(&want).as_ref() == Some(&want);
+            Some((x.mesh().position_of(r).filter(|_| whole)?, held))
+        });
+        match own {
+            Some((at, held)) => window(&x.part(at), &held, &want),
+            _ => Tensor::placeholder(x.dtype(), &Shape::from(want.shape), mesh.local_mesh(i)),
+        }
+    };
+    let parts = mesh.held().map(part).collect::<Result<Vec<_>>>()?;
+    Ok(Tensor::from_parts(
+        mesh,
+        to.clone(),
+        x.dtype(),
+        x.shape().clone(),
+        parts,
+    ))
 }
 
 /// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.
@@ -385,9 +418,15 @@ enum Slot {
 /// Refuses meshes between which this process cannot move data by itself.
 fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
     let op = "to_mesh";
+    if !source.has_values() {
+        return match mesh.has_values() {
+            true => Err(crate::meta::no_values(source.device(0).name())),
+            false => Ok(()),
+        };
+    }
     if let Some(mesh) = [source, mesh].into_iter().find(|mesh| !mesh.is_local()) {
         let ranks = (0..mesh.ranks())
-            .filter(|rank| !mesh.addressable().any(|r| r == *rank))
+            .filter(|rank| mesh.position_of(*rank).is_none())
             .collect();
         return Err(Error::Transport {
             op,
@@ -398,6 +437,7 @@ fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
         });
     }
     match (source.transport(), mesh.transport()) {
+        _ if !mesh.has_values() => Ok(()),
         (Some(a), Some(b)) if !Arc::ptr_eq(a, b) && a.name() != b.name() => Err(Error::argument(
             op,
             "mesh",

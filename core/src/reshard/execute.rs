@@ -75,6 +75,7 @@ pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
         };
         x = ledger::write(sent, types, || {
             let parts = match x.mesh().transport().cloned() {
+                Some(_) if !x.mesh().has_values() => without_values(&x, step)?,
                 Some(transport) => Ranks::of(&x).step(&x, step, &*transport)?,
                 None => vec![x.part(0)],
             };
@@ -105,7 +106,10 @@ pub(crate) fn slice(x: &Tensor, to: &Sharding) -> Result<Tensor> {
         peak_bytes: 0,
         seconds: 0.0,
     };
-    let parts = Ranks::of(x).exchange(x, &step, &**transport)?;
+    let parts = match x.mesh().has_values() {
+        true => Ranks::of(x).exchange(x, &step, &**transport)?,
+        false => without_values(x, &step)?,
+    };
     Ok(Tensor::from_parts(
         x.mesh(),
         step.to,
@@ -113,6 +117,26 @@ pub(crate) fn slice(x: &Tensor, to: &Sharding) -> Result<Tensor> {
         x.shape().clone(),
         parts,
     ))
+}
+
+/// What the held ranks have after a step, where there are no values to send.
+fn without_values(x: &Tensor, step: &Step) -> Result<Vec<Tensor>> {
+    let (mesh, from, to) = (x.mesh(), &step.from, &step.to);
+    let reduces = matches!(step.kind, Collective::AllReduce | Collective::ReduceScatter);
+    let part = |(i, rank): (usize, usize)| {
+        let want = to.region(mesh, rank, x.shape());
+        let held = from.region(mesh, rank, x.shape());
+        // A rank that stands for all is the worst one, which received something.
+        let covered = match mesh.stands_for_all() {
+            true => step.kind == Collective::Slice,
+            false => !reduces && held.intersect(&want).as_ref() == Some(&want),
+        };
+        if covered && want.numel() > 0 && filled(mesh, rank, from, to).is_none() {
+            return window(&x.held(i), &held, &want);
+        }
+        Tensor::placeholder(x.dtype(), &Shape::from(want.shape), mesh.local_mesh(i))
+    };
+    mesh.held().map(part).collect()
 }
 
 /// Which ranks are here, and where.

@@ -10,6 +10,7 @@
 //! decides when fewer messages are worth more bytes.
 
 mod across;
+mod assemble;
 mod boxes;
 mod edge;
 mod execute;
@@ -19,6 +20,7 @@ mod held;
 mod known;
 mod moves;
 mod plan;
+mod recipe;
 mod report;
 mod search;
 mod valid;
@@ -28,8 +30,11 @@ pub use across::{Transfer, plan_across};
 pub use edge::Collective;
 pub use execute::run;
 pub use plan::{Objective, Plan, Step, plan};
+pub use recipe::Recipe;
 pub use valid::ValidPlan;
 
+pub(crate) use assemble::{Fetched, assemble};
 pub(crate) use execute::{filled, slice, to_mesh};
 pub(crate) use held::Held;
 pub(crate) use known::known;
+pub(crate) use recipe::lacked;

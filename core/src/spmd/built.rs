@@ -5,6 +5,7 @@
 //! numbers stand beside them, so that both sides of an encoding can be read together.
 
 use super::{
+    assemble::{keep, kept},
     info::RuleForm,
     rule::{Factor, FactorKind, Factors, Operands, Rule, Through, letter},
 };
@@ -207,24 +208,13 @@ pub(crate) const PAD: RuleForm = RuleForm::built("pad", pad);
 
 /// A view as [`view_data`] says, with a constant (none where the edges are made of elements).
 pub(crate) fn pad_data(to: &[Option<usize>], constant: Option<f64>) -> Data {
-    // Every rank pads its part, and the constants must combine to the constant: all reductions keep
-    // zero, all but sums keep one, all but sums and products any other.
-    let keeps = match constant {
-        None | Some(0.0) => 0,
-        Some(1.0) => 1,
-        Some(_) => 2,
-    };
-    std::iter::once(keeps).chain(view_data(to)).collect()
+    std::iter::once(keep(constant))
+        .chain(view_data(to))
+        .collect()
 }
 
 fn pad(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
-    use Reduction::*;
-    let reductions: &[Reduction] = match data[0] {
-        0 => Reduction::ALL_STATIC,
-        1 => &[Max, Min, Prod, And, Or],
-        _ => &[Max, Min, And, Or],
-    };
-    Ok(moved(operands, &data[1..], reductions))
+    Ok(moved(operands, &data[1..], kept(data[0])))
 }
 
 /// Tensors joined along a dimension, which is the number of the call: it is whole in every one, the

@@ -9,7 +9,7 @@ use super::{
     Call,
     call::{AtHand, Form},
     info::{Build, RuleForm},
-    rule::{Factors, Rule},
+    rule::{FactorKind, Factors, Rule},
     solve::{self, Operand, Solution},
 };
 use crate::{
@@ -121,7 +121,9 @@ impl Solved {
                 ),
             ));
         }
-        let size = |(d, factors): (usize, &Factors)| match factors.is_empty() {
+        // A dimension that is made of others is whole where the local step makes it.
+        let made = |f: &u8| self.rule.factors[*f as usize].kind == FactorKind::Borders;
+        let size = |(d, factors): (usize, &Factors)| match factors.iter().all(made) {
             true => local[d],
             false => factors
                 .iter()

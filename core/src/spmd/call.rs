@@ -14,7 +14,7 @@ use crate::{
     split, tensor::Outputs,
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::{collections::HashMap, ops::Range, panic::Location};
 
 /// Where the rule of a call comes from.
 #[derive(Clone, Copy)]
@@ -168,7 +168,17 @@ impl<'a> Call<'a> {
     /// Its rule.
     pub(super) fn rule(&self) -> Result<Rule> {
         let rule = match (self.text()?, self.form) {
-            (Some(text), _) => Rule::with_sizes(text, &self.terms(), &self.binds, &self.sizes)?,
+            (Some(text), form) => {
+                let rule = Rule::with_sizes(text, &self.terms(), &self.binds, &self.sizes)?;
+                if matches!(form, Form::Text(_)) && !rule.recipes.is_empty() {
+                    return Err(Error::Rule {
+                        op: self.op,
+                        rule: text.into(),
+                        detail: "a local step cannot fetch borders".into(),
+                    });
+                }
+                rule
+            }
             (
                 None,
                 Form::Info(OpInfo {
@@ -267,7 +277,12 @@ impl<'a> Call<'a> {
         }
         let caller = ledger::outermost().map_or(Location::caller(), |(_, caller)| caller);
         forms::count_call();
-        let held: AtHand = self.inputs.iter().map(|t| at_hand(t)).collect();
+        // Where ops may not communicate by themselves, only what they are given counts: what may run
+        // must not depend on what others had brought.
+        let held: AtHand = match policy::is_explicit() {
+            true => self.inputs.iter().map(|_| SmallVec::new()).collect(),
+            false => self.inputs.iter().map(|t| at_hand(t)).collect(),
+        };
         let solved = cache::find(self, &held)?;
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
@@ -392,8 +407,8 @@ impl std::ops::Index<usize> for Local<'_> {
     }
 }
 
-/// Runs the local step for every addressable rank. Ranks of one device that hold the same share the
-/// result.
+/// Runs the local step for every rank that is held. Ranks of one device that hold the same share
+/// the result.
 fn on_each_rank(
     op: &'static str,
     solved: &Solved,
@@ -402,46 +417,52 @@ fn on_each_rank(
 ) -> Result<Outputs> {
     let mesh = inputs[0].mesh();
     let solution = &solved.solution;
-    let used: SmallVec<[usize; 4]> = (0..mesh.axes().len())
-        .filter(|a| solution.choices[*a] != Choice::Whole)
-        .collect();
-    let count = mesh.addressable().len();
-    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(count);
-    // The first addressable rank at each place along the used axes.
-    let places = used.iter().map(|a| mesh.size(*a)).product();
-    let mut first_at: SmallVec<[usize; 8]> = smallvec::smallvec![usize::MAX; places];
-    for (i, rank) in mesh.addressable().enumerate() {
-        let place = used
-            .iter()
-            .fold(0, |at, a| at * mesh.size(*a) + mesh.coordinate(rank, *a));
-        first_at[place] = first_at[place].min(i);
-        let twin = first_at[place];
-        if twin < i && mesh.device(twin) == mesh.device(i) {
-            results.push(results[twin].clone());
-            continue;
-        }
-        let parts: SmallVec<[Tensor; 3]> = inputs.iter().map(|t| t.part(i)).collect();
-        results.push(local(&Local {
+    let step = |rank: usize, parts: SmallVec<[Tensor; 3]>| {
+        let out = local(&Local {
             inputs: &parts,
             solved,
             mesh,
             rank,
             whole: inputs,
-        })?);
-    }
-    let mut out = Outputs::new();
-    for (o, sharding) in solution.outputs.iter().enumerate() {
-        let first = results
-            .first()
-            .and_then(|r| r.get(o))
-            .ok_or_else(|| Error::Rule {
+        })?;
+        if out.len() < solution.outputs.len() {
+            return Err(Error::Rule {
                 op,
                 rule: solved.rule.to_string(),
                 detail: format!(
                     "it has {} results, and the op gave fewer",
                     solution.outputs.len()
                 ),
-            })?;
+            });
+        }
+        Ok(out)
+    };
+    if mesh.stands_for_all() {
+        for rank in ranks_with_nothing(solved, inputs) {
+            step(rank, inputs.iter().map(|t| t.part(rank)).collect())?;
+        }
+    }
+    let mut results: SmallVec<[Outputs; 8]> = SmallVec::with_capacity(mesh.held().len());
+    // By the first of the ranks that differ along unused axes only, which may be elsewhere, the
+    // first one that is here.
+    let mut first_at: HashMap<usize, usize> = HashMap::new();
+    for (i, rank) in mesh.held() {
+        let leader = (0..mesh.axes().len())
+            .filter(|a| solution.choices[*a] == Choice::Whole)
+            .fold(rank, |rank, a| mesh.moved(rank, a, 0));
+        let twin = match mesh.is_local() {
+            true => leader.min(i),
+            false => *first_at.entry(leader).or_insert(i),
+        };
+        if twin < i && mesh.device(twin) == mesh.device(i) {
+            results.push(results[twin].clone());
+            continue;
+        }
+        results.push(step(rank, inputs.iter().map(|t| t.held(i)).collect())?);
+    }
+    let mut out = Outputs::new();
+    for (o, sharding) in solution.outputs.iter().enumerate() {
+        let first = &results[0][o];
         let shape = solved.output_shape(op, o, first.shape(), inputs)?;
         let result = Tensor::from_parts(
             mesh,
@@ -455,4 +476,27 @@ fn on_each_rank(
         out.push(if same { result } else { result.computed() });
     }
     Ok(out)
+}
+
+/// Ranks that hold nothing of a factor where the last rank, which stands for all, holds something:
+/// an op may refuse what is empty. One for each such factor, and one for all of them at once.
+fn ranks_with_nothing(solved: &Solved, inputs: &[Tensor]) -> SmallVec<[usize; 2]> {
+    let (mesh, cuts) = (inputs[0].mesh(), &solved.solution.cuts);
+    let mut ranks = SmallVec::new();
+    let (last, mut all) = (mesh.ranks() - 1, mesh.ranks() - 1);
+    for (f, (_, size)) in solved.factors.iter().enumerate() {
+        let axes = || {
+            let of = cuts.iter().filter(|(g, _)| *g as usize == f);
+            of.map(|(_, axis)| *axis as usize)
+        };
+        let (parts, size) = (axes().map(|a| mesh.size(a)).product(), size.size(inputs));
+        if (1..parts).contains(&size) {
+            ranks.push(axes().fold(last, |rank, a| mesh.moved(rank, a, 0)));
+            all = axes().fold(all, |rank, a| mesh.moved(rank, a, 0));
+        }
+    }
+    if ranks.len() > 1 {
+        ranks.push(all);
+    }
+    ranks
 }

@@ -6,6 +6,7 @@
 //! step runs on what each addressable rank holds, and the results carry the shardings that follow
 //! from the rule.
 
+pub(crate) mod assemble;
 pub(crate) mod built;
 mod cache;
 mod call;
@@ -70,7 +71,7 @@ pub(crate) fn parts_of(x: &Tensor, dim: usize) -> usize {
 }
 
 /// What the parts of a dimension of `x` that is cut each gave, gathered along it: `each` elements
-/// from every part, one tensor for each addressable rank.
+/// from every part, one tensor for each rank that is held.
 #[track_caller]
 pub(crate) fn join_parts(
     x: &Tensor,

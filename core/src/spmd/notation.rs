@@ -1,7 +1,7 @@
 //! Reads the notation of [rules](super::rule).
 
 use super::rule::{Bind, Factor, FactorKind, Factors, Given, Rule, Through, is_rest, letter};
-use crate::{Error, OperandType, Reduction, Result, Shape};
+use crate::{Error, OperandType, Reduction, Result, Shape, reshard::Recipe};
 use smallvec::SmallVec;
 
 /// The state while a text is read.
@@ -15,6 +15,8 @@ pub(super) struct Parser<'a> {
     binds: &'a [Bind<'a>],
     /// Sizes of factors in brackets.
     sizes: SmallVec<[(char, usize); 4]>,
+    /// Letters of dimensions that are made of others: operands differ in their size.
+    made: SmallVec<[char; 2]>,
     /// Operands that are added once, where a clause says which.
     addends: Option<u32>,
 }
@@ -46,6 +48,7 @@ impl<'a> Parser<'a> {
             text,
             rule: Rule::default(),
             whole: SmallVec::new(),
+            made: SmallVec::new(),
             whole_rest: false,
             binds,
             sizes: sizes.into(),
@@ -73,6 +76,9 @@ impl<'a> Parser<'a> {
                 self.whole_rest |= letters.contains("...");
                 self.whole
                     .extend(letters.chars().filter(|c| c.is_ascii_lowercase()));
+            }
+            if let Some(made) = clause.strip_prefix("borders ") {
+                self.made.extend(made.chars().next());
             }
         }
         // One operand without dimensions is a term without letters.
@@ -130,7 +136,7 @@ impl<'a> Parser<'a> {
             self.rule.outputs.push(dims);
         }
         for clause in clauses {
-            self.clause(clause, &numbers)?;
+            self.clause(clause, &numbers, shapes)?;
         }
         self.finish()
     }
@@ -400,7 +406,7 @@ impl<'a> Parser<'a> {
         };
         let broadcasts = is_rest(letter);
         let factor = &mut self.rule.factors[f];
-        if factor.size == size {
+        if factor.size == size || self.made.contains(&letter) {
             return Ok([f as u8].into_iter().collect());
         }
         if broadcasts && size == 1 {
@@ -422,7 +428,7 @@ impl<'a> Parser<'a> {
         Err(Error::shape("rule", None::<OperandType>, detail))
     }
 
-    fn clause(&mut self, clause: &str, numbers: &[Place]) -> Result<()> {
+    fn clause(&mut self, clause: &str, numbers: &[Place], shapes: &[Given<'_>]) -> Result<()> {
         let mut words = clause.split_whitespace();
         let operands = |parser: &Self, words: std::str::SplitWhitespace<'_>| -> Result<u32> {
             let mut mask = 0;
@@ -458,6 +464,7 @@ impl<'a> Parser<'a> {
                 }
                 self.mark(&letters, FactorKind::Stats(count.unwrap_or(2)))?;
             }
+            "borders" => self.recipe(&mut words, shapes)?,
             "linear" | "monotone" | "through" => {
                 const EXTREMES: &[Reduction] = &[Reduction::Max, Reduction::Min];
                 let (reductions, operands) = match name {
@@ -489,10 +496,37 @@ impl<'a> Parser<'a> {
                 }
             }
             _ => return self.fail(format!(
-                "clauses replicate, reduce, stats, linear, monotone, through, addend, not '{name}'"
+                "clauses replicate, reduce, stats, borders, linear, monotone, through, addend, not '{name}'"
             )),
         }
         Ok(())
+    }
+
+    /// A dimension that is made of the operands', each of which has it.
+    fn recipe(
+        &mut self,
+        words: &mut std::str::SplitWhitespace<'_>,
+        shapes: &[Given<'_>],
+    ) -> Result<()> {
+        let (letter, text) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let factor = letter.chars().next().and_then(|c| self.rule.factor(c));
+        let size = |(dims, given): (&SmallVec<[Factors; 4]>, &Given<'_>)| {
+            let dim = dims
+                .iter()
+                .position(|d| factor.is_some_and(|f| d[..] == [f as u8]))?;
+            match given {
+                Given::Shape(shape) => Some(shape[dim]),
+                Given::Number | Given::Nothing => None,
+            }
+        };
+        let sizes: Option<SmallVec<[usize; 2]>> =
+            self.rule.inputs.iter().zip(shapes).map(size).collect();
+        let (Some(factor), Some(sizes)) = (factor, sizes) else {
+            return self.fail(format!("a dimension {letter} of every operand"));
+        };
+        let recipe = Recipe::parse(text, &sizes)?;
+        self.rule.recipes.push((factor as u8, recipe));
+        self.mark(&[letter], FactorKind::Borders)
     }
 
     fn mark(&mut self, letters: &[&str], kind: FactorKind) -> Result<()> {
@@ -526,7 +560,7 @@ impl<'a> Parser<'a> {
                         }
                     }
                 }
-                FactorKind::Stats(_) | FactorKind::Whole => {}
+                FactorKind::Stats(_) | FactorKind::Borders | FactorKind::Whole => {}
                 FactorKind::Pass if self.rule.outputs.iter().all(has) => {}
                 FactorKind::Pass => {
                     let letter = self.rule.factors[f].letter;

@@ -1,6 +1,6 @@
 //! Whether ops may communicate by themselves.
 
-use super::{Call, cache::Solved, call::AtHand, solve};
+use super::{Call, Choice, cache::Solved, call::AtHand, rule::FactorKind, solve};
 use crate::{Alternative, Error, Mesh, Placement, Result, Sharding, Tensor, scoped::Scoped};
 use std::{cell::RefCell, panic::Location};
 
@@ -11,7 +11,8 @@ pub enum Policy {
     #[default]
     Auto,
     /// It fails with the list of choices. Slicing what a rank already has is allowed; so is
-    /// `reshard`, which says it in the program.
+    /// `reshard`, which says it in the program. Ops see the operands as they are given, and not
+    /// what others had brought of them.
     Explicit,
 }
 
@@ -125,6 +126,16 @@ pub(crate) fn enter(policies: Policies) -> Scoped<Policies> {
     Scoped::set(&POLICIES, policies)
 }
 
+/// Whether some axis has an explicit policy.
+pub(super) fn is_explicit() -> bool {
+    POLICIES.with_borrow(|settings| {
+        settings
+            .policies
+            .iter()
+            .any(|(p, _)| *p == Policy::Explicit)
+    })
+}
+
 /// Refuses a solution that communicates along an axis whose policy is explicit.
 pub(crate) fn check(
     call: &Call<'_>,
@@ -137,8 +148,12 @@ pub(crate) fn check(
         return Ok(());
     }
     let mesh = call.inputs[0].mesh();
-    let statistics = |axis: usize| {
-        solved.solution.decompose && matches!(solved.solution.choices[axis], super::Choice::Cut(_))
+    let statistics = |axis: usize| match solved.solution.choices[axis] {
+        Choice::Cut(f) => matches!(
+            solved.rule.factors[f].kind,
+            FactorKind::Stats(_) | FactorKind::Borders
+        ),
+        _ => false,
     };
     let moves = |axis: usize| {
         (0..call.inputs.len()).any(|i| {
@@ -200,8 +215,13 @@ fn choices(
                 )
             })
             .collect();
+        let inside = if solved.rule.recipes.is_empty() {
+            "exchange statistics inside the op"
+        } else {
+            "exchange borders inside the op"
+        };
         let what = if reshards.is_empty() {
-            "exchange statistics inside the op".to_string()
+            inside.to_string()
         } else {
             reshards.join(", ")
         };

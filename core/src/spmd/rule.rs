@@ -12,6 +12,7 @@
 //! | `reduce k sum` | ranks that hold different parts of `k` give partial results |
 //! | `replicate k` | `k` must be whole; so must every dimension that only the result has |
 //! | `stats k 2` | `k` may be cut: the op then runs as its decomposition, in which 2 statistics cross |
+//! | `borders k 7..7+0..6` | `k` of the result is [made so](Recipe) of that of the operands, and may be cut: ranks then fetch what they lack |
 //! | `linear 0 2` | partial sums pass through operands 0 and 2 together, if the others are whole |
 //! | `monotone 0` | the same for partial maxima and minima |
 //! | `through or 0 1` | the same for the reduction named; `any` for all of them |
@@ -33,7 +34,10 @@
 //! A rule prints itself in this notation.
 
 use super::notation::Parser;
-use crate::{Error, Reduction, Result, Shape, Tensor};
+use crate::{
+    DType, Error, Mesh, Reduction, Result, Shape, Sharding, Tensor,
+    reshard::{Recipe, lacked},
+};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -49,6 +53,9 @@ pub enum FactorKind {
     Reduce(Reduction),
     /// Parts of it are combined through this many statistics.
     Stats(u32),
+    /// The result's is made of the operands' by a [recipe](Rule::recipes): each rank fetches what it
+    /// lacks for its part.
+    Borders,
     /// It is never cut.
     Whole,
 }
@@ -86,6 +93,9 @@ pub struct Rule {
     pub through: SmallVec<[Through; 2]>,
     /// A bit for each operand that is added once.
     pub addends: u32,
+    /// Of what the result's dimensions consist that are neither equal to the operands' nor whole, by
+    /// factor.
+    pub recipes: SmallVec<[(u8, Recipe); 1]>,
 }
 
 /// What the op was given for a term of its rule.
@@ -225,6 +235,30 @@ impl Rule {
         }
     }
 
+    /// The size of a factor in the results.
+    pub(super) fn result_size(&self, factor: u8) -> usize {
+        let recipe = self.recipes.iter().find(|(f, _)| *f == factor);
+        recipe.map_or(self.factors[factor as usize].size, |(_, r)| r.size())
+    }
+
+    /// Bytes that the worst rank fetches for its part of the result, given what the first operand is
+    /// and how all of them lie.
+    pub(super) fn border_bytes(
+        &self,
+        mesh: &Mesh,
+        shape: &Shape,
+        dtype: DType,
+        sharding: &Sharding,
+    ) -> u64 {
+        let dim = |f: u8| self.inputs[0].iter().position(|d| d.contains(&f));
+        let recipes: SmallVec<[(usize, Recipe); 1]> = self
+            .recipes
+            .iter()
+            .filter_map(|(f, recipe)| Some((dim(*f)?, recipe.clone())))
+            .collect();
+        lacked(mesh, shape, sharding, &recipes).saturating_mul(dtype.size() as u64)
+    }
+
     /// The operand and the dimension that a factor is by itself.
     pub(super) fn alone(&self, factor: usize) -> Option<(usize, usize)> {
         let is = |d: &Factors| d[..] == [factor as u8];
@@ -333,11 +367,14 @@ impl fmt::Display for Rule {
                 continue;
             }
             match kind {
-                FactorKind::Pass => {}
+                FactorKind::Pass | FactorKind::Borders => {}
                 FactorKind::Reduce(reduction) => write!(f, " ; reduce{of} {reduction}")?,
                 FactorKind::Stats(count) => write!(f, " ; stats{of} {count}")?,
                 FactorKind::Whole => write!(f, " ; replicate{of}")?,
             }
+        }
+        for (factor, recipe) in &self.recipes {
+            write!(f, " ; borders {} {recipe}", letters[*factor as usize])?;
         }
         let operands = |mask: u32| -> String {
             (0..32)

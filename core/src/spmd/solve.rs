@@ -72,7 +72,7 @@ pub struct Solution {
     pub outputs: SmallVec<[Sharding; 2]>,
     /// Bytes that the worst rank receives for it.
     pub bytes: u64,
-    /// How many of them are statistics that cross inside the op.
+    /// How many of them are statistics or borders that cross inside the op.
     pub statistics: u64,
     /// Bytes that reducing the partial results will take.
     pub owed: u64,
@@ -159,8 +159,9 @@ const BUDGET: usize = 1 << 20;
 const ASSIGNMENT_COST: usize = 8;
 const PLAN_COST: usize = 2_000;
 
-/// Bytes, axes over which results are partial where nothing moves and values are held in several
-/// forms, reshards, position in the fixed order.
+/// Bytes, what values that are at hand in several forms add (axes over which results are partial
+/// where nothing moves, operands that are not taken as given), reshards, position in the fixed
+/// order.
 type Score = (u64, usize, usize, usize);
 
 /// More axes than this are not tried in every order and combination.
@@ -627,7 +628,7 @@ impl<'a> Search<'a> {
                 _ => None,
             })
             .collect();
-        let (mut bytes, mut steps, mut moved, mut free) = (0u64, 0, 0, true);
+        let (mut bytes, mut steps, mut others, mut free) = (0u64, 0, 0, true);
         let mut inputs = SmallVec::<[Sharding; 3]>::new();
         let mut sources = SmallVec::<[u8; 3]>::new();
         for i in 0..self.operands.len() {
@@ -639,7 +640,7 @@ impl<'a> Search<'a> {
                 return Ok(None);
             };
             steps += usize::from(way.kind != WayKind::Nothing);
-            moved += usize::from(way.kind == WayKind::Step);
+            others += usize::from(way.source != 0);
             free &= way.kind != WayKind::Step;
             bytes += way.bytes;
             inputs.push(to);
@@ -675,7 +676,7 @@ impl<'a> Search<'a> {
             let elements: u64 = dims
                 .iter()
                 .flatten()
-                .map(|f| self.rule.factors[*f as usize].size as u64)
+                .map(|f| self.rule.result_size(*f) as u64)
                 .product();
             let parts: u64 = sharding
                 .cuts()
@@ -690,12 +691,20 @@ impl<'a> Search<'a> {
         }
         let (mut decompose, mut statistics) = (false, 0);
         for (p, choice) in choices.iter().enumerate() {
-            if let Choice::Cut(f) = choice
-                && let FactorKind::Stats(count) = self.rule.factors[*f].kind
-            {
-                decompose = true;
-                statistics += self.statistics(count, &cuts, self.mesh.size(self.used[p]) as u64);
+            let Choice::Cut(f) = choice else { continue };
+            match self.rule.factors[*f].kind {
+                FactorKind::Stats(count) => {
+                    let ranks = self.mesh.size(self.used[p]) as u64;
+                    statistics += self.statistics(count, &cuts, ranks);
+                    decompose = true;
+                }
+                FactorKind::Borders => decompose = true,
+                FactorKind::Pass | FactorKind::Reduce(_) | FactorKind::Whole => {}
             }
+        }
+        if decompose && !self.rule.recipes.is_empty() {
+            let Operand { shape, dtype, .. } = self.operands[0];
+            statistics += self.rule.border_bytes(self.mesh, shape, dtype, &inputs[0]);
         }
         free &= !decompose;
         bytes += statistics;
@@ -706,11 +715,12 @@ impl<'a> Search<'a> {
         }
         // What moves nothing is best, even if its results are partial: a sum of partial values is
         // reduced once, later. But where a settled form is at hand there is no need to owe that.
-        // Counted in axes, so that the choice holds for all sizes.
+        // Counted in axes, so that the choice holds for all sizes. Then an operand as it was given
+        // comes before its other forms: a program that resharded it meant it.
         let score = match (bytes, self.several) {
             (0, false) => (0, 0, steps, position),
-            (0, true) => (0, debts, moved, position),
-            _ => (bytes + owed, 0, steps, position),
+            (0, true) => (0, debts << 8 | others, steps, position),
+            _ => (bytes + owed, others, steps, position),
         };
         Ok(Some((
             score,

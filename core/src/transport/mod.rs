@@ -39,6 +39,7 @@ mod check;
 mod collectives;
 mod fault;
 mod in_process;
+mod no_values;
 mod reduce;
 #[cfg(not(target_family = "wasm"))]
 mod threads;
@@ -46,6 +47,7 @@ mod threads;
 pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
 pub use in_process::InProcess;
+pub use no_values::NoValues;
 pub use reduce::reduce;
 #[cfg(not(target_family = "wasm"))]
 pub use threads::Threads;

@@ -7,21 +7,27 @@ use anymesh_core::{
 
 /// Parameters by name.
 #[derive(Clone)]
-pub struct Parameters(pub Vec<(String, Tensor)>);
+pub(crate) struct Parameters(pub(crate) Vec<(String, Tensor)>);
 
 impl Parameters {
     #[track_caller]
-    pub fn get(&self, name: &str) -> &Tensor {
+    pub(crate) fn get(&self, name: &str) -> &Tensor {
         let found = self.0.iter().find(|(n, _)| n == name);
         &found.unwrap_or_else(|| panic!("no parameter {name}")).1
+    }
+
+    /// Those that have gradients.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = &Tensor> {
+        let all = self.0.iter().map(|(_, w)| w);
+        all.filter(|w| w.requires_grad())
     }
 }
 
 /// How a model's tensors lie: shardings by name, whole where there is none.
-pub type Layout = [(&'static str, &'static str)];
+pub(crate) type Layout = [(&'static str, &'static str)];
 
 /// The sharding of a tensor by its name.
-pub fn sharding_of(layout: &Layout, name: &str, rank: usize) -> String {
+pub(crate) fn sharding_of(layout: &Layout, name: &str, rank: usize) -> String {
     match layout.iter().find(|(n, _)| *n == name) {
         Some((_, sharding)) => sharding.to_string(),
         None => format!("[{}]", vec!["_"; rank].join(", ")),
@@ -29,10 +35,10 @@ pub fn sharding_of(layout: &Layout, name: &str, rank: usize) -> String {
 }
 
 /// What is done with the residual stream after each addition to it.
-pub type Settle<'a> = &'a dyn Fn(Tensor) -> Result<Tensor>;
+pub(crate) type Settle<'a> = &'a dyn Fn(Tensor) -> Result<Tensor>;
 
 /// A layer: its parameters with their shapes, and the function.
-pub trait Layer {
+pub(crate) trait Layer {
     fn shapes(&self) -> Vec<(&'static str, Vec<usize>)>;
     fn forward(&self, p: &Parameters, x: &Tensor, settle: Settle<'_>) -> Result<Tensor>;
 
@@ -45,11 +51,22 @@ pub trait Layer {
 }
 
 /// Parameters without values, for the device without memory.
-pub fn zeros(layer: &dyn Layer, mesh: &Mesh, layout: &Layout, dtype: DType) -> Result<Parameters> {
+pub(crate) fn zeros(
+    layer: &dyn Layer,
+    mesh: &Mesh,
+    layout: &Layout,
+    dtype: DType,
+    trained: impl Fn(&str) -> bool,
+) -> Result<Parameters> {
     let make = |(name, shape): (&'static str, Vec<usize>)| {
         let sharding = sharding_of(layout, name, shape.len());
         let value = Tensor::zeros(shape, dtype, (mesh, &sharding))?;
-        Ok((name.to_string(), value.require_grad()?))
+        let value = if trained(name) {
+            value.require_grad()?
+        } else {
+            value
+        };
+        Ok((name.to_string(), value))
     };
     layer
         .shapes()
@@ -60,17 +77,17 @@ pub fn zeros(layer: &dyn Layer, mesh: &Mesh, layout: &Layout, dtype: DType) -> R
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    pub width: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
+pub(crate) struct Sizes {
+    pub(crate) width: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
     /// Of each head.
-    pub d: usize,
-    pub ffn: usize,
+    pub(crate) d: usize,
+    pub(crate) ffn: usize,
 }
 
 /// `[b, s, heads * d]` as `[b, heads, s, d]`.
-pub fn heads_of(x: &Tensor, heads: usize) -> Result<Tensor> {
+pub(crate) fn heads_of(x: &Tensor, heads: usize) -> Result<Tensor> {
     let [b, s, n] = x.dims() else {
         unreachable!("batch, positions, features")
     };
@@ -78,7 +95,7 @@ pub fn heads_of(x: &Tensor, heads: usize) -> Result<Tensor> {
 }
 
 /// `[b, heads, s, d]` as `[b, s, heads * d]`.
-pub fn joined(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn joined(x: &Tensor) -> Result<Tensor> {
     let [b, h, s, d] = x.dims() else {
         unreachable!("batch, heads, positions, features")
     };
@@ -86,7 +103,7 @@ pub fn joined(x: &Tensor) -> Result<Tensor> {
 }
 
 /// GPT: layer norms, one product for queries, keys and values, biases, gelu.
-pub struct Gpt(pub Sizes);
+pub(crate) struct Gpt(pub(crate) Sizes);
 
 impl Layer for Gpt {
     fn shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
@@ -135,7 +152,7 @@ impl Layer for Gpt {
 }
 
 /// Llama: rms norms, separate products, rotary positions, swiglu, no biases.
-pub struct Llama(pub Sizes);
+pub(crate) struct Llama(pub(crate) Sizes);
 
 impl Layer for Llama {
     fn shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
@@ -180,9 +197,35 @@ impl Layer for Llama {
     }
 }
 
+/// Attention whose weights have a dimension for heads.
+pub(crate) struct UnevenHeads(pub(crate) Sizes);
+
+impl Layer for UnevenHeads {
+    fn shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let Sizes {
+            width, heads, d, ..
+        } = self.0;
+        vec![
+            ("norm", vec![width]),
+            ("wq", vec![heads, d, width]),
+            ("wk", vec![heads, d, width]),
+            ("wv", vec![heads, d, width]),
+            ("wo", vec![width, heads, d]),
+        ]
+    }
+
+    fn forward(&self, p: &Parameters, x: &Tensor, settle: Settle<'_>) -> Result<Tensor> {
+        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm")))?;
+        let [q, k, v] =
+            ["wq", "wk", "wv"].map(|w| Tensor::einsum("bsi,hdi->bhsd", &[&h, p.get(w)]));
+        let seen = q?.attention(&k?, &v?, &AttentionOptions::causal())?.out;
+        settle(x.add(&Tensor::einsum("bhsd,ohd->bso", &[&seen, p.get("wo")])?)?)
+    }
+}
+
 /// Weights as Megatron cuts them: the first product of a pair by its outputs, the second by its
 /// inputs.
-pub const MEGATRON: &Layout = &[
+pub(crate) const MEGATRON: &Layout = &[
     ("qkv", "[@tp, _]"),
     ("qkv_bias", "[@tp]"),
     ("out", "[_, @tp]"),
@@ -197,7 +240,7 @@ pub const MEGATRON: &Layout = &[
 ];
 
 /// The same, with the other dimension of each matrix cut over dp and gathered for use.
-pub const MEGATRON_OVER_DP: &Layout = &[
+pub(crate) const MEGATRON_OVER_DP: &Layout = &[
     ("qkv", "[@tp, @dp]"),
     ("qkv_bias", "[@tp]"),
     ("out", "[@dp, @tp]"),
@@ -212,7 +255,7 @@ pub const MEGATRON_OVER_DP: &Layout = &[
 ];
 
 /// Every matrix cut over dp alone.
-pub const FULLY_SHARDED: &Layout = &[
+pub(crate) const FULLY_SHARDED: &Layout = &[
     ("qkv", "[@dp, _]"),
     ("out", "[@dp, _]"),
     ("wq", "[@dp, _]"),

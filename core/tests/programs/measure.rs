@@ -22,21 +22,14 @@ fn placements(text: &str) -> BTreeSet<(String, String)> {
 }
 
 /// The mesh axes that a step of the ledger goes along: those that lie differently after it.
-pub fn axes_of(from: &str, to: &str) -> String {
+pub(crate) fn axes_of(from: &str, to: &str) -> String {
     let (from, to) = (placements(from), placements(to));
     let moved: BTreeSet<&str> = from.symmetric_difference(&to).map(|(a, _)| &**a).collect();
     moved.into_iter().collect::<Vec<_>>().join("+")
 }
 
-/// The bytes along one axis.
-pub fn along(ledger: &Ledger, axis: &str) -> u64 {
-    let steps = ledger.entries.iter();
-    let steps = steps.filter(|e| axes_of(&e.from, &e.to) == axis);
-    steps.map(|e| e.bytes).sum()
-}
-
 /// The ledger by op, kind and axis, dearest first: where the bytes go.
-pub fn explain(ledger: &Ledger) -> String {
+pub(crate) fn explain(ledger: &Ledger) -> String {
     let mut groups: BTreeMap<(String, &str, &str, &str), (u64, usize)> = BTreeMap::new();
     for e in &ledger.entries {
         let group = (axes_of(&e.from, &e.to), e.op, e.kind, e.from.as_str());
@@ -54,30 +47,25 @@ pub fn explain(ledger: &Ledger) -> String {
 
 /// What one forward and backward pass sends, by phase.
 #[derive(Default)]
-pub struct Traffic {
-    pub forward: Ledger,
+pub(crate) struct Traffic {
+    pub(crate) forward: Ledger,
     /// The pass itself, and bringing the gradient of the input to where the input lies.
-    pub backward: Ledger,
+    pub(crate) backward: Ledger,
     /// Bringing the gradients of the parameters to where they lie.
-    pub parameters: Ledger,
+    pub(crate) parameters: Ledger,
 }
 
 impl Traffic {
-    /// Along one axis, for activations: what is sent before parameters' gradients are asked for.
-    pub fn activations(&self, axis: &str) -> u64 {
-        along(&self.forward, axis) + along(&self.backward, axis)
+    pub(crate) fn bytes(&self) -> u64 {
+        self.activations() + self.parameters.bytes()
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.forward.bytes() + self.backward.bytes() + self.parameters.bytes()
+    /// What is sent before the gradients of parameters are asked for.
+    pub(crate) fn activations(&self) -> u64 {
+        self.forward.bytes() + self.backward.bytes()
     }
 
-    /// All along one axis.
-    pub fn all(&self, axis: &str) -> u64 {
-        self.activations(axis) + along(&self.parameters, axis)
-    }
-
-    pub fn explain(&self) -> String {
+    pub(crate) fn explain(&self) -> String {
         format!(
             "  forward {}\n{}  backward {}\n{}  parameters {}\n{}",
             self.forward.bytes(),
@@ -92,7 +80,7 @@ impl Traffic {
 
 /// Where a program brings the residual stream back to its sharding.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Flow {
+pub(crate) enum Flow {
     /// By a `reshard` after each addition to it.
     EachAdd,
     /// By one `reshard` behind the last layer.
@@ -102,19 +90,23 @@ pub enum Flow {
 }
 
 /// A stack of equal layers.
-pub struct Program<'a> {
-    pub layer: &'a dyn Layer,
-    pub layout: &'a Layout,
-    pub mesh: &'a Mesh,
-    pub stream: &'a str,
-    pub flow: Flow,
-    pub layers: usize,
+pub(crate) struct Program<'a> {
+    pub(crate) layer: &'a dyn Layer,
+    pub(crate) layout: &'a Layout,
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) stream: &'a str,
+    pub(crate) flow: Flow,
+    pub(crate) layers: usize,
+    /// Whether the norms' weights and shifts are trained.
+    pub(crate) norms: bool,
 }
 
 impl Program<'_> {
-    /// Runs it without values from an input `[batch, length, width]`.
-    pub fn measure(&self, input: [usize; 3], dtype: DType) -> Result<Traffic> {
-        let make = |_| zeros(self.layer, self.mesh, self.layout, dtype);
+    /// Runs it without values from an input of this shape.
+    pub(crate) fn measure(&self, input: &[usize], dtype: DType) -> Result<Traffic> {
+        let trained =
+            |name: &str| self.norms || !(name.starts_with("norm") || name.starts_with("shift"));
+        let make = |_| zeros(self.layer, self.mesh, self.layout, dtype, trained);
         let parameters = (0..self.layers).map(make).collect::<Result<Vec<_>>>()?;
         let x = Tensor::zeros(input, dtype, (self.mesh, self.stream))?.require_grad()?;
         let seed = Tensor::zeros(input, dtype, (self.mesh, self.stream))?;
@@ -127,29 +119,42 @@ impl Program<'_> {
             _ => Ok(y),
         };
         let run = |x: Tensor, p: &Parameters| self.layer.forward(p, &x, &settle);
-        let (y, forward) = Ledger::record(|| {
+        let forward = || {
             let y = parameters.iter().try_fold(x.clone(), run)?;
             match self.flow {
                 Flow::Never => Ok(y),
                 _ => y.reshard(self.stream),
             }
-        });
-        let y = y?;
-        let (grads, backward) = Ledger::record(|| {
-            let grads = y.backward_with(seed)?;
-            grads.of(x)?;
-            Ok::<_, anymesh_core::Error>(grads)
-        });
-        let grads = grads?;
-        let (done, settled) = Ledger::record(|| {
-            let mut all = parameters.iter().flat_map(|p| &p.0);
-            all.try_for_each(|(_, w)| grads.of(w).map(|_| ()))
-        });
-        done?;
-        Ok(Traffic {
-            forward,
-            backward,
-            parameters: settled,
-        })
+        };
+        let weights: Vec<&Tensor> = parameters.iter().flat_map(Parameters::trained).collect();
+        traffic(&[x], &weights, Some(seed), forward)
     }
+}
+
+/// What a function and its backward pass send. The gradients of inputs belong to the pass.
+pub(crate) fn traffic(
+    inputs: &[&Tensor],
+    parameters: &[&Tensor],
+    seed: Option<&Tensor>,
+    forward: impl FnOnce() -> Result<Tensor>,
+) -> Result<Traffic> {
+    let (y, forward) = Ledger::record(forward);
+    let y = y?;
+    let (grads, backward) = Ledger::record(|| -> Result<_> {
+        let grads = match seed {
+            Some(seed) => y.backward_with(seed)?,
+            None => y.backward()?,
+        };
+        inputs.iter().try_for_each(|x| grads.of(x).map(drop))?;
+        Ok(grads)
+    });
+    let grads = grads?;
+    let settle = || parameters.iter().try_for_each(|w| grads.of(w).map(drop));
+    let (done, parameters) = Ledger::record(settle);
+    done?;
+    Ok(Traffic {
+        forward,
+        backward,
+        parameters,
+    })
 }

@@ -89,11 +89,16 @@ fn a_number_is_added_once_to_a_partial_sum() {
         .unwrap()
         .sum(&[1], false)
         .unwrap();
+    assert_eq!(sum.mul(3.0).unwrap().type_string(), "f32[4]{sum:x}");
     same(
         &sum.add(3.0).unwrap(),
         &x.sum(&[1], false).unwrap().add(3.0).unwrap(),
     );
-    assert_eq!(sum.mul(3.0).unwrap().type_string(), "f32[4]{sum:x}");
+    assert_eq!(
+        sum.mul(3.0).unwrap().type_string(),
+        "f32[4@x]",
+        "the addition had it added up"
+    );
 }
 
 /// Division is linear in the dividend only where the divisor is not zero: `2 / 0 + -1 / 0` is NaN
@@ -104,28 +109,28 @@ fn a_partial_sum_is_added_up_before_what_may_be_zero_divides_it() {
     let terms = Tensor::from_slice(&[2f32, -1.0, 3.0, -3.0, 1.0, 1.0], [3, 2], &device()).unwrap();
     let divisor = Tensor::from_slice(&[0f32, 0.0, 4.0], [3], &device()).unwrap();
     let whole = terms.sum(&[1], false).unwrap();
-    let sum = terms
-        .to_mesh(&mesh, "[_, @x]")
-        .unwrap()
-        .sum(&[1], false)
-        .unwrap();
-    assert_eq!(sum.type_string(), "f32[3]{sum:x}");
-    same(
-        &sum.div(&divisor.to_mesh(&mesh, "[_]").unwrap()).unwrap(),
-        &whole.div(&divisor).unwrap(),
-    );
-    same(&sum.div(0.0).unwrap(), &whole.div(0.0).unwrap());
-    // Nothing of f32 but zero.
-    same(&sum.div(1e-60).unwrap(), &whole.div(1e-60).unwrap());
-    same(
-        &sum.mul(f64::INFINITY).unwrap(),
-        &whole.mul(f64::INFINITY).unwrap(),
-    );
+    // A new one each time, which nobody has had added up.
+    let sum = || {
+        let columns = terms.to_mesh(&mesh, "[_, @x]").unwrap();
+        columns.sum(&[1], false).unwrap()
+    };
+    assert_eq!(sum().type_string(), "f32[3]{sum:x}");
     // What cannot be zero divides the terms one by one.
-    let (halves, ledger) = Ledger::record(|| sum.div(2.0).unwrap());
+    let (halves, ledger) = Ledger::record(|| sum().div(2.0).unwrap());
     assert_eq!(halves.type_string(), "f32[3]{sum:x}");
     assert_eq!(ledger.entries, []);
     same(&halves, &whole.div(2.0).unwrap());
+    same(
+        &sum().div(&divisor.to_mesh(&mesh, "[_]").unwrap()).unwrap(),
+        &whole.div(&divisor).unwrap(),
+    );
+    same(&sum().div(0.0).unwrap(), &whole.div(0.0).unwrap());
+    // Nothing of f32 but zero.
+    same(&sum().div(1e-60).unwrap(), &whole.div(1e-60).unwrap());
+    same(
+        &sum().mul(f64::INFINITY).unwrap(),
+        &whole.mul(f64::INFINITY).unwrap(),
+    );
 }
 
 /// The gradient of a division by zero is a division by zero.

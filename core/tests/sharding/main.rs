@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod boundary;
 mod facts;
 mod index;
 mod nn;
