@@ -180,7 +180,9 @@ impl<'a> Space<'a> {
         to: &Sharding,
         to_grid: &Grid,
     ) -> Traffic {
-        self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        self.even(from, to).unwrap_or_else(|| {
+            self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        })
     }
 
     /// What a single step does; `None` where no step does it.
@@ -290,6 +292,7 @@ impl<'a> Space<'a> {
         } else {
             1.0
         };
+        self.charge(self.group(receivers) as usize);
         let mut worst = 0.0f64;
         self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {

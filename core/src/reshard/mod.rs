@@ -23,6 +23,8 @@ mod plan;
 mod recipe;
 mod report;
 mod search;
+#[cfg(test)]
+mod tests;
 mod valid;
 
 pub use crate::cost::{CostModel, Link};
@@ -35,6 +37,6 @@ pub use valid::ValidPlan;
 
 pub(crate) use assemble::{Fetched, assemble};
 pub(crate) use execute::{filled, slice, to_mesh};
-pub(crate) use held::Held;
+pub(crate) use held::{Held, Price};
 pub(crate) use known::known;
 pub(crate) use recipe::lacked;

@@ -297,6 +297,12 @@ impl<'a> Call<'a> {
         Ok((solved, inputs))
     }
 
+    /// Where its operands would be brought.
+    pub(crate) fn targets(&self) -> Result<SmallVec<[Sharding; 3]>> {
+        let held: AtHand = self.inputs.iter().map(|t| at_hand(t)).collect();
+        Ok(cache::find(self, &held)?.solution.inputs.clone())
+    }
+
     /// An operand as the solution wants it, from the form that it chose. What had to be sent for it
     /// is kept at hand for the next calls.
     #[track_caller]
