@@ -91,8 +91,11 @@ impl Holding {
             0
         }
     }
+}
 
-    fn release(self) {
+/// What was held is let go, also where the thread ends.
+impl Drop for Holding {
+    fn drop(&mut self) {
         if let Some(forms) = self.forms.upgrade() {
             let mut table = forms.lock();
             if let Some(form) = table.list.iter_mut().find(|f| f.sharding == self.sharding) {
@@ -113,7 +116,7 @@ pub(crate) fn count_call() {
             .then(|| w.pop_front())
             .flatten()
     }) {
-        holding.release();
+        drop(holding);
     }
 }
 
@@ -226,7 +229,7 @@ impl Forms {
                 (all > bounds.bytes).then(|| window.pop_front()).flatten()
             });
             match oldest {
-                Some(holding) => holding.release(),
+                Some(holding) => drop(holding),
                 None => break,
             }
         }
@@ -268,6 +271,22 @@ impl Tensor {
         self.with_form(form.sharding().clone(), shards.clone())
     }
 
+    /// The form in which the last op read it, where that is at hand.
+    pub(crate) fn as_used(&self) -> Tensor {
+        let used = self.forms().and_then(|forms| forms.used());
+        used.and_then(|used| self.tracked_form(&used))
+            .unwrap_or_else(|| self.clone())
+    }
+
+    /// The value in another sharding in which it is at hand, with its past.
+    fn tracked_form(&self, sharding: &Sharding) -> Option<Tensor> {
+        let mut form = self.in_form(sharding)?;
+        if let Some(edge) = self.edge() {
+            form.attach(edge.clone());
+        }
+        Some(form)
+    }
+
     /// What a gradient keeps of an operand: the form that the op read, so that nothing is brought
     /// again. A parameter is kept as it lies: bringing it again is the point of cutting it. So is
     /// what was gathered along an axis that is to be [gathered again](super::spmd::with_kept).
@@ -282,15 +301,6 @@ impl Tensor {
         if !crate::spmd::policy::keeps(self.mesh(), self.sharding(), &used, parameter) {
             return self.clone();
         }
-        match forms.find(&used) {
-            Some(shards) => {
-                let mut kept = self.with_form(used, shards);
-                if let Some(edge) = self.edge() {
-                    kept.attach(edge.clone());
-                }
-                kept
-            }
-            None => self.clone(),
-        }
+        self.tracked_form(&used).unwrap_or_else(|| self.clone())
     }
 }

@@ -422,16 +422,16 @@ where
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
+    }
     if !is_recording(inputs) {
         return forward();
     }
     if MODE.get() == Mode::Collect {
         note(inputs);
         return with_mode(Mode::Off, forward);
-    }
-    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
-    for forms in inputs.iter().filter_map(|t| t.forms()) {
-        forms.set_used(None);
     }
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
@@ -506,6 +506,12 @@ impl Back<'_> {
     /// Whether the gradient of operand `i` is wanted.
     pub(crate) fn needs(&self, i: usize) -> bool {
         self.needs.get(i).copied().unwrap_or(false)
+    }
+
+    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
+    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+        let edge = self.node.inputs.get(i)?.as_ref()?;
+        Some(edge.node.shardings.get(edge.slot)?.whole())
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.

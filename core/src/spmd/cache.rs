@@ -228,6 +228,8 @@ struct Key {
     operands: SmallVec<[(Sharding, usize, u32); 3]>,
     /// The other shardings in which operands are at hand, each with the operand's number.
     held: SmallVec<[(usize, Sharding); 1]>,
+    /// Where results are wanted.
+    wanted: SmallVec<[Option<Sharding>; 1]>,
     /// The shapes, one after the other, where the rule depends on them.
     shapes: SmallVec<[usize; 8]>,
 }
@@ -271,6 +273,7 @@ impl Key {
                 .enumerate()
                 .flat_map(|(i, forms)| forms.iter().map(move |form| (i, form.clone())))
                 .collect(),
+            wanted: call.wanted.clone(),
             shapes,
         })
     }
