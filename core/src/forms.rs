@@ -12,7 +12,7 @@
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Sharding, Tensor, scoped::Scoped, tensor::Shards};
+use crate::{Dry, Sharding, Tensor, scoped::Scoped, tensor::Shards};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -120,6 +120,11 @@ pub(crate) fn count_call() {
     }
 }
 
+/// Lets go of everything that is held on this thread.
+pub(crate) fn release_all() {
+    drop(WINDOW.take());
+}
+
 /// The most forms of a value that are known.
 const MOST: usize = 4;
 
@@ -140,6 +145,15 @@ struct Form {
     sharding: Sharding,
     shards: Weak<Shards>,
     held: Option<Arc<Shards>>,
+    /// Whether it is of a step that was planned, and has no values.
+    planned: bool,
+}
+
+impl Form {
+    /// Whether it is at hand.
+    fn is_known(&self) -> bool {
+        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+    }
 }
 
 impl Forms {
@@ -165,7 +179,7 @@ impl Forms {
         if known.list.is_empty() || capture().calls == 0 {
             return SmallVec::new();
         }
-        known.list.retain(|form| form.shards.strong_count() > 0);
+        known.list.retain(|form| form.is_known());
         let others = known.list.iter().filter(|form| form.sharding != *own);
         others.map(|form| form.sharding.clone()).collect()
     }
@@ -173,8 +187,8 @@ impl Forms {
     /// What the ranks hold of the value in a sharding.
     pub(crate) fn find(&self, sharding: &Sharding) -> Option<Arc<Shards>> {
         let known = self.lock();
-        let form = known.list.iter().find(|form| form.sharding == *sharding)?;
-        form.shards.upgrade()
+        let found = |form: &&Form| form.sharding == *sharding && form.is_known();
+        known.list.iter().find(found)?.shards.upgrade()
     }
 
     /// The form that the op read, where it is another than the tensor's own.
@@ -192,12 +206,13 @@ impl Forms {
         let mut known = self.lock();
         known
             .list
-            .retain(|form| form.shards.strong_count() > 0 && form.sharding != *sharding);
+            .retain(|form| form.is_known() && form.sharding != *sharding);
         if known.list.len() < MOST {
             known.list.push(Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
                 held: None,
+                planned: Dry::is_on(),
             });
         }
     }

@@ -33,6 +33,8 @@ pub(crate) struct Solved {
     /// How each operand gets where it must be; none where nothing is sent.
     pub(crate) plans: SmallVec<[Option<Rc<ValidPlan>>; 3]>,
     pub(crate) rule: Rule,
+    /// The same number for the same solution, everywhere.
+    pub(crate) decision: u64,
 }
 
 /// Where the size of a factor is.
@@ -80,6 +82,13 @@ impl Solved {
         };
         let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> =
             (0..operands.len()).map(plan).collect::<Result<_>>()?;
+        let decision = (0..operands.len()).fold(solution.digest(), |digest, i| {
+            match usize::from(solution.sources[i]) {
+                0 => digest.word(0),
+                form => digest.word(1).sharding(&held[i][form - 1]),
+            }
+        });
+        let decision = decision.0;
         solution.bytes =
             solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self {
@@ -88,6 +97,7 @@ impl Solved {
             outputs: rule.outputs.clone(),
             plans,
             rule,
+            decision,
         })
     }
 

@@ -4,6 +4,7 @@
 use super::{
     Choice, Decision,
     cache::{self, Solved},
+    fingerprint,
     info::{Build, OpInfo, RuleForm},
     policy,
     rule::{Bind, Given, Operands, Rule},
@@ -299,6 +300,7 @@ impl<'a> Call<'a> {
             false => self.inputs.iter().map(|t| at_hand(t)).collect(),
         };
         let solved = cache::find(self, &held)?;
+        fingerprint::fold(self.op, solved.decision);
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
             policy::check(self, &solved, &held, caller)?;
