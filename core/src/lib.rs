@@ -10,6 +10,7 @@
 mod context;
 pub mod cost;
 mod display;
+mod fingerprint;
 mod forms;
 pub mod grad;
 pub mod indexing;

@@ -8,8 +8,9 @@ use super::{
     known,
 };
 use crate::{
-    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, ledger, split,
-    spmd::fingerprint::{self, Digest},
+    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
+    fingerprint::{self, Digest},
+    ledger, split,
     transport::{Part, Transport, reduce},
 };
 use smallvec::SmallVec;

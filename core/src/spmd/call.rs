@@ -4,15 +4,14 @@
 use super::{
     Choice, Decision,
     cache::{self, Solved},
-    fingerprint,
     info::{Build, OpInfo, RuleForm},
     policy,
     rule::{Bind, Given, Operands, Rule},
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, forms, grad, ledger, reshard,
-    split, tensor::Outputs,
+    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms, grad,
+    ledger, reshard, split, tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, ops::Range, panic::Location};

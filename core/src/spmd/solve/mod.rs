@@ -16,10 +16,10 @@ mod assign;
 mod tests;
 mod weigh;
 
-use super::{fingerprint::Digest, rule::Rule};
+use super::rule::Rule;
 use crate::{
     DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
-    sharding::too_many_dimensions,
+    fingerprint::Digest, sharding::too_many_dimensions,
 };
 use assign::{Reach, Search};
 use smallvec::SmallVec;
