@@ -139,6 +139,8 @@ struct Known {
     used: Option<Sharding>,
     /// Whether it was computed from other values, unlike a parameter or an input.
     computed: bool,
+    /// Of a gradient in a backward pass: how many ops are still to read it as it is.
+    readers: u32,
 }
 
 struct Form {
@@ -199,6 +201,25 @@ impl Forms {
     /// Says which form is read; none at the beginning of an op.
     pub(crate) fn set_used(&self, sharding: Option<&Sharding>) {
         self.lock().used = sharding.cloned();
+    }
+
+    /// One more op is to read the value, which is a gradient.
+    pub(crate) fn add_reader(&self) {
+        self.lock().readers += 1;
+    }
+
+    /// One of the ops that were to read the value is about to do so.
+    pub(crate) fn remove_reader(&self) {
+        let mut known = self.lock();
+        known.readers = known.readers.saturating_sub(1);
+    }
+
+    /// Lets go of what is held of a gradient that no further op reads.
+    pub(crate) fn release_read(&self) {
+        let mut known = self.lock();
+        if known.readers == 0 {
+            known.list.iter_mut().for_each(|form| form.held = None);
+        }
     }
 
     /// Makes a form known.
