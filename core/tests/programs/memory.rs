@@ -2,8 +2,8 @@
 //! transport that answers for the others gives it what they would send.
 
 use crate::{
-    layers::{Gpt, Layer, MEGATRON, Settle, Sizes, zeros},
-    table::{gpt, llama},
+    layers::{Gpt, Layer, LlamaEach, MEGATRON, Settle, Sizes, zeros},
+    table::{gpt, llama, sizes},
 };
 use anymesh_core::{
     DType, Device, Mesh, Reduction, Result, Shape, Tensor, meta, split,
@@ -231,6 +231,34 @@ fn llama_holds_what_it_should() -> Result<()> {
         forward: kept + 2 * E + 4 * E / TP,
         backward: back(kept, 2 * E / TP),
     })
+}
+
+/// One op for gate and up makes one gradient of their input.
+#[test]
+fn llama_with_one_op_for_products_of_one_input_holds_less() -> Result<()> {
+    let layer = LlamaEach(sizes(3 * 8192));
+    let each = matrix(8192, 3 * 8192);
+    let tables = 2 * INPUT[1] * 64 * 4;
+    let back =
+        |kept: usize, result: usize| kept - 18 * E / TP + result + 12 * E / TP + 2 * E + 3 * each;
+    let whole = 6 * E + 28 * E / TP + LSE + tables;
+    let cut = 4 * E + 30 * E / TP + LSE + tables;
+    for (stream, kept, x, last) in [
+        (WHOLE, whole, 2 * E, 6 * E),
+        (CUT, cut, 2 * E / TP, 2 * E + 4 * E / TP),
+    ] {
+        let case = Case {
+            layer: &layer,
+            stream,
+            input: INPUT,
+        };
+        case.hold(Held {
+            kept: kept + x,
+            forward: kept + last,
+            backward: back(kept, x),
+        })?;
+    }
+    Ok(())
 }
 
 /// Published activation memory of the first pipeline stage of four models, in bytes of a rank, with
