@@ -8,4 +8,5 @@ mod facts;
 mod index;
 mod nn;
 mod rules;
+mod scale;
 mod views;
