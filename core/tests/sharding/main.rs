@@ -10,4 +10,5 @@ mod facts;
 mod index;
 mod nn;
 mod rules;
+mod scale;
 mod views;
