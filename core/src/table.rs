@@ -8,7 +8,7 @@ use std::{
 
 /// Mixes words by multiplication: keys are short and not chosen by an adversary.
 #[derive(Default)]
-struct Mix(u64);
+pub(crate) struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {

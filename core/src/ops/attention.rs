@@ -1,31 +1,40 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
 use super::{
-    OpInfo, PadMode,
+    OpInfo, PadMode, RuleForm,
     expr::{Expr, check_float, compute_type},
-    op, same_device, sum_to,
+    same_device, sum_to,
 };
 use crate::{
     DType, Error, Kind, Result, Tensor,
     backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
     grad::{Back, Pulled, recompute, record},
     launch::launch_fused,
-    spmd::{Call, Local, plain, settled},
+    spmd::{Call, Local, parts_of, plain, settled},
 };
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the
-/// mask. Where queries are cut, the gradients of keys and values are partial sums.
+/// mask. Where queries are cut, the gradients of keys and values are partial sums. The second way is
+/// for query heads that are cut finer than there are key heads: each rank has all of those, and its
+/// queries read the ones that are theirs.
 pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
 
-const FORWARD: OpInfo = op(
+const FORWARD: OpInfo = OpInfo::new(
     "attention",
-    "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e",
+    RuleForm::Variants(&[
+        "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e",
+        "bqsd, bhtd, bhte, bqst -> bqse, bqs ; replicate h t d e",
+    ]),
 )
 .runs(&["expand"]);
-const BACKWARD: OpInfo = op(
+const BACKWARD: OpInfo = OpInfo::new(
     "attention_backward",
-    "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum",
+    RuleForm::Variants(&[
+        "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum",
+        "bqsd, bhtd, bhte, bqse, bqs, bqse, bqst -> bqsd, bhtd, bhte ; replicate h t d e ; reduce s q sum",
+    ]),
 )
 .runs(&["expand"]);
 
@@ -179,6 +188,82 @@ pub fn backward_decomposed(
 /// The operands, with the mask where there is one.
 fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[&'t Tensor; 7]> {
     tensors.iter().copied().chain(mask).collect()
+}
+
+/// Which of all key heads the query heads of a rank read, each of which is read by `group` of all
+/// query heads.
+struct KeyHeads {
+    all: usize,
+    group: usize,
+    /// The query heads; none where their key heads are all that the rank has.
+    queries: Option<Range<usize>>,
+}
+
+impl KeyHeads {
+    /// For each of its key heads, how many of its query heads read it.
+    fn readers(&self, queries: &Range<usize>) -> SmallVec<[(usize, usize); 4]> {
+        let mut readers: SmallVec<[(usize, usize); 4]> = SmallVec::new();
+        for head in queries.clone().map(|q| q / self.group) {
+            match readers.last_mut() {
+                Some((last, count)) if *last == head => *count += 1,
+                _ => readers.push((head, 1)),
+            }
+        }
+        readers
+    }
+
+    /// Whether each is read by as many: else each is repeated for every reader.
+    fn is_even(readers: &[(usize, usize)]) -> bool {
+        readers.iter().all(|(_, count)| *count == readers[0].1)
+    }
+
+    /// Keys or values `[b, h, t, d]` as its queries read them.
+    fn of(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(queries) = &self.queries else {
+            return Ok(x.clone());
+        };
+        let readers = self.readers(queries);
+        let Some((first, _)) = readers.first() else {
+            return x.narrow(1, 0, 0);
+        };
+        let read = x.narrow(1, *first, readers.len())?;
+        if Self::is_even(&readers) {
+            return Ok(read);
+        }
+        let repeated = (readers.iter().enumerate())
+            .map(|(i, (_, count))| {
+                let one = read.narrow(1, i, 1)?;
+                one.expand(one.shape().with(1, *count))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Tensor::concat(&repeated.iter().collect::<Vec<_>>(), 1)
+    }
+
+    /// The gradient of all key heads from that of [`of`](Self::of).
+    fn back(&self, g: &Tensor) -> Result<Tensor> {
+        let Some(queries) = &self.queries else {
+            return Ok(g.clone());
+        };
+        let readers = self.readers(queries);
+        let Some((first, _)) = readers.first() else {
+            return Tensor::zeros(g.shape().with(1, self.all), g.dtype(), g.device());
+        };
+        let mut read = g.clone();
+        if !Self::is_even(&readers) {
+            let mut at = 0;
+            let mut sums = Vec::with_capacity(readers.len());
+            for (_, count) in &readers {
+                sums.push(g.narrow(1, at, *count)?.sum(&[1], true)?);
+                at += count;
+            }
+            read = Tensor::concat(&sums.iter().collect::<Vec<_>>(), 1)?;
+        }
+        let behind = self.all - first - readers.len();
+        read.pad(
+            &[(0, 0), (*first, behind), (0, 0), (0, 0)],
+            PadMode::Constant(0.0.into()),
+        )
+    }
 }
 
 /// The checked sizes of a problem.
@@ -499,6 +584,22 @@ impl Sizes {
         ))
     }
 
+    /// Which rule holds: the second one where query heads are cut finer than there are key heads,
+    /// which are whole.
+    fn variant(&self, q: &Tensor, k: &Tensor) -> usize {
+        let finer = !self.key_heads.is_multiple_of(parts_of(q, 1)) && parts_of(k, 1) == 1;
+        usize::from(finer)
+    }
+
+    /// The key heads that the query heads of a rank read.
+    fn heads_of(&self, l: &Local<'_>) -> KeyHeads {
+        KeyHeads {
+            all: l[1].dims()[1],
+            group: self.group(),
+            queries: l.part('q').map(|(range, _)| range),
+        }
+    }
+
     #[track_caller]
     fn sharded(
         &self,
@@ -510,14 +611,16 @@ impl Sizes {
         let mask = self.whole_mask(options)?;
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(3))?;
+            let heads = self.heads_of(l);
             let Attention { out, lse } = l[0].attention(
-                &l[1].narrow(2, 0, seen)?,
-                &l[2].narrow(2, 0, seen)?,
+                &heads.of(&l[1].narrow(2, 0, seen)?)?,
+                &heads.of(&l[2].narrow(2, 0, seen)?)?,
                 &options,
             )?;
             Ok(smallvec![out, lse])
         };
         let mut out = Call::of(&FORWARD, &with_mask(&[q, k, v], mask.as_ref()))
+            .variant(self.variant(q, k))
             .optional(3, &[mask.as_ref()])
             .run(local)?;
         Ok(Attention {
@@ -540,14 +643,15 @@ impl Sizes {
         let tensors = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], mask.as_ref());
         let local = |l: &Local<'_>| {
             let (seen, options) = self.part(l, options, l.inputs.get(6))?;
+            let heads = self.heads_of(l);
             let forward = Attention {
                 out: l[3].clone(),
                 lse: l[4].clone(),
             };
             let (dq, dk, dv) = attention_backward(
                 &l[0],
-                &l[1].narrow(2, 0, seen)?,
-                &l[2].narrow(2, 0, seen)?,
+                &heads.of(&l[1].narrow(2, 0, seen)?)?,
+                &heads.of(&l[2].narrow(2, 0, seen)?)?,
                 &forward,
                 &l[5],
                 &options,
@@ -560,9 +664,14 @@ impl Sizes {
                     PadMode::Constant(0.0.into()),
                 ),
             };
-            Ok(smallvec![dq, unseen(dk)?, unseen(dv)?])
+            Ok(smallvec![
+                dq,
+                unseen(heads.back(&dk)?)?,
+                unseen(heads.back(&dv)?)?
+            ])
         };
         let mut out = Call::of(&BACKWARD, &tensors)
+            .variant(self.variant(q, k))
             .optional(6, &[mask.as_ref()])
             .run(local)?;
         Ok((out.remove(0), out.remove(0), out.remove(0)))

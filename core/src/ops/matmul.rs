@@ -17,11 +17,12 @@ use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
 use crate::{
     DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
     backend::{MatmulCall, ReduceOp},
-    grad::{Back, Pulled, record1},
+    grad::{Back, Pulled, is_recording, record1},
     launch::launch_as,
     map::Builder,
     promotion,
     spmd::{Call, Local, plain},
+    tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -36,6 +37,10 @@ pub const OPS: &[OpInfo] = &[
     op("dot", DOT).runs(&["cast"]),
     OUTER,
     LINEAR,
+    OpInfo::composed(
+        "linear_each",
+        &["linear", "add", "cast", "matmul", "transpose"],
+    ),
     BADDBMM,
 ];
 
@@ -58,6 +63,20 @@ const LINEAR: OpInfo = op(
     "...k, nk, n -> ...n ; reduce k sum ; linear 0 2 ; linear 1 2",
 )
 .runs(&["add", "cast", "matmul", "transpose"]);
+/// From the gradient of the result, the weight and the input, those of the input and the weight.
+const LINEAR_PULL: OpInfo = op(
+    "linear_pull",
+    "...n, nk, ...k -> ...k, nk ; reduce n ... sum ; linear 0",
+);
+/// From the gradient of the result, the right and the left factor, those of the left and the right:
+/// of one matrix for a whole stack, and of a stack.
+const PRODUCT_PULL: OpInfo = OpInfo::new(
+    "product_pull",
+    RuleForm::Variants(&[
+        "...mn, kn, ...mk -> ...mk, kn ; reduce n m ... sum ; linear 0",
+        "...mn, ...kn, ...mk -> ...mk, ...kn ; reduce n m sum ; linear 0",
+    ]),
+);
 const BADDBMM: OpInfo = op(
     "baddbmm",
     "bmn, bmk, bkn -> bmn ; reduce k sum ; linear 0 1 ; linear 0 2",
@@ -128,6 +147,12 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
                 } else {
                     back.grad()?.clone()
                 };
+                if a.rank() > 1
+                    && b.rank() > 1
+                    && let Some(pulled) = product_pull(op, back, &gradient, &left, &right)?
+                {
+                    return Ok(pulled);
+                }
                 let gradient = column(&column(&gradient, b.rank() == 1, -1)?, a.rank() == 1, -2)?;
                 let first = back.wanted(0, || {
                     factor_gradient(op, &gradient, &right.t()?, &left)?.reshape(a.shape())
@@ -177,6 +202,108 @@ fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<
 #[track_caller]
 fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor> {
     Tensor::einsum(equation, tensors)?.cast(dtype)
+}
+
+/// Both gradients of a product on a mesh in one call: the gradient of the result and both factors
+/// are brought once, to where it costs least for both. Not where only one is wanted, where the pass
+/// is recorded, or where dtypes differ, so that parts of a sum would be rounded one by one.
+#[track_caller]
+fn pull_both(
+    op: &'static str,
+    back: &Back<'_>,
+    (info, variant): (&'static OpInfo, usize),
+    [gradient, left, right]: [&Tensor; 3],
+    local: impl Fn(&Local<'_>) -> Result<Outputs>,
+) -> Result<Option<[Tensor; 2]>> {
+    let operands = [gradient, right, left];
+    let differ = operands.iter().any(|t| t.dtype() != gradient.dtype());
+    if differ || is_recording(&operands) || plain(op, &operands)? {
+        return Ok(None);
+    }
+    let call = Call::of(info, &operands)
+        .on_behalf_of(op)
+        .variant(variant)
+        .wanted([back.place(0), back.place(1)]);
+    let mut out = call.run(local)?.into_iter();
+    Ok(out.next().zip(out.next()).map(Into::into))
+}
+
+/// The gradients of [`Tensor::linear`] where both factors want one on a mesh.
+#[track_caller]
+fn linear_pull(
+    back: &Back<'_>,
+    gradient: &Tensor,
+    weight: &Tensor,
+    x: &Tensor,
+    bias: Option<&(Shape, DType)>,
+) -> Result<Option<Pulled>> {
+    let op = "linear";
+    if !(back.needs(0) && back.needs(1)) || x.rank() < 2 {
+        return Ok(None);
+    }
+    let local = |l: &Local<'_>| {
+        let (gradient, weight, x) = (&l[0], &l[1], &l[2]);
+        Ok(smallvec![
+            product_as(op, gradient, weight, x.dtype())?,
+            einsum_as("...o,...i->oi", &[gradient, x], weight.dtype())?,
+        ])
+    };
+    let both = pull_both(op, back, (&LINEAR_PULL, 0), [gradient, x, weight], local)?;
+    let Some([first, second]) = both else {
+        return Ok(None);
+    };
+    let mut pulled: Pulled = smallvec![Some(first), Some(second)];
+    if let Some(bias) = bias {
+        pulled.push(back.wanted(2, || bias_gradient(gradient, bias))?);
+    }
+    Ok(Some(pulled))
+}
+
+/// The gradient of a bias of this shape and dtype.
+#[track_caller]
+fn bias_gradient(gradient: &Tensor, (shape, dtype): &(Shape, DType)) -> Result<Tensor> {
+    let rows: Dims = (0..gradient.rank() - 1).collect();
+    Expr::new("linear", &[gradient])
+        .reduce(&rows, ReduceOp::Sum, None, *dtype, |a| a.x[0])?
+        .reshape(shape)
+}
+
+/// Both gradients of a product of matrices, or of stacks of matrices, on a mesh.
+#[track_caller]
+fn product_pull(
+    op: &'static str,
+    back: &Back<'_>,
+    gradient: &Tensor,
+    left: &Tensor,
+    right: &Tensor,
+) -> Result<Option<Pulled>> {
+    let (one, same) = (
+        right.rank() == 2,
+        left.dims()[..left.rank() - 2] == right.dims()[..right.rank() - 2],
+    );
+    if !(back.needs(0) && back.needs(1)) || !(one || same) {
+        return Ok(None);
+    }
+    let local = |l: &Local<'_>| {
+        let (gradient, right, left) = (&l[0], &l[1], &l[2]);
+        let second = if one {
+            einsum_as("...mk,...mn->kn", &[left, gradient], right.dtype())?
+        } else {
+            product_as(op, &left.t()?, gradient, right.dtype())?
+        };
+        Ok(smallvec![
+            product_as(op, gradient, &right.t()?, left.dtype())?,
+            second
+        ])
+    };
+    let both = pull_both(
+        op,
+        back,
+        (&PRODUCT_PULL, usize::from(!one)),
+        [gradient, left, right],
+        local,
+    )?;
+    Ok(both.map(|[first, second]| smallvec![Some(first), Some(second)]))
 }
 
 #[track_caller]
@@ -450,6 +577,9 @@ impl Tensor {
                 );
                 Ok(move |back: &Back<'_>| {
                     let gradient = back.grad()?;
+                    if let Some(pulled) = linear_pull(back, gradient, &weight, &x, bias.as_ref())? {
+                        return Ok(pulled);
+                    }
                     let first = back.wanted(0, || product_as(op, gradient, &weight, x.dtype()))?;
                     let second = back.wanted(1, || match x.rank() {
                         1 => product_as(
@@ -464,18 +594,39 @@ impl Tensor {
                         _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),
                     })?;
                     let mut pulled: Pulled = smallvec![first, second];
-                    if let Some((shape, dtype)) = &bias {
-                        pulled.push(back.wanted(2, || {
-                            let rows: Dims = (0..gradient.rank() - 1).collect();
-                            Expr::new(op, &[gradient])
-                                .reduce(&rows, ReduceOp::Sum, None, *dtype, |a| a.x[0])?
-                                .reshape(shape)
-                        })?);
+                    if let Some(bias) = &bias {
+                        pulled.push(back.wanted(2, || bias_gradient(gradient, bias))?);
                     }
                     Ok(pulled)
                 })
             },
         )
+    }
+
+    /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
+    /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
+    /// brought once, to where the first one takes it, and its gradient is one sum.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
+    /// let mesh = Mesh::new("tp=2", &meta())?;
+    /// let x = Tensor::zeros([4, 8], DType::F32, (&mesh, "[@tp, _]"))?;
+    /// let weight = |n: usize| Tensor::zeros([n, 8], DType::F32, (&mesh, "[@tp, _]"));
+    /// let (q, k) = (weight(8)?, weight(4)?);
+    /// let (out, ledger) = Ledger::record(|| x.linear_each(&[(&q, None), (&k, None)]));
+    /// assert_eq!(out?[1].type_string(), "f32[4, 4@tp]");
+    /// assert_eq!(ledger.bytes(), 64, "x is gathered once");
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        let mut out: Vec<Tensor> = Vec::with_capacity(weights.len());
+        let mut x = self.clone();
+        for (weight, bias) in weights {
+            out.push(x.linear(weight, *bias)?);
+            x = x.as_used();
+        }
+        Ok(out)
     }
 
     /// [`linear`](Self::linear) without a gradient, for operands that were checked.

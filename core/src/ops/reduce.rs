@@ -30,7 +30,7 @@ use super::{
 };
 use crate::ops::Order;
 use crate::{
-    DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, MapProgram, Place, Reduction, Result, Scalar, Shape, Sharding, Tensor,
     backend::{ReduceCall, ReduceOp},
     launch::launch_as,
     ledger::on_behalf_of,
@@ -38,7 +38,7 @@ use crate::{
     spmd::{
         Call, Local,
         built::{Combine, REDUCE, reduce_data},
-        plain, without_partials,
+        parts_of, plain, without_partials,
     },
 };
 
@@ -185,6 +185,21 @@ impl Reduce<'_> {
             .run1_or(local, |inputs| self.two_steps(inputs))
     }
 
+    /// Where the results for the parts of reduced dimensions meet: each rank combines a part of
+    /// another dimension, the first that has room; else every rank all of them.
+    fn meeting(&self, x: &Tensor) -> Sharding {
+        let reduced = |d: &usize| self.axes.contains(d);
+        let cuts = x.sharding().cuts().filter(|(d, _)| reduced(d));
+        let axes: Dims = cuts.map(|(_, axis)| axis).collect();
+        let whole = (axes.iter()).fold(x.sharding().clone(), |s, axis| s.without(*axis));
+        let parts: usize = axes.iter().map(|axis| x.mesh().size(*axis)).product();
+        let room = |d: &usize| x.dims()[*d] / parts_of(x, *d) >= parts;
+        match (0..x.rank()).find(|d| !reduced(d) && room(d)) {
+            Some(d) => axes.iter().fold(whole, |s, axis| s.cut(d, *axis)),
+            None => whole,
+        }
+    }
+
     /// One result for each part of the reduced dimensions, then those combined: only they cross.
     #[track_caller]
     fn two_steps(&self, operands: &[Tensor]) -> Result<Tensor> {
@@ -211,15 +226,11 @@ impl Reduce<'_> {
                 }
             })
             .collect();
-        let gathered = x
-            .sharding()
-            .cuts()
-            .filter(|(d, _)| self.axes.contains(d))
-            .fold(x.sharding().clone(), |s, (_, axis)| s.without(axis));
+        let meeting = self.meeting(x);
         let each = |i: usize| operands.iter().map(|t| t.held(i)).collect::<Vec<_>>();
         let on_mesh = |dtype: DType, parts: Vec<Tensor>| {
             Tensor::from_parts(mesh, x.sharding().clone(), dtype, shape.clone(), parts)
-                .reshard(&gathered)
+                .reshard(&meeting)
         };
         let squeeze = |t: Tensor| {
             if self.keepdim {
@@ -615,14 +626,29 @@ fn extreme(
     (value_of, position_of): (ReduceOp, ReduceOp),
 ) -> Result<(Tensor, Tensor)> {
     picked(op, x, x.shape().axis(op, axis)?, keepdim, || {
-        // Values and positions both read the operand, so what is partial is combined once.
-        let _scope = on_behalf_of(op, x);
-        let x = without_partials(x.clone())?;
+        let axes = [x.shape().axis(op, axis)?];
+        let x = settled(op, x, &axes, Combine::Statistics(2))?;
         Ok((
             as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?,
             position(&x, position_op, Some(axis), keepdim, position_of)?,
         ))
     })
+}
+
+/// A tensor with nothing partial, for several steps that read it all to reduce it over `axes`:
+/// combined once, and cut as the reduction would have it cut.
+#[track_caller]
+fn settled(op: &'static str, x: &Tensor, axes: &[usize], combine: Combine) -> Result<Tensor> {
+    if !x.sharding().is_partial() || x.numel() == 0 {
+        return without_partials(x.clone());
+    }
+    let _scope = on_behalf_of(op, x);
+    let detached = x.detach();
+    let targets = Call::of(&REDUCED, &[&detached])
+        .on_behalf_of(op)
+        .data(&reduce_data(axes, true, combine))
+        .targets()?;
+    x.reshard(&targets[0])
 }
 
 /// The number of elements that become one.
@@ -668,6 +694,8 @@ fn variance(
     dtype: DType,
 ) -> Result<Tensor> {
     let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
+    // The mean of what is partial is partial, but the differences need both.
+    let x = &settled(op, x, &axes, Combine::By(Reduction::Sum, false))?;
     let mean = mean(x, op, &axes, true, wide)?;
     let slots = [
         Slot::Load(x.dtype()),

@@ -180,7 +180,9 @@ impl<'a> Space<'a> {
         to: &Sharding,
         to_grid: &Grid,
     ) -> Traffic {
-        self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        self.even(from, to).unwrap_or_else(|| {
+            self.compare(from_grid, to_grid, to.partial_mask() & !from.partial_mask())
+        })
     }
 
     /// What a single step does; `None` where no step does it.
@@ -282,6 +284,7 @@ impl<'a> Space<'a> {
             return (senders - 1).min(missing) as f64 * link.latency
                 + self.mesh.cost().transfer_seconds(link, missing * self.size);
         }
+        self.charge(self.group(receivers) as usize);
         // Messages share the wire, so that the efficiency is that of all bytes together.
         let cost = self.mesh.cost();
         let all = missing as f64 * self.size as f64;

@@ -5,7 +5,11 @@
 //! pays: there is more of it. All choices are tried, with a bound that discards most of them at
 //! once.
 
-use super::{edge::Space, moves};
+use super::{
+    edge::{Collective, Space},
+    grid::{Geometry, Grid},
+    moves,
+};
 use crate::Sharding;
 use smallvec::SmallVec;
 
@@ -26,6 +30,21 @@ pub(super) struct Rest {
     pub(super) exchange: bool,
 }
 
+impl Rest {
+    pub(super) fn new(space: &Space, at: &Sharding, to: &Sharding, to_grid: &Grid) -> Self {
+        let traffic = space.traffic(at, &space.grid(at), to, to_grid);
+        let exchange = matches!(
+            space.classify(at, to, traffic),
+            Some((Collective::Exchange, _))
+        );
+        Self {
+            bytes: traffic.missing * space.size,
+            step: at != to,
+            exchange,
+        }
+    }
+}
+
 pub(super) struct Fewest<'a> {
     space: &'a Space<'a>,
     /// Partial axes to combine.
@@ -37,6 +56,8 @@ pub(super) struct Fewest<'a> {
     best: Path,
     /// Bytes, steps, whether it exchanges: less is better.
     key: (u64, usize, bool),
+    /// Whether only the bytes matter.
+    only_bytes: bool,
     budget: usize,
 }
 
@@ -51,6 +72,32 @@ impl<'a> Fewest<'a> {
         need: u64,
         rest: &'a dyn Fn(&Sharding) -> Rest,
     ) -> Path {
+        Self::search(space, from, to, resolve, need, rest, false).best
+    }
+
+    /// The bytes of that path; `None` where not everything could be tried, so that the path may take
+    /// more.
+    pub(super) fn bytes(
+        space: &'a Space<'a>,
+        from: &Sharding,
+        to: &Sharding,
+        resolve: u32,
+        need: u64,
+        rest: &'a dyn Fn(&Sharding) -> Rest,
+    ) -> Option<u64> {
+        let found = Self::search(space, from, to, resolve, need, rest, true);
+        (found.budget > 0).then_some(found.key.0)
+    }
+
+    fn search(
+        space: &'a Space<'a>,
+        from: &Sharding,
+        to: &Sharding,
+        resolve: u32,
+        need: u64,
+        rest: &'a dyn Fn(&Sharding) -> Rest,
+        only_bytes: bool,
+    ) -> Self {
         let path = Path::from_iter([from.clone()]);
         let mut search = Self {
             space,
@@ -60,10 +107,14 @@ impl<'a> Fewest<'a> {
             path,
             best: Path::new(),
             key: (u64::MAX, usize::MAX, true),
+            only_bytes,
             budget: BUDGET,
         };
         search.straight(to);
         search.path.truncate(1);
+        if only_bytes && search.key.0 <= at_least(space, space.size, from, resolve, need) {
+            return search;
+        }
         search.combine(0);
         let free = space.axes() & !from.cut_mask() & !from.partial_mask();
         moves::slicings(space, from, free, &mut |sliced| {
@@ -72,7 +123,7 @@ impl<'a> Fewest<'a> {
             search.path.pop();
             search.budget > 0
         });
-        search.best
+        search
     }
 
     /// Tries the way that only ever cuts as `to` does: often the best, and then it discards all
@@ -112,10 +163,10 @@ impl<'a> Fewest<'a> {
 
     /// Weighs the path, after which nothing is left to combine.
     fn finish(&mut self, at: &Sharding, bytes: u64) {
-        self.budget = self
-            .budget
-            .saturating_sub(self.space.group(at.cut_mask()) as usize / 4);
+        let walked = self.space.walked();
         let rest = (self.rest)(at);
+        let looked = self.space.walked() - walked;
+        self.budget = self.budget.saturating_sub(1 + looked / 4);
         let key = (
             bytes + rest.bytes,
             self.path.len() - 1 + usize::from(rest.step),
@@ -164,6 +215,9 @@ impl<'a> Fewest<'a> {
             self.space.group(left),
             self.need,
         ));
+        if self.only_bytes {
+            return bound >= self.key.0;
+        }
         (bound, steps, false) >= self.key
     }
 }
@@ -175,6 +229,20 @@ fn next_cuts(at: &Sharding, to: &Sharding, d: usize, mask: u32) -> SmallVec<[usi
         .map(|(_, a)| *a as usize)
         .take_while(|a| mask & 1 << a != 0)
         .collect()
+}
+
+/// The least bytes of any way from `from` that combines the axes of `resolve` and ends with `need`
+/// bytes, with elements of `size` bytes: what can be cut for nothing is cut first.
+pub(super) fn at_least(
+    geometry: &Geometry,
+    size: u64,
+    from: &Sharding,
+    resolve: u32,
+    need: u64,
+) -> u64 {
+    let free = geometry.axes() & !from.cut_mask() & !from.partial_mask();
+    let cut = geometry.largest(from) * size / geometry.group(free);
+    least(cut, geometry.group(from.partial_mask() & resolve), need)
 }
 
 /// The least bytes to combine parts of `local` bytes over `k` ranks and end with `need` bytes:

@@ -21,8 +21,11 @@ mod known;
 mod moves;
 mod plan;
 mod recipe;
+mod regroup;
 mod report;
 mod search;
+#[cfg(test)]
+mod tests;
 mod valid;
 
 pub use crate::cost::{CostModel, Link};
@@ -35,6 +38,7 @@ pub use valid::ValidPlan;
 
 pub(crate) use assemble::{Fetched, assemble};
 pub(crate) use execute::{filled, slice, to_mesh};
-pub(crate) use held::Held;
+pub(crate) use held::{Held, Price};
 pub(crate) use known::known;
 pub(crate) use recipe::lacked;
+pub(crate) use regroup::Groups;

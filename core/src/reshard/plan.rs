@@ -140,18 +140,7 @@ pub fn plan(
 /// Combines what is partial, then gets the rest in one step.
 fn fewest_bytes(space: &Space, from: &Sharding, to: &Sharding, resolve: u32) -> Path {
     let to_grid = space.grid(to);
-    let rest = |at: &Sharding| {
-        let traffic = space.traffic(at, &space.grid(at), to, &to_grid);
-        let exchange = matches!(
-            space.classify(at, to, traffic),
-            Some((Collective::Exchange, _))
-        );
-        Rest {
-            bytes: traffic.missing * space.size,
-            step: at != to,
-            exchange,
-        }
-    };
+    let rest = |at: &Sharding| Rest::new(space, at, to, &to_grid);
     let mut path = Fewest::path(space, from, to, resolve, space.local(to), &rest);
     if path.last() != Some(to) {
         path.push(to.clone());

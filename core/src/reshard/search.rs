@@ -6,7 +6,7 @@
 
 use super::{
     edge::{Collective, Space},
-    fewest::{Path, least},
+    fewest::{Path, at_least},
     grid::{Grid, bits},
     moves,
 };
@@ -28,6 +28,9 @@ pub(super) enum Measure {
 /// Ranks looked at at most, which keeps planning below a millisecond. Beyond, the best way so far
 /// is taken.
 const BUDGET: usize = 50_000;
+
+/// What a state costs at least, in the same measure.
+const STATE_COST: usize = 8;
 
 /// The measure, then bytes, then steps.
 #[derive(Clone, Copy, PartialEq)]
@@ -119,12 +122,15 @@ impl Search<'_> {
                     budget = budget.saturating_sub(1);
                     return budget > 0;
                 }
-                budget = budget.saturating_sub(space.mesh.ranks());
+                let walked = space.walked();
                 let grid = space.grid(next);
-                let Some((score, sliced)) = self.step(&nodes[i], next, &grid) else {
+                let stepped = self.step(&nodes[i], next, &grid).map(|(score, sliced)| {
+                    (score, sliced, self.bound(score, next, &grid, &to_grid))
+                });
+                budget = budget.saturating_sub(STATE_COST.max(space.walked() - walked));
+                let Some((score, sliced, bound)) = stepped else {
                     return budget > 0;
                 };
-                let bound = self.bound(score, next, &grid, &to_grid);
                 if bound < limit && seen.get(next).is_none_or(|j| score < nodes[*j].score) {
                     seen.insert(next.clone(), nodes.len());
                     queue.push(Reverse((bound, nodes.len())));
@@ -218,12 +224,7 @@ impl Search<'_> {
         let bytes = if left == 0 {
             space.traffic(at, grid, self.to, to_grid).missing * space.size
         } else {
-            let free = space.axes() & !at.cut_mask() & !at.partial_mask();
-            least(
-                space.local(at) / space.group(free),
-                space.group(left),
-                space.local(self.to),
-            )
+            at_least(space, space.size, at, left, space.local(self.to))
         };
         let Score(before, so_far, steps) = score;
         let measure = match self.measure {

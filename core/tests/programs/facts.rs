@@ -2,7 +2,7 @@
 
 use crate::{
     layers::{Gpt, Layer, Layout, Llama, MEGATRON, Parameters, Sizes, heads_of, joined},
-    measure::{Flow, Program, traffic},
+    measure::{Flow, Program, Traffic, traffic},
     table::gpt,
 };
 use anymesh_core::{
@@ -107,14 +107,15 @@ mod vocabulary {
         let mesh = mesh("tp=8")?;
         let head = zero(&[WORDS, WIDTH], &mesh, "[@tp, _]")?.require_grad()?;
         let target = Tensor::zeros([TOKENS], DType::I32, &mesh)?;
-        for (stream, gather) in [("[_, _]", 0), ("[@tp, _]", U)] {
+        for stream in ["[_, _]", "[@tp, _]"] {
             let x = zero(&[TOKENS, WIDTH], &mesh, stream)?.require_grad()?;
             let loss = || {
                 let logits = x.linear(&head, None)?;
                 logits.cross_entropy(&target, &CrossEntropyOptions::default())
             };
             let t = traffic(&[&x], &[&head], None, loss)?;
-            let hand = gather + 86_016 + 2 * U - gather;
+            // An all-reduce of the gradient, or a gather of the input and a reduce-scatter.
+            let hand = 2 * U + 86_016;
             assert!(t.bytes() <= hand, "{} > {hand}\n{}", t.bytes(), t.explain());
         }
         Ok(())
@@ -146,19 +147,30 @@ fn a_fully_sharded_llama_layer_sends_its_parameters_three_times() -> Result<()> 
         ("down", "[@dp, _]"),
     ];
     let mesh = mesh("dp=8")?;
-    let program = Program {
-        layer: &layer,
-        layout,
-        mesh: &mesh,
-        stream: "[@dp, _, _]",
-        flow: Flow::Never,
-        layers: 1,
-        norms: true,
+    let run = |layers| {
+        let program = Program {
+            layer: &layer,
+            layout,
+            mesh: &mesh,
+            stream: "[@dp, _, _]",
+            flow: Flow::Never,
+            layers,
+            norms: true,
+        };
+        program.measure(&[8, 4096, 8192], BF16)
     };
-    let t = program.measure(&[8, 4096, 8192], BF16)?;
-    let each = [&t.forward, &t.backward, &t.parameters].map(Ledger::bytes);
-    assert_eq!(each, [1_497_395_200; 3], "{}", t.explain());
-    assert_eq!(t.bytes(), 4_492_185_600);
+    // What the last layers of a stack have gathered may still be at hand where the backward pass
+    // begins, so one more layer is what counts.
+    let (two, three) = (run(2)?, run(3)?);
+    let each = |t: &Traffic| [&t.forward, &t.backward, &t.parameters].map(Ledger::bytes);
+    let ([a, b, c], [d, e, f]) = (each(&two), each(&three));
+    assert_eq!(
+        [d - a, e - b, f - c],
+        [1_497_395_200; 3],
+        "{}",
+        three.explain()
+    );
+    assert_eq!(three.bytes() - two.bytes(), 4_492_185_600);
     Ok(())
 }
 
@@ -234,7 +246,13 @@ mod ulysses {
         assert_eq!(turned.forward.bytes(), 939_524_096, "{}", turned.explain());
         assert_eq!(turned.backward.bytes(), 939_524_096, "{}", turned.explain());
 
+        // Megatron's cut stream gathers and reduce-scatters all positions twice. Run as a program
+        // it costs less: at this length it is the weights that are gathered.
         let mesh_tp = mesh("tp=8")?;
+        let gather = moved(&zero(&input, &mesh_tp, "[_, @tp, _]")?, "[_, _, _]")?;
+        let scatter = moved(&zero(&input, &mesh_tp, "[_, _, _]{sum:tp}")?, "[_, @tp, _]")?;
+        assert_eq!(2 * gather + 2 * scatter, 7_516_192_768);
+        assert_eq!((2 * gather + 2 * scatter) / turned.forward.bytes(), 8);
         let gathered = Program {
             layer: &Gpt(SIZES),
             layout: MEGATRON,
@@ -245,13 +263,8 @@ mod ulysses {
             norms: true,
         };
         let gathered = gathered.measure(&input, BF16)?;
-        assert_eq!(
-            gathered.forward.bytes(),
-            7_516_192_768,
-            "{}",
-            gathered.explain()
-        );
-        assert_eq!(gathered.forward.bytes() / turned.forward.bytes(), 8);
+        let bytes = gathered.forward.bytes();
+        assert!(bytes <= 7_516_192_768, "{}", gathered.explain());
         Ok(())
     }
 }
@@ -264,7 +277,7 @@ fn expert_dispatch_sends_each_row_once() -> Result<()> {
         // By sender, receiver, row.
         let place = (&mesh, "[@ep, _, _, _]");
         let rows = Tensor::zeros([64, 64, 4096 * 8 / 64, 7168], dtype, place)?.require_grad()?;
-        let seed = rows.detach().reshard("[_, @ep, _, _]")?;
+        let seed = Tensor::zeros(rows.shape().clone(), dtype, (&mesh, "[_, @ep, _, _]"))?;
         let t = traffic(&[&rows], &[], Some(&seed), || {
             rows.reshard("[_, @ep, _, _]")
         })?;

@@ -5,6 +5,7 @@ mod support;
 
 mod basics;
 mod boundary;
+mod brute;
 mod facts;
 mod index;
 mod nn;
