@@ -53,7 +53,7 @@ impl Report {
             let there = self.cost.device.memory.unwrap_or(u64::MAX) as f64;
             let rest = candidate.memory - candidate.state;
             return format!(
-                "needs {} ({} of state, {} of activations), {} are there",
+                "needs {} ({} of state, {} of activations) of {}",
                 gb(candidate.memory),
                 gb(candidate.state),
                 gb(rest),
