@@ -45,7 +45,7 @@ use std::panic::Location;
 /// The ops of this file. Where an element ends up depends on all before it.
 pub const OPS: &[OpInfo] = &[
     OpInfo::composed("nonzero", &["whole", "counted"]).without_gradient(POSITIONS),
-    OpInfo::composed("masked_select", &["whole", "counted alike", "expand"]),
+    OpInfo::composed("masked_select", &["whole", "counted alike"]),
     OpInfo::composed("unique", &["whole", "counted"]),
 ];
 
@@ -76,6 +76,11 @@ impl When {
             When::AtOnce
         }
     }
+
+    /// Whether a tensor is gathered at once. Without values there is nothing to count.
+    fn gathers(self, x: &Tensor) -> bool {
+        self == When::AtOnce || x.is_plain() || !x.mesh().has_values() || is_recording(&[x])
+    }
 }
 
 /// What there is to select from.
@@ -89,7 +94,7 @@ enum Source {
 impl Source {
     #[track_caller]
     fn new(op: &'static str, x: &Tensor, when: When) -> Result<Self> {
-        if x.is_plain() || x.numel() == 0 || when == When::AtOnce || is_recording(&[x]) {
+        if x.numel() == 0 || when.gathers(x) {
             return Ok(Source::Whole(tracked(op, x)?));
         }
         let caller = ledger::outermost().unwrap_or((op, Location::caller()));
@@ -424,15 +429,14 @@ fn masked_operands(x: &Tensor, mask: &Tensor, when: When) -> Result<(Source, Sou
         });
     }
     let shape = x.shape().broadcast(op, mask.shape())?;
-    // What is expanded and cut may take more to bring together than it is.
-    let fits = |t: &Tensor| t.shape() == &shape || t.sharding().is_replicated();
-    let whole = x.is_plain() || shape.numel() == 0 || when == When::AtOnce;
-    if whole || is_recording(&[x]) || !fits(x) || !fits(mask) {
+    // What is expanded may take more to bring together than it is.
+    let fits = |t: &Tensor| t.shape() == &shape;
+    if shape.numel() == 0 || when.gathers(x) || !fits(x) || !fits(mask) {
         let whole = (tracked(op, x)?, gathered(op, mask)?);
         return Ok((Source::Whole(whole.0), Source::Whole(whole.1)));
     }
     let caller = ledger::outermost().unwrap_or((op, Location::caller()));
-    let (x, mask) = (x.detach().expand(&shape)?, mask.detach().expand(&shape)?);
+    let (x, mask) = (x.detach(), mask.detach());
     let alike = Call::of(&ALIKE, &[&x, &mask]).on_behalf_of(op).run_or(
         |l| Ok(l.inputs.iter().cloned().collect()),
         |inputs| Ok(inputs.iter().cloned().collect()),

@@ -18,7 +18,7 @@ use super::{
     shape::VIEWED,
 };
 use crate::{
-    DType, Dims, Error, Layout, Result, Scalar, Shape, Tensor,
+    DType, Dims, Error, Layout, Result, Shape, Tensor,
     grad::{Back, record1},
     map::{Binary, Builder, MAX_INPUTS},
     reshard::Recipe,

@@ -6,7 +6,7 @@ use crate::{
     DType, Error, Mesh, Result, Shape, Sharding, Tensor, ledger,
     map::Builder,
     ops::{Side, map1},
-    reshard::Held,
+    reshard::{Held, Link},
     transport::{InProcess, Part, Transport},
 };
 use smallvec::SmallVec;
@@ -71,9 +71,9 @@ impl Parts {
     }
 
     /// Bytes that the worst rank receives if it gets everything.
-    pub(super) fn whole_bytes(&self) -> u64 {
-        let held = Held::new(self.mesh(), self.x.shape(), self.x.sharding());
-        held.lacks(&Sharding::replicated()) * self.x.dtype().size() as u64
+    pub(super) fn whole_bytes(&self) -> Result<u64> {
+        let (x, sharding) = (&self.x, self.x.sharding());
+        Held::new(self.mesh(), x.shape(), x.dtype(), sharding).exact(&Sharding::replicated())
     }
 
     /// Counts the marks (i32, 0 or 1) of each rank's part, and finds them. Reads how many there are.
@@ -163,16 +163,23 @@ impl Parts {
         let cut = (self.axes.iter()).fold(Sharding::replicated(), |s, axis| s.cut(0, *axis));
         let whole = Sharding::replicated();
         let ty = |sharding: &Sharding| sharding.type_string(dtype, &shape, mesh);
-        ledger::write(
-            "all_gather",
-            (received * dtype.size()) as u64,
-            || (ty(&cut), ty(&whole)),
-            || {
-                let parts = self.gather(counts, parts)?;
-                let shape = shape.clone();
-                Ok(Tensor::from_parts(mesh, whole.clone(), dtype, shape, parts))
-            },
-        )
+        let bytes = (received * dtype.size()) as u64;
+        let links = self.axes.iter().map(|a| mesh.cost().link(mesh, *a));
+        let rounds = counts.len() as u64 - 1;
+        let sent = ledger::Sent {
+            kind: "all_gather",
+            mesh,
+            axes: &self.axes,
+            bytes,
+            seconds: (links.reduce(Link::slower))
+                .map_or(0.0, |link| mesh.cost().ring_seconds(link, rounds, bytes)),
+        };
+        let types = || (ty(&cut), ty(&whole));
+        ledger::write(sent, types, || {
+            let parts = self.gather(counts, parts)?;
+            let shape = shape.clone();
+            Ok(Tensor::from_parts(mesh, whole.clone(), dtype, shape, parts))
+        })
     }
 
     /// All parts on every addressable rank.
