@@ -117,6 +117,9 @@ pub use anymesh_checkpoint as checkpoint;
 #[cfg(feature = "conformance")]
 pub use anymesh_conformance as conformance;
 pub use anymesh_core::*;
+/// The search for how to lay a model out on a mesh.
+#[cfg(feature = "layout")]
+pub use anymesh_layout as layout;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{FoundDevice, default_device, device, found};
 

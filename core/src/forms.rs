@@ -12,7 +12,7 @@
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Sharding, Tensor, scoped::Scoped, tensor::Shards};
+use crate::{Dry, Sharding, Tensor, scoped::Scoped, tensor::Shards};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -91,8 +91,11 @@ impl Holding {
             0
         }
     }
+}
 
-    fn release(self) {
+/// What was held is let go, also where the thread ends.
+impl Drop for Holding {
+    fn drop(&mut self) {
         if let Some(forms) = self.forms.upgrade() {
             let mut table = forms.lock();
             if let Some(form) = table.list.iter_mut().find(|f| f.sharding == self.sharding) {
@@ -113,8 +116,13 @@ pub(crate) fn count_call() {
             .then(|| w.pop_front())
             .flatten()
     }) {
-        holding.release();
+        drop(holding);
     }
+}
+
+/// Lets go of everything that is held on this thread.
+pub(crate) fn release_all() {
+    drop(WINDOW.take());
 }
 
 /// The most forms of a value that are known.
@@ -137,6 +145,15 @@ struct Form {
     sharding: Sharding,
     shards: Weak<Shards>,
     held: Option<Arc<Shards>>,
+    /// Whether it is of a step that was planned, and has no values.
+    planned: bool,
+}
+
+impl Form {
+    /// Whether it is at hand.
+    fn is_known(&self) -> bool {
+        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+    }
 }
 
 impl Forms {
@@ -162,7 +179,7 @@ impl Forms {
         if known.list.is_empty() || capture().calls == 0 {
             return SmallVec::new();
         }
-        known.list.retain(|form| form.shards.strong_count() > 0);
+        known.list.retain(|form| form.is_known());
         let others = known.list.iter().filter(|form| form.sharding != *own);
         others.map(|form| form.sharding.clone()).collect()
     }
@@ -170,8 +187,8 @@ impl Forms {
     /// What the ranks hold of the value in a sharding.
     pub(crate) fn find(&self, sharding: &Sharding) -> Option<Arc<Shards>> {
         let known = self.lock();
-        let form = known.list.iter().find(|form| form.sharding == *sharding)?;
-        form.shards.upgrade()
+        let found = |form: &&Form| form.sharding == *sharding && form.is_known();
+        known.list.iter().find(found)?.shards.upgrade()
     }
 
     /// The form that the op read, where it is another than the tensor's own.
@@ -189,12 +206,13 @@ impl Forms {
         let mut known = self.lock();
         known
             .list
-            .retain(|form| form.shards.strong_count() > 0 && form.sharding != *sharding);
+            .retain(|form| form.is_known() && form.sharding != *sharding);
         if known.list.len() < MOST {
             known.list.push(Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
                 held: None,
+                planned: Dry::is_on(),
             });
         }
     }
@@ -226,7 +244,7 @@ impl Forms {
                 (all > bounds.bytes).then(|| window.pop_front()).flatten()
             });
             match oldest {
-                Some(holding) => holding.release(),
+                Some(holding) => drop(holding),
                 None => break,
             }
         }
@@ -268,6 +286,22 @@ impl Tensor {
         self.with_form(form.sharding().clone(), shards.clone())
     }
 
+    /// The form in which the last op read it, where that is at hand.
+    pub(crate) fn as_used(&self) -> Tensor {
+        let used = self.forms().and_then(|forms| forms.used());
+        used.and_then(|used| self.tracked_form(&used))
+            .unwrap_or_else(|| self.clone())
+    }
+
+    /// The value in another sharding in which it is at hand, with its past.
+    fn tracked_form(&self, sharding: &Sharding) -> Option<Tensor> {
+        let mut form = self.in_form(sharding)?;
+        if let Some(edge) = self.edge() {
+            form.attach(edge.clone());
+        }
+        Some(form)
+    }
+
     /// What a gradient keeps of an operand: the form that the op read, so that nothing is brought
     /// again. A parameter is kept as it lies: bringing it again is the point of cutting it. So is
     /// what was gathered along an axis that is to be [gathered again](super::spmd::with_kept).
@@ -282,15 +316,6 @@ impl Tensor {
         if !crate::spmd::policy::keeps(self.mesh(), self.sharding(), &used, parameter) {
             return self.clone();
         }
-        match forms.find(&used) {
-            Some(shards) => {
-                let mut kept = self.with_form(used, shards);
-                if let Some(edge) = self.edge() {
-                    kept.attach(edge.clone());
-                }
-                kept
-            }
-            None => self.clone(),
-        }
+        self.tracked_form(&used).unwrap_or_else(|| self.clone())
     }
 }

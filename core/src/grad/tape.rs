@@ -6,7 +6,7 @@
 //! the result: going down the numbers visits every result before its operands.
 
 use crate::{
-    Error, NoGradient, Placement, Result, Sharding, Tensor,
+    Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
     scoped::Scoped,
     tensor::Outputs,
@@ -77,6 +77,8 @@ pub(crate) struct Node {
     pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
     /// How each result lies, where it lies on a mesh.
     shardings: SmallVec<[Sharding; 1]>,
+    /// Whether it was made while a step was planned.
+    planned: bool,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
     /// Made when somebody asks: most nodes have none.
@@ -179,6 +181,7 @@ impl Node {
             caller,
             inputs,
             shardings,
+            planned: Dry::is_on(),
             pull: Mutex::new(pull),
             watch: OnceLock::new(),
         })
@@ -191,6 +194,8 @@ impl Node {
     /// The function that computes the operands' gradients; the node forgets it unless `keep`.
     pub(super) fn pull(&self, keep: bool) -> Result<Arc<Pull>> {
         let mut pull = lock(&self.pull);
+        // A pass that is only planned releases nothing that another one will need.
+        let keep = keep || Dry::is_on() && !self.planned;
         let found = if keep { pull.clone() } else { pull.take() };
         found.ok_or_else(|| Error::gradient(self.op, NoGradient::Released, format!(
                 "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",
@@ -422,16 +427,16 @@ where
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
+    }
     if !is_recording(inputs) {
         return forward();
     }
     if MODE.get() == Mode::Collect {
         note(inputs);
         return with_mode(Mode::Off, forward);
-    }
-    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
-    for forms in inputs.iter().filter_map(|t| t.forms()) {
-        forms.set_used(None);
     }
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
@@ -506,6 +511,12 @@ impl Back<'_> {
     /// Whether the gradient of operand `i` is wanted.
     pub(crate) fn needs(&self, i: usize) -> bool {
         self.needs.get(i).copied().unwrap_or(false)
+    }
+
+    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
+    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+        let edge = self.node.inputs.get(i)?.as_ref()?;
+        Some(edge.node.shardings.get(edge.slot)?.whole())
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.

@@ -37,6 +37,10 @@ pub const OPS: &[OpInfo] = &[
     op("dot", DOT).runs(&["cast"]),
     OUTER,
     LINEAR,
+    OpInfo::composed(
+        "linear_each",
+        &["linear", "add", "cast", "matmul", "transpose"],
+    ),
     BADDBMM,
 ];
 
@@ -201,21 +205,25 @@ fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor
 }
 
 /// Both gradients of a product on a mesh in one call: the gradient of the result and both factors
-/// are brought once, to where it costs least for both. Not where only one is wanted, or where the
-/// pass is recorded.
+/// are brought once, to where it costs least for both. Not where only one is wanted, where the pass
+/// is recorded, or where dtypes differ, so that parts of a sum would be rounded one by one.
 #[track_caller]
 fn pull_both(
     op: &'static str,
-    info: &'static OpInfo,
-    variant: usize,
+    back: &Back<'_>,
+    (info, variant): (&'static OpInfo, usize),
     [gradient, left, right]: [&Tensor; 3],
     local: impl Fn(&Local<'_>) -> Result<Outputs>,
 ) -> Result<Option<[Tensor; 2]>> {
     let operands = [gradient, right, left];
-    if is_recording(&operands) || plain(op, &operands)? {
+    let differ = operands.iter().any(|t| t.dtype() != gradient.dtype());
+    if differ || is_recording(&operands) || plain(op, &operands)? {
         return Ok(None);
     }
-    let call = Call::of(info, &operands).on_behalf_of(op).variant(variant);
+    let call = Call::of(info, &operands)
+        .on_behalf_of(op)
+        .variant(variant)
+        .wanted([back.place(0), back.place(1)]);
     let mut out = call.run(local)?.into_iter();
     Ok(out.next().zip(out.next()).map(Into::into))
 }
@@ -240,7 +248,7 @@ fn linear_pull(
             einsum_as("...o,...i->oi", &[gradient, x], weight.dtype())?,
         ])
     };
-    let both = pull_both(op, &LINEAR_PULL, 0, [gradient, x, weight], local)?;
+    let both = pull_both(op, back, (&LINEAR_PULL, 0), [gradient, x, weight], local)?;
     let Some([first, second]) = both else {
         return Ok(None);
     };
@@ -290,8 +298,8 @@ fn product_pull(
     };
     let both = pull_both(
         op,
-        &PRODUCT_PULL,
-        usize::from(!one),
+        back,
+        (&PRODUCT_PULL, usize::from(!one)),
         [gradient, left, right],
         local,
     )?;
@@ -593,6 +601,32 @@ impl Tensor {
                 })
             },
         )
+    }
+
+    /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
+    /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
+    /// brought once, to where the first one takes it, and its gradient is one sum.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
+    /// let mesh = Mesh::new("tp=2", &meta())?;
+    /// let x = Tensor::zeros([4, 8], DType::F32, (&mesh, "[@tp, _]"))?;
+    /// let weight = |n: usize| Tensor::zeros([n, 8], DType::F32, (&mesh, "[@tp, _]"));
+    /// let (q, k) = (weight(8)?, weight(4)?);
+    /// let (out, ledger) = Ledger::record(|| x.linear_each(&[(&q, None), (&k, None)]));
+    /// assert_eq!(out?[1].type_string(), "f32[4, 4@tp]");
+    /// assert_eq!(ledger.bytes(), 64, "x is gathered once");
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        let mut out: Vec<Tensor> = Vec::with_capacity(weights.len());
+        let mut x = self.clone();
+        for (weight, bias) in weights {
+            out.push(x.linear(weight, *bias)?);
+            x = x.as_used();
+        }
+        Ok(out)
     }
 
     /// [`linear`](Self::linear) without a gradient, for operands that were checked.

@@ -249,9 +249,9 @@ impl Tensor {
 
     /// Whether ranks receive less if a dimension that is cut is made whole than if they fetch what
     /// they lack for each of these parts of it.
-    fn is_cheaper_whole(&self, axis: usize, sizes: &[usize]) -> bool {
+    fn is_cheaper_whole(&self, axis: usize, sizes: &[usize]) -> Result<bool> {
         if self.is_plain() || !self.is_cut(axis) {
-            return false;
+            return Ok(false);
         }
         let (mesh, shape, sharding) = (self.mesh(), self.shape(), self.sharding());
         let gathered = (sharding.axes_of(axis)).fold(sharding.clone(), |s, a| s.without(a));
@@ -261,11 +261,11 @@ impl Tensor {
             let recipe = Recipe::of(shape[axis]).take(0, start, 1, len);
             let Some(rest) = left.checked_sub(lacked(mesh, shape, sharding, &[(axis, recipe)]))
             else {
-                return true;
+                return Ok(true);
             };
             (left, start) = (rest, start + len);
         }
-        false
+        Ok(false)
     }
 
     /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the
@@ -281,7 +281,7 @@ impl Tensor {
         }
         let run = || {
             let (mut start, mut out) = (0, Outputs::with_capacity(sizes.len()));
-            let from = if self.is_cheaper_whole(axis, sizes) {
+            let from = if self.is_cheaper_whole(axis, sizes)? {
                 self.whole_along(op, axis)?
             } else {
                 self.clone()

@@ -8,7 +8,9 @@ use super::{
     known,
 };
 use crate::{
-    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, ledger, split,
+    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
+    fingerprint::{self, Digest},
+    ledger, split,
     transport::{Part, Transport, reduce},
 };
 use smallvec::SmallVec;
@@ -37,6 +39,8 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
             (source, best) = (form, other_plan);
         }
     }
+    let decision = Digest::default().sharding(source.sharding());
+    fingerprint::fold("reshard", decision.sharding(sharding).0);
     let brought = run(&source, &best)?;
     Ok(if best.recv_bytes > 0 {
         x.add_form(brought, false)

@@ -33,6 +33,8 @@ pub(crate) struct Solved {
     /// How each operand gets where it must be; none where nothing is sent.
     pub(crate) plans: SmallVec<[Option<Rc<ValidPlan>>; 3]>,
     pub(crate) rule: Rule,
+    /// The same number for the same solution, everywhere.
+    pub(crate) decision: u64,
 }
 
 /// Where the size of a factor is.
@@ -80,6 +82,13 @@ impl Solved {
         };
         let plans: SmallVec<[Option<Rc<ValidPlan>>; 3]> =
             (0..operands.len()).map(plan).collect::<Result<_>>()?;
+        let decision = (0..operands.len()).fold(solution.digest(), |digest, i| {
+            match usize::from(solution.sources[i]) {
+                0 => digest.word(0),
+                form => digest.word(1).sharding(&held[i][form - 1]),
+            }
+        });
+        let decision = decision.0;
         solution.bytes =
             solution.statistics + plans.iter().flatten().map(|p| p.recv_bytes).sum::<u64>();
         Ok(Self {
@@ -88,6 +97,7 @@ impl Solved {
             outputs: rule.outputs.clone(),
             plans,
             rule,
+            decision,
         })
     }
 
@@ -228,6 +238,8 @@ struct Key {
     operands: SmallVec<[(Sharding, usize, u32); 3]>,
     /// The other shardings in which operands are at hand, each with the operand's number.
     held: SmallVec<[(usize, Sharding); 1]>,
+    /// Where results are wanted.
+    wanted: SmallVec<[Option<Sharding>; 1]>,
     /// The shapes, one after the other, where the rule depends on them.
     shapes: SmallVec<[usize; 8]>,
 }
@@ -271,6 +283,7 @@ impl Key {
                 .enumerate()
                 .flat_map(|(i, forms)| forms.iter().map(move |form| (i, form.clone())))
                 .collect(),
+            wanted: call.wanted.clone(),
             shapes,
         })
     }

@@ -10,8 +10,8 @@ use super::{
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, forms, grad, ledger, reshard,
-    split, tensor::Outputs,
+    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms, grad,
+    ledger, reshard, split, tensor::Outputs,
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, ops::Range, panic::Location};
@@ -46,6 +46,8 @@ pub(crate) struct Call<'a> {
     pub(super) numbers: u32,
     /// Whether the clauses on partial values hold.
     pub(super) partials: bool,
+    /// Where results are wanted, as far as that is known.
+    pub(super) wanted: SmallVec<[Option<Sharding>; 1]>,
 }
 
 /// A rule knows its operands by a bit each.
@@ -77,6 +79,7 @@ impl<'a> Call<'a> {
             missing: 0,
             numbers: 0,
             partials: true,
+            wanted: SmallVec::new(),
         }
     }
 
@@ -124,6 +127,14 @@ impl<'a> Call<'a> {
     /// rounded by itself.
     pub(crate) fn partials(self, partials: bool) -> Self {
         Self { partials, ..self }
+    }
+
+    /// With where the results are wanted, as far as that is known: nothing partial.
+    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Sharding>>) -> Self {
+        Self {
+            wanted: wanted.into_iter().collect(),
+            ..self
+        }
     }
 
     /// A variant of the rule that the op does not have.
@@ -196,10 +207,14 @@ impl<'a> Call<'a> {
             }
             (None, _) => Rule::default(),
         };
-        Ok(if self.partials {
+        let rule = if self.partials {
             rule
         } else {
             rule.without_partials()
+        };
+        Ok(Rule {
+            wanted: self.wanted.clone(),
+            ..rule
         })
     }
 
@@ -284,6 +299,7 @@ impl<'a> Call<'a> {
             false => self.inputs.iter().map(|t| at_hand(t)).collect(),
         };
         let solved = cache::find(self, &held)?;
+        fingerprint::fold(self.op, solved.decision);
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
             policy::check(self, &solved, &held, caller)?;

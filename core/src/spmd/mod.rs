@@ -17,6 +17,7 @@ pub mod rule;
 pub mod solve;
 pub(crate) mod trace;
 
+pub use crate::fingerprint::Fingerprint;
 pub use crate::forms::{Held, with_held};
 pub use crate::ledger::{Entry, Ledger};
 pub(crate) use crate::tensor::plain;

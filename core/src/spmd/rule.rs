@@ -96,6 +96,9 @@ pub struct Rule {
     /// Of what the result's dimensions consist that are neither equal to the operands' nor whole, by
     /// factor.
     pub recipes: SmallVec<[(u8, Recipe); 1]>,
+    /// Where a call wants its results to lie, as far as it knows: what it takes to get them there
+    /// counts. Results beyond these are wanted without partial values.
+    pub wanted: SmallVec<[Option<Sharding>; 1]>,
 }
 
 /// What the op was given for a term of its rule.

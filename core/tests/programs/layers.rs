@@ -142,8 +142,7 @@ impl Layer for Gpt {
             .unbind(3)?;
         let [q, k, v] = [0, 1, 2].map(|i| qkv[i].transpose(1, 2));
         let seen = q?.attention(&k?, &v?, &AttentionOptions::causal())?.out;
-        let mixed = joined(&seen)?.linear(p.get("out"), Some(p.get("out_bias")))?;
-        let x = settle(x.add(&mixed)?)?;
+        let x = settle(x.add(&joined(&seen)?.linear(p.get("out"), Some(p.get("out_bias")))?)?)?;
         let wide = norm(&x, "norm2", "shift2")?
             .linear(p.get("up"), Some(p.get("up_bias")))?
             .gelu()?;
@@ -180,19 +179,23 @@ impl Layer for Llama {
         let Sizes {
             heads, kv_heads, d, ..
         } = self.0;
-        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm1")))?;
-        let (cos, sin) = Tensor::rope_tables(x.dims()[1], d, &RopeOptions::default(), x.mesh())?;
-        let [q, k, v] = [("wq", heads), ("wk", kv_heads), ("wv", kv_heads)]
-            .map(|(w, heads)| heads_of(&h.linear(p.get(w), None)?, heads));
-        let turn = |x: Tensor| x.rope(&cos, &sin, RopeStyle::Half);
-        let seen = turn(q?)?
-            .attention(&turn(k?)?, &v?, &AttentionOptions::causal())?
-            .out;
+        let seen = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm1")))?;
+            let tables = RopeOptions::default();
+            let (cos, sin) = Tensor::rope_tables(x.dims()[1], d, &tables, x.mesh())?;
+            let [q, k, v] = [("wq", heads), ("wk", kv_heads), ("wv", kv_heads)]
+                .map(|(w, heads)| heads_of(&h.linear(p.get(w), None)?, heads));
+            let turn = |x: Tensor| x.rope(&cos, &sin, RopeStyle::Half);
+            turn(q?)?
+                .attention(&turn(k?)?, &v?, &AttentionOptions::causal())?
+                .out
+        };
         let x = settle(x.add(&joined(&seen)?.linear(p.get("wo"), None)?)?)?;
-        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm2")))?;
-        let gated = h
-            .linear(p.get("gate"), None)?
-            .swiglu2(&h.linear(p.get("up"), None)?)?;
+        let gated = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm2")))?;
+            h.linear(p.get("gate"), None)?
+                .swiglu2(&h.linear(p.get("up"), None)?)?
+        };
         settle(x.add(&gated.linear(p.get("down"), None)?)?)
     }
 }

@@ -19,7 +19,7 @@ mod weigh;
 use super::rule::Rule;
 use crate::{
     DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
-    sharding::too_many_dimensions,
+    fingerprint::Digest, sharding::too_many_dimensions,
 };
 use assign::{Reach, Search};
 use smallvec::SmallVec;
@@ -88,6 +88,24 @@ pub struct Solution {
     pub free: bool,
     /// Whether the op must run as its decomposition.
     pub decompose: bool,
+}
+
+impl Solution {
+    /// A number for what it says of the mesh axes and the operands, the same everywhere.
+    pub(crate) fn digest(&self) -> Digest {
+        let choice = |choice: &Choice| match *choice {
+            Choice::Whole => 0,
+            Choice::Cut(factor) => 1 | (factor as u64) << 2,
+            Choice::Through(operands, reduction) => {
+                2 | (reduction as u64) << 2 | u64::from(operands) << 8
+            }
+        };
+        let cut = |(factor, axis): &(u8, u8)| u64::from(*factor) << 8 | u64::from(*axis);
+        let digest = Digest::default()
+            .words(self.choices.iter().map(choice))
+            .words(self.cuts.iter().map(cut));
+        self.inputs.iter().fold(digest, Digest::sharding)
+    }
 }
 
 /// The best assignment.

@@ -142,8 +142,8 @@ impl Search<'_> {
         Ok(Some((score, solution)))
     }
 
-    /// Where results lie, and the bytes that reducing them will take; `None` where they cannot lie
-    /// so.
+    /// Where results lie, and the bytes that it will take to reduce them or to get them where they
+    /// are wanted; `None` where they cannot lie so.
     fn results(
         &self,
         at: &[u8],
@@ -151,7 +151,7 @@ impl Search<'_> {
     ) -> Result<Option<(SmallVec<[Sharding; 2]>, u64)>> {
         let mut outputs = SmallVec::new();
         let mut owed = 0;
-        for dims in &self.rule.outputs {
+        for (number, dims) in self.rule.outputs.iter().enumerate() {
             let Some(mut sharding) = cut(self.mesh, self.rule, dims, cuts) else {
                 return Ok(None);
             };
@@ -174,9 +174,15 @@ impl Search<'_> {
             if mixes(&sharding) {
                 return Ok(None);
             }
-            if let (true, Some(first)) = (sharding.is_partial(), self.operands.first()) {
+            let wanted = self.rule.wanted.get(number).and_then(Option::as_ref);
+            let there = wanted.map_or(!sharding.is_partial(), |wanted| *wanted == sharding);
+            if let (false, Some(first)) = (there, self.operands.first()) {
                 let shape = self.shape_of(dims);
-                owed += Held::new(self.mesh, &shape, first.dtype, &sharding).settled()?;
+                let held = Held::new(self.mesh, &shape, first.dtype, &sharding);
+                owed += match wanted {
+                    Some(wanted) => held.exact(wanted)?,
+                    None => held.settled()?,
+                };
             }
             outputs.push(sharding);
         }
