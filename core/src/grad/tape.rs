@@ -526,10 +526,12 @@ impl Back<'_> {
         self.needs.get(i).copied().unwrap_or(false)
     }
 
-    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
-    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+    /// How the operand `i` lies, with nothing partial: where its gradient is wanted. And how many
+    /// ops took it, whose gradients are added up before they go there.
+    pub(crate) fn place(&self, i: usize) -> Option<(Sharding, u32)> {
         let edge = self.node.inputs.get(i)?.as_ref()?;
-        Some(edge.node.shardings.get(edge.slot)?.whole())
+        let sharding = edge.node.shardings.get(edge.slot)?.whole();
+        Some((sharding, edge.node.uses(edge.slot)?))
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.
