@@ -3,7 +3,7 @@
 use super::tape::{Back, Edge, Mode, Node, with_mode};
 use crate::{
     Error, NoGradient, Result, Tensor,
-    forms::Forms,
+    forms::Holder,
     ledger,
     promotion::{self, Promotion},
 };
@@ -39,9 +39,9 @@ impl Pending {
     fn count(&mut self, slot: usize) {
         self.given[slot] += 1;
         if Some(self.given[slot]) == self.node.uses(slot)
-            && let Some(forms) = self.grads[slot].as_ref().and_then(|g| g.forms())
+            && let Some(holder) = self.grads[slot].as_ref().and_then(|g| g.holder())
         {
-            forms.add_reader();
+            holder.add_reader();
         }
     }
 
@@ -49,9 +49,9 @@ impl Pending {
     fn begin(&self) {
         for (slot, grad) in self.grads.iter().enumerate() {
             if Some(self.given[slot]) == self.node.uses(slot)
-                && let Some(forms) = grad.as_ref().and_then(|g| g.forms())
+                && let Some(holder) = grad.as_ref().and_then(|g| g.holder())
             {
-                forms.remove_reader();
+                holder.remove_reader();
             }
         }
     }
@@ -141,8 +141,8 @@ impl Pass<'_> {
                     // What the node kept goes before the next one allocates, but for what others
                     // will read.
                     drop(pull);
-                    let read: SmallVec<[Weak<Forms>; 1]> = (grads.iter().flatten())
-                        .filter_map(|g| g.forms().map(Arc::downgrade))
+                    let read: SmallVec<[Weak<Holder>; 1]> = (grads.iter().flatten())
+                        .filter_map(|g| g.holder().map(Arc::downgrade))
                         .collect();
                     drop(grads);
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
@@ -154,8 +154,8 @@ impl Pass<'_> {
                             _ => {}
                         }
                     }
-                    for forms in read.iter().filter_map(Weak::upgrade) {
-                        forms.release_read();
+                    for holder in read.iter().filter_map(Weak::upgrade) {
+                        holder.release_read();
                     }
                 }
                 Ok(found)
