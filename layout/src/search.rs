@@ -143,12 +143,20 @@ impl Search<'_> {
                 .then(a.memory.total_cmp(&b.memory))
         });
         Ok(Report {
+            candidates,
+            ..self.report()
+        })
+    }
+
+    /// A report without candidates.
+    pub fn report(&self) -> Report {
+        Report {
             cost: self.cost.clone(),
             ranks: self.ranks,
             sequences: self.sequences,
             length: self.model.length(),
-            candidates,
-        })
+            candidates: vec![],
+        }
     }
 
     /// What a given layout costs.
