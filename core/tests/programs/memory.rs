@@ -1,86 +1,19 @@
-//! What one rank holds, by the count of a device without memory: only that rank is run, and a
-//! transport that answers for the others gives it what they would send.
+//! What one rank holds, by the count of a device without memory, of which only that rank is run.
 
 use crate::{
     layers::{Gpt, Layer, LlamaEach, MEGATRON, Settle, Sizes, zeros},
     table::{gpt, llama, sizes},
 };
 use anymesh_core::{
-    DType, Device, Mesh, Reduction, Result, Shape, Tensor, meta, split,
+    DType, Device, Mesh, Result, Tensor, meta,
     spmd::{Keep, with_kept},
-    transport::{Message, Part, Transport},
 };
-use std::sync::Arc;
-
-/// Answers with tensors without values for ranks that do not run. Collectives hold their operands
-/// and results and nothing else.
-#[derive(Debug)]
-struct Absent;
-
-impl Absent {
-    /// A result for each member that is here.
-    fn each(
-        mesh: &Mesh,
-        parts: &[Part],
-        shape: impl Fn(usize) -> Shape,
-    ) -> Result<Vec<Option<Tensor>>> {
-        let result = |(i, part): (usize, &Part)| {
-            let at = mesh.position_of(part.rank);
-            at.map(|at| Tensor::zeros(shape(i), part.dtype, mesh.device(at)))
-                .transpose()
-        };
-        parts.iter().enumerate().map(result).collect()
-    }
-}
-
-impl Transport for Absent {
-    fn name(&self) -> &str {
-        "absent"
-    }
-
-    fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        let receive = |m: Message| {
-            let Some(at) = mesh.position_of(m.to) else {
-                return Ok(None);
-            };
-            match m.part.data {
-                Some(data) => Ok(Some(data)),
-                None => Tensor::zeros(m.part.shape, m.part.dtype, mesh.device(at)).map(Some),
-            }
-        };
-        messages.into_iter().map(receive).collect()
-    }
-
-    fn barrier(&self, _: &Mesh, _: &[usize]) -> Result<()> {
-        Ok(())
-    }
-
-    fn all_reduce(&self, mesh: &Mesh, parts: &[Part], _: Reduction) -> Result<Vec<Option<Tensor>>> {
-        Self::each(mesh, parts, |i| parts[i].shape.clone())
-    }
-
-    fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        let all = parts.iter().map(|p| p.shape[dim]).sum();
-        Self::each(mesh, parts, |i| parts[i].shape.with(dim, all))
-    }
-
-    fn reduce_scatter(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        _: Reduction,
-        dim: usize,
-    ) -> Result<Vec<Option<Tensor>>> {
-        let own = |i: usize| split(parts[i].shape[dim], i, parts.len()).len();
-        Self::each(mesh, parts, |i| parts[i].shape.with(dim, own(i)))
-    }
-}
 
 /// A device of its own, so that nothing else is counted, and a mesh of which it runs one rank.
 fn one_rank(axes: &str) -> Result<(Device, Mesh)> {
     let device = meta().decorated(|backend, kernel| backend.launch(kernel));
     let mesh = Mesh::new(axes, &device)?.addressing(&[0])?;
-    Ok((device.clone(), mesh.with_transport(Arc::new(Absent))))
+    Ok((device, mesh))
 }
 
 /// What a rank holds of one layer, in bytes beyond parameters, the input and the gradient of the

@@ -7,6 +7,7 @@ mod basics;
 mod boundary;
 mod brute;
 mod facts;
+mod forms;
 mod index;
 mod nn;
 mod rules;
