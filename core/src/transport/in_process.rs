@@ -6,7 +6,8 @@ use crate::{Device, Mesh, Reduction, Result, Tensor, split};
 /// The transport of meshes whose ranks are all in this process.
 ///
 /// Ranks of one device share what is equal: tensors are values, so a replicated result is computed
-/// once and exists once for each device. The other collectives are the provided ones, whose
+/// once and exists once for each device, and a reduction that is cut is made once where all members
+/// are on one device. The other collectives are the provided ones, whose
 /// messages between ranks of one device are free. Nobody is waited for, so there is no deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
