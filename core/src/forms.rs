@@ -13,7 +13,7 @@
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Dry, Sharding, Tensor, scoped::Scoped, tensor::Shards};
+use crate::{Dry, Result, Sharding, Tensor, ledger, reshard, scoped::Scoped, tensor::Shards};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -328,11 +328,19 @@ impl Tensor {
         self.with_form(form.sharding().clone(), shards.clone())
     }
 
-    /// The form in which the last op read it, where that is at hand.
-    pub(crate) fn as_used(&self) -> Tensor {
-        let used = self.forms().and_then(|forms| forms.used());
-        used.and_then(|used| self.tracked_form(&used))
-            .unwrap_or_else(|| self.clone())
+    /// The value in another sharding, brought there for ops to come: they find it as long as it
+    /// lives. Nothing where ops do not look for forms.
+    #[track_caller]
+    pub(crate) fn brought_to(
+        &self,
+        op: &'static str,
+        sharding: &Sharding,
+    ) -> Result<Option<Tensor>> {
+        if capture().calls == 0 {
+            return Ok(None);
+        }
+        let _scope = ledger::on_behalf_of(op, self);
+        reshard::to_mesh(&self.detach(), self.mesh(), sharding).map(Some)
     }
 
     /// The value in another sharding in which it is at hand, with its past.

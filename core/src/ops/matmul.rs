@@ -21,7 +21,7 @@ use crate::{
     launch::launch_as,
     map::Builder,
     promotion,
-    spmd::{Call, Local, plain, rule::Wanted},
+    spmd::{Call, Local, plain, rule::Wanted, shared_operand},
     tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
@@ -612,7 +612,7 @@ impl Tensor {
 
     /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
     /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
-    /// brought once, to where the first one takes it, and its gradient is one sum.
+    /// brought once, to where it costs least for all of them together.
     ///
     /// ```
     /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
@@ -627,11 +627,22 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        // At hand as long as this runs: what each product then takes.
+        let mut _brought = None;
+        let dtype = self.dtype();
+        let alike = |t: &Tensor| t.dtype() == dtype && t.mesh() == self.mesh();
+        if !self.is_plain() && weights.iter().all(|(w, _)| alike(w) && w.rank() == 2) {
+            let inputs: Vec<[&Tensor; 2]> = weights.iter().map(|(w, _)| [self, *w]).collect();
+            let calls: Vec<Call<'_>> = (inputs.iter())
+                .map(|inputs| Call::of(&LINEAR, inputs).optional(2, &[None]))
+                .collect();
+            if let Some(place) = shared_operand(&calls)? {
+                _brought = self.brought_to("linear_each", &place)?;
+            }
+        }
         let mut out: Vec<Tensor> = Vec::with_capacity(weights.len());
-        let mut x = self.clone();
         for (weight, bias) in weights {
-            out.push(x.linear(weight, *bias)?);
-            x = x.as_used();
+            out.push(self.linear(weight, *bias)?);
         }
         Ok(out)
     }

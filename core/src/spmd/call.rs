@@ -378,7 +378,7 @@ impl<'a> Call<'a> {
 /// The other shardings in which each operand is at hand.
 pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
 
-fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
+pub(super) fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
     x.forms()
         .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
 }

@@ -15,6 +15,7 @@ mod notation;
 pub mod policy;
 pub mod rule;
 pub mod solve;
+mod together;
 pub(crate) mod trace;
 
 pub use crate::fingerprint::Fingerprint;
@@ -26,6 +27,7 @@ pub use info::{OpInfo, RuleForm};
 pub use policy::{Keep, Policy, with_kept, with_policy};
 pub use rule::Rule;
 pub use solve::{Choice, Solution};
+pub(crate) use together::shared_operand;
 pub use trace::{Decision, Source, trace};
 
 use crate::{Error, Result, Tensor};

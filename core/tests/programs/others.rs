@@ -7,9 +7,11 @@
 
 use crate::{
     layers::{
-        Layer, Layout, Llama, MEGATRON, Parameters, Settle, Sizes, UnevenHeads, heads_of, joined,
+        Layer, Layout, Llama, LlamaEach, MEGATRON, Parameters, Settle, Sizes, UnevenHeads,
+        heads_of, joined,
     },
     measure::{Flow, Program, Traffic},
+    table::sizes,
 };
 use anymesh_core::{
     DType, Mesh, Result, Tensor, meta,
@@ -401,7 +403,7 @@ mod two_axes {
 
     /// Both axes are one tensor-parallel group of eight. With a cut stream each of the three products
     /// of its first input is cheapest by itself along one axis for the rows and the other for the sum;
-    /// gathering the input once for all three would take 8 units.
+    /// `linear_each` gathers it once for all three, which takes 8 units.
     #[test]
     fn cost_what_one_of_their_product_does() -> Result<()> {
         let layout: &Layout = &[
@@ -414,6 +416,14 @@ mod two_axes {
             ("down", "[_, @a@b]"),
         ];
         let u = unit(4096 * 8192, 8);
+        let each = Run {
+            layer: &LlamaEach(sizes(3 * 8192)),
+            layout,
+            mesh: "a=2, b=4",
+            stream: "[_, @a@b, _]",
+            input: &[1, 4096, 8192],
+        };
+        each.hold(8 * u, 2 * 2 * (unit(8192, 2) + unit(8192, 4)))?;
         let run = |stream| {
             Run {
                 layer: &llama(),
