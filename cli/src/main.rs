@@ -4,6 +4,8 @@ mod ckpt;
 mod doctor;
 #[cfg(test)]
 mod hostile;
+mod layout;
+mod measure;
 mod plan;
 mod request;
 mod rule;
@@ -30,6 +32,8 @@ enum Command {
     Rule(rule::RuleCommand),
     /// Print the steps, bytes and bounds of a reshard.
     Plan(plan::PlanCommand),
+    /// Find how to lay a model out on many ranks: axes, cuts of parameters, recompute.
+    Layout(layout::LayoutCommand),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run(),
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),
+        Command::Layout(layout) => finish(layout.run()),
         Command::Show(show) => finish(show.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
     }

@@ -6,8 +6,9 @@
 //!
 //! A form is known as long as some tensor has its memory. What an op brought for itself is also
 //! held for the next few calls, because its readers tend to follow each other; the number of calls
-//! and the bytes that are held so are [bounded](with_held). When the last tensor of a value goes,
-//! its table and all that it held go too.
+//! and the bytes that are held so are [bounded](with_held). It is held by the tensors of the
+//! program: when the last one of a value goes, all that it held goes too, though a gradient may
+//! still keep the value.
 //!
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
@@ -17,7 +18,7 @@ use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 /// How long forms that ops brought for themselves are held.
@@ -77,7 +78,7 @@ pub(crate) fn enter(held: Held) -> Scoped<Held> {
 /// A form that is held until a call.
 struct Holding {
     until: u64,
-    forms: Weak<Forms>,
+    by: Weak<Holder>,
     sharding: Sharding,
     bytes: u64,
 }
@@ -85,7 +86,7 @@ struct Holding {
 impl Holding {
     /// The bytes that it keeps alive now.
     fn bytes(&self) -> u64 {
-        if self.forms.strong_count() > 0 {
+        if self.by.strong_count() > 0 {
             self.bytes
         } else {
             0
@@ -96,11 +97,8 @@ impl Holding {
 /// What was held is let go, also where the thread ends.
 impl Drop for Holding {
     fn drop(&mut self) {
-        if let Some(forms) = self.forms.upgrade() {
-            let mut table = forms.lock();
-            if let Some(form) = table.list.iter_mut().find(|f| f.sharding == self.sharding) {
-                form.held = None;
-            }
+        if let Some(by) = self.by.upgrade() {
+            by.lock().forms.retain(|(s, _)| *s != self.sharding);
         }
     }
 }
@@ -128,9 +126,81 @@ pub(crate) fn release_all() {
 /// The most forms of a value that are known.
 const MOST: usize = 4;
 
+/// Who holds forms of a value: the tensors of the program that are this value share one; what
+/// gradients keep of it has another.
+#[derive(Default)]
+pub(crate) struct Holder(Mutex<HeldForms>);
+
+#[derive(Default)]
+struct HeldForms {
+    forms: SmallVec<[(Sharding, Arc<Shards>); 1]>,
+    /// Of a gradient in a backward pass: how many ops are still to read it as it is.
+    readers: u32,
+}
+
+impl Holder {
+    fn lock(&self) -> MutexGuard<'_, HeldForms> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more op is to read the value, which is a gradient.
+    pub(crate) fn add_reader(&self) {
+        self.lock().readers += 1;
+    }
+
+    /// One of the ops that were to read the value is about to do so.
+    pub(crate) fn remove_reader(&self) {
+        let mut held = self.lock();
+        held.readers = held.readers.saturating_sub(1);
+    }
+
+    /// Lets go of what is held of a gradient that no further op reads.
+    pub(crate) fn release_read(&self) {
+        let mut held = self.lock();
+        if held.readers == 0 {
+            held.forms.clear();
+        }
+    }
+
+    /// Holds a form for the next calls, as far as the bounds let it.
+    fn hold(self: &Arc<Self>, sharding: &Sharding, shards: &Arc<Shards>, bytes: u64) {
+        let bounds = capture();
+        if bounds.calls == 0 || bytes > bounds.bytes {
+            return;
+        }
+        {
+            let mut held = self.lock();
+            held.forms.retain(|(s, _)| s != sharding);
+            held.forms.push((sharding.clone(), shards.clone()));
+        }
+        let holding = Holding {
+            until: CALLS.get() + bounds.calls,
+            by: Arc::downgrade(self),
+            sharding: sharding.clone(),
+            bytes,
+        };
+        WINDOW.with_borrow_mut(|window| window.push_back(holding));
+        // The oldest make room.
+        loop {
+            let oldest = WINDOW.with_borrow_mut(|window| {
+                let all: u64 = window.iter().map(Holding::bytes).sum();
+                (all > bounds.bytes).then(|| window.pop_front()).flatten()
+            });
+            match oldest {
+                Some(holding) => drop(holding),
+                None => break,
+            }
+        }
+    }
+}
+
 /// The forms of one value.
 #[derive(Default)]
-pub(crate) struct Forms(Mutex<Known>);
+pub(crate) struct Forms {
+    known: Mutex<Known>,
+    /// Holds what is brought of it for gradients, which keep it.
+    kept: OnceLock<Arc<Holder>>,
+}
 
 #[derive(Default)]
 struct Known {
@@ -144,7 +214,6 @@ struct Known {
 struct Form {
     sharding: Sharding,
     shards: Weak<Shards>,
-    held: Option<Arc<Shards>>,
     /// Whether it is of a step that was planned, and has no values.
     planned: bool,
 }
@@ -159,14 +228,18 @@ impl Form {
 impl Forms {
     /// The forms of a value that was computed.
     pub(crate) fn computed() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Known {
+        let known = Mutex::new(Known {
             computed: true,
             ..Known::default()
-        })))
+        });
+        Arc::new(Self {
+            known,
+            kept: OnceLock::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_computed(&self) -> bool {
@@ -211,42 +284,8 @@ impl Forms {
             known.list.push(Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
-                held: None,
                 planned: Dry::is_on(),
             });
-        }
-    }
-
-    /// Holds a form that is known for the next calls, as far as the bounds let it.
-    fn hold(self: &Arc<Self>, sharding: &Sharding, shards: &Arc<Shards>, bytes: u64) {
-        let bounds = capture();
-        if bounds.calls == 0 || bytes > bounds.bytes {
-            return;
-        }
-        {
-            let mut known = self.lock();
-            let Some(form) = known.list.iter_mut().find(|f| f.sharding == *sharding) else {
-                return;
-            };
-            form.held = Some(shards.clone());
-        }
-        let holding = Holding {
-            until: CALLS.get() + bounds.calls,
-            forms: Arc::downgrade(self),
-            sharding: sharding.clone(),
-            bytes,
-        };
-        WINDOW.with_borrow_mut(|window| window.push_back(holding));
-        // The oldest make room.
-        loop {
-            let oldest = WINDOW.with_borrow_mut(|window| {
-                let all: u64 = window.iter().map(Holding::bytes).sum();
-                (all > bounds.bytes).then(|| window.pop_front()).flatten()
-            });
-            match oldest {
-                Some(holding) => drop(holding),
-                None => break,
-            }
         }
     }
 }
@@ -281,7 +320,10 @@ impl Tensor {
         forms.add(form.sharding(), shards);
         if hold {
             let part = form.sharding().largest_part(form.mesh(), form.shape());
-            forms.hold(form.sharding(), shards, part * form.dtype().size() as u64);
+            let by = self
+                .holder()
+                .unwrap_or_else(|| forms.kept.get_or_init(Arc::default));
+            by.hold(form.sharding(), shards, part * form.dtype().size() as u64);
         }
         self.with_form(form.sharding().clone(), shards.clone())
     }
@@ -309,13 +351,11 @@ impl Tensor {
         let Some(forms) = self.forms() else {
             return self.clone();
         };
-        let Some(used) = forms.used() else {
-            return self.clone();
-        };
-        let parameter = !self.is_computed();
-        if !crate::spmd::policy::keeps(self.mesh(), self.sharding(), &used, parameter) {
-            return self.clone();
-        }
-        self.tracked_form(&used).unwrap_or_else(|| self.clone())
+        let used = forms.used().filter(|used| {
+            let parameter = !self.is_computed();
+            crate::spmd::policy::keeps(self.mesh(), self.sharding(), used, parameter)
+        });
+        let form = used.and_then(|used| self.tracked_form(&used));
+        form.as_ref().unwrap_or(self).without_holder()
     }
 }

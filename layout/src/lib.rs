@@ -9,12 +9,12 @@
 //! ```
 //! use anymesh_core::cost::CostModel;
 //! use anymesh_layout::{Llama, Search};
-//! // One layer of a 70B model on one node, eight sequences of 1024 tokens.
+//! // One layer of a 70B model on one node, one sequence of 4096 tokens.
 //! let config = r#"{"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
 //!     "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 128256}"#;
-//! let model = Llama { vocabulary: 0, ..Llama::from_config(config, 1024)? };
+//! let model = Llama { vocabulary: 0, ..Llama::from_config(config, 4096)? };
 //! let cost = CostModel::preset("h100")?;
-//! let search = Search { model: &model, cost: &cost, ranks: 8, sequences: 8, optimizer: 12.0 };
+//! let search = Search { model: &model, cost: &cost, ranks: 8, sequences: 1, optimizer: 12.0 };
 //! let report = search.run()?;
 //! let best = report.best().expect("a layer fits");
 //! assert_eq!(best.layout.to_string(), "\

@@ -53,7 +53,7 @@ impl Report {
             let there = self.cost.device.memory.unwrap_or(u64::MAX) as f64;
             let rest = candidate.memory - candidate.state;
             return format!(
-                "needs {} ({} of state, {} of activations), {} are there",
+                "needs {} ({} of state, {} of activations) of {}",
                 gb(candidate.memory),
                 gb(candidate.state),
                 gb(rest),
@@ -92,23 +92,22 @@ impl Report {
     }
 }
 
-/// The mesh and what is done on it, in a few words.
-fn short(layout: &Layout) -> String {
-    let mut words: Vec<String> = layout
-        .mesh
-        .iter()
-        .map(|(name, size)| format!("{name}={size}"))
-        .collect();
-    if layout.stream.to_string().contains("@tp") {
-        words.push("stream@tp".into());
+impl Layout {
+    /// The mesh and what is done on it, in a few words.
+    pub fn summary(&self) -> String {
+        let axis = |(name, size): &(String, usize)| format!("{name}={size}");
+        let mut words: Vec<String> = self.mesh.iter().map(axis).collect();
+        if self.stream.to_string().contains("@tp") {
+            words.push("stream@tp".into());
+        }
+        if self.microbatches > 1 {
+            words.push(format!("micro={}", self.microbatches));
+        }
+        if self.recompute {
+            words.push("recompute".into());
+        }
+        words.join(" ")
     }
-    if layout.microbatches > 1 {
-        words.push(format!("micro={}", layout.microbatches));
-    }
-    if layout.recompute {
-        words.push("recompute".into());
-    }
-    words.join(" ")
 }
 
 impl fmt::Display for Report {
@@ -128,7 +127,7 @@ impl fmt::Display for Report {
             .chain(rest.iter().take(SHOWN / 2))
             .copied()
             .collect();
-        let names = shown.iter().map(|c| short(&c.layout));
+        let names = shown.iter().map(|c| c.layout.summary());
         let width = names.map(|n| n.len()).max().unwrap_or(0).max(6);
         writeln!(
             f,
@@ -141,7 +140,7 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "{:width$}  {:>10.1}  {:>10.1}  {:>10.1}  {:>10.1}  {:>9.0}  {:>9.0}  {}",
-                short(&c.layout),
+                c.layout.summary(),
                 c.memory / 1e9,
                 c.compute * 1e3,
                 c.exposed * 1e3,

@@ -77,6 +77,10 @@ pub fn state_bytes(
     elements * (element_bytes * share(3) + element_bytes * share(2) + optimizer * share(1))
 }
 
+/// How much of a device's memory a layout may plan with: workspaces of kernels, buffers of
+/// collectives and what lies between allocations need the rest.
+const USABLE: f64 = 0.9;
+
 /// Ways of a mesh and a stream.
 #[derive(Clone, Copy)]
 struct Way {
@@ -139,12 +143,20 @@ impl Search<'_> {
                 .then(a.memory.total_cmp(&b.memory))
         });
         Ok(Report {
+            candidates,
+            ..self.report()
+        })
+    }
+
+    /// A report without candidates.
+    pub fn report(&self) -> Report {
+        Report {
             cost: self.cost.clone(),
             ranks: self.ranks,
             sequences: self.sequences,
             length: self.model.length(),
-            candidates,
-        })
+            candidates: vec![],
+        }
     }
 
     /// What a given layout costs.
@@ -178,10 +190,11 @@ impl Search<'_> {
         };
         let setting = self.setting(way);
         let mut total = Price::default();
-        for block in self.model.blocks() {
+        let blocks = self.model.blocks();
+        for block in &blocks {
             let stored = |matrix: Option<&Matrix>| matrix.map(|m| stored_in(layout, m));
             let wanted = (stored(block.reads.first()), stored(block.writes.as_ref()));
-            let found = options(&setting, &block).into_iter().filter(|(cuts, _)| {
+            let found = options(&setting, block).into_iter().filter(|(cuts, _)| {
                 wanted.0.is_none_or(|s| s == cuts.reads.0)
                     && wanted.1.is_none_or(|s| s == cuts.writes.0)
             });
@@ -195,7 +208,7 @@ impl Search<'_> {
             })?;
             total = total.plus(&price, block.count as f64);
         }
-        Ok(self.candidate(layout.clone(), way, total))
+        Ok(self.candidate(layout.clone(), way, layers(&blocks), total))
     }
 
     fn setting(&self, way: Way) -> Setting<'_> {
@@ -217,7 +230,8 @@ impl Search<'_> {
     fn best(&self, blocks: &[Block], way: Way) -> Option<Candidate> {
         let setting = self.setting(way);
         let seconds = |price: &Price| price.seconds(self.cost, way.microbatches, way.recompute);
-        let memory = |price: &Price| self.memory(price, way).0;
+        let layers = layers(blocks);
+        let memory = |price: &Price| self.memory(price, way, layers).0;
         let mut totals: Vec<(Vec<Cuts>, Price)> = vec![(vec![], Price::default())];
         for block in blocks {
             let options = options(&setting, block);
@@ -242,32 +256,31 @@ impl Search<'_> {
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let (cuts, price) = best?;
-        Some(self.candidate(layout_of(blocks, &cuts, way), way, price))
+        Some(self.candidate(layout_of(blocks, &cuts, way), way, layers, price))
     }
 
     fn limit(&self) -> f64 {
         let memory = self.cost.device.memory;
-        memory.map_or(f64::INFINITY, |bytes| bytes as f64)
+        memory.map_or(f64::INFINITY, |bytes| bytes as f64 * USABLE)
     }
 
     /// Bytes that a rank holds at most, and of them those that it always holds.
-    fn memory(&self, price: &Price, way: Way) -> (f64, f64) {
+    fn memory(&self, price: &Price, way: Way, layers: usize) -> (f64, f64) {
         let size = self.model.dtype().size() as f64;
         let state = state_bytes(price.parameters, size, self.optimizer, 0, 1);
         // With recompute one layer at a time has its activations.
-        let layers = self.model.blocks().iter().map(|b| b.count).max();
         let kept = match way.recompute {
-            true => price.entry + (price.activations - price.entry) / layers.unwrap_or(1) as f64,
+            true => price.entry + (price.activations - price.entry) / layers as f64,
             false => price.activations,
         };
         (state + kept + price.working, state)
     }
 
-    fn candidate(&self, layout: Layout, way: Way, price: Price) -> Candidate {
+    fn candidate(&self, layout: Layout, way: Way, layers: usize, price: Price) -> Candidate {
         let seconds = price.seconds(self.cost, way.microbatches, way.recompute);
         let again = if way.recompute { price.again } else { 0.0 };
         let compute = (price.compute + again) * way.microbatches as f64;
-        let (memory, state) = self.memory(&price, way);
+        let (memory, state) = self.memory(&price, way, layers);
         Candidate {
             layout,
             price,
@@ -354,19 +367,21 @@ fn options(setting: &Setting<'_>, block: &Block) -> Vec<(Cuts, Price)> {
 }
 
 /// Those that no other one beats in both respects, in the order of the first.
-fn pareto<T>(mut all: Vec<T>, key: impl Fn(&T) -> (f64, f64)) -> Vec<T> {
-    all.sort_by(|a, b| {
-        let (a, b) = (key(a), key(b));
-        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
-    });
+fn pareto<T>(all: Vec<T>, key: impl Fn(&T) -> (f64, f64)) -> Vec<T> {
+    let mut keyed: Vec<((f64, f64), T)> = all.into_iter().map(|item| (key(&item), item)).collect();
+    keyed.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let mut least = f64::INFINITY;
-    all.retain(|item| {
-        let (_, second) = key(item);
-        let kept = second < least;
-        least = least.min(second);
+    keyed.retain(|((_, second), _)| {
+        let kept = *second < least;
+        least = least.min(*second);
         kept
     });
-    all
+    keyed.into_iter().map(|(_, item)| item).collect()
+}
+
+/// Layers of a model: blocks of which there are most.
+fn layers(blocks: &[Block]) -> usize {
+    blocks.iter().map(|b| b.count).max().unwrap_or(1).max(1)
 }
 
 fn divisors(n: usize) -> Vec<usize> {

@@ -81,6 +81,17 @@ impl Check {
     }
 }
 
+impl Check {
+    /// As JSON, in bytes and seconds.
+    pub fn to_json(&self) -> serde_json::Value {
+        let received = |r: &Received| serde_json::json!({"tp": r.tp, "fsdp": r.fsdp, "dp": r.dp});
+        serde_json::json!({
+            "closed": {"recv_bytes": received(&self.closed), "compute_seconds": self.compute, "memory_bytes": self.memory},
+            "run": {"recv_bytes": received(&self.ledger), "compute_seconds": self.run.total.compute, "memory_bytes": self.run.memory},
+        })
+    }
+}
+
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

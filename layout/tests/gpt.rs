@@ -86,6 +86,12 @@ impl Model for Gpt {
             Scores::Kept => (1.0, 2.5, 11.0),
             Scores::Again => (1.0 + 1.0 / 3.5, 0.0, 15.0),
         };
+        // A mask of dropout has a byte for each element of the stream; `step` has none.
+        let masks = if self.scores == Scores::Fused {
+            0.0
+        } else {
+            0.5
+        };
         vec![
             Block {
                 name: "attention".into(),
@@ -102,7 +108,7 @@ impl Model for Gpt {
                 writes: Some(matrix("attn.out", self.width, self.width)),
                 vectors: vectors("ln_1"),
                 touched: 14.0,
-                kept: 1.0,
+                kept: 1.0 + masks,
             },
             Block {
                 name: "mlp".into(),
@@ -117,7 +123,7 @@ impl Model for Gpt {
                 writes: Some(matrix("mlp.down", self.width, 4 * self.width)),
                 vectors: vectors("ln_2"),
                 touched: 14.0,
-                kept: 1.0,
+                kept: 1.0 + masks,
             },
         ]
     }
@@ -279,6 +285,8 @@ fn iteration(p: &Published, cost: &CostModel, full_recompute: bool) -> f64 {
     (microbatches as f64 + waiting) * (stage + border) + microbatches as f64 * head + optimizer
 }
 
+/// Two numbers of the preset are fitted to these eight times: see its file. What a layer takes alone
+/// was not part of the fit.
 #[test]
 fn iteration_times_of_published_models_are_within_ten_percent() {
     let cost = CostModel::preset("a100-80").expect("a preset");
@@ -299,4 +307,70 @@ fn iteration_times_of_published_models_are_within_ten_percent() {
     }
     println!("{report}");
     assert!(worst <= 0.10, "{report}");
+}
+
+#[test]
+fn a_published_layer_takes_as_long_as_modelled() {
+    let cost = CostModel::preset("a100-80").expect("a preset");
+    let model = Gpt::new(64, 6144, 1, Scores::Kept);
+    let search = Search {
+        model: &model,
+        cost: &cost,
+        ranks: 8,
+        sequences: 4,
+        optimizer: 12.0,
+    };
+    // Forward and backward in ms: table 4 of the same paper, 22B.
+    for (stream, published) in [("[_, _, _]", 7.7 + 11.9), ("[_, @tp, _]", 7.2 + 11.8)] {
+        let modelled = search.price(&megatron(stream)).expect("a price").seconds * 1e3;
+        let error = modelled / published - 1.0;
+        assert!(
+            error.abs() < 0.1,
+            "{stream}: {modelled:.1} ms, published {published:.1}"
+        );
+    }
+}
+
+/// Activations of the first stage in GiB, nothing recomputed and with a cut stream and scores
+/// computed again: figure 1 of the same paper. Chunks of a pipeline hold more than the layers of all
+/// stages together.
+#[test]
+fn activations_are_those_of_the_published_formula() {
+    let published = [
+        (59.25, 9.5625),
+        (66.84375, 12.3515625),
+        (114.0234375, 23.076171875),
+        (131.25, 26.5625),
+    ];
+    let cost = CostModel::preset("a100-80").expect("a preset");
+    for (p, (none, selective)) in PUBLISHED.iter().zip(published) {
+        let &(name, heads, width, layers, stages, chunks, batch, ..) = p;
+        let (stages, chunks) = (stages as f64, chunks as f64);
+        let more = match chunks {
+            1.0 => 1.0,
+            _ => 1.0 + (stages - 1.0) / (stages * chunks),
+        };
+        let activations = |scores, stream| {
+            let model = Gpt::new(heads, width, layers, scores);
+            let search = Search {
+                model: &model,
+                cost: &cost,
+                ranks: 8,
+                sequences: batch,
+                optimizer: 12.0,
+            };
+            let price = search.price(&megatron(stream)).expect("a price").price;
+            price.activations * more / f64::from(1 << 30)
+        };
+        assert_eq!(activations(Scores::Kept, "[_, _, _]"), none, "{name}");
+        // The paper gathers the inputs of products again; here they are kept: 4 bytes for each
+        // element of the stream, of which an eighth is part of the 34.
+        let stream = (2048 * batch * width * layers) as f64 / f64::from(1 << 30);
+        let gathered = 4.0 * stream * (1.0 - 1.0 / 8.0) * more;
+        let held = activations(Scores::Again, "[_, @tp, _]");
+        assert!(
+            (held - gathered - selective).abs() < 1e-9,
+            "{name}: {held} {gathered}"
+        );
+    }
 }

@@ -31,46 +31,74 @@ fn h100() -> CostModel {
     CostModel::preset("h100").expect("a preset")
 }
 
+/// One layer of 70B, without embedding and loss.
+fn layer_of_70b(length: usize) -> Llama {
+    Llama {
+        vocabulary: 0,
+        ..llama(8192, 28672, 64, 1, length)
+    }
+}
+
+const MEGATRON: [&str; 7] = [
+    "q_proj.weight = [@tp, _]",
+    "k_proj.weight = [@tp, _]",
+    "v_proj.weight = [@tp, _]",
+    "o_proj.weight = [_, @tp]",
+    "gate_proj.weight = [@tp, _]",
+    "up_proj.weight = [@tp, _]",
+    "down_proj.weight = [_, @tp]",
+];
+
 #[test]
 fn one_node_and_a_70b_layer_give_megatron_with_a_cut_stream() {
-    let (model, cost) = (llama(8192, 28672, 64, 1, 1024), h100());
-    let model = Llama {
-        vocabulary: 0,
-        ..model
-    };
-    let search = search(&model, &cost, 8, 8);
+    let (model, cost) = (layer_of_70b(4096), h100());
+    let search = search(&model, &cost, 8, 1);
     let report = search.run().expect("a report");
     println!("{report}");
     let best = report.best().expect("a layer fits");
     let text = best.layout.to_string();
     assert!(text.starts_with("mesh tp=8\n"), "{report}");
-    for line in [
-        "stream [_, @tp, _]",
-        "q_proj.weight = [@tp, _]",
-        "o_proj.weight = [_, @tp]",
-        "gate_proj.weight = [@tp, _]",
-        "down_proj.weight = [_, @tp]",
-    ] {
+    assert!(text.contains("stream [_, @tp, _]"), "{report}");
+    for line in MEGATRON {
         assert!(text.contains(line), "{line}\n{report}");
     }
-    // The reason: weights would take longer to gather than activations, and norms run once.
-    let of = |mesh: &str, stream: &str| {
-        let found = report.candidates.iter().find(|c| {
-            let text = c.layout.to_string();
-            text.starts_with(&format!("mesh {mesh}\n")) && text.contains(stream)
-        });
-        found.unwrap_or_else(|| panic!("{mesh} {stream}\n{report}"))
-    };
-    let (sharded, whole) = (
-        of("fsdp=8", "stream [@fsdp"),
-        of("tp=8", "stream [_, _, _]"),
+    // The reason: as many bytes as with a whole stream, but norms and sums run once, not eight times.
+    let whole = text.replace("stream [_, @tp, _]", "stream [_, _, _]");
+    let whole = search
+        .price(&whole.parse().expect("a layout"))
+        .expect("a price");
+    let u = 58_720_256.0;
+    assert_eq!(whole.price.received.tp, 8.0 * u);
+    assert!(best.price.received.tp - 8.0 * u < 0.001 * u, "{report}");
+    assert!(whole.compute > 1.05 * best.compute, "{report}");
+    // And the second product of each pair cut by its outputs would have its operands gathered.
+    let other = text.replace("weight = [_, @tp]", "weight = [@tp, _]");
+    let other = search
+        .price(&other.parse().expect("a layout"))
+        .expect("a price");
+    assert!(other.seconds > 1.05 * best.seconds, "{report}");
+}
+
+#[test]
+fn with_more_sequences_the_layer_stays_cut_so_over_fewer_ranks() {
+    let (model, cost) = (layer_of_70b(1024), h100());
+    let report = search(&model, &cost, 8, 8).run().expect("a report");
+    let best = report.best().expect("a layer fits");
+    let (tp, text) = (best.layout.size("tp"), best.layout.to_string());
+    assert!(
+        tp > 1 && tp < 8 && text.contains("stream [@dp, @tp, _]"),
+        "{report}"
     );
-    assert!(sharded.exposed > best.exposed + best.compute, "{report}");
-    assert_eq!(
-        whole.price.received.tp.round() as u64,
-        8 * 8192 * 8192 * 2 / 8 * 7
-    );
-    assert!(whole.compute > best.compute, "{report}");
+    for line in MEGATRON {
+        assert!(text.contains(line), "{line}\n{report}");
+    }
+    // All eight ranks as data-parallel ones: weights do not come as fast as they are used.
+    let sharded = report
+        .candidates
+        .iter()
+        .find(|c| c.layout.size("fsdp") == 8);
+    let sharded = sharded.expect("a candidate");
+    assert!(sharded.exposed > 0.5 * sharded.compute, "{report}");
     assert!(report.why(sharded).contains("slower"), "{report}");
 }
 
@@ -84,19 +112,23 @@ fn many_nodes_and_a_large_batch_give_fully_sharded() {
     assert_eq!(best.layout.size("tp"), 1, "{report}");
     assert!(best.layout.size("fsdp") > 1, "{report}");
     for (_, sharding) in &best.layout.parameters {
-        assert_eq!(sharding.to_string(), "[@fsdp, _]", "{report}");
+        assert!(sharding.to_string().contains("@fsdp"), "{report}");
     }
     // Whole on every rank it does not fit: 16 bytes for each of 8 billion.
     let whole = report.candidates.iter().find(|c| c.layout.size("dp") == 64);
     let whole = whole.expect("a candidate");
     assert!(!whole.fits && whole.state > 128e9, "{report}");
-    assert!(report.why(whole).contains("80.0 GB are there"), "{report}");
+    assert!(report.why(whole).contains("of 80.0 GB"), "{report}");
 }
 
 #[test]
 fn the_closed_form_is_what_the_model_sends() {
     let cost = h100();
-    let model = llama(1024, 4096, 16, 2, 512);
+    // Many tokens, so that weights are what is gathered, and few layers.
+    let model = Llama {
+        vocabulary: 4096,
+        ..llama(1024, 4096, 16, 2, 8192)
+    };
     let search = search(&model, &cost, 8, 8);
     let report = search.run().expect("a report");
     let mut wrong = String::new();

@@ -45,7 +45,7 @@ use std::panic::Location;
 /// The ops of this file. Where an element ends up depends on all before it.
 pub const OPS: &[OpInfo] = &[
     OpInfo::composed("nonzero", &["whole", "counted"]).without_gradient(POSITIONS),
-    OpInfo::composed("masked_select", &["whole", "counted alike", "expand"]),
+    OpInfo::composed("masked_select", &["whole", "counted alike"]),
     OpInfo::composed("unique", &["whole", "counted"]),
 ];
 
@@ -429,14 +429,14 @@ fn masked_operands(x: &Tensor, mask: &Tensor, when: When) -> Result<(Source, Sou
         });
     }
     let shape = x.shape().broadcast(op, mask.shape())?;
-    // What is expanded and cut may take more to bring together than it is.
-    let fits = |t: &Tensor| t.shape() == &shape || t.sharding().is_replicated();
+    // What is expanded may take more to bring together than it is.
+    let fits = |t: &Tensor| t.shape() == &shape;
     if shape.numel() == 0 || when.gathers(x) || !fits(x) || !fits(mask) {
         let whole = (tracked(op, x)?, gathered(op, mask)?);
         return Ok((Source::Whole(whole.0), Source::Whole(whole.1)));
     }
     let caller = ledger::outermost().unwrap_or((op, Location::caller()));
-    let (x, mask) = (x.detach().expand(&shape)?, mask.detach().expand(&shape)?);
+    let (x, mask) = (x.detach(), mask.detach());
     let alike = Call::of(&ALIKE, &[&x, &mask]).on_behalf_of(op).run_or(
         |l| Ok(l.inputs.iter().cloned().collect()),
         |inputs| Ok(inputs.iter().cloned().collect()),

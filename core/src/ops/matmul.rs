@@ -21,7 +21,7 @@ use crate::{
     launch::launch_as,
     map::Builder,
     promotion,
-    spmd::{Call, Local, plain},
+    spmd::{Call, Local, plain, rule::Wanted},
     tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
@@ -220,10 +220,17 @@ fn pull_both(
     if differ || is_recording(&operands) || plain(op, &operands)? {
         return Ok(None);
     }
+    let wanted = |i| {
+        let (sharding, shared_by) = back.place(i)?;
+        Some(Wanted {
+            sharding,
+            shared_by,
+        })
+    };
     let call = Call::of(info, &operands)
         .on_behalf_of(op)
         .variant(variant)
-        .wanted([back.place(0), back.place(1)]);
+        .wanted([wanted(0), wanted(1)]);
     let mut out = call.run(local)?.into_iter();
     Ok(out.next().zip(out.next()).map(Into::into))
 }

@@ -356,10 +356,12 @@ impl Tensor {
             .of([self]));
         }
         let slices = self.pieces(op, axis, &vec![1; size])?;
-        slices
-            .iter()
-            .map(|slice| slice.reordered(op, &kept))
-            .collect()
+        // Not in a closure, which would not know who called.
+        let mut out = Vec::with_capacity(slices.len());
+        for slice in &slices {
+            out.push(slice.reordered(op, &kept)?);
+        }
+        Ok(out)
     }
 
     /// Reverses the given dimensions; an empty list reverses all. A view.

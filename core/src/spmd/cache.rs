@@ -9,7 +9,7 @@ use super::{
     Call,
     call::{AtHand, Form},
     info::{Build, RuleForm},
-    rule::{FactorKind, Factors, Rule},
+    rule::{FactorKind, Factors, Rule, Wanted},
     solve::{self, Operand, Solution},
 };
 use crate::{
@@ -239,7 +239,7 @@ struct Key {
     /// The other shardings in which operands are at hand, each with the operand's number.
     held: SmallVec<[(usize, Sharding); 1]>,
     /// Where results are wanted.
-    wanted: SmallVec<[Option<Sharding>; 1]>,
+    wanted: SmallVec<[Option<Wanted>; 1]>,
     /// The shapes, one after the other, where the rule depends on them.
     shapes: SmallVec<[usize; 8]>,
 }

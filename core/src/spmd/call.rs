@@ -6,7 +6,7 @@ use super::{
     cache::{self, Solved},
     info::{Build, OpInfo, RuleForm},
     policy,
-    rule::{Bind, Given, Operands, Rule},
+    rule::{Bind, Given, Operands, Rule, Wanted},
     trace::{self, Source},
 };
 use crate::{
@@ -47,7 +47,7 @@ pub(crate) struct Call<'a> {
     /// Whether the clauses on partial values hold.
     pub(super) partials: bool,
     /// Where results are wanted, as far as that is known.
-    pub(super) wanted: SmallVec<[Option<Sharding>; 1]>,
+    pub(super) wanted: SmallVec<[Option<Wanted>; 1]>,
 }
 
 /// A rule knows its operands by a bit each.
@@ -129,8 +129,8 @@ impl<'a> Call<'a> {
         Self { partials, ..self }
     }
 
-    /// With where the results are wanted, as far as that is known: nothing partial.
-    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Sharding>>) -> Self {
+    /// With where the results are wanted, as far as that is known.
+    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Wanted>>) -> Self {
         Self {
             wanted: wanted.into_iter().collect(),
             ..self

@@ -1,86 +1,19 @@
-//! What one rank holds, by the count of a device without memory: only that rank is run, and a
-//! transport that answers for the others gives it what they would send.
+//! What one rank holds, by the count of a device without memory, of which only that rank is run.
 
 use crate::{
-    layers::{Gpt, Layer, MEGATRON, Settle, Sizes, zeros},
-    table::{gpt, llama},
+    layers::{Gpt, Layer, LlamaEach, MEGATRON, Settle, Sizes, zeros},
+    table::{gpt, llama, sizes},
 };
 use anymesh_core::{
-    DType, Device, Mesh, Reduction, Result, Shape, Tensor, meta, split,
+    DType, Device, Mesh, Result, Tensor, meta,
     spmd::{Keep, with_kept},
-    transport::{Message, Part, Transport},
 };
-use std::sync::Arc;
-
-/// Answers with tensors without values for ranks that do not run. Collectives hold their operands
-/// and results and nothing else.
-#[derive(Debug)]
-struct Absent;
-
-impl Absent {
-    /// A result for each member that is here.
-    fn each(
-        mesh: &Mesh,
-        parts: &[Part],
-        shape: impl Fn(usize) -> Shape,
-    ) -> Result<Vec<Option<Tensor>>> {
-        let result = |(i, part): (usize, &Part)| {
-            let at = mesh.position_of(part.rank);
-            at.map(|at| Tensor::zeros(shape(i), part.dtype, mesh.device(at)))
-                .transpose()
-        };
-        parts.iter().enumerate().map(result).collect()
-    }
-}
-
-impl Transport for Absent {
-    fn name(&self) -> &str {
-        "absent"
-    }
-
-    fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        let receive = |m: Message| {
-            let Some(at) = mesh.position_of(m.to) else {
-                return Ok(None);
-            };
-            match m.part.data {
-                Some(data) => Ok(Some(data)),
-                None => Tensor::zeros(m.part.shape, m.part.dtype, mesh.device(at)).map(Some),
-            }
-        };
-        messages.into_iter().map(receive).collect()
-    }
-
-    fn barrier(&self, _: &Mesh, _: &[usize]) -> Result<()> {
-        Ok(())
-    }
-
-    fn all_reduce(&self, mesh: &Mesh, parts: &[Part], _: Reduction) -> Result<Vec<Option<Tensor>>> {
-        Self::each(mesh, parts, |i| parts[i].shape.clone())
-    }
-
-    fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        let all = parts.iter().map(|p| p.shape[dim]).sum();
-        Self::each(mesh, parts, |i| parts[i].shape.with(dim, all))
-    }
-
-    fn reduce_scatter(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        _: Reduction,
-        dim: usize,
-    ) -> Result<Vec<Option<Tensor>>> {
-        let own = |i: usize| split(parts[i].shape[dim], i, parts.len()).len();
-        Self::each(mesh, parts, |i| parts[i].shape.with(dim, own(i)))
-    }
-}
 
 /// A device of its own, so that nothing else is counted, and a mesh of which it runs one rank.
 fn one_rank(axes: &str) -> Result<(Device, Mesh)> {
     let device = meta().decorated(|backend, kernel| backend.launch(kernel));
     let mesh = Mesh::new(axes, &device)?.addressing(&[0])?;
-    Ok((device.clone(), mesh.with_transport(Arc::new(Absent))))
+    Ok((device, mesh))
 }
 
 /// What a rank holds of one layer, in bytes beyond parameters, the input and the gradient of the
@@ -190,14 +123,16 @@ fn gpt_holds_what_it_should() -> Result<()> {
         forward: kept + 6 * E,
         backward: kept - 16 * E / TP + 2 * E + 8 * E / TP + 2 * E + down + up + biases,
     })?;
-    // Forward: the product, what is left of it when it was scattered, and the sum. Backward as
-    // before; or while those of `down` are made, with the gathered gradient.
+    // Forward: while `down` runs: its product in f32, to which the bias is added before it is
+    // rounded, and the result, beside everything kept. Without biases it would be the product, what
+    // is left of it when it was scattered, and the sum. Backward as before; or while those of `down`
+    // are made, with the gathered gradient.
     let kept = 4 * E + 28 * E / TP + LSE;
     let last = kept + 2 * E / TP + 2 * E + 8 * E / TP + down;
     let first = kept - 16 * E / TP + 2 * E / TP + 8 * E / TP + 2 * E + down + up;
     case(CUT).hold(Held {
         kept: kept + 2 * E / TP,
-        forward: kept + 2 * E + 4 * E / TP,
+        forward: kept + 4 * E + 2 * E,
         backward: last.max(first) + biases,
     })
 }
@@ -231,6 +166,35 @@ fn llama_holds_what_it_should() -> Result<()> {
         forward: kept + 2 * E + 4 * E / TP,
         backward: back(kept, 2 * E / TP),
     })
+}
+
+/// One op for gate and up holds what two do: the gradients of their input are added up.
+#[test]
+fn llama_with_one_op_for_products_of_one_input_holds_the_same() -> Result<()> {
+    let layer = LlamaEach(sizes(3 * 8192));
+    let each = matrix(8192, 3 * 8192);
+    let tables = 2 * INPUT[1] * 64 * 4;
+    let back = |kept: usize, result: usize| {
+        kept - 18 * E / TP + result + 6 * E / TP + 2 * 2 * E + 3 * each
+    };
+    let whole = 6 * E + 28 * E / TP + LSE + tables;
+    let cut = 4 * E + 30 * E / TP + LSE + tables;
+    for (stream, kept, x, last) in [
+        (WHOLE, whole, 2 * E, 6 * E),
+        (CUT, cut, 2 * E / TP, 2 * E + 4 * E / TP),
+    ] {
+        let case = Case {
+            layer: &layer,
+            stream,
+            input: INPUT,
+        };
+        case.hold(Held {
+            kept: kept + x,
+            forward: kept + last,
+            backward: back(kept, x),
+        })?;
+    }
+    Ok(())
 }
 
 /// Published activation memory of the first pipeline stage of four models, in bytes of a rank, with

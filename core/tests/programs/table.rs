@@ -10,7 +10,9 @@
 //!   rank would hold whole.
 
 use crate::{
-    layers::{FULLY_SHARDED, Gpt, Layer, Layout, Llama, MEGATRON, MEGATRON_OVER_DP, Sizes},
+    layers::{
+        FULLY_SHARDED, Gpt, Layer, Layout, Llama, LlamaEach, MEGATRON, MEGATRON_OVER_DP, Sizes,
+    },
     measure::{Flow, Program, Traffic},
 };
 use anymesh_core::{
@@ -223,6 +225,23 @@ fn llama_with_a_whole_stream_costs_four_all_reduces() -> Result<()> {
         dp: None,
     };
     row.hold()
+}
+
+#[test]
+fn llama_with_one_op_for_products_of_one_input_costs_the_same() -> Result<()> {
+    for (stream, tp) in [(WHOLE, 8 * U), (CUT, 8 * U)] {
+        let row = Row {
+            name: "llama, linear_each",
+            layer: &LlamaEach(sizes(3 * WIDTH)),
+            layout: MEGATRON,
+            mesh: MESH,
+            stream,
+            tp,
+            dp: None,
+        };
+        row.hold()?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -22,13 +22,16 @@ pub(super) async fn nonzero_of_parts(parts: &Parts) -> Result<Tensor> {
         let whole = gathered_for(parts.caller(), op, x)?;
         return replicated(nonzero(&whole).await?, x.mesh());
     }
-    let positions = parts.join(&selected, &places(op, parts, &selected)?)?;
+    // The same on every rank, so one puts it in order.
+    let positions = parts
+        .join(&selected, &places(op, parts, &selected)?)?
+        .part(0);
     let ordered = if parts.in_order() {
         positions
     } else {
         positions.sort(0, Order::Ascending)?.0
     };
-    coordinates(op, x.shape(), &ordered)
+    replicated(coordinates(op, x.shape(), &ordered)?, x.mesh())
 }
 
 /// Where in the tensor lies what each addressable rank selects.
@@ -59,7 +62,8 @@ pub(super) async fn selected_of_parts(parts: &Parts, mask: &Parts) -> Result<Ten
         return Ok(values);
     }
     let order = parts.join(&selected, &places(op, parts, &selected)?)?;
-    values.index_select(0, &order.argsort(0, Order::Ascending)?)
+    let order = order.part(0).argsort(0, Order::Ascending)?;
+    replicated(values.part(0).index_select(0, &order)?, x.mesh())
 }
 
 /// [`Tensor::unique`] of a tensor that is cut: of the values that the parts have, each once.
@@ -84,20 +88,18 @@ pub(super) async fn unique_of_parts(parts: &Parts) -> Result<Unique> {
         counts.push(widths(positions, sorted.numel())?);
         firsts.push(parts.global(op, i, &order.index_select(0, positions)?)?);
     }
+    // The same on every rank, so one finds it.
     let (mut values, mut counts) = (
-        parts.join(&selected, &values)?,
-        parts.join(&selected, &counts)?,
+        parts.join(&selected, &values)?.part(0),
+        parts.join(&selected, &counts)?.part(0),
     );
     if !parts.in_order() {
         // Of equal values the first one is kept.
-        let order = parts
-            .join(&selected, &firsts)?
-            .argsort(0, Order::Ascending)?;
+        let firsts = parts.join(&selected, &firsts)?.part(0);
+        let order = firsts.argsort(0, Order::Ascending)?;
         values = values.index_select(0, &order)?;
         counts = counts.index_select(0, &order)?;
     }
-    // The same on every rank, so one finds it.
-    let (values, counts) = (values.part(0), counts.part(0));
     let (sorted, order) = values.sort(0, Order::Ascending)?;
     let Marked { positions, .. } = find(op, &starts(op, &sorted)?).await?;
     let running = counts.index_select(0, &order)?.cumsum(0)?;
@@ -112,8 +114,11 @@ pub(super) async fn unique_of_parts(parts: &Parts) -> Result<Unique> {
         ends.narrow(0, 0, found - 1)?.padded(0, 1, 0)?
     };
     let values = replicated(sorted.index_select(0, &positions)?, x.mesh())?;
+    let place = |(i, _)| values.part(i).searchsorted(&x.part(i), Side::Left);
+    let places = x.mesh().held().map(place).collect::<Result<Vec<_>>>()?;
+    let (mesh, sharding) = (x.mesh(), x.sharding().clone());
     Ok(Unique {
-        inverse: values.searchsorted(x, Side::Left)?,
+        inverse: Tensor::from_parts(mesh, sharding, DType::I32, x.shape().clone(), places),
         counts: replicated(ends.sub(&before)?, x.mesh())?,
         values,
     })

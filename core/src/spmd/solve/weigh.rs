@@ -175,12 +175,14 @@ impl Search<'_> {
                 return Ok(None);
             }
             let wanted = self.rule.wanted.get(number).and_then(Option::as_ref);
-            let there = wanted.map_or(!sharding.is_partial(), |wanted| *wanted == sharding);
+            let there = wanted.map_or(!sharding.is_partial(), |w| w.sharding == sharding);
             if let (false, Some(first)) = (there, self.operands.first()) {
                 let shape = self.shape_of(dims);
                 let held = Held::new(self.mesh, &shape, first.dtype, &sharding);
                 owed += match wanted {
-                    Some(wanted) => held.exact(wanted)?,
+                    Some(wanted) => {
+                        held.exact(&wanted.sharding)? / u64::from(wanted.shared_by.max(1))
+                    }
                     None => held.settled()?,
                 };
             }
