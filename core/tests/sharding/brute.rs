@@ -296,7 +296,8 @@ const CASES: usize = 400;
 #[test]
 fn no_choice_takes_less_than_the_one_that_is_made_and_it_takes_what_it_promises() {
     let mut dice = Dice(12);
-    let (mut moved, mut free) = (0, 0);
+    let (mut moved, mut free, mut more) = (0, 0, 0);
+    let (mut all_taken, mut all_least) = (0, 0);
     // Each case by itself: what one has gathered is not at hand in the next.
     let alone = Held { calls: 0, bytes: 0 };
     for number in 0..CASES {
@@ -327,12 +328,24 @@ fn no_choice_takes_less_than_the_one_that_is_made_and_it_takes_what_it_promises(
             bytes + owed(out.mesh(), out.shape(), out.sharding())
         };
         assert!(
-            taken * 100 <= least * 101,
+            least > 0 || taken == 0,
+            "{taken} where nothing will do, {}",
+            what()
+        );
+        assert!(
+            taken * 4 <= least * 5,
             "{taken} where {least} will do, {}",
             what()
         );
+        more += usize::from(taken * 100 > least * 101);
+        (all_taken, all_least) = (all_taken + taken, all_least + least);
         if bytes == 0 { free += 1 } else { moved += 1 }
     }
+    // A few bytes of a small operand are no reason to cut a large result by an axis that nobody uses.
+    println!(
+        "{all_taken} bytes where {all_least} will do; more than that in {more} of {moved} cases that move something"
+    );
+    assert!(all_taken * 100 <= all_least * 101 && more * 25 <= moved);
     assert!(moved > CASES / 3 && free > CASES / 10, "{moved} and {free}");
 }
 

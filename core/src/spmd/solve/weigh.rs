@@ -18,7 +18,7 @@ pub(super) struct Score {
     /// Bytes, with those that results owe; none where nothing moves.
     pub(super) bytes: u64,
     /// Axes that are taken from the operands that they are at work on, or begin to work.
-    fresh: usize,
+    pub(super) fresh: usize,
     /// Axes over which results are partial, where nothing moves and values are held in several
     /// forms.
     debts: usize,
@@ -189,6 +189,21 @@ impl Search<'_> {
             outputs.push(sharding);
         }
         Ok(Some((outputs, owed)))
+    }
+
+    /// Bytes that it takes to get the results of one solution to where those of another are.
+    pub(super) fn results_moved(&self, from: &Solution, to: &Solution) -> Result<u64> {
+        let Some(first) = self.operands.first() else {
+            return Ok(0);
+        };
+        let mut bytes = 0;
+        for (dims, (from, to)) in
+            (self.rule.outputs.iter()).zip(from.outputs.iter().zip(&to.outputs))
+        {
+            let shape = self.shape_of(dims);
+            bytes += Held::new(self.mesh, &shape, first.dtype, from).exact(to)?;
+        }
+        Ok(bytes)
     }
 
     /// The shape of a result, as far as its factors tell.
