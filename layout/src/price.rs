@@ -431,8 +431,9 @@ impl Setting<'_> {
         }
         for (_, elements) in &block.vectors {
             let bytes = self.bytes(*elements as f64);
-            // Their gradients are sums over tokens.
-            if self.stream == Tokens {
+            // Their gradients are sums over tokens; a gradient of the stream that is partial is cut by
+            // tokens on its way.
+            if self.stream == Tokens || cuts.reads.1.backward().1 == Partial {
                 let (received, seconds) = self.ring(self.tp, 2.0, bytes);
                 price.received.tp += received;
                 price.exposed += seconds;

@@ -68,8 +68,10 @@ fn one_node_and_a_70b_layer_give_megatron_with_a_cut_stream() {
         .price(&whole.parse().expect("a layout"))
         .expect("a price");
     let u = 58_720_256.0;
-    assert_eq!(whole.price.received.tp, 8.0 * u);
-    assert!(best.price.received.tp - 8.0 * u < 0.001 * u, "{report}");
+    // Beside the stream the gradients of two norms cross.
+    let norms = 2.0 * 8192.0 * 2.0 * 2.0 * 7.0 / 8.0;
+    assert_eq!(whole.price.received.tp, 8.0 * u + norms);
+    assert_eq!(best.price.received.tp, 8.0 * u + norms);
     assert!(whole.compute > 1.05 * best.compute, "{report}");
     // And the second product of each pair cut by its outputs would have its operands gathered.
     let other = text.replace("weight = [_, @tp]", "weight = [@tp, _]");
