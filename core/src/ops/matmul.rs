@@ -37,10 +37,7 @@ pub const OPS: &[OpInfo] = &[
     op("dot", DOT).runs(&["cast"]),
     OUTER,
     LINEAR,
-    OpInfo::composed(
-        "linear_each",
-        &["linear", "add", "cast", "matmul", "transpose"],
-    ),
+    OpInfo::composed("linear_each", &["linear", "cast"]),
     BADDBMM,
 ];
 
