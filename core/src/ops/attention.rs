@@ -585,10 +585,11 @@ impl Sizes {
     }
 
     /// Which rule holds: the second one where query heads are cut finer than there are key heads,
-    /// which are whole.
+    /// and these do not lie apart on the ranks that read them.
     fn variant(&self, q: &Tensor, k: &Tensor) -> usize {
-        let finer = !self.key_heads.is_multiple_of(parts_of(q, 1)) && parts_of(k, 1) == 1;
-        usize::from(finer)
+        let parts = parts_of(k, 1);
+        let finer = !self.key_heads.is_multiple_of(parts_of(q, 1));
+        usize::from(finer && (parts == 1 || parts > self.key_heads))
     }
 
     /// The key heads that the query heads of a rank read.

@@ -1,6 +1,6 @@
 //! Values that are at hand in several shardings: what ops bring is used again, and gives the same.
 
-use crate::support::{device, same, whole_numbers};
+use crate::support::{device, near, same, whole_numbers};
 use anymesh_conformance::registry::{Attrs, entries};
 use anymesh_core::{
     DType, Mesh, Result, Tensor, meta,
@@ -32,7 +32,8 @@ fn layouts(rank: usize, float: bool) -> Vec<String> {
 }
 
 /// Each op three times on the same operands: as they lie, and twice with what was brought. All give
-/// the same bits on every rank, and the last one sends no more than the one before it.
+/// the same (where sums are exact, the same bits), and the last one sends no more than the one before
+/// it.
 #[test]
 fn every_op_gives_the_same_from_what_is_at_hand() -> Result<()> {
     let device = device();
@@ -58,17 +59,15 @@ fn every_op_gives_the_same_from_what_is_at_hand() -> Result<()> {
                 let (_, first) = Ledger::record(call);
                 let (again, second) = Ledger::record(call);
                 for (a, b) in again?.iter().zip(&expected) {
-                    assert_eq!(
-                        a.full_tensor()?.to_bytes()?,
-                        b.full_tensor()?.to_bytes()?,
-                        "{} of {:?}",
-                        entry.name,
-                        placed
-                            .iter()
-                            .flatten()
-                            .map(Tensor::type_string)
-                            .collect::<Vec<_>>(),
-                    );
+                    let (a, b) = (a.full_tensor()?, b.full_tensor()?);
+                    let types = placed.iter().flatten().map(Tensor::type_string);
+                    let what = || format!("{} of {:?}", entry.name, types.collect::<Vec<_>>());
+                    // Sums that round are added up in another order where they come partial.
+                    if sample.exact || !a.dtype().is_float() {
+                        assert_eq!(a.to_bytes()?, b.to_bytes()?, "{}", what());
+                    } else {
+                        near(&a, &b, 1e-5, &what());
+                    }
                 }
                 assert!(
                     second.bytes() <= first.bytes(),
@@ -92,7 +91,7 @@ fn what_was_gathered_goes_with_the_last_tensor_of_the_value() -> Result<()> {
     // One of its own, so that nothing else is counted.
     let device = meta().decorated(|backend, kernel| backend.launch(kernel));
     let mesh = Mesh::new("tp=4", &device)?;
-    let w = Tensor::zeros([64, 64], DType::F32, (&mesh, "[@tp, _]"))?;
+    let w = Tensor::zeros([2048, 64], DType::F32, (&mesh, "[@tp, _]"))?;
     let x = Tensor::zeros([256, 64], DType::F32, (&mesh, "[@tp, _]"))?;
     let gathered = 256 * 64 * 4;
     let before = device.memory().in_use;
@@ -114,7 +113,7 @@ fn what_was_gathered_goes_with_the_last_tensor_of_the_value() -> Result<()> {
 #[test]
 fn what_is_held_is_bounded_in_calls_and_bytes() -> Result<()> {
     let mesh = Mesh::new("tp=4", &meta())?;
-    let w = Tensor::zeros([64, 64], DType::F32, (&mesh, "[@tp, _]"))?;
+    let w = Tensor::zeros([2048, 64], DType::F32, (&mesh, "[@tp, _]"))?;
     let x = Tensor::zeros([256, 64], DType::F32, (&mesh, "[@tp, _]"))?;
     let other = Tensor::zeros([8], DType::F32, &mesh)?;
     let bytes_again = |held: Held, calls: usize| -> Result<u64> {
@@ -148,7 +147,7 @@ fn what_is_held_is_bounded_in_calls_and_bytes() -> Result<()> {
 #[test]
 fn gradients_keep_what_was_used_and_parameters_as_they_lie() -> Result<()> {
     let mesh = Mesh::new("tp=4", &meta())?;
-    let w = Tensor::zeros([64, 64], DType::F32, (&mesh, "[@tp, _]"))?.require_grad()?;
+    let w = Tensor::zeros([2048, 64], DType::F32, (&mesh, "[@tp, _]"))?.require_grad()?;
     let step = |x: &Tensor| -> Result<u64> {
         let y = x.linear(&w, None)?;
         let seed = y.ones_like()?;
