@@ -174,9 +174,12 @@ fn a_layer_on_16384_ranks_takes_the_kernels_and_the_memory_of_one() -> Result<()
             };
             let (results, ledger) = Ledger::record(|| train(layout, &sizes, &mesh));
             let part = results?[9].shards().swap_remove(ranks - 1);
-            // What crosses tp; over dp the ways and their bytes depend on its size.
-            let stream = (ledger.entries.iter()).filter(|e| e.op == "rms_norm" && e.axes == ["tp"]);
+            // What crosses tp: parts of the stream. Over dp, where weights are gathered, bytes depend
+            // on its size.
+            let crosses_tp = |e: &&spmd::Entry| e.op == "rms_norm" && e.kind != "all_gather";
+            let stream = ledger.entries.iter().filter(crosses_tp);
             let bytes: u64 = stream.map(|e| e.bytes).sum();
+            assert!(bytes > 0, "{}", layout.name);
             let kernels = kernels.load(Ordering::Relaxed);
             Ok((bytes, part.1.dims().to_vec(), kernels, device.memory().peak))
         };
