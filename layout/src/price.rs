@@ -393,8 +393,10 @@ impl Setting<'_> {
         let cut = |dim: Stored| dim.map_or(1.0, |_| 1.0 / t);
         let (whole, held) = (bytes * cut(factor.used()), elements * cut(stored));
         let (gathers, seconds) = self.ring(self.fsdp, 1.0, whole);
-        price.received.fsdp += 3.0 * gathers;
-        price.hidden += 3.0 * seconds;
+        // The gradient of a lookup does not read the table.
+        let times = if matrix.lookup { 2.0 } else { 3.0 };
+        price.received.fsdp += times * gathers;
+        price.hidden += times * seconds;
         let (received, seconds) = self.ring(self.dp, 2.0, self.bytes(held) / self.fsdp.size as f64);
         price.received.dp += received;
         price.once += seconds;

@@ -123,26 +123,56 @@ fn many_nodes_and_a_large_batch_give_fully_sharded() {
     assert!(report.why(whole).contains("of 80.0 GB"), "{report}");
 }
 
+/// What one more layer costs, so that what the first and the last one have at hand does not count.
 #[test]
-fn the_closed_form_is_what_the_model_sends() {
+fn the_closed_form_of_a_layer_is_what_the_model_sends() {
     let cost = h100();
-    // Many tokens, so that weights are what is gathered, and few layers.
-    let model = Llama {
-        vocabulary: 4096,
-        ..llama(1024, 4096, 16, 2, 8192)
-    };
-    let search = search(&model, &cost, 8, 8);
-    let report = search.run().expect("a report");
-    let mut wrong = String::new();
-    let kinds = report.of_each_kind();
-    assert!(kinds.len() > 10);
-    for candidate in kinds {
-        if candidate.layout.recompute {
-            continue;
+    let megatron = |mesh: &str, batch: &str, stream: &str, other: &str| {
+        let mut text = format!("mesh {mesh}\nstream [{batch}, {stream}, _]\n");
+        for line in MEGATRON {
+            let part = if line.contains("gate") || line.contains("up_") || line.contains("down") {
+                "mlp"
+            } else {
+                "self_attn"
+            };
+            let line = line
+                .replace("_,", &format!("{other},"))
+                .replace("_]", &format!("{other}]"));
+            text += &format!("model.layers.*.{part}.{line}\n");
         }
-        let check = search.verify(candidate).expect("a run");
-        if check.ratio() > 1.001 {
-            wrong += &format!("{}{check}{}\n\n", candidate.layout, check.run.ledger);
+        text
+    };
+    let sharded = megatron("fsdp=8", "@fsdp", "_", "_").replace("[_, @tp]", "[@tp, _]");
+    // Few tokens, so that activations are what is moved, then many, so that weights are.
+    let layouts = [
+        (megatron("tp=8", "_", "_", "_"), 1, 512),
+        (megatron("tp=8", "_", "@tp", "_"), 1, 512),
+        (sharded.replace("@tp", "@fsdp"), 8, 8192),
+    ];
+    let mut wrong = String::new();
+    for (text, sequences, length) in layouts {
+        let layout: Layout = text.parse().expect("a layout");
+        let received = |layers: usize| {
+            let model = Llama {
+                vocabulary: 0,
+                ..llama(1024, 4096, 16, layers, length)
+            };
+            let search = search(&model, &cost, 8, sequences);
+            let check = search.verify(&search.price(&layout).expect("a price"));
+            let check = check.expect("a run");
+            let sum = |r: &anymesh_layout::Received| r.tp + r.fsdp + r.dp;
+            (sum(&check.closed), sum(&check.ledger), check)
+        };
+        let (two, three) = (received(2), received(3));
+        let (closed, run) = (three.0 - two.0, three.1 - two.1);
+        let (closed_memory, run_memory) = (three.2.memory, three.2.run.memory as f64);
+        println!("{text}{closed} {run} {:.3}\n{}", run / closed, three.2);
+        if (run / closed - 1.0).abs() > 0.001 || !(0.7..1.3).contains(&(run_memory / closed_memory))
+        {
+            wrong += &format!(
+                "{text}{closed} {run}\n{}{}\n\n",
+                three.2, three.2.run.ledger
+            );
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
