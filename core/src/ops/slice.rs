@@ -244,7 +244,7 @@ impl Tensor {
         if sizes.len() == 1 {
             return Ok(vec![self.clone()]);
         }
-        self.pieces(op, axis, sizes)
+        self.pieces(op, axis, sizes, false)
     }
 
     /// Whether ranks receive less if a dimension that is cut is made whole than if they fetch what
@@ -268,10 +268,17 @@ impl Tensor {
         Ok(false)
     }
 
-    /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the
+    /// Neighbouring parts of these sizes, which are all of the dimension, perhaps of one that is made
+    /// whole because they lose it. The gradients of the
     /// parts are joined again.
     #[track_caller]
-    fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+    fn pieces(
+        &self,
+        op: &'static str,
+        axis: usize,
+        sizes: &[usize],
+        whole: bool,
+    ) -> Result<Vec<Tensor>> {
         let ranks = self.mesh().held().len();
         if sizes.len().saturating_mul(ranks) > MAX_PARTS {
             return Err(Error::argument(op, "sizes", format!(
@@ -281,7 +288,7 @@ impl Tensor {
         }
         let run = || {
             let (mut start, mut out) = (0, Outputs::with_capacity(sizes.len()));
-            let from = if self.is_cheaper_whole(axis, sizes)? {
+            let from = if whole || self.is_cheaper_whole(axis, sizes)? {
                 self.whole_along(op, axis)?
             } else {
                 self.clone()
@@ -334,7 +341,7 @@ impl Tensor {
         let sizes: Vec<usize> = (0..n)
             .map(|i| split(self.shape()[axis], i, n).len())
             .collect();
-        self.pieces(op, axis, &sizes)
+        self.pieces(op, axis, &sizes, false)
     }
 
     /// The slices at each index of dimension `axis`, without that dimension. Views.
@@ -355,7 +362,7 @@ impl Tensor {
             )
             .of([self]));
         }
-        let slices = self.pieces(op, axis, &vec![1; size])?;
+        let slices = self.pieces(op, axis, &vec![1; size], true)?;
         // Not in a closure, which would not know who called.
         let mut out = Vec::with_capacity(slices.len());
         for slice in &slices {
