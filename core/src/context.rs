@@ -1,6 +1,7 @@
 //! The scopes of one thread, carried into another.
 
 use crate::{
+    Dry,
     forms::{self, Held},
     grad, ledger,
     promotion::{self, Promotion},
@@ -39,6 +40,7 @@ pub struct Context {
     held: Held,
     ledgers: ledger::Ledgers,
     trace: trace::Listener,
+    dry: Option<Dry>,
 }
 
 impl Context {
@@ -51,6 +53,7 @@ impl Context {
             held: forms::capture(),
             ledgers: ledger::Ledgers::capture(),
             trace: trace::capture(),
+            dry: Dry::current(),
         }
     }
 
@@ -63,7 +66,7 @@ impl Context {
         let _held = forms::enter(self.held);
         let _ledgers = self.ledgers.enter();
         let _trace = trace::enter(self.trace.clone());
-        f()
+        Dry::enter(self.dry.clone(), f)
     }
 }
 

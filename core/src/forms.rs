@@ -12,7 +12,7 @@
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Sharding, Tensor, scoped::Scoped, tensor::Shards};
+use crate::{Dry, Sharding, Tensor, scoped::Scoped, tensor::Shards};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -44,6 +44,9 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
     /// What is held, oldest first.
     static WINDOW: RefCell<VecDeque<Holding>> = const { RefCell::new(VecDeque::new()) };
+    /// While a step is planned, what was held before, and how many of these a real run would have
+    /// let go of by now.
+    static ASIDE: RefCell<(VecDeque<Holding>, usize)> = const { RefCell::new((VecDeque::new(), 0)) };
 }
 
 /// Runs `f` with other bounds on the forms that are held: see [`Held`].
@@ -92,10 +95,22 @@ impl Holding {
         }
     }
 
+    /// Lets nobody see it, where nobody else has its memory.
+    fn hide(&self, hidden: bool) {
+        if let Some(forms) = self.forms.upgrade() {
+            let mut table = forms.lock();
+            let mut list = table.list.iter_mut();
+            if let Some(form) = list.find(|f| f.sharding == self.sharding && !f.planned) {
+                form.hidden = hidden && form.shards.strong_count() == 1;
+            }
+        }
+    }
+
     fn release(self) {
         if let Some(forms) = self.forms.upgrade() {
             let mut table = forms.lock();
-            if let Some(form) = table.list.iter_mut().find(|f| f.sharding == self.sharding) {
+            let mut list = table.list.iter_mut();
+            if let Some(form) = list.find(|f| f.sharding == self.sharding && !f.hidden) {
                 form.held = None;
             }
         }
@@ -107,12 +122,55 @@ pub(crate) fn count_call() {
     let now = CALLS.get() + 1;
     CALLS.set(now);
     let expired = |holding: &Holding| holding.until <= now;
+    while hide_oldest(expired) {}
     while let Some(holding) = WINDOW.with_borrow_mut(|w| {
         w.front()
             .is_some_and(expired)
             .then(|| w.pop_front())
             .flatten()
     }) {
+        holding.release();
+    }
+}
+
+/// Hides the oldest of what was held before a step was planned, if that `is` so; whether it did.
+fn hide_oldest(is: impl Fn(&Holding) -> bool) -> bool {
+    ASIDE.with_borrow_mut(|(held, hidden)| {
+        let oldest = held.get(*hidden).filter(|holding| is(holding));
+        if let Some(holding) = oldest {
+            holding.hide(true);
+            *hidden += 1;
+            return true;
+        }
+        false
+    })
+}
+
+/// Ends what [`aside`] began.
+pub(crate) struct Aside {
+    calls: u64,
+}
+
+/// Until it is dropped, what is held now is seen as it would be, and stays held all the same: for a
+/// run that is only planned. What that run holds goes with it.
+pub(crate) fn aside() -> Aside {
+    ASIDE.set((WINDOW.take(), 0));
+    Aside { calls: CALLS.get() }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        release_all();
+        let (held, hidden) = ASIDE.take();
+        held.iter().take(hidden).for_each(|h| h.hide(false));
+        WINDOW.set(held);
+        CALLS.set(self.calls);
+    }
+}
+
+/// Lets go of everything that is held on this thread.
+pub(crate) fn release_all() {
+    for holding in WINDOW.take() {
         holding.release();
     }
 }
@@ -137,6 +195,22 @@ struct Form {
     sharding: Sharding,
     shards: Weak<Shards>,
     held: Option<Arc<Shards>>,
+    /// Whether it is of a step that was planned, and has no values.
+    planned: bool,
+    /// Whether a step that is planned must not see it.
+    hidden: bool,
+}
+
+impl Form {
+    /// Whether there is something to know of.
+    fn is_there(&self) -> bool {
+        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+    }
+
+    /// Whether it is at hand.
+    fn is_known(&self) -> bool {
+        self.is_there() && !self.hidden
+    }
 }
 
 impl Forms {
@@ -162,16 +236,17 @@ impl Forms {
         if known.list.is_empty() || capture().calls == 0 {
             return SmallVec::new();
         }
-        known.list.retain(|form| form.shards.strong_count() > 0);
-        let others = known.list.iter().filter(|form| form.sharding != *own);
+        known.list.retain(|form| form.is_there());
+        let others = known.list.iter();
+        let others = others.filter(|form| form.sharding != *own && !form.hidden);
         others.map(|form| form.sharding.clone()).collect()
     }
 
     /// What the ranks hold of the value in a sharding.
     pub(crate) fn find(&self, sharding: &Sharding) -> Option<Arc<Shards>> {
         let known = self.lock();
-        let form = known.list.iter().find(|form| form.sharding == *sharding)?;
-        form.shards.upgrade()
+        let found = |form: &&Form| form.sharding == *sharding && form.is_known();
+        known.list.iter().find(found)?.shards.upgrade()
     }
 
     /// The form that the op read, where it is another than the tensor's own.
@@ -187,15 +262,20 @@ impl Forms {
     /// Makes a form known.
     fn add(&self, sharding: &Sharding, shards: &Arc<Shards>) {
         let mut known = self.lock();
-        known
-            .list
-            .retain(|form| form.shards.strong_count() > 0 && form.sharding != *sharding);
-        if known.list.len() < MOST {
-            known.list.push(Form {
+        known.list.retain(|form| form.is_there());
+        let same = |form: &Form| form.sharding == *sharding && !form.hidden;
+        let old = known.list.iter().position(same);
+        // A step that is only planned leaves what is there to those that will compute.
+        let old = old.map(|i| known.list.remove(i));
+        let old = old.filter(|form| !form.planned && Dry::is_on());
+        if known.list.iter().filter(|form| !form.hidden).count() < MOST {
+            known.list.push(old.unwrap_or_else(|| Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
                 held: None,
-            });
+                planned: Dry::is_on(),
+                hidden: false,
+            }));
         }
     }
 
@@ -207,7 +287,9 @@ impl Forms {
         }
         {
             let mut known = self.lock();
-            let Some(form) = known.list.iter_mut().find(|f| f.sharding == *sharding) else {
+            let mut list = known.list.iter_mut();
+            let own = |f: &&mut Form| f.sharding == *sharding && f.planned == Dry::is_on();
+            let Some(form) = list.find(own) else {
                 return;
             };
             form.held = Some(shards.clone());
@@ -221,10 +303,15 @@ impl Forms {
         WINDOW.with_borrow_mut(|window| window.push_back(holding));
         // The oldest make room.
         loop {
-            let oldest = WINDOW.with_borrow_mut(|window| {
-                let all: u64 = window.iter().map(Holding::bytes).sum();
-                (all > bounds.bytes).then(|| window.pop_front()).flatten()
-            });
+            let before: u64 = ASIDE
+                .with_borrow(|(held, hidden)| held.iter().skip(*hidden).map(Holding::bytes).sum());
+            let all: u64 = WINDOW.with_borrow(|window| window.iter().map(Holding::bytes).sum());
+            let over = before + all > bounds.bytes;
+            if over && hide_oldest(|_| true) {
+                continue;
+            }
+            let oldest =
+                WINDOW.with_borrow_mut(|window| over.then(|| window.pop_front()).flatten());
             match oldest {
                 Some(holding) => holding.release(),
                 None => break,

@@ -10,6 +10,7 @@
 mod context;
 pub mod cost;
 mod display;
+mod fingerprint;
 mod forms;
 pub mod grad;
 pub mod indexing;
@@ -30,9 +31,10 @@ pub mod spmd;
 mod table;
 mod tensor;
 pub mod transport;
+mod watch;
 
 pub use anymesh_kernel::{
-    Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Element, Error, F8E4M3,
+    Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,
     F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, Result,
     Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };

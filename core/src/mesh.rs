@@ -1,6 +1,6 @@
 //! Meshes: named axes over ranks.
 
-use crate::{Device, Error, Result, cost::CostModel, transport::Transport};
+use crate::{Device, Dry, Error, Result, cost::CostModel, transport::Transport};
 use smallvec::SmallVec;
 use std::sync::{
     Arc, OnceLock,
@@ -431,9 +431,9 @@ impl Mesh {
         self.0.stands_for_all
     }
 
-    /// Whether tensors have values, which a transport carries.
+    /// Whether tensors have values, which a transport carries; not while a step is planned.
     pub(crate) fn has_values(&self) -> bool {
-        self.0.has_values
+        self.0.has_values && !Dry::is_on()
     }
 
     /// Whether this process can address every rank.

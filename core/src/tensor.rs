@@ -1,8 +1,8 @@
 //! The one tensor type.
 
 use crate::{
-    Buffer, DType, Device, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result, Scalar,
-    Shape, Sharding, View,
+    Buffer, DType, Device, Dry, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result,
+    Scalar, Shape, Sharding, View,
 };
 use crate::{forms::Forms, grad::Edge};
 use std::sync::Arc;
@@ -415,6 +415,7 @@ impl Tensor {
     /// so this is done before there is one.
     #[track_caller]
     fn to_read(&self) -> Result<Self> {
+        Dry::check("reading values")?;
         if self.is_plain() || self.numel() == 0 {
             Ok(self.detach())
         } else {
@@ -497,6 +498,7 @@ impl Tensor {
             );
             return Err(Error::argument("copy_bytes", "out", detail).of([self]));
         }
+        Dry::check("reading values")?;
         let in_place = if self.is_plain() {
             self.shard()
                 .buffer

@@ -1,7 +1,10 @@
 //! A handle on a backend: where launches are checked, counted and measured.
 
+mod dry;
 mod profile;
 
+pub use dry::Dry;
+pub(crate) use dry::Planned;
 pub use profile::{Profiling, Timing};
 
 use crate::{
@@ -76,6 +79,9 @@ impl Device {
 
     /// A buffer with these bytes.
     pub fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        if let Some(dry) = Dry::current() {
+            return Ok(dry.buffer(bytes.len()));
+        }
         let mut buffer = self.backend().upload(bytes)?;
         buffer.count(&self.0.memory);
         Ok(buffer)
@@ -87,8 +93,12 @@ impl Device {
         self.backend().placeholder(0).is_none()
     }
 
-    /// A buffer with nothing in it, counted as any other; `None` on a device with values.
+    /// A buffer with nothing in it, counted as any other; `None` on a device with values, unless
+    /// [nothing is computed](Dry) now.
     pub fn placeholder(&self, bytes: usize) -> Option<Buffer> {
+        if let Some(dry) = Dry::current() {
+            return Some(dry.buffer(bytes));
+        }
         let mut buffer = self.backend().placeholder(bytes)?;
         buffer.count(&self.0.memory);
         Some(buffer)
@@ -101,7 +111,9 @@ impl Device {
         for (dtype, shape) in &outputs {
             self.check(*dtype, shape.checked_numel(kernel.op())?)?;
         }
-        let buffers = if self.0.hooks.listening() {
+        let buffers = if let Some(dry) = Dry::current() {
+            dry.launch(&outputs)
+        } else if self.0.hooks.listening() {
             self.0.hooks.launch(self.backend(), kernel)?
         } else {
             self.backend().launch(kernel)?

@@ -274,6 +274,18 @@ pub enum Error {
         /// Who is missing.
         missing: Vec<usize>,
     },
+    /// Processes that should decide alike and did not.
+    #[error(
+        "ranks {ranks:?} decided otherwise than the others (after {calls:?} decisions, the others after {usual}): every process must run the same program; a trace of each tells the first op that differs"
+    )]
+    Disagreement {
+        /// The ranks that differ.
+        ranks: Vec<usize>,
+        /// How many decisions each of them made.
+        calls: Vec<u64>,
+        /// How many the others made.
+        usual: u64,
+    },
     /// A product of different float dtypes where the policy asks for explicit casts.
     #[error(
         "{op}: {left} and {right} would multiply as {to}, and promotion is explicit: cast one of them, or allow it with `with_promotion(Promotion::Auto, ..)`"
@@ -365,6 +377,40 @@ pub enum Error {
         what: String,
         /// What to do instead.
         hint: String,
+    },
+    /// A program that does something else than its plan.
+    #[error(
+        "step {number} of the plan is {planned}, the program has {found}: {detail}; plan the step anew, or let ops decide by themselves from there on with `OnDifference::Auto`"
+    )]
+    PlanDiffers {
+        /// The number of the step.
+        number: usize,
+        /// The op that was planned, and its line.
+        planned: String,
+        /// The op that the program has there, and its line.
+        found: String,
+        /// What differs.
+        detail: String,
+    },
+    /// A step that cannot be planned within a bound on memory.
+    #[error(
+        "the step needs {needed} bytes on a rank, the bound is {bound} ({eager} without a plan): raise it, cut more of the step's tensors, or recompute some with `checkpoint`"
+    )]
+    PlanMemory {
+        /// The least that was reached.
+        needed: u64,
+        /// The bound.
+        bound: u64,
+        /// What the step needs where ops decide by themselves.
+        eager: u64,
+    },
+    /// Values that were asked for while a step was planned, or of what was computed in its plan.
+    #[error(
+        "{what} of a step that is planned: planning computes nothing, so there are no values; run the step to get them, and leave what needs values out of the function that is planned"
+    )]
+    Planned {
+        /// What was to be done.
+        what: &'static str,
     },
     /// No such device, or its driver is missing.
     #[error("device '{device}' is not available: {reason}; {hint}")]

@@ -16,7 +16,7 @@ pub mod map;
 mod shape;
 
 pub use backend::{Backend, Buffer, Capabilities, Kernel, MemoryUse, View};
-pub use device::{Device, Profiling, Timing};
+pub use device::{Device, Dry, Profiling, Timing};
 pub use dtype::{DType, Element, Kind, Scalar};
 pub use error::{Alternative, Error, NoGradient, OperandType, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -6,7 +6,7 @@
 //! the result: going down the numbers visits every result before its operands.
 
 use crate::{
-    Error, NoGradient, Placement, Result, Sharding, Tensor,
+    Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
     scoped::Scoped,
     tensor::Outputs,
@@ -77,6 +77,8 @@ pub(crate) struct Node {
     pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
     /// How each result lies, where it lies on a mesh.
     shardings: SmallVec<[Sharding; 1]>,
+    /// Whether it was made while a step was planned.
+    planned: bool,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
     /// Made when somebody asks: most nodes have none.
@@ -179,6 +181,7 @@ impl Node {
             caller,
             inputs,
             shardings,
+            planned: Dry::is_on(),
             pull: Mutex::new(pull),
             watch: OnceLock::new(),
         })
@@ -191,6 +194,8 @@ impl Node {
     /// The function that computes the operands' gradients; the node forgets it unless `keep`.
     pub(super) fn pull(&self, keep: bool) -> Result<Arc<Pull>> {
         let mut pull = lock(&self.pull);
+        // A pass that is only planned releases nothing that another one will need.
+        let keep = keep || Dry::is_on() && !self.planned;
         let found = if keep { pull.clone() } else { pull.take() };
         found.ok_or_else(|| Error::gradient(self.op, NoGradient::Released, format!(
                 "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",

@@ -1,6 +1,6 @@
 //! Memory of a device, and what is known of it on the host: its size, and who counts it.
 
-use crate::{DType, Error, Layout, Result};
+use crate::{DType, Error, Layout, Result, device::Planned};
 use smallvec::SmallVec;
 use std::{
     any::Any,
@@ -47,6 +47,11 @@ impl Buffer {
     /// The backend's own type again; an error where the buffer belongs to another backend.
     pub fn get<T: Any>(&self) -> Result<&T> {
         self.0.data.downcast_ref().ok_or_else(|| {
+            if self.0.data.is::<Planned>() {
+                return Error::Planned {
+                    what: "reading a result",
+                };
+            }
             Error::argument(
                 "buffer",
                 "buffer",

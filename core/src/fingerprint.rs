@@ -1,0 +1,186 @@
+//! What was decided, as a number that processes can compare.
+//!
+//! The processes of a cluster run the same program and must decide alike, or they wait for each
+//! other for ever. Every decision is folded into a running hash: it costs nothing that can be
+//! measured, and comparing it once in a step tells which ranks went another way.
+
+use crate::{DType, Error, Mesh, Result, Sharding, Tensor, transport::Part};
+use smallvec::SmallVec;
+use std::cell::Cell;
+
+/// A hash of the decisions of a program on meshes: of every op in its order, what each mesh axis
+/// does, where its operands go and from which of their forms. It depends on nothing else, so it is
+/// the same on every machine, in every process, with and without values.
+///
+/// ```
+/// # use anymesh_core::{DType, Mesh, Result, Tensor, meta, spmd::Fingerprint};
+/// # let cpu = anymesh_backend_cpu::device();
+/// let decided = |mesh: Mesh, sharding: &str| -> Result<Fingerprint> {
+///     let x = Tensor::ones([4, 4], DType::F32, (&mesh, sharding))?;
+///     let (result, decided) = Fingerprint::record(|| x.exp()?.sum(&[1], false));
+///     result.map(|_| decided)
+/// };
+/// let here = decided(Mesh::new("tp=2", &cpu)?, "[@tp, _]")?;
+/// assert_eq!(here.calls, 2);
+/// assert_eq!(here, decided(Mesh::new("tp=2", &meta())?, "[@tp, _]")?);
+/// assert_ne!(here, decided(Mesh::new("tp=2", &cpu)?, "[_, @tp]")?);
+/// # Ok::<(), anymesh_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    /// How many decisions.
+    pub calls: u64,
+    /// All of them, in their order.
+    pub hash: u64,
+}
+
+impl Fingerprint {
+    const NONE: Self = Self { calls: 0, hash: 0 };
+
+    /// Runs `f` and returns what was decided in it on this thread. For a scope around it that is
+    /// one decision, of as many calls.
+    pub fn record<T>(f: impl FnOnce() -> T) -> (T, Self) {
+        let scope = Scope(NOW.replace(Self::NONE));
+        let result = f();
+        let within = NOW.get();
+        drop(scope);
+        (result, within)
+    }
+
+    /// What was decided on this thread so far, in the innermost [`record`](Self::record).
+    pub fn now() -> Self {
+        NOW.get()
+    }
+
+    /// Succeeds where every process of a mesh has the same fingerprint; every one of them must call
+    /// this. The error names the ranks that differ from most others, or from rank 0 where there is
+    /// no majority.
+    pub fn agree(self, mesh: &Mesh) -> Result<()> {
+        let Some(transport) = mesh.transport().filter(|_| !mesh.is_local()) else {
+            return Ok(());
+        };
+        if !mesh.has_values() {
+            return Ok(());
+        }
+        let own = [self.calls as i64, self.hash as i64];
+        let part = |rank: usize| match mesh.position_of(rank) {
+            Some(at) => Ok(Part::new(
+                rank,
+                &Tensor::from_slice(&own, [2], mesh.device(at))?,
+            )),
+            None => Ok(Part::elsewhere(rank, DType::I64, [2])),
+        };
+        let parts = (0..mesh.ranks()).map(part).collect::<Result<Vec<_>>>()?;
+        let gathered = transport.all_gather(mesh, &parts, 0)?;
+        let told = match gathered.into_iter().flatten().next() {
+            Some(told) => told.to_vec::<i64>()?,
+            None => return Ok(()),
+        };
+        let told: Vec<Self> = told
+            .chunks_exact(2)
+            .map(|pair| Self {
+                calls: pair[0] as u64,
+                hash: pair[1] as u64,
+            })
+            .collect();
+        // Of those that are told most often, the one of the lowest rank.
+        let times = |f: &Self| told.iter().filter(|other| *other == f).count();
+        let Some(usual) = told.iter().rev().max_by_key(|f| times(f)).copied() else {
+            return Ok(());
+        };
+        let ranks: Vec<usize> = (0..told.len()).filter(|r| told[*r] != usual).collect();
+        match ranks.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Disagreement {
+                calls: ranks.iter().map(|r| told[*r].calls).collect(),
+                usual: usual.calls,
+                ranks,
+            }),
+        }
+    }
+}
+
+thread_local! {
+    static NOW: Cell<Fingerprint> = const { Cell::new(Fingerprint::NONE) };
+}
+
+/// Ends a scope: what was decided in it becomes a part of the one around it, also after a panic.
+struct Scope(Fingerprint);
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let _ = NOW.try_with(|now| {
+            let (before, within) = (self.0, now.get());
+            now.set(match within.calls {
+                0 => before,
+                _ => Fingerprint {
+                    calls: before.calls + within.calls,
+                    hash: Digest(before.hash).word(within.hash).0,
+                },
+            });
+        });
+    }
+}
+
+/// Until it is dropped, decisions of this thread are not counted.
+pub(crate) struct Uncounted(Fingerprint);
+
+pub(crate) fn uncounted() -> Uncounted {
+    Uncounted(NOW.get())
+}
+
+impl Drop for Uncounted {
+    fn drop(&mut self) {
+        let _ = NOW.try_with(|now| now.set(self.0));
+    }
+}
+
+/// Folds in a decision of an op.
+#[inline]
+pub(crate) fn fold(op: &'static str, decision: u64) {
+    let Fingerprint { calls, hash } = NOW.get();
+    NOW.set(Fingerprint {
+        calls: calls + 1,
+        hash: Digest(hash).text(op).word(decision).0,
+    });
+}
+
+/// A hash that is the same everywhere: of numbers and texts, not of addresses.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Digest(pub(crate) u64);
+
+impl Digest {
+    #[inline]
+    pub(crate) fn word(self, word: u64) -> Self {
+        let mixed = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Self(mixed ^ mixed >> 29)
+    }
+
+    #[inline]
+    pub(crate) fn text(self, text: &str) -> Self {
+        let words = text.as_bytes().chunks(8).map(|chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        });
+        words.fold(self.word(text.len() as u64), Self::word)
+    }
+
+    pub(crate) fn words(self, words: impl IntoIterator<Item = u64>) -> Self {
+        words.into_iter().fold(self, Self::word)
+    }
+
+    pub(crate) fn sharding(self, sharding: &Sharding) -> Self {
+        let cuts: SmallVec<[u64; 4]> = sharding
+            .cuts()
+            .map(|(dim, axis)| (dim << 8 | axis) as u64)
+            .collect();
+        let partial: SmallVec<[u64; 4]> = sharding
+            .partial()
+            .map(|(axis, reduction)| (axis << 8 | reduction as usize) as u64)
+            .collect();
+        self.word((cuts.len() << 8 | partial.len()) as u64)
+            .words(cuts)
+            .words(partial)
+    }
+}
