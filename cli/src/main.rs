@@ -2,6 +2,7 @@
 
 mod ckpt;
 mod doctor;
+mod explain;
 #[cfg(test)]
 mod hostile;
 mod plan;
@@ -30,6 +31,8 @@ enum Command {
     Rule(rule::RuleCommand),
     /// Print the steps, bytes and bounds of a reshard.
     Plan(plan::PlanCommand),
+    /// Tell where the bytes of a step's plan go and why, or how two plans differ.
+    Explain(explain::Explain),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run(),
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),
+        Command::Explain(explain) => finish(explain.run()),
         Command::Show(show) => finish(show.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
     }
