@@ -13,6 +13,7 @@
 //! | [`Mesh`], [`Sharding`], [`Place`] | ranks with named axes, how a tensor lies on them, where a new one goes |
 //! | [`spmd`] | sharding rules, the ledger of what was sent, policies, own ops on a mesh |
 //! | [`reshard`] | plans from one sharding to another, with bytes, memory and time |
+//! | [`cost`] | a machine as a model: links, compute, memory; estimates of whole steps |
 //! | [`grad`] | gradients, parameters, recompute, own functions |
 //! | [`indexing`] | NumPy's indexing with [`i!`] |
 //! | [`map`] | elementwise programs as data, for own fused kernels |
@@ -117,6 +118,9 @@ pub use anymesh_checkpoint as checkpoint;
 #[cfg(feature = "conformance")]
 pub use anymesh_conformance as conformance;
 pub use anymesh_core::*;
+/// The search for how to lay a model out on a mesh.
+#[cfg(feature = "layout")]
+pub use anymesh_layout as layout;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{FoundDevice, default_device, device, found};
 

@@ -46,6 +46,10 @@ pub(crate) struct Doctor {
     /// With --sharding: a table of how many cases ran and how many there are, op by op.
     #[arg(long, requires = "sharding")]
     coverage: bool,
+    /// Measure products, memory, launches and the transport within a process, and write the cost model
+    /// of this machine to a file (`-` prints it). Of --device, or of the default one.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["parity", "sharding", "gradients", "indexing"])]
+    measure: Option<String>,
     /// Only this device (as listed), also a software one.
     #[arg(long)]
     device: Option<String>,
@@ -117,6 +121,9 @@ fn open(found: &FoundDevice) -> Result<Device> {
 
 impl Doctor {
     pub(crate) fn run(&self) -> ExitCode {
+        if let Some(file) = &self.measure {
+            return crate::finish(self.measure(file));
+        }
         println!(
             "anymesh {}: {} ops",
             env!("CARGO_PKG_VERSION"),
@@ -171,6 +178,22 @@ impl Doctor {
         } else {
             ExitCode::FAILURE
         }
+    }
+
+    /// Writes the cost model of a device to a file.
+    fn measure(&self, file: &str) -> Result<()> {
+        let device = match &self.device {
+            Some(name) => anymesh::device(name)?,
+            None => anymesh::default_device()?,
+        };
+        let text = crate::measure::measure(&device)?.to_text();
+        let text = format!("# Measured on {device}.\n{text}");
+        if file == "-" {
+            print!("{text}");
+            return Ok(());
+        }
+        std::fs::write(file, text)
+            .map_err(|error| crate::request::bad(format!("cannot write {file}: {error}")))
     }
 
     /// The sharding sweep on one device.

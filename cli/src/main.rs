@@ -5,6 +5,8 @@ mod doctor;
 mod explain;
 #[cfg(test)]
 mod hostile;
+mod layout;
+mod measure;
 mod plan;
 mod request;
 mod rule;
@@ -33,6 +35,8 @@ enum Command {
     Plan(plan::PlanCommand),
     /// Tell where the bytes of a step's plan go and why, or how two plans differ.
     Explain(explain::Explain),
+    /// Find how to lay a model out on many ranks: axes, cuts of parameters, recompute.
+    Layout(layout::LayoutCommand),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),
         Command::Explain(explain) => finish(explain.run()),
+        Command::Layout(layout) => finish(layout.run()),
         Command::Show(show) => finish(show.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
     }

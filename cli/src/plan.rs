@@ -5,7 +5,9 @@ use crate::{
     server,
 };
 use anymesh::{
-    Error, Mesh, Result, TensorType, meta,
+    Error, Mesh, Result, TensorType,
+    cost::CostModel,
+    meta,
     reshard::{self, Objective},
 };
 use clap::Args;
@@ -23,6 +25,9 @@ pub(crate) struct PlanCommand {
     /// The type after, such as "f32[64, 64@tp]".
     #[arg(long)]
     to: Option<String>,
+    /// The machine: a preset such as h100, or a file such as cost.toml.
+    #[arg(long)]
+    cost: Option<String>,
     /// What to make small: `bytes` (latency is free) or `time` (the cost model).
     #[arg(long, default_value = "time")]
     objective: String,
@@ -80,7 +85,10 @@ impl PlanCommand {
                 "give --mesh, --from and --to, or --jsonl; for example: anymesh plan --mesh dp=2,tp=4 --from \"f32[64@dp,64]\" --to \"f32[64,64@tp]\"",
             ));
         };
-        let mesh = Mesh::new(mesh, &meta())?;
+        let mut mesh = Mesh::new(mesh, &meta())?;
+        if let Some(cost) = &self.cost {
+            mesh = mesh.with_cost(CostModel::named(cost)?);
+        }
         let (from, to) = (
             TensorType::parse(from, &mesh)?,
             TensorType::parse(to, &mesh)?,

@@ -6,18 +6,19 @@
 //!
 //! A form is known as long as some tensor has its memory. What an op brought for itself is also
 //! held for the next few calls, because its readers tend to follow each other; the number of calls
-//! and the bytes that are held so are [bounded](with_held). When the last tensor of a value goes,
-//! its table and all that it held go too.
+//! and the bytes that are held so are [bounded](with_held). It is held by the tensors of the
+//! program: when the last one of a value goes, all that it held goes too, though a gradient may
+//! still keep the value.
 //!
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Dry, Sharding, Tensor, scoped::Scoped, tensor::Shards};
+use crate::{Dry, Result, Sharding, Tensor, ledger, reshard, scoped::Scoped, tensor::Shards};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 /// How long forms that ops brought for themselves are held.
@@ -44,9 +45,10 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
     /// What is held, oldest first.
     static WINDOW: RefCell<VecDeque<Holding>> = const { RefCell::new(VecDeque::new()) };
-    /// While a step is planned, what was held before, and how many of these a real run would have
-    /// let go of by now.
-    static ASIDE: RefCell<(VecDeque<Holding>, usize)> = const { RefCell::new((VecDeque::new(), 0)) };
+    /// While a step is planned, what was held before.
+    static ASIDE: RefCell<VecDeque<Holding>> = const { RefCell::new(VecDeque::new()) };
+    /// Of that, what a real run would have let go of by now.
+    static STASH: RefCell<Vec<Stashed>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `f` with other bounds on the forms that are held: see [`Held`].
@@ -80,7 +82,7 @@ pub(crate) fn enter(held: Held) -> Scoped<Held> {
 /// A form that is held until a call.
 struct Holding {
     until: u64,
-    forms: Weak<Forms>,
+    by: Weak<Holder>,
     sharding: Sharding,
     bytes: u64,
 }
@@ -88,31 +90,25 @@ struct Holding {
 impl Holding {
     /// The bytes that it keeps alive now.
     fn bytes(&self) -> u64 {
-        if self.forms.strong_count() > 0 {
+        if self.by.strong_count() > 0 {
             self.bytes
         } else {
             0
         }
     }
+}
 
-    /// Lets nobody see it, where nobody else has its memory.
-    fn hide(&self, hidden: bool) {
-        if let Some(forms) = self.forms.upgrade() {
-            let mut table = forms.lock();
-            let mut list = table.list.iter_mut();
-            if let Some(form) = list.find(|f| f.sharding == self.sharding && !f.planned) {
-                form.hidden = hidden && form.shards.strong_count() == 1;
-            }
-        }
-    }
+/// What a step that is planned must not see, and others will.
+struct Stashed {
+    holding: Holding,
+    shards: Option<Arc<Shards>>,
+}
 
-    fn release(self) {
-        if let Some(forms) = self.forms.upgrade() {
-            let mut table = forms.lock();
-            let mut list = table.list.iter_mut();
-            if let Some(form) = list.find(|f| f.sharding == self.sharding && !f.hidden) {
-                form.held = None;
-            }
+/// What was held is let go, also where the thread ends.
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if let Some(by) = self.by.upgrade() {
+            by.lock().forms.retain(|(s, _)| *s != self.sharding);
         }
     }
 }
@@ -122,28 +118,34 @@ pub(crate) fn count_call() {
     let now = CALLS.get() + 1;
     CALLS.set(now);
     let expired = |holding: &Holding| holding.until <= now;
-    while hide_oldest(expired) {}
+    while stash_oldest(expired) {}
     while let Some(holding) = WINDOW.with_borrow_mut(|w| {
         w.front()
             .is_some_and(expired)
             .then(|| w.pop_front())
             .flatten()
     }) {
-        holding.release();
+        drop(holding);
     }
 }
 
-/// Hides the oldest of what was held before a step was planned, if that `is` so; whether it did.
-fn hide_oldest(is: impl Fn(&Holding) -> bool) -> bool {
-    ASIDE.with_borrow_mut(|(held, hidden)| {
-        let oldest = held.get(*hidden).filter(|holding| is(holding));
-        if let Some(holding) = oldest {
-            holding.hide(true);
-            *hidden += 1;
-            return true;
-        }
-        false
-    })
+/// Puts the oldest of what was held before a step was planned out of sight, if that `is` so; whether
+/// it did.
+fn stash_oldest(is: impl Fn(&Holding) -> bool) -> bool {
+    let oldest = ASIDE.with_borrow_mut(|held| {
+        let is = held.front().is_some_and(is);
+        is.then(|| held.pop_front()).flatten()
+    });
+    let Some(holding) = oldest else {
+        return false;
+    };
+    let shards = holding.by.upgrade().and_then(|by| {
+        let mut held = by.lock();
+        let at = held.forms.iter().position(|(s, _)| *s == holding.sharding);
+        at.map(|at| held.forms.remove(at).1)
+    });
+    STASH.with_borrow_mut(|stash| stash.push(Stashed { holding, shards }));
+    true
 }
 
 /// Ends what [`aside`] began.
@@ -154,33 +156,112 @@ pub(crate) struct Aside {
 /// Until it is dropped, what is held now is seen as it would be, and stays held all the same: for a
 /// run that is only planned. What that run holds goes with it.
 pub(crate) fn aside() -> Aside {
-    ASIDE.set((WINDOW.take(), 0));
+    ASIDE.set(WINDOW.take());
     Aside { calls: CALLS.get() }
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
         release_all();
-        let (held, hidden) = ASIDE.take();
-        held.iter().take(hidden).for_each(|h| h.hide(false));
-        WINDOW.set(held);
+        let mut window = VecDeque::new();
+        for Stashed { holding, shards } in STASH.take() {
+            if let (Some(by), Some(shards)) = (holding.by.upgrade(), shards) {
+                by.lock().forms.push((holding.sharding.clone(), shards));
+            }
+            window.push_back(holding);
+        }
+        window.append(&mut ASIDE.take());
+        WINDOW.set(window);
         CALLS.set(self.calls);
     }
 }
 
 /// Lets go of everything that is held on this thread.
 pub(crate) fn release_all() {
-    for holding in WINDOW.take() {
-        holding.release();
-    }
+    drop(WINDOW.take());
 }
 
 /// The most forms of a value that are known.
 const MOST: usize = 4;
 
+/// Who holds forms of a value: the tensors of the program that are this value share one; what
+/// gradients keep of it has another.
+#[derive(Default)]
+pub(crate) struct Holder(Mutex<HeldForms>);
+
+#[derive(Default)]
+struct HeldForms {
+    forms: SmallVec<[(Sharding, Arc<Shards>); 1]>,
+    /// Of a gradient in a backward pass: how many ops are still to read it as it is.
+    readers: u32,
+}
+
+impl Holder {
+    fn lock(&self) -> MutexGuard<'_, HeldForms> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more op is to read the value, which is a gradient.
+    pub(crate) fn add_reader(&self) {
+        self.lock().readers += 1;
+    }
+
+    /// One of the ops that were to read the value is about to do so.
+    pub(crate) fn remove_reader(&self) {
+        let mut held = self.lock();
+        held.readers = held.readers.saturating_sub(1);
+    }
+
+    /// Lets go of what is held of a gradient that no further op reads.
+    pub(crate) fn release_read(&self) {
+        let mut held = self.lock();
+        if held.readers == 0 {
+            held.forms.clear();
+        }
+    }
+
+    /// Holds a form for the next calls, as far as the bounds let it.
+    fn hold(self: &Arc<Self>, sharding: &Sharding, shards: &Arc<Shards>, bytes: u64) {
+        let bounds = capture();
+        if bounds.calls == 0 || bytes > bounds.bytes {
+            return;
+        }
+        {
+            let mut held = self.lock();
+            held.forms.retain(|(s, _)| s != sharding);
+            held.forms.push((sharding.clone(), shards.clone()));
+        }
+        let holding = Holding {
+            until: CALLS.get() + bounds.calls,
+            by: Arc::downgrade(self),
+            sharding: sharding.clone(),
+            bytes,
+        };
+        WINDOW.with_borrow_mut(|window| window.push_back(holding));
+        // The oldest make room.
+        loop {
+            let of = |window: &VecDeque<Holding>| window.iter().map(Holding::bytes).sum::<u64>();
+            let over = ASIDE.with_borrow(of) + WINDOW.with_borrow(of) > bounds.bytes;
+            if over && stash_oldest(|_| true) {
+                continue;
+            }
+            let oldest =
+                WINDOW.with_borrow_mut(|window| over.then(|| window.pop_front()).flatten());
+            match oldest {
+                Some(holding) => drop(holding),
+                None => break,
+            }
+        }
+    }
+}
+
 /// The forms of one value.
 #[derive(Default)]
-pub(crate) struct Forms(Mutex<Known>);
+pub(crate) struct Forms {
+    known: Mutex<Known>,
+    /// Holds what is brought of it for gradients, which keep it.
+    kept: OnceLock<Arc<Holder>>,
+}
 
 #[derive(Default)]
 struct Known {
@@ -194,11 +275,8 @@ struct Known {
 struct Form {
     sharding: Sharding,
     shards: Weak<Shards>,
-    held: Option<Arc<Shards>>,
     /// Whether it is of a step that was planned, and has no values.
     planned: bool,
-    /// Whether a step that is planned must not see it.
-    hidden: bool,
 }
 
 impl Form {
@@ -207,23 +285,35 @@ impl Form {
         self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
     }
 
+    /// Whether a step that is planned must not see it: nobody but the stash has its memory.
+    fn is_stashed(&self) -> bool {
+        let is = |s: &Arc<Shards>| std::ptr::addr_eq(Arc::as_ptr(s), self.shards.as_ptr());
+        self.shards.strong_count() == 1
+            && Dry::is_on()
+            && STASH.with_borrow(|stash| stash.iter().filter_map(|s| s.shards.as_ref()).any(is))
+    }
+
     /// Whether it is at hand.
     fn is_known(&self) -> bool {
-        self.is_there() && !self.hidden
+        self.is_there() && !self.is_stashed()
     }
 }
 
 impl Forms {
     /// The forms of a value that was computed.
     pub(crate) fn computed() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Known {
+        let known = Mutex::new(Known {
             computed: true,
             ..Known::default()
-        })))
+        });
+        Arc::new(Self {
+            known,
+            kept: OnceLock::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_computed(&self) -> bool {
@@ -238,7 +328,7 @@ impl Forms {
         }
         known.list.retain(|form| form.is_there());
         let others = known.list.iter();
-        let others = others.filter(|form| form.sharding != *own && !form.hidden);
+        let others = others.filter(|form| form.sharding != *own && !form.is_stashed());
         others.map(|form| form.sharding.clone()).collect()
     }
 
@@ -263,59 +353,17 @@ impl Forms {
     fn add(&self, sharding: &Sharding, shards: &Arc<Shards>) {
         let mut known = self.lock();
         known.list.retain(|form| form.is_there());
-        let same = |form: &Form| form.sharding == *sharding && !form.hidden;
+        let same = |form: &Form| form.sharding == *sharding && !form.is_stashed();
         let old = known.list.iter().position(same);
+        let old = old.map(|at| known.list.remove(at));
         // A step that is only planned leaves what is there to those that will compute.
-        let old = old.map(|i| known.list.remove(i));
         let old = old.filter(|form| !form.planned && Dry::is_on());
-        if known.list.iter().filter(|form| !form.hidden).count() < MOST {
+        if known.list.iter().filter(|form| !form.is_stashed()).count() < MOST {
             known.list.push(old.unwrap_or_else(|| Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
-                held: None,
                 planned: Dry::is_on(),
-                hidden: false,
             }));
-        }
-    }
-
-    /// Holds a form that is known for the next calls, as far as the bounds let it.
-    fn hold(self: &Arc<Self>, sharding: &Sharding, shards: &Arc<Shards>, bytes: u64) {
-        let bounds = capture();
-        if bounds.calls == 0 || bytes > bounds.bytes {
-            return;
-        }
-        {
-            let mut known = self.lock();
-            let mut list = known.list.iter_mut();
-            let own = |f: &&mut Form| f.sharding == *sharding && f.planned == Dry::is_on();
-            let Some(form) = list.find(own) else {
-                return;
-            };
-            form.held = Some(shards.clone());
-        }
-        let holding = Holding {
-            until: CALLS.get() + bounds.calls,
-            forms: Arc::downgrade(self),
-            sharding: sharding.clone(),
-            bytes,
-        };
-        WINDOW.with_borrow_mut(|window| window.push_back(holding));
-        // The oldest make room.
-        loop {
-            let before: u64 = ASIDE
-                .with_borrow(|(held, hidden)| held.iter().skip(*hidden).map(Holding::bytes).sum());
-            let all: u64 = WINDOW.with_borrow(|window| window.iter().map(Holding::bytes).sum());
-            let over = before + all > bounds.bytes;
-            if over && hide_oldest(|_| true) {
-                continue;
-            }
-            let oldest =
-                WINDOW.with_borrow_mut(|window| over.then(|| window.pop_front()).flatten());
-            match oldest {
-                Some(holding) => holding.release(),
-                None => break,
-            }
         }
     }
 }
@@ -350,9 +398,36 @@ impl Tensor {
         forms.add(form.sharding(), shards);
         if hold {
             let part = form.sharding().largest_part(form.mesh(), form.shape());
-            forms.hold(form.sharding(), shards, part * form.dtype().size() as u64);
+            let by = self
+                .holder()
+                .unwrap_or_else(|| forms.kept.get_or_init(Arc::default));
+            by.hold(form.sharding(), shards, part * form.dtype().size() as u64);
         }
         self.with_form(form.sharding().clone(), shards.clone())
+    }
+
+    /// The value in another sharding, brought there for ops to come: they find it as long as it
+    /// lives. Nothing where ops do not look for forms.
+    #[track_caller]
+    pub(crate) fn brought_to(
+        &self,
+        op: &'static str,
+        sharding: &Sharding,
+    ) -> Result<Option<Tensor>> {
+        if capture().calls == 0 {
+            return Ok(None);
+        }
+        let _scope = ledger::on_behalf_of(op, self);
+        reshard::to_mesh(&self.detach(), self.mesh(), sharding).map(Some)
+    }
+
+    /// The value in another sharding in which it is at hand, with its past.
+    fn tracked_form(&self, sharding: &Sharding) -> Option<Tensor> {
+        let mut form = self.in_form(sharding)?;
+        if let Some(edge) = self.edge() {
+            form.attach(edge.clone());
+        }
+        Some(form)
     }
 
     /// What a gradient keeps of an operand: the form that the op read, so that nothing is brought
@@ -362,22 +437,11 @@ impl Tensor {
         let Some(forms) = self.forms() else {
             return self.clone();
         };
-        let Some(used) = forms.used() else {
-            return self.clone();
-        };
-        let parameter = !self.is_computed();
-        if !crate::spmd::policy::keeps(self.mesh(), self.sharding(), &used, parameter) {
-            return self.clone();
-        }
-        match forms.find(&used) {
-            Some(shards) => {
-                let mut kept = self.with_form(used, shards);
-                if let Some(edge) = self.edge() {
-                    kept.attach(edge.clone());
-                }
-                kept
-            }
-            None => self.clone(),
-        }
+        let used = forms.used().filter(|used| {
+            let parameter = !self.is_computed();
+            crate::spmd::policy::keeps(self.mesh(), self.sharding(), used, parameter)
+        });
+        let form = used.and_then(|used| self.tracked_form(&used));
+        form.as_ref().unwrap_or(self).without_holder()
     }
 }

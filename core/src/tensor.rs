@@ -4,7 +4,10 @@ use crate::{
     Buffer, DType, Device, Dry, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result,
     Scalar, Shape, Sharding, View,
 };
-use crate::{forms::Forms, grad::Edge};
+use crate::{
+    forms::{Forms, Holder},
+    grad::Edge,
+};
 use std::sync::Arc;
 
 /// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this
@@ -37,6 +40,8 @@ struct Inner {
     shards: Held,
     /// The other shardings that the value is at hand in; none where it is plain.
     forms: Option<Arc<Forms>>,
+    /// What holds some of them; none where it is plain, or what a gradient keeps.
+    holder: Option<Arc<Holder>>,
     /// Where it came from, if gradients are to flow there.
     edge: Option<Edge>,
 }
@@ -148,6 +153,7 @@ impl Tensor {
             sharding,
             shards: Held::Mesh(shards),
             forms: Some(Arc::default()),
+            holder: Some(Arc::default()),
             edge: None,
         }))
     }
@@ -167,6 +173,7 @@ impl Tensor {
             sharding,
             shards: Held::Mesh(shards),
             forms: self.0.forms.clone(),
+            holder: self.0.holder.clone(),
             edge: None,
         }))
     }
@@ -174,6 +181,19 @@ impl Tensor {
     /// The other shardings that the value is at hand in; none where it is plain.
     pub(crate) fn forms(&self) -> Option<&Arc<Forms>> {
         self.0.forms.as_ref()
+    }
+
+    /// What holds forms of the value for the program.
+    pub(crate) fn holder(&self) -> Option<&Arc<Holder>> {
+        self.0.holder.as_ref()
+    }
+
+    /// The same for a gradient to keep: it holds nothing beside itself.
+    pub(crate) fn without_holder(&self) -> Self {
+        Self(Arc::new(Inner {
+            holder: None,
+            ..(*self.0).clone()
+        }))
     }
 
     /// What the addressable ranks hold; none where it is plain.
@@ -215,6 +235,7 @@ impl Tensor {
             sharding: Sharding::replicated(),
             shards: Held::Plain(shard),
             forms: None,
+            holder: None,
             edge: None,
         }))
     }
@@ -244,6 +265,7 @@ impl Tensor {
             sharding: Sharding::replicated(),
             shards: Held::Plain(shard),
             forms: None,
+            holder: None,
             edge: None,
         }))
     }

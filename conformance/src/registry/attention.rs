@@ -129,6 +129,9 @@ fn forwards(_: &'static str) -> Vec<Sample> {
             operands(2, 4, 2, 3, 5, 2, 1),
             json!({"scale": 0.5, "causal": true}),
         ),
+        // Query heads that may be cut finer than there are key heads, or across their bounds.
+        Sample::new(operands(1, 4, 1, 2, 3, 2, 1), json!({})),
+        Sample::new(operands(1, 10, 2, 2, 3, 2, 1), json!({"causal": true})),
         Sample::new(
             masked(operands(2, 2, 1, 3, 4, 2, 3), seen(&[3, 4])),
             json!({}),
@@ -162,6 +165,14 @@ fn backwards(_: &'static str) -> Vec<Sample> {
         Sample::new(
             with_results(operands(2, 4, 2, 3, 5, 2, 1), &[2, 4, 3, 1]),
             json!({"scale": 0.5}),
+        ),
+        Sample::new(
+            with_results(operands(1, 4, 1, 2, 3, 2, 1), &[1, 4, 2, 1]),
+            json!({}),
+        ),
+        Sample::new(
+            with_results(operands(1, 10, 2, 2, 3, 2, 1), &[1, 10, 2, 1]),
+            json!({"causal": true}),
         ),
         Sample::new(masked, json!({})),
     ]

@@ -72,6 +72,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         |c| one(c.x(0)?.linear(c.x(1)?, c.maybe(2))),
         linears,
     ),
+    entry(
+        "linear_each",
+        "x, weights...",
+        &[],
+        |c| {
+            let weights = c.all(1..c.inputs.len())?;
+            let weights: Vec<_> = weights.into_iter().map(|w| (w, None)).collect();
+            c.x(0)?.linear_each(&weights)
+        },
+        |_| {
+            vec![
+                Sample::new([small(&[5, 7]), small(&[3, 7]), small(&[8, 7])], json!({})),
+                Sample::new([small(&[2, 3, 4]), small(&[8, 4])], json!({})),
+            ]
+        },
+    ),
     entry("baddbmm", "x, a, b", BADDBMM, baddbmm, baddbmms),
     entry(
         "einsum",

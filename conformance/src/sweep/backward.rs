@@ -2,53 +2,41 @@
 
 use super::{
     compare::{Expected, Precision, compare_with},
-    layouts::{reductions, shardings},
-    partial::lay_out,
+    layouts::{Layouts, Plain},
     program::Program,
 };
 use anymesh_core::{
-    Mesh, Place, Result, Sharding, Tensor,
+    Device, Mesh, Place, Result, Tensor,
     grad::{GradOptions, grad},
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the gradients of a sample must be, however its operands lie.
 pub(super) struct Backward {
-    /// The seeds of each result that has a gradient.
-    seeds: Vec<Option<Seed>>,
+    /// The gradients that a pass begins with, of each result that has one.
+    seeds: Vec<Option<Plain>>,
     /// The gradients of each operand that has one.
     expected: Vec<Option<Expected>>,
 }
-
-/// The gradient that a pass begins with: plain, its values, and ways to lie on the mesh.
-type Seed = (Tensor, Vec<f64>, Vec<Sharding>);
 
 impl Backward {
     /// The gradients without a mesh; `None` where there are none.
     pub(super) fn new(
         program: &Program<'_>,
         inputs: &[Option<Tensor>],
-        mesh: &Mesh,
+        device: &Device,
     ) -> Result<Option<Self>> {
-        let device = mesh.device(0);
         let leaves = leaves(inputs)?;
         let out = program.call(&leaves, &device.into())?;
         let mut seeds = vec![];
         for t in &out {
             let numbers: Vec<f32> = (0..t.numel()).map(|i| (i * 5 % 7) as f32 - 3.0).collect();
-            let seed = if t.requires_grad() {
-                Some(Tensor::from_slice(&numbers, t.shape(), device)?.cast(t.dtype())?)
+            seeds.push(if t.requires_grad() {
+                let seed = Tensor::from_slice(&numbers, t.shape(), device)?.cast(t.dtype())?;
+                Some(Plain::new(&seed)?)
             } else {
                 None
-            };
-            let plain: Vec<f64> = numbers.iter().map(|v| f64::from(*v)).collect();
-            seeds.push(seed.map(|seed| {
-                (
-                    seed,
-                    plain,
-                    shardings(t.rank(), mesh.axes().len(), reductions(t.dtype())),
-                )
-            }));
+            });
         }
         if seeds.iter().all(Option::is_none) {
             return Ok(None);
@@ -58,7 +46,7 @@ impl Backward {
             &leaves,
             seeds
                 .iter()
-                .map(|s| s.as_ref().map(|(seed, ..)| seed.clone())),
+                .map(|s| s.as_ref().map(|seed| seed.tensor.clone())),
         )?;
         let expected = found
             .into_iter()
@@ -69,6 +57,12 @@ impl Backward {
         }))
     }
 
+    /// The ways in which its seeds can lie on a mesh.
+    pub(super) fn seeds<'a>(&'a self, mesh: &'a Mesh) -> Vec<Layouts<'a>> {
+        let ways = |seed: &'a Option<Plain>| Layouts::new(seed.as_ref(), mesh);
+        self.seeds.iter().map(ways).collect()
+    }
+
     /// Whether the gradients are right for operands on the mesh, from seeds that lie in the
     /// `case`-th way.
     pub(super) fn check(
@@ -76,24 +70,16 @@ impl Backward {
         program: &Program<'_>,
         operands: &[Option<Tensor>],
         place: &Place,
+        seeds: &mut [Layouts<'_>],
         case: u64,
     ) -> Result<(), String> {
         let run = || -> Result<Vec<Option<Tensor>>> {
             let leaves = leaves(operands)?;
             let out = program.call(&leaves, place)?;
-            let mut seeds = vec![];
-            for seed in &self.seeds {
-                let Some((seed, plain, ways)) = seed else {
-                    seeds.push(None);
-                    continue;
-                };
-                seeds.push(Some(lay_out(
-                    seed,
-                    plain,
-                    &place.mesh,
-                    ways[(case.wrapping_mul(31) % ways.len() as u64) as usize].clone(),
-                )?));
-            }
+            let way = |ways: &mut Layouts<'_>| {
+                ways.get((case.wrapping_mul(31) % ways.len() as u64) as usize)
+            };
+            let seeds = seeds.iter_mut().map(way).collect::<Result<Vec<_>>>()?;
             pull(&out, &leaves, seeds.into_iter())
         };
         let found = catch_unwind(AssertUnwindSafe(run))

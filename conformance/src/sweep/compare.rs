@@ -125,7 +125,10 @@ pub(super) fn compare_with(
                 continue;
             }
             seen.push((region.clone(), part.clone()));
-            let bytes = part.to_bytes().map_err(|e| e.to_string())?;
+            let bytes = match precision {
+                Precision::Bits => part.to_bytes().map_err(|e| e.to_string())?,
+                Precision::Values | Precision::Rounded(_) => vec![],
+            };
             let part = values(&part).map_err(|e| e.to_string())?;
             let size = expected.dtype.size();
             for (i, at) in positions(&region, &expected.shape).enumerate() {

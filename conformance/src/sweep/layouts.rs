@@ -2,7 +2,12 @@
 
 use super::{partial, values};
 use crate::registry::SplitMix;
-use anymesh_core::{DType, Mesh, Reduction, Result, Sharding, Tensor};
+use anymesh_core::{DType, Mesh, Reduction, Result, Sharding, Tensor, TensorType};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, HashSet, hash_map::Entry},
+    rc::Rc,
+};
 
 /// The reductions whose partial values a tensor can be made of. Logical ones combine truth values;
 /// of truth values, the others are logical ones under another name.
@@ -51,56 +56,90 @@ pub fn shardings(rank: usize, axes: usize, reductions: &[Reduction]) -> Vec<Shar
             reduction.map_or(s.clone(), |r| s.partial_over(*axis, r))
         })
     };
-    let mut out: Vec<Sharding> = vec![];
-    for sharding in all.into_iter().map(build) {
-        if !out.contains(&sharding) {
-            out.push(sharding);
-        }
-    }
+    let mut seen = HashSet::new();
+    let mut out: Vec<Sharding> = all.into_iter().map(build).collect();
+    out.retain(|sharding| seen.insert(sharding.clone()));
     out
+}
+
+/// Rank, mesh axes and reductions, and all there are of them.
+type Ways = HashMap<(usize, usize, &'static [Reduction]), Rc<[Sharding]>>;
+
+/// [`shardings`] of a tensor of this rank and dtype, which are the same for every sample.
+fn ways(rank: usize, axes: usize, dtype: DType) -> Rc<[Sharding]> {
+    thread_local! {
+        static KNOWN: RefCell<Ways> = RefCell::default();
+    }
+    let reductions = reductions(dtype);
+    KNOWN.with_borrow_mut(|known| {
+        known
+            .entry((rank, axes, reductions))
+            .or_insert_with(|| shardings(rank, axes, reductions).into())
+            .clone()
+    })
 }
 
 /// The ways in which an operand can lie on a mesh, each made when it is first wanted.
 pub(super) struct Layouts<'a> {
     mesh: &'a Mesh,
-    operand: Option<(&'a Tensor, Vec<f64>)>,
-    made: Vec<(Sharding, Option<Tensor>)>,
+    operand: Option<&'a Plain>,
+    ways: Rc<[Sharding]>,
+    /// What each rank holds.
+    made: HashMap<usize, (TensorType, Vec<Tensor>)>,
+}
+
+/// A tensor without a mesh, and its values.
+pub(super) struct Plain {
+    pub(super) tensor: Tensor,
+    values: Vec<f64>,
+}
+
+impl Plain {
+    pub(super) fn new(tensor: &Tensor) -> Result<Self> {
+        Ok(Self {
+            tensor: tensor.clone(),
+            values: values(tensor)?,
+        })
+    }
 }
 
 impl<'a> Layouts<'a> {
-    pub(super) fn new(x: Option<&'a Tensor>, mesh: &'a Mesh) -> Result<Self> {
-        let Some(x) = x else {
-            return Ok(Self {
-                mesh,
-                operand: None,
-                made: vec![],
-            });
-        };
-        let made = shardings(x.rank(), mesh.axes().len(), reductions(x.dtype()))
-            .into_iter()
-            .map(|s| (s, None))
-            .collect();
-        Ok(Self {
+    pub(super) fn new(operand: Option<&'a Plain>, mesh: &'a Mesh) -> Self {
+        let list = |x: &Plain| ways(x.tensor.rank(), mesh.axes().len(), x.tensor.dtype());
+        Self {
             mesh,
-            operand: Some((x, values(x)?)),
-            made,
-        })
+            operand,
+            ways: operand.map_or_else(|| Rc::new([]) as Rc<[Sharding]>, list),
+            made: HashMap::new(),
+        }
     }
 
     /// How many there are; leaving an operand out is one way.
     pub(super) fn len(&self) -> usize {
-        self.made.len().max(1)
+        self.ways.len().max(1)
     }
 
+    /// The operand in way `i`: a value of its own each time, so that what was made of it in one
+    /// case is not at hand in another.
     pub(super) fn get(&mut self, i: usize) -> Result<Option<Tensor>> {
-        let (Some((x, plain)), Some((sharding, made))) = (&self.operand, self.made.get_mut(i))
-        else {
+        let (Some(plain), Some(sharding)) = (self.operand, self.ways.get(i)) else {
             return Ok(None);
         };
-        if made.is_none() {
-            *made = Some(partial::lay_out(x, plain, self.mesh, sharding.clone())?);
-        }
-        Ok(made.clone())
+        let (ty, parts) = match self.made.entry(i) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => {
+                let (x, values) = (&plain.tensor, &plain.values);
+                let laid = partial::lay_out(x, values, self.mesh, sharding.clone())?;
+                let ty = TensorType {
+                    dtype: x.dtype(),
+                    shape: x.shape().clone(),
+                    sharding: sharding.clone(),
+                };
+                let parts = laid.shards().into_iter().map(|(_, part)| part);
+                place.insert((ty, parts.collect()))
+            }
+        };
+        Tensor::from_shards(ty, self.mesh, parts).map(Some)
     }
 }
 

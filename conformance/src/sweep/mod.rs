@@ -26,7 +26,7 @@ pub use report::{Coverage, Report};
 
 use crate::registry::{self, Attrs, Entry};
 use anymesh_core::{Device, Error, Mesh, Result, Tensor};
-use program::{Program, Sweep};
+use program::{Program, Reference, Sweep};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::{Instant, SystemTime},
@@ -137,22 +137,30 @@ pub fn run(device: &Device, options: &Options) -> Report {
 
 fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
     let every = sweep.options.every.max(1);
+    let Some(device) = meshes.first().map(|mesh| mesh.device(0)) else {
+        return;
+    };
     for (i, sample) in entry.samples().iter().enumerate().step_by(every) {
+        let attrs = Attrs::new(entry, &sample.attrs);
+        // What it gives without a mesh is the same for all of them.
+        let reference = attrs.as_ref().map_err(Error::clone).and_then(|attrs| {
+            let program = Program {
+                name: format!("{} {}", entry.name, sample.attrs),
+                precision: if sample.exact {
+                    Precision::Values
+                } else {
+                    Precision::ROUNDED
+                },
+                run: Box::new(move |inputs, place| entry.call(inputs, attrs, place)),
+            };
+            let inputs = sample.make(1, device)?;
+            Reference::new(program, &inputs, device, sweep.options.gradients)
+        });
         for mesh in meshes {
-            let device = mesh.device(0);
-            let result = Attrs::new(entry, &sample.attrs).and_then(|attrs| {
-                let inputs = sample.make(1, device)?;
-                let program = Program {
-                    name: format!("{} {}", entry.name, sample.attrs),
-                    precision: if sample.exact {
-                        Precision::Values
-                    } else {
-                        Precision::ROUNDED
-                    },
-                    run: &|inputs, place| entry.call(inputs, &attrs, place),
-                };
-                sweep.program(&program, &inputs, mesh, i)
-            });
+            let result = match &reference {
+                Ok(reference) => sweep.program(reference, mesh, i),
+                Err(error) => Err(error.clone()),
+            };
             match result {
                 Ok(()) => {}
                 Err(Error::Unsupported { .. }) => sweep.unsupported(),
@@ -191,13 +199,16 @@ pub fn hold(
     let program = Program {
         name: name.into(),
         precision,
-        run: &|inputs, _| f(&inputs.iter().flatten().cloned().collect::<Vec<_>>()),
+        run: Box::new(|inputs, _| f(&inputs.iter().flatten().cloned().collect::<Vec<_>>())),
     };
     let start = Instant::now();
     let mut sweep = Sweep::new(name, options);
+    let reference = Reference::new(program, &inputs, first.device(), options.gradients);
     for mesh in options.meshes {
-        let result = Mesh::new(mesh, first.device())
-            .and_then(|mesh| sweep.program(&program, &inputs, &mesh, 0));
+        let result = Mesh::new(mesh, first.device()).and_then(|mesh| match &reference {
+            Ok(reference) => sweep.program(reference, &mesh, 0),
+            Err(error) => Err(error.clone()),
+        });
         if let Err(error) = result {
             sweep.fail(format!("{name}: {error}"));
         }

@@ -4,21 +4,27 @@ use super::{
     Coverage, Options, Precision, Report,
     backward::Backward,
     compare::{Expected, compare_with},
-    layouts::{Layouts, picked, shardings},
+    layouts::{Layouts, Plain, picked, shardings},
 };
-use anymesh_core::{Error, Mesh, Place, Result, Tensor};
+use anymesh_core::{
+    Device, Error, Mesh, Place, Result, Tensor,
+    spmd::{Held, with_held},
+};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     panic::{AssertUnwindSafe, catch_unwind},
 };
+
+/// A function of operands; results of those without any go to the place.
+type Run<'a> = Box<dyn Fn(&[Option<Tensor>], &Place) -> Result<Vec<Tensor>> + 'a>;
 
 /// What is held against itself.
 pub(super) struct Program<'a> {
     /// What failures call it.
     pub(super) name: String,
     pub(super) precision: Precision,
-    /// What it does with its operands; results of programs without any go to the place.
-    pub(super) run: &'a dyn Fn(&[Option<Tensor>], &Place) -> Result<Vec<Tensor>>,
+    /// What it does with its operands.
+    pub(super) run: Run<'a>,
 }
 
 impl Program<'_> {
@@ -26,6 +32,46 @@ impl Program<'_> {
     pub(super) fn call(&self, operands: &[Option<Tensor>], place: &Place) -> Result<Vec<Tensor>> {
         catch_unwind(AssertUnwindSafe(|| (self.run)(operands, place)))
             .unwrap_or_else(|_| Err(Error::argument("sweep", "operands", "panicked")))
+    }
+}
+
+/// A program with plain operands, and what it gives for them.
+pub(super) struct Reference<'a> {
+    program: Program<'a>,
+    inputs: Vec<Option<Plain>>,
+    expected: Result<Vec<Expected>>,
+    backward: Option<Backward>,
+}
+
+impl<'a> Reference<'a> {
+    /// Runs it. An error of the program is an error here only if it cannot run on the device:
+    /// otherwise it must be the same on a mesh.
+    pub(super) fn new(
+        program: Program<'a>,
+        inputs: &[Option<Tensor>],
+        device: &Device,
+        gradients: bool,
+    ) -> Result<Self> {
+        let expected = match program.call(inputs, &device.into()) {
+            Ok(results) => Ok(results
+                .iter()
+                .map(Expected::new)
+                .collect::<Result<Vec<_>>>()?),
+            Err(error @ Error::Unsupported { .. }) => return Err(error),
+            Err(error) => Err(error),
+        };
+        let backward = if gradients && expected.is_ok() && inputs.iter().any(Option::is_some) {
+            Backward::new(&program, inputs, device)?
+        } else {
+            None
+        };
+        let plain = |x: &Option<Tensor>| x.as_ref().map(Plain::new).transpose();
+        Ok(Self {
+            inputs: inputs.iter().map(plain).collect::<Result<_>>()?,
+            program,
+            expected,
+            backward,
+        })
     }
 }
 
@@ -92,25 +138,19 @@ impl<'a> Sweep<'a> {
         picked
     }
 
-    /// Holds a program with these plain operands against itself on a mesh; `which` of the op's
-    /// samples it is. An error of the program without a mesh is an error here only if it cannot run
-    /// on the device: otherwise it must be the same on the mesh.
+    /// Holds a program against itself on a mesh; `which` of the op's samples it is.
     pub(super) fn program(
         &mut self,
-        program: &Program<'_>,
-        inputs: &[Option<Tensor>],
+        reference: &Reference<'_>,
         mesh: &Mesh,
         which: usize,
     ) -> Result<()> {
-        let device = mesh.device(0);
-        let expected = match program.call(inputs, &device.into()) {
-            Ok(results) => Ok(results
-                .iter()
-                .map(Expected::new)
-                .collect::<Result<Vec<_>>>()?),
-            Err(error @ Error::Unsupported { .. }) => return Err(error),
-            Err(error) => Err(error),
-        };
+        let Reference {
+            program,
+            inputs,
+            expected,
+            backward,
+        } = reference;
         if inputs.iter().all(Option::is_none) {
             // Nothing to lay out but the result itself.
             let rank = expected.as_ref().ok().and_then(|all| all.first());
@@ -120,23 +160,19 @@ impl<'a> Sweep<'a> {
                     mesh: mesh.clone(),
                     sharding: ways[case as usize].clone(),
                 };
-                self.check(program, &[], program.call(&[], &place), &expected);
+                self.check(program, &[], program.call(&[], &place), expected);
             }
             return Ok(());
         }
-        let mut layouts = inputs
+        let mut layouts: Vec<Layouts<'_>> = inputs
             .iter()
             .map(|x| Layouts::new(x.as_ref(), mesh))
-            .collect::<Result<Vec<_>>>()?;
+            .collect();
+        let mut seeds = backward.as_ref().map_or(vec![], |b| b.seeds(mesh));
         let possible = layouts
             .iter()
             .fold(1u64, |n, list| n.saturating_mul(list.len() as u64));
         let place = Place::from(mesh);
-        let backward = if self.options.gradients && expected.is_ok() {
-            Backward::new(program, inputs, mesh)?
-        } else {
-            None
-        };
         for case in self.pick(possible, mesh, which) {
             let mut at = case;
             let mut operands = Vec::with_capacity(layouts.len());
@@ -144,11 +180,18 @@ impl<'a> Sweep<'a> {
                 operands.push(list.get((at % list.len() as u64) as usize)?);
                 at /= list.len() as u64;
             }
-            let actual = program.call(&operands, &place);
-            self.check(program, &operands, actual, &expected);
-            if let Some(backward) = &backward {
+            // Operands are the same tensors in many cases: in every other one they come as earlier
+            // cases had them brought, else as they lie. Both must give the same.
+            let held = match case.is_multiple_of(2) {
+                true => Held { calls: 0, bytes: 0 },
+                false => Held::default(),
+            };
+            let actual = with_held(held, || program.call(&operands, &place));
+            self.check(program, &operands, actual, expected);
+            if let Some(backward) = backward {
                 self.report.gradients += 1;
-                if let Err(why) = backward.check(program, &operands, &place, case) {
+                let check = || backward.check(program, &operands, &place, &mut seeds, case);
+                if let Err(why) = with_held(held, check) {
                     self.fail(format!(
                         "gradient of {} of {}: {why}",
                         program.name,

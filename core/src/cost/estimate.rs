@@ -60,8 +60,8 @@ pub struct Estimate {
 /// What `step` costs a rank of `mesh`, under the mesh's cost model.
 ///
 /// The step runs once on a mesh with the same axes and no memory, which it gets; it makes its
-/// tensors there. Kernels and memory are those of the last rank, which holds the largest parts
-/// of what does not divide evenly.
+/// tensors there. Kernels and memory are those of the last rank, which stands for all on a device
+/// without values: it holds the largest parts of what does not divide evenly.
 ///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Tensor, cost::{CostModel, estimate}, meta};
@@ -97,7 +97,11 @@ pub fn estimate<T>(mesh: &Mesh, step: impl FnOnce(&Mesh) -> Result<T>) -> Result
         drop(seen);
         backend.launch(kernel)
     });
-    let mesh = one_rank(mesh, &counted)?;
+    let mesh = if mesh.is_single() {
+        Mesh::single(&counted)
+    } else {
+        mesh.on(&counted)?
+    };
     let (result, ledger) = Ledger::record(|| step(&mesh));
     drop(result?);
     let mut by_op = std::mem::take(&mut *counts.lock().unwrap_or_else(PoisonError::into_inner));
@@ -117,22 +121,6 @@ pub fn estimate<T>(mesh: &Mesh, step: impl FnOnce(&Mesh) -> Result<T>) -> Result
         ledger,
         memory: counted.memory().peak,
     })
-}
-
-/// The mesh with `counted` for its last rank and a device of their own for the others.
-fn one_rank(mesh: &Mesh, counted: &crate::Device) -> Result<Mesh> {
-    let others = meta().decorated(|backend, kernel| backend.launch(kernel));
-    let mut devices = vec![others; mesh.ranks()];
-    if let Some(last) = devices.last_mut() {
-        *last = counted.clone();
-    }
-    let axes: Vec<String> = (mesh.axes().iter())
-        .map(|(name, size)| format!("{name}={size}"))
-        .collect();
-    if axes.is_empty() {
-        return Ok(Mesh::single(counted));
-    }
-    Ok(Mesh::over(&axes.join(", "), &devices)?.with_cost(mesh.cost().clone()))
 }
 
 impl CostModel {

@@ -154,41 +154,43 @@ impl CostModel {
         let Some((name, size)) = mesh.axes().get(axis) else {
             return self.link;
         };
+        self.link_of(name, *size, apart(mesh, axis))
+    }
+
+    /// What a ring along a mesh axis gets.
+    pub fn ring(&self, mesh: &Mesh, axis: usize) -> Link {
+        let Some((name, size)) = mesh.axes().get(axis) else {
+            return self.link;
+        };
+        self.ring_of(name, *size, apart(mesh, axis))
+    }
+
+    /// [`link`](Self::link) without a mesh: of an axis of `size` ranks, neighbours along which are
+    /// `apart` ranks apart.
+    pub fn link_of(&self, name: &str, size: usize, apart: usize) -> Link {
         match (self.axes.get(name), &self.node) {
             (Some(link), _) => *link,
-            (None, Some(node)) if node.ranks % self.span(mesh, axis, *size) == 0 => node.link,
+            (None, Some(node)) if node.ranks.is_multiple_of(size * apart) => node.link,
             _ => self.link,
         }
     }
 
-    /// What a ring along a mesh axis gets. Where several of its ranks are in a node, so many rings
-    /// leave the node, each through the wire of another rank.
-    pub fn ring(&self, mesh: &Mesh, axis: usize) -> Link {
-        let link = self.link(mesh, axis);
-        let (Some((name, size)), Some(node)) = (mesh.axes().get(axis), &self.node) else {
+    /// [`ring`](Self::ring) without a mesh. Where several ranks of a group are in a node, so many
+    /// rings leave the node, each through the wire of another rank.
+    pub fn ring_of(&self, name: &str, size: usize, apart: usize) -> Link {
+        let link = self.link_of(name, size, apart);
+        let Some(node) = &self.node else {
             return link;
         };
-        let apart = self.span(mesh, axis, *size) / size;
-        let together = node.ranks / apart.max(1);
+        let together = (node.ranks / apart.max(1)).min(size);
         if self.axes.contains_key(name) || link == node.link || together < 2 {
             return link;
         }
+        let bandwidth = link.bandwidth * together as f64;
         Link {
             latency: link.latency,
-            bandwidth: (link.bandwidth * together as f64)
-                .min(node.link.bandwidth)
-                .max(link.bandwidth),
+            bandwidth: bandwidth.min(node.link.bandwidth).max(link.bandwidth),
         }
-    }
-
-    /// How many neighbouring ranks a group along an axis spreads over. Names of ranks stay the same
-    /// in sub-meshes, so that these know their nodes too.
-    fn span(&self, mesh: &Mesh, axis: usize, size: usize) -> usize {
-        if size < 2 {
-            return 1;
-        }
-        let ids = mesh.ids();
-        ids[mesh.moved(0, axis, 1)].abs_diff(ids[0]).max(1) * size
     }
 
     /// Seconds until `bytes` have come over a link.
@@ -248,4 +250,14 @@ impl CostModel {
             ),
         ))
     }
+}
+
+/// How far apart neighbours along an axis are. Names of ranks stay the same in sub-meshes, so that
+/// these know their nodes too.
+fn apart(mesh: &Mesh, axis: usize) -> usize {
+    if mesh.size(axis) < 2 {
+        return 1;
+    }
+    let ids = mesh.ids();
+    ids[mesh.moved(0, axis, 1)].abs_diff(ids[0]).max(1)
 }

@@ -56,8 +56,8 @@ pub(super) fn link_named(name: &str) -> Result<Link> {
 impl CostModel {
     /// A common machine: one of [`PRESETS`]; `h100/hdr` has another [link](LINKS) between nodes.
     ///
-    /// Rates are those of the vendor's data sheet, dense; efficiencies are what Calculon's
-    /// validation uses. For more than a comparison of layouts, measure:
+    /// Rates are those of the vendor's data sheet, dense; how much of them a step reaches is fitted
+    /// to published iteration times, see the files. For more than a comparison of layouts, measure:
     /// `anymesh doctor --measure`.
     pub fn preset(name: &str) -> Result<Self> {
         let (machine, network) = match name.split_once('/') {

@@ -2,13 +2,15 @@
 
 use super::tape::{Back, Edge, Mode, Node, with_mode};
 use crate::{
-    Error, NoGradient, Result, Tensor, ledger,
+    Error, NoGradient, Result, Tensor,
+    forms::Holder,
+    ledger,
     promotion::{self, Promotion},
 };
 use smallvec::SmallVec;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 /// How a pass goes.
@@ -27,6 +29,32 @@ pub(super) struct Pass<'a> {
 struct Pending {
     node: Arc<Node>,
     grads: SmallVec<[Option<Tensor>; 1]>,
+    /// How many ops gave to each.
+    given: SmallVec<[u32; 1]>,
+}
+
+impl Pending {
+    /// Counts a gradient of a result. Once all ops that took the result have given theirs, the next
+    /// op reads what there is: until then forms of it are worth holding.
+    fn count(&mut self, slot: usize) {
+        self.given[slot] += 1;
+        if Some(self.given[slot]) == self.node.uses(slot)
+            && let Some(holder) = self.grads[slot].as_ref().and_then(|g| g.holder())
+        {
+            holder.add_reader();
+        }
+    }
+
+    /// The complete gradients are about to be read.
+    fn begin(&self) {
+        for (slot, grad) in self.grads.iter().enumerate() {
+            if Some(self.given[slot]) == self.node.uses(slot)
+                && let Some(holder) = grad.as_ref().and_then(|g| g.holder())
+            {
+                holder.remove_reader();
+            }
+        }
+    }
 }
 
 /// The gradients that a pass found.
@@ -79,7 +107,11 @@ impl Pass<'_> {
                 let mut found = PassGradients::default();
                 // The highest number first: everything that used a node's results has been visited
                 // by then.
-                while let Some((_, Pending { node, mut grads })) = pending.pop_last() {
+                while let Some((_, next)) = pending.pop_last() {
+                    next.begin();
+                    let Pending {
+                        node, mut grads, ..
+                    } = next;
                     // Where a pass stops, more may come to the gradient from elsewhere.
                     if !(self.stop && self.is_target(&node)) {
                         for (slot, grad) in grads.iter_mut().enumerate() {
@@ -106,8 +138,13 @@ impl Pass<'_> {
                         grads: &grads,
                         needs: &needs,
                     })?;
-                    // What the node kept goes before the next one allocates.
-                    drop((pull, grads));
+                    // What the node kept goes before the next one allocates, but for what others
+                    // will read.
+                    drop(pull);
+                    let read: SmallVec<[Weak<Holder>; 1]> = (grads.iter().flatten())
+                        .filter_map(|g| g.holder().map(Arc::downgrade))
+                        .collect();
+                    drop(grads);
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
                         match (edge, gradient) {
                             (Some(edge), Some(gradient)) if wanted => {
@@ -116,6 +153,9 @@ impl Pass<'_> {
                             (Some(edge), None) if wanted => found.flat.push(edge.clone()),
                             _ => {}
                         }
+                    }
+                    for holder in read.iter().filter_map(Weak::upgrade) {
+                        holder.release_read();
                     }
                 }
                 Ok(found)
@@ -157,9 +197,11 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
     let entry = pending.entry(edge.node.id).or_insert_with(|| Pending {
         node: edge.node.clone(),
         grads: SmallVec::new(),
+        given: SmallVec::new(),
     });
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
+        entry.given.resize(slot + 1, 0);
     }
     entry.grads[slot] = Some(match entry.grads[slot].take() {
         None => gradient,
@@ -174,6 +216,7 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
         }
         Some(so_far) => so_far.add(&gradient)?,
     });
+    entry.count(slot);
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use std::{
     panic::Location,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -75,8 +75,9 @@ pub(crate) struct Node {
     pub(super) caller: &'static Location<'static>,
     /// Where each operand came from; `None` for one that is not tracked. Empty for a leaf.
     pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
-    /// How each result lies, where it lies on a mesh.
+    /// How each result lies, where it lies on a mesh, and how many ops took it as an operand.
     shardings: SmallVec<[Sharding; 1]>,
+    uses: SmallVec<[AtomicU32; 1]>,
     /// Whether it was made while a step was planned.
     planned: bool,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
@@ -170,21 +171,33 @@ impl Node {
             Some((_, caller)) => caller,
             None => Location::caller(),
         };
-        let shardings = if on_mesh {
-            results.iter().map(|t| t.sharding().clone()).collect()
+        let (shardings, uses) = if on_mesh {
+            let lie = |t: &Tensor| (t.sharding().clone(), AtomicU32::new(0));
+            results.iter().map(lie).unzip()
         } else {
-            SmallVec::new()
+            (SmallVec::new(), SmallVec::new())
         };
+        for edge in inputs.iter().flatten() {
+            if let Some(uses) = edge.node.uses.get(edge.slot) {
+                uses.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         Arc::new(Self {
             id,
             op,
             caller,
             inputs,
             shardings,
+            uses,
             planned: Dry::is_on(),
             pull: Mutex::new(pull),
             watch: OnceLock::new(),
         })
+    }
+
+    /// How many ops took a result on a mesh as an operand.
+    pub(super) fn uses(&self, slot: usize) -> Option<u32> {
+        Some(self.uses.get(slot)?.load(Ordering::Relaxed))
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -427,16 +440,16 @@ where
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
+    }
     if !is_recording(inputs) {
         return forward();
     }
     if MODE.get() == Mode::Collect {
         note(inputs);
         return with_mode(Mode::Off, forward);
-    }
-    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
-    for forms in inputs.iter().filter_map(|t| t.forms()) {
-        forms.set_used(None);
     }
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
@@ -513,10 +526,12 @@ impl Back<'_> {
         self.needs.get(i).copied().unwrap_or(false)
     }
 
-    /// Where the gradient of operand `i` is wanted: as the operand lies, with nothing partial.
-    pub(crate) fn place(&self, i: usize) -> Option<Sharding> {
+    /// How the operand `i` lies, with nothing partial: where its gradient is wanted. And how many
+    /// ops took it, whose gradients are added up before they go there.
+    pub(crate) fn place(&self, i: usize) -> Option<(Sharding, u32)> {
         let edge = self.node.inputs.get(i)?.as_ref()?;
-        Some(edge.node.shardings.get(edge.slot)?.whole())
+        let sharding = edge.node.shardings.get(edge.slot)?.whole();
+        Some((sharding, edge.node.uses(edge.slot)?))
     }
 
     /// The gradient of operand `i`, computed only if it is wanted.

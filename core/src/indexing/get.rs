@@ -19,7 +19,7 @@ pub(super) fn part(x: &Tensor, takes: &[Take]) -> Result<Tensor> {
     }
     for axis in cut {
         let take = takes[axis];
-        // A lookup of one place moves that place, a slice of a cut axis all of it.
+        // A lookup leaves one place partial on every rank; a slice of one would move it to one rank.
         out = if take.dropped {
             out.index_select(axis as i64, &range(x, take)?)?
         } else {

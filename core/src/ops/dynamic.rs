@@ -4,8 +4,11 @@
 //! wait. Everything else stays on the device: a running count of the marked elements, in which the
 //! position of the `i`-th one is found by binary search.
 //!
-//! On a mesh every rank gathers the operands whole (the ledger sees it) and finds the same: the
-//! results are replicated. A call gathers at once, not when its future is first polled.
+//! On a mesh the results are on every rank. Where an operand is cut, each part counts what it
+//! selects, and what was selected crosses; every rank gathers the operands whole where that takes
+//! fewer bytes (the ledger sees it). So it is where gradients are wanted, and in calls that are
+//! awaited on a mesh of several processes: those gather at once and not when their future is first
+//! polled, because processes must communicate in the same order.
 //!
 //! Elements that `masked_select` takes get their gradients; of equal elements that `unique` makes
 //! one, the first gets it.
@@ -22,27 +25,88 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod cut;
+mod parts;
+
 use super::{Map, OpInfo, Operand, POSITIONS, map1, op, reduce::check_positions};
 use crate::ops::{Order, Side};
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
     grad::{Back, is_recording, record1},
+    ledger,
     map::Builder,
     spmd::{Call, plain},
 };
+use cut::{nonzero_of_parts, selected_of_parts, unique_of_parts};
+use parts::Parts;
+use std::panic::Location;
 
 /// The ops of this file. Where an element ends up depends on all before it.
 pub const OPS: &[OpInfo] = &[
-    OpInfo::composed("nonzero", &["whole"]).without_gradient(POSITIONS),
-    OpInfo::composed("masked_select", &["whole"]),
-    OpInfo::composed("unique", &["whole"]),
+    OpInfo::composed("nonzero", &["whole", "counted"]).without_gradient(POSITIONS),
+    OpInfo::composed("masked_select", &["whole", "counted alike"]),
+    OpInfo::composed("unique", &["whole", "counted"]),
 ];
 
-/// The steps of this file: a tensor that every rank gets whole.
-pub(super) const STEPS: &[OpInfo] = &[WHOLE];
+/// The steps of this file: a tensor that every rank gets whole, and tensors of whose parts only
+/// counts cross at first.
+pub(super) const STEPS: &[OpInfo] = &[WHOLE, COUNTED, ALIKE];
 
 const WHOLE: OpInfo = op("whole", "... -> ... ; replicate ...");
+const COUNTED: OpInfo = op("counted", "... -> ... ; stats ... 1");
+const ALIKE: OpInfo = op("counted alike", "..., ... -> ..., ... ; stats ... 1");
+
+/// An op and the line that called it.
+type Caller = (&'static str, &'static Location<'static>);
+
+/// When ranks may communicate: at once, in the order of calls, or when counts have been read.
+#[derive(Clone, Copy, PartialEq)]
+enum When {
+    AtOnce,
+    Counted,
+}
+
+impl When {
+    /// Of a call whose future the caller awaits.
+    fn awaited(x: &Tensor) -> Self {
+        if x.mesh().is_local() {
+            When::Counted
+        } else {
+            When::AtOnce
+        }
+    }
+
+    /// Whether a tensor is gathered at once. Without values there is nothing to count.
+    fn gathers(self, x: &Tensor) -> bool {
+        self == When::AtOnce || x.is_plain() || !x.mesh().has_values() || is_recording(&[x])
+    }
+}
+
+/// What there is to select from.
+enum Source {
+    /// All of it, plain.
+    Whole(Tensor),
+    /// Parts of it on ranks.
+    Cut(Parts),
+}
+
+impl Source {
+    #[track_caller]
+    fn new(op: &'static str, x: &Tensor, when: When) -> Result<Self> {
+        if x.numel() == 0 || when.gathers(x) {
+            return Ok(Source::Whole(tracked(op, x)?));
+        }
+        let caller = ledger::outermost().unwrap_or((op, Location::caller()));
+        let x = Call::of(&COUNTED, &[&x.detach()])
+            .on_behalf_of(op)
+            .run1_or(|l| Ok(l[0].clone()), |inputs| Ok(inputs[0].clone()))?;
+        if x.sharding().cuts().len() == 0 {
+            return Ok(Source::Whole(x.part(0)));
+        }
+        Ok(Source::Cut(Parts::new(&x, caller)))
+    }
+}
 
 /// A tensor as every rank needs it: whole, and plain.
 #[track_caller]
@@ -152,20 +216,25 @@ fn begins(dtype: DType) -> Result<MapProgram> {
 async fn nonzero(x: &Tensor) -> Result<Tensor> {
     let op = "nonzero";
     let positions = nonzero_positions(op, x).await?;
-    let shape = Shape::from([positions.numel(), x.rank()]);
+    coordinates(op, x.shape(), &positions)
+}
+
+/// The coordinates `[count, rank]` of positions in a tensor of this shape.
+fn coordinates(op: &'static str, whole: &Shape, positions: &Tensor) -> Result<Tensor> {
+    let shape = Shape::from([positions.numel(), whole.rank()]);
     if shape.numel() == 0 {
-        return x.no_elements(DType::I32, shape);
+        return Tensor::zeros(shape, DType::I32, positions.mesh());
     }
     let table = |values: Dims<isize>| {
         let values: Vec<i32> = values.iter().map(|v| *v as i32).collect();
-        Tensor::from_slice(&values, [values.len()], x.device())
+        Tensor::from_slice(&values, [values.len()], positions.mesh())
     };
     let b = Builder::new();
     let (position, step, size) = (b.load(DType::I32), b.load(DType::I32), b.load(DType::I32));
     let program = b.finish(&[(position.floor_div(step).rem(size), DType::I32)])?;
     let (steps, sizes) = (
-        table(x.shape().strides())?,
-        table(x.dims().iter().map(|d| *d as isize).collect())?,
+        table(whole.strides())?,
+        table(whole.dims().iter().map(|d| *d as isize).collect())?,
     );
     map1(
         op,
@@ -173,6 +242,42 @@ async fn nonzero(x: &Tensor) -> Result<Tensor> {
         &[&positions.unsqueeze(1)?, &steps, &sizes],
         &[],
     )
+}
+
+/// The elements of a plain tensor where a plain mask of the same shape holds.
+async fn taken(op: &'static str, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    let positions = nonzero_positions(op, mask).await?;
+    x.reshape([x.numel()])?.index_select(0, &positions)
+}
+
+/// Marks (i32) of what begins a new value in a vector that is sorted.
+fn starts(op: &'static str, sorted: &Tensor) -> Result<Tensor> {
+    if sorted.numel() == 0 {
+        return sorted.no_elements(DType::I32, sorted.shape().clone());
+    }
+    let compared = sorted.detach();
+    let operands = [
+        Operand::from(&compared),
+        Operand::at(&compared, smallvec::smallvec![1]),
+    ];
+    Ok(Map::new(op, &begins(sorted.dtype())?, sorted.shape())
+        .run(&operands, sorted.device())?
+        .remove(0))
+}
+
+/// How far from each of these positions (i32) to the next, and from the last one to `end`.
+fn widths(positions: &Tensor, end: usize) -> Result<Tensor> {
+    let found = positions.numel();
+    if found == 0 {
+        return Ok(positions.clone());
+    }
+    let end = Tensor::from_slice(&[end as i32], [1], positions.device())?;
+    let next = if found == 1 {
+        end
+    } else {
+        Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)?
+    };
+    next.sub(positions)
 }
 
 /// [`Tensor::unique`] of a plain tensor.
@@ -189,25 +294,9 @@ async fn unique(x: &Tensor) -> Result<Unique> {
         });
     }
     let (sorted, order) = flat.sort(0, Order::Ascending)?;
-    let compared = sorted.detach();
-    let operands = [
-        Operand::from(&compared),
-        Operand::at(&compared, smallvec::smallvec![1]),
-    ];
-    let marks = Map::new(op, &begins(x.dtype())?, &[n].into())
-        .run(&operands, x.device())?
-        .remove(0);
-    let Marked { running, positions } = find(op, &marks).await?;
-
+    let Marked { running, positions } = find(op, &starts(op, &sorted)?).await?;
     let values = sorted.index_select(0, &positions)?;
-    let found = positions.numel();
-    let end = Tensor::from_slice(&[n as i32], [1], x.device())?;
-    let next = if found == 1 {
-        end
-    } else {
-        Tensor::concat(&[&positions.narrow(0, 1, found - 1)?, &end], 0)?
-    };
-    let counts = next.sub(&positions)?;
+    let counts = widths(&positions, n)?;
     let numbers = running.sub(1)?;
     let inverse = numbers
         .scatter(0, &order, &numbers, ScatterOp::Set)?
@@ -219,20 +308,44 @@ async fn unique(x: &Tensor) -> Result<Unique> {
     })
 }
 
+impl Unique {
+    /// On every rank of a mesh.
+    fn on(self, mesh: &Mesh) -> Result<Self> {
+        Ok(Self {
+            values: replicated(self.values, mesh)?,
+            inverse: replicated(self.inverse, mesh)?,
+            counts: replicated(self.counts, mesh)?,
+        })
+    }
+}
+
 impl Tensor {
     /// The coordinates `[count, rank]` (i32) of all elements that are not zero (NaN is not), in
     /// row-major order. Reads their number from the device.
     #[track_caller]
     pub fn nonzero_async(&self) -> impl Future<Output = Result<Tensor>> + use<> {
-        let (whole, mesh) = (gathered("nonzero", &self.detach()), self.mesh().clone());
-        async move { replicated(nonzero(&whole?).await?, &mesh) }
+        self.nonzero_when(When::awaited(self))
+    }
+
+    #[track_caller]
+    fn nonzero_when(&self, when: When) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (source, mesh) = (
+            Source::new("nonzero", &self.detach(), when),
+            self.mesh().clone(),
+        );
+        async move {
+            match source? {
+                Source::Whole(x) => replicated(nonzero(&x).await?, &mesh),
+                Source::Cut(parts) => nonzero_of_parts(&parts).await,
+            }
+        }
     }
 
     /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        pollster::block_on(self.nonzero_async())
+        pollster::block_on(self.nonzero_when(When::Counted))
     }
 
     /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask
@@ -242,17 +355,30 @@ impl Tensor {
         &self,
         mask: &Tensor,
     ) -> impl Future<Output = Result<Tensor>> + use<> {
-        let (operands, mesh) = (masked_operands(self, mask), self.mesh().clone());
+        self.masked_select_when(mask, When::awaited(self))
+    }
+
+    #[track_caller]
+    fn masked_select_when(
+        &self,
+        mask: &Tensor,
+        when: When,
+    ) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (operands, mesh) = (masked_operands(self, mask, when), self.mesh().clone());
         async move {
-            let (x, mask) = operands?;
-            let shape = x.shape().broadcast("masked_select", mask.shape())?;
-            let positions = nonzero_positions("masked_select", &mask.expand(&shape)?).await?;
-            replicated(
-                x.expand(&shape)?
-                    .reshape([shape.numel()])?
-                    .index_select(0, &positions)?,
-                &mesh,
-            )
+            match operands? {
+                (Source::Cut(x), Source::Cut(mask)) => selected_of_parts(&x, &mask).await,
+                (Source::Whole(x), Source::Whole(mask)) => {
+                    let shape = x.shape().broadcast("masked_select", mask.shape())?;
+                    let (x, mask) = (x.expand(&shape)?, mask.expand(&shape)?);
+                    replicated(taken("masked_select", &x, &mask).await?, &mesh)
+                }
+                _ => Err(Error::argument(
+                    "masked_select",
+                    "mask",
+                    "it does not lie as the tensor does",
+                )),
+            }
         }
     }
 
@@ -260,7 +386,7 @@ impl Tensor {
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
-        pollster::block_on(self.masked_select_async(mask))
+        pollster::block_on(self.masked_select_when(mask, When::Counted))
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN
@@ -268,18 +394,17 @@ impl Tensor {
     /// the device.
     #[track_caller]
     pub fn unique_async(&self) -> impl Future<Output = Result<Unique>> + use<> {
-        let (whole, mesh) = (tracked("unique", self), self.mesh().clone());
+        self.unique_when(When::awaited(self))
+    }
+
+    #[track_caller]
+    fn unique_when(&self, when: When) -> impl Future<Output = Result<Unique>> + use<> {
+        let (source, mesh) = (Source::new("unique", self, when), self.mesh().clone());
         async move {
-            let Unique {
-                values,
-                inverse,
-                counts,
-            } = unique(&whole?).await?;
-            Ok(Unique {
-                values: replicated(values, &mesh)?,
-                inverse: replicated(inverse, &mesh)?,
-                counts: replicated(counts, &mesh)?,
-            })
+            match source? {
+                Source::Whole(x) => unique(&x).await?.on(&mesh),
+                Source::Cut(parts) => unique_of_parts(&parts).await,
+            }
         }
     }
 
@@ -287,13 +412,13 @@ impl Tensor {
     #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        pollster::block_on(self.unique_async())
+        pollster::block_on(self.unique_when(When::Counted))
     }
 }
 
-/// Checks what [`Tensor::masked_select`] is given, and gathers it.
+/// Checks what [`Tensor::masked_select`] is given, and brings both to lie alike.
 #[track_caller]
-fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
+fn masked_operands(x: &Tensor, mask: &Tensor, when: When) -> Result<(Source, Source)> {
     let op = "masked_select";
     plain(op, &[x, mask])?;
     if mask.dtype() != DType::Bool {
@@ -303,6 +428,25 @@ fn masked_operands(x: &Tensor, mask: &Tensor) -> Result<(Tensor, Tensor)> {
             expected: "a bool mask",
         });
     }
-    x.shape().broadcast(op, mask.shape())?;
-    Ok((tracked(op, x)?, gathered(op, mask)?))
+    let shape = x.shape().broadcast(op, mask.shape())?;
+    // What is expanded may take more to bring together than it is.
+    let fits = |t: &Tensor| t.shape() == &shape;
+    if shape.numel() == 0 || when.gathers(x) || !fits(x) || !fits(mask) {
+        let whole = (tracked(op, x)?, gathered(op, mask)?);
+        return Ok((Source::Whole(whole.0), Source::Whole(whole.1)));
+    }
+    let caller = ledger::outermost().unwrap_or((op, Location::caller()));
+    let (x, mask) = (x.detach(), mask.detach());
+    let alike = Call::of(&ALIKE, &[&x, &mask]).on_behalf_of(op).run_or(
+        |l| Ok(l.inputs.iter().cloned().collect()),
+        |inputs| Ok(inputs.iter().cloned().collect()),
+    )?;
+    if alike[0].sharding().cuts().len() == 0 {
+        return Ok((
+            Source::Whole(alike[0].part(0)),
+            Source::Whole(alike[1].part(0)),
+        ));
+    }
+    let parts = |t: &Tensor| Source::Cut(Parts::new(t, caller));
+    Ok((parts(&alike[0]), parts(&alike[1])))
 }

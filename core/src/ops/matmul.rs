@@ -21,7 +21,7 @@ use crate::{
     launch::launch_as,
     map::Builder,
     promotion,
-    spmd::{Call, Local, plain},
+    spmd::{Call, Local, plain, rule::Wanted, shared_operand},
     tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
@@ -37,6 +37,7 @@ pub const OPS: &[OpInfo] = &[
     op("dot", DOT).runs(&["cast"]),
     OUTER,
     LINEAR,
+    OpInfo::composed("linear_each", &["linear", "cast"]),
     BADDBMM,
 ];
 
@@ -201,8 +202,8 @@ fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor
 }
 
 /// Both gradients of a product on a mesh in one call: the gradient of the result and both factors
-/// are brought once, to where it costs least for both. Not where only one is wanted, or where the
-/// pass is recorded.
+/// are brought once, to where it costs least for both. Not where only one is wanted, where the pass
+/// is recorded, or where dtypes differ, so that parts of a sum would be rounded one by one.
 #[track_caller]
 fn pull_both(
     op: &'static str,
@@ -212,13 +213,21 @@ fn pull_both(
     local: impl Fn(&Local<'_>) -> Result<Outputs>,
 ) -> Result<Option<[Tensor; 2]>> {
     let operands = [gradient, right, left];
-    if is_recording(&operands) || plain(op, &operands)? {
+    let differ = operands.iter().any(|t| t.dtype() != gradient.dtype());
+    if differ || is_recording(&operands) || plain(op, &operands)? {
         return Ok(None);
     }
+    let wanted = |i| {
+        let (sharding, shared_by) = back.place(i)?;
+        Some(Wanted {
+            sharding,
+            shared_by,
+        })
+    };
     let call = Call::of(info, &operands)
         .on_behalf_of(op)
         .variant(variant)
-        .wanted([back.place(0), back.place(1)]);
+        .wanted([wanted(0), wanted(1)]);
     let mut out = call.run(local)?.into_iter();
     Ok(out.next().zip(out.next()).map(Into::into))
 }
@@ -596,6 +605,43 @@ impl Tensor {
                 })
             },
         )
+    }
+
+    /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
+    /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
+    /// brought once, to where it costs least for all of them together.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
+    /// let mesh = Mesh::new("tp=2", &meta())?;
+    /// let x = Tensor::zeros([4, 8], DType::F32, (&mesh, "[@tp, _]"))?;
+    /// let weight = |n: usize| Tensor::zeros([n, 8], DType::F32, (&mesh, "[@tp, _]"));
+    /// let (q, k) = (weight(8)?, weight(4)?);
+    /// let (out, ledger) = Ledger::record(|| x.linear_each(&[(&q, None), (&k, None)]));
+    /// assert_eq!(out?[1].type_string(), "f32[4, 4@tp]");
+    /// assert_eq!(ledger.bytes(), 64, "x is gathered once");
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        // At hand as long as this runs: what each product then takes.
+        let mut _brought = None;
+        let dtype = self.dtype();
+        let alike = |t: &Tensor| t.dtype() == dtype && t.mesh() == self.mesh();
+        if !self.is_plain() && weights.iter().all(|(w, _)| alike(w) && w.rank() == 2) {
+            let inputs: Vec<[&Tensor; 2]> = weights.iter().map(|(w, _)| [self, *w]).collect();
+            let calls: Vec<Call<'_>> = (inputs.iter())
+                .map(|inputs| Call::of(&LINEAR, inputs).optional(2, &[None]))
+                .collect();
+            if let Some(place) = shared_operand(&calls)? {
+                _brought = self.brought_to("linear_each", &place)?;
+            }
+        }
+        let mut out: Vec<Tensor> = Vec::with_capacity(weights.len());
+        for (weight, bias) in weights {
+            out.push(self.linear(weight, *bias)?);
+        }
+        Ok(out)
     }
 
     /// [`linear`](Self::linear) without a gradient, for operands that were checked.

@@ -24,6 +24,7 @@ pub mod matmul;
 pub mod movement;
 pub mod norm;
 pub mod operators;
+pub mod pad;
 pub mod pool;
 pub mod random;
 pub mod reduce;
@@ -51,8 +52,8 @@ pub(crate) use gradient::{broadcast_axes, sum_to};
 pub use interpolate::Interpolate;
 pub use loss::{GaussianNll, LossReduction, PoissonNll, TripletMargin};
 pub use matmul::Baddbmm;
-pub use movement::PadMode;
 pub use norm::NormOptions;
+pub use pad::PadMode;
 pub use pool::{AvgPool, MaxPool};
 pub use random::Rng;
 pub use rope::{RopeOptions, RopeStyle};
@@ -97,6 +98,7 @@ pub fn catalog() -> Vec<OpInfo> {
         shape::OPS,
         slice::OPS,
         movement::OPS,
+        pad::OPS,
         create::OPS,
         random::OPS,
         unary::OPS,

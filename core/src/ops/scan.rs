@@ -204,20 +204,24 @@ impl Scan {
             let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| {
                 part * mesh.size(axis) + mesh.coordinate(rank, axis)
             });
-            // Parts without elements have no total.
             let before = if self.backwards {
                 part + 1..parts
             } else {
                 0..part
             };
-            let before: Vec<usize> = before.filter(|p| !split(n, *p, parts).is_empty()).collect();
-            let (here, at) = match before.is_empty() || here.numel() == 0 {
+            let full = |p: &usize| !split(n, *p, parts).is_empty();
+            let (here, at) = match !before.clone().any(|p| full(&p)) || here.numel() == 0 {
                 true => (here, at),
                 false => {
                     let of = |t: &Tensor| {
+                        if n >= parts {
+                            return t.narrow(self.axis as i64, before.start, before.len());
+                        }
+                        // Parts without elements have no total.
                         let slices = before
-                            .iter()
-                            .map(|p| t.narrow(self.axis as i64, *p, 1))
+                            .clone()
+                            .filter(full)
+                            .map(|p| t.narrow(self.axis as i64, p, 1))
                             .collect::<Result<Vec<_>>>()?;
                         Tensor::concat(&slices.iter().collect::<Vec<_>>(), self.axis as i64)
                     };

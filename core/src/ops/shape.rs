@@ -15,10 +15,12 @@ use super::{OpInfo, reduce::summed, sum_to};
 use crate::{
     Dims, Error, Layout, OperandType, Result, Shape, Tensor,
     grad::{Back, record, record1},
+    reshard::Groups,
     spmd::{
         Call, Local,
         built::{Data, GRIDS, RESHAPE, VIEW, shape_data, view_data},
-        plain,
+        parts_of, plain,
+        policy::is_explicit,
     },
 };
 use smallvec::smallvec;
@@ -120,7 +122,8 @@ impl Tensor {
     /// strides allow, else a dense copy.
     ///
     /// On a mesh, dimensions that are split or merged keep their cuts where parts of the one are
-    /// parts of the other.
+    /// parts of the other. A dimension of groups that ranks have different numbers of keeps them too:
+    /// what lies between the bounds is exchanged.
     ///
     /// ```
     /// # use anymesh_core::{DType, Mesh, Tensor};
@@ -168,6 +171,9 @@ impl Tensor {
     #[track_caller]
     fn under_shape(&self, op: &'static str, shape: &Shape) -> Result<Tensor> {
         if !self.is_plain() {
+            if let Some(groups) = self.uneven_groups(shape).filter(|_| !is_explicit()) {
+                return groups.regroup(self, shape);
+            }
             return Call::of(&RESHAPED, &[self])
                 .on_behalf_of(op)
                 .data(&shape_data(shape))
@@ -179,6 +185,31 @@ impl Tensor {
                 .contiguous()?
                 .with_layout(Layout::contiguous(shape.clone()))),
         }
+    }
+
+    /// The dimension that a new shape takes apart or puts together, where parts of the one are not
+    /// parts of the other, because the number of groups does not divide. All others stay as they
+    /// are.
+    fn uneven_groups(&self, shape: &Shape) -> Option<Groups> {
+        let (from, to) = (self.dims(), shape.dims());
+        let dim = from.iter().zip(to).position(|(a, b)| a != b)?;
+        let apart = from[dim] > to[dim];
+        let (flat, taken) = if apart { (from, to) } else { (to, from) };
+        let more = taken.len().checked_sub(flat.len())?;
+        let inner: Dims = taken.get(dim + 1..=dim + more)?.into();
+        let count = taken[dim];
+        let parts = parts_of(self, dim);
+        let fits = more > 0
+            && count.checked_mul(inner.iter().product()) == Some(flat[dim])
+            && flat[dim + 1..] == taken[dim + 1 + more..]
+            && (apart || !(dim + 1..=dim + more).any(|d| self.is_cut(d)));
+        let uneven = parts > 1 && count >= parts && !count.is_multiple_of(parts);
+        (fits && uneven).then_some(Groups {
+            dim,
+            count,
+            inner,
+            apart,
+        })
     }
 
     /// [`reshape`](Tensor::reshape) where at most one dimension is -1 and takes whatever size is

@@ -244,7 +244,7 @@ impl Tensor {
         if sizes.len() == 1 {
             return Ok(vec![self.clone()]);
         }
-        self.pieces(op, axis, sizes)
+        self.pieces(op, axis, sizes, false)
     }
 
     /// Whether ranks receive less if a dimension that is cut is made whole than if they fetch what
@@ -255,8 +255,8 @@ impl Tensor {
         }
         let (mesh, shape, sharding) = (self.mesh(), self.shape(), self.sharding());
         let gathered = (sharding.axes_of(axis)).fold(sharding.clone(), |s, a| s.without(a));
-        let whole = Held::new(mesh, shape, self.dtype(), sharding).exact(&gathered)?;
-        let (mut left, mut start) = (whole / self.dtype().size() as u64, 0);
+        let held = Held::new(mesh, shape, self.dtype(), sharding);
+        let (mut left, mut start) = (held.lacks(&gathered), 0);
         for &len in sizes {
             let recipe = Recipe::of(shape[axis]).take(0, start, 1, len);
             let Some(rest) = left.checked_sub(lacked(mesh, shape, sharding, &[(axis, recipe)]))
@@ -268,10 +268,16 @@ impl Tensor {
         Ok(false)
     }
 
-    /// Neighbouring parts of these sizes, which are all of the dimension. The gradients of the
-    /// parts are joined again.
+    /// Neighbouring parts of these sizes, which are all of the dimension, with `whole` on every rank.
+    /// The gradients of the parts are joined again.
     #[track_caller]
-    fn pieces(&self, op: &'static str, axis: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+    fn pieces(
+        &self,
+        op: &'static str,
+        axis: usize,
+        sizes: &[usize],
+        whole: bool,
+    ) -> Result<Vec<Tensor>> {
         let ranks = self.mesh().held().len();
         if sizes.len().saturating_mul(ranks) > MAX_PARTS {
             return Err(Error::argument(op, "sizes", format!(
@@ -281,7 +287,7 @@ impl Tensor {
         }
         let run = || {
             let (mut start, mut out) = (0, Outputs::with_capacity(sizes.len()));
-            let from = if self.is_cheaper_whole(axis, sizes)? {
+            let from = if whole && self.is_cut(axis) || self.is_cheaper_whole(axis, sizes)? {
                 self.whole_along(op, axis)?
             } else {
                 self.clone()
@@ -334,7 +340,7 @@ impl Tensor {
         let sizes: Vec<usize> = (0..n)
             .map(|i| split(self.shape()[axis], i, n).len())
             .collect();
-        self.pieces(op, axis, &sizes)
+        self.pieces(op, axis, &sizes, false)
     }
 
     /// The slices at each index of dimension `axis`, without that dimension. Views.
@@ -355,11 +361,14 @@ impl Tensor {
             )
             .of([self]));
         }
-        let slices = self.pieces(op, axis, &vec![1; size])?;
-        slices
-            .iter()
-            .map(|slice| slice.reordered(op, &kept))
-            .collect()
+        // A dimension that is taken away cannot stay cut.
+        let slices = self.pieces(op, axis, &vec![1; size], true)?;
+        // Not in a closure, which would not know who called.
+        let mut out = Vec::with_capacity(slices.len());
+        for slice in &slices {
+            out.push(slice.reordered(op, &kept)?);
+        }
+        Ok(out)
     }
 
     /// Reverses the given dimensions; an empty list reverses all. A view.

@@ -2,7 +2,7 @@
 
 use super::{
     Plan,
-    boxes::{Inbox, lost, window},
+    boxes::{Inbox, boxes_in, holders, lost, window},
     edge::Space,
     execute::filled,
     fewest::{Fewest, Path, Rest},
@@ -214,32 +214,17 @@ impl<'a> Pair<'a> {
 
     /// Messages that the worst rank receives.
     fn messages(&self, shape: &Shape, from: &Sharding, to: &Sharding) -> usize {
-        let boxes = self.boxes(shape, from);
         let received = |rank: usize| {
             let want = to.region(self.mesh, rank, shape);
             let held = self.same[rank].map(|r| from.region(self.source, r, shape));
-            boxes
-                .iter()
-                .filter(|(_, region)| {
-                    region.intersect(&want).is_some() && held.as_ref() != Some(region)
-                })
-                .count()
+            let own = held.is_some_and(|held| held.intersect(&want).is_some());
+            boxes_in(self.source, from, &want, shape) - usize::from(own)
         };
         (0..self.mesh.ranks())
             .filter(|rank| first_of_partials(self.mesh, *rank, to))
             .map(received)
             .max()
             .unwrap_or(0)
-    }
-
-    /// The boxes that the source is cut into, each with the first rank that holds it.
-    fn boxes(&self, shape: &Shape, from: &Sharding) -> Vec<(usize, Region)> {
-        let copies = copy_axes(self.source, from);
-        let first = (0..self.source.ranks())
-            .filter(|r| copies.iter().all(|a| self.source.coordinate(*r, *a) == 0));
-        first
-            .map(|r| (r, from.region(self.source, r, shape)))
-            .collect()
     }
 }
 
@@ -317,13 +302,10 @@ fn without_values(x: &Tensor, mesh: &Mesh, to: &Sharding, moved_bytes: u64) -> R
 fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     let pair = Pair::of(x.mesh(), mesh);
     let (union, numbers) = x.mesh().union(mesh, &pair.same);
-    let (boxes, copies) = (
-        pair.boxes(x.shape(), x.sharding()),
-        copy_axes(x.mesh(), x.sharding()),
-    );
+    let copies = copy_axes(x.mesh(), x.sharding());
     let mut sent = vec![0; x.mesh().ranks()];
     let mut inbox = Inbox::new(x.dtype());
-    let mut made: Vec<(Region, usize)> = vec![];
+    let mut made: HashMap<Region, Vec<usize>> = HashMap::new();
     let mut out = vec![];
     for (rank, number) in numbers.iter().enumerate() {
         let want = to.region(mesh, rank, x.shape());
@@ -355,15 +337,15 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
             continue;
         }
         // Ranks of one device that want the same share it.
-        if let Some((_, other)) = made
-            .iter()
-            .find(|(region, other)| *region == want && mesh.device(*other) == device)
-        {
+        let equal = made.entry(want.clone()).or_default();
+        if let Some(other) = equal.iter().find(|other| mesh.device(**other) == device) {
             out.push(Slot::Same(*other));
             continue;
         }
         let part = inbox.open();
-        for (first, region) in &boxes {
+        let cut = x.sharding().cut_mask();
+        for first in holders(x.mesh(), x.sharding(), cut, [0; 16], &want, x.shape()) {
+            let region = &x.sharding().region(x.mesh(), first, x.shape());
             let Some(common) = region.intersect(&want) else {
                 continue;
             };
@@ -371,16 +353,16 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
                 inbox.have(part, common.clone(), window(&x.part(*r), region, &common)?);
                 continue;
             }
-            let holders = x.mesh().group(*first, &copies);
-            let source = holders
+            let copies = x.mesh().group(first, &copies);
+            let source = copies
                 .into_iter()
                 .min_by_key(|r| (sent[*r], *r))
-                .unwrap_or(*first);
+                .unwrap_or(first);
             sent[source] += common.numel();
             let data = window(&x.part(source), region, &common)?;
             inbox.ask(Some(part), common, source, *number, Some(data));
         }
-        made.push((want, rank));
+        equal.push(rank);
         out.push(Slot::Number(part));
     }
     let delivered = match union.transport() {

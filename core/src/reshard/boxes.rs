@@ -1,10 +1,12 @@
 //! Parts of tensors put together from boxes that lie here and there.
 
+use super::grid::{At, bits};
 use crate::{
-    DType, Error, Mesh, Region, Result, Shape, Tensor,
+    DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, split,
     transport::{Message, Part, Transport},
 };
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// A box of a part, and what is in it once that has arrived.
 type Piece = (Region, Option<Tensor>);
@@ -98,6 +100,96 @@ pub(super) fn lost() -> Error {
     }
 }
 
+/// The coordinates of a rank.
+pub(super) fn place_of(mesh: &Mesh, rank: usize) -> At {
+    std::array::from_fn(|axis| match axis < mesh.axes().len() {
+        true => mesh.coordinate(rank, axis),
+        false => 0,
+    })
+}
+
+/// The rank with these coordinates.
+pub(super) fn rank_at(mesh: &Mesh, at: &At) -> usize {
+    (0..mesh.axes().len()).fold(0, |rank, axis| rank * mesh.size(axis) + at[axis])
+}
+
+/// The ranks that differ from `at` along the axes of `vary` and may hold something of `want`.
+///
+/// The axes of `vary` cut each dimension after the others, so the parts that have something in
+/// common with a box lie next to each other, and nobody else is looked at.
+pub(super) fn holders(
+    mesh: &Mesh,
+    from: &Sharding,
+    vary: u32,
+    mut at: At,
+    want: &Region,
+    shape: &Shape,
+) -> Vec<usize> {
+    bits(vary).for_each(|axis| at[axis] = 0);
+    let mut ranks = vec![rank_at(mesh, &at)];
+    for d in 0..shape.rank() {
+        let axes: SmallVec<[usize; 3]> = from.axes_of(d).filter(|a| vary & 1 << a != 0).collect();
+        if axes.is_empty() {
+            continue;
+        }
+        let place = |rank: usize, mut part: usize| {
+            axes.iter().rev().fold(rank, |rank, a| {
+                let at = part % mesh.size(*a);
+                part /= mesh.size(*a);
+                mesh.moved(rank, *a, at)
+            })
+        };
+        let (first, parts) = from.axes_of(d).fold((0, 1), |(part, parts), a| {
+            (part * mesh.size(a) + at[a], parts * mesh.size(a))
+        });
+        let count: usize = axes.iter().map(|a| mesh.size(*a)).product();
+        let near = overlapping(shape[d], parts, first..first + count, want, d);
+        ranks = ranks
+            .iter()
+            .flat_map(|rank| near.clone().map(|part| place(*rank, part - first)))
+            .collect();
+    }
+    ranks
+}
+
+/// How many parts that are not empty have something in common with a box.
+pub(super) fn boxes_in(mesh: &Mesh, from: &Sharding, want: &Region, shape: &Shape) -> usize {
+    let along = |d: usize| {
+        let (n, parts) = (shape[d], from.axes_of(d).map(|a| mesh.size(a)).product());
+        match n < parts {
+            // Every element has a part of its own.
+            true => want.shape[d],
+            false => overlapping(n, parts, 0..parts, want, d).len(),
+        }
+    };
+    (0..shape.rank()).map(along).product()
+}
+
+/// Which of some neighbouring parts of a dimension have something in common with a box; empty ones
+/// may be among them.
+fn overlapping(
+    n: usize,
+    parts: usize,
+    among: Range<usize>,
+    want: &Region,
+    d: usize,
+) -> Range<usize> {
+    let first_that = |holds: &dyn Fn(Range<usize>) -> bool| {
+        let (mut low, mut high) = (among.start, among.end);
+        while low < high {
+            let middle = (low + high) / 2;
+            if holds(split(n, middle, parts)) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        low
+    };
+    let (start, end) = (want.start[d], want.start[d] + want.shape[d]);
+    first_that(&|part| part.end > start)..first_that(&|part| part.start >= end)
+}
+
 /// The box `region` of a tensor of which `x` is the box `held`.
 pub(super) fn window(x: &Tensor, held: &Region, region: &Region) -> Result<Tensor> {
     let start = region
@@ -113,7 +205,7 @@ pub(super) fn window(x: &Tensor, held: &Region, region: &Region) -> Result<Tenso
 }
 
 /// Joins boxes that tile a larger one: along the last dimension first, then the one before.
-fn join(mut pieces: Vec<(Region, Tensor)>) -> Result<Tensor> {
+pub(super) fn join(mut pieces: Vec<(Region, Tensor)>) -> Result<Tensor> {
     let rank = pieces.first().map_or(0, |(r, _)| r.start.len());
     for d in (0..rank).rev() {
         if pieces.len() == 1 {

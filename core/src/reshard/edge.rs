@@ -284,6 +284,7 @@ impl<'a> Space<'a> {
             return (senders - 1).min(missing) as f64 * link.latency
                 + self.mesh.cost().transfer_seconds(link, missing * self.size);
         }
+        self.charge(self.group(receivers) as usize);
         // Messages share the wire, so that the efficiency is that of all bytes together.
         let cost = self.mesh.cost();
         let all = missing as f64 * self.size as f64;
@@ -292,7 +293,6 @@ impl<'a> Space<'a> {
         } else {
             1.0
         };
-        self.charge(self.group(receivers) as usize);
         let mut worst = 0.0f64;
         self.walk(receivers, &mut [0; 16], |at| {
             if off_origin(at, new) {

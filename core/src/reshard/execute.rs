@@ -2,7 +2,7 @@
 
 use super::{
     Collective, Objective, Step, ValidPlan, across,
-    boxes::{Inbox, lost, window},
+    boxes::{Inbox, holders, join, lost, place_of, rank_at, window},
     edge::Route,
     grid::{At, bits},
     known,
@@ -15,6 +15,7 @@ use crate::{
     watch::watcher,
 };
 use smallvec::SmallVec;
+use std::collections::{HashMap, hash_map::Entry};
 
 /// A tensor on another mesh, or in another sharding of its own.
 #[track_caller]
@@ -155,37 +156,40 @@ fn without_values(x: &Tensor, step: &Step) -> Result<Vec<Tensor>> {
     mesh.held().map(part).collect()
 }
 
-/// Which ranks are here, and where.
+/// The ranks of a mesh, some of which are here.
 struct Ranks<'a> {
     mesh: &'a Mesh,
-    /// For each rank its number among the addressable ones.
-    here: Vec<Option<usize>>,
 }
 
 impl<'a> Ranks<'a> {
     fn of(x: &'a Tensor) -> Self {
-        let mut here = vec![None; x.mesh().ranks()];
-        for (i, rank) in x.mesh().addressable().enumerate() {
-            here[rank] = Some(i);
+        Self { mesh: x.mesh() }
+    }
+
+    /// The number of a rank among the addressable ones.
+    fn here(&self, rank: usize) -> Option<usize> {
+        self.mesh.position_of(rank)
+    }
+
+    /// The first ranks of the groups along `axes` of which a member is here, ascending.
+    fn leaders(&self, axes: &[usize]) -> Vec<usize> {
+        let leads = |rank: &usize| axes.iter().all(|a| self.mesh.coordinate(*rank, *a) == 0);
+        if self.mesh.is_local() {
+            return (0..self.mesh.ranks()).filter(leads).collect();
         }
-        Self {
-            mesh: x.mesh(),
-            here,
-        }
+        let first = |rank| axes.iter().fold(rank, |r, a| self.mesh.moved(r, *a, 0));
+        let mut leaders: Vec<usize> = self.mesh.addressable().map(first).collect();
+        leaders.sort_unstable();
+        leaders.dedup();
+        leaders
     }
 
     fn at(&self, rank: usize) -> At {
-        std::array::from_fn(|axis| {
-            if axis < self.mesh.axes().len() {
-                self.mesh.coordinate(rank, axis)
-            } else {
-                0
-            }
-        })
+        place_of(self.mesh, rank)
     }
 
     fn rank(&self, at: &At) -> usize {
-        (0..self.mesh.axes().len()).fold(0, |rank, axis| rank * self.mesh.size(axis) + at[axis])
+        rank_at(self.mesh, at)
     }
 
     /// The first rank that differs from `rank` only along axes outside of `mask`, if it is another
@@ -226,13 +230,8 @@ impl<'a> Ranks<'a> {
         let mesh = self.mesh;
         let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
         let telling = x.sharding().cut_mask() | x.sharding().partial_mask();
-        for leader in (0..mesh.ranks())
-            .filter(|rank| step.axes.iter().all(|a| mesh.coordinate(*rank, *a) == 0))
-        {
+        for leader in self.leaders(&step.axes) {
             let group = mesh.group(leader, &step.axes);
-            if group.iter().all(|rank| self.here[*rank].is_none()) {
-                continue;
-            }
             // Groups of copies get copies of the result.
             if let Some(twins) = group
                 .iter()
@@ -246,7 +245,7 @@ impl<'a> Ranks<'a> {
             }
             let parts: SmallVec<[Part; 8]> = group.iter().map(|rank| self.part(x, *rank)).collect();
             for (rank, result) in group.iter().zip(call(&parts, &group)?) {
-                if let Some(i) = self.here[*rank] {
+                if let Some(i) = self.here(*rank) {
                     out[i] = result;
                 }
             }
@@ -261,7 +260,7 @@ impl<'a> Ranks<'a> {
             rank,
             dtype: x.dtype(),
             shape,
-            data: self.here[rank].map(|i| x.part(i)),
+            data: self.here(rank).map(|i| x.part(i)),
         }
     }
 
@@ -367,18 +366,24 @@ impl<'a> Ranks<'a> {
             .map(|a| mesh.cost().link(mesh, a))
             .collect();
         let route = Route::new(mesh, &links, from, to);
-        let senders: SmallVec<[usize; 4]> = bits(route.vary).collect();
         let telling = to.cut_mask() | to.partial_mask() | from.partial_mask();
         let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
         let mut inbox = Inbox::new(x.dtype());
         // (part here, number in the inbox), (part here, rank it shares with).
         let (mut opened, mut shared) = (vec![], vec![]);
         let mut fills = Fills::default();
-        for rank in 0..mesh.ranks() {
-            let here = self.here[rank];
-            if here.is_none() && step.kind == Collective::Slice {
-                continue;
-            }
+        let mut joined = Joined::of(self, step, transport, route.vary);
+        // A rank elsewhere matters only for what is sent to it from here.
+        let receivers: Vec<usize> = match step.kind {
+            Collective::Slice => mesh.addressable().collect(),
+            _ => (0..mesh.ranks()).collect(),
+        };
+        let senders_here: Vec<At> = match mesh.is_local() {
+            true => vec![],
+            false => mesh.addressable().map(|rank| self.at(rank)).collect(),
+        };
+        for rank in receivers {
+            let here = self.here(rank);
             let want = to.region(mesh, rank, x.shape());
             if let Some(reduction) = filled(mesh, rank, from, to) {
                 if let Some(i) = here {
@@ -402,13 +407,21 @@ impl<'a> Ranks<'a> {
                 shared.push((i, twin));
                 continue;
             }
+            if let (Some(i), Some(joined)) = (here, &mut joined) {
+                out[i] = Some(joined.window(x, &self.at(rank), &want)?);
+                continue;
+            }
+            let base = route.base(mesh, &self.at(rank));
+            let reaches = |sender: &At| bits(!route.vary & 0xffff).all(|a| sender[a] == base[a]);
+            if here.is_none() && !senders_here.iter().any(reaches) {
+                continue;
+            }
             let part = here.map(|i| {
                 let number = inbox.open();
                 opened.push((i, number));
                 number
             });
-            let base = self.rank(&route.base(mesh, &self.at(rank)));
-            for source in mesh.group(base, &senders) {
+            for source in holders(mesh, from, route.vary, base, &want, x.shape()) {
                 let region = from.region(mesh, source, x.shape());
                 let Some(common) = region.intersect(&want) else {
                     continue;
@@ -419,7 +432,8 @@ impl<'a> Ranks<'a> {
                     }
                     continue;
                 }
-                let data = self.here[source]
+                let data = self
+                    .here(source)
                     .map(|j| window(&x.part(j), &region, &common))
                     .transpose()?;
                 if data.is_some() || part.is_some() {
@@ -441,6 +455,63 @@ impl<'a> Ranks<'a> {
             }
         }
         out.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
+    }
+}
+
+/// What groups of ranks hold together, where everyone wants some of all that: put together once for
+/// all of them, so that the work grows with the ranks and not with the pairs of them. Only on one
+/// device, whose ranks may read what others have.
+struct Joined<'a> {
+    ranks: &'a Ranks<'a>,
+    from: &'a Sharding,
+    /// Axes along which a group's parts lie.
+    vary: u32,
+    /// Axes whose ranks hold different things otherwise.
+    apart: u32,
+    groups: HashMap<usize, (Region, Tensor)>,
+}
+
+impl<'a> Joined<'a> {
+    fn of(
+        ranks: &'a Ranks<'a>,
+        step: &'a Step,
+        transport: &dyn Transport,
+        vary: u32,
+    ) -> Option<Self> {
+        let mesh = ranks.mesh;
+        let everything = matches!(step.kind, Collective::AllToAll | Collective::AllGather);
+        let device = || (1..mesh.ranks()).all(|i| mesh.device(i) == mesh.device(0));
+        (everything && transport.hands_over() && mesh.is_local() && device()).then(|| Self {
+            ranks,
+            from: &step.from,
+            vary,
+            apart: step.from.cut_mask() & !vary | step.from.partial_mask(),
+            groups: HashMap::new(),
+        })
+    }
+
+    /// The box `want` of what the group of a rank holds.
+    fn window(&mut self, x: &Tensor, at: &At, want: &Region) -> Result<Tensor> {
+        let (mesh, mut first) = (self.ranks.mesh, *at);
+        for (axis, at) in first.iter_mut().enumerate() {
+            *at *= usize::from(self.apart & 1 << axis != 0);
+        }
+        let first = self.ranks.rank(&first);
+        let (held, whole) = match self.groups.entry(first) {
+            Entry::Occupied(group) => group.into_mut(),
+            Entry::Vacant(group) => {
+                let axes: SmallVec<[usize; 4]> = bits(self.vary).collect();
+                let piece = |rank: &usize| {
+                    let region = self.from.region(mesh, *rank, x.shape());
+                    (region.numel() > 0).then(|| (region, x.part(*rank)))
+                };
+                let members = mesh.group(first, &axes);
+                let whole = join(members.iter().filter_map(piece).collect())?;
+                let rest = self.from.without_mask(self.vary);
+                group.insert((rest.region(mesh, first, x.shape()), whole))
+            }
+        };
+        window(whole, held, want)
     }
 }
 

@@ -45,14 +45,19 @@ impl<'a> Held<'a> {
         let size = self.dtype.size() as u64;
         let resolve = to_resolve(from, to) & geometry.axes();
         if resolve == 0 || geometry.empty {
-            let new = to.partial_mask() & !from.partial_mask();
-            let traffic = geometry
-                .even(from, to)
-                .unwrap_or_else(|| geometry.compare(&geometry.grid(from), &geometry.grid(to), new));
-            return Price::Exact(traffic.missing * size);
+            return Price::Exact(self.lacks(to) * size);
         }
         let need = geometry.largest(to) * size;
         Price::AtLeast(at_least(geometry, size, from, resolve, need))
+    }
+
+    /// Elements that the worst rank lacks of its part of `to`. What is partial does not count;
+    /// where values become partial, the first rank holds them and the others need nothing.
+    pub(crate) fn lacks(&self, to: &Sharding) -> u64 {
+        let (geometry, from) = (&self.geometry, self.sharding);
+        let new = to.partial_mask() & !from.partial_mask();
+        let compare = || geometry.compare(&geometry.grid(from), &geometry.grid(to), new);
+        geometry.even(from, to).unwrap_or_else(compare).missing
     }
 
     /// What it takes exactly.

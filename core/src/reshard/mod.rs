@@ -21,6 +21,7 @@ mod known;
 mod moves;
 mod plan;
 mod recipe;
+mod regroup;
 mod report;
 mod search;
 #[cfg(test)]
@@ -40,3 +41,4 @@ pub(crate) use execute::{filled, slice, to_mesh};
 pub(crate) use held::{Held, Price};
 pub(crate) use known::known;
 pub(crate) use recipe::lacked;
+pub(crate) use regroup::Groups;

@@ -314,21 +314,24 @@ impl Share {
     }
 
     /// The same with pieces that count the elements of each operand's [`runs`](Self::runs).
-    pub(super) fn of_runs(mut self) -> Self {
-        for i in 0..self.pieces.len() {
-            let piece = self.pieces[i];
+    pub(super) fn of_runs(self) -> Self {
+        let counted = |piece: &Piece| {
             let mut before = 0;
             for run in self.runs(piece.operand) {
                 let end = run.start + (run.len - 1) * run.step;
                 if (run.start..=end).contains(&piece.start) {
-                    self.pieces[i].start = before + (piece.start - run.start) / run.step;
-                    self.pieces[i].step = piece.step / run.step as isize;
-                    break;
+                    return Piece {
+                        start: before + (piece.start - run.start) / run.step,
+                        step: piece.step / run.step as isize,
+                        ..*piece
+                    };
                 }
                 before += run.len;
             }
-        }
-        self
+            *piece
+        };
+        let pieces = self.pieces.iter().map(counted).collect();
+        Self { pieces, ..self }
     }
 }
 

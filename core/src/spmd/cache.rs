@@ -9,7 +9,7 @@ use super::{
     Call,
     call::{AtHand, Form},
     info::{Build, RuleForm},
-    rule::{FactorKind, Factors, Rule},
+    rule::{FactorKind, Factors, Rule, Wanted},
     solve::{self, Assigned, Operand, Solution},
 };
 use crate::{
@@ -244,7 +244,7 @@ struct Key {
     /// The other shardings in which operands are at hand, each with the operand's number.
     held: SmallVec<[(usize, Sharding); 1]>,
     /// Where results are wanted.
-    wanted: SmallVec<[Option<Sharding>; 1]>,
+    wanted: SmallVec<[Option<Wanted>; 1]>,
     /// What was decided before.
     assigned: Option<Rc<Assigned>>,
     /// The shapes, one after the other, where the rule depends on them.

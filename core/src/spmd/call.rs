@@ -7,7 +7,7 @@ use super::{
     info::{Build, OpInfo, RuleForm},
     plan::{self, Directions},
     policy,
-    rule::{Bind, Given, Operands, Rule},
+    rule::{Bind, Given, Operands, Rule, Wanted},
     trace::{self, Source},
 };
 use crate::{
@@ -48,7 +48,7 @@ pub(crate) struct Call<'a> {
     /// Whether the clauses on partial values hold.
     pub(super) partials: bool,
     /// Where results are wanted, as far as that is known.
-    pub(super) wanted: SmallVec<[Option<Sharding>; 1]>,
+    pub(super) wanted: SmallVec<[Option<Wanted>; 1]>,
 }
 
 /// A rule knows its operands by a bit each.
@@ -133,8 +133,8 @@ impl<'a> Call<'a> {
         Self { partials, ..self }
     }
 
-    /// With where the results are wanted, as far as that is known: nothing partial.
-    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Sharding>>) -> Self {
+    /// With where the results are wanted, as far as that is known.
+    pub(crate) fn wanted(self, wanted: impl IntoIterator<Item = Option<Wanted>>) -> Self {
         Self {
             wanted: wanted.into_iter().collect(),
             ..self
@@ -399,7 +399,7 @@ impl<'a> Call<'a> {
 /// The other shardings in which each operand is at hand.
 pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
 
-fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
+pub(super) fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
     x.forms()
         .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
 }

@@ -16,6 +16,7 @@ pub mod plan;
 pub mod policy;
 pub mod rule;
 pub mod solve;
+mod together;
 pub(crate) mod trace;
 
 pub use crate::fingerprint::Fingerprint;
@@ -28,6 +29,7 @@ pub use plan::{OnDifference, PlanOptions, PlannedStep, StepPlan, plan, with_plan
 pub use policy::{Keep, Policy, with_kept, with_policy};
 pub use rule::Rule;
 pub use solve::{Choice, Solution};
+pub(crate) use together::shared_operand;
 pub use trace::{Decision, Source, trace};
 
 use crate::{Error, Result, Tensor};

@@ -127,7 +127,7 @@ pub(crate) fn enter(policies: Policies) -> Scoped<Policies> {
 }
 
 /// Whether some axis has an explicit policy.
-pub(super) fn is_explicit() -> bool {
+pub(crate) fn is_explicit() -> bool {
     POLICIES.with_borrow(|settings| {
         settings
             .policies

@@ -80,6 +80,15 @@ pub struct Through {
     pub reductions: &'static [Reduction],
 }
 
+/// Where a result is wanted: what it takes to get there counts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Wanted {
+    /// The sharding, with nothing partial.
+    pub sharding: Sharding,
+    /// How many results are added up before they go there together, each of which pays its share.
+    pub shared_by: u32,
+}
+
 /// A rule for operands of given shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Rule {
@@ -96,9 +105,9 @@ pub struct Rule {
     /// Of what the result's dimensions consist that are neither equal to the operands' nor whole, by
     /// factor.
     pub recipes: SmallVec<[(u8, Recipe); 1]>,
-    /// Where a call wants its results to lie, as far as it knows: what it takes to get them there
-    /// counts. Results beyond these are wanted without partial values.
-    pub wanted: SmallVec<[Option<Sharding>; 1]>,
+    /// Where a call wants its results to lie, as far as it knows. Results beyond these are wanted
+    /// without partial values.
+    pub wanted: SmallVec<[Option<Wanted>; 1]>,
 }
 
 /// What the op was given for a term of its rule.

@@ -1,12 +1,13 @@
 //! All ranks in this process: nothing is sent, tensors are handed over.
 
 use super::{Message, Part, Transport, check, collectives, reduce};
-use crate::{Device, Mesh, Reduction, Result, Tensor};
+use crate::{Device, Mesh, Reduction, Result, Tensor, split};
 
 /// The transport of meshes whose ranks are all in this process.
 ///
 /// Ranks of one device share what is equal: tensors are values, so a replicated result is computed
-/// once and exists once for each device. The other collectives are the provided ones, whose
+/// once and exists once for each device, and a reduction that is cut is made once where all members
+/// are on one device. The other collectives are the provided ones, whose
 /// messages between ranks of one device are free. Nobody is waited for, so there is no deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
@@ -14,6 +15,10 @@ pub struct InProcess;
 impl Transport for InProcess {
     fn name(&self) -> &str {
         "in-process"
+    }
+
+    fn hands_over(&self) -> bool {
+        true
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
@@ -54,6 +59,32 @@ impl Transport for InProcess {
         shared("all_gather", mesh, parts.iter().map(|p| p.rank), |device| {
             collectives::concat(&on("all_gather", parts, device)?, dim)
         })
+    }
+
+    /// On one device the reduction is made once, and everyone has a window of it: the work grows with
+    /// the members, not with the pairs of them.
+    fn reduce_scatter(
+        &self,
+        mesh: &Mesh,
+        parts: &[Part],
+        reduction: Reduction,
+        dim: usize,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let op = "reduce_scatter";
+        check::parts(op, mesh, parts, &[dim], &[])?;
+        let device = device_of(op, mesh, parts[0].rank)?;
+        for part in parts {
+            if device_of(op, mesh, part.rank)? != device {
+                return collectives::reduce_scatter(self, mesh, parts, reduction, dim);
+            }
+        }
+        let whole = reduce(&on(op, parts, device)?, reduction)?;
+        (0..parts.len())
+            .map(|i| {
+                let piece = split(whole.dims()[dim], i, parts.len());
+                whole.narrow(dim as i64, piece.start, piece.len()).map(Some)
+            })
+            .collect()
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {

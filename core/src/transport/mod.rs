@@ -136,6 +136,12 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether ranks of one device may read each other's parts where they are, without a message:
+    /// only where all ranks are in this process, and nothing that they send is to be seen.
+    fn hands_over(&self) -> bool {
+        false
+    }
+
     /// The reduction of all parts, in the order given, for every addressable member.
     fn all_reduce(
         &self,

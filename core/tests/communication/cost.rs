@@ -303,7 +303,11 @@ fn an_estimate_counts_the_products_and_the_memory_of_one_rank() {
             exposed >= 0.0 && exposed <= estimate.total.communication,
             "{estimate}"
         );
-        assert_eq!(estimate.exposed(|_| false), estimate.total.communication);
+        let all = estimate.exposed(|_| false);
+        assert!(
+            (all - estimate.total.communication).abs() <= 1e-12,
+            "{estimate}"
+        );
         assert_eq!(estimate.to_json()["total"]["products"], 5.0 * product);
         let launches = estimate.total.kernels as f64 * cost.device.launch;
         assert!(estimate.total.compute >= launches + 5.0 * product / cost.rate(DType::BF16));

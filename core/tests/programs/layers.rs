@@ -142,8 +142,7 @@ impl Layer for Gpt {
             .unbind(3)?;
         let [q, k, v] = [0, 1, 2].map(|i| qkv[i].transpose(1, 2));
         let seen = q?.attention(&k?, &v?, &AttentionOptions::causal())?.out;
-        let mixed = joined(&seen)?.linear(p.get("out"), Some(p.get("out_bias")))?;
-        let x = settle(x.add(&mixed)?)?;
+        let x = settle(x.add(&joined(&seen)?.linear(p.get("out"), Some(p.get("out_bias")))?)?)?;
         let wide = norm(&x, "norm2", "shift2")?
             .linear(p.get("up"), Some(p.get("up_bias")))?
             .gelu()?;
@@ -180,19 +179,61 @@ impl Layer for Llama {
         let Sizes {
             heads, kv_heads, d, ..
         } = self.0;
-        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm1")))?;
-        let (cos, sin) = Tensor::rope_tables(x.dims()[1], d, &RopeOptions::default(), x.mesh())?;
-        let [q, k, v] = [("wq", heads), ("wk", kv_heads), ("wv", kv_heads)]
-            .map(|(w, heads)| heads_of(&h.linear(p.get(w), None)?, heads));
-        let turn = |x: Tensor| x.rope(&cos, &sin, RopeStyle::Half);
-        let seen = turn(q?)?
-            .attention(&turn(k?)?, &v?, &AttentionOptions::causal())?
-            .out;
+        let seen = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm1")))?;
+            let tables = RopeOptions::default();
+            let (cos, sin) = Tensor::rope_tables(x.dims()[1], d, &tables, x.mesh())?;
+            let [q, k, v] = [("wq", heads), ("wk", kv_heads), ("wv", kv_heads)]
+                .map(|(w, heads)| heads_of(&h.linear(p.get(w), None)?, heads));
+            let turn = |x: Tensor| x.rope(&cos, &sin, RopeStyle::Half);
+            turn(q?)?
+                .attention(&turn(k?)?, &v?, &AttentionOptions::causal())?
+                .out
+        };
         let x = settle(x.add(&joined(&seen)?.linear(p.get("wo"), None)?)?)?;
-        let h = x.rms_norm(&NormOptions::new().weight(p.get("norm2")))?;
-        let gated = h
-            .linear(p.get("gate"), None)?
-            .swiglu2(&h.linear(p.get("up"), None)?)?;
+        let gated = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm2")))?;
+            h.linear(p.get("gate"), None)?
+                .swiglu2(&h.linear(p.get("up"), None)?)?
+        };
+        settle(x.add(&gated.linear(p.get("down"), None)?)?)
+    }
+}
+
+/// [`Llama`] with one op for the products that read the same input.
+pub(crate) struct LlamaEach(pub(crate) Sizes);
+
+impl Layer for LlamaEach {
+    fn shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+        Llama(self.0).shapes()
+    }
+
+    fn forward(&self, p: &Parameters, x: &Tensor, settle: Settle<'_>) -> Result<Tensor> {
+        let Sizes {
+            heads, kv_heads, d, ..
+        } = self.0;
+        let of = |names: &[&str], x: &Tensor| {
+            let weights: Vec<_> = names.iter().map(|w| (p.get(w), None)).collect();
+            x.linear_each(&weights)
+        };
+        let seen = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm1")))?;
+            let tables = RopeOptions::default();
+            let (cos, sin) = Tensor::rope_tables(x.dims()[1], d, &tables, x.mesh())?;
+            let qkv = of(&["wq", "wk", "wv"], &h)?;
+            let turn = |x: Tensor| x.rope(&cos, &sin, RopeStyle::Half);
+            let (q, k) = (heads_of(&qkv[0], heads)?, heads_of(&qkv[1], kv_heads)?);
+            let v = heads_of(&qkv[2], kv_heads)?;
+            turn(q)?
+                .attention(&turn(k)?, &v, &AttentionOptions::causal())?
+                .out
+        };
+        let x = settle(x.add(&joined(&seen)?.linear(p.get("wo"), None)?)?)?;
+        let gated = {
+            let h = x.rms_norm(&NormOptions::new().weight(p.get("norm2")))?;
+            let both = of(&["gate", "up"], &h)?;
+            both[0].swiglu2(&both[1])?
+        };
         settle(x.add(&gated.linear(p.get("down"), None)?)?)
     }
 }

@@ -10,10 +10,15 @@
 //!   rank would hold whole.
 
 use crate::{
-    layers::{FULLY_SHARDED, Gpt, Layer, Layout, Llama, MEGATRON, MEGATRON_OVER_DP, Sizes},
+    layers::{
+        FULLY_SHARDED, Gpt, Layer, Layout, Llama, LlamaEach, MEGATRON, MEGATRON_OVER_DP, Sizes,
+    },
     measure::{Flow, Program, Traffic},
 };
-use anymesh_core::{DType, Mesh, Result, meta};
+use anymesh_core::{
+    DType, Mesh, Result, meta,
+    spmd::{Keep, with_kept},
+};
 
 const LENGTH: usize = 4096;
 const WIDTH: usize = 8192;
@@ -101,38 +106,40 @@ impl Row<'_> {
             report += &format!("  {what:<48} {bytes:>14}  {units:>6.2} u  {ratio:.3}\n");
             failed |= bytes > bound;
         };
-        // Where the stream is cut between additions, the gradients of the norms are partial along
-        // tp: Megatron all-reduces them too.
+        // Where the stream or its gradient is cut between additions, the gradients of the norms are
+        // partial along tp. Megatron all-reduces them too.
         let vectors = self.layer.shapes().into_iter();
         let vectors =
             vectors.filter(|(name, _)| name.starts_with("norm") || name.starts_with("shift"));
         let vectors: usize = vectors.map(|(_, shape)| shape[0]).sum();
-        let cut = match self.dp {
+        let trained = match self.dp {
             Some(_) if self.tp > 0 => hand + (2 * vectors * 2 / TP * (TP - 1)) as u64,
             _ => hand,
         };
         let each = self.measure(Flow::EachAdd, 1, true)?;
         let end = self.measure(Flow::AtEnd, 1, true)?;
         let more = |flow, norms| self.marginal(flow, 3, norms);
-        add("resharded after each addition", self.counted(&each), hand);
-        add("resharded at the end", self.counted(&end), cut);
         add(
-            "one more, resharded after each addition",
-            more(Flow::EachAdd, true)?,
-            hand,
+            "resharded after each addition",
+            self.counted(&each),
+            trained,
         );
-        add("one more, never resharded", more(Flow::Never, true)?, cut);
+        add("resharded at the end", self.counted(&end), trained);
+        let text = "one more, resharded after each addition";
+        add(text, more(Flow::EachAdd, true)?, trained);
         add(
-            "one more, never resharded, norms not trained",
-            more(Flow::Never, false)?,
-            hand,
+            "one more, never resharded",
+            more(Flow::Never, true)?,
+            trained,
         );
-        println!(
-            "{report} resharded after each addition:\n{}",
-            each.explain()
+        let text = "one more, never resharded, norms not trained";
+        add(text, more(Flow::Never, false)?, hand);
+        println!("{report}");
+        let (each, end) = (each.explain(), end.explain());
+        assert!(
+            !failed,
+            "{report} after each addition:\n{each} at the end:\n{end}"
         );
-        println!(" resharded at the end:\n{}", end.explain());
-        assert!(!failed, "{report}");
         Ok(())
     }
 }
@@ -185,6 +192,27 @@ fn gpt_with_a_cut_stream_costs_no_more_than_gathering_again() -> Result<()> {
     row.hold()
 }
 
+/// Megatron's choice: inputs of products that were gathered are kept (8u), or gathered again (10u).
+#[test]
+fn what_is_kept_of_a_cut_stream_is_the_programs_choice() -> Result<()> {
+    for (name, layer) in [("GPT", &gpt() as &dyn Layer), ("llama", &llama())] {
+        let row = Row {
+            name,
+            layer,
+            layout: MEGATRON,
+            mesh: MESH,
+            stream: CUT,
+            tp: 0,
+            dp: None,
+        };
+        let run = || row.marginal(Flow::Never, 3, true);
+        assert_eq!(run()?, 8 * U, "{name}");
+        let again = with_kept(Keep::Nothing, &["tp"], run)?;
+        assert_eq!(again, 10 * U, "{name}");
+    }
+    Ok(())
+}
+
 #[test]
 fn llama_with_a_whole_stream_costs_four_all_reduces() -> Result<()> {
     let row = Row {
@@ -197,6 +225,23 @@ fn llama_with_a_whole_stream_costs_four_all_reduces() -> Result<()> {
         dp: None,
     };
     row.hold()
+}
+
+#[test]
+fn llama_with_one_op_for_products_of_one_input_costs_the_same() -> Result<()> {
+    for (stream, tp) in [(WHOLE, 8 * U), (CUT, 8 * U)] {
+        let row = Row {
+            name: "llama, linear_each",
+            layer: &LlamaEach(sizes(3 * WIDTH)),
+            layout: MEGATRON,
+            mesh: MESH,
+            stream,
+            tp,
+            dp: None,
+        };
+        row.hold()?;
+    }
+    Ok(())
 }
 
 #[test]

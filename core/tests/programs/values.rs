@@ -3,8 +3,8 @@
 
 use crate::{
     layers::{
-        FULLY_SHARDED, Gpt, Layer, Layout, Llama, MEGATRON, MEGATRON_OVER_DP, Parameters, Sizes,
-        UnevenHeads, sharding_of,
+        FULLY_SHARDED, Gpt, Layer, Layout, Llama, LlamaEach, MEGATRON, MEGATRON_OVER_DP,
+        Parameters, Sizes, UnevenHeads, sharding_of,
     },
     measure::Flow,
     others::{CONV, ConvBlock, CrossAttention, Experts},
@@ -121,7 +121,16 @@ fn gpt_is_the_same_on_meshes() -> Result<()> {
 
 #[test]
 fn llama_is_the_same_on_meshes() -> Result<()> {
-    hold_all(&Llama(SIZES), &[2, 6, 12], LAYOUTS, STREAMS)?;
+    hold_all(&Llama(SIZES), &[2, 6, 12], LAYOUTS, STREAMS)
+}
+
+#[test]
+fn llama_with_one_op_for_products_of_one_input_is_the_same_on_meshes() -> Result<()> {
+    hold_all(&LlamaEach(SIZES), &[2, 6, 12], LAYOUTS, STREAMS)
+}
+
+#[test]
+fn llama_with_few_and_uneven_heads_is_the_same_on_meshes() -> Result<()> {
     let one = Sizes {
         kv_heads: 1,
         ..SIZES
@@ -133,7 +142,11 @@ fn llama_is_the_same_on_meshes() -> Result<()> {
         d: 2,
         ..SIZES
     };
-    hold_all(&Llama(nine), &[2, 6, 12], &[MEGATRON], STREAMS)?;
+    hold_all(&Llama(nine), &[2, 6, 12], &[MEGATRON], STREAMS)
+}
+
+#[test]
+fn llama_cut_by_two_axes_is_the_same_on_meshes() -> Result<()> {
     let two: &Layout = &[
         ("wq", "[@dp@tp, _]"),
         ("wk", "[@tp@dp, _]"),

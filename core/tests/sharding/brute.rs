@@ -150,17 +150,25 @@ fn owed(mesh: &Mesh, shape: &Shape, sharding: &Sharding) -> u64 {
     let from = sharding
         .partial()
         .fold(cut.clone(), |s, (a, r)| s.partial_over(a, r));
-    let mut ends = vec![cut];
-    for (axis, _) in sharding.partial() {
-        for end in ends.clone() {
-            ends.extend((1..dims.len()).map(|d| end.clone().cut(d, axis)));
-        }
-    }
+    let mut ends = vec![];
+    let axes: Vec<usize> = sharding.partial().map(|(a, _)| a).collect();
+    cut_further(cut, &axes, dims.len(), &mut ends);
     let mut prices = Prices::new(mesh, &dims.iter().copied().collect());
     ends.iter()
         .map(|to| prices.of(&from, to))
         .min()
         .unwrap_or(0)
+}
+
+/// All ways to cut the dimensions of a result further by some or none of these axes.
+fn cut_further(at: Sharding, axes: &[usize], rank: usize, ends: &mut Vec<Sharding>) {
+    for axis in axes {
+        let rest: Vec<usize> = axes.iter().copied().filter(|a| a != axis).collect();
+        for d in 1..rank {
+            cut_further(at.clone().cut(d, *axis), &rest, rank, ends);
+        }
+    }
+    ends.push(at);
 }
 
 /// What each operand and each result is like if the axes, in an order, do this. `None` where values
@@ -288,7 +296,8 @@ const CASES: usize = 400;
 #[test]
 fn no_choice_takes_less_than_the_one_that_is_made_and_it_takes_what_it_promises() {
     let mut dice = Dice(12);
-    let (mut moved, mut free) = (0, 0);
+    let (mut moved, mut free, mut more) = (0, 0, 0);
+    let (mut all_taken, mut all_least) = (0, 0);
     // Each case by itself: what one has gathered is not at hand in the next.
     let alone = Held { calls: 0, bytes: 0 };
     for number in 0..CASES {
@@ -319,12 +328,24 @@ fn no_choice_takes_less_than_the_one_that_is_made_and_it_takes_what_it_promises(
             bytes + owed(out.mesh(), out.shape(), out.sharding())
         };
         assert!(
-            taken * 100 <= least * 101,
+            least > 0 || taken == 0,
+            "{taken} where nothing will do, {}",
+            what()
+        );
+        assert!(
+            taken * 4 <= least * 5,
             "{taken} where {least} will do, {}",
             what()
         );
+        more += usize::from(taken * 100 > least * 101);
+        (all_taken, all_least) = (all_taken + taken, all_least + least);
         if bytes == 0 { free += 1 } else { moved += 1 }
     }
+    // A few bytes of a small operand are no reason to cut a large result by an axis that nobody uses.
+    println!(
+        "{all_taken} bytes where {all_least} will do; more than that in {more} of {moved} cases that move something"
+    );
+    assert!(all_taken * 100 <= all_least * 101 && more * 25 <= moved);
     assert!(moved > CASES / 3 && free > CASES / 10, "{moved} and {free}");
 }
 

@@ -1,6 +1,6 @@
 //! Views, movement, creation and random ops on meshes: every placement gives what one device gives.
 
-use crate::support::{device, hold, whole_numbers as numbers};
+use crate::support::{device, hold, same, whole_numbers as numbers};
 use anymesh_conformance::sweep::{Precision, reductions, shardings};
 use anymesh_core::{
     DType, Error, IntoPlace, Mesh, Place, Result, Sharding, Tensor,
@@ -744,13 +744,69 @@ fn results_whose_size_the_data_decides_are_found_on_every_mesh() {
     let s = numbers(&[4, 3]).to_mesh(&mesh, "[@x, _]").unwrap();
     let (found, ledger) = Ledger::record(|| s.nonzero().unwrap());
     assert!(found.sharding().is_replicated());
-    assert_eq!(ledger.entries.len(), 1);
-    assert!(
-        ledger.entries[0].op == "nonzero" && ledger.entries[0].caller.contains(file!()),
-        "{ledger}"
-    );
+    assert_eq!(ledger.entries.len(), 2, "counts, and then everything");
+    for entry in &ledger.entries {
+        assert!(
+            entry.op == "nonzero" && entry.caller.contains(file!()),
+            "{ledger}"
+        );
+    }
     assert!(matches!(
         with_policy(Policy::Explicit, &[], || s.nonzero()),
         Err(Error::ImplicitCommunication { .. })
     ));
+}
+
+/// Heads that do not divide over ranks: what lies between the bounds of columns and heads crosses,
+/// and nothing else.
+#[test]
+fn groups_that_do_not_divide_over_ranks_keep_their_cut() {
+    for (axes, cut) in [
+        ("a=4", "[_, @a]"),
+        ("a=2, b=2", "[_, @a@b]"),
+        ("b=2, a=3", "[@b, @a]"),
+    ] {
+        let mesh = Mesh::new(axes, &device()).unwrap();
+        for (heads, size) in [(9, 4), (5, 3), (7, 1), (4, 2)] {
+            let x = numbers(&[4, heads * size]);
+            let cut = x.to_mesh(&mesh, cut).unwrap();
+            let parts: usize = axes_of(&cut, 1);
+            if heads < parts {
+                continue;
+            }
+            let (apart, ledger) = Ledger::record(|| cut.reshape([4, heads, size]).unwrap());
+            same(&apart, &x.reshape([4, heads, size]).unwrap());
+            assert_eq!(axes_of(&apart, 1), parts, "{}", apart.type_string());
+            // Columns of its heads that a rank does not have.
+            let lacks = |part: usize| {
+                let heads = part * heads / parts * size..(part + 1) * heads / parts * size;
+                let n = x.dims()[1];
+                let own = part * n / parts..(part + 1) * n / parts;
+                heads.filter(|c| !own.contains(c)).count()
+            };
+            let rows = 4 / axes_of(&cut, 0);
+            let worst = (0..parts).map(lacks).max().unwrap() * rows * 4;
+            assert_eq!(ledger.bytes(), worst as u64, "{ledger}");
+            same(&apart.reshape([4, heads * size]).unwrap(), &x);
+            let partial = apart.require_grad().unwrap();
+            let grads = partial
+                .reshape([4, heads * size])
+                .unwrap()
+                .square()
+                .unwrap();
+            let grads = grads.sum(&[], false).unwrap().backward().unwrap();
+            same(
+                &grads.of(&partial).unwrap(),
+                &x.reshape([4, heads, size]).unwrap().mul(2.0).unwrap(),
+            );
+        }
+    }
+}
+
+/// Into how many parts a dimension is cut.
+fn axes_of(x: &Tensor, dim: usize) -> usize {
+    x.sharding()
+        .axes_of(dim)
+        .map(|a| x.mesh().size(a))
+        .product()
 }

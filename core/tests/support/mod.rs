@@ -2,6 +2,8 @@
 //! program of its own and uses a part of it.
 #![allow(dead_code)]
 
+pub(crate) mod layer;
+
 use anymesh_conformance::sweep::{self, Options, Precision};
 use anymesh_core::{DType, Device, Element, Mesh, Result, Tensor};
 

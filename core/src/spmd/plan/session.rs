@@ -452,6 +452,8 @@ pub(in crate::spmd) fn hold(inputs: &[&Tensor], directions: &Directions) {
     for hold in &directions.holds {
         let x = inputs.get(usize::from(hold.operand));
         if let Some(form) = x.and_then(|x| x.in_form(&hold.form)) {
+            // Its memory, and not what else is held of the value.
+            let form = form.detach().without_holder();
             NOW.with_borrow_mut(|now| {
                 if let Some(session) = now {
                     session.held.push((hold.until, form));

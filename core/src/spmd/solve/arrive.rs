@@ -62,6 +62,9 @@ type Asked = u128;
 /// Axes that [`Asked`] has room for, each with a byte for what it does and four bits for its place.
 const REMEMBERED_AXES: usize = 8;
 
+/// What it takes to know where an operand goes, in ranks that are looked at, beside those.
+const ARRIVAL_COST: usize = 64;
+
 /// The code of a partial value; those below are of factors.
 const PARTIAL: u8 = 200;
 
@@ -108,7 +111,7 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Where an assignment wants it, by number, and how many ranks were looked at to know it.
+    /// Where an assignment wants it, by number, and what knowing that took, in ranks looked at.
     pub(super) fn find(&mut self, at: &[u8], order: &Order, axes: &[usize]) -> (usize, usize) {
         let asked = self.asked(at, order);
         if let Some(found) = asked.and_then(|asked| self.known.get(&asked)) {
@@ -122,7 +125,7 @@ impl<'a> Arrivals<'a> {
         if let Some(asked) = asked {
             self.known.insert(asked, number);
         }
-        (number, 1 + walked(&self.held) - before)
+        (number, ARRIVAL_COST + walked(&self.held) - before)
     }
 
     pub(super) fn get(&self, number: usize) -> &Arrival {
@@ -199,8 +202,10 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// The cheapest way there, priced exactly; `None` where it cannot be.
-    pub(super) fn cheapest(&mut self, number: usize) -> Result<Option<Way>> {
+    /// The cheapest way there, priced exactly, and how many prices that took; `None` where it
+    /// cannot be.
+    pub(super) fn cheapest(&mut self, number: usize) -> Result<Option<(Way, usize)>> {
+        let mut priced = 0;
         let Arrival { sharding, ways } = &mut self.list[number];
         let Some(to) = sharding else {
             return Ok(None);
@@ -209,9 +214,10 @@ impl<'a> Arrivals<'a> {
         while let Some(first) = ways.first_mut().filter(|way| !way.exact) {
             first.bytes = self.held[first.source as usize].exact(to)?;
             first.exact = true;
+            priced += 1;
             ways.sort_by_key(Way::key);
         }
-        Ok(ways.first().copied())
+        Ok(ways.first().map(|way| (*way, priced)))
     }
 }
 

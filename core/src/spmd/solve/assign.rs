@@ -28,6 +28,11 @@ const EXHAUSTIVE_AXES: usize = 4;
 /// that they are at work on.
 const MANY: usize = 1 << 12;
 
+/// Axes begin to work, or go to work elsewhere, only if a byte saved is not paid for with more than
+/// this in getting the results back to where they would have been. A reader may want them there, and
+/// a few bytes of a small operand are no reason to cut a large result.
+const WORTH: u64 = 4;
+
 /// For each axis the number of its candidate.
 pub(super) type Assignment = SmallVec<[u8; 4]>;
 
@@ -71,6 +76,13 @@ impl Best {
 
     fn bytes(&self) -> u64 {
         self.score().map_or(u64::MAX, |score| score.bytes)
+    }
+}
+
+/// Keeps the better one of those in which every axis stays where it is at work.
+fn keep_near(near: &mut Option<(Score, Solution)>, score: Score, solution: Solution) {
+    if score.fresh == 0 && near.as_ref().is_none_or(|(best, _)| score < *best) {
+        *near = Some((score, solution));
     }
 }
 
@@ -232,6 +244,8 @@ impl<'a> Search<'a> {
     /// The best assignment.
     pub(super) fn best(mut self) -> Result<Option<Solution>> {
         let mut best = Best::default();
+        // The best one in which every axis stays where it is at work.
+        let mut near: Option<(Score, Solution)> = None;
         if self.candidates.iter().any(|c| c.list.is_empty()) {
             return Ok(None);
         }
@@ -245,8 +259,9 @@ impl<'a> Search<'a> {
         let starts = self.starts();
         let mut bound = u64::MAX;
         for start in &starts {
-            self.look(start, bound, &mut |_, score, _| {
+            self.look(start, bound, &mut |_, score, solution| {
                 bound = bound.min(score.bytes);
+                keep_near(&mut near, score, solution);
                 bound
             })?;
         }
@@ -258,7 +273,29 @@ impl<'a> Search<'a> {
         if !(complete && everything) {
             self.improve(starts, &mut best)?;
         }
-        Ok(best.0.map(|(_, _, solution)| solution))
+        let Some((_, score, solution)) = best.0 else {
+            return Ok(None);
+        };
+        if score.fresh == 0 {
+            return Ok(Some(solution));
+        }
+        // Other axes save bytes here, but then the results lie by them.
+        self.position = 0;
+        let bound = near.as_ref().map_or(u64::MAX, |(score, _)| score.bytes);
+        self.visit(false, bound, &mut |_, score, solution| {
+            keep_near(&mut near, score, solution);
+            near.as_ref().map_or(u64::MAX, |(score, _)| score.bytes)
+        })?;
+        let Some((stays, other)) = near else {
+            return Ok(Some(solution));
+        };
+        let saved = stays.bytes.saturating_sub(score.bytes);
+        let way_back = self.results_moved(&solution, &other)?;
+        Ok(Some(if way_back <= WORTH * saved {
+            solution
+        } else {
+            other
+        }))
     }
 
     /// All near assignments, within the budget.

@@ -1,7 +1,7 @@
 //! What an assignment comes to: where operands go, where results lie, what it takes.
 
 use super::{
-    Choice, Solution,
+    Choice, Operand, Solution,
     arrive::{WayKind, cut, mixes},
     assign::{Order, Search},
 };
@@ -18,11 +18,12 @@ pub(super) struct Score {
     /// Bytes, with those that results owe; none where nothing moves.
     pub(super) bytes: u64,
     /// Axes that are taken from the operands that they are at work on, or begin to work.
-    fresh: usize,
+    pub(super) fresh: usize,
     /// Axes over which results are partial, where nothing moves and values are held in several
     /// forms.
     debts: usize,
-    /// Operands that are not taken as they were given: a program that resharded one meant it.
+    /// Operands that are not taken as given, of those that are at hand in several forms: a program
+    /// that resharded one meant it.
     others: usize,
     /// Operands that are resharded.
     steps: usize,
@@ -41,7 +42,7 @@ impl Score {
 }
 
 /// What an exact price costs, in the measure of the budget.
-const PRICE_COST: usize = 200;
+const PRICE_COST: usize = 2_000;
 
 impl Search<'_> {
     /// An assignment with axes in an order, unless it costs more than `bound` or is impossible.
@@ -69,10 +70,10 @@ impl Search<'_> {
         let (mut bytes, mut steps, mut free) = (0u64, 0, true);
         let mut sources = SmallVec::<[u8; 3]>::new();
         for (arrivals, number) in self.arrivals.iter_mut().zip(&found) {
-            self.budget = self.budget.saturating_sub(PRICE_COST);
-            let Some(way) = arrivals.cheapest(*number)? else {
+            let Some((way, priced)) = arrivals.cheapest(*number)? else {
                 return Ok(None);
             };
+            self.budget = self.budget.saturating_sub(PRICE_COST * priced);
             steps += usize::from(way.kind != WayKind::Nothing);
             free &= way.kind != WayKind::Step;
             bytes += way.bytes;
@@ -174,12 +175,14 @@ impl Search<'_> {
                 return Ok(None);
             }
             let wanted = self.rule.wanted.get(number).and_then(Option::as_ref);
-            let there = wanted.map_or(!sharding.is_partial(), |wanted| *wanted == sharding);
+            let there = wanted.map_or(!sharding.is_partial(), |w| w.sharding == sharding);
             if let (false, Some(first)) = (there, self.operands.first()) {
                 let shape = self.shape_of(dims);
                 let held = Held::new(self.mesh, &shape, first.dtype, &sharding);
                 owed += match wanted {
-                    Some(wanted) => held.exact(wanted)?,
+                    Some(wanted) => {
+                        held.exact(&wanted.sharding)? / u64::from(wanted.shared_by.max(1))
+                    }
                     None => held.settled()?,
                 };
             }
@@ -188,14 +191,29 @@ impl Search<'_> {
         Ok(Some((outputs, owed)))
     }
 
+    /// Bytes that it takes to get the results of one solution to where those of another are.
+    pub(super) fn results_moved(&self, from: &Solution, to: &Solution) -> Result<u64> {
+        let Some(first) = self.operands.first() else {
+            return Ok(0);
+        };
+        let mut bytes = 0;
+        for (dims, (from, to)) in
+            (self.rule.outputs.iter()).zip(from.outputs.iter().zip(&to.outputs))
+        {
+            let shape = self.shape_of(dims);
+            bytes += Held::new(self.mesh, &shape, first.dtype, from).exact(to)?;
+        }
+        Ok(bytes)
+    }
+
     /// The shape of a result, as far as its factors tell.
     fn shape_of(&self, dims: &[Factors]) -> Shape {
         let size = |f: &u8| self.rule.result_size(*f);
         dims.iter().map(|d| d.iter().map(size).product()).collect()
     }
 
-    /// Whether the op runs as its decomposition, and the bytes of the statistics or borders that
-    /// cross in it, where `first` is the sharding of the first operand.
+    /// Whether the op runs as its decomposition, and the bytes of the statistics and borders that
+    /// cross in it, with its first operand in this sharding.
     fn statistics(&self, cuts: &[(u8, u8)], first: Option<&Sharding>) -> (bool, u64) {
         let (mut decompose, mut bytes) = (false, 0);
         for (f, axis) in cuts {
@@ -209,8 +227,8 @@ impl Search<'_> {
             }
         }
         if let (true, false, Some(first)) = (decompose, self.rule.recipes.is_empty(), first) {
-            let operand = &self.operands[0];
-            bytes += (self.rule).border_bytes(self.mesh, operand.shape, operand.dtype, first);
+            let Operand { shape, dtype, .. } = self.operands[0];
+            bytes += self.rule.border_bytes(self.mesh, shape, dtype, first);
         }
         (decompose, bytes)
     }

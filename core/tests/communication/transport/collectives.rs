@@ -181,8 +181,8 @@ fn a_replicated_result_is_computed_once_on_the_device() {
         .expect("sums");
     assert_eq!(
         work.take(),
-        (2, 0),
-        "one kernel for each of the two members that get an element"
+        (1, 0),
+        "one kernel, of whose result every member has a window"
     );
     assert_eq!(values(sums), [[15.0, 6.0]; 6]);
     assert_eq!(
