@@ -2,6 +2,7 @@
 
 mod ckpt;
 mod doctor;
+mod explain;
 #[cfg(test)]
 mod hostile;
 mod layout;
@@ -32,6 +33,8 @@ enum Command {
     Rule(rule::RuleCommand),
     /// Print the steps, bytes and bounds of a reshard.
     Plan(plan::PlanCommand),
+    /// Tell where the bytes of a step's plan go and why, or how two plans differ.
+    Explain(explain::Explain),
     /// Find how to lay a model out on many ranks: axes, cuts of parameters, recompute.
     Layout(layout::LayoutCommand),
     /// Draw which rank holds what.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run(),
         Command::Rule(rule) => finish(rule.run()),
         Command::Plan(plan) => finish(plan.run()),
+        Command::Explain(explain) => finish(explain.run()),
         Command::Layout(layout) => finish(layout.run()),
         Command::Show(show) => finish(show.run()),
         Command::Ckpt(ckpt) => ckpt.run(),

@@ -45,6 +45,10 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
     /// What is held, oldest first.
     static WINDOW: RefCell<VecDeque<Holding>> = const { RefCell::new(VecDeque::new()) };
+    /// While a step is planned, what was held before.
+    static ASIDE: RefCell<VecDeque<Holding>> = const { RefCell::new(VecDeque::new()) };
+    /// Of that, what a real run would have let go of by now.
+    static STASH: RefCell<Vec<Stashed>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `f` with other bounds on the forms that are held: see [`Held`].
@@ -94,6 +98,12 @@ impl Holding {
     }
 }
 
+/// What a step that is planned must not see, and others will.
+struct Stashed {
+    holding: Holding,
+    shards: Option<Arc<Shards>>,
+}
+
 /// What was held is let go, also where the thread ends.
 impl Drop for Holding {
     fn drop(&mut self) {
@@ -108,6 +118,7 @@ pub(crate) fn count_call() {
     let now = CALLS.get() + 1;
     CALLS.set(now);
     let expired = |holding: &Holding| holding.until <= now;
+    while stash_oldest(expired) {}
     while let Some(holding) = WINDOW.with_borrow_mut(|w| {
         w.front()
             .is_some_and(expired)
@@ -115,6 +126,53 @@ pub(crate) fn count_call() {
             .flatten()
     }) {
         drop(holding);
+    }
+}
+
+/// Puts the oldest of what was held before a step was planned out of sight, if that `is` so; whether
+/// it did.
+fn stash_oldest(is: impl Fn(&Holding) -> bool) -> bool {
+    let oldest = ASIDE.with_borrow_mut(|held| {
+        let is = held.front().is_some_and(is);
+        is.then(|| held.pop_front()).flatten()
+    });
+    let Some(holding) = oldest else {
+        return false;
+    };
+    let shards = holding.by.upgrade().and_then(|by| {
+        let mut held = by.lock();
+        let at = held.forms.iter().position(|(s, _)| *s == holding.sharding);
+        at.map(|at| held.forms.remove(at).1)
+    });
+    STASH.with_borrow_mut(|stash| stash.push(Stashed { holding, shards }));
+    true
+}
+
+/// Ends what [`aside`] began.
+pub(crate) struct Aside {
+    calls: u64,
+}
+
+/// Until it is dropped, what is held now is seen as it would be, and stays held all the same: for a
+/// run that is only planned. What that run holds goes with it.
+pub(crate) fn aside() -> Aside {
+    ASIDE.set(WINDOW.take());
+    Aside { calls: CALLS.get() }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        release_all();
+        let mut window = VecDeque::new();
+        for Stashed { holding, shards } in STASH.take() {
+            if let (Some(by), Some(shards)) = (holding.by.upgrade(), shards) {
+                by.lock().forms.push((holding.sharding.clone(), shards));
+            }
+            window.push_back(holding);
+        }
+        window.append(&mut ASIDE.take());
+        WINDOW.set(window);
+        CALLS.set(self.calls);
     }
 }
 
@@ -182,10 +240,13 @@ impl Holder {
         WINDOW.with_borrow_mut(|window| window.push_back(holding));
         // The oldest make room.
         loop {
-            let oldest = WINDOW.with_borrow_mut(|window| {
-                let all: u64 = window.iter().map(Holding::bytes).sum();
-                (all > bounds.bytes).then(|| window.pop_front()).flatten()
-            });
+            let of = |window: &VecDeque<Holding>| window.iter().map(Holding::bytes).sum::<u64>();
+            let over = ASIDE.with_borrow(of) + WINDOW.with_borrow(of) > bounds.bytes;
+            if over && stash_oldest(|_| true) {
+                continue;
+            }
+            let oldest =
+                WINDOW.with_borrow_mut(|window| over.then(|| window.pop_front()).flatten());
             match oldest {
                 Some(holding) => drop(holding),
                 None => break,
@@ -219,9 +280,22 @@ struct Form {
 }
 
 impl Form {
+    /// Whether there is something to know of.
+    fn is_there(&self) -> bool {
+        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+    }
+
+    /// Whether a step that is planned must not see it: nobody but the stash has its memory.
+    fn is_stashed(&self) -> bool {
+        let is = |s: &Arc<Shards>| std::ptr::addr_eq(Arc::as_ptr(s), self.shards.as_ptr());
+        self.shards.strong_count() == 1
+            && Dry::is_on()
+            && STASH.with_borrow(|stash| stash.iter().filter_map(|s| s.shards.as_ref()).any(is))
+    }
+
     /// Whether it is at hand.
     fn is_known(&self) -> bool {
-        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+        self.is_there() && !self.is_stashed()
     }
 }
 
@@ -252,8 +326,9 @@ impl Forms {
         if known.list.is_empty() || capture().calls == 0 {
             return SmallVec::new();
         }
-        known.list.retain(|form| form.is_known());
-        let others = known.list.iter().filter(|form| form.sharding != *own);
+        known.list.retain(|form| form.is_there());
+        let others = known.list.iter();
+        let others = others.filter(|form| form.sharding != *own && !form.is_stashed());
         others.map(|form| form.sharding.clone()).collect()
     }
 
@@ -277,15 +352,18 @@ impl Forms {
     /// Makes a form known.
     fn add(&self, sharding: &Sharding, shards: &Arc<Shards>) {
         let mut known = self.lock();
-        known
-            .list
-            .retain(|form| form.is_known() && form.sharding != *sharding);
-        if known.list.len() < MOST {
-            known.list.push(Form {
+        known.list.retain(|form| form.is_there());
+        let same = |form: &Form| form.sharding == *sharding && !form.is_stashed();
+        let old = known.list.iter().position(same);
+        let old = old.map(|at| known.list.remove(at));
+        // A step that is only planned leaves what is there to those that will compute.
+        let old = old.filter(|form| !form.planned && Dry::is_on());
+        if known.list.iter().filter(|form| !form.is_stashed()).count() < MOST {
+            known.list.push(old.unwrap_or_else(|| Form {
                 sharding: sharding.clone(),
                 shards: Arc::downgrade(shards),
                 planned: Dry::is_on(),
-            });
+            }));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Mesh, Result, Tensor, scoped::Scoped};
+use crate::{Mesh, Result, Tensor, scoped::Scoped, watch::watcher};
 use std::{
     cell::RefCell,
     fmt,
@@ -49,13 +49,16 @@ pub struct Entry {
 pub struct Ledger {
     /// In the order in which they happened.
     pub entries: Vec<Entry>,
+    /// What should be known besides: where a program went another way than its
+    /// [plan](crate::spmd::plan).
+    pub notes: Vec<String>,
 }
 
 /// An op, and the line that called it.
 type Caller = (&'static str, &'static Location<'static>);
 
 /// What is written to by every thread that works for a ledger.
-type Page = Arc<Mutex<Vec<Entry>>>;
+type Page = Arc<Mutex<Ledger>>;
 
 thread_local! {
     /// Ledgers that are being written.
@@ -77,8 +80,8 @@ impl Ledger {
         let scope = Scoped::set(&OPEN, open);
         let result = f();
         drop(scope);
-        let entries = std::mem::take(&mut *page.lock().unwrap_or_else(PoisonError::into_inner));
-        (result, Ledger { entries })
+        let ledger = std::mem::take(&mut *page.lock().unwrap_or_else(PoisonError::into_inner));
+        (result, ledger)
     }
 
     /// The sum over all entries.
@@ -124,6 +127,9 @@ impl fmt::Display for Ledger {
                 e.op, e.kind, e.from, e.to, e.bytes, e.caller
             )?;
         }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
         write!(
             f,
             "{} steps, {} bytes received by the worst rank",
@@ -140,7 +146,25 @@ pub(crate) struct Ledgers {
     op: Option<Caller>,
 }
 
+/// Writes a note into every ledger that is open.
+pub(crate) fn note(text: String) {
+    OPEN.with_borrow(|open| {
+        for page in open {
+            let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
+            ledger.notes.push(text.clone());
+        }
+    });
+}
+
 impl Ledgers {
+    /// No ledgers, on behalf of the same op.
+    pub(crate) fn none() -> Self {
+        Self {
+            open: vec![],
+            op: outermost(),
+        }
+    }
+
     pub(crate) fn capture() -> Self {
         Self {
             open: OPEN.with_borrow(Vec::clone),
@@ -213,6 +237,9 @@ pub(crate) fn write(
     types: impl FnOnce() -> (String, String),
     run: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
+    if let Some(watcher) = watcher().filter(|_| sent.bytes > 0) {
+        watcher.sent(sent.bytes, sent.seconds);
+    }
     if sent.bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
         return run();
     }
@@ -241,8 +268,8 @@ pub(crate) fn write(
     };
     OPEN.with_borrow(|open| {
         for page in open {
-            let mut entries = page.lock().unwrap_or_else(PoisonError::into_inner);
-            entries.push(entry.clone());
+            let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
+            ledger.entries.push(entry.clone());
         }
     });
     Ok(result)

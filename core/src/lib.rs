@@ -31,6 +31,7 @@ pub mod spmd;
 mod table;
 mod tensor;
 pub mod transport;
+mod watch;
 
 pub use anymesh_kernel::{
     Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,

@@ -378,6 +378,32 @@ pub enum Error {
         /// What to do instead.
         hint: String,
     },
+    /// A program that does something else than its plan.
+    #[error(
+        "step {number} of the plan is {planned}, the program has {found}: {detail}; plan the step anew, or let ops decide by themselves from there on with `OnDifference::Auto`"
+    )]
+    PlanDiffers {
+        /// The number of the step.
+        number: usize,
+        /// The op that was planned, and its line.
+        planned: String,
+        /// The op that the program has there, and its line.
+        found: String,
+        /// What differs.
+        detail: String,
+    },
+    /// A step that cannot be planned within a bound on memory.
+    #[error(
+        "the step needs {needed} bytes on a rank, the bound is {bound} ({eager} without a plan): raise it, cut more of the step's tensors, or recompute some with `checkpoint`"
+    )]
+    PlanMemory {
+        /// The least that was reached.
+        needed: u64,
+        /// The bound.
+        bound: u64,
+        /// What the step needs where ops decide by themselves.
+        eager: u64,
+    },
     /// Values that were asked for while a step was planned, or of what was computed in its plan.
     #[error(
         "{what} of a step that is planned: planning computes nothing, so there are no values; run the step to get them, and leave what needs values out of the function that is planned"

@@ -11,7 +11,7 @@ use super::{
     plan::assemble,
     run,
 };
-use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, ledger};
+use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, ledger, watch::watcher};
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
@@ -246,6 +246,9 @@ fn first_of_partials(mesh: &Mesh, rank: usize, to: &Sharding) -> bool {
 pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     reachable(x.mesh(), mesh)?;
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
+    if let Some(watcher) = watcher().filter(|_| plan.recv_bytes > 0) {
+        watcher.reshard(x, x.sharding(), to, mesh)?;
+    }
     let x = run(x, &plan.source.valid_for(x)?)?;
     let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
     let sent = ledger::Sent {

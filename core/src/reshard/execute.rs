@@ -12,6 +12,7 @@ use crate::{
     fingerprint::{self, Digest},
     ledger, split,
     transport::{Part, Transport, reduce},
+    watch::watcher,
 };
 use smallvec::SmallVec;
 use std::collections::{HashMap, hash_map::Entry};
@@ -26,12 +27,20 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     if x.sharding() == sharding {
         return Ok(x.clone());
     }
-    if let Some(form) = x.in_form(sharding) {
+    let planned = match watcher() {
+        Some(watcher) => watcher.planned_reshard(x, sharding)?,
+        None => None,
+    };
+    if planned.is_none()
+        && let Some(form) = x.in_form(sharding)
+    {
         return Ok(form);
     }
     let plan = |from: &Sharding| known(mesh, x.shape(), x.dtype(), from, sharding, Objective::Time);
-    let (mut source, mut best) = (x.clone(), plan(x.sharding())?);
-    let others = x.forms().map(|forms| forms.others(x.sharding()));
+    let first = planned.clone().unwrap_or_else(|| x.clone());
+    let (mut source, mut best) = (first.clone(), plan(first.sharding())?);
+    let others = x.forms().filter(|_| planned.is_none());
+    let others = others.map(|forms| forms.others(x.sharding()));
     for other in others.iter().flatten() {
         let other_plan = plan(other)?;
         if other_plan.seconds < best.seconds
@@ -42,6 +51,9 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     }
     let decision = Digest::default().sharding(source.sharding());
     fingerprint::fold("reshard", decision.sharding(sharding).0);
+    if let Some(watcher) = watcher().filter(|_| planned.is_none() && best.recv_bytes > 0) {
+        watcher.reshard(x, source.sharding(), sharding, mesh)?;
+    }
     let brought = run(&source, &best)?;
     Ok(if best.recv_bytes > 0 {
         x.add_form(brought, false)

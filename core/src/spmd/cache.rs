@@ -10,7 +10,7 @@ use super::{
     call::{AtHand, Form},
     info::{Build, RuleForm},
     rule::{FactorKind, Factors, Rule, Wanted},
-    solve::{self, Operand, Solution},
+    solve::{self, Assigned, Operand, Solution},
 };
 use crate::{
     DType, Error, Result, Shape, Sharding, Tensor,
@@ -103,10 +103,15 @@ impl Solved {
 
     /// The rule with the sizes of these operands: a solution that moves nothing holds for all sizes.
     pub(super) fn rule_for(&self, operands: &[&Tensor]) -> Rule {
+        self.rule_of(|operand| operands[operand].shape())
+    }
+
+    /// The same, from the shapes alone.
+    pub(super) fn rule_of<'s>(&self, shape: impl Fn(usize) -> &'s Shape) -> Rule {
         let mut rule = self.rule.clone();
         for (factor, (_, size)) in rule.factors.iter_mut().zip(&self.factors) {
             if let Size::Of(operand, dim) = size {
-                factor.size = operands[*operand].dims()[*dim];
+                factor.size = shape(*operand)[*dim];
             }
         }
         rule
@@ -240,12 +245,14 @@ struct Key {
     held: SmallVec<[(usize, Sharding); 1]>,
     /// Where results are wanted.
     wanted: SmallVec<[Option<Wanted>; 1]>,
+    /// What was decided before.
+    assigned: Option<Rc<Assigned>>,
     /// The shapes, one after the other, where the rule depends on them.
     shapes: SmallVec<[usize; 8]>,
 }
 
 impl Key {
-    fn new(call: &Call<'_>, held: &AtHand) -> Result<Self> {
+    fn new(call: &Call<'_>, held: &AtHand, assigned: Option<&Rc<Assigned>>) -> Result<Self> {
         let ones = |t: &Tensor| {
             t.dims()
                 .iter()
@@ -284,6 +291,7 @@ impl Key {
                 .flat_map(|(i, forms)| forms.iter().map(move |form| (i, form.clone())))
                 .collect(),
             wanted: call.wanted.clone(),
+            assigned: assigned.cloned(),
             shapes,
         })
     }
@@ -304,10 +312,38 @@ thread_local! {
 
 /// The solution for a call, from the tables or from the solver.
 pub(super) fn find(call: &Call<'_>, held: &AtHand) -> Result<Rc<Solved>> {
-    let key = Key::new(call, held)?;
+    let best = || no_fit(call, "no assignment fits it");
+    found(call, held, None)?.ok_or_else(best)
+}
+
+/// The solution that was decided before; `None` where it does not fit the call.
+pub(super) fn find_assigned(
+    call: &Call<'_>,
+    held: &AtHand,
+    assigned: &Rc<Assigned>,
+) -> Result<Option<Rc<Solved>>> {
+    found(call, held, Some(assigned))
+}
+
+fn no_fit(call: &Call<'_>, detail: &str) -> Error {
+    Error::Rule {
+        op: call.op,
+        rule: call
+            .rule()
+            .map_or_else(|e| e.to_string(), |r| r.to_string()),
+        detail: detail.into(),
+    }
+}
+
+fn found(
+    call: &Call<'_>,
+    held: &AtHand,
+    assigned: Option<&Rc<Assigned>>,
+) -> Result<Option<Rc<Solved>>> {
+    let key = Key::new(call, held, assigned)?;
     let found = BY_PATTERN.with(|table| table.get(&key));
     if let Some(Some(solved)) = found {
-        return solved.checked(call);
+        return solved.checked(call).map(Some);
     }
     let sizes = call
         .inputs
@@ -322,7 +358,7 @@ pub(super) fn find(call: &Call<'_>, held: &AtHand) -> Result<Rc<Solved>> {
     if found.is_some()
         && let Some(solved) = BY_SIZE.with(|table| table.get(&sized))
     {
-        return solved.checked(call);
+        return solved.checked(call).map(Some);
     }
     let rule = call.rule()?;
     let operands: SmallVec<[Operand<'_>; 3]> = call
@@ -336,14 +372,21 @@ pub(super) fn find(call: &Call<'_>, held: &AtHand) -> Result<Rc<Solved>> {
             held,
         })
         .collect();
-    let solution = solve::solve(call.inputs[0].mesh(), &rule, &operands)?;
+    let mesh = call.inputs[0].mesh();
+    let solution = match assigned {
+        None => solve::solve(mesh, &rule, &operands)?,
+        Some(given) => match solve::assigned(mesh, &rule, &operands, given)? {
+            Some(solution) => solution,
+            None => return Ok(None),
+        },
+    };
     let free = solution.free;
     let solved = Rc::new(Solved::new(rule, solution, call.inputs, held)?);
     BY_PATTERN.with(|table| table.insert(sized.key.clone(), free.then(|| solved.clone())));
     if !free {
         BY_SIZE.with(|table| table.insert(sized, solved.clone()));
     }
-    Ok(solved)
+    Ok(Some(solved))
 }
 
 impl Solved {

@@ -5,16 +5,17 @@ use super::{
     Choice, Decision,
     cache::{self, Solved},
     info::{Build, OpInfo, RuleForm},
+    plan::{self, Directions},
     policy,
     rule::{Bind, Given, Operands, Rule, Wanted},
     trace::{self, Source},
 };
 use crate::{
-    Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms, grad,
-    ledger, reshard, split, tensor::Outputs,
+    Dry, Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms,
+    grad, ledger, reshard, split, tensor::Outputs,
 };
 use smallvec::SmallVec;
-use std::{collections::HashMap, ops::Range, panic::Location};
+use std::{collections::HashMap, ops::Range, panic::Location, rc::Rc};
 
 /// Where the rule of a call comes from.
 #[derive(Clone, Copy)]
@@ -52,6 +53,9 @@ pub(crate) struct Call<'a> {
 
 /// A rule knows its operands by a bit each.
 const MAX_TERMS: usize = 32;
+
+/// A solved call, its operands where it wants them, and what a plan has it do besides.
+type Prepared = (Rc<Solved>, SmallVec<[Tensor; 3]>, Directions);
 
 /// The operands of a call in the order of the terms of its rule.
 pub(super) type Terms<'a> = SmallVec<[Given<'a>; 4]>;
@@ -222,8 +226,10 @@ impl<'a> Call<'a> {
     /// [`plain`](super::plain).
     #[track_caller]
     pub(crate) fn run(&self, local: impl Fn(&Local<'_>) -> Result<Outputs>) -> Result<Outputs> {
-        let (solved, inputs) = self.prepare()?;
-        on_each_rank(self.op, &solved, &inputs, local)
+        let (solved, inputs, directions) = self.prepare()?;
+        let out = on_each_rank(self.op, &solved, &inputs, local)?;
+        plan::made(&directions, &out);
+        Ok(out)
     }
 
     /// [`run`](Self::run) for ops with one result.
@@ -240,12 +246,14 @@ impl<'a> Call<'a> {
         local: impl Fn(&Local<'_>) -> Result<Outputs>,
         decomposed: impl FnOnce(&[Tensor]) -> Result<Outputs>,
     ) -> Result<Outputs> {
-        let (solved, inputs) = self.prepare()?;
+        let (solved, inputs, directions) = self.prepare()?;
         if solved.solution.decompose {
             let _scope = ledger::enter(self.op, Location::caller());
             return decomposed(&inputs);
         }
-        on_each_rank(self.op, &solved, &inputs, local)
+        let out = on_each_rank(self.op, &solved, &inputs, local)?;
+        plan::made(&directions, &out);
+        Ok(out)
     }
 
     /// [`run_or`](Self::run_or) for ops with one result.
@@ -271,7 +279,7 @@ impl<'a> Call<'a> {
 
     /// Solves and reshards the operands.
     #[track_caller]
-    fn prepare(&self) -> Result<(std::rc::Rc<Solved>, SmallVec<[Tensor; 3]>)> {
+    fn prepare(&self) -> Result<Prepared> {
         if grad::is_recording(self.inputs) {
             let detail = "it has none on a mesh: `detach()` its operands, use `no_grad`, or give it one with `grad::custom`";
             return Err(
@@ -298,19 +306,25 @@ impl<'a> Call<'a> {
             true => self.inputs.iter().map(|_| SmallVec::new()).collect(),
             false => self.inputs.iter().map(|t| at_hand(t)).collect(),
         };
-        let solved = cache::find(self, &held)?;
+        let (solved, directions) = match plan::is_on() {
+            true => plan::decide(self, &held, caller)?,
+            false => (cache::find(self, &held)?, Directions::default()),
+        };
         fingerprint::fold(self.op, solved.decision);
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
             policy::check(self, &solved, &held, caller)?;
         }
         if solved.solution.steps == 0 && solved.solution.sources.iter().all(|s| *s == 0) {
-            return Ok((solved, self.inputs.iter().map(|t| (*t).clone()).collect()));
+            plan::hold(self.inputs, &directions);
+            let inputs = self.inputs.iter().map(|t| (*t).clone()).collect();
+            return Ok((solved, inputs, directions));
         }
         let _scope = ledger::enter(self.op, caller);
-        let bring = |i| self.brought(i, &solved, &held[i]);
+        let bring = |i| self.brought(i, &solved, &held[i], &directions);
         let inputs = (0..self.inputs.len()).map(bring).collect::<Result<_>>()?;
-        Ok((solved, inputs))
+        plan::hold(self.inputs, &directions);
+        Ok((solved, inputs, directions))
     }
 
     /// Where its operands would be brought.
@@ -322,7 +336,13 @@ impl<'a> Call<'a> {
     /// An operand as the solution wants it, from the form that it chose. What had to be sent for it
     /// is kept at hand for the next calls.
     #[track_caller]
-    fn brought(&self, i: usize, solved: &Solved, held: &[Sharding]) -> Result<Tensor> {
+    fn brought(
+        &self,
+        i: usize,
+        solved: &Solved,
+        held: &[Sharding],
+        directions: &Directions,
+    ) -> Result<Tensor> {
         let (x, to) = (self.inputs[i], &solved.solution.inputs[i]);
         let source = usize::from(solved.solution.sources[i]);
         let from = match source {
@@ -344,7 +364,8 @@ impl<'a> Call<'a> {
             None if from.sharding() != to => return reshard::slice(&from, to),
             None => from,
         };
-        if let Some(forms) = x.forms().filter(|_| brought.sharding() != x.sharding()) {
+        let kept = directions.again >> i & 1 == 0 && brought.sharding() != x.sharding();
+        if let Some(forms) = x.forms().filter(|_| kept) {
             forms.set_used(Some(brought.sharding()));
         }
         Ok(brought)
@@ -476,7 +497,8 @@ fn on_each_rank(
             true => leader.min(i),
             false => *first_at.entry(leader).or_insert(i),
         };
-        if twin < i && mesh.device(twin) == mesh.device(i) {
+        // What is only planned is counted as if every rank had memory of its own.
+        if twin < i && mesh.device(twin) == mesh.device(i) && !Dry::is_on() {
             results.push(results[twin].clone());
             continue;
         }

@@ -6,6 +6,7 @@ mod layers;
 mod measure;
 mod memory;
 mod others;
+mod planned;
 mod table;
 mod values;
 

@@ -294,7 +294,7 @@ pub(super) fn is_free(from: Placement, to: Placement) -> bool {
 }
 
 /// Whether ranks only drop a part of what they have or fill in an identity, whatever the sizes.
-fn is_slice(from: &Sharding, to: &Sharding) -> bool {
+pub(super) fn is_slice(from: &Sharding, to: &Sharding) -> bool {
     let keeps_cuts = from.cuts().all(|(d, _)| {
         let mut to = to.axes_of(d);
         from.axes_of(d).all(|a| to.next() == Some(a))

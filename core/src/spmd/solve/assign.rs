@@ -5,7 +5,7 @@
 //! by axis.
 
 use super::{
-    Choice, Operand, Solution,
+    Assigned, Choice, Operand, Solution,
     arrive::{Arrivals, is_free, target},
     weigh::Score,
 };
@@ -132,6 +132,56 @@ impl<'a> Search<'a> {
             .map(|i| Arrivals::new(mesh, rule, i, operands[i], search.candidates.iter()))
             .collect();
         search
+    }
+
+    /// A search with one candidate for each axis.
+    pub(super) fn of(
+        mesh: &'a Mesh,
+        rule: &'a Rule,
+        operands: &'a [Operand<'a>],
+        given: &Assigned,
+    ) -> Self {
+        let works = |axis: &usize| {
+            given.choices[*axis] != Choice::Whole || operands.iter().any(|o| o.uses(*axis))
+        };
+        let axes: SmallVec<[usize; 4]> = (0..mesh.axes().len()).filter(works).collect();
+        let only = |axis: &usize| Candidates {
+            list: smallvec::smallvec![given.choices[*axis]],
+            near: 1,
+            whole: 0,
+        };
+        let candidates: SmallVec<[Candidates; 4]> = axes.iter().map(only).collect();
+        let arrivals = (0..operands.len())
+            .map(|i| Arrivals::new(mesh, rule, i, operands[i], candidates.iter()));
+        Self {
+            mesh,
+            rule,
+            operands,
+            arrivals: arrivals.collect(),
+            axes,
+            candidates,
+            several: operands.iter().any(|o| !o.held.is_empty()),
+            budget: BUDGET,
+            position: 0,
+        }
+    }
+
+    /// What the only assignment comes to, with axes in the order of `cuts`; `None` where it does
+    /// not fit.
+    pub(super) fn only(mut self, cuts: &[(u8, u8)]) -> Result<Option<Solution>> {
+        let at: Assignment = smallvec::smallvec![0; self.axes.len()];
+        let place = |axis: usize| self.axes.iter().position(|a| *a == axis);
+        let mut order: Order = SmallVec::new();
+        for p in cuts.iter().filter_map(|(_, axis)| place(*axis as usize)) {
+            if !order.contains(&(p as u8)) {
+                order.push(p as u8);
+            }
+        }
+        let rest = (0..at.len() as u8).filter(|p| !order.contains(p));
+        let rest: Order = rest.collect();
+        order.extend(rest);
+        let weighed = self.weigh(&at, &order, u64::MAX, 0)?;
+        Ok(weighed.map(|(_, solution)| solution))
     }
 
     /// What an axis could do.

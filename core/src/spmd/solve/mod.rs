@@ -16,7 +16,7 @@ mod assign;
 mod tests;
 mod weigh;
 
-use super::rule::Rule;
+use super::rule::{FactorKind, Rule};
 use crate::{
     DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
     fingerprint::Digest, sharding::too_many_dimensions,
@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use std::collections::HashSet;
 
 /// What a mesh axis does in an op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// Operands are whole along it.
     Whole,
@@ -106,6 +106,63 @@ impl Solution {
             .words(self.cuts.iter().map(cut));
         self.inputs.iter().fold(digest, Digest::sharding)
     }
+}
+
+/// An assignment that was decided before.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Assigned {
+    /// What each mesh axis does.
+    pub(crate) choices: SmallVec<[Choice; 3]>,
+    /// The mesh axes that cut factors, in the order in which they cut: (factor, axis).
+    pub(crate) cuts: SmallVec<[(u8, u8); 4]>,
+    /// From which of its forms each operand is brought; from the cheapest where that is not said.
+    pub(crate) sources: Option<SmallVec<[u8; 3]>>,
+}
+
+/// What an assignment comes to; `None` where it does not fit the rule or the operands.
+pub(crate) fn assigned(
+    mesh: &Mesh,
+    rule: &Rule,
+    operands: &[Operand<'_>],
+    given: &Assigned,
+) -> Result<Option<Solution>> {
+    check(rule)?;
+    let fits = |choice: &Choice| match choice {
+        Choice::Whole => true,
+        Choice::Cut(f) => rule
+            .factors
+            .get(*f)
+            .is_some_and(|f| f.kind != FactorKind::Whole),
+        Choice::Through(operands, reduction) => {
+            let mut through = rule.through.iter();
+            through.any(|t| t.operands == *operands && t.reductions.contains(reduction))
+        }
+    };
+    if given.choices.len() != mesh.axes().len() || !given.choices.iter().all(fits) {
+        return Ok(None);
+    }
+    let Some(mut solution) = Search::of(mesh, rule, operands, given).only(&given.cuts)? else {
+        return Ok(None);
+    };
+    let Some(sources) = &given.sources else {
+        return Ok(Some(solution));
+    };
+    let (mut steps, mut free) = (0, true);
+    for (i, operand) in operands.iter().enumerate() {
+        let from = sources
+            .get(i)
+            .and_then(|s| operand.forms().nth((*s).into()));
+        let (Some(from), Some(to)) = (from, solution.inputs.get(i)) else {
+            return Ok(None);
+        };
+        steps += usize::from(from != to);
+        free &= arrive::is_slice(from, to);
+    }
+    // What sends depends on the sources; the bytes are counted where the plans are made.
+    solution.sources = sources.clone();
+    solution.steps = steps;
+    solution.free = free && !solution.decompose;
+    Ok(Some(solution))
 }
 
 /// The best assignment.
