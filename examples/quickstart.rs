@@ -6,6 +6,7 @@ use anymesh::{
     checkpoint::{Checkpoint, Contents, Load, save},
     prelude::*,
     reshard::{Objective, plan},
+    spmd::{self, PlanOptions},
 };
 use std::{collections::BTreeMap, error::Error as StdError};
 
@@ -126,6 +127,13 @@ fn main() -> Result<(), Box<dyn StdError>> {
     {
         println!("  {line}");
     }
+
+    let planned = spmd::plan(&PlanOptions::default(), || model.loss()?.backward())?;
+    println!(
+        "Planned for all ops together, loss and gradients receive {} bytes instead of {}",
+        planned.bytes(),
+        planned.eager().bytes
+    );
 
     for found in anymesh::found() {
         let there = anymesh::device(&found.name).map(|device| Mesh::single(&device));
