@@ -195,7 +195,7 @@ impl Node {
         })
     }
 
-    /// How many ops took a result on a mesh as an operand.
+    /// How many ops that are still there took a result on a mesh as an operand.
     pub(super) fn uses(&self, slot: usize) -> Option<u32> {
         Some(self.uses.get(slot)?.load(Ordering::Relaxed))
     }
@@ -294,6 +294,12 @@ impl Drop for Node {
     fn drop(&mut self) {
         thread_local! {
             static DROPPED: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
+        }
+        // It reads its operands no more: a leaf that step after step reads is read as often in each.
+        for edge in self.inputs.iter().flatten() {
+            if let Some(uses) = edge.node.uses.get(edge.slot) {
+                uses.fetch_sub(1, Ordering::Relaxed);
+            }
         }
         let parts = (std::mem::take(&mut self.inputs), lock(&self.pull).take());
         // Where a drop is under way further up, it takes this one over; when the thread is ending

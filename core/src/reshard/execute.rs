@@ -49,10 +49,12 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
             (source, best) = (form, other_plan);
         }
     }
-    let decision = Digest::default().sharding(source.sharding());
-    fingerprint::fold("reshard", decision.sharding(sharding).0);
-    if let Some(watcher) = watcher().filter(|_| planned.is_none() && best.recv_bytes > 0) {
-        watcher.reshard(x, source.sharding(), sharding, mesh)?;
+    if best.recv_bytes > 0 {
+        let decision = Digest::default().sharding(source.sharding());
+        fingerprint::fold("reshard", decision.sharding(sharding).0);
+        if let Some(watcher) = watcher().filter(|_| planned.is_none()) {
+            watcher.reshard(x, source.sharding(), sharding, mesh)?;
+        }
     }
     let brought = run(&source, &best)?;
     Ok(if best.recv_bytes > 0 {

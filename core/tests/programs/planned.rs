@@ -115,25 +115,29 @@ fn hold(plan: &StepPlan, stack: &Stack<'_>, what: &str) -> Result<Vec<Tensor>> {
 #[test]
 fn the_totals_of_a_plan_are_what_the_ledger_counts_and_never_above_no_plan() -> Result<()> {
     let (gpt, llama) = (Gpt(SIZES), Llama(SIZES));
-    for (name, layer) in [("gpt", &gpt as &dyn Layer), ("llama", &llama)] {
-        for layout in [MEGATRON, MEGATRON_OVER_DP, FULLY_SHARDED] {
-            for stream in ["[@dp, _, _]", "[@dp, @tp, _]", "[_, _, @tp]"] {
-                for settles in [true, false] {
-                    let what = format!("{name}, stream {stream}, resharded {settles}");
-                    let mesh = Mesh::new("dp=2, tp=2", &meta())?;
-                    let stack = Stack::new(layer, 2, &mesh, layout, stream, settles)?;
-                    let (eager, ledger) = Ledger::record(|| stack.step());
-                    eager?;
-                    let plan = plan(&PlanOptions::default(), || stack.step())?;
-                    assert_eq!(plan.eager().bytes, ledger.bytes(), "{what}");
-                    assert!(plan.bytes() <= ledger.bytes(), "{what}");
-                    if plan.bytes() < ledger.bytes() {
-                        println!("{what}: {} -> {}", ledger.bytes(), plan.bytes());
-                    }
-                    hold(&plan, &stack, &what)?;
-                }
-            }
-        }
+    let (whole, cut, wide) = ("[@dp, _, _]", "[@dp, @tp, _]", "[_, _, @tp]");
+    let cases: [(&str, &dyn Layer, &Layout, &str, bool); 7] = [
+        ("gpt", &gpt, MEGATRON, whole, false),
+        ("gpt", &gpt, MEGATRON, cut, true),
+        ("gpt", &gpt, FULLY_SHARDED, whole, true),
+        ("llama", &llama, MEGATRON, whole, true),
+        ("llama", &llama, MEGATRON, cut, false),
+        ("llama", &llama, MEGATRON_OVER_DP, wide, false),
+        ("llama", &llama, FULLY_SHARDED, whole, false),
+    ];
+    for (name, layer, layout, stream, settles) in cases {
+        let what = format!("{name}, stream {stream}, resharded {settles}");
+        let mesh = Mesh::new("dp=2, tp=2", &meta())?;
+        let stack = Stack::new(layer, 2, &mesh, layout, stream, settles)?;
+        let (eager, ledger) = Ledger::record(|| stack.step());
+        eager?;
+        let start = std::time::Instant::now();
+        let plan = plan(&PlanOptions::default(), || stack.step())?;
+        let (free, planned) = (ledger.bytes(), plan.bytes());
+        println!("{what}: {free} -> {planned} bytes, {:?}", start.elapsed());
+        assert_eq!(plan.eager().bytes, free, "{what}");
+        assert!(planned <= free, "{what}");
+        hold(&plan, &stack, &what)?;
     }
     Ok(())
 }
@@ -164,8 +168,9 @@ fn a_plan_that_was_made_without_values_gives_the_same_values_elsewhere() -> Resu
         }
         // Made on the mesh with values, it is the same plan.
         let there = plan(&PlanOptions::default(), || values.step())?;
+        let diff = made.diff(&there);
+        assert!(diff.changes.is_empty(), "{stream}: {diff}");
         assert_eq!(there.fingerprint(), made.fingerprint(), "{stream}");
-        assert_eq!(there.bytes(), made.bytes(), "{stream}");
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::{
     PlanOptions,
-    follow::Graph,
+    follow::{Graph, Memo},
     record::{Did, Record},
     run::Run,
     session::Guide,
@@ -79,9 +79,9 @@ fn choice_number(choice: &crate::spmd::Choice) -> u64 {
 const MAKERS: usize = 3;
 
 /// The changes that seem to save something, those first that seem to save most.
-pub(super) fn candidates(run: &Run, options: &PlanOptions) -> Result<Vec<Change>> {
+pub(super) fn candidates(run: &Run, options: &PlanOptions, memo: &Memo) -> Result<Vec<Change>> {
     let records = &run.records;
-    let graph = Graph::new(records);
+    let graph = Graph::new(records, memo);
     let mut members: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (number, record) in records.iter().enumerate() {
         members.entry(record.class).or_default().push(number);

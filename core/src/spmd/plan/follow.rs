@@ -1,7 +1,7 @@
 //! What another choice would come to, estimated on the calls that were written down: the calls that
 //! read what it changes decide anew, and so on.
 
-use super::record::{Did, Record};
+use super::record::{Did, Record, Seen};
 use crate::{
     Result, Sharding,
     reshard::{Objective, known},
@@ -11,18 +11,26 @@ use smallvec::SmallVec;
 use std::{
     cell::RefCell,
     collections::{BTreeSet, HashMap},
+    rc::Rc,
 };
 
 /// How many calls decide anew for one estimate.
-const FOLLOWED: usize = 48;
+const FOLLOWED: usize = 32;
+
+/// What was solved for estimates, by class and how the operands lie: most of it is the same after
+/// another change.
+#[derive(Default)]
+pub(super) struct Memo {
+    decided: RefCell<HashMap<(u64, Vec<Forms>), Option<Decided>>>,
+    choices: RefCell<HashMap<(u64, Vec<Forms>), Rc<Vec<Solution>>>>,
+}
 
 /// The calls of a run, and who reads what.
 pub(super) struct Graph<'r> {
     records: &'r [Record],
     makers: HashMap<u32, usize>,
     readers: HashMap<u32, Vec<usize>>,
-    /// What calls decided for other operands, by class and how these lie.
-    decided: RefCell<HashMap<(u64, Vec<Forms>), Option<Decided>>>,
+    memo: &'r Memo,
 }
 
 /// What matters of a solution.
@@ -40,7 +48,7 @@ type Forms = SmallVec<[Sharding; 3]>;
 type Renamed = SmallVec<[(Sharding, Sharding); 2]>;
 
 impl<'r> Graph<'r> {
-    pub(super) fn new(records: &'r [Record]) -> Self {
+    pub(super) fn new(records: &'r [Record], memo: &'r Memo) -> Self {
         let (mut makers, mut readers) = (HashMap::new(), HashMap::<u32, Vec<usize>>::new());
         for (number, record) in records.iter().enumerate() {
             for operand in &record.operands {
@@ -57,7 +65,7 @@ impl<'r> Graph<'r> {
             records,
             makers,
             readers,
-            decided: RefCell::default(),
+            memo,
         }
     }
 
@@ -68,9 +76,43 @@ impl<'r> Graph<'r> {
 
     /// The other choices of a call that seem to save bytes, with how many.
     pub(super) fn savings(&self, number: usize) -> Result<Vec<(i64, Assigned)>> {
-        let record = &self.records[number];
-        let (Some(rule), Did::Call { solved, .. }) = (record.rule(), &record.did) else {
+        let Did::Call { solved, .. } = &self.records[number].did else {
             return Ok(vec![]);
+        };
+        let now = &solved.solution;
+        let mut found = vec![];
+        for other in self.choices(number)?.iter() {
+            if (&other.inputs, &other.outputs) == (&now.inputs, &now.outputs) {
+                continue;
+            }
+            let saved = self.follow(number, other)?;
+            if saved > 0 {
+                let assigned = Assigned {
+                    choices: other.choices.clone(),
+                    cuts: other.cuts.clone(),
+                    sources: None,
+                };
+                found.push((saved, assigned));
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a call could choose.
+    fn choices(&self, number: usize) -> Result<Rc<Vec<Solution>>> {
+        let record = &self.records[number];
+        let forms = |o: &Seen| {
+            std::iter::once(&o.sharding)
+                .chain(&o.held)
+                .cloned()
+                .collect()
+        };
+        let key = (record.class, record.operands.iter().map(forms).collect());
+        if let Some(known) = self.memo.choices.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let Some(rule) = record.rule() else {
+            return Ok(Rc::default());
         };
         let operands: SmallVec<[Operand<'_>; 3]> = record
             .operands
@@ -82,22 +124,8 @@ impl<'r> Graph<'r> {
                 held: &o.held,
             })
             .collect();
-        let now = &solved.solution;
-        let mut found = vec![];
-        for other in solve::alternatives(&record.mesh, &rule, &operands)? {
-            if (&other.inputs, &other.outputs) == (&now.inputs, &now.outputs) {
-                continue;
-            }
-            let saved = self.follow(number, &other)?;
-            if saved > 0 {
-                let assigned = Assigned {
-                    choices: other.choices,
-                    cuts: other.cuts,
-                    sources: None,
-                };
-                found.push((saved, assigned));
-            }
-        }
+        let found = Rc::new(solve::alternatives(&record.mesh, &rule, &operands)?);
+        self.memo.choices.borrow_mut().insert(key, found.clone());
         Ok(found)
     }
 
@@ -192,7 +220,7 @@ impl<'r> Graph<'r> {
             return Ok(None);
         }
         let key = (record.class, forms.clone());
-        if let Some(known) = self.decided.borrow().get(&key) {
+        if let Some(known) = self.memo.decided.borrow().get(&key) {
             return Ok(known.clone());
         }
         let Some(rule) = record.rule() else {
@@ -212,7 +240,7 @@ impl<'r> Graph<'r> {
             inputs: solution.inputs,
             outputs: solution.outputs,
         });
-        self.decided.borrow_mut().insert(key, decided.clone());
+        self.memo.decided.borrow_mut().insert(key, decided.clone());
         Ok(decided)
     }
 

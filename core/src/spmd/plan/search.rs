@@ -8,6 +8,7 @@
 use super::{
     PlanFor, PlanOptions, Totals,
     change::{self, Change},
+    follow::Memo,
     run::{Planner, Run},
     session::Guide,
 };
@@ -49,9 +50,10 @@ impl Search<'_> {
     fn improve(&mut self) -> Result<()> {
         let mut left = self.options.tries;
         let mut improved = left > 0;
+        let memo = Memo::default();
         while improved {
             improved = false;
-            for change in change::candidates(&self.best, self.options)? {
+            for change in change::candidates(&self.best, self.options, &memo)? {
                 if left == 0 {
                     return Ok(());
                 }
