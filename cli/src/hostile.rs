@@ -83,13 +83,13 @@ fn memory_that_is_not_there_is_not_asked_for() {
         json!({ "op": "bincount", "mesh": [2], "inputs": [counted], "attrs": { "minlength": 1u64 << 40 }, "run": true }),
         "at most 67108864",
     );
-    for (op, attrs) in [
-        ("interpolate", json!({ "size": [1u64 << 40] })),
-        ("chunk", json!({ "n": 1 << 20 })),
+    for (op, attrs, why) in [
+        ("interpolate", json!({ "size": [1u64 << 40] }), "at most"),
+        ("chunk", json!({ "n": 1 << 20 }), "fewer than 1048576"),
     ] {
         refused(
             json!({ "op": op, "mesh": [2], "inputs": [{ "shape": [1, 1, 8] }], "attrs": attrs }),
-            "at most",
+            why,
         );
     }
     refused(

@@ -279,9 +279,9 @@ impl Tensor {
         whole: bool,
     ) -> Result<Vec<Tensor>> {
         let ranks = self.mesh().held().len();
-        if sizes.len().saturating_mul(ranks) > MAX_PARTS {
+        if sizes.len().saturating_mul(ranks) >= MAX_PARTS {
             return Err(Error::argument(op, "sizes", format!(
-                    "{} parts on {ranks} ranks: at most {MAX_PARTS} in all, slice the ones that are needed",
+                    "{} parts on {ranks} ranks: fewer than {MAX_PARTS} in all, slice the ones that are needed",
                     sizes.len()
                 )).of([self]));
         }
