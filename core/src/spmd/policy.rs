@@ -84,10 +84,14 @@ pub fn with_policy<T>(policy: Policy, axes: &[&str], f: impl FnOnce() -> T) -> T
 /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::{Keep, Ledger, with_kept}};
 /// let mesh = Mesh::new("tp=2", &meta())?;
 /// let x = Tensor::zeros([4, 8], DType::F32, (&mesh, "[@tp, _]"))?;
-/// let w = Tensor::zeros([8, 8], DType::F32, (&mesh, "[@tp, _]"))?.require_grad()?;
-/// let step = || Ledger::record(|| x.add(&x)?.linear(&w, None)?.sum(&[], false)?.backward()).1.bytes();
-/// let kept = step();
-/// assert_eq!(with_kept(Keep::Nothing, &["tp"], step), kept + 64, "x + x is gathered again");
+/// let w = Tensor::zeros([64, 8], DType::F32, (&mesh, "[@tp, _]"))?.require_grad()?;
+/// let step = || {
+///     let loss = x.add(&x)?.linear(&w, None)?.sum(&[], false)?;
+///     loss.backward()
+/// };
+/// let bytes = || Ledger::record(step).1.bytes();
+/// let kept = bytes();
+/// assert_eq!(with_kept(Keep::Nothing, &["tp"], bytes), kept + 64, "x + x is gathered again");
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 pub fn with_kept<T>(keep: Keep, axes: &[&str], f: impl FnOnce() -> T) -> T {
