@@ -300,16 +300,9 @@ impl Form {
 }
 
 impl Forms {
-    /// The forms of a value that was computed.
-    pub(crate) fn computed() -> Arc<Self> {
-        let known = Mutex::new(Known {
-            computed: true,
-            ..Known::default()
-        });
-        Arc::new(Self {
-            known,
-            kept: OnceLock::new(),
-        })
+    /// Says that the value was computed from others.
+    pub(crate) fn set_computed(&self) {
+        self.lock().computed = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -321,10 +314,10 @@ impl Forms {
     }
 
     /// The shardings in which the value is at hand beside `own`, in the order in which they came.
-    pub(crate) fn others(&self, own: &Sharding) -> SmallVec<[Sharding; 2]> {
+    pub(crate) fn others(&self, own: &Sharding) -> Vec<Sharding> {
         let mut known = self.lock();
         if known.list.is_empty() || capture().calls == 0 {
-            return SmallVec::new();
+            return Vec::new();
         }
         known.list.retain(|form| form.is_there());
         let others = known.list.iter();

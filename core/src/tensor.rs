@@ -8,7 +8,8 @@ use crate::{
     forms::{Forms, Holder},
     grad::Edge,
 };
-use std::sync::Arc;
+use smallvec::SmallVec;
+use std::sync::{Arc, OnceLock};
 
 /// A multi-dimensional array: a global shape, a dtype, a sharding over a mesh, and the shards this
 /// process can address.
@@ -40,8 +41,9 @@ struct Inner {
     shards: Held,
     /// The other shardings that the value is at hand in; none where it is plain.
     forms: Option<Arc<Forms>>,
-    /// What holds some of them; none where it is plain, or what a gradient keeps.
-    holder: Option<Arc<Holder>>,
+    /// What holds some of them, made when there is something to hold; none where it is plain, or
+    /// what a gradient keeps.
+    holder: Option<OnceLock<Arc<Holder>>>,
     /// Where it came from, if gradients are to flow there.
     edge: Option<Edge>,
 }
@@ -142,9 +144,13 @@ impl Tensor {
         parts: impl IntoIterator<Item = Self>,
     ) -> Self {
         let shards = parts.into_iter().map(|part| part.shard().clone());
-        let shards: Arc<Shards> = match mesh.stands_for_all() {
+        let mut shards: SmallVec<[Shard; 1]> = match mesh.stands_for_all() {
             true => shards.last().into_iter().collect(),
             false => shards.collect(),
+        };
+        let shards: Arc<Shards> = match (shards.len(), shards.pop()) {
+            (1, Some(only)) => Arc::new([only]),
+            (_, last) => shards.into_iter().chain(last).collect(),
         };
         Self(Arc::new(Inner {
             dtype,
@@ -153,14 +159,16 @@ impl Tensor {
             sharding,
             shards: Held::Mesh(shards),
             forms: Some(Arc::default()),
-            holder: Some(Arc::default()),
+            holder: Some(OnceLock::new()),
             edge: None,
         }))
     }
 
     /// The same as a value that an op computed from others.
-    pub(crate) fn computed(mut self) -> Self {
-        Arc::make_mut(&mut self.0).forms = Some(Forms::computed());
+    pub(crate) fn computed(self) -> Self {
+        if let Some(forms) = self.forms() {
+            forms.set_computed();
+        }
         self
     }
 
@@ -173,7 +181,8 @@ impl Tensor {
             sharding,
             shards: Held::Mesh(shards),
             forms: self.0.forms.clone(),
-            holder: self.0.holder.clone(),
+            // One for all forms that the program has.
+            holder: self.holder().map(|holder| holder.clone().into()),
             edge: None,
         }))
     }
@@ -185,7 +194,8 @@ impl Tensor {
 
     /// What holds forms of the value for the program.
     pub(crate) fn holder(&self) -> Option<&Arc<Holder>> {
-        self.0.holder.as_ref()
+        let holder = self.0.holder.as_ref()?;
+        Some(holder.get_or_init(Arc::default))
     }
 
     /// The same for a gradient to keep: it holds nothing beside itself.

@@ -446,16 +446,16 @@ where
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
-    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
-    for forms in inputs.iter().filter_map(|t| t.forms()) {
-        forms.set_used(None);
-    }
     if !is_recording(inputs) {
         return forward();
     }
     if MODE.get() == Mode::Collect {
         note(inputs);
         return with_mode(Mode::Off, forward);
+    }
+    // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
+    for forms in inputs.iter().filter_map(|t| t.forms()) {
+        forms.set_used(None);
     }
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;

@@ -242,9 +242,9 @@ struct Key {
     /// Sharding, rank, and a bit for each dimension of size 1.
     operands: SmallVec<[(Sharding, usize, u32); 3]>,
     /// The other shardings in which operands are at hand, each with the operand's number.
-    held: SmallVec<[(usize, Sharding); 1]>,
+    held: Vec<(usize, Sharding)>,
     /// Where results are wanted.
-    wanted: SmallVec<[Option<Wanted>; 1]>,
+    wanted: Vec<Option<Wanted>>,
     /// What was decided before.
     assigned: Option<Rc<Assigned>>,
     /// The shapes, one after the other, where the rule depends on them.
@@ -421,7 +421,7 @@ mod tests {
         let mesh = Mesh::new("a=2", &meta()).expect("a mesh");
         let x = |rows: usize| Tensor::ones([rows, 6], DType::F32, &mesh).expect("a tensor");
         let (small, large) = (x(4), x(8));
-        let nothing: AtHand = smallvec::smallvec![SmallVec::new()];
+        let nothing: AtHand = smallvec::smallvec![Vec::new()];
         let solved = find(&Call::of(&ROWS, &[&small]), &nothing).expect("a solution");
         let again = find(&Call::of(&ROWS, &[&large]), &nothing).expect("a solution");
         assert!(Rc::ptr_eq(&solved, &again), "it holds for every size");

@@ -48,7 +48,7 @@ pub(crate) struct Call<'a> {
     /// Whether the clauses on partial values hold.
     pub(super) partials: bool,
     /// Where results are wanted, as far as that is known.
-    pub(super) wanted: SmallVec<[Option<Wanted>; 1]>,
+    pub(super) wanted: Vec<Option<Wanted>>,
 }
 
 /// A rule knows its operands by a bit each.
@@ -83,7 +83,7 @@ impl<'a> Call<'a> {
             missing: 0,
             numbers: 0,
             partials: true,
-            wanted: SmallVec::new(),
+            wanted: Vec::new(),
         }
     }
 
@@ -303,7 +303,7 @@ impl<'a> Call<'a> {
         // Where ops may not communicate by themselves, only what they are given counts: what may run
         // must not depend on what others had brought.
         let held: AtHand = match policy::is_explicit() {
-            true => self.inputs.iter().map(|_| SmallVec::new()).collect(),
+            true => self.inputs.iter().map(|_| Vec::new()).collect(),
             false => self.inputs.iter().map(|t| at_hand(t)).collect(),
         };
         let (solved, directions) = match plan::is_on() {
@@ -397,11 +397,11 @@ impl<'a> Call<'a> {
 }
 
 /// The other shardings in which each operand is at hand.
-pub(super) type AtHand = SmallVec<[SmallVec<[Sharding; 2]>; 3]>;
+pub(super) type AtHand = SmallVec<[Vec<Sharding>; 3]>;
 
-pub(super) fn at_hand(x: &Tensor) -> SmallVec<[Sharding; 2]> {
+pub(super) fn at_hand(x: &Tensor) -> Vec<Sharding> {
     x.forms()
-        .map_or_else(SmallVec::new, |forms| forms.others(x.sharding()))
+        .map_or_else(Vec::new, |forms| forms.others(x.sharding()))
 }
 
 /// What one rank works on.

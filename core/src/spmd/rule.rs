@@ -107,7 +107,7 @@ pub struct Rule {
     pub recipes: SmallVec<[(u8, Recipe); 1]>,
     /// Where a call wants its results to lie, as far as it knows. Results beyond these are wanted
     /// without partial values.
-    pub wanted: SmallVec<[Option<Wanted>; 1]>,
+    pub wanted: Vec<Option<Wanted>>,
 }
 
 /// What the op was given for a term of its rule.

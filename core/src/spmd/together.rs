@@ -18,7 +18,7 @@ struct Key {
     op: &'static str,
     mesh: u64,
     missing: SmallVec<[u32; 4]>,
-    operands: Vec<(Shape, DType, Sharding, SmallVec<[Sharding; 2]>)>,
+    operands: Vec<(Shape, DType, Sharding, Vec<Sharding>)>,
 }
 
 thread_local! {
@@ -39,7 +39,7 @@ pub(crate) fn shared_operand(calls: &[Call<'_>]) -> Result<Option<Sharding>> {
         .iter()
         .map(|call| call.inputs.iter().map(|t| at_hand(t)).collect())
         .collect();
-    let operand = |(t, held): (&&Tensor, &SmallVec<[Sharding; 2]>)| {
+    let operand = |(t, held): (&&Tensor, &Vec<Sharding>)| {
         (
             t.shape().clone(),
             t.dtype(),

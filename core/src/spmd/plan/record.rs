@@ -35,7 +35,7 @@ pub(super) struct Seen {
     pub(super) dtype: DType,
     pub(super) shape: Shape,
     pub(super) sharding: Sharding,
-    pub(super) held: SmallVec<[Sharding; 2]>,
+    pub(super) held: Vec<Sharding>,
     /// Whether it was computed, and is no parameter.
     pub(super) computed: bool,
     /// What bringing it took.

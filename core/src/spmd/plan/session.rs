@@ -592,7 +592,7 @@ impl Session {
             dtype: x.dtype(),
             shape: x.shape().clone(),
             sharding: x.sharding().clone(),
-            held: SmallVec::new(),
+            held: Vec::new(),
             computed: x.is_computed(),
             bytes: 0,
         };
