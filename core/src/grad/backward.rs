@@ -38,17 +38,22 @@ impl Pending {
     /// op reads what there is: until then forms of it are worth holding.
     fn count(&mut self, slot: usize) {
         self.given[slot] += 1;
-        if Some(self.given[slot]) == self.node.uses(slot)
+        if self.is_complete(slot)
             && let Some(holder) = self.grads[slot].as_ref().and_then(|g| g.holder())
         {
             holder.add_reader();
         }
     }
 
+    /// Whether all ops that took a result have given theirs.
+    fn is_complete(&self, slot: usize) -> bool {
+        Some(self.given[slot]) == self.node.uses(slot)
+    }
+
     /// The complete gradients are about to be read.
     fn begin(&self) {
         for (slot, grad) in self.grads.iter().enumerate() {
-            if Some(self.given[slot]) == self.node.uses(slot)
+            if self.is_complete(slot)
                 && let Some(holder) = grad.as_ref().and_then(|g| g.holder())
             {
                 holder.remove_reader();
@@ -217,6 +222,14 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
         Some(so_far) => so_far.add(&gradient)?,
     });
     entry.count(slot);
+    // The gradient of a parameter that is cut is as large as the parameter whole, until it is added
+    // up: that does not wait for the end of the pass.
+    if edge.node.is_leaf()
+        && entry.is_complete(slot)
+        && let Some(gradient) = entry.grads[slot].take()
+    {
+        entry.grads[slot] = Some(edge.scattered(gradient)?);
+    }
     Ok(())
 }
 

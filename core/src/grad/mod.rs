@@ -18,7 +18,7 @@
 //! ```
 //!
 //! On a mesh a gradient has the global shape of its tensor. It stays a partial sum as long as
-//! nobody needs it whole, is added to others as such, and [`Gradients::of`] reduces it once,
+//! nobody needs it whole (for a parameter over axes that do not cut it), is added to others as such, and [`Gradients::of`] reduces it once,
 //! straight into the sharding of the tensor: for a sharded parameter that is a reduce-scatter.
 //!
 //! Tensors are values, so nothing that the tape keeps can change under it: an update makes a new

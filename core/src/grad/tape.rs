@@ -118,6 +118,24 @@ impl Edge {
         (self.node.id, self.slot)
     }
 
+    /// A gradient without the partial sums over axes that cut the tensor: each rank keeps its part
+    /// of them. Those over other axes stay, because adding them up would free nothing.
+    #[track_caller]
+    pub(super) fn scattered(&self, gradient: Tensor) -> Result<Tensor> {
+        let Some(target) = self.node.shardings.get(self.slot) else {
+            return Ok(gradient);
+        };
+        let cuts = |axis: usize| target.cuts().any(|(_, a)| a == axis);
+        let partial = || gradient.sharding().partial();
+        if !partial().any(|(axis, _)| cuts(axis)) {
+            return Ok(gradient);
+        }
+        let sharding = partial()
+            .filter(|(axis, _)| !cuts(*axis))
+            .fold(target.whole(), |s, (axis, r)| s.partial_over(axis, r));
+        gradient.reshard(sharding)
+    }
+
     /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every
     /// rank is sliced.
     #[track_caller]

@@ -254,3 +254,30 @@ fn activations_are_those_of_published_models() -> Result<()> {
     }
     Ok(())
 }
+
+/// Of the gradients of a fully sharded model each rank holds its part as soon as a layer is done,
+/// not all of them whole until the end.
+#[test]
+fn gradients_of_cut_parameters_are_scattered_layer_by_layer() -> Result<()> {
+    let peak = |layers: usize| -> Result<u64> {
+        let device = meta().decorated(|backend, kernel| backend.launch(kernel));
+        let mesh = Mesh::new("dp=8", &device)?;
+        let weight = |_| {
+            let w = Tensor::zeros([4096, 4096], DType::BF16, (&mesh, "[@dp, _]"))?;
+            w.require_grad()
+        };
+        let weights = (0..layers).map(weight).collect::<Result<Vec<_>>>()?;
+        let x = Tensor::zeros([8, 4096], DType::BF16, (&mesh, "[@dp, _]"))?;
+        let y = weights.iter().try_fold(x, |x, w| x.linear(w, None))?;
+        let loss = y.sum(&[], false)?;
+        device.reset_peak();
+        let grads = loss.backward()?;
+        weights.iter().try_for_each(|w| grads.of(w).map(drop))?;
+        Ok(device.memory().peak)
+    };
+    let whole = 4096 * 4096 * 2;
+    // One layer more: the parameter's part and its gradient's, and an activation.
+    let more = (peak(24)? - peak(12)?) / 12;
+    assert!(more < whole / 8 * 3, "{more} of {whole}");
+    Ok(())
+}

@@ -59,8 +59,9 @@ impl Run<'_> {
         let mut failed = false;
         for flow in [Flow::EachAdd, Flow::AtEnd] {
             let t = self.measure(flow)?;
-            failed |= t.activations() > activations || t.parameters.bytes() > parameters;
             let (sent, settled) = (t.activations(), t.parameters.bytes());
+            // The gradients of parameters that are cut are scattered in the pass.
+            failed |= settled > parameters || sent + settled > activations + parameters;
             let ratio = sent as f64 / activations as f64;
             println!("{} on {} {flow:?}: {ratio:.3}", self.stream, self.mesh);
             report += &format!(
