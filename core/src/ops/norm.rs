@@ -811,8 +811,14 @@ fn scale_channels(
     parameters: [Option<&Tensor>; 2],
     eps: f64,
 ) -> Result<Tensor> {
-    let [weight, bias] = parameters.map(|p| p.map(|p| column(x, p)).transpose());
-    let (weight, bias) = (weight?, bias?);
+    // Not in a closure, which would not know who called.
+    let mut columns = [None, None];
+    for (column_of, parameter) in columns.iter_mut().zip(parameters) {
+        if let Some(parameter) = parameter {
+            *column_of = Some(column(x, parameter)?);
+        }
+    }
+    let [weight, bias] = columns;
     let out = Expr::new(op, &[x, var])
         .maybe(&[Some(mean), weight.as_ref(), bias.as_ref()])
         .params(&[eps]);

@@ -174,9 +174,11 @@ fn a_layer_on_16384_ranks_takes_the_kernels_and_the_memory_of_one() -> Result<()
             };
             let (results, ledger) = Ledger::record(|| train(layout, &sizes, &mesh));
             let part = results?[9].shards().swap_remove(ranks - 1);
-            // What crosses tp: parts of the stream. Over dp, where weights are gathered, bytes depend
-            // on its size.
-            let crosses_tp = |e: &&spmd::Entry| e.op == "rms_norm" && e.kind != "all_gather";
+            // What crosses tp: parts of the stream. Over dp, where weights are gathered and their
+            // gradients scattered, bytes depend on its size.
+            let of_the_stream = |e: &spmd::Entry| e.bytes > 1 << 20;
+            let crosses_tp =
+                |e: &&spmd::Entry| e.op == "rms_norm" && e.kind != "all_gather" && of_the_stream(e);
             let stream = ledger.entries.iter().filter(crosses_tp);
             let bytes: u64 = stream.map(|e| e.bytes).sum();
             assert!(bytes > 0, "{}", layout.name);
