@@ -4,7 +4,9 @@
 //! other for ever. Every decision is folded into a running hash: it costs nothing that can be
 //! measured, and comparing it once in a step tells which ranks went another way.
 
-use crate::{DType, Error, Mesh, Result, Sharding, Tensor, transport::Part};
+use crate::Sharding;
+#[cfg(not(target_family = "wasm"))]
+use crate::{DType, Error, Mesh, Result, Tensor, transport::Part};
 use smallvec::SmallVec;
 use std::cell::Cell;
 
@@ -54,7 +56,8 @@ impl Fingerprint {
 
     /// Succeeds where every process of a mesh has the same fingerprint; every one of them must call
     /// this. The error names the ranks that differ from most others, or from rank 0 where there is
-    /// no majority.
+    /// no majority. Not in a browser, which has no other processes and cannot wait for them.
+    #[cfg(not(target_family = "wasm"))]
     pub fn agree(self, mesh: &Mesh) -> Result<()> {
         let Some(transport) = mesh.transport().filter(|_| !mesh.is_local()) else {
             return Ok(());
