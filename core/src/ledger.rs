@@ -1,6 +1,6 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Mesh, Result, Tensor, scoped::Scoped, watch::watcher};
+use crate::{Mesh, Result, Tensor, cost::Link, scoped::Scoped, watch::watcher};
 use std::{
     cell::RefCell,
     fmt,
@@ -228,6 +228,27 @@ pub(crate) struct Sent<'a> {
     pub(crate) bytes: u64,
     /// Under the mesh's cost model.
     pub(crate) seconds: f64,
+}
+
+impl<'a> Sent<'a> {
+    /// What waits for `hops` neighbours in a row along some axes.
+    pub(crate) fn along(
+        kind: &'static str,
+        mesh: &'a Mesh,
+        axes: &'a [usize],
+        hops: u64,
+        bytes: u64,
+    ) -> Self {
+        let cost = mesh.cost();
+        let slowest = (axes.iter().map(|a| cost.link(mesh, *a))).reduce(Link::slower);
+        Self {
+            kind,
+            mesh,
+            axes,
+            bytes,
+            seconds: slowest.map_or(0.0, |link| cost.ring_seconds(link, hops, bytes)),
+        }
+    }
 }
 
 /// Runs what sends something and, where a ledger is being written, enters it there with the types

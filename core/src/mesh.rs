@@ -373,6 +373,23 @@ impl Mesh {
         rank + at * self.0.strides[axis] - self.coordinate(rank, axis) * self.0.strides[axis]
     }
 
+    /// Which part a rank has of something that `axes` cut, major first, and how many parts there are.
+    pub(crate) fn part(&self, rank: usize, axes: impl Iterator<Item = usize>) -> (usize, usize) {
+        axes.fold((0, 1), |(part, parts), axis| {
+            let size = self.size(axis);
+            (part * size + self.coordinate(rank, axis), parts * size)
+        })
+    }
+
+    /// The rank at the same place as `rank`, but with this part of what `axes` cut, major first.
+    pub(crate) fn with_part(&self, rank: usize, axes: &[usize], mut part: usize) -> usize {
+        axes.iter().rev().fold(rank, |rank, axis| {
+            let at = part % self.size(*axis);
+            part /= self.size(*axis);
+            self.moved(rank, *axis, at)
+        })
+    }
+
     /// The ranks that differ from `rank` only along `axes`, in row-major order of `axes`.
     pub fn group(&self, rank: usize, axes: &[usize]) -> SmallVec<[usize; 8]> {
         let mut group: SmallVec<[usize; 8]> = smallvec::smallvec![rank];

@@ -300,12 +300,7 @@ impl Sharding {
 
     /// Which part of a dimension of size `n` a rank holds.
     pub fn range(&self, mesh: &Mesh, rank: usize, dim: usize, n: usize) -> Range<usize> {
-        let (part, parts) = self.axes_of(dim).fold((0, 1), |(part, parts), axis| {
-            (
-                part * mesh.size(axis) + mesh.coordinate(rank, axis),
-                parts * mesh.size(axis),
-            )
-        });
+        let (part, parts) = mesh.part(rank, self.axes_of(dim));
         split(n, part, parts)
     }
 

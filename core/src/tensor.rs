@@ -38,7 +38,7 @@ struct Inner {
     shape: Shape,
     mesh: Mesh,
     sharding: Sharding,
-    shards: Held,
+    shards: Memory,
     /// The other shardings that the value is at hand in; none where it is plain.
     forms: Option<Arc<Forms>>,
     /// What holds some of them, made when there is something to hold; none where it is plain, or
@@ -53,16 +53,16 @@ pub(crate) type Shards = [Shard];
 
 /// What those ranks hold. A plain tensor has one rank and no other form to share with.
 #[derive(Clone)]
-enum Held {
+enum Memory {
     Plain(Shard),
     Mesh(Arc<Shards>),
 }
 
-impl Held {
+impl Memory {
     fn shard(&self, i: usize) -> &Shard {
         match self {
-            Held::Plain(shard) => shard,
-            Held::Mesh(shards) => &shards[i],
+            Memory::Plain(shard) => shard,
+            Memory::Mesh(shards) => &shards[i],
         }
     }
 }
@@ -157,7 +157,7 @@ impl Tensor {
             shape,
             mesh: mesh.clone(),
             sharding,
-            shards: Held::Mesh(shards),
+            shards: Memory::Mesh(shards),
             forms: Some(Arc::default()),
             holder: Some(OnceLock::new()),
             edge: None,
@@ -179,7 +179,7 @@ impl Tensor {
             shape: self.0.shape.clone(),
             mesh: self.0.mesh.clone(),
             sharding,
-            shards: Held::Mesh(shards),
+            shards: Memory::Mesh(shards),
             forms: self.0.forms.clone(),
             // One for all forms that the program has.
             holder: self.holder().map(|holder| holder.clone().into()),
@@ -209,8 +209,8 @@ impl Tensor {
     /// What the addressable ranks hold; none where it is plain.
     pub(crate) fn shared_shards(&self) -> Option<&Arc<Shards>> {
         match &self.0.shards {
-            Held::Plain(_) => None,
-            Held::Mesh(shards) => Some(shards),
+            Memory::Plain(_) => None,
+            Memory::Mesh(shards) => Some(shards),
         }
     }
 
@@ -243,7 +243,7 @@ impl Tensor {
             shape,
             mesh,
             sharding: Sharding::replicated(),
-            shards: Held::Plain(shard),
+            shards: Memory::Plain(shard),
             forms: None,
             holder: None,
             edge: None,
@@ -273,7 +273,7 @@ impl Tensor {
             shape: shard.layout.shape.clone(),
             mesh,
             sharding: Sharding::replicated(),
-            shards: Held::Plain(shard),
+            shards: Memory::Plain(shard),
             forms: None,
             holder: None,
             edge: None,

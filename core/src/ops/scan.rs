@@ -201,9 +201,7 @@ impl Scan {
         };
         let (mut values, mut found) = (vec![], vec![]);
         for (i, (rank, here, at)) in scans.into_iter().enumerate() {
-            let part = x.sharding().axes_of(self.axis).fold(0, |part, axis| {
-                part * mesh.size(axis) + mesh.coordinate(rank, axis)
-            });
+            let (part, _) = mesh.part(rank, x.sharding().axes_of(self.axis));
             let before = if self.backwards {
                 part + 1..parts
             } else {

@@ -2,7 +2,6 @@
 //! the elements that it lacks, in one exchange.
 
 use super::{
-    Link,
     boxes::{Inbox, lost},
     recipe::{Recipe, Run, Share, lacked},
 };
@@ -82,19 +81,8 @@ impl Along {
 
     /// The part of the dimension that a rank has.
     fn of(&self, mesh: &Mesh, rank: usize) -> &Needs {
-        let part = (self.axes.iter()).fold(0, |part, a| {
-            part * mesh.size(*a) + mesh.coordinate(rank, *a)
-        });
+        let (part, _) = mesh.part(rank, self.axes.iter().copied());
         &self.parts[part]
-    }
-
-    /// The rank at the same place as `rank`, but with this part of the dimension.
-    fn holder(&self, mesh: &Mesh, rank: usize, mut part: usize) -> usize {
-        self.axes.iter().rev().fold(rank, |rank, axis| {
-            let at = part % mesh.size(*axis);
-            part /= mesh.size(*axis);
-            mesh.moved(rank, *axis, at)
-        })
     }
 }
 
@@ -116,16 +104,8 @@ pub(crate) fn assemble(
     let axes: SmallVec<[usize; 3]> = (recipes.iter())
         .flat_map(|(dim, _)| sharding.axes_of(*dim))
         .collect();
-    let cost = mesh.cost();
-    let slowest = (axes.iter().map(|a| cost.link(mesh, *a))).reduce(Link::slower);
-    let sent = ledger::Sent {
-        kind: "exchange",
-        mesh,
-        axes: &axes,
-        bytes,
-        // The neighbours that it fetches from do not wait for each other.
-        seconds: slowest.map_or(0.0, |link| cost.ring_seconds(link, 1, bytes)),
-    };
+    // The neighbours that it fetches from do not wait for each other.
+    let sent = ledger::Sent::along("exchange", mesh, &axes, 1, bytes);
     let types = || (ty(x.shape()), ty(&shape));
     ledger::write(sent, types, || {
         let parts = if mesh.has_values() {
@@ -198,7 +178,7 @@ fn exchange(
                     let chunks = &needs.chunks[operand];
                     let chunk = &chunks[left % chunks.len()];
                     left /= chunks.len();
-                    source = along.holder(mesh, source, chunk.holder);
+                    source = mesh.with_part(source, &along.axes, chunk.holder);
                     wanted.start[along.dim] = chunk.at;
                     wanted.shape[along.dim] = chunk.run.len;
                     runs.push((along.dim, chunk.run));

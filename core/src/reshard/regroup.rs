@@ -2,11 +2,12 @@
 //! have different numbers of groups: 9 heads on 4 ranks. Parts of the dimension are then not parts
 //! of the groups, and ranks exchange what lies between the bounds of the one and the other.
 
-use super::{
-    Link,
-    boxes::{Inbox, lost, window},
+use super::boxes::{Inbox, lost, window};
+use crate::{
+    Dims, Mesh, Region, Result, Shape, Sharding, Tensor,
+    fingerprint::{self, Digest},
+    ledger, split,
 };
-use crate::{Dims, Mesh, Region, Result, Shape, Sharding, Tensor, ledger, split};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -55,16 +56,6 @@ impl Groups {
             .fold(cut, |s, (axis, r)| s.partial_over(axis, r))
     }
 
-    /// The part of the dimension that a rank has, and how many there are.
-    fn part(&self, mesh: &Mesh, sharding: &Sharding, rank: usize) -> (usize, usize) {
-        sharding.axes_of(self.dim).fold((0, 1), |(part, parts), a| {
-            (
-                part * mesh.size(a) + mesh.coordinate(rank, a),
-                parts * mesh.size(a),
-            )
-        })
-    }
-
     /// A tensor of this shape, whose dimension is taken apart or put together.
     #[track_caller]
     pub(crate) fn regroup(&self, x: &Tensor, shape: &Shape) -> Result<Tensor> {
@@ -77,25 +68,20 @@ impl Groups {
         // Where a rank's part lies in the flat tensor before and after.
         let region = |rank: usize, by_groups: bool| {
             let mut region = flat_sharding.region(mesh, rank, flat);
-            let (part, parts) = self.part(mesh, flat_sharding, rank);
+            let (part, parts) = mesh.part(rank, flat_sharding.axes_of(self.dim));
             let bounds = self.bounds(part, parts, by_groups);
             (region.start[self.dim], region.shape[self.dim]) = (bounds.start, bounds.len());
             region
         };
         let axes: SmallVec<[usize; 3]> = flat_sharding.axes_of(self.dim).collect();
         let bytes = self.lacked(mesh, flat, flat_sharding) * dtype.size() as u64;
-        let slowest = (axes.iter().map(|a| mesh.cost().link(mesh, *a))).reduce(Link::slower);
-        let sent = ledger::Sent {
-            kind: "exchange",
-            mesh,
-            axes: &axes,
-            bytes,
-            seconds: slowest.map_or(0.0, |link| mesh.cost().ring_seconds(link, 1, bytes)),
-        };
+        let sent = ledger::Sent::along("exchange", mesh, &axes, 1, bytes);
+        let decision = Digest::default().sharding(x.sharding());
+        fingerprint::fold("reshape", decision.sharding(&sharding).0);
         let types = || (x.type_string(), sharding.type_string(dtype, shape, mesh));
         let result = ledger::write(sent, types, || {
             let parts: Vec<Tensor> = if mesh.has_values() {
-                let wanted = self.exchange(x, flat_sharding, &axes, &region)?;
+                let wanted = self.exchange(x, &axes, &region)?;
                 let whole =
                     |(rank, t): (usize, Tensor)| t.reshape(self.local(&region(rank, self.apart)));
                 mesh.addressable()
@@ -158,7 +144,6 @@ impl Groups {
     fn exchange(
         &self,
         x: &Tensor,
-        sharding: &Sharding,
         axes: &[usize],
         region: &dyn Fn(usize, bool) -> Region,
     ) -> Result<Vec<Tensor>> {
@@ -181,9 +166,9 @@ impl Groups {
                 opened.push((i, number));
                 number
             });
-            let (part, parts) = self.part(mesh, sharding, rank);
+            let (part, parts) = mesh.part(rank, axes.iter().copied());
             for near in part.saturating_sub(1)..(part + 2).min(parts) {
-                let source = self.rank_at(mesh, axes, rank, near);
+                let source = mesh.with_part(rank, axes, near);
                 let held = region(source, !self.apart);
                 let Some(common) = held.intersect(&want).filter(|r| r.numel() > 0) else {
                     continue;
@@ -209,14 +194,5 @@ impl Groups {
             out[i] = parts[number].take();
         }
         out.into_iter().collect::<Option<_>>().ok_or_else(lost)
-    }
-
-    /// The rank at the same place as `rank`, but with this part of the dimension.
-    fn rank_at(&self, mesh: &Mesh, axes: &[usize], rank: usize, mut part: usize) -> usize {
-        axes.iter().rev().fold(rank, |rank, axis| {
-            let at = part % mesh.size(*axis);
-            part /= mesh.size(*axis);
-            mesh.moved(rank, *axis, at)
-        })
     }
 }

@@ -71,10 +71,7 @@ impl Solved {
             .collect();
         let plan = |i: usize| {
             let (x, to) = (operands[i], &solution.inputs[i]);
-            let from = match usize::from(solution.sources[i]) {
-                0 => x.sharding(),
-                form => &held[i][form - 1],
-            };
+            let from = solution.source(i, x.sharding(), &held[i]);
             if solution.free || from == to {
                 return Ok(None);
             }
@@ -365,12 +362,7 @@ fn found(
         .inputs
         .iter()
         .zip(held)
-        .map(|(t, held)| Operand {
-            shape: t.shape(),
-            dtype: t.dtype(),
-            sharding: t.sharding(),
-            held,
-        })
+        .map(|(t, held)| Operand::of(t, held))
         .collect();
     let mesh = call.inputs[0].mesh();
     let solution = match assigned {

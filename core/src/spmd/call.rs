@@ -426,12 +426,7 @@ impl Local<'_> {
             .iter()
             .filter(|(g, _)| *g as usize == f)
             .map(|(_, a)| *a as usize);
-        let (part, parts) = axes.fold((0, 1), |(part, parts), axis| {
-            (
-                part * self.mesh.size(axis) + self.mesh.coordinate(self.rank, axis),
-                parts * self.mesh.size(axis),
-            )
-        });
+        let (part, parts) = self.mesh.part(self.rank, axes);
         let size = self.solved.factors[f].1.size(self.whole);
         (parts > 1).then(|| (split(size, part, parts), size))
     }

@@ -161,10 +161,7 @@ pub(crate) fn check(
     };
     let moves = |axis: usize| {
         (0..call.inputs.len()).any(|i| {
-            let from = match usize::from(solved.solution.sources[i]) {
-                0 => call.inputs[i].sharding(),
-                form => &held[i][form - 1],
-            };
+            let from = (solved.solution).source(i, call.inputs[i].sharding(), &held[i]);
             changes(from, &solved.solution.inputs[i], axis)
         }) || statistics(axis)
     };
@@ -197,12 +194,7 @@ fn choices(
         .inputs
         .iter()
         .zip(held)
-        .map(|(t, held)| solve::Operand {
-            shape: t.shape(),
-            dtype: t.dtype(),
-            sharding: t.sharding(),
-            held,
-        })
+        .map(|(t, held)| solve::Operand::of(t, held))
         .collect();
     let mut choices = vec![];
     for solution in solve::alternatives(mesh, &solved.rule, &operands)?

@@ -69,12 +69,7 @@ pub(crate) fn shared_operand(calls: &[Call<'_>]) -> Result<Option<Sharding>> {
     let mut totals: Vec<(Sharding, u64, usize)> = vec![];
     for (n, (call, held)) in calls.iter().zip(&at_hand).enumerate() {
         let operands: SmallVec<[Operand<'_>; 3]> = (call.inputs.iter().zip(held))
-            .map(|(t, held)| Operand {
-                shape: t.shape(),
-                dtype: t.dtype(),
-                sharding: t.sharding(),
-                held,
-            })
+            .map(|(t, held)| Operand::of(t, held))
             .collect();
         for solution in solve::alternatives(x.mesh(), &call.rule()?, &operands)? {
             let to = &solution.inputs[0];

@@ -51,12 +51,7 @@ impl Decision {
         self.inputs
             .iter()
             .zip(&self.held)
-            .map(|(t, held)| solve::Operand {
-                shape: t.shape(),
-                dtype: t.dtype(),
-                sharding: t.sharding(),
-                held,
-            })
+            .map(|(t, held)| solve::Operand::of(t, held))
             .collect()
     }
 }

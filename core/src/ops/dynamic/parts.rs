@@ -6,7 +6,7 @@ use crate::{
     DType, Error, Mesh, Result, Shape, Sharding, Tensor, ledger,
     map::Builder,
     ops::{Side, map1},
-    reshard::{Held, Link},
+    reshard::Held,
     transport::{InProcess, Part, Transport},
 };
 use smallvec::SmallVec;
@@ -114,8 +114,7 @@ impl Parts {
 
     /// Which part a rank has.
     fn number(&self, rank: usize) -> usize {
-        let mesh = self.mesh();
-        (self.axes.iter()).fold(0, |n, a| n * mesh.size(*a) + mesh.coordinate(rank, *a))
+        self.mesh().part(rank, self.axes.iter().copied()).0
     }
 
     /// Positions in the part of the `i`-th addressable rank as positions in the tensor.
@@ -164,16 +163,8 @@ impl Parts {
         let whole = Sharding::replicated();
         let ty = |sharding: &Sharding| sharding.type_string(dtype, &shape, mesh);
         let bytes = (received * dtype.size()) as u64;
-        let links = self.axes.iter().map(|a| mesh.cost().link(mesh, *a));
         let rounds = counts.len() as u64 - 1;
-        let sent = ledger::Sent {
-            kind: "all_gather",
-            mesh,
-            axes: &self.axes,
-            bytes,
-            seconds: (links.reduce(Link::slower))
-                .map_or(0.0, |link| mesh.cost().ring_seconds(link, rounds, bytes)),
-        };
+        let sent = ledger::Sent::along("all_gather", mesh, &self.axes, rounds, bytes);
         let types = || (ty(&cut), ty(&whole));
         ledger::write(sent, types, || {
             let parts = self.gather(counts, parts)?;

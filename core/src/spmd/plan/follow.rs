@@ -114,16 +114,8 @@ impl<'r> Graph<'r> {
         let Some(rule) = record.rule() else {
             return Ok(Rc::default());
         };
-        let operands: SmallVec<[Operand<'_>; 3]> = record
-            .operands
-            .iter()
-            .map(|o| Operand {
-                shape: &o.shape,
-                dtype: o.dtype,
-                sharding: &o.sharding,
-                held: &o.held,
-            })
-            .collect();
+        let operands: SmallVec<[Operand<'_>; 3]> =
+            record.operands.iter().map(Seen::operand).collect();
         let found = Rc::new(solve::alternatives(&record.mesh, &rule, &operands)?);
         self.memo.choices.borrow_mut().insert(key, found.clone());
         Ok(found)

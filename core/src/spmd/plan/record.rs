@@ -2,7 +2,7 @@
 
 use crate::{
     DType, Mesh, Shape, Sharding, Tensor, TensorType,
-    spmd::{Choice, Rule, cache::Solved},
+    spmd::{Choice, Rule, cache::Solved, solve::Operand},
 };
 use smallvec::SmallVec;
 use std::{panic::Location, rc::Rc};
@@ -68,6 +68,16 @@ pub(super) fn value_of(x: &Tensor) -> TensorType {
 }
 
 impl Seen {
+    /// As the solver sees it.
+    pub(super) fn operand(&self) -> Operand<'_> {
+        Operand {
+            shape: &self.shape,
+            dtype: self.dtype,
+            sharding: &self.sharding,
+            held: &self.held,
+        }
+    }
+
     pub(super) fn type_string(&self, sharding: &Sharding, mesh: &Mesh) -> String {
         sharding.type_string(self.dtype, &self.shape, mesh)
     }

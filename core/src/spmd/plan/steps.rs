@@ -1,7 +1,7 @@
 //! The steps of a plan.
 
 use super::{
-    record::{Did, Record, in_words},
+    record::{Did, Record, Seen, in_words},
     session::Hold,
 };
 use crate::{
@@ -223,16 +223,7 @@ fn alternatives(record: &Record) -> Result<Vec<Alternative>> {
     let Some(rule) = record.rule() else {
         return Ok(vec![]);
     };
-    let operands: Vec<Operand<'_>> = record
-        .operands
-        .iter()
-        .map(|o| Operand {
-            shape: &o.shape,
-            dtype: o.dtype,
-            sharding: &o.sharding,
-            held: &o.held,
-        })
-        .collect();
+    let operands: Vec<Operand<'_>> = record.operands.iter().map(Seen::operand).collect();
     let found = solve::alternatives(&record.mesh, &rule, &operands)?;
     let tell = |s: &crate::spmd::Solution| {
         let inputs: Vec<String> = record

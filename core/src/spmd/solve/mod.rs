@@ -18,7 +18,7 @@ mod weigh;
 
 use super::rule::{FactorKind, Rule};
 use crate::{
-    DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding,
+    DType, Error, MAX_RANK, Mesh, Placement, Reduction, Result, Shape, Sharding, Tensor,
     fingerprint::Digest, sharding::too_many_dimensions,
 };
 use assign::{Reach, Search};
@@ -50,6 +50,16 @@ pub struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
+    /// A tensor, and the other shardings in which it is at hand.
+    pub(crate) fn of(x: &'a Tensor, held: &'a [Sharding]) -> Self {
+        Self {
+            shape: x.shape(),
+            dtype: x.dtype(),
+            sharding: x.sharding(),
+            held,
+        }
+    }
+
     /// Every sharding in which it can be had: its own, then those that are held besides.
     fn forms(&self) -> impl Iterator<Item = &'a Sharding> + Clone + use<'a> {
         std::iter::once(self.sharding).chain(self.held)
@@ -91,6 +101,19 @@ pub struct Solution {
 }
 
 impl Solution {
+    /// The sharding from which operand `i` is brought, which lies as `own` and is at hand as `held`.
+    pub(crate) fn source<'s>(
+        &self,
+        i: usize,
+        own: &'s Sharding,
+        held: &'s [Sharding],
+    ) -> &'s Sharding {
+        match usize::from(self.sources[i]) {
+            0 => own,
+            form => &held[form - 1],
+        }
+    }
+
     /// A number for what it says of the mesh axes and the operands, the same everywhere.
     pub(crate) fn digest(&self) -> Digest {
         let choice = |choice: &Choice| match *choice {
