@@ -1,19 +1,22 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
+mod heads;
+mod steps;
+
 use super::{
     OpInfo, PadMode, RuleForm,
-    expr::{Expr, check_float, compute_type},
-    same_device, sum_to,
+    expr::{check_float, compute_type},
+    same_device,
 };
 use crate::{
-    DType, Error, Kind, Result, Tensor,
-    backend::{Affine, AttentionBackwardCall, AttentionCall, ReduceOp},
+    DType, Error, Result, Tensor,
+    backend::{AttentionBackwardCall, AttentionCall},
     grad::{Back, Pulled, recompute, record},
     launch::launch_fused,
     spmd::{Call, Local, parts_of, plain, settled},
 };
+use heads::KeyHeads;
 use smallvec::{SmallVec, smallvec};
-use std::ops::Range;
 
 /// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the
 /// mask. Where queries are cut, the gradients of keys and values are partial sums. The second way is
@@ -188,82 +191,6 @@ pub fn backward_decomposed(
 /// The operands, with the mask where there is one.
 fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[&'t Tensor; 7]> {
     tensors.iter().copied().chain(mask).collect()
-}
-
-/// Which of all key heads the query heads of a rank read, each of which is read by `group` of all
-/// query heads.
-struct KeyHeads {
-    all: usize,
-    group: usize,
-    /// The query heads; none where their key heads are all that the rank has.
-    queries: Option<Range<usize>>,
-}
-
-impl KeyHeads {
-    /// For each of its key heads, how many of its query heads read it.
-    fn readers(&self, queries: &Range<usize>) -> SmallVec<[(usize, usize); 4]> {
-        let mut readers: SmallVec<[(usize, usize); 4]> = SmallVec::new();
-        for head in queries.clone().map(|q| q / self.group) {
-            match readers.last_mut() {
-                Some((last, count)) if *last == head => *count += 1,
-                _ => readers.push((head, 1)),
-            }
-        }
-        readers
-    }
-
-    /// Whether each is read by as many: else each is repeated for every reader.
-    fn is_even(readers: &[(usize, usize)]) -> bool {
-        readers.iter().all(|(_, count)| *count == readers[0].1)
-    }
-
-    /// Keys or values `[b, h, t, d]` as its queries read them.
-    fn of(&self, x: &Tensor) -> Result<Tensor> {
-        let Some(queries) = &self.queries else {
-            return Ok(x.clone());
-        };
-        let readers = self.readers(queries);
-        let Some((first, _)) = readers.first() else {
-            return x.narrow(1, 0, 0);
-        };
-        let read = x.narrow(1, *first, readers.len())?;
-        if Self::is_even(&readers) {
-            return Ok(read);
-        }
-        let repeated = (readers.iter().enumerate())
-            .map(|(i, (_, count))| {
-                let one = read.narrow(1, i, 1)?;
-                one.expand(one.shape().with(1, *count))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        Tensor::concat(&repeated.iter().collect::<Vec<_>>(), 1)
-    }
-
-    /// The gradient of all key heads from that of [`of`](Self::of).
-    fn back(&self, g: &Tensor) -> Result<Tensor> {
-        let Some(queries) = &self.queries else {
-            return Ok(g.clone());
-        };
-        let readers = self.readers(queries);
-        let Some((first, _)) = readers.first() else {
-            return Tensor::zeros(g.shape().with(1, self.all), g.dtype(), g.device());
-        };
-        let mut read = g.clone();
-        if !Self::is_even(&readers) {
-            let mut at = 0;
-            let mut sums = Vec::with_capacity(readers.len());
-            for (_, count) in &readers {
-                sums.push(g.narrow(1, at, *count)?.sum(&[1], true)?);
-                at += count;
-            }
-            read = Tensor::concat(&sums.iter().collect::<Vec<_>>(), 1)?;
-        }
-        let behind = self.all - first - readers.len();
-        read.pad(
-            &[(0, 0), (*first, behind), (0, 0), (0, 0)],
-            PadMode::Constant(0.0.into()),
-        )
-    }
 }
 
 /// The checked sizes of a problem.
@@ -481,76 +408,6 @@ impl Sizes {
         self.heads.checked_div(self.key_heads).unwrap_or(1)
     }
 
-    /// The shape of the scores with the heads taken apart.
-    fn score_shape(&self) -> [usize; 5] {
-        [self.batch, self.key_heads, self.group(), self.s, self.t]
-    }
-
-    /// A tensor `[b, hq, s, x]` with the queries of a group as one long run, which is one matrix
-    /// product per key head.
-    fn fold(&self, x: &Tensor) -> Result<Tensor> {
-        x.reshape([
-            self.batch,
-            self.key_heads,
-            self.group() * self.s,
-            x.dims()[3],
-        ])
-    }
-
-    /// `a b^T` per key head.
-    fn products(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.fold(a)?
-            .matmul_as(&b.transpose(2, 3)?, compute_type([a]))?
-            .reshape(self.score_shape())
-    }
-
-    /// The factor on `b` of a product `scores b`.
-    fn folded_scores(&self, scores: &Tensor) -> Result<Tensor> {
-        scores.reshape([self.batch, self.key_heads, self.group() * self.s, self.t])
-    }
-
-    /// The scaled scores, minus infinity where the key is not seen.
-    fn scores(&self, q: &Tensor, k: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
-        let products = self.products(q, k)?;
-        let spread = |mask: &Tensor| {
-            mask.expand([self.batch, self.heads, self.s, self.t])?
-                .reshape(self.score_shape())
-        };
-        let mask = options.mask.as_ref().map(spread).transpose()?;
-        let expr = Expr::new(self.op, &[&products])
-            .maybe(&[mask.as_ref()])
-            .params(&[self.scale]);
-        let behind = Affine {
-            offset: self.t as i64 - self.s as i64,
-            strides: smallvec![0, 0, 0, 1, -1],
-        };
-        let expr = if options.causal {
-            expr.index(behind)
-        } else {
-            expr
-        };
-        expr.map(products.dtype(), |a| {
-            let score = a.x[0] * a.p[0];
-            let hidden = score.lit(f64::NEG_INFINITY);
-            let score = match a.maybe[0] {
-                Some(mask) if mask.kind() == Kind::Bool => mask.select(score, hidden),
-                Some(mask) => score + mask,
-                None => score,
-            };
-            a.i.first()
-                .map_or(score, |behind| behind.ge(0).select(score, hidden))
-        })
-    }
-
-    /// `exp(score - lse)`; zero for queries that see nothing.
-    fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
-        Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| {
-            a.x[1]
-                .eq(f64::NEG_INFINITY)
-                .select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp())
-        })
-    }
-
     /// The mask in the shape of the scores.
     #[track_caller]
     fn whole_mask(&self, options: &AttentionOptions) -> Result<Option<Tensor>> {
@@ -676,96 +533,6 @@ impl Sizes {
             .optional(6, &[mask.as_ref()])
             .run(local)?;
         Ok((out.remove(0), out.remove(0), out.remove(0)))
-    }
-
-    fn forward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<Attention> {
-        let kind = compute_type([q]);
-        let scores = self.scores(q, k, options)?;
-        let lse =
-            Expr::new(self.op, &[&scores])
-                .reduce(&[4], ReduceOp::LogSumExp, None, kind, |a| a.x[0])?;
-        let p = self.folded_scores(&self.probabilities(&scores, &lse)?)?;
-        let out = p
-            .matmul_as(&v.cast(kind)?, q.dtype())?
-            .reshape([self.batch, self.heads, self.s, self.dv])?;
-        Ok(Attention {
-            out,
-            lse: lse.reshape([self.batch, self.heads, self.s])?,
-        })
-    }
-
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        forward: &Attention,
-        grad: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        Ok(self
-            .gradients([q, k, v], forward, grad, None, options, None)?
-            .0)
-    }
-
-    /// The gradients of queries, keys and values, where the log-sum-exp may have a gradient of its
-    /// own, and that of a mask that was added.
-    fn gradients(
-        &self,
-        [q, k, v]: [&Tensor; 3],
-        forward: &Attention,
-        grad: &Tensor,
-        of_lse: Option<&Tensor>,
-        options: &AttentionOptions,
-        mask: Option<&Tensor>,
-    ) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
-        let kind = compute_type([q]);
-        let [b, h, g, s, t] = self.score_shape();
-        let (q, k, v, grad) = (
-            q.cast(kind)?,
-            k.cast(kind)?,
-            v.cast(kind)?,
-            grad.cast(kind)?,
-        );
-        let p = self.probabilities(
-            &self.scores(&q, &k, options)?,
-            &forward.lse.reshape([b, h, g, s, 1])?,
-        )?;
-        let inner = Expr::new(self.op, &[&grad, &forward.out])
-            .reduce(&[3], ReduceOp::Sum, None, kind, |a| a.x[0] * a.x[1])?
-            .reshape([b, h, g, s, 1])?;
-        let of_lse = of_lse.map(|g| g.reshape(inner.shape())).transpose()?;
-        let dp = self.products(&grad, &v)?;
-        let ds = |scale: f64| {
-            Expr::new(self.op, &[&p, &dp, &inner])
-                .maybe(&[of_lse.as_ref()])
-                .params(&[scale])
-                .map(kind, |a| {
-                    let change = a.x[1] - a.x[2];
-                    a.x[0] * a.maybe[0].map_or(change, |lse| change + lse) * a.p[0]
-                })
-        };
-        let of_mask = |mask: &Tensor| {
-            sum_to(self.op, &ds(1.0)?.reshape([b, h * g, s, t])?, mask.shape())?.cast(mask.dtype())
-        };
-        let of_mask = mask.map(of_mask).transpose()?;
-        let (p, ds) = (
-            self.folded_scores(&p)?,
-            self.folded_scores(&ds(self.scale)?)?,
-        );
-        let dtype = forward.out.dtype();
-        let dq = ds
-            .matmul_as(&k, dtype)?
-            .reshape([self.batch, self.heads, self.s, self.d])?;
-        let dk = ds.transpose(2, 3)?.matmul_as(&self.fold(&q)?, dtype)?;
-        let dv = p.transpose(2, 3)?.matmul_as(&self.fold(&grad)?, dtype)?;
-        Ok(((dq, dk, dv), of_mask))
     }
 
     /// The gradients of all operands of attention. What needs more than the kernel computes (a

@@ -1,7 +1,9 @@
 //! Normalisation: over trailing dimensions (layer, RMS), over groups of channels (group, instance),
 //! over the batch.
 
+mod batch;
 mod gradient;
+mod groups;
 
 use super::{
     OpInfo,
@@ -12,13 +14,13 @@ use super::{
 use crate::{
     Dims, Error, Result, Shape, Tensor,
     backend::{ReduceOp, RowOp},
-    grad::{Back, constant, record, record1},
-    ledger::on_behalf_of,
+    grad::{Back, record1},
     map::Val,
     spmd::{Call, plain, without_partials},
-    tensor::Outputs,
 };
+pub use batch::BatchNorm;
 use gradient::ForBackward;
+use groups::channel_groups;
 use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file. Where what is normalised over is cut, only means and variances cross.
@@ -152,75 +154,6 @@ impl Default for NormOptions<'_> {
     }
 }
 
-/// The output of batch normalisation in training, with what the running statistics need.
-#[derive(Clone, Debug)]
-pub struct BatchNorm {
-    /// The normalised input.
-    pub out: Tensor,
-    /// The mean of each channel.
-    pub mean: Tensor,
-    /// The variance of each channel, divided by the number of values: the one `out` was normalised
-    /// with.
-    pub var: Tensor,
-    /// Values per channel.
-    pub count: usize,
-}
-
-impl BatchNorm {
-    /// Running statistics after this batch: `(1 - momentum) * running + momentum * batch`. The
-    /// running variance takes the unbiased variance of the batch, which needs more than one value
-    /// per channel. They have no gradient.
-    #[track_caller]
-    pub fn update_running(
-        &self,
-        mean: &Tensor,
-        var: &Tensor,
-        momentum: f64,
-    ) -> Result<(Tensor, Tensor)> {
-        let op = "batch_norm_train";
-        if self.count < 2 {
-            return Err(Error::argument(
-                op,
-                "self",
-                "an unbiased variance needs more than one value per channel",
-            )
-            .of([&self.out]));
-        }
-        if !(0.0..=1.0).contains(&momentum) {
-            return Err(Error::argument(
-                op,
-                "momentum",
-                format!("momentum must be in 0..=1, got {momentum}"),
-            ));
-        }
-        check_float(op, &[mean, var])?;
-        let _scope = on_behalf_of(op, mean);
-        let mix = |running: &Tensor, batch: &Tensor, correction: f64| {
-            if running.shape() != batch.shape() {
-                return Err(Error::shape(
-                    op,
-                    [running, batch],
-                    format!(
-                        "running statistics must have shape {}, got {}",
-                        batch.shape(),
-                        running.shape()
-                    ),
-                ));
-            }
-            let weights = [1.0 - momentum, momentum * correction];
-            Expr::new(op, &[running, batch])
-                .params(&weights)
-                .map(running.dtype(), |a| a.x[0] * a.p[0] + a.x[1] * a.p[1])
-        };
-        constant(op, &[mean, var, &self.mean, &self.var], || {
-            Ok((
-                mix(mean, &self.mean, 1.0)?,
-                mix(var, &self.var, self.count as f64 / (self.count - 1) as f64)?,
-            ))
-        })
-    }
-}
-
 impl Tensor {
     /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (or several), whose
     /// shape the parameters have.
@@ -268,116 +201,6 @@ impl Tensor {
         let channels = self.dims().get(1).copied().unwrap_or(0);
         channel_groups(&INSTANCE, self, channels, options.parameters(), options.eps)
     }
-
-    /// Normalises `[n, c, ...]` with given statistics of each channel; all parameters are `[c]`.
-    #[track_caller]
-    pub fn batch_norm(
-        &self,
-        mean: &Tensor,
-        var: &Tensor,
-        options: &NormOptions<'_>,
-    ) -> Result<Tensor> {
-        let (
-            op,
-            NormOptions {
-                weight, bias, eps, ..
-            },
-        ) = ("batch_norm", *options);
-        options.check_dims(op)?;
-        check_channels(op, self, &[Some(mean), Some(var), weight, bias])?;
-        check_eps(op, eps)?;
-        let (mean, var) = (column(self, mean)?, column(self, var)?);
-        scale_channels(op, self, &mean, &var, [weight, bias], eps)
-    }
-
-    /// Normalises each channel of `[n, c, ...]` over the batch and all that follows the channel;
-    /// parameters are `[c]`.
-    #[track_caller]
-    pub fn batch_norm_train(&self, options: &NormOptions<'_>) -> Result<BatchNorm> {
-        let (
-            op,
-            NormOptions {
-                weight, bias, eps, ..
-            },
-        ) = ("batch_norm_train", *options);
-        options.check_dims(op)?;
-        check_channels(op, self, &[weight, bias])?;
-        check_eps(op, eps)?;
-        let channels = self.dims()[1];
-        let count = self.numel().checked_div(channels).unwrap_or(0);
-        if count == 0 && channels != 0 {
-            return Err(empty(op, self));
-        }
-        let tensors: SmallVec<[&Tensor; 3]> =
-            [self].into_iter().chain(weight).chain(bias).collect();
-        let run = || {
-            if plain(op, &tensors)? {
-                return train(op, self, count, [weight, bias], eps);
-            }
-            let part = |inputs: &[Tensor]| {
-                train(op, &inputs[0], count, given(inputs, 1, [weight, bias]), eps)
-            };
-            Call::of(&BATCH_TRAIN, &tensors)
-                .optional(1, &[weight, bias])
-                .run_or(|l| part(l.inputs), part)
-        };
-        let pull = |out: &Outputs| {
-            let axes: Dims = (0..self.rank()).filter(|d| *d != 1).collect();
-            let kept = ForBackward::new(op, self, [weight, bias], axes, false, eps);
-            let (mean, var) = (out[1].clone(), out[2].clone());
-            Ok(move |b: &Back<'_>| {
-                let x = &kept.x;
-                let [weight, bias] = [&kept.weight, &kept.bias]
-                    .map(|p| p.as_ref().map(|p| column(x, p)).transpose());
-                let (weight, bias) = (weight?, bias?);
-                let g = b
-                    .grad_of(0)
-                    .map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
-                let statistics = [column(x, &b.out(1, &mean))?, column(x, &b.out(2, &var))?];
-                let further =
-                    [b.grad_of(1), b.grad_of(2)].map(|g| g.map(|g| column(x, g)).transpose());
-                let [of_mean, of_var] = further;
-                kept.pull(
-                    b,
-                    x,
-                    [weight.as_ref(), bias.as_ref()],
-                    &g,
-                    Some(statistics),
-                    [of_mean?, of_var?],
-                )
-            })
-        };
-        let mut out = record(op, &tensors, run, pull)?.into_iter();
-        match (out.next(), out.next(), out.next()) {
-            (Some(out), Some(mean), Some(var)) => Ok(BatchNorm {
-                out,
-                mean,
-                var,
-                count,
-            }),
-            _ => Err(empty(op, self)),
-        }
-    }
-}
-
-/// The output, mean and variance of batch normalisation in training.
-#[track_caller]
-fn train(
-    op: &'static str,
-    x: &Tensor,
-    count: usize,
-    parameters: [Option<&Tensor>; 2],
-    eps: f64,
-) -> Result<Outputs> {
-    let axes: Dims = (0..x.rank()).filter(|d| *d != 1).collect();
-    let mean = mean(op, x, &axes, count)?;
-    let var = variance(op, x, Some(&mean), &axes, count)?;
-    let out = scale_channels(op, x, &mean, &var, parameters, eps)?;
-    Ok(smallvec![
-        out,
-        mean.reshape([x.dims()[1]])?,
-        var.reshape([x.dims()[1]])?
-    ])
 }
 
 /// The mean over `axes`, which have `n` elements together and stay with size 1.
@@ -664,165 +487,10 @@ fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) 
     }
 }
 
-/// A norm over each of `groups` runs of channels and all that follows; the rule says which of them
-/// may be cut.
-#[track_caller]
-fn channel_groups(
-    info: &'static OpInfo,
-    x: &Tensor,
-    groups: usize,
-    parameters: [Option<&Tensor>; 2],
-    eps: f64,
-) -> Result<Tensor> {
-    let op = info.name;
-    check_channels(op, x, &parameters)?;
-    let channels = x.dims()[1];
-    let per_sample = Shape::from(&x.dims()[1..]).checked_numel(op)?;
-    if per_sample == 0 {
-        return Err(empty(op, x));
-    }
-    if groups == 0 || !channels.is_multiple_of(groups) {
-        return Err(Error::argument(
-            op,
-            "groups",
-            format!(
-                "{groups} groups do not divide the {channels} channels of {}",
-                x.shape()
-            ),
-        )
-        .of([x]));
-    }
-    check_eps(op, eps)?;
-    let tensors: SmallVec<[&Tensor; 3]> = [x]
-        .into_iter()
-        .chain(parameters.into_iter().flatten())
-        .collect();
-    let run = || group_values(info, x, groups, parameters, eps, &tensors);
-    record1(op, &tensors, run, |_| {
-        let kept = ForBackward::new(op, x, parameters, (2..=x.rank()).collect(), false, eps);
-        Ok(move |b: &Back<'_>| {
-            let (apart, beside) = apart(&kept.x, groups);
-            let [weight, bias] = [&kept.weight, &kept.bias]
-                .map(|p| p.as_ref().map(|p| p.reshape(&beside)).transpose());
-            let (weight, bias) = (weight?, bias?);
-            kept.pull(
-                b,
-                &kept.x.reshape(&apart)?,
-                [weight.as_ref(), bias.as_ref()],
-                b.grad()?,
-                None,
-                [None, None],
-            )
-        })
-    })
-}
-
-/// The shapes of an input `[n, c, ...]` whose channels are taken apart into groups, and of
-/// parameters beside it.
-fn apart(x: &Tensor, groups: usize) -> (Shape, Shape) {
-    let (channels, rest) = (x.dims()[1], &x.dims()[2..]);
-    let each = channels / groups;
-    (
-        [x.dims()[0], groups, each]
-            .iter()
-            .chain(rest)
-            .copied()
-            .collect(),
-        [groups, each]
-            .into_iter()
-            .chain(rest.iter().map(|_| 1))
-            .collect(),
-    )
-}
-
-/// [`channel_groups`], checked.
-#[track_caller]
-fn group_values(
-    info: &'static OpInfo,
-    x: &Tensor,
-    groups: usize,
-    parameters: [Option<&Tensor>; 2],
-    eps: f64,
-    tensors: &[&Tensor],
-) -> Result<Tensor> {
-    let (op, [weight, bias]) = (info.name, parameters);
-    let channels = x.dims()[1];
-    if plain(op, tensors)? {
-        let inner = x.dims()[2..].iter().product();
-        return run(
-            x,
-            Norm {
-                rms: false,
-                eps,
-                weight,
-                bias,
-                groups,
-                channels: channels / groups,
-                inner,
-            },
-        );
-    }
-    let local = |x: &Tensor, inputs: &[Tensor]| {
-        if x.numel() == 0 {
-            return Ok(x.clone());
-        }
-        // Every rank has whole groups.
-        let groups = x.dims()[1] / (channels / groups);
-        channel_groups(info, x, groups, given(inputs, 1, parameters), eps)
-    };
-    let cut = |inputs: &[Tensor]| {
-        let (apart, beside) = apart(x, groups);
-        let [weight, bias] =
-            given(inputs, 1, parameters).map(|p| p.map(|p| p.reshape(&beside)).transpose());
-        let (weight, bias) = (weight?, bias?);
-        let axes: Dims = (2..=x.rank()).collect();
-        let out = normalised(
-            op,
-            &inputs[0].reshape(apart)?,
-            &axes,
-            false,
-            eps,
-            [weight.as_ref(), bias.as_ref()],
-        )?;
-        out.reshape(x.shape())
-    };
-    Call::of(info, tensors)
-        .optional(1, &parameters)
-        .size('g', groups)
-        .run1_or(|l| local(&l[0], l.inputs), cut)
-}
-
 /// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.
 #[track_caller]
 fn column(x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
     let mut shape: Dims = smallvec![1; x.rank() - 1];
     shape[0] = x.dims()[1];
     parameter.reshape(shape)
-}
-
-/// `(x - mean) / sqrt(var + eps) * weight + bias` with statistics that broadcast and parameters
-/// `[c]` of an input `[n, c, ...]`.
-#[track_caller]
-fn scale_channels(
-    op: &'static str,
-    x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    parameters: [Option<&Tensor>; 2],
-    eps: f64,
-) -> Result<Tensor> {
-    // Not in a closure, which would not know who called.
-    let mut columns = [None, None];
-    for (column_of, parameter) in columns.iter_mut().zip(parameters) {
-        if let Some(parameter) = parameter {
-            *column_of = Some(column(x, parameter)?);
-        }
-    }
-    let [weight, bias] = columns;
-    let out = Expr::new(op, &[x, var])
-        .maybe(&[Some(mean), weight.as_ref(), bias.as_ref()])
-        .params(&[eps]);
-    out.map(x.dtype(), |a| {
-        scaled(centered(a) / (a.x[1] + a.p[0]).sqrt(), a)
-    })
 }

@@ -1,0 +1,167 @@
+//! The gradients of products.
+
+use super::product;
+use crate::{
+    DType, Dims, Result, Shape, Tensor,
+    backend::ReduceOp,
+    grad::{Back, Pulled, is_recording},
+    ops::{OpInfo, RuleForm, expr::Expr, op, sum_to},
+    spmd::{Call, Local, plain, rule::Wanted},
+    tensor::Outputs,
+};
+use smallvec::smallvec;
+
+/// From the gradient of the result, the weight and the input, those of the input and the weight.
+const LINEAR_PULL: OpInfo = op(
+    "linear_pull",
+    "...n, nk, ...k -> ...k, nk ; reduce n ... sum ; linear 0",
+);
+
+/// From the gradient of the result, the right and the left factor, those of the left and the right:
+/// of one matrix for a whole stack, and of a stack.
+const PRODUCT_PULL: OpInfo = OpInfo::new(
+    "product_pull",
+    RuleForm::Variants(&[
+        "...mn, kn, ...mk -> ...mk, kn ; reduce n m ... sum ; linear 0",
+        "...mn, ...kn, ...mk -> ...mk, ...kn ; reduce n m sum ; linear 0",
+    ]),
+);
+
+/// The product `a b` as the gradient of `of`: in its dtype, summed over the dimensions of the batch
+/// along which it was repeated.
+#[track_caller]
+pub(super) fn factor_gradient(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    of: &Tensor,
+) -> Result<Tensor> {
+    sum_to(op, &product_as(op, a, b, of.dtype())?, of.shape())
+}
+
+/// The product in a float dtype of any width.
+#[track_caller]
+pub(super) fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    let common = a.dtype().promote(b.dtype());
+    let store = if common.kind() == dtype.kind() {
+        dtype
+    } else {
+        common
+    };
+    product(op, a, b, store)?.cast(dtype)
+}
+
+/// An einsum in a float dtype of any width.
+#[track_caller]
+pub(super) fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor> {
+    Tensor::einsum(equation, tensors)?.cast(dtype)
+}
+
+/// Both gradients of a product on a mesh in one call: the gradient of the result and both factors
+/// are brought once, to where it costs least for both. Not where only one is wanted, where the pass
+/// is recorded, or where dtypes differ, so that parts of a sum would be rounded one by one.
+#[track_caller]
+fn pull_both(
+    op: &'static str,
+    back: &Back<'_>,
+    (info, variant): (&'static OpInfo, usize),
+    [gradient, left, right]: [&Tensor; 3],
+    local: impl Fn(&Local<'_>) -> Result<Outputs>,
+) -> Result<Option<[Tensor; 2]>> {
+    let operands = [gradient, right, left];
+    let differ = operands.iter().any(|t| t.dtype() != gradient.dtype());
+    if differ || is_recording(&operands) || plain(op, &operands)? {
+        return Ok(None);
+    }
+    let wanted = |i| {
+        let (sharding, shared_by) = back.place(i)?;
+        Some(Wanted {
+            sharding,
+            shared_by,
+        })
+    };
+    let call = Call::of(info, &operands)
+        .on_behalf_of(op)
+        .variant(variant)
+        .wanted([wanted(0), wanted(1)]);
+    let mut out = call.run(local)?.into_iter();
+    Ok(out.next().zip(out.next()).map(Into::into))
+}
+
+/// The gradients of [`Tensor::linear`] where both factors want one on a mesh.
+#[track_caller]
+pub(super) fn linear_pull(
+    back: &Back<'_>,
+    gradient: &Tensor,
+    weight: &Tensor,
+    x: &Tensor,
+    bias: Option<&(Shape, DType)>,
+) -> Result<Option<Pulled>> {
+    let op = "linear";
+    if !(back.needs(0) && back.needs(1)) || x.rank() < 2 {
+        return Ok(None);
+    }
+    let local = |l: &Local<'_>| {
+        let (gradient, weight, x) = (&l[0], &l[1], &l[2]);
+        Ok(smallvec![
+            product_as(op, gradient, weight, x.dtype())?,
+            einsum_as("...o,...i->oi", &[gradient, x], weight.dtype())?,
+        ])
+    };
+    let both = pull_both(op, back, (&LINEAR_PULL, 0), [gradient, x, weight], local)?;
+    let Some([first, second]) = both else {
+        return Ok(None);
+    };
+    let mut pulled: Pulled = smallvec![Some(first), Some(second)];
+    if let Some(bias) = bias {
+        pulled.push(back.wanted(2, || bias_gradient(gradient, bias))?);
+    }
+    Ok(Some(pulled))
+}
+
+/// The gradient of a bias of this shape and dtype.
+#[track_caller]
+pub(super) fn bias_gradient(gradient: &Tensor, (shape, dtype): &(Shape, DType)) -> Result<Tensor> {
+    let rows: Dims = (0..gradient.rank() - 1).collect();
+    Expr::new("linear", &[gradient])
+        .reduce(&rows, ReduceOp::Sum, None, *dtype, |a| a.x[0])?
+        .reshape(shape)
+}
+
+/// Both gradients of a product of matrices, or of stacks of matrices, on a mesh.
+#[track_caller]
+pub(super) fn product_pull(
+    op: &'static str,
+    back: &Back<'_>,
+    gradient: &Tensor,
+    left: &Tensor,
+    right: &Tensor,
+) -> Result<Option<Pulled>> {
+    let (one, same) = (
+        right.rank() == 2,
+        left.dims()[..left.rank() - 2] == right.dims()[..right.rank() - 2],
+    );
+    if !(back.needs(0) && back.needs(1)) || !(one || same) {
+        return Ok(None);
+    }
+    let local = |l: &Local<'_>| {
+        let (gradient, right, left) = (&l[0], &l[1], &l[2]);
+        let second = if one {
+            einsum_as("...mk,...mn->kn", &[left, gradient], right.dtype())?
+        } else {
+            product_as(op, &left.t()?, gradient, right.dtype())?
+        };
+        Ok(smallvec![
+            product_as(op, gradient, &right.t()?, left.dtype())?,
+            second
+        ])
+    };
+    let both = pull_both(
+        op,
+        back,
+        (&PRODUCT_PULL, usize::from(!one)),
+        [gradient, left, right],
+        local,
+    )?;
+    Ok(both.map(|[first, second]| smallvec![Some(first), Some(second)]))
+}
