@@ -20,17 +20,16 @@
 //! leaves partial sums; `stats r` combines one result for each part (positions, log-sum-exp), or
 //! runs the reductions that the op is made of.
 
+mod moments;
+mod positions;
 mod sharded;
 
 use super::{
     COUNTS, Map, OpInfo, POSITIONS, PadMode, TRUTH,
     elementwise::{Key, Slot, cached},
     expr::Expr,
-    index::picked,
-    map1, need_float_math, same_device,
-    similarity::unless_zero,
+    need_float_math, same_device,
 };
-use crate::ops::Order;
 use crate::{
     DType, Dims, Error, MapProgram, Reduction, Result, Scalar, Shape, Tensor,
     backend::{ReduceCall, ReduceOp},
@@ -390,61 +389,6 @@ fn others(x: &Tensor, axes: &[usize]) -> Result<Tensor> {
         .movedim(&last, &from)
 }
 
-/// Position of an extreme along one axis, or in the flattened tensor.
-#[track_caller]
-fn position(
-    x: &Tensor,
-    op: &'static str,
-    axis: Option<i64>,
-    keepdim: bool,
-    reduce: ReduceOp,
-) -> Result<Tensor> {
-    let axes: Dims = match axis {
-        Some(axis) => smallvec::smallvec![x.shape().axis(op, axis)?],
-        None => (0..x.rank()).collect(),
-    };
-    // Bools are compared as integers.
-    let dtype = if x.dtype() == DType::Bool {
-        DType::I32
-    } else {
-        x.dtype()
-    };
-    let program = front(op, x.dtype(), dtype, |v| v)?;
-    Reduce {
-        op,
-        program: &program,
-        operands: &[x],
-        params: &[],
-        axes: &axes,
-        keepdim,
-        reduce,
-        scale: None,
-        dtype: DType::I32,
-        linear: false,
-    }
-    .run()
-}
-
-/// An extreme along one axis and its position, which gets its gradient.
-#[track_caller]
-fn extreme(
-    x: &Tensor,
-    op: &'static str,
-    position_op: &'static str,
-    axis: i64,
-    keepdim: bool,
-    (value_of, position_of): (ReduceOp, ReduceOp),
-) -> Result<(Tensor, Tensor)> {
-    picked(op, x, x.shape().axis(op, axis)?, keepdim, || {
-        let axes = [x.shape().axis(op, axis)?];
-        let x = settled(op, x, &axes, Combine::Statistics(2))?;
-        Ok((
-            as_is(&x, op, &[axis], keepdim, value_of, x.dtype())?,
-            position(&x, position_op, Some(axis), keepdim, position_of)?,
-        ))
-    })
-}
-
 /// A tensor with nothing partial, for several steps that read it all to reduce it over `axes`:
 /// combined once, and cut as the reduction would have it cut.
 #[track_caller]
@@ -483,54 +427,6 @@ fn mean(
         operands: &[x],
         params: &[],
         axes,
-        keepdim,
-        reduce: ReduceOp::Sum,
-        scale,
-        dtype,
-        linear: false,
-    }
-    .run()
-}
-
-/// Variance with a chosen result dtype: the mean first, then the squares of the differences in one
-/// pass.
-#[track_caller]
-fn variance(
-    x: &Tensor,
-    op: &'static str,
-    axes: &[i64],
-    keepdim: bool,
-    correction: usize,
-    dtype: DType,
-) -> Result<Tensor> {
-    let (axes, wide) = (x.shape().axes(op, axes)?, wide(x.dtype()));
-    // The mean of what is partial is partial, but the differences need both.
-    let x = &settled(op, x, &axes, Combine::By(Reduction::Sum, false))?;
-    let mean = mean(x, op, &axes, true, wide)?;
-    let slots = [
-        Slot::Load(x.dtype()),
-        Slot::Load(wide),
-        Slot::Empty,
-        Slot::Empty,
-    ];
-    let program = cached(
-        Key {
-            op: "var",
-            dtype,
-            slots,
-        },
-        |b| {
-            let difference = b.load(x.dtype()).cast(wide) - b.load(wide);
-            b.finish(&[(difference * difference, dtype)])
-        },
-    )?;
-    let scale = Some(1.0 / (extent(x, &axes) - correction as f64).max(0.0));
-    Reduce {
-        op,
-        program: &program,
-        operands: &[x, &mean],
-        params: &[],
-        axes: &axes,
         keepdim,
         reduce: ReduceOp::Sum,
         scale,
@@ -696,189 +592,5 @@ impl Tensor {
             ReduceOp::LogSumExp,
             wide(self.dtype()),
         )
-    }
-
-    /// The `p`-norm `sum(|x|^p)^(1/p)`; for `p = 0` the number of values that are not zero, for an
-    /// infinite `p` the largest absolute value, for minus infinity the smallest. Integers and bools
-    /// give `f32`.
-    #[track_caller]
-    pub fn norm(&self, p: f64, axes: &[i64], keepdim: bool) -> Result<Tensor> {
-        let op = "norm";
-        if p.is_nan() {
-            return Err(Error::argument(
-                op,
-                "p",
-                "p is NaN, it must be a number or an infinity",
-            ));
-        }
-        let axes = self.shape().axes(op, axes)?;
-        let (from, to, wide) = (self.dtype(), self.dtype().to_float(), wide(self.dtype()));
-        let (program, reduce, root) = match p {
-            f64::INFINITY => (
-                front("norm: |x|", from, to, |v| v.abs())?,
-                ReduceOp::Max,
-                None,
-            ),
-            f64::NEG_INFINITY => (
-                front("norm: |x|", from, to, |v| v.abs())?,
-                ReduceOp::Min,
-                None,
-            ),
-            0.0 => (
-                front("norm: x != 0", from, to, |v| {
-                    v.ne(0.0).select(v.lit(1.0), v.lit(0.0))
-                })?,
-                ReduceOp::Sum,
-                None,
-            ),
-            1.0 => (
-                front("norm: |x|", from, to, |v| v.abs())?,
-                ReduceOp::Sum,
-                None,
-            ),
-            2.0 => (
-                front("norm: x^2", from, to, |v| v * v)?,
-                ReduceOp::Sum,
-                Some(front("norm: root", wide, to, |v| unless_zero(v, v.sqrt()))?),
-            ),
-            _ => {
-                fn power(v: Val<'_>) -> Val<'_> {
-                    v.pow(v.builder().param(v.kind().dtype()))
-                }
-                fn positive(v: Val<'_>) -> Val<'_> {
-                    unless_zero(v, power(v))
-                }
-                if p > 0.0 {
-                    let powers = front("norm: |x|^p, p > 0", from, to, |v| positive(v.abs()))?;
-                    (
-                        powers,
-                        ReduceOp::Sum,
-                        Some(front("norm: x^p, p > 0", wide, to, positive)?),
-                    )
-                } else {
-                    (
-                        front("norm: |x|^p", from, to, |v| power(v.abs()))?,
-                        ReduceOp::Sum,
-                        Some(front("norm: x^p", wide, to, power)?),
-                    )
-                }
-            }
-        };
-        let (p, inverse) = ([Scalar::Float(p)], [Scalar::Float(1.0 / p)]);
-        let dtype = if root.is_some() { wide } else { to };
-        let params = &p[..program.params.len()];
-        let sum = Reduce {
-            op,
-            program: &program,
-            operands: &[self],
-            params,
-            axes: &axes,
-            keepdim,
-            reduce,
-            scale: None,
-            dtype,
-            linear: false,
-        }
-        .run()?;
-        match root {
-            Some(root) => map1(op, &root, &[&sum], &inverse[..root.params.len()]),
-            None => Ok(sum),
-        }
-    }
-
-    /// Variance: the sum of squared differences from the mean, divided by `n - correction` (1 for a
-    /// sample, 0 for a whole population). NaN where nothing is left to divide by. Integers and
-    /// bools give `f32`.
-    #[track_caller]
-    pub fn var(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
-        variance(
-            self,
-            "var",
-            axes,
-            keepdim,
-            correction,
-            self.dtype().to_float(),
-        )
-    }
-
-    /// Standard deviation: the root of [`var`](Self::var).
-    #[track_caller]
-    pub fn std(&self, axes: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
-        let (wide, to) = (wide(self.dtype()), self.dtype().to_float());
-        let variance = variance(self, "std", axes, keepdim, correction, wide)?;
-        let root = front("std", wide, to, |v| unless_zero(v, v.sqrt()))?;
-        map1("std", &root, &[&variance], &[])
-    }
-
-    /// Position (`i32`) of the first largest value along an axis, or in the flattened tensor. The
-    /// first NaN counts as largest.
-    #[track_caller]
-    pub fn argmax(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
-        position(self, "argmax", axis, keepdim, ReduceOp::ArgMax)
-    }
-
-    /// Position (`i32`) of the first smallest value along an axis, or in the flattened tensor. The
-    /// first NaN counts as smallest.
-    #[track_caller]
-    pub fn argmin(&self, axis: Option<i64>, keepdim: bool) -> Result<Tensor> {
-        position(self, "argmin", axis, keepdim, ReduceOp::ArgMin)
-    }
-
-    /// The largest value along an axis, and the position (`i32`) where it first occurs.
-    #[track_caller]
-    pub fn max_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        extreme(
-            self,
-            "max_with_indices",
-            "argmax",
-            axis,
-            keepdim,
-            (ReduceOp::Max, ReduceOp::ArgMax),
-        )
-    }
-
-    /// The smallest value along an axis, and the position (`i32`) where it first occurs.
-    #[track_caller]
-    pub fn min_with_indices(&self, axis: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        extreme(
-            self,
-            "min_with_indices",
-            "argmin",
-            axis,
-            keepdim,
-            (ReduceOp::Min, ReduceOp::ArgMin),
-        )
-    }
-
-    /// The middle value along an axis, or of the flattened tensor, and its position (`i32`). Of an
-    /// even number of values it is the lower of the two in the middle. If any value is NaN, it is
-    /// the first NaN. An empty axis has none, which is an error.
-    #[track_caller]
-    pub fn median(&self, axis: Option<i64>, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let op = "median";
-        let Some(axis) = axis else {
-            let (values, positions) = self.reshape([self.numel()])?.median(Some(0), false)?;
-            let shape = reduced_shape(self.shape(), &self.shape().axes(op, &[])?, keepdim);
-            return Ok((values.reshape(&shape)?, positions.reshape(&shape)?));
-        };
-        let at = self.shape().axis(op, axis)?;
-        let Some(last) = self.dims()[at].checked_sub(1) else {
-            return Err(Error::argument(op, "axis", "an empty axis has no median").of([self]));
-        };
-        picked(op, self, at, keepdim, || {
-            let mut positions = self
-                .argsort(axis, Order::Ascending)?
-                .narrow(axis, last / 2, 1)?;
-            if self.dtype().is_float() && self.numel() > 0 {
-                let (largest, first) = self.max_with_indices(axis, true)?;
-                positions = largest.isnan()?.where_(&first, &positions)?;
-            }
-            let values = self.take_along_axis(axis, &positions)?;
-            if keepdim {
-                Ok((values, positions))
-            } else {
-                Ok((values.squeeze(&[axis])?, positions.squeeze(&[axis])?))
-            }
-        })
     }
 }
