@@ -13,4 +13,6 @@ mod movement;
 mod nn;
 mod random;
 mod reductions;
+mod scatter;
+mod sort;
 mod views;
