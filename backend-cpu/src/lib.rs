@@ -33,7 +33,7 @@ mod testing;
 
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Device, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers},
+    backend::{BoxFuture, Buffers, HostMemory},
 };
 use memory::{MAX_BYTES, Memory, NAME, bytes_of};
 use smallvec::smallvec;
@@ -130,6 +130,10 @@ impl Backend for CpuBackend {
 
     fn in_place<'b>(&self, buffer: &'b Buffer) -> Option<&'b [u8]> {
         bytes_of(buffer).ok()
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Option<Box<dyn HostMemory>>> {
+        Ok(Some(Box::new(Memory::new(bytes)?)))
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

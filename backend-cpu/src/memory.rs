@@ -2,7 +2,7 @@
 //! is not enough.
 
 use crate::element::{Held, is_held_as_stored, store};
-use anymesh_kernel::{Buffer, DType, Error, Result};
+use anymesh_kernel::{Buffer, DType, Error, Result, backend::HostMemory};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::sync::{Mutex, PoisonError};
 
@@ -81,6 +81,16 @@ impl Memory {
     pub(crate) fn buffer(self) -> Buffer {
         let bytes = self.len;
         Buffer::new(self, bytes)
+    }
+}
+
+impl HostMemory for Memory {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+
+    fn into_buffer(self: Box<Self>) -> Buffer {
+        self.buffer()
     }
 }
 

@@ -311,7 +311,7 @@ fn a_process_that_never_comes_is_named_and_the_next_save_is_not_in_the_way() {
         .expect("one process")
         .expect_err("the other is not there");
     assert!(
-        matches!(&error, Error::Core(anymesh_core::Error::Timeout { missing, .. }) if missing == &[2, 3]),
+        matches!(&error, Error::Core(anymesh_core::Error::Timeout { missing, .. }) if **missing == [2, 3]),
         "{error}"
     );
     assert!(latest(&root).expect("readable").is_none());

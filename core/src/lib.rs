@@ -35,12 +35,12 @@ mod watch;
 
 pub use anymesh_kernel::{
     Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,
-    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, Result,
+    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall, Result,
     Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;
-pub use mesh::Mesh;
+pub use mesh::{Machine, Mesh};
 pub use meta::meta;
 pub use nested::Nested;
 pub use ops::elementwise::Arg;

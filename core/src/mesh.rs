@@ -66,6 +66,30 @@ enum Ids {
     Named(Vec<usize>),
 }
 
+/// What a mesh is made on: a device, which simulates all ranks, or the processes of a cluster.
+pub trait Machine {
+    /// A mesh with these axes, written `dp=2, tp=4`.
+    fn mesh(&self, axes: &str) -> Result<Mesh>;
+}
+
+impl Machine for Device {
+    fn mesh(&self, axes: &str) -> Result<Mesh> {
+        Mesh::simulated(parse_axes(axes)?, self)
+    }
+}
+
+impl<T: Machine + ?Sized> Machine for &T {
+    fn mesh(&self, axes: &str) -> Result<Mesh> {
+        (**self).mesh(axes)
+    }
+}
+
+impl<T: Machine + ?Sized> Machine for Arc<T> {
+    fn mesh(&self, axes: &str) -> Result<Mesh> {
+        (**self).mesh(axes)
+    }
+}
+
 /// The largest number of ranks of a mesh that fits in one process or one description.
 const MAX_RANKS: usize = 1 << 20;
 
@@ -87,10 +111,50 @@ impl Mesh {
         }))
     }
 
-    /// A simulated mesh: every rank on one device of this process. Axes are written `dp=2, tp=4`,
-    /// major first.
-    pub fn new(axes: &str, device: &Device) -> Result<Self> {
-        Self::simulated(parse_axes(axes)?, device)
+    /// A mesh on a machine. Axes are written `dp=2, tp=4`, major first. On a device it is simulated:
+    /// every rank is on that device of this process. On a cluster the ranks are spread over its
+    /// processes.
+    pub fn new(axes: &str, machine: &impl Machine) -> Result<Self> {
+        machine.mesh(axes)
+    }
+
+    /// A mesh over several processes, as one of them sees it: `ids` names every rank the same way in
+    /// every process and in every mesh, `here` has the ranks of this process with their devices, and
+    /// `transport` reaches the others. Every process makes the same mesh. Programs have this done by
+    /// a cluster, which is a [`Machine`].
+    pub fn spread(
+        axes: &str,
+        ids: &[usize],
+        here: &[(usize, Device)],
+        transport: Arc<dyn Transport>,
+    ) -> Result<Self> {
+        let axes = parse_axes(axes)?;
+        let ranks = check_axes(&axes)?;
+        let mut sorted = ids.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if ids.len() != ranks || sorted.len() != ranks {
+            let detail = format!("{ranks} ranks need as many different names, got {ids:?}");
+            return Err(Error::mesh(&axes, detail));
+        }
+        let mut local: SmallVec<[(usize, Local); 1]> = here
+            .iter()
+            .map(|(rank, device)| (*rank, Local::Mesh(Mesh::single(device))))
+            .collect();
+        local.sort_by_key(|(rank, _)| *rank);
+        let twice = local.windows(2).any(|pair| pair[0].0 == pair[1].0);
+        if twice || local.last().is_some_and(|(rank, _)| *rank >= ranks) {
+            let told: Vec<usize> = local.iter().map(|(rank, _)| *rank).collect();
+            let detail = format!("the ranks of this process are {told:?}, out of 0..{ranks}");
+            return Err(Error::mesh(&axes, detail));
+        }
+        Ok(Self::assemble(MeshData {
+            has_values: here.iter().all(|(_, device)| device.has_values()),
+            ids: Ids::Named(ids.to_vec()),
+            local,
+            transport: Some(transport),
+            ..MeshData::counted(axes, ranks)
+        }))
     }
 
     /// A mesh with a device for each rank, all in this process. The same device may serve several

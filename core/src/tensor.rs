@@ -302,6 +302,18 @@ impl Tensor {
         Self::assemble(None, dtype, Layout::contiguous(shape), Mesh::single(device))
     }
 
+    /// A plain dense tensor of memory that was filled from outside.
+    pub(crate) fn of_memory(buffer: Buffer, dtype: DType, shape: Shape, device: &Device) -> Self {
+        let layout = Layout::contiguous(shape);
+        Self::assemble(Some(buffer), dtype, layout, Mesh::single(device))
+    }
+
+    /// Where the elements of a plain tensor are; `None` where it has none.
+    pub(crate) fn memory(&self) -> Option<(&Buffer, &Layout)> {
+        let shard = self.shard();
+        Some((shard.buffer.as_ref()?, &shard.layout))
+    }
+
     /// A tensor of a device without values, where `mesh` is that device: what a rank would receive.
     pub(crate) fn placeholder(dtype: DType, shape: &Shape, mesh: &Mesh) -> Result<Self> {
         let (device, elements) = (mesh.device(0), shape.checked_numel("placeholder")?);

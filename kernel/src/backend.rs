@@ -40,6 +40,15 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 #[cfg(target_family = "wasm")]
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// Memory of the host that is to be a buffer. See [`Backend::host_memory`].
+pub trait HostMemory: Debug + Send {
+    /// All of it, with any contents.
+    fn bytes(&mut self) -> &mut [u8];
+
+    /// The buffer.
+    fn into_buffer(self: Box<Self>) -> Buffer;
+}
+
 /// What a device can do. Asked before any launch, so that what is missing is a typed error and not
 /// a driver's.
 #[derive(Clone, Debug)]
@@ -88,6 +97,12 @@ pub trait Backend: Debug + Send + Sync {
     /// The bytes of a buffer where they are, on devices whose memory the host can read at any time.
     fn in_place<'b>(&self, _buffer: &'b Buffer) -> Option<&'b [u8]> {
         None
+    }
+
+    /// Host memory of this size that becomes a buffer without another copy once it is filled, where
+    /// the device's memory is the host's; `None` where bytes are [uploaded](Backend::upload).
+    fn host_memory(&self, _bytes: usize) -> Result<Option<Box<dyn HostMemory>>> {
+        Ok(None)
     }
 
     /// Waits until everything queued is done; returns any fault.

@@ -9,7 +9,7 @@ pub use profile::{Profiling, Timing};
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
-    backend::{BoxFuture, Buffers, Kernel, MemoryUse, Meter, Views},
+    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, Views},
 };
 use std::{ops::Range, sync::Arc};
 
@@ -85,6 +85,27 @@ impl Device {
         let mut buffer = self.backend().upload(bytes)?;
         buffer.count(&self.0.memory);
         Ok(buffer)
+    }
+
+    /// Memory of the host for a buffer that comes from elsewhere, such as another process.
+    pub fn receive(&self, bytes: usize) -> Result<Receiving> {
+        let place = match self.backend().host_memory(bytes)? {
+            Some(memory) => Place::Taken(memory),
+            None => {
+                let mut copied = Vec::new();
+                let no_memory = |_| Error::OutOfMemory {
+                    device: "the host".into(),
+                    bytes: bytes as u64,
+                };
+                copied.try_reserve_exact(bytes).map_err(no_memory)?;
+                copied.resize(bytes, 0);
+                Place::Copied(copied)
+            }
+        };
+        Ok(Receiving {
+            device: self.clone(),
+            place,
+        })
     }
 
     /// Whether its tensors have values. On a device without them ops are checked, planned and
@@ -213,6 +234,43 @@ impl std::fmt::Display for Device {
     }
 }
 
+/// Host memory that is filled and then becomes a buffer of a device: [`Device::receive`].
+#[derive(Debug)]
+pub struct Receiving {
+    device: Device,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// The buffer's own memory.
+    Taken(Box<dyn HostMemory>),
+    /// What will be uploaded.
+    Copied(Vec<u8>),
+}
+
+impl Receiving {
+    /// All of it; whoever receives writes every byte.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.place {
+            Place::Taken(memory) => memory.bytes(),
+            Place::Copied(bytes) => bytes,
+        }
+    }
+
+    /// The buffer.
+    pub fn finish(self) -> Result<Buffer> {
+        match self.place {
+            Place::Taken(memory) => {
+                let mut buffer = memory.into_buffer();
+                buffer.count(&self.device.0.memory);
+                Ok(buffer)
+            }
+            Place::Copied(bytes) => self.device.upload(&bytes),
+        }
+    }
+}
+
 /// See [`Device::decorated`].
 struct Decorated<F> {
     inner: Device,
@@ -252,6 +310,10 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
 
     fn in_place<'b>(&self, buffer: &'b Buffer) -> Option<&'b [u8]> {
         self.inner.backend().in_place(buffer)
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Option<Box<dyn HostMemory>>> {
+        self.inner.backend().host_memory(bytes)
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

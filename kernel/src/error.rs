@@ -56,6 +56,17 @@ impl From<(DType, &Shape)> for OperandType {
     }
 }
 
+/// A call that one rank of several made.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RankCall {
+    /// Who.
+    pub rank: usize,
+    /// The op or collective, with what tells it from others of its kind.
+    pub op: String,
+    /// The line that called it.
+    pub caller: String,
+}
+
 /// The type as text: `f32[8@dp, 4]{sum:tp}`.
 impl fmt::Display for OperandType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -264,7 +275,7 @@ pub enum Error {
     },
     /// Ranks that did not answer in time.
     #[error(
-        "{op}: ranks {missing:?} did not answer within {seconds} s: check that they are alive and run the same program"
+        "{op}: ranks {missing:?} did not answer within {seconds} s: check that they are alive and run the same program{detail}"
     )]
     Timeout {
         /// The collective.
@@ -272,7 +283,41 @@ pub enum Error {
         /// The deadline.
         seconds: f64,
         /// Who is missing.
-        missing: Vec<usize>,
+        missing: Box<[usize]>,
+        /// What else is known, such as the last call that each of them finished; empty, or a text
+        /// that goes on from the message.
+        detail: String,
+    },
+    /// Processes that are gone: they died, or left while others still waited for them.
+    #[error(
+        "{op}: {detail}: what was not saved on ranks {ranks:?} is lost; rebuild the mesh without them, or start again from the last checkpoint"
+    )]
+    Lost {
+        /// The collective.
+        op: &'static str,
+        /// Their ranks.
+        ranks: Box<[usize]>,
+        /// Which processes, and how it was noticed.
+        detail: String,
+    },
+    /// An error that a process at the other end had, and this one had not.
+    #[error("{op}: rank {rank} failed and the others stop with it: {error}")]
+    Elsewhere {
+        /// What this process was doing.
+        op: &'static str,
+        /// Who failed.
+        rank: usize,
+        /// Its error.
+        error: String,
+    },
+    /// Processes that were to make the same call and made different ones.
+    #[error(
+        "the programs of ranks {} and {} differ: {} is called by rank {} at {} and {} by rank {} at {}: every process must run the same ops in the same order",
+        .calls[0].rank, .calls[1].rank, .calls[0].op, .calls[0].rank, .calls[0].caller, .calls[1].op, .calls[1].rank, .calls[1].caller
+    )]
+    Diverged {
+        /// The first call that differs, as two ranks made it.
+        calls: Box<[RankCall; 2]>,
     },
     /// Processes that should decide alike and did not.
     #[error(
@@ -507,6 +552,18 @@ impl Error {
         self
     }
 
+    /// Whether it may be an error of this process alone: of the values or of the device it has. All
+    /// processes of a program have the other errors together.
+    pub fn only_here(&self) -> bool {
+        matches!(
+            self,
+            Self::IndexOutOfRange { .. }
+                | Self::DivisionByZero { .. }
+                | Self::OutOfMemory { .. }
+                | Self::DeviceFailed { .. }
+        )
+    }
+
     /// Axes, sizes or devices that make no mesh.
     pub fn mesh(axes: &[(String, usize)], detail: impl Into<String>) -> Self {
         Self::Mesh {
@@ -569,7 +626,25 @@ mod tests {
             Error::Timeout {
                 op,
                 seconds: 1.0,
-                missing: vec![],
+                missing: [].into(),
+                detail: text(),
+            },
+            Error::Lost {
+                op,
+                ranks: [].into(),
+                detail: text(),
+            },
+            Error::Elsewhere {
+                op,
+                rank: 0,
+                error: text(),
+            },
+            Error::Diverged {
+                calls: Box::new([0, 1].map(|rank| RankCall {
+                    rank,
+                    op: op.into(),
+                    caller: text(),
+                })),
             },
             Error::Promotion {
                 op,

@@ -203,7 +203,8 @@ impl Faulty {
             Some(deadline) if !late.is_empty() => Err(Error::Timeout {
                 op,
                 seconds: deadline.as_secs_f64(),
-                missing: late,
+                missing: late.into(),
+                detail: String::new(),
             }),
             _ => Ok(()),
         }

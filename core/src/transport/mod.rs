@@ -38,6 +38,7 @@
 mod check;
 mod collectives;
 mod fault;
+mod host;
 mod in_process;
 mod no_values;
 mod reduce;
@@ -46,6 +47,7 @@ mod threads;
 
 pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
+pub use host::{Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;
 pub use reduce::reduce;
@@ -53,7 +55,12 @@ pub use reduce::reduce;
 pub use threads::Threads;
 
 use crate::{DType, Error, Mesh, Reduction, Result, Shape, Tensor};
-use std::time::Duration;
+use std::{panic::Location, time::Duration};
+
+/// The op on whose behalf this thread communicates, and the line that called it; for messages.
+pub fn on_behalf_of() -> Option<(&'static str, &'static Location<'static>)> {
+    crate::ledger::outermost()
+}
 
 /// What one rank gives to a collective or a message carries. `data` is there if this process can
 /// address the rank.
@@ -135,6 +142,10 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     fn deadline(&self) -> Option<Duration> {
         None
     }
+
+    /// Tells the other processes of an error that only this one has: they get
+    /// [`Error::Elsewhere`] instead of waiting for it.
+    fn report(&self, _error: &Error) {}
 
     /// Whether ranks of one device may read each other's parts where they are, without a message:
     /// only where all ranks are in this process, and nothing that they send is to be seen.

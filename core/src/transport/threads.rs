@@ -93,7 +93,8 @@ impl Threads {
                 return Err(Error::Timeout {
                     op,
                     seconds: self.limit.as_secs_f64(),
-                    missing,
+                    missing: missing.into(),
+                    detail: String::new(),
                 });
             }
             boxes = self

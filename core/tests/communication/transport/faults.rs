@@ -83,7 +83,7 @@ fn a_reshard_that_waits_for_a_late_rank_stops_at_the_deadline_and_names_it() {
             rank: 2,
             by: hour,
         },
-        |e| matches!(e, Error::Timeout { missing, .. } if missing == &[2]),
+        |e| matches!(e, Error::Timeout { missing, .. } if **missing == [2]),
     );
     assert!(start.elapsed() >= SHORT, "the deadline was waited for");
     assert!(

@@ -1,0 +1,5 @@
+//! One sharded program over several processes.
+
+#![deny(unsafe_code)]
+
+mod wire;

@@ -1,0 +1,61 @@
+//! Bytes between processes: the one thing that TCP and MPI do in their own ways.
+
+use anymesh_core::transport::{Incoming, Outgoing};
+use std::{fmt::Debug, time::Instant};
+
+/// Bytes for another process. They are owned, so that an engine that was given up while it still
+/// read them can keep them for ever.
+#[derive(Debug)]
+pub(crate) struct Send {
+    /// The number of the process.
+    pub(crate) to: usize,
+    pub(crate) bytes: Outgoing,
+    /// What the call is: both ends must have the same, or their programs differ.
+    pub(crate) digest: u64,
+}
+
+/// Bytes from another process, and the memory for them.
+#[derive(Debug)]
+pub(crate) struct Receive {
+    pub(crate) from: usize,
+    pub(crate) memory: Incoming,
+    pub(crate) digest: u64,
+}
+
+/// Why bytes did not arrive.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The deadline passed; these processes have not sent everything or not taken everything.
+    Late(Vec<usize>),
+    /// A process sent something else than this one expected.
+    Differs(usize),
+    /// The connection to a process is gone, in words.
+    Gone(usize, String),
+    /// Somebody else has failed, which `Wait::stopped` told.
+    Stopped,
+}
+
+/// How long to wait, and whether it still makes sense.
+pub(crate) trait Wait: Sync {
+    fn until(&self) -> Instant;
+    /// Whether the cluster has failed elsewhere, so that nothing more will arrive. Cheap: asked in
+    /// every turn of a waiting loop.
+    fn stopped(&self) -> bool;
+}
+
+/// Carries bytes between this process and others.
+pub(crate) trait Wire: Debug + std::marker::Send + Sync {
+    /// A short name for messages and ledgers.
+    fn name(&self) -> &'static str;
+
+    /// Sends and receives all of these and returns the memory, filled, in the order asked for. What
+    /// goes from one process to another arrives in the order in which it was sent. Both ends know
+    /// the sizes; an end that gets another digest or size says [`Broken::Differs`]. Never waits
+    /// longer than `wait` allows. One call at a time.
+    fn transfer(
+        &self,
+        sends: Vec<Send>,
+        receives: Vec<Receive>,
+        wait: &dyn Wait,
+    ) -> Result<Vec<Incoming>, Broken>;
+}
