@@ -58,6 +58,7 @@ fn a_rank_that_never_calls_is_named_when_the_deadline_has_passed() {
         op,
         seconds: 0.05,
         missing: missing.into(),
+        detail: String::new(),
     };
     assert_eq!(
         transport
