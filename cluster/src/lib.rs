@@ -2,4 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod start;
 mod wire;
+
+pub use start::{Launcher, Meeting, Problem, Start, StartError};
