@@ -67,6 +67,7 @@ pub enum Meeting {
         port: u16,
     },
     /// The launcher's TCPStore is there: process 0 listens where it likes and says so in the store.
+    /// The store outlives restarts, so what is said in it must name [`Start::restart`].
     TorchStore {
         /// A name or an address.
         host: String,
