@@ -12,14 +12,19 @@
 //! - Nothing: one process.
 
 mod error;
+mod slurm;
 mod sources;
 #[cfg(test)]
+mod sweep;
+#[cfg(test)]
 mod tests;
+mod variables;
 
 pub use error::{Problem, StartError};
 
-use sources::{Job, Variables};
+use sources::Job;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use variables::Variables;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +201,7 @@ impl Start {
             }
             (_, Some((host, port))) => Meeting::Bind { host, port },
             (Launcher::Slurm, None) => {
-                let (host, port) = sources::slurm_address(vars)?;
+                let (host, port) = slurm::address(vars)?;
                 Meeting::Bind { host, port }
             }
             (Launcher::OpenMpi | Launcher::Mpich, None) if mpi => Meeting::ThroughMpi,
