@@ -129,7 +129,10 @@ fn whoever_asks_three_times_does_not_want_to_wait() {
 #[test]
 fn nothing_is_left_when_launch_itself_is_killed() {
     let script = "trap '' TERM HUP INT; sleep 600 & echo pid $!; echo pid $$; wait; sleep 600";
-    let mut running = Running::shell(&["-n", "4"], script);
+    let folder = Folder::new();
+    let flight = folder.path("flight");
+    let args = ["-n", "4", "--flight", flight.to_str().unwrap()];
+    let mut running = Running::shell(&args, script);
     let pids = last_words(&running.next(8));
     assert!(pids.iter().all(|pid| alive(pid)));
     running.signal("KILL");
