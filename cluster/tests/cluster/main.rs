@@ -1,0 +1,19 @@
+//! Clusters of real processes: this program starts itself again, once for each process, and each
+//! plays the role that it is told.
+
+mod roles;
+mod run;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    if let Ok(role) = std::env::var(run::ROLE) {
+        std::process::exit(roles::play(&role));
+    }
+    let trials = [2, 3, 4, 8].map(|n| {
+        Trial::test(format!("conformance_over_{n}_processes"), move || {
+            run::all_succeed("conformance", n)
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+}
