@@ -343,7 +343,7 @@ impl Transport for Carried {
         Some(self.0.deadline)
     }
 
-    fn report(&self, error: &Error) {
+    fn report(&self, _id: usize, error: &Error) {
         self.0.control.failed(&error.to_string());
     }
 
