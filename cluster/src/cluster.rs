@@ -3,8 +3,9 @@
 use crate::{
     carried::{Carried, Engine},
     control::{Control, Verdict},
-    meet::{self, Place, World, listen_at, resolve},
-    start::{Meeting, Start},
+    meet::{self, World},
+    meeting::meeting,
+    start::Start,
     wire::{Wire, tcp::Tcp},
 };
 use anymesh_core::{Device, Error, Machine, Mesh, Result, split, transport::Transport};
@@ -252,40 +253,6 @@ impl Cluster {
     fn control(&self) -> Option<&Control> {
         self.inner.many.as_ref().map(|many| &*many.world.control)
     }
-}
-
-/// Where the processes of a launcher meet.
-fn meeting(start: &Start) -> Result<meet::Meeting> {
-    let (mut token, within) = (start.token.clone(), start.start_timeout);
-    let place = match &start.meeting {
-        Meeting::Alone => {
-            let detail = format!("{} processes have no place to meet", start.size);
-            return Err(Error::argument("init", "environment", detail));
-        }
-        Meeting::Bind { host, port } => {
-            let address = resolve(host, *port)?;
-            match start.rank {
-                0 => Place::Here(listen_at(address)?),
-                _ => Place::Address(address),
-            }
-        }
-        Meeting::TorchStore { host, port } => {
-            let _ = (host, port, &mut token);
-            return Err(Error::argument("init", "environment", "torch"));
-        }
-        Meeting::ThroughMpi => {
-            let detail = "this build has no MPI: build with the feature `mpi`, or set MASTER_ADDR and MASTER_PORT with `mpirun -x`";
-            return Err(Error::argument("init", "environment", detail));
-        }
-    };
-    Ok(meet::Meeting {
-        process: start.rank,
-        size: start.size,
-        token: token.unwrap_or_default(),
-        run: format!("{} {}", start.run.as_deref().unwrap_or("-"), start.restart),
-        place,
-        within,
-    })
 }
 
 impl Many {

@@ -22,9 +22,10 @@ mod control;
 mod door;
 mod frame;
 mod meet;
+mod meeting;
 mod recorder;
 mod start;
 mod wire;
 
 pub use cluster::Cluster;
-pub use start::{Launcher, Meeting, Problem, Start, StartError};
+pub use start::{Launcher, Meeting, Over, Problem, Start, StartError, Sums};
