@@ -25,7 +25,10 @@ mod meet;
 mod meeting;
 mod recorder;
 mod start;
+pub mod stop;
+mod torch_store;
 mod wire;
 
 pub use cluster::Cluster;
 pub use start::{Launcher, Meeting, Over, Problem, Start, StartError, Sums};
+pub use torch_store::{StoreError, TorchStore};
