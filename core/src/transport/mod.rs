@@ -45,9 +45,10 @@ mod reduce;
 #[cfg(not(target_family = "wasm"))]
 mod threads;
 
-pub use check::check_group;
+pub use check::{check_group, check_parts};
+pub use collectives::check_broadcast;
 pub use fault::{Counts, Fault, Faulty};
-pub use host::{Incoming, Outgoing};
+pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;
 pub use reduce::reduce;
@@ -73,6 +74,11 @@ pub(crate) fn told<T>(mesh: &Mesh, rank: Option<usize>, result: Result<T>) -> Re
         transport.report(mesh.ids()[rank], error);
     }
     result
+}
+
+/// Writes a note into the ledgers that are open: what a program should know of how it communicates.
+pub fn note(text: String) {
+    crate::ledger::note(text);
 }
 
 /// What one rank gives to a collective or a message carries. `data` is there if this process can
