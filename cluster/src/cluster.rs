@@ -5,7 +5,7 @@ use crate::{
     control::{Control, Verdict},
     meet::{self, World},
     meeting::meeting,
-    start::Start,
+    start::{Launcher, Over, Start},
     wire::{Wire, tcp::Tcp},
 };
 use anymesh_core::{Device, Error, Machine, Mesh, Result, split, transport::Transport};
@@ -269,11 +269,46 @@ impl Many {
                 }
             });
         }
-        let until = Instant::now() + start.start_timeout;
-        let wire: Box<dyn Wire> = Box::new(Tcp::connect(&world, until)?);
+        let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
         Ok(Self { world, engine })
     }
+}
+
+/// What carries the bytes of tensors, as the program or its launcher chose.
+fn wire(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
+    let by_mpi = matches!(start.launcher, Launcher::OpenMpi | Launcher::Mpich);
+    match start.over {
+        Over::Mpi => over_mpi(world, start),
+        Over::Auto if by_mpi && cfg!(feature = "mpi") => over_mpi(world, start),
+        _ => {
+            let until = Instant::now() + start.start_timeout;
+            Ok(Box::new(Tcp::connect(world, until)?))
+        }
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
+    use crate::wire::mpi;
+    let failed = |e: mpi::Trouble| Error::Transport {
+        op: "init",
+        detail: e.to_string(),
+        ranks: vec![start.rank],
+    };
+    let until = Instant::now() + start.start_timeout;
+    let job = mpi::World::join(until).map_err(failed)?;
+    // The processes of a rebuilt cluster are some of those that MPI started.
+    let cards = world.control.cards.iter();
+    let ranks: Vec<usize> = cards.map(|card| card.process).collect();
+    let wire = mpi::Mpi::new(job, &ranks, world.epoch as usize).map_err(failed)?;
+    Ok(Box::new(wire))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_: &World, _: &Start) -> Result<Box<dyn Wire>> {
+    let detail = "this build has no MPI: build with the feature `mpi`, or choose another transport";
+    Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
 }
 
 /// A mesh over the processes.

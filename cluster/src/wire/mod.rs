@@ -1,8 +1,8 @@
 //! Bytes between processes: the one thing that TCP and MPI do in their own ways.
 
-pub(crate) mod tcp;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+pub(crate) mod tcp;
 
 use anymesh_core::transport::{Incoming, Outgoing};
 use std::{fmt::Debug, time::Instant};
