@@ -8,7 +8,10 @@ use crate::{
     start::{Launcher, Over, Start},
     wire::{Wire, tcp::Tcp},
 };
-use anymesh_core::{Device, Error, Machine, Mesh, Result, split, transport::Transport};
+use anymesh_core::{
+    Device, Error, Machine, Mesh, Result, split,
+    transport::{Background, Transport},
+};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -60,6 +63,8 @@ struct Inner {
 struct Many {
     world: World,
     engine: Arc<Engine>,
+    /// Shared by all meshes: the calls of a process have one order.
+    transport: Arc<dyn Transport>,
 }
 
 impl fmt::Debug for Cluster {
@@ -222,7 +227,7 @@ impl Cluster {
         };
         let mesh = self.mesh(&format!("process={}", self.size()))?;
         let all: Vec<usize> = (0..mesh.ranks()).collect();
-        Carried(many.engine.clone()).barrier(&mesh, &all)
+        many.transport.barrier(&mesh, &all)
     }
 
     /// After a failure: a new cluster of those who are left, in their old order. Every survivor calls
@@ -271,7 +276,12 @@ impl Many {
         }
         let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        Ok(Self { world, engine })
+        let transport = Background::new(Arc::new(Carried(engine.clone())));
+        Ok(Self {
+            world,
+            engine,
+            transport,
+        })
     }
 }
 
@@ -337,7 +347,7 @@ impl Machine for Cluster {
                 }
             }
         }
-        Mesh::spread(axes, &ids, &here, Arc::new(Carried(many.engine.clone())))
+        Mesh::spread(axes, &ids, &here, many.transport.clone())
     }
 }
 
