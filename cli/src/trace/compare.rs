@@ -45,8 +45,7 @@ type Group<'a> = BTreeMap<u64, Vec<(usize, &'a Call)>>;
 
 pub(super) fn compare(records: &Records) -> Comparison<'_> {
     let size = records.values().next().map_or(0, |record| record.size);
-    // `size` is a number in a file; only processes that somebody speaks of can be listed.
-    let missing: Vec<usize> = (0..size.min(1 << 20))
+    let missing: Vec<usize> = (0..size)
         .filter(|process| !records.contains_key(process))
         .collect();
     let waits: Vec<Wait<'_>> = records

@@ -10,6 +10,8 @@ use std::{
 
 /// The format that this reads.
 const FORMAT: &str = "anymesh-flight-1";
+/// The most processes of a run.
+const MOST_PROCESSES: usize = 1 << 20;
 /// A record is a ring of the last calls: a larger file is none.
 const LARGEST: u64 = 64 << 20;
 
@@ -107,6 +109,12 @@ pub(super) fn parse(text: &[u8], number: usize) -> Result<Record, String> {
         return Err(format!(
             "process: it is of process {}, and the name of the file says {number}",
             record.process
+        ));
+    }
+    if record.size > MOST_PROCESSES {
+        return Err(format!(
+            "size: {} processes: at most {MOST_PROCESSES}",
+            record.size
         ));
     }
     if record.process >= record.size {
