@@ -1,6 +1,6 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Mesh, Result, Tensor, cost::Link, scoped::Scoped, watch::watcher};
+use crate::{Mesh, Result, Tensor, cost::Link, scoped::Scoped, transport::told, watch::watcher};
 use std::{
     cell::RefCell,
     fmt,
@@ -258,6 +258,7 @@ pub(crate) fn write(
     types: impl FnOnce() -> (String, String),
     run: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
+    let run = || told(sent.mesh, None, run());
     if let Some(watcher) = watcher().filter(|_| sent.bytes > 0) {
         watcher.sent(sent.bytes, sent.seconds);
     }

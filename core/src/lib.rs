@@ -35,8 +35,8 @@ mod watch;
 
 pub use anymesh_kernel::{
     Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,
-    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall, Result,
-    Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
+    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall,
+    Result, Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;

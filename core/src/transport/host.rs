@@ -44,6 +44,13 @@ impl Outgoing {
     }
 }
 
+/// Bytes that are not those of a tensor.
+impl From<Vec<u8>> for Outgoing {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Copied(bytes))
+    }
+}
+
 impl AsRef<[u8]> for Outgoing {
     fn as_ref(&self) -> &[u8] {
         match &self.0 {

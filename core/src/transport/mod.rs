@@ -62,6 +62,19 @@ pub fn on_behalf_of() -> Option<(&'static str, &'static Location<'static>)> {
     crate::ledger::outermost()
 }
 
+/// What this process came to on a mesh, in what a rank of it did or all of them: an error that it may
+/// have alone is told to the others, who would wait for it.
+pub(crate) fn told<T>(mesh: &Mesh, rank: Option<usize>, result: Result<T>) -> Result<T> {
+    if let (Err(error), Some(transport)) = (&result, mesh.transport())
+        && error.only_here()
+        && !mesh.is_local()
+        && let Some(rank) = rank.or_else(|| mesh.addressable().next())
+    {
+        transport.report(mesh.ids()[rank], error);
+    }
+    result
+}
+
 /// What one rank gives to a collective or a message carries. `data` is there if this process can
 /// address the rank.
 #[derive(Clone, Debug)]
@@ -144,8 +157,10 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     }
 
     /// Tells the other processes of an error that only this one has: they get
-    /// [`Error::Elsewhere`] instead of waiting for it.
-    fn report(&self, _error: &Error) {}
+    /// [`Error::Elsewhere`] instead of waiting for it. `rank` is the [id](Mesh::ids) of the rank
+    /// that has it. Ops, reshards and reads on a mesh over processes call this with every error that
+    /// may be [only here](Error::only_here).
+    fn report(&self, _rank: usize, _error: &Error) {}
 
     /// Whether ranks of one device may read each other's parts where they are, without a message:
     /// only where all ranks are in this process, and nothing that they send is to be seen.
