@@ -300,19 +300,8 @@ fn wire(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
 
 #[cfg(feature = "mpi")]
 fn over_mpi(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
-    use crate::wire::mpi;
-    let failed = |e: mpi::Trouble| Error::Transport {
-        op: "init",
-        detail: e.to_string(),
-        ranks: vec![start.rank],
-    };
     let until = Instant::now() + start.start_timeout;
-    let job = mpi::World::join(until).map_err(failed)?;
-    // The processes of a rebuilt cluster are some of those that MPI started.
-    let cards = world.control.cards.iter();
-    let ranks: Vec<usize> = cards.map(|card| card.process).collect();
-    let wire = mpi::Mpi::new(job, &ranks, world.epoch as usize).map_err(failed)?;
-    Ok(Box::new(wire))
+    Ok(Box::new(crate::wire::mpi::Mpi::connect(world, until)?))
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -110,7 +110,8 @@ fn program() -> String {
     })
 }
 
-fn host() -> String {
+/// The name of this machine.
+pub(crate) fn host() -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let told = told.or_else(|| std::env::var("HOSTNAME").ok());
     told.map(|name| name.trim().to_string())

@@ -97,17 +97,13 @@ fn through_store(start: &Start, host: &str, port: u16) -> Result<(Place, Option<
 /// By a broadcast of MPI.
 #[cfg(feature = "mpi")]
 fn through_mpi(start: &Start) -> Result<(Place, Option<String>)> {
-    use crate::wire::mpi::World;
+    use crate::wire::mpi::{World, failed};
     let until = Instant::now() + start.start_timeout;
-    let failed = |e: crate::wire::mpi::Trouble| Error::Transport {
-        op: "init",
-        detail: e.to_string(),
-        ranks: vec![start.rank],
-    };
+    let failed = |e| failed(e, start.start_timeout);
     let world = World::join(until).map_err(failed)?;
     if (world.rank(), world.size()) != (start.rank, start.size) {
         let detail = format!(
-            "the launcher says process {} of {}, MPI says {} of {}",
+            "the launcher says process {} of {}, MPI says {} of {}: was the program built with the MPI that started it?",
             start.rank,
             start.size,
             world.rank(),
@@ -115,18 +111,19 @@ fn through_mpi(start: &Start) -> Result<(Place, Option<String>)> {
         );
         return Err(Error::argument("init", "environment", detail));
     }
-    let alone = start.local_size == Some(start.size);
-    let host = match alone {
+    if start.rank > 0 {
+        return understood(&world.share(&[], until).map_err(failed)?);
+    }
+    let host = match start.local_size == Some(start.size) {
         true => IpAddr::from([127, 0, 0, 1]),
         // Where packets to the world would leave: nothing is sent.
         false => outward(SocketAddr::from(([192, 0, 2, 1], 9))),
     };
-    if start.rank == 0 {
-        let (place, text, token) = announce(host)?;
-        world.share(text.as_bytes(), until).map_err(failed)?;
-        return Ok((place, Some(token)));
-    }
-    understood(&world.share(&[], until).map_err(failed)?)
+    // Where it cannot listen, the others are told, which wait for it.
+    let (place, text, token) =
+        announce(host).inspect_err(|_| drop(world.share(b"nowhere", until)))?;
+    world.share(text.as_bytes(), until).map_err(failed)?;
+    Ok((place, Some(token)))
 }
 
 /// By MPI, which this build does not have; [`Start`] refuses it before.

@@ -1,6 +1,7 @@
 //! Clusters of real processes: this program starts itself again, once for each process, and each
 //! plays the role that it is told.
 
+mod mpi;
 mod roles;
 mod run;
 
@@ -15,5 +16,6 @@ fn main() {
             run::all_succeed("conformance", n)
         })
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+    let trials = trials.into_iter().chain(mpi::trials()).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

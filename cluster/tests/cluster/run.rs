@@ -62,24 +62,30 @@ pub(crate) fn start_one(
         .env("MASTER_PORT", port.to_string())
         .env("ANYMESH_TOKEN", "of this test")
         .env("ANYMESH_TIMEOUT", "30")
-        .envs(variables.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit());
-    let mut child = command.spawn()?;
-    let mut out = child.stdout.take().ok_or("no output")?;
-    let reader = thread::spawn(move || {
-        let mut text = vec![];
-        let _ = out.read_to_end(&mut text);
-        String::from_utf8_lossy(&text).into_owned()
-    });
-    Ok(Process {
-        child,
-        reader: Some(reader),
-    })
+        .envs(variables.iter().map(|(name, value)| (name, value)));
+    Process::new(command)
 }
 
 impl Process {
+    /// Starts it.
+    pub(crate) fn new(mut command: Command) -> Result<Self, Failed> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        let mut child = command.spawn()?;
+        let mut out = child.stdout.take().ok_or("no output")?;
+        let reader = thread::spawn(move || {
+            let mut text = vec![];
+            let _ = out.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        Ok(Self {
+            child,
+            reader: Some(reader),
+        })
+    }
+
     /// Waits for the end; kills it at `until`.
     pub(crate) fn end(&mut self, since: Instant, until: Instant) -> Result<Ended, Failed> {
         let code = loop {

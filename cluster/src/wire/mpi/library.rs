@@ -94,6 +94,27 @@ static BROKEN: AtomicBool = AtomicBool::new(false);
 /// Whether MPI is finalised, by us.
 static OVER: AtomicBool = AtomicBool::new(false);
 
+/// Whether a cluster uses it that has not been left in good order.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// How long a process that ends waits for the others to end too, before it leaves without
+/// finalising MPI.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+unsafe extern "C" {
+    /// Of the C library: `exit`, and so the end of `main`, calls the function.
+    safe fn atexit(call: extern "C" fn()) -> c_int;
+}
+
+extern "C" fn at_exit() {
+    if let Some(world) = WORLD.get()
+        && !USED.load(Ordering::Acquire)
+    {
+        // There is nobody left to tell.
+        let _ = world.leave(Instant::now() + GOODBYE);
+    }
+}
+
 /// After this MPI is not to be finalised.
 pub(super) fn give_up() {
     BROKEN.store(true, Ordering::Release);
@@ -111,6 +132,9 @@ impl World {
         let ours = initialise(until)?;
         let level = level()?;
         let world = Self::duplicate(level, ours, until)?;
+        if ours {
+            atexit(at_exit);
+        }
         Ok(WORLD.get_or_init(|| world))
     }
 
@@ -248,6 +272,16 @@ impl World {
         OVER.store(true, Ordering::Release);
         // SAFETY: initialised by us, not yet finalised, and no request of ours is open.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+
+    /// A cluster begins.
+    pub(super) fn in_use(&self) {
+        USED.store(true, Ordering::Release);
+    }
+
+    /// It was left in good order.
+    pub(super) fn unused(&self) {
+        USED.store(false, Ordering::Release);
     }
 
     /// Whether wires may still be used.

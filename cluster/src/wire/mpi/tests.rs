@@ -1,7 +1,12 @@
 //! Every test starts this program again, several times, under `mpirun`: `a_process` is what runs
 //! there.
+#![allow(unsafe_code)]
 
-use super::*;
+use super::{
+    flight::LARGE,
+    library::{Trouble, World},
+    *,
+};
 use anymesh_core::{DType, Device, Shape, Tensor, transport::Outgoing};
 use mpi::ffi;
 use std::{
