@@ -24,7 +24,10 @@ mod frame;
 mod meet;
 mod recorder;
 mod start;
+pub mod stop;
+mod torch_store;
 mod wire;
 
 pub use cluster::Cluster;
 pub use start::{Launcher, Meeting, Problem, Start, StartError};
+pub use torch_store::{StoreError, TorchStore};
