@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Bytes to and from other processes, on behalf of a call.
-    fn transfer(
+    pub(crate) fn transfer(
         &self,
         op: &'static str,
         mesh: &Mesh,

@@ -5,6 +5,7 @@ use crate::{
     control::{Control, Verdict},
     meet::{self, Place, World, listen_at, resolve},
     start::{Meeting, Start},
+    stop,
     wire::{Wire, tcp::Tcp},
 };
 use anymesh_core::{Device, Error, Machine, Mesh, Result, split, transport::Transport};
@@ -219,9 +220,44 @@ impl Cluster {
         let Some(many) = &self.inner.many else {
             return Ok(());
         };
-        let mesh = self.mesh(&format!("process={}", self.size()))?;
+        let mesh = self.processes()?;
         let all: Vec<usize> = (0..mesh.ranks()).collect();
         Carried(many.engine.clone()).barrier(&mesh, &all)
+    }
+
+    /// Whether any process was asked to leave, by SIGTERM or the first SIGINT since
+    /// [`stop::install`]. All processes call it, between two steps, and all get the same answer, so
+    /// they save and leave together; it costs about as much as a barrier.
+    ///
+    /// ```
+    /// # use anymesh_cluster::{Cluster, Start, stop};
+    /// # let cluster = Cluster::new(&Start::alone(), &[anymesh_backend_cpu::device()])?;
+    /// # stop::install().expect("signals can be handled");
+    /// for step in 0..3 {
+    ///     // train
+    ///     if cluster.stop_requested()? {
+    ///         // save
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn stop_requested(&self) -> Result<bool> {
+        let own = stop::stop_requested();
+        let Some(many) = &self.inner.many else {
+            return Ok(own);
+        };
+        let op = "stop_requested";
+        let device = &self.inner.devices[0];
+        let mesh = self.processes()?;
+        let told = many.engine.tell_all(op, &mesh, device, u8::from(own))?;
+        Ok(own || told.contains(&1))
+    }
+
+    /// A mesh with a rank for each process.
+    fn processes(&self) -> Result<Mesh> {
+        self.with_order(&[])
+            .mesh(&format!("process={}", self.size()))
     }
 
     /// After a failure: a new cluster of those who are left, in their old order. Every survivor calls

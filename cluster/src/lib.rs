@@ -16,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+mod agree;
 mod carried;
 mod cluster;
 mod control;
