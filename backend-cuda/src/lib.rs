@@ -26,7 +26,7 @@ fn unavailable(selector: Option<&str>, reason: String, hint: &str) -> Error {
     }
 }
 
-fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
+fn count(selector: Option<&str>) -> Result<usize> {
     // SAFETY: only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable(
@@ -42,12 +42,29 @@ fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
             "check it with nvidia-smi",
         )
     })?;
-    if index >= count.max(0) as usize {
-        return Err(unavailable(
-            selector,
-            format!("there are {count} NVIDIA GPUs"),
-            "choose an index below that, or check CUDA_VISIBLE_DEVICES",
-        ));
+    Ok(count.max(0) as usize)
+}
+
+/// How many GPUs this process may use, at least one. Nothing is opened on any of them.
+pub fn gpu_count() -> Result<usize> {
+    match count(None)? {
+        0 => Err(no_such_gpu(None, 0)),
+        count => Ok(count),
+    }
+}
+
+fn no_such_gpu(selector: Option<&str>, count: usize) -> Error {
+    unavailable(
+        selector,
+        format!("there are {count} NVIDIA GPUs"),
+        "choose an index below that, or check CUDA_VISIBLE_DEVICES",
+    )
+}
+
+fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
+    let count = count(selector)?;
+    if index >= count {
+        return Err(no_such_gpu(selector, count));
     }
     CudaContext::new(index).map_err(|e| {
         unavailable(

@@ -6,11 +6,12 @@ use crate::{
     meet::{self, World},
     meeting::meeting,
     start::{Launcher, Over, Start},
+    stop,
     wire::{Wire, tcp::Tcp},
 };
 use anymesh_core::{
-    Device, Error, Machine, Mesh, Result, split,
-    transport::{Background, Transport},
+    DType, Device, Error, Machine, Mesh, Reduction, Result, Tensor, split,
+    transport::{Background, Part, Transport},
 };
 use std::{
     collections::BTreeMap,
@@ -225,9 +226,52 @@ impl Cluster {
         let Some(many) = &self.inner.many else {
             return Ok(());
         };
-        let mesh = self.mesh(&format!("process={}", self.size()))?;
+        let mesh = self.processes()?;
         let all: Vec<usize> = (0..mesh.ranks()).collect();
         many.transport.barrier(&mesh, &all)
+    }
+
+    /// Whether any process was asked to leave, by SIGTERM or the first SIGINT since
+    /// [`stop::install`]. All processes call it, between two steps, and all get the same answer, so
+    /// they save and leave together; it costs about as much as a barrier.
+    ///
+    /// ```
+    /// # use anymesh_cluster::{Cluster, Start, stop};
+    /// # let cluster = Cluster::new(&Start::alone(), &[anymesh_backend_cpu::device()])?;
+    /// # stop::install().expect("signals can be handled");
+    /// for step in 0..3 {
+    ///     // train
+    ///     if cluster.stop_requested()? {
+    ///         // save
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn stop_requested(&self) -> Result<bool> {
+        let own = stop::stop_requested();
+        let Some(many) = &self.inner.many else {
+            return Ok(own);
+        };
+        let mesh = self.processes()?;
+        let part = |rank: usize| match mesh.position_of(rank) {
+            Some(at) => {
+                let flag = Tensor::from_slice(&[u8::from(own)], [1], mesh.device(at))?;
+                Ok(Part::new(rank, &flag))
+            }
+            None => Ok(Part::elsewhere(rank, DType::U8, [1])),
+        };
+        let parts = (0..mesh.ranks()).map(part).collect::<Result<Vec<_>>>()?;
+        let told = many.transport.all_reduce(&mesh, &parts, Reduction::Max)?;
+        let told = told.into_iter().flatten().next();
+        let any = told.map(|flag| flag.to_vec::<u8>()).transpose()?;
+        Ok(own || any.is_some_and(|any| any == [1]))
+    }
+
+    /// A mesh with a rank for each process.
+    fn processes(&self) -> Result<Mesh> {
+        self.with_order(&[])
+            .mesh(&format!("process={}", self.size()))
     }
 
     /// After a failure: a new cluster of those who are left, in their old order. Every survivor calls
