@@ -1,7 +1,9 @@
 //! Tensors as text: `{}` shows values as NumPy does, `{:?}` the type and the first values.
 //!
 //! Values are read part by part and joined on the host, so that showing a tensor communicates
-//! nothing, is in no ledger, and reads only what it shows.
+//! nothing, is in no ledger, and reads only what it shows. Where parts lie in other processes, `{}`
+//! gathers what it shows, and all processes of the mesh must do it together; `{:?}` never does,
+//! because errors and assertions of a single process use it.
 
 use crate::Tensor;
 use std::fmt;
@@ -35,6 +37,9 @@ impl Tensor {
 /// where the tensor lies, and whether gradients flow to it. `{:.2}` shows at most two digits after
 /// the point (4 unless told). Where values cannot be read it says why; it never fails.
 ///
+/// Of a tensor with parts in several processes all of them must make the text, and
+/// [`Mesh::is_first`](crate::Mesh::is_first) says which one prints it.
+///
 /// ```
 /// # use anymesh_core::{DType, Mesh, Tensor, meta};
 /// # let device = anymesh_backend_cpu::device();
@@ -57,7 +62,7 @@ impl fmt::Display for Tensor {
         #[cfg(target_family = "wasm")]
         return f.write_str(&self.summary());
         #[cfg(not(target_family = "wasm"))]
-        match values::Values::read(self, values::Cut::edges(self.dims())) {
+        match values::Values::read(self, values::Cut::edges(self.dims()), true) {
             Ok(values) => {
                 values.write(f, f.precision().unwrap_or(4))?;
                 write!(f, "\n{}", self.summary())
@@ -67,7 +72,8 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// The type, where the tensor lies, and its first values (at most 8), on one line.
+/// The type, where the tensor lies, and its first values (at most 8, if they are in this process),
+/// on one line.
 ///
 /// ```
 /// # use anymesh_core::{DType, Tensor};
@@ -80,7 +86,7 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.summary())?;
         #[cfg(not(target_family = "wasm"))]
-        match values::Values::read(self, values::Cut::first(self.dims(), 8)) {
+        match values::Values::read(self, values::Cut::first(self.dims(), 8), false) {
             Ok(values) => values.write_flat(f, self.numel())?,
             // A device without values has none to show; that is no news.
             Err(crate::Error::Unsupported { .. }) => {}
@@ -95,6 +101,7 @@ mod values {
     use crate::{
         DType, Dims, Element, Error, F8E4M3, F8E5M2, Placement, Reduction, Region, Result, Scalar,
         Tensor, bf16, f16,
+        transport::{Part, Transport},
     };
     use std::fmt::{self, Write};
 
@@ -162,7 +169,8 @@ mod values {
     }
 
     impl Values {
-        pub(super) fn read(x: &Tensor, Cut(cut): Cut) -> Result<Self> {
+        /// What is shown of a tensor; where `gather` is set, all processes do this together.
+        pub(super) fn read(x: &Tensor, Cut(cut): Cut, gather: bool) -> Result<Self> {
             let (x, dims) = (x.detach(), x.dims().to_vec());
             let count: usize = cut.iter().map(|(a, b)| a + b).product();
             let mut elements = vec![Scalar::Int(0); count];
@@ -186,7 +194,7 @@ mod values {
                     .collect();
             }
             for (region, to) in &corners {
-                let values = read(&x, region)?;
+                let values = read(&x, region, gather)?;
                 for (i, value) in values.into_iter().enumerate() {
                     let (mut rest, mut stride, mut at) = (i, 1, 0);
                     for d in (0..dims.len()).rev() {
@@ -274,30 +282,18 @@ mod values {
         }
     }
 
-    /// The values of a box of a tensor, from the parts that this process holds.
-    fn read(x: &Tensor, region: &Region) -> Result<Vec<Scalar>> {
-        let of = |part: &Tensor, region: &Region| {
-            Ok::<_, Error>(scalars(x.dtype(), &part.window(region)?.to_bytes()?))
-        };
+    /// The values of a box of a tensor: from the parts that this process holds, or from those of all
+    /// processes, which then all take part.
+    fn read(x: &Tensor, region: &Region, gather: bool) -> Result<Vec<Scalar>> {
         if x.is_plain() {
-            return of(x, region);
+            return Ok(scalars(x.dtype(), &x.window(region)?.to_bytes()?));
         }
         let (mesh, sharding) = (x.mesh(), x.sharding());
-        let elsewhere = || {
-            Error::argument(
-                "display",
-                "self",
-                "parts of it lie in other processes: call `full_tensor()` in all of them first",
-            )
-            .of([x])
-        };
+        mesh.check_here("display")?;
         let partial = sharding.partial().next().map(|(_, reduction)| reduction);
-        if partial.is_some() && !mesh.is_local() {
-            return Err(elsewhere());
-        }
-        let mut out: Vec<Option<Scalar>> = vec![None; region.numel()];
+        let mut pieces: Vec<(usize, Region, Region)> = Vec::new();
         let mut seen: Vec<Region> = Vec::new();
-        for (i, rank) in mesh.addressable().enumerate() {
+        for rank in 0..mesh.ranks() {
             let held = sharding.region(mesh, rank, x.shape());
             // Ranks that hold the same are read once; parts of a reduction differ.
             let copy = match partial {
@@ -307,26 +303,81 @@ mod values {
                 }),
                 None => seen.contains(&held),
             };
-            let Some(common) = held.intersect(region).filter(|_| !copy) else {
-                continue;
-            };
-            let inside = |outer: &Region| Region {
-                start: (common.start.iter().zip(&outer.start))
-                    .map(|(a, b)| a - b)
-                    .collect(),
-                shape: common.shape.clone(),
-            };
-            let values = of(&x.part(i), &inside(&held))?;
-            let at = inside(region).of(&crate::Layout::contiguous(region.shape.clone().into()));
-            for (at, value) in at.positions().zip(values) {
+            if let Some(common) = held.intersect(region).filter(|r| !copy && r.numel() > 0) {
+                pieces.push((rank, held.clone(), common));
+                seen.push(held);
+            }
+        }
+        let inside = |outer: &Region, common: &Region| Region {
+            start: (common.start.iter().zip(&outer.start))
+                .map(|(a, b)| a - b)
+                .collect(),
+            shape: common.shape.clone(),
+        };
+        let mut parts = Vec::with_capacity(pieces.len());
+        for (rank, held, common) in &pieces {
+            let own = mesh.position_of(*rank).map(|i| x.part(i));
+            let own = own.map(|part| part.window(&inside(held, common)));
+            parts.push((*rank, common.numel(), own.transpose()?));
+        }
+        let values = match mesh.transport().filter(|_| !mesh.is_local() && gather) {
+            Some(transport) => gathered(x, &parts, &**transport)?,
+            None => {
+                let elsewhere = || {
+                    let detail = "parts of it lie in other processes: `{}` shows them, in all processes at once";
+                    Error::argument("display", "self", detail).of([x])
+                };
+                let mut values = Vec::new();
+                for (_, _, part) in &parts {
+                    let part = part.as_ref().ok_or_else(elsewhere)?;
+                    values.extend(scalars(x.dtype(), &part.to_bytes()?));
+                }
+                values
+            }
+        };
+        let mut values = values.into_iter();
+        let mut out = vec![None; region.numel()];
+        for (_, _, common) in &pieces {
+            let at =
+                inside(region, common).of(&crate::Layout::contiguous(region.shape.clone().into()));
+            for (at, value) in at.positions().zip(values.by_ref()) {
                 out[at] = Some(match (out[at], partial) {
                     (Some(other), Some(reduction)) => combined(reduction, x.dtype(), other, value),
                     _ => value,
                 });
             }
-            seen.push(held);
         }
-        out.into_iter().collect::<Option<_>>().ok_or_else(elsewhere)
+        let none = || Error::argument("display", "self", "no rank holds some of its values");
+        out.into_iter()
+            .collect::<Option<_>>()
+            .ok_or_else(|| none().of([x]))
+    }
+
+    /// The values of what ranks hold, one after the other, in every process.
+    fn gathered(
+        x: &Tensor,
+        pieces: &[(usize, usize, Option<Tensor>)],
+        transport: &dyn Transport,
+    ) -> Result<Vec<Scalar>> {
+        let mesh = x.mesh();
+        // Everybody takes part, also who has nothing that is shown.
+        let mut parts = Vec::with_capacity(mesh.ranks());
+        for rank in 0..mesh.ranks() {
+            let piece = pieces.iter().find(|(r, ..)| *r == rank);
+            parts.push(match (piece, mesh.position_of(rank)) {
+                (Some((_, n, Some(part))), _) => Part::new(rank, &part.reshape([*n])?),
+                (None, Some(at)) => {
+                    let nothing = Tensor::zeros([0], x.dtype(), mesh.device(at))?;
+                    Part::new(rank, &nothing)
+                }
+                (piece, _) => Part::elsewhere(rank, x.dtype(), [piece.map_or(0, |p| p.1)]),
+            });
+        }
+        let joined = transport.all_gather(mesh, &parts, 0)?;
+        match joined.into_iter().flatten().next() {
+            Some(joined) => Ok(scalars(x.dtype(), &joined.to_bytes()?)),
+            None => Ok(vec![]),
+        }
     }
 
     /// Elements as numbers.

@@ -21,6 +21,7 @@ mod meta;
 mod nested;
 mod operand;
 pub mod ops;
+mod overlap;
 mod place;
 mod promotion;
 pub mod reshard;
@@ -35,8 +36,8 @@ mod watch;
 
 pub use anymesh_kernel::{
     Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,
-    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall, Result,
-    Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
+    F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall,
+    Result, Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;
@@ -44,6 +45,7 @@ pub use mesh::{Machine, Mesh};
 pub use meta::meta;
 pub use nested::Nested;
 pub use ops::elementwise::Arg;
+pub use overlap::Ahead;
 pub use place::{IntoPlace, IntoSharding, Place};
 pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
 pub use spec::{ShardingSpec, TypeSpec};

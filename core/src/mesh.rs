@@ -32,6 +32,12 @@ static KEYS: AtomicU64 = AtomicU64::new(1);
 /// all the same, and [`shards`](crate::Tensor::shards) has a part of the right size for each. A
 /// mesh that [addresses](Mesh::addressing) some of its ranks holds exactly the parts of those, and
 /// nobody waits for the others.
+///
+/// # In other processes
+/// Every process of a program makes every mesh, also those that have no rank in it, such as the
+/// other stages of a pipeline. Tensors there have no [shards](crate::Tensor::shards) in this process;
+/// ops, reshards and gradients work all the same and compute nothing, and [`to_mesh`](crate::Tensor::to_mesh)
+/// sends to such a mesh and receives from it. Values can be read where the mesh has a rank.
 #[derive(Clone)]
 pub struct Mesh(Arc<MeshData>);
 
@@ -45,7 +51,9 @@ struct MeshData {
     /// its own: those it can address, or the last one where that stands for all.
     local: SmallVec<[(usize, Local); 1]>,
     stands_for_all: bool,
-    /// Whether tensors have values that a transport must carry.
+    /// Whether all ranks are in other processes: the last one, without values, stands for them.
+    elsewhere: bool,
+    /// Whether tensors have values that a transport must carry, here or elsewhere.
     has_values: bool,
     transport: Option<Arc<dyn Transport>>,
     cost: CostModel,
@@ -104,6 +112,7 @@ impl Mesh {
             ids: Ids::Named(vec![0]),
             local,
             stands_for_all: false,
+            elsewhere: false,
             has_values: true,
             transport: None,
             cost: CostModel::default(),
@@ -209,6 +218,11 @@ impl Mesh {
             }
         };
         data.transport = Some(data.transport.take().unwrap_or_else(carrier));
+        if data.local.is_empty() {
+            let nobody = Local::Mesh(Mesh::single(&crate::meta()));
+            data.local = smallvec::smallvec![(data.ranks - 1, nobody)];
+            (data.stands_for_all, data.elsewhere) = (true, true);
+        }
         data.key = KEYS.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(data))
     }
@@ -226,6 +240,7 @@ impl Mesh {
             transport: data.transport.clone(),
             cost: data.cost.clone(),
             stands_for_all: data.stands_for_all,
+            elsewhere: data.elsewhere,
             has_values: data.has_values,
             ..MeshData::counted(data.axes.clone(), data.ranks)
         }
@@ -240,6 +255,10 @@ impl Mesh {
     /// what has no values, every rank holds its parts.
     pub fn with_transport(&self, transport: Arc<dyn Transport>) -> Self {
         let mut data = self.data();
+        if data.elsewhere {
+            let transport = Some(transport);
+            return Self::assemble(MeshData { transport, ..data });
+        }
         if data.stands_for_all {
             let all = 0..self.ranks();
             data.local = all.map(|rank| (rank, data.local[0].1.clone())).collect();
@@ -364,7 +383,7 @@ impl Mesh {
             Some((i, Local::Mesh(self.local_mesh(at).clone())))
         };
         let mut here = members.iter().enumerate();
-        let local = match self.0.stands_for_all {
+        let local = match self.0.stands_for_all && !self.0.elsewhere {
             true => here.next_back().and_then(local).into_iter().collect(),
             false => here.filter_map(local).collect(),
         };
@@ -377,16 +396,21 @@ impl Mesh {
         }))
     }
 
-    /// One mesh over the ranks of two, all in this process: those of `self` first, then those of
-    /// `other` that are none of them. `same` says for each rank of `other` which one of `self` it
-    /// is. The numbers are where the ranks of `other` are in the union.
+    /// One mesh over the ranks of two: those of `self` first, then those of `other` that are none of
+    /// them. `same` says for each rank of `other` which one of `self` it is. The numbers are where
+    /// the ranks of `other` are in the union.
     pub(crate) fn union(&self, other: &Mesh, same: &[Option<usize>]) -> (Self, Vec<usize>) {
         let (mut ids, mut data) = (self.ids().to_vec(), self.data());
+        if data.elsewhere {
+            data.local.clear();
+        }
         let number = |(rank, same): (usize, &Option<usize>)| {
             same.unwrap_or_else(|| {
                 ids.push(other.id(rank));
-                let local = Local::Mesh(other.local_mesh(rank).clone());
-                data.local.push((ids.len() - 1, local));
+                if let Some(at) = other.position_of(rank) {
+                    let local = Local::Mesh(other.local_mesh(at).clone());
+                    data.local.push((ids.len() - 1, local));
+                }
                 ids.len() - 1
             })
         };
@@ -395,6 +419,8 @@ impl Mesh {
             axes: smallvec::smallvec![("rank".to_string(), ids.len())],
             ranks: ids.len(),
             ids: Ids::Named(ids),
+            stands_for_all: false,
+            elsewhere: false,
             ..data
         };
         (Self::assemble(union), numbers)
@@ -481,11 +507,69 @@ impl Mesh {
         }
     }
 
+    /// One mesh over all ranks of some: for what their processes do together. It has one axis,
+    /// `rank`, on which the ranks are in the order of their ids.
+    ///
+    /// ```
+    /// # use anymesh_core::Mesh;
+    /// # let mesh = Mesh::new("pp=2, tp=2", &anymesh_backend_cpu::device())?;
+    /// let all = Mesh::spanning(&[&mesh.at("pp", 1)?, &mesh.at("tp", 0)?])?;
+    /// assert_eq!((all.to_string(), all.ids()), ("mesh(rank=3)".into(), &[0, 2, 3][..]));
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn spanning(meshes: &[&Mesh]) -> Result<Self> {
+        let Some(first) = meshes.iter().find(|mesh| !mesh.is_single()) else {
+            return Err(Error::mesh(&[], "there is no mesh with axes to span"));
+        };
+        let mut found: Vec<(usize, Option<Local>)> = vec![];
+        for mesh in meshes.iter().filter(|mesh| !mesh.is_single()) {
+            mesh.same_transport("spanning", first)?;
+            for (rank, id) in mesh.ids().iter().enumerate() {
+                let local = |at| Local::Mesh(mesh.local_mesh(at).clone());
+                found.push((*id, mesh.position_of(rank).map(local)));
+            }
+        }
+        found.sort_by_key(|(id, local)| (*id, local.is_none()));
+        found.dedup_by_key(|(id, _)| *id);
+        let ranks = found.len();
+        let ids = Ids::Named(found.iter().map(|(id, _)| *id).collect());
+        let here = |(rank, (_, local)): (usize, (usize, Option<Local>))| Some((rank, local?));
+        let local = found.into_iter().enumerate().filter_map(here).collect();
+        let axes = smallvec::smallvec![("rank".to_string(), ranks)];
+        Ok(Self::assemble(MeshData {
+            ids,
+            local,
+            transport: first.0.transport.clone(),
+            cost: first.0.cost.clone(),
+            has_values: first.0.has_values,
+            ..MeshData::counted(axes, ranks)
+        }))
+    }
+
+    /// Refuses two meshes that do not communicate over the same transport.
+    pub(crate) fn same_transport(&self, op: &'static str, other: &Mesh) -> Result<()> {
+        let (Some(a), Some(b)) = (self.transport(), other.transport()) else {
+            return Ok(());
+        };
+        let alike = self.is_local() && other.is_local() && a.name() == b.name();
+        if alike || Arc::ptr_eq(a, b) {
+            return Ok(());
+        }
+        let detail = format!(
+            "{self} communicates over {} and {other} over {}: make both on the same machine, or give them the same transport with `with_transport`",
+            a.name(),
+            b.name()
+        );
+        Err(Error::argument(op, "mesh", detail))
+    }
+
     /// The ranks this process can address, ascending.
     pub fn addressable(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         let all = self.is_local();
         let count = if all {
             self.ranks()
+        } else if self.0.elsewhere {
+            0
         } else {
             self.0.local.len()
         };
@@ -496,6 +580,9 @@ impl Mesh {
     pub fn position_of(&self, rank: usize) -> Option<usize> {
         if self.is_local() {
             return (rank < self.ranks()).then_some(rank);
+        }
+        if self.0.elsewhere {
+            return None;
         }
         self.0.local.binary_search_by_key(&rank, |(r, _)| *r).ok()
     }
@@ -512,14 +599,52 @@ impl Mesh {
         self.0.stands_for_all
     }
 
-    /// Whether tensors have values, which a transport carries; not while a step is planned.
+    /// Whether tensors have values in this process, which a transport carries; not while a step is
+    /// planned.
     pub(crate) fn has_values(&self) -> bool {
+        self.carries_values() && !self.0.elsewhere
+    }
+
+    /// Whether tensors have values, in this process or in others.
+    pub(crate) fn carries_values(&self) -> bool {
         self.0.has_values && !Dry::is_on()
     }
 
     /// Whether this process can address every rank.
     pub fn is_local(&self) -> bool {
-        self.0.stands_for_all || self.0.local.len() == self.ranks()
+        !self.0.elsewhere && (self.0.stands_for_all || self.0.local.len() == self.ranks())
+    }
+
+    /// Whether this process has the first rank: of all processes exactly one. It is the one that
+    /// prints, after all of them have gathered what is printed.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor};
+    /// # let mesh = Mesh::new("dp=2", &anymesh_backend_cpu::device())?;
+    /// # let loss = Tensor::ones([], DType::F32, &mesh)?;
+    /// let text = loss.to_string(); // All processes, because it may lie on any of them.
+    /// if mesh.is_first() {
+    ///     println!("{text}");
+    /// }
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn is_first(&self) -> bool {
+        self.position_of(0).is_some()
+    }
+
+    /// Refuses to read values where this process has no rank.
+    pub(crate) fn check_here(&self, op: &'static str) -> Result<()> {
+        if !self.0.elsewhere {
+            return Ok(());
+        }
+        let detail = format!(
+            "{op}: all ranks of {self} are in other processes, so that there are no values to read in this one: bring the tensor to a mesh with a rank here first, with `to_mesh` in all processes"
+        );
+        Err(Error::Mesh {
+            axes: self.axes().into(),
+            ranks: [].into(),
+            detail,
+        })
     }
 
     /// Whether it has no axes: a single device.
@@ -573,6 +698,7 @@ impl MeshData {
             ids: Ids::Counted(OnceLock::new()),
             local: SmallVec::new(),
             stands_for_all: false,
+            elsewhere: false,
             has_values: true,
             transport: None,
             cost: CostModel::default(),
@@ -648,6 +774,7 @@ impl PartialEq for Mesh {
         a.axes == b.axes
             && ids()
             && a.stands_for_all == b.stands_for_all
+            && a.elsewhere == b.elsewhere
             && self.is_single() == other.is_single()
             && a.local.len() == b.local.len()
             && devices()

@@ -3,7 +3,7 @@
 use crate::grad::{Back, Pulled, record1};
 use crate::{
     DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
-    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on,
+    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on, transport::told,
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -125,15 +125,16 @@ impl Place {
                 continue;
             }
             there.push(i);
-            parts.push(match filled {
+            let part = match filled {
                 Some(reduction) => Tensor::full(
                     Shape::from(region.shape.clone()),
                     reduction.identity(dtype),
                     dtype,
                     device,
-                )?,
-                None => make(device, &region)?,
-            });
+                ),
+                None => make(device, &region),
+            };
+            parts.push(told(&self.mesh, Some(rank), part)?);
         }
         Ok(Tensor::from_parts(
             &self.mesh,
@@ -147,7 +148,8 @@ impl Place {
 
 impl Tensor {
     /// This tensor on another mesh (or on the same one, in another way). A plain tensor is cut up;
-    /// one that lies on a mesh is moved by the cheapest plan.
+    /// one that lies on a mesh is moved by the cheapest plan. Where processes have ranks of one mesh
+    /// or the other, all of them call this.
     ///
     /// ```
     /// # use anymesh_core::{Mesh, Tensor, TensorType};
@@ -222,12 +224,14 @@ impl Tensor {
         self.to_mesh(&self.mesh().clone(), sharding)
     }
 
-    /// The whole tensor on one device, without a mesh.
+    /// The whole tensor on one device, without a mesh: in every process that has a rank of its
+    /// mesh, on the device of its first rank. All of those processes call this.
     #[track_caller]
     pub fn full_tensor(&self) -> Result<Tensor> {
         if self.is_plain() {
             return Ok(self.clone());
         }
+        self.mesh().check_here("full_tensor")?;
         record1(
             "full_tensor",
             &[self],
@@ -276,6 +280,10 @@ impl Tensor {
                     right: part.device().to_string(),
                 });
             }
+        }
+        if parts.is_empty() {
+            // What others have, as this process sees it.
+            return Tensor::zeros(ty.shape.clone(), ty.dtype, (mesh, &ty.sharding));
         }
         Ok(Self::from_parts(
             mesh,

@@ -7,6 +7,7 @@ use crate::{
 use crate::{
     forms::{Forms, Holder},
     grad::Edge,
+    transport::told,
 };
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -470,8 +471,8 @@ impl Tensor {
     /// The stored bytes in row-major order. This is where faults of earlier kernels surface.
     #[track_caller]
     pub fn to_bytes_async(&self) -> impl Future<Output = Result<Vec<u8>>> + use<> {
-        let whole = self.to_read();
-        async move { whole?.read().await }
+        let (whole, mesh) = (self.to_read(), self.mesh().clone());
+        async move { told(&mesh, None, whole?.read().await) }
     }
 
     /// The stored bytes of what was gathered.
@@ -506,7 +507,11 @@ impl Tensor {
                 expected: T::DTYPE.name(),
             })
         };
-        async move { Ok(T::from_bytes(&whole?.read().await?)) }
+        let mesh = self.mesh().clone();
+        async move {
+            let bytes = told(&mesh, None, whole?.read().await)?;
+            Ok(T::from_bytes(&bytes))
+        }
     }
 
     /// The stored bytes in row-major order.
@@ -585,18 +590,21 @@ impl Tensor {
                 ),
             ))
         };
-        async move {
-            let x = whole?;
-            let x = x.cast(x.dtype().kind().dtype())?;
-            Ok(match x.dtype() {
-                DType::Bool => Scalar::Bool(x.to_vec_async::<bool>().await?[0]),
-                DType::I64 => Scalar::Int(x.to_vec_async::<i64>().await?[0]),
-                DType::F64 => Scalar::Float(x.to_vec_async::<f64>().await?[0]),
-                DType::U32 => x.to_vec_async::<u32>().await?[0].into(),
-                DType::I32 => x.to_vec_async::<i32>().await?[0].into(),
-                _ => x.to_vec_async::<f32>().await?[0].into(),
-            })
-        }
+        let mesh = self.mesh().clone();
+        async move { told(&mesh, None, whole?.only_element().await) }
+    }
+
+    /// The element of a plain tensor that has one.
+    async fn only_element(&self) -> Result<Scalar> {
+        let x = self.cast(self.dtype().kind().dtype())?;
+        Ok(match x.dtype() {
+            DType::Bool => Scalar::Bool(x.to_vec_async::<bool>().await?[0]),
+            DType::I64 => Scalar::Int(x.to_vec_async::<i64>().await?[0]),
+            DType::F64 => Scalar::Float(x.to_vec_async::<f64>().await?[0]),
+            DType::U32 => x.to_vec_async::<u32>().await?[0].into(),
+            DType::I32 => x.to_vec_async::<i32>().await?[0].into(),
+            _ => x.to_vec_async::<f32>().await?[0].into(),
+        })
     }
 
     /// The only element, of any dtype.

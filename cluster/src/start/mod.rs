@@ -83,6 +83,32 @@ pub enum Meeting {
     ThroughMpi,
 }
 
+/// What carries tensors between processes (`ANYMESH_TRANSPORT`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Over {
+    /// NCCL where the devices are NVIDIA GPUs, MPI where it started the processes, else TCP; of
+    /// those that this build has.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// MPI.
+    Mpi,
+    /// NCCL.
+    Nccl,
+}
+
+/// In which order sums over ranks are made (`ANYMESH_SUMS`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// In the order of the ranks where that costs nothing, else as the engine does it: NCCL has an
+    /// order of its own.
+    #[default]
+    Native,
+    /// In the order of the ranks: the bits of a simulated mesh, on every engine.
+    Fixed,
+}
+
 /// What the launcher told this process.
 #[derive(Clone)]
 pub struct Start {
@@ -111,6 +137,10 @@ pub struct Start {
     pub start_timeout: Duration,
     /// Where flight records go on a failure (`ANYMESH_FLIGHT`).
     pub flight: Option<PathBuf>,
+    /// What carries tensors.
+    pub over: Over,
+    /// In which order sums are made.
+    pub sums: Sums,
 }
 
 impl std::fmt::Debug for Start {
@@ -129,11 +159,33 @@ impl std::fmt::Debug for Start {
             .field("timeout", &self.timeout)
             .field("start_timeout", &self.start_timeout)
             .field("flight", &self.flight)
+            .field("over", &self.over)
+            .field("sums", &self.sums)
             .finish()
     }
 }
 
 impl Start {
+    /// One process.
+    pub fn alone() -> Self {
+        Self {
+            rank: 0,
+            size: 1,
+            local_rank: None,
+            local_size: None,
+            launcher: Launcher::None,
+            meeting: Meeting::Alone,
+            restart: 0,
+            run: None,
+            token: None,
+            timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(120),
+            flight: None,
+            over: Over::Auto,
+            sums: Sums::Native,
+        }
+    }
+
     /// Reads the variables of this process.
     pub fn from_env() -> Result<Self, StartError> {
         let vars = std::env::vars_os()
@@ -221,6 +273,28 @@ impl Start {
             timeout: vars.seconds("ANYMESH_TIMEOUT", 300)?,
             start_timeout: vars.seconds("ANYMESH_START_TIMEOUT", 120)?,
             flight: vars.text("ANYMESH_FLIGHT")?.map(PathBuf::from),
+            over: match vars.text("ANYMESH_TRANSPORT")? {
+                None | Some("auto") => Over::Auto,
+                Some("tcp") => Over::Tcp,
+                Some("mpi") => Over::Mpi,
+                Some("nccl") => Over::Nccl,
+                Some(_) => {
+                    return Err(Problem::Value {
+                        name: "ANYMESH_TRANSPORT",
+                        expected: "auto, tcp, mpi or nccl",
+                    });
+                }
+            },
+            sums: match vars.text("ANYMESH_SUMS")? {
+                None | Some("native") => Sums::Native,
+                Some("fixed") => Sums::Fixed,
+                Some(_) => {
+                    return Err(Problem::Value {
+                        name: "ANYMESH_SUMS",
+                        expected: "native or fixed",
+                    });
+                }
+            },
         })
     }
 }

@@ -4,7 +4,7 @@ use super::Problem;
 use std::{collections::BTreeMap, time::Duration};
 
 /// Everything that is looked at.
-pub(super) const NAMES: [&str; 38] = [
+pub(super) const NAMES: [&str; 40] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -21,6 +21,8 @@ pub(super) const NAMES: [&str; 38] = [
     "ANYMESH_TIMEOUT",
     "ANYMESH_START_TIMEOUT",
     "ANYMESH_FLIGHT",
+    "ANYMESH_TRANSPORT",
+    "ANYMESH_SUMS",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -1,5 +1,9 @@
 //! Bytes between processes: the one thing that TCP and MPI do in their own ways.
 
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+pub(crate) mod tcp;
+
 use anymesh_core::transport::{Incoming, Outgoing};
 use std::{fmt::Debug, time::Instant};
 
@@ -58,4 +62,8 @@ pub(crate) trait Wire: Debug + std::marker::Send + Sync {
         receives: Vec<Receive>,
         wait: &dyn Wait,
     ) -> Result<Vec<Incoming>, Broken>;
+
+    /// Returns when everything that was sent is on its way, or `wait` ends: the process is about to
+    /// leave.
+    fn flush(&self, _wait: &dyn Wait) {}
 }

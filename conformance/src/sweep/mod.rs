@@ -25,7 +25,7 @@ pub use partial::lay_out;
 pub use report::{Coverage, Report};
 
 use crate::registry::{self, Attrs, Entry};
-use anymesh_core::{Device, Error, Mesh, Result, Tensor};
+use anymesh_core::{Error, Machine, Mesh, Result, Tensor};
 use program::{Program, Reference, Sweep};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -117,14 +117,15 @@ fn from_env<T>(
     }
 }
 
-/// Sweeps all ops on a device.
-pub fn run(device: &Device, options: &Options) -> Report {
+/// Sweeps all ops on a device, or on several processes: then each of them runs this, with the same
+/// seed and one thread, and compares what its ranks hold.
+pub fn run(machine: &(impl Machine + Sync), options: &Options) -> Report {
     let entries: Vec<&Entry> = registry::entries()
         .iter()
         .filter(|e| e.name.contains(&options.filter))
         .collect();
     let next = AtomicUsize::new(0);
-    on_meshes(device, options, |meshes| {
+    on_meshes(machine, options, |meshes| {
         let mut report = Report::default();
         while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut sweep = Sweep::new(entry.name, options);
@@ -222,7 +223,7 @@ pub fn hold(
 
 /// Runs `work` on several threads and joins what they found.
 fn on_meshes(
-    device: &Device,
+    machine: &impl Machine,
     options: &Options,
     work: impl Fn(&[Mesh]) -> Report + Sync,
 ) -> Report {
@@ -230,10 +231,14 @@ fn on_meshes(
     let meshes = match options
         .meshes
         .iter()
-        .map(|axes| Mesh::new(axes, device))
+        .map(|axes| Mesh::new(axes, machine))
         .collect::<Result<Vec<_>>>()
     {
-        Ok(meshes) => meshes,
+        // Processes without ranks of a mesh have nothing to compare on it.
+        Ok(meshes) => meshes
+            .into_iter()
+            .filter(|mesh| mesh.addressable().len() > 0)
+            .collect::<Vec<_>>(),
         Err(error) => return Report::failed(options, error.to_string()),
     };
     let mut total = Report {

@@ -37,6 +37,7 @@ use crate::{
     ledger,
     map::Builder,
     spmd::{Call, plain},
+    transport::told,
 };
 use cut::{nonzero_of_parts, selected_of_parts, unique_of_parts};
 use parts::Parts;
@@ -114,6 +115,7 @@ fn gathered(op: &'static str, x: &Tensor) -> Result<Tensor> {
     if x.is_plain() {
         return Ok(x.clone());
     }
+    x.mesh().check_here(op)?;
     let run = || {
         let whole = Call::of(&WHOLE, &[x])
             .on_behalf_of(op)
@@ -334,10 +336,11 @@ impl Tensor {
             self.mesh().clone(),
         );
         async move {
-            match source? {
+            let run = async || match source? {
                 Source::Whole(x) => replicated(nonzero(&x).await?, &mesh),
                 Source::Cut(parts) => nonzero_of_parts(&parts).await,
-            }
+            };
+            told(&mesh, None, run().await)
         }
     }
 
@@ -366,7 +369,7 @@ impl Tensor {
     ) -> impl Future<Output = Result<Tensor>> + use<> {
         let (operands, mesh) = (masked_operands(self, mask, when), self.mesh().clone());
         async move {
-            match operands? {
+            let run = async || match operands? {
                 (Source::Cut(x), Source::Cut(mask)) => selected_of_parts(&x, &mask).await,
                 (Source::Whole(x), Source::Whole(mask)) => {
                     let shape = x.shape().broadcast("masked_select", mask.shape())?;
@@ -378,7 +381,8 @@ impl Tensor {
                     "mask",
                     "it does not lie as the tensor does",
                 )),
-            }
+            };
+            told(&mesh, None, run().await)
         }
     }
 
@@ -401,10 +405,11 @@ impl Tensor {
     fn unique_when(&self, when: When) -> impl Future<Output = Result<Unique>> + use<> {
         let (source, mesh) = (Source::new("unique", self, when), self.mesh().clone());
         async move {
-            match source? {
+            let run = async || match source? {
                 Source::Whole(x) => unique(&x).await?.on(&mesh),
                 Source::Cut(parts) => unique_of_parts(&parts).await,
-            }
+            };
+            told(&mesh, None, run().await)
         }
     }
 

@@ -11,15 +11,20 @@ use super::{
     plan::assemble,
     run,
 };
-use crate::{DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, ledger, watch::watcher};
+use crate::{
+    DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor,
+    fingerprint::{self, Digest},
+    ledger,
+    watch::watcher,
+};
 use smallvec::SmallVec;
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 /// How to get a tensor from one mesh to another: what is partial is combined on the source mesh,
 /// then every rank of the destination gets the boxes it lacks.
 ///
-/// Ranks are the same if they have the same [id](Mesh::ids) and device; such a rank keeps what it
-/// has.
+/// Ranks are the same if they have the same [id](Mesh::ids), and the same device where that is
+/// known; such a rank keeps what it has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
     /// What is done on the source mesh.
@@ -173,12 +178,13 @@ impl<'a> Pair<'a> {
             .enumerate()
             .map(|(rank, id)| (*id, rank))
             .collect();
+        // Over several processes an id is one rank, and not all of them know its device. Meshes of
+        // one process are also told apart by their devices, because each counts its ids anew.
+        let private = source.is_local() && mesh.is_local();
         let device = |mesh: &'a Mesh, rank: usize| mesh.position_of(rank).map(|i| mesh.device(i));
         let same = |(rank, id): (usize, &usize)| {
-            known
-                .get(id)
-                .copied()
-                .filter(|other| device(source, *other) == device(mesh, rank))
+            let alike = |other: &usize| !private || device(source, *other) == device(mesh, rank);
+            known.get(id).copied().filter(alike)
         };
         Self {
             source,
@@ -241,13 +247,21 @@ fn first_of_partials(mesh: &Mesh, rank: usize, to: &Sharding) -> bool {
     to.partial().all(|(a, _)| mesh.coordinate(rank, a) == 0)
 }
 
-/// The tensor on another mesh of this process.
+/// The tensor on another mesh. Every process that has ranks of either calls this.
 #[track_caller]
 pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     reachable(x.mesh(), mesh)?;
+    if mesh.is_single() && !x.mesh().is_local() {
+        // A device of this process, which only its own ranks reach.
+        return x.full_tensor()?.copied_to(mesh.device(0));
+    }
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
-    if let Some(watcher) = watcher().filter(|_| plan.recv_bytes > 0) {
-        watcher.reshard(x, x.sharding(), to, mesh)?;
+    if plan.recv_bytes > 0 {
+        let decision = Digest::default().sharding(x.sharding()).sharding(to);
+        fingerprint::fold("reshard", decision.0);
+        if let Some(watcher) = watcher() {
+            watcher.reshard(x, x.sharding(), to, mesh)?;
+        }
     }
     let x = run(x, &plan.source.valid_for(x)?)?;
     let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
@@ -259,7 +273,7 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
         seconds: plan.seconds - plan.source.seconds,
     };
     ledger::write(sent, types, || {
-        if mesh.has_values() {
+        if mesh.carries_values() {
             hand_over(&x, mesh, to)
         } else {
             without_values(&x, mesh, to, plan.moved_bytes)
@@ -299,33 +313,35 @@ fn without_values(x: &Tensor, mesh: &Mesh, to: &Sharding, moved_bytes: u64) -> R
 }
 
 /// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.
+///
+/// All processes go through all ranks of the destination, so that they agree on who sends what; each
+/// makes the parts of its own.
 fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
     let pair = Pair::of(x.mesh(), mesh);
     let (union, numbers) = x.mesh().union(mesh, &pair.same);
+    let part_of = |rank: usize| x.mesh().position_of(rank).map(|i| x.part(i));
     let copies = copy_axes(x.mesh(), x.sharding());
     let mut sent = vec![0; x.mesh().ranks()];
     let mut inbox = Inbox::new(x.dtype());
     let mut made: HashMap<Region, Vec<usize>> = HashMap::new();
-    let mut out = vec![];
+    let mut out: Vec<Option<Slot>> = mesh.addressable().map(|_| None).collect();
     for (rank, number) in numbers.iter().enumerate() {
         let want = to.region(mesh, rank, x.shape());
-        let device = mesh.device(rank);
+        let here = mesh.position_of(rank);
+        let shape = || Shape::from(want.shape.clone());
         if let Some(reduction) = filled(mesh, rank, &Sharding::replicated(), to) {
-            let part = Tensor::full(
-                Shape::from(want.shape),
-                reduction.identity(x.dtype()),
-                x.dtype(),
-                device,
-            )?;
-            out.push(Slot::Made(part));
+            if let Some(i) = here {
+                let identity = reduction.identity(x.dtype());
+                let part = Tensor::full(shape(), identity, x.dtype(), mesh.device(i))?;
+                out[i] = Some(Slot::Made(part));
+            }
             continue;
         }
         if want.numel() == 0 {
-            out.push(Slot::Made(Tensor::nothing(
-                x.dtype(),
-                Shape::from(want.shape),
-                device,
-            )));
+            if let Some(i) = here {
+                let part = Tensor::nothing(x.dtype(), shape(), mesh.device(i));
+                out[i] = Some(Slot::Made(part));
+            }
             continue;
         }
         let own = pair.same[rank].map(|r| (r, x.sharding().region(x.mesh(), r, x.shape())));
@@ -333,16 +349,28 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
             .as_ref()
             .filter(|(_, held)| held.intersect(&want).as_ref() == Some(&want))
         {
-            out.push(Slot::Made(window(&x.part(*r), held, &want)?));
+            if let Some(i) = here {
+                let part = part_of(*r).ok_or_else(lost)?;
+                let part = window(&part, held, &want)?.copied_to(mesh.device(i))?;
+                out[i] = Some(Slot::Made(part));
+            }
             continue;
         }
-        // Ranks of one device that want the same share it.
-        let equal = made.entry(want.clone()).or_default();
-        if let Some(other) = equal.iter().find(|other| mesh.device(**other) == device) {
-            out.push(Slot::Same(*other));
-            continue;
+        // Ranks of one device that want the same share it, where no other process must know.
+        if let Some(i) = here.filter(|_| union.is_local()) {
+            let equal = made.entry(want.clone()).or_default();
+            let same = |other: &&usize| mesh.device(**other) == mesh.device(i);
+            if let Some(other) = equal.iter().find(same) {
+                out[i] = Some(Slot::Same(*other));
+                continue;
+            }
+            equal.push(i);
         }
-        let part = inbox.open();
+        let part = here.map(|i| {
+            let number = inbox.open();
+            out[i] = Some(Slot::Number(number));
+            number
+        });
         let cut = x.sharding().cut_mask();
         for first in holders(x.mesh(), x.sharding(), cut, [0; 16], &want, x.shape()) {
             let region = &x.sharding().region(x.mesh(), first, x.shape());
@@ -350,7 +378,11 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
                 continue;
             };
             if let Some((r, _)) = own.as_ref().filter(|(_, held)| held == region) {
-                inbox.have(part, common.clone(), window(&x.part(*r), region, &common)?);
+                if let (Some(i), Some(part)) = (here, part) {
+                    let held = part_of(*r).ok_or_else(lost)?;
+                    let piece = window(&held, region, &common)?.copied_to(mesh.device(i))?;
+                    inbox.have(part, common.clone(), piece);
+                }
                 continue;
             }
             let copies = x.mesh().group(first, &copies);
@@ -359,27 +391,29 @@ fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
                 .min_by_key(|r| (sent[*r], *r))
                 .unwrap_or(first);
             sent[source] += common.numel();
-            let data = window(&x.part(source), region, &common)?;
-            inbox.ask(Some(part), common, source, *number, Some(data));
+            let data = part_of(source)
+                .map(|held| window(&held, region, &common))
+                .transpose()?;
+            if data.is_some() || part.is_some() {
+                inbox.ask(part, common, source, *number, data);
+            }
         }
-        equal.push(rank);
-        out.push(Slot::Number(part));
     }
     let delivered = match union.transport() {
-        Some(transport) if !made.is_empty() => inbox.deliver(&union, &**transport)?,
+        Some(transport) if !inbox.is_empty() => inbox.deliver(&union, &**transport)?,
         _ => vec![],
     };
+    if !mesh.has_values() {
+        return without_values(x, mesh, to, u64::MAX);
+    }
     let part = |slot: &Slot| match slot {
         Slot::Made(part) => Some(part.clone()),
         Slot::Number(number) => delivered.get(*number).cloned(),
         Slot::Same(_) => None,
     };
-    let parts = out.iter().map(|slot| {
-        if let Slot::Same(other) = slot {
-            part(&out[*other])
-        } else {
-            part(slot)
-        }
+    let parts = out.iter().map(|slot| match slot {
+        Some(Slot::Same(other)) => part(out[*other].as_ref()?),
+        slot => part(slot.as_ref()?),
     });
     let parts = parts.collect::<Option<Vec<_>>>().ok_or_else(lost)?;
     Ok(Tensor::from_parts(
@@ -396,42 +430,15 @@ enum Slot {
     Made(Tensor),
     /// Its number in the inbox.
     Number(usize),
-    /// The same as another rank's.
+    /// The same as that of another rank here.
     Same(usize),
 }
 
-/// Refuses meshes between which this process cannot move data by itself.
+/// Refuses meshes between which nothing carries data.
 fn reachable(source: &Mesh, mesh: &Mesh) -> Result<()> {
-    let op = "to_mesh";
-    if !source.has_values() {
-        return match mesh.has_values() {
-            true => Err(crate::meta::no_values(source.device(0).name())),
-            false => Ok(()),
-        };
-    }
-    if let Some(mesh) = [source, mesh].into_iter().find(|mesh| !mesh.is_local()) {
-        let ranks = (0..mesh.ranks())
-            .filter(|rank| mesh.position_of(*rank).is_none())
-            .collect();
-        return Err(Error::Transport {
-            op,
-            detail: format!(
-                "ranks of {mesh} are in other processes: gather the tensor on its own mesh first"
-            ),
-            ranks,
-        });
-    }
-    match (source.transport(), mesh.transport()) {
-        _ if !mesh.has_values() => Ok(()),
-        (Some(a), Some(b)) if !Arc::ptr_eq(a, b) && a.name() != b.name() => Err(Error::argument(
-            op,
-            "mesh",
-            format!(
-                "{source} communicates over {} and {mesh} over {}: give both meshes the same transport with `with_transport`",
-                a.name(),
-                b.name()
-            ),
-        )),
-        _ => Ok(()),
+    match (source.carries_values(), mesh.carries_values()) {
+        (false, true) => Err(crate::meta::no_values(source.device(0).name())),
+        (_, false) => Ok(()),
+        (true, true) => mesh.same_transport("to_mesh", source),
     }
 }

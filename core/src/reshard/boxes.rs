@@ -38,6 +38,11 @@ impl Inbox {
         self.parts.len() - 1
     }
 
+    /// Whether nobody here waits for anything or sends anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.messages.is_empty()
+    }
+
     /// A piece that is here already.
     pub(super) fn have(&mut self, part: usize, region: Region, piece: Tensor) {
         self.parts[part].push((region, Some(piece)));

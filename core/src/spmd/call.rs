@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Dry, Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms,
-    grad, ledger, reshard, split, tensor::Outputs,
+    grad, ledger, reshard, split, tensor::Outputs, transport::told,
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, ops::Range, panic::Location, rc::Rc};
@@ -348,7 +348,7 @@ impl<'a> Call<'a> {
         let from = match source {
             0 => x.clone(),
             // It was at hand a moment ago, and nothing ran since; else the tensor itself will do.
-            form => match x.in_form(&held[form - 1]) {
+            form => match x.in_form(&held[form - 1])? {
                 Some(form) => form,
                 None => return x.reshard(to.clone()),
             },
@@ -497,7 +497,8 @@ fn on_each_rank(
             results.push(results[twin].clone());
             continue;
         }
-        results.push(step(rank, inputs.iter().map(|t| t.held(i)).collect())?);
+        let result = step(rank, inputs.iter().map(|t| t.held(i)).collect());
+        results.push(told(mesh, Some(rank), result)?);
     }
     let mut out = Outputs::new();
     for (o, sharding) in solution.outputs.iter().enumerate() {

@@ -32,18 +32,43 @@ use std::{
 /// ```
 #[derive(Debug)]
 pub struct Threads {
-    /// Messages that have been sent and not yet received, by sender and receiver; a barrier sends
-    /// empty ones.
-    boxes: Mutex<HashMap<(usize, usize), VecDeque<Tensor>>>,
+    post: Mutex<Post>,
     arrived: Condvar,
     limit: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Post {
+    /// Messages that have been sent and not yet received, by the ids of sender and receiver; a
+    /// barrier sends empty ones.
+    boxes: HashMap<(usize, usize), VecDeque<Tensor>>,
+    /// The first error that a rank had alone, with its id. Nothing is carried after it.
+    failed: Option<(usize, Error)>,
+}
+
+impl Post {
+    /// What a failure means to a process with these ranks.
+    fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
+        let Some((rank, error)) = &self.failed else {
+            return Ok(());
+        };
+        let own = mesh.addressable().any(|r| mesh.ids()[r] == *rank);
+        Err(match own {
+            true => error.clone(),
+            false => Error::Elsewhere {
+                op,
+                rank: *rank,
+                error: error.to_string(),
+            },
+        })
+    }
 }
 
 impl Threads {
     /// Waits so long for other threads before it gives up.
     pub fn new(limit: Duration) -> Arc<Self> {
         Arc::new(Self {
-            boxes: Mutex::default(),
+            post: Mutex::default(),
             arrived: Condvar::new(),
             limit,
         })
@@ -56,13 +81,13 @@ impl Threads {
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
-        let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut post = self.post.lock().unwrap_or_else(PoisonError::into_inner);
+        post.check(op, mesh)?;
+        let ids = mesh.ids();
         for Message { part, to } in &messages {
             if let Some(t) = &part.data {
-                boxes
-                    .entry((part.rank, *to))
-                    .or_default()
-                    .push_back(t.clone());
+                let ends = (ids[part.rank], ids[*to]);
+                post.boxes.entry(ends).or_default().push_back(t.clone());
             }
         }
         self.arrived.notify_all();
@@ -75,7 +100,8 @@ impl Threads {
         let mut got: Vec<Option<Tensor>> = vec![None; wanted.len()];
         loop {
             for (got, wanted) in got.iter_mut().zip(&wanted).filter(|(got, _)| got.is_none()) {
-                *got = wanted.and_then(|w| boxes.get_mut(&w)?.pop_front());
+                let ends = wanted.map(|(from, to)| (ids[from], ids[to]));
+                *got = ends.and_then(|ends| post.boxes.get_mut(&ends)?.pop_front());
             }
             let mut missing: Vec<usize> = got
                 .iter()
@@ -86,6 +112,7 @@ impl Threads {
             if missing.is_empty() {
                 return Ok(got);
             }
+            post.check(op, mesh)?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 missing.sort_unstable();
@@ -97,9 +124,9 @@ impl Threads {
                     detail: String::new(),
                 });
             }
-            boxes = self
+            post = self
                 .arrived
-                .wait_timeout(boxes, left)
+                .wait_timeout(post, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -113,6 +140,12 @@ impl Transport for Threads {
 
     fn deadline(&self) -> Option<Duration> {
         Some(self.limit)
+    }
+
+    fn report(&self, rank: usize, error: &Error) {
+        let mut post = self.post.lock().unwrap_or_else(PoisonError::into_inner);
+        post.failed.get_or_insert_with(|| (rank, error.clone()));
+        self.arrived.notify_all();
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
