@@ -1,15 +1,18 @@
 //! The processes of a run, as one of them sees them.
 
-#[cfg(feature = "mpi")]
-use crate::wire::mpi;
 use crate::{
     carried::{Carried, Engine},
     control::{Control, Verdict},
-    meet::{self, Place, World, listen_at, resolve},
-    start::{Carrier, Meeting, Start},
+    meet::{self, World},
+    meeting::meeting,
+    start::{Launcher, Over, Start},
+    stop,
     wire::{Wire, tcp::Tcp},
 };
-use anymesh_core::{Device, Error, Machine, Mesh, Result, split, transport::Transport};
+use anymesh_core::{
+    DType, Device, Error, Machine, Mesh, Reduction, Result, Tensor, split,
+    transport::{Background, Part, Transport},
+};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -61,6 +64,15 @@ struct Inner {
 struct Many {
     world: World,
     engine: Arc<Engine>,
+    /// Shared by all meshes: the calls of a process have one order.
+    transport: Arc<Background>,
+}
+
+impl Drop for Many {
+    /// The end of a program would end calls that others wait for.
+    fn drop(&mut self) {
+        let _ = self.transport.settle();
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -221,9 +233,52 @@ impl Cluster {
         let Some(many) = &self.inner.many else {
             return Ok(());
         };
-        let mesh = self.mesh(&format!("process={}", self.size()))?;
+        let mesh = self.processes()?;
         let all: Vec<usize> = (0..mesh.ranks()).collect();
-        Carried(many.engine.clone()).barrier(&mesh, &all)
+        many.transport.barrier(&mesh, &all)
+    }
+
+    /// Whether any process was asked to leave, by SIGTERM or the first SIGINT since
+    /// [`stop::install`]. All processes call it, between two steps, and all get the same answer, so
+    /// they save and leave together; it costs about as much as a barrier.
+    ///
+    /// ```
+    /// # use anymesh_cluster::{Cluster, Start, stop};
+    /// # let cluster = Cluster::new(&Start::alone(), &[anymesh_backend_cpu::device()])?;
+    /// # stop::install().expect("signals can be handled");
+    /// for step in 0..3 {
+    ///     // train
+    ///     if cluster.stop_requested()? {
+    ///         // save
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn stop_requested(&self) -> Result<bool> {
+        let own = stop::stop_requested();
+        let Some(many) = &self.inner.many else {
+            return Ok(own);
+        };
+        let mesh = self.processes()?;
+        let part = |rank: usize| match mesh.position_of(rank) {
+            Some(at) => {
+                let flag = Tensor::from_slice(&[u8::from(own)], [1], mesh.device(at))?;
+                Ok(Part::new(rank, &flag))
+            }
+            None => Ok(Part::elsewhere(rank, DType::U8, [1])),
+        };
+        let parts = (0..mesh.ranks()).map(part).collect::<Result<Vec<_>>>()?;
+        let told = many.transport.all_reduce(&mesh, &parts, Reduction::Max)?;
+        let told = told.into_iter().flatten().next();
+        let any = told.map(|flag| flag.to_vec::<u8>()).transpose()?;
+        Ok(own || any.is_some_and(|any| any == [1]))
+    }
+
+    /// A mesh with a rank for each process.
+    fn processes(&self) -> Result<Mesh> {
+        self.with_order(&[])
+            .mesh(&format!("process={}", self.size()))
     }
 
     /// After a failure: a new cluster of those who are left, in their old order. Every survivor calls
@@ -256,50 +311,6 @@ impl Cluster {
     }
 }
 
-/// Where the processes of a launcher meet.
-fn meeting(start: &Start) -> Result<meet::Meeting> {
-    let (mut token, within) = (start.token.clone(), start.start_timeout);
-    let place = match &start.meeting {
-        Meeting::Alone => {
-            let detail = format!("{} processes have no place to meet", start.size);
-            return Err(Error::argument("init", "environment", detail));
-        }
-        Meeting::Bind { host, port } => {
-            let address = resolve(host, *port)?;
-            match start.rank {
-                0 => Place::Here(listen_at(address)?),
-                _ => Place::Address(address),
-            }
-        }
-        Meeting::TorchStore { host, port } => {
-            let _ = (host, port, &mut token);
-            return Err(Error::argument("init", "environment", "torch"));
-        }
-        #[cfg(feature = "mpi")]
-        Meeting::ThroughMpi => {
-            let (place, told) = mpi::meet(start)?;
-            token = Some(told);
-            place
-        }
-        #[cfg(not(feature = "mpi"))]
-        Meeting::ThroughMpi => return Err(no_mpi()),
-    };
-    Ok(meet::Meeting {
-        process: start.rank,
-        size: start.size,
-        token: token.unwrap_or_default(),
-        run: format!("{} {}", start.run.as_deref().unwrap_or("-"), start.restart),
-        place,
-        within,
-    })
-}
-
-#[cfg(not(feature = "mpi"))]
-fn no_mpi() -> Error {
-    let detail = "this build has no MPI: build with the feature `mpi`, or set MASTER_ADDR and MASTER_PORT with `mpirun -x` and ANYMESH_WIRE=tcp";
-    Error::argument("init", "environment", detail)
-}
-
 impl Many {
     fn new(world: World, start: &Start) -> Result<Self> {
         if let Some(folder) = start.flight.clone() {
@@ -314,17 +325,40 @@ impl Many {
                 }
             });
         }
-        let until = Instant::now() + start.start_timeout;
-        let wire: Box<dyn Wire> = match start.carrier {
-            Carrier::Tcp => Box::new(Tcp::connect(&world, until)?),
-            #[cfg(feature = "mpi")]
-            Carrier::Mpi => Box::new(mpi::Mpi::connect(&world, until)?),
-            #[cfg(not(feature = "mpi"))]
-            Carrier::Mpi => return Err(no_mpi()),
-        };
+        let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        Ok(Self { world, engine })
+        let transport = Background::new(Arc::new(Carried(engine.clone())));
+        Ok(Self {
+            world,
+            engine,
+            transport,
+        })
     }
+}
+
+/// What carries the bytes of tensors, as the program or its launcher chose.
+fn wire(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
+    let by_mpi = matches!(start.launcher, Launcher::OpenMpi | Launcher::Mpich);
+    match start.over {
+        Over::Mpi => over_mpi(world, start),
+        Over::Auto if by_mpi && cfg!(feature = "mpi") => over_mpi(world, start),
+        _ => {
+            let until = Instant::now() + start.start_timeout;
+            Ok(Box::new(Tcp::connect(world, until)?))
+        }
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
+    let until = Instant::now() + start.start_timeout;
+    Ok(Box::new(crate::wire::mpi::Mpi::connect(world, until)?))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_: &World, _: &Start) -> Result<Box<dyn Wire>> {
+    let detail = "this build has no MPI: build with the feature `mpi`, or choose another transport";
+    Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
 }
 
 /// A mesh over the processes.
@@ -353,7 +387,7 @@ impl Machine for Cluster {
                 }
             }
         }
-        Mesh::spread(axes, &ids, &here, Arc::new(Carried(many.engine.clone())))
+        Mesh::spread(axes, &ids, &here, many.transport.clone())
     }
 }
 

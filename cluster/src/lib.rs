@@ -22,9 +22,13 @@ mod control;
 mod door;
 mod frame;
 mod meet;
+mod meeting;
 mod recorder;
 mod start;
+pub mod stop;
+mod torch_store;
 mod wire;
 
 pub use cluster::Cluster;
-pub use start::{Carrier, Launcher, Meeting, Problem, Start, StartError};
+pub use start::{Launcher, Meeting, Over, Problem, Start, StartError, Sums};
+pub use torch_store::{StoreError, TorchStore};

@@ -12,14 +12,19 @@
 //! - Nothing: one process.
 
 mod error;
+mod slurm;
 mod sources;
 #[cfg(test)]
+mod sweep;
+#[cfg(test)]
 mod tests;
+mod variables;
 
 pub use error::{Problem, StartError};
 
-use sources::{Job, Variables};
+use sources::Job;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use variables::Variables;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +72,7 @@ pub enum Meeting {
         port: u16,
     },
     /// The launcher's TCPStore is there: process 0 listens where it likes and says so in the store.
+    /// The store outlives restarts, so what is said in it must name [`Start::restart`].
     TorchStore {
         /// A name or an address.
         host: String,
@@ -77,13 +83,30 @@ pub enum Meeting {
     ThroughMpi,
 }
 
-/// What carries tensors between processes, where their devices have nothing of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// Connections of our own.
+/// What carries tensors between processes (`ANYMESH_TRANSPORT`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Over {
+    /// NCCL where the devices are NVIDIA GPUs, MPI where it started the processes, else TCP; of
+    /// those that this build has.
+    #[default]
+    Auto,
+    /// TCP.
     Tcp,
-    /// The MPI of the job.
+    /// MPI.
     Mpi,
+    /// NCCL.
+    Nccl,
+}
+
+/// In which order sums over ranks are made (`ANYMESH_SUMS`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// In the order of the ranks where that costs nothing, else as the engine does it: NCCL has an
+    /// order of its own.
+    #[default]
+    Native,
+    /// In the order of the ranks: the bits of a simulated mesh, on every engine.
+    Fixed,
 }
 
 /// What the launcher told this process.
@@ -101,8 +124,6 @@ pub struct Start {
     pub launcher: Launcher,
     /// Where the processes find each other.
     pub meeting: Meeting,
-    /// What carries tensors (`ANYMESH_WIRE`: `tcp` or `mpi`); MPI in a job of MPI, if it was built in.
-    pub carrier: Carrier,
     /// How many times the launcher has started this run again.
     pub restart: u64,
     /// What the launcher calls this run: the same in all processes and restarts, another in other
@@ -116,6 +137,10 @@ pub struct Start {
     pub start_timeout: Duration,
     /// Where flight records go on a failure (`ANYMESH_FLIGHT`).
     pub flight: Option<PathBuf>,
+    /// What carries tensors.
+    pub over: Over,
+    /// In which order sums are made.
+    pub sums: Sums,
 }
 
 impl std::fmt::Debug for Start {
@@ -127,7 +152,6 @@ impl std::fmt::Debug for Start {
             .field("local_size", &self.local_size)
             .field("launcher", &self.launcher)
             .field("meeting", &self.meeting)
-            .field("carrier", &self.carrier)
             .field("restart", &self.restart)
             .field("run", &self.run)
             // Whoever reads a log must not be able to join.
@@ -135,6 +159,8 @@ impl std::fmt::Debug for Start {
             .field("timeout", &self.timeout)
             .field("start_timeout", &self.start_timeout)
             .field("flight", &self.flight)
+            .field("over", &self.over)
+            .field("sums", &self.sums)
             .finish()
     }
 }
@@ -149,13 +175,14 @@ impl Start {
             local_size: None,
             launcher: Launcher::None,
             meeting: Meeting::Alone,
-            carrier: Carrier::Tcp,
             restart: 0,
             run: None,
             token: None,
             timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(120),
             flight: None,
+            over: Over::Auto,
+            sums: Sums::Native,
         }
     }
 
@@ -226,7 +253,7 @@ impl Start {
             }
             (_, Some((host, port))) => Meeting::Bind { host, port },
             (Launcher::Slurm, None) => {
-                let (host, port) = sources::slurm_address(vars)?;
+                let (host, port) = slurm::address(vars)?;
                 Meeting::Bind { host, port }
             }
             (Launcher::OpenMpi | Launcher::Mpich, None) if mpi => Meeting::ThroughMpi,
@@ -240,13 +267,34 @@ impl Start {
             local_size,
             launcher,
             meeting,
-            carrier: sources::carrier(vars, launcher, mpi)?,
             restart,
             run,
             token: vars.text("ANYMESH_TOKEN")?.map(str::to_string),
             timeout: vars.seconds("ANYMESH_TIMEOUT", 300)?,
             start_timeout: vars.seconds("ANYMESH_START_TIMEOUT", 120)?,
             flight: vars.text("ANYMESH_FLIGHT")?.map(PathBuf::from),
+            over: match vars.text("ANYMESH_TRANSPORT")? {
+                None | Some("auto") => Over::Auto,
+                Some("tcp") => Over::Tcp,
+                Some("mpi") => Over::Mpi,
+                Some("nccl") => Over::Nccl,
+                Some(_) => {
+                    return Err(Problem::Value {
+                        name: "ANYMESH_TRANSPORT",
+                        expected: "auto, tcp, mpi or nccl",
+                    });
+                }
+            },
+            sums: match vars.text("ANYMESH_SUMS")? {
+                None | Some("native") => Sums::Native,
+                Some("fixed") => Sums::Fixed,
+                Some(_) => {
+                    return Err(Problem::Value {
+                        name: "ANYMESH_SUMS",
+                        expected: "native or fixed",
+                    });
+                }
+            },
         })
     }
 }

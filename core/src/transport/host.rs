@@ -69,6 +69,50 @@ impl AsRef<[u8]> for Outgoing {
     }
 }
 
+/// Where the elements of a plain tensor lie on its device, dense and in row-major order: for
+/// transports that move memory of devices. The tensor's memory stays as long as this does.
+#[derive(Clone, Debug)]
+pub struct DeviceMemory {
+    /// The memory.
+    pub buffer: Buffer,
+    /// Where the elements start, in bytes.
+    pub start: usize,
+    /// How many bytes they take.
+    pub bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Of a plain tensor, which a kernel copies where it is not dense; `None` where it has no
+    /// elements.
+    pub fn of(tensor: &Tensor) -> Result<Option<Self>> {
+        let dense = tensor.contiguous()?;
+        let size = dense.dtype().size();
+        Ok(dense.memory().map(|(buffer, layout)| Self {
+            buffer: buffer.clone(),
+            start: layout.offset * size,
+            bytes: dense.numel() * size,
+        }))
+    }
+
+    /// The tensor of a buffer that is filled, or will be before any kernel reads it.
+    pub fn filled(buffer: Buffer, dtype: DType, shape: Shape, device: &Device) -> Result<Tensor> {
+        let bytes = shape.checked_numel("receive")? as u64 * dtype.size() as u64;
+        if bytes > buffer.bytes() {
+            return Err(Error::argument(
+                "receive",
+                "buffer",
+                format!("{dtype}{shape} does not fit in {} bytes", buffer.bytes()),
+            ));
+        }
+        Ok(Tensor::of_memory(buffer, dtype, shape, device))
+    }
+
+    /// A tensor without elements.
+    pub fn nothing(dtype: DType, shape: Shape, device: &Device) -> Tensor {
+        Tensor::nothing(dtype, shape, device)
+    }
+}
+
 /// Host memory for a tensor that comes from elsewhere: filled, it becomes the tensor, without
 /// another copy where the device's memory is the host's.
 #[derive(Debug)]

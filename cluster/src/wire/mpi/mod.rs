@@ -26,18 +26,13 @@ mod requests;
 mod tests;
 
 use super::{Broken, Receive, Send, Wait, Wire};
-use crate::{
-    meet::{self, Place},
-    start::Start,
-};
+use crate::meet;
 use anymesh_core::{Error, transport::Incoming};
 use flight::Flight;
-use library::{Trouble, World};
+use library::Trouble;
+pub(crate) use library::World;
 use std::{
-    collections::hash_map::RandomState,
     ffi::c_int,
-    hash::BuildHasher,
-    net::SocketAddr,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -73,57 +68,6 @@ struct State {
     received: Vec<u64>,
 }
 
-/// Where process 0 listens, and the token that it asks for: every process of the job calls this.
-pub(crate) fn meet(start: &Start) -> Result<(Place, String), Error> {
-    let until = Instant::now() + start.start_timeout;
-    let world = World::join(until).map_err(|e| failed(e, start.start_timeout))?;
-    if (world.rank(), world.size()) != (start.rank, start.size) {
-        let detail = format!(
-            "the launcher says process {} of {}, MPI says {} of {}: was the program built with the MPI that started it?",
-            start.rank,
-            start.size,
-            world.rank(),
-            world.size()
-        );
-        return Err(Error::argument("init", "environment", detail));
-    }
-    let share = |text: &str| {
-        let told = world.share(text.as_bytes(), until);
-        told.map_err(|e| failed(e, start.start_timeout))
-    };
-    if start.rank == 0 {
-        // Others must get to it, and nobody else need.
-        let one_node = start.local_size == Some(start.size);
-        let host = if one_node {
-            "127.0.0.1".into()
-        } else {
-            meet::host()
-        };
-        let listener = meet::listen_at(meet::resolve(&host, 0)?);
-        let listening = listener.and_then(|listener| match listener.local_addr() {
-            Ok(address) => Ok((listener, address)),
-            Err(e) => Err(refused(e.to_string())),
-        });
-        // Where it cannot, the others are told, which wait for it.
-        let (listener, address) = listening.inspect_err(|_| drop(share("")))?;
-        let random = || RandomState::new().hash_one(start.rank);
-        let token = match &start.token {
-            Some(token) => token.clone(),
-            None => format!("{:016x}{:016x}", random(), random()),
-        };
-        share(&format!("{address} {token}"))?;
-        return Ok((Place::Here(listener), token));
-    }
-    let told = String::from_utf8(share("")?).unwrap_or_default();
-    let parsed = told
-        .split_once(' ')
-        .and_then(|(address, token)| Some((address.parse::<SocketAddr>().ok()?, token)));
-    match parsed {
-        Some((address, token)) => Ok((Place::Address(address), token.to_string())),
-        None => Err(refused("process 0 cannot listen".into())),
-    }
-}
-
 fn refused(detail: String) -> Error {
     Error::Transport {
         op: "init",
@@ -133,7 +77,7 @@ fn refused(detail: String) -> Error {
 }
 
 /// What is wrong with MPI, as an error of the start.
-fn failed(trouble: Trouble, within: Duration) -> Error {
+pub(crate) fn failed(trouble: Trouble, within: Duration) -> Error {
     match trouble {
         Trouble::Late(call) => Error::Timeout {
             op: "init",
@@ -158,7 +102,7 @@ impl Mpi {
         if met.guest.card.process != world.rank() {
             let (said, is) = (met.guest.card.process, world.rank());
             return Err(refused(format!(
-                "process {said} is {is} in the job of MPI: start it with mpirun or srun, or set ANYMESH_WIRE=tcp"
+                "process {said} is {is} in the job of MPI: start it with mpirun or srun, or set ANYMESH_TRANSPORT=tcp"
             )));
         }
         let key = format!("mpi {}", met.epoch);
