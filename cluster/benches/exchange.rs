@@ -60,7 +60,17 @@ fn main() -> Result<()> {
 
 /// 8 bytes to 64 MiB.
 fn sizes() -> impl Iterator<Item = usize> {
-    [8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20].into_iter()
+    [
+        8,
+        1 << 10,
+        16 << 10,
+        256 << 10,
+        1 << 20,
+        4 << 20,
+        16 << 20,
+        64 << 20,
+    ]
+    .into_iter()
 }
 
 /// The seconds of a call.
