@@ -58,7 +58,7 @@ impl Engine {
     }
 
     /// Fails where the cluster has failed.
-    fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
+    pub(crate) fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
         match self.control.alarm.has_rung() {
             false => Ok(()),
             true => match self.control.alarm.verdict() {
@@ -204,7 +204,7 @@ impl Engine {
         Ok(out)
     }
 
-    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
+    pub(crate) fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
         let op = "barrier";
         check_group(op, mesh, group.iter().copied())?;
         let own = self.control.process;
@@ -255,7 +255,7 @@ impl Drop for Engine {
 }
 
 /// What a message is, so that both ends notice when they mean different ones.
-fn digest(op: &'static str, mesh: &Mesh, part: &Part, to: usize) -> u64 {
+pub(crate) fn digest(op: &'static str, mesh: &Mesh, part: &Part, to: usize) -> u64 {
     let ids = mesh.ids();
     let start = Digest::default()
         .text(op)
@@ -267,7 +267,7 @@ fn digest(op: &'static str, mesh: &Mesh, part: &Part, to: usize) -> u64 {
 }
 
 /// Messages in a few words.
-fn describe(messages: &[Message]) -> String {
+pub(crate) fn describe(messages: &[Message]) -> String {
     match messages {
         [] => String::new(),
         [only] => format!("{}{}", only.part.dtype, only.part.shape),

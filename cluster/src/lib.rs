@@ -23,6 +23,8 @@ mod door;
 mod frame;
 mod meet;
 mod meeting;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod recorder;
 mod start;
 pub mod stop;
