@@ -64,7 +64,14 @@ struct Inner {
 struct Many {
     world: World,
     /// Shared by all meshes: the calls of a process have one order.
-    transport: Arc<dyn Transport>,
+    transport: Arc<Background>,
+}
+
+impl Drop for Many {
+    /// The end of a program would end calls that others wait for.
+    fn drop(&mut self) {
+        let _ = self.transport.settle();
+    }
 }
 
 impl fmt::Debug for Cluster {
