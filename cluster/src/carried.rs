@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// Fails where the cluster has failed.
-    fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
+    pub(crate) fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
         match self.control.alarm.has_rung() {
             false => Ok(()),
             true => match self.control.alarm.verdict() {
@@ -209,7 +209,7 @@ impl Engine {
         Ok(out)
     }
 
-    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
+    pub(crate) fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
         let op = "barrier";
         check_group(op, mesh, group.iter().copied())?;
         let own = self.control.process;

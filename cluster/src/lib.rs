@@ -24,6 +24,8 @@ mod frame;
 mod gather;
 mod meet;
 mod meeting;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod recorder;
 mod start;
 pub mod stop;
