@@ -128,18 +128,52 @@ pub fn run(device: &Device, options: &Options) -> Report {
         let mut report = Report::default();
         while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut sweep = Sweep::new(entry.name, options);
-            sweep_op(entry, meshes, &mut sweep);
+            sweep_op(entry, device, meshes, &mut sweep);
             report.join(sweep.finish());
         }
         report
     })
 }
 
-fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
-    let every = sweep.options.every.max(1);
-    let Some(device) = meshes.first().map(|mesh| mesh.device(0)) else {
-        return;
+/// Sweeps all ops as one of several processes, each of which calls this with the same options (the
+/// seed is one of them) and compares what its own ranks hold. `mesh` makes a mesh over the
+/// processes, as this one sees it; `device` is where the process computes what is expected.
+///
+/// A mesh may have no rank in this process. After an error of communication the sweep ends, because
+/// the processes are no longer at the same case.
+pub fn over_processes(
+    device: &Device,
+    mesh: impl Fn(&str) -> Result<Mesh>,
+    options: &Options,
+) -> Report {
+    let start = Instant::now();
+    let meshes = options.meshes.iter().map(|axes| mesh(axes));
+    let meshes = match meshes.collect::<Result<Vec<_>>>() {
+        Ok(meshes) => meshes,
+        Err(error) => return Report::failed(options, error.to_string()),
     };
+    let mut total = Report {
+        seed: options.seed,
+        ..Report::default()
+    };
+    for entry in registry::entries() {
+        if !entry.name.contains(&options.filter) {
+            continue;
+        }
+        let mut sweep = Sweep::new(entry.name, options);
+        sweep_op(entry, device, &meshes, &mut sweep);
+        let lost = sweep.lost;
+        total.join(sweep.finish());
+        if lost {
+            break;
+        }
+    }
+    total.time = start.elapsed();
+    total
+}
+
+fn sweep_op(entry: &'static Entry, device: &Device, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
+    let every = sweep.options.every.max(1);
     for (i, sample) in entry.samples().iter().enumerate().step_by(every) {
         let attrs = Attrs::new(entry, &sample.attrs);
         // What it gives without a mesh is the same for all of them.
@@ -157,6 +191,9 @@ fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
             Reference::new(program, &inputs, device, sweep.options.gradients)
         });
         for mesh in meshes {
+            if sweep.lost {
+                return;
+            }
             let result = match &reference {
                 Ok(reference) => sweep.program(reference, mesh, i),
                 Err(error) => Err(error.clone()),

@@ -51,7 +51,8 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     }
     if best.recv_bytes > 0 {
         let decision = Digest::default().sharding(source.sharding());
-        fingerprint::fold("reshard", decision.sharding(sharding).0);
+        let caller = ledger::caller();
+        fingerprint::fold("reshard", caller, decision.sharding(sharding).0);
         if let Some(watcher) = watcher().filter(|_| planned.is_none()) {
             watcher.reshard(x, source.sharding(), sharding, mesh)?;
         }

@@ -38,6 +38,8 @@
 mod check;
 mod collectives;
 mod fault;
+#[cfg(not(target_family = "wasm"))]
+mod gather;
 mod host;
 mod in_process;
 mod no_values;
@@ -47,6 +49,8 @@ mod threads;
 
 pub use check::check_group;
 pub use fault::{Counts, Fault, Faulty};
+#[cfg(not(target_family = "wasm"))]
+pub use gather::gather_bytes;
 pub use host::{Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;
