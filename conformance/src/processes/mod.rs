@@ -12,7 +12,6 @@ use anymesh_core::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
     time::Duration,
 };
 
@@ -25,23 +24,6 @@ pub const SPREADS: [&[&[usize]]; 5] = [
     &[&[0, 1, 2, 3]],
     &[&[0, 2], &[], &[1, 3]],
 ];
-
-/// The mesh with these axes that each process sees: it has the ranks of its group, which are named as
-/// they are counted.
-pub fn meshes(
-    device: &Device,
-    axes: &str,
-    groups: &[&[usize]],
-    transport: Arc<dyn Transport>,
-) -> Result<Vec<Mesh>> {
-    let ranks: usize = groups.iter().map(|group| group.len()).sum();
-    let ids: Vec<usize> = (0..ranks).collect();
-    let seen = |group: &&[usize]| {
-        let here: Vec<(usize, Device)> = group.iter().map(|r| (*r, device.clone())).collect();
-        Mesh::spread(axes, &ids, &here, transport.clone())
-    };
-    groups.iter().map(seen).collect()
-}
 
 /// Runs a program in a thread for each group of ranks, as processes would that have those ranks, and
 /// gives what each came to.
@@ -70,9 +52,27 @@ pub fn run<T: Send>(
     limit: Duration,
     program: impl Fn(&Mesh) -> Result<T> + Sync,
 ) -> Result<Vec<Result<T>>> {
+    run_on(|_| device.clone(), axes, groups, limit, program)
+}
+
+/// [`run`] with a device for each rank.
+pub fn run_on<T: Send>(
+    device: impl Fn(usize) -> Device,
+    axes: &str,
+    groups: &[&[usize]],
+    limit: Duration,
+    program: impl Fn(&Mesh) -> Result<T> + Sync,
+) -> Result<Vec<Result<T>>> {
     let transport = Threads::new(limit);
-    let meshes = meshes(device, axes, groups, transport.clone())?;
-    let process = |mesh: &Mesh, group: &[usize]| {
+    let ranks: usize = groups.iter().map(|group| group.len()).sum();
+    let ids: Vec<usize> = (0..ranks).collect();
+    // Ranks are named as they are counted.
+    let seen = |group: &&[usize]| {
+        let here: Vec<(usize, Device)> = group.iter().map(|r| (*r, device(*r))).collect();
+        Mesh::spread(axes, &ids, &here, transport.clone())
+    };
+    let meshes = groups.iter().map(seen).collect::<Result<Vec<_>>>()?;
+    let process = |mesh: &Mesh| {
         let result = catch_unwind(AssertUnwindSafe(|| program(mesh)));
         let dead = Error::argument("processes", "program", "it panicked");
         let error = match &result {
@@ -80,16 +80,13 @@ pub fn run<T: Send>(
             Ok(Err(error)) => error,
             Err(_) => &dead,
         };
-        transport.report(group.first().copied().unwrap_or(usize::MAX), error);
+        transport.report(mesh.addressable().next().unwrap_or(ranks), error);
         result
     };
     let ended: Vec<_> = std::thread::scope(|scope| {
-        let start = |(mesh, group)| {
-            let process = &process;
-            scope.spawn(move || process(mesh, group))
-        };
-        let groups = groups.iter().copied();
-        let threads: Vec<_> = meshes.iter().zip(groups).map(start).collect();
+        let process = &process;
+        let start = |mesh| scope.spawn(move || process(mesh));
+        let threads: Vec<_> = meshes.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     });
     let result = |ended: std::thread::Result<_>| match ended.and_then(|program| program) {

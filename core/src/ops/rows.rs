@@ -235,6 +235,9 @@ impl Begun {
         if most.is_none() {
             mesh.check_here(OP)?;
             Dry::check("counting rows")?;
+            if !mesh.has_values() {
+                return Err(crate::meta::no_values(mesh.device(0).name()));
+            }
         }
         let x = x.reshard(x.sharding().whole())?;
         let ends = mesh.size(named);
