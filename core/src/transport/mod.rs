@@ -47,6 +47,8 @@ mod call;
 mod check;
 mod collectives;
 mod fault;
+#[cfg(not(target_family = "wasm"))]
+mod gather;
 mod host;
 mod in_process;
 mod no_values;
@@ -59,6 +61,8 @@ pub use call::{Arrived, Call, Pending};
 pub use check::{check_group, check_parts};
 pub use collectives::check_broadcast;
 pub use fault::{Counts, Fault, Faulty};
+#[cfg(not(target_family = "wasm"))]
+pub use gather::gather_bytes;
 pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;

@@ -4,5 +4,7 @@
 mod support;
 
 mod cost;
+mod processes;
 mod reshard;
+mod rows;
 mod transport;
