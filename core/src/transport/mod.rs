@@ -195,7 +195,7 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     }
 
     /// Begins a call. It takes its place among the calls of this process here, and its errors are
-    /// returned by [`Pending::wait`]. Provided for transports that do nothing beside the program:
+    /// returned by [`Pending::wait`]. One that makes [no sense](Call::check) is refused at once. Provided for transports that do nothing beside the program:
     /// they make the call at once.
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
         Ok(Box::new(call::Made::run(self, mesh, call)))
