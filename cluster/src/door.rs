@@ -393,9 +393,7 @@ pub(crate) fn introduce(
     // One that was refused before it had said all may read why.
     match read_frame(stream, HELLO_BYTES, patience) {
         Ok(Answer::Welcome) => Ok(()),
-        Ok(Answer::Refused(reason)) => {
-            Err(Closed::Refused(format!("{address} refused: {reason}")))
-        }
+        Ok(Answer::Refused(reason)) => Err(Closed::Refused(format!("{address} refused: {reason}"))),
         Err(e) => Err(Closed::of(address, said.as_ref().err().unwrap_or(&e))),
     }
 }
@@ -405,7 +403,9 @@ pub(crate) fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpSt
     let mut pause = Duration::from_millis(5);
     loop {
         // A machine that does not answer is asked again, so that a failure elsewhere is noticed.
-        let most = patience.left().clamp(Duration::from_millis(1), Duration::from_secs(1));
+        let most = patience
+            .left()
+            .clamp(Duration::from_millis(1), Duration::from_secs(1));
         let failed = match TcpStream::connect_timeout(&address, most) {
             Ok(stream) => match in_turns(&stream) {
                 Ok(()) => return Ok(stream),
