@@ -445,7 +445,8 @@ fn unplaced(op: &'static str, rank: usize) -> Error {
 impl Drop for Nccl {
     fn drop(&mut self) {
         let made = std::mem::take(self.made.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let within = self.engine.deadline.min(Duration::from_secs(5));
+        // Others may still be on their way to a call that this process has queued.
+        let within = self.engine.deadline;
         for (_, communicator) in made.iter().flat_map(|group| group.iter()) {
             // What is not closed in time is aborted; nobody is left to tell.
             let _ = communicator.close(within);
