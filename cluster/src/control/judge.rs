@@ -55,7 +55,11 @@ pub(crate) fn judge(
         return Verdict::Diverged { calls };
     }
     // Whoever waits leads to whom it waits for, until one is found that does not wait.
-    let (mut at, mut path) = (blamed.first().copied().unwrap_or(reporter), vec![reporter]);
+    let first = match waiting(witnesses, reporter) {
+        Some(call) => awaited(witnesses, call, &blamed),
+        None => blamed.first().copied(),
+    };
+    let (mut at, mut path) = (first.unwrap_or(reporter), vec![reporter]);
     loop {
         if let Some(start) = path.iter().position(|p| *p == at) {
             // They wait for each other: their programs differ without having met.
@@ -66,7 +70,9 @@ pub(crate) fn judge(
             return differ(witnesses, a, b);
         }
         path.push(at);
-        match waiting(witnesses, at).and_then(|call| call.waits_for.first().copied()) {
+        let next =
+            waiting(witnesses, at).and_then(|call| awaited(witnesses, call, &call.waits_for));
+        match next {
             Some(next) => at = next,
             None => break,
         }
@@ -95,10 +101,23 @@ fn told(witnesses: &[Witness], process: usize) -> Option<&Record> {
     }
 }
 
-/// The call in which a process waits.
+/// The call in which a process waits: the first, where calls are queued behind each other.
 fn waiting(witnesses: &[Witness], process: usize) -> Option<&Call> {
-    let last = told(witnesses, process)?.calls.last()?;
-    (last.state != State::Done).then_some(last)
+    let calls = &told(witnesses, process)?.calls;
+    let first = calls.iter().find(|call| call.state == State::Waiting);
+    first.or_else(|| calls.last().filter(|last| last.state != State::Done))
+}
+
+/// Whom a call really waits for: of a call that all members make, the first who has not made it.
+fn awaited(witnesses: &[Witness], call: &Call, processes: &[usize]) -> Option<usize> {
+    let came = |process: &usize| {
+        call.in_group > 0
+            && told(witnesses, *process).is_some_and(|record| {
+                let same = |c: &Call| c.group == call.group && c.in_group == call.in_group;
+                record.calls.iter().any(same)
+            })
+    };
+    processes.iter().copied().find(|process| !came(process))
 }
 
 /// What a process that waits for nobody is doing.
@@ -239,4 +258,72 @@ fn first_decision(left: &Record, right: &Record) -> Option<Box<[Step; 2]>> {
         return Some(Box::new([step(left.process, x), step(right.process, y)]));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::FORMAT;
+
+    fn call(n: u64, in_group: u64, own: usize, state: State) -> Call {
+        Call {
+            n,
+            group: vec![0, 1, 2],
+            in_group,
+            op: "all_reduce".into(),
+            detail: "f32[8]".into(),
+            digest: format!("{in_group}"),
+            caller: "main.rs:7".into(),
+            on_behalf_of: String::new(),
+            state,
+            waits_for: (0..3).filter(|p| *p != own).collect(),
+            pairs: vec![],
+            seconds: 0.0,
+        }
+    }
+
+    fn witness(process: usize, calls: Vec<Call>) -> Witness {
+        Witness::Told(Box::new(Record {
+            format: FORMAT.into(),
+            process,
+            size: 3,
+            host: "here".into(),
+            pid: 1,
+            version: "1".into(),
+            error: None,
+            unix_time: 0.0,
+            calls,
+            decisions: vec![],
+        }))
+    }
+
+    #[test]
+    fn of_a_call_that_all_make_the_one_who_has_not_is_missing_though_others_wait_for_each_other() {
+        // Two have queued the third call and one more behind it; the last is at its second.
+        let ahead = |own: usize| {
+            let calls = [
+                (1, State::Done),
+                (2, State::Done),
+                (3, State::Waiting),
+                (4, State::Waiting),
+            ];
+            calls
+                .map(|(n, state)| call(n, n, own, state))
+                .into_iter()
+                .collect()
+        };
+        let late = vec![call(1, 1, 2, State::Done), call(2, 2, 2, State::Done)];
+        let witnesses = [witness(0, ahead(0)), witness(1, ahead(1)), witness(2, late)];
+        for reporter in [0, 1] {
+            let trouble = Trouble::Late {
+                from: (0..3).filter(|p| *p != reporter).collect(),
+                seconds: 6.0,
+            };
+            let verdict = judge(reporter, &trouble, &witnesses, &|p| format!("process {p}"));
+            assert!(
+                matches!(&verdict, Verdict::Missing { processes, .. } if *processes == [2]),
+                "{verdict:?}"
+            );
+        }
+    }
 }

@@ -676,10 +676,10 @@ impl Nccl {
                 let Some(device) = device else {
                     return Err(unplaced(op, group[*at]).into());
                 };
-                let to = match (&given, *at == source) {
+                let (from, to) = match (&given, *at == source) {
                     (Some(given), true) => {
                         out[*at] = root.data.clone();
-                        communicator.region(&given.buffer, given.start)?
+                        (communicator.region(&given.buffer, given.start)?, None)
                     }
                     _ => {
                         device.check(dtype, shape.numel())?;
@@ -687,12 +687,12 @@ impl Nccl {
                         let to = communicator.region(&buffer, 0)?;
                         out[*at] =
                             Some(DeviceMemory::filled(buffer, dtype, shape.clone(), device)?);
-                        to
+                        (to.clone(), Some(to))
                     }
                 };
                 work.push(Work {
                     op: Op::Broadcast {
-                        from: to.clone(),
+                        from,
                         to,
                         bytes,
                         root: source,

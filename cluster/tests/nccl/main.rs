@@ -7,6 +7,7 @@
 mod bench;
 mod roles;
 #[path = "../cluster/run.rs"]
+#[allow(dead_code, reason = "shared with the tests of other transports")]
 mod run;
 
 use anymesh_conformance::sweep::Options;
