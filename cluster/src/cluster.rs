@@ -330,14 +330,13 @@ impl Many {
         }
         let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        let (transport, line): (Arc<dyn Transport>, _) =
-            match over_nccl(&world, &engine, start, devices)? {
-                Some(transport) => (transport, None),
-                None => {
-                    let line = Background::new(Arc::new(Carried(engine)));
-                    (line.clone(), Some(line))
-                }
-            };
+        let (transport, line) = match over_nccl(&world, &engine, start, devices)? {
+            Some(transport) => (transport, None),
+            None => {
+                let line = Background::new(Arc::new(Carried(engine)));
+                (line.clone() as Arc<dyn Transport>, Some(line))
+            }
+        };
         Ok(Self {
             world,
             transport,

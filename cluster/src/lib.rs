@@ -21,6 +21,7 @@ mod cluster;
 mod control;
 mod door;
 mod frame;
+mod gather;
 mod meet;
 mod meeting;
 #[cfg(feature = "nccl")]
