@@ -54,9 +54,13 @@ impl Call {
         let name = self.name();
         match self {
             Call::Exchange { messages } => messages.iter().try_for_each(|m| m.check(mesh)),
-            Call::AllReduce { parts, .. } => check::parts(name, mesh, parts, &[], &[]),
-            Call::AllGather { parts, dim } => check::parts(name, mesh, parts, &[*dim], &[*dim]),
-            Call::ReduceScatter { parts, dim, .. } => check::parts(name, mesh, parts, &[*dim], &[]),
+            Call::AllReduce { parts, .. } => check::check_parts(name, mesh, parts, &[], &[]),
+            Call::AllGather { parts, dim } => {
+                check::check_parts(name, mesh, parts, &[*dim], &[*dim])
+            }
+            Call::ReduceScatter { parts, dim, .. } => {
+                check::check_parts(name, mesh, parts, &[*dim], &[])
+            }
         }
     }
 
