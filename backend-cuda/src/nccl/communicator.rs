@@ -525,8 +525,8 @@ pub enum Op {
     Broadcast {
         /// What the root gives; not read elsewhere.
         from: Region,
-        /// What it gets; may be `from` on the root.
-        to: Region,
+        /// What it gets; the root has it already.
+        to: Option<Region>,
         /// Bytes.
         bytes: usize,
         /// Whose.
@@ -558,8 +558,8 @@ impl Op {
         match self {
             Self::AllReduce { from, to, .. }
             | Self::AllGather { from, to, .. }
-            | Self::ReduceScatter { from, to, .. }
-            | Self::Broadcast { from, to, .. } => (Some(from), Some(to)),
+            | Self::ReduceScatter { from, to, .. } => (Some(from), Some(to)),
+            Self::Broadcast { from, to, .. } => (Some(from), to.as_ref()),
             Self::Send { from, .. } => (Some(from), None),
             Self::Recv { to, .. } => (None, Some(to)),
         }
@@ -625,7 +625,7 @@ impl Op {
                     "ncclBroadcast",
                     (call.ncclBroadcast)(
                         read(from),
-                        write(to),
+                        write(to.as_ref().unwrap_or(from)),
                         *bytes,
                         BYTES,
                         number(*root)?,

@@ -297,6 +297,11 @@ impl Event {
 
     /// Whether the stream has come there. Never waits for the device.
     pub(super) fn is_over(&self) -> Result<bool, Error> {
+        let context = &self.events.context;
+        context.bind_to_thread().map_err(|e| Error::Driver {
+            call: "cuCtxSetCurrent",
+            detail: e.to_string(),
+        })?;
         // SAFETY: a live handle.
         match unsafe { driver::cuEventQuery(self.raw()) } {
             driver::CUresult::CUDA_ERROR_NOT_READY => Ok(false),

@@ -169,10 +169,11 @@ fn told(witnesses: &[Witness], process: usize) -> Option<&Record> {
     }
 }
 
-/// The call in which a process waits.
+/// The call in which a process waits: the first, where calls are queued behind each other.
 fn waiting(witnesses: &[Witness], process: usize) -> Option<&Call> {
-    let last = told(witnesses, process)?.calls.last()?;
-    (last.state != State::Done).then_some(last)
+    let calls = &told(witnesses, process)?.calls;
+    let first = calls.iter().find(|call| call.state == State::Waiting);
+    first.or_else(|| calls.last().filter(|last| last.state != State::Done))
 }
 
 /// What a process is doing that waits for nobody.

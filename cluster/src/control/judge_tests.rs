@@ -304,3 +304,34 @@ fn records_of_strangers_do_not_lead_outside() {
     late(1, &[0], &witnesses);
     late(1, &[], &witnesses);
 }
+
+#[test]
+fn where_calls_are_queued_behind_each_other_the_first_that_waits_tells_who_is_missing() {
+    let collective = |n: u64, own: usize, state: State| Call {
+        group: vec![0, 1, 2],
+        in_group: n,
+        digest: n.to_string(),
+        ..call(
+            n,
+            "all_reduce",
+            state,
+            &(0..3).filter(|p| *p != own).collect::<Vec<_>>(),
+            &[],
+        )
+    };
+    // Two have queued the second call and one of their own behind it; the third is at the first.
+    let ahead = |own: usize| {
+        let alone = Call {
+            group: vec![0, 1],
+            in_group: 1,
+            ..call(3, "all_gather", State::Waiting, &[1 - own], &[])
+        };
+        let done = collective(1, own, State::Done);
+        told_by(own, vec![done, collective(2, own, State::Waiting), alone])
+    };
+    let behind = told_by(2, vec![collective(1, 2, State::Done)]);
+    let witnesses = [ahead(0), ahead(1), behind];
+    for (reporter, from) in [(0, [1, 2]), (1, [0, 2])] {
+        assert_eq!(missing(late(reporter, &from, &witnesses)).0, [2]);
+    }
+}

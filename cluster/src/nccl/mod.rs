@@ -445,7 +445,8 @@ fn unplaced(op: &'static str, rank: usize) -> Error {
 impl Drop for Nccl {
     fn drop(&mut self) {
         let made = std::mem::take(self.made.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let within = self.engine.deadline.min(Duration::from_secs(5));
+        // Others may still be on their way to a call that this process has queued.
+        let within = self.engine.deadline;
         for (_, communicator) in made.iter().flat_map(|group| group.iter()) {
             // What is not closed in time is aborted; nobody is left to tell.
             let _ = communicator.close(within);
@@ -675,10 +676,10 @@ impl Nccl {
                 let Some(device) = device else {
                     return Err(unplaced(op, group[*at]).into());
                 };
-                let to = match (&given, *at == source) {
+                let (from, to) = match (&given, *at == source) {
                     (Some(given), true) => {
                         out[*at] = root.data.clone();
-                        communicator.region(&given.buffer, given.start)?
+                        (communicator.region(&given.buffer, given.start)?, None)
                     }
                     _ => {
                         device.check(dtype, shape.numel())?;
@@ -686,12 +687,12 @@ impl Nccl {
                         let to = communicator.region(&buffer, 0)?;
                         out[*at] =
                             Some(DeviceMemory::filled(buffer, dtype, shape.clone(), device)?);
-                        to
+                        (to.clone(), Some(to))
                     }
                 };
                 work.push(Work {
                     op: Op::Broadcast {
-                        from: to.clone(),
+                        from,
                         to,
                         bytes,
                         root: source,

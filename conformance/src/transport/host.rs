@@ -9,6 +9,18 @@ pub(super) trait Sample: Element + Copy {
     fn sample(n: u64) -> Self;
     /// The values combined in order.
     fn reduce(values: &[Self], reduction: Reduction) -> Self;
+
+    /// How far a sum or a product in any order, rounded at every step, can be from the one in order:
+    /// `2 k u` times the sum of the absolute values, or times the product, for `k` values and half
+    /// the distance `u` from 1 to the next number. Nothing for what has the same bits in any order.
+    fn spread(_values: &[Self], _reduction: Reduction) -> Option<f64> {
+        None
+    }
+
+    /// As a number.
+    fn number(self) -> f64 {
+        f64::NAN
+    }
 }
 
 impl Sample for bool {
@@ -48,8 +60,24 @@ macro_rules! integers {
 integers!(u8, u32, i32, i64);
 
 macro_rules! floats {
-    ($($t:ty as $wide:ty, $widen:expr, $round:expr;)*) => {$(
+    ($($t:ty as $wide:ty, $widen:expr, $round:expr, $unit:expr;)*) => {$(
         impl Sample for $t {
+            fn number(self) -> f64 {
+                f64::from($widen(self))
+            }
+
+            fn spread(values: &[Self], reduction: Reduction) -> Option<f64> {
+                let unit: Option<f64> = $unit;
+                let unit = unit?;
+                let sizes = values.iter().map(|v| v.number().abs());
+                let size: f64 = match reduction {
+                    Reduction::Sum => sizes.sum(),
+                    Reduction::Prod => sizes.product(),
+                    _ => return None,
+                };
+                Some(2.0 * values.len() as f64 * unit * size)
+            }
+
             fn sample(n: u64) -> Self {
                 // More digits than the dtype has, so that sums and products must round; small
                 // enough that none overflows.
@@ -72,12 +100,12 @@ macro_rules! floats {
     )*};
 }
 floats! {
-    f32 as f32, |x| x, |x| x;
-    f64 as f64, |x| x, |x| x;
-    f16 as f32, f16::to_f32, f16::from_f32;
-    bf16 as f32, bf16::to_f32, bf16::from_f32;
-    F8E4M3 as f32, F8E4M3::to_f32, F8E4M3::from_f32;
-    F8E5M2 as f32, F8E5M2::to_f32, F8E5M2::from_f32;
+    f32 as f32, |x| x, |x| x, Some(0.5f64.powi(24));
+    f64 as f64, |x| x, |x| x, Some(0.5f64.powi(53));
+    f16 as f32, f16::to_f32, f16::from_f32, Some(0.5f64.powi(11));
+    bf16 as f32, bf16::to_f32, bf16::from_f32, Some(0.5f64.powi(8));
+    F8E4M3 as f32, F8E4M3::to_f32, F8E4M3::from_f32, None;
+    F8E5M2 as f32, F8E5M2::to_f32, F8E5M2::from_f32, None;
 }
 
 /// A dense array in row-major order.
@@ -85,6 +113,8 @@ floats! {
 pub(super) struct Array<T> {
     pub(super) dims: Vec<usize>,
     data: Vec<T>,
+    /// How far each element may be off; nothing where bits must be the same.
+    within: Option<Vec<f64>>,
 }
 
 impl<T: Sample> Array<T> {
@@ -99,6 +129,7 @@ impl<T: Sample> Array<T> {
             data: (0..dims.iter().product())
                 .map(|i| T::sample(mix(i) ^ mix(i) >> 32))
                 .collect(),
+            within: None,
         }
     }
 
@@ -115,6 +146,19 @@ impl<T: Sample> Array<T> {
         Self {
             dims: arrays[0].dims.clone(),
             data,
+            within: None,
+        }
+    }
+
+    /// The same, where a transport may combine in another order.
+    pub(super) fn reduce_loosely(arrays: &[Self], reduction: Reduction) -> Self {
+        let spread = |i: usize| {
+            let values: Vec<T> = arrays.iter().map(|a| a.data[i]).collect();
+            T::spread(&values, reduction)
+        };
+        Self {
+            within: (0..arrays[0].data.len()).map(spread).collect(),
+            ..Self::reduce(arrays, reduction)
         }
     }
 
@@ -122,12 +166,19 @@ impl<T: Sample> Array<T> {
     pub(super) fn cut(&self, dim: usize, range: Range<usize>) -> Self {
         let mut dims = self.dims.clone();
         dims[dim] = range.len();
-        let data = self
-            .rows(dim)
-            .flat_map(|row| self.steps(row, dim, range.clone()))
-            .copied()
-            .collect();
-        Self { dims, data }
+        let steps = |row: usize| self.steps(row, dim, range.clone());
+        Self {
+            data: (self.rows(dim).flat_map(steps))
+                .map(|i| self.data[i])
+                .collect(),
+            within: self.within.as_ref().map(|within| {
+                let steps = |row: usize| self.steps(row, dim, range.clone());
+                (self.rows(dim).flat_map(steps))
+                    .map(|i| within[i])
+                    .collect()
+            }),
+            dims,
+        }
     }
 
     /// Arrays joined along a dimension.
@@ -137,13 +188,17 @@ impl<T: Sample> Array<T> {
         let data = arrays[0]
             .rows(dim)
             .flat_map(|row| {
-                arrays
-                    .iter()
-                    .flat_map(move |a| a.steps(row, dim, 0..a.dims[dim]))
+                arrays.iter().flat_map(move |a| {
+                    let steps = a.steps(row, dim, 0..a.dims[dim]);
+                    steps.map(|i| a.data[i])
+                })
             })
-            .copied()
             .collect();
-        Self { dims, data }
+        Self {
+            dims,
+            data,
+            within: None,
+        }
     }
 
     /// All positions in the dimensions before `dim`.
@@ -151,11 +206,11 @@ impl<T: Sample> Array<T> {
         0..self.dims[..dim].iter().product()
     }
 
-    /// The elements with `range` in `dim`, in one position of the dimensions before it.
-    fn steps(&self, row: usize, dim: usize, range: Range<usize>) -> &[T] {
+    /// Where the elements with `range` in `dim` are, in one position of the dimensions before it.
+    fn steps(&self, row: usize, dim: usize, range: Range<usize>) -> Range<usize> {
         let inner: usize = self.dims[dim + 1..].iter().product();
         let start = row * self.dims[dim] * inner;
-        &self.data[start + range.start * inner..start + range.end * inner]
+        start + range.start * inner..start + range.end * inner
     }
 
     /// On a device; `transposed` lies in memory with its two dimensions swapped.
@@ -169,7 +224,7 @@ impl<T: Sample> Array<T> {
         }
     }
 
-    /// Whether a tensor has the same type and bits.
+    /// Whether a tensor has the same type and bits, or values that are close enough.
     pub(super) async fn compare(&self, got: &Tensor) -> Result<(), String> {
         if got.dtype() != T::DTYPE || got.dims() != self.dims {
             return Err(format!(
@@ -184,6 +239,20 @@ impl<T: Sample> Array<T> {
             return Ok(());
         }
         let values = T::from_bytes(&bytes);
+        if let Some(within) = &self.within {
+            let off = |i: usize| (values[i].number() - self.data[i].number()).abs();
+            let wrong = (0..self.data.len()).find(|i| !(off(*i) <= within[*i]));
+            return match wrong {
+                None => Ok(()),
+                Some(i) => Err(format!(
+                    "element {i} of {}: got {:?}, expected {:?}, which may be off by {}",
+                    got.type_string(),
+                    values[i],
+                    self.data[i],
+                    within[i]
+                )),
+            };
+        }
         let at = values
             .iter()
             .zip(&self.data)

@@ -20,7 +20,7 @@ mod reductions;
 mod started;
 
 use anymesh_core::transport::{Part, Transport};
-use anymesh_core::{Error, F8E4M3, F8E5M2, Mesh, Result, Tensor, bf16, f16};
+use anymesh_core::{DType, Error, F8E4M3, F8E5M2, Mesh, Result, Tensor, bf16, f16};
 use host::{Array, Sample};
 pub use started::Started;
 use std::sync::Arc;
@@ -56,9 +56,30 @@ const GROUPS: [(usize, &[usize]); 8] = [
     (4, &[3, 0, 2, 1]),
 ];
 
+/// What sums and products of floats are held to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// The bits of the sum in the order of the parts, which is the contract.
+    InOrder,
+    /// The sum in any order, rounded at every step: for engines that add in an order of their own.
+    /// `k` parts may give `2 k u` times the sum of their absolute values more or less, where `u` is
+    /// half the distance from 1 to the next number of the dtype; a product that much of itself.
+    InAnyOrder,
+}
+
 /// Holds the transport of the meshes that `mesh_of` makes (one axis, that many ranks) to everything
 /// it promises.
 pub async fn run(mesh_of: impl Fn(usize) -> Result<Mesh>) -> Report {
+    run_with(mesh_of, Sums::InOrder, &DType::ALL).await
+}
+
+/// The same for some dtypes, with a choice for sums and products of floats of 16 bits and more.
+/// Everything else has the right bits in any case.
+pub async fn run_with(
+    mesh_of: impl Fn(usize) -> Result<Mesh>,
+    sums: Sums,
+    dtypes: &[DType],
+) -> Report {
     let mut report = Report::default();
     for (ranks, group) in GROUPS {
         let made = mesh_of(ranks).and_then(|mesh| match mesh.transport() {
@@ -78,13 +99,15 @@ pub async fn run(mesh_of: impl Fn(usize) -> Result<Mesh>) -> Report {
             mesh,
             transport,
             group,
+            sums,
             report: &mut report,
         };
         macro_rules! for_each_dtype {
             ($($t:ty),*) => {$(
                 // A process without a rank of the mesh takes part in nothing.
                 let held = suite.mesh.addressable().len() > 0;
-                if !held || suite.mesh.device(0).supports(<$t>::DTYPE) {
+                let supported = !held || suite.mesh.device(0).supports(<$t>::DTYPE);
+                if supported && dtypes.contains(&<$t>::DTYPE) {
                     moves::check::<$t>(&mut suite).await;
                     reductions::check::<$t>(&mut suite).await;
                 }
@@ -104,6 +127,7 @@ struct Suite<'a> {
     mesh: Mesh,
     transport: Arc<dyn Transport>,
     group: &'a [usize],
+    sums: Sums,
     report: &'a mut Report,
 }
 

@@ -163,6 +163,7 @@ async fn exchange<T: Sample>(suite: &mut Suite<'_>) {
         mesh: suite.mesh.clone(),
         transport: suite.transport.clone(),
         group: &[to],
+        sums: suite.sums,
         report: &mut *suite.report,
     };
     let what = format!("a message from {from}");
