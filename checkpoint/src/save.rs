@@ -209,7 +209,10 @@ impl Saver<'_> {
                 written.regions.entry(tensor).or_default().push(stored)
             });
         }
-        self.files.sync_folder(folder)?;
+        // Who wrote nothing need not see the folder.
+        if !work.is_empty() {
+            self.files.sync_folder(folder)?;
+        }
         Ok(written)
     }
 }

@@ -321,3 +321,94 @@ fn a_process_that_never_comes_is_named_and_the_next_save_is_not_in_the_way() {
         check(&result.expect("saved")).expect("whole");
     }
 }
+
+/// A stage of a pipeline for each index along `a`, and something that lies on all ranks.
+fn stages(step: u64, mesh: &Mesh) -> Result<Contents, Error> {
+    let (first, second) = (mesh.at("a", 0)?, mesh.at("a", 1)?);
+    let tensors = BTreeMap::from([
+        ("first".to_string(), counting(&[7, 5], &first, "[@b, _]")?),
+        ("second".to_string(), counting(&[6, 4], &second, "[_, @b]")?),
+        ("norm".to_string(), counting(&[3], &second, "[_]")?),
+        ("all".to_string(), counting(&[9], mesh, "[@a@b]")?),
+    ]);
+    let (parts, length) = Fused::places([("m.first", &[7usize, 5][..])], 16);
+    Ok(Contents {
+        step,
+        tensors,
+        fused: vec![Fused {
+            buffer: counting(&[length], &first, "[@b]")?,
+            parts,
+        }],
+        ..Contents::default()
+    })
+}
+
+#[test]
+fn stages_on_different_processes_are_one_checkpoint_that_any_number_of_them_loads() {
+    for groups in GROUPS {
+        let root = Temporary::here();
+        let saved = run("a=2, b=2", groups, LONG, |_, mesh| {
+            let there = stages(3, &mesh)?;
+            let path = save(&root, "one", &there)?;
+            // Each process has its parts again, and none of the stages that are elsewhere.
+            let again = Load::default().replace(&Checkpoint::open(&path)?, &there)?;
+            for (name, x) in &there.tensors {
+                let (a, b) = (x.shards(), again.tensors[name].shards());
+                assert_eq!(a.len(), b.len(), "{name}");
+                for ((rank, a), (_, b)) in a.iter().zip(b) {
+                    assert_eq!(a.to_bytes()?, b.to_bytes()?, "{name} of rank {rank}");
+                }
+            }
+            Ok::<_, Error>(path)
+        });
+        let saved: Result<Vec<_>, Error> = saved.into_iter().collect();
+        let path = saved.expect("saved").remove(0);
+        let checkpoint = Checkpoint::open(&path).expect("whole");
+        assert_eq!(checkpoint.verify(), []);
+        let count = |n: usize| (0..n).map(|i| i as f32).collect::<Vec<_>>();
+        let sizes = [
+            ("first", 35),
+            ("second", 24),
+            ("norm", 3),
+            ("all", 9),
+            ("m.first", 35),
+        ];
+        // Two processes, three with one rank each, and one.
+        let others: [(&str, &[&[usize]]); 3] = [
+            ("x=2", &[&[0], &[1]]),
+            ("x=3", &[&[0], &[1], &[2]]),
+            ("x=2", &[&[0, 1]]),
+        ];
+        for (axes, groups) in others {
+            let loaded = run(axes, groups, LONG, |_, mesh| {
+                for (name, n) in sizes {
+                    let cut = Sharding::replicated().cut(0, 0);
+                    let x = checkpoint.load(name, (&mesh, &cut))?;
+                    assert_eq!(x.to_vec::<f32>()?, count(n), "{name} on {axes}");
+                }
+                Ok::<_, Error>(())
+            });
+            loaded.into_iter().for_each(|r| r.expect("loaded"));
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_one_process_has_alone_is_saved_by_it() {
+    let root = Temporary::here();
+    let results = run("a=2, b=2", GROUPS[1], LONG, |process, mesh| {
+        let stage = mesh.at("a", 1)?;
+        let x = counting(&[6, 4], &stage, "[_, @b]")?;
+        let contents = Contents::new(4, BTreeMap::from([("second".to_string(), x)]));
+        save(&root, &format!("of-{process}"), &contents)
+    });
+    // The other one has nothing of it and makes nothing.
+    let path = results[1].as_ref().expect("saved");
+    let checkpoint = Checkpoint::open(path).expect("whole");
+    assert_eq!(
+        checkpoint.values::<f32>("second").expect("stored").len(),
+        24
+    );
+    let whole = list(&root).expect("readable");
+    assert_eq!(whole.iter().filter(|f| f.step.is_ok()).count(), 1);
+}
