@@ -1,6 +1,9 @@
 //! The backward pass: from results down to what they were made of.
 
-use super::tape::{Back, Edge, Mode, Node, with_mode};
+use super::{
+    horizon::Horizon,
+    tape::{Back, Edge, Mode, Node, with_mode},
+};
 use crate::{
     Error, NoGradient, Result, Tensor,
     forms::Holder,
@@ -98,10 +101,14 @@ impl Pass<'_> {
             .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
         let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
+        let overlap = overlap::capture();
         let mut leaves = Leaves {
             reductions: (!self.create_graph).then(Reductions::new),
-            whole: overlap::capture().whole,
+            whole: overlap.whole,
         };
+        let roots = seeds.iter().map(|(edge, _)| edge);
+        let mut horizon =
+            (overlap.ahead > 0 && !self.create_graph).then(|| Horizon::new(overlap.ahead, roots));
         // The products of a gradient are not the program's to cast.
         let _scope = promotion::enter(Promotion::Auto);
         with_mode(
@@ -145,6 +152,9 @@ impl Pass<'_> {
                         .collect();
                     if !needs.contains(&true) {
                         continue;
+                    }
+                    if let Some(horizon) = &mut horizon {
+                        horizon.advance(node.id, &is_needed)?;
                     }
                     let pull = node.pull(self.retain || self.create_graph)?;
                     let _scope = ledger::enter(node.op, node.caller);

@@ -34,10 +34,11 @@
 mod backward;
 mod checkpoint;
 mod gradients;
+mod horizon;
 mod parameter;
 mod tape;
 
-pub use crate::overlap::{Buckets, with_buckets};
+pub use crate::overlap::{Overlap, with_overlap};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;

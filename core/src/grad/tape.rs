@@ -8,6 +8,7 @@
 use crate::{
     Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
+    overlap,
     scoped::Scoped,
     tensor::Outputs,
 };
@@ -82,6 +83,8 @@ pub(crate) struct Node {
     planned: bool,
     /// Gone once a backward pass went by, and with it everything it kept in memory.
     pull: Mutex<Option<Arc<Pull>>>,
+    /// Parameters that the op read in another form, which a pass gathers again. Gone with the pull.
+    again: Mutex<Vec<(Tensor, Sharding)>>,
     /// Made when somebody asks: most nodes have none.
     watch: OnceLock<Arc<Mutex<Watch>>>,
 }
@@ -98,7 +101,13 @@ impl Edge {
     #[track_caller]
     pub(super) fn leaf(x: &Tensor) -> Self {
         Self {
-            node: Node::new("leaf", SmallVec::new(), std::slice::from_ref(x), None),
+            node: Node::new(
+                "leaf",
+                SmallVec::new(),
+                std::slice::from_ref(x),
+                None,
+                vec![],
+            ),
             slot: 0,
         }
     }
@@ -176,6 +185,7 @@ impl Node {
         inputs: SmallVec<[Option<Edge>; 2]>,
         results: &[Tensor],
         pull: Option<Arc<Pull>>,
+        again: Vec<(Tensor, Sharding)>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -205,6 +215,7 @@ impl Node {
             uses,
             planned: Dry::is_on(),
             pull: Mutex::new(pull),
+            again: Mutex::new(again),
             watch: OnceLock::new(),
         })
     }
@@ -224,10 +235,18 @@ impl Node {
         // A pass that is only planned releases nothing that another one will need.
         let keep = keep || Dry::is_on() && !self.planned;
         let found = if keep { pull.clone() } else { pull.take() };
+        if !keep {
+            lock(&self.again).clear();
+        }
         found.ok_or_else(|| Error::gradient(self.op, NoGradient::Released, format!(
                 "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",
                 self.caller
             )))
+    }
+
+    /// What the pull is to read of parameters, in other forms than they lie in.
+    pub(super) fn again(&self) -> Vec<(Tensor, Sharding)> {
+        lock(&self.again).clone()
     }
 
     fn watched(&self) -> &Arc<Mutex<Watch>> {
@@ -480,7 +499,11 @@ where
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
     let edges = inputs.iter().map(|t| t.edge().cloned()).collect();
-    let node = Node::new(op, edges, &out, Some(Arc::new(pull)));
+    let again = match overlap::capture().ahead {
+        0 => vec![],
+        _ => inputs.iter().filter_map(|t| read_again(t)).collect(),
+    };
+    let node = Node::new(op, edges, &out, Some(Arc::new(pull)), again);
     for (slot, t) in out.iter_mut().enumerate() {
         if t.dtype().is_float() {
             t.attach(Edge {
@@ -490,6 +513,13 @@ where
         }
     }
     Ok(out)
+}
+
+/// The form in which an op read a parameter, where its gradient has to bring that again.
+fn read_again(x: &Tensor) -> Option<(Tensor, Sharding)> {
+    let used = x.forms()?.used().filter(|_| x.is_leaf())?;
+    let kept = with_mode(Mode::Off, || x.kept()).sharding() == &used;
+    (!kept).then(|| (x.detach().without_holder(), used))
 }
 
 /// [`record`] for ops with one result.

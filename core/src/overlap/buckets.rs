@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 
-/// How a backward pass reduces the gradients of parameters while it goes on, where the
+/// What a backward pass communicates while it goes on, where the
 /// [transport](crate::transport::Transport::overlaps) works beside the program.
 ///
 /// A gradient that is complete and smaller than a bucket waits there until the bucket is full; then
@@ -18,27 +18,27 @@ use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 /// and values have the same bits as if each were sent by itself.
 ///
 /// ```
-/// # use anymesh_core::{Mesh, DType, Tensor, grad::{Buckets, with_buckets}, transport::{Background, InProcess}};
+/// # use anymesh_core::{Mesh, DType, Tensor, grad::{Overlap, with_overlap}, transport::{Background, InProcess}};
 /// # use std::sync::Arc;
 /// # let device = anymesh_backend_cpu::device();
 /// let mesh = Mesh::new("dp=2", &device)?.with_transport(Background::new(Arc::new(InProcess)));
 /// let w = Tensor::ones([4, 4], DType::F32, (&mesh, "[@dp, _]"))?.require_grad()?;
 /// let x = Tensor::ones([8, 4], DType::F32, (&mesh, "[@dp, _]"))?;
 /// let loss = x.matmul(&w)?.sum(&[], false)?;
-/// let small = Buckets { bytes: 1 << 20, ..Buckets::default() };
-/// let grads = with_buckets(small, || loss.backward())?;
+/// let small = Overlap { bucket: 1 << 20, ..Overlap::default() };
+/// let grads = with_overlap(small, || loss.backward())?;
 /// assert_eq!(grads.of(&w)?.to_vec::<f32>()?, [8.0; 16]);
 /// # Ok::<(), anymesh_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Buckets {
+pub struct Overlap {
     /// What a bucket holds before it is sent, in bytes of the rank that holds most. All buckets
     /// that are being filled hold no more than this together. With 0 each gradient goes by itself.
     ///
     /// A call costs some tens of microseconds, in which a fast link carries a few MiB: well above
     /// that little is lost to calls. Far above it the last bucket, behind which there is nothing
     /// left to compute, takes long. So the default is 25 MiB.
-    pub bytes: u64,
+    pub bucket: u64,
     /// How much may be on its way, as gradients that are not reduced yet: the pass waits for the
     /// oldest before it sends more. The default is 100 MiB.
     pub in_flight: u64,
@@ -46,37 +46,46 @@ pub struct Buckets {
     /// by [`Gradients::of`](crate::grad::Gradients::of): for steps of one batch, or the last of
     /// several micro-batches. Gradients that are added before they are reduced are reduced once.
     pub whole: bool,
+    /// How much of the parameters that ops of the pass are to read, in the form in which they were
+    /// read before, may be gathered ahead of them, in bytes of the rank that holds most. The forward
+    /// pass must run under it too: it notes what ops read.
+    ///
+    /// The default is none, because what is at hand may have ops choose another way. Calls are
+    /// made in their order, so where parameters are gathered again for the pass, a gather that is
+    /// not asked for ahead waits for the reductions before it, and hides little of them.
+    pub ahead: u64,
 }
 
-impl Default for Buckets {
+impl Default for Overlap {
     fn default() -> Self {
         Self {
-            bytes: 25 << 20,
+            bucket: 25 << 20,
             in_flight: 100 << 20,
             whole: false,
+            ahead: 0,
         }
     }
 }
 
 thread_local! {
-    static BUCKETS: RefCell<Buckets> = RefCell::new(Buckets::default());
+    static OVERLAP: RefCell<Overlap> = RefCell::new(Overlap::default());
 }
 
-/// Runs `f` with other [buckets](Buckets). It holds on this thread until `f` returns or panics;
+/// Runs `f` with another [overlap](Overlap). It holds on this thread until `f` returns or panics;
 /// other threads take it along with a [`Context`](crate::Context). Processes must agree on it.
-pub fn with_buckets<T>(buckets: Buckets, f: impl FnOnce() -> T) -> T {
-    let _scope = enter(buckets);
+pub fn with_overlap<T>(overlap: Overlap, f: impl FnOnce() -> T) -> T {
+    let _scope = enter(overlap);
     f()
 }
 
 /// Those of this thread.
-pub(crate) fn capture() -> Buckets {
-    BUCKETS.with_borrow(|buckets| *buckets)
+pub(crate) fn capture() -> Overlap {
+    OVERLAP.with_borrow(|overlap| *overlap)
 }
 
 /// Until it is dropped, other ones.
-pub(crate) fn enter(buckets: Buckets) -> Scoped<Buckets> {
-    Scoped::set(&BUCKETS, buckets)
+pub(crate) fn enter(overlap: Overlap) -> Scoped<Overlap> {
+    Scoped::set(&OVERLAP, overlap)
 }
 
 /// Reductions that will go as one.
@@ -90,7 +99,7 @@ struct Bucket<K> {
 
 /// Reductions under way, by what they are for.
 pub(crate) struct Reductions<K> {
-    options: Buckets,
+    options: Overlap,
     /// Being filled, the oldest first.
     filling: Vec<Bucket<K>>,
     sent: Vec<(K, Coming)>,
@@ -119,7 +128,7 @@ impl<K: PartialEq> Reductions<K> {
         drop(x);
         let bytes = ready.held_bytes();
         let goes = |bucket: &Bucket<K>| bucket.readies[0].goes_with(&ready);
-        let alone = bytes >= self.options.bytes || !ready.is_packable();
+        let alone = bytes >= self.options.bucket || !ready.is_packable();
         let found = self.filling.iter().position(goes).filter(|_| !alone);
         let mut bucket = match found {
             Some(at) => self.filling.remove(at),
@@ -134,7 +143,7 @@ impl<K: PartialEq> Reductions<K> {
         bucket.readies.push(ready);
         bucket.bytes += bytes;
         bucket.of = Ledgers::none();
-        if alone || bucket.bytes >= self.options.bytes {
+        if alone || bucket.bytes >= self.options.bucket {
             self.send(bucket)?;
             return Ok(None);
         }
@@ -144,7 +153,7 @@ impl<K: PartialEq> Reductions<K> {
         }
         // The oldest makes room.
         let held = |all: &[Bucket<K>]| all.iter().map(|b| b.bytes).sum::<u64>();
-        while held(&self.filling) > self.options.bytes {
+        while held(&self.filling) > self.options.bucket {
             let oldest = self.filling.remove(0);
             self.send(oldest)?;
         }

@@ -1,7 +1,7 @@
 //! Communication beside the program: tensors that are on their way.
 //!
 //! Where a transport [overlaps](crate::transport::Transport::overlaps), the gradients of parameters
-//! are reduced while the backward pass goes on, several small ones [as one](Buckets), and
+//! are reduced while the backward pass goes on, several small ones [as one](Overlap), and
 //! [`Tensor::prefetch`] gathers a parameter while the program computes something else. Whoever reads
 //! such a tensor waits for it, and nobody else.
 //!
@@ -14,7 +14,7 @@ mod buckets;
 mod coming;
 
 pub use ahead::Ahead;
-pub use buckets::{Buckets, with_buckets};
+pub use buckets::{Overlap, with_overlap};
 
 pub(crate) use buckets::{Reductions, capture, enter};
 pub(crate) use coming::{Coming, Shipment};

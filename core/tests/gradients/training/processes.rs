@@ -4,7 +4,7 @@
 use super::Layout;
 use anymesh_core::{
     Mesh, Result,
-    grad::{Buckets, with_buckets},
+    grad::{Overlap, with_overlap},
     spmd::Ledger,
     transport::{Background, Fault, Faulty, Threads, Transport},
 };
@@ -42,7 +42,7 @@ fn losses(
     shardings: &[(&str, &str)],
     processes: usize,
     carrier: Carrier,
-    buckets: Buckets,
+    overlap: Overlap,
 ) -> Result<Vec<(Vec<f64>, Ledger)>> {
     let whole = Mesh::new("dp=2, tp=2", &anymesh_backend_cpu::device())?;
     let threads = Threads::new(Duration::from_secs(60));
@@ -58,7 +58,7 @@ fn losses(
                     shardings,
                     steps: STEPS,
                 };
-                let (losses, ledger) = Ledger::record(|| with_buckets(buckets, || train(&layout)));
+                let (losses, ledger) = Ledger::record(|| with_overlap(overlap, || train(&layout)));
                 Ok((losses?, ledger))
             })
         };
@@ -74,14 +74,14 @@ pub(super) fn same_over_processes(
     layouts: &[(&str, &[(&str, &str)])],
 ) -> Result<()> {
     let whole = Mesh::new("dp=2, tp=2", &anymesh_backend_cpu::device())?;
-    let default = Buckets::default();
-    let small = Buckets {
-        bytes: 300,
+    let default = Overlap::default();
+    let small = Overlap {
+        bucket: 300,
         in_flight: 700,
         ..default
     };
-    let alone = Buckets {
-        bytes: 0,
+    let alone = Overlap {
+        bucket: 0,
         in_flight: 0,
         ..default
     };
@@ -93,30 +93,30 @@ pub(super) fn same_over_processes(
         })?;
         for processes in [2, 4] {
             let plain: Carrier = |_, threads| threads;
-            let run = |carrier, buckets| losses(&train, shardings, processes, carrier, buckets);
+            let run = |carrier, overlap| losses(&train, shardings, processes, carrier, overlap);
             let without = run(plain, default)?;
             for (losses, ledger) in &without {
                 assert_eq!(*losses, one, "{name} on {processes} processes");
                 assert!(ledger.hidden().is_zero(), "nothing goes on beside");
             }
-            let ways: [(&str, Carrier, Buckets); 4] = [
+            let ways: [(&str, Carrier, Overlap); 4] = [
                 ("beside", beside, default),
-                ("beside, small buckets", beside, small),
-                ("beside, no buckets", beside, alone),
+                ("beside, small overlap", beside, small),
+                ("beside, no overlap", beside, alone),
                 ("beside, late", beside_and_late, small),
             ];
-            for (way, carrier, buckets) in ways {
-                let with = run(carrier, buckets)?;
+            for (way, carrier, overlap) in ways {
+                let with = run(carrier, overlap)?;
                 for ((losses, ledger), (_, expected)) in with.iter().zip(&without) {
                     assert_eq!(*losses, one, "{name} on {processes} processes {way}");
                     assert_eq!(lines(ledger), lines(expected), "{name} {processes} {way}");
                 }
             }
             // What is whole is added up in the pass: the same bits and bytes, at another time.
-            for buckets in [default, small] {
-                let whole = Buckets {
+            for overlap in [default, small] {
+                let whole = Overlap {
                     whole: true,
-                    ..buckets
+                    ..overlap
                 };
                 for ((losses, ledger), (_, expected)) in run(beside, whole)?.iter().zip(&without) {
                     assert_eq!(*losses, one, "{name} on {processes} processes, whole");
