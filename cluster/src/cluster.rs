@@ -63,9 +63,15 @@ struct Inner {
 
 struct Many {
     world: World,
-    engine: Arc<Engine>,
     /// Shared by all meshes: the calls of a process have one order.
-    transport: Arc<dyn Transport>,
+    transport: Arc<Background>,
+}
+
+impl Drop for Many {
+    /// The end of a program would end calls that others wait for.
+    fn drop(&mut self) {
+        let _ = self.transport.settle();
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -83,7 +89,7 @@ impl fmt::Display for Cluster {
                 "process {} of {} over {}",
                 self.rank(),
                 self.size(),
-                many.engine.wire.name()
+                many.transport.name()
             ),
         }
     }
@@ -108,7 +114,7 @@ impl Cluster {
             1 => None,
             _ => {
                 let world = meet::meet(&meeting(start)?)?;
-                Some(Many::new(world, start)?)
+                Some(Many::new(world, start, devices)?)
             }
         };
         Ok(Self {
@@ -287,7 +293,7 @@ impl Cluster {
             Some(Verdict::Failed { .. } | Verdict::Diverged { .. }) | None => vec![],
         };
         let world = many.world.meet_again(&lost, within)?;
-        let many = Many::new(world, &self.inner.start)?;
+        let many = Many::new(world, &self.inner.start, &self.inner.devices)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 devices: self.inner.devices.clone(),
@@ -305,7 +311,7 @@ impl Cluster {
 }
 
 impl Many {
-    fn new(world: World, start: &Start) -> Result<Self> {
+    fn new(world: World, start: &Start, devices: &[Device]) -> Result<Self> {
         if let Some(folder) = start.flight.clone() {
             let (recorder, process) = (world.control.recorder.clone(), world.control.process);
             world.control.alarm.on_ring(move |verdict| {
@@ -320,12 +326,11 @@ impl Many {
         }
         let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        let transport = Background::new(Arc::new(Carried(engine.clone())));
-        Ok(Self {
-            world,
-            engine,
-            transport,
-        })
+        let transport = match over_nccl(&world, &engine, start, devices)? {
+            Some(transport) => transport,
+            None => Background::new(Arc::new(Carried(engine))),
+        };
+        Ok(Self { world, transport })
     }
 }
 
@@ -352,6 +357,48 @@ fn over_mpi(world: &World, start: &Start) -> Result<Box<dyn Wire>> {
 fn over_mpi(_: &World, _: &Start) -> Result<Box<dyn Wire>> {
     let detail = "this build has no MPI: build with the feature `mpi`, or choose another transport";
     Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
+}
+
+/// NCCL, where it is asked for, or where nothing is and all devices are NVIDIA GPUs.
+#[cfg(feature = "nccl")]
+fn over_nccl(
+    world: &World,
+    engine: &Arc<Engine>,
+    start: &Start,
+    devices: &[Device],
+) -> Result<Option<Arc<dyn Transport>>> {
+    if !matches!(start.over, Over::Auto | Over::Nccl) {
+        return Ok(None);
+    }
+    match crate::nccl::Nccl::connect(world, engine, start, devices)? {
+        Ok(nccl) => Ok(Some(nccl)),
+        Err(why) if start.over == Over::Nccl => {
+            Err(Error::argument("init", "ANYMESH_TRANSPORT", why))
+        }
+        Err(why) => {
+            let gpu = |device: &Device| device.name().starts_with("cuda");
+            if world.control.process == 0 && devices.iter().any(gpu) {
+                eprintln!("anymesh: tensors go over TCP instead of NCCL.\n  {why}");
+            }
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(not(feature = "nccl"))]
+fn over_nccl(
+    _: &World,
+    _: &Arc<Engine>,
+    start: &Start,
+    _: &[Device],
+) -> Result<Option<Arc<dyn Transport>>> {
+    match start.over {
+        Over::Nccl => {
+            let detail = "this build has no NCCL: build with the feature `nccl`, or choose another transport";
+            Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// A mesh over the processes.

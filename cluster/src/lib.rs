@@ -21,8 +21,11 @@ mod cluster;
 mod control;
 mod door;
 mod frame;
+mod gather;
 mod meet;
 mod meeting;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod recorder;
 mod start;
 pub mod stop;
@@ -38,4 +41,6 @@ pub const TRANSPORTS: &[&str] = &[
     "tcp",
     #[cfg(feature = "mpi")]
     "mpi",
+    #[cfg(feature = "nccl")]
+    "nccl",
 ];
