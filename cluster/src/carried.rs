@@ -251,6 +251,10 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // A program that unwinds does not end as it should.
+        if std::thread::panicking() {
+            self.control.failed("the program panicked");
+        }
         let wait = Waiting {
             until: Instant::now() + self.deadline.min(Duration::from_secs(10)),
             control: &self.control,
@@ -315,7 +319,11 @@ impl Wait for Waiting<'_> {
     }
 
     fn stopped(&self) -> bool {
-        self.control.alarm.has_rung() || self.left().is_some()
+        self.failed() || self.left().is_some()
+    }
+
+    fn failed(&self) -> bool {
+        self.control.alarm.has_rung()
     }
 }
 

@@ -64,13 +64,17 @@ struct Inner {
 struct Many {
     world: World,
     /// Shared by all meshes: the calls of a process have one order.
-    transport: Arc<Background>,
+    transport: Arc<dyn Transport>,
+    /// The same, where calls are made by a thread.
+    line: Option<Arc<Background>>,
 }
 
 impl Drop for Many {
     /// The end of a program would end calls that others wait for.
     fn drop(&mut self) {
-        let _ = self.transport.settle();
+        if let Some(line) = &self.line {
+            let _ = line.settle();
+        }
     }
 }
 
@@ -326,11 +330,18 @@ impl Many {
         }
         let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        let transport = match over_nccl(&world, &engine, start, devices)? {
-            Some(transport) => transport,
-            None => Background::new(Arc::new(Carried(engine))),
+        let (transport, line) = match over_nccl(&world, &engine, start, devices)? {
+            Some(transport) => (transport, None),
+            None => {
+                let line = Background::new(Arc::new(Carried(engine)));
+                (line.clone() as Arc<dyn Transport>, Some(line))
+            }
         };
-        Ok(Self { world, transport })
+        Ok(Self {
+            world,
+            transport,
+            line,
+        })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::{
     control::{Control, hub},
-    door::{Door, Guest, dial, knock, welcome},
-    frame::{Card, Hello, Purpose, introduce},
+    door::{Closed, Door, Guest, dial, introduce, knock},
+    frame::{Card, Hello, Patience, Purpose},
 };
 use anymesh_core::{Error, Result};
 use std::{
@@ -122,6 +122,7 @@ pub(crate) fn host() -> String {
 /// Meets all others.
 pub(crate) fn meet(meeting: &Meeting) -> Result<World> {
     let until = Instant::now() + meeting.within;
+    let patience = Patience::until(until);
     let io = |what: &str, e: std::io::Error| Error::Transport {
         op: "init",
         detail: format!("{what}: {e}"),
@@ -134,10 +135,10 @@ pub(crate) fn meet(meeting: &Meeting) -> Result<World> {
         }
         Place::Address(address) => {
             // The interface that reaches the hub is the one that others reach.
-            let stream = dial(address, until).map_err(|e| unreachable(meeting, e))?;
+            let stream = dial(address, &patience).map_err(|e| unreachable(meeting, e))?;
             let local = stream.local_addr().map_err(|e| io("no address", e))?;
             let own = TcpListener::bind((local.ip(), 0)).map_err(|e| io("cannot listen", e))?;
-            (own, Ok(stream))
+            (own, Ok((stream, address)))
         }
     };
     let listens = listener.local_addr().map_err(|e| io("no address", e))?;
@@ -154,16 +155,16 @@ pub(crate) fn meet(meeting: &Meeting) -> Result<World> {
     };
     let door = Arc::new(door);
     let stream = match hub {
-        Ok(stream) => {
-            introduce(&stream, &hello, until)
-                .map_err(|e| unreachable(meeting, crate::door::in_words(&e)))?;
-            welcome(&stream, until).map_err(|e| unreachable(meeting, e))?;
+        Ok((stream, address)) => {
+            // Only the hub's door lets anybody in for messages about the run.
+            door.complete(Purpose::Control, 0);
+            introduce(&stream, address, &hello, &patience).map_err(|e| unreachable(meeting, e))?;
             stream
         }
         Err(address) => {
             let expected = (0..meeting.size).collect();
             start_hub(&door, 0, expected, until, meeting.within, false)?;
-            knock(address, &hello, until).map_err(|e| unreachable(meeting, e))?
+            knock(address, &hello, &patience).map_err(|e| unreachable(meeting, e))?
         }
     };
     // The hub waits as long as this process does; its word may come a little later.
@@ -177,14 +178,29 @@ pub(crate) fn meet(meeting: &Meeting) -> Result<World> {
     })
 }
 
-fn unreachable(meeting: &Meeting, detail: String) -> Error {
-    Error::Transport {
-        op: "init",
-        detail: format!(
-            "process {} of {} did not get to process 0: {detail}",
-            meeting.process, meeting.size
-        ),
-        ranks: vec![0],
+fn unreachable(meeting: &Meeting, closed: Closed) -> Error {
+    let Meeting { process, size, .. } = meeting;
+    let (op, detail) = (
+        "init",
+        format!("process {process} of {size} did not get to process 0: {closed}"),
+    );
+    match closed {
+        Closed::Late(_) => Error::Timeout {
+            op,
+            seconds: meeting.within.as_secs_f64(),
+            missing: [0].into(),
+            detail: format!("; {detail}"),
+        },
+        Closed::Gone(_) => Error::Lost {
+            op,
+            ranks: [0].into(),
+            detail,
+        },
+        Closed::Refused(_) | Closed::Stopped => Error::Transport {
+            op,
+            detail,
+            ranks: vec![0],
+        },
     }
 }
 
@@ -200,6 +216,7 @@ fn start_hub(
     let run = move || {
         // What went wrong is told by the connections that close.
         let _ = hub::gather(&door, epoch, &expected, until, within.as_secs_f64(), enough);
+        door.complete(Purpose::Control, epoch);
     };
     thread::Builder::new()
         .name("anymesh hub".into())
@@ -216,7 +233,8 @@ impl World {
     /// Those who are still there meet again, without `lost`. Whoever has not come `within` this time
     /// stays out.
     pub(crate) fn meet_again(&self, lost: &[usize], within: Duration) -> Result<World> {
-        let epoch = self.epoch + 1;
+        // Also an attempt that fails is one, for all who took part in it.
+        let epoch = self.door.next_epoch();
         let until = Instant::now() + within;
         let cards = &self.control.cards;
         let left: Vec<usize> = (0..cards.len()).filter(|p| !lost.contains(p)).collect();
@@ -233,16 +251,12 @@ impl World {
                 let expected = left[at..].iter().map(|p| cards[*p].process).collect();
                 start_hub(&self.door, epoch, expected, until, within, true)?;
             }
-            // One that has died since then does not keep the others long.
-            let reach = match own {
-                true => until,
-                false => until.min(Instant::now() + Duration::from_secs(2)),
-            };
+            // All of them listen since the first meeting: one that does not has died since then, and
+            // does not keep the others long.
+            let reach = Patience::until(until.min(Instant::now() + Duration::from_secs(1)));
             let address = cards[*candidate].listens;
-            let stream = dial(address, reach).and_then(|stream| {
-                let told = |e: std::io::Error| crate::door::in_words(&e);
-                introduce(&stream, &hello, until).map_err(told)?;
-                welcome(&stream, until)?;
+            let stream = dial(address, &reach).and_then(|stream| {
+                introduce(&stream, address, &hello, &Patience::until(until))?;
                 Ok(stream)
             });
             match stream {
@@ -250,6 +264,7 @@ impl World {
                     let grace = until + Duration::from_millis(1500);
                     let seconds = within.as_secs_f64();
                     let control = Control::begin(stream, &self.guest.card, grace, seconds)?;
+                    self.door.complete(Purpose::Control, epoch);
                     return Ok(World {
                         control: Arc::new(control),
                         door: self.door.clone(),

@@ -10,6 +10,8 @@ use std::{
 
 /// How many calls are remembered.
 const CALLS: usize = 256;
+/// How many are told when somebody asks: processes are never apart by many.
+pub(crate) const TOLD: usize = 64;
 
 /// What the file says it is.
 pub(crate) const FORMAT: &str = "anymesh-flight-1";
@@ -198,9 +200,10 @@ impl Recorder {
         }
     }
 
-    /// Everything that is known now.
-    pub(crate) fn record(&self) -> Record {
+    /// What is known now of the last `most` calls.
+    pub(crate) fn record(&self, most: usize) -> Record {
         let ring = self.ring();
+        let skipped = ring.calls.len().saturating_sub(most);
         let call = |(call, since): &(Call, Instant)| Call {
             seconds: match call.state {
                 State::Waiting => since.elapsed().as_secs_f64(),
@@ -209,7 +212,7 @@ impl Recorder {
             ..call.clone()
         };
         Record {
-            calls: ring.calls.iter().map(call).collect(),
+            calls: ring.calls.iter().skip(skipped).map(call).collect(),
             decisions: ring.decisions.clone(),
             error: ring.error.clone(),
             unix_time: SystemTime::now()
@@ -226,7 +229,7 @@ impl Recorder {
         let path = folder.join(format!("rank-{}.json", self.own.process));
         // First beside it: somebody may be reading the folder already.
         let part = folder.join(format!(".rank-{}.part", self.own.process));
-        std::fs::write(&part, serde_json::to_vec_pretty(&self.record())?)?;
+        std::fs::write(&part, serde_json::to_vec_pretty(&self.record(CALLS))?)?;
         std::fs::rename(&part, &path)?;
         Ok(path)
     }

@@ -19,7 +19,7 @@ use std::{
 };
 
 /// How long processes may take to say what they do.
-const INQUIRY: Duration = Duration::from_millis(700);
+const INQUIRY: Duration = Duration::from_millis(1000);
 /// How long a message to a process may take; it is small, so only a stopped one takes longer.
 const WRITE: Duration = Duration::from_millis(300);
 
@@ -75,6 +75,7 @@ pub(crate) fn gather(
     enough: bool,
 ) -> Result<(), String> {
     let mut came: HashMap<usize, (Card, TcpStream)> = HashMap::new();
+    let mut expected = expected.to_vec();
     while came.len() < expected.len() {
         // One that joined and died while the others are still coming ends the wait for it.
         let dead = || came.values().any(|(_, stream)| is_closed(stream));
@@ -83,25 +84,22 @@ pub(crate) fn gather(
             stopped: &dead,
         };
         match door.next(Purpose::Control, epoch, &patience) {
-            Ok((hello, stream)) => join(&mut came, expected, hello, stream),
+            Ok((hello, stream)) => join(&mut came, &expected, hello, stream),
             Err(e) if e.kind() == io::ErrorKind::TimedOut => break,
             Err(_) => {
-                let gone: Vec<usize> = came
+                let gone = came
                     .iter()
-                    .filter(|(_, (_, stream))| is_closed(stream))
-                    .map(|(process, _)| *process)
-                    .collect();
-                for process in gone {
-                    came.remove(&process);
-                    if !enough {
-                        // It will not come again: its launcher would have to start it.
-                        let verdict = Verdict::Died {
-                            process,
-                            detail: format!("process {process} died while the others were coming"),
-                        };
-                        tell_all(&came, &ToMember::Verdict(verdict));
-                        return Ok(());
-                    }
+                    .find(|(_, (_, stream))| is_closed(stream))
+                    .map(|(process, _)| *process);
+                let Some((process, (card, _))) = gone.and_then(|p| came.remove_entry(&p)) else {
+                    continue;
+                };
+                // It will not come again: its launcher would have to start it.
+                expected.retain(|p| *p != process);
+                if !enough {
+                    let detail = format!("{card} died while the others were coming");
+                    tell_all(&came, &ToMember::Verdict(Verdict::Died { process, detail }));
+                    return Ok(());
                 }
             }
         }
@@ -181,6 +179,7 @@ fn serve(members: Vec<(Card, TcpStream)>) -> io::Result<()> {
         }),
     });
     for (number, stream) in streams.into_iter().enumerate() {
+        stream.set_read_timeout(None)?;
         let hub = hub.clone();
         thread::Builder::new()
             .name(format!("anymesh hub {number}"))
@@ -197,12 +196,8 @@ impl Hub {
 
     /// Listens to one member until it leaves or dies.
     fn listen(self: &Arc<Self>, number: usize, stream: &TcpStream) {
-        let forever = Patience {
-            until: None,
-            stopped: &|| false,
-        };
         loop {
-            let message: io::Result<ToHub> = read_frame(stream, FRAME_BYTES, &forever);
+            let message: io::Result<ToHub> = read_frame(stream, FRAME_BYTES, &Patience::forever());
             let mut state = self.state();
             match message {
                 Ok(ToHub::Goodbye) => {
@@ -213,6 +208,8 @@ impl Hub {
                 Ok(message) => self.hear(&mut state, number, message),
                 Err(e) => {
                     state.members[number].standing = Standing::Dead;
+                    // One that is there and cannot be understood must not wait for an answer.
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
                     let detail = format!("{} died ({})", self.cards[number], in_words(&e));
                     self.conclude(
                         &mut state,
@@ -334,11 +331,11 @@ impl Hub {
     }
 }
 
-/// A message to one member. One that cannot be reached is noticed by its own thread.
+/// A message to one member. One that does not take it is cut off, since half a message is worse than
+/// none; its own thread notices.
 fn send(member: &Member, message: &ToMember) {
-    let _ = write_frame(
-        &member.stream,
-        message,
-        &Patience::until(Instant::now() + WRITE),
-    );
+    let patience = Patience::until(Instant::now() + WRITE);
+    if write_frame(&*member.stream, message, &patience).is_err() {
+        let _ = member.stream.shutdown(std::net::Shutdown::Both);
+    }
 }

@@ -2,6 +2,11 @@
 
 use super::message::{Step, Trouble, Verdict};
 use crate::recorder::{Call, Record, State};
+use std::collections::HashMap;
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;
 
 /// What the hub knows of a process when it judges.
 #[derive(Clone, Debug)]
@@ -51,34 +56,103 @@ pub(crate) fn judge(
             detail,
         };
     }
-    if let Some(calls) = first_difference(witnesses) {
+    let made = Made::of(witnesses);
+    if let Some(calls) = first_difference(witnesses, &made) {
         return Verdict::Diverged { calls };
     }
-    // Whoever waits leads to whom it waits for, until one is found that does not wait.
-    let (mut at, mut path) = (blamed.first().copied().unwrap_or(reporter), vec![reporter]);
-    loop {
-        if let Some(start) = path.iter().position(|p| *p == at) {
-            // They wait for each other: their programs differ without having met.
-            let (a, b) = match path.get(start + 1) {
-                Some(next) => (at, *next),
-                None => (at, blamed.first().copied().unwrap_or(at)),
-            };
-            return differ(witnesses, a, b);
+    // Whoever waits leads to those it waits for, until some are found that do not wait.
+    let awaited = |p: usize| waiting(witnesses, p).map_or(vec![], |call| made.missing(p, call));
+    let (mut seen, mut ends) = (blamed.clone(), vec![]);
+    let mut at = 0;
+    while let Some(process) = seen.get(at).copied() {
+        let next = awaited(process);
+        if next.is_empty() {
+            ends.push(process);
         }
-        path.push(at);
-        match waiting(witnesses, at).and_then(|call| call.waits_for.first().copied()) {
-            Some(next) => at = next,
-            None => break,
-        }
+        seen.extend(next);
+        let mut known = std::collections::HashSet::new();
+        seen.retain(|p| known.insert(*p));
+        at += 1;
     }
-    let detail = match witnesses.get(at) {
-        Some(Witness::Told(record)) => format!("\n  {} {}", who(at), doing(record)),
-        _ => format!("\n  {} has ended already", who(at)),
-    };
+    if ends.is_empty() {
+        // They wait for each other: their programs differ without having met.
+        let mut path = vec![blamed.first().copied().unwrap_or(reporter)];
+        while let Some(next) = path.last().and_then(|p| awaited(*p).first().copied()) {
+            if let Some(start) = path.iter().position(|p| *p == next) {
+                return differ(
+                    witnesses,
+                    path[start],
+                    *path.get(start + 1).unwrap_or(&next),
+                );
+            }
+            path.push(next);
+        }
+        ends = path;
+    }
+    ends.sort_unstable();
+    let detail = ends.iter().map(|p| {
+        let doing = match witnesses.get(*p) {
+            Some(Witness::Told(record)) => doing(record),
+            _ => "has ended already".into(),
+        };
+        format!("\n  {} {doing}{}", who(*p), apart(witnesses, reporter, *p))
+    });
     Verdict::Missing {
-        processes: vec![at],
+        detail: detail.collect(),
+        processes: ends,
         seconds,
-        detail,
+    }
+}
+
+/// Where the decisions of a process that waits and one that is waited for went apart, if they did:
+/// it may be the cause.
+fn apart(witnesses: &[Witness], a: usize, b: usize) -> String {
+    let steps = told(witnesses, a)
+        .zip(told(witnesses, b))
+        .and_then(|(a, b)| first_decision(a, b));
+    steps.map_or(String::new(), |steps| {
+        let [a, b] = steps.map(|s| format!("process {} did {} at {}", s.process, s.op, s.caller));
+        format!("; before that {a}, and {b}")
+    })
+}
+
+/// The calls that each process is known to have made, by what they have in common with the calls of
+/// others.
+struct Made<'a>(Vec<HashMap<Common<'a>, &'a Call>>);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Common<'a> {
+    Pair(usize, u64),
+    Group(&'a [usize], u64),
+}
+
+impl<'a> Made<'a> {
+    fn of(witnesses: &'a [Witness]) -> Self {
+        let calls = |process: usize| {
+            let calls = told(witnesses, process).map_or(&[][..], |record| &record.calls);
+            calls.iter().flat_map(|call| {
+                let pairs = call.pairs.iter().map(|p| Common::Pair(p.peer, p.n));
+                let group = Common::Group(&call.group, call.in_group);
+                pairs.chain([group]).map(move |common| (common, call))
+            })
+        };
+        Self((0..witnesses.len()).map(|p| calls(p).collect()).collect())
+    }
+
+    /// The call of process `b` that belongs to a call of process `a`.
+    fn partner(&self, a: usize, call: &Call, b: usize) -> Option<&'a Call> {
+        let common = match pair(call, b) {
+            Some(pair) => Common::Pair(a, pair.n),
+            None if call.in_group > 0 => Common::Group(&call.group, call.in_group),
+            None => return None,
+        };
+        self.0.get(b)?.get(&common).copied()
+    }
+
+    /// Of those that a call of process `a` waits for, those that have not made theirs.
+    fn missing(&self, a: usize, call: &Call) -> Vec<usize> {
+        let missing = |b: &usize| self.partner(a, call, *b).is_none();
+        call.waits_for.iter().copied().filter(missing).collect()
     }
 }
 
@@ -101,15 +175,20 @@ fn waiting(witnesses: &[Witness], process: usize) -> Option<&Call> {
     (last.state != State::Done).then_some(last)
 }
 
-/// What a process that waits for nobody is doing.
+/// What a process is doing that waits for nobody.
 fn doing(record: &Record) -> String {
     match record.calls.last() {
-        Some(call) => format!(
+        None => "has not called anything yet".into(),
+        Some(call) if call.state == State::Done => format!(
             "is in no call: the last one it finished is {} at {}",
             named(call),
             line(call)
         ),
-        None => "has not called anything yet".into(),
+        Some(call) => format!(
+            "is in {} at {}, and what it sent has not arrived",
+            named(call),
+            line(call)
+        ),
     }
 }
 
@@ -155,7 +234,7 @@ fn step(process: usize, call: &Call) -> Step {
 
 /// Two processes are known to have gone different ways: where.
 fn differ(witnesses: &[Witness], a: usize, b: usize) -> Verdict {
-    if let Some(calls) = first_difference(witnesses) {
+    if let Some(calls) = first_difference(witnesses, &Made::of(witnesses)) {
         return Verdict::Diverged { calls };
     }
     let now = |process: usize| {
@@ -176,38 +255,37 @@ fn differ(witnesses: &[Witness], a: usize, b: usize) -> Verdict {
 
 /// The first call that two processes made together and differently. Where their decisions differ
 /// before that, the first of those: it is the cause.
-fn first_difference(witnesses: &[Witness]) -> Option<Box<[Step; 2]>> {
-    let mut first: Option<(u64, Box<[Step; 2]>)> = None;
+fn first_difference(witnesses: &[Witness], made: &Made<'_>) -> Option<Box<[Step; 2]>> {
+    let mut first: Option<(&Call, usize, &Call, usize)> = None;
     for a in 0..witnesses.len() {
-        for b in a + 1..witnesses.len() {
-            let (Some(left), Some(right)) = (told(witnesses, a), told(witnesses, b)) else {
-                continue;
-            };
-            let differs = left.calls.iter().find_map(|x| {
-                let y = right.calls.iter().find(|y| together(x, y, a, b))?;
-                (!alike(x, y, a, b)).then_some((x, y))
+        let calls = told(witnesses, a).map_or(&[][..], |record| &record.calls);
+        for x in calls {
+            // In a group all are asked, so that one suffices.
+            let peers = x
+                .pairs
+                .iter()
+                .map(|p| p.peer)
+                .chain(x.group.iter().copied());
+            let differs = peers.filter(|b| *b > a).find_map(|b| {
+                let y = made.partner(a, x, b)?;
+                (!alike(x, y, a, b)).then_some((x, a, y, b))
             });
-            if let Some((x, y)) = differs
-                && first.as_ref().is_none_or(|(n, _)| x.n < *n)
-            {
-                let calls = first_decision(left, right)
-                    .unwrap_or_else(|| Box::new([step(a, x), step(b, y)]));
-                first = Some((x.n, calls));
+            let Some(differs) = differs else { continue };
+            if first.is_none_or(|(before, ..)| x.n < before.n) {
+                first = Some(differs);
             }
+            break;
         }
     }
-    first.map(|(_, calls)| calls)
+    let (x, a, y, b) = first?;
+    let decided = told(witnesses, a)
+        .zip(told(witnesses, b))
+        .and_then(|(left, right)| first_decision(left, right));
+    Some(decided.unwrap_or_else(|| Box::new([step(a, x), step(b, y)])))
 }
 
 fn pair(call: &Call, peer: usize) -> Option<&crate::recorder::Pair> {
     call.pairs.iter().find(|p| p.peer == peer)
-}
-
-fn together(x: &Call, y: &Call, a: usize, b: usize) -> bool {
-    if let (Some(p), Some(q)) = (pair(x, b), pair(y, a)) {
-        return p.n == q.n;
-    }
-    x.in_group > 0 && x.group == y.group && x.in_group == y.in_group
 }
 
 fn alike(x: &Call, y: &Call, a: usize, b: usize) -> bool {

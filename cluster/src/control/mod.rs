@@ -12,21 +12,24 @@ pub(crate) use message::{Trouble, Verdict};
 use crate::{
     door::in_words,
     frame::{Card, FRAME_BYTES, Patience, read_frame, write_frame},
-    recorder::Recorder,
+    recorder::{Recorder, TOLD},
     wire::Broken,
 };
 use anymesh_core::{Error, Result};
 use message::{ToHub, ToMember};
 use std::{
     io,
-    net::TcpStream,
-    sync::{Arc, Mutex, PoisonError},
+    net::{Shutdown, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 /// How long the hub may take for a verdict: its inquiry, and some more.
-const VERDICT: Duration = Duration::from_millis(1300);
+const VERDICT: Duration = Duration::from_millis(1500);
 /// How long a message to the hub may take.
 const WRITE: Duration = Duration::from_millis(500);
 
@@ -46,13 +49,18 @@ pub(crate) struct Control {
 struct Line {
     stream: TcpStream,
     turn: Mutex<()>,
+    /// This process is leaving: that the connection ends means nothing any more.
+    leaving: AtomicBool,
 }
 
 impl Line {
     fn say(&self, message: &ToHub) -> io::Result<()> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = Patience::until(Instant::now() + WRITE);
-        write_frame(&self.stream, message, &patience)
+        write_frame(&self.stream, message, &patience).inspect_err(|_| {
+            // Half a message is worse than none.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        })
     }
 }
 
@@ -106,6 +114,7 @@ impl Control {
             line: Arc::new(Line {
                 stream,
                 turn: Mutex::new(()),
+                leaving: AtomicBool::new(false),
             }),
             alarm: Arc::default(),
             recorder: Arc::new(Recorder::new(&card)),
@@ -123,15 +132,12 @@ impl Control {
         let (line, alarm, recorder) =
             (self.line.clone(), self.alarm.clone(), self.recorder.clone());
         let hub = self.cards[0].to_string();
+        line.stream.set_read_timeout(None)?;
         let run = move || {
-            let forever = Patience {
-                until: None,
-                stopped: &|| false,
-            };
             loop {
-                match read_frame(&line.stream, FRAME_BYTES, &forever) {
+                match read_frame(&line.stream, FRAME_BYTES, &Patience::forever()) {
                     Ok(ToMember::Inquiry { inquiry }) => {
-                        let record = Box::new(recorder.record());
+                        let record = Box::new(recorder.record(TOLD));
                         // A hub that cannot be reached is noticed by the next read.
                         let _ = line.say(&ToHub::Status { inquiry, record });
                     }
@@ -141,6 +147,7 @@ impl Control {
                     Ok(ToMember::Left { process }) => alarm.left(process),
                     Ok(ToMember::Value { key, value }) => alarm.tell(key, value),
                     Ok(ToMember::Start { .. } | ToMember::NotAll { .. }) => {}
+                    Err(_) if line.leaving.load(Ordering::Relaxed) => return,
                     Err(_) if alarm.left_since(0).is_some() => return,
                     Err(e) => {
                         let detail = format!("{hub}, which had the hub, died ({})", in_words(&e));
@@ -273,6 +280,7 @@ impl Control {
     /// Says goodbye. The process with the hub stays until the others have left too, since they would
     /// miss it.
     pub(crate) fn leave(&self, within: Duration) {
+        self.line.leaving.store(true, Ordering::Relaxed);
         let _ = self.line.say(&ToHub::Goodbye);
         if self.process == 0 {
             let others: Vec<usize> = (1..self.cards.len()).collect();
@@ -283,6 +291,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let _ = self.line.stream.shutdown(std::net::Shutdown::Both);
+        self.line.leaving.store(true, Ordering::Relaxed);
+        let _ = self.line.stream.shutdown(Shutdown::Both);
     }
 }

@@ -47,6 +47,11 @@ pub(crate) trait Wait: Sync {
     /// Whether the cluster has failed elsewhere, so that nothing more will arrive. Cheap: asked in
     /// every turn of a waiting loop.
     fn stopped(&self) -> bool;
+    /// Whether it has failed, without regard to processes that have left: for wires that see
+    /// themselves when nothing more can come from one.
+    fn failed(&self) -> bool {
+        self.stopped()
+    }
 }
 
 /// Carries bytes between this process and others.

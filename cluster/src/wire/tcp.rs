@@ -2,8 +2,11 @@
 
 use super::{Broken, Receive, Send, Wait, Wire};
 use crate::{
-    door::{Door, in_words, knock},
-    frame::{Answer, Hello, Patience, Purpose, read_all, refuse, write_all, write_frame},
+    door::{Closed, Door, in_words, knock},
+    frame::{
+        Answer, Card, Hello, Patience, Purpose, in_turns, is_turn_over, read_all, refuse,
+        write_frame,
+    },
     meet::World,
 };
 use anymesh_core::{
@@ -12,7 +15,7 @@ use anymesh_core::{
 };
 use std::{
     collections::VecDeque,
-    io,
+    io::{self, Write},
     net::TcpStream,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -56,13 +59,62 @@ struct Line {
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: VecDeque<(u64, Outgoing)>,
+    jobs: VecDeque<Job>,
     /// Bytes that are queued or being written.
     bytes: usize,
     /// Somebody is writing.
     busy: bool,
     sent: u64,
     broken: Option<String>,
+}
+
+/// A message to be written, and how much of it was.
+#[derive(Debug)]
+struct Job {
+    header: [u8; HEADER],
+    bytes: Outgoing,
+    written: usize,
+}
+
+impl Job {
+    fn new(number: u64, digest: u64, bytes: Outgoing) -> Self {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&digest.to_le_bytes());
+        header[8..16].copy_from_slice(&(bytes.as_ref().len() as u64).to_le_bytes());
+        header[16..].copy_from_slice(&number.to_le_bytes());
+        Self {
+            header,
+            bytes,
+            written: 0,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.as_ref().len()
+    }
+
+    /// Writes on until all is written, `ErrorKind::WouldBlock` when the other end takes no more
+    /// for a while.
+    fn write(&mut self, mut to: &TcpStream) -> io::Result<()> {
+        let bytes = self.bytes.as_ref();
+        while self.written < HEADER + bytes.len() {
+            let written = match self.written.checked_sub(HEADER) {
+                Some(at) => to.write(&bytes[at..]),
+                None if bytes.len() <= SMALL => {
+                    to.write(&[&self.header[self.written..], bytes].concat())
+                }
+                None => to.write(&self.header[self.written..]),
+            };
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if is_turn_over(&e) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Tcp {
@@ -76,33 +128,35 @@ impl Tcp {
             card: world.guest.card.clone(),
             epoch: world.epoch,
         };
-        let failed = |process: usize, detail: String| match world.control.alarm.verdict() {
-            Some(verdict) => verdict.error("init", |p| vec![p]),
-            None => Error::Transport {
-                op: "init",
-                detail: format!("no connection to {}: {detail}", cards[process]),
-                ranks: vec![process],
-            },
-        };
         let mut peers: Vec<Option<Peer>> = cards.iter().map(|_| None).collect();
+        let rung = || world.control.alarm.has_rung();
+        let patience = || Patience {
+            until: Some(until),
+            stopped: &rung,
+        };
+        let seconds = patience().left().as_secs_f64();
         // In a thread, so that two processes do not wait for each other's welcome in a ring.
-        let below: Vec<_> = cards[..own].iter().map(|card| card.listens).collect();
-        let dialed = thread::scope(|scope| {
-            let dialing = scope.spawn(|| -> Vec<std::result::Result<TcpStream, String>> {
-                below.iter().map(|a| knock(*a, &hello, until)).collect()
-            });
-            let accepted = accept(world, &mut peers, until);
-            let dialed = dialing.join().unwrap_or_default();
-            accepted.map(|()| dialed)
-        })
-        .map_err(|(process, detail)| failed(process, detail))?;
-        for (process, stream) in dialed.into_iter().enumerate() {
-            let stream = stream.map_err(|detail| failed(process, detail))?;
-            peers[process] = Some(Peer::new(stream).map_err(|e| failed(process, e.to_string()))?);
+        let (dialed, accepted) = thread::scope(|scope| {
+            let dial = || {
+                let below = cards[..own].iter().enumerate();
+                let knock = |(process, card): (usize, &Card)| {
+                    let stream = knock(card.listens, &hello, &patience());
+                    stream.map_err(|closed| (process, closed))
+                };
+                below.map(knock).collect::<std::result::Result<Vec<_>, _>>()
+            };
+            let dialing = scope.spawn(dial);
+            let accepted = accept(world, &mut peers, &patience());
+            let unwound = |_| Err((own, Closed::Gone("the program panicked".into())));
+            (dialing.join().unwrap_or_else(unwound), accepted)
+        });
+        let failed = |(process, closed)| not_connected(world, seconds, process, closed);
+        accepted.map_err(failed)?;
+        for (process, stream) in dialed.map_err(failed)?.into_iter().enumerate() {
+            let gone = |e: io::Error| failed((process, Closed::Gone(e.to_string())));
+            peers[process] = Some(Peer::new(stream).map_err(gone)?);
         }
-        if let Some(missing) = (0..peers.len()).find(|p| *p != own && peers[*p].is_none()) {
-            return Err(failed(missing, "it did not come".into()));
-        }
+        world.door.complete(Purpose::Data, world.epoch);
         Ok(Self {
             peers,
             process: own,
@@ -118,31 +172,50 @@ impl Tcp {
     }
 }
 
+/// The error of all processes where two did not get connected.
+fn not_connected(world: &World, seconds: f64, process: usize, closed: Closed) -> Error {
+    let control = &world.control;
+    let broken = match closed {
+        Closed::Late(_) => Broken::Late(vec![process]),
+        Closed::Gone(detail) => Broken::Gone(process, detail),
+        Closed::Stopped => Broken::Stopped,
+        Closed::Refused(detail) => {
+            let error = Error::Transport {
+                op: "init",
+                detail: format!("no connection to {}: {detail}", control.name(process)),
+                ranks: vec![process],
+            };
+            control.failed(&error.to_string());
+            return error;
+        }
+    };
+    control
+        .conclude(broken, seconds)
+        .error("init", |process| vec![process])
+}
+
 /// Lets those in that come after this one.
 fn accept(
     world: &World,
     peers: &mut [Option<Peer>],
-    until: Instant,
-) -> std::result::Result<(), (usize, String)> {
+    patience: &Patience<'_>,
+) -> std::result::Result<(), (usize, Closed)> {
     let (door, own): (&Door, _) = (&world.door, world.control.process);
     let cards = &world.control.cards;
     while let Some(missing) = (own + 1..peers.len()).find(|p| peers[*p].is_none()) {
-        let rung = || world.control.alarm.has_rung();
-        let patience = Patience {
-            until: Some(until),
-            stopped: &rung,
-        };
-        let (hello, stream) = door
-            .next(Purpose::Data, world.epoch, &patience)
-            .map_err(|e| (missing, in_words(&e)))?;
+        let (hello, stream) =
+            door.next(Purpose::Data, world.epoch, patience)
+                .map_err(|e| match e.kind() {
+                    io::ErrorKind::TimedOut => (missing, Closed::Late("it did not come".into())),
+                    _ => (missing, Closed::Stopped),
+                })?;
         let number = cards
             .iter()
             .position(|card| card.process == hello.card.process && card.pid == hello.card.pid);
         match number {
             Some(p) if p > own && peers[p].is_none() => {
-                let told = |e: io::Error| (p, in_words(&e));
-                let _ = stream.set_nodelay(true);
-                write_frame(&stream, &Answer::Welcome, &Patience::until(until)).map_err(told)?;
+                let told = |e: io::Error| (p, Closed::Gone(in_words(&e)));
+                write_frame(&stream, &Answer::Welcome, patience).map_err(told)?;
                 peers[p] = Some(Peer::new(stream).map_err(told)?);
             }
             _ => refuse(
@@ -177,6 +250,8 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.line.closed.store(true, Ordering::Relaxed);
+        // With the lock, or the writer might look just before and sleep just after.
+        let _queue = self.line.queue();
         self.line.changed.notify_all();
     }
 }
@@ -199,81 +274,78 @@ impl Line {
                 true => None,
                 false => queue.jobs.pop_front(),
             };
-            let Some((digest, bytes)) = next else {
+            let Some(mut job) = next else {
                 if self.closed.load(Ordering::Relaxed) {
                     let _ = self.stream.shutdown(std::net::Shutdown::Write);
                     return;
                 }
-                queue = self.wait(queue, Duration::from_millis(500));
+                let waited = self.changed.wait(queue);
+                queue = waited.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             queue.busy = true;
-            let number = queue.sent;
-            queue.sent += 1;
             drop(queue);
-            let patience = Patience {
-                until: None,
-                stopped: &|| self.closed.load(Ordering::Relaxed),
+            // One that takes nothing keeps this thread, and nobody else.
+            let written = loop {
+                match job.write(&self.stream) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        if self.closed.load(Ordering::Relaxed) {
+                            break Err(e);
+                        }
+                    }
+                    other => break other,
+                }
             };
-            let written = self.write(digest, bytes.as_ref(), number, &patience);
             queue = self.queue();
             queue.busy = false;
-            queue.bytes -= bytes.as_ref().len();
+            queue.bytes -= job.len();
             if let Err(e) = written {
                 queue.broken = Some(in_words(&e));
                 queue.jobs.clear();
                 queue.bytes = 0;
                 self.changed.notify_all();
+                let _ = self.stream.shutdown(std::net::Shutdown::Write);
                 return;
             }
             self.changed.notify_all();
         }
     }
 
-    fn write(
-        &self,
-        digest: u64,
-        bytes: &[u8],
-        number: u64,
-        patience: &Patience<'_>,
-    ) -> io::Result<()> {
-        let mut header = [0; HEADER];
-        header[..8].copy_from_slice(&digest.to_le_bytes());
-        header[8..16].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-        header[16..].copy_from_slice(&number.to_le_bytes());
-        if bytes.len() <= SMALL {
-            return write_all(&self.stream, &[&header[..], bytes].concat(), patience);
-        }
-        write_all(&self.stream, &header, patience)?;
-        write_all(&self.stream, bytes, patience)
-    }
-
     /// Queues bytes, or writes them right away.
-    fn send(&self, to: usize, digest: u64, bytes: Outgoing, patience: &Patience<'_>) -> Ended {
-        let gone = |detail: &String| Broken::Gone(to, detail.clone());
-        let len = bytes.as_ref().len();
+    fn send(&self, to: usize, digest: u64, bytes: Outgoing) -> Ended {
         let mut queue = self.queue();
         if let Some(detail) = &queue.broken {
-            return Err(gone(detail));
+            return Err(Broken::Gone(to, detail.clone()));
         }
+        let mut job = Job::new(queue.sent, digest, bytes);
+        queue.sent += 1;
+        let len = job.len();
         if len > SMALL || queue.busy || !queue.jobs.is_empty() {
             queue.bytes += len;
-            queue.jobs.push_back((digest, bytes));
+            queue.jobs.push_back(job);
             self.changed.notify_all();
             return Ok(());
         }
         queue.busy = true;
-        let number = queue.sent;
-        queue.sent += 1;
         drop(queue);
-        let written = self.write(digest, bytes.as_ref(), number, patience);
+        let written = job.write(&self.stream);
         let mut queue = self.queue();
         queue.busy = false;
+        let ended = match written {
+            Ok(()) => Ok(()),
+            // The other end may be waiting for this one to read: the thread writes the rest.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                queue.bytes += len;
+                queue.jobs.push_front(job);
+                Ok(())
+            }
+            Err(e) => {
+                queue.broken = Some(in_words(&e));
+                Err(broken(to, &e))
+            }
+        };
         self.changed.notify_all();
-        written.map_err(|e| {
-            queue.broken = Some(in_words(&e));
-            broken(to, &e)
-        })
+        ended
     }
 
     /// Waits until not too much is left to write.
@@ -314,18 +386,19 @@ impl Wire for Tcp {
         wait: &dyn Wait,
     ) -> std::result::Result<Vec<Incoming>, Broken> {
         debug_assert!(sends.iter().all(|s| s.to != self.process));
-        let stopped = || wait.stopped();
+        // A process that has left closes its connections, so what it sent before is still there.
+        let stopped = || wait.failed();
         let patience = Patience {
             until: Some(wait.until()),
             stopped: &stopped,
         };
         let mut to: Vec<usize> = vec![];
         for send in sends {
-            if send.bytes.as_ref().len() > SMALL && !to.contains(&send.to) {
+            if !to.contains(&send.to) {
                 to.push(send.to);
             }
             let line = &self.peer(send.to)?.line;
-            line.send(send.to, send.digest, send.bytes, &patience)?;
+            line.send(send.to, send.digest, send.bytes)?;
         }
         // Who has not sent everything when the first one is late.
         let from: Vec<usize> = receives.iter().map(|r| r.from).collect();
@@ -377,7 +450,9 @@ impl Tcp {
             Ok(peer) => {
                 let stream = &peer.line.stream;
                 let short = Some(Duration::from_millis(1));
-                stream.set_read_timeout(short).is_err() || stream.peek(&mut [0]).is_err()
+                let silent =
+                    stream.set_read_timeout(short).is_err() || stream.peek(&mut [0]).is_err();
+                silent | in_turns(stream).is_err()
             }
             Err(_) => true,
         };

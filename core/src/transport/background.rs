@@ -292,6 +292,7 @@ impl Transport for Background {
     }
 
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
+        call.check(mesh)?;
         let answer = Arc::new(Answer::default());
         let works = self.works();
         let mut job = Job {
