@@ -14,7 +14,9 @@ use anymesh::{
     ops::Expr,
     prelude::*,
 };
-use std::{collections::BTreeMap, error::Error as StdError, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap, error::Error as StdError, path::Path, process::ExitCode, time::Instant,
+};
 
 const STEPS: u64 = 50;
 const BATCH: usize = 32;
@@ -60,8 +62,8 @@ impl Training {
         let wanted = Contents::new(0, training.tensors);
         training.tensors = Load::default().replace(saved, &wanted)?.tensors;
         for (name, _) in PARAMETERS {
-            let w = &mut training.tensors.get_mut(name).ok_or("a parameter")?;
-            **w = w.require_grad()?;
+            let w = training.tensors[name].require_grad()?;
+            training.tensors.insert(name.into(), w);
         }
         training.step = saved.manifest().step;
         Ok(training)
@@ -115,10 +117,9 @@ fn train(cluster: &Cluster) -> Result<(), Box<dyn StdError>> {
     let (folder, axes) = (arguments.next(), arguments.next());
     let folder = folder.as_deref().map(Path::new);
     // A rank for each process, or four simulated ones.
-    let ranks = if cluster.size() == 1 {
-        4
-    } else {
-        cluster.size()
+    let ranks = match cluster.size() {
+        1 => 4,
+        processes => processes,
     };
     let axes = axes.unwrap_or(match ranks % 2 {
         0 => format!("dp={}, tp=2", ranks / 2),
@@ -136,7 +137,7 @@ fn train(cluster: &Cluster) -> Result<(), Box<dyn StdError>> {
     };
     let mut training = begin(&mesh)?;
     if cluster.is_first() {
-        println!("{cluster}\n{}", cluster.placement(&mesh));
+        print!("{}", cluster.placement(&mesh));
         if let Some(saved) = &saved {
             println!("goes on from {}", saved.path().display());
         }
@@ -145,24 +146,20 @@ fn train(cluster: &Cluster) -> Result<(), Box<dyn StdError>> {
     let (start, mut losses, mut sent) = (Instant::now(), vec![], 0);
     while training.step < STEPS {
         let (loss, ledger) = Ledger::record(|| training.step());
-        (sent, _) = (ledger.bytes(), losses.push(loss?));
+        let (step, loss) = (training.step, loss?);
+        losses.push(loss);
+        sent = ledger.bytes();
+        // Whether a signal came, in all processes alike.
         let stop = cluster.stop_requested()?;
-        if cluster.is_first() && (training.step % 10 == 0 || losses.len() == 1) {
-            println!(
-                "step {:>2}: loss {:.6}",
-                training.step,
-                losses[losses.len() - 1]
-            );
+        let milestone = step % 10 == 0;
+        if cluster.is_first() && (milestone || losses.len() == 1) {
+            println!("step {step:>2}: loss {loss:.6}");
         }
         if let Some(folder) = folder
-            && (training.step % 10 == 0 || stop)
+            && (milestone || stop)
         {
-            let name = format!("step-{}", training.step);
-            save(
-                folder,
-                &name,
-                &Contents::new(training.step, training.tensors.clone()),
-            )?;
+            let contents = Contents::new(step, training.tensors.clone());
+            save(folder, &format!("step-{step}"), &contents)?;
         }
         if stop {
             break;
@@ -170,28 +167,31 @@ fn train(cluster: &Cluster) -> Result<(), Box<dyn StdError>> {
     }
     let each = start.elapsed().as_secs_f64() * 1e3 / losses.len().max(1) as f64;
 
-    // The same with all ranks in one process.
+    // The same with all ranks in one process: nobody else is needed for it.
     if cluster.is_first() {
-        println!("{each:.2} ms and {sent} bytes received by the worst rank in each step");
+        println!("{each:.2} ms a step, in which the worst rank receives {sent} bytes");
         let mut simulated = begin(&Mesh::new(&axes, &cluster.devices()[0])?)?;
         let again = losses.iter().map(|_| simulated.step());
         let again = again.collect::<Result<Vec<f64>>>()?;
         let bits = |losses: &[f64]| losses.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        let equal = if bits(&losses) == bits(&again) {
-            "yes"
-        } else {
-            "no"
+        let equal = match bits(&losses) == bits(&again) {
+            true => "yes",
+            false => "no",
         };
-        println!(
-            "{} losses on {cluster} and simulated, equal to the bit: {equal}",
-            losses.len()
-        );
+        let (count, processes) = (losses.len(), cluster.size());
+        println!("{count} losses, {processes} processes and simulated, equal to the bit: {equal}");
     }
-    Ok(cluster.barrier()?)
+    Ok(())
 }
 
-fn main() -> Result<(), Box<dyn StdError>> {
-    let cluster = anymesh::init()?;
+fn main() -> ExitCode {
+    let cluster = anymesh::init().map_err(Into::into);
     // An error of one process ends all.
-    cluster.run(train)
+    match cluster.and_then(|cluster| cluster.run(train)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -142,6 +142,10 @@ impl Background {
             ..Saver::default()
         }
         .world_of(contents)?;
+        if !world.takes_part() {
+            self.saved = Some(self.root.join(name));
+            return Ok(());
+        }
         let ready = contents.stored_tensors().and_then(|tensors| {
             let placed: BTreeMap<String, Placed> = tensors
                 .iter()

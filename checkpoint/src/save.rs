@@ -69,9 +69,13 @@ impl Saver<'_> {
     /// Where tensors lie on ranks of several processes, every process makes this call with the same
     /// names and layouts, and `root` is a folder that all of them see. Each writes what its ranks
     /// hold; the first one commits when all are done. Where one fails, all get an error and nothing
-    /// is committed.
+    /// is committed. A process without any of the ranks has nothing to write and does not wait for
+    /// the others; with it in the [`world`](Self::world) it does.
     pub fn save(&self, root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
         let (world, tensors) = (self.world_of(contents)?, contents.stored_tensors());
+        if !world.takes_part() {
+            return tensors.map(|_| root.join(name));
+        }
         let pending = PendingCheckpoint::new(
             self.files,
             root,

@@ -37,6 +37,12 @@ impl World {
         self.0.is_some()
     }
 
+    /// Whether this process has a rank, and so something to say.
+    pub(crate) fn takes_part(&self) -> bool {
+        let has_rank = |mesh: &Mesh| mesh.addressable().len() > 0;
+        self.0.as_ref().is_none_or(has_rank)
+    }
+
     /// Whether this is the process that does what only one may do: lock, write the manifest,
     /// rename.
     pub(crate) fn leads(&self) -> bool {

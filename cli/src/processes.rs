@@ -42,19 +42,14 @@ fn in_words(start: &Start) -> String {
     )
 }
 
-/// What this build has, and how to get the rest.
+/// What this build has, and what it lacks.
 fn carriers() -> String {
-    let lacking: Vec<&str> = ["mpi", "nccl"]
-        .into_iter()
-        .filter(|name| !TRANSPORTS.contains(name))
-        .collect();
+    let lacks = |name: &&str| !TRANSPORTS.contains(name);
+    let lacking: Vec<&str> = ["mpi", "nccl"].into_iter().filter(lacks).collect();
+    let there = TRANSPORTS.join(", ");
     match lacking.is_empty() {
-        true => TRANSPORTS.join(", "),
-        false => format!(
-            "{} (build with the features {} for more)",
-            TRANSPORTS.join(", "),
-            lacking.join(", ")
-        ),
+        true => there,
+        false => format!("{there}; not built in: {}", lacking.join(", ")),
     }
 }
 

@@ -41,4 +41,6 @@ pub const TRANSPORTS: &[&str] = &[
     "tcp",
     #[cfg(feature = "mpi")]
     "mpi",
+    #[cfg(feature = "nccl")]
+    "nccl",
 ];
