@@ -430,8 +430,10 @@ impl Machine for Cluster {
         let places = self.places(&plan)?;
         let mut ids = vec![0; ranks];
         let mut here = vec![];
-        for process in 0..size {
-            for (i, place) in split(ranks, process, size).enumerate() {
+        // With fewer ranks than processes the first ones have one each.
+        let busy = ranks.min(size);
+        for process in 0..busy {
+            for (i, place) in split(ranks, process, busy).enumerate() {
                 ids[places[place]] = process + i * size;
                 if process == own {
                     here.push((places[place], device(i)));

@@ -35,3 +35,10 @@ mod wire;
 pub use cluster::Cluster;
 pub use start::{Launcher, Meeting, Over, Problem, Start, StartError, Sums};
 pub use torch_store::{StoreError, TorchStore};
+
+/// What may carry tensors between processes in this build.
+pub const TRANSPORTS: &[&str] = &[
+    "tcp",
+    #[cfg(feature = "mpi")]
+    "mpi",
+];

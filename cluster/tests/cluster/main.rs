@@ -1,9 +1,12 @@
 //! Clusters of real processes: this program starts itself again, once for each process, and each
 //! plays the role that it is told.
 
+mod model;
 mod mpi;
 mod roles;
 mod run;
+mod sweep;
+mod training;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -16,6 +19,11 @@ fn main() {
             run::all_succeed("conformance", n)
         })
     });
-    let trials = trials.into_iter().chain(mpi::trials()).collect();
+    let trials = trials
+        .into_iter()
+        .chain(mpi::trials())
+        .chain(sweep::trials())
+        .chain(training::trials())
+        .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

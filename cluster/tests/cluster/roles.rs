@@ -9,6 +9,7 @@ pub(crate) fn play(role: &str) -> i32 {
     let played = match role {
         "conformance" => conformance(),
         "sweep" => sweep(),
+        "train" => crate::training::train(),
         other => Err(Error::argument("test", "role", other.to_string())),
     };
     match played {

@@ -26,8 +26,8 @@ impl Transport for Started {
         self.0.deadline()
     }
 
-    fn report(&self, error: &Error) {
-        self.0.report(error);
+    fn report(&self, rank: usize, error: &Error) {
+        self.0.report(rank, error);
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
