@@ -18,6 +18,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicPtr, Ordering},
+        mpsc::RecvTimeoutError,
     },
     time::{Duration, Instant},
 };
@@ -120,33 +121,13 @@ pub fn connect(
         .iter()
         .map(|(device, rank)| Ok((super::lane_of(device)?, *rank, number(*rank)?)))
         .collect::<Result<Vec<_>, Error>>()?;
-    let mut slots: Vec<(Arc<Lane>, usize, Slot)> = vec![];
-    let mut config = config();
-    let started = library.group(|| {
-        for (lane, rank, rank_code) in lanes {
-            lane.bind()?;
-            let slot = Slot::new();
-            // SAFETY: writes the communicator into the slot; the configuration is complete.
-            let code = unsafe {
-                (library.call.ncclCommInitRankConfig)(
-                    slot.place(),
-                    size_code,
-                    id,
-                    rank_code,
-                    &mut config,
-                )
-            };
-            slots.push((lane, rank, slot));
-            library.check("ncclCommInitRankConfig", code, std::ptr::null_mut())?;
-        }
-        Ok(())
-    });
+    let until = Instant::now() + deadline;
+    let (slots, started) = begin(library, lanes, size_code, id, until, deadline, watch)?;
     let comms: Vec<ncclComm_t> = slots
         .iter()
         .map(|(_, _, slot)| slot.get())
         .filter(|comm| !comm.is_null())
         .collect();
-    let until = Instant::now() + deadline;
     let met = started.and_then(|()| settle(library, &comms, "connect", until, deadline, watch));
     if let Err(e) = met {
         for comm in comms {
@@ -159,6 +140,66 @@ pub fn connect(
         .into_iter()
         .map(|(lane, rank, slot)| Communicator::adopt(library, lane, rank, size, watch, slot.get()))
         .collect())
+}
+
+/// Places for communicators that were begun, and whether all were.
+type Begun = (Vec<(Arc<Lane>, usize, Slot)>, Result<(), Error>);
+
+/// Tells the library of all members of this process, in a thread of its own: where the environment
+/// has made communicators block, that would wait for others without an end.
+fn begin(
+    library: &'static Library,
+    lanes: Vec<(Arc<Lane>, usize, c_int)>,
+    size: c_int,
+    id: ncclUniqueId,
+    until: Instant,
+    deadline: Duration,
+    watch: &Watch,
+) -> Result<Begun, Error> {
+    let (tell, told) = std::sync::mpsc::channel::<Begun>();
+    let run = move || {
+        let mut slots = vec![];
+        let mut config = config();
+        let started = library.group(|| {
+            for (lane, rank, rank_code) in lanes {
+                lane.bind()?;
+                let slot = Slot::new();
+                let place = slot.place();
+                slots.push((lane, rank, slot));
+                // SAFETY: writes the communicator into the slot; the configuration is complete.
+                let code = unsafe {
+                    (library.call.ncclCommInitRankConfig)(place, size, id, rank_code, &mut config)
+                };
+                library.check("ncclCommInitRankConfig", code, std::ptr::null_mut())?;
+            }
+            Ok(())
+        });
+        if let Err(unheard) = tell.send((slots, started)) {
+            // Nobody waits any more.
+            for (_, _, slot) in unheard.0.0 {
+                abort(library, slot.get());
+                slot.leave();
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("nccl-connect".into());
+    thread.spawn(run).map_err(|e| Error::Driver {
+        call: "connect",
+        detail: format!("no thread can be started: {e}"),
+    })?;
+    loop {
+        watch.check()?;
+        match told.recv_timeout(Duration::from_millis(20)) {
+            Ok(begun) => return Ok(begun),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+            Err(_) => {
+                return Err(Error::Late {
+                    what: "connect",
+                    seconds: deadline.as_secs_f64(),
+                });
+            }
+        }
+    }
 }
 
 /// Where the library writes a communicator: maybe later, from a thread of its own.
@@ -225,6 +266,9 @@ fn settle(
 /// Ends a communicator and everything it has on the device, in a thread of its own: one abort can
 /// wait for another, and nobody here waits for it.
 fn abort(library: &'static Library, comm: ncclComm_t) {
+    if comm.is_null() {
+        return;
+    }
     struct Last(ncclComm_t);
     // SAFETY: an abort may come from any thread, and nobody uses the communicator after it.
     unsafe impl Send for Last {}

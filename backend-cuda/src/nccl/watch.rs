@@ -44,6 +44,7 @@ pub struct Call {
     deadline: Duration,
     /// The serial number of the first buffer it fills.
     first: u64,
+    added: Instant,
     progress: Mutex<Progress>,
 }
 
@@ -89,6 +90,7 @@ impl Call {
             ticket,
             deadline,
             first,
+            added: Instant::now(),
             progress: Mutex::new(progress),
         })
     }
@@ -102,10 +104,14 @@ impl Call {
         self.progress().spans = Some(Arc::new(spans));
     }
 
-    /// When the device came to it, if it has and is not done.
+    /// Since when it should be getting on: it is being queued, or the device has come to it.
     fn running_since(&self) -> Option<Instant> {
         let progress = self.progress();
-        progress.started.filter(|_| !progress.done)
+        match (progress.done, &progress.spans) {
+            (true, _) => None,
+            (false, None) => Some(self.added),
+            (false, Some(_)) => progress.started,
+        }
     }
 
     /// Memory that nobody will ever know to be free again is kept for ever.
@@ -484,3 +490,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
