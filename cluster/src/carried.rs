@@ -154,9 +154,10 @@ impl Engine {
         })
     }
 
+    /// `how` is what else both ends must mean alike, such as the reduction.
     fn exchange(
         &self,
-        op: &'static str,
+        (op, how): (&'static str, u64),
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -182,7 +183,7 @@ impl Engine {
                     receives.push(Receive {
                         from,
                         memory,
-                        digest: digest(op, mesh, part, *to),
+                        digest: digest(op, how, mesh, part, *to),
                     });
                     slots.push(i);
                 }
@@ -190,7 +191,7 @@ impl Engine {
                     sends.push(Send {
                         to: to_process,
                         bytes: Outgoing::new(data)?,
-                        digest: digest(op, mesh, part, *to),
+                        digest: digest(op, how, mesh, part, *to),
                     });
                 }
                 _ => {}
@@ -259,10 +260,11 @@ impl Drop for Engine {
 }
 
 /// What a message is, so that both ends notice when they mean different ones.
-fn digest(op: &'static str, mesh: &Mesh, part: &Part, to: usize) -> u64 {
+fn digest(op: &'static str, how: u64, mesh: &Mesh, part: &Part, to: usize) -> u64 {
     let ids = mesh.ids();
     let start = Digest::default()
         .text(op)
+        .word(how)
         .text(part.dtype.name())
         .word(ids[part.rank] as u64)
         .word(ids[to] as u64);
@@ -326,7 +328,15 @@ pub(crate) struct Carried(pub(crate) Arc<Engine>);
 
 /// The provided collectives over [`Engine::exchange`], under the name of the one that was called.
 #[derive(Debug)]
-struct Named<'a>(&'a Engine, &'static str);
+struct Named<'a>(&'a Engine, (&'static str, u64));
+
+impl Carried {
+    /// Under the name of an op, with what tells it from others of that name.
+    fn named(&self, op: &'static str, how: &[u64]) -> Named<'_> {
+        let how = how.iter().fold(Digest::default(), |d, word| d.word(*word));
+        Named(&self.0, (op, how.0))
+    }
+}
 
 impl Transport for Named<'_> {
     fn name(&self) -> &str {
@@ -356,7 +366,7 @@ impl Transport for Carried {
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        self.0.exchange("exchange", mesh, messages)
+        self.0.exchange(("exchange", 0), mesh, messages)
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
@@ -369,11 +379,13 @@ impl Transport for Carried {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "all_reduce").all_reduce(mesh, parts, reduction)
+        self.named("all_reduce", &[reduction as u64])
+            .all_reduce(mesh, parts, reduction)
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "all_gather").all_gather(mesh, parts, dim)
+        self.named("all_gather", &[dim as u64])
+            .all_gather(mesh, parts, dim)
     }
 
     fn reduce_scatter(
@@ -383,11 +395,13 @@ impl Transport for Carried {
         reduction: Reduction,
         dim: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "reduce_scatter").reduce_scatter(mesh, parts, reduction, dim)
+        let how = [reduction as u64, dim as u64];
+        self.named("reduce_scatter", &how)
+            .reduce_scatter(mesh, parts, reduction, dim)
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "broadcast").broadcast(mesh, root, group)
+        self.named("broadcast", &[]).broadcast(mesh, root, group)
     }
 
     fn all_to_all(
@@ -397,6 +411,8 @@ impl Transport for Carried {
         cut: usize,
         join: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "all_to_all").all_to_all(mesh, parts, cut, join)
+        let how = [cut as u64, join as u64];
+        self.named("all_to_all", &how)
+            .all_to_all(mesh, parts, cut, join)
     }
 }

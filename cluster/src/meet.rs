@@ -158,8 +158,7 @@ pub(crate) fn meet(meeting: &Meeting) -> Result<World> {
         Ok((stream, address)) => {
             // Only the hub's door lets anybody in for messages about the run.
             door.complete(Purpose::Control, 0);
-            introduce(&stream, address, &hello, &patience)
-                .map_err(|e| unreachable(meeting, e))?;
+            introduce(&stream, address, &hello, &patience).map_err(|e| unreachable(meeting, e))?;
             stream
         }
         Err(address) => {

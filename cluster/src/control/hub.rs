@@ -197,8 +197,7 @@ impl Hub {
     /// Listens to one member until it leaves or dies.
     fn listen(self: &Arc<Self>, number: usize, stream: &TcpStream) {
         loop {
-            let message: io::Result<ToHub> =
-                read_frame(stream, FRAME_BYTES, &Patience::forever());
+            let message: io::Result<ToHub> = read_frame(stream, FRAME_BYTES, &Patience::forever());
             let mut state = self.state();
             match message {
                 Ok(ToHub::Goodbye) => {

@@ -5,7 +5,6 @@ use crate::recorder::{Call, Record, State};
 use std::collections::HashMap;
 
 #[cfg(test)]
-#[path = "judge_tests.rs"]
 mod tests;
 
 /// What the hub knows of a process when it judges.
@@ -79,7 +78,11 @@ pub(crate) fn judge(
         let mut path = vec![blamed.first().copied().unwrap_or(reporter)];
         while let Some(next) = path.last().and_then(|p| awaited(*p).first().copied()) {
             if let Some(start) = path.iter().position(|p| *p == next) {
-                return differ(witnesses, path[start], *path.get(start + 1).unwrap_or(&next));
+                return differ(
+                    witnesses,
+                    path[start],
+                    *path.get(start + 1).unwrap_or(&next),
+                );
             }
             path.push(next);
         }
@@ -257,7 +260,11 @@ fn first_difference(witnesses: &[Witness], made: &Made<'_>) -> Option<Box<[Step;
         let calls = told(witnesses, a).map_or(&[][..], |record| &record.calls);
         for x in calls {
             // In a group all are asked, so that one suffices.
-            let peers = x.pairs.iter().map(|p| p.peer).chain(x.group.iter().copied());
+            let peers = x
+                .pairs
+                .iter()
+                .map(|p| p.peer)
+                .chain(x.group.iter().copied());
             let differs = peers.filter(|b| *b > a).find_map(|b| {
                 let y = made.partner(a, x, b)?;
                 (!alike(x, y, a, b)).then_some((x, a, y, b))

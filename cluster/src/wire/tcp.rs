@@ -4,7 +4,8 @@ use super::{Broken, Receive, Send, Wait, Wire};
 use crate::{
     door::{Closed, Door, in_words, knock},
     frame::{
-        Answer, Card, Hello, Patience, Purpose, in_turns, is_turn_over, read_all, refuse, write_frame,
+        Answer, Card, Hello, Patience, Purpose, in_turns, is_turn_over, read_all, refuse,
+        write_frame,
     },
     meet::World,
 };
@@ -23,6 +24,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+#[cfg(test)]
+mod tests;
 
 /// Digest, size and number of what follows.
 const HEADER: usize = 24;
@@ -202,12 +206,12 @@ fn accept(
     let (door, own): (&Door, _) = (&world.door, world.control.process);
     let cards = &world.control.cards;
     while let Some(missing) = (own + 1..peers.len()).find(|p| peers[*p].is_none()) {
-        let (hello, stream) = door
-            .next(Purpose::Data, world.epoch, patience)
-            .map_err(|e| match e.kind() {
-                io::ErrorKind::TimedOut => (missing, Closed::Late("it did not come".into())),
-                _ => (missing, Closed::Stopped),
-            })?;
+        let (hello, stream) =
+            door.next(Purpose::Data, world.epoch, patience)
+                .map_err(|e| match e.kind() {
+                    io::ErrorKind::TimedOut => (missing, Closed::Late("it did not come".into())),
+                    _ => (missing, Closed::Stopped),
+                })?;
         let number = cards
             .iter()
             .position(|card| card.process == hello.card.process && card.pid == hello.card.pid);

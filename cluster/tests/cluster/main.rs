@@ -1,9 +1,15 @@
 //! Clusters of real processes: this program starts itself again, once for each process, and each
 //! plays the role that it is told.
 
+mod divergence;
+mod fault;
+mod faults;
 mod mpi;
+mod peers;
+mod rebuild;
 mod roles;
 mod run;
+mod train;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -16,6 +22,13 @@ fn main() {
             run::all_succeed("conformance", n)
         })
     });
-    let trials = trials.into_iter().chain(mpi::trials()).collect();
+    let trials = trials
+        .into_iter()
+        .chain(mpi::trials())
+        .chain(faults::trials())
+        .chain(divergence::trials())
+        .chain(rebuild::trials())
+        .chain(peers::trials())
+        .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

@@ -92,7 +92,10 @@ fn a_silent_process_is_missing_whatever_the_others_do() {
     let (who, detail) = missing(late(0, &[2], &witnesses));
     assert_eq!(who, [1]);
     assert!(detail.contains("process 1 does not answer"), "{detail}");
-    assert!(detail.contains("all_reduce f32[4] at main.rs:13"), "{detail}");
+    assert!(
+        detail.contains("all_reduce f32[4] at main.rs:13"),
+        "{detail}"
+    );
 }
 
 #[test]
@@ -118,7 +121,10 @@ fn a_chain_of_waits_leads_to_its_end() {
     // 0 waits for 1, which waits for 2, which waits for 3, which computes.
     let waits = |at: usize| {
         let next = at + 1;
-        told_by(at, vec![call(0, "recv", Waiting, &[next], &[(next, 0, "x")])])
+        told_by(
+            at,
+            vec![call(0, "recv", Waiting, &[next], &[(next, 0, "x")])],
+        )
     };
     let witnesses = [waits(0), waits(1), waits(2), told_by(3, vec![])];
     assert_eq!(missing(late(0, &[1], &witnesses)).0, [3]);
@@ -127,9 +133,8 @@ fn a_chain_of_waits_leads_to_its_end() {
 #[test]
 fn who_has_sent_already_is_not_waited_for() {
     // All are in a barrier but 2. What 1 waits for begins with 0, which has sent.
-    let pairs = |own: usize| -> Vec<_> {
-        (0..4).filter(|p| *p != own).map(|p| (p, 0, "b")).collect()
-    };
+    let pairs =
+        |own: usize| -> Vec<_> { (0..4).filter(|p| *p != own).map(|p| (p, 0, "b")).collect() };
     let waits = |own: usize| {
         let pairs = pairs(own);
         let from: Vec<usize> = pairs.iter().map(|(p, ..)| *p).collect();
@@ -143,14 +148,17 @@ fn who_has_sent_already_is_not_waited_for() {
 #[test]
 fn a_ring_of_waits_is_programs_that_differ() {
     let waits = |own: usize, next: usize| {
-        told_by(own, vec![call(0, "recv", Waiting, &[next], &[(next, 0, "x")])])
+        told_by(
+            own,
+            vec![call(0, "recv", Waiting, &[next], &[(next, 0, "x")])],
+        )
     };
     let witnesses = [waits(0, 1), waits(1, 2), waits(2, 0)];
     let [a, b] = apart(late(0, &[1], &witnesses));
     assert_eq!((a.0, b.0), (1, 2));
     assert_eq!(a.1, "recv f32[4]");
     // Also where the reporter is outside of the ring.
-    let witnesses = [waits(0, 1), waits(1, 2), waits(2, 1)];
+    let witnesses = [waits(0, 1), waits(1, 2), waits(2, 3), waits(3, 1)];
     let [a, b] = apart(late(0, &[1], &witnesses));
     assert_eq!((a.0, b.0), (1, 2));
 }
@@ -260,7 +268,9 @@ fn a_connection_that_broke_is_a_death() {
         who: 1,
         detail: "reset".into(),
     };
-    let verdict = judge(0, &trouble, &[Witness::Silent, Witness::Silent], &|_| "".into());
+    let verdict = judge(0, &trouble, &[Witness::Silent, Witness::Silent], &|_| {
+        "".into()
+    });
     assert!(matches!(verdict, Verdict::Died { process: 1, .. }));
 }
 
