@@ -158,7 +158,7 @@ impl Engine {
 
     fn exchange(
         &self,
-        op: &'static str,
+        (op, how): What,
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -186,7 +186,7 @@ impl Engine {
                         from,
                         memory: memories.len(),
                         bytes: 0..memory.bytes().len(),
-                        digest: digest(op, mesh, part, *to),
+                        digest: digest((op, how), mesh, part, *to),
                     });
                     memories.push(memory);
                     slots.push(i);
@@ -195,7 +195,7 @@ impl Engine {
                     sends.push(Send {
                         to: to_process,
                         bytes: Outgoing::new(data)?,
-                        digest: digest(op, mesh, part, *to),
+                        digest: digest((op, how), mesh, part, *to),
                     });
                 }
                 _ => {}
@@ -266,10 +266,11 @@ impl Drop for Engine {
 }
 
 /// What a message is, so that both ends notice when they mean different ones.
-pub(crate) fn digest(op: &'static str, mesh: &Mesh, part: &Part, to: usize) -> u64 {
+pub(crate) fn digest((op, how): What, mesh: &Mesh, part: &Part, to: usize) -> u64 {
     let ids = mesh.ids();
     let start = Digest::default()
         .text(op)
+        .word(how)
         .text(part.dtype.name())
         .word(ids[part.rank] as u64)
         .word(ids[to] as u64);
@@ -333,7 +334,18 @@ pub(crate) struct Carried(pub(crate) Arc<Engine>);
 
 /// The provided collectives over [`Engine::exchange`], under the name of the one that was called.
 #[derive(Debug)]
-struct Named<'a>(&'a Engine, &'static str);
+struct Named<'a>(&'a Engine, What);
+
+/// The name of a call, and what else both ends must mean alike, such as the reduction.
+pub(crate) type What = (&'static str, u64);
+
+impl Carried {
+    /// Under the name of an op, with what tells it from others of that name.
+    fn named(&self, op: &'static str, how: &[u64]) -> Named<'_> {
+        let how = how.iter().fold(Digest::default(), |d, word| d.word(*word));
+        Named(&self.0, (op, how.0))
+    }
+}
 
 impl Transport for Named<'_> {
     fn name(&self) -> &str {
@@ -351,15 +363,15 @@ impl Transport for Named<'_> {
 
 /// The same with gathers into place.
 #[derive(Debug)]
-struct InPlace<'a>(&'a Engine, &'static str);
+struct InPlace<'a>(Named<'a>);
 
 impl Transport for InPlace<'_> {
     fn name(&self) -> &str {
-        self.0.wire.name()
+        self.0.name()
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        self.0.exchange(self.1, mesh, messages)
+        self.0.exchange(mesh, messages)
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
@@ -367,9 +379,10 @@ impl Transport for InPlace<'_> {
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        match gather::whole(self.0, mesh, parts, dim) {
-            Some(whole) => gather::gather(self.0, self.1, mesh, parts, whole),
-            None => Named(self.0, self.1).all_gather(mesh, parts, dim),
+        let Named(engine, what) = self.0;
+        match gather::whole(engine, mesh, parts, dim) {
+            Some(whole) => gather::gather(engine, what, mesh, parts, whole),
+            None => self.0.all_gather(mesh, parts, dim),
         }
     }
 }
@@ -388,7 +401,7 @@ impl Transport for Carried {
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        self.0.exchange("exchange", mesh, messages)
+        self.0.exchange(("exchange", 0), mesh, messages)
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
@@ -401,11 +414,11 @@ impl Transport for Carried {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        InPlace(&self.0, "all_reduce").all_reduce(mesh, parts, reduction)
+        InPlace(self.named("all_reduce", &[reduction as u64])).all_reduce(mesh, parts, reduction)
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        InPlace(&self.0, "all_gather").all_gather(mesh, parts, dim)
+        InPlace(self.named("all_gather", &[dim as u64])).all_gather(mesh, parts, dim)
     }
 
     fn reduce_scatter(
@@ -415,11 +428,13 @@ impl Transport for Carried {
         reduction: Reduction,
         dim: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "reduce_scatter").reduce_scatter(mesh, parts, reduction, dim)
+        let how = [reduction as u64, dim as u64];
+        self.named("reduce_scatter", &how)
+            .reduce_scatter(mesh, parts, reduction, dim)
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "broadcast").broadcast(mesh, root, group)
+        self.named("broadcast", &[]).broadcast(mesh, root, group)
     }
 
     fn all_to_all(
@@ -429,6 +444,8 @@ impl Transport for Carried {
         cut: usize,
         join: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        Named(&self.0, "all_to_all").all_to_all(mesh, parts, cut, join)
+        let how = [cut as u64, join as u64];
+        self.named("all_to_all", &how)
+            .all_to_all(mesh, parts, cut, join)
     }
 }

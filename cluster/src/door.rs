@@ -16,6 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// How long a newcomer may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long it may take where others wait outside.
@@ -36,7 +39,6 @@ pub(crate) struct Guest {
 #[derive(Debug)]
 pub(crate) struct Door {
     inside: Arc<Inside>,
-    pub(crate) address: SocketAddr,
 }
 
 #[derive(Debug)]
@@ -76,7 +78,6 @@ impl Hall {
 impl Door {
     /// Listens at `listener` for processes like this one.
     pub(crate) fn open(listener: TcpListener, own: Guest) -> io::Result<Self> {
-        let address = listener.local_addr()?;
         let inside = Arc::new(Inside {
             own,
             hall: Mutex::default(),
@@ -91,7 +92,7 @@ impl Door {
             .name("anymesh door".into())
             .stack_size(256 << 10)
             .spawn(move || shared.listen(&listener))?;
-        Ok(Self { inside, address })
+        Ok(Self { inside })
     }
 
     /// The first who came for this purpose and epoch, waiting until `patience` ends.

@@ -265,3 +265,97 @@ impl Digest {
         text.bytes().fold(start, |d, byte| d.word(byte.into()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Card;
+
+    fn recorder() -> Recorder {
+        Recorder::new(&Card {
+            process: 3,
+            size: 4,
+            run: String::new(),
+            program: String::new(),
+            version: "1".into(),
+            host: "h".into(),
+            pid: 5,
+            listens: ([127, 0, 0, 1], 1).into(),
+        })
+    }
+
+    fn begun(peer: usize, together: bool) -> Begun {
+        Begun {
+            op: "all_reduce",
+            group: [peer, 3].into(),
+            together,
+            detail: "f32[2]".into(),
+            digest: 9,
+            waits_for: vec![peer],
+            pairs: vec![(peer, 9)],
+        }
+    }
+
+    #[test]
+    fn a_long_run_keeps_its_last_calls_with_their_numbers() {
+        let recorder = recorder();
+        let calls = CALLS as u64 + 100;
+        for n in 0..calls {
+            assert_eq!(recorder.begin(begun(1, true)), n);
+            recorder.end(n, State::Done, None);
+        }
+        let record = recorder.record(CALLS);
+        assert_eq!(record.calls.len(), CALLS);
+        let last = &record.calls[CALLS - 1];
+        assert_eq!((last.n, last.in_group), (calls - 1, calls));
+        assert_eq!(last.pairs[0].n, calls - 1);
+        assert_eq!(record.calls[0].n, 100);
+        assert_eq!(recorder.record(2).calls, record.calls[CALLS - 2..]);
+        // One that is forgotten may still end.
+        recorder.end(0, State::Failed, None);
+        recorder.waits_for(0, &[]);
+    }
+
+    #[test]
+    fn groups_and_pairs_are_counted_apart() {
+        let recorder = recorder();
+        recorder.begin(begun(1, true));
+        recorder.begin(begun(2, true));
+        recorder.begin(begun(1, false));
+        let numbers = |call: &Call| (call.in_group, call.pairs[0].n);
+        let record = recorder.record(CALLS);
+        let numbers: Vec<_> = record.calls.iter().map(numbers).collect();
+        assert_eq!(numbers, [(1, 0), (1, 0), (0, 1)]);
+    }
+
+    #[test]
+    fn what_a_call_waits_for_is_what_it_was_told_last() {
+        let recorder = recorder();
+        let call = recorder.begin(begun(1, false));
+        recorder.waits_for(call, &[2]);
+        assert_eq!(recorder.record(CALLS).calls[0].waits_for, [2]);
+        recorder.end(call, State::Failed, Some(&[4]));
+        let ended = &recorder.record(CALLS).calls[0];
+        assert_eq!(
+            (ended.state, &ended.waits_for[..]),
+            (State::Failed, &[4][..])
+        );
+    }
+
+    #[test]
+    fn a_dump_is_read_again_and_keeps_the_first_error() {
+        let recorder = recorder();
+        recorder.begin(begun(1, true));
+        let folder = std::env::temp_dir().join(format!("anymesh-flight-{}", std::process::id()));
+        recorder.dump(&folder, "the first").unwrap();
+        let path = recorder.dump(&folder, "a consequence").unwrap();
+        let record: Record = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(path, folder.join("rank-3.json"));
+        assert_eq!(record.error.as_deref(), Some("the first"));
+        assert_eq!((record.process, record.calls.len()), (3, 1));
+        assert!(record.unix_time > 1.6e9);
+        std::fs::remove_dir_all(&folder).unwrap();
+        // A folder that cannot be made is an error and no more.
+        assert!(recorder.dump(Path::new("/proc/none/here"), "").is_err());
+    }
+}

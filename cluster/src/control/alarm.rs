@@ -138,3 +138,66 @@ impl Alarm {
         drop(waited);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, atomic::AtomicUsize};
+
+    fn died(process: usize) -> Verdict {
+        Verdict::Died {
+            process,
+            detail: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_first_verdict_counts_and_listeners_hear_it_once() {
+        let (alarm, heard) = (Alarm::default(), Arc::new(AtomicUsize::new(0)));
+        let listen = || {
+            let heard = heard.clone();
+            alarm.on_ring(move |verdict| {
+                assert_eq!(*verdict, died(1));
+                heard.fetch_add(1, Ordering::Relaxed);
+            });
+        };
+        listen();
+        assert!(!alarm.has_rung() && alarm.verdict().is_none());
+        assert_eq!(alarm.ring(died(1)), died(1));
+        assert_eq!(alarm.ring(died(2)), died(1));
+        assert_eq!(heard.load(Ordering::Relaxed), 1);
+        // Who comes later hears it at once.
+        listen();
+        assert_eq!(heard.load(Ordering::Relaxed), 2);
+        assert!(alarm.has_rung());
+        assert_eq!(alarm.wait(Duration::from_secs(600)), Some(died(1)));
+    }
+
+    #[test]
+    fn waits_end_with_the_alarm_and_with_their_time() {
+        let alarm = Arc::new(Alarm::default());
+        assert_eq!(alarm.wait(Duration::from_millis(1)), None);
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert_eq!(alarm.value("key", soon), Err(None));
+        let ringing = alarm.clone();
+        let thread = std::thread::spawn(move || ringing.ring(died(3)));
+        let far = Instant::now() + Duration::from_secs(600);
+        assert_eq!(alarm.value("key", far), Err(Some(died(3))));
+        assert_eq!(thread.join().ok(), Some(died(3)));
+        alarm.wait_until_left(&[1], Duration::from_secs(600));
+        alarm.tell("key".into(), vec![7]);
+        assert_eq!(alarm.value("key", far), Ok(vec![7]));
+    }
+
+    #[test]
+    fn all_have_left_when_the_last_one_has() {
+        let alarm = Arc::new(Alarm::default());
+        assert!(alarm.left_since(1).is_none());
+        alarm.left(1);
+        assert!(alarm.left_since(1).is_some() && alarm.left_since(2).is_none());
+        let leaving = alarm.clone();
+        let thread = std::thread::spawn(move || leaving.left(2));
+        alarm.wait_until_left(&[1, 2], Duration::from_secs(600));
+        assert!(alarm.left_since(2).is_some() && thread.join().is_ok());
+    }
+}

@@ -5,7 +5,6 @@ use crate::recorder::{Call, Record, State};
 use std::collections::HashMap;
 
 #[cfg(test)]
-#[path = "judge_tests.rs"]
 mod tests;
 
 /// What the hub knows of a process when it judges.

@@ -25,6 +25,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// Digest, size and number of what follows.
 const HEADER: usize = 24;
 /// Up to this size the caller writes itself, where nothing else is being written: it fits into the

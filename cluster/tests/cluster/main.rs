@@ -1,11 +1,17 @@
 //! Clusters of real processes: this program starts itself again, once for each process, and each
 //! plays the role that it is told.
 
+mod divergence;
+mod fault;
+mod faults;
 mod model;
 mod mpi;
+mod peers;
+mod rebuild;
 mod roles;
 mod run;
 mod sweep;
+mod train;
 mod training;
 
 use libtest_mimic::{Arguments, Trial};
@@ -24,6 +30,10 @@ fn main() {
         .chain(mpi::trials())
         .chain(sweep::trials())
         .chain(training::trials())
+        .chain(faults::trials())
+        .chain(divergence::trials())
+        .chain(rebuild::trials())
+        .chain(peers::trials())
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

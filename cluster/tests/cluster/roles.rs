@@ -7,6 +7,13 @@ use anymesh_core::{Error, Mesh, Result};
 /// Plays a role; the exit code.
 pub(crate) fn play(role: &str) -> i32 {
     let played = match role {
+        "train" => return crate::train::play(0),
+        "diverge" => return crate::divergence::play(),
+        "peers" => match crate::peers::play() {
+            Ok(()) => return 0,
+            Err(e) => return crate::train::failed(&e),
+        },
+        "rebuild" => return crate::train::play(2),
         "conformance" => conformance(),
         "sweep" => sweep(),
         "train" => crate::training::train(),

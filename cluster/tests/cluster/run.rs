@@ -5,6 +5,7 @@ use std::{
     io::Read,
     net::TcpListener,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -12,10 +13,14 @@ use std::{
 /// The variable that tells a process what to do.
 pub(crate) const ROLE: &str = "ANYMESH_TEST_ROLE";
 
+/// What lets a process in.
+pub(crate) const TOKEN: &str = "of this test";
+
 /// A process and what it has printed.
 pub(crate) struct Process {
     pub(crate) child: Child,
-    reader: Option<thread::JoinHandle<String>>,
+    output: Arc<Mutex<Vec<u8>>>,
+    reader: Option<thread::JoinHandle<()>>,
 }
 
 /// How a process ended.
@@ -60,7 +65,7 @@ pub(crate) fn start_one(
         .env("WORLD_SIZE", n.to_string())
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
-        .env("ANYMESH_TOKEN", "of this test")
+        .env("ANYMESH_TOKEN", TOKEN)
         .env("ANYMESH_TIMEOUT", "30")
         .envs(variables.iter().map(|(name, value)| (name, value)));
     Process::new(command)
@@ -75,13 +80,18 @@ impl Process {
             .stderr(Stdio::inherit());
         let mut child = command.spawn()?;
         let mut out = child.stdout.take().ok_or("no output")?;
+        let output: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let shared = output.clone();
         let reader = thread::spawn(move || {
-            let mut text = vec![];
-            let _ = out.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
+            let mut some = [0; 4096];
+            while let Some(n) = out.read(&mut some).ok().filter(|n| *n > 0) {
+                let mut text = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                text.extend_from_slice(&some[..n]);
+            }
         });
         Ok(Self {
             child,
+            output,
             reader: Some(reader),
         })
     }
@@ -100,16 +110,20 @@ impl Process {
             thread::sleep(Duration::from_millis(5));
         };
         let after = since.elapsed();
-        let output = self
-            .reader
-            .take()
-            .and_then(|reader| reader.join().ok())
-            .unwrap_or_default();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
         Ok(Ended {
             code,
-            output,
+            output: self.said(),
             after,
         })
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn said(&self) -> String {
+        let text = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&text).into_owned()
     }
 }
 

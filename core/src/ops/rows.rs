@@ -50,9 +50,10 @@ const OP: &str = "exchange_rows";
 /// has no rank of the mesh, there are none to read, and [`new`](Self::new) says so. With a bound
 /// ([`within`](Self::within)) sizes are known all the same; the ledger then has what would cross if
 /// every rank sent as much to each.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RowExchange(Arc<Routes>);
 
+#[derive(Debug)]
 struct Routes {
     mesh: Mesh,
     /// The axis that rows cross.

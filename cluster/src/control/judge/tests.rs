@@ -158,7 +158,7 @@ fn a_ring_of_waits_is_programs_that_differ() {
     assert_eq!((a.0, b.0), (1, 2));
     assert_eq!(a.1, "recv f32[4]");
     // Also where the reporter is outside of the ring.
-    let witnesses = [waits(0, 1), waits(1, 2), waits(2, 1)];
+    let witnesses = [waits(0, 1), waits(1, 2), waits(2, 3), waits(3, 1)];
     let [a, b] = apart(late(0, &[1], &witnesses));
     assert_eq!((a.0, b.0), (1, 2));
 }
