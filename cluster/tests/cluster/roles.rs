@@ -16,7 +16,7 @@ pub(crate) fn play(role: &str) -> i32 {
         "rebuild" => return crate::train::play(2),
         "conformance" => conformance(),
         "sweep" => sweep(),
-        "train" => crate::training::train(),
+        "training" => crate::training::train(),
         other => Err(Error::argument("test", "role", other.to_string())),
     };
     match played {

@@ -29,7 +29,6 @@ pub(crate) struct Ended {
     /// The exit code; none where a signal ended it or it had to be killed.
     pub(crate) code: Option<i32>,
     pub(crate) output: String,
-    pub(crate) after: Duration,
 }
 
 /// A port that is free now.

@@ -85,7 +85,7 @@ impl Run {
 
     /// What each of `n` processes says.
     fn told(&self, n: usize) -> Result<Vec<Told>, Failed> {
-        all_succeed_with("train", n, &[self.variable()?])?
+        all_succeed_with("training", n, &[self.variable()?])?
             .iter()
             .map(|output| read(output))
             .collect()
@@ -321,7 +321,7 @@ fn sigterm() -> Result<(), Failed> {
     };
     let now = Instant::now();
     let until = now + Duration::from_secs(120);
-    let mut processes = start("train", 4, &[run.variable()?])?;
+    let mut processes = start("training", 4, &[run.variable()?])?;
     while !folder.0.join("step-3").exists() {
         if Instant::now() > until {
             return Err("no checkpoint at step 3".into());
