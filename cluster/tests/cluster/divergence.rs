@@ -38,7 +38,7 @@ fn differ(way: &str, told: &str) -> std::result::Result<(), Failed> {
     let now = Instant::now();
     let mut processes = start("diverge", 4, &[(WAY, way.into())])?;
     for (p, process) in processes.iter_mut().enumerate() {
-        let ended = process.end(now, now + Duration::from_secs(60))?;
+        let ended = process.end(now + Duration::from_secs(60))?;
         let said = Said::of(&ended.output);
         let error = said.all("error").first().map(|(_, kind)| *kind);
         let because = said.all("because").first().map_or("", |(_, text)| *text);

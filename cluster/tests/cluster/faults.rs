@@ -248,7 +248,7 @@ fn end(processes: &mut [Process], stopped: Option<usize>) -> Result<Vec<Ended>, 
                 .stderr(std::process::Stdio::null())
                 .status();
         }
-        let end = processes[p].end(now, until)?;
+        let end = processes[p].end(until)?;
         if end.code == Some(-1) {
             return Err(format!("process {p} hangs: {end:#?}").into());
         }

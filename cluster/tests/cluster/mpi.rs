@@ -54,7 +54,7 @@ fn job(open_mpi: bool, role: &str, n: usize, variables: &[(&str, String)]) -> Re
         .env("ANYMESH_TIMEOUT", "60")
         .envs(variables.iter().map(|(name, value)| (name, value)));
     let now = Instant::now();
-    let ended = Process::new(command)?.end(now, now + Duration::from_secs(300))?;
+    let ended = Process::new(command)?.end(now + Duration::from_secs(300))?;
     match ended.code {
         Some(0) => Ok(()),
         _ => Err(format!("{n} processes failed: {ended:#?}").into()),

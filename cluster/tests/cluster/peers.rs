@@ -209,7 +209,7 @@ fn flood() -> std::result::Result<(), Failed> {
         .status()?;
     let now = Instant::now();
     for process in &mut processes {
-        let ended = process.end(now, now + Duration::from_secs(60))?;
+        let ended = process.end(now + Duration::from_secs(60))?;
         let said = Said::of(&ended.output);
         let bad = |what: &str| -> Failed { format!("{what}: {ended:#?}").into() };
         let open: Vec<&str> = said.all("open").into_iter().map(|(_, text)| text).collect();
@@ -255,7 +255,7 @@ fn member(bytes: &[u8]) -> std::result::Result<(), Failed> {
     }
     let now = Instant::now();
     for process in &mut processes {
-        let ended = process.end(now, now + Duration::from_secs(60))?;
+        let ended = process.end(now + Duration::from_secs(60))?;
         if !ended.output.contains("lost [2]") {
             return Err(format!("{ended:#?}").into());
         }

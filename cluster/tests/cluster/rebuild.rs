@@ -58,7 +58,7 @@ fn go_on(faults: &str, left: usize, times: usize) -> Result<(), Failed> {
         if dead.contains(&p) {
             continue;
         }
-        let ended = process.end(now, now + Duration::from_secs(60))?;
+        let ended = process.end(now + Duration::from_secs(60))?;
         let said = Said::of(&ended.output);
         let from = said.all("from");
         let bad = |what: &str| -> Failed { format!("process {p}: {what}: {ended:#?}").into() };

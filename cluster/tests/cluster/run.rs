@@ -96,7 +96,7 @@ impl Process {
     }
 
     /// Waits for the end; kills it at `until`.
-    pub(crate) fn end(&mut self, since: Instant, until: Instant) -> Result<Ended, Failed> {
+    pub(crate) fn end(&mut self, until: Instant) -> Result<Ended, Failed> {
         let code = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status.code();
@@ -108,14 +108,12 @@ impl Process {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let after = since.elapsed();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
         Ok(Ended {
             code,
             output: self.said(),
-            after,
         })
     }
 
@@ -147,7 +145,7 @@ pub(crate) fn all_succeed_with(
     let mut processes = start(role, n, variables)?;
     let ended: Vec<Ended> = processes
         .iter_mut()
-        .map(|p| p.end(now, now + Duration::from_secs(120)))
+        .map(|p| p.end(now + Duration::from_secs(120)))
         .collect::<Result<_, _>>()?;
     match ended.iter().position(|e| e.code != Some(0)) {
         Some(bad) => Err(format!("process {bad} of {n} failed: {:#?}", ended[bad]).into()),

@@ -333,7 +333,7 @@ fn sigterm() -> Result<(), Failed> {
     if !sent.success() {
         return Err("the signal could not be sent".into());
     }
-    let ended = processes.iter_mut().map(|p| p.end(now, until));
+    let ended = processes.iter_mut().map(|p| p.end(until));
     let ended: Vec<Ended> = ended.collect::<Result<_, _>>()?;
     if let Some(bad) = ended.iter().find(|e| e.code != Some(0)) {
         return Err(format!("{bad:#?}").into());

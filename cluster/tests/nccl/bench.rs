@@ -18,7 +18,7 @@ pub(crate) fn start(n: usize) -> i32 {
     let now = Instant::now();
     let ended = run::start("bench", n, &common()).and_then(|mut processes| {
         let until = now + Duration::from_secs(120);
-        let ends = processes.iter_mut().map(|p| p.end(now, until));
+        let ends = processes.iter_mut().map(|p| p.end(until));
         ends.collect::<std::result::Result<Vec<_>, _>>()
     });
     match ended {

@@ -83,7 +83,7 @@ fn trial(name: String, role: &'static str, n: usize, more: Vec<(&'static str, St
         let until = now + Duration::from_secs(540);
         let mut last = String::new();
         for (i, process) in processes.iter_mut().enumerate() {
-            let ended = process.end(now, until)?;
+            let ended = process.end(until)?;
             if ended.code != Some(0) {
                 return Err(format!("process {i} of {n} failed: {ended:#?}").into());
             }
@@ -108,7 +108,7 @@ fn loses(how: &'static str) -> Result<(), Failed> {
     let mut processes = run::start("loses", 3, &variables)?;
     let lost = processes.pop();
     for (i, process) in processes.iter_mut().enumerate() {
-        let ended = process.end(now, now + Duration::from_secs(90))?;
+        let ended = process.end(now + Duration::from_secs(90))?;
         println!("{how}, process {i}: {}", ended.output.trim());
         if ended.code != Some(0) {
             return Err(format!("survivor {i} failed: {ended:#?}").into());
