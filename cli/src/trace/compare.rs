@@ -9,8 +9,35 @@ pub(super) struct Wait<'a> {
     pub(super) call: &'a Call,
 }
 
-/// A call that not all of its group had come to.
+/// Who makes numbered calls together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Together<'a> {
+    Group(&'a [usize]),
+    Pair([usize; 2]),
+}
+
+impl Together<'_> {
+    pub(super) fn members(&self) -> &[usize] {
+        match self {
+            Self::Group(members) => members,
+            Self::Pair(members) => members,
+        }
+    }
+
+    /// The number of the first call.
+    fn first(&self) -> u64 {
+        match self {
+            Self::Group(_) => 1,
+            Self::Pair(_) => 0,
+        }
+    }
+}
+
+/// A call that not all who make it together had come to.
 pub(super) struct Behind<'a> {
+    pub(super) together: Together<'a>,
+    /// Its number among their calls.
+    pub(super) number: u64,
     /// Who is furthest, and there.
     pub(super) process: usize,
     pub(super) call: &'a Call,
@@ -28,6 +55,13 @@ pub(super) struct Difference<T> {
     pub(super) or_earlier: bool,
 }
 
+/// The first call that differs, and whose.
+pub(super) struct Diverged<'a> {
+    pub(super) together: Together<'a>,
+    pub(super) number: u64,
+    pub(super) calls: Difference<&'a Call>,
+}
+
 pub(super) struct Comparison<'a> {
     pub(super) size: usize,
     /// Processes without a record.
@@ -36,12 +70,57 @@ pub(super) struct Comparison<'a> {
     /// Who is waited for and waits for nobody: where the trouble began, as far as is known.
     pub(super) roots: Vec<usize>,
     pub(super) behind: Vec<Behind<'a>>,
-    pub(super) call: Option<Difference<&'a Call>>,
+    pub(super) call: Option<Diverged<'a>>,
     pub(super) decision: Option<Difference<&'a Decision>>,
 }
 
-/// The calls of a group, by their number in it, with their process.
-type Group<'a> = BTreeMap<u64, Vec<(usize, &'a Call)>>;
+/// A call of a process, and what must be the same in the others that make it.
+#[derive(Clone, Copy)]
+struct Made<'a> {
+    process: usize,
+    call: &'a Call,
+    digest: &'a str,
+}
+
+/// Calls that are made together, by their number.
+type Calls<'a> = BTreeMap<u64, Vec<Made<'a>>>;
+
+/// All calls, by who makes them together.
+fn together<'a>(records: &'a Records) -> BTreeMap<Together<'a>, Calls<'a>> {
+    let mut all: BTreeMap<Together<'a>, Calls<'a>> = BTreeMap::new();
+    for record in records.values() {
+        let process = record.process;
+        let mut add = |together, number, made: Made<'a>| {
+            let calls: &mut Calls<'a> = all.entry(together).or_default();
+            calls.entry(number).or_default().push(made);
+        };
+        for call in &record.calls {
+            for pair in &call.pairs {
+                let both = [process.min(pair.peer), process.max(pair.peer)];
+                let digest = pair.digest.as_str();
+                add(
+                    Together::Pair(both),
+                    pair.n,
+                    Made {
+                        process,
+                        call,
+                        digest,
+                    },
+                );
+            }
+            if call.pairs.is_empty() && call.in_group > 0 {
+                let digest = call.digest.as_str();
+                let made = Made {
+                    process,
+                    call,
+                    digest,
+                };
+                add(Together::Group(&call.group), call.in_group, made);
+            }
+        }
+    }
+    all
+}
 
 pub(super) fn compare(records: &Records) -> Comparison<'_> {
     let size = records.values().next().map_or(0, |record| record.size);
@@ -57,27 +136,24 @@ pub(super) fn compare(records: &Records) -> Comparison<'_> {
             calls.map(move |call| Wait { process, call })
         })
         .collect();
-    let waiting: BTreeSet<usize> = waits.iter().map(|wait| wait.process).collect();
-    let awaited: BTreeSet<usize> = waits
-        .iter()
-        .chain(&failed(records))
+    // Calls that failed are waits that somebody gave up.
+    let given_up = failed(records);
+    let all = || waits.iter().chain(&given_up);
+    let waiting: BTreeSet<usize> = all()
+        .filter(|wait| !wait.call.waits_for.is_empty())
+        .map(|wait| wait.process)
+        .collect();
+    let awaited: BTreeSet<usize> = all()
         .flat_map(|wait| wait.call.waits_for.iter().copied())
         .collect();
-    let mut groups: BTreeMap<&[usize], Group<'_>> = BTreeMap::new();
-    for record in records.values() {
-        for call in &record.calls {
-            let group = groups.entry(&call.group).or_default();
-            let calls = group.entry(call.in_group).or_default();
-            calls.push((record.process, call));
-        }
-    }
+    let groups = together(records);
     Comparison {
         size,
         missing,
         roots: awaited.difference(&waiting).copied().collect(),
         behind: groups
             .iter()
-            .filter_map(|(group, calls)| behind(group, calls, records))
+            .filter_map(|(together, calls)| behind(*together, calls, records))
             .collect(),
         call: first_call(&groups),
         decision: first_decision(records),
@@ -85,7 +161,6 @@ pub(super) fn compare(records: &Records) -> Comparison<'_> {
     }
 }
 
-/// Calls that failed are waits that somebody gave up.
 fn failed(records: &Records) -> Vec<Wait<'_>> {
     let of = |record: &'_ Record| record.process;
     records
@@ -96,66 +171,69 @@ fn failed(records: &Records) -> Vec<Wait<'_>> {
         .collect()
 }
 
-/// Who of a group has not come as far as the furthest.
-fn behind<'a>(group: &[usize], calls: &Group<'a>, records: &Records) -> Option<Behind<'a>> {
+/// Who has not come as far as the furthest of those who make calls together.
+fn behind<'a>(together: Together<'a>, calls: &Calls<'a>, records: &Records) -> Option<Behind<'a>> {
     let (last, there) = calls.last_key_value()?;
-    let &(process, call) = there.first()?;
+    let furthest = there.first()?;
     let reached = |member: usize| {
-        let of = |list: &Vec<(usize, &Call)>| list.iter().any(|(p, _)| *p == member);
-        calls
-            .iter()
-            .rev()
-            .find(|(_, list)| of(list))
-            .map(|(n, _)| *n)
+        let of = |list: &[Made<'_>]| list.iter().any(|made| made.process == member);
+        let found = calls.iter().rev().find(|(_, list)| of(list));
+        found.map(|(number, _)| *number)
     };
     let (mut slow, mut missing) = (vec![], vec![]);
-    for &member in group {
+    for &member in together.members() {
         match (records.contains_key(&member), reached(member)) {
             (false, _) => missing.push(member),
             (true, Some(n)) if n == *last => {}
             (true, n) => slow.push((member, n)),
         }
     }
-    // A call that all others finished is no sign of somebody missing.
-    let open = there.iter().any(|(_, call)| call.state != State::Done);
-    let telling = !slow.is_empty() || (open && !missing.is_empty());
+    // A call that was finished is no sign of somebody missing.
+    let open = there.iter().any(|made| made.call.state != State::Done);
+    let telling = open && !(slow.is_empty() && missing.is_empty());
     telling.then_some(Behind {
-        process,
-        call,
+        together,
+        number: *last,
+        process: furthest.process,
+        call: furthest.call,
         behind: slow,
         missing,
     })
 }
 
 /// The first call, in the order of the processes' programs, that is not the same in all.
-fn first_call<'a>(groups: &BTreeMap<&[usize], Group<'a>>) -> Option<Difference<&'a Call>> {
-    let mut found: Option<(u64, Difference<&'a Call>)> = None;
-    for calls in groups.values() {
-        for (number, list) in calls {
-            let Some(&one) = list.first() else { continue };
-            let differs = |(_, call): &&(usize, &Call)| {
-                (&call.digest, &call.op) != (&one.1.digest, &one.1.op)
-            };
-            let Some(&other) = list.iter().find(differs) else {
-                continue;
-            };
-            let when = one.1.n.min(other.1.n);
-            let or_earlier = !calls.range(..number).any(|(_, list)| {
-                let has = |process| list.iter().any(|(p, _)| *p == process);
-                has(one.0) && has(other.0)
-            });
-            if found.as_ref().is_none_or(|(first, _)| when < *first) {
-                let difference = Difference {
-                    one,
-                    other,
-                    or_earlier: or_earlier && *number > 0,
-                };
-                found = Some((when, difference));
-            }
-            break;
+fn first_call<'a>(groups: &BTreeMap<Together<'a>, Calls<'a>>) -> Option<Diverged<'a>> {
+    let mut found: Option<(u64, Diverged<'a>)> = None;
+    for (&together, calls) in groups {
+        let differing = calls.iter().find_map(|(number, list)| {
+            let one = *list.first()?;
+            let other = *list.iter().find(|made| made.digest != one.digest)?;
+            Some((*number, one, other))
+        });
+        let Some((number, one, other)) = differing else {
+            continue;
+        };
+        let when = one.call.n.min(other.call.n);
+        if found.as_ref().is_some_and(|(first, _)| *first <= when) {
+            continue;
         }
+        let known = calls.range(..number).any(|(_, list)| {
+            let has = |process| list.iter().any(|made| made.process == process);
+            has(one.process) && has(other.process)
+        });
+        let calls = Difference {
+            one: (one.process, one.call),
+            other: (other.process, other.call),
+            or_earlier: !known && number > together.first(),
+        };
+        let diverged = Diverged {
+            together,
+            number,
+            calls,
+        };
+        found = Some((when, diverged));
     }
-    found.map(|(_, difference)| difference)
+    found.map(|(_, diverged)| diverged)
 }
 
 /// The first decision whose hash is not the same in all.

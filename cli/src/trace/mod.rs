@@ -6,7 +6,7 @@ mod record;
 mod tests;
 
 use clap::Args;
-use compare::{Comparison, Difference};
+use compare::{Comparison, Difference, Together};
 use record::{Call, Decision, Folder, Record};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
@@ -64,17 +64,27 @@ fn call_text(call: &Call) -> String {
     if !call.caller.is_empty() {
         let _ = write!(out, " at {}", plain(&call.caller));
     }
-    if let Some(op) = &call.on_behalf_of {
+    if let Some(op) = call.on_behalf_of.as_ref().filter(|op| !op.is_empty()) {
         let _ = write!(out, " for {}", plain(op));
     }
     out
 }
 
+/// `call 5 of group [0, 3]`, `call 7 between processes 0 and 3`.
+fn number_text(together: &Together<'_>, number: u64) -> String {
+    match together {
+        Together::Group(group) => format!("call {number} of group [{}]", list(group)),
+        Together::Pair([a, b]) => format!("call {number} between processes {a} and {b}"),
+    }
+}
+
 fn call_json(call: &Call) -> Value {
+    let pair = |p: &record::Pair| json!({ "peer": p.peer, "n": p.n, "digest": p.digest });
+    let pairs: Vec<Value> = call.pairs.iter().map(pair).collect();
     json!({
         "n": call.n, "group": call.group, "in_group": call.in_group, "op": call.op, "detail": call.detail,
         "digest": call.digest, "caller": call.caller, "on_behalf_of": call.on_behalf_of,
-        "state": call.state.name(), "waits_for": call.waits_for, "seconds": call.seconds,
+        "state": call.state.name(), "waits_for": call.waits_for, "pairs": pairs, "seconds": call.seconds,
     })
 }
 
@@ -99,14 +109,17 @@ fn process_text(out: &mut String, record: &Record, last: usize) {
             [] => String::new(),
             list_of => format!(" for {}", list(list_of)),
         };
+        let group = match call.in_group {
+            0 => format!("with [{}]", list(&call.group)),
+            n => format!("number {n} of group [{}]", list(&call.group)),
+        };
         let _ = writeln!(
             out,
-            "  call {}: {}, {}{waits}{time}; number {} of group [{}]",
+            "  call {}: {}, {}{waits}{time}; {}",
             call.n,
             call_text(call),
             call.state.name(),
-            call.in_group,
-            list(&call.group),
+            group,
         );
     }
 }
@@ -184,33 +197,29 @@ fn text(folder: &Folder, found: &Comparison<'_>, last: usize) -> String {
         let _ = writeln!(out, "process {root} is waited for and {how}");
     }
     for behind in &found.behind {
-        let call = behind.call;
         let _ = writeln!(
             out,
-            "process {} came to call {} of group [{}], {}",
+            "process {} came to {}, {}",
             behind.process,
-            call.in_group,
-            list(&call.group),
-            call_text(call)
+            number_text(&behind.together, behind.number),
+            call_text(behind.call)
         );
         for (process, reached) in &behind.behind {
             let _ = match reached {
-                Some(n) => writeln!(out, "  process {process} came to call {n} of it"),
-                None => writeln!(out, "  process {process} has no call of it in its record"),
+                Some(n) => writeln!(out, "  process {process} came to call {n} of them"),
+                None => writeln!(out, "  process {process} has none of them in its record"),
             };
         }
         if !behind.missing.is_empty() {
             let _ = writeln!(out, "  {} left no record", processes(&behind.missing));
         }
     }
-    if let Some(difference) = &found.call {
-        let one = difference.one.1;
+    if let Some(diverged) = &found.call {
         let what = format!(
-            "the programs differ first in call {} of group [{}]",
-            one.in_group,
-            list(&one.group)
+            "the programs differ first in {}",
+            number_text(&diverged.together, diverged.number)
         );
-        out += &difference_text(&what, difference, |call| call_text(call));
+        out += &difference_text(&what, &diverged.calls, |call| call_text(call));
     }
     if let Some(difference) = &found.decision {
         let what = format!("decisions differ first in number {}", difference.one.1.n);
@@ -229,7 +238,7 @@ fn text(folder: &Folder, found: &Comparison<'_>, last: usize) -> String {
     out
 }
 
-fn difference_json<T>(difference: &Option<Difference<T>>, say: impl Fn(&T) -> Value) -> Value {
+fn difference_json<T>(difference: Option<&Difference<T>>, say: impl Fn(&T) -> Value) -> Value {
     let Some(difference) = difference else {
         return Value::Null;
     };
@@ -247,16 +256,16 @@ fn json_of(folder: &Folder, found: &Comparison<'_>, last: usize) -> Value {
         json!({ "process": wait.process, "waits_for": wait.call.waits_for, "call": call_json(wait.call) })
     }).collect();
     let behind: Vec<Value> = found.behind.iter().map(|behind| {
-        let slow: Vec<Value> = behind.behind.iter().map(|(process, n)| json!({ "process": process, "in_group": n })).collect();
-        json!({ "process": behind.process, "call": call_json(behind.call), "behind": slow, "missing": behind.missing })
+        let slow: Vec<Value> = behind.behind.iter().map(|(process, n)| json!({ "process": process, "number": n })).collect();
+        json!({ "together": behind.together.members(), "number": behind.number, "process": behind.process, "call": call_json(behind.call), "behind": slow, "missing": behind.missing })
     }).collect();
     let decision =
         |d: &&Decision| json!({ "n": d.n, "op": d.op, "caller": d.caller, "hash": d.hash });
     let errors: Vec<String> = folder.bad.iter().map(ToString::to_string).collect();
     json!({
         "size": found.size, "missing": found.missing, "processes": processes, "waits": waits, "roots": found.roots, "behind": behind,
-        "first_difference": difference_json(&found.call, |call| call_json(call)),
-        "first_decision": difference_json(&found.decision, decision),
+        "first_difference": difference_json(found.call.as_ref().map(|d| &d.calls), |call| call_json(call)),
+        "first_decision": difference_json(found.decision.as_ref(), decision),
         "errors": errors,
     })
 }

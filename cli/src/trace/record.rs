@@ -35,12 +35,14 @@ impl State {
     }
 }
 
-/// A call of a collective. Calls of the same group with the same number in it belong together.
+/// A call of a transport. The calls of two processes belong together where they have the same pair
+/// and number in it, or, without pairs, the same group and number in that.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Call {
     /// The number among all calls of the process.
     pub(super) n: u64,
     pub(super) group: Vec<usize>,
+    /// From 1; 0 where calls are known by their pairs.
     pub(super) in_group: u64,
     pub(super) op: String,
     #[serde(default)]
@@ -55,7 +57,18 @@ pub(super) struct Call {
     #[serde(default)]
     pub(super) waits_for: Vec<usize>,
     #[serde(default)]
+    pub(super) pairs: Vec<Pair>,
+    #[serde(default)]
     pub(super) seconds: Option<f64>,
+}
+
+/// What a call has to do with another process.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Pair {
+    pub(super) peer: usize,
+    /// How many calls there were between the two before.
+    pub(super) n: u64,
+    pub(super) digest: String,
 }
 
 /// A decision of the program; `hash` is that of all decisions so far.
@@ -124,19 +137,18 @@ pub(super) fn parse(text: &[u8], number: usize) -> Result<Record, String> {
         ));
     }
     for (i, call) in record.calls.iter().enumerate() {
-        for (field, list) in [("group", &call.group), ("waits_for", &call.waits_for)] {
+        let peers = call.pairs.iter().map(|pair| pair.peer).collect();
+        for (field, list) in [
+            ("group", &call.group),
+            ("waits_for", &call.waits_for),
+            ("pairs", &peers),
+        ] {
             if let Some(other) = list.iter().find(|other| **other >= record.size) {
                 return Err(format!(
                     "calls[{i}].{field}: there is no process {other} of {}",
                     record.size
                 ));
             }
-        }
-        if !call.group.contains(&record.process) {
-            return Err(format!(
-                "calls[{i}].group: process {} is not in it",
-                record.process
-            ));
         }
     }
     // A ring may have been written from its middle.
