@@ -76,7 +76,11 @@ fn sweep() -> Result<()> {
         threads: 1,
         ..Options::default().with_env()?
     };
-    let report = sweep::run(&cluster, &options);
+    let report = sweep::over_processes(
+        &cluster.devices()[0],
+        |axes| Mesh::new(axes, &cluster),
+        &options,
+    );
     println!("{}\n{report}", report.coverage());
     match report.failures.is_empty() {
         true => cluster.barrier(),
