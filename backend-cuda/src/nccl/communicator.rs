@@ -7,34 +7,20 @@
 
 use super::{
     Error, Library, Watch,
+    connect::Slot,
     lane::{Lane, Region},
     library::{Code, IN_PROGRESS, SUCCESS},
-    native::Reduce,
 };
-use anymesh_kernel::{Buffer, Device};
-use cudarc::nccl::sys::{ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
+use anymesh_kernel::Buffer;
+use cudarc::nccl::sys::{ncclComm, ncclComm_t, ncclConfig_t};
 use std::{
-    ffi::{c_char, c_int, c_void},
+    ffi::c_int,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicPtr, Ordering},
-        mpsc::RecvTimeoutError,
     },
     time::{Duration, Instant},
 };
-
-/// What the members of a group must know to find each other.
-pub type Id = [u8; 128];
-
-/// A fresh one. One member makes it, the others are told.
-pub fn new_id() -> Result<Id, Error> {
-    let library = Library::open()?;
-    let mut id = ncclUniqueId { internal: [0; 128] };
-    // SAFETY: writes the id.
-    let code = unsafe { (library.call.ncclGetUniqueId)(&mut id) };
-    library.check("ncclGetUniqueId", code, std::ptr::null_mut())?;
-    Ok(id.internal.map(|c| c as u8))
-}
 
 /// How long the abort of a communicator waits for a thread that is inside a call of it. Past that
 /// the call is one that blocks, and to abort from another thread is how it is ended.
@@ -64,13 +50,15 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
-fn config() -> ncclConfig_t {
+pub(super) fn config() -> ncclConfig_t {
     // What the library's header calls undefined: it takes its own default.
     const UNDEFINED: c_int = c_int::MIN;
     ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
+        // What version 2.18 had and nothing behind it: the library copies so many bytes, and later
+        // versions have put fields where the structure's padding was.
+        size: std::mem::offset_of!(ncclConfig_t, trafficClass),
         magic: 0xcafe_beef,
-        version: 23000,
+        version: 21800,
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
@@ -92,7 +80,7 @@ fn config() -> ncclConfig_t {
 }
 
 /// The number of a rank or a size as the library takes it.
-fn number(n: usize) -> Result<c_int, Error> {
+pub(super) fn number(n: usize) -> Result<c_int, Error> {
     c_int::try_from(n).map_err(|_| {
         Error::Device(anymesh_kernel::Error::argument(
             "connect",
@@ -102,130 +90,8 @@ fn number(n: usize) -> Result<c_int, Error> {
     })
 }
 
-/// Meets the other members of a group, of which this process has some: each with its device and its
-/// rank. Returns when all of them have come, or with an error at the deadline.
-pub fn connect(
-    members: &[(&Device, usize)],
-    id: &Id,
-    size: usize,
-    watch: &Arc<Watch>,
-    deadline: Duration,
-) -> Result<Vec<Arc<Communicator>>, Error> {
-    let library = Library::open()?;
-    watch.check()?;
-    let id = ncclUniqueId {
-        internal: id.map(|b| b as c_char),
-    };
-    let size_code = number(size)?;
-    let lanes = members
-        .iter()
-        .map(|(device, rank)| Ok((super::lane_of(device)?, *rank, number(*rank)?)))
-        .collect::<Result<Vec<_>, Error>>()?;
-    let until = Instant::now() + deadline;
-    let (slots, started) = begin(library, lanes, size_code, id, until, deadline, watch)?;
-    let comms: Vec<ncclComm_t> = slots
-        .iter()
-        .map(|(_, _, slot)| slot.get())
-        .filter(|comm| !comm.is_null())
-        .collect();
-    let met = started.and_then(|()| settle(library, &comms, "connect", until, deadline, watch));
-    if let Err(e) = met {
-        for comm in comms {
-            abort(library, comm);
-        }
-        slots.into_iter().for_each(|(_, _, slot)| slot.leave());
-        return Err(e);
-    }
-    Ok(slots
-        .into_iter()
-        .map(|(lane, rank, slot)| Communicator::adopt(library, lane, rank, size, watch, slot.get()))
-        .collect())
-}
-
-/// Places for communicators that were begun, and whether all were.
-type Begun = (Vec<(Arc<Lane>, usize, Slot)>, Result<(), Error>);
-
-/// Tells the library of all members of this process, in a thread of its own: where the environment
-/// has made communicators block, that would wait for others without an end.
-fn begin(
-    library: &'static Library,
-    lanes: Vec<(Arc<Lane>, usize, c_int)>,
-    size: c_int,
-    id: ncclUniqueId,
-    until: Instant,
-    deadline: Duration,
-    watch: &Watch,
-) -> Result<Begun, Error> {
-    let (tell, told) = std::sync::mpsc::channel::<Begun>();
-    let run = move || {
-        let mut slots = vec![];
-        let mut config = config();
-        let started = library.group(|| {
-            for (lane, rank, rank_code) in lanes {
-                lane.bind()?;
-                let slot = Slot::new();
-                let place = slot.place();
-                slots.push((lane, rank, slot));
-                // SAFETY: writes the communicator into the slot; the configuration is complete.
-                let code = unsafe {
-                    (library.call.ncclCommInitRankConfig)(place, size, id, rank_code, &mut config)
-                };
-                library.check("ncclCommInitRankConfig", code, std::ptr::null_mut())?;
-            }
-            Ok(())
-        });
-        if let Err(unheard) = tell.send((slots, started)) {
-            // Nobody waits any more.
-            for (_, _, slot) in unheard.0.0 {
-                abort(library, slot.get());
-                slot.leave();
-            }
-        }
-    };
-    let thread = std::thread::Builder::new().name("nccl-connect".into());
-    thread.spawn(run).map_err(|e| Error::Driver {
-        call: "connect",
-        detail: format!("no thread can be started: {e}"),
-    })?;
-    loop {
-        watch.check()?;
-        match told.recv_timeout(Duration::from_millis(20)) {
-            Ok(begun) => return Ok(begun),
-            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
-            Err(_) => {
-                return Err(Error::Late {
-                    what: "connect",
-                    seconds: deadline.as_secs_f64(),
-                });
-            }
-        }
-    }
-}
-
-/// Where the library writes a communicator: maybe later, from a thread of its own.
-struct Slot(Box<AtomicPtr<ncclComm>>);
-
-impl Slot {
-    fn new() -> Self {
-        Self(Box::new(AtomicPtr::new(std::ptr::null_mut())))
-    }
-
-    fn place(&self) -> *mut ncclComm_t {
-        self.0.as_ptr()
-    }
-
-    fn get(&self) -> ncclComm_t {
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// Where the library was given up it may still write.
-    fn leave(self) {
-        Box::leak(self.0);
-    }
-}
-
 /// Asks until every communicator is done with what it was told.
-fn settle(
+pub(super) fn settle(
     library: &Library,
     comms: &[ncclComm_t],
     what: &'static str,
@@ -265,7 +131,7 @@ fn settle(
 
 /// Ends a communicator and everything it has on the device, in a thread of its own: one abort can
 /// wait for another, and nobody here waits for it.
-fn abort(library: &'static Library, comm: ncclComm_t) {
+pub(super) fn abort(library: &'static Library, comm: ncclComm_t) {
     if comm.is_null() {
         return;
     }
@@ -285,7 +151,7 @@ fn abort(library: &'static Library, comm: ncclComm_t) {
 }
 
 impl Communicator {
-    fn adopt(
+    pub(super) fn adopt(
         library: &'static Library,
         lane: Arc<Lane>,
         rank: usize,
@@ -528,165 +394,5 @@ impl Drop for Communicator {
             // Whoever did not close it did not wait for the others.
             abort(self.library, comm);
         }
-    }
-}
-
-/// What one rank does in a call. Counts are in elements of the reduction, or in bytes.
-#[derive(Clone, Debug)]
-pub enum Op {
-    /// The reduction of everybody's `from` into everybody's `to`.
-    AllReduce {
-        /// What it gives.
-        from: Region,
-        /// What it gets.
-        to: Region,
-        /// Elements.
-        count: usize,
-        /// How.
-        reduce: Reduce,
-    },
-    /// Everybody's `from`, in the order of ranks.
-    AllGather {
-        /// What it gives.
-        from: Region,
-        /// What it gets.
-        to: Region,
-        /// Bytes that each gives.
-        bytes: usize,
-    },
-    /// A piece of the reduction for each, in the order of ranks.
-    ReduceScatter {
-        /// What it gives: as many pieces as members.
-        from: Region,
-        /// What it gets: one piece.
-        to: Region,
-        /// Elements of a piece.
-        count: usize,
-        /// How.
-        reduce: Reduce,
-    },
-    /// The root's `from` for everybody.
-    Broadcast {
-        /// What the root gives; not read elsewhere.
-        from: Region,
-        /// What it gets; the root has it already.
-        to: Option<Region>,
-        /// Bytes.
-        bytes: usize,
-        /// Whose.
-        root: usize,
-    },
-    /// To another rank.
-    Send {
-        /// What it gives.
-        from: Region,
-        /// Bytes.
-        bytes: usize,
-        /// To whom.
-        peer: usize,
-    },
-    /// From another rank.
-    Recv {
-        /// What it gets.
-        to: Region,
-        /// Bytes.
-        bytes: usize,
-        /// From whom.
-        peer: usize,
-    },
-}
-
-impl Op {
-    /// The memory it uses: what it reads, what it writes.
-    pub(super) fn regions(&self) -> (Option<&Region>, Option<&Region>) {
-        match self {
-            Self::AllReduce { from, to, .. }
-            | Self::AllGather { from, to, .. }
-            | Self::ReduceScatter { from, to, .. } => (Some(from), Some(to)),
-            Self::Broadcast { from, to, .. } => (Some(from), to.as_ref()),
-            Self::Send { from, .. } => (Some(from), None),
-            Self::Recv { to, .. } => (None, Some(to)),
-        }
-    }
-
-    /// Queues it on the communicator's stream.
-    ///
-    /// # Safety
-    /// The regions must hold what the counts say and stay until the stream has passed the call.
-    pub(super) unsafe fn queue(&self, communicator: &Communicator) -> Result<(), Error> {
-        const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
-        let (library, comm) = (communicator.library, communicator.raw());
-        let (call, stream) = (&library.call, communicator.lane.stream());
-        let read = |region: &Region| region.address as *const c_void;
-        let write = |region: &Region| region.address as *mut c_void;
-        // SAFETY: the caller's promise; the communicator is locked and alive.
-        let (name, code) = unsafe {
-            match self {
-                Self::AllReduce {
-                    from,
-                    to,
-                    count,
-                    reduce,
-                } => (
-                    "ncclAllReduce",
-                    (call.ncclAllReduce)(
-                        read(from),
-                        write(to),
-                        *count,
-                        reduce.element,
-                        reduce.op,
-                        comm,
-                        stream,
-                    ),
-                ),
-                Self::AllGather { from, to, bytes } => (
-                    "ncclAllGather",
-                    (call.ncclAllGather)(read(from), write(to), *bytes, BYTES, comm, stream),
-                ),
-                Self::ReduceScatter {
-                    from,
-                    to,
-                    count,
-                    reduce,
-                } => (
-                    "ncclReduceScatter",
-                    (call.ncclReduceScatter)(
-                        read(from),
-                        write(to),
-                        *count,
-                        reduce.element,
-                        reduce.op,
-                        comm,
-                        stream,
-                    ),
-                ),
-                Self::Broadcast {
-                    from,
-                    to,
-                    bytes,
-                    root,
-                } => (
-                    "ncclBroadcast",
-                    (call.ncclBroadcast)(
-                        read(from),
-                        write(to.as_ref().unwrap_or(from)),
-                        *bytes,
-                        BYTES,
-                        number(*root)?,
-                        comm,
-                        stream,
-                    ),
-                ),
-                Self::Send { from, bytes, peer } => (
-                    "ncclSend",
-                    (call.ncclSend)(read(from), *bytes, BYTES, number(*peer)?, comm, stream),
-                ),
-                Self::Recv { to, bytes, peer } => (
-                    "ncclRecv",
-                    (call.ncclRecv)(write(to), *bytes, BYTES, number(*peer)?, comm, stream),
-                ),
-            }
-        };
-        library.check(name, code, comm)
     }
 }

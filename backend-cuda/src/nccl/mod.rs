@@ -9,20 +9,26 @@
 //!
 //! Loaded at run time: NCCL 2.18 or newer. [`native`] tells what it can reduce by itself.
 
+mod call;
 mod communicator;
+mod connect;
 mod lane;
 mod library;
 mod native;
+mod op;
 mod submit;
 mod watch;
 
-pub use communicator::{Communicator, Id, Op, connect, new_id};
+pub use call::Call;
+pub use communicator::Communicator;
+pub use connect::{Id, connect, new_id};
 pub(crate) use lane::Lane;
 pub use lane::Region;
 pub use library::{Error, Library, version_text};
 pub use native::{Combine, Native, Reduce, native};
+pub use op::Op;
 pub use submit::{Terms, Work, submit};
-pub use watch::{Call, Observer, Watch};
+pub use watch::{Observer, Watch};
 
 use anymesh_kernel::Device;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 use super::{
     Call, Communicator, Error, Op, Watch,
+    call::Span,
     lane::{Event, Lane},
-    watch::Span,
 };
 use anymesh_kernel::Buffer;
 use std::{

@@ -50,7 +50,10 @@ fn main() {
         .map(|how| Trial::test(format!("one_of_three_{how}"), move || loses(how)));
     let trials = conformance.into_iter().chain([sweep, order]).chain(losses);
     let trials = trials.map(|t| t.with_ignored_flag(ignored)).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    // They share a GPU, and some measure how long others take.
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
 fn limit(name: &str, usual: &str) -> String {
