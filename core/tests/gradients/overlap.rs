@@ -303,9 +303,9 @@ fn parameters_are_gathered_ahead_of_the_pass_and_no_more_than_told() {
         assert_eq!(Ok(one.clone()), other);
         one
     };
-    let first = |kinds: &[&str]| kinds.iter().take_while(|k| **k == "all-gather").count();
+    let first = |kinds: &[&str]| kinds.iter().take_while(|k| **k == "all_gather").count();
     let (expected, kinds, sent) = run(0);
-    let gathers = kinds.iter().filter(|k| **k == "all-gather").count();
+    let gathers = kinds.iter().filter(|k| **k == "all_gather").count();
     assert!(first(&kinds) <= 1 && gathers >= 5, "{kinds:?}");
     let (values, three, bytes_of_three) = run(3 * bytes);
     assert_eq!((&values, bytes_of_three), (&expected, sent));
