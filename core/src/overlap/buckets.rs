@@ -37,7 +37,8 @@ pub struct Overlap {
     ///
     /// A call costs some tens of microseconds, in which a fast link carries a few MiB: well above
     /// that little is lost to calls. Far above it the last bucket, behind which there is nothing
-    /// left to compute, takes long. So the default is 25 MiB.
+    /// left to compute, takes long. So the default is 25 MiB. Gradients that went as one are freed
+    /// when the last of them is.
     pub bucket: u64,
     /// How much may be on its way, as gradients that are not reduced yet: the pass waits for the
     /// oldest before it sends more. The default is 100 MiB.

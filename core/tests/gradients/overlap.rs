@@ -4,7 +4,7 @@ use crate::gate::Gate;
 use anymesh_core::{
     DType, Error, Mesh, Result, Tensor,
     grad::{Gradients, Overlap, with_overlap},
-    spmd::Ledger,
+    spmd::{Held, Ledger, with_held},
     transport::{
         Arrived, Background, Call, Fault, Faulty, InProcess, Message, Pending, Threads, Transport,
     },
@@ -271,6 +271,48 @@ fn hooks_see_gradients_that_are_reduced() {
         assert_eq!(seen, ["f32[8@dp, 8]"]);
         assert!(twice.iter().any(|g| *g != 0.0));
     }
+}
+
+#[test]
+fn parameters_are_gathered_ahead_of_the_pass_and_no_more_than_told() {
+    let bytes = (WIDTH * WIDTH * 4) as u64;
+    // Forms are let go of soon, so that the pass has to gather again.
+    let soon = Held {
+        calls: 2,
+        ..Held::default()
+    };
+    let run = |ahead: u64| {
+        let [one, other] = two(|rank, threads| {
+            let mesh = mesh(Background::new(threads))?.addressing(&[rank])?;
+            let layers = layers(&mesh, 8, WIDTH)?;
+            let overlap = Overlap {
+                ahead,
+                ..Overlap::default()
+            };
+            let (result, ledger) = with_overlap(overlap, || {
+                with_held(soon, || {
+                    let loss = loss(&mesh, &layers)?;
+                    let (grads, ledger) = Ledger::record(|| loss.backward());
+                    Ok::<_, Error>((values(&grads?, &layers)?, ledger))
+                })
+            })?;
+            let kinds: Vec<_> = ledger.entries.iter().map(|e| e.kind).collect();
+            Ok::<_, Error>((result, kinds, ledger.bytes()))
+        });
+        let one = one.expect("gradients");
+        assert_eq!(Ok(one.clone()), other);
+        one
+    };
+    let first = |kinds: &[&str]| kinds.iter().take_while(|k| **k == "all_gather").count();
+    let (expected, kinds, sent) = run(0);
+    let gathers = kinds.iter().filter(|k| **k == "all_gather").count();
+    assert!(first(&kinds) <= 1 && gathers >= 5, "{kinds:?}");
+    let (values, three, bytes_of_three) = run(3 * bytes);
+    assert_eq!((&values, bytes_of_three), (&expected, sent));
+    assert!((2..=4).contains(&first(&three)), "{three:?}");
+    let (values, all, bytes_of_all) = run(u64::MAX);
+    assert_eq!((values, bytes_of_all), (expected, sent));
+    assert_eq!(first(&all), gathers, "{all:?}");
 }
 
 #[test]

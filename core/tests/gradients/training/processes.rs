@@ -112,6 +112,22 @@ pub(super) fn same_over_processes(
                     assert_eq!(lines(ledger), lines(expected), "{name} {processes} {way}");
                 }
             }
+            // What is brought ahead may change what ops do, and overlap does not change it further.
+            let ahead = Overlap {
+                ahead: 1000,
+                ..small
+            };
+            let without_ahead = run(plain, ahead)?;
+            for carrier in [beside as Carrier, beside_and_late] {
+                for (with, expected) in run(carrier, ahead)?.iter().zip(&without_ahead) {
+                    assert_eq!(with.0, expected.0, "{name} on {processes} processes, ahead");
+                    assert_eq!(
+                        lines(&with.1),
+                        lines(&expected.1),
+                        "{name} {processes} ahead"
+                    );
+                }
+            }
             // What is whole is added up in the pass: the same bits and bytes, at another time.
             for overlap in [default, small] {
                 let whole = Overlap {
