@@ -90,7 +90,7 @@
 //! let cluster = anymesh::init()?;
 //! let mesh = Mesh::new("dp=2, tp=2", &cluster)?;
 //! let x = Tensor::ones([8, 8], DType::F32, (&mesh, "[@dp, @tp]"))?;
-//! let sum = x.sum(&[], false)?.item()?;
+//! let sum = x.sum(&[], false)?.item()?.to_f64();
 //! if cluster.is_first() {
 //!     println!("{}{sum}", cluster.placement(&mesh));
 //! }
