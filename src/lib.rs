@@ -115,8 +115,7 @@
 //! `cpu` and `wgpu` are on by default, `cuda`, `nccl` and `mpi` are not. Processes talk over TCP
 //! without any of them; `mpi` needs a system MPI and libclang to build.
 //!
-//! `cuda`: Nothing of CUDA is needed to build it, but
-//! CubeCL's CUDA crate depends on an LLVM bundle that its build script downloads and this library
+//! Nothing of CUDA is needed to build `cuda`, but CubeCL's CUDA crate depends on an LLVM bundle that its build script downloads and this library
 //! never uses. To build without that download, put the stand-in of this repository into the
 //! `Cargo.toml` of your workspace:
 //!
