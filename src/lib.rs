@@ -90,7 +90,7 @@
 //! let cluster = anymesh::init()?;
 //! let mesh = Mesh::new("dp=2, tp=2", &cluster)?;
 //! let x = Tensor::ones([8, 8], DType::F32, (&mesh, "[@dp, @tp]"))?;
-//! let sum = x.sum(&[], false)?.item()?;
+//! let sum = x.sum(&[], false)?.item()?.to_f64();
 //! if cluster.is_first() {
 //!     println!("{}{sum}", cluster.placement(&mesh));
 //! }
@@ -112,8 +112,10 @@
 //!
 //! # Features
 //!
-//! `cpu` and `wgpu` are on by default, `cuda` is not. Nothing of CUDA is needed to build it, but
-//! CubeCL's CUDA crate depends on an LLVM bundle that its build script downloads and this library
+//! `cpu` and `wgpu` are on by default, `cuda`, `nccl` and `mpi` are not. Processes talk over TCP
+//! without any of them; `mpi` needs a system MPI and libclang to build.
+//!
+//! Nothing of CUDA is needed to build `cuda`, but CubeCL's CUDA crate depends on an LLVM bundle that its build script downloads and this library
 //! never uses. To build without that download, put the stand-in of this repository into the
 //! `Cargo.toml` of your workspace:
 //!

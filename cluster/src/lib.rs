@@ -7,7 +7,7 @@
 //! let cluster = Cluster::from_env(&[anymesh_backend_cpu::device()])?;
 //! let mesh = Mesh::new("dp=2, tp=2", &cluster)?;
 //! let x = Tensor::ones([1024, 1024], DType::F32, (&mesh, "[@dp, @tp]"))?;
-//! let sum = x.sum(&[], false)?.item()?;
+//! let sum = x.sum(&[], false)?.item()?.to_f64();
 //! if cluster.is_first() {
 //!     println!("{}\n{sum}", cluster.placement(&mesh));
 //! }

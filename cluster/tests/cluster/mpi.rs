@@ -18,7 +18,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     let ignored = !["Open MPI", "MPICH"].contains(&kind);
     let trial = |name: String, role, n, variables: Vec<(&'static str, String)>| {
-        Trial::test(name, move || job(kind == "Open MPI", role, n, &variables))
+        let run = move || job(kind == "Open MPI", role, n, &variables).map(|_| ());
+        Trial::test(name, run)
             .with_kind(kind)
             .with_ignored_flag(ignored)
     };
@@ -38,11 +39,24 @@ pub(crate) fn trials() -> Vec<Trial> {
         4,
         crate::sweep::sample(),
     ));
+    let train = move || {
+        crate::training::in_a_job(|variables| job(kind == "Open MPI", "train", 4, variables))
+    };
+    trials.push(
+        Trial::test("training_over_mpi_with_4_processes", train)
+            .with_kind(kind)
+            .with_ignored_flag(ignored),
+    );
     trials
 }
 
-/// Runs a role in `n` processes of an MPI job, all of which must succeed.
-fn job(open_mpi: bool, role: &str, n: usize, variables: &[(&str, String)]) -> Result<(), Failed> {
+/// Runs a role in `n` processes of an MPI job, all of which must succeed, and gives what they said.
+fn job(
+    open_mpi: bool,
+    role: &str,
+    n: usize,
+    variables: &[(&str, String)],
+) -> Result<String, Failed> {
     let mut command = Command::new("mpirun");
     if open_mpi {
         command.args(["--allow-run-as-root", "--oversubscribe"]);
@@ -56,7 +70,7 @@ fn job(open_mpi: bool, role: &str, n: usize, variables: &[(&str, String)]) -> Re
     let now = Instant::now();
     let ended = Process::new(command)?.end(now + Duration::from_secs(300))?;
     match ended.code {
-        Some(0) => Ok(()),
+        Some(0) => Ok(ended.output),
         _ => Err(format!("{n} processes failed: {ended:#?}").into()),
     }
 }

@@ -195,6 +195,22 @@ fn fifty_steps() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The same as a job of four processes, whose lines `job` gives in any order.
+pub(crate) fn in_a_job(
+    job: impl Fn(&[(&str, String)]) -> Result<String, Failed>,
+) -> Result<(), Failed> {
+    let run = Run::new("dp=2, tp=2", "both", 50);
+    let (simulated, output) = (run.simulated()?, job(&[run.variable()?])?);
+    let lines: Vec<&str> = output.lines().filter(|l| l.starts_with('{')).collect();
+    if lines.len() != 4 {
+        return Err(format!("{} of 4 processes told their losses: {output}", lines.len()).into());
+    }
+    for line in lines {
+        equal(&read(line)?.losses, &simulated)?;
+    }
+    Ok(())
+}
+
 /// Saved by four processes in the middle, gone on with on two, three and one.
 fn resume() -> Result<(), Failed> {
     let folder = Folder::new("resume");
