@@ -84,7 +84,7 @@ impl Mesh {
             return Ok(());
         }
         let detail = format!(
-            "{self} communicates over {} and {other} over {}: make both on the same machine, or give them the same transport with `with_transport`",
+            "{self} communicates over {} and {other} over another {}: make both on the same machine, or give them the same transport with `with_transport`",
             a.name(),
             b.name()
         );

@@ -53,6 +53,18 @@ const OP: &str = "exchange_rows";
 #[derive(Clone)]
 pub struct RowExchange(Arc<Routes>);
 
+impl std::fmt::Debug for RowExchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let axis = &self.0.mesh.axes()[self.0.axis].0;
+        write!(
+            f,
+            "RowExchange({} rows over {axis}, {:?} arrive)",
+            self.0.rows,
+            self.counts()
+        )
+    }
+}
+
 struct Routes {
     mesh: Mesh,
     /// The axis that rows cross.

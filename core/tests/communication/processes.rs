@@ -56,14 +56,15 @@ fn ledgers_that_differ_name_the_first_step_that_does() -> Result<()> {
         if mesh.is_first() {
             ledger.entries.pop();
         }
-        ledger.gather(mesh).map(drop)
+        // Nobody ends before the others have theirs.
+        Ok(ledger.gather(mesh).map(drop))
     };
     for result in run(&device(), "a=2", &[&[0], &[1]], LIMIT, program)? {
-        let Err(Error::Diverged { calls }) = result else {
-            panic!("{result:?}");
+        let Err(Error::Diverged { calls }) = result? else {
+            panic!("they differ");
         };
         assert_eq!((calls[0].rank, calls[0].op.as_str()), (0, "nothing"));
-        assert!(calls[1].op.starts_with("reshard (all-gather"), "{calls:?}");
+        assert!(calls[1].op.starts_with("reshard (all_gather"), "{calls:?}");
         assert!(calls[1].caller.contains("processes.rs"), "{calls:?}");
     }
     Ok(())
@@ -115,7 +116,7 @@ fn ones(shape: &[usize], mesh: &Mesh, layout: &str) -> Result<Tensor> {
 type Faulty = (&'static str, fn(&Mesh) -> Result<Tensor>);
 
 /// A call of every family of ops that looks at values, with a bad one on the last rank.
-const FAULTS: [Faulty; 15] = [
+const FAULTS: [Faulty; 14] = [
     ("index_select", |m| {
         ones(&[5, 3], m, "[_, _]")?.index_select(0, &indices(&[8], m)?)
     }),
@@ -148,7 +149,6 @@ const FAULTS: [Faulty; 15] = [
         let rows = ones(&[8, 3], m, "[@x, _]")?;
         ones(&[5, 3], m, "[_, _]")?.index_add(0, &indices(&[8], m)?, &rows)
     }),
-    ("one_hot", |m| indices(&[8], m)?.one_hot(5)),
     ("cross_entropy", |m| {
         let options = CrossEntropyOptions::default();
         ones(&[8, 3], m, "[@x, _]")?.cross_entropy(&indices(&[8], m)?, &options)
