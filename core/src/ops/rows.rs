@@ -50,10 +50,21 @@ const OP: &str = "exchange_rows";
 /// has no rank of the mesh, there are none to read, and [`new`](Self::new) says so. With a bound
 /// ([`within`](Self::within)) sizes are known all the same; the ledger then has what would cross if
 /// every rank sent as much to each.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RowExchange(Arc<Routes>);
 
-#[derive(Debug)]
+impl std::fmt::Debug for RowExchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let axis = &self.0.mesh.axes()[self.0.axis].0;
+        write!(
+            f,
+            "RowExchange({} rows over {axis}, {:?} arrive)",
+            self.0.rows,
+            self.counts()
+        )
+    }
+}
+
 struct Routes {
     mesh: Mesh,
     /// The axis that rows cross.
