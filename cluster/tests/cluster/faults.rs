@@ -164,6 +164,14 @@ impl Case {
         Self { how, rank, at }
     }
 
+    fn way(&self) -> &'static str {
+        match (self.how, self.at.as_str()) {
+            ("kill", "start") => "kill before the start",
+            ("stop", "start") => "stop before the start",
+            _ => self.how,
+        }
+    }
+
     /// What the others should say it is.
     fn kinds(&self) -> &'static [&'static str] {
         match (self.how, self.at.as_str()) {
@@ -284,7 +292,7 @@ fn matrix(cases: Vec<Case>) -> Result<(), Failed> {
                     let result = case.run();
                     let mut took = took.lock().unwrap_or_else(PoisonError::into_inner);
                     match result {
-                        Ok(seconds) => took.0.push((case.how, seconds)),
+                        Ok(seconds) => took.0.push((case.way(), seconds)),
                         Err(e) => took.1.push(e.message().unwrap_or_default().to_string()),
                     }
                 }
@@ -292,7 +300,7 @@ fn matrix(cases: Vec<Case>) -> Result<(), Failed> {
         }
     });
     let (took, failed) = took.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut ways: Vec<&str> = cases.iter().map(|c| c.how).collect();
+    let mut ways: Vec<&str> = cases.iter().map(Case::way).collect();
     ways.sort_unstable();
     ways.dedup();
     for way in ways {
