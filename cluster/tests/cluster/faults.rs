@@ -63,7 +63,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("a_fault_at_any_call_is_told_to_all", run),
         Trial::test("a_kill_while_processes_meet_is_told_to_all", move || {
-            killed_while_meeting(if all { 40 } else { 4 })
+            killed_while_meeting(if all { 80 } else { 12 })
         }),
     ]
 }

@@ -67,6 +67,7 @@ pub(crate) fn start_one(
         .env("MASTER_PORT", port.to_string())
         .env("ANYMESH_TOKEN", TOKEN)
         .env("ANYMESH_TIMEOUT", "30")
+        .env("RUST_BACKTRACE", "0")
         .envs(variables.iter().map(|(name, value)| (name, value)));
     Process::new(command)
 }
