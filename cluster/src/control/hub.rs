@@ -321,12 +321,11 @@ impl Hub {
         }
     }
 
+    /// Tells everybody, the process that has the hub last: it may end as soon as it knows, and the
+    /// others would never hear of it.
     fn tell(&self, state: &mut State, message: &ToMember) {
-        for member in state
-            .members
-            .iter()
-            .filter(|m| m.standing != Standing::Dead)
-        {
+        let there = |m: &&Member| m.standing != Standing::Dead;
+        for member in state.members.iter().rev().filter(there) {
             send(member, message);
         }
     }

@@ -75,7 +75,10 @@ impl Fault {
             "stop" => drop(raise(consts::SIGSTOP)),
             "delay" => thread::sleep(Duration::from_secs(7)),
             "exit" => std::process::exit(0),
-            "panic" => panic!("a panic that the test wants"),
+            "panic" => {
+                std::panic::set_hook(Box::new(|_| ()));
+                panic!("a panic that the test wants")
+            }
             // Somewhere inside of the call.
             "during" => drop(thread::spawn(|| {
                 let micros = std::process::id() % 400;
