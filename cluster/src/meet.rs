@@ -13,6 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// Who meets, where, and how long they wait for each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
