@@ -141,7 +141,7 @@ impl Background {
             world: self.world.clone(),
             ..Saver::default()
         }
-        .world_of(contents);
+        .world_of(contents)?;
         let ready = contents.stored_tensors().and_then(|tensors| {
             let placed: BTreeMap<String, Placed> = tensors
                 .iter()

@@ -71,7 +71,7 @@ impl Saver<'_> {
     /// hold; the first one commits when all are done. Where one fails, all get an error and nothing
     /// is committed.
     pub fn save(&self, root: &Path, name: &str, contents: &Contents) -> Result<PathBuf> {
-        let (world, tensors) = (self.world_of(contents), contents.stored_tensors());
+        let (world, tensors) = (self.world_of(contents)?, contents.stored_tensors());
         let pending = PendingCheckpoint::new(
             self.files,
             root,
@@ -131,7 +131,7 @@ impl Saver<'_> {
                 .check(&placed.mesh, placed.info.shape.len())?;
         }
         let pending =
-            PendingCheckpoint::new(self.files, root, name, World::of([].into_iter()), Ok(()))?;
+            PendingCheckpoint::new(self.files, root, name, World::of([].into_iter())?, Ok(()))?;
         let work = pending.world.share(plan::owners(layout, self.largest()));
         let written = self.write(&pending.folder, &work, layout, &|tile, out| {
             source.read(&tile.tensor, &tile.region, out)
@@ -148,7 +148,7 @@ impl Saver<'_> {
     }
 
     /// The processes that save some contents together.
-    pub(crate) fn world_of(&self, contents: &Contents) -> World {
+    pub(crate) fn world_of(&self, contents: &Contents) -> Result<World> {
         match &self.world {
             Some(mesh) => World::of([mesh].into_iter()),
             None => World::of(

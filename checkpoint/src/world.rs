@@ -1,22 +1,35 @@
 //! The processes that save together: they agree at every step whether to go on.
 
 use crate::{Error, Result, plan::Tile};
-use anymesh_core::{DType, Mesh, Tensor, transport::Part};
-use std::collections::BTreeMap;
+use anymesh_core::{Mesh, transport::gather_bytes};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The processes that save together: those of a mesh, or this one alone.
 #[derive(Clone, Debug)]
 pub(crate) struct World(Option<Mesh>);
 
 impl World {
-    /// The processes of the largest of these meshes that has ranks in other processes.
-    pub(crate) fn of<'m>(meshes: impl Iterator<Item = &'m Mesh>) -> Self {
-        Self(
-            meshes
-                .filter(|m| !m.is_local())
-                .max_by_key(|m| m.ranks())
-                .cloned(),
-        )
+    /// The processes that have ranks of these meshes, where one of them has ranks in others. All
+    /// meshes over the same transport count: each process sees other ones as its own.
+    pub(crate) fn of<'m>(meshes: impl Iterator<Item = &'m Mesh>) -> Result<Self> {
+        let mut different: Vec<&Mesh> = vec![];
+        for mesh in meshes.filter(|m| !m.is_single()) {
+            if !different.contains(&mesh) {
+                different.push(mesh);
+            }
+        }
+        let Some(shared) = different.iter().find(|m| !m.is_local()) else {
+            return Ok(Self(None));
+        };
+        if let [only] = different[..] {
+            return Ok(Self(Some(only.clone())));
+        }
+        let same = |mesh: &&Mesh| match (mesh.transport(), shared.transport()) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        different.retain(same);
+        Ok(Self(Some(Mesh::spanning(&different)?)))
     }
 
     /// Whether there are other processes.
@@ -51,9 +64,11 @@ impl World {
     /// Succeeds where every process has succeeded so far. One that has not gets its own error back,
     /// the others get one that names it. Every process calls this, whatever happened to it.
     pub(crate) fn agree<T>(&self, mine: Result<T>) -> Result<T> {
-        let told = self.gather(&[u8::from(mine.is_err())]);
+        // Where the others are gone that is the cause, and an error here may be a consequence: who
+        // leads removes what was written.
+        let told = self.gather(&[u8::from(mine.is_err())])?;
         let mine = mine?;
-        let ranks: Vec<usize> = told?
+        let ranks: Vec<usize> = told
             .into_iter()
             .filter(|(_, bytes)| bytes.as_slice() != [0])
             .map(|(rank, _)| rank)
@@ -68,59 +83,11 @@ impl World {
     /// What every process has to say, with its first rank; the empty list where there is only this
     /// one.
     pub(crate) fn gather(&self, mine: &[u8]) -> Result<Vec<(usize, Vec<u8>)>> {
-        let Some(mesh) = &self.0 else {
-            return Ok(vec![]);
-        };
-        let Some(transport) = mesh.transport() else {
-            return Ok(vec![]);
-        };
-        // The first rank of a process speaks for it.
-        let first = mesh.addressable().next();
-        let here = |rank: usize| mesh.addressable().position(|r| r == rank);
-        let part = |rank: usize, length: usize, dtype: DType, bytes: &[u8]| match here(rank) {
-            Some(at) => Ok(Part::new(
-                rank,
-                &Tensor::from_bytes(bytes, dtype, [length], mesh.device(at))?,
-            )),
-            None => Ok::<Part, Error>(Part::elsewhere(rank, dtype, [length])),
-        };
-        let own = |rank: usize| if Some(rank) == first { mine } else { &[][..] };
-        let lengths = (0..mesh.ranks())
-            .map(|rank| part(rank, 1, DType::I64, &(own(rank).len() as i64).to_le_bytes()))
-            .collect::<Result<Vec<_>>>()?;
-        let lengths = transport
-            .all_gather(mesh, &lengths, 0)?
-            .into_iter()
-            .flatten()
-            .next();
-        let lengths: Vec<i64> = lengths
-            .map(|t| t.to_vec::<i64>())
-            .transpose()?
-            .unwrap_or_default();
-        let parts = lengths
-            .iter()
-            .enumerate()
-            .map(|(rank, n)| part(rank, *n as usize, DType::U8, own(rank)))
-            .collect::<Result<Vec<_>>>()?;
-        let all = transport
-            .all_gather(mesh, &parts, 0)?
-            .into_iter()
-            .flatten()
-            .next();
-        let all: Vec<u8> = all.map(|t| t.to_bytes()).transpose()?.unwrap_or_default();
-        let mut rest = all.as_slice();
-        let mut out = vec![];
-        for (rank, n) in lengths.into_iter().enumerate().filter(|(_, n)| *n > 0) {
-            let wrong = || {
-                Error::Argument(format!(
-                    "the ranks sent {} bytes in all, fewer than they said",
-                    all.len()
-                ))
-            };
-            let (bytes, after) = rest.split_at_checked(n as usize).ok_or_else(wrong)?;
-            out.push((rank, bytes.to_vec()));
-            rest = after;
+        match &self.0 {
+            // A process without ranks has nothing to save and asks nobody.
+            Some(mesh) if mesh.addressable().len() == 0 => Ok(vec![]),
+            Some(mesh) => Ok(gather_bytes(mesh, mine)?),
+            None => Ok(vec![]),
         }
-        Ok(out)
     }
 }

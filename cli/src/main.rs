@@ -10,6 +10,7 @@ mod launch;
 mod layout;
 mod measure;
 mod plan;
+mod processes;
 mod request;
 mod rule;
 mod seeded;

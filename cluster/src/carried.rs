@@ -4,6 +4,7 @@
 
 use crate::{
     control::{Control, Verdict},
+    gather,
     recorder::{Begun, Digest, State},
     wire::{Broken, Receive, Send, Wait, Wire},
 };
@@ -40,7 +41,7 @@ impl Engine {
     }
 
     /// The number of the process that has a rank of a mesh.
-    fn process(&self, mesh: &Mesh, rank: usize) -> usize {
+    pub(crate) fn process(&self, mesh: &Mesh, rank: usize) -> usize {
         mesh.ids()[rank] % self.control.cards.len()
     }
 
@@ -58,7 +59,7 @@ impl Engine {
     }
 
     /// Fails where the cluster has failed.
-    fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
+    pub(crate) fn check(&self, op: &'static str, mesh: &Mesh) -> Result<()> {
         match self.control.alarm.has_rung() {
             false => Ok(()),
             true => match self.control.alarm.verdict() {
@@ -69,16 +70,17 @@ impl Engine {
     }
 
     /// Bytes to and from other processes, on behalf of a call.
-    fn transfer(
+    pub(crate) fn transfer(
         &self,
         op: &'static str,
         mesh: &Mesh,
         sends: Vec<Send>,
+        memories: Vec<Incoming>,
         receives: Vec<Receive>,
         detail: impl FnOnce() -> String,
     ) -> Result<Vec<Incoming>> {
         if sends.is_empty() && receives.is_empty() {
-            return Ok(vec![]);
+            return Ok(memories);
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(op, mesh)?;
@@ -92,7 +94,7 @@ impl Engine {
             awaited,
         };
         let recorder = &self.control.recorder;
-        match self.wire.transfer(sends, receives, &wait) {
+        match self.wire.transfer(sends, memories, receives, &wait) {
             Ok(filled) => {
                 recorder.end(call, State::Done, None);
                 Ok(filled)
@@ -164,7 +166,8 @@ impl Engine {
         messages.iter().try_for_each(|m| m.check(mesh))?;
         let own = self.control.process;
         let mut out: Vec<Option<Tensor>> = vec![None; messages.len()];
-        let (mut sends, mut receives, mut slots) = (vec![], vec![], vec![]);
+        let (mut sends, mut memories, mut receives) = (vec![], vec![], vec![]);
+        let mut slots = vec![];
         // Both ends know the messages between two ranks in the same order, and no other order.
         let mut order: Vec<usize> = (0..messages.len()).collect();
         order.sort_by_key(|i| (messages[*i].part.rank, messages[*i].to));
@@ -175,16 +178,18 @@ impl Engine {
             match (&part.data, receiver) {
                 (Some(data), Some(device)) => out[i] = Some(data.to_device(device)?),
                 (None, Some(device)) => {
-                    let memory = Incoming::new(part.dtype, part.shape.clone(), device)?;
+                    let mut memory = Incoming::new(part.dtype, part.shape.clone(), device)?;
                     if part.shape.numel() == 0 {
                         out[i] = Some(memory.finish()?);
                         continue;
                     }
                     receives.push(Receive {
                         from,
-                        memory,
+                        memory: memories.len(),
+                        bytes: 0..memory.bytes().len(),
                         digest: digest(op, how, mesh, part, *to),
                     });
+                    memories.push(memory);
                     slots.push(i);
                 }
                 (Some(data), None) if part.shape.numel() > 0 && to_process != own => {
@@ -198,14 +203,14 @@ impl Engine {
             }
         }
         let detail = || describe(&messages);
-        let filled = self.transfer(op, mesh, sends, receives, detail)?;
+        let filled = self.transfer(op, mesh, sends, memories, receives, detail)?;
         for (slot, memory) in slots.into_iter().zip(filled) {
             out[slot] = Some(memory.finish()?);
         }
         Ok(out)
     }
 
-    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
+    pub(crate) fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
         let op = "barrier";
         check_group(op, mesh, group.iter().copied())?;
         let own = self.control.process;
@@ -234,11 +239,13 @@ impl Engine {
             });
             receives.push(Receive {
                 from: peer,
-                memory: Incoming::new(DType::U8, [0].into(), device)?,
+                memory: 0,
+                bytes: 0..0,
                 digest,
             });
         }
-        self.transfer(op, mesh, sends, receives, String::new)
+        let memories = vec![Incoming::new(DType::U8, [0].into(), device)?];
+        self.transfer(op, mesh, sends, memories, receives, String::new)
             .map(|_| ())
     }
 }
@@ -256,7 +263,7 @@ impl Drop for Engine {
 }
 
 /// What a message is, so that both ends notice when they mean different ones.
-fn digest(op: &'static str, how: u64, mesh: &Mesh, part: &Part, to: usize) -> u64 {
+pub(crate) fn digest(op: &'static str, how: u64, mesh: &Mesh, part: &Part, to: usize) -> u64 {
     let ids = mesh.ids();
     let start = Digest::default()
         .text(op)
@@ -269,7 +276,7 @@ fn digest(op: &'static str, how: u64, mesh: &Mesh, part: &Part, to: usize) -> u6
 }
 
 /// Messages in a few words.
-fn describe(messages: &[Message]) -> String {
+pub(crate) fn describe(messages: &[Message]) -> String {
     match messages {
         [] => String::new(),
         [only] => format!("{}{}", only.part.dtype, only.part.shape),
@@ -348,6 +355,32 @@ impl Transport for Named<'_> {
     }
 }
 
+/// The same with gathers into place.
+#[derive(Debug)]
+struct InPlace<'a>(Named<'a>);
+
+impl Transport for InPlace<'_> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
+        self.0.exchange(mesh, messages)
+    }
+
+    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
+        self.0.barrier(mesh, group)
+    }
+
+    fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
+        let Named(engine, op) = &self.0;
+        match gather::whole(engine, mesh, parts, dim) {
+            Some(whole) => gather::gather(engine, *op, mesh, parts, whole),
+            None => self.0.all_gather(mesh, parts, dim),
+        }
+    }
+}
+
 impl Transport for Carried {
     fn name(&self) -> &str {
         self.0.wire.name()
@@ -375,13 +408,11 @@ impl Transport for Carried {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        self.named("all_reduce", &[reduction as u64])
-            .all_reduce(mesh, parts, reduction)
+        InPlace(self.named("all_reduce", &[reduction as u64])).all_reduce(mesh, parts, reduction)
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        self.named("all_gather", &[dim as u64])
-            .all_gather(mesh, parts, dim)
+        InPlace(self.named("all_gather", &[dim as u64])).all_gather(mesh, parts, dim)
     }
 
     fn reduce_scatter(

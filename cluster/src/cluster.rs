@@ -74,9 +74,19 @@ impl Drop for Inner {
 
 struct Many {
     world: World,
-    engine: Arc<Engine>,
     /// Shared by all meshes: the calls of a process have one order.
     transport: Arc<dyn Transport>,
+    /// The same, where calls are made by a thread.
+    line: Option<Arc<Background>>,
+}
+
+impl Drop for Many {
+    /// The end of a program would end calls that others wait for.
+    fn drop(&mut self) {
+        if let Some(line) = &self.line {
+            let _ = line.settle();
+        }
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -94,7 +104,7 @@ impl fmt::Display for Cluster {
                 "process {} of {} over {}",
                 self.rank(),
                 self.size(),
-                many.engine.wire.name()
+                many.transport.name()
             ),
         }
     }
@@ -119,7 +129,7 @@ impl Cluster {
             1 => None,
             _ => {
                 let world = meet::meet(&meeting(start)?)?;
-                Some(Many::new(world, start)?)
+                Some(Many::new(world, start, devices)?)
             }
         };
         Ok(Self {
@@ -301,7 +311,7 @@ impl Cluster {
         let many = loop {
             let world = many.world.meet_again(&lost, within);
             tries -= 1;
-            match world.and_then(|world| Many::new(world, &self.inner.start)) {
+            match world.and_then(|world| Many::new(world, &self.inner.start, &self.inner.devices)) {
                 Ok(many) => break many,
                 // One more died meanwhile.
                 Err(Error::Lost { .. }) if tries > 0 => {}
@@ -325,7 +335,7 @@ impl Cluster {
 }
 
 impl Many {
-    fn new(world: World, start: &Start) -> Result<Self> {
+    fn new(world: World, start: &Start, devices: &[Device]) -> Result<Self> {
         if let Some(folder) = start.flight.clone() {
             let (recorder, process) = (world.control.recorder.clone(), world.control.process);
             world.control.alarm.on_ring(move |verdict| {
@@ -340,11 +350,17 @@ impl Many {
         }
         let wire = wire(&world, start)?;
         let engine = Arc::new(Engine::new(wire, world.control.clone(), start.timeout));
-        let transport = Background::new(Arc::new(Carried(engine.clone())));
+        let (transport, line) = match over_nccl(&world, &engine, start, devices)? {
+            Some(transport) => (transport, None),
+            None => {
+                let line = Background::new(Arc::new(Carried(engine)));
+                (line.clone() as Arc<dyn Transport>, Some(line))
+            }
+        };
         Ok(Self {
             world,
-            engine,
             transport,
+            line,
         })
     }
 }
@@ -374,6 +390,48 @@ fn over_mpi(_: &World, _: &Start) -> Result<Box<dyn Wire>> {
     Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
 }
 
+/// NCCL, where it is asked for, or where nothing is and all devices are NVIDIA GPUs.
+#[cfg(feature = "nccl")]
+fn over_nccl(
+    world: &World,
+    engine: &Arc<Engine>,
+    start: &Start,
+    devices: &[Device],
+) -> Result<Option<Arc<dyn Transport>>> {
+    if !matches!(start.over, Over::Auto | Over::Nccl) {
+        return Ok(None);
+    }
+    match crate::nccl::Nccl::connect(world, engine, start, devices)? {
+        Ok(nccl) => Ok(Some(nccl)),
+        Err(why) if start.over == Over::Nccl => {
+            Err(Error::argument("init", "ANYMESH_TRANSPORT", why))
+        }
+        Err(why) => {
+            let gpu = |device: &Device| device.name().starts_with("cuda");
+            if world.control.process == 0 && devices.iter().any(gpu) {
+                eprintln!("anymesh: tensors go over TCP instead of NCCL.\n  {why}");
+            }
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(not(feature = "nccl"))]
+fn over_nccl(
+    _: &World,
+    _: &Arc<Engine>,
+    start: &Start,
+    _: &[Device],
+) -> Result<Option<Arc<dyn Transport>>> {
+    match start.over {
+        Over::Nccl => {
+            let detail = "this build has no NCCL: build with the feature `nccl`, or choose another transport";
+            Err(Error::argument("init", "ANYMESH_TRANSPORT", detail))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// A mesh over the processes.
 impl Machine for Cluster {
     fn mesh(&self, axes: &str) -> Result<Mesh> {
@@ -392,8 +450,10 @@ impl Machine for Cluster {
         let places = self.places(&plan)?;
         let mut ids = vec![0; ranks];
         let mut here = vec![];
-        for process in 0..size {
-            for (i, place) in split(ranks, process, size).enumerate() {
+        // With fewer ranks than processes the first ones have one each.
+        let busy = ranks.min(size);
+        for process in 0..busy {
+            for (i, place) in split(ranks, process, busy).enumerate() {
                 ids[places[place]] = process + i * size;
                 if process == own {
                     here.push((places[place], device(i)));

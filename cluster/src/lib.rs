@@ -24,8 +24,11 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gather;
 mod meet;
 mod meeting;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod recorder;
 mod start;
 pub mod stop;
@@ -35,3 +38,10 @@ mod wire;
 pub use cluster::Cluster;
 pub use start::{Launcher, Meeting, Over, Problem, Start, StartError, Sums};
 pub use torch_store::{StoreError, TorchStore};
+
+/// What may carry tensors between processes in this build.
+pub const TRANSPORTS: &[&str] = &[
+    "tcp",
+    #[cfg(feature = "mpi")]
+    "mpi",
+];

@@ -7,6 +7,7 @@ use crate::{
 };
 use anymesh_core::{Error, Result};
 use std::{
+    io::ErrorKind,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
     thread,
@@ -77,17 +78,24 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     first.copied().ok_or_else(|| unknown("it has none".into()))
 }
 
-/// Listens at an address of this machine and at no other.
+/// Listens at an address of this machine and at no other. A run that was there before may take a
+/// moment to end.
 pub(crate) fn listen_at(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).map_err(|e| {
-        Error::argument(
-            "init",
-            "MASTER_PORT",
-            format!(
-                "process 0 cannot listen at {address}: {e}; MASTER_ADDR must be an address of its machine and MASTER_PORT one that is free"
-            ),
-        )
-    })
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) => {
+                let detail = format!(
+                    "process 0 cannot listen at {address}: {e}; MASTER_ADDR must be an address of its machine and MASTER_PORT one that is free"
+                );
+                return Err(Error::argument("init", "MASTER_PORT", detail));
+            }
+        }
+    }
 }
 
 /// What this process says of itself.

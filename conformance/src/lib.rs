@@ -1,5 +1,6 @@
 //! What every backend, transport and sharding rule of anymesh is held to.
 //!
+//! - [`processes`]: programs as several processes run them, here in threads.
 //! - [`registry`]: every op by name, with JSON attributes and small sample calls.
 //! - [`cases`]: every op, dtype and memory layout on a device, held against the CPU.
 //! - [`functions`]: what each float function of one tensor must give, and where it is called.
@@ -19,6 +20,8 @@ pub mod functions;
 #[cfg(not(target_family = "wasm"))]
 pub mod gradients;
 pub mod indexing;
+#[cfg(not(target_family = "wasm"))]
+pub mod processes;
 pub mod registry;
 #[cfg(not(target_family = "wasm"))]
 pub mod sweep;

@@ -8,7 +8,10 @@ use crate::Sharding;
 #[cfg(not(target_family = "wasm"))]
 use crate::{DType, Error, Mesh, Result, Tensor, transport::Part};
 use smallvec::SmallVec;
-use std::cell::Cell;
+use std::{
+    cell::{Cell, RefCell},
+    panic::Location,
+};
 
 /// A hash of the decisions of a program on meshes: of every op in its order, what each mesh axis
 /// does, where its operands go and from which of their forms. It depends on nothing else, so it is
@@ -52,6 +55,32 @@ impl Fingerprint {
     /// What was decided on this thread so far, in the innermost [`record`](Self::record).
     pub fn now() -> Self {
         NOW.get()
+    }
+
+    /// The last decisions of this thread (at most 64), oldest first, whatever
+    /// [`record`](Self::record) they were in. Two processes that ran the same program so far have the
+    /// same hash at the same number, so that the first number at which hashes differ is where they
+    /// went apart.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, spmd::Fingerprint};
+    /// # let mesh = Mesh::new("tp=2", &anymesh_backend_cpu::device())?;
+    /// let x = Tensor::ones([4], DType::F32, (&mesh, "[@tp]"))?;
+    /// x.exp()?.sin()?;
+    /// let recent = Fingerprint::recent();
+    /// let last = &recent[recent.len() - 1];
+    /// assert_eq!((last.op, last.number), ("sin", recent[recent.len() - 2].number + 1));
+    /// println!("{last}"); // such as: 2 sin at src/main.rs:4:10
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn recent() -> Vec<Decided> {
+        RECENT.with_borrow(|ring| {
+            let first = ring.next.saturating_sub(RING as u64);
+            let kept = (first..ring.next).filter_map(|n| ring.last[n as usize % RING]);
+            // What was not counted may have overwritten some.
+            kept.filter(|d| (first..ring.next).contains(&d.number))
+                .collect()
+        })
     }
 
     /// Succeeds where every process of a mesh has the same fingerprint; every one of them must call
@@ -103,8 +132,44 @@ impl Fingerprint {
     }
 }
 
+/// A decision that a thread made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// How many the thread had made before.
+    pub number: u64,
+    /// The op.
+    pub op: &'static str,
+    /// The line that called it.
+    pub caller: &'static Location<'static>,
+    /// A hash of this decision and of all before it.
+    pub hash: u64,
+}
+
+impl std::fmt::Display for Decided {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} at {}", self.number, self.op, self.caller)
+    }
+}
+
+/// How many decisions are kept.
+const RING: usize = 64;
+
+/// The last decisions of a thread, each at its number modulo the size.
+struct Ring {
+    next: u64,
+    hash: u64,
+    last: [Option<Decided>; RING],
+}
+
 thread_local! {
     static NOW: Cell<Fingerprint> = const { Cell::new(Fingerprint::NONE) };
+    static RECENT: RefCell<Ring> = const {
+        RefCell::new(Ring {
+            next: 0,
+            hash: 0,
+            last: [None; RING],
+        })
+    };
 }
 
 /// Ends a scope: what was decided in it becomes a part of the one around it, also after a panic.
@@ -126,25 +191,47 @@ impl Drop for Scope {
 }
 
 /// Until it is dropped, decisions of this thread are not counted.
-pub(crate) struct Uncounted(Fingerprint);
+pub(crate) struct Uncounted {
+    now: Fingerprint,
+    /// How many decisions, and their hash.
+    recent: (u64, u64),
+}
 
 pub(crate) fn uncounted() -> Uncounted {
-    Uncounted(NOW.get())
+    Uncounted {
+        now: NOW.get(),
+        recent: RECENT.with_borrow(|ring| (ring.next, ring.hash)),
+    }
 }
 
 impl Drop for Uncounted {
     fn drop(&mut self) {
-        let _ = NOW.try_with(|now| now.set(self.0));
+        let _ = NOW.try_with(|now| now.set(self.now));
+        let _ = RECENT.try_with(|ring| {
+            let mut ring = ring.borrow_mut();
+            (ring.next, ring.hash) = self.recent;
+        });
     }
 }
 
-/// Folds in a decision of an op.
+/// Folds in a decision of an op that was called from a line.
 #[inline]
-pub(crate) fn fold(op: &'static str, decision: u64) {
+pub(crate) fn fold(op: &'static str, caller: &'static Location<'static>, decision: u64) {
     let Fingerprint { calls, hash } = NOW.get();
+    let own = Digest::default().text(op).word(decision).0;
     NOW.set(Fingerprint {
         calls: calls + 1,
-        hash: Digest(hash).text(op).word(decision).0,
+        hash: Digest(hash).word(own).0,
+    });
+    RECENT.with_borrow_mut(|ring| {
+        let (number, hash) = (ring.next, Digest(ring.hash).word(own).0);
+        (ring.next, ring.hash) = (number + 1, hash);
+        ring.last[number as usize % RING] = Some(Decided {
+            number,
+            op,
+            caller,
+            hash,
+        });
     });
 }
 

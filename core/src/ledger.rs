@@ -231,6 +231,12 @@ pub(crate) fn outermost() -> Option<Caller> {
     OPS.with_borrow(|ops| ops.first().copied())
 }
 
+/// The line that called the op on whose behalf others run, or the caller of this.
+#[track_caller]
+pub(crate) fn caller() -> &'static Location<'static> {
+    outermost().map_or(Location::caller(), |(_, caller)| caller)
+}
+
 /// Until it is dropped, what ops communicate is on behalf of this one, which runs others. Nothing
 /// for plain tensors, which never communicate.
 #[track_caller]

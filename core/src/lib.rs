@@ -12,6 +12,8 @@ pub mod cost;
 mod display;
 mod fingerprint;
 mod forms;
+#[cfg(not(target_family = "wasm"))]
+mod gathered;
 pub mod grad;
 pub mod indexing;
 mod launch;

@@ -351,6 +351,9 @@ impl Tensor {
             let (dtype, shape) = (self.dtype(), self.shape().clone());
             return Ok(Tensor::nothing(dtype, shape, device));
         }
+        if !device.has_values() {
+            return Tensor::placeholder(self.dtype(), self.shape(), &Mesh::single(device));
+        }
         #[cfg(not(target_family = "wasm"))]
         return pollster::block_on(self.to_device_async(device));
         #[cfg(target_family = "wasm")]

@@ -7,7 +7,7 @@
 
 use super::Error;
 use crate::gate::Gate;
-use anymesh_kernel::{Buffer, DType, Device};
+use anymesh_kernel::{Buffer, DType};
 use anymesh_shaders::Memory;
 use cubecl::prelude::*;
 use cudarc::driver::{CudaContext, CudaStream, sys as driver};
@@ -315,9 +315,4 @@ impl Drop for Event {
                 .push(raw);
         }
     }
-}
-
-/// Whether a device is one whose memory NCCL can reach.
-pub fn reaches(device: &Device) -> bool {
-    crate::opened(device).is_some()
 }

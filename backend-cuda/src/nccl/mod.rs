@@ -18,7 +18,7 @@ mod watch;
 
 pub use communicator::{Communicator, Id, Op, connect, new_id};
 pub(crate) use lane::Lane;
-pub use lane::{Region, reaches};
+pub use lane::Region;
 pub use library::{Error, Library, version_text};
 pub use native::{Combine, Native, Reduce, native};
 pub use submit::{Terms, Work, submit};
@@ -37,6 +37,17 @@ fn lane_of(device: &Device) -> Result<Arc<Lane>, Error> {
             hint: "it moves memory of CUDA devices; take another transport, or the device as `anymesh::device(\"cuda:0\")` gives it".into(),
         })),
     }
+}
+
+/// The name that a GPU has in all the world; nothing for a device that NCCL cannot reach.
+pub fn identity(device: &Device) -> Option<String> {
+    let uuid = crate::opened(device)?.context.uuid().ok()?;
+    Some(
+        uuid.bytes
+            .iter()
+            .map(|b| format!("{:02x}", *b as u8))
+            .collect(),
+    )
 }
 
 /// Takes a failure of communication off a device, for a program that goes on without the lost

@@ -240,6 +240,11 @@ impl Watch {
         }
     }
 
+    /// The same for an error that was met beside a call, as others know it.
+    pub fn end(&self, error: Error) -> KernelError {
+        self.give_up(error).into()
+    }
+
     /// Whether no abort is under way any more, once `limit` has passed at the latest.
     pub fn quiet(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;

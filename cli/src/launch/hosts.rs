@@ -90,10 +90,12 @@ pub(super) fn read(texts: &[String]) -> Result<Vec<Host>, LaunchError> {
             )));
         }
     }
-    if hosts[0].loopback() && hosts.iter().any(|host| !host.here) {
+    // Any of them may be where processes meet, after the first was lost.
+    let nameless = hosts.iter().find(|host| host.loopback());
+    if let Some(host) = nameless.filter(|_| hosts.iter().any(|host| !host.here)) {
         return Err(LaunchError::Argument(format!(
-            "--hosts: the others meet at the first host, and {} is not its name to them",
-            hosts[0].name
+            "--hosts: to the others {} is not this machine: write its name",
+            host.name
         )));
     }
     Ok(hosts)
@@ -211,6 +213,8 @@ mod tests {
         }
         let read = |list: &[&str]| read(&list.iter().map(|h| h.to_string()).collect::<Vec<_>>());
         assert!(read(&["localhost", "elsewhere"]).is_err());
+        assert!(read(&["elsewhere", "::1"]).is_err());
+        assert!(read(&["localhost", "127.0.0.1"]).is_ok());
         assert!(read(&["elsewhere", "elsewhere:2"]).is_err());
         assert_eq!(read(&[]).unwrap(), [Host::here()]);
     }

@@ -142,6 +142,27 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> LaunchError {
     move |source| LaunchError::System { what, source }
 }
 
+/// Where records go.
+struct Flight {
+    folder: PathBuf,
+    /// Whether somebody asked for this folder.
+    asked: bool,
+}
+
+impl Drop for Flight {
+    /// A folder that nobody asked for goes when it has no records.
+    fn drop(&mut self) {
+        if self.asked {
+            return;
+        }
+        for entry in std::fs::read_dir(&self.folder).into_iter().flatten() {
+            // Both fail where there is something inside.
+            let _ = entry.map(|restart| std::fs::remove_dir(restart.path()));
+        }
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
 /// Random letters that nobody guesses.
 fn random() -> Result<String, LaunchError> {
     let mut bytes = [0; 16];
@@ -229,21 +250,21 @@ impl Launch {
         let signals = signals()?;
         let mut guard = Guard::start().map_err(system("start the guard of processes"))?;
         let mut restart = 0;
-        let code = loop {
+        loop {
             let records = match restart {
-                0 => flight.clone(),
-                _ => flight.join(format!("restart-{restart}")),
+                0 => flight.folder.clone(),
+                _ => flight.folder.join(format!("restart-{restart}")),
             };
             summary::clear(&records)?;
             let plan = self.plan(&hosts, &places, &run, restart, &records)?;
             let outcome = Attempt::start(plan, &mut guard)?.watch(&signals)?;
             let Some(first) = outcome.first else {
-                break 0;
+                return Ok(0);
             };
             summary::failure(&outcome, first, &hosts, &places, &records);
             let code = outcome.ended[first].end.code();
             if outcome.asked || restart == self.restarts {
-                break code;
+                return Ok(code);
             }
             if let Some(min) = self.min {
                 let left = survivors(&outcome, first, &hosts, &places);
@@ -252,7 +273,7 @@ impl Launch {
                         "{} processes are left, and --min is {min}",
                         left.len()
                     ));
-                    break code;
+                    return Ok(code);
                 }
                 places = left;
             }
@@ -262,24 +283,22 @@ impl Launch {
                 self.restarts,
                 places.len()
             ));
-        };
-        if self.flight.is_none() {
-            // Only if it is empty.
-            let _ = std::fs::remove_dir(&flight);
         }
-        Ok(code)
     }
 
-    fn flight_folder(&self, run: &str) -> Result<PathBuf, LaunchError> {
-        let folder = match (&self.flight, std::env::var_os("ANYMESH_FLIGHT")) {
-            (Some(folder), _) => folder.clone(),
-            (None, Some(folder)) if !folder.is_empty() => folder.into(),
-            _ => std::env::temp_dir().join(format!("anymesh-flight-{run}")),
+    fn flight_folder(&self, run: &str) -> Result<Flight, LaunchError> {
+        let (asked, path) = match (&self.flight, std::env::var_os("ANYMESH_FLIGHT")) {
+            (Some(folder), _) => (true, folder.clone()),
+            (None, Some(folder)) if !folder.is_empty() => (true, folder.into()),
+            _ => (
+                false,
+                std::env::temp_dir().join(format!("anymesh-flight-{run}")),
+            ),
         };
-        std::path::absolute(&folder).map_err(|source| LaunchError::Folder {
-            path: folder,
-            source,
-        })
+        match std::path::absolute(&path) {
+            Ok(folder) => Ok(Flight { folder, asked }),
+            Err(source) => Err(LaunchError::Folder { path, source }),
+        }
     }
 
     fn plan<'a>(

@@ -25,9 +25,8 @@ send() { kill -s "$1" -- "-$child" 2>/dev/null || kill -s "$1" "$child" 2>/dev/n
 (while read -r name; do send "$name"; done; send KILL) <&3 3<&- >/dev/null 2>&1 &
 watcher=$!
 exec 3<&-
-wait "$child"
-code=$?
-kill -s KILL "$watcher" 2>/dev/null
+{ wait "$child"; code=$?; } 2>/dev/null
+{ kill -s KILL "$watcher"; wait "$watcher"; } 2>/dev/null
 kill -s 0 -- "-$child" 2>/dev/null && sleep 1 && kill -s KILL -- "-$child" 2>/dev/null
 exit "$code"
 "#;

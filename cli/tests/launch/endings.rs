@@ -95,6 +95,19 @@ fn signals_are_passed_on_and_there_is_time_to_save() {
 }
 
 #[test]
+fn a_closed_terminal_does_not_end_what_nohup_started() {
+    let mut command = command(&["-n", "2", "--", "sh", "-c", "echo ready; exec sleep 600"]);
+    hang_up(&mut command, libc::SIG_IGN);
+    let mut running = Running::start(command);
+    running.next(2);
+    running.signal("HUP");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(running.child.try_wait().unwrap().is_none());
+    running.signal("TERM");
+    assert_eq!(running.code(), Some(143));
+}
+
+#[test]
 fn whoever_asks_three_times_does_not_want_to_wait() {
     let script = "trap '' TERM INT; echo ready; echo pid $$; while true; do sleep 0.05; done";
     let mut running = Running::shell(&["-n", "2"], script);
@@ -116,7 +129,10 @@ fn whoever_asks_three_times_does_not_want_to_wait() {
 #[test]
 fn nothing_is_left_when_launch_itself_is_killed() {
     let script = "trap '' TERM HUP INT; sleep 600 & echo pid $!; echo pid $$; wait; sleep 600";
-    let mut running = Running::shell(&["-n", "4"], script);
+    let folder = Folder::new();
+    let flight = folder.path("flight");
+    let args = ["-n", "4", "--flight", flight.to_str().unwrap()];
+    let mut running = Running::shell(&args, script);
     let pids = last_words(&running.next(8));
     assert!(pids.iter().all(|pid| alive(pid)));
     running.signal("KILL");

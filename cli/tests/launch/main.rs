@@ -9,6 +9,7 @@ mod trace;
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader, Lines},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Output, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
@@ -41,11 +42,24 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anymesh"));
+    // However the tests were started.
+    hang_up(&mut command, libc::SIG_DFL);
     command
         .arg("launch")
         .args(args)
         .env_remove("ANYMESH_FLIGHT");
     command
+}
+
+/// What the program does with SIGHUP from the start.
+fn hang_up(command: &mut Command, action: libc::sighandler_t) {
+    // SAFETY: `signal` may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(libc::SIGHUP, action);
+            Ok(())
+        });
+    }
 }
 
 /// Runs `launch` with a shell script as the program.

@@ -88,9 +88,18 @@ fn ends_and_signals_go_to_other_hosts_and_back() {
 
 #[test]
 fn nothing_is_left_on_other_hosts_when_launch_is_killed() {
-    let (_folder, path) = ssh();
+    let (folder, path) = ssh();
+    let flight = folder.path("flight");
     let script = "trap '' TERM HUP INT; sleep 600 & echo pid $!; echo pid $$; wait; sleep 600";
-    let mut running = Running::start(remote(&path, &["-n", "2", "--hosts", "a,b"], script));
+    let args = [
+        "-n",
+        "2",
+        "--hosts",
+        "a,b",
+        "--flight",
+        flight.to_str().unwrap(),
+    ];
+    let mut running = Running::start(remote(&path, &args, script));
     let pids = last_words(&running.next(4));
     assert!(pids.iter().all(|pid| alive(pid)));
     running.signal("KILL");

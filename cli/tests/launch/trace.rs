@@ -87,11 +87,26 @@ fn no_records_are_an_error_that_names_the_folder() {
 #[test]
 fn without_a_folder_for_records_none_is_left() {
     let folder = Folder::new();
-    let output = command(&["-n", "1", "--", "sh", "-c", "echo $ANYMESH_FLIGHT; exit 1"])
-        .env("TMPDIR", &folder.0)
-        .output()
-        .unwrap();
-    let text = out(&output);
-    let flight = Path::new(text.trim().strip_prefix("[0] ").unwrap());
-    assert!(flight.starts_with(&folder.0) && !flight.exists());
+    let script = "echo $ANYMESH_FLIGHT; exit 1";
+    let args = [
+        "-n",
+        "1",
+        "--restarts",
+        "2",
+        "--no-prefix",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let output = command(&args).env("TMPDIR", &folder.0).output().unwrap();
+    assert_eq!(out(&output).lines().count(), 3);
+    assert!(
+        out(&output)
+            .lines()
+            .all(|f| Path::new(f).starts_with(&folder.0))
+    );
+    let args = ["-n", "1", "--", "no-such-program"];
+    command(&args).env("TMPDIR", &folder.0).output().unwrap();
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
 }

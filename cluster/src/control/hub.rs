@@ -141,8 +141,12 @@ fn join(
     }
 }
 
+/// As [`Hub::tell`], the process that has the hub last.
 fn tell_all(came: &HashMap<usize, (Card, TcpStream)>, message: &ToMember) {
-    for (_, stream) in came.values() {
+    let mut order: Vec<&usize> = came.keys().collect();
+    order.sort_unstable_by(|a, b| b.cmp(a));
+    for process in order {
+        let (_, stream) = &came[process];
         let _ = write_frame(stream, message, &Patience::until(Instant::now() + WRITE));
     }
 }

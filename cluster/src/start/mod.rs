@@ -12,14 +12,19 @@
 //! - Nothing: one process.
 
 mod error;
+mod slurm;
 mod sources;
 #[cfg(test)]
+mod sweep;
+#[cfg(test)]
 mod tests;
+mod variables;
 
 pub use error::{Problem, StartError};
 
-use sources::{Job, Variables};
+use sources::Job;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use variables::Variables;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +72,7 @@ pub enum Meeting {
         port: u16,
     },
     /// The launcher's TCPStore is there: process 0 listens where it likes and says so in the store.
+    /// The store outlives restarts, so what is said in it must name [`Start::restart`].
     TorchStore {
         /// A name or an address.
         host: String,
@@ -247,7 +253,7 @@ impl Start {
             }
             (_, Some((host, port))) => Meeting::Bind { host, port },
             (Launcher::Slurm, None) => {
-                let (host, port) = sources::slurm_address(vars)?;
+                let (host, port) = slurm::address(vars)?;
                 Meeting::Bind { host, port }
             }
             (Launcher::OpenMpi | Launcher::Mpich, None) if mpi => Meeting::ThroughMpi,

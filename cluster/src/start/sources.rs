@@ -1,186 +1,6 @@
-//! The variables of each launcher.
+//! Which of how many processes this is, as each launcher says it, and whom to believe.
 
-use super::{Launcher, Problem};
-use std::{collections::BTreeMap, time::Duration};
-
-/// Everything that is looked at.
-pub(super) const NAMES: [&str; 40] = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "ANYMESH_RUN",
-    "ANYMESH_RESTART",
-    "ANYMESH_TOKEN",
-    "ANYMESH_TIMEOUT",
-    "ANYMESH_START_TIMEOUT",
-    "ANYMESH_FLIGHT",
-    "ANYMESH_TRANSPORT",
-    "ANYMESH_SUMS",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_STEPID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_JOB_NODELIST",
-    "SLURM_RESTART_COUNT",
-    "SLURM_NNODES",
-    "SLURM_NODEID",
-    "PMIX_RANK",
-    "PMIX_NAMESPACE",
-];
-
-/// The longest value that an error quotes in full.
-const QUOTED: usize = 120;
-
-#[derive(Clone, Copy)]
-pub(super) struct Variables<'a>(pub(super) &'a BTreeMap<String, String>);
-
-impl<'a> Variables<'a> {
-    pub(super) fn has(self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-
-    /// What is there of [`NAMES`], for an error.
-    pub(super) fn found(self) -> Vec<(String, String)> {
-        let quoted = |name: &str, value: &String| match name {
-            "ANYMESH_TOKEN" => "(hidden)".to_string(),
-            _ if value.chars().count() <= QUOTED => format!("{value:?}"),
-            _ => format!("{:?}...", value.chars().take(QUOTED).collect::<String>()),
-        };
-        NAMES
-            .iter()
-            .filter_map(|name| Some((name.to_string(), quoted(name, self.0.get(*name)?))))
-            .collect()
-    }
-
-    /// A text that is not empty.
-    pub(super) fn text(self, name: &'static str) -> Result<Option<&'a str>, Problem> {
-        match self.0.get(name).map(String::as_str) {
-            Some("") => Err(Problem::Value {
-                name,
-                expected: "more than an empty text",
-            }),
-            value => Ok(value),
-        }
-    }
-
-    fn number<T: std::str::FromStr>(self, name: &'static str) -> Result<Option<T>, Problem> {
-        let Some(text) = self.0.get(name) else {
-            return Ok(None);
-        };
-        // `parse` would take a sign too.
-        let number = match text.bytes().all(|b| b.is_ascii_digit()) {
-            true => text.parse().ok(),
-            false => None,
-        };
-        number.map(Some).ok_or(Problem::Value {
-            name,
-            expected: "a whole number, not too large",
-        })
-    }
-
-    fn count(self, name: &'static str) -> Result<Option<usize>, Problem> {
-        Ok(self.number::<u32>(name)?.map(|n| n as usize))
-    }
-
-    pub(super) fn flag(self, name: &'static str) -> Result<Option<bool>, Problem> {
-        match self.0.get(name).map(|text| text.to_ascii_lowercase()) {
-            None => Ok(None),
-            Some(text) if ["true", "1"].contains(&text.as_str()) => Ok(Some(true)),
-            Some(text) if ["false", "0"].contains(&text.as_str()) => Ok(Some(false)),
-            Some(_) => Err(Problem::Value {
-                name,
-                expected: "True or False",
-            }),
-        }
-    }
-
-    pub(super) fn seconds(self, name: &'static str, default: u64) -> Result<Duration, Problem> {
-        let Some(text) = self.0.get(name) else {
-            return Ok(Duration::from_secs(default));
-        };
-        // A year at most: what is added to the time of a clock must not overflow.
-        text.parse::<f64>()
-            .ok()
-            .filter(|s| *s >= 0.001 && *s <= 365.0 * 86400.0)
-            .map(Duration::from_secs_f64)
-            .ok_or(Problem::Value {
-                name,
-                expected: "a number of seconds from 0.001 to a year",
-            })
-    }
-
-    /// A rank and its size: both or none.
-    fn pair(
-        self,
-        rank: &'static str,
-        size: &'static str,
-    ) -> Result<Option<(usize, usize)>, Problem> {
-        match (self.count(rank)?, self.count(size)?) {
-            (None, None) => Ok(None),
-            (None, Some(_)) => Err(Problem::Missing(rank)),
-            (Some(_), None) => Err(Problem::Missing(size)),
-            (Some(r), Some(n)) => {
-                within(rank, r, size, n)?;
-                Ok(Some((r, n)))
-            }
-        }
-    }
-
-    /// A rank on a node and how many there are, each of which may be unknown; `all` processes.
-    fn local(
-        self,
-        rank: &'static str,
-        size: &'static str,
-        all: usize,
-    ) -> Result<(Option<usize>, Option<usize>), Problem> {
-        let (r, n) = (self.count(rank)?, self.count(size)?);
-        if let Some(n) = n.filter(|n| *n == 0 || *n > all) {
-            return Err(Problem::Range {
-                name: size,
-                expected: format!("from 1 to the number of all processes, {all}, and not {n}"),
-            });
-        }
-        if let Some(r) = r {
-            within(rank, r, size, n.unwrap_or(all))?;
-        }
-        Ok((r, n))
-    }
-}
-
-fn within(rank: &'static str, r: usize, size: &'static str, n: usize) -> Result<(), Problem> {
-    if n == 0 {
-        return Err(Problem::Range {
-            name: size,
-            expected: "at least 1".into(),
-        });
-    }
-    if r >= n {
-        return Err(Problem::Range {
-            name: rank,
-            expected: format!("less than the number of processes, {n}, and not {r}"),
-        });
-    }
-    Ok(())
-}
+use super::{Launcher, Problem, slurm, variables::Variables};
 
 /// Which of how many, and who said so.
 #[derive(Clone, Debug)]
@@ -195,7 +15,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    fn of(launcher: Launcher, rank: usize, size: usize) -> Self {
+    pub(super) fn of(launcher: Launcher, rank: usize, size: usize) -> Self {
         Self {
             launcher,
             rank,
@@ -241,7 +61,7 @@ pub(super) fn job(vars: Variables<'_>) -> Result<Job, Problem> {
     {
         return Ok(job.clone());
     }
-    let slurm = slurm(vars)?;
+    let slurm = slurm::task(vars)?;
     let mpi = match (open_mpi(vars)?, mpich(vars)?) {
         (Some(open), other) => {
             other.map_or(Ok(()), |other| open.same(&other))?;
@@ -353,45 +173,6 @@ fn mpi_job(
     }))
 }
 
-/// SLURM numbers its own steps (batch scripts, interactive shells) from the end.
-const SPECIAL_STEPS: u64 = 0xffff_fff0;
-
-fn step(vars: Variables<'_>) -> Result<Option<u64>, Problem> {
-    // The second is how older versions call it.
-    Ok(vars
-        .number::<u64>("SLURM_STEP_ID")?
-        .or(vars.number("SLURM_STEPID")?))
-}
-
-/// The task of a step, if this is one.
-fn slurm(vars: Variables<'_>) -> Result<Option<Job>, Problem> {
-    let (job, step) = (vars.number::<u64>("SLURM_JOB_ID")?, step(vars)?);
-    // In an allocation SLURM_NTASKS is how many tasks a step would have.
-    let (tasks, own) = (
-        vars.count("SLURM_NTASKS")?,
-        vars.count("SLURM_STEP_NUM_TASKS")?,
-    );
-    let Some(rank) = vars.count("SLURM_PROCID")? else {
-        return Ok(None);
-    };
-    let batch_script = step.is_none() && rank == 0 && job.is_some();
-    if batch_script || step.is_some_and(|step| step >= SPECIAL_STEPS) {
-        return Ok(None);
-    }
-    let (name, size) = own
-        .map(|n| ("SLURM_STEP_NUM_TASKS", n))
-        .or(tasks.map(|n| ("SLURM_NTASKS", n)))
-        .ok_or(Problem::Missing("SLURM_NTASKS"))?;
-    within("SLURM_PROCID", rank, name, size)?;
-    let (local_rank, _) = vars.local("SLURM_LOCALID", "", size)?;
-    Ok(Some(Job {
-        local_rank,
-        restart: vars.number("SLURM_RESTART_COUNT")?.unwrap_or(0),
-        run: job.zip(step).map(|(job, step)| format!("{job}.{step}")),
-        ..Job::of(Launcher::Slurm, rank, size)
-    }))
-}
-
 /// `MASTER_ADDR` and `MASTER_PORT`: both or none.
 pub(super) fn address(vars: Variables<'_>) -> Result<Option<(String, u16)>, Problem> {
     let port = vars.number::<u16>("MASTER_PORT")?;
@@ -416,7 +197,7 @@ pub(super) fn address(vars: Variables<'_>) -> Result<Option<(String, u16)>, Prob
 }
 
 /// A name or an address; IPv6 addresses with or without brackets.
-fn host_name(text: &str) -> Option<String> {
+pub(super) fn host_name(text: &str) -> Option<String> {
     let bare = text
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'))
@@ -424,96 +205,4 @@ fn host_name(text: &str) -> Option<String> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b".-_:%".contains(&b);
     (!bare.is_empty() && bare.len() <= 255 && !bare.starts_with('-') && bare.bytes().all(fits))
         .then(|| bare.to_string())
-}
-
-/// Where the processes of a step meet when nobody said: on its first node, at a port that steps
-/// rarely share.
-pub(super) fn slurm_address(vars: Variables<'_>) -> Result<(String, u16), Problem> {
-    let name = match vars.has("SLURM_STEP_NODELIST") {
-        true => "SLURM_STEP_NODELIST",
-        false => "SLURM_JOB_NODELIST",
-    };
-    let list = vars.0.get(name).ok_or(Problem::Missing(
-        "MASTER_ADDR and MASTER_PORT, or SLURM_STEP_NODELIST,",
-    ))?;
-    let host = first_host(list).ok_or(Problem::Value {
-        name,
-        expected: "a list of hosts such as node[001-004,7]",
-    })?;
-    let job = vars
-        .number::<u64>("SLURM_JOB_ID")?
-        .ok_or(Problem::Missing("SLURM_JOB_ID"))?;
-    let step = step(vars)?.ok_or(Problem::Missing("SLURM_STEP_ID"))?;
-    // Neighbouring jobs and the steps of a job are far apart.
-    let place = job
-        .wrapping_mul(7919)
-        .wrapping_add(step.wrapping_mul(104729))
-        % 20_000;
-    Ok((host, 15_000 + place as u16))
-}
-
-/// `node001` of `node[001-004,7],other`.
-fn first_host(list: &str) -> Option<String> {
-    let (mut host, mut rest) = (String::new(), list);
-    loop {
-        let plain = rest.find(['[', ',', ']']).unwrap_or(rest.len());
-        host.push_str(&rest[..plain]);
-        rest = &rest[plain..];
-        let Some(inside) = rest.strip_prefix('[') else {
-            let ends = rest.is_empty() || rest.starts_with(',');
-            return ends.then(|| host_name(&host)).flatten();
-        };
-        let (ranges, after) = inside.split_once(']')?;
-        let number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        let range = |text: &str| match text.split_once('-') {
-            Some((from, to)) => number(from) && number(to),
-            None => number(text),
-        };
-        if !ranges.split(',').all(range) {
-            return None;
-        }
-        let first = ranges.split([',', '-']).next()?;
-        host.push_str(first);
-        rest = after;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::first_host;
-
-    #[test]
-    fn the_first_host_of_a_list_is_found() {
-        for (list, host) in [
-            ("node1", "node1"),
-            ("node1,node2", "node1"),
-            ("node[001-004,7]", "node001"),
-            ("node[7,001-004],other[1-2]", "node7"),
-            ("r[0-1]n[08-15].cluster", "r0n08.cluster"),
-            ("gpu-[3]", "gpu-3"),
-            ("a-b[2-3]-ib0,c", "a-b2-ib0"),
-        ] {
-            assert_eq!(first_host(list).as_deref(), Some(host), "{list}");
-        }
-        for list in [
-            "",
-            ",",
-            ",a",
-            "node[",
-            "node[]",
-            "node[1",
-            "node]1[",
-            "node[1-]",
-            "node[-2]",
-            "node[a-b]",
-            "node[1,,2]",
-            "node[[1]]",
-            "node 1",
-            "nöde",
-            "node[1-2-3]",
-            "-oProxy",
-        ] {
-            assert_eq!(first_host(list), None, "{list}");
-        }
-    }
 }

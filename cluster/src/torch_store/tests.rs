@@ -202,7 +202,7 @@ fn no_store_is_unreachable_when_the_deadline_is_over() {
     }
 }
 
-/// Against the store of torch itself: `ANYMESH_TORCH_STORE=port`, see docs/clusters.md.
+/// Against the store of torch itself, also under torchrun with `ANYMESH_TORCH_STORE=$MASTER_PORT`.
 #[test]
 #[ignore = "needs a TCPStore of torch at the port in ANYMESH_TORCH_STORE"]
 fn the_store_of_torch_answers() {

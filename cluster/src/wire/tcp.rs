@@ -384,6 +384,7 @@ impl Wire for Tcp {
     fn transfer(
         &self,
         sends: Vec<Send>,
+        mut memories: Vec<Incoming>,
         receives: Vec<Receive>,
         wait: &dyn Wait,
     ) -> std::result::Result<Vec<Incoming>, Broken> {
@@ -402,10 +403,9 @@ impl Wire for Tcp {
             let line = &self.peer(send.to)?.line;
             line.send(send.to, send.digest, send.bytes)?;
         }
-        let mut filled = Vec::with_capacity(receives.len());
         // Who has not sent everything when the first one is late.
         let from: Vec<usize> = receives.iter().map(|r| r.from).collect();
-        for (at, mut receive) in receives.into_iter().enumerate() {
+        for (at, receive) in receives.into_iter().enumerate() {
             let peer = self.peer(receive.from)?;
             let late = |e: io::Error| match broken(receive.from, &e) {
                 Broken::Late(_) => Broken::Late(self.late(&from[at..])),
@@ -419,19 +419,18 @@ impl Wire for Tcp {
                 u64::from_le_bytes(bytes)
             };
             let mut received = peer.received.lock().unwrap_or_else(PoisonError::into_inner);
-            let bytes = receive.memory.bytes();
+            let bytes = &mut memories[receive.memory].bytes()[receive.bytes];
             if (word(0), word(8), word(16)) != (receive.digest, bytes.len() as u64, *received) {
                 return Err(Broken::Differs(receive.from));
             }
             *received += 1;
             drop(received);
             read_all(&peer.line.stream, bytes, &patience).map_err(late)?;
-            filled.push(receive.memory);
         }
         for to in to {
             self.peer(to)?.line.settle(to, AHEAD, &patience)?;
         }
-        Ok(filled)
+        Ok(memories)
     }
 
     fn flush(&self, wait: &dyn Wait) {

@@ -4,12 +4,15 @@
 mod divergence;
 mod fault;
 mod faults;
+mod model;
 mod mpi;
 mod peers;
 mod rebuild;
 mod roles;
 mod run;
+mod sweep;
 mod train;
+mod training;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -29,6 +32,8 @@ fn main() {
         .chain(divergence::trials())
         .chain(rebuild::trials())
         .chain(peers::trials())
+        .chain(sweep::trials())
+        .chain(training::trials())
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

@@ -1,7 +1,6 @@
 //! The same roles as processes of an MPI job.
 
 use crate::run::{Process, ROLE};
-use anymesh_conformance::sweep::Options;
 use libtest_mimic::{Failed, Trial};
 use std::{
     process::Command,
@@ -33,17 +32,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             )
         })
         .into();
-    // Every run looks at other cases.
-    let sample = vec![
-        ("ANYMESH_SWEEP_SEED", Options::default().seed.to_string()),
-        ("ANYMESH_SWEEP_LIMIT", "1".into()),
-        ("ANYMESH_SWEEP_EVERY", "5".into()),
-    ];
     trials.push(trial(
         "sweep_over_mpi_with_4_processes".into(),
         "sweep",
         4,
-        sample,
+        crate::sweep::sample(),
     ));
     trials
 }

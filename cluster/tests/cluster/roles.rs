@@ -16,6 +16,7 @@ pub(crate) fn play(role: &str) -> i32 {
         "rebuild" => return crate::train::play(2),
         "conformance" => conformance(),
         "sweep" => sweep(),
+        "train" => crate::training::train(),
         other => Err(Error::argument("test", "role", other.to_string())),
     };
     match played {
@@ -51,7 +52,11 @@ fn sweep() -> Result<()> {
         threads: 1,
         ..Options::default().with_env()?
     };
-    let report = sweep::run(&cluster, &options);
+    let report = sweep::over_processes(
+        &cluster.devices()[0],
+        |axes| Mesh::new(axes, &cluster),
+        &options,
+    );
     println!("{}\n{report}", report.coverage());
     match report.failures.is_empty() {
         true => cluster.barrier(),

@@ -5,7 +5,10 @@ use std::{
     io::Read,
     net::TcpListener,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -32,11 +35,16 @@ pub(crate) struct Ended {
     pub(crate) after: Duration,
 }
 
-/// A port that is free now.
+/// A port that is free now, outside of those that the system gives to others.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .and_then(|l| l.local_addr())
-        .map_or(29500, |a| a.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let turn = std::process::id().wrapping_mul(641) + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 12_000 + (turn % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Starts `n` processes with a role.

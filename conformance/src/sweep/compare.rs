@@ -94,7 +94,11 @@ pub(super) fn compare_with(
             expected.len()
         ));
     }
-    for (o, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+    // First what all processes do together, whatever each of them finds.
+    let whole = actual.iter().map(without_partials);
+    let whole = whole.collect::<Result<Vec<_>>>();
+    let whole = whole.map_err(|e| e.to_string())?;
+    for (o, ((actual, expected), whole)) in actual.iter().zip(expected).zip(&whole).enumerate() {
         if actual.dims() != &expected.shape[..] || actual.dtype() != expected.dtype {
             return Err(format!(
                 "result {o} is {}, expected {}{:?}",
@@ -106,7 +110,6 @@ pub(super) fn compare_with(
         if actual.is_plain() {
             return Err(format!("result {o} has left the mesh"));
         }
-        let whole = without_partials(actual).map_err(|e| e.to_string())?;
         let mut seen: Vec<(Region, Tensor)> = vec![];
         for (rank, part) in whole.shards() {
             let region = whole.sharding().region(whole.mesh(), rank, whole.shape());

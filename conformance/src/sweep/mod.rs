@@ -25,7 +25,7 @@ pub use partial::lay_out;
 pub use report::{Coverage, Report};
 
 use crate::registry::{self, Attrs, Entry};
-use anymesh_core::{Error, Machine, Mesh, Result, Tensor};
+use anymesh_core::{Device, Error, Mesh, Result, Tensor};
 use program::{Program, Reference, Sweep};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -117,30 +117,63 @@ fn from_env<T>(
     }
 }
 
-/// Sweeps all ops on a device, or on several processes: then each of them runs this, with the same
-/// seed and one thread, and compares what its ranks hold.
-pub fn run(machine: &(impl Machine + Sync), options: &Options) -> Report {
+/// Sweeps all ops on a device.
+pub fn run(device: &Device, options: &Options) -> Report {
     let entries: Vec<&Entry> = registry::entries()
         .iter()
         .filter(|e| e.name.contains(&options.filter))
         .collect();
     let next = AtomicUsize::new(0);
-    on_meshes(machine, options, |meshes| {
+    on_meshes(device, options, |meshes| {
         let mut report = Report::default();
         while let Some(entry) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut sweep = Sweep::new(entry.name, options);
-            sweep_op(entry, meshes, &mut sweep);
+            sweep_op(entry, device, meshes, &mut sweep);
             report.join(sweep.finish());
         }
         report
     })
 }
 
-fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
-    let every = sweep.options.every.max(1);
-    let Some(device) = meshes.first().map(|mesh| mesh.device(0)) else {
-        return;
+/// Sweeps all ops as one of several processes, each of which calls this with the same options (the
+/// seed is one of them) and compares what its own ranks hold. `mesh` makes a mesh over the
+/// processes, as this one sees it; `device` is where the process computes what is expected.
+///
+/// A mesh may have no rank in this process. After an error of communication the sweep ends, because
+/// the processes are no longer at the same case.
+pub fn over_processes(
+    device: &Device,
+    mesh: impl Fn(&str) -> Result<Mesh>,
+    options: &Options,
+) -> Report {
+    let start = Instant::now();
+    let meshes = options.meshes.iter().map(|axes| mesh(axes));
+    let meshes = match meshes.collect::<Result<Vec<_>>>() {
+        Ok(meshes) => meshes,
+        Err(error) => return Report::failed(options, error.to_string()),
     };
+    let mut total = Report {
+        seed: options.seed,
+        ..Report::default()
+    };
+    for entry in registry::entries() {
+        if !entry.name.contains(&options.filter) {
+            continue;
+        }
+        let mut sweep = Sweep::new(entry.name, options);
+        sweep_op(entry, device, &meshes, &mut sweep);
+        let lost = sweep.lost;
+        total.join(sweep.finish());
+        if lost {
+            break;
+        }
+    }
+    total.time = start.elapsed();
+    total
+}
+
+fn sweep_op(entry: &'static Entry, device: &Device, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
+    let every = sweep.options.every.max(1);
     for (i, sample) in entry.samples().iter().enumerate().step_by(every) {
         let attrs = Attrs::new(entry, &sample.attrs);
         // What it gives without a mesh is the same for all of them.
@@ -158,6 +191,9 @@ fn sweep_op(entry: &'static Entry, meshes: &[Mesh], sweep: &mut Sweep<'_>) {
             Reference::new(program, &inputs, device, sweep.options.gradients)
         });
         for mesh in meshes {
+            if sweep.lost {
+                return;
+            }
             let result = match &reference {
                 Ok(reference) => sweep.program(reference, mesh, i),
                 Err(error) => Err(error.clone()),
@@ -223,7 +259,7 @@ pub fn hold(
 
 /// Runs `work` on several threads and joins what they found.
 fn on_meshes(
-    machine: &impl Machine,
+    device: &Device,
     options: &Options,
     work: impl Fn(&[Mesh]) -> Report + Sync,
 ) -> Report {
@@ -231,14 +267,10 @@ fn on_meshes(
     let meshes = match options
         .meshes
         .iter()
-        .map(|axes| Mesh::new(axes, machine))
+        .map(|axes| Mesh::new(axes, device))
         .collect::<Result<Vec<_>>>()
     {
-        // Processes without ranks of a mesh have nothing to compare on it.
-        Ok(meshes) => meshes
-            .into_iter()
-            .filter(|mesh| mesh.addressable().len() > 0)
-            .collect::<Vec<_>>(),
+        Ok(meshes) => meshes,
         Err(error) => return Report::failed(options, error.to_string()),
     };
     let mut total = Report {

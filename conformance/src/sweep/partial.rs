@@ -14,7 +14,7 @@ pub fn lay_out(x: &Tensor, plain: &[f64], mesh: &Mesh, sharding: Sharding) -> Re
     };
     let axes: Vec<usize> = sharding.partial().map(|(axis, _)| axis).collect();
     let members: usize = axes.iter().map(|a| mesh.size(*a)).product();
-    let parts = (0..mesh.ranks()).map(|rank| {
+    let parts = mesh.addressable().enumerate().map(|(i, rank)| {
         let region = sharding.region(mesh, rank, x.shape());
         let member = axes
             .iter()
@@ -29,7 +29,7 @@ pub fn lay_out(x: &Tensor, plain: &[f64], mesh: &Mesh, sharding: Sharding) -> Re
                 share.of(plain[at], reduction, x.dtype()) as f32
             })
             .collect();
-        Tensor::from_slice(&part, Shape::from(region.shape), mesh.device(rank))?.cast(x.dtype())
+        Tensor::from_slice(&part, Shape::from(region.shape), mesh.device(i))?.cast(x.dtype())
     });
     let parts = parts.collect::<Result<Vec<_>>>()?;
     let ty = TensorType {

@@ -17,10 +17,12 @@ mod bad_calls;
 mod host;
 mod moves;
 mod reductions;
+mod started;
 
 use anymesh_core::transport::{Part, Transport};
 use anymesh_core::{Error, F8E4M3, F8E5M2, Mesh, Result, Tensor, bf16, f16};
 use host::{Array, Sample};
+pub use started::Started;
 use std::sync::Arc;
 
 /// What a run showed.

@@ -258,7 +258,7 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     if plan.recv_bytes > 0 {
         let decision = Digest::default().sharding(x.sharding()).sharding(to);
-        fingerprint::fold("reshard", decision.0);
+        fingerprint::fold("reshard", ledger::caller(), decision.0);
         if let Some(watcher) = watcher() {
             watcher.reshard(x, x.sharding(), to, mesh)?;
         }

@@ -77,7 +77,8 @@ impl Groups {
         let bytes = self.lacked(mesh, flat, flat_sharding) * dtype.size() as u64;
         let sent = ledger::Sent::along("exchange", mesh, &axes, 1, bytes);
         let decision = Digest::default().sharding(x.sharding());
-        fingerprint::fold("reshape", decision.sharding(&sharding).0);
+        let caller = ledger::caller();
+        fingerprint::fold("reshape", caller, decision.sharding(&sharding).0);
         let types = || (x.type_string(), sharding.type_string(dtype, shape, mesh));
         let result = ledger::write(sent, types, || {
             let parts: Vec<Tensor> = if mesh.has_values() {

@@ -68,7 +68,7 @@ impl Way {
         }
         if best.recv_bytes > 0 {
             let decision = Digest::default().sharding(source.sharding());
-            fingerprint::fold("reshard", decision.sharding(sharding).0);
+            fingerprint::fold("reshard", ledger::caller(), decision.sharding(sharding).0);
             if let Some(watcher) = watcher().filter(|_| planned.is_none()) {
                 watcher.reshard(x, source.sharding(), sharding, mesh)?;
             }

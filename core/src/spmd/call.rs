@@ -310,7 +310,7 @@ impl<'a> Call<'a> {
             true => plan::decide(self, &held, caller)?,
             false => (cache::find(self, &held)?, Directions::default()),
         };
-        fingerprint::fold(self.op, solved.decision);
+        fingerprint::fold(self.op, caller, solved.decision);
         trace::note(|| self.decision(&solved, &held));
         if solved.solution.bytes > 0 {
             policy::check(self, &solved, &held, caller)?;

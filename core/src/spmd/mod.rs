@@ -19,8 +19,10 @@ pub mod solve;
 mod together;
 pub(crate) mod trace;
 
-pub use crate::fingerprint::Fingerprint;
+pub use crate::fingerprint::{Decided, Fingerprint};
 pub use crate::forms::{Held, with_held};
+#[cfg(not(target_family = "wasm"))]
+pub use crate::gathered::{GatheredEntry, GatheredLedger};
 pub use crate::ledger::{Entry, Ledger};
 pub(crate) use crate::tensor::plain;
 pub(crate) use call::{Call, Local};

@@ -61,8 +61,9 @@ struct State {
     served: u64,
     /// Those that the thread is to make.
     jobs: VecDeque<Job>,
-    /// Whether the thread is there.
-    works: bool,
+    /// The thread, if it is there.
+    #[cfg(not(target_family = "wasm"))]
+    thread: Option<std::thread::JoinHandle<()>>,
     /// Whether there will be no more calls.
     closed: bool,
     /// Why there is no going on.
@@ -250,12 +251,12 @@ impl Background {
     #[cfg(not(target_family = "wasm"))]
     fn works(&self) -> bool {
         let mut state = lock(&self.line.state);
-        if !state.works {
+        if state.thread.is_none() {
             let (line, inner) = (self.line.clone(), self.inner.clone());
             let thread = std::thread::Builder::new().name("communication".into());
-            state.works = thread.spawn(move || line.work(&*inner)).is_ok();
+            state.thread = thread.spawn(move || line.work(&*inner)).ok();
         }
-        state.works
+        state.thread.is_some()
     }
 
     #[cfg(target_family = "wasm")]
@@ -265,10 +266,19 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Calls that are posted know their mesh and so this transport: nothing is left to do here.
+    /// Calls that are posted know their mesh and so this transport: nothing is left to do. The thread
+    /// ends here, so that the inner transport, which may have a goodbye to say, is not left to it.
     fn drop(&mut self) {
-        lock(&self.line.state).closed = true;
+        let mut state = lock(&self.line.state);
+        state.closed = true;
+        #[cfg(not(target_family = "wasm"))]
+        let thread = state.thread.take();
+        drop(state);
         self.line.moved.notify_all();
+        #[cfg(not(target_family = "wasm"))]
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -282,6 +292,7 @@ impl Transport for Background {
     }
 
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
+        call.check(mesh)?;
         let answer = Arc::new(Answer::default());
         let works = self.works();
         let mut job = Job {

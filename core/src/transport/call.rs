@@ -1,6 +1,6 @@
 //! Calls that are started now and finished later.
 
-use super::{Message, Part, Transport};
+use super::{Message, Part, Transport, check};
 use crate::{Mesh, Reduction, Result, Tensor};
 use std::time::Duration;
 
@@ -45,6 +45,22 @@ impl Call {
             Call::AllReduce { .. } => "all_reduce",
             Call::AllGather { .. } => "all_gather",
             Call::ReduceScatter { .. } => "reduce_scatter",
+        }
+    }
+
+    /// Refuses a call that makes no sense: a transport does so before it starts one, while nothing
+    /// has been sent.
+    pub fn check(&self, mesh: &Mesh) -> Result<()> {
+        let name = self.name();
+        match self {
+            Call::Exchange { messages } => messages.iter().try_for_each(|m| m.check(mesh)),
+            Call::AllReduce { parts, .. } => check::check_parts(name, mesh, parts, &[], &[]),
+            Call::AllGather { parts, dim } => {
+                check::check_parts(name, mesh, parts, &[*dim], &[*dim])
+            }
+            Call::ReduceScatter { parts, dim, .. } => {
+                check::check_parts(name, mesh, parts, &[*dim], &[])
+            }
         }
     }
 

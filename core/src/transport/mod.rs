@@ -47,6 +47,8 @@ mod call;
 mod check;
 mod collectives;
 mod fault;
+#[cfg(not(target_family = "wasm"))]
+mod gather;
 mod host;
 mod in_process;
 mod no_values;
@@ -59,6 +61,8 @@ pub use call::{Arrived, Call, Pending};
 pub use check::{check_group, check_parts};
 pub use collectives::check_broadcast;
 pub use fault::{Counts, Fault, Faulty};
+#[cfg(not(target_family = "wasm"))]
+pub use gather::gather_bytes;
 pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;
@@ -191,7 +195,7 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     }
 
     /// Begins a call. It takes its place among the calls of this process here, and its errors are
-    /// returned by [`Pending::wait`]. Provided for transports that do nothing beside the program:
+    /// returned by [`Pending::wait`]. One that makes [no sense](Call::check) is refused at once. Provided for transports that do nothing beside the program:
     /// they make the call at once.
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
         Ok(Box::new(call::Made::run(self, mesh, call)))

@@ -1,7 +1,7 @@
 //! Ranks in threads.
 
-use super::{Message, Part, Transport, check_group};
-use crate::{DType, Error, Mesh, Result, Tensor};
+use super::{Incoming, Message, Outgoing, Part, Transport, check::fail, check_group};
+use crate::{DType, Device, Error, Mesh, Result, Tensor};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -37,11 +37,38 @@ pub struct Threads {
     limit: Duration,
 }
 
+/// What a message is on its way: bytes, as between processes. So a fault of the sender's device
+/// shows at the sender.
+#[derive(Debug)]
+struct Parcel {
+    part: Part,
+    bytes: Outgoing,
+}
+
+impl Parcel {
+    /// The tensor at the receiver, who knows its type.
+    fn open(&self, op: &'static str, expected: &Part, device: &Device) -> Result<Tensor> {
+        let Part {
+            rank, dtype, shape, ..
+        } = expected;
+        let mut tensor = Incoming::new(*dtype, shape.clone(), device)?;
+        let (bytes, room) = (self.bytes.as_ref(), tensor.bytes());
+        let fits = (self.part.dtype, &self.part.shape) == (*dtype, shape);
+        if !fits || bytes.len() != room.len() {
+            let (sent, to) = (self.part.dtype, &self.part.shape);
+            let detail = format!("it sent {sent}{to} where {dtype}{shape} was expected");
+            return Err(fail(op, &[*rank], detail));
+        }
+        room.copy_from_slice(bytes);
+        tensor.finish()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Post {
     /// Messages that have been sent and not yet received, by the ids of sender and receiver; a
     /// barrier sends empty ones.
-    boxes: HashMap<(usize, usize), VecDeque<Tensor>>,
+    boxes: HashMap<(usize, usize), VecDeque<Parcel>>,
     /// The first error that a rank had alone, with its id. Nothing is carried after it.
     failed: Option<(usize, Error)>,
 }
@@ -81,23 +108,26 @@ impl Threads {
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
-        let mut post = self.post.lock().unwrap_or_else(PoisonError::into_inner);
-        post.check(op, mesh)?;
         let ids = mesh.ids();
+        let mut parcels = vec![];
         for Message { part, to } in &messages {
             if let Some(t) = &part.data {
-                let ends = (ids[part.rank], ids[*to]);
-                post.boxes.entry(ends).or_default().push_back(t.clone());
+                let (part, bytes) = (part.clone(), Outgoing::new(t)?);
+                parcels.push(((ids[part.rank], ids[*to]), Parcel { part, bytes }));
             }
+        }
+        let mut post = self.post.lock().unwrap_or_else(PoisonError::into_inner);
+        post.check(op, mesh)?;
+        for (ends, parcel) in parcels {
+            post.boxes.entry(ends).or_default().push_back(parcel);
         }
         self.arrived.notify_all();
         let end = Instant::now() + self.limit;
-        let here = |rank: usize| mesh.addressable().any(|r| r == rank);
         let wanted: Vec<Option<(usize, usize)>> = messages
             .iter()
-            .map(|m| here(m.to).then_some((m.part.rank, m.to)))
+            .map(|m| mesh.position_of(m.to).and(Some((m.part.rank, m.to))))
             .collect();
-        let mut got: Vec<Option<Tensor>> = vec![None; wanted.len()];
+        let mut got: Vec<Option<Parcel>> = wanted.iter().map(|_| None).collect();
         loop {
             for (got, wanted) in got.iter_mut().zip(&wanted).filter(|(got, _)| got.is_none()) {
                 let ends = wanted.map(|(from, to)| (ids[from], ids[to]));
@@ -110,7 +140,14 @@ impl Threads {
                 .filter_map(|(_, w)| w.map(|(from, _)| from))
                 .collect();
             if missing.is_empty() {
-                return Ok(got);
+                drop(post);
+                let open = |(message, parcel): (&Message, Option<Parcel>)| {
+                    let (Some(at), Some(parcel)) = (mesh.position_of(message.to), parcel) else {
+                        return Ok(None);
+                    };
+                    parcel.open(op, &message.part, mesh.device(at)).map(Some)
+                };
+                return messages.iter().zip(got).map(open).collect();
             }
             post.check(op, mesh)?;
             let left = end.saturating_duration_since(Instant::now());

@@ -36,7 +36,11 @@ const NAP: Duration = Duration::from_micros(50);
 pub(super) struct Flight<'a> {
     wire: &'a Mpi,
     sends: ManuallyDrop<Vec<Send>>,
-    receives: ManuallyDrop<Vec<Receive>>,
+    memories: ManuallyDrop<Vec<Incoming>>,
+    /// Where they are: MPI writes to parts of one while we look at others, so they are not borrowed
+    /// again.
+    places: Vec<*mut [u8]>,
+    receives: Vec<Receive>,
     sent: ManuallyDrop<Vec<Vec<u8>>>,
     letters: ManuallyDrop<Vec<Letter>>,
     requests: Requests,
@@ -151,11 +155,22 @@ fn by_process(
 }
 
 impl<'a> Flight<'a> {
-    pub(super) fn new(wire: &'a Mpi, sends: Vec<Send>, receives: Vec<Receive>) -> Self {
+    pub(super) fn new(
+        wire: &'a Mpi,
+        sends: Vec<Send>,
+        memories: Vec<Incoming>,
+        receives: Vec<Receive>,
+    ) -> Self {
+        let mut memories = ManuallyDrop::new(memories);
+        let places = memories
+            .iter_mut()
+            .map(|memory| memory.bytes() as *mut [u8]);
         Self {
             wire,
             sends: ManuallyDrop::new(sends),
-            receives: ManuallyDrop::new(receives),
+            places: places.collect(),
+            memories,
+            receives,
             sent: ManuallyDrop::new(vec![]),
             letters: ManuallyDrop::new(vec![]),
             requests: Requests::default(),
@@ -175,8 +190,8 @@ impl<'a> Flight<'a> {
                 continue;
             }
             let about = |i: &usize| {
-                let receive = &mut self.receives[*i];
-                (receive.digest, receive.memory.bytes().len())
+                let receive = &self.receives[*i];
+                (receive.digest, receive.bytes.len())
             };
             let about: Vec<_> = messages.iter().map(about).collect();
             let expected = Outline::new(state.received[from], &about);
@@ -378,19 +393,28 @@ impl<'a> Flight<'a> {
             ..
         } = self.wire;
         for i in messages {
-            let memory = self.receives[*i].memory.bytes();
-            if memory.len() <= expected.packed {
-                let (mine, others) = packed.split_at(memory.len());
-                memory.copy_from_slice(mine);
+            let Receive { memory, bytes, .. } = &self.receives[*i];
+            let place = self.places[*memory];
+            assert!(bytes.start <= bytes.end && bytes.end <= place.len());
+            // SAFETY: it is a part of memory that belongs to this flight, as was just made sure.
+            let at = unsafe { place.cast::<u8>().add(bytes.start) };
+            if bytes.len() <= expected.packed {
+                let (mine, others) = packed.split_at(bytes.len());
                 packed = others;
+                // SAFETY: as many bytes as there is room for; nobody else has this part.
+                unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), at, mine.len()) };
                 continue;
             }
-            for piece in memory.chunks_mut(*piece) {
-                self.kinds.push(Kind::Tensor(*from, piece.len()));
+            for start in (0..bytes.len()).step_by(*piece) {
+                let len = (*piece).min(bytes.len() - start);
+                self.kinds.push(Kind::Tensor(*from, len));
                 // SAFETY: the memory belongs to this flight, which keeps it for ever unless it
-                // lands, and does not look at it again before.
-                unsafe { self.requests.receive(world, piece, ranks[*from], tag + 1) }
-                    .map_err(|e| broken(*from, e))?;
+                // lands, and does not look at it before.
+                unsafe {
+                    let piece = std::ptr::slice_from_raw_parts_mut(at.add(start), len);
+                    self.requests.receive(world, piece, ranks[*from], tag + 1)
+                }
+                .map_err(|e| broken(*from, e))?;
             }
         }
         Ok(())
@@ -413,8 +437,7 @@ impl<'a> Flight<'a> {
         drop(ManuallyDrop::into_inner(self.sends));
         drop(ManuallyDrop::into_inner(self.sent));
         drop(ManuallyDrop::into_inner(self.letters));
-        let receives = ManuallyDrop::into_inner(self.receives);
-        receives.into_iter().map(|receive| receive.memory).collect()
+        ManuallyDrop::into_inner(self.memories)
     }
 
     pub(super) fn abandon(mut self) {

@@ -85,6 +85,27 @@ enum Level {
     Multiple,
 }
 
+impl Level {
+    /// Whether this thread may call at all.
+    fn may_call(self) -> Result<(), Trouble> {
+        if self != Self::Funneled {
+            return Ok(());
+        }
+        let mut main: c_int = 0;
+        // SAFETY: any thread may ask this; the place is valid.
+        check("MPI_Is_thread_main", unsafe {
+            ffi::MPI_Is_thread_main(&mut main)
+        })?;
+        match main {
+            0 => Err(Trouble::Threads(
+                "it was initialised for calls of one thread only (MPI_THREAD_FUNNELED), and this is \
+                 another one",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 static WORLD: OnceLock<World> = OnceLock::new();
 
 /// Whether a call was given up half-way: MPI may then still use memory that was leaked to it, and
@@ -131,6 +152,7 @@ impl World {
         }
         let ours = initialise(until)?;
         let level = level()?;
+        level.may_call()?;
         let world = Self::duplicate(level, ours, until)?;
         if ours {
             atexit(at_exit);
@@ -199,20 +221,7 @@ impl World {
             Level::Serialized => Ok(Some(
                 self.calls.lock().unwrap_or_else(PoisonError::into_inner),
             )),
-            Level::Funneled => {
-                let mut main: c_int = 0;
-                // SAFETY: any thread may ask this; the place is valid.
-                check("MPI_Is_thread_main", unsafe {
-                    ffi::MPI_Is_thread_main(&mut main)
-                })?;
-                match main {
-                    0 => Err(Trouble::Threads(
-                        "it was initialised for calls of one thread only (MPI_THREAD_FUNNELED), and \
-                         this is another one",
-                    )),
-                    _ => Ok(None),
-                }
-            }
+            Level::Funneled => self.level.may_call().map(|()| None),
         }
     }
 

@@ -159,6 +159,7 @@ impl Wire for Mpi {
     fn transfer(
         &self,
         sends: Vec<Send>,
+        memories: Vec<Incoming>,
         receives: Vec<Receive>,
         wait: &dyn Wait,
     ) -> Result<Vec<Incoming>, Broken> {
@@ -168,7 +169,7 @@ impl Wire for Mpi {
         }
         // Unless the call comes to its end, also where it unwinds.
         state.dead = true;
-        let mut flight = Flight::new(self, sends, receives);
+        let mut flight = Flight::new(self, sends, memories, receives);
         let outcome = flight.start(&mut state).and_then(|()| flight.finish(wait));
         match outcome {
             Ok(()) => {

@@ -128,13 +128,39 @@ fn send(device: &Device, to: usize, digest: u64, bytes: &[u8]) -> Send {
     Send { to, bytes, digest }
 }
 
-fn receive(device: &Device, from: usize, digest: u64, len: usize) -> Receive {
-    let memory = Incoming::new(DType::U8, Shape::from([len]), device).expect("memory");
-    Receive {
-        from,
-        memory,
-        digest,
-    }
+/// From whom, digest and size.
+type Wanted = (usize, u64, usize);
+
+/// Receives into parts of one memory, one behind the other; what is in each.
+fn transfer(
+    wire: &Mpi,
+    device: &Device,
+    sends: Vec<Send>,
+    wanted: &[Wanted],
+    wait: &For,
+) -> Result<Vec<Vec<u8>>, Broken> {
+    let mut end = 0;
+    let receives: Vec<Receive> = wanted
+        .iter()
+        .map(|(from, digest, len)| {
+            let bytes = end..end + len;
+            end = bytes.end;
+            Receive {
+                from: *from,
+                memory: 0,
+                bytes,
+                digest: *digest,
+            }
+        })
+        .collect();
+    let windows: Vec<_> = receives.iter().map(|r| r.bytes.clone()).collect();
+    let memory = Incoming::new(DType::U8, Shape::from([end]), device).expect("memory");
+    let mut filled = wire.transfer(sends, vec![memory], receives, wait)?;
+    let bytes = filled[0].bytes();
+    Ok(windows
+        .into_iter()
+        .map(|window| bytes[window].to_vec())
+        .collect())
 }
 
 #[test]
@@ -176,11 +202,8 @@ fn a_process() {
             let bytes: Vec<u8> = (0..len).map(|i| byte(me, 1 - me, 0, i)).collect();
             let sends = vec![send(&device, 1 - me, 1, &bytes)];
             drop(bytes);
-            let receives = vec![receive(&device, 1 - me, 1, len)];
-            let mut got = wire
-                .transfer(sends, receives, &seconds(100.0))
-                .expect("all");
-            let got = got[0].bytes();
+            let got = transfer(&wire, &device, sends, &[(1 - me, 1, len)], &seconds(100.0));
+            let got = &got.expect("all")[0];
             assert_eq!(got.len(), len);
             assert!((0..len).all(|i| got[i] == byte(1 - me, me, 0, i)));
         }
@@ -210,8 +233,7 @@ fn a_process() {
         "stopped" => {
             let wait = seconds(50.0);
             wait.1.store(true, Ordering::Relaxed);
-            let receives = vec![receive(&device, 1 - me, 1, 10)];
-            let outcome = wire.transfer(vec![], receives, &wait);
+            let outcome = transfer(&wire, &device, vec![], &[(1 - me, 1, 10)], &wait);
             assert!(matches!(outcome, Err(Broken::Stopped)), "{outcome:?}");
             println!("{FINE}");
             std::process::exit(0);
@@ -223,7 +245,7 @@ fn a_process() {
         }
     }
     assert_eq!(world.leave(seconds(60.0).0), Ok(()));
-    let outcome = wire.transfer(vec![], vec![], &seconds(1.0));
+    let outcome = wire.transfer(vec![], vec![], vec![], &seconds(1.0));
     assert!(matches!(outcome, Err(Broken::Stopped)), "{outcome:?}");
     println!("{FINE}");
 }
@@ -240,19 +262,13 @@ fn everything(wire: &Mpi, me: usize, device: &Device, sizes: &[usize]) {
                     .map(|i| byte(me, other, salt, i))
                     .collect();
                 sends.push(send(device, other, 9 + salt as u64, &bytes));
-                receives.push(receive(
-                    device,
-                    other,
-                    9 + salt as u64,
-                    len + other * (len % 7),
-                ));
+                receives.push((other, 9 + salt as u64, len + other * (len % 7)));
             }
         }
-        let got = wire.transfer(sends, receives, &seconds(60.0)).expect("all");
+        let got = transfer(wire, device, sends, &receives, &seconds(60.0)).expect("all");
         assert_eq!(got.len(), processes * sizes.len());
-        for (k, mut memory) in got.into_iter().enumerate() {
+        for (k, got) in got.into_iter().enumerate() {
             let (other, salt) = (k / sizes.len(), k % sizes.len());
-            let got = memory.bytes();
             assert_eq!(got.len(), sizes[salt] + other * (sizes[salt] % 7));
             for (i, got) in got.iter().enumerate() {
                 assert_eq!(*got, byte(other, me, salt, i), "{other} {salt} {i}");
@@ -265,24 +281,19 @@ fn everything(wire: &Mpi, me: usize, device: &Device, sizes: &[usize]) {
 
 /// Process 1 is not there.
 fn late(wire: &Mpi, me: usize, device: &Device) {
-    let (sends, receives) = [0, 1, 2]
+    let (sends, receives): (Vec<Send>, Vec<Wanted>) = [0, 1, 2]
         .into_iter()
         .filter(|other| *other != me)
-        .map(|other| {
-            (
-                send(device, other, 5, &[7; 100_000]),
-                receive(device, other, 5, 100_000),
-            )
-        })
+        .map(|other| (send(device, other, 5, &[7; 100_000]), (other, 5, 100_000)))
         .unzip();
     let begin = Instant::now();
-    let outcome = wire.transfer(sends, receives, &seconds(1.0));
+    let outcome = transfer(wire, device, sends, &receives, &seconds(1.0));
     assert!(
         matches!(&outcome, Err(Broken::Late(who)) if who == &[1]),
         "{outcome:?}"
     );
     assert!(begin.elapsed() >= Duration::from_secs(1));
-    let outcome = wire.transfer(vec![], vec![], &seconds(50.0));
+    let outcome = wire.transfer(vec![], vec![], vec![], &seconds(50.0));
     assert!(matches!(outcome, Err(Broken::Stopped)), "{outcome:?}");
 }
 
@@ -302,17 +313,16 @@ fn differs(wire: &Mpi, me: usize, device: &Device, what: &str) {
         _ => panic!("no scenario {what}"),
     };
     if me == 0 {
-        let receives = expected
-            .iter()
-            .map(|(digest, len)| receive(device, 1, *digest, *len));
-        let outcome = wire.transfer(vec![], receives.collect(), &seconds(30.0));
+        let wanted = expected.iter().map(|(digest, len)| (1, *digest, *len));
+        let wanted: Vec<Wanted> = wanted.collect();
+        let outcome = transfer(wire, device, vec![], &wanted, &seconds(30.0));
         assert!(matches!(outcome, Err(Broken::Differs(1))), "{outcome:?}");
     } else {
         let sends = sent
             .iter()
             .map(|(digest, len)| send(device, 0, *digest, &vec![1; *len]));
         // Nobody takes what is large; the rest has left.
-        let outcome = wire.transfer(sends.collect(), vec![], &seconds(1.0));
+        let outcome = wire.transfer(sends.collect(), vec![], vec![], &seconds(1.0));
         assert!(
             matches!(outcome, Ok(_) | Err(Broken::Late(_))),
             "{outcome:?}"
@@ -344,7 +354,7 @@ fn levels(level: &str, device: &Device) {
         let wire = Mpi::new(world, &[0, 1], 0).expect("a wire");
         everything(&wire, world.rank(), device, &[10, 10_000]);
         let elsewhere = std::thread::scope(|scope| {
-            let other = || wire.transfer(vec![], vec![], &seconds(1.0)).is_ok();
+            let other = || wire.transfer(vec![], vec![], vec![], &seconds(1.0)).is_ok();
             scope.spawn(other).join().expect("no panic")
         });
         assert_eq!(elsewhere, level != "funneled");
