@@ -276,6 +276,9 @@ impl World {
                     let seconds = within.as_secs_f64();
                     let control = Control::begin(stream, &self.guest.card, grace, seconds)?;
                     self.door.complete(Purpose::Control, epoch);
+                    if own {
+                        self.not_alone(&control, &left, &hello)?;
+                    }
                     return Ok(World {
                         control: Arc::new(control),
                         door: self.door.clone(),
@@ -283,6 +286,8 @@ impl World {
                         epoch,
                     });
                 }
+                // The others go on without this process, which must not go on beside them.
+                Err(Closed::Refused(reason)) => return Err(left_out(reason)),
                 Err(reason) => {
                     reasons.push_str(&format!("\n  {}: {reason}", cards[*candidate]));
                 }
@@ -293,5 +298,28 @@ impl World {
             detail: format!("no process could be met again:{reasons}"),
             ranks: lost.to_vec(),
         })
+    }
+
+    /// Fails where some of those who are left, but did not come, have met elsewhere: this process was
+    /// stopped for a while, and there must not be two clusters.
+    fn not_alone(&self, met: &Control, left: &[usize], hello: &Hello) -> Result<()> {
+        let came = |card: &Card| met.cards.iter().any(|c| c.process == card.process);
+        for card in left.iter().map(|p| &self.control.cards[*p]) {
+            let short = Patience::until(Instant::now() + Duration::from_millis(300));
+            if !came(card)
+                && let Err(Closed::Refused(reason)) = knock(card.listens, hello, &short)
+            {
+                return Err(left_out(reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn left_out(reason: String) -> Error {
+    Error::Transport {
+        op: "rebuild",
+        detail: format!("the others have met without this process: {reason}"),
+        ranks: vec![],
     }
 }
