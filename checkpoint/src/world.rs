@@ -70,9 +70,11 @@ impl World {
     /// Succeeds where every process has succeeded so far. One that has not gets its own error back,
     /// the others get one that names it. Every process calls this, whatever happened to it.
     pub(crate) fn agree<T>(&self, mine: Result<T>) -> Result<T> {
-        let told = self.gather(&[u8::from(mine.is_err())]);
+        // Where the others are gone that is the cause, and an error here may be a consequence: who
+        // leads removes what was written.
+        let told = self.gather(&[u8::from(mine.is_err())])?;
         let mine = mine?;
-        let ranks: Vec<usize> = told?
+        let ranks: Vec<usize> = told
             .into_iter()
             .filter(|(_, bytes)| bytes.as_slice() != [0])
             .map(|(rank, _)| rank)

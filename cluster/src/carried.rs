@@ -156,9 +156,10 @@ impl Engine {
         })
     }
 
+    /// `how` is what else both ends must mean alike, such as the reduction.
     fn exchange(
         &self,
-        (op, how): What,
+        (op, how): (&'static str, u64),
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -186,7 +187,7 @@ impl Engine {
                         from,
                         memory: memories.len(),
                         bytes: 0..memory.bytes().len(),
-                        digest: digest((op, how), mesh, part, *to),
+                        digest: digest(op, how, mesh, part, *to),
                     });
                     memories.push(memory);
                     slots.push(i);
@@ -195,7 +196,7 @@ impl Engine {
                     sends.push(Send {
                         to: to_process,
                         bytes: Outgoing::new(data)?,
-                        digest: digest((op, how), mesh, part, *to),
+                        digest: digest(op, how, mesh, part, *to),
                     });
                 }
                 _ => {}
@@ -251,10 +252,6 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A program that unwinds does not end as it should.
-        if std::thread::panicking() {
-            self.control.failed("the program panicked");
-        }
         let wait = Waiting {
             until: Instant::now() + self.deadline.min(Duration::from_secs(10)),
             control: &self.control,
@@ -266,7 +263,7 @@ impl Drop for Engine {
 }
 
 /// What a message is, so that both ends notice when they mean different ones.
-pub(crate) fn digest((op, how): What, mesh: &Mesh, part: &Part, to: usize) -> u64 {
+pub(crate) fn digest(op: &'static str, how: u64, mesh: &Mesh, part: &Part, to: usize) -> u64 {
     let ids = mesh.ids();
     let start = Digest::default()
         .text(op)
@@ -334,10 +331,7 @@ pub(crate) struct Carried(pub(crate) Arc<Engine>);
 
 /// The provided collectives over [`Engine::exchange`], under the name of the one that was called.
 #[derive(Debug)]
-struct Named<'a>(&'a Engine, What);
-
-/// The name of a call, and what else both ends must mean alike, such as the reduction.
-pub(crate) type What = (&'static str, u64);
+struct Named<'a>(&'a Engine, (&'static str, u64));
 
 impl Carried {
     /// Under the name of an op, with what tells it from others of that name.
@@ -379,9 +373,9 @@ impl Transport for InPlace<'_> {
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        let Named(engine, what) = self.0;
+        let Named(engine, op) = &self.0;
         match gather::whole(engine, mesh, parts, dim) {
-            Some(whole) => gather::gather(engine, what, mesh, parts, whole),
+            Some(whole) => gather::gather(engine, *op, mesh, parts, whole),
             None => self.0.all_gather(mesh, parts, dim),
         }
     }

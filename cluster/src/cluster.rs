@@ -61,6 +61,17 @@ struct Inner {
     start: Start,
 }
 
+/// A program that unwinds does not end as it should.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(many) = &self.many
+        {
+            many.world.control.failed("the program panicked");
+        }
+    }
+}
+
 struct Many {
     world: World,
     /// Shared by all meshes: the calls of a process have one order.
@@ -296,8 +307,17 @@ impl Cluster {
             Some(Verdict::Missing { processes, .. }) => processes,
             Some(Verdict::Failed { .. } | Verdict::Diverged { .. }) | None => vec![],
         };
-        let world = many.world.meet_again(&lost, within)?;
-        let many = Many::new(world, &self.inner.start, &self.inner.devices)?;
+        let mut tries = self.size();
+        let many = loop {
+            let world = many.world.meet_again(&lost, within);
+            tries -= 1;
+            match world.and_then(|world| Many::new(world, &self.inner.start, &self.inner.devices)) {
+                Ok(many) => break many,
+                // One more died meanwhile.
+                Err(Error::Lost { .. }) if tries > 0 => {}
+                Err(e) => return Err(e),
+            }
+        };
         Ok(Self {
             inner: Arc::new(Inner {
                 devices: self.inner.devices.clone(),

@@ -409,6 +409,10 @@ pub(crate) fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpSt
             .clamp(Duration::from_millis(1), Duration::from_secs(1));
         let failed = match TcpStream::connect_timeout(&address, most) {
             Ok(stream) => match in_turns(&stream) {
+                // Where nobody listens, the system may give this end the very port that it calls.
+                Ok(()) if stream.local_addr().ok() == Some(address) => {
+                    ErrorKind::ConnectionRefused.into()
+                }
                 Ok(()) => return Ok(stream),
                 Err(e) => e,
             },

@@ -2,7 +2,7 @@
 //! copy everything once more, which costs as much as a part of the way between processes.
 
 use crate::{
-    carried::{Engine, What, describe, digest},
+    carried::{Engine, describe, digest},
     wire::{Receive, Send},
 };
 use anymesh_core::{
@@ -36,7 +36,7 @@ pub(crate) fn whole(engine: &Engine, mesh: &Mesh, parts: &[Part], dim: usize) ->
 /// The parts joined, for the member of this process.
 pub(crate) fn gather(
     engine: &Engine,
-    what: What,
+    (op, how): (&'static str, u64),
     mesh: &Mesh,
     parts: &[Part],
     whole: Shape,
@@ -73,17 +73,17 @@ pub(crate) fn gather(
         sends.push(Send {
             to: process,
             bytes: Outgoing::new(data)?,
-            digest: digest(what, mesh, mine, part.rank),
+            digest: digest(op, how, mesh, mine, part.rank),
         });
         receives.push(Receive {
             from: process,
             memory: 0,
             bytes,
-            digest: digest(what, mesh, part, mine.rank),
+            digest: digest(op, how, mesh, part, mine.rank),
         });
     }
     let detail = || describe(&messages);
-    let filled = engine.transfer(what.0, mesh, sends, vec![memory], receives, detail)?;
+    let filled = engine.transfer(op, mesh, sends, vec![memory], receives, detail)?;
     if let Some(memory) = filled.into_iter().next() {
         out[own] = Some(memory.finish()?);
     }

@@ -21,6 +21,9 @@ mod cluster;
 mod control;
 mod door;
 mod frame;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod meet;
 mod meeting;

@@ -7,11 +7,15 @@ use crate::{
 };
 use anymesh_core::{Error, Result};
 use std::{
+    io::ErrorKind,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
+
+#[cfg(test)]
+mod tests;
 
 /// Who meets, where, and how long they wait for each other.
 #[derive(Clone, Debug)]
@@ -74,17 +78,24 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     first.copied().ok_or_else(|| unknown("it has none".into()))
 }
 
-/// Listens at an address of this machine and at no other.
+/// Listens at an address of this machine and at no other. A run that was there before may take a
+/// moment to end.
 pub(crate) fn listen_at(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).map_err(|e| {
-        Error::argument(
-            "init",
-            "MASTER_PORT",
-            format!(
-                "process 0 cannot listen at {address}: {e}; MASTER_ADDR must be an address of its machine and MASTER_PORT one that is free"
-            ),
-        )
-    })
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) => {
+                let detail = format!(
+                    "process 0 cannot listen at {address}: {e}; MASTER_ADDR must be an address of its machine and MASTER_PORT one that is free"
+                );
+                return Err(Error::argument("init", "MASTER_PORT", detail));
+            }
+        }
+    }
 }
 
 /// What this process says of itself.
@@ -265,6 +276,9 @@ impl World {
                     let seconds = within.as_secs_f64();
                     let control = Control::begin(stream, &self.guest.card, grace, seconds)?;
                     self.door.complete(Purpose::Control, epoch);
+                    if own {
+                        self.not_alone(&control, &left, &hello)?;
+                    }
                     return Ok(World {
                         control: Arc::new(control),
                         door: self.door.clone(),
@@ -272,6 +286,8 @@ impl World {
                         epoch,
                     });
                 }
+                // The others go on without this process, which must not go on beside them.
+                Err(Closed::Refused(reason)) => return Err(left_out(reason)),
                 Err(reason) => {
                     reasons.push_str(&format!("\n  {}: {reason}", cards[*candidate]));
                 }
@@ -282,5 +298,28 @@ impl World {
             detail: format!("no process could be met again:{reasons}"),
             ranks: lost.to_vec(),
         })
+    }
+
+    /// Fails where some of those who are left, but did not come, have met elsewhere: this process was
+    /// stopped for a while, and there must not be two clusters.
+    fn not_alone(&self, met: &Control, left: &[usize], hello: &Hello) -> Result<()> {
+        let came = |card: &Card| met.cards.iter().any(|c| c.process == card.process);
+        for card in left.iter().map(|p| &self.control.cards[*p]) {
+            let short = Patience::until(Instant::now() + Duration::from_millis(300));
+            if !came(card)
+                && let Err(Closed::Refused(reason)) = knock(card.listens, hello, &short)
+            {
+                return Err(left_out(reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn left_out(reason: String) -> Error {
+    Error::Transport {
+        op: "rebuild",
+        detail: format!("the others have met without this process: {reason}"),
+        ranks: vec![],
     }
 }

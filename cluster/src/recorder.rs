@@ -1,5 +1,6 @@
 //! The flight recorder: the last calls of a process, for the day on which one does not return.
 
+use anymesh_core::spmd::{Decided as Decision, Fingerprint};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, VecDeque},
@@ -147,7 +148,10 @@ impl Recorder {
         let mut ring = self.ring();
         let n = ring.next;
         ring.next += 1;
-        ring.decisions = decisions;
+        // Calls that go on beside the program are made by a thread that decides nothing.
+        if !decisions.is_empty() {
+            ring.decisions = decisions;
+        }
         let in_group = match begun.together {
             true => count(&mut ring.in_groups, begun.group.clone()) + 1,
             false => 0,
@@ -247,7 +251,13 @@ pub(crate) fn hex(digest: u64) -> String {
 
 /// The last decisions of this thread.
 fn decisions() -> Vec<Decided> {
-    vec![]
+    let decided = |d: Decision| Decided {
+        n: d.number,
+        op: d.op.into(),
+        caller: d.caller.to_string(),
+        hash: hex(d.hash),
+    };
+    Fingerprint::recent().into_iter().map(decided).collect()
 }
 
 /// A hash that is the same on every machine, of what makes a call.

@@ -75,9 +75,8 @@ pub(crate) fn gather(
     enough: bool,
 ) -> Result<(), String> {
     let mut came: HashMap<usize, (Card, TcpStream)> = HashMap::new();
-    let mut expected = expected.to_vec();
+    let (mut expected, mut died) = (expected.to_vec(), None);
     while came.len() < expected.len() {
-        // One that joined and died while the others are still coming ends the wait for it.
         let dead = || came.values().any(|(_, stream)| is_closed(stream));
         let patience = Patience {
             until: Some(until),
@@ -94,15 +93,17 @@ pub(crate) fn gather(
                 let Some((process, (card, _))) = gone.and_then(|p| came.remove_entry(&p)) else {
                     continue;
                 };
-                // It will not come again: its launcher would have to start it.
+                // It will not come again: its launcher would have to start it. The others are waited
+                // for in any case, so that all are told.
                 expected.retain(|p| *p != process);
-                if !enough {
-                    let detail = format!("{card} died while the others were coming");
-                    tell_all(&came, &ToMember::Verdict(Verdict::Died { process, detail }));
-                    return Ok(());
-                }
+                let detail = format!("{card} died while the others were coming");
+                died.get_or_insert(Verdict::Died { process, detail });
             }
         }
+    }
+    if let Some(verdict) = died.filter(|_| !enough) {
+        tell_all(&came, &ToMember::Verdict(verdict));
+        return Ok(());
     }
     let missing: Vec<usize> = expected
         .iter()
@@ -140,8 +141,12 @@ fn join(
     }
 }
 
+/// As [`Hub::tell`], the process that has the hub last.
 fn tell_all(came: &HashMap<usize, (Card, TcpStream)>, message: &ToMember) {
-    for (_, stream) in came.values() {
+    let mut order: Vec<&usize> = came.keys().collect();
+    order.sort_unstable_by(|a, b| b.cmp(a));
+    for process in order {
+        let (_, stream) = &came[process];
         let _ = write_frame(stream, message, &Patience::until(Instant::now() + WRITE));
     }
 }
@@ -320,12 +325,11 @@ impl Hub {
         }
     }
 
+    /// Tells everybody, the process that has the hub last: it may end as soon as it knows, and the
+    /// others would never hear of it.
     fn tell(&self, state: &mut State, message: &ToMember) {
-        for member in state
-            .members
-            .iter()
-            .filter(|m| m.standing != Standing::Dead)
-        {
+        let there = |m: &&Member| m.standing != Standing::Dead;
+        for member in state.members.iter().rev().filter(there) {
             send(member, message);
         }
     }

@@ -4,9 +4,11 @@
 mod alarm;
 pub(crate) mod hub;
 mod judge;
-mod message;
+pub(crate) mod message;
 
 pub(crate) use alarm::Alarm;
+#[cfg(any(test, fuzzing))]
+pub(crate) use judge::{Witness, judge};
 pub(crate) use message::{Trouble, Verdict};
 
 use crate::{

@@ -182,6 +182,10 @@ fn not_connected(world: &World, seconds: f64, process: usize, closed: Closed) ->
         Closed::Late(_) => Broken::Late(vec![process]),
         Closed::Gone(detail) => Broken::Gone(process, detail),
         Closed::Stopped => Broken::Stopped,
+        // One that leaves refuses too: then the word of the hub is the better one.
+        Closed::Refused(_) if control.alarm.wait(Duration::from_millis(200)).is_some() => {
+            Broken::Stopped
+        }
         Closed::Refused(detail) => {
             let error = Error::Transport {
                 op: "init",

@@ -75,7 +75,10 @@ impl Fault {
             "stop" => drop(raise(consts::SIGSTOP)),
             "delay" => thread::sleep(Duration::from_secs(7)),
             "exit" => std::process::exit(0),
-            "panic" => panic!("a panic that the test wants"),
+            "panic" => {
+                std::panic::set_hook(Box::new(|_| ()));
+                panic!("a panic that the test wants")
+            }
             // Somewhere inside of the call.
             "during" => drop(thread::spawn(|| {
                 let micros = std::process::id() % 400;
@@ -94,12 +97,16 @@ struct Deadly {
 }
 
 impl Deadly {
-    fn count(&self) -> Result<()> {
+    fn count(&self, mesh: &Mesh) -> Result<()> {
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         if self.fault.at == Some(call) {
             self.fault.strike();
             if self.fault.how == "error" {
-                return Err(Error::argument("test", "fault", "an error of one process"));
+                // As ops do with an error that others cannot have.
+                let error = Error::argument("test", "fault", "an error of one process");
+                let rank = mesh.addressable().next().unwrap_or(0);
+                self.inner.report(mesh.ids()[rank], &error);
+                return Err(error);
             }
         }
         Ok(())
@@ -126,27 +133,27 @@ impl Transport for Deadly {
     }
 
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.start(mesh, call)
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.exchange(mesh, messages)
     }
 
     fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.barrier(mesh, group)
     }
 
     fn all_reduce(&self, mesh: &Mesh, parts: &[Part], reduction: Reduction) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.all_reduce(mesh, parts, reduction)
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.all_gather(mesh, parts, dim)
     }
 
@@ -157,17 +164,17 @@ impl Transport for Deadly {
         reduction: Reduction,
         dim: usize,
     ) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.reduce_scatter(mesh, parts, reduction, dim)
     }
 
     fn broadcast(&self, mesh: &Mesh, root: &Part, group: &[usize]) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.broadcast(mesh, root, group)
     }
 
     fn all_to_all(&self, mesh: &Mesh, parts: &[Part], cut: usize, join: usize) -> Answer {
-        self.count()?;
+        self.count(mesh)?;
         self.inner.all_to_all(mesh, parts, cut, join)
     }
 }

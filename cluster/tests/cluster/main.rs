@@ -28,12 +28,12 @@ fn main() {
     let trials = trials
         .into_iter()
         .chain(mpi::trials())
-        .chain(sweep::trials())
-        .chain(training::trials())
         .chain(faults::trials())
         .chain(divergence::trials())
         .chain(rebuild::trials())
         .chain(peers::trials())
+        .chain(sweep::trials())
+        .chain(training::trials())
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

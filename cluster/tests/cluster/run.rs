@@ -5,7 +5,10 @@ use std::{
     io::Read,
     net::TcpListener,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -31,11 +34,16 @@ pub(crate) struct Ended {
     pub(crate) output: String,
 }
 
-/// A port that is free now.
+/// A port that is free now, outside of those that the system gives to others.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .and_then(|l| l.local_addr())
-        .map_or(29500, |a| a.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let turn = std::process::id().wrapping_mul(641) + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 12_000 + (turn % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Starts `n` processes with a role.
@@ -66,6 +74,7 @@ pub(crate) fn start_one(
         .env("MASTER_PORT", port.to_string())
         .env("ANYMESH_TOKEN", TOKEN)
         .env("ANYMESH_TIMEOUT", "30")
+        .env("RUST_BACKTRACE", "0")
         .envs(variables.iter().map(|(name, value)| (name, value)));
     Process::new(command)
 }

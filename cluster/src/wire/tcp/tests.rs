@@ -56,31 +56,25 @@ fn send(to: usize, bytes: Vec<u8>) -> Send {
     }
 }
 
-/// What comes, with the memory for it: from whom and how many bytes.
-fn receives(from: &[(usize, usize)]) -> (Vec<Incoming>, Vec<Receive>) {
+/// Messages of these lengths from a process.
+fn receive(
+    tcp: &Tcp,
+    sends: Vec<Send>,
+    from: usize,
+    lengths: &[usize],
+    wait: &For,
+) -> std::result::Result<Vec<Vec<u8>>, Broken> {
     let device = anymesh_backend_cpu::device();
-    let memory = |len: usize| Incoming::new(DType::U8, [len].into(), &device).unwrap();
-    let receive = |(memory, (from, len)): (usize, &(usize, usize))| Receive {
-        from: *from,
+    let memory = |len: &usize| Incoming::new(DType::U8, [*len].into(), &device).unwrap();
+    let receive = |(memory, len): (usize, &usize)| Receive {
+        from,
         memory,
         bytes: 0..*len,
         digest: 7,
     };
-    (
-        from.iter().map(|(_, len)| memory(*len)).collect(),
-        from.iter().enumerate().map(receive).collect(),
-    )
-}
-
-/// Sends and receives.
-fn transfer(
-    tcp: &Tcp,
-    sends: Vec<Send>,
-    from: &[(usize, usize)],
-    wait: &For,
-) -> std::result::Result<Vec<Incoming>, Broken> {
-    let (memories, receives) = receives(from);
-    tcp.transfer(sends, memories, receives, wait)
+    let receives = lengths.iter().enumerate().map(receive).collect();
+    let filled = tcp.transfer(sends, lengths.iter().map(memory).collect(), receives, wait)?;
+    Ok(filled.into_iter().map(bytes).collect())
 }
 
 fn bytes(incoming: Incoming) -> Vec<u8> {
@@ -95,11 +89,11 @@ fn both_may_send_far_more_than_sockets_hold_before_either_reads() {
     let many = |tcp: &Tcp, to: usize| {
         for i in 0..1000u32 {
             let message = send(to, vec![i as u8; SMALL]);
-            transfer(tcp, vec![message], &[], &For::millis(60_000)).unwrap();
+            receive(tcp, vec![message], to, &[], &For::millis(60_000)).unwrap();
         }
         for i in 0..1000u32 {
-            let got = transfer(tcp, vec![], &[(to, SMALL)], &For::millis(60_000));
-            assert_eq!(bytes(got.unwrap().remove(0)), vec![i as u8; SMALL]);
+            let got = receive(tcp, vec![], to, &[SMALL], &For::millis(60_000));
+            assert_eq!(got.unwrap(), [vec![i as u8; SMALL]]);
         }
     };
     thread::scope(|scope| {
@@ -117,16 +111,9 @@ fn large_messages_go_both_ways_at_once() {
             send(peer, vec![peer as u8; 20 << 20]),
             send(peer, vec![9; 5]),
         ];
-        let from = [(peer, 20 << 20), (peer, 5)];
-        let got = transfer(tcp, sends, &from, &For::millis(60_000)).unwrap();
-        let mut got = got.into_iter().map(bytes);
-        assert!(
-            got.next()
-                .unwrap()
-                .iter()
-                .all(|b| usize::from(*b) == 1 - peer)
-        );
-        assert_eq!(got.next().unwrap(), [9; 5]);
+        let got = receive(tcp, sends, peer, &[20 << 20, 5], &For::millis(60_000)).unwrap();
+        assert!(got[0].iter().all(|b| usize::from(*b) == 1 - peer));
+        assert_eq!(got[1], [9; 5]);
     };
     thread::scope(|scope| {
         scope.spawn(|| both(&zero, 1));
@@ -149,7 +136,7 @@ fn what_is_not_expected_differs() {
         let (a, mut b) = streams();
         let tcp = zero(a);
         b.write_all(&bytes).unwrap();
-        let got = transfer(&tcp, vec![], &[(1, 4)], &For::millis(60_000));
+        let got = receive(&tcp, vec![], 1, &[4], &For::millis(60_000));
         assert!(matches!(got, Err(Broken::Differs(1))), "{got:?}");
     }
 }
@@ -163,12 +150,12 @@ fn an_end_at_any_byte_is_gone_and_silence_is_late() {
         let tcp = zero(a);
         b.write_all(&whole[..end]).unwrap();
         if end % 7 == 0 {
-            let got = transfer(&tcp, vec![], &[(1, 4)], &For::millis(60));
+            let got = receive(&tcp, vec![], 1, &[4], &For::millis(60));
             assert!(matches!(&got, Err(Broken::Late(p)) if *p == [1]), "{got:?}");
             continue;
         }
         drop(b);
-        let got = transfer(&tcp, vec![], &[(1, 4)], &For::millis(60_000));
+        let got = receive(&tcp, vec![], 1, &[4], &For::millis(60_000));
         assert!(matches!(got, Err(Broken::Gone(1, _))), "{end}: {got:?}");
     }
 }
@@ -179,12 +166,12 @@ fn what_came_before_the_end_is_still_read_also_after_an_alarm() {
     let tcp = zero(a);
     let other = one(b);
     let sends = vec![send(0, vec![5; 100])];
-    transfer(&other, sends, &[], &For::millis(60_000)).unwrap();
+    receive(&other, sends, 0, &[], &For::millis(60_000)).unwrap();
     drop(other);
     let wait = For::millis(60_000);
     wait.1.store(true, Ordering::Relaxed);
-    let got = transfer(&tcp, vec![], &[(1, 100)], &wait).unwrap();
-    assert_eq!(bytes(got.into_iter().next().unwrap()), [5; 100]);
+    let got = receive(&tcp, vec![], 1, &[100], &wait).unwrap();
+    assert_eq!(got, [[5; 100]]);
 }
 
 #[test]
@@ -192,7 +179,7 @@ fn one_that_takes_nothing_keeps_neither_a_send_nor_the_end() {
     let (a, b) = streams();
     let tcp = zero(a);
     let sends = vec![send(1, vec![0; AHEAD + (32 << 20)])];
-    let got = transfer(&tcp, sends, &[], &For::millis(200));
+    let got = receive(&tcp, sends, 1, &[], &For::millis(200));
     assert!(matches!(&got, Err(Broken::Late(p)) if *p == [1]), "{got:?}");
     tcp.flush(&For::millis(100));
     drop(tcp);
@@ -205,7 +192,7 @@ fn an_alarm_ends_a_wait() {
     let tcp = zero(a);
     let wait = For::millis(600_000);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| transfer(&tcp, vec![], &[(1, 4)], &wait));
+        let waiting = scope.spawn(|| receive(&tcp, vec![], 1, &[4], &wait));
         wait.1.store(true, Ordering::Relaxed);
         let ended = waiting.join().unwrap();
         assert!(matches!(ended, Err(Broken::Stopped)), "{ended:?}");
