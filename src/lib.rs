@@ -18,10 +18,11 @@
 //! | [`indexing`] | NumPy's indexing with [`i!`] |
 //! | [`map`] | elementwise programs as data, for own fused kernels |
 //! | [`transport`] | what moves data between ranks |
+//! | [`init`], [`cluster`] | the processes of a launcher as one machine to put meshes on |
 //! | [`checkpoint`] | any mesh in, any mesh out; Hugging Face, torch, safetensors |
 //! | [`backend`], [`backends`] | what a device is made of, and the ones in this build |
 //!
-//! # Five short programs
+//! # Six short programs
 //!
 //! **Tensors.** Views are free, numbers broadcast, a tensor prints itself:
 //!
@@ -81,6 +82,21 @@
 //! # Ok(()) }
 //! ```
 //!
+//! **A cluster.** The same program in the processes that torchrun, mpirun, srun or `anymesh launch`
+//! started, and with simulated ranks where nobody did:
+//!
+//! ```
+//! use anymesh::prelude::*;
+//! let cluster = anymesh::init()?;
+//! let mesh = Mesh::new("dp=2, tp=2", &cluster)?;
+//! let x = Tensor::ones([8, 8], DType::F32, (&mesh, "[@dp, @tp]"))?;
+//! let sum = x.sum(&[], false)?.item()?;
+//! if cluster.is_first() {
+//!     println!("{}{sum}", cluster.placement(&mesh));
+//! }
+//! # Ok::<(), anymesh::Error>(())
+//! ```
+//!
 //! **A plan.** What a layout costs, at a size that no machine here holds:
 //!
 //! ```
@@ -109,11 +125,16 @@
 #![forbid(unsafe_code)]
 
 mod devices;
+mod init;
 pub mod prelude;
 
 /// Checkpoints: any mesh in, any mesh out.
 #[cfg(not(target_family = "wasm"))]
 pub use anymesh_checkpoint as checkpoint;
+/// One program over several processes: who started them, who has which rank, what happens when one
+/// dies.
+#[cfg(not(target_family = "wasm"))]
+pub use anymesh_cluster as cluster;
 /// The suites that hold backends, transports and rules to what they promise, and ops by name.
 #[cfg(feature = "conformance")]
 pub use anymesh_conformance as conformance;
@@ -123,6 +144,8 @@ pub use anymesh_core::*;
 pub use anymesh_layout as layout;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{FoundDevice, default_device, device, found};
+#[cfg(not(target_family = "wasm"))]
+pub use init::init;
 
 /// The backends that this build has.
 pub mod backends {

@@ -24,4 +24,4 @@ pub use crate::{
     spmd::{Ledger, Policy, with_policy},
 };
 #[cfg(not(target_family = "wasm"))]
-pub use crate::{default_device, device};
+pub use crate::{cluster::Cluster, default_device, device};

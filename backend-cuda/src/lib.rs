@@ -4,6 +4,10 @@
 //! opened. Where one is missing the error says which and what to install.
 
 mod cublaslt;
+#[cfg(feature = "nccl")]
+mod gate;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 
 use anymesh_kernel::{Device, Error, Result};
 use anymesh_shaders::CubeBackend;
@@ -22,7 +26,7 @@ fn unavailable(selector: Option<&str>, reason: String, hint: &str) -> Error {
     }
 }
 
-fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
+fn count(selector: Option<&str>) -> Result<usize> {
     // SAFETY: only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable(
@@ -38,12 +42,29 @@ fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
             "check it with nvidia-smi",
         )
     })?;
-    if index >= count.max(0) as usize {
-        return Err(unavailable(
-            selector,
-            format!("there are {count} NVIDIA GPUs"),
-            "choose an index below that, or check CUDA_VISIBLE_DEVICES",
-        ));
+    Ok(count.max(0) as usize)
+}
+
+/// How many GPUs this process may use, at least one. Nothing is opened on any of them.
+pub fn gpu_count() -> Result<usize> {
+    match count(None)? {
+        0 => Err(no_such_gpu(None, 0)),
+        count => Ok(count),
+    }
+}
+
+fn no_such_gpu(selector: Option<&str>, count: usize) -> Error {
+    unavailable(
+        selector,
+        format!("there are {count} NVIDIA GPUs"),
+        "choose an index below that, or check CUDA_VISIBLE_DEVICES",
+    )
+}
+
+fn context(index: usize, selector: Option<&str>) -> Result<Arc<CudaContext>> {
+    let count = count(selector)?;
+    if index >= count {
+        return Err(no_such_gpu(selector, count));
     }
     CudaContext::new(index).map_err(|e| {
         unavailable(
@@ -69,11 +90,47 @@ pub fn gpus() -> Result<Vec<String>> {
     std::iter::once(Ok(describe(&first))).chain(rest).collect()
 }
 
+/// A device, and what it works with.
+#[derive(Clone)]
+struct Opened {
+    device: Device,
+    #[cfg(feature = "nccl")]
+    client: cubecl::prelude::Client,
+    #[cfg(feature = "nccl")]
+    context: Arc<CudaContext>,
+    #[cfg(feature = "nccl")]
+    gate: Arc<gate::Gate>,
+    #[cfg(feature = "nccl")]
+    lane: Arc<std::sync::OnceLock<Arc<nccl::Lane>>>,
+}
+
+#[cfg(feature = "nccl")]
+impl Opened {
+    /// Its communication stream, made when it is first asked for.
+    fn lane(&self) -> Result<Arc<nccl::Lane>, nccl::Error> {
+        if let Some(lane) = self.lane.get() {
+            return Ok(lane.clone());
+        }
+        let name = self.device.name().to_string();
+        let made = nccl::Lane::new(name, self.client.clone(), &self.context, self.gate.clone())?;
+        Ok(self.lane.get_or_init(|| Arc::new(made)).clone())
+    }
+}
+
+/// What was opened, by index and whether it is portable.
+static OPEN: Mutex<Option<HashMap<(usize, bool), Opened>>> = Mutex::new(None);
+
+/// How a device was opened; nothing for one that is not this backend's, or is decorated.
+#[cfg(feature = "nccl")]
+fn opened(device: &Device) -> Option<Opened> {
+    let open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut all = open.as_ref()?.values();
+    all.find(|opened| opened.device == *device).cloned()
+}
+
 /// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix
 /// products use the portable kernel instead of cuBLASLt. The same selector gives the same device.
 pub fn device(selector: Option<&str>) -> Result<Device> {
-    static OPEN: Mutex<Option<HashMap<(usize, bool), Device>>> = Mutex::new(None);
-
     let text = selector.unwrap_or("0");
     let (number, portable) = text
         .strip_suffix(":portable")
@@ -87,8 +144,8 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     })?;
     let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = open.get_or_insert_default();
-    if let Some(device) = open.get(&(index, portable)) {
-        return Ok(device.clone());
+    if let Some(opened) = open.get(&(index, portable)) {
+        return Ok(opened.device.clone());
     }
     let context = context(index, selector)?;
     // SAFETY: only tries to open the library.
@@ -113,7 +170,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
         .with_native_functions();
     let mut device = Device::new(backend);
     if !portable {
-        device = cublaslt::with_products(&device, client, &context).map_err(|e| {
+        device = cublaslt::with_products(&device, client.clone(), &context).map_err(|e| {
             unavailable(
                 selector,
                 format!("cuBLASLt could not be loaded: {e}"),
@@ -121,6 +178,21 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
             )
         })?;
     }
-    open.insert((index, portable), device.clone());
+    #[cfg(feature = "nccl")]
+    let gate = Arc::<gate::Gate>::default();
+    #[cfg(feature = "nccl")]
+    let device = gate::behind(gate.clone(), &device);
+    let opened = Opened {
+        device: device.clone(),
+        #[cfg(feature = "nccl")]
+        client,
+        #[cfg(feature = "nccl")]
+        context,
+        #[cfg(feature = "nccl")]
+        gate,
+        #[cfg(feature = "nccl")]
+        lane: Arc::default(),
+    };
+    open.insert((index, portable), opened);
     Ok(device)
 }

@@ -172,6 +172,7 @@ impl Doctor {
             healthy &= self.parity_table(&devices, &oracle);
         } else if let Ok(device) = anymesh::default_device() {
             println!("default device: {device}");
+            healthy &= crate::processes::report();
         }
         if healthy {
             ExitCode::SUCCESS

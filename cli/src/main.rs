@@ -5,14 +5,18 @@ mod doctor;
 mod explain;
 #[cfg(test)]
 mod hostile;
+#[cfg(unix)]
+mod launch;
 mod layout;
 mod measure;
 mod plan;
+mod processes;
 mod request;
 mod rule;
 mod seeded;
 mod server;
 mod show;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -41,6 +45,14 @@ enum Command {
     Show(show::Show),
     /// Look into, check, compare and convert checkpoints.
     Ckpt(ckpt::CkptCommand),
+    /// Start many processes of a program, here or on several hosts, and end all when one dies.
+    #[cfg(unix)]
+    Launch(launch::Launch),
+    /// Tell from flight records who waits for whom, where programs differ, and who is missing.
+    Trace(trace::Trace),
+    #[cfg(unix)]
+    #[command(name = launch::guard::COMMAND, hide = true)]
+    LaunchGuard,
 }
 
 fn main() -> ExitCode {
@@ -65,6 +77,11 @@ fn main() -> ExitCode {
         Command::Layout(layout) => finish(layout.run()),
         Command::Show(show) => finish(show.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
+        #[cfg(unix)]
+        Command::Launch(launch) => launch.run(),
+        Command::Trace(trace) => trace.run(),
+        #[cfg(unix)]
+        Command::LaunchGuard => launch::guard::watch(),
     }
 }
 

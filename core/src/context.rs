@@ -4,6 +4,7 @@ use crate::{
     Dry,
     forms::{self, Held},
     grad, ledger,
+    overlap::{self, Buckets},
     promotion::{self, Promotion},
     spmd::{policy, trace},
 };
@@ -12,6 +13,7 @@ use crate::{
 ///
 /// A scope ([`no_grad`](crate::grad::no_grad), [`with_policy`](crate::spmd::with_policy),
 /// [`with_kept`](crate::spmd::with_kept), [`with_held`](crate::spmd::with_held),
+/// [`with_buckets`](crate::grad::with_buckets),
 /// [`with_promotion`](crate::ops::with_promotion), [`Ledger::record`](crate::spmd::Ledger::record),
 /// [`trace`](fn@crate::spmd::trace)) holds for the thread that runs its closure, and for no other: a
 /// thread that is started inside of it begins with none. Work that is handed on takes the scopes
@@ -38,6 +40,7 @@ pub struct Context {
     promotion: Promotion,
     policies: policy::Policies,
     held: Held,
+    buckets: Buckets,
     ledgers: ledger::Ledgers,
     trace: trace::Listener,
     dry: Option<Dry>,
@@ -51,6 +54,7 @@ impl Context {
             promotion: promotion::current(),
             policies: policy::capture(),
             held: forms::capture(),
+            buckets: overlap::capture(),
             ledgers: ledger::Ledgers::capture(),
             trace: trace::capture(),
             dry: Dry::current(),
@@ -64,6 +68,7 @@ impl Context {
         let _promotion = promotion::enter(self.promotion);
         let _policies = policy::enter(self.policies.clone());
         let _held = forms::enter(self.held);
+        let _buckets = overlap::enter(self.buckets);
         let _ledgers = self.ledgers.enter();
         let _trace = trace::enter(self.trace.clone());
         Dry::enter(self.dry.clone(), f)

@@ -10,10 +10,15 @@
 //! program: when the last one of a value goes, all that it held goes too, though a gradient may
 //! still keep the value.
 //!
+//! What is [on its way](Tensor::prefetch) is known too: whoever reads it waits for it.
+//!
 //! What is known depends on the order of the program and on sizes alone, so that the processes of
 //! a cluster, which run the same program, know the same.
 
-use crate::{Dry, Result, Sharding, Tensor, ledger, reshard, scoped::Scoped, tensor::Shards};
+use crate::{
+    Dry, Result, Sharding, Tensor, ledger, overlap::Shipment, reshard, scoped::Scoped,
+    tensor::Shards,
+};
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
@@ -274,21 +279,40 @@ struct Known {
 
 struct Form {
     sharding: Sharding,
-    shards: Weak<Shards>,
+    memory: Memory,
     /// Whether it is of a step that was planned, and has no values.
     planned: bool,
+}
+
+enum Memory {
+    Here(Weak<Shards>),
+    /// Known as long as somebody holds what brings it.
+    Coming(Weak<Shipment>),
+}
+
+/// What there is of a form.
+enum Found {
+    Here(Arc<Shards>),
+    Coming(Arc<Shipment>),
 }
 
 impl Form {
     /// Whether there is something to know of.
     fn is_there(&self) -> bool {
-        self.shards.strong_count() > 0 && (!self.planned || Dry::is_on())
+        let held = match &self.memory {
+            Memory::Here(shards) => shards.strong_count(),
+            Memory::Coming(shipment) => shipment.strong_count(),
+        };
+        held > 0 && (!self.planned || Dry::is_on())
     }
 
     /// Whether a step that is planned must not see it: nobody but the stash has its memory.
     fn is_stashed(&self) -> bool {
-        let is = |s: &Arc<Shards>| std::ptr::addr_eq(Arc::as_ptr(s), self.shards.as_ptr());
-        self.shards.strong_count() == 1
+        let Memory::Here(shards) = &self.memory else {
+            return false;
+        };
+        let is = |s: &Arc<Shards>| std::ptr::addr_eq(Arc::as_ptr(s), shards.as_ptr());
+        shards.strong_count() == 1
             && Dry::is_on()
             && STASH.with_borrow(|stash| stash.iter().filter_map(|s| s.shards.as_ref()).any(is))
     }
@@ -326,10 +350,24 @@ impl Forms {
     }
 
     /// What the ranks hold of the value in a sharding.
-    pub(crate) fn find(&self, sharding: &Sharding) -> Option<Arc<Shards>> {
+    fn find(&self, sharding: &Sharding) -> Option<Found> {
         let known = self.lock();
         let found = |form: &&Form| form.sharding == *sharding && form.is_known();
-        known.list.iter().find(found)?.shards.upgrade()
+        match &known.list.iter().find(found)?.memory {
+            Memory::Here(shards) => shards.upgrade().map(Found::Here),
+            Memory::Coming(shipment) => shipment.upgrade().map(Found::Coming),
+        }
+    }
+
+    /// A form that was on its way has its memory now.
+    fn arrived(&self, sharding: &Sharding, shards: &Arc<Shards>) {
+        let mut known = self.lock();
+        let coming = |form: &&mut Form| {
+            form.sharding == *sharding && matches!(form.memory, Memory::Coming(_))
+        };
+        if let Some(form) = known.list.iter_mut().find(coming) {
+            form.memory = Memory::Here(Arc::downgrade(shards));
+        }
     }
 
     /// The form that the op read, where it is another than the tensor's own.
@@ -343,7 +381,7 @@ impl Forms {
     }
 
     /// Makes a form known.
-    fn add(&self, sharding: &Sharding, shards: &Arc<Shards>) {
+    fn add(&self, sharding: &Sharding, memory: Memory) {
         let mut known = self.lock();
         known.list.retain(|form| form.is_there());
         let same = |form: &Form| form.sharding == *sharding && !form.is_stashed();
@@ -354,7 +392,7 @@ impl Forms {
         if known.list.iter().filter(|form| !form.is_stashed()).count() < MOST {
             known.list.push(old.unwrap_or_else(|| Form {
                 sharding: sharding.clone(),
-                shards: Arc::downgrade(shards),
+                memory,
                 planned: Dry::is_on(),
             }));
         }
@@ -367,13 +405,38 @@ impl Tensor {
         self.forms().is_some_and(|forms| forms.is_computed()) && !self.is_leaf()
     }
 
-    /// The value in another sharding in which it is at hand.
-    pub(crate) fn in_form(&self, sharding: &Sharding) -> Option<Tensor> {
+    /// The value in another sharding in which it is at hand. What is on its way is waited for, and
+    /// what went wrong with it is returned.
+    pub(crate) fn in_form(&self, sharding: &Sharding) -> Result<Option<Tensor>> {
         if self.sharding() == sharding {
-            return Some(self.clone());
+            return Ok(Some(self.clone()));
         }
-        let shards = self.forms()?.find(sharding)?;
-        Some(self.with_form(sharding.clone(), shards))
+        let Some(forms) = self.forms() else {
+            return Ok(None);
+        };
+        let shards = match forms.find(sharding) {
+            None => return Ok(None),
+            Some(Found::Here(shards)) => shards,
+            Some(Found::Coming(shipment)) => {
+                let brought = shipment.wait()?;
+                let Some(shards) = brought.first().and_then(Tensor::shared_shards) else {
+                    return Ok(None);
+                };
+                forms.arrived(sharding, shards);
+                shards.clone()
+            }
+        };
+        Ok(Some(self.with_form(sharding.clone(), shards)))
+    }
+
+    /// Makes what brings the value into another sharding one of its forms, as long as it is there.
+    pub(crate) fn add_coming_form(&self, sharding: &Sharding, shipment: &Arc<Shipment>) {
+        if let (Some(forms), Some(own)) = (self.forms(), self.shared_shards())
+            && capture().calls > 0
+        {
+            forms.add(self.sharding(), Memory::Here(Arc::downgrade(own)));
+            forms.add(sharding, Memory::Coming(Arc::downgrade(shipment)));
+        }
     }
 
     /// Makes `form`, which is this value in another sharding, one of its forms; with `hold` also
@@ -387,8 +450,8 @@ impl Tensor {
         if capture().calls == 0 {
             return form;
         }
-        forms.add(self.sharding(), own);
-        forms.add(form.sharding(), shards);
+        forms.add(self.sharding(), Memory::Here(Arc::downgrade(own)));
+        forms.add(form.sharding(), Memory::Here(Arc::downgrade(shards)));
         if hold {
             let part = form.sharding().largest_part(form.mesh(), form.shape());
             let by = self
@@ -416,7 +479,8 @@ impl Tensor {
 
     /// The value in another sharding in which it is at hand, with its past.
     fn tracked_form(&self, sharding: &Sharding) -> Option<Tensor> {
-        let mut form = self.in_form(sharding)?;
+        // The op has read it, so it is not on its way.
+        let mut form = self.in_form(sharding).ok()??;
         if let Some(edge) = self.edge() {
             form.attach(edge.clone());
         }

@@ -28,8 +28,20 @@ pub struct Entry {
     pub bytes: u64,
     /// Seconds under the mesh's cost model.
     pub modelled: f64,
-    /// How long the calling thread took; a GPU may still be working, and a browser does not tell.
+    /// How long the calling thread took or waited; a GPU may still be working, and a browser does
+    /// not tell.
     pub time: Duration,
+    /// How long the communication ran, beside the program or not: as long as the calling thread
+    /// took, unless a [transport](crate::transport::Transport::start) carried it meanwhile. Only
+    /// `time` counts where nobody waited for it before the ledger was closed.
+    pub ran: Duration,
+}
+
+impl Entry {
+    /// How long it ran while the program did something else.
+    pub fn hidden(&self) -> Duration {
+        self.ran.saturating_sub(self.time)
+    }
 }
 
 /// What was communicated during a [`Ledger::record`].
@@ -89,13 +101,23 @@ impl Ledger {
         self.entries.iter().map(|e| e.bytes).sum()
     }
 
+    /// How long communication ran, in all entries.
+    pub fn ran(&self) -> Duration {
+        self.entries.iter().map(|e| e.ran).sum()
+    }
+
+    /// How much of [that](Self::ran) went on while the program did something else.
+    pub fn hidden(&self) -> Duration {
+        self.entries.iter().map(Entry::hidden).sum()
+    }
+
     /// As JSON: a list of objects.
     pub fn to_json(&self) -> serde_json::Value {
         self.entries
             .iter()
             .map(|e| {
                 serde_json::json!({
-                    "op": e.op, "caller": e.caller, "kind": e.kind, "from": e.from, "to": e.to, "axes": e.axes, "recv_bytes": e.bytes, "modelled_seconds": e.modelled, "seconds": e.time.as_secs_f64(),
+                    "op": e.op, "caller": e.caller, "kind": e.kind, "from": e.from, "to": e.to, "axes": e.axes, "recv_bytes": e.bytes, "modelled_seconds": e.modelled, "seconds": e.time.as_secs_f64(), "ran_seconds": e.ran.as_secs_f64(), "hidden_seconds": e.hidden().as_secs_f64(),
                 })
             })
             .collect()
@@ -135,7 +157,13 @@ impl fmt::Display for Ledger {
             "{} steps, {} bytes received by the worst rank",
             self.entries.len(),
             self.bytes()
-        )
+        )?;
+        let (hidden, ran) = (self.hidden().as_secs_f64(), self.ran().as_secs_f64());
+        if hidden > 0.0 {
+            let percent = (100.0 * hidden / ran).floor();
+            write!(f, "\nhidden {percent} % of {:.1} ms", ran * 1e3)?;
+        }
+        Ok(())
     }
 }
 
@@ -257,6 +285,64 @@ impl<'a> Sent<'a> {
     }
 }
 
+/// A clock, where there is one.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock {
+    #[cfg(not(target_family = "wasm"))]
+    start: std::time::Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            #[cfg(not(target_family = "wasm"))]
+            start: std::time::Instant::now(),
+        }
+    }
+
+    /// Nothing in a browser.
+    pub(crate) fn elapsed(&self) -> Duration {
+        #[cfg(not(target_family = "wasm"))]
+        return self.start.elapsed();
+        #[cfg(target_family = "wasm")]
+        Duration::ZERO
+    }
+}
+
+/// A step in the ledgers that were open when it began.
+#[derive(Default)]
+pub(crate) struct Begun(Vec<(Page, usize)>);
+
+impl Begun {
+    /// Adds to how long the step ran, and how long the program waited for it.
+    pub(crate) fn add(&self, ran: Duration, waited: Duration) {
+        for (page, at) in &self.0 {
+            let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(entry) = ledger.entries.get_mut(*at) {
+                entry.ran += ran;
+                entry.time += waited;
+            }
+        }
+    }
+}
+
+/// Tells who watches of what a step sends, and whether a ledger is to have it.
+fn is_written(sent: &Sent<'_>) -> bool {
+    if let Some(watcher) = watcher().filter(|_| sent.bytes > 0) {
+        watcher.sent(sent.bytes, sent.seconds);
+    }
+    sent.bytes > 0 && OPEN.with_borrow(|open| !open.is_empty())
+}
+
+/// Enters a step that sends something into the ledgers that are open, with the types before and
+/// after, before it runs.
+pub(crate) fn begin(sent: Sent<'_>, types: impl FnOnce() -> (String, String)) -> Begun {
+    match is_written(&sent) {
+        true => enter_step(&sent, types(), Duration::ZERO),
+        false => Begun::default(),
+    }
+}
+
 /// Runs what sends something and, where a ledger is being written, enters it there with the types
 /// before and after. What sends nothing is no communication.
 pub(crate) fn write(
@@ -265,23 +351,20 @@ pub(crate) fn write(
     run: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
     let run = || told(sent.mesh, None, run());
-    if let Some(watcher) = watcher().filter(|_| sent.bytes > 0) {
-        watcher.sent(sent.bytes, sent.seconds);
-    }
-    if sent.bytes == 0 || OPEN.with_borrow(|open| open.is_empty()) {
+    if !is_written(&sent) {
         return run();
     }
-    #[cfg(not(target_family = "wasm"))]
-    let start = std::time::Instant::now();
+    let start = Clock::start();
     let result = run()?;
-    #[cfg(not(target_family = "wasm"))]
-    let time = start.elapsed();
-    #[cfg(target_family = "wasm")]
-    let time = Duration::ZERO;
+    enter_step(&sent, types(), start.elapsed());
+    Ok(result)
+}
+
+/// Writes an entry of what the calling thread took this long for.
+fn enter_step(sent: &Sent<'_>, (from, to): (String, String), time: Duration) -> Begun {
     let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| {
         (op, caller.to_string())
     });
-    let (from, to) = types();
     let name = |axis: &usize| sent.mesh.axes()[*axis].0.clone();
     let entry = Entry {
         op,
@@ -293,12 +376,12 @@ pub(crate) fn write(
         bytes: sent.bytes,
         modelled: sent.seconds,
         time,
+        ran: time,
     };
-    OPEN.with_borrow(|open| {
-        for page in open {
-            let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
-            ledger.entries.push(entry.clone());
-        }
-    });
-    Ok(result)
+    let write = |page: &Page| {
+        let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.entries.push(entry.clone());
+        (page.clone(), ledger.entries.len() - 1)
+    };
+    Begun(OPEN.with_borrow(|open| open.iter().map(write).collect()))
 }

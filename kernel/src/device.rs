@@ -108,6 +108,13 @@ impl Device {
         })
     }
 
+    /// Counts a buffer that was made on this device by something else than a launch, such as a
+    /// library that fills its memory.
+    pub fn adopt(&self, mut buffer: Buffer) -> Buffer {
+        buffer.count(&self.0.memory);
+        buffer
+    }
+
     /// Whether its tensors have values. On a device without them ops are checked, planned and
     /// counted, and nothing is computed.
     pub fn has_values(&self) -> bool {

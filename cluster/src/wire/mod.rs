@@ -1,7 +1,11 @@
 //! Bytes between processes: the one thing that TCP and MPI do in their own ways.
 
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+pub(crate) mod tcp;
+
 use anymesh_core::transport::{Incoming, Outgoing};
-use std::{fmt::Debug, time::Instant};
+use std::{fmt::Debug, ops::Range, time::Instant};
 
 /// Bytes for another process. They are owned, so that an engine that was given up while it still
 /// read them can keep them for ever.
@@ -14,11 +18,13 @@ pub(crate) struct Send {
     pub(crate) digest: u64,
 }
 
-/// Bytes from another process, and the memory for them.
+/// Bytes from another process, and where they go: into which of the memories of the call, and which
+/// part of it. Parts that are received in one call do not overlap.
 #[derive(Debug)]
 pub(crate) struct Receive {
     pub(crate) from: usize,
-    pub(crate) memory: Incoming,
+    pub(crate) memory: usize,
+    pub(crate) bytes: Range<usize>,
     pub(crate) digest: u64,
 }
 
@@ -41,6 +47,11 @@ pub(crate) trait Wait: Sync {
     /// Whether the cluster has failed elsewhere, so that nothing more will arrive. Cheap: asked in
     /// every turn of a waiting loop.
     fn stopped(&self) -> bool;
+    /// Whether it has failed, without regard to processes that have left: for wires that see
+    /// themselves when nothing more can come from one.
+    fn failed(&self) -> bool {
+        self.stopped()
+    }
 }
 
 /// Carries bytes between this process and others.
@@ -48,14 +59,19 @@ pub(crate) trait Wire: Debug + std::marker::Send + Sync {
     /// A short name for messages and ledgers.
     fn name(&self) -> &'static str;
 
-    /// Sends and receives all of these and returns the memory, filled, in the order asked for. What
+    /// Sends and receives all of these and returns the memories, filled where received. What
     /// goes from one process to another arrives in the order in which it was sent. Both ends know
     /// the sizes; an end that gets another digest or size says [`Broken::Differs`]. Never waits
     /// longer than `wait` allows. One call at a time.
     fn transfer(
         &self,
         sends: Vec<Send>,
+        memories: Vec<Incoming>,
         receives: Vec<Receive>,
         wait: &dyn Wait,
     ) -> Result<Vec<Incoming>, Broken>;
+
+    /// Returns when everything that was sent is on its way, or `wait` ends: the process is about to
+    /// leave.
+    fn flush(&self, _wait: &dyn Wait) {}
 }

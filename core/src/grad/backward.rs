@@ -5,6 +5,7 @@ use crate::{
     Error, NoGradient, Result, Tensor,
     forms::Holder,
     ledger,
+    overlap::{self, Coming, Reductions},
     promotion::{self, Promotion},
 };
 use smallvec::SmallVec;
@@ -65,8 +66,8 @@ impl Pending {
 /// The gradients that a pass found.
 #[derive(Default)]
 pub(super) struct PassGradients {
-    /// By node and result.
-    pub(super) gradients: HashMap<(u64, usize), Tensor>,
+    /// By node and result; those of parameters may be on their way.
+    pub(super) gradients: HashMap<(u64, usize), Coming>,
     /// What results depend on, but through a function that is flat.
     flat: Vec<Edge>,
 }
@@ -97,6 +98,10 @@ impl Pass<'_> {
             .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
         let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
+        let mut leaves = Leaves {
+            reductions: (!self.create_graph).then(Reductions::new),
+            whole: overlap::capture().whole,
+        };
         // The products of a gradient are not the program's to cast.
         let _scope = promotion::enter(Promotion::Auto);
         with_mode(
@@ -107,7 +112,7 @@ impl Pass<'_> {
             },
             || {
                 for (edge, gradient) in seeds {
-                    add(&mut pending, &edge, gradient)?;
+                    add(&mut pending, &mut leaves, &edge, gradient)?;
                 }
                 let mut found = PassGradients::default();
                 // The highest number first: everything that used a node's results has been visited
@@ -117,6 +122,11 @@ impl Pass<'_> {
                     let Pending {
                         node, mut grads, ..
                     } = next;
+                    for (slot, grad) in grads.iter_mut().enumerate() {
+                        if grad.is_none() && node.is_leaf() && node.is_watched(slot) {
+                            *grad = leaves.take((node.id, slot))?;
+                        }
+                    }
                     // Where a pass stops, more may come to the gradient from elsewhere.
                     if !(self.stop && self.is_target(&node)) {
                         for (slot, grad) in grads.iter_mut().enumerate() {
@@ -153,7 +163,7 @@ impl Pass<'_> {
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
                         match (edge, gradient) {
                             (Some(edge), Some(gradient)) if wanted => {
-                                add(&mut pending, edge, gradient)?;
+                                add(&mut pending, &mut leaves, edge, gradient)?;
                             }
                             (Some(edge), None) if wanted => found.flat.push(edge.clone()),
                             _ => {}
@@ -162,6 +172,9 @@ impl Pass<'_> {
                     for holder in read.iter().filter_map(Weak::upgrade) {
                         holder.release_read();
                     }
+                }
+                if let Some(reductions) = leaves.reductions {
+                    found.gradients.extend(reductions.finish()?);
                 }
                 Ok(found)
             },
@@ -178,7 +191,8 @@ impl Pass<'_> {
         let Some(targets) = self.targets else {
             for (slot, gradient) in grads.iter().enumerate() {
                 if let (Some(gradient), true) = (gradient, node.is_retained(slot)) {
-                    found.gradients.insert((node.id, slot), gradient.clone());
+                    let gradient = Coming::There(gradient.clone());
+                    found.gradients.insert((node.id, slot), gradient);
                 }
             }
             return false;
@@ -186,7 +200,8 @@ impl Pass<'_> {
         let mut any = false;
         for target in targets.iter().filter(|t| t.node.id == node.id) {
             if let Some(Some(gradient)) = grads.get(target.slot) {
-                found.gradients.insert(target.key(), gradient.clone());
+                let gradient = Coming::There(gradient.clone());
+                found.gradients.insert(target.key(), gradient);
             }
             any = true;
         }
@@ -194,8 +209,41 @@ impl Pass<'_> {
     }
 }
 
+/// What becomes of the complete gradients of leaves.
+struct Leaves {
+    /// Those that are being reduced. None where the pass is recorded, which what goes on beside it
+    /// cannot be.
+    reductions: Option<Reductions<(u64, usize)>>,
+    whole: bool,
+}
+
+impl Leaves {
+    /// Reduces a complete gradient; nothing where it comes later.
+    #[track_caller]
+    fn reduce(&mut self, edge: &Edge, gradient: Tensor) -> Result<Option<Tensor>> {
+        match (edge.reduced(&gradient, self.whole), &mut self.reductions) {
+            (None, _) => Ok(Some(gradient)),
+            (Some(to), Some(reductions)) => reductions.reduce(edge.key(), gradient, &to),
+            (Some(to), None) => gradient.reshard(to).map(Some),
+        }
+    }
+
+    /// Waits for one that is being reduced.
+    fn take(&mut self, key: (u64, usize)) -> Result<Option<Tensor>> {
+        match &mut self.reductions {
+            Some(reductions) => reductions.take(&key),
+            None => Ok(None),
+        }
+    }
+}
+
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
-fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> Result<()> {
+fn add(
+    pending: &mut BTreeMap<u64, Pending>,
+    leaves: &mut Leaves,
+    edge: &Edge,
+    gradient: Tensor,
+) -> Result<()> {
     // Where several gradients of a tensor meet is nobody's line but that of the op that made it.
     let _scope = ledger::enter(edge.node.op, edge.node.caller);
     let (slot, gradient) = (edge.slot, edge.sliced(gradient)?);
@@ -228,7 +276,7 @@ fn add(pending: &mut BTreeMap<u64, Pending>, edge: &Edge, gradient: Tensor) -> R
         && entry.is_complete(slot)
         && let Some(gradient) = entry.grads[slot].take()
     {
-        entry.grads[slot] = Some(edge.scattered(gradient)?);
+        entry.grads[slot] = leaves.reduce(edge, gradient)?;
     }
     Ok(())
 }

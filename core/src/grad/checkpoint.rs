@@ -108,9 +108,8 @@ fn pull_again(
         }
         .run(seeds)?;
         // An operand that is there twice gets its gradient once.
-        Ok(operands
-            .iter()
-            .map(|t| t.edge().and_then(|e| found.gradients.remove(&e.key())))
-            .collect())
+        let mut gradient = |t: &Tensor| t.edge().and_then(|e| found.gradients.remove(&e.key()));
+        let gradients = operands.iter().map(|t| gradient(t));
+        gradients.map(|g| g.map(|g| g.wait()).transpose()).collect()
     }
 }

@@ -4,7 +4,7 @@ use super::{
     backward::PassGradients,
     tape::{Edge, Mode},
 };
-use crate::{Error, NoGradient, Result, Tensor};
+use crate::{Error, NoGradient, Result, Tensor, overlap::Coming};
 use std::collections::{HashMap, hash_map::Entry};
 
 /// The gradients of a backward pass, or of several that were [added](Self::add), by tensor.
@@ -32,8 +32,8 @@ pub struct Gradients {
 
 #[derive(Clone, Debug)]
 enum Held {
-    /// As the pass left it.
-    Sum(Tensor),
+    /// As the pass left it, perhaps on its way.
+    Sum(Coming),
     /// The loss depends on it, but through functions that are flat.
     Zero,
     /// Given away.
@@ -52,7 +52,8 @@ impl Gradients {
     }
 
     /// The gradient of a tensor, in that tensor's sharding. On a mesh this is where partial sums
-    /// are reduced.
+    /// are reduced. One that is being reduced beside the program is waited for, and no other; what
+    /// went wrong with it is returned.
     ///
     /// It is an error where there is none: the tensor is not tracked (as after an update that lost
     /// it, see [`Tensor::update`]), the loss does not depend on it, it was [taken](Self::take), or
@@ -100,8 +101,8 @@ impl Gradients {
                 }
                 Entry::Occupied(mut place) => match (place.get(), more) {
                     (Held::Sum(so_far), Held::Sum(more)) => {
-                        let sum = so_far.add(&more)?;
-                        place.insert(Held::Sum(sum));
+                        let sum = so_far.wait()?.add(&more.wait()?)?;
+                        place.insert(Held::Sum(Coming::There(sum)));
                     }
                     (Held::Zero | Held::Taken, more) => {
                         place.insert(more);
@@ -132,7 +133,7 @@ impl Gradients {
     fn find(&self, op: &'static str, x: &Tensor) -> Result<Option<Tensor>> {
         let edge = x.edge().ok_or_else(|| untracked(op, x))?;
         match self.found.get(&edge.key()) {
-            Some(Held::Sum(sum)) => Ok(Some(sum.clone())),
+            Some(Held::Sum(sum)) => sum.wait().map(Some),
             Some(Held::Zero) => x.detach().zeros_like().map(Some),
             Some(Held::Taken) => Err(Error::gradient(op, NoGradient::Taken, format!(
                     "that of {} was taken already: keep what `take` returned, or use `of`",

@@ -37,6 +37,7 @@ mod gradients;
 mod parameter;
 mod tape;
 
+pub use crate::overlap::{Buckets, with_buckets};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
@@ -129,7 +130,7 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
     for (i, x) in inputs.iter().enumerate() {
         let edge = x.edge();
         picked.push(match edge.and_then(|e| found.gradients.get(&e.key())) {
-            Some(gradient) => placed(gradient, x)?,
+            Some(gradient) => placed(&gradient.wait()?, x)?,
             // Reached, but through a function that is flat.
             None if options.allow_unused || edge.is_some_and(|e| reached.contains(&e.node.id)) => {
                 x.zeros_like()?

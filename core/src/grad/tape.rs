@@ -118,22 +118,18 @@ impl Edge {
         (self.node.id, self.slot)
     }
 
-    /// A gradient without the partial sums over axes that cut the tensor: each rank keeps its part
-    /// of them. Those over other axes stay, because adding them up would free nothing.
-    #[track_caller]
-    pub(super) fn scattered(&self, gradient: Tensor) -> Result<Tensor> {
-        let Some(target) = self.node.shardings.get(self.slot) else {
-            return Ok(gradient);
-        };
+    /// Where a complete gradient goes that is partial over axes that cut the tensor: each rank keeps
+    /// its part of the sums. Those over other axes stay, because adding them up would free nothing;
+    /// with `whole` they are added up where there are no others.
+    pub(super) fn reduced(&self, gradient: &Tensor, whole: bool) -> Option<Sharding> {
+        let target = self.node.shardings.get(self.slot)?;
         let cuts = |axis: usize| target.cuts().any(|(_, a)| a == axis);
         let partial = || gradient.sharding().partial();
         if !partial().any(|(axis, _)| cuts(axis)) {
-            return Ok(gradient);
+            return (whole && gradient.sharding().is_partial()).then(|| target.whole());
         }
-        let sharding = partial()
-            .filter(|(axis, _)| !cuts(*axis))
-            .fold(target.whole(), |s, (axis, r)| s.partial_over(axis, r));
-        gradient.reshard(sharding)
+        let stays = partial().filter(|(axis, _)| !cuts(*axis));
+        Some(stays.fold(target.whole(), |s, (axis, r)| s.partial_over(axis, r)))
     }
 
     /// A gradient cut as the tensor is, along axes where that sends nothing: what is whole on every
@@ -265,6 +261,12 @@ impl Node {
                 .watch
                 .get()
                 .is_some_and(|watch| lock(watch).retained.contains(&slot))
+    }
+
+    /// Whether there is a hook that the gradient of a result is to be shown to.
+    pub(super) fn is_watched(&self, slot: usize) -> bool {
+        let watch = self.watch.get();
+        watch.is_some_and(|watch| lock(watch).hooks.iter().any(|(_, s, _)| *s == slot))
     }
 
     /// Shows a complete gradient to the hooks of a result.

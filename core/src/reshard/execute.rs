@@ -1,69 +1,17 @@
 //! Runs plans.
 
 use super::{
-    Collective, Objective, Step, ValidPlan, across,
+    Collective, Step, ValidPlan,
     boxes::{Inbox, holders, join, lost, place_of, rank_at, window},
     edge::Route,
     grid::{At, bits},
-    known,
 };
 use crate::{
-    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor,
-    fingerprint::{self, Digest},
-    ledger, split,
+    Device, Mesh, Reduction, Region, Result, Shape, Sharding, Tensor, ledger, split,
     transport::{Part, Transport, reduce},
-    watch::watcher,
 };
 use smallvec::SmallVec;
 use std::collections::{HashMap, hash_map::Entry};
-
-/// A tensor on another mesh, or in another sharding of its own.
-#[track_caller]
-pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Tensor> {
-    let _scope = ledger::enter("reshard", std::panic::Location::caller());
-    if x.mesh() != mesh {
-        return across::transfer(x, mesh, sharding);
-    }
-    if x.sharding() == sharding {
-        return Ok(x.clone());
-    }
-    let planned = match watcher() {
-        Some(watcher) => watcher.planned_reshard(x, sharding)?,
-        None => None,
-    };
-    if planned.is_none()
-        && let Some(form) = x.in_form(sharding)
-    {
-        return Ok(form);
-    }
-    let plan = |from: &Sharding| known(mesh, x.shape(), x.dtype(), from, sharding, Objective::Time);
-    let first = planned.clone().unwrap_or_else(|| x.clone());
-    let (mut source, mut best) = (first.clone(), plan(first.sharding())?);
-    let others = x.forms().filter(|_| planned.is_none());
-    let others = others.map(|forms| forms.others(x.sharding()));
-    for other in others.iter().flatten() {
-        let other_plan = plan(other)?;
-        if other_plan.seconds < best.seconds
-            && let Some(form) = x.in_form(other)
-        {
-            (source, best) = (form, other_plan);
-        }
-    }
-    if best.recv_bytes > 0 {
-        let decision = Digest::default().sharding(source.sharding());
-        let caller = ledger::caller();
-        fingerprint::fold("reshard", caller, decision.sharding(sharding).0);
-        if let Some(watcher) = watcher().filter(|_| planned.is_none()) {
-            watcher.reshard(x, source.sharding(), sharding, mesh)?;
-        }
-    }
-    let brought = run(&source, &best)?;
-    Ok(if best.recv_bytes > 0 {
-        x.add_form(brought, false)
-    } else {
-        brought
-    })
-}
 
 /// The tensor after every step of a plan. Every process that has ranks of the mesh must run the
 /// same plan.
@@ -82,8 +30,13 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
 #[track_caller]
 pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
     plan.check(x)?;
+    run_steps(x, &plan.steps)
+}
+
+/// The tensor after some steps that follow on each other.
+pub(super) fn run_steps(x: &Tensor, steps: &[Step]) -> Result<Tensor> {
     let mut x = x.clone();
-    for step in &plan.steps {
+    for step in steps {
         let ty = |s: &Sharding| s.type_string(x.dtype(), x.shape(), x.mesh());
         let types = || (ty(&step.from), ty(&step.to));
         let sent = ledger::Sent {
@@ -159,13 +112,16 @@ fn without_values(x: &Tensor, step: &Step) -> Result<Vec<Tensor>> {
     mesh.held().map(part).collect()
 }
 
+/// The ranks of a group along a step's axes, and those of which they are copies, if they are.
+pub(super) type Group = (SmallVec<[usize; 8]>, Option<SmallVec<[usize; 8]>>);
+
 /// The ranks of a mesh, some of which are here.
-struct Ranks<'a> {
+pub(super) struct Ranks<'a> {
     mesh: &'a Mesh,
 }
 
 impl<'a> Ranks<'a> {
-    fn of(x: &'a Tensor) -> Self {
+    pub(super) fn of(x: &'a Tensor) -> Self {
         Self { mesh: x.mesh() }
     }
 
@@ -230,17 +186,9 @@ impl<'a> Ranks<'a> {
         step: &Step,
         call: impl Fn(&[Part], &[usize]) -> Result<Vec<Option<Tensor>>>,
     ) -> Result<Vec<Tensor>> {
-        let mesh = self.mesh;
-        let mut out: Vec<Option<Tensor>> = vec![None; mesh.addressable().len()];
-        let telling = x.sharding().cut_mask() | x.sharding().partial_mask();
-        for leader in self.leaders(&step.axes) {
-            let group = mesh.group(leader, &step.axes);
-            // Groups of copies get copies of the result.
-            if let Some(twins) = group
-                .iter()
-                .map(|rank| self.twin(*rank, telling))
-                .collect::<Option<SmallVec<[usize; 8]>>>()
-            {
+        let mut out: Vec<Option<Tensor>> = vec![None; self.mesh.addressable().len()];
+        for (group, twins) in self.groups(x, step) {
+            if let Some(twins) = twins {
                 for (rank, twin) in group.iter().zip(twins) {
                     out[*rank] = out[twin].clone();
                 }
@@ -256,8 +204,20 @@ impl<'a> Ranks<'a> {
         out.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
     }
 
+    /// The groups along a step's axes of which a member is here. Those of copies get copies of the
+    /// result, and come after what they are copies of.
+    pub(super) fn groups(&self, x: &Tensor, step: &Step) -> impl Iterator<Item = Group> {
+        let telling = x.sharding().cut_mask() | x.sharding().partial_mask();
+        self.leaders(&step.axes).into_iter().map(move |leader| {
+            let group = self.mesh.group(leader, &step.axes);
+            let twins = group.iter().map(|rank| self.twin(*rank, telling));
+            let twins = twins.collect::<Option<SmallVec<[usize; 8]>>>();
+            (group, twins)
+        })
+    }
+
     /// What a rank holds, as an operand of a collective.
-    fn part(&self, x: &Tensor, rank: usize) -> Part {
+    pub(super) fn part(&self, x: &Tensor, rank: usize) -> Part {
         let shape = Shape::from(x.sharding().region(self.mesh, rank, x.shape()).shape);
         Part {
             rank,
@@ -269,11 +229,7 @@ impl<'a> Ranks<'a> {
 
     /// Combines partial values group by group, cutting the result where the step says so.
     fn reduce(&self, x: &Tensor, step: &Step, transport: &dyn Transport) -> Result<Vec<Tensor>> {
-        let reduction = step
-            .from
-            .partial()
-            .find(|(a, _)| step.axes.contains(a))
-            .map_or(Reduction::Sum, |(_, r)| r);
+        let reduction = reduction_of(step);
         let Some(dim) = only_dim(&step.to, &step.axes) else {
             return self.by_group(x, step, |parts, _| {
                 transport.all_reduce(self.mesh, parts, reduction)
@@ -281,23 +237,26 @@ impl<'a> Ranks<'a> {
         };
         self.by_group(x, step, |parts, group| {
             let held = x.sharding().range(self.mesh, group[0], dim, x.shape()[dim]);
-            let cuts: SmallVec<[_; 8]> = group
-                .iter()
-                .map(|rank| step.to.range(self.mesh, *rank, dim, x.shape()[dim]))
-                .collect();
-            // What is left of a dimension that was cut before need not split as it would by itself.
-            let plain = cuts.iter().enumerate().all(|(i, cut)| {
-                let own = split(held.len(), i, group.len());
-                (own.start + held.start, own.len()) == (cut.start, cut.len())
-            });
-            if plain {
+            if self.splits(x, step, group, dim) {
                 return transport.reduce_scatter(self.mesh, parts, reduction, dim);
             }
-            let pieces: SmallVec<[_; 8]> = cuts
+            let pieces: SmallVec<[_; 8]> = group
                 .iter()
+                .map(|rank| step.to.range(self.mesh, *rank, dim, x.shape()[dim]))
                 .map(|cut| cut.start - held.start..cut.end - held.start)
                 .collect();
             self.scatter(parts, &pieces, reduction, dim, transport)
+        })
+    }
+
+    /// Whether a step cuts what a group holds as it would be cut by itself. What is left of a
+    /// dimension that was cut before need not be.
+    pub(super) fn splits(&self, x: &Tensor, step: &Step, group: &[usize], dim: usize) -> bool {
+        let range = |s: &Sharding, rank| s.range(self.mesh, rank, dim, x.shape()[dim]);
+        let held = range(x.sharding(), group[0]);
+        group.iter().enumerate().all(|(i, rank)| {
+            let (own, cut) = (split(held.len(), i, group.len()), range(&step.to, *rank));
+            (own.start + held.start, own.len()) == (cut.start, cut.len())
         })
     }
 
@@ -518,8 +477,14 @@ impl<'a> Joined<'a> {
     }
 }
 
+/// How a step combines what is partial along its axes.
+pub(super) fn reduction_of(step: &Step) -> Reduction {
+    let mut along = step.from.partial().filter(|(a, _)| step.axes.contains(a));
+    along.next().map_or(Reduction::Sum, |(_, r)| r)
+}
+
 /// The dimension that all of `axes` cut.
-fn only_dim(sharding: &Sharding, axes: &[usize]) -> Option<usize> {
+pub(super) fn only_dim(sharding: &Sharding, axes: &[usize]) -> Option<usize> {
     let mut dims = sharding
         .cuts()
         .filter(|(_, a)| axes.contains(a))

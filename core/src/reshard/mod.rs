@@ -24,9 +24,11 @@ mod recipe;
 mod regroup;
 mod report;
 mod search;
+mod start;
 #[cfg(test)]
 mod tests;
 mod valid;
+mod way;
 
 pub use crate::cost::{CostModel, Link};
 pub use across::{Transfer, plan_across};
@@ -37,8 +39,10 @@ pub use recipe::Recipe;
 pub use valid::ValidPlan;
 
 pub(crate) use assemble::{Fetched, assemble};
-pub(crate) use execute::{filled, slice, to_mesh};
+pub(crate) use execute::{filled, slice};
 pub(crate) use held::{Held, Price};
 pub(crate) use known::known;
 pub(crate) use recipe::lacked;
 pub(crate) use regroup::Groups;
+pub(crate) use start::{Begin, Packed, Ready};
+pub(crate) use way::to_mesh;

@@ -348,7 +348,7 @@ impl<'a> Call<'a> {
         let from = match source {
             0 => x.clone(),
             // It was at hand a moment ago, and nothing ran since; else the tensor itself will do.
-            form => match x.in_form(&held[form - 1]) {
+            form => match x.in_form(&held[form - 1])? {
                 Some(form) => form,
                 None => return x.reshard(to.clone()),
             },

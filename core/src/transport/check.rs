@@ -127,7 +127,9 @@ pub fn check_group(
 
 /// Refuses parts that are no group, have different dtypes, or differ in a dimension that is not in
 /// `free`. The dimensions in `dims` must exist.
-pub(super) fn parts(
+///
+/// For collectives of other transports; the provided ones call it themselves.
+pub fn check_parts(
     op: &'static str,
     mesh: &Mesh,
     parts: &[Part],

@@ -15,7 +15,7 @@ pub(super) fn all_reduce<T: Transport + ?Sized>(
     parts: &[Part],
     reduction: Reduction,
 ) -> Answers {
-    check::parts("all_reduce", mesh, parts, &[], &[])?;
+    check::check_parts("all_reduce", mesh, parts, &[], &[])?;
     let shape = &parts[0].shape;
     // Between two ranks one round moves no more than two.
     if parts.len() <= 2 || parts[0].bytes() <= ONE_ROUND_BYTES {
@@ -52,7 +52,7 @@ pub(super) fn all_gather<T: Transport + ?Sized>(
     parts: &[Part],
     dim: usize,
 ) -> Answers {
-    check::parts("all_gather", mesh, parts, &[dim], &[dim])?;
+    check::check_parts("all_gather", mesh, parts, &[dim], &[dim])?;
     each(
         swap("all_gather", transport, mesh, parts, |part, _| {
             Ok(part.clone())
@@ -68,7 +68,7 @@ pub(super) fn reduce_scatter<T: Transport + ?Sized>(
     reduction: Reduction,
     dim: usize,
 ) -> Answers {
-    check::parts("reduce_scatter", mesh, parts, &[dim], &[])?;
+    check::check_parts("reduce_scatter", mesh, parts, &[dim], &[])?;
     each(
         swap("reduce_scatter", transport, mesh, parts, |part, to| {
             cut(part, dim, to, parts.len())
@@ -84,7 +84,7 @@ pub(super) fn all_to_all<T: Transport + ?Sized>(
     cut_dim: usize,
     join: usize,
 ) -> Answers {
-    check::parts("all_to_all", mesh, parts, &[cut_dim, join], &[join])?;
+    check::check_parts("all_to_all", mesh, parts, &[cut_dim, join], &[join])?;
     each(
         swap("all_to_all", transport, mesh, parts, |part, to| {
             cut(part, cut_dim, to, parts.len())
@@ -129,7 +129,9 @@ pub(super) fn broadcast<T: Transport + ?Sized>(
     Ok(out)
 }
 
-pub(super) fn check_broadcast(mesh: &Mesh, root: &Part, group: &[usize]) -> Result<()> {
+/// Refuses a broadcast whose root is not in its group, or whose group or part is mistaken. For
+/// broadcasts of other transports.
+pub fn check_broadcast(mesh: &Mesh, root: &Part, group: &[usize]) -> Result<()> {
     check::check_group("broadcast", mesh, group.iter().copied())?;
     root.check("broadcast", mesh)?;
     if group.contains(&root.rank) {

@@ -44,6 +44,13 @@ impl Outgoing {
     }
 }
 
+/// Bytes that are not those of a tensor.
+impl From<Vec<u8>> for Outgoing {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Copied(bytes))
+    }
+}
+
 impl AsRef<[u8]> for Outgoing {
     fn as_ref(&self) -> &[u8] {
         match &self.0 {
@@ -59,6 +66,50 @@ impl AsRef<[u8]> for Outgoing {
                 .and_then(|bytes| bytes.get(*start..start + len))
                 .unwrap_or_default(),
         }
+    }
+}
+
+/// Where the elements of a plain tensor lie on its device, dense and in row-major order: for
+/// transports that move memory of devices. The tensor's memory stays as long as this does.
+#[derive(Clone, Debug)]
+pub struct DeviceMemory {
+    /// The memory.
+    pub buffer: Buffer,
+    /// Where the elements start, in bytes.
+    pub start: usize,
+    /// How many bytes they take.
+    pub bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Of a plain tensor, which a kernel copies where it is not dense; `None` where it has no
+    /// elements.
+    pub fn of(tensor: &Tensor) -> Result<Option<Self>> {
+        let dense = tensor.contiguous()?;
+        let size = dense.dtype().size();
+        Ok(dense.memory().map(|(buffer, layout)| Self {
+            buffer: buffer.clone(),
+            start: layout.offset * size,
+            bytes: dense.numel() * size,
+        }))
+    }
+
+    /// The tensor of a buffer that is filled, or will be before any kernel reads it.
+    pub fn filled(buffer: Buffer, dtype: DType, shape: Shape, device: &Device) -> Result<Tensor> {
+        let bytes = shape.checked_numel("receive")? as u64 * dtype.size() as u64;
+        if bytes > buffer.bytes() {
+            return Err(Error::argument(
+                "receive",
+                "buffer",
+                format!("{dtype}{shape} does not fit in {} bytes", buffer.bytes()),
+            ));
+        }
+        Ok(Tensor::of_memory(buffer, dtype, shape, device))
+    }
+
+    /// A tensor without elements.
+    pub fn nothing(dtype: DType, shape: Shape, device: &Device) -> Tensor {
+        Tensor::nothing(dtype, shape, device)
     }
 }
 

@@ -48,14 +48,14 @@ impl Transport for InProcess {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        check::parts("all_reduce", mesh, parts, &[], &[])?;
+        check::check_parts("all_reduce", mesh, parts, &[], &[])?;
         shared("all_reduce", mesh, parts.iter().map(|p| p.rank), |device| {
             reduce(&on("all_reduce", parts, device)?, reduction)
         })
     }
 
     fn all_gather(&self, mesh: &Mesh, parts: &[Part], dim: usize) -> Result<Vec<Option<Tensor>>> {
-        check::parts("all_gather", mesh, parts, &[dim], &[dim])?;
+        check::check_parts("all_gather", mesh, parts, &[dim], &[dim])?;
         shared("all_gather", mesh, parts.iter().map(|p| p.rank), |device| {
             collectives::concat(&on("all_gather", parts, device)?, dim)
         })
@@ -71,7 +71,7 @@ impl Transport for InProcess {
         dim: usize,
     ) -> Result<Vec<Option<Tensor>>> {
         let op = "reduce_scatter";
-        check::parts(op, mesh, parts, &[dim], &[])?;
+        check::check_parts(op, mesh, parts, &[dim], &[])?;
         let device = device_of(op, mesh, parts[0].rank)?;
         for part in parts {
             if device_of(op, mesh, part.rank)? != device {

@@ -20,6 +20,13 @@
 //! product whether all are; `and` and `or` of numbers ask "is not zero" and answer 0 or 1 in the
 //! parts' dtype.
 //!
+//! # Beside the program
+//! [`start`](Transport::start) takes a call as [data](Call) and answers with a [`Pending`], so that
+//! the program computes while data is on its way. [`Background`] does that for any transport, with a
+//! thread that makes the calls in the order in which they were posted; a transport that has a
+//! stream of the device to itself overrides it. Whatever the way, the calls of a process happen in
+//! the order of the program, started or not.
+//!
 //! # Failure
 //! Tensors are values, so a failed call leaves its inputs as they were and can be repeated. Calls
 //! that can wait have a [deadline](Transport::deadline).
@@ -35,6 +42,8 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod background;
+mod call;
 mod check;
 mod collectives;
 mod fault;
@@ -47,11 +56,14 @@ mod reduce;
 #[cfg(not(target_family = "wasm"))]
 mod threads;
 
-pub use check::check_group;
+pub use background::Background;
+pub use call::{Arrived, Call, Pending};
+pub use check::{check_group, check_parts};
+pub use collectives::check_broadcast;
 pub use fault::{Counts, Fault, Faulty};
 #[cfg(not(target_family = "wasm"))]
 pub use gather::gather_bytes;
-pub use host::{Incoming, Outgoing};
+pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
 pub use no_values::NoValues;
 pub use reduce::reduce;
@@ -77,6 +89,11 @@ pub(crate) fn told<T>(mesh: &Mesh, rank: Option<usize>, result: Result<T>) -> Re
         transport.report(mesh.ids()[rank], error);
     }
     result
+}
+
+/// Writes a note into the ledgers that are open: what a program should know of how it communicates.
+pub fn note(text: String) {
+    crate::ledger::note(text);
 }
 
 /// What one rank gives to a collective or a message carries. `data` is there if this process can
@@ -170,6 +187,18 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
     /// only where all ranks are in this process, and nothing that they send is to be seen.
     fn hands_over(&self) -> bool {
         false
+    }
+
+    /// Whether calls that are [started](Self::start) go on beside what the program does next.
+    fn overlaps(&self) -> bool {
+        false
+    }
+
+    /// Begins a call. It takes its place among the calls of this process here, and its errors are
+    /// returned by [`Pending::wait`]. One that makes [no sense](Call::check) is refused at once. Provided for transports that do nothing beside the program:
+    /// they make the call at once.
+    fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(call::Made::run(self, mesh, call)))
     }
 
     /// The reduction of all parts, in the order given, for every addressable member.

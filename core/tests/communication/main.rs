@@ -3,6 +3,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../support/gate.rs"]
+mod gate;
+
+mod ahead;
 mod cost;
 mod processes;
 mod reshard;

@@ -18,6 +18,7 @@ pub struct Buffer(Arc<Shared<dyn Any + Send + Sync>>);
 /// One allocation with the backend's own type at its end.
 struct Shared<T: ?Sized> {
     bytes: u64,
+    serial: u64,
     /// The device that counts it, if one does.
     meter: Option<Arc<Meter>>,
     data: T,
@@ -31,6 +32,9 @@ impl<T: ?Sized> Drop for Shared<T> {
     }
 }
 
+/// How many buffers were made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
 /// The buffers that a launch made: one for each output, mostly one.
 pub type Buffers = SmallVec<[Buffer; 1]>;
 
@@ -39,6 +43,7 @@ impl Buffer {
     pub fn new<T: Any + Send + Sync>(data: T, bytes: usize) -> Self {
         Self(Arc::new(Shared {
             bytes: bytes as u64,
+            serial: MADE.fetch_add(1, Ordering::Relaxed),
             meter: None,
             data,
         }))
@@ -63,6 +68,16 @@ impl Buffer {
     /// The memory it takes on its device.
     pub fn bytes(&self) -> u64 {
         self.0.bytes
+    }
+
+    /// A number of its own. What is computed from a buffer has a higher one.
+    pub fn serial(&self) -> u64 {
+        self.0.serial
+    }
+
+    /// A number above those of all buffers so far, and not above those to come.
+    pub fn next_serial() -> u64 {
+        MADE.load(Ordering::Relaxed)
     }
 
     /// Whether two handles share the same memory.

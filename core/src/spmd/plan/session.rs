@@ -451,7 +451,7 @@ pub(in crate::spmd) fn decide(
 pub(in crate::spmd) fn hold(inputs: &[&Tensor], directions: &Directions) {
     for hold in &directions.holds {
         let x = inputs.get(usize::from(hold.operand));
-        if let Some(form) = x.and_then(|x| x.in_form(&hold.form)) {
+        if let Some(form) = x.and_then(|x| x.in_form(&hold.form).ok().flatten()) {
             // Its memory, and not what else is held of the value.
             let form = form.detach().without_holder();
             NOW.with_borrow_mut(|now| {
@@ -526,7 +526,11 @@ fn planned_reshard(x: &Tensor, to: &Sharding) -> Result<Option<Tensor>> {
         if session.difference.is_some() {
             return Ok((None, vec![]));
         }
-        let Some(source) = source.map_or_else(|| Some(x.clone()), |s| x.in_form(&s)) else {
+        let source = match source {
+            Some(source) => x.in_form(&source)?,
+            None => Some(x.clone()),
+        };
+        let Some(source) = source else {
             let detail = "its operand is not at hand in the form that it is resharded from";
             session.differs(name.clone(), name, detail.into())?;
             return Ok((None, vec![]));

@@ -4,7 +4,7 @@ use super::devices::{Minimal, counting_device, device};
 use anymesh_conformance::transport as conformance;
 use anymesh_core::{
     Mesh, Reduction, Result, Tensor,
-    transport::{Faulty, InProcess, Message, Part, Threads, Transport},
+    transport::{Background, Faulty, InProcess, Message, Part, Threads, Transport},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -39,6 +39,19 @@ fn a_decorator_without_faults_changes_nothing() {
 }
 
 #[test]
+fn calls_beside_the_program_change_nothing() {
+    passes(&run(Background::new(Arc::new(Minimal))));
+}
+
+#[test]
+fn calls_that_are_started_answer_the_same() {
+    let beside = Background::new(Arc::new(Minimal));
+    passes(&run(Arc::new(conformance::Started(beside))));
+    // A transport that does nothing beside the program starts calls too.
+    passes(&run(Arc::new(conformance::Started(Arc::new(InProcess)))));
+}
+
+#[test]
 fn ranks_on_different_devices_pass() {
     let devices = [device(), counting_device().0, device(), counting_device().0];
     for transport in [Arc::new(InProcess) as Arc<dyn Transport>, Arc::new(Minimal)] {
@@ -51,13 +64,25 @@ fn ranks_on_different_devices_pass() {
 
 #[test]
 fn ranks_spread_over_threads_pass() {
+    spread(&|threads| threads);
+}
+
+#[test]
+fn ranks_spread_over_threads_pass_with_calls_that_are_started() {
+    spread(&|threads| Arc::new(conformance::Started(Background::new(threads))));
+}
+
+/// With the transport that each process makes of what carries data between them.
+fn spread(transport_of: &(dyn Fn(Arc<Threads>) -> Arc<dyn Transport> + Sync)) {
     // Each thread sees the ranks that it would address as a process of its own: one has two of
     // them.
     let owner = [0, 1, 0, 2];
-    let transport = Threads::new(Duration::from_secs(60));
+    let threads = Threads::new(Duration::from_secs(60));
+    let transports: Vec<_> = (0..3).map(|_| transport_of(threads.clone())).collect();
     let device = device();
     let seen_by = |process: usize, ranks: usize| {
-        let mesh = Mesh::new(&format!("x={ranks}"), &device)?.with_transport(transport.clone());
+        let transport = transports[process].clone();
+        let mesh = Mesh::new(&format!("x={ranks}"), &device)?.with_transport(transport);
         mesh.addressing(
             &(0..ranks)
                 .filter(|r| owner[*r] == process)

@@ -1,5 +1,6 @@
 //! What carries data between ranks: values, sharing, failure.
 
+mod background;
 mod collectives;
 mod conformance;
 mod devices;

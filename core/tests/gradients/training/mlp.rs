@@ -1,6 +1,6 @@
 //! A three-layer perceptron.
 
-use super::{Layout, Parameters, STEPS, same_losses, weights};
+use super::{Layout, Parameters, same_losses, same_over_processes, weights};
 use anymesh_core::{Result, Tensor, ops::LossReduction};
 
 fn train(layout: &Layout<'_>) -> Result<Vec<f64>> {
@@ -32,7 +32,7 @@ fn train(layout: &Layout<'_>) -> Result<Vec<f64>> {
             .collect::<Result<_>>()?,
     );
     let mut losses = vec![];
-    for _ in 0..STEPS {
+    for _ in 0..layout.steps {
         let layer = |x: &Tensor, w: &str, b: &str| x.linear(p.get(w), Some(p.get(b)));
         let h = layer(&x, "w1", "b1")?.tanh()?;
         let h = layer(&h, "w2", "b2")?.gelu()?;
@@ -62,8 +62,7 @@ fn a_perceptron_trains_alike_on_every_layout() -> Result<()> {
         ("w3", "[@tp, _]"),
         ("b3", "[@tp]"),
     ];
-    same_losses(
-        train,
-        &[("batch", batch), ("tensor", tensor), ("mixed", mixed)],
-    )
+    let layouts = [("batch", batch), ("tensor", tensor), ("mixed", mixed)];
+    same_losses(train, &layouts)?;
+    same_over_processes(train, &layouts)
 }

@@ -6,9 +6,11 @@
 //! relative.
 
 mod mlp;
+mod processes;
 mod transformer;
 
 use anymesh_core::{Mesh, Result, Tensor};
+use processes::same_over_processes;
 
 /// Fifty steps let differences of rounding (1e-16) grow.
 const BOUND: f64 = 1e-12;
@@ -20,6 +22,7 @@ struct Layout<'a> {
     mesh: Option<&'a Mesh>,
     /// Sharding by name; replicated where there is none.
     shardings: &'a [(&'a str, &'a str)],
+    steps: usize,
 }
 
 impl Layout<'_> {
@@ -80,6 +83,7 @@ fn same_losses(
     let one = train(&Layout {
         mesh: None,
         shardings: &[],
+        steps: STEPS,
     })?;
     assert_eq!(one.len(), STEPS);
     assert!(
@@ -91,7 +95,8 @@ fn same_losses(
     assert_eq!(
         train(&Layout {
             mesh: Some(&mesh),
-            shardings: &[]
+            shardings: &[],
+            steps: STEPS,
         })?,
         one,
         "replicated, to the bit"
@@ -100,6 +105,7 @@ fn same_losses(
         let layout = Layout {
             mesh: Some(&mesh),
             shardings,
+            steps: STEPS,
         };
         let losses = train(&layout)?;
         let worst = losses

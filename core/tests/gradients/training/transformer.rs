@@ -1,6 +1,6 @@
 //! A small transformer block between an embedding and a classifier over the vocabulary.
 
-use super::{Layout, Parameters, STEPS, same_losses, weights};
+use super::{Layout, Parameters, STEPS, same_losses, same_over_processes, weights};
 use anymesh_core::{
     DType, Result, Tensor,
     grad::checkpoint,
@@ -91,7 +91,7 @@ fn train(layout: &Layout<'_>, recompute: bool) -> Result<Vec<f64>> {
             .collect::<Result<_>>()?,
     );
     let mut losses = vec![];
-    for step in 0..STEPS {
+    for step in 0..layout.steps {
         let x = p
             .get("embedding")
             .embedding(&tokens.narrow(1, 0, LENGTH)?)?;
@@ -154,7 +154,10 @@ fn a_transformer_block_trains_alike_on_every_layout() -> Result<()> {
         ("mixed", &mixed),
         ("sharded parameters", zero),
     ];
-    same_losses(|layout| train(layout, false), &layouts)
+    same_losses(|layout| train(layout, false), &layouts)?;
+    same_over_processes(|layout| train(layout, false), &layouts)?;
+    // Passes inside of passes.
+    same_over_processes(|layout| train(layout, true), &layouts[3..])
 }
 
 #[test]
@@ -162,6 +165,7 @@ fn recompute_changes_no_bit_of_the_losses() -> Result<()> {
     let layout = Layout {
         mesh: None,
         shardings: &[],
+        steps: STEPS,
     };
     assert_eq!(train(&layout, true)?, train(&layout, false)?);
     Ok(())
