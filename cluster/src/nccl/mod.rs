@@ -310,7 +310,7 @@ impl Nccl {
                 };
                 continue;
             }
-            let digest = crate::carried::digest(op, mesh, part, *to);
+            let digest = crate::carried::digest(op, 0, mesh, part, *to);
             if let Some(data) = &part.data {
                 let memory = DeviceMemory::of(data)?.ok_or_else(|| unplaced(op, part.rank))?;
                 sends.push((from, to_device, memory));
