@@ -32,6 +32,8 @@ pub(crate) struct Ended {
     /// The exit code; none where a signal ended it or it had to be killed.
     pub(crate) code: Option<i32>,
     pub(crate) output: String,
+    /// Shown by tests that fail.
+    #[allow(dead_code)]
     pub(crate) after: Duration,
 }
 
