@@ -75,7 +75,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn calls() -> Result<u64, Failed> {
     let root = Root::new("count")?;
     let out = all_succeed_with(
-        "train",
+        "faulty",
         PROCESSES,
         &[
             (FAULT, "none 0 never".into()),
@@ -189,7 +189,7 @@ impl Case {
         let root = Root::new(self.how)?;
         let Self { how, rank, at } = self;
         let mut processes = start(
-            "train",
+            "faulty",
             PROCESSES,
             &[
                 (FAULT, format!("{how} {rank} {at}")),
@@ -352,7 +352,7 @@ fn killed_while_meeting(times: usize) -> Result<(), Failed> {
             if p + 1 == PROCESSES && i % 2 == 0 {
                 thread::sleep(Duration::from_millis(100));
             }
-            processes.push(start_one("train", p, PROCESSES, port, &variables)?);
+            processes.push(start_one("faulty", p, PROCESSES, port, &variables)?);
         }
         thread::sleep((begun + wait).saturating_duration_since(Instant::now()));
         let _ = processes[rank].child.kill();
@@ -391,7 +391,7 @@ fn many(processes: usize) -> Result<(), Failed> {
             ("ANYMESH_TEST_ROOT", root.0.display().to_string()),
             ("ANYMESH_TIMEOUT", "60".into()),
         ];
-        end(&mut start("train", processes, &variables)?, None)
+        end(&mut start("faulty", processes, &variables)?, None)
     };
     let killed = processes / 2;
     for (p, ended) in train(format!("kill {killed} 3"))?.iter().enumerate() {

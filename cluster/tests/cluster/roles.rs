@@ -7,7 +7,7 @@ use anymesh_core::{Error, Mesh, Result};
 /// Plays a role; the exit code.
 pub(crate) fn play(role: &str) -> i32 {
     let played = match role {
-        "train" => return crate::train::play(0),
+        "faulty" => return crate::train::play(0),
         "diverge" => return crate::divergence::play(),
         "peers" => match crate::peers::play() {
             Ok(()) => return 0,
