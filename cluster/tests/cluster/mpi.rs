@@ -40,7 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         crate::sweep::sample(),
     ));
     let train = move || {
-        crate::training::in_a_job(|variables| job(kind == "Open MPI", "train", 4, variables))
+        crate::training::in_a_job(|variables| job(kind == "Open MPI", "training", 4, variables))
     };
     trials.push(
         Trial::test("training_over_mpi_with_4_processes", train)
