@@ -1,6 +1,6 @@
 //! A tour in one run: a small language model written once, trained on one device and on a mesh of
-//! eight ranks, saved from there and gone on with elsewhere; what a reshard costs; and what it looks
-//! like when something is wrong. `cargo run --release --example quickstart`
+//! eight ranks, in four processes, saved and gone on with elsewhere; what a reshard costs; and what
+//! it looks like when something is wrong. `cargo run --release --example quickstart`
 
 use anymesh::{
     checkpoint::{Checkpoint, Contents, Load, save},
@@ -8,7 +8,15 @@ use anymesh::{
     reshard::{Objective, plan},
     spmd::{self, PlanOptions},
 };
-use std::{collections::BTreeMap, error::Error as StdError};
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
+/// The argument with which the program starts itself again.
+const IN_A_PROCESS: &str = "in-a-process";
 
 /// The parameters, with where each lies on a mesh that has the axes: `?` says that it may lack them.
 const PARAMETERS: [(&str, &str); 9] = [
@@ -92,7 +100,41 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
+/// What a process of a cluster runs: the same model. The first one says how it went.
+fn in_a_process() -> Result<(), Box<dyn StdError>> {
+    let cluster = anymesh::init()?;
+    let losses = Model::new(&Mesh::new("dp=2, tp=2", &cluster)?)?.train(60)?;
+    if cluster.is_first() {
+        println!("{losses:?}");
+    }
+    Ok(())
+}
+
+/// Starts this program again as so many processes, as `anymesh launch` does; what the first prints.
+fn in_processes(count: usize) -> Result<String, Box<dyn StdError>> {
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let start = |rank: usize| {
+        let mut program = Command::new(std::env::current_exe()?);
+        program.args([IN_A_PROCESS]).env("ANYMESH_DEVICE", "cpu");
+        program.envs([("RANK", rank), ("WORLD_SIZE", count)].map(|(k, v)| (k, v.to_string())));
+        program.envs([
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port.to_string()),
+        ]);
+        program.stdout(Stdio::piped()).spawn()
+    };
+    let started: Vec<_> = (0..count).map(start).collect::<std::io::Result<_>>()?;
+    let ended = started
+        .into_iter()
+        .map(|process| process.wait_with_output());
+    let ended: Vec<_> = ended.collect::<std::io::Result<_>>()?;
+    Ok(String::from_utf8(ended[0].stdout.clone())?)
+}
+
 fn main() -> Result<(), Box<dyn StdError>> {
+    if std::env::args().nth(1).as_deref() == Some(IN_A_PROCESS) {
+        return in_a_process();
+    }
     let device = default_device()?;
     println!(
         "anymesh on {device}: {}\n",
@@ -133,6 +175,13 @@ fn main() -> Result<(), Box<dyn StdError>> {
         "Planned for all ops together, loss and gradients receive {} bytes instead of {}",
         planned.bytes(),
         planned.eager().bytes
+    );
+
+    let simulated = Model::new(&Mesh::new("dp=2, tp=2", &anymesh::device("cpu")?)?)?.train(60)?;
+    let same = in_processes(4)?.trim() == format!("{simulated:?}");
+    println!(
+        "The same program in 4 processes: losses are {} those of 4 simulated ranks to the bit",
+        if same { "equal to" } else { "NOT" }
     );
 
     for found in anymesh::found() {

@@ -499,9 +499,13 @@ where
     let mut out = with_mode(Mode::Off, forward)?;
     let pull = with_mode(Mode::Off, || pull(&out))?;
     let edges = inputs.iter().map(|t| t.edge().cloned()).collect();
+    // A parameter is read again for the gradients of the other operands, if anybody wants those.
+    let others = |t: &Tensor| (inputs.iter()).any(|o| o.edge().is_some() && !std::ptr::eq(*o, t));
     let again = match overlap::capture().ahead {
         0 => vec![],
-        _ => inputs.iter().filter_map(|t| read_again(t)).collect(),
+        _ => (inputs.iter().filter(|t| others(t)))
+            .filter_map(|t| read_again(t))
+            .collect(),
     };
     let node = Node::new(op, edges, &out, Some(Arc::new(pull)), again);
     for (slot, t) in out.iter_mut().enumerate() {
