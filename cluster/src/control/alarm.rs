@@ -114,6 +114,7 @@ impl Alarm {
     }
 
     /// A value that the hub was asked for; a verdict or nothing where it does not come.
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub(crate) fn value(&self, key: &str, until: Instant) -> Result<Vec<u8>, Option<Verdict>> {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self

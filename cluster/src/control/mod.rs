@@ -242,6 +242,7 @@ impl Control {
     }
 
     /// Leaves a value for others.
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub(crate) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let message = ToHub::Set {
             key: key.into(),
@@ -251,6 +252,7 @@ impl Control {
     }
 
     /// A value that another process leaves, waiting for it.
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub(crate) fn get(&self, key: &str, within: Duration) -> Result<Vec<u8>> {
         self.line
             .say(&ToHub::Get { key: key.into() })
@@ -267,6 +269,7 @@ impl Control {
         }
     }
 
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     fn hub_gone(&self, error: &io::Error) -> Error {
         Error::Lost {
             op: "init",

@@ -176,6 +176,7 @@ impl Line {
     }
 
     /// What the thread does until it is told that there will be no more.
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
     fn work(&self, transport: &dyn Transport) {
         let mut state = lock(&self.state);
         loop {

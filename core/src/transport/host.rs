@@ -10,6 +10,8 @@ pub struct Outgoing(Bytes);
 
 #[derive(Debug)]
 enum Bytes {
+    /// Not in a browser, where nothing is sent.
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
     There {
         device: Device,
         buffer: Buffer,
