@@ -357,6 +357,7 @@ impl Many {
                 (line.clone() as Arc<dyn Transport>, Some(line))
             }
         };
+        world.control.ready(start.start_timeout)?;
         Ok(Self {
             world,
             transport,

@@ -28,6 +28,8 @@ struct Heard {
     /// Who ended as it should, and when.
     left: HashMap<usize, Instant>,
     values: HashMap<String, Vec<u8>>,
+    /// Whether everybody has all connections.
+    go: bool,
     /// Called once when the alarm rings, for engines that must be told.
     listeners: Vec<Listener>,
 }
@@ -106,6 +108,27 @@ impl Alarm {
             return None;
         }
         self.heard().left.get(&process).map(Instant::elapsed)
+    }
+
+    /// Everybody is ready.
+    pub(crate) fn go(&self) {
+        self.heard().go = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until everybody is ready. What fails after that is for the calls to come: whoever was
+    /// told to go has a cluster, and all were told.
+    pub(crate) fn wait_for_go(&self, for_: Duration) -> Result<(), Option<Verdict>> {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.heard(), for_, |heard| {
+                !heard.go && heard.verdict.is_none()
+            });
+        let (heard, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match heard.go {
+            true => Ok(()),
+            false => Err(heard.verdict.clone()),
+        }
     }
 
     pub(crate) fn tell(&self, key: String, value: Vec<u8>) {

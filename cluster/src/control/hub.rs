@@ -45,6 +45,8 @@ struct State {
 struct Member {
     stream: Arc<TcpStream>,
     standing: Standing,
+    /// Whether it has all its connections.
+    ready: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +171,7 @@ fn serve(members: Vec<(Card, TcpStream)>) -> io::Result<()> {
     let member = |(_, stream): (Card, TcpStream)| Member {
         stream: Arc::new(stream),
         standing: Standing::Here,
+        ready: false,
     };
     let members: Vec<Member> = members.into_iter().map(member).collect();
     let streams: Vec<Arc<TcpStream>> = members.iter().map(|m| m.stream.clone()).collect();
@@ -231,6 +234,12 @@ impl Hub {
 
     fn hear(self: &Arc<Self>, state: &mut State, number: usize, message: ToHub) {
         match message {
+            ToHub::Ready => {
+                state.members[number].ready = true;
+                if state.members.iter().all(|m| m.ready) {
+                    self.tell(state, &ToMember::Go);
+                }
+            }
             ToHub::Set { key, value } => {
                 let (asked, still): (Vec<_>, Vec<_>) = std::mem::take(&mut state.asking)
                     .into_iter()

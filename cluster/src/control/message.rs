@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 /// From a process to the hub.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToHub {
+    /// This process has all its connections.
+    Ready,
     /// A value that others may ask for.
     Set { key: String, value: Vec<u8> },
     /// Asks for a value, as soon as there is one.
@@ -39,6 +41,8 @@ pub(crate) enum ToMember {
     Start { cards: Vec<Card> },
     /// These did not come in time.
     NotAll { missing: Vec<usize>, seconds: f64 },
+    /// Everybody has all connections.
+    Go,
     /// A value that was asked for.
     Value { key: String, value: Vec<u8> },
     /// A process ended as it should.

@@ -147,6 +147,7 @@ impl Control {
                         alarm.ring(verdict);
                     }
                     Ok(ToMember::Left { process }) => alarm.left(process),
+                    Ok(ToMember::Go) => alarm.go(),
                     Ok(ToMember::Value { key, value }) => alarm.tell(key, value),
                     Ok(ToMember::Start { .. } | ToMember::NotAll { .. }) => {}
                     Err(_) if line.leaving.load(Ordering::Relaxed) => return,
@@ -232,6 +233,24 @@ impl Control {
         }
     }
 
+    /// Says that this process has all its connections, and waits until all have: so either every
+    /// process has a cluster or none.
+    pub(crate) fn ready(&self, within: Duration) -> Result<()> {
+        self.line
+            .say(&ToHub::Ready)
+            .map_err(|e| self.hub_gone(&e))?;
+        match self.alarm.wait_for_go(within) {
+            Ok(()) => Ok(()),
+            Err(Some(verdict)) => Err(verdict.error("init", |p| vec![p])),
+            Err(None) => Err(Error::Timeout {
+                op: "init",
+                seconds: within.as_secs_f64(),
+                missing: [].into(),
+                detail: "; not all processes got their connections".into(),
+            }),
+        }
+    }
+
     /// Tells all others of an error that only this process has.
     pub(crate) fn failed(&self, error: &str) {
         if !self.alarm.has_rung() {
@@ -269,7 +288,6 @@ impl Control {
         }
     }
 
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     fn hub_gone(&self, error: &io::Error) -> Error {
         Error::Lost {
             op: "init",
