@@ -2,7 +2,7 @@
 
 use super::message::{Step, Trouble, Verdict};
 use crate::recorder::{Call, Record, State};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 #[cfg(test)]
 mod tests;
@@ -61,16 +61,20 @@ pub(crate) fn judge(
     }
     // Whoever waits leads to those it waits for, until some are found that do not wait.
     let awaited = |p: usize| waiting(witnesses, p).map_or(vec![], |call| made.missing(p, call));
-    let (mut seen, mut ends) = (blamed.clone(), vec![]);
+    let mut known = HashSet::new();
+    let mut seen: Vec<usize> = blamed
+        .iter()
+        .copied()
+        .filter(|p| known.insert(*p))
+        .collect();
+    let mut ends = vec![];
     let mut at = 0;
     while let Some(process) = seen.get(at).copied() {
         let next = awaited(process);
         if next.is_empty() {
             ends.push(process);
         }
-        seen.extend(next);
-        let mut known = std::collections::HashSet::new();
-        seen.retain(|p| known.insert(*p));
+        seen.extend(next.into_iter().filter(|p| known.insert(*p)));
         at += 1;
     }
     if ends.is_empty() {

@@ -335,3 +335,13 @@ fn where_calls_are_queued_behind_each_other_the_first_that_waits_tells_who_is_mi
         assert_eq!(missing(late(reporter, &from, &witnesses)).0, [2]);
     }
 }
+
+/// Who is blamed is a peer's word: a long list, with repetitions, costs no more than its length, and
+/// each is named once.
+#[test]
+fn a_long_list_of_the_blamed_is_gone_through_once() {
+    let many = 200_000;
+    let from: Vec<usize> = (0..many).chain(0..many).collect();
+    let (processes, _) = missing(late(0, &from, &[Witness::Left]));
+    assert_eq!(processes, (0..many).collect::<Vec<_>>());
+}
