@@ -1,0 +1,198 @@
+//! A parameter: what the optimizer works on, and the weight that is computed with.
+
+use crate::{Adapter, Error, Policy, Result, Zero};
+use anymesh_core::{
+    DType, Sharding, Tensor,
+    grad::{Gradients, no_grad},
+};
+
+/// A parameter of a model: a value in the dtype and the layout that it is stored in, and how it is
+/// computed with. The two layouts are all that ZeRO is.
+#[derive(Clone, Debug)]
+pub struct Param {
+    name: String,
+    /// What the optimizer works on.
+    value: Tensor,
+    /// The weight to compute with, kept from step to step where it differs from the value.
+    working: Option<Tensor>,
+    compute: Sharding,
+    policy: Policy,
+    zero: Zero,
+    trainable: bool,
+    /// A low-rank addition, trained in its place.
+    pub(crate) adapter: Option<Box<Adapter>>,
+}
+
+impl Param {
+    /// A trainable parameter of these values; they lie as they are to be stored.
+    pub fn new(
+        name: impl Into<String>,
+        value: Tensor,
+        compute: Sharding,
+        policy: Policy,
+        zero: Zero,
+    ) -> Result<Self> {
+        let mut param = Self {
+            name: name.into(),
+            value,
+            working: None,
+            compute,
+            policy,
+            zero,
+            trainable: true,
+            adapter: None,
+        };
+        param.renew()?;
+        Ok(param)
+    }
+
+    /// The full name, under which it is stored.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The value as it is stored: what the optimizer changes and checkpoints keep.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// How it lies where it is computed with.
+    pub fn compute_sharding(&self) -> &Sharding {
+        &self.compute
+    }
+
+    /// The dtypes.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The stage of [`Zero`] that it is stored by.
+    pub fn zero(&self) -> Zero {
+        self.zero
+    }
+
+    /// Whether training changes it.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+
+    /// The weight to compute with: in the dtype of computations, gathered to the sharding of
+    /// computations. What that takes is recorded, so the gradient finds its way back.
+    #[track_caller]
+    pub fn get(&self) -> Result<Tensor> {
+        Ok(match &self.working {
+            Some(weight) => weight.clone(),
+            None => self.to_compute()?,
+        })
+    }
+
+    #[track_caller]
+    fn to_compute(&self) -> Result<Tensor> {
+        let weight = self.value.cast(self.policy.compute)?;
+        Ok(if weight.sharding() == &self.compute {
+            weight
+        } else {
+            weight.reshard(self.compute.clone())?
+        })
+    }
+
+    /// The gradient as a pass left it, in the dtype in which gradients are added up: perhaps a
+    /// partial sum, nothing is sent. Under [`Zero::Two`] and [`Zero::Three`] it already lies as the
+    /// value does. `None` where the loss does not depend on the parameter, or it is frozen.
+    pub fn partial_gradient(&self, gradients: &Gradients) -> Result<Option<Tensor>> {
+        if !self.trainable {
+            return Ok(None);
+        }
+        let leaf = self.working.as_ref().unwrap_or(&self.value);
+        // What is there is asked for first: `get` would add it up.
+        let gradient = match gradients.partial(leaf) {
+            Ok(gradient) => gradient,
+            Err(error) => match gradients.get(leaf) {
+                Ok(None) => return Ok(None),
+                Ok(Some(gradient)) => gradient,
+                Err(_) => return Err(error.into()),
+            },
+        };
+        Ok(Some(no_grad(|| gradient.cast(self.policy.reduce))?))
+    }
+
+    /// A gradient, or a sum of them, where the value lies: here partial sums are added up.
+    pub fn place_gradient(&self, gradient: &Tensor) -> Result<Tensor> {
+        let stored = self.value.sharding().whole();
+        Ok(no_grad(|| match *gradient.sharding() == stored {
+            true => Ok(gradient.clone()),
+            false => gradient.reshard(stored),
+        })?)
+    }
+
+    /// Other values of the same shape, rounded to its dtype and laid out like it.
+    pub fn set(&mut self, values: &Tensor) -> Result<()> {
+        if values.shape() != self.value.shape() {
+            return Err(Error::parameter(
+                &self.name,
+                format!(
+                    "it is {} and cannot take {}",
+                    self.value.type_string(),
+                    values.type_string()
+                ),
+            ));
+        }
+        self.value = self.value.with_values(values)?;
+        self.renew()
+    }
+
+    /// Other values of perhaps another shape, which lie as they are to be stored: the parameter
+    /// begins anew with them.
+    pub fn replace(&mut self, values: Tensor) -> Result<()> {
+        self.value = values.detach();
+        self.working = None;
+        self.renew()
+    }
+
+    /// Whether training is to change it from now on.
+    pub fn train(&mut self, trainable: bool) -> Result<()> {
+        self.trainable = trainable;
+        self.working = None;
+        self.renew()
+    }
+
+    /// Makes the tape's leaf and the weight to compute with fit the value again.
+    fn renew(&mut self) -> Result<()> {
+        let differs =
+            self.policy.compute != self.value.dtype() || self.compute != *self.value.sharding();
+        let kept = differs && (self.zero < Zero::Three || !self.trainable && self.zero == Zero::Off);
+        let tracked = self.trainable && !kept;
+        if self.value.requires_grad() != tracked {
+            self.value = match tracked {
+                true => self.value.detach().require_grad()?,
+                false => self.value.detach(),
+            };
+        }
+        if !kept {
+            self.working = None;
+            return Ok(());
+        }
+        let fresh = no_grad(|| self.to_compute())?.detach();
+        self.working = Some(match &self.working {
+            // Keeps what was hooked to it.
+            Some(before) => before.with_values(&fresh)?,
+            None if self.trainable => {
+                let leaf = fresh.require_grad()?;
+                if self.zero == Zero::Two {
+                    let stored = self.value.sharding().clone();
+                    let reduce = self.policy.reduce;
+                    leaf.on_gradient(move |gradient| cut(gradient, &stored, reduce).map(Some))?;
+                }
+                leaf
+            }
+            None => fresh,
+        });
+        Ok(())
+    }
+}
+
+/// A complete gradient, added up in `reduce` and cut as the value is.
+fn cut(gradient: &Tensor, stored: &Sharding, reduce: DType) -> anymesh_core::Result<Tensor> {
+    let sum = gradient.cast(reduce)?.reshard(stored.clone())?;
+    sum.cast(gradient.dtype())
+}
