@@ -1,7 +1,7 @@
 //! Low-rank adapters: two small matrices trained in place of a large one.
 
 use crate::{Error, Init, Module, Param, Pattern, Result, build::key, join};
-use anymesh_core::{DType, Mesh, Sharding, Tensor, grad::no_grad};
+use anymesh_core::{DType, Sharding, Tensor, grad::no_grad};
 
 /// The settings of adapters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,18 +48,15 @@ impl Module for Adapter {
 
 impl Adapter {
     fn new(name: &str, weight: &Param, lora: &Lora) -> Result<Self> {
-        let &[out, inside] = weight.value().dims() else {
-            let detail = format!(
-                "{} is no matrix: adapters are for the weights of linear layers",
-                weight.value().type_string()
-            );
+        let (&[out, inside], true) = (weight.value().dims(), weight.is_adaptable()) else {
+            let detail = "adapters are for the weights of linear layers, which this is not";
             return Err(Error::parameter(name, detail));
         };
         let path = name.rsplit_once('.').map_or("", |(path, _)| path);
         let (mesh, compute) = (weight.value().mesh(), weight.compute_sharding());
         let side = |suffix: &str, shape: [usize; 2], dim: usize, init: Init| {
             let name = join(path, suffix);
-            let place = (mesh, only(compute, mesh, dim));
+            let place = (mesh, only(compute, dim));
             let (dtype, compute) = (DType::F32, place.1.clone());
             let value = match init {
                 Init::Uniform(bound) => {
@@ -72,7 +69,12 @@ impl Adapter {
         };
         let bound = 1.0 / (inside.max(1) as f64).sqrt();
         Ok(Self {
-            a: side("lora_A.weight", [lora.rank, inside], 1, Init::Uniform(bound))?,
+            a: side(
+                "lora_A.weight",
+                [lora.rank, inside],
+                1,
+                Init::Uniform(bound),
+            )?,
             b: side("lora_B.weight", [out, lora.rank], 0, Init::Zeros)?,
             scale: lora.alpha / lora.rank as f64,
         })
@@ -92,7 +94,7 @@ impl Adapter {
 }
 
 /// The cuts of one dimension of a sharding.
-fn only(sharding: &Sharding, _mesh: &Mesh, dim: usize) -> Sharding {
+fn only(sharding: &Sharding, dim: usize) -> Sharding {
     (sharding.axes_of(dim)).fold(Sharding::replicated(), |s, axis| s.cut(dim, axis))
 }
 
@@ -101,7 +103,10 @@ fn only(sharding: &Sharding, _mesh: &Mesh, dim: usize) -> Sharding {
 /// how many there are.
 pub fn add_lora<M: Module + ?Sized>(model: &mut M, pattern: &str, lora: &Lora) -> Result<usize> {
     if lora.rank == 0 {
-        return Err(Error::config("lora.rank", "an adapter needs a rank of 1 or more"));
+        return Err(Error::config(
+            "lora.rank",
+            "an adapter needs a rank of 1 or more",
+        ));
     }
     let pattern: Pattern = pattern.parse()?;
     pattern.check(&model.names())?;

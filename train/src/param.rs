@@ -19,6 +19,8 @@ pub struct Param {
     policy: Policy,
     zero: Zero,
     trainable: bool,
+    /// Whether the layer it is in takes an adapter.
+    adaptable: bool,
     /// A low-rank addition, trained in its place.
     pub(crate) adapter: Option<Box<Adapter>>,
 }
@@ -40,10 +42,22 @@ impl Param {
             policy,
             zero,
             trainable: true,
+            adaptable: false,
             adapter: None,
         };
         param.renew()?;
         Ok(param)
+    }
+
+    /// Says that the layer it is in adds an adapter to its output.
+    pub(crate) fn adaptable(mut self) -> Self {
+        self.adaptable = true;
+        self
+    }
+
+    /// Whether it can have an adapter: the weights of linear layers can.
+    pub fn is_adaptable(&self) -> bool {
+        self.adaptable
     }
 
     /// The full name, under which it is stored.
@@ -160,7 +174,8 @@ impl Param {
     fn renew(&mut self) -> Result<()> {
         let differs =
             self.policy.compute != self.value.dtype() || self.compute != *self.value.sharding();
-        let kept = differs && (self.zero < Zero::Three || !self.trainable && self.zero == Zero::Off);
+        let kept =
+            differs && (self.zero < Zero::Three || !self.trainable && self.zero == Zero::Off);
         let tracked = self.trainable && !kept;
         if self.value.requires_grad() != tracked {
             self.value = match tracked {

@@ -1,0 +1,96 @@
+//! A transformer block for models of your own.
+
+use crate::{
+    Build, Init, Module, Pass, Result,
+    nn::{Activation, Attend, Attention, Cache, Dropout, Heads, LayerNorm, Mlp, Norm},
+};
+use anymesh_core::Tensor;
+
+/// Where the norms of a block stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormOrder {
+    /// Before attention and MLP, inside of the residual branch: `x + f(norm(x))`.
+    #[default]
+    Pre,
+    /// After the residual was added: `norm(x + f(x))`.
+    Post,
+}
+
+/// Attention and an MLP, each with a norm, dropout and a residual.
+#[derive(Clone, Debug, Module)]
+pub struct Block {
+    /// The norm of attention.
+    pub norm1: Norm,
+    /// Attention.
+    pub attention: Attention,
+    /// The norm of the MLP.
+    pub norm2: Norm,
+    /// The MLP.
+    pub mlp: Mlp,
+    /// On the output of attention.
+    pub dropout1: Dropout,
+    /// On the output of the MLP.
+    pub dropout2: Dropout,
+    #[skip]
+    order: NormOrder,
+    /// How the residual stream lies between blocks.
+    #[skip]
+    stream: &'static str,
+}
+
+impl Block {
+    /// For vectors of `sizes[0]` values and an MLP that is `sizes[1]` wide, with layer norms,
+    /// biases and gelu.
+    pub fn new(
+        b: &Build,
+        sizes: [usize; 2],
+        heads: Heads,
+        dropout: f64,
+        order: NormOrder,
+    ) -> Result<Self> {
+        let (width, init) = (sizes[0], Init::Normal(0.02));
+        let norm = |name: &str| LayerNorm::new(&b.at(name), width, 1e-5).map(Norm::Layer);
+        Ok(Self {
+            norm1: norm("norm1")?,
+            attention: Attention::new(&b.at("attention"), width, heads, true, init)?,
+            norm2: norm("norm2")?,
+            mlp: Mlp::new(&b.at("mlp"), sizes, true, Activation::GeluTanh, init)?,
+            dropout1: Dropout::new(&b.at("dropout1"), dropout),
+            dropout2: Dropout::new(&b.at("dropout2"), dropout),
+            order,
+            stream: b.stream(),
+        })
+    }
+
+    /// The block's output for `[b, s, width]`.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        options: &Attend,
+        cache: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        // What a cut layer leaves is a partial sum: added up once, where the stream lies.
+        let settled = |y: Tensor| y.reshard(self.stream);
+        match self.order {
+            NormOrder::Pre => {
+                let y = self
+                    .attention
+                    .forward(&self.norm1.forward(x)?, options, cache)?;
+                let x = self.dropout1.add(&settled(y)?, x, pass)?;
+                let y = self.mlp.forward(&self.norm2.forward(&x)?)?;
+                self.dropout2.add(&settled(y)?, &x, pass)
+            }
+            NormOrder::Post => {
+                let y = self.attention.forward(x, options, cache)?;
+                let x = self
+                    .norm1
+                    .forward(&self.dropout1.add(&settled(y)?, x, pass)?)?;
+                let y = self.mlp.forward(&x)?;
+                self.norm2
+                    .forward(&self.dropout2.add(&settled(y)?, &x, pass)?)
+            }
+        }
+    }
+}
