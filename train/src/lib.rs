@@ -16,6 +16,7 @@
 extern crate self as anymesh_train;
 
 mod build;
+pub mod config;
 mod error;
 mod lora;
 mod module;
