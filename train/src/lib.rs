@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
+//! | [`models`] | GPT-2, Llama and its relatives, BERT |
 
 #![forbid(unsafe_code)]
 
@@ -18,12 +19,14 @@ extern crate self as anymesh_train;
 mod build;
 mod error;
 mod lora;
+pub mod models;
 mod module;
 pub mod nn;
 mod param;
 mod pass;
 mod pattern;
 mod policy;
+mod recompute;
 mod summary;
 
 pub use anymesh_train_derive::Module;
