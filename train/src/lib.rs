@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
+//! | [`models`] | GPT-2, Llama and its relatives, BERT |
 
 #![forbid(unsafe_code)]
 
@@ -19,12 +20,14 @@ mod build;
 pub mod config;
 mod error;
 mod lora;
+pub mod models;
 mod module;
 pub mod nn;
 mod param;
 mod pass;
 mod pattern;
 mod policy;
+mod recompute;
 mod summary;
 
 pub use anymesh_train_derive::Module;
