@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
+//! | [`models`] | GPT-2, Llama and its relatives, BERT |
 //! | [`objective`] | what training makes small: losses |
 
 #![forbid(unsafe_code)]
@@ -17,8 +18,10 @@
 extern crate self as anymesh_train;
 
 mod build;
+pub mod config;
 mod error;
 mod lora;
+pub mod models;
 mod module;
 pub mod nn;
 pub mod objective;
@@ -26,6 +29,7 @@ mod param;
 mod pass;
 mod pattern;
 mod policy;
+mod recompute;
 mod summary;
 
 pub use anymesh_train_derive::Module;
