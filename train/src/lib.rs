@@ -9,8 +9,10 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
-//! | [`models`] | GPT-2, Llama and its relatives, BERT |
+//! | [`models`] | GPT-2, Llama and its relatives, BERT; from files and to files |
 //! | [`objective`] | what training makes small: losses |
+//! | [`TextModel`], [`generate`], [`Sampling`], [`ChatTemplate`] | text |
+//! | [`Encoder`] | vectors of sentences |
 
 #![forbid(unsafe_code)]
 
@@ -18,8 +20,11 @@
 extern crate self as anymesh_train;
 
 mod build;
-pub mod config;
+mod chat;
+mod embed;
 mod error;
+mod generate;
+mod grow;
 mod lora;
 pub mod models;
 mod module;
@@ -30,15 +35,23 @@ mod pass;
 mod pattern;
 mod policy;
 mod recompute;
+mod sampling;
 mod summary;
+mod text;
 
 pub use anymesh_train_derive::Module;
 pub use build::{Build, Init, Zero, join, key};
+pub use chat::{ChatTemplate, Message};
+pub use embed::{Encoder, Pooling, Sentences, normalized};
 pub use error::{Error, Result};
+pub use generate::{Decoder, Finish, Generate, Generated, generate};
+pub use grow::{grow_rows, grow_vocabulary};
 pub use lora::{Adapter, Lora, add_lora, merge_lora};
 pub use module::Module;
 pub use param::Param;
 pub use pass::Pass;
 pub use pattern::Pattern;
 pub use policy::Policy;
+pub use sampling::Sampling;
 pub use summary::{Row, Summary};
+pub use text::{Completion, TextModel};
