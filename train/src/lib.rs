@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
+//! | [`optim`] | optimizers, clipping, schedules, averages |
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod error;
 mod lora;
 mod module;
 pub mod nn;
+pub mod optim;
 mod param;
 mod pass;
 mod pattern;
