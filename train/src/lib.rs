@@ -13,6 +13,7 @@
 //! | [`objective`] | what training makes small: losses |
 //! | [`TextModel`], [`generate`], [`Sampling`], [`ChatTemplate`] | text |
 //! | [`Encoder`] | vectors of sentences |
+//! | [`optim`] | optimizers, clipping, schedules, averages |
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ pub mod models;
 mod module;
 pub mod nn;
 pub mod objective;
+pub mod optim;
 mod param;
 mod pass;
 mod pattern;
