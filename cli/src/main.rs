@@ -20,6 +20,7 @@ mod seeded;
 mod server;
 mod show;
 mod trace;
+mod train;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -53,6 +54,8 @@ enum Command {
     Embed(embed::Embed),
     /// Look into, check, compare and convert checkpoints.
     Ckpt(ckpt::CkptCommand),
+    /// Train a language model as a configuration file says.
+    Train(train::Train),
     /// Start many processes of a program, here or on several hosts, and end all when one dies.
     #[cfg(unix)]
     Launch(launch::Launch),
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Generate(generate) => model::finish(generate.run()),
         Command::Embed(embed) => model::finish(embed.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
+        Command::Train(train) => train.run(),
         #[cfg(unix)]
         Command::Launch(launch) => launch.run(),
         Command::Trace(trace) => trace.run(),

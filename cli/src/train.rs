@@ -52,7 +52,7 @@ impl Train {
             Err(error) => return failed(&error.to_string()),
         };
         // An error of one process ends all.
-        let outcome = cluster.run(|cluster| self.train(&config, cluster).map_err(Into::into));
+        let outcome = cluster.run(|cluster| self.train(&config, cluster));
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error.to_string()),
@@ -201,7 +201,9 @@ impl Watch<'_> {
                 (*step, vec![("evaluation_loss", *loss)])
             }
             Event::SaveFailed { step, error } => {
-                self.say(&format!("step {step}: the checkpoint was not written, the run goes on: {error}"));
+                self.say(&format!(
+                    "step {step}: the checkpoint was not written, the run goes on: {error}"
+                ));
                 return;
             }
             _ => return,
@@ -209,7 +211,9 @@ impl Watch<'_> {
         if let Some(Err(error)) = logger.map(|logger| logger.scalars(step, &scalars))
             && self.failure.is_none()
         {
-            self.say(&format!("the log was not written, the run goes on: {error}"));
+            self.say(&format!(
+                "the log was not written, the run goes on: {error}"
+            ));
             self.failure = Some(error);
         }
     }

@@ -20,12 +20,16 @@
 // What the derive writes names this crate from outside.
 extern crate self as anymesh_train;
 
+mod batch;
 mod build;
 mod chat;
+pub mod config;
+pub mod data;
 mod embed;
 mod error;
 mod generate;
 mod grow;
+pub mod log;
 mod lora;
 pub mod models;
 mod module;
@@ -40,8 +44,10 @@ mod recompute;
 mod sampling;
 mod summary;
 mod text;
+pub mod trainer;
 
 pub use anymesh_train_derive::Module;
+pub use batch::{BatchSize, BatchSpec};
 pub use build::{Build, Init, Zero, join, key};
 pub use chat::{ChatTemplate, Message};
 pub use embed::{Encoder, Pooling, Sentences, normalized};

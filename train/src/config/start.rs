@@ -7,7 +7,7 @@ use crate::{
         Concat, Each, Form, Loader, LoaderOptions, Megatron, Mixture, Source, TokenFile, TokenType,
         Tokenized, Tokenizer, open_records, tokenize_once,
     },
-    models::{self, Model},
+    models::{Model, ModelFiles},
     objective::Language,
     optim::{Groups, LossScaler, Optimizer},
     trainer::{FromLoader, LanguageModel, Trainer},
@@ -46,8 +46,12 @@ impl RunConfig {
         let (mut model, mut tokenizer) = match self.model_choice()? {
             ModelChoice::New(config) => (config.build(&build)?, None),
             ModelChoice::Trained(path) => {
-                let opened = models::open(&path, &build)?;
-                (opened.model, opened.tokenizer)
+                let files = ModelFiles::open(&path)?;
+                let tokenizer = match files.text("tokenizer.json")? {
+                    Some(json) => Some(Tokenizer::from_json(json.as_bytes(), &path)?),
+                    None => None,
+                };
+                (files.load(&build)?, tokenizer)
             }
         };
         if let Some(name) = &self.tokenizer {
@@ -112,8 +116,7 @@ impl RunConfig {
         };
         let mut task = LanguageModel::new(model, language, self.batch.length);
         task.mix_documents = self.batch.mix_documents;
-        let mut trainer =
-            Trainer::new(task, optimizer, self.schedule.clone(), self.run.clone())?;
+        let mut trainer = Trainer::new(task, optimizer, self.schedule.clone(), self.run.clone())?;
         trainer.about = about;
         Ok(Prepared {
             trainer,

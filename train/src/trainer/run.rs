@@ -1,6 +1,6 @@
 //! A run: steps until it ends, with everything that happens between them.
 
-use super::{Feed, Settings, StepReport, Task, agree};
+use super::{Feed, Settings, StepReport, Task, agree, save::checkpoint_name};
 use crate::{
     Error, Result,
     optim::{Ema, Optimizer, Schedule},
@@ -8,7 +8,6 @@ use crate::{
 use anymesh_checkpoint::{Background, Training};
 use std::{
     fmt,
-    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -226,10 +225,12 @@ impl<T: Task> Trainer<T> {
 
     /// Begins to save this step, after the save before it has ended.
     fn save_now(&mut self, watch: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
-        if self.settings.save.folder.is_none() {
-            return Ok(());
-        }
         let before = self.finish_save();
+        // Nothing to save to, or this very step is saved, perhaps by the run before this one.
+        let folder = self.settings.save.folder.as_ref();
+        if folder.is_none_or(|folder| folder.join(checkpoint_name(self.step)).exists()) {
+            return before.map(|_| ());
+        }
         watch(&Event::Saving { step: self.step });
         self.begin_save()?;
         before.map(|_| ())

@@ -2,12 +2,11 @@
 
 use super::{Task, Trainer};
 use crate::{Error, Result, optim::Ema};
-use anymesh_checkpoint::{Background, Checkpoint, Contents, Keep, Load, Source, Training, latest, rotate};
-use anymesh_core::Tensor;
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
+use anymesh_checkpoint::{
+    Background, Checkpoint, Contents, Keep, Load, Source, Training, latest, rotate,
 };
+use anymesh_core::Tensor;
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// What the name of an average begins with.
 pub(super) const AVERAGE: &str = "ema.";
@@ -79,8 +78,11 @@ impl<T: Task> Trainer<T> {
             ..Load::default()
         };
         let loaded = load.replace(saved, &Contents::new(0, wanted))?.tensors;
-        let (mut values, mut state, mut averages) =
-            (BTreeMap::new(), BTreeMap::new(), BTreeMap::<String, Tensor>::new());
+        let (mut values, mut state, mut averages) = (
+            BTreeMap::new(),
+            BTreeMap::new(),
+            BTreeMap::<String, Tensor>::new(),
+        );
         let names: std::collections::BTreeSet<String> =
             self.task.model().names().into_iter().collect();
         for (name, tensor) in loaded {
@@ -128,9 +130,6 @@ impl<T: Task> Trainer<T> {
             return Ok(());
         };
         let name = checkpoint_name(self.step);
-        if folder.join(&name).exists() {
-            return Ok(()); // this very step, saved by the run that this one goes on from
-        }
         std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, "create folder", &e))?;
         let mesh = self.task.mesh().clone();
         let saver = self.saver.get_or_insert_with(|| {

@@ -1,9 +1,6 @@
 //! One step: gradients of all micro-batches, one update.
 
-use super::{
-    Feed, Task, Trainer,
-    guard,
-};
+use super::{Feed, Task, Trainer, guard};
 use crate::{Error, Pass, Result, optim::Accumulator};
 use anymesh_core::{Tensor, grad::no_grad, ops::Rng};
 use std::ops::Range;
