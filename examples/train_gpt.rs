@@ -11,7 +11,7 @@
 use anymesh::{
     prelude::*,
     train::{
-        Error, Generate, Module, Result, Sampling,
+        Error, Generate, Result, Sampling,
         config::{Prepared, RunConfig, parse},
         data::Tokenizer,
         generate,
