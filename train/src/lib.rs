@@ -9,14 +9,20 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
+//! | [`data`] | text and tokens from files, packed and shuffled into batches on a mesh; tokenizers |
+//! | [`BatchSpec`] | batch sizes with their units, the rest from those that are given |
+//! | [`log`] | TensorBoard's event files, JSON lines, a line of progress |
 
 #![forbid(unsafe_code)]
 
 // What the derive writes names this crate from outside.
 extern crate self as anymesh_train;
 
+mod batch;
 mod build;
+pub mod data;
 mod error;
+pub mod log;
 mod lora;
 mod module;
 pub mod nn;
@@ -27,6 +33,7 @@ mod policy;
 mod summary;
 
 pub use anymesh_train_derive::Module;
+pub use batch::{BatchSize, BatchSpec};
 pub use build::{Build, Init, Zero, join, key};
 pub use error::{Error, Result};
 pub use lora::{Adapter, Lora, add_lora, merge_lora};
