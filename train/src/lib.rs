@@ -9,11 +9,9 @@
 //! |---|---|
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
-//! | [`models`] | GPT-2, Llama and its relatives, BERT; from files and to files |
-//! | [`objective`] | what training makes small: losses |
-//! | [`TextModel`], [`generate`], [`Sampling`], [`ChatTemplate`] | text |
-//! | [`Encoder`] | vectors of sentences |
-//! | [`optim`] | optimizers, clipping, schedules, averages |
+//! | [`data`] | text and tokens from files, packed and shuffled into batches on a mesh; tokenizers |
+//! | [`BatchSpec`] | batch sizes with their units, the rest from those that are given |
+//! | [`log`] | TensorBoard's event files, JSON lines, a line of progress |
 
 #![forbid(unsafe_code)]
 
@@ -22,13 +20,8 @@ extern crate self as anymesh_train;
 
 mod batch;
 mod build;
-mod chat;
-pub mod config;
 pub mod data;
-mod embed;
 mod error;
-mod generate;
-mod grow;
 pub mod log;
 mod lora;
 pub mod models;
