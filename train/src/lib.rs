@@ -35,7 +35,7 @@ mod summary;
 pub use anymesh_train_derive::Module;
 pub use build::{Build, Init, Zero, join, key};
 pub use error::{Error, Result};
-pub use lora::{Adapter, Lora, add_lora, merge_lora};
+pub use lora::{Adapter, Lora, add_lora, load_lora, lora_pass, lora_values, merge_lora, save_lora};
 pub use module::Module;
 pub use param::Param;
 pub use pass::Pass;

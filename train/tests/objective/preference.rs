@@ -67,8 +67,9 @@ fn dpo_with_smoothing_and_ipo_are_their_formulas() {
                 Operand::mixed(8, &[5], "[@tp?]"),
             ],
             &|mesh, x| {
-                let of =
-                    |row| Tensor::from_fn([5], (mesh, "[@dp?]"), |at| reference[row * 5 + at[0]]);
+                let of = |row: usize| {
+                    Tensor::from_fn([5], (mesh, "[@dp?]"), |at| reference[row * 5 + at[0]])
+                };
                 let policy = Pair {
                     chosen: &x[0],
                     rejected: &x[1],
