@@ -14,7 +14,16 @@ pub(crate) fn recompute(
     if !on {
         return layer(x);
     }
-    let run = move |x: &[Tensor]| match layer(&x[0]) {
+    recompute_each(&[x], move |x| layer(&x[0]))
+}
+
+/// [`recompute`] of several tensors.
+#[track_caller]
+pub(crate) fn recompute_each(
+    x: &[&Tensor],
+    f: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let run = move |x: &[Tensor]| match f(x) {
         Ok(y) => Ok(vec![y]),
         Err(Error::Tensor(error)) => Err(error),
         Err(other) => Err(anymesh_core::Error::argument(
@@ -23,5 +32,5 @@ pub(crate) fn recompute(
             other.to_string(),
         )),
     };
-    Ok(checkpoint(run, &[x])?.remove(0))
+    Ok(checkpoint(run, x)?.remove(0))
 }

@@ -1,6 +1,7 @@
 //! A sum of which only a chunk is in memory at a time.
 
-use anymesh_core::{Result, Tensor, grad::checkpoint};
+use crate::{Result, recompute::recompute_each};
+use anymesh_core::Tensor;
 
 /// The sum of `f` over chunks of a dimension that all tensors have, each of at most `chunk`
 /// elements. Each is computed again in the backward pass, so that what `f` makes of a chunk never
@@ -20,12 +21,12 @@ pub(super) fn sum_over_chunks(
     let step = size.div_ceil(chunk.max(1));
     let mut sum: Option<Tensor> = None;
     for start in 0..step {
-        let part =
-            |(t, axis): &(&Tensor, i64)| t.slice(*axis, Some(start as i64), None, step as i64);
+        let part = |(t, axis): &(&Tensor, i64)| -> Result<Tensor> {
+            Ok(t.slice(*axis, Some(start as i64), None, step as i64)?)
+        };
         let parts = tensors.iter().map(part).collect::<Result<Vec<_>>>()?;
-        let f = f.clone();
         let refs: Vec<&Tensor> = parts.iter().collect();
-        let term = checkpoint(move |parts| Ok(vec![f(parts)?]), &refs)?.remove(0);
+        let term = recompute_each(&refs, f.clone())?;
         sum = Some(match sum {
             None => term,
             Some(sum) => sum.add(&term)?,

@@ -72,7 +72,7 @@ pub fn label_weight(labels: &Tensor, options: &Classification) -> Result<f64> {
     };
     let sum = no_grad(|| {
         let counts = valid(labels)?;
-        let of = weight.embedding(&counts.where_(labels, 0)?)?;
+        let of = weight.index_get(&[&counts.where_(labels, 0)?])?;
         counts.where_(&of, 0.0)?.sum_all()
     })?;
     Ok(sum.item()?.to_f64())

@@ -112,12 +112,12 @@ impl Contrastive {
         let mesh = rows.mesh();
         let targets = Tensor::arange(0, (count * group) as i64, group as i64, DType::I32, mesh)?;
         let columns = columns.t()?;
-        let loss = move |rows: &Tensor, targets: &Tensor| {
+        let loss = move |rows: &Tensor, targets: &Tensor| -> Result<Tensor> {
             let scores = rows.matmul(&columns)?;
-            entropy(&scores, targets, None, 0.0, LossReduction::Sum)
+            Ok(entropy(&scores, targets, None, 0.0, LossReduction::Sum)?)
         };
         let Some(chunk) = self.chunk else {
-            return Ok(loss(rows, &targets)?);
+            return loss(rows, &targets);
         };
         let sum = sum_over_chunks(&[(rows, 0), (&targets, 0)], chunk, move |parts| {
             loss(&parts[0], &parts[1])

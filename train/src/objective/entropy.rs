@@ -62,12 +62,33 @@ pub(super) fn entropy(
         label_smoothing: smoothing,
         reduction,
     };
-    // A view: whichever positions are cut, nothing has to move.
-    let logits = match logits.rank() {
-        0..=2 => logits.clone(),
-        _ => logits.movedim(&[-1], &[1])?,
-    };
-    logits.cross_entropy(labels, &options)
+    if logits.rank() <= 2 {
+        return logits.cross_entropy(labels, &options);
+    }
+    if let Some(rows) = as_rows(logits) {
+        let losses = rows.cross_entropy(&labels.reshape([labels.numel()])?, &options)?;
+        return match reduction {
+            LossReduction::None => losses.reshape(labels.shape().clone()),
+            _ => Ok(losses),
+        };
+    }
+    // Also a view: whichever positions are cut, nothing has to move.
+    logits.movedim(&[-1], &[1])?.cross_entropy(labels, &options)
+}
+
+/// Logits `[.., classes]` as rows `[positions, classes]`, which kernels read fastest, where that
+/// moves nothing: where at most the first dimension of positions is cut, and evenly.
+fn as_rows(logits: &Tensor) -> Option<Tensor> {
+    let (sharding, mesh) = (logits.sharding(), logits.mesh());
+    let (classes, positions) = logits.dims().split_last()?;
+    let parts: usize = sharding.axes_of(0).map(|axis| mesh.size(axis)).product();
+    let even = positions.first()? % parts == 0;
+    let whole = (1..positions.len()).all(|d| sharding.axes_of(d).next().is_none());
+    let rows = [positions.iter().product(), *classes];
+    match even && whole {
+        true => logits.reshape(rows).ok(),
+        false => None,
+    }
 }
 
 /// The log-probability that logits `[.., tokens]` give each label; zero where it is ignored.

@@ -90,7 +90,7 @@ pub fn language(logits: &Tensor, labels: &Tensor, options: &Language) -> Result<
 
 /// [`language`] from what the last layer gives, `[.., sequence, width]`, with the logits of at most
 /// `chunk` positions of each sequence in memory at a time; the backward pass makes them again. The
-/// head takes `[.., width]` to `[.., tokens]`: get its weight once, outside of it.
+/// head takes `[.., width]` to `[.., tokens]`.
 ///
 /// ```
 /// # use anymesh_core::{DType, Tensor, ops::Rng};
@@ -101,7 +101,7 @@ pub fn language(logits: &Tensor, labels: &Tensor, options: &Language) -> Result<
 /// # let labels = Tensor::from_fn([2, 6], &device, |at| at[1] as i32)?;
 /// let options = Language::default();
 /// let whole = language(&hidden.linear(&weight, None)?, &labels, &options)?;
-/// let head = move |hidden: &Tensor| hidden.linear(&weight, None);
+/// let head = move |hidden: &Tensor| Ok(hidden.linear(&weight, None)?);
 /// let sum = language_in_chunks(&hidden, &labels, head, 2, &options)?;
 /// assert!((sum.item()?.to_f64() - whole.item()?.to_f64()).abs() < 1e-10);
 /// # Ok::<(), anymesh_train::Error>(())
@@ -110,7 +110,7 @@ pub fn language(logits: &Tensor, labels: &Tensor, options: &Language) -> Result<
 pub fn language_in_chunks(
     hidden: &Tensor,
     labels: &Tensor,
-    head: impl Fn(&Tensor) -> anymesh_core::Result<Tensor> + Clone + Send + Sync + 'static,
+    head: impl Fn(&Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
     chunk: usize,
     options: &Language,
 ) -> Result<Tensor> {
@@ -132,7 +132,7 @@ pub fn language_in_chunks(
     check_dims("labels", labels, positions, "a label for each position")?;
     let options = *options;
     let sum = sum_over_chunks(&[(hidden, -2), (labels, -1)], chunk, move |parts| {
-        options.sum(&head(&parts[0])?, &parts[1])
+        Ok(options.sum(&head(&parts[0])?, &parts[1])?)
     })?;
     sum.ok_or_else(|| Error::config("hidden", "there are no positions"))
 }

@@ -55,6 +55,23 @@ fn the_sum_over_labels_is_the_formula_with_and_without_smoothing_and_z_loss() {
 }
 
 #[test]
+fn however_positions_are_cut_logits_stay_where_they_are() -> Result<()> {
+    let mesh = Mesh::new("dp=2, cp=2", &anymesh_backend_cpu::device())?;
+    for (batch, sharding) in [(4, "[@dp, _, _]"), (4, "[@dp, @cp, _]"), (3, "[@dp, _, _]")] {
+        let positions = sharding.replace(", _]", "]");
+        let logits = Tensor::zeros([batch, 6, 8], DType::F32, (&mesh, sharding))?;
+        let labels = Tensor::zeros([batch, 6], DType::I32, (&mesh, positions.as_str()))?;
+        let logits = logits.require_grad()?;
+        let (outcome, ledger) = Ledger::record(|| -> Result<_> {
+            Ok(language(&logits, &labels, &Language::default())?.backward()?)
+        });
+        assert_eq!(outcome?.partial(&logits)?.sharding(), logits.sharding());
+        assert_eq!(ledger.bytes(), 0, "{batch}, {sharding}: {ledger}");
+    }
+    Ok(())
+}
+
+#[test]
 fn chunks_give_the_same_sum_and_gradients_however_they_divide() {
     let hidden = Operand::mixed(2, &[4, 3, 6], "[@dp?, @tp?, _]");
     let head = Operand::mixed(3, &[5, 6], "[@tp?, _]");
@@ -70,7 +87,7 @@ fn chunks_give_the_same_sum_and_gradients_however_they_divide() {
     for chunk in [1, 2, 3, 100] {
         let found = on_every_mesh(&operands, &|mesh, x| {
             let weight = x[1].clone();
-            let head = move |h: &Tensor| h.linear(&weight, None);
+            let head = move |h: &Tensor| Ok(h.linear(&weight, None)?);
             language_in_chunks(&x[0], &labels(mesh), head, chunk, &options)
         });
         near("loss", &[found.0], &[whole.0], 1e-12);
@@ -90,7 +107,7 @@ fn chunks_of_a_cut_sequence_move_nothing() -> Result<()> {
     let (hidden, weight) = (hidden.require_grad()?, weight.require_grad()?);
     let (outcome, ledger) = Ledger::record(|| -> Result<_> {
         let weight = weight.clone();
-        let head = move |h: &Tensor| h.linear(&weight, None);
+        let head = move |h: &Tensor| Ok(h.linear(&weight, None)?);
         let sum = language_in_chunks(&hidden, &labels, head, 8, &Language::default())?;
         Ok(sum.backward()?)
     });
@@ -115,7 +132,7 @@ fn chunks_hold_the_logits_of_one_chunk() -> Result<()> {
             None => language(&hidden.linear(&weight, None)?, &labels, &options)?,
             Some(chunk) => {
                 let weight = weight.clone();
-                let head = move |h: &Tensor| h.linear(&weight, None);
+                let head = move |h: &Tensor| Ok(h.linear(&weight, None)?);
                 language_in_chunks(&hidden, &labels, head, chunk, &options)?
             }
         };
