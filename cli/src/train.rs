@@ -4,7 +4,7 @@ use anymesh::{
     Mesh,
     cluster::Cluster,
     train::{
-        Error, Module, Result, Summary,
+        Error, Result, Summary,
         config::{Prepared, RunConfig, print, read},
         log::{Logger, Progress, Status},
         trainer::{Event, Finished, Task},
