@@ -34,7 +34,8 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// A tokenizer: a file or folder, or `bytes`. That of the model where there is one.
+    /// A tokenizer: a file or folder, `bytes`, or `bpe:2048`, which is learnt from the data. That of
+    /// the model where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Parameters that are not trained, as a pattern.

@@ -4,8 +4,8 @@ use super::{DataConfig, ModelChoice, RunConfig, print};
 use crate::{
     BatchSize, Build, Error, Lora, Module, Result, add_lora,
     data::{
-        Concat, Each, Form, Loader, LoaderOptions, Megatron, Mixture, Source, TokenFile, TokenType,
-        Tokenized, Tokenizer, open_records, tokenize_once,
+        Concat, Each, Field, Form, Loader, LoaderOptions, Megatron, Mixture, Source, TokenFile,
+        TokenType, Tokenized, Tokenizer, open_records, tokenize_once,
     },
     models::{Model, ModelFiles},
     objective::Language,
@@ -55,10 +55,7 @@ impl RunConfig {
             }
         };
         if let Some(name) = &self.tokenizer {
-            tokenizer = Some(match name.as_str() {
-                "bytes" => Tokenizer::bytes(),
-                path => Tokenizer::open(path)?,
-            });
+            tokenizer = Some(self.tokenizer(name, mesh)?);
         }
         let tokenizer = Arc::new(tokenizer.unwrap_or_else(Tokenizer::bytes));
         self.check_model(&model, &tokenizer)?;
@@ -102,6 +99,10 @@ impl RunConfig {
             return Err(Error::config("run.evaluate.every", detail));
         }
 
+        if let Some(folder) = self.run.save.folder.as_ref().filter(|_| mesh.is_first()) {
+            tokenizer.save(folder)?; // whoever runs a checkpoint finds it there
+        }
+
         let policy = build.policy();
         let mut optimizer = Optimizer::new(&model, &self.groups())?;
         optimizer.clip = Some(self.clip.clone());
@@ -126,6 +127,44 @@ impl RunConfig {
             batch,
             samples,
         })
+    }
+
+    /// The tokenizer by its name. One that is learnt from the data is kept beside the checkpoints, so
+    /// that a run that goes on has the same one.
+    fn tokenizer(&self, name: &str, mesh: &Mesh) -> Result<Tokenizer> {
+        let Some(size) = name.strip_prefix("bpe:") else {
+            return match name {
+                "bytes" => Ok(Tokenizer::bytes()),
+                path => Tokenizer::open(path),
+            };
+        };
+        let Ok(size) = size.parse() else {
+            let detail = format!("'{size}' is no number of tokens: bpe:2048");
+            return Err(Error::config("tokenizer", detail));
+        };
+        let kept = self.cache().join(format!("bpe-{size}"));
+        let mut learnt = Ok(());
+        if mesh.is_first() && !kept.join("tokenizer.json").exists() {
+            learnt = self.learn_tokenizer(size).and_then(|t| t.save(&kept));
+        }
+        crate::trainer::wait_for_all(mesh)?;
+        learnt?;
+        Tokenizer::open(&kept)
+    }
+
+    fn learn_tokenizer(&self, size: usize) -> Result<Tokenizer> {
+        let mut texts = vec![];
+        for part in &self.data {
+            let records = open_records(&part.path)?;
+            for index in 0..records.count() {
+                let fields = records.fields(index, &[&part.field])?;
+                texts.extend(fields.into_iter().filter_map(|field| match field {
+                    Field::Text(text) => Some(text),
+                    Field::Number(_) => None,
+                }));
+            }
+        }
+        Tokenizer::train_bpe(texts, size)
     }
 
     fn check_model(&self, model: &Model, tokenizer: &Tokenizer) -> Result<()> {
