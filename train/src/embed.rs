@@ -2,11 +2,11 @@
 
 use crate::{
     Error, Pass, Result,
+    data::Tokenizer,
     models::{Model, ModelFiles, Tokens},
 };
 use anymesh_core::{DType, Mesh, Tensor, grad::no_grad};
 use serde_json::Value;
-use tokenizers::{Tokenizer, TruncationParams};
 
 /// How the vectors of tokens become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,15 +105,7 @@ impl Encoder {
         let longest = encoder.model.config().longest();
         let said = sentences.get("max_seq_length").and_then(Value::as_u64);
         let max_length = said.map_or(longest, |n| longest.min(n as usize));
-        let truncation = TruncationParams {
-            max_length,
-            ..TruncationParams::default()
-        };
-        let truncated = encoder.tokenizer.with_truncation(Some(truncation));
-        truncated.map_err(|error| Error::Tokenizer {
-            path: files.path().into(),
-            detail: error.to_string(),
-        })?;
+        encoder.tokenizer = encoder.tokenizer.truncated(max_length)?;
         Ok(encoder)
     }
 
@@ -139,20 +131,10 @@ impl Encoder {
 
     /// The tokens of a text, cut off where it is too long.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
-        let lower;
-        let text = match self.lower_case {
-            true => {
-                lower = text.to_lowercase();
-                &lower
-            }
-            false => text,
-        };
-        let encoded = self.tokenizer.encode(text, true);
-        let encoded = encoded.map_err(|error| Error::Tokenizer {
-            path: "tokenizer.json".into(),
-            detail: error.to_string(),
-        })?;
-        Ok(encoded.get_ids().to_vec())
+        match self.lower_case {
+            true => self.tokenizer.encode_whole(&text.to_lowercase()),
+            false => self.tokenizer.encode_whole(text),
+        }
     }
 
     /// Vectors `[b, width]` of sentences, on the device; with gradients where they are on.

@@ -1,15 +1,15 @@
 //! Language models with their tokenizers: text in, text out.
 
 use crate::{
-    Build, ChatTemplate, Error, Finish, Generate, Message, Result, generate,
+    Build, ChatTemplate, Error, Finish, Generate, Message, Result,
+    data::Tokenizer,
+    generate,
     models::{Model, ModelFiles},
 };
-use serde_json::Value;
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use tokenizers::Tokenizer;
 
 /// A model that goes on with texts.
 ///
@@ -33,8 +33,6 @@ pub struct TextModel {
     pub tokenizer: Tokenizer,
     /// How conversations are written, where the model was made for them.
     pub template: Option<ChatTemplate>,
-    /// Tokens that end a text.
-    pub stop: Vec<u32>,
     path: PathBuf,
 }
 
@@ -76,14 +74,13 @@ impl TextModel {
             model,
             tokenizer: files.tokenizer()?,
             template: ChatTemplate::of(files)?,
-            stop: stop_tokens(files)?,
             path: files.path().into(),
         })
     }
 
     /// A text as tokens, with those that the model wants at its beginning.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode(text, true)
+        self.tokenizer.encode_whole(text)
     }
 
     /// A question to the model as tokens that it answers after. An error where the model was not
@@ -104,26 +101,7 @@ impl TextModel {
             ));
         };
         // The template has the tokens of the beginning itself.
-        self.encode(&template.render(messages)?, false)
-    }
-
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        let encoded = self.tokenizer.encode(text, special);
-        Ok(encoded.map_err(|e| self.wrong(&e))?.get_ids().to_vec())
-    }
-
-    /// Tokens as a text, without those that are no text.
-    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.tokenizer
-            .decode(tokens, true)
-            .map_err(|e| self.wrong(&e))
-    }
-
-    fn wrong(&self, error: &tokenizers::Error) -> Error {
-        Error::Tokenizer {
-            path: self.path.clone(),
-            detail: error.to_string(),
-        }
+        self.tokenizer.encode(&template.render(messages)?)
     }
 
     /// Goes on after a prompt, until a token comes that ends texts. `watch` is told each piece of
@@ -135,17 +113,16 @@ impl TextModel {
         watch: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Completion> {
         let mut options = options.clone();
-        options.stop.extend(&self.stop);
-        let mut pieces = self.tokenizer.decode_stream(true);
+        options.stop.extend(&self.tokenizer.special().stops);
+        let mut pieces = self.tokenizer.stream();
         let (begun, mut came, mut failed) = (Instant::now(), vec![], None);
         let prompts = [prompt.to_vec()];
         let mut texts = generate(&self.model, &prompts, &options, &mut |_, token| {
             came.push(Instant::now());
-            match pieces.step(token) {
-                Ok(Some(piece)) => watch(&piece),
-                Ok(None) => true,
+            match pieces.push(token) {
+                Ok(piece) => piece.is_empty() || watch(&piece),
                 Err(error) => {
-                    failed = Some(self.wrong(&error));
+                    failed = Some(error);
                     false
                 }
             }
@@ -153,11 +130,15 @@ impl TextModel {
         if let Some(error) = failed {
             return Err(error);
         }
+        let rest = pieces.finish()?;
+        if !rest.is_empty() {
+            watch(&rest);
+        }
         let generated = texts.remove(0);
         let first = came.first().copied().unwrap_or(begun);
         let last = came.last().copied().unwrap_or(first);
         Ok(Completion {
-            text: self.decode(&generated.tokens)?,
+            text: self.tokenizer.decode(&generated.tokens)?,
             tokens: generated.tokens,
             finish: generated.finish,
             prompt_tokens: prompt.len(),
@@ -165,20 +146,4 @@ impl TextModel {
             others: last - first,
         })
     }
-}
-
-/// The tokens that end texts, by `generation_config.json` or else `config.json`.
-fn stop_tokens(files: &ModelFiles) -> Result<Vec<u32>> {
-    let generation = files.json("generation_config.json")?;
-    let said = generation.as_ref().and_then(|g| g.get("eos_token_id"));
-    let ids = match said.or_else(|| files.settings().get("eos_token_id")) {
-        Some(Value::Array(ids)) => ids.clone(),
-        Some(Value::Null) | None => vec![],
-        Some(id) => vec![id.clone()],
-    };
-    let id = |value: &Value| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| Error::config("eos_token_id", format!("{value} is no token")))
-    };
-    ids.iter().map(id).collect()
 }

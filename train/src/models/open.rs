@@ -1,27 +1,32 @@
 //! Models of files.
 
 use super::{Gpt2, Model, ModelConfig, settings::Settings};
-use crate::{Build, Error, Module, Result};
+use crate::{
+    Build, Error, Module, Result,
+    data::{Special, Tokenizer},
+};
 use anymesh_checkpoint::{
-    Checkpoint, Load, Source, SourceFormat,
+    Checkpoint, Load, Source, SourceFormat, gguf,
     map::{Mapped, Mapping, Options},
 };
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
-use tokenizers::Tokenizer;
 
 /// A model's files: its tensors, its settings, and the small files that come with them.
 pub struct ModelFiles {
     path: PathBuf,
     source: Box<dyn Source>,
     settings: Settings,
-    /// Small files that are not on the disk: what a single file says of them.
+    /// Small files that are not on the disk: what a checkpoint says of them.
     texts: BTreeMap<String, String>,
-    /// Where small files are.
-    folder: Option<PathBuf>,
+    /// What tells them too.
+    gguf: Option<Arc<gguf::Model>>,
+    /// Where small files may be.
+    folders: Vec<PathBuf>,
     /// Whether other tensors than the model's may be there.
     is_training: bool,
 }
@@ -45,22 +50,23 @@ const IGNORED: [&str; 5] = [
 ];
 
 impl ModelFiles {
-    /// What is at a path: a Hugging Face folder, or a checkpoint of a training run.
+    /// What is at a path: a Hugging Face folder, a GGUF file or a folder with one, or a checkpoint
+    /// of a training run.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        let path = &match only_gguf(path.as_ref()) {
+            Some(file) => file,
+            None => path.as_ref().to_path_buf(),
+        };
         let mut files = match SourceFormat::of(path)? {
             SourceFormat::Checkpoint => Self::of_checkpoint(path)?,
-            _ => Self {
-                path: path.into(),
-                source: anymesh_checkpoint::open(path)?,
-                settings: Settings::new(),
-                texts: BTreeMap::new(),
-                folder: match path.is_dir() {
-                    true => Some(path.into()),
-                    false => path.parent().map(Into::into),
-                },
-                is_training: false,
-            },
+            SourceFormat::Gguf => Self::of_gguf(path)?,
+            _ => {
+                let folder = match path.is_dir() {
+                    true => path.clone(),
+                    false => path.parent().unwrap_or(Path::new("")).into(),
+                };
+                Self::new(path, anymesh_checkpoint::open(path)?, vec![folder])
+            }
         };
         files.settings = match files.json("config.json")? {
             Some(Value::Object(settings)) => settings,
@@ -74,19 +80,40 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// A checkpoint of ours, whose state has the configuration. Small files may lie beside it.
+    fn new(path: &Path, source: Box<dyn Source>, folders: Vec<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            source,
+            settings: Settings::new(),
+            texts: BTreeMap::new(),
+            gguf: None,
+            folders,
+            is_training: false,
+        }
+    }
+
+    /// A checkpoint of ours, whose state has the configuration. Small files may lie in it or beside
+    /// it.
     fn of_checkpoint(path: &Path) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         let said = anymesh_checkpoint::config_files(&checkpoint.manifest().state);
         let text =
             |(name, bytes): (String, Vec<u8>)| (name, String::from_utf8_lossy(&bytes).into_owned());
+        let folders = [Some(path), path.parent()].into_iter().flatten();
+        let folders = folders.map(PathBuf::from).collect();
         Ok(Self {
-            path: path.into(),
             texts: said.into_iter().map(text).collect(),
-            settings: Settings::new(),
-            folder: Some(path.into()),
-            source: Box::new(checkpoint),
             is_training: true,
+            ..Self::new(path, Box::new(checkpoint), folders)
+        })
+    }
+
+    /// A GGUF file, which has everything in it.
+    fn of_gguf(path: &Path) -> Result<Self> {
+        let model = Arc::new(gguf::Model::open(path)?);
+        Ok(Self {
+            gguf: Some(model.clone()),
+            ..Self::new(path, Box::new(model), vec![])
         })
     }
 
@@ -115,14 +142,24 @@ impl ModelFiles {
         if let Some(text) = self.texts.get(name) {
             return Ok(Some(text.clone()));
         }
-        let Some(path) = self.folder.as_ref().map(|folder| folder.join(name)) else {
-            return Ok(None);
-        };
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(text)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io(path, "read", &error)),
+        if let Some(model) = &self.gguf {
+            let json = match name {
+                "config.json" => Value::Object(model.config().clone()),
+                "generation_config.json" => Value::Object(model.generation_config()),
+                "tokenizer.json" => model.file().tokenizer()?,
+                "tokenizer_config.json" => Value::Object(model.file().tokenizer_config()?),
+                _ => return Ok(None),
+            };
+            return Ok(Some(json.to_string()));
         }
+        for path in self.folders.iter().map(|folder| folder.join(name)) {
+            match std::fs::read_to_string(&path) {
+                Ok(text) => return Ok(Some(text)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io(path, "read", &error)),
+            }
+        }
+        Ok(None)
     }
 
     /// A small file of JSON.
@@ -138,21 +175,25 @@ impl ModelFiles {
         })
     }
 
-    /// The tokenizer, which neither cuts texts off nor fills them up.
+    /// The tokenizer, with the tokens that begin and end texts.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let path = self.path.join("tokenizer.json");
         let Some(text) = self.text("tokenizer.json")? else {
             let detail = "there is none, and texts cannot be made tokens without it".into();
             return Err(Error::Tokenizer { path, detail });
         };
-        let wrong = |error: tokenizers::Error| Error::Tokenizer {
-            path: path.clone(),
-            detail: error.to_string(),
+        let tokenizer = Tokenizer::from_json(text.as_bytes(), path)?;
+        let object = |name: &str| match self.json(name)? {
+            Some(Value::Object(object)) => Ok(object),
+            _ => Ok::<_, Error>(Settings::new()),
         };
-        let mut tokenizer = Tokenizer::from_bytes(text.as_bytes()).map_err(wrong)?;
-        tokenizer.with_truncation(None).map_err(wrong)?;
-        tokenizer.with_padding(None);
-        Ok(tokenizer)
+        let names = [
+            object("tokenizer_config.json")?,
+            object("special_tokens_map.json")?,
+        ];
+        let numbers = [self.settings.clone(), object("generation_config.json")?];
+        let special = Special::of_objects(&names, &numbers, |token| tokenizer.id(token));
+        Ok(tokenizer.with_special(special))
     }
 
     /// The model with its weights, each rank reading what it holds.
@@ -187,6 +228,19 @@ impl ModelFiles {
 /// ```
 pub fn open(path: impl AsRef<Path>, b: &Build) -> Result<Model> {
     ModelFiles::open(path)?.load(b)
+}
+
+/// The GGUF file of a folder that has one and no other model.
+fn only_gguf(folder: &Path) -> Option<PathBuf> {
+    if SourceFormat::of(folder).is_ok() {
+        return None;
+    }
+    let files = std::fs::read_dir(folder).ok()?.flatten().map(|e| e.path());
+    let mut files = files.filter(|path| path.extension().is_some_and(|e| e == "gguf"));
+    match (files.next(), files.next()) {
+        (Some(file), None) => Some(file),
+        _ => None,
+    }
 }
 
 /// A source under the names of the model, which files may have differently.
