@@ -10,22 +10,16 @@
 //! ```
 //! use anymesh_checkpoint::{gguf, Source};
 //!
-//! # let name = format!("anymesh-doc-gguf-{}.gguf", std::process::id());
-//! # let path = std::env::temp_dir().join(name);
-//! # let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
-//! # let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes(), &1u64.to_le_bytes()].concat();
-//! # bytes.extend([text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("toy")].concat());
-//! # bytes.extend([text("bias"), 1u32.to_le_bytes().to_vec(), 32u64.to_le_bytes().to_vec(), 8u32.to_le_bytes().to_vec(), 0u64.to_le_bytes().to_vec()].concat());
-//! # bytes.resize(bytes.len().next_multiple_of(32), 0);
-//! # bytes.extend([0x00, 0x38]);
-//! # bytes.extend(0..32u8);
-//! # std::fs::write(&path, bytes).unwrap();
-//! let file = gguf::File::open(&path)?;
-//! assert_eq!(file.metadata().text("general.architecture"), Some("toy"));
-//! assert_eq!(file.tensor_type("bias").map(|kind| kind.name()), Some("Q8_0"));
-//! assert_eq!(file.info("bias")?.to_string(), "f32[32]");
-//! assert_eq!(file.read_all("bias")?[4..8], 0.5f32.to_le_bytes());
-//! # std::fs::remove_file(&path).unwrap();
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gguf/llama.gguf");
+//! let file = gguf::File::open(path)?;
+//! assert_eq!(file.architecture(), Some("llama"));
+//! assert_eq!(file.tensor_type("blk.0.attn_q.weight").map(|kind| kind.name()), Some("Q8_0"));
+//! assert_eq!(file.info("blk.0.attn_q.weight")?.to_string(), "f32[32, 32]");
+//!
+//! let model = gguf::Model::new(file)?;
+//! assert_eq!(model.config()["num_key_value_heads"], 2);
+//! let name = "model.layers.0.self_attn.q_proj.weight";
+//! assert_eq!(model.read_all(name)?.len(), 32 * 32 * 4);
 //! # Ok::<(), anymesh_checkpoint::Error>(())
 //! ```
 

@@ -79,6 +79,16 @@ impl Type {
 /// Whole numbers become JSON's whole numbers, floats the shortest decimal that leads back to them
 /// (an `f32` that was written as 1e-5 is 1e-5); those that JSON has none for become the texts
 /// `NaN`, `inf` and `-inf`.
+///
+/// ```
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gguf/types.gguf");
+/// let file = anymesh_checkpoint::gguf::File::open(path)?;
+/// let metadata = file.metadata();
+/// assert_eq!(metadata.get("value.f32"), Some(1e-5.into()));
+/// assert_eq!(metadata.get("value.nested"), Some(serde_json::json!([[1, 2], [3]])));
+/// assert_eq!(metadata.count("value.u8"), Some(200));
+/// # Ok::<(), anymesh_checkpoint::Error>(())
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
     bytes: Vec<u8>,
