@@ -2,15 +2,14 @@
 
 use crate::{
     element::{Held, is_held_as_stored},
-    grid::dense,
-    memory::{bytes_of, stored, typed},
+    grid::copied,
+    memory::{Dense, bytes_of, stored, typed},
     parallel,
     scalar::{Float, Int},
 };
 use ::gemm::Parallelism;
 use anymesh_kernel::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
 use rayon::prelude::*;
-use std::borrow::Cow;
 
 /// One matrix inside a slice: element `(i, j)` is `data[start + i * rows + j * cols]`.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +95,8 @@ pub(crate) fn gemm<T: Float>(
 }
 
 /// An operand in memory: its values, and a layout over them.
-struct Operand<'a, T: Clone> {
-    data: Cow<'a, [T]>,
+struct Operand<'a, T> {
+    data: Dense<'a, T>,
     layout: Layout,
 }
 
@@ -109,7 +108,7 @@ fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
     let direct = (rows == 1 && cols > 0) || (cols == 1 && rows > 0);
     if direct && is_held_as_stored(view.dtype) {
         return Ok(Operand {
-            data: Cow::Borrowed(typed(bytes_of(&view.buffer)?)),
+            data: Dense::Borrowed(typed(bytes_of(&view.buffer)?)),
             layout: view.layout.clone(),
         });
     }
@@ -125,7 +124,7 @@ fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
     };
     let copy = Layout::contiguous(once.layout.shape.clone()).expand(&view.layout.shape);
     Ok(Operand {
-        data: Cow::Owned(dense(&once)?.into_owned()),
+        data: copied(&once)?,
         layout: copy,
     })
 }

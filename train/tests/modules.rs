@@ -27,7 +27,7 @@ impl Tied {
         let at = b.at("model.embed_tokens");
         let mlp = |i: usize| {
             let at = b.at(format!("model.layers.{i}"));
-            GatedMlp::new(&at, [6, 10], Init::Normal(0.5), Init::Normal(0.25))
+            GatedMlp::new(&at, [6, 10], false, Init::Normal(0.5), Init::Normal(0.25))
         };
         Ok(Self {
             embed: Embedding::new(&at, [14, 6], "[@tp?, _]", Init::Normal(1.0))?,
@@ -95,7 +95,7 @@ fn first_values_depend_on_seed_and_name_alone() -> Result<()> {
     }
     // A process that builds one layer only.
     let b = build(&Mesh::single(&cpu())).at("model.layers.1");
-    let layer = GatedMlp::new(&b, [6, 10], Init::Normal(0.5), Init::Normal(0.25))?;
+    let layer = GatedMlp::new(&b, [6, 10], false, Init::Normal(0.5), Init::Normal(0.25))?;
     let alone = layer.up_proj.weight.value().to_vec::<f32>()?;
     assert_eq!(
         alone,
@@ -198,7 +198,7 @@ fn what_a_file_lacks_or_has_too_much_is_an_error() -> Result<()> {
 fn a_model_of_any_size_costs_nothing_without_memory() -> Result<()> {
     let mesh = Mesh::new("dp=64, tp=8", &meta())?;
     let b = Build::new(&mesh, Policy::bf16(), 0).zero(Zero::Three, &["dp"]);
-    let layer = GatedMlp::new(&b, [16384, 53248], Init::Normal(0.02), Init::Zeros)?;
+    let layer = GatedMlp::new(&b, [16384, 53248], false, Init::Normal(0.02), Init::Zeros)?;
     let summary = Summary::of(&layer);
     assert_eq!(summary.values, 3 * 16384 * 53248);
     assert_eq!(summary.bytes, 3 * 16384 * 53248 * 4 / 512);

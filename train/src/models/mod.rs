@@ -2,9 +2,11 @@
 //! names that Hugging Face has for their parameters.
 
 mod bert;
+mod export;
 mod gpt2;
 mod llama;
 mod model;
+mod open;
 mod rope;
 mod settings;
 mod tokens;
@@ -13,6 +15,7 @@ pub use bert::{Bert, BertConfig, BertLayer};
 pub use gpt2::{Gpt2, Gpt2Config, Gpt2Layer};
 pub use llama::{Llama, LlamaConfig, LlamaLayer};
 pub use model::{Model, ModelConfig};
+pub use open::{ModelFiles, open};
 pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;

@@ -94,6 +94,15 @@ impl ModelConfig {
         }
     }
 
+    /// How many layers there are, and how wide they are.
+    pub fn layers_and_width(&self) -> (usize, usize) {
+        match self {
+            Self::Gpt2(c) => (c.n_layer, c.n_embd),
+            Self::Llama(c) => (c.num_hidden_layers, c.hidden_size),
+            Self::Bert(c) => (c.num_hidden_layers, c.hidden_size),
+        }
+    }
+
     /// How many tokens there are.
     pub fn vocabulary(&self) -> usize {
         match self {
