@@ -10,10 +10,14 @@
 //! | [`Module`], [`Param`], [`Build`], [`Policy`] | models: parameters by name, layouts, dtypes, first values |
 //! | [`nn`] | layers |
 //! | [`models`] | GPT-2, Llama and its relatives, BERT; from files and to files |
-//! | [`objective`] | what training makes small: losses |
 //! | [`TextModel`], [`generate`], [`Sampling`], [`ChatTemplate`] | text |
 //! | [`Encoder`] | vectors of sentences |
+//! | [`data`] | text and tokens from files, packed and shuffled into batches on a mesh; tokenizers |
+//! | [`BatchSpec`] | batch sizes with their units, the rest from those that are given |
+//! | [`objective`] | what training makes small: losses |
 //! | [`optim`] | optimizers, clipping, schedules, averages |
+//! | [`trainer`], [`config`] | runs: steps, evaluation, checkpoints, faults; a run as one TOML file |
+//! | [`log`] | TensorBoard's event files, JSON lines, a line of progress |
 
 #![forbid(unsafe_code)]
 

@@ -168,6 +168,22 @@ mod tests {
         }
     }
 
+    /// Runs that resume need the order they began with, in every later version: these come from
+    /// another program of the same formulas.
+    #[test]
+    fn the_order_never_changes() {
+        let order = |count, seed, epoch, n| -> Vec<u64> {
+            let shuffle = Shuffle::new(count, seed, epoch);
+            (0..n).filter_map(|i| shuffle.at(i)).collect()
+        };
+        assert_eq!(order(1000, 42, 0, 6), [547, 39, 522, 837, 331, 26]);
+        assert_eq!(order(1000, 42, 1, 3), [72, 922, 284]);
+        assert_eq!(
+            order(1 << 40, 7 << 32 | 1, 1 << 33, 3),
+            [1_051_909_889_027, 220_019_744_015, 956_840_651_810]
+        );
+    }
+
     #[test]
     fn every_value_is_as_likely_at_every_position() {
         // Chi-square with 9 x 9 degrees of freedom for each count of 10, over many seeds: beyond

@@ -91,11 +91,16 @@ impl Tokenizer {
             path: path.into(),
             detail,
         };
-        // The crate panics on some files that are damaged: what is no JSON is found first, and what
-        // is left is caught.
+        // The crate panics on some files that are damaged: what is no JSON is found first, and the
+        // rest shows when a text is tried, such as a template with a token that is not there.
         let checked = serde_json::from_slice::<serde::de::IgnoredAny>(json);
         checked.map_err(|e| wrong(format!("not JSON: {e}")))?;
-        let mut inner = catch_unwind(|| HuggingFace::from_bytes(json))
+        let tried = catch_unwind(|| -> tokenizers::Result<HuggingFace> {
+            let inner = HuggingFace::from_bytes(json)?;
+            inner.encode_fast("a b", true)?;
+            Ok(inner)
+        });
+        let mut inner = tried
             .unwrap_or_else(|_| Err("the file is damaged".into()))
             .map_err(|e| wrong(format!("not a tokenizer.json that is understood: {e}")))?;
         inner
