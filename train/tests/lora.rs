@@ -6,12 +6,15 @@ use anymesh_checkpoint::{
 };
 use anymesh_core::{DType, Mesh, Tensor, grad::Gradients, ops::Rng, spmd::Ledger};
 use anymesh_train::{
-    Build, Error, Init, Lora, Module, Pass, Policy, Result, add_lora, load_lora, lora_pass,
-    lora_values, merge_lora,
+    Build, Error, Init, Lora, Module, Pass, Policy, Result, add_lora,
+    data::Batch,
+    load_lora, lora_pass, lora_values, merge_lora,
+    models::Model,
     models::{Llama, LlamaConfig, Tokens},
     nn::{Embedding, Linear},
     objective::{Language, language},
     save_lora,
+    trainer::{LanguageModel, Task},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, path::PathBuf};
@@ -246,6 +249,37 @@ fn only_adapters_have_gradients_the_same_on_every_mesh_and_recomputed() -> Resul
         });
         assert!(moved);
     }
+    Ok(())
+}
+
+#[test]
+fn a_training_run_tells_adapters_what_a_pass_is_for() -> Result<()> {
+    let (mesh, lora) = (mesh("tp=2"), settings());
+    let mut model = model(&mesh, DType::F32)?;
+    add_lora(
+        &mut model,
+        LINEARS,
+        &Lora {
+            dropout: 0.5,
+            ..lora
+        },
+    )?;
+    move_away(&mut model)?;
+    let mut task = LanguageModel::new(Model::Llama(model), Language::default(), 4);
+    let counting = |by: usize| Tensor::from_fn([2, 4], &mesh, |at| (at[0] + by * at[1]) as i32);
+    let batch = Batch {
+        ids: counting(3)?,
+        labels: counting(5)?,
+        documents: None,
+        positions: None,
+    };
+    let mut loss = |pass: Pass| task.loss(&batch, &pass)?.item().map_err(Error::from);
+    let [first, second] = [1, 2].map(|seed| Pass::train(Rng::new(seed)));
+    let found = loss(first)?;
+    assert_ne!(found, loss(second)?);
+    assert_ne!(found, loss(Pass::eval())?);
+    assert_eq!(loss(Pass::eval())?, loss(Pass::eval())?);
+    assert_eq!(found, loss(first)?);
     Ok(())
 }
 

@@ -234,6 +234,9 @@ pub struct LoraConfig {
     /// The scale times the rank.
     #[serde(default = "alpha")]
     pub alpha: f64,
+    /// The share of their input that is dropped in training.
+    #[serde(default)]
+    pub dropout: f64,
 }
 
 fn projections() -> String {

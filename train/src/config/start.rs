@@ -67,8 +67,8 @@ impl RunConfig {
             let settings = Lora {
                 rank: lora.rank,
                 alpha: lora.alpha,
+                dropout: lora.dropout,
                 seed: self.run.seed,
-                ..Lora::default()
             };
             add_lora(&mut model, &lora.of, &settings)?;
         }

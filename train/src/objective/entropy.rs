@@ -8,7 +8,7 @@ use anymesh_core::{
 };
 
 /// The label of a position that has no loss.
-pub const IGNORED: i64 = -100;
+pub const IGNORED: i64 = crate::data::IGNORED as i64;
 
 /// How many labels count, of all ranks: those that are not [`IGNORED`].
 ///

@@ -4,6 +4,7 @@ use super::{Feed, Task};
 use crate::{
     Module, Pass, Result,
     data::{Batch, Loader, Steps},
+    lora_pass,
     models::{Model, Tokens},
     objective::{Language, language},
 };
@@ -70,6 +71,7 @@ impl Task for LanguageModel {
             }
             _ => Tokens::new(batch.ids.clone()),
         };
+        lora_pass(&mut self.model, pass);
         let logits = self.model.logits(&tokens, pass, None)?;
         language(&logits, &batch.labels, &self.options)
     }
