@@ -2,14 +2,14 @@
 
 use super::{
     rope::{RopeScaling, frequencies},
-    settings::{self, Settings, above_zero, absent, only, positive},
+    settings::{self, Settings, above_zero, absent, only, positive, share},
     tokens::Tokens,
 };
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Attend, Attention, AttentionBias, Cache, Embedding, GatedMlp, Heads, Linear, RmsNorm, Rope,
-        Stream,
+        Attend, Attention, AttentionBias, Cache, Dropout, Embedding, GatedMlp, Heads, Linear,
+        RmsNorm, Rope, Stream,
     },
     recompute::recompute,
 };
@@ -51,6 +51,8 @@ pub struct LlamaConfig {
     pub rope_theta: f64,
     /// How frequencies are stretched for longer texts.
     pub rope_scaling: Option<RopeScaling>,
+    /// The share of attention that is dropped in training.
+    pub attention_dropout: f64,
     /// Whether all projections of attention have a bias.
     pub attention_bias: bool,
     /// Whether the projections of the MLP have a bias.
@@ -77,6 +79,7 @@ impl Default for LlamaConfig {
             tie_word_embeddings: false,
             rope_theta: 10_000.0,
             rope_scaling: None,
+            attention_dropout: 0.0,
             attention_bias: false,
             mlp_bias: false,
             sliding_window: None,
@@ -145,6 +148,7 @@ impl LlamaConfig {
             ("num_key_value_heads", keys),
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
+        share("attention_dropout", self.attention_dropout)?;
         above_zero("rms_norm_eps", self.rms_norm_eps)?;
         above_zero("rope_theta", self.rope_theta)?;
         above_zero("initializer_range", self.initializer_range)?;
@@ -209,6 +213,8 @@ pub struct LlamaLayer {
     /// The MLP.
     pub mlp: GatedMlp,
     #[skip]
+    attn_dropout: Dropout,
+    #[skip]
     stream: Stream,
 }
 
@@ -231,6 +237,7 @@ impl LlamaLayer {
             )?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: GatedMlp::new(&b.at("mlp"), sizes, c.mlp_bias, init, out)?,
+            attn_dropout: Dropout::new(&b.at("self_attn.dropout"), c.attention_dropout),
             stream: Stream::of(b),
         })
     }
@@ -242,9 +249,14 @@ impl LlamaLayer {
         x: &Tensor,
         attend: &Attend,
         cache: Option<&mut Cache>,
+        pass: &Pass,
     ) -> Result<Tensor> {
+        let attend = Attend {
+            dropout: self.attn_dropout.key(pass),
+            ..attend.clone()
+        };
         let h = self.stream.enter(&self.input_layernorm.forward(x)?)?;
-        let y = self.self_attn.forward(&h, attend, cache)?;
+        let y = self.self_attn.forward(&h, &attend, cache)?;
         let x = x.add(&self.stream.settle(&y)?)?;
         let h = self
             .stream
@@ -353,7 +365,7 @@ impl Llama {
     pub fn hidden(
         &self,
         tokens: &Tokens,
-        _pass: &Pass,
+        pass: &Pass,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let (count, mut caches) = (tokens.length()?, caches);
@@ -374,10 +386,11 @@ impl Llama {
             .settle(&self.embed_tokens.forward(&tokens.ids)?)?;
         for (i, layer) in self.layers.iter().enumerate() {
             x = match caches.as_deref_mut() {
-                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i))?,
+                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
                 None => {
-                    let (layer, attend) = (layer.clone(), attend.clone());
-                    recompute(self.recompute, &x, move |x| layer.forward(x, &attend, None))?
+                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
+                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
+                    recompute(self.recompute, &x, run)?
                 }
             };
         }

@@ -1,6 +1,7 @@
 //! Models: the same on every mesh, cached and uncached, kept and recomputed; and what they send.
 
 mod bytes;
+mod files;
 mod parity;
 
 use anymesh_core::{Mesh, Tensor};
