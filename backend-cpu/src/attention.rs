@@ -2,30 +2,89 @@
 //! are the `gemm` crate's.
 
 use crate::{
-    element::Held,
+    element::is_held_as_stored,
     fold::lanes,
     grid::dense,
     matmul::{Matrix, gemm},
-    memory::{Memory, stored, vector},
+    memory::{Dense, Memory, bytes_of, stored, typed},
     scalar::{self, Float},
-    simd::vectorized,
+    simd::{Kernel, dispatch, vectorized},
 };
 use anymesh_kernel::{
-    Buffer, DType, Error, Kind, Result,
+    Buffer, DType, Error, Kind, Result, View,
     backend::{AttentionBackwardCall, AttentionCall},
 };
 use gemm::Parallelism;
 use rayon::prelude::*;
-use std::borrow::Cow;
 
 /// Scores that are held at a time by one thread.
 const SCORES: usize = 1 << 17;
 
-/// Operands in row-major order, and all sizes.
-struct Problem<'a, T: Held> {
-    q: Cow<'a, [T]>,
-    k: Cow<'a, [T]>,
-    v: Cow<'a, [T]>,
+/// Some `[batch, heads, rows, columns]` of which each row is a slice.
+struct Rows<'a, T> {
+    data: Dense<'a, T>,
+    start: usize,
+    heads: usize,
+    /// From one to the next of a batch, a head, a row.
+    strides: [usize; 3],
+    columns: usize,
+}
+
+impl<'a, T: Float> Rows<'a, T> {
+    /// Read where they lie, unless rows are not slices there: heads next to each other in each
+    /// position are the rule.
+    fn new(view: &'a View) -> Result<Self> {
+        let dims = view.layout.shape.dims();
+        let (heads, rows, columns) = (dims[1], dims[2], dims[3]);
+        let strides = &view.layout.strides;
+        let in_place = is_held_as_stored(view.dtype)
+            && (strides[3] == 1 || columns == 1)
+            && strides[..3].iter().all(|s| *s > 0);
+        if in_place {
+            return Ok(Self {
+                data: Dense::Borrowed(typed(bytes_of(&view.buffer)?)),
+                start: view.layout.offset,
+                heads,
+                strides: [0, 1, 2].map(|d| strides[d].unsigned_abs()),
+                columns,
+            });
+        }
+        Ok(Self {
+            data: dense(view)?,
+            start: 0,
+            heads,
+            strides: [heads * rows * columns, rows * columns, columns],
+            columns,
+        })
+    }
+
+    /// Where a row begins; heads count through all batches.
+    fn at(&self, head: usize, row: usize) -> usize {
+        let [batch, own, down] = self.strides;
+        self.start + head / self.heads * batch + head % self.heads * own + row * down
+    }
+
+    fn row(&self, head: usize, row: usize) -> &[T] {
+        let at = self.at(head, row);
+        &self.data[at..at + self.columns]
+    }
+
+    /// The rows of a head from `first` on.
+    fn matrix(&self, head: usize, first: usize) -> Matrix<'_, T> {
+        Matrix {
+            data: &self.data,
+            start: self.at(head, first),
+            rows: self.strides[2] as isize,
+            cols: 1,
+        }
+    }
+}
+
+/// Operands and all sizes.
+struct Problem<'a, T> {
+    q: Rows<'a, T>,
+    k: Rows<'a, T>,
+    v: Rows<'a, T>,
     heads: usize,
     /// Query heads that share a key head.
     group: usize,
@@ -45,9 +104,9 @@ impl<'a, T: Float> Problem<'a, T> {
             &call.v.layout.shape,
         );
         Ok(Self {
-            q: dense(&call.q)?,
-            k: dense(&call.k)?,
-            v: dense(&call.v)?,
+            q: Rows::new(&call.q)?,
+            k: Rows::new(&call.k)?,
+            v: Rows::new(&call.v)?,
             heads: q[0] * q[1],
             group: q[1] / k[1],
             s: q[2],
@@ -73,27 +132,13 @@ impl<'a, T: Float> Problem<'a, T> {
         }
     }
 
-    /// Rows `first..first + count` of a head's queries.
-    fn queries(&self, head: usize, first: usize) -> Matrix<'_, T> {
-        Matrix {
-            start: (head * self.s + first) * self.d,
-            ..Matrix::dense(&self.q, self.d)
-        }
-    }
-
-    /// Keys and values that a query head sees.
+    /// The keys and the values that a query head sees.
     fn keys(&self, head: usize) -> Matrix<'_, T> {
-        Matrix {
-            start: head / self.group * self.t * self.d,
-            ..Matrix::dense(&self.k, self.d)
-        }
+        self.k.matrix(head / self.group, 0)
     }
 
     fn values(&self, head: usize) -> Matrix<'_, T> {
-        Matrix {
-            start: head / self.group * self.t * self.dv,
-            ..Matrix::dense(&self.v, self.dv)
-        }
+        self.v.matrix(head / self.group, 0)
     }
 
     /// `q k^T` of a tile, for the first `keys` keys.
@@ -101,7 +146,7 @@ impl<'a, T: Float> Problem<'a, T> {
         gemm(
             (&mut out[..count * keys], keys),
             [count, keys, self.d],
-            self.queries(head, first),
+            self.q.matrix(head, first),
             self.keys(head).t(),
             false,
             Parallelism::None,
@@ -149,6 +194,19 @@ fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     Ok((out.buffer(), lse.buffer()))
 }
 
+/// `exp(x * scale - top)` in place.
+struct Exps<'a, T>(&'a mut [T], f64, f64);
+
+impl<T: Float> Kernel for Exps<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for x in self.0 {
+            *x = T::narrow(T::exp_wide(x.wide() * self.1 - self.2));
+        }
+    }
+}
+
 fn forward_tile<T: Float>(
     p: &Problem<'_, T>,
     head: usize,
@@ -163,8 +221,9 @@ fn forward_tile<T: Float>(
         out.fill(T::default());
         return Ok(());
     }
-    let mut scores = vector::<T>(count * keys)?;
-    p.scores(head, first, count, keys, &mut scores);
+    let mut memory = Memory::elements::<T>(count * keys)?;
+    let scores: &mut [T] = memory.typed_mut();
+    p.scores(head, first, count, keys, scores);
     for (i, (row, lse)) in scores.chunks_mut(keys).zip(lse).enumerate() {
         let (seen, hidden) = row.split_at_mut(p.visible(first + i));
         hidden.fill(T::default());
@@ -177,10 +236,7 @@ fn forward_tile<T: Float>(
             |top, x| scalar::max(top, x.wide() * p.scale),
             scalar::max,
         );
-        vectorized(|| {
-            seen.iter_mut()
-                .for_each(|x| *x = T::narrow(T::exp_wide(x.wide() * p.scale - top)))
-        });
+        dispatch(Exps(&mut *seen, p.scale, top));
         let sum = lanes(seen, 0.0, |sum, x| sum + x.wide(), |a, b| a + b);
         vectorized(|| seen.iter_mut().for_each(|x| *x = T::narrow(x.wide() / sum)));
         *lse = T::narrow(top + sum.ln());
@@ -188,7 +244,7 @@ fn forward_tile<T: Float>(
     gemm(
         (out, p.dv),
         [count, p.dv, keys],
-        Matrix::dense(&scores, keys),
+        Matrix::dense(&*scores, keys),
         p.values(head),
         false,
         Parallelism::None,
@@ -206,18 +262,18 @@ pub(crate) fn attention_backward(call: &AttentionBackwardCall) -> Result<[Buffer
 }
 
 /// What the forward pass left, and the gradient that comes in.
-struct Saved<'a, T: Held> {
-    out: Cow<'a, [T]>,
-    lse: Cow<'a, [T]>,
-    grad: Cow<'a, [T]>,
+struct Saved<'a, T> {
+    out: Rows<'a, T>,
+    lse: Dense<'a, T>,
+    grad: Rows<'a, T>,
 }
 
 fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
     let p = Problem::<T>::new(&call.forward)?;
     let saved = Saved {
-        out: dense(&call.out)?,
+        out: Rows::new(&call.out)?,
         lse: dense(&call.lse)?,
-        grad: dense(&call.grad)?,
+        grad: Rows::new(&call.grad)?,
     };
     let (q_size, k_size, v_size) = (p.group * p.s * p.d, p.t * p.d, p.t * p.dv);
     let key_heads = p.heads / p.group;
@@ -258,6 +314,29 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
     Ok([dq.buffer(), dk?.buffer(), dv?.buffer()])
 }
 
+/// Of a row: the softmax weights in place of the scores, and the gradients of the scores in place
+/// of those of the weights.
+struct WeightsAndGradients<'a, T> {
+    weights: &'a mut [T],
+    grads: &'a mut [T],
+    scale: f64,
+    lse: f64,
+    /// The output times its gradient.
+    shared: f64,
+}
+
+impl<T: Float> Kernel for WeightsAndGradients<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (w, g) in self.weights.iter_mut().zip(self.grads) {
+            let weight = T::exp_wide(w.wide() * self.scale - self.lse);
+            *w = T::narrow(weight);
+            *g = T::narrow(weight * (g.wide() - self.shared) * self.scale);
+        }
+    }
+}
+
 fn backward_head<T: Float>(
     p: &Problem<'_, T>,
     saved: &Saved<'_, T>,
@@ -269,7 +348,11 @@ fn backward_head<T: Float>(
     let tile = p.tile();
     dk.fill(T::default());
     dv.fill(T::default());
-    let (mut weights, mut grads) = (vector::<T>(tile * p.t)?, vector::<T>(tile * p.t)?);
+    let mut memory = [
+        Memory::elements::<T>(tile * p.t)?,
+        Memory::elements::<T>(tile * p.t)?,
+    ];
+    let [weights, grads] = memory.each_mut().map(|memory| memory.typed_mut::<T>());
     for (j, dq) in dq.chunks_mut(p.s * p.d).enumerate() {
         let head = key_head * p.group + j;
         for (first, dq) in (0..p.s).step_by(tile).zip(dq.chunks_mut(tile * p.d)) {
@@ -279,10 +362,7 @@ fn backward_head<T: Float>(
                 dq.fill(T::default());
                 continue;
             }
-            let grad = Matrix {
-                start: (head * p.s + first) * p.dv,
-                ..Matrix::dense(&saved.grad[..], p.dv)
-            };
+            let grad = saved.grad.matrix(head, first);
             let (weights, grads) = (&mut weights[..count * keys], &mut grads[..count * keys]);
             p.scores(head, first, count, keys, weights);
             gemm(
@@ -298,18 +378,16 @@ fn backward_head<T: Float>(
                 .zip(grads.chunks_mut(keys))
                 .enumerate()
             {
-                let row = head * p.s + first + i;
-                let both = saved.out[row * p.dv..(row + 1) * p.dv]
-                    .iter()
-                    .zip(&saved.grad[row * p.dv..(row + 1) * p.dv]);
+                let row = first + i;
+                let both = (saved.out.row(head, row).iter()).zip(saved.grad.row(head, row));
                 let shared: f64 = both.map(|(o, g)| o.wide() * g.wide()).sum();
-                let (seen, lse) = (p.visible(first + i), saved.lse[row].wide());
-                vectorized(|| {
-                    for (w, g) in weights[..seen].iter_mut().zip(&mut grads[..seen]) {
-                        let weight = T::exp_wide(w.wide() * p.scale - lse);
-                        *w = T::narrow(weight);
-                        *g = T::narrow(weight * (g.wide() - shared) * p.scale);
-                    }
+                let seen = p.visible(row);
+                dispatch(WeightsAndGradients {
+                    weights: &mut weights[..seen],
+                    grads: &mut grads[..seen],
+                    scale: p.scale,
+                    lse: saved.lse[head * p.s + row].wide(),
+                    shared,
                 });
                 weights[seen..].fill(T::default());
                 grads[seen..].fill(T::default());
@@ -327,7 +405,7 @@ fn backward_head<T: Float>(
                 (&mut dk[..keys * p.d], p.d),
                 [keys, p.d, count],
                 grads.t(),
-                p.queries(head, first),
+                p.q.matrix(head, first),
                 true,
                 Parallelism::None,
             );
@@ -345,169 +423,4 @@ fn backward_head<T: Float>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{assert_close, dense_view, random, read, values, views};
-    use anymesh_kernel::View;
-
-    struct Naive {
-        out: Vec<f64>,
-        lse: Vec<f64>,
-    }
-
-    fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
-        let (qs, ks, dv) = (
-            call.q.layout.shape.dims(),
-            call.k.layout.shape.dims(),
-            call.v.layout.shape[3],
-        );
-        let (s, t, d, group) = (qs[2], ks[2], qs[3], qs[1] / ks[1]);
-        let mut result = Naive {
-            out: vec![],
-            lse: vec![],
-        };
-        for head in 0..qs[0] * qs[1] {
-            for i in 0..s {
-                let seen = if call.causal {
-                    (i + 1 + t).saturating_sub(s).min(t)
-                } else {
-                    t
-                };
-                let score = |j: usize| {
-                    call.scale
-                        * (0..d)
-                            .map(|e| q[(head * s + i) * d + e] * k[(head / group * t + j) * d + e])
-                            .sum::<f64>()
-                };
-                let exps: Vec<f64> = (0..seen).map(|j| score(j).exp()).collect();
-                let sum: f64 = exps.iter().sum();
-                result.lse.push(sum.ln());
-                for e in 0..dv {
-                    let mix: f64 = exps
-                        .iter()
-                        .enumerate()
-                        .map(|(j, w)| w / sum * v[(head / group * t + j) * dv + e])
-                        .sum();
-                    result.out.push(if seen == 0 { 0.0 } else { mix });
-                }
-            }
-        }
-        result
-    }
-
-    const SHAPES: [(usize, usize, usize, usize, usize, usize, usize); 5] = [
-        (1, 1, 1, 3, 4, 2, 2),
-        (2, 4, 2, 5, 5, 3, 4),
-        (1, 3, 1, 6, 4, 5, 2),
-        (1, 2, 2, 1, 7, 4, 4),
-        (1, 1, 1, 150, 1000, 8, 8),
-    ];
-
-    #[test]
-    fn attention_equals_its_definition() {
-        for (b, hq, hk, s, t, d, dv) in SHAPES {
-            for causal in [false, true] {
-                for dtype in [DType::F64, DType::F32, DType::BF16] {
-                    let (qs, ks, vs) = (
-                        views(&[b, hq, s, d], dtype, 1, false),
-                        views(&[b, hk, t, d], dtype, 2, false),
-                        views(&[b, hk, t, dv], dtype, 3, false),
-                    );
-                    for i in 0..if s > 100 { 1 } else { 4 } {
-                        let call = AttentionCall {
-                            op: "test",
-                            q: qs[i].clone(),
-                            k: ks[(i + 1) % 4].clone(),
-                            v: vs[(i + 2) % 4].clone(),
-                            scale: 0.3,
-                            causal,
-                        };
-                        let (out, lse) = attention(&call).expect("runs");
-                        let expected = naive(
-                            &call,
-                            [&values(&call.q), &values(&call.k), &values(&call.v)],
-                        );
-                        let (tolerance, held) = match dtype {
-                            DType::F64 => (1e-13, DType::F64),
-                            DType::F32 => (1e-5, DType::F32),
-                            _ => (8e-3, DType::F32),
-                        };
-                        assert_close(&read(&out, dtype), &expected.out, tolerance, "out");
-                        assert_close(
-                            &read(&lse, held),
-                            &expected.lse,
-                            tolerance.min(1e-5),
-                            "log-sum-exp",
-                        );
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gradients_equal_differences() {
-        for (b, hq, hk, s, t, d, dv) in SHAPES.into_iter().filter(|shape| shape.3 < 100) {
-            for causal in [false, true] {
-                let sizes = [[b, hq, s, d], [b, hk, t, d], [b, hk, t, dv]];
-                let data: Vec<Vec<f64>> = sizes
-                    .iter()
-                    .zip(4..)
-                    .map(|(shape, seed)| random(shape.iter().product(), seed, false))
-                    .collect();
-                let view = |i: usize| dense_view(&data[i], DType::F64, sizes[i]);
-                let (q, k, v) = (view(0), view(1), view(2));
-                let forward = AttentionCall {
-                    op: "test",
-                    q,
-                    k,
-                    v,
-                    scale: 0.3,
-                    causal,
-                };
-                let (out, lse) = attention(&forward).expect("runs");
-                let wrap = |buffer, shape: Vec<usize>| View {
-                    buffer,
-                    dtype: DType::F64,
-                    layout: anymesh_kernel::Layout::contiguous(shape.into()),
-                };
-                let (out, lse) = (wrap(out, vec![b, hq, s, dv]), wrap(lse, vec![b, hq, s]));
-                let seeds = random(b * hq * s * dv, 9, false);
-                let grad = dense_view(&seeds, DType::F64, [b, hq, s, dv]);
-                let got = attention_backward(&AttentionBackwardCall {
-                    forward: forward.clone(),
-                    out,
-                    lse,
-                    grad,
-                })
-                .expect("runs");
-                let loss = |data: &[Vec<f64>]| -> f64 {
-                    naive(&forward, [&data[0], &data[1], &data[2]])
-                        .out
-                        .iter()
-                        .zip(&seeds)
-                        .map(|(o, g)| o * g)
-                        .sum()
-                };
-                for i in 0..3 {
-                    let step = 1e-5;
-                    let expected: Vec<f64> = (0..data[i].len())
-                        .map(|at| {
-                            let mut moved = data.clone();
-                            moved[i][at] += step;
-                            let up = loss(&moved);
-                            moved[i][at] -= 2.0 * step;
-                            (up - loss(&moved)) / (2.0 * step)
-                        })
-                        .collect();
-                    assert_close(
-                        &read(&got[i], DType::F64),
-                        &expected,
-                        1e-7,
-                        &format!("gradient {i} of {sizes:?}, causal {causal}"),
-                    );
-                }
-            }
-        }
-    }
-}
+mod tests;

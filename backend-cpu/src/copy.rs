@@ -2,13 +2,12 @@
 //! walking down a column touches a new cache line for every element.
 
 use crate::{
-    memory::{Memory, bytes_of, typed, vector},
+    memory::{Dense, Memory, bytes_of, typed},
     parallel,
 };
 use anymesh_kernel::{Dims, Layout, Result, View, backend::MapInput, layout};
 use bytemuck::Pod;
 use rayon::prelude::*;
-use std::borrow::Cow;
 
 /// Rows and columns of a tile.
 const TILE: usize = 32;
@@ -29,16 +28,14 @@ pub(crate) fn copy(view: &View) -> Result<Memory> {
 }
 
 /// The elements in row-major order as bits of their size, borrowed where they already lie so.
-pub(crate) fn dense_bits<T: Pod + Send + Sync>(view: &View) -> Result<Cow<'_, [T]>> {
+pub(crate) fn dense_bits<T: Pod + Send + Sync>(view: &View) -> Result<Dense<'_, T>> {
     let len = view.layout.shape.numel();
     if view.layout.is_contiguous() {
-        return Ok(Cow::Borrowed(
+        return Ok(Dense::Borrowed(
             &typed(bytes_of(&view.buffer)?)[view.layout.offset..view.layout.offset + len],
         ));
     }
-    let mut out = vector::<T>(len)?;
-    copy_into(view, &mut out)?;
-    Ok(Cow::Owned(out))
+    Ok(Dense::Copied(copy(view)?))
 }
 
 /// Operands with large transposed views replaced by dense copies; `None` where there are none.

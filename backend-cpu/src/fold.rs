@@ -72,6 +72,19 @@ pub(crate) fn lanes<T: Copy, A: Copy>(
     lanes[0]
 }
 
+/// `exp(x - base)` of each value.
+pub(crate) struct Exps<'a, T>(pub(crate) &'a [T], pub(crate) f64, pub(crate) &'a mut [f64]);
+
+impl<T: Float> Kernel for Exps<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (exp, x) in self.2.iter_mut().zip(self.0) {
+            *exp = T::exp_wide(x.wide() - self.1);
+        }
+    }
+}
+
 /// A fold that only has an optional factor on its result.
 macro_rules! scaled {
     ($($(#[$doc:meta])* $name:ident),*) => {$(
@@ -189,11 +202,7 @@ impl<T: Float> Fold for LogSumExp<T> {
         let mut sum = 0.0;
         for values in values.chunks(64) {
             let mut exps = [0.0; 64];
-            vectorized(|| {
-                exps.iter_mut()
-                    .zip(values)
-                    .for_each(|(e, v)| *e = T::exp_wide(v.wide() - base))
-            });
+            dispatch(Exps(values, base, &mut exps));
             sum += lanes(&exps[..values.len()], 0.0, |a, b| a + b, |a, b| a + b);
         }
         *acc = log_sum_exp_step::<T>(*acc, (top, sum));

@@ -6,13 +6,16 @@ use anymesh_kernel::map::{Inst, Reg};
 /// Positions per block: all registers of a typical program fit the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
 
+/// Memory for a register's values for a block, of any kind.
+pub(crate) type Slot = Vec<u64>;
+
 /// Where a register's values for the current block are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// One value for the whole block.
     One(u64),
-    /// The register's own slot.
-    Slot,
+    /// This slot of the scratch memory.
+    Slot(u16),
     /// The memory of an input, from this element on.
     Input(u8, usize),
     /// An output, written directly.
@@ -41,7 +44,7 @@ impl<T: Copy> Src<'_, T> {
 /// What an instruction can read.
 pub(crate) struct Frame<'s> {
     pub(crate) sources: &'s [Source<'s>],
-    pub(crate) slots: &'s [u64],
+    pub(crate) slots: &'s [Slot],
     pub(crate) places: &'s [Place],
     pub(crate) outs: &'s [&'s mut [u8]],
     pub(crate) len: usize,
@@ -52,9 +55,9 @@ impl<'s> Frame<'s> {
     pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
         match self.places[reg as usize] {
             Place::One(word) => Src::One(T::from_word(word)),
-            Place::Slot => Src::Many(
-                &bytemuck::cast_slice(&self.slots[reg as usize * BLOCK..][..BLOCK])[..self.len],
-            ),
+            Place::Slot(slot) => {
+                Src::Many(&bytemuck::cast_slice(&self.slots[slot as usize])[..self.len])
+            }
             Place::Input(k, at) => {
                 Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])
             }

@@ -4,15 +4,16 @@
 //! linear positions as they are, so everything above this module counts in linear positions only.
 
 use crate::{
-    element::{Held, Stored, with_stored},
-    memory::{bytes_of, typed},
+    copy,
+    element::{Held, Stored, is_held_as_stored, with_stored},
+    memory::{Dense, Memory, bytes_of, typed},
     parallel,
 };
 use anymesh_kernel::{
     DType, Dims, Result, View,
     backend::{Affine, MapInput},
 };
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
 /// One operand, with strides for the grid's dimensions.
 #[derive(Debug)]
@@ -424,21 +425,28 @@ fn copy_run<S: Stored>(data: &[S], at: isize, step: isize, to: &mut [S::Held]) {
 
 /// The elements of a view in row-major order, held as `T`, which is the kind of the view's dtype.
 /// Borrowed where they already lie so.
-pub(crate) fn dense<T: Held>(view: &View) -> Result<Cow<'_, [T]>> {
+pub(crate) fn dense<T: Held>(view: &View) -> Result<Dense<'_, T>> {
     let len = view.layout.shape.numel();
-    if view.layout.is_contiguous()
-        && crate::element::is_held_as_stored(view.dtype)
-        && T::KIND != anymesh_kernel::Kind::Bool
-    {
+    let as_held = is_held_as_stored(view.dtype) && T::KIND != anymesh_kernel::Kind::Bool;
+    if view.layout.is_contiguous() && as_held {
         let start = view.layout.offset;
-        return Ok(Cow::Borrowed(
+        return Ok(Dense::Borrowed(
             &typed(bytes_of(&view.buffer)?)[start..start + len],
         ));
     }
+    copied(view)
+}
+
+/// [`dense`] that is always a copy.
+pub(crate) fn copied<'v, T: Held>(view: &View) -> Result<Dense<'v, T>> {
+    if is_held_as_stored(view.dtype) && T::KIND != anymesh_kernel::Kind::Bool {
+        return Ok(Dense::Copied(copy::copy(view)?));
+    }
+    let len = view.layout.shape.numel();
     let grid = Grid::of_views(view.layout.shape.dims(), &[view])?;
-    let mut out = crate::memory::vector::<T>(len)?;
-    with_stored!(view.dtype, S => fill_dense::<S>(&grid, bytemuck::cast_slice_mut(&mut out)));
-    Ok(Cow::Owned(out))
+    let mut out = Memory::elements::<T>(len)?;
+    with_stored!(view.dtype, S => fill_dense::<S>(&grid, out.typed_mut()));
+    Ok(Dense::Copied(out))
 }
 
 fn fill_dense<S: Stored>(grid: &Grid<'_>, out: &mut [S::Held]) {

@@ -7,7 +7,7 @@ use crate::{
     frame::{Frame, Src},
     functions,
     scalar::{self, Float, Int},
-    simd::{Kernel, dispatch, vectorized},
+    simd::{Kernel, dispatch},
 };
 use anymesh_kernel::{
     DType, Kind,
@@ -15,34 +15,81 @@ use anymesh_kernel::{
 };
 use std::marker::PhantomData;
 
+/// A loop over one operand. What `f` is made of is marked `#[inline(always)]` wherever it is not
+/// short, see [`Kernel`].
+struct Each<'a, A, R, F>(&'a [A], &'a mut [R], F);
+
+impl<A: Copy, R, F: Fn(A) -> R> Kernel for Each<'_, A, R, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (out, a) in self.1.iter_mut().zip(self.0) {
+            *out = (self.2)(*a);
+        }
+    }
+}
+
+/// A loop over two operands.
+struct Each2<'a, A, B, R, F>(&'a [A], &'a [B], &'a mut [R], F);
+
+impl<A: Copy, B: Copy, R, F: Fn(A, B) -> R> Kernel for Each2<'_, A, B, R, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for ((out, a), b) in self.2.iter_mut().zip(self.0).zip(self.1) {
+            *out = (self.3)(*a, *b);
+        }
+    }
+}
+
+/// A loop over two operands between which conditions choose.
+struct Select<'a, T>(&'a [u8], &'a [T], &'a [T], &'a mut [T]);
+
+impl<T: Copy> Kernel for Select<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (((out, c), a), b) in self.3.iter_mut().zip(self.0).zip(self.1).zip(self.2) {
+            *out = choose(*c, *a, *b);
+        }
+    }
+}
+
+/// Applies `f` to every value.
 #[inline(always)]
 fn each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
     match a {
         Src::One(a) => out.fill(f(a)),
-        Src::Many(a) => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a)),
+        Src::Many(a) => dispatch(Each(a, out, f)),
     }
 }
 
-/// [`each`] for loops that gain from wide vectors.
-#[inline(always)]
-fn simd_each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
-    match a {
-        Src::One(a) => out.fill(f(a)),
-        Src::Many(a) => vectorized(|| out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a))),
-    }
-}
-
+/// Applies `f` to every pair of values.
 #[inline(always)]
 fn each2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A, A) -> R) {
     match (a, b) {
         (Src::One(a), Src::One(b)) => out.fill(f(a, b)),
-        (Src::One(a), Src::Many(b)) => out.iter_mut().zip(b).for_each(|(out, b)| *out = f(a, *b)),
-        (Src::Many(a), Src::One(b)) => out.iter_mut().zip(a).for_each(|(out, a)| *out = f(*a, b)),
-        (Src::Many(a), Src::Many(b)) => out
-            .iter_mut()
-            .zip(a)
-            .zip(b)
-            .for_each(|((out, a), b)| *out = f(*a, *b)),
+        (Src::One(a), Src::Many(b)) => dispatch(Each(b, out, |b| f(a, b))),
+        (Src::Many(a), Src::One(b)) => dispatch(Each(a, out, |a| f(a, b))),
+        (Src::Many(a), Src::Many(b)) => dispatch(Each2(a, b, out, f)),
+    }
+}
+
+/// [`each`] for functions that are calls, which no vector instruction makes faster.
+fn calls<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
+    match a {
+        Src::One(a) => out.fill(f(a)),
+        Src::Many(a) => Each(a, out, f).run(),
+    }
+}
+
+/// [`each2`] for functions that are calls.
+fn calls2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A, A) -> R) {
+    match (a, b) {
+        (Src::One(a), Src::One(b)) => out.fill(f(a, b)),
+        (Src::One(a), Src::Many(b)) => Each(b, out, |b| f(a, b)).run(),
+        (Src::Many(a), Src::One(b)) => Each(a, out, |a| f(a, b)).run(),
+        (Src::Many(a), Src::Many(b)) => Each2(a, b, out, f).run(),
     }
 }
 
@@ -77,20 +124,20 @@ fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
         return;
     }
     if op == Unary::Rsqrt {
-        return simd_each(a, out, |a: T| T::narrow(1.0 / a.wide().sqrt()));
+        return each(a, out, |a: T| T::narrow(1.0 / a.wide().sqrt()));
     }
     if let Some(f) = functions::of(op) {
-        return each(a, out, |a: T| T::narrow(f(a.wide())));
+        return calls(a, out, |a: T| T::narrow(f(a.wide())));
     }
     match op {
         Unary::Neg => each(a, out, |a| -a),
         Unary::Abs => each(a, out, T::abs),
         Unary::Sign => each(a, out, scalar::sign),
-        Unary::Sqrt => simd_each(a, out, T::sqrt),
-        Unary::Floor => simd_each(a, out, T::floor),
-        Unary::Ceil => simd_each(a, out, T::ceil),
-        Unary::Round => simd_each(a, out, T::round),
-        _ => simd_each(a, out, T::trunc),
+        Unary::Sqrt => each(a, out, T::sqrt),
+        Unary::Floor => each(a, out, T::floor),
+        Unary::Ceil => each(a, out, T::ceil),
+        Unary::Round => each(a, out, T::round),
+        _ => each(a, out, T::trunc),
     }
 }
 
@@ -209,15 +256,15 @@ fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
         Binary::Sub => each2(ab, out, |a, b| a - b),
         Binary::Mul => each2(ab, out, |a, b| a * b),
         Binary::Div => each2(ab, out, |a, b| a / b),
-        Binary::FloorDiv => each2(ab, out, scalar::float_floor_div),
+        Binary::FloorDiv => calls2(ab, out, scalar::float_floor_div),
         Binary::TruncDiv => each2(ab, out, |a, b| (a / b).trunc()),
-        Binary::Rem => each2(ab, out, scalar::float_rem),
+        Binary::Rem => calls2(ab, out, scalar::float_rem),
         Binary::Max => each2(ab, out, scalar::max),
         Binary::Min => each2(ab, out, scalar::min),
         Binary::Fmax => each2(ab, out, scalar::fmax),
         Binary::Fmin => each2(ab, out, scalar::fmin),
-        Binary::Atan2 => each2(ab, out, |a, b| T::narrow(a.wide().atan2(b.wide()))),
-        Binary::Hypot => each2(ab, out, |a, b| T::narrow(a.wide().hypot(b.wide()))),
+        Binary::Atan2 => calls2(ab, out, |a, b| T::narrow(a.wide().atan2(b.wide()))),
+        Binary::Hypot => calls2(ab, out, |a, b| T::narrow(a.wide().hypot(b.wide()))),
         Binary::Copysign => each2(ab, out, T::copysign),
         _ => pow(ab, out),
     }
@@ -226,7 +273,7 @@ fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
 /// Small whole exponents, which is what most programs have, are products.
 fn pow<T: Float>(ab: [Src<'_, T>; 2], out: &mut [T]) {
     let Src::One(exponent) = ab[1] else {
-        return each2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide())));
+        return calls2(ab, out, |a, b| T::narrow(a.wide().powf(b.wide())));
     };
     match exponent.wide() {
         1.0 => each(ab[0], out, |a| a),
@@ -236,7 +283,7 @@ fn pow<T: Float>(ab: [Src<'_, T>; 2], out: &mut [T]) {
             T::narrow((a.wide() * a.wide()) * (a.wide() * a.wide()))
         }),
         -1.0 => each(ab[0], out, |a| T::ONE / a),
-        e => each(ab[0], out, |a| T::narrow(a.wide().powf(e))),
+        e => calls(ab[0], out, |a| T::narrow(a.wide().powf(e))),
     }
 }
 
@@ -253,10 +300,10 @@ fn binary_int<T: Int>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) -> bool {
         Binary::Add => each2(ab, out, T::add),
         Binary::Sub => each2(ab, out, T::sub),
         Binary::Mul => each2(ab, out, T::mul),
-        Binary::FloorDiv => each2(ab, out, scalar::int_floor_div),
-        Binary::TruncDiv => each2(ab, out, T::div),
-        Binary::Rem => each2(ab, out, scalar::int_floor_rem),
-        Binary::Pow => each2(ab, out, scalar::int_pow),
+        Binary::FloorDiv => calls2(ab, out, scalar::int_floor_div),
+        Binary::TruncDiv => calls2(ab, out, T::div),
+        Binary::Rem => calls2(ab, out, scalar::int_floor_rem),
+        Binary::Pow => calls2(ab, out, scalar::int_pow),
         Binary::Max => each2(ab, out, |a, b| a.max(b)),
         Binary::Min => each2(ab, out, |a, b| a.min(b)),
         Binary::And => each2(ab, out, T::and),
@@ -280,27 +327,21 @@ pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut 
     let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
     let out: &mut [T] = slice(out, len);
     match (c, a, b) {
-        (Src::Many(c), Src::Many(a), Src::Many(b)) => out
-            .iter_mut()
-            .zip(c)
-            .zip(a)
-            .zip(b)
-            .for_each(|(((o, c), a), b)| *o = if *c != 0 { *a } else { *b }),
-        (Src::Many(c), Src::Many(a), Src::One(b)) => out
-            .iter_mut()
-            .zip(c)
-            .zip(a)
-            .for_each(|((o, c), a)| *o = if *c != 0 { *a } else { b }),
-        (Src::Many(c), Src::One(a), Src::Many(b)) => out
-            .iter_mut()
-            .zip(c)
-            .zip(b)
-            .for_each(|((o, c), b)| *o = if *c != 0 { a } else { *b }),
-        (Src::Many(c), Src::One(a), Src::One(b)) => {
-            each(Src::Many(c), out, |c| if c != 0 { a } else { b })
+        (Src::Many(c), Src::Many(a), Src::Many(b)) => dispatch(Select(c, a, b, out)),
+        (Src::Many(c), Src::Many(a), Src::One(b)) => {
+            dispatch(Each2(c, a, out, |c, a| choose(c, a, b)))
         }
+        (Src::Many(c), Src::One(a), Src::Many(b)) => {
+            dispatch(Each2(c, b, out, |c, b| choose(c, a, b)))
+        }
+        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| choose(c, a, b)),
         (Src::One(c), a, b) => each(if c != 0 { a } else { b }, out, |v| v),
     }
+}
+
+#[inline(always)]
+fn choose<T>(condition: u8, yes: T, no: T) -> T {
+    if condition != 0 { yes } else { no }
 }
 
 pub(crate) fn cast(

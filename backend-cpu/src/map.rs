@@ -4,7 +4,7 @@
 use crate::{
     copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
-    frame::{BLOCK, Frame, Place, Src},
+    frame::{BLOCK, Frame, Place, Slot, Src},
     grid::{Fetched, Grid},
     loops,
     memory::Memory,
@@ -22,7 +22,7 @@ use std::{cell::Cell, ops::Range};
 /// Memory for registers, kept between calls.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    slots: Vec<u64>,
+    slots: Vec<Slot>,
     places: Vec<Place>,
 }
 
@@ -47,6 +47,52 @@ pub(crate) struct BoundProgram<'a> {
     program: &'a MapProgram,
     params: &'a [Scalar],
     grid: Grid<'a>,
+    /// Which slot each register has.
+    slots: Slots,
+}
+
+/// A slot for each register. What is needed no more gives its slot to others, so that a long
+/// program, too, stays within the first-level cache.
+#[derive(Debug)]
+struct Slots {
+    of: SmallVec<[u16; 16]>,
+    count: usize,
+}
+
+impl Slots {
+    fn new(program: &MapProgram) -> Self {
+        let insts = &program.insts;
+        let mut last: SmallVec<[u16; 16]> = (0..insts.len() as u16).collect();
+        for (i, inst) in insts.iter().enumerate() {
+            inst.operands(|r| last[r as usize] = i as u16);
+        }
+        for (reg, _) in &program.outputs {
+            last[*reg as usize] = u16::MAX;
+        }
+        let (mut of, mut free) = (SmallVec::new(), SmallVec::<[u16; 16]>::new());
+        let mut count = 0;
+        for (i, inst) in insts.iter().enumerate() {
+            // Its own slot first: what it reads is not overwritten before it is through.
+            let slot = free.pop().unwrap_or_else(|| {
+                count += 1;
+                count - 1
+            });
+            of.push(slot);
+            let mut done = |r: Reg| {
+                if last[r as usize] == i as u16 {
+                    // Only once, also where it is read twice.
+                    last[r as usize] = u16::MAX;
+                    free.push(of[r as usize]);
+                }
+            };
+            inst.operands(&mut done);
+            done(i as Reg);
+        }
+        Self {
+            of,
+            count: count.into(),
+        }
+    }
 }
 
 impl<'a> BoundProgram<'a> {
@@ -63,6 +109,7 @@ impl<'a> BoundProgram<'a> {
             program: &call.program,
             params: &call.params,
             grid,
+            slots: Slots::new(&call.program),
         })
     }
 
@@ -78,80 +125,92 @@ impl<'a> BoundProgram<'a> {
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> Result<()> {
-        let insts = &self.program.insts;
-        if scratch.slots.len() < insts.len() * BLOCK {
-            scratch.slots.resize(insts.len() * BLOCK, 0);
+        if scratch.slots.len() < self.slots.count {
+            scratch
+                .slots
+                .resize_with(self.slots.count, || vec![0; BLOCK]);
         }
         scratch.places.clear();
-        for (i, inst) in insts.iter().enumerate() {
-            let (before, after) = scratch.slots.split_at_mut(i * BLOCK);
-            let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut after[..BLOCK]);
-            let place = match *inst {
-                Inst::Load(k) => self.load(k, range.clone(), slot),
-                Inst::Inside(k) => match self.grid.inside(
-                    &self.grid.sources[k as usize],
-                    range.clone(),
-                    &mut slot[..range.len()],
-                ) {
-                    None => Place::One(1),
-                    Some(()) => Place::Slot,
-                },
-                Inst::Param(k) => Place::One(word(self.params[k as usize], self.program.kinds[i])),
-                Inst::Const(value, kind) => Place::One(word(value, kind)),
-                Inst::Index(k) => {
-                    match self.program.kinds[i] {
-                        Kind::I32 => self.grid.form(
-                            k as usize,
-                            range.clone(),
-                            bytemuck::cast_slice_mut(slot),
-                            |v| v as i32,
-                        ),
-                        _ => self.grid.form(
-                            k as usize,
-                            range.clone(),
-                            bytemuck::cast_slice_mut(slot),
-                            |v| v,
-                        ),
-                    }
-                    Place::Slot
-                }
-                Inst::Unary(..)
-                | Inst::Binary(..)
-                | Inst::Select(..)
-                | Inst::Cast(..)
-                | Inst::Philox { .. } => {
-                    let target = self.target(i, outs);
-                    let taken = target.map(|o| std::mem::take(&mut outs[o]));
-                    let frame = Frame {
-                        sources: &self.grid.sources,
-                        slots: before,
-                        places: &scratch.places,
-                        outs,
-                        len: range.len(),
-                    };
-                    match taken {
-                        None if frame.is_constant(inst) => {
-                            self.compute(inst, &frame, slot, 1)?;
-                            Place::One(
-                                with_held!(self.program.kinds[i], T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
-                            )
-                        }
-                        None => {
-                            self.compute(inst, &frame, slot, range.len())?;
-                            Place::Slot
-                        }
-                        Some(out) => {
-                            self.compute(inst, &frame, out, range.len())?;
-                            let o = target.unwrap_or_default();
-                            outs[o] = out;
-                            Place::Output(o)
-                        }
-                    }
-                }
-            };
-            scratch.places.push(place);
+        for (i, inst) in self.program.insts.iter().enumerate() {
+            let number = self.slots.of[i];
+            // Taken out, so that it can be written while others are read.
+            let mut words = std::mem::take(&mut scratch.slots[usize::from(number)]);
+            let slot = bytemuck::cast_slice_mut(&mut words);
+            let place = self.instruction(i, inst, range.clone(), scratch, slot, outs);
+            scratch.slots[usize::from(number)] = words;
+            scratch.places.push(place?.unwrap_or(Place::Slot(number)));
         }
         Ok(())
+    }
+
+    /// Runs instruction `i`; says where its values are unless they are in its slot.
+    #[inline(always)]
+    fn instruction(
+        &self,
+        i: usize,
+        inst: &Inst,
+        range: Range<usize>,
+        scratch: &Scratch,
+        slot: &mut [u8],
+        outs: &mut [&mut [u8]],
+    ) -> Result<Option<Place>> {
+        let kind = self.program.kinds[i];
+        match *inst {
+            Inst::Load(k) => return Ok(self.load(k, range, slot)),
+            Inst::Inside(k) => {
+                let source = &self.grid.sources[k as usize];
+                let slot = &mut slot[..range.len()];
+                return Ok(match self.grid.inside(source, range, slot) {
+                    None => Some(Place::One(1)),
+                    Some(()) => None,
+                });
+            }
+            Inst::Param(k) => return Ok(Some(Place::One(word(self.params[k as usize], kind)))),
+            Inst::Const(value, kind) => return Ok(Some(Place::One(word(value, kind)))),
+            Inst::Index(k) => {
+                match kind {
+                    Kind::I32 => {
+                        let slot = bytemuck::cast_slice_mut(slot);
+                        self.grid.form(k as usize, range, slot, |v| v as i32);
+                    }
+                    _ => {
+                        let slot = bytemuck::cast_slice_mut(slot);
+                        self.grid.form(k as usize, range, slot, |v| v);
+                    }
+                }
+                return Ok(None);
+            }
+            Inst::Unary(..)
+            | Inst::Binary(..)
+            | Inst::Select(..)
+            | Inst::Cast(..)
+            | Inst::Philox { .. } => {}
+        }
+        let target = self.target(i, outs);
+        let taken = target.map(|o| (o, std::mem::take(&mut outs[o])));
+        let frame = Frame {
+            sources: &self.grid.sources,
+            slots: &scratch.slots,
+            places: &scratch.places,
+            outs,
+            len: range.len(),
+        };
+        match taken {
+            None if frame.is_constant(inst) => {
+                self.compute(inst, &frame, slot, 1)?;
+                let value = with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word());
+                Ok(Some(Place::One(value)))
+            }
+            None => {
+                self.compute(inst, &frame, slot, range.len())?;
+                Ok(None)
+            }
+            Some((o, out)) => {
+                self.compute(inst, &frame, out, range.len())?;
+                outs[o] = out;
+                Ok(Some(Place::Output(o)))
+            }
+        }
     }
 
     /// Runs an arithmetic instruction into `out`, for `len` positions.
@@ -185,14 +244,14 @@ impl<'a> BoundProgram<'a> {
         })
     }
 
-    fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Place {
+    fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Option<Place> {
         let source = &self.grid.sources[k as usize];
         with_stored!(source.dtype, S => {
             let slot: &mut [<S as Stored>::Held] = bytemuck::cast_slice_mut(slot);
             match self.grid.fetch::<S>(source, range.clone(), &mut slot[..range.len()]) {
-                Fetched::One => Place::One(slot[0].to_word()),
-                Fetched::InPlace(at) => Place::Input(k, at),
-                Fetched::Filled => Place::Slot,
+                Fetched::One => Some(Place::One(slot[0].to_word())),
+                Fetched::InPlace(at) => Some(Place::Input(k, at)),
+                Fetched::Filled => None,
             }
         })
     }

@@ -4,7 +4,11 @@
 use crate::element::{Held, is_held_as_stored, store};
 use anymesh_kernel::{Buffer, DType, Error, Result, backend::HostMemory};
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
-use std::sync::{Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 /// The device's name.
 pub(crate) const NAME: &str = "cpu";
@@ -14,13 +18,68 @@ pub(crate) const MAX_BYTES: u64 = isize::MAX as u64;
 /// Widest vector register, and a cache line.
 const ALIGN: usize = 64;
 /// Memory from this size on is kept when it is freed.
-const KEPT_FROM: usize = 1 << 20;
+const KEPT_FROM: usize = 16 << 10;
 /// At most this much is kept.
 const KEPT_LIMIT: usize = 512 << 20;
 
-/// Freed memory, oldest first. The system takes longer to hand out fresh pages than most kernels
-/// take to fill them.
-static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
+/// Freed memory. The system takes longer to hand out fresh pages than most kernels take to fill
+/// them.
+static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
+
+/// Freed memory by size, and by age.
+struct Kept {
+    /// By number of words, and number in the order of freeing.
+    by_size: BTreeMap<(usize, u64), Vec<u64>>,
+    /// Sizes in the order of freeing.
+    by_age: BTreeMap<u64, usize>,
+    words: usize,
+    freed: u64,
+}
+
+impl Kept {
+    const fn new() -> Self {
+        Self {
+            by_size: BTreeMap::new(),
+            by_age: BTreeMap::new(),
+            words: 0,
+            freed: 0,
+        }
+    }
+
+    fn lock() -> MutexGuard<'static, Self> {
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&mut self, memory: Vec<u64>) {
+        self.freed += 1;
+        self.words += memory.len();
+        self.by_age.insert(self.freed, memory.len());
+        self.by_size.insert((memory.len(), self.freed), memory);
+    }
+
+    fn remove(&mut self, size: usize, number: u64) -> Option<Vec<u64>> {
+        self.by_age.remove(&number);
+        let memory = self.by_size.remove(&(size, number))?;
+        self.words -= memory.len();
+        Some(memory)
+    }
+
+    /// The smallest that is large enough and not much larger.
+    fn take(&mut self, count: usize) -> Option<Vec<u64>> {
+        let fits = (count, 0)..=(count.saturating_add(count / 4), u64::MAX);
+        let (size, number) = *self.by_size.range(fits).next()?.0;
+        self.remove(size, number)
+    }
+
+    /// The oldest of what is more than is kept.
+    fn surplus(&mut self) -> Option<Vec<u64>> {
+        if self.words * 8 <= KEPT_LIMIT {
+            return None;
+        }
+        let (number, size) = self.by_age.first_key_value()?;
+        self.remove(*size, *number)
+    }
+}
 
 /// The bytes of one buffer.
 #[derive(Debug)]
@@ -43,10 +102,11 @@ impl Memory {
         // system hand out pages without clearing them by hand.
         let fresh = || bytemuck::allocation::try_zeroed_vec(count).ok();
         let retry = || {
-            KEPT.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            drop(std::mem::replace(&mut *Kept::lock(), Kept::new()));
             fresh()
         };
-        let words: Vec<u64> = recycled(count)
+        let recycled = || (count * 8 >= KEPT_FROM).then(|| Kept::lock().take(count));
+        let words: Vec<u64> = (recycled().flatten())
             .or_else(fresh)
             .or_else(retry)
             .ok_or_else(no_memory)?;
@@ -96,36 +156,35 @@ impl HostMemory for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let bytes = |words: &Vec<u64>| words.len() * 8;
-        if !(KEPT_FROM..=KEPT_LIMIT).contains(&bytes(&self.words)) {
+        if !(KEPT_FROM..=KEPT_LIMIT).contains(&(self.words.len() * 8)) {
             return;
         }
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push(std::mem::take(&mut self.words));
-        let mut total = kept.iter().map(bytes).sum::<usize>();
-        let mut old = 0;
-        while total > KEPT_LIMIT {
-            total -= bytes(&kept[old]);
-            old += 1;
+        let mut kept = Kept::lock();
+        kept.put(std::mem::take(&mut self.words));
+        while let Some(old) = kept.surplus() {
+            // Given back to the system outside the lock.
+            drop(kept);
+            drop(old);
+            kept = Kept::lock();
         }
-        // Given back to the system outside the lock.
-        let old: Vec<_> = kept.drain(..old).collect();
-        drop(kept);
-        drop(old);
     }
 }
 
-/// The smallest kept memory that is large enough and not much larger.
-fn recycled(count: usize) -> Option<Vec<u64>> {
-    if count * 8 < KEPT_FROM {
-        return None;
+/// Values in row-major order: those of a buffer, or a copy.
+#[derive(Debug)]
+pub(crate) enum Dense<'a, T> {
+    Borrowed(&'a [T]),
+    Copied(Memory),
+}
+
+impl<T: AnyBitPattern> Deref for Dense<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        match self {
+            Dense::Borrowed(values) => values,
+            Dense::Copied(memory) => typed(memory.bytes()),
+        }
     }
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let fits = |words: &Vec<u64>| words.len() >= count && words.len() - count <= count / 4;
-    let best = (0..kept.len())
-        .filter(|i| fits(&kept[*i]))
-        .min_by_key(|i| kept[*i].len())?;
-    Some(kept.remove(best))
 }
 
 /// The bytes of a buffer of this backend.
@@ -143,9 +202,9 @@ pub(crate) fn stored<T: Held>(
     if is_held_as_stored(dtype) {
         compute(memory.typed_mut());
     } else {
-        let mut values = vector::<T>(len)?;
-        compute(&mut values);
-        store(&values, dtype, memory.bytes_mut());
+        let mut values = Memory::elements::<T>(len)?;
+        compute(values.typed_mut());
+        store::<T>(typed(values.bytes()), dtype, memory.bytes_mut());
     }
     Ok(memory)
 }
@@ -199,7 +258,9 @@ mod tests {
                 .map(|_| Memory::new(4 << 20).expect("small"))
                 .collect::<Vec<_>>(),
         );
-        let kept = KEPT.lock().expect("not poisoned");
-        assert!(kept.iter().map(|words| words.len() * 8).sum::<usize>() <= KEPT_LIMIT);
+        let kept = Kept::lock();
+        let words: usize = kept.by_size.values().map(Vec::len).sum();
+        assert!(words == kept.words && words * 8 <= KEPT_LIMIT);
+        assert_eq!(kept.by_size.len(), kept.by_age.len());
     }
 }

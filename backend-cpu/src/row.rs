@@ -2,12 +2,12 @@
 //! once.
 
 use crate::{
-    fold::lanes,
+    fold::{Exps, lanes},
     grid::dense,
     memory::stored,
     parallel,
     scalar::{self, Float},
-    simd::vectorized,
+    simd::{dispatch, vectorized},
 };
 use anymesh_kernel::{
     Buffer, Error, Kind, Result, View,
@@ -78,7 +78,7 @@ fn rows<T: Float>(call: &RowCall) -> Result<Buffer> {
 /// Weights of any float type, in `f64`.
 fn parameters(view: &View) -> Result<Vec<f64>> {
     Ok(match view.dtype.kind() {
-        Kind::F64 => dense::<f64>(view)?.into_owned(),
+        Kind::F64 => dense::<f64>(view)?.to_vec(),
         _ => dense::<f32>(view)?.iter().map(|v| f64::from(*v)).collect(),
     })
 }
@@ -115,11 +115,7 @@ fn top<T: Float>(x: &[T]) -> f64 {
 /// `exp(x - top)`, and the sum of that.
 fn exps_and_sum<T: Float>(x: &[T], top: f64) -> (Vec<f64>, f64) {
     let mut exps = vec![0.0; x.len()];
-    vectorized(|| {
-        exps.iter_mut()
-            .zip(x)
-            .for_each(|(e, x)| *e = T::exp_wide(x.wide() - top))
-    });
+    dispatch(Exps(x, top, &mut exps));
     let sum = lanes(&exps, 0.0, |a, b| a + b, |a, b| a + b);
     (exps, sum)
 }

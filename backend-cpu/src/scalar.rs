@@ -122,10 +122,12 @@ pub(crate) fn min<T: PartialOrd + Copy>(a: T, b: T) -> T {
     if a < b || a != a { a } else { b }
 }
 
+#[inline(always)]
 pub(crate) fn fmax<T: Float>(a: T, b: T) -> T {
     if a >= b || b.is_nan() { a } else { b }
 }
 
+#[inline(always)]
 pub(crate) fn fmin<T: Float>(a: T, b: T) -> T {
     if a <= b || b.is_nan() { a } else { b }
 }
@@ -252,10 +254,12 @@ macro_rules! int {
 }
 int!(i32, |v| v as u64, |v| v < 0; i64, |v| v as u64, |v| v < 0; u32, u64::from, |_| false);
 
+#[inline(always)]
 pub(crate) fn int_abs<T: Int>(x: T) -> T {
     if x.is_negative() { x.neg() } else { x }
 }
 
+#[inline(always)]
 pub(crate) fn int_sign<T: Int>(x: T) -> T {
     if x.is_negative() {
         T::ONE.neg()
@@ -311,6 +315,7 @@ pub(crate) fn int_pow<T: Int>(base: T, exponent: T) -> T {
     result
 }
 
+#[inline(always)]
 pub(crate) fn int_shl<T: Int>(a: T, b: T) -> T {
     if b.count() < u64::from(T::BITS) {
         a.shl(b.count() as u32)
@@ -319,6 +324,7 @@ pub(crate) fn int_shl<T: Int>(a: T, b: T) -> T {
     }
 }
 
+#[inline(always)]
 pub(crate) fn int_shr<T: Int>(a: T, b: T) -> T {
     if b.count() < u64::from(T::BITS) {
         a.shr(b.count() as u32)

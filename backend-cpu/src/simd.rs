@@ -42,26 +42,44 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Out {
         fn avx2<K: Kernel>(kernel: K) -> K::Out {
             kernel.run()
         }
-        if has_avx512() {
+        match level() {
             // SAFETY: the instructions that `avx512` is compiled for were found on this machine.
-            return unsafe { avx512(kernel) };
-        }
-        if has_avx2() {
+            Level::Avx512 => return unsafe { avx512(kernel) },
             // SAFETY: the instructions that `avx2` is compiled for were found on this machine.
-            return unsafe { avx2(kernel) };
+            Level::Avx2 => return unsafe { avx2(kernel) },
+            Level::Least => {}
         }
     }
     kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    use std::arch::is_x86_feature_detected as has;
-    has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") && has!("avx512cd")
+#[derive(Clone, Copy)]
+enum Level {
+    Least,
+    Avx2,
+    Avx512,
 }
 
+/// What this machine has, looked up once: short loops ask as often as long ones.
 #[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
-    use std::arch::is_x86_feature_detected as has;
-    has!("avx2") && has!("fma") && has!("f16c")
+#[inline(always)]
+fn level() -> Level {
+    use std::sync::LazyLock;
+    static LEVEL: LazyLock<Level> = LazyLock::new(|| {
+        use std::arch::is_x86_feature_detected as has;
+        if has!("avx512f")
+            && has!("avx512bw")
+            && has!("avx512dq")
+            && has!("avx512vl")
+            && has!("avx512cd")
+        {
+            Level::Avx512
+        } else if has!("avx2") && has!("fma") && has!("f16c") {
+            Level::Avx2
+        } else {
+            Level::Least
+        }
+    });
+    *LEVEL
 }

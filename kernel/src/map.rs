@@ -12,7 +12,7 @@
 //! let x = b.load(DType::F32);
 //! let y = b.load(DType::F32);
 //! let program = b.finish(&[(((x - y) * (x - y)), DType::F32)]).unwrap();
-//! assert_eq!(program.to_string(), "r0 = load 0 f32\nr1 = load 1 f32\nr2 = sub r0 r1\nr3 = sub r0 r1\nr4 = mul r2 r3\nstore r4 f32\n");
+//! assert_eq!(program.to_string(), "r0 = load 0 f32\nr1 = load 1 f32\nr2 = sub r0 r1\nr3 = mul r2 r2\nstore r3 f32\n");
 //! ```
 
 mod derive;
@@ -77,8 +77,8 @@ pub enum Inst {
 }
 
 impl Inst {
-    /// The registers it reads.
-    fn operands(&self, mut f: impl FnMut(u16)) {
+    /// Calls `f` with each register it reads.
+    pub fn operands(&self, mut f: impl FnMut(Reg)) {
         match *self {
             Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
             }
@@ -343,13 +343,19 @@ impl Builder {
         Self::default()
     }
 
+    /// The value of an instruction; one that is there already is not computed again. Formulas and
+    /// above all their derivatives repeat themselves.
     fn push(&self, inst: Inst, kind: Kind) -> Val<'_> {
         let mut state = self.0.borrow_mut();
-        state.insts.push(inst);
-        state.kinds.push(kind);
+        let reg = state.insts.iter().position(|known| *known == inst);
+        let reg = reg.unwrap_or_else(|| {
+            state.insts.push(inst);
+            state.kinds.push(kind);
+            state.insts.len() - 1
+        });
         Val {
             builder: self,
-            reg: (state.insts.len() - 1) as Reg,
+            reg: reg as Reg,
         }
     }
 

@@ -31,6 +31,16 @@ impl Pass {
         Self { key: Some(key) }
     }
 
+    /// The same for a part of the batch that is passed on its own: with random keys of its own, the
+    /// same ones for the same part.
+    pub fn part(&self, index: usize) -> Self {
+        let key = self.key.map(|key| Rng {
+            seed: crate::key(key.seed, &format!("part {index}")).seed,
+            stream: key.stream,
+        });
+        Self { key }
+    }
+
     /// Whether this is training.
     pub fn is_training(&self) -> bool {
         self.key.is_some()

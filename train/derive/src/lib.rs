@@ -11,7 +11,8 @@ use syn::{Data, DeriveInput, Fields, LitStr, spanned::Spanned};
 ///
 /// `#[name = "model.layers"]` gives a field another name (one with dots is a path, the empty one
 /// adds nothing), `#[skip]` leaves a field out, for everything that holds no parameters.
-#[proc_macro_derive(Module, attributes(name, skip))]
+/// `#[tied = "aliases"]` on the struct names its method that gives the names of tied parameters.
+#[proc_macro_derive(Module, attributes(name, skip, tied))]
 pub fn module(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input)
@@ -51,6 +52,18 @@ fn expand(input: &DeriveInput) -> syn::Result<proc_macro2::TokenStream> {
             #train::Module::visit_mut(&mut self.#ident, &#train::join(path, #name), f);
         });
     }
+    let tied = match input.attrs.iter().find(|a| a.path().is_ident("tied")) {
+        None => quote!(),
+        Some(attribute) => {
+            let value = &attribute.meta.require_name_value()?.value;
+            let method: Ident = syn::parse2::<LitStr>(quote!(#value))?.parse()?;
+            quote! {
+                fn tied(&self) -> ::std::vec::Vec<(::std::string::String, ::std::string::String)> {
+                    self.#method()
+                }
+            }
+        }
+    };
     let ident = &input.ident;
     let (generics, types, clause) = input.generics.split_for_impl();
     Ok(quote! {
@@ -61,6 +74,7 @@ fn expand(input: &DeriveInput) -> syn::Result<proc_macro2::TokenStream> {
             fn visit_mut(&mut self, path: &str, f: &mut dyn FnMut(&str, &mut #train::Param)) {
                 #(#writes)*
             }
+            #tied
         }
     })
 }

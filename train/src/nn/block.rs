@@ -2,7 +2,10 @@
 
 use crate::{
     Build, Init, Module, Pass, Result,
-    nn::{Activation, Attend, Attention, Cache, Dropout, Heads, LayerNorm, Mlp, Norm},
+    nn::{
+        Activation, Attend, Attention, AttentionBias, Cache, Dropout, Heads, LayerNorm, Mlp, Norm,
+        Stream,
+    },
 };
 use anymesh_core::Tensor;
 
@@ -33,9 +36,8 @@ pub struct Block {
     pub dropout2: Dropout,
     #[skip]
     order: NormOrder,
-    /// How the residual stream lies between blocks.
     #[skip]
-    stream: &'static str,
+    stream: Stream,
 }
 
 impl Block {
@@ -52,13 +54,20 @@ impl Block {
         let norm = |name: &str| LayerNorm::new(&b.at(name), width, 1e-5).map(Norm::Layer);
         Ok(Self {
             norm1: norm("norm1")?,
-            attention: Attention::new(&b.at("attention"), width, heads, true, init)?,
+            attention: Attention::new(
+                &b.at("attention"),
+                width,
+                heads,
+                AttentionBias::All,
+                init,
+                init,
+            )?,
             norm2: norm("norm2")?,
-            mlp: Mlp::new(&b.at("mlp"), sizes, true, Activation::GeluTanh, init)?,
+            mlp: Mlp::new(&b.at("mlp"), sizes, true, Activation::GeluTanh, init, init)?,
             dropout1: Dropout::new(&b.at("dropout1"), dropout),
             dropout2: Dropout::new(&b.at("dropout2"), dropout),
             order,
-            stream: b.stream(),
+            stream: Stream::of(b),
         })
     }
 
@@ -71,25 +80,24 @@ impl Block {
         cache: Option<&mut Cache>,
         pass: &Pass,
     ) -> Result<Tensor> {
-        // What a cut layer leaves is a partial sum: added up once, where the stream lies.
-        let settled = |y: Tensor| y.reshard(self.stream);
+        let stream = &self.stream;
+        let attention = |x: &Tensor, cache| {
+            let y = self.attention.forward(&stream.enter(x)?, options, cache)?;
+            stream.settle(&y)
+        };
+        let mlp = |x: &Tensor| stream.settle(&self.mlp.forward(&stream.enter(x)?)?);
         match self.order {
             NormOrder::Pre => {
-                let y = self
-                    .attention
-                    .forward(&self.norm1.forward(x)?, options, cache)?;
-                let x = self.dropout1.add(&settled(y)?, x, pass)?;
-                let y = self.mlp.forward(&self.norm2.forward(&x)?)?;
-                self.dropout2.add(&settled(y)?, &x, pass)
+                let y = attention(&self.norm1.forward(x)?, cache)?;
+                let x = self.dropout1.add(&y, x, pass)?;
+                let y = mlp(&self.norm2.forward(&x)?)?;
+                self.dropout2.add(&y, &x, pass)
             }
             NormOrder::Post => {
-                let y = self.attention.forward(x, options, cache)?;
-                let x = self
-                    .norm1
-                    .forward(&self.dropout1.add(&settled(y)?, x, pass)?)?;
-                let y = self.mlp.forward(&x)?;
-                self.norm2
-                    .forward(&self.dropout2.add(&settled(y)?, &x, pass)?)
+                let y = attention(x, cache)?;
+                let x = self.norm1.forward(&self.dropout1.add(&y, x, pass)?)?;
+                let y = mlp(&x)?;
+                self.norm2.forward(&self.dropout2.add(&y, &x, pass)?)
             }
         }
     }

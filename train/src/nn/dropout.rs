@@ -1,7 +1,7 @@
 //! Dropout.
 
 use crate::{Build, Module, Param, Pass, Result};
-use anymesh_core::Tensor;
+use anymesh_core::{Tensor, ops::Rng};
 
 /// Sets a share of the elements to zero in training and scales the others up.
 #[derive(Clone, Debug)]
@@ -23,19 +23,25 @@ impl Dropout {
     /// The input, with elements dropped in training.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
-        Ok(match pass.rng(&self.path) {
-            Some(rng) if self.share > 0.0 => x.dropout(self.share, rng)?,
-            _ => x.clone(),
+        Ok(match self.key(pass) {
+            Some((share, rng)) => x.dropout(share, rng)?,
+            None => x.clone(),
         })
+    }
+
+    /// What it drops in this pass, and by which key; nothing in evaluation.
+    pub fn key(&self, pass: &Pass) -> Option<(f64, Rng)> {
+        let rng = pass.rng(&self.path)?;
+        (self.share > 0.0).then_some((self.share, rng))
     }
 
     /// The input with elements dropped, and the residual, in one kernel: the same bits as
     /// [`forward`](Self::forward) and an addition.
     #[track_caller]
     pub fn add(&self, x: &Tensor, residual: &Tensor, pass: &Pass) -> Result<Tensor> {
-        Ok(match pass.rng(&self.path) {
-            Some(rng) if self.share > 0.0 => x.dropout_add(residual, self.share, rng)?,
-            _ => residual.add(x)?,
+        Ok(match self.key(pass) {
+            Some((share, rng)) => x.dropout_add(residual, share, rng)?,
+            None => residual.add(x)?,
         })
     }
 }

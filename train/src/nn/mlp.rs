@@ -57,20 +57,21 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// From `width` to `inner` and back.
+    /// From `width` to `inner` and back; the layer back begins as `down` says.
     pub fn new(
         b: &Build,
         [width, inner]: [usize; 2],
         bias: bool,
         activation: Activation,
         init: Init,
+        down: Init,
     ) -> Result<Self> {
-        let (up, down) = (b.at("up_proj"), b.at("down_proj"));
-        let mut up_proj = Linear::new(&up, [width, inner], "[@tp?, _]", init)?;
-        let mut down_proj = Linear::new(&down, [inner, width], "[_, @tp?]", init)?;
+        let (wide, narrow) = (b.at("up_proj"), b.at("down_proj"));
+        let mut up_proj = Linear::new(&wide, [width, inner], "[@tp?, _]", init)?;
+        let mut down_proj = Linear::new(&narrow, [inner, width], "[_, @tp?]", down)?;
         if bias {
-            up_proj = up_proj.with_bias(&up)?;
-            down_proj = down_proj.with_bias(&down)?;
+            up_proj = up_proj.with_bias(&wide)?;
+            down_proj = down_proj.with_bias(&narrow)?;
         }
         Ok(Self {
             up_proj,
@@ -99,13 +100,26 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// From `width` to `inner` and back, without biases.
-    pub fn new(b: &Build, [width, inner]: [usize; 2], init: Init, down: Init) -> Result<Self> {
-        let wide = |name| Linear::new(&b.at(name), [width, inner], "[@tp?, _]", init);
+    /// From `width` to `inner` and back; the layer back begins as `down` says.
+    pub fn new(
+        b: &Build,
+        [width, inner]: [usize; 2],
+        bias: bool,
+        init: Init,
+        down: Init,
+    ) -> Result<Self> {
+        let linear = |name: &str, sizes, sharding, init| {
+            let at = b.at(name);
+            let linear = Linear::new(&at, sizes, sharding, init)?;
+            match bias {
+                true => linear.with_bias(&at),
+                false => Ok(linear),
+            }
+        };
         Ok(Self {
-            gate_proj: wide("gate_proj")?,
-            up_proj: wide("up_proj")?,
-            down_proj: Linear::new(&b.at("down_proj"), [inner, width], "[_, @tp?]", down)?,
+            gate_proj: linear("gate_proj", [width, inner], "[@tp?, _]", init)?,
+            up_proj: linear("up_proj", [width, inner], "[@tp?, _]", init)?,
+            down_proj: linear("down_proj", [inner, width], "[_, @tp?]", down)?,
         })
     }
 

@@ -9,8 +9,10 @@ mod embedding;
 mod linear;
 mod mlp;
 mod norm;
+mod rope;
+mod stream;
 
-pub use attention::{Attend, Attention, Cache, Heads, attend, same_document};
+pub use attention::{Attend, Attention, AttentionBias, Cache, Heads, attend, same_document};
 pub use block::{Block, NormOrder};
 pub use conv::{Conv2d, ConvBlock};
 pub use dropout::Dropout;
@@ -18,3 +20,5 @@ pub use embedding::Embedding;
 pub use linear::Linear;
 pub use mlp::{Activation, GatedMlp, Mlp};
 pub use norm::{BatchNorm, GroupNorm, LayerNorm, Norm, RmsNorm};
+pub use rope::Rope;
+pub use stream::Stream;

@@ -29,6 +29,15 @@ impl Special {
             object(&folder.join("config.json"))?,
             object(&folder.join("generation_config.json"))?,
         ];
+        Ok(Self::of_objects(&names, &numbers, id))
+    }
+
+    /// What objects say that name tokens, and then those that number them.
+    pub(crate) fn of_objects(
+        names: &[Map<String, Value>],
+        numbers: &[Map<String, Value>],
+        id: impl Fn(&str) -> Option<u32>,
+    ) -> Self {
         let named = |name: &str| {
             let text = |object: &Map<String, Value>| {
                 let value = object.get(name)?;
@@ -57,12 +66,12 @@ impl Special {
                 stops.push(stop);
             }
         }
-        Ok(Self {
+        Self {
             bos,
             eos,
             pad,
             stops,
-        })
+        }
     }
 
     /// A `tokenizer_config.json` that names them.

@@ -1,0 +1,164 @@
+use super::*;
+use crate::testing::{assert_close, dense_view, random, read, values, views};
+use anymesh_kernel::View;
+
+struct Naive {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+}
+
+fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
+    let (qs, ks, dv) = (
+        call.q.layout.shape.dims(),
+        call.k.layout.shape.dims(),
+        call.v.layout.shape[3],
+    );
+    let (s, t, d, group) = (qs[2], ks[2], qs[3], qs[1] / ks[1]);
+    let mut result = Naive {
+        out: vec![],
+        lse: vec![],
+    };
+    for head in 0..qs[0] * qs[1] {
+        for i in 0..s {
+            let seen = if call.causal {
+                (i + 1 + t).saturating_sub(s).min(t)
+            } else {
+                t
+            };
+            let score = |j: usize| {
+                call.scale
+                    * (0..d)
+                        .map(|e| q[(head * s + i) * d + e] * k[(head / group * t + j) * d + e])
+                        .sum::<f64>()
+            };
+            let exps: Vec<f64> = (0..seen).map(|j| score(j).exp()).collect();
+            let sum: f64 = exps.iter().sum();
+            result.lse.push(sum.ln());
+            for e in 0..dv {
+                let mix: f64 = exps
+                    .iter()
+                    .enumerate()
+                    .map(|(j, w)| w / sum * v[(head / group * t + j) * dv + e])
+                    .sum();
+                result.out.push(if seen == 0 { 0.0 } else { mix });
+            }
+        }
+    }
+    result
+}
+
+const SHAPES: [(usize, usize, usize, usize, usize, usize, usize); 5] = [
+    (1, 1, 1, 3, 4, 2, 2),
+    (2, 4, 2, 5, 5, 3, 4),
+    (1, 3, 1, 6, 4, 5, 2),
+    (1, 2, 2, 1, 7, 4, 4),
+    (1, 1, 1, 150, 1000, 8, 8),
+];
+
+#[test]
+fn attention_equals_its_definition() {
+    for (b, hq, hk, s, t, d, dv) in SHAPES {
+        for causal in [false, true] {
+            for dtype in [DType::F64, DType::F32, DType::BF16] {
+                let (qs, ks, vs) = (
+                    views(&[b, hq, s, d], dtype, 1, false),
+                    views(&[b, hk, t, d], dtype, 2, false),
+                    views(&[b, hk, t, dv], dtype, 3, false),
+                );
+                for i in 0..if s > 100 { 1 } else { 4 } {
+                    let call = AttentionCall {
+                        op: "test",
+                        q: qs[i].clone(),
+                        k: ks[(i + 1) % 4].clone(),
+                        v: vs[(i + 2) % 4].clone(),
+                        scale: 0.3,
+                        causal,
+                    };
+                    let (out, lse) = attention(&call).expect("runs");
+                    let expected = naive(
+                        &call,
+                        [&values(&call.q), &values(&call.k), &values(&call.v)],
+                    );
+                    let (tolerance, held) = match dtype {
+                        DType::F64 => (1e-13, DType::F64),
+                        DType::F32 => (1e-5, DType::F32),
+                        _ => (8e-3, DType::F32),
+                    };
+                    assert_close(&read(&out, dtype), &expected.out, tolerance, "out");
+                    assert_close(
+                        &read(&lse, held),
+                        &expected.lse,
+                        tolerance.min(1e-5),
+                        "log-sum-exp",
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_equal_differences() {
+    for (b, hq, hk, s, t, d, dv) in SHAPES.into_iter().filter(|shape| shape.3 < 100) {
+        for causal in [false, true] {
+            let sizes = [[b, hq, s, d], [b, hk, t, d], [b, hk, t, dv]];
+            let data: Vec<Vec<f64>> = sizes
+                .iter()
+                .zip(4..)
+                .map(|(shape, seed)| random(shape.iter().product(), seed, false))
+                .collect();
+            let view = |i: usize| dense_view(&data[i], DType::F64, sizes[i]);
+            let (q, k, v) = (view(0), view(1), view(2));
+            let forward = AttentionCall {
+                op: "test",
+                q,
+                k,
+                v,
+                scale: 0.3,
+                causal,
+            };
+            let (out, lse) = attention(&forward).expect("runs");
+            let wrap = |buffer, shape: Vec<usize>| View {
+                buffer,
+                dtype: DType::F64,
+                layout: anymesh_kernel::Layout::contiguous(shape.into()),
+            };
+            let (out, lse) = (wrap(out, vec![b, hq, s, dv]), wrap(lse, vec![b, hq, s]));
+            let seeds = random(b * hq * s * dv, 9, false);
+            let grad = dense_view(&seeds, DType::F64, [b, hq, s, dv]);
+            let got = attention_backward(&AttentionBackwardCall {
+                forward: forward.clone(),
+                out,
+                lse,
+                grad,
+            })
+            .expect("runs");
+            let loss = |data: &[Vec<f64>]| -> f64 {
+                naive(&forward, [&data[0], &data[1], &data[2]])
+                    .out
+                    .iter()
+                    .zip(&seeds)
+                    .map(|(o, g)| o * g)
+                    .sum()
+            };
+            for i in 0..3 {
+                let step = 1e-5;
+                let expected: Vec<f64> = (0..data[i].len())
+                    .map(|at| {
+                        let mut moved = data.clone();
+                        moved[i][at] += step;
+                        let up = loss(&moved);
+                        moved[i][at] -= 2.0 * step;
+                        (up - loss(&moved)) / (2.0 * step)
+                    })
+                    .collect();
+                assert_close(
+                    &read(&got[i], DType::F64),
+                    &expected,
+                    1e-7,
+                    &format!("gradient {i} of {sizes:?}, causal {causal}"),
+                );
+            }
+        }
+    }
+}
