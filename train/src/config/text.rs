@@ -9,9 +9,7 @@ use toml::{Table, Value};
 /// Keys that nobody knows are errors, which show the line.
 ///
 /// ```
-/// # use anymesh_train::config::parse;
-/// # #[derive(serde::Deserialize)] #[serde(deny_unknown_fields)] struct Save { keep: u64, every_steps: u64 }
-/// # #[derive(serde::Deserialize)] #[serde(deny_unknown_fields)] struct Settings { steps: u64, seed: u64, save: Save }
+/// # use anymesh_train::{config::parse, trainer::Settings};
 /// let settings: Settings = parse("steps = 10\n[save]\nkeep = 3", &["save.every_steps=5", "seed=7"])?;
 /// assert_eq!((settings.steps, settings.seed, settings.save.every_steps), (10, 7, 5));
 /// let error = parse::<Settings>("stepps = 10", &[] as &[&str]).unwrap_err();

@@ -234,7 +234,8 @@ impl Muon {
 /// # let device = anymesh_backend_cpu::device();
 /// let x = Tensor::new(&[[[3f32, 0.0], [0.0, -2.0]]], &device)?;
 /// let y = newton_schulz(&x, &Muon::default())?.to_vec::<f32>()?;
-/// assert!((y[0] - 1.0).abs() < 0.3 && (y[3] + 1.0).abs() < 0.3 && y[1] == 0.0);
+/// // The polynomial brings them to between 0.68 and 1.14, not to 1.
+/// assert!((0.68..1.14).contains(&y[0]) && (0.68..1.14).contains(&-y[3]) && y[1] == 0.0, "{y:?}");
 /// # Ok::<(), anymesh_train::Error>(())
 /// ```
 pub fn newton_schulz(stack: &Tensor, settings: &Muon) -> Result<Tensor> {

@@ -31,7 +31,8 @@ use std::collections::BTreeMap;
 /// for _ in 0..60 {
 ///     let loss = layer.forward(&x)?.sub(1.0)?.square()?.mean_all()?;
 ///     sums.add(&layer, &loss.backward()?)?;
-///     let outcome = optimizer.step(&mut layer, sums.finish(&layer)?, 1.0)?;
+///     let summed = sums.finish(&layer)?;
+///     let outcome = optimizer.step(&mut layer, summed, 1.0)?;
 ///     assert!(!outcome.skipped && outcome.norm.is_some());
 ///     losses.push(loss.item()?.to_f64());
 /// }
