@@ -78,8 +78,9 @@ fn lessons(text: &TextModel, mesh: &Mesh) -> Outcome<(Tokens, Tensor, usize)> {
     let (mut rows, mut labels) = (vec![], vec![]);
     for (question, answer) in LESSONS {
         let prompt = text.chat(question)?;
-        let answer = text.tokenizer.encode(answer, false)?;
-        let all = [&prompt[..], answer.get_ids(), &text.stop].concat();
+        let mut all = prompt.clone();
+        all.extend(text.tokenizer.encode(answer)?);
+        all.extend(text.tokenizer.special().eos);
         let label = |i: usize| match i + 1 >= prompt.len() {
             true => all[i + 1] as i32,
             false => -100,

@@ -2,7 +2,8 @@
 
 use crate::{
     element::{Held, is_held_as_stored},
-    grid::copied,
+    grid::{copied, dense},
+    matvec::{self, Columns},
     memory::{Dense, bytes_of, stored, typed},
     parallel,
     scalar::{Float, Int},

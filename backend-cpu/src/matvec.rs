@@ -63,7 +63,9 @@ pub(crate) fn product<T: Float>(x: &[T], columns: &Columns<'_>, out: &mut [T]) {
     let fill = |task: usize, out: &mut [T]| columns.fill(task * columns_of_task, x, out);
     let each = |out: &mut [T]| match n * k < 2 * TASK {
         true => (out.chunks_mut(columns_of_task * m).enumerate()).for_each(|(i, o)| fill(i, o)),
-        false => (out.par_chunks_mut(columns_of_task * m).enumerate()).for_each(|(i, o)| fill(i, o)),
+        false => {
+            (out.par_chunks_mut(columns_of_task * m).enumerate()).for_each(|(i, o)| fill(i, o))
+        }
     };
     if m == 1 {
         return each(out);
@@ -85,7 +87,13 @@ impl Columns<'_> {
         if is_held_as_stored(self.dtype) {
             let columns = &typed::<T>(self.bytes)[start..];
             let step = self.step;
-            return dispatch(Dots { x, columns, step, k, out });
+            return dispatch(Dots {
+                x,
+                columns,
+                step,
+                k,
+                out,
+            });
         }
         with_stored!(self.dtype, S => {
             if <S as Stored>::Held::KIND != T::KIND {

@@ -13,15 +13,21 @@ use anymesh_train::{
     models::{self, Model, ModelConfig, ModelFiles, Tokens},
 };
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 /// A folder that is removed when the test is over.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("anymesh-models-{name}-{}", std::process::id()));
+        // Tests run beside each other.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("anymesh-models-{name}-{process}-{count}"));
         drop(std::fs::remove_dir_all(&path));
         Self(path)
     }

@@ -45,7 +45,7 @@ fn losses_and_gradients_are_the_same_on_every_mesh_whole_or_cut_stream() -> Resu
         let pass = Pass::train(Rng::new(5));
         let one = mesh("")?;
         let (expected, gradients) = step(&build(&config, &one, false)?, &tokens(&one)?, &pass)?;
-        assert!(gradients.len() > 20, "{name}: {}", gradients.len());
+        assert!(gradients.len() >= 20, "{name}: {}", gradients.len());
         for axes in MESHES {
             for cut in [false, true] {
                 let mesh = mesh(axes)?;

@@ -1,5 +1,8 @@
 use super::*;
-use crate::data::{Concat, Document, FirstFit, Memory, tests::Numbers};
+use crate::data::{
+    Concat, Document, Each, FirstFit, JsonLines, Memory, Records, Tokenized, Tokenizer,
+    tests::{Folder, Numbers},
+};
 use anymesh_core::{Device, meta};
 
 fn device() -> Device {
@@ -91,6 +94,65 @@ fn a_run_resumes_anywhere_on_another_mesh_with_another_batch() {
             expected[consumed as usize..][..30],
             "{consumed} on {mesh}"
         );
+    }
+}
+
+#[test]
+fn a_mixture_resumes_anywhere_too() {
+    let mixture = || {
+        let source = |count| Arc::new(Numbers::new(count)) as Arc<dyn Source>;
+        Mixture::with_block(
+            vec![(source(10), 0.5), (source(7), 0.3), (source(900), 0.2)],
+            10,
+        )
+        .expect("weights")
+    };
+    let meshes = meshes();
+    let loader = Loader::new(mixture(), &meshes[0], options(3, 1)).expect("a loader");
+    let expected = rows(&loader, 0, 100);
+    for consumed in (0..70).step_by(9) {
+        let mesh = &meshes[consumed % meshes.len()];
+        let loader = Loader::new(mixture(), mesh, options(1 + consumed % 8, 1));
+        let resumed = rows(&loader.expect("a loader"), consumed as u64, 30);
+        assert_eq!(resumed, expected[consumed..][..30], "{consumed} on {mesh}");
+    }
+    // What only the third source has is a fifth of it.
+    let third = expected.iter().filter(|row| row[0][0] >= 10).count();
+    assert!((18..=20).contains(&third), "{third}");
+}
+
+#[test]
+fn fields_of_the_same_records_come_in_the_same_order() {
+    let folder = Folder::new("pairs");
+    let lines: String = (0..20u8)
+        .map(|i| {
+            format!(
+                "{{\"query\": \"q{0}\", \"positive\": \"p{0}\"}}\n",
+                (b'a' + i) as char
+            )
+        })
+        .collect();
+    let records: Arc<dyn Records> =
+        Arc::new(JsonLines::open(folder.write("a.jsonl", lines.as_bytes())).expect("lines"));
+    let tokenizer = Arc::new(Tokenizer::bytes());
+    for mesh in meshes() {
+        let sides: Vec<Vec<[Vec<i32>; 4]>> =
+            Tokenized::fields(&records, &tokenizer, &["query", "positive"])
+                .into_iter()
+                .map(|side| {
+                    let rows_of = Each::new(side, 4).expect("rows");
+                    let loader = Loader::new(rows_of, &mesh, options(8, 2)).expect("a loader");
+                    rows(&loader, 0, 40)
+                })
+                .collect();
+        for (query, positive) in sides[0].iter().zip(&sides[1]) {
+            assert_eq!((query[0][0], positive[0][0]), (b'q'.into(), b'p'.into()));
+            assert_eq!(query[0][1], positive[0][1], "of the same record");
+            assert_eq!(query[2], [0, 0, -1, -1]);
+        }
+        let letters: std::collections::HashSet<i32> =
+            sides[0][..20].iter().map(|row| row[0][1]).collect();
+        assert_eq!(letters.len(), 20, "each once in an epoch");
     }
 }
 
