@@ -177,7 +177,10 @@ impl LlamaConfig {
         let queries = self.num_attention_heads;
         let size = match self.head_dim {
             Some(size) => size,
-            None => Heads::of(self.hidden_size, queries)?.size,
+            None => {
+                let heads = Heads::of(self.hidden_size, queries);
+                heads.map_err(|e| Error::config("num_attention_heads", e.to_string()))?.size
+            }
         };
         Ok(Heads {
             queries,

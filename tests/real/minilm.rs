@@ -1,20 +1,24 @@
 //! MiniLM's vectors are the recorded ones on every mesh, and come back from an exported folder.
 
-use crate::Suite;
-use anymesh_core::Mesh;
-use anymesh_train::{
-    Build, Encoder, Error, Module, Policy,
-    models::{Model, ModelFiles},
+use crate::{Suite, mesh};
+use anymesh::{
+    Device,
+    train::{
+        Build, Encoder, Error, Module, Policy,
+        models::{Model, ModelFiles},
+    },
 };
 use serde_json::Value;
 use std::path::Path;
 
 pub(crate) const SUITE: Suite = &[
-    ("minilm_on_one_device", |path| on(path, "")),
-    ("minilm_on_tp_2", |path| on(path, "tp=2")),
-    ("minilm_on_tp_3", |path| on(path, "tp=3")),
-    ("minilm_on_tp_5", |path| on(path, "tp=5")),
-    ("minilm_on_dp_2_tp_2", |path| on(path, "dp=2, tp=2")),
+    ("minilm_on_one_device", |path, device| on(path, "", device)),
+    ("minilm_on_tp_2", |path, device| on(path, "tp=2", device)),
+    ("minilm_on_tp_3", |path, device| on(path, "tp=3", device)),
+    ("minilm_on_tp_5", |path, device| on(path, "tp=5", device)),
+    ("minilm_on_dp_2_tp_2", |path, device| {
+        on(path, "dp=2, tp=2", device)
+    }),
     (
         "minilm_exported_from_a_mesh_gives_the_same_vectors",
         exported,
@@ -23,7 +27,8 @@ pub(crate) const SUITE: Suite = &[
 
 /// Texts with their tokens and vectors.
 fn facts() -> Vec<(String, Vec<u32>, Vec<f64>)> {
-    let facts: Value = serde_json::from_str(include_str!("../facts/minilm.json")).expect("JSON");
+    let facts: Value =
+        serde_json::from_str(include_str!("../../train/tests/facts/minilm.json")).expect("JSON");
     let numbers = |v: &Value| -> Vec<f64> {
         let list = v.as_array().expect("a list").iter();
         list.map(|x| x.as_f64().expect("a number")).collect()
@@ -38,17 +43,9 @@ fn facts() -> Vec<(String, Vec<u32>, Vec<f64>)> {
         .collect()
 }
 
-fn mesh(axes: &str) -> Mesh {
-    let device = anymesh_backend_cpu::device();
-    match axes {
-        "" => Mesh::single(&device),
-        axes => Mesh::new(axes, &device).expect("a mesh"),
-    }
-}
-
-fn encoder(path: &Path, axes: &str) -> Result<Encoder, Error> {
+fn encoder(path: &Path, axes: &str, device: &Device) -> Result<Encoder, Error> {
     let files = ModelFiles::open(path)?;
-    let b = Build::new(&mesh(axes), Policy::f32(), 0);
+    let b = Build::new(&mesh(axes, device), Policy::f32(), 0);
     Encoder::new(files.load(&b)?, &files)
 }
 
@@ -76,12 +73,12 @@ fn hold(encoder: &Encoder, what: &str) {
     assert!(worst < 1e-5, "{what}: {worst}");
 }
 
-fn on(path: &Path, axes: &str) {
-    hold(&encoder(path, axes).expect("MiniLM"), axes);
+fn on(path: &Path, axes: &str, device: &Device) {
+    hold(&encoder(path, axes, device).expect("MiniLM"), axes);
 }
 
-fn exported(path: &Path) {
-    let encoder = encoder(path, "dp=2, tp=3").expect("MiniLM");
+fn exported(path: &Path, device: &Device) {
+    let encoder = encoder(path, "dp=2, tp=3", device).expect("MiniLM");
     let Model::Bert(bert) = &encoder.model else {
         panic!("MiniLM is a BERT");
     };
@@ -100,7 +97,7 @@ fn exported(path: &Path) {
     std::fs::create_dir(out.join("1_Pooling")).expect("a folder");
     let pooling = "1_Pooling/config.json";
     std::fs::copy(path.join(pooling), out.join(pooling)).expect("copied");
-    let again = crate::minilm::encoder(&out, "tp=2").expect("the export");
+    let again = crate::minilm::encoder(&out, "tp=2", device).expect("the export");
     hold(&again, "exported");
     let (before, after) = (ModelFiles::open(path), ModelFiles::open(&out));
     let (before, after) = (before.expect("files"), after.expect("files"));

@@ -1,16 +1,19 @@
 //! SmolLM2 says what plain NumPy code in f64 says with the same weights, on every mesh.
 
-use crate::Suite;
-use anymesh_core::Mesh;
-use anymesh_train::{Build, Generate, Policy, Sampling, TextModel, generate};
+use crate::{Suite, mesh};
+use anymesh::{
+    Device,
+    grad::no_grad,
+    train::{Build, Decoder, Finish, Generate, Policy, Sampling, TextModel, generate},
+};
 use serde_json::Value;
 use std::path::Path;
 
 pub(crate) const SUITE: Suite = &[
-    ("smollm2_on_one_device", |path| on(path, "")),
-    ("smollm2_on_tp_2", |path| on(path, "tp=2")),
-    ("smollm2_on_tp_3", |path| on(path, "tp=3")),
-    ("smollm2_on_tp_4", |path| on(path, "tp=4")),
+    ("smollm2_on_one_device", |path, device| on(path, "", device)),
+    ("smollm2_on_tp_2", |path, device| on(path, "tp=2", device)),
+    ("smollm2_on_tp_3", |path, device| on(path, "tp=3", device)),
+    ("smollm2_on_tp_4", |path, device| on(path, "tp=4", device)),
     ("smollm2_draws_the_same_text_on_every_mesh", sampled),
     ("smollm2_stops_at_the_end_of_its_answer", stops),
 ];
@@ -24,7 +27,8 @@ struct Fact {
 }
 
 fn facts() -> Vec<Fact> {
-    let facts: Value = serde_json::from_str(include_str!("../facts/smollm2.json")).expect("JSON");
+    let facts: Value =
+        serde_json::from_str(include_str!("../../train/tests/facts/smollm2.json")).expect("JSON");
     let ids = |v: &Value| -> Vec<u32> {
         let list = v.as_array().expect("a list").iter();
         list.map(|x| x.as_u64().expect("a token") as u32).collect()
@@ -42,17 +46,13 @@ fn facts() -> Vec<Fact> {
     prompts.map(fact).collect()
 }
 
-fn open(path: &Path, axes: &str) -> TextModel {
-    let device = anymesh_backend_cpu::device();
-    let mesh = match axes {
-        "" => Mesh::single(&device),
-        axes => Mesh::new(axes, &device).expect("a mesh"),
-    };
-    TextModel::open(path, &Build::new(&mesh, Policy::f32(), 0)).expect("SmolLM2")
+fn open(path: &Path, axes: &str, device: &Device) -> TextModel {
+    let b = Build::new(&mesh(axes, device), Policy::f32(), 0);
+    TextModel::open(path, &b).expect("SmolLM2")
 }
 
-fn on(path: &Path, axes: &str) {
-    let (model, facts) = (open(path, axes), facts());
+fn on(path: &Path, axes: &str, device: &Device) {
+    let (model, facts) = (open(path, axes, device), facts());
     assert_eq!(facts.len(), 3);
     for fact in &facts {
         let ids = match fact.chat {
@@ -78,8 +78,8 @@ fn on(path: &Path, axes: &str) {
     // And one alone.
     let one = generate(&model.model, &prompts[..1], &options, &mut |_, _| true).expect("a text");
     assert_eq!(one[0].tokens, facts[0].greedy, "{axes}");
-    let mut decoder = anymesh_train::Decoder::new(&model.model, &prompts[..1]).expect("a decoder");
-    let logits = anymesh_core::grad::no_grad(|| decoder.prefill(&prompts[..1])).expect("logits");
+    let mut decoder = Decoder::new(&model.model, &prompts[..1]).expect("a decoder");
+    let logits = no_grad(|| decoder.prefill(&prompts[..1])).expect("logits");
     let logits = logits
         .full_tensor()
         .expect("whole")
@@ -95,7 +95,7 @@ fn on(path: &Path, axes: &str) {
     assert!(far < 1e-3, "{axes}: {far}");
 }
 
-fn sampled(path: &Path) {
+fn sampled(path: &Path, device: &Device) {
     let options = |seed| Generate {
         max_tokens: 12,
         sampling: Sampling {
@@ -117,17 +117,17 @@ fn sampled(path: &Path) {
         );
         texts.expect("a text").remove(0).tokens
     };
-    let one = open(path, "");
+    let one = open(path, "", device);
     let (first, other) = (run(&one, 1), run(&one, 2));
     assert_ne!(first, other, "another seed, another text");
     assert_eq!(run(&one, 1), first);
     for axes in ["tp=3", "dp=2, tp=2"] {
-        assert_eq!(run(&open(path, axes), 1), first, "{axes}");
+        assert_eq!(run(&open(path, axes, device), 1), first, "{axes}");
     }
 }
 
-fn stops(path: &Path) {
-    let model = open(path, "tp=3");
+fn stops(path: &Path, device: &Device) {
+    let model = open(path, "tp=3", device);
     let prompt = model
         .chat("What is the capital of France?")
         .expect("tokens");
@@ -139,5 +139,5 @@ fn stops(path: &Path) {
     let answer = answer.expect("an answer");
     assert_eq!(answer.text, "The capital of France is Paris.");
     assert_eq!(streamed, answer.text);
-    assert_eq!(answer.finish, anymesh_train::Finish::Stop);
+    assert_eq!(answer.finish, Finish::Stop);
 }
