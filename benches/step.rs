@@ -119,10 +119,7 @@ impl Training {
             })
             .collect::<Result<Vec<_>>>()?;
         let seen = heads[0].attention(&heads[1], &heads[2], &AttentionOptions::causal())?;
-        let seen = seen
-            .out
-            .transpose(1, 2)?
-            .reshape([BATCH, CONTEXT, WIDTH])?;
+        let seen = seen.out.transpose(1, 2)?.reshape([BATCH, CONTEXT, WIDTH])?;
         let x = x.add(&self.linear(&name("out"), &seen)?)?;
         let h = self.norm(&name("norm2"), &x)?;
         let h = self.linear(&name("up"), &h)?.gelu_tanh()?;

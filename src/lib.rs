@@ -144,6 +144,8 @@ pub use anymesh_core::*;
 /// The search for how to lay a model out on a mesh.
 #[cfg(feature = "layout")]
 pub use anymesh_layout as layout;
+#[cfg(all(feature = "train", not(target_family = "wasm")))]
+pub use anymesh_train as train;
 #[cfg(not(target_family = "wasm"))]
 pub use devices::{FoundDevice, default_device, device, found};
 #[cfg(not(target_family = "wasm"))]

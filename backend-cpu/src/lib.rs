@@ -20,6 +20,7 @@ mod index;
 mod loops;
 mod map;
 mod matmul;
+mod matvec;
 mod memory;
 mod parallel;
 mod reduce;

@@ -334,9 +334,7 @@ pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut 
         (Src::Many(c), Src::One(a), Src::Many(b)) => {
             dispatch(Each2(c, b, out, |c, b| choose(c, a, b)))
         }
-        (Src::Many(c), Src::One(a), Src::One(b)) => {
-            each(Src::Many(c), out, |c| choose(c, a, b))
-        }
+        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| choose(c, a, b)),
         (Src::One(c), a, b) => each(if c != 0 { a } else { b }, out, |v| v),
     }
 }

@@ -126,7 +126,9 @@ impl<'a> BoundProgram<'a> {
         outs: &mut [&mut [u8]],
     ) -> Result<()> {
         if scratch.slots.len() < self.slots.count {
-            scratch.slots.resize_with(self.slots.count, || vec![0; BLOCK]);
+            scratch
+                .slots
+                .resize_with(self.slots.count, || vec![0; BLOCK]);
         }
         scratch.places.clear();
         for (i, inst) in self.program.insts.iter().enumerate() {

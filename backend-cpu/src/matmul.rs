@@ -2,7 +2,8 @@
 
 use crate::{
     element::{Held, is_held_as_stored},
-    grid::copied,
+    grid::{copied, dense},
+    matvec::{self, Columns},
     memory::{Dense, bytes_of, stored, typed},
     parallel,
     scalar::{Float, Int},
@@ -206,6 +207,15 @@ impl Problem {
 const SMALL: usize = 1 << 17;
 
 fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
+    let rows = call.a.layout.shape.dims().first().copied();
+    if rows.is_some_and(|m| m <= matvec::MOST_ROWS)
+        && let Some(columns) = Columns::of(&call.b)?
+    {
+        let x = dense::<T>(&call.a)?;
+        let len = call.a.layout.shape[0] * call.b.layout.shape[1];
+        let run = |out: &mut [T]| matvec::product(&x, &columns, out);
+        return Ok(stored(call.dtype, len, run)?.buffer());
+    }
     let (a, b) = (operand::<T>(&call.a)?, operand::<T>(&call.b)?);
     let problem = Problem::new(&a.layout, &b.layout);
     let [m, n, k] = problem.sizes;
@@ -296,6 +306,8 @@ mod tests {
         for (batch, [m, n, k]) in [
             (vec![], [5, 4, 3]),
             (vec![], [1, 9, 17]),
+            (vec![], [1, 7, 71]),
+            (vec![], [3, 6, 133]),
             (vec![], [40, 1, 33]),
             (vec![3], [4, 5, 6]),
             (vec![2, 3], [7, 2, 1]),
@@ -358,15 +370,19 @@ mod tests {
 
     #[test]
     fn large_products_are_the_same_for_any_number_of_threads() {
-        let shape = [150, 130];
-        let (a, b) = (
-            &views(&shape, DType::F32, 1, false)[0],
-            &views(&[130, 170], DType::F32, 2, false)[0],
-        );
+        for rows in [1, 3, 150] {
+            same_for_any_number_of_threads(rows);
+        }
+    }
+
+    fn same_for_any_number_of_threads(rows: usize) {
+        let a = &views(&[rows, 130], DType::F32, 1, false)[0];
+        let mut b = views(&[2000, 130], DType::F32, 2, false)[0].clone();
+        b.layout = b.layout.permute(&[1, 0]);
         let call = MatmulCall {
             op: "test",
             a: a.clone(),
-            b: b.clone(),
+            b,
             dtype: DType::F32,
         };
         let threads = |n: usize| {

@@ -1,6 +1,6 @@
 //! What can go wrong with a checkpoint.
 
-use crate::{TensorInfo, file_format::FileFormat};
+use crate::{TensorInfo, file_format::FileFormat, gguf::Defect};
 use anymesh_core::DType;
 use std::path::{Path, PathBuf};
 
@@ -54,6 +54,27 @@ pub enum Error {
         wanted: &'static str,
         /// What it is.
         found: FileFormat,
+    },
+    /// A GGUF file whose bytes are not what they should be.
+    #[error("{path}: not a valid GGUF file: at byte {offset}: {defect}", path = path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        offset: u64,
+        /// What is wrong there.
+        defect: Defect,
+    },
+    /// A GGUF file of a model or with a tokenizer that has no counterpart in Hugging Face's terms,
+    /// or none that is known here. Its tensors can be read under their own names.
+    #[error("{path}: {item}: {detail}", path = path.display())]
+    GgufModel {
+        /// The file.
+        path: PathBuf,
+        /// The key of the metadata or the tensor.
+        item: String,
+        /// What is wrong with it.
+        detail: String,
     },
     /// Bytes that are not those that were written.
     #[error(

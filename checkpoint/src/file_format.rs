@@ -1,8 +1,8 @@
-//! Files that people take for safetensors files, by how they begin.
+//! Files that people take for others, by how they begin.
 
 use std::fmt;
 
-/// What a file is that is not a safetensors file.
+/// What a file is that is not what it was read as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileFormat {
@@ -147,9 +147,7 @@ impl FileFormat {
             Self::Json => {
                 "give the safetensors file itself, or the folder that this file describes"
             }
-            Self::Gguf => {
-                "its tensors are quantized in formats that are not read here; use the safetensors files that it was made from"
-            }
+            Self::Gguf => "open it as one (`gguf::File`, `gguf::Model`), or by its path (`open`)",
             Self::TorchArchive | Self::Pickle => {
                 "opening it would run code; load it in Python with torch.load(path, weights_only=True) and write it with safetensors.torch.save_file, or use the model's safetensors files"
             }

@@ -41,6 +41,7 @@ mod error;
 mod file_format;
 pub mod files;
 mod folder;
+pub mod gguf;
 pub mod hugging_face;
 mod layouts;
 mod load;

@@ -35,6 +35,7 @@
 //! ```
 
 mod config;
+mod write;
 
 use crate::element::{cast, floats, store};
 use crate::source::check_region;
@@ -44,13 +45,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use config::Config;
+pub use write::{PREFIX, write};
+
+/// The file of an adapter's tensors.
+const TENSORS: &str = "adapter_model.safetensors";
+/// The file of its settings.
+const CONFIG: &str = "adapter_config.json";
 
 /// Opens the folder of an adapter: `adapter_model.safetensors` and `adapter_config.json`.
 pub fn open(folder: impl AsRef<Path>) -> Result<(safetensors::File, Config)> {
     let folder = folder.as_ref();
     Ok((
-        safetensors::File::open(folder.join("adapter_model.safetensors"))?,
-        Config::open(folder.join("adapter_config.json"))?,
+        safetensors::File::open(folder.join(TENSORS))?,
+        Config::open(folder.join(CONFIG))?,
     ))
 }
 
@@ -86,49 +93,82 @@ impl std::fmt::Debug for Merged<'_> {
 }
 
 /// The two factors of a module, as the adapter names them.
-#[derive(Default)]
-struct Pair {
-    a: Option<String>,
-    b: Option<String>,
-    embedding: bool,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factors {
+    /// That which meets the inputs, `[rank, inputs]`.
+    pub a: String,
+    /// That which gives the outputs, `[outputs, rank]`.
+    pub b: String,
+    /// Whether the module is an embedding, whose weight has the inputs first.
+    pub embedding: bool,
 }
 
-impl<'s> Merged<'s> {
-    /// Holds an adapter against its base. Every tensor of the adapter must have its place there.
-    pub fn new(base: &'s dyn Source, adapter: &'s dyn Source, config: &Config) -> Result<Self> {
-        let mut changes = BTreeMap::new();
-        let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
+/// What an adapter has, by what it is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Factors, by the name of the module.
+    pub factors: BTreeMap<String, Factors>,
+    /// Tensors that stand in the place of the base's, by the name of that.
+    pub whole: BTreeMap<String, String>,
+}
+
+impl Parts {
+    /// Reads the names of an adapter's tensors, as PEFT writes them.
+    pub fn of(adapter: &dyn Source) -> Result<Self> {
         if let Some((name, dtype)) = adapter.foreign().into_iter().next() {
             return Err(wrong(
                 name,
                 format!("it has elements of type {dtype}, which cannot be merged"),
             ));
         }
+        let mut parts = Self::default();
+        let mut first: BTreeMap<String, (String, bool)> = BTreeMap::new();
+        let mut second: BTreeMap<String, String> = BTreeMap::new();
         for name in adapter.tensors().keys() {
             match role(name)? {
                 Role::A(module, embedding) => {
-                    let pair = pairs.entry(module).or_default();
-                    (pair.a, pair.embedding) = (Some(name.clone()), embedding);
+                    first.insert(module, (name.clone(), embedding));
                 }
-                Role::B(module) => pairs.entry(module).or_default().b = Some(name.clone()),
+                Role::B(module) => {
+                    second.insert(module, name.clone());
+                }
                 Role::Whole(target) => {
-                    let (new, old) = (adapter.info(name)?, base.info(&target)?);
-                    if new.shape != old.shape
-                        || (new.dtype != old.dtype
-                            && !(new.dtype.is_float() && old.dtype.is_float()))
-                    {
-                        return Err(wrong(name, format!("it is {new}, but '{target}' is {old}")));
-                    }
-                    changes.insert(target, Change::Replace(name.clone()));
+                    parts.whole.insert(target, name.clone());
                 }
             }
         }
-        for (module, pair) in pairs {
-            let (Some(a), Some(b)) = (pair.a, pair.b) else {
-                return Err(wrong(module, "it has only one of its two factors"));
-            };
+        for (module, (a, embedding)) in first {
+            let b = second.remove(&module).ok_or_else(|| half(&module))?;
+            parts.factors.insert(module, Factors { a, b, embedding });
+        }
+        match second.keys().next() {
+            Some(module) => Err(half(module)),
+            None => Ok(parts),
+        }
+    }
+}
+
+fn half(module: &str) -> Error {
+    wrong(module, "it has only one of its two factors")
+}
+
+impl<'s> Merged<'s> {
+    /// Holds an adapter against its base. Every tensor of the adapter must have its place there.
+    pub fn new(base: &'s dyn Source, adapter: &'s dyn Source, config: &Config) -> Result<Self> {
+        let mut changes = BTreeMap::new();
+        let parts = Parts::of(adapter)?;
+        for (target, name) in parts.whole {
+            let (new, old) = (adapter.info(&name)?, base.info(&target)?);
+            if new.shape != old.shape
+                || (new.dtype != old.dtype && !(new.dtype.is_float() && old.dtype.is_float()))
+            {
+                return Err(wrong(name, format!("it is {new}, but '{target}' is {old}")));
+            }
+            changes.insert(target, Change::Replace(name));
+        }
+        for (module, Factors { a, b, embedding }) in parts.factors {
             let target = format!("{module}.weight");
-            let transposed = config.fan_in_fan_out || pair.embedding;
+            let transposed = config.fan_in_fan_out || embedding;
             let rank = config.rank(&module);
             fits(
                 base.info(&target)?,
@@ -144,7 +184,7 @@ impl<'s> Merged<'s> {
                     a,
                     b,
                     rank,
-                    scale: config.scale(&module),
+                    scale: config.scale(&module) as f32,
                     transposed,
                 },
             );

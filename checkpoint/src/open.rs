@@ -1,10 +1,12 @@
 //! Whatever holds tensors, by its path.
 
 use crate::{
-    Checkpoint, Error, Result, Source, dcp, hugging_face, list, manifest, safetensors, split,
+    Checkpoint, Error, FileFormat, Result, Source, dcp, gguf, hugging_face, list, manifest,
+    safetensors, split,
 };
 use std::{
     fmt, fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +17,8 @@ pub enum SourceFormat {
     Checkpoint,
     /// One safetensors file.
     Safetensors,
+    /// One GGUF file.
+    Gguf,
     /// A Hugging Face folder.
     HuggingFace,
     /// A folder of `torch.distributed.checkpoint`.
@@ -28,6 +32,7 @@ impl fmt::Display for SourceFormat {
         f.write_str(match self {
             SourceFormat::Checkpoint => "checkpoint",
             SourceFormat::Safetensors => "safetensors file",
+            SourceFormat::Gguf => "GGUF file",
             SourceFormat::HuggingFace => "Hugging Face folder",
             SourceFormat::Torch => "torch folder",
             SourceFormat::Split => "split folder",
@@ -36,8 +41,8 @@ impl fmt::Display for SourceFormat {
 }
 
 impl SourceFormat {
-    /// What is at a path, going by the names of files; an error where it is nothing that holds
-    /// tensors.
+    /// What is at a path, going by the names of files and, of a file, by how it begins; an error
+    /// where it is nothing that holds tensors.
     pub fn of(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let has = |name: &str| path.join(name).exists();
@@ -45,7 +50,10 @@ impl SourceFormat {
             return Ok(SourceFormat::Checkpoint);
         }
         if path.is_file() {
-            return Ok(SourceFormat::Safetensors);
+            return Ok(match is_gguf(path) {
+                true => SourceFormat::Gguf,
+                false => SourceFormat::Safetensors,
+            });
         }
         if has(hugging_face::SINGLE) || has(hugging_face::INDEX) {
             return Ok(SourceFormat::HuggingFace);
@@ -71,6 +79,15 @@ impl SourceFormat {
     }
 }
 
+/// Whether a file begins as a GGUF file, or is called like one. No safetensors file begins so: its
+/// header would be longer than headers may be.
+fn is_gguf(path: &Path) -> bool {
+    let mut first = [0; 4];
+    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    (read.is_ok() && FileFormat::of(&first) == Some(FileFormat::Gguf))
+        || path.extension().is_some_and(|end| end == "gguf")
+}
+
 /// Why a folder is nothing that can be opened, and what to give instead.
 fn why_not(path: &Path) -> String {
     // The folder above is what people give most often.
@@ -82,7 +99,7 @@ fn why_not(path: &Path) -> String {
         .collect();
     match inside.as_slice() {
         [] => format!(
-            "{}it has neither {} (a checkpoint) nor {} or {} (Hugging Face) nor {} (torch) nor {} (split by rank): give the folder of one checkpoint, or a safetensors file",
+            "{}it has neither {} (a checkpoint) nor {} or {} (Hugging Face) nor {} (torch) nor {} (split by rank): give the folder of one checkpoint, or a safetensors or GGUF file",
             other_files(path),
             manifest::NAME,
             hugging_face::SINGLE,
@@ -134,8 +151,12 @@ fn other_files(path: &Path) -> String {
         .collect();
     files.sort();
     for file in &files {
-        match safetensors::File::open(file) {
-            Ok(_) => return format!("give its file {}; ", file.display()),
+        let opened = match is_gguf(file) {
+            true => gguf::File::open(file).map(drop),
+            false => safetensors::File::open(file).map(drop),
+        };
+        match opened {
+            Ok(()) => return format!("give its file {}; ", file.display()),
             Err(Error::OtherFormat { found, .. }) => {
                 let name = file.file_name().unwrap_or_default().display().to_string();
                 return format!("its file {name} is {found}: {}; ", found.advice());
@@ -146,13 +167,15 @@ fn other_files(path: &Path) -> String {
     String::new()
 }
 
-/// Opens what is at a path: a checkpoint of ours, a safetensors file, a Hugging Face folder, a
-/// folder of `torch.distributed.checkpoint`, or one that was split by rank.
+/// Opens what is at a path: a checkpoint of ours, a safetensors file, a GGUF file (under its own
+/// names, see [`gguf::Model`] for those of Hugging Face), a Hugging Face folder, a folder of
+/// `torch.distributed.checkpoint`, or one that was split by rank.
 pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Source>> {
     let path = path.as_ref();
     Ok(match SourceFormat::of(path)? {
         SourceFormat::Checkpoint => Box::new(Checkpoint::open(path)?),
         SourceFormat::Safetensors => Box::new(safetensors::File::open(path)?),
+        SourceFormat::Gguf => Box::new(gguf::File::open(path)?),
         SourceFormat::HuggingFace => Box::new(hugging_face::Folder::open(path)?),
         SourceFormat::Torch => Box::new(dcp::Folder::open(path)?),
         SourceFormat::Split => Box::new(split::Folder::open(path)?),

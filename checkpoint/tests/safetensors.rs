@@ -349,8 +349,7 @@ fn a_file_of_another_format_is_named_and_says_what_to_do() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
     // Items of torch.save, one after the other.
     let items = std::fs::read(data("dcp/one/__0_0.distcp")).expect("recorded");
-    let cases: [(&str, &[u8], FileFormat); 8] = [
-        ("model.gguf", b"GGUF\x03\0\0\0\x7b\0\0\0", FileFormat::Gguf),
+    let cases: [(&str, &[u8], FileFormat); 7] = [
         ("pytorch_model.bin", &items, FileFormat::TorchArchive),
         ("model.h5", b"\x89HDF\r\n\x1a\n\0\0\0\0", FileFormat::Hdf5),
         (

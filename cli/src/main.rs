@@ -2,13 +2,16 @@
 
 mod ckpt;
 mod doctor;
+mod embed;
 mod explain;
+mod generate;
 #[cfg(test)]
 mod hostile;
 #[cfg(unix)]
 mod launch;
 mod layout;
 mod measure;
+mod model;
 mod plan;
 mod processes;
 mod request;
@@ -17,6 +20,7 @@ mod seeded;
 mod server;
 mod show;
 mod trace;
+mod train;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -43,8 +47,15 @@ enum Command {
     Layout(layout::LayoutCommand),
     /// Draw which rank holds what.
     Show(show::Show),
+    /// Go on with a text, or answer a question, with a model of a Hugging Face folder or a GGUF
+    /// file.
+    Generate(generate::Generate),
+    /// Make vectors of the lines of a file with an encoder.
+    Embed(embed::Embed),
     /// Look into, check, compare and convert checkpoints.
     Ckpt(ckpt::CkptCommand),
+    /// Train a language model as a configuration file says.
+    Train(train::Train),
     /// Start many processes of a program, here or on several hosts, and end all when one dies.
     #[cfg(unix)]
     Launch(launch::Launch),
@@ -76,7 +87,10 @@ fn main() -> ExitCode {
         Command::Explain(explain) => finish(explain.run()),
         Command::Layout(layout) => finish(layout.run()),
         Command::Show(show) => finish(show.run()),
+        Command::Generate(generate) => model::finish(generate.run()),
+        Command::Embed(embed) => model::finish(embed.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
+        Command::Train(train) => train.run(),
         #[cfg(unix)]
         Command::Launch(launch) => launch.run(),
         Command::Trace(trace) => trace.run(),

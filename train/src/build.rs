@@ -59,6 +59,7 @@ pub struct Build {
     /// The axes that [`Zero`] cuts over, those that the mesh has.
     axes: Vec<usize>,
     blank: bool,
+    stream: &'static str,
 }
 
 impl Build {
@@ -72,6 +73,7 @@ impl Build {
             zero: Zero::Off,
             axes: vec![],
             blank: false,
+            stream: "[@dp?, _, _]",
         }
     }
 
@@ -86,6 +88,22 @@ impl Build {
     pub fn blank(mut self) -> Self {
         self.blank = true;
         self
+    }
+
+    /// With the residual stream `[batch, sequence, width]` cut along the sequence over `tp` between
+    /// blocks (Megatron's sequence parallelism): norms and dropout then work on a part, and what an
+    /// all-reduce would send goes as a scatter and a gather.
+    pub fn sequence_parallel(mut self, on: bool) -> Self {
+        self.stream = match on {
+            true => "[@dp?, @tp?, _]",
+            false => "[@dp?, _, _]",
+        };
+        self
+    }
+
+    /// How the residual stream lies between blocks.
+    pub fn stream(&self) -> &'static str {
+        self.stream
     }
 
     /// The same further down: `at("q_proj")`, `at("layers.3")`.
@@ -184,7 +202,9 @@ impl Build {
             };
             let ranks = self.mesh.size(axis);
             let dims = shape.dims().iter().enumerate();
-            let even = dims.clone().find(|(d, n)| **n > 0 && **n % (parts(*d) * ranks) == 0);
+            let even = dims
+                .clone()
+                .find(|(d, n)| **n > 0 && **n % (parts(*d) * ranks) == 0);
             let Some((dim, _)) = even.or_else(|| dims.rev().max_by_key(|(d, n)| **n / parts(*d)))
             else {
                 break; // a number

@@ -105,9 +105,8 @@ pub trait Module {
     /// Values are rounded to the dtype of the parameters; a tied parameter is found under either of
     /// its names. What `load` does not allow (missing, unexpected or differently shaped tensors) is
     /// an error that names the nearest names.
-    fn load(&mut self, source: &dyn Source, load: &Load<'_>) -> Result<Loaded> {
+    fn load(&mut self, source: &dyn Source, mut load: Load<'_>) -> Result<Loaded> {
         let mut wanted = self.values();
-        let mut ignore = load.ignore.clone();
         let mut renamed = vec![];
         for (alias, owner) in self.tied() {
             if source.info(&owner).is_err() && source.info(&alias).is_ok() {
@@ -116,14 +115,10 @@ pub trait Module {
                     renamed.push((alias, owner));
                 }
             } else {
-                ignore.push(alias);
+                load.ignore.push(alias);
             }
         }
-        let load = Load {
-            ignore,
-            cast: true,
-            ..load.clone()
-        };
+        load.cast = true;
         let mut loaded = load.replace(source, &Contents::new(0, wanted))?;
         for (alias, owner) in renamed {
             if let Some(value) = loaded.tensors.remove(&alias) {

@@ -2,8 +2,8 @@
 
 use crate::{Adapter, Error, Policy, Result, Zero};
 use anymesh_core::{
-    DType, Sharding, Tensor,
-    grad::{Gradients, no_grad},
+    Sharding, Tensor,
+    grad::{Gradients, custom, no_grad},
 };
 
 /// A parameter of a model: a value in the dtype and the layout that it is stored in, and how it is
@@ -19,6 +19,8 @@ pub struct Param {
     policy: Policy,
     zero: Zero,
     trainable: bool,
+    /// Whether the layer it is in takes an adapter.
+    adaptable: bool,
     /// A low-rank addition, trained in its place.
     pub(crate) adapter: Option<Box<Adapter>>,
 }
@@ -40,10 +42,22 @@ impl Param {
             policy,
             zero,
             trainable: true,
+            adaptable: false,
             adapter: None,
         };
         param.renew()?;
         Ok(param)
+    }
+
+    /// Says that the layer it is in adds an adapter to its output.
+    pub(crate) fn adaptable(mut self) -> Self {
+        self.adaptable = true;
+        self
+    }
+
+    /// Whether it can have an adapter: the weights of linear layers can.
+    pub fn is_adaptable(&self) -> bool {
+        self.adaptable
     }
 
     /// The full name, under which it is stored.
@@ -80,20 +94,42 @@ impl Param {
     /// computations. What that takes is recorded, so the gradient finds its way back.
     #[track_caller]
     pub fn get(&self) -> Result<Tensor> {
-        Ok(match &self.working {
-            Some(weight) => weight.clone(),
-            None => self.to_compute()?,
-        })
+        if !self.value.requires_grad() || !self.differs() {
+            return Ok(match &self.working {
+                Some(weight) => weight.clone(),
+                None => self.to_compute()?,
+            });
+        }
+        // The value is the leaf: its gradient is added up in the dtype for that, and cut, as soon
+        // as there is one.
+        let (stored, reduce) = (self.value.sharding().clone(), self.policy.reduce);
+        let mut weight = custom(
+            "weight",
+            &[&self.value],
+            |_| match &self.working {
+                Some(weight) => Ok(vec![weight.clone()]),
+                None => Ok(vec![self.to_compute()?]),
+            },
+            move |value, _, gradient| {
+                let sum = gradient[0].cast(reduce)?.reshard(stored.clone())?;
+                Ok(vec![Some(sum.cast(value[0].dtype())?)])
+            },
+        )?;
+        Ok(weight.remove(0))
+    }
+
+    /// Whether the weight to compute with is another tensor than the value.
+    fn differs(&self) -> bool {
+        self.policy.compute != self.value.dtype() || self.compute != *self.value.sharding()
     }
 
     #[track_caller]
-    fn to_compute(&self) -> Result<Tensor> {
+    fn to_compute(&self) -> anymesh_core::Result<Tensor> {
         let weight = self.value.cast(self.policy.compute)?;
-        Ok(if weight.sharding() == &self.compute {
-            weight
-        } else {
-            weight.reshard(self.compute.clone())?
-        })
+        match *weight.sharding() == self.compute {
+            true => Ok(weight),
+            false => weight.reshard(self.compute.clone()),
+        }
     }
 
     /// The gradient as a pass left it, in the dtype in which gradients are added up: perhaps a
@@ -103,7 +139,10 @@ impl Param {
         if !self.trainable {
             return Ok(None);
         }
-        let leaf = self.working.as_ref().unwrap_or(&self.value);
+        let leaf = match &self.working {
+            Some(weight) if !self.value.requires_grad() => weight,
+            _ => &self.value,
+        };
         // What is there is asked for first: `get` would add it up.
         let gradient = match gradients.partial(leaf) {
             Ok(gradient) => gradient,
@@ -158,10 +197,16 @@ impl Param {
 
     /// Makes the tape's leaf and the weight to compute with fit the value again.
     fn renew(&mut self) -> Result<()> {
-        let differs =
-            self.policy.compute != self.value.dtype() || self.compute != *self.value.sharding();
-        let kept = differs && (self.zero < Zero::Three || !self.trainable && self.zero == Zero::Off);
-        let tracked = self.trainable && !kept;
+        let differs = self.differs();
+        let kept = differs && self.zero < Zero::Three;
+        // Gradients in a dtype of their own, or that stay where they arise until the step's end,
+        // are those of the weight that is kept.
+        let cut_early = match self.zero {
+            Zero::Off | Zero::One => false,
+            Zero::Two => self.policy.reduce == self.value.dtype(),
+            Zero::Three => true,
+        };
+        let tracked = self.trainable && (!differs || cut_early);
         if self.value.requires_grad() != tracked {
             self.value = match tracked {
                 true => self.value.detach().require_grad()?,
@@ -176,12 +221,11 @@ impl Param {
         self.working = Some(match &self.working {
             // Keeps what was hooked to it.
             Some(before) => before.with_values(&fresh)?,
-            None if self.trainable => {
+            None if self.trainable && !tracked => {
                 let leaf = fresh.require_grad()?;
                 if self.zero == Zero::Two {
                     let stored = self.value.sharding().clone();
-                    let reduce = self.policy.reduce;
-                    leaf.on_gradient(move |gradient| cut(gradient, &stored, reduce).map(Some))?;
+                    leaf.on_gradient(move |g| g.reshard(stored.clone()).map(Some))?;
                 }
                 leaf
             }
@@ -189,10 +233,4 @@ impl Param {
         });
         Ok(())
     }
-}
-
-/// A complete gradient, added up in `reduce` and cut as the value is.
-fn cut(gradient: &Tensor, stored: &Sharding, reduce: DType) -> anymesh_core::Result<Tensor> {
-    let sum = gradient.cast(reduce)?.reshard(stored.clone())?;
-    sum.cast(gradient.dtype())
 }

@@ -35,15 +35,15 @@ impl Config {
     }
 
     /// The inner size that a module's factors must have.
-    pub(super) fn rank(&self, module: &str) -> usize {
+    pub fn rank(&self, module: &str) -> usize {
         own(&self.rank_pattern, module).unwrap_or(self.r)
     }
 
     /// What a module's product is scaled by.
-    pub(super) fn scale(&self, module: &str) -> f32 {
+    pub fn scale(&self, module: &str) -> f64 {
         let alpha = own(&self.alpha_pattern, module).unwrap_or(self.alpha);
         let rank = self.rank(module) as f64;
-        (alpha / if self.use_rslora { rank.sqrt() } else { rank }) as f32
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 }
 

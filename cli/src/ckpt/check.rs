@@ -1,7 +1,9 @@
 //! Commands that answer yes or no: `ckpt verify` and `ckpt diff`.
 
 use super::{
-    Answer, Outcome, count, human,
+    Answer, Outcome, count,
+    gguf::Names,
+    human,
     input::{Opened, Select},
     memory::Memory,
     ui::Ui,
@@ -20,8 +22,8 @@ use std::{collections::BTreeSet, path::PathBuf};
 /// Arguments of `ckpt verify`.
 #[derive(Args)]
 pub(crate) struct Verify {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file. Only checkpoints
-    /// have sums; of the others headers, sizes and indices are checked.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file. Only
+    /// checkpoints have sums; of the others headers, sizes and indices are checked.
     path: PathBuf,
     #[command(flatten)]
     select: Select,
@@ -121,6 +123,10 @@ impl Verify {
                 open(&self.path)?,
                 "checked: metadata and sizes; not checked: values, since torch folders have no sums",
             ),
+            SourceFormat::Gguf => (
+                open(&self.path)?,
+                "checked: metadata and sizes; not checked: values, since GGUF files have no sums",
+            ),
             _ => (
                 open(&self.path)?,
                 "checked: the header and sizes; not checked: values, since safetensors files have no sums",
@@ -150,6 +156,8 @@ impl Verify {
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Format { .. } | Error::Damaged { .. } | Error::Index { .. } => true,
+        // A file of a version that is not read here may be whole.
+        Error::Gguf { defect, .. } => defect.is_damage(),
         // A whole file of another format is not damaged, only not what was meant.
         Error::OtherFormat { found, .. } => found.is_failed_download(),
         // A file that the checkpoint should have.
@@ -174,6 +182,9 @@ fn damage(error: &Error) -> Value {
         Error::Index { path, tensor, .. } => {
             (out["file"], out["tensor"]) = (json!(path), json!(tensor))
         }
+        Error::Gguf { path, offset, .. } => {
+            (out["file"], out["offset"]) = (json!(path), json!(offset))
+        }
         Error::Format { path, .. } | Error::OtherFormat { path, .. } | Error::Io { path, .. } => {
             out["file"] = json!(path)
         }
@@ -185,13 +196,15 @@ fn damage(error: &Error) -> Value {
 /// Arguments of `ckpt diff`.
 #[derive(Args)]
 pub(crate) struct Diff {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     left: PathBuf,
     /// Another one, of any format and layout.
     right: PathBuf,
     /// Compare values too, part by part.
     #[arg(long)]
     values: bool,
+    #[command(flatten)]
+    names: Names,
     #[command(flatten)]
     select: Select,
     #[command(flatten)]
@@ -200,7 +213,8 @@ pub(crate) struct Diff {
 
 impl Diff {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let (left, right) = (Opened::open(&self.left)?, Opened::open(&self.right)?);
+        let open = |path| Opened::model(path, &self.names);
+        let (left, right) = (open(&self.left)?, open(&self.right)?);
         let (left, right) = (left.source(), right.source());
         let all: BTreeSet<&str> = left
             .tensors()

@@ -1,7 +1,9 @@
 //! Commands that write a checkpoint.
 
 use super::{
-    Answer, Outcome, count, human,
+    Answer, Outcome, count,
+    gguf::{self, Names},
+    human,
     input::{Opened, Select, above, layouts, whole},
     memory::Memory,
     ui::Ui,
@@ -18,7 +20,10 @@ use anymesh::{
 };
 use clap::Args;
 use serde_json::{Map as Object, Value, json};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// Where to write, and how.
 #[derive(Args)]
@@ -26,12 +31,19 @@ pub(crate) struct Target {
     /// The checkpoint to write: a folder that does not exist yet.
     to: PathBuf,
     #[command(flatten)]
+    names: Names,
+    #[command(flatten)]
     select: Select,
     #[command(flatten)]
     memory: Memory,
 }
 
 impl Target {
+    /// Opens what the checkpoint is made of.
+    fn open(&self, path: &Path) -> Result<Opened> {
+        Opened::model(path, &self.names)
+    }
+
     /// Writes the tensors that are selected as `layout` says they lie, with step and state.
     fn write(
         &self,
@@ -92,17 +104,18 @@ impl Target {
     }
 }
 
-/// The step and the state of a checkpoint.
+/// The step and the state of a checkpoint; what is known of a GGUF file.
 fn step_and_state(from: &Opened) -> (u64, Object<String, Value>) {
-    from.manifest()
-        .map(|m| (m.step, m.state.clone()))
-        .unwrap_or_default()
+    match from.manifest() {
+        Some(m) => (m.step, m.state.clone()),
+        None => (0, gguf::state(from)),
+    }
 }
 
 /// Arguments of `ckpt reshard`.
 #[derive(Args)]
 pub(crate) struct Reshard {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -118,7 +131,7 @@ pub(crate) struct Reshard {
 
 impl Reshard {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let from = Opened::open(&self.path)?;
+        let from = self.target.open(&self.path)?;
         let selected = self.target.select.of(from.source())?;
         let layout = layouts(&self.mesh, &self.layouts)?.place(&selected)?;
         let (step, state) = step_and_state(&from);
@@ -129,7 +142,7 @@ impl Reshard {
 /// Arguments of `ckpt cast`.
 #[derive(Args)]
 pub(crate) struct Cast {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -157,7 +170,7 @@ impl Cast {
                 floats.join(", ")
             ))
         })?;
-        let from = Opened::open(&self.path)?;
+        let from = self.target.open(&self.path)?;
         let tensors = from.source().tensors();
         let named = select(
             &tensors.keys().map(String::as_str).collect(),
@@ -180,7 +193,7 @@ impl Cast {
 /// Arguments of `ckpt map`.
 #[derive(Args)]
 pub(crate) struct Map {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -197,7 +210,7 @@ pub(crate) struct Map {
 
 impl Map {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let from = Opened::open(&self.path)?;
+        let from = self.target.open(&self.path)?;
         let text = std::fs::read_to_string(&self.statements)
             .map_err(|e| Error::io(&self.statements, "read", &e))?;
         let options = Options {
@@ -213,8 +226,9 @@ impl Map {
 /// Arguments of `ckpt import`.
 #[derive(Args)]
 pub(crate) struct Import {
-    /// A Hugging Face, torch or split folder, or a safetensors file. What its config.json and
-    /// generation_config.json say becomes a part of the state.
+    /// A Hugging Face, torch or split folder, or a safetensors or GGUF file. What its config.json
+    /// and generation_config.json say becomes a part of the state, and so does the metadata of a
+    /// GGUF file but for its tokenizer.
     path: PathBuf,
     #[command(flatten)]
     target: Target,
@@ -225,7 +239,7 @@ pub(crate) struct Import {
 
 impl Import {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let from = Opened::open(&self.path)?;
+        let from = self.target.open(&self.path)?;
         let selected = self.target.select.of(from.source())?;
         let (step, mut state) = step_and_state(&from);
         for file in hugging_face::CONFIGS {
@@ -247,7 +261,7 @@ impl Import {
 }
 
 /// A configuration, where there is one.
-fn read_config(path: &std::path::Path) -> Result<Option<Value>> {
+fn read_config(path: &Path) -> Result<Option<Value>> {
     if !path.is_file() {
         return Ok(None);
     }

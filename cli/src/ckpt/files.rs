@@ -1,7 +1,9 @@
 //! Commands that write what other programs read.
 
 use super::{
-    Answer, Outcome, bytes, count, human,
+    Answer, Outcome, bytes, count,
+    gguf::{Files, Names},
+    human,
     input::{Opened, Select, above, layouts},
     memory::Memory,
     ui::Ui,
@@ -22,23 +24,29 @@ use std::{
 #[derive(Args)]
 pub(crate) struct Common {
     #[command(flatten)]
+    names: Names,
+    #[command(flatten)]
     select: Select,
     #[command(flatten)]
     memory: Memory,
     /// A folder whose config.json and generation_config.json are copied; else those of the source
-    /// are, or those in its state.
+    /// are, or those in its state, or those that are made of the metadata of a GGUF file.
     #[arg(long, value_name = "FOLDER")]
     configs: Option<PathBuf>,
 }
 
 impl Common {
-    /// How a folder is written.
+    fn open(&self, path: &Path) -> Result<Opened> {
+        Opened::model(path, &self.names)
+    }
+
+    /// How a folder is written, and what is to be said about it.
     fn options(
         &self,
         path: &Path,
         from: &Opened,
         max_file_bytes: usize,
-    ) -> Result<hugging_face::Export> {
+    ) -> Result<(hugging_face::Export, Vec<String>)> {
         if let Some(folder) = self.configs.as_ref().filter(|folder| {
             !hugging_face::CONFIGS
                 .iter()
@@ -54,19 +62,37 @@ impl Common {
             .manifest()
             .filter(|_| self.configs.is_none())
             .map(|m| &m.state);
-        let files = state.map(config_files).unwrap_or_default();
+        let Files { mut files, notes } = Files::of(from);
+        if self.configs.is_some() {
+            hugging_face::CONFIGS
+                .iter()
+                .for_each(|name| drop(files.remove(*name)));
+        }
+        files.extend(state.map(config_files).unwrap_or_default());
         let configs_from = self
             .configs
             .clone()
             .or_else(|| path.is_dir().then(|| path.into()));
-        Ok(hugging_face::Export {
+        let options = hugging_face::Export {
             max_file_bytes: max_file_bytes as u64,
             configs_from,
             files,
             chunk: self.memory.chunk()?,
             ..hugging_face::Export::default()
-        })
+        };
+        Ok((options, notes))
     }
+}
+
+/// Adds what could not be done to what was.
+fn noting(mut outcome: Outcome, notes: Vec<String>) -> Outcome {
+    for note in &notes {
+        outcome.text += &format!("{note}\n");
+    }
+    if !notes.is_empty() {
+        outcome.json["notes"] = notes.into();
+    }
+    outcome
 }
 
 /// What was written.
@@ -98,7 +124,7 @@ fn make_room(to: &Path) -> Result<()> {
 /// Arguments of `ckpt export`.
 #[derive(Args)]
 pub(crate) struct Export {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     /// The folder to write, which does not exist yet.
     to: PathBuf,
@@ -111,19 +137,19 @@ pub(crate) struct Export {
 
 impl Export {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let from = Opened::open(&self.path)?;
+        let from = self.common.open(&self.path)?;
         let selected = self.common.select.of(from.source())?;
-        let options = self.common.options(&self.path, &from, self.max_file_size)?;
+        let (options, notes) = self.common.options(&self.path, &from, self.max_file_size)?;
         make_room(&self.to)?;
         let files = hugging_face::export(&ui.watch("writing", &selected), &self.to, &options)?;
-        Ok(written(&self.to, &selected, &files))
+        Ok(noting(written(&self.to, &selected, &files), notes))
     }
 }
 
 /// Arguments of `ckpt merge`.
 #[derive(Args)]
 pub(crate) struct Merge {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     /// What to write: one file if the name ends in .safetensors, else a Hugging Face folder. It
     /// does not exist yet.
@@ -160,7 +186,7 @@ impl Merge {
 
     fn open(&self) -> Result<Opened> {
         let Some(mesh) = &self.mesh else {
-            return Opened::open(&self.path);
+            return self.common.open(&self.path);
         };
         if SourceFormat::of(&self.path)? != SourceFormat::Split {
             return Err(wrong(format!(
@@ -190,12 +216,12 @@ impl Merge {
         let selected = self.common.select.of(source)?;
         let watched = ui.watch("writing", &selected);
         if self.to.extension().is_none_or(|end| end != "safetensors") {
-            let options =
+            let (options, notes) =
                 self.common
                     .options(&self.path, from, self.max_file_size.unwrap_or(5 << 30))?;
             make_room(&self.to)?;
             let files = hugging_face::export(&watched, &self.to, &options)?;
-            return Ok(written(&self.to, &selected, &files));
+            return Ok(noting(written(&self.to, &selected, &files), notes));
         }
         if self.max_file_size.is_some() {
             return Err(wrong(format!(
@@ -224,7 +250,7 @@ impl Merge {
 /// Arguments of `ckpt split`.
 #[derive(Args)]
 pub(crate) struct Split {
-    /// A checkpoint, a Hugging Face or torch folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face or torch folder, or a safetensors or GGUF file.
     path: PathBuf,
     /// The folder to write, which does not exist yet: model-rank-0-part-0.safetensors and so on.
     /// `merge` puts it together again.
@@ -246,11 +272,11 @@ pub(crate) struct Split {
 
 impl Split {
     pub(crate) fn run(&self, ui: &Ui) -> Answer {
-        let from = Opened::open(&self.path)?;
+        let from = self.common.open(&self.path)?;
         let selected = self.common.select.of(from.source())?;
         let layouts = layouts(&self.mesh, &self.layouts)?;
         let layout = layouts.place(&selected)?;
-        let options =
+        let (options, notes) =
             self.common
                 .options(&self.path, &from, self.max_file_size.unwrap_or(usize::MAX))?;
         make_room(&self.to)?;
@@ -278,9 +304,7 @@ impl Split {
             count(ranks, "rank"),
             human(total)
         );
-        Ok(Outcome::done(
-            text,
-            json!({"written": self.to, "tensors": n, "ranks": ranks, "files": files, "bytes": total}),
-        ))
+        let json = json!({"written": self.to, "tensors": n, "ranks": ranks, "files": files, "bytes": total});
+        Ok(noting(Outcome::done(text, json), notes))
     }
 }

@@ -1,11 +1,14 @@
 //! What commands read: a source, which of its tensors, and how they lie.
 
-use super::wrong;
+use super::{
+    gguf::{Names, is_known},
+    wrong,
+};
 use anymesh::{
     Mesh, Sharding,
     checkpoint::{
-        Checkpoint, Layouts, Result, Source, SourceFormat, TensorInfo, Without, manifest::Manifest,
-        open, plan::Placed,
+        Checkpoint, Error, Layouts, Result, Source, SourceFormat, TensorInfo, Without, gguf,
+        manifest::Manifest, open, plan::Placed,
     },
     meta,
 };
@@ -19,22 +22,50 @@ use std::{
 pub(crate) enum Opened {
     /// A checkpoint of ours.
     Checkpoint(Checkpoint),
+    /// A GGUF file under its own names.
+    Gguf(gguf::File),
+    /// A GGUF file under Hugging Face's names.
+    Model(gguf::Model),
     /// Another format.
     Other(Box<dyn Source>),
 }
 
 impl Opened {
-    /// Opens what is at a path.
+    /// Opens what is at a path, as it is.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Ok(match SourceFormat::of(path)? {
             SourceFormat::Checkpoint => Self::Checkpoint(Checkpoint::open(path)?),
+            SourceFormat::Gguf => Self::Gguf(gguf::File::open(path)?),
             _ => Self::Other(open(path)?),
+        })
+    }
+
+    /// Opens what is at a path as a model: a GGUF file under Hugging Face's names, where they are
+    /// known and wanted.
+    pub(crate) fn model(path: &Path, names: &Names) -> Result<Self> {
+        Ok(match Self::open(path)? {
+            Self::Gguf(file) if !names.raw_names && is_known(&file) => {
+                let hint = |error| match error {
+                    Error::GgufModel { path, item, detail } => {
+                        let detail = match detail.ends_with("under its own names") {
+                            true => format!("{detail} (--raw-names)"),
+                            false => format!("{detail}; --raw-names takes the tensors as they are"),
+                        };
+                        Error::GgufModel { path, item, detail }
+                    }
+                    other => other,
+                };
+                Self::Model(gguf::Model::new(file).map_err(hint)?)
+            }
+            other => other,
         })
     }
 
     pub(crate) fn source(&self) -> &dyn Source {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint,
+            Self::Gguf(file) => file,
+            Self::Model(model) => model,
             Self::Other(source) => source.as_ref(),
         }
     }
@@ -42,7 +73,16 @@ impl Opened {
     pub(crate) fn manifest(&self) -> Option<&Manifest> {
         match self {
             Self::Checkpoint(checkpoint) => Some(checkpoint.manifest()),
-            Self::Other(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The GGUF file, if it is one.
+    pub(crate) fn gguf(&self) -> Option<&gguf::File> {
+        match self {
+            Self::Gguf(file) => Some(file),
+            Self::Model(model) => Some(model.file()),
+            _ => None,
         }
     }
 }

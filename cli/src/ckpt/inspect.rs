@@ -1,7 +1,7 @@
 //! `ckpt inspect`.
 
 use super::{
-    Answer, Outcome, count, human,
+    Answer, Outcome, count, gguf, human,
     input::{Opened, Select},
     memory::Memory,
     tree::{self, Row},
@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 /// Arguments of `ckpt inspect`.
 #[derive(Args)]
 pub(crate) struct Inspect {
-    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors file.
+    /// A checkpoint, a Hugging Face, torch or split folder, or a safetensors or GGUF file.
     path: PathBuf,
     #[command(flatten)]
     select: Select,
@@ -63,6 +63,9 @@ impl Inspect {
             if let Some(stored) = stored(from, name) {
                 tensor["boxes"] = stored.regions.len().into();
             }
+            if let Some(file) = from.gguf() {
+                gguf::describe(file, name, &mut tensor);
+            }
             if let Some(sum) = sums.get(name) {
                 tensor["sum"] = sum.as_str().into();
             }
@@ -81,14 +84,21 @@ impl Inspect {
                 (m.step.into(), json!(m.mesh), json!(m.files));
             out["state"] = Value::Object(m.state.clone());
         }
+        if let Some(file) = from.gguf() {
+            gguf::metadata(file, &mut out);
+        }
         Ok(out)
     }
 
     fn text(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> String {
         let row = |name: &String, info: &TensorInfo| {
-            let regions =
-                stored(from, name).map_or(String::new(), |s| count(s.regions.len(), "region"));
-            let mut more = vec![regions];
+            let how = match from.gguf().and_then(|file| file.tensor_type(name)) {
+                Some(kind) => kind.name().to_string(),
+                None => {
+                    stored(from, name).map_or(String::new(), |s| count(s.regions.len(), "region"))
+                }
+            };
+            let mut more = vec![how];
             more.extend(sums.get(name).cloned());
             Row {
                 layout: layout(from, name, info),
@@ -140,6 +150,7 @@ impl Inspect {
                 .iter()
                 .for_each(|(key, value)| out += &format!("  {key}: {value}\n"));
         }
+        out += &from.gguf().map(gguf::metadata_text).unwrap_or_default();
         out
     }
 }

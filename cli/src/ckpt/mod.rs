@@ -4,6 +4,7 @@
 mod check;
 mod convert;
 mod files;
+mod gguf;
 mod input;
 mod inspect;
 mod memory;
@@ -53,7 +54,7 @@ enum Ckpt {
     /// Rename, join, cut, transpose and cast tensors by a mapping.
     #[command(after_help = CODES)]
     Map(convert::Map),
-    /// Write a checkpoint from a Hugging Face, torch or split folder or a safetensors file.
+    /// Write a checkpoint from a Hugging Face, torch or split folder or a safetensors or GGUF file.
     #[command(after_help = CODES)]
     Import(convert::Import),
     /// Write a Hugging Face folder.

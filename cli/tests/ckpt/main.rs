@@ -3,6 +3,7 @@
 mod check;
 mod convert;
 mod files;
+mod gguf;
 mod inspect;
 mod messages;
 

@@ -49,11 +49,11 @@ fn a_path_that_is_nothing_or_holds_checkpoints_is_explained() {
         &["text.txt", "not a valid safetensors file"],
     );
     // A whole file of another program is not damaged; what stays of a failed download is.
-    std::fs::write(case.at("model.gguf"), b"GGUF\x03\0\0\0\x07\0\0\0").unwrap();
+    std::fs::write(case.at("model.h5"), b"\x89HDF\r\n\x1a\n\0\0\0\0").unwrap();
     for command in ["inspect", "verify"] {
         refuses(
-            &[command, &case.at("model.gguf")],
-            &["model.gguf: this is a GGUF file", "safetensors files"],
+            &[command, &case.at("model.h5")],
+            &["model.h5: this is an HDF5 file", "safetensors.numpy"],
         );
     }
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";

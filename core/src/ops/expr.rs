@@ -202,6 +202,65 @@ impl<'a> Expr<'a> {
         })
     }
 
+    /// The values added up over `axes` (all where there are none), stored as `dtype`: one pass over
+    /// the inputs, of which the first has the common shape. On a mesh every rank adds up what it
+    /// holds, and the result is partial over the axes that cut what was added up.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Mesh, Tensor, ops::Expr};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let mesh = Mesh::new("dp=2", &device)?;
+    /// let x = Tensor::new(&[1f32, 2.0, 3.0], &device)?.to_mesh(&mesh, "[@dp]")?;
+    /// let squares = Expr::new("squares", &[&x]).sum(&[], false, DType::F32, |a| a.x[0] * a.x[0])?;
+    /// assert_eq!(squares.type_string(), "f32[] sum over dp");
+    /// assert_eq!(squares.item()?.to_f64(), 14.0);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn sum(
+        self,
+        axes: &[i64],
+        keepdim: bool,
+        dtype: DType,
+        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+    ) -> Result<Tensor> {
+        self.reduce_axes(axes, keepdim, ReduceOp::Sum, dtype, f)
+    }
+
+    /// The largest of the values over `axes`, as [`sum`](Self::sum) adds them up.
+    #[track_caller]
+    pub fn max(
+        self,
+        axes: &[i64],
+        keepdim: bool,
+        dtype: DType,
+        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+    ) -> Result<Tensor> {
+        self.reduce_axes(axes, keepdim, ReduceOp::Max, dtype, f)
+    }
+
+    #[track_caller]
+    fn reduce_axes(
+        self,
+        axes: &[i64],
+        keepdim: bool,
+        reduce: ReduceOp,
+        dtype: DType,
+        f: impl for<'b> FnOnce(&Args<'b>) -> Val<'b>,
+    ) -> Result<Tensor> {
+        let (op, shape) = (self.op, self.shape()?);
+        if self.inputs[0].shape() != &shape {
+            let detail = format!("the first input must have the common shape {shape}");
+            return Err(Error::shape(op, [self.inputs[0]], detail));
+        }
+        let axes = shape.axes(op, axes)?;
+        let out = self.reduce(&axes, reduce, None, dtype, f)?;
+        match keepdim {
+            true => Ok(out),
+            false => out.reordered(op, &left(shape.rank(), &axes)),
+        }
+    }
+
     /// The values reduced over `axes` (which stay, of size 1), times `scale`, stored as `dtype`.
     /// The first input has the common shape, and there are no indices.
     #[track_caller]
@@ -229,6 +288,11 @@ impl<'a> Expr<'a> {
         }
         .run()
     }
+}
+
+/// The dimensions that a reduction leaves.
+fn left(rank: usize, axes: &[usize]) -> SmallVec<[usize; 4]> {
+    (0..rank).filter(|d| !axes.contains(d)).collect()
 }
 
 /// The kind that holds every value of the index over `shape`.

@@ -1,6 +1,8 @@
 //! `#[derive(Module)]`: a struct of modules is a module.
 
 use proc_macro::TokenStream;
+use proc_macro_crate::{FoundCrate, crate_name};
+use proc_macro2::{Ident, Span};
 use quote::quote;
 use syn::{Data, DeriveInput, Fields, LitStr, spanned::Spanned};
 
@@ -9,7 +11,8 @@ use syn::{Data, DeriveInput, Fields, LitStr, spanned::Spanned};
 ///
 /// `#[name = "model.layers"]` gives a field another name (one with dots is a path, the empty one
 /// adds nothing), `#[skip]` leaves a field out, for everything that holds no parameters.
-#[proc_macro_derive(Module, attributes(name, skip))]
+/// `#[tied = "aliases"]` on the struct names its method that gives the names of tied parameters.
+#[proc_macro_derive(Module, attributes(name, skip, tied))]
 pub fn module(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input)
@@ -30,6 +33,7 @@ fn expand(input: &DeriveInput) -> syn::Result<proc_macro2::TokenStream> {
             "the fields of a module need names: they are the names of its parameters",
         ));
     };
+    let train = train_crate()?;
     let (mut reads, mut writes) = (vec![], vec![]);
     for field in &fields.named {
         if field.attrs.iter().any(|a| a.path().is_ident("skip")) {
@@ -42,22 +46,58 @@ fn expand(input: &DeriveInput) -> syn::Result<proc_macro2::TokenStream> {
             name = syn::parse2::<LitStr>(quote!(#value))?.value();
         }
         reads.push(quote! {
-            ::anymesh_train::Module::visit(&self.#ident, &::anymesh_train::join(path, #name), f);
+            #train::Module::visit(&self.#ident, &#train::join(path, #name), f);
         });
         writes.push(quote! {
-            ::anymesh_train::Module::visit_mut(&mut self.#ident, &::anymesh_train::join(path, #name), f);
+            #train::Module::visit_mut(&mut self.#ident, &#train::join(path, #name), f);
         });
     }
+    let tied = match input.attrs.iter().find(|a| a.path().is_ident("tied")) {
+        None => quote!(),
+        Some(attribute) => {
+            let value = &attribute.meta.require_name_value()?.value;
+            let method: Ident = syn::parse2::<LitStr>(quote!(#value))?.parse()?;
+            quote! {
+                fn tied(&self) -> ::std::vec::Vec<(::std::string::String, ::std::string::String)> {
+                    self.#method()
+                }
+            }
+        }
+    };
     let ident = &input.ident;
     let (generics, types, clause) = input.generics.split_for_impl();
     Ok(quote! {
-        impl #generics ::anymesh_train::Module for #ident #types #clause {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, &::anymesh_train::Param)) {
+        impl #generics #train::Module for #ident #types #clause {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, &#train::Param)) {
                 #(#reads)*
             }
-            fn visit_mut(&mut self, path: &str, f: &mut dyn FnMut(&str, &mut ::anymesh_train::Param)) {
+            fn visit_mut(&mut self, path: &str, f: &mut dyn FnMut(&str, &mut #train::Param)) {
                 #(#writes)*
             }
+            #tied
         }
     })
+}
+
+/// The path of the train crate in the crate that is compiled: its own, or inside of the facade.
+fn train_crate() -> syn::Result<proc_macro2::TokenStream> {
+    let named = |name: &str| Ident::new(&name.replace('-', "_"), Span::call_site());
+    if let Ok(found) = crate_name("anymesh-train") {
+        let name = match &found {
+            FoundCrate::Itself => named("anymesh-train"),
+            FoundCrate::Name(name) => named(name),
+        };
+        return Ok(quote!(::#name));
+    }
+    match crate_name("anymesh") {
+        Ok(FoundCrate::Itself) => Ok(quote!(::anymesh::train)),
+        Ok(FoundCrate::Name(name)) => {
+            let name = named(&name);
+            Ok(quote!(::#name::train))
+        }
+        Err(_) => Err(syn::Error::new(
+            Span::call_site(),
+            "the derive needs `anymesh` with the feature `train`, or `anymesh-train`, among the dependencies",
+        )),
+    }
 }

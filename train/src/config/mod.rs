@@ -1,0 +1,9 @@
+//! The configuration of a run as one struct: what `anymesh train` reads.
+
+mod run;
+mod start;
+mod text;
+
+pub use run::{BatchConfig, DataConfig, LoraConfig, MeshConfig, ModelChoice, RunConfig};
+pub use start::Prepared;
+pub use text::{parse, print, read};

@@ -1,0 +1,273 @@
+//! What `anymesh train` reads: a whole run as one struct.
+
+use crate::{
+    BatchSpec, Error, Lora, Policy, Result, Zero,
+    models::ModelConfig,
+    optim::{AdamW, Clip, Group, Rule, Schedule},
+    trainer,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// A run of language modelling: the model, the data, where and how.
+///
+/// ```
+/// # use anymesh_train::config::{RunConfig, parse};
+/// let config: RunConfig = parse(
+///     r#"
+///     data = [{ path = "corpus.txt" }]
+///     [model]
+///     model_type = "gpt2"
+///     n_layer = 4
+///     n_embd = 256
+///     n_head = 8
+///     [batch]
+///     global = 32
+///     length = 128
+///     "#,
+///     &["mesh.axes=dp=2, tp=2", "mesh.zero=1"],
+/// )?;
+/// assert_eq!((config.batch.length, config.mesh.zero), (128, 1));
+/// # Ok::<(), anymesh_train::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// A tokenizer: a file or folder, `bytes`, or `bpe:2048`, which is learnt from the data. That of
+    /// the model where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Parameters that are not trained, as a pattern.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<String>,
+    /// Where logs go: TensorBoard events and JSON lines. Beside the checkpoints unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logs: Option<PathBuf>,
+    /// Steps, checkpoints, evaluation, faults.
+    #[serde(default)]
+    pub run: trainer::Settings,
+    /// The mesh, and how the model lies on it.
+    #[serde(default)]
+    pub mesh: MeshConfig,
+    /// Sizes of batches.
+    #[serde(default)]
+    pub batch: BatchConfig,
+    /// The optimizer's rule.
+    #[serde(default = "adamw")]
+    pub optimizer: Rule,
+    /// Groups of parameters with rules of their own, before that of all others.
+    #[serde(default)]
+    pub groups: Vec<Group>,
+    /// How gradients are limited.
+    #[serde(default)]
+    pub clip: Clip,
+    /// How learning rates change.
+    #[serde(default = "constant")]
+    pub schedule: Schedule,
+    /// Low-rank adapters instead of the model's own parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    /// The model: `path` to one that is trained already, or the settings of a new one, as a
+    /// `config.json` has them.
+    pub model: Map<String, Value>,
+    /// What to train on.
+    pub data: Vec<DataConfig>,
+    /// What to evaluate on.
+    #[serde(default)]
+    pub evaluation: Vec<DataConfig>,
+}
+
+fn adamw() -> Rule {
+    Rule::AdamW(AdamW::default())
+}
+
+fn constant() -> Schedule {
+    Schedule::Constant {
+        warmup: 0,
+        warmup_from: 0.0,
+    }
+}
+
+/// What the model of a run is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelChoice {
+    /// A folder or file that has one.
+    Trained(PathBuf),
+    /// One that begins anew.
+    New(Box<ModelConfig>),
+}
+
+/// The mesh of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeshConfig {
+    /// Axes, such as `dp=2, tp=4`; empty for one rank. In a run of several processes the axes that
+    /// are not given are one `dp` over all of them.
+    pub axes: String,
+    /// The stage of ZeRO, 0 to 3, over `dp`.
+    pub zero: u8,
+    /// Whether the stream between blocks is cut along the sequence over `tp`.
+    pub sequence_parallel: bool,
+    /// Whether layers are computed again for the backward pass instead of kept.
+    pub recompute: bool,
+    /// `f32`, `bf16`, `f16` or `f64`: what is computed in.
+    pub dtype: String,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        Self {
+            axes: String::new(),
+            zero: 0,
+            sequence_parallel: false,
+            recompute: false,
+            dtype: "f32".into(),
+        }
+    }
+}
+
+impl MeshConfig {
+    /// The stage of ZeRO.
+    pub fn stage(&self) -> Result<Zero> {
+        Ok(match self.zero {
+            0 => Zero::Off,
+            1 => Zero::One,
+            2 => Zero::Two,
+            3 => Zero::Three,
+            other => {
+                let detail = format!("there is no stage {other}: 0 to 3 are");
+                return Err(Error::config("mesh.zero", detail));
+            }
+        })
+    }
+
+    /// The dtypes.
+    pub fn policy(&self) -> Result<Policy> {
+        Policy::named(&self.dtype).map_err(|error| match error {
+            Error::Config { detail, .. } => Error::config("mesh.dtype", detail),
+            other => other,
+        })
+    }
+}
+
+/// The sizes of a batch: any of the numbers, the others follow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Sequences of one step over all ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub global: Option<u64>,
+    /// Sequences that a data-parallel rank computes at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro: Option<u64>,
+    /// Micro-batches whose gradients are added up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accumulation: Option<u64>,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Whether documents that share a row see each other: cheaper, and a little wrong.
+    pub mix_documents: bool,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        Self {
+            global: None,
+            micro: None,
+            accumulation: None,
+            length: 256,
+            mix_documents: true,
+        }
+    }
+}
+
+impl BatchConfig {
+    /// What is known, for so many data-parallel ranks. Nothing given is 8 sequences for each.
+    pub fn spec(&self, dp: u64) -> BatchSpec {
+        let nothing = self.global.or(self.micro).is_none();
+        BatchSpec {
+            global: self.global,
+            micro: self.micro.or(nothing.then_some(8)),
+            accumulation: self.accumulation,
+            dp: Some(dp),
+            ..BatchSpec::default()
+        }
+    }
+}
+
+/// A source of text or tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// A file: text, JSON lines, Parquet, or tokens (`.bin`, with `.idx` as Megatron has it).
+    pub path: PathBuf,
+    /// How often it is taken beside the others.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// Where records have their text.
+    #[serde(default = "text")]
+    pub field: String,
+    /// Where records have a prompt, which is read and not learnt; the text is then what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn text() -> String {
+    "text".into()
+}
+
+/// Adapters of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraConfig {
+    /// The weights that get one, as a pattern.
+    #[serde(default = "projections")]
+    pub of: String,
+    /// The rank.
+    #[serde(default = "rank")]
+    pub rank: usize,
+    /// The scale times the rank.
+    #[serde(default = "alpha")]
+    pub alpha: f64,
+    /// The share of their input that is dropped in training.
+    #[serde(default)]
+    pub dropout: f64,
+}
+
+fn projections() -> String {
+    "*.q_proj.weight, *.v_proj.weight".into()
+}
+
+fn rank() -> usize {
+    Lora::default().rank
+}
+
+fn alpha() -> f64 {
+    Lora::default().alpha
+}
+
+impl RunConfig {
+    /// What the model is.
+    pub fn model_choice(&self) -> Result<ModelChoice> {
+        let Some(path) = self.model.get("path") else {
+            let config = ModelConfig::try_from(self.model.clone()).map_err(|e| match e {
+                Error::Config { key, detail } => Error::config(format!("model.{key}"), detail),
+                other => other,
+            })?;
+            return Ok(ModelChoice::New(Box::new(config)));
+        };
+        let Some(path) = path.as_str() else {
+            return Err(Error::config("model.path", format!("{path} is no path")));
+        };
+        if let Some(other) = self.model.keys().find(|key| *key != "path") {
+            let detail = "a model that is trained already has its own settings: leave this out";
+            return Err(Error::config(format!("model.{other}"), detail));
+        }
+        Ok(ModelChoice::Trained(path.into()))
+    }
+}

@@ -1,0 +1,284 @@
+//! A model of any of the families.
+
+use super::{
+    Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig,
+    settings::{Settings, absent, read_strictly, write},
+    tokens::Tokens,
+};
+use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache};
+use anymesh_core::{Mesh, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The settings of a model; `model_type` says of which family.
+///
+/// ```
+/// # use anymesh_train::models::ModelConfig;
+/// let json = r#"{"model_type": "gpt2", "n_layer": 2}"#;
+/// let ModelConfig::Gpt2(config) = serde_json::from_str(json)? else { panic!() };
+/// assert_eq!((config.n_layer, config.n_embd), (2, 768));
+/// let wrong = serde_json::from_str::<ModelConfig>(r#"{"model_type": "gpt2", "layers": 2}"#);
+/// assert!(wrong.unwrap_err().to_string().starts_with("layers: there is no such setting"));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Settings", into = "Settings")]
+pub enum ModelConfig {
+    /// `gpt2`.
+    Gpt2(Gpt2Config),
+    /// `llama`, `mistral`, `qwen2`.
+    Llama(LlamaConfig),
+    /// `bert`.
+    Bert(BertConfig),
+}
+
+const FAMILIES: &str = "gpt2, llama, mistral, qwen2 and bert are";
+
+impl ModelConfig {
+    /// From `config.json` of a Hugging Face folder. Settings that do not matter here are passed
+    /// over; one that changes what a model computes and is not supported is an error that names it.
+    pub fn from_settings(settings: &Settings) -> Result<Self> {
+        absent(
+            settings,
+            "quantization_config",
+            "quantized weights are not read from Hugging Face folders: take the folder of the original, or a GGUF file",
+        )?;
+        let config = match kind(settings)? {
+            "gpt2" => Self::Gpt2(Gpt2Config::from_settings(settings)?),
+            "llama" | "mistral" | "qwen2" => Self::Llama(LlamaConfig::from_settings(settings)?),
+            "bert" => Self::Bert(BertConfig::from_settings(settings)?),
+            other => {
+                let detail = format!("'{other}' is not supported: {FAMILIES}");
+                return Err(Error::config("model_type", detail));
+            }
+        };
+        Ok(config)
+    }
+
+    /// As `config.json` has them, with the class that Hugging Face has for the model.
+    pub fn to_settings(&self) -> Result<Settings> {
+        let (mut settings, kind, class) = match self {
+            Self::Gpt2(c) => (write(c)?, "gpt2", "GPT2LMHeadModel"),
+            Self::Bert(c) => (write(c)?, "bert", "BertModel"),
+            Self::Llama(c) => (
+                write(c)?,
+                c.model_type.as_str(),
+                match c.model_type.as_str() {
+                    "mistral" => "MistralForCausalLM",
+                    "qwen2" => "Qwen2ForCausalLM",
+                    _ => "LlamaForCausalLM",
+                },
+            ),
+        };
+        settings.retain(|_, value| !value.is_null());
+        settings.insert("model_type".into(), kind.into());
+        settings.insert("architectures".into(), vec![Value::from(class)].into());
+        Ok(settings)
+    }
+
+    /// A new model with these settings.
+    pub fn build(&self, b: &Build) -> Result<Model> {
+        Ok(match self {
+            Self::Gpt2(c) => Model::Gpt2(Gpt2::new(b, c)?),
+            Self::Llama(c) => Model::Llama(Llama::new(b, c)?),
+            Self::Bert(c) => Model::Bert(Bert::new(b, c)?),
+        })
+    }
+
+    /// The longest text.
+    pub fn longest(&self) -> usize {
+        match self {
+            Self::Gpt2(c) => c.n_positions,
+            Self::Llama(c) => c.longest(),
+            Self::Bert(c) => c.max_position_embeddings,
+        }
+    }
+
+    /// How many layers there are, and how wide they are.
+    pub fn layers_and_width(&self) -> (usize, usize) {
+        match self {
+            Self::Gpt2(c) => (c.n_layer, c.n_embd),
+            Self::Llama(c) => (c.num_hidden_layers, c.hidden_size),
+            Self::Bert(c) => (c.num_hidden_layers, c.hidden_size),
+        }
+    }
+
+    /// How many tokens there are.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Self::Gpt2(c) => c.vocab_size,
+            Self::Llama(c) => c.vocab_size,
+            Self::Bert(c) => c.vocab_size,
+        }
+    }
+}
+
+fn kind(settings: &Settings) -> Result<&str> {
+    match settings.get("model_type") {
+        Some(Value::String(kind)) => Ok(kind),
+        Some(other) => Err(Error::config("model_type", format!("{other} is no name"))),
+        None => Err(Error::config(
+            "model_type",
+            format!("it is missing, and says what the model is: {FAMILIES} supported"),
+        )),
+    }
+}
+
+impl TryFrom<Settings> for ModelConfig {
+    type Error = Error;
+
+    /// Every setting must be known.
+    fn try_from(mut settings: Settings) -> Result<Self> {
+        let kind = kind(&settings)?.to_string();
+        settings.remove("architectures");
+        if kind == "gpt2" || kind == "bert" {
+            settings.remove("model_type");
+        }
+        let config = match kind.as_str() {
+            "gpt2" => Self::Gpt2(read_strictly(&settings)?),
+            "llama" | "mistral" | "qwen2" => Self::Llama(read_strictly(&settings)?),
+            "bert" => Self::Bert(read_strictly(&settings)?),
+            other => {
+                let detail = format!("'{other}' is not supported: {FAMILIES}");
+                return Err(Error::config("model_type", detail));
+            }
+        };
+        match &config {
+            Self::Gpt2(c) => c.check()?,
+            Self::Llama(c) => c.check()?,
+            Self::Bert(c) => c.check()?,
+        }
+        Ok(config)
+    }
+}
+
+impl From<ModelConfig> for Settings {
+    fn from(config: ModelConfig) -> Self {
+        // A struct of numbers and texts always has settings.
+        config.to_settings().unwrap_or_default()
+    }
+}
+
+/// A model of one of the families.
+#[derive(Clone, Debug)]
+pub enum Model {
+    /// GPT-2.
+    Gpt2(Gpt2),
+    /// Llama, SmolLM2, Mistral, Qwen2.
+    Llama(Llama),
+    /// A BERT encoder.
+    Bert(Bert),
+}
+
+impl Model {
+    /// The settings.
+    pub fn config(&self) -> ModelConfig {
+        match self {
+            Self::Gpt2(m) => ModelConfig::Gpt2(m.config().clone()),
+            Self::Llama(m) => ModelConfig::Llama(m.config().clone()),
+            Self::Bert(m) => ModelConfig::Bert(m.config().clone()),
+        }
+    }
+
+    /// The rows of its tokens.
+    pub fn embedding(&self) -> &Param {
+        match self {
+            Self::Gpt2(m) => &m.wte.weight,
+            Self::Llama(m) => &m.embed_tokens.weight,
+            Self::Bert(m) => &m.words.weight,
+        }
+    }
+
+    /// Where it lies.
+    pub fn mesh(&self) -> &Mesh {
+        self.embedding().value().mesh()
+    }
+
+    /// Whether layers forget what is inside of them and run again in the backward pass.
+    pub fn set_recompute(&mut self, on: bool) {
+        match self {
+            Self::Gpt2(m) => m.set_recompute(on),
+            Self::Llama(m) => m.set_recompute(on),
+            Self::Bert(m) => m.set_recompute(on),
+        }
+    }
+
+    /// Empty caches of keys and values, one for each layer; none for encoders.
+    pub fn caches(&self) -> Vec<Cache> {
+        let layers = match self {
+            Self::Gpt2(m) => m.h.len(),
+            Self::Llama(m) => m.layers.len(),
+            Self::Bert(_) => 0,
+        };
+        vec![Cache::default(); layers]
+    }
+
+    /// A vector for each token, `[b, s, width]`: what the head reads.
+    #[track_caller]
+    pub fn hidden(
+        &self,
+        tokens: &Tokens,
+        pass: &Pass,
+        caches: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        match self {
+            Self::Gpt2(m) => m.hidden(tokens, pass, caches),
+            Self::Llama(m) => m.hidden(tokens, pass, caches),
+            Self::Bert(m) => m.hidden(tokens, pass),
+        }
+    }
+
+    /// How well each token fits after `[b, s, width]`; an encoder has no head.
+    #[track_caller]
+    pub fn head(&self, hidden: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Gpt2(m) => m.head(hidden),
+            Self::Llama(m) => m.head(hidden),
+            Self::Bert(_) => Err(Error::config(
+                "model_type",
+                "a bert encoder has no head that predicts tokens: gpt2, llama, mistral and qwen2 have one",
+            )),
+        }
+    }
+
+    /// How well each token fits after each of these, `[b, s, tokens]`, in the dtype of outputs.
+    #[track_caller]
+    pub fn logits(
+        &self,
+        tokens: &Tokens,
+        pass: &Pass,
+        caches: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        self.head(&self.hidden(tokens, pass, caches)?)
+    }
+
+    fn module(&self) -> &dyn Module {
+        match self {
+            Self::Gpt2(m) => m,
+            Self::Llama(m) => m,
+            Self::Bert(m) => m,
+        }
+    }
+
+    fn module_mut(&mut self) -> &mut dyn Module {
+        match self {
+            Self::Gpt2(m) => m,
+            Self::Llama(m) => m,
+            Self::Bert(m) => m,
+        }
+    }
+}
+
+impl Module for Model {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, &Param)) {
+        self.module().visit(path, f);
+    }
+
+    fn visit_mut(&mut self, path: &str, f: &mut dyn FnMut(&str, &mut Param)) {
+        self.module_mut().visit_mut(path, f);
+    }
+
+    fn tied(&self) -> Vec<(String, String)> {
+        self.module().tied()
+    }
+}

@@ -1,0 +1,68 @@
+//! What models are given.
+
+use crate::{Error, Result, nn::same_document};
+use anymesh_core::{Mesh, Tensor};
+
+/// Tokens, and where they stand.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// `[b, s]`, integers.
+    pub ids: Tensor,
+    /// The position of each token in its text, `[b, s]`. Without it they count up, from what
+    /// caches have.
+    pub positions: Option<Tensor>,
+    /// Which keys a token sees, besides what causality says: a bool that broadcasts to
+    /// `[b, heads, s, t]`.
+    pub mask: Option<Tensor>,
+}
+
+impl Tokens {
+    /// Texts of one length.
+    pub fn new(ids: Tensor) -> Self {
+        Self {
+            ids,
+            positions: None,
+            mask: None,
+        }
+    }
+
+    /// Packed documents: a token sees those of its own document, whose positions begin at 0.
+    /// `documents` and `positions` are `[b, s]`.
+    #[track_caller]
+    pub fn packed(ids: Tensor, documents: &Tensor, positions: Tensor) -> Result<Self> {
+        Ok(Self {
+            ids,
+            positions: Some(positions),
+            mask: Some(same_document(documents)?),
+        })
+    }
+
+    /// Texts as rows of a tensor, cut over `dp`.
+    pub fn of_rows(mesh: &Mesh, rows: &[Vec<u32>]) -> Result<Self> {
+        let length = rows.first().map_or(0, Vec::len);
+        if let Some(other) = rows.iter().find(|row| row.len() != length) {
+            let detail = format!("texts of {length} and {} tokens", other.len());
+            return Err(Error::config("tokens", detail));
+        }
+        let id = |at: &[usize]| rows[at[0]][at[1]] as i32;
+        let place = (mesh, "[@dp?, _]");
+        Ok(Self::new(Tensor::from_fn([rows.len(), length], place, id)?))
+    }
+
+    /// How many tokens a text has.
+    pub(crate) fn length(&self) -> Result<usize> {
+        match self.ids.dims() {
+            [_, length] => Ok(*length),
+            _ => Err(Error::config(
+                "tokens",
+                format!("ids are [b, s], got {}", self.ids.type_string()),
+            )),
+        }
+    }
+}
+
+impl From<Tensor> for Tokens {
+    fn from(ids: Tensor) -> Self {
+        Self::new(ids)
+    }
+}

@@ -1,0 +1,24 @@
+//! Layers. Each is a struct of parameters with a `forward`; a model of your own names them as it
+//! likes. Sharding texts name axes with `?`, so the same layer runs on one device and on any mesh.
+
+mod attention;
+mod block;
+mod conv;
+mod dropout;
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
+mod rope;
+mod stream;
+
+pub use attention::{Attend, Attention, AttentionBias, Cache, Heads, attend, same_document};
+pub use block::{Block, NormOrder};
+pub use conv::{Conv2d, ConvBlock};
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use mlp::{Activation, GatedMlp, Mlp};
+pub use norm::{BatchNorm, GroupNorm, LayerNorm, Norm, RmsNorm};
+pub use rope::Rope;
+pub use stream::Stream;

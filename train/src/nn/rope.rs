@@ -1,0 +1,85 @@
+//! Rotary positions.
+
+use crate::{Error, Result};
+use anymesh_core::{DType, Mesh, Tensor, grad::no_grad, ops::RopeStyle};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Cosines and sines for queries and keys, made once and kept: a model has one of these for all of
+/// its layers.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// Angles from one position to the next.
+    frequencies: Arc<[f64]>,
+    style: RopeStyle,
+    dtype: DType,
+    /// `[positions, size / 2]`, for as many positions as were asked for.
+    tables: Arc<Mutex<Option<[Tensor; 2]>>>,
+}
+
+impl Rope {
+    /// For heads of twice as many values as there are frequencies, in a model that computes in
+    /// `dtype`. Tables are f32 or wider.
+    pub fn new(frequencies: Vec<f64>, style: RopeStyle, dtype: DType) -> Self {
+        Self {
+            frequencies: frequencies.into(),
+            style,
+            dtype: match dtype {
+                DType::F64 => DType::F64,
+                _ => DType::F32,
+            },
+            tables: Arc::default(),
+        }
+    }
+
+    /// `base^(-2i / size)`, the frequencies of a head of `size` values.
+    pub fn frequencies(size: usize, base: f64) -> Result<Vec<f64>> {
+        if !size.is_multiple_of(2) || size == 0 {
+            let detail = format!("heads of {size} values have no pairs to rotate");
+            return Err(Error::config("head_dim", detail));
+        }
+        let power = |i: usize| base.powf(-2.0 * i as f64 / size as f64);
+        Ok((0..size / 2).map(power).collect())
+    }
+
+    /// The tables of positions `from .. from + count`, which all samples have.
+    pub fn counting(
+        &self,
+        mesh: &Mesh,
+        from: usize,
+        count: usize,
+    ) -> Result<(Tensor, Tensor, RopeStyle)> {
+        let [cos, sin] = self.below(mesh, from + count)?;
+        let rows = |t: Tensor| t.narrow(0, from, count);
+        Ok((rows(cos)?, rows(sin)?, self.style))
+    }
+
+    /// The tables of positions `[b, s]`, all of which are smaller than `below`.
+    pub fn at(&self, positions: &Tensor, below: usize) -> Result<(Tensor, Tensor, RopeStyle)> {
+        let [cos, sin] = self.below(positions.mesh(), below)?;
+        // One for all heads.
+        let rows = |t: Tensor| t.embedding(positions)?.unsqueeze(1);
+        Ok((rows(cos)?, rows(sin)?, self.style))
+    }
+
+    /// The kept tables, which are made anew where they are too short.
+    fn below(&self, mesh: &Mesh, positions: usize) -> Result<[Tensor; 2]> {
+        let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tables) = &*kept
+            && tables[0].dims()[0] >= positions
+            && tables[0].mesh() == mesh
+        {
+            return Ok(tables.clone());
+        }
+        let positions = positions.next_power_of_two().max(64);
+        let shape = [positions, self.frequencies.len()];
+        let table = |f: fn(f64) -> f64| {
+            let angle = |at: &[usize]| f(at[0] as f64 * self.frequencies[at[1]]);
+            match self.dtype {
+                DType::F64 => Tensor::from_fn(shape, (mesh, "[_, _]"), angle),
+                _ => Tensor::from_fn(shape, (mesh, "[_, _]"), |at| angle(at) as f32),
+            }
+        };
+        let tables = no_grad(|| Ok::<_, Error>([table(f64::cos)?, table(f64::sin)?]))?;
+        Ok(kept.insert(tables).clone())
+    }
+}

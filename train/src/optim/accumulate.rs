@@ -1,0 +1,127 @@
+//! Gradients of several micro-batches as one.
+
+use crate::{Error, Module, Param, Pattern, Result};
+use anymesh_core::{
+    Tensor,
+    grad::{Gradients, no_grad},
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Adds up the gradients of micro-batches, as they lie: partial sums stay partial, and nothing is
+/// sent until [`finish`](Self::finish). Under `Zero::Two` and `Zero::Three` they come added up and
+/// cut, and are added as such.
+///
+/// For the mean over a whole batch, divide each micro-batch's sum by the count of the whole batch:
+/// a mean of means weighs a short micro-batch like a long one.
+///
+/// ```
+/// # use anymesh_core::Tensor;
+/// # use anymesh_train::{Build, Init, Module, Policy, nn::Linear, optim::Accumulator};
+/// # let device = anymesh_backend_cpu::device();
+/// let b = Build::new(&device, Policy::f32(), 1);
+/// let layer = Linear::new(&b, [1, 1], "[_, _]", Init::Ones)?;
+/// let mut sums = Accumulator::default();
+/// for batch in [&[2f32, 4.0, 6.0, 8.0][..], &[1.0]] {
+///     let x = Tensor::from_slice(batch, [batch.len(), 1], &device)?;
+///     let loss = layer.forward(&x)?.sum_all()?.div(5.0)?;
+///     sums.add(&layer, &loss.backward()?)?;
+/// }
+/// let sums = sums.finish(&layer)?;
+/// assert_eq!(sums.gradients["weight"].to_vec::<f32>()?, [4.2]);
+/// # Ok::<(), anymesh_train::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Accumulator {
+    sums: BTreeMap<String, Tensor>,
+    passes: usize,
+    may_lack: Option<Pattern>,
+}
+
+/// The gradients of a step, each where its parameter lies.
+#[derive(Clone, Debug, Default)]
+pub struct Sums {
+    /// By the names of the parameters.
+    pub gradients: BTreeMap<String, Tensor>,
+    /// Parameters that no loss depended on and that may do so: a step leaves them alone.
+    pub missing: BTreeSet<String>,
+}
+
+impl Accumulator {
+    /// Parameters of this [`Pattern`] may go without a gradient, such as experts that got no token.
+    /// For all others that is an error, because a step would silently not train them.
+    pub fn may_lack(mut self, names: &str) -> Result<Self> {
+        self.may_lack = Some(names.parse()?);
+        Ok(self)
+    }
+
+    /// How many passes were added.
+    pub fn passes(&self) -> usize {
+        self.passes
+    }
+
+    /// What was added so far, as it lies.
+    pub fn sums(&self) -> &BTreeMap<String, Tensor> {
+        &self.sums
+    }
+
+    /// Adds what a pass found.
+    #[track_caller]
+    pub fn add(&mut self, model: &(impl Module + ?Sized), gradients: &Gradients) -> Result<()> {
+        let mut outcome = Ok(());
+        model.visit("", &mut |name, p| {
+            if outcome.is_ok() {
+                outcome = self.add_one(name, p, gradients);
+            }
+        });
+        self.passes += 1;
+        outcome
+    }
+
+    #[track_caller]
+    fn add_one(&mut self, name: &str, p: &Param, gradients: &Gradients) -> Result<()> {
+        let Some(gradient) = p.partial_gradient(gradients)? else {
+            return Ok(());
+        };
+        let sum = match self.sums.remove(name) {
+            None => gradient,
+            Some(so_far) => no_grad(|| so_far.add(&gradient))?,
+        };
+        self.sums.insert(name.into(), sum);
+        Ok(())
+    }
+
+    /// The sums, added up over ranks and where their parameters lie, and an empty accumulator.
+    /// Errors where a trainable parameter has none.
+    #[track_caller]
+    pub fn finish(&mut self, model: &(impl Module + ?Sized)) -> Result<Sums> {
+        let mut sums = Sums::default();
+        let mut outcome = Ok(());
+        model.visit("", &mut |name, p| {
+            if outcome.is_ok() && p.is_trainable() {
+                outcome = self.finish_one(name, p, &mut sums);
+            }
+        });
+        self.sums.clear();
+        self.passes = 0;
+        outcome.map(|()| sums)
+    }
+
+    #[track_caller]
+    fn finish_one(&mut self, name: &str, p: &Param, sums: &mut Sums) -> Result<()> {
+        match self.sums.remove(name) {
+            Some(sum) => {
+                let placed = p.place_gradient(&sum)?;
+                sums.gradients.insert(name.into(), placed);
+            }
+            None if self.may_lack.as_ref().is_some_and(|m| m.fits(name)) => {
+                sums.missing.insert(name.into());
+            }
+            None => {
+                let detail = "the loss does not depend on it, so that training would leave it as \
+                              it is: freeze it, or say that it may lack a gradient";
+                return Err(Error::parameter(name, detail));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Adam, with decay beside the gradient (AdamW) or in it.
+
+use super::rule::{Step, Updated, at_least, fraction, states, wide, zeros};
+use crate::Result;
+use anymesh_core::{Tensor, map::Val, ops::Expr};
+use serde::{Deserialize, Serialize};
+
+/// `m` and `v` are averages of the gradient and its square, made up for having begun at zero;
+/// `w -= rate (m / (sqrt(v + eps_root) + eps) + decay w)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamW {
+    /// The learning rate.
+    pub lr: f64,
+    /// How much of each average stays.
+    pub betas: [f64; 2],
+    /// Added to the root.
+    pub eps: f64,
+    /// Added below the root.
+    pub eps_root: f64,
+    /// Weight decay.
+    pub decay: f64,
+    /// Whether decay is added to the gradient (Adam with L2) instead of taken from the value.
+    pub coupled: bool,
+    /// Whether the largest `v` so far stands below the root.
+    pub amsgrad: bool,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_root: 0.0,
+            decay: 1e-2,
+            coupled: false,
+            amsgrad: false,
+        }
+    }
+}
+
+/// The numbers of one step that a program takes at run time, so that one kernel serves all steps
+/// and settings.
+pub(super) struct Numbers<'b> {
+    pub(super) scale: Val<'b>,
+    /// Decay that is added to the gradient.
+    pub(super) coupled: Val<'b>,
+    /// How much of a new gradient each average takes.
+    pub(super) new: [Val<'b>; 2],
+    pub(super) rate: Val<'b>,
+    /// What is left of the value after decay.
+    pub(super) left: Val<'b>,
+    pub(super) unbias: [Val<'b>; 2],
+    pub(super) eps: Val<'b>,
+    pub(super) eps_root: Val<'b>,
+}
+
+impl<'b> Numbers<'b> {
+    /// In the order of [`AdamW::numbers`].
+    pub(super) fn of(p: &[Val<'b>]) -> Self {
+        Self {
+            scale: p[0],
+            coupled: p[1],
+            new: [p[2], p[3]],
+            rate: p[4],
+            left: p[5],
+            unbias: [p[6], p[7]],
+            eps: p[8],
+            eps_root: p[9],
+        }
+    }
+
+    pub(super) fn gradient(&self, g: Val<'b>, w: Val<'b>) -> Val<'b> {
+        g * self.scale + w * self.coupled
+    }
+
+    /// The averages with another gradient. They move by a part of what they lack: exact where the
+    /// gradient stays the same.
+    pub(super) fn moments(&self, g: Val<'b>, [m, v]: [Val<'b>; 2]) -> [Val<'b>; 2] {
+        [m + (g - m) * self.new[0], v + (g * g - v) * self.new[1]]
+    }
+
+    /// The direction of the step.
+    pub(super) fn direction(&self, [m, v]: [Val<'b>; 2]) -> Val<'b> {
+        let root = (v / self.unbias[1] + self.eps_root).sqrt();
+        m / self.unbias[0] / (root + self.eps)
+    }
+
+    pub(super) fn stepped(&self, w: Val<'b>, direction: Val<'b>) -> Val<'b> {
+        w * self.left - self.rate * direction
+    }
+}
+
+impl AdamW {
+    pub(super) fn check(&self, key: &str) -> Result<()> {
+        fraction(key, "betas[0]", self.betas[0])?;
+        fraction(key, "betas[1]", self.betas[1])?;
+        at_least(key, "eps", self.eps, 0.0)?;
+        at_least(key, "eps_root", self.eps_root, 0.0)
+    }
+
+    pub(super) fn state(&self, value: &Tensor) -> Result<Vec<(&'static str, Tensor)>> {
+        let names = ["adam.m", "adam.v", "adam.v_max"];
+        let names = &names[..2 + usize::from(self.amsgrad)];
+        names.iter().map(|n| Ok((*n, zeros(value)?))).collect()
+    }
+
+    pub(super) fn numbers(&self, step: &Step) -> [f64; 10] {
+        let (coupled, left) = match self.coupled {
+            true => (self.decay, 1.0),
+            false => (0.0, 1.0 - step.rate * self.decay),
+        };
+        let [beta1, beta2] = self.betas;
+        [
+            step.scale,
+            coupled,
+            1.0 - beta1,
+            1.0 - beta2,
+            step.rate,
+            left,
+            step.unbias(beta1),
+            step.unbias(beta2),
+            self.eps,
+            self.eps_root,
+        ]
+    }
+
+    pub(super) fn update(
+        &self,
+        step: &Step,
+        value: &Tensor,
+        gradient: &Tensor,
+        state: &[Tensor],
+    ) -> Result<Updated> {
+        let (dtype, numbers) = (wide(value.dtype()), self.numbers(step));
+        if self.amsgrad {
+            let [m, v, most] = states(state)?;
+            // All of it would be more tensors than a kernel takes.
+            let [m, v, most] = Expr::new("adamw", &[value, gradient, m, v, most])
+                .params(&numbers)
+                .maps([dtype; 3], |a| {
+                    let n = Numbers::of(&a.p);
+                    let g = n.gradient(a.x[1], a.x[0]);
+                    let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
+                    [m, v, a.x[4].max(v)]
+                })?;
+            let next = Expr::new("adamw", &[value, &m, &most])
+                .params(&numbers)
+                .map(dtype, |a| {
+                    let n = Numbers::of(&a.p);
+                    n.stepped(a.x[0], n.direction([a.x[1], a.x[2]]))
+                })?;
+            return Ok((next, vec![m, v, most]));
+        }
+        let [m, v] = states(state)?;
+        let [next, m, v] = Expr::new("adamw", &[value, gradient, m, v])
+            .params(&numbers)
+            .maps([dtype; 3], |a| {
+                let n = Numbers::of(&a.p);
+                let g = n.gradient(a.x[1], a.x[0]);
+                let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
+                [n.stepped(a.x[0], n.direction([m, v])), m, v]
+            })?;
+        Ok((next, vec![m, v]))
+    }
+}

@@ -1,0 +1,410 @@
+//! An optimizer: rules for the parameters of a model, and their state by name.
+
+use super::{
+    Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums, adam8::Tables, norm_of,
+    rule::Updated,
+};
+use crate::{Error, Module, Param, Result};
+use anymesh_core::{Tensor, grad::no_grad};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Changes the parameters of a model, by the rules of [`Groups`].
+///
+/// Its state is tensors by name, such as `adam.m.model.norm.weight`, which are there from the
+/// beginning: [`state`](Self::state) is both what a checkpoint keeps and what a load asks for, on any
+/// mesh.
+///
+/// ```
+/// # use anymesh_core::{Mesh, Tensor};
+/// # use anymesh_train::{Build, Init, Module, Policy, nn::Linear};
+/// use anymesh_train::optim::{Accumulator, AdamW, Clip, Groups, Optimizer, Rule};
+/// # let device = anymesh_backend_cpu::device();
+/// let mesh = Mesh::new("dp=2", &device)?;
+/// let b = Build::new(&mesh, Policy::f32(), 1);
+/// let mut layer = Linear::new(&b, [4, 1], "[_, _]", Init::Normal(0.1))?;
+/// let adamw = Rule::AdamW(AdamW { lr: 0.05, decay: 0.0, ..AdamW::default() });
+/// let mut optimizer = Optimizer::new(&layer, &Groups::all(adamw))?;
+/// optimizer.clip = Some(Clip::to(1.0));
+/// let (x, mut sums) = (Tensor::uniform([8, 4], -1.0, 1.0, anymesh_core::DType::F32, (&mesh, "[@dp, _]"), anymesh_core::ops::Rng::new(3))?, Accumulator::default());
+/// let mut losses = vec![];
+/// for _ in 0..60 {
+///     let loss = layer.forward(&x)?.sub(1.0)?.square()?.mean_all()?;
+///     sums.add(&layer, &loss.backward()?)?;
+///     let outcome = optimizer.step(&mut layer, sums.finish(&layer)?, 1.0)?;
+///     assert!(!outcome.skipped && outcome.norm.is_some());
+///     losses.push(loss.item()?.to_f64());
+/// }
+/// assert!(losses[59] < 0.7 * losses[0]);
+/// assert!(optimizer.state().keys().eq(["adam.m.weight", "adam.v.weight"]));
+/// # Ok::<(), anymesh_train::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    /// Limits the norm of gradients; without it (and without a scaler) the norm is not measured, and
+    /// gradients that are not finite go into the parameters.
+    pub clip: Option<Clip>,
+    /// What the loss was multiplied with, for f16.
+    pub scaler: Option<LossScaler>,
+    /// How bf16 parameters are rounded.
+    pub rounding: Rounding,
+    /// The rule of each group, with what the group changes of it.
+    rules: Vec<Rule>,
+    parameters: BTreeMap<String, Entry>,
+    state: BTreeMap<String, Tensor>,
+    steps: u64,
+    tables: Tables,
+}
+
+/// What is known of a parameter.
+#[derive(Clone, Debug)]
+struct Entry {
+    group: usize,
+    /// The names of its state, in the order of its rule.
+    state: Vec<String>,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// The norm of all gradients before clipping, and without the scale of the loss. Not a number,
+    /// or infinite, where a gradient was.
+    pub norm: Option<f64>,
+    /// Whether nothing was changed because the norm was not finite.
+    pub skipped: bool,
+    /// What gradients were multiplied with: clipping, and the scale of the loss.
+    pub scale: f64,
+}
+
+/// What goes on in a run beside tensors: a checkpoint keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps that changed parameters.
+    pub steps: u64,
+    /// The loss scaler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<LossScaler>,
+}
+
+/// A parameter of Muon that waits for those that are like it.
+struct Waiting {
+    name: String,
+    group: usize,
+    value: Tensor,
+    gradient: Tensor,
+}
+
+impl Optimizer {
+    /// For the parameters that are trainable now. Gradients that are not finite are noticed, and
+    /// nothing is clipped: see [`clip`](Self::clip).
+    pub fn new(model: &(impl Module + ?Sized), groups: &Groups) -> Result<Self> {
+        let assigned = groups.assign(model)?;
+        let rules: Vec<Rule> = groups.groups.iter().map(|g| g.own_rule()).collect();
+        let (mut parameters, mut state) = (BTreeMap::new(), BTreeMap::new());
+        let mut outcome = Ok(());
+        model.visit("", &mut |name, p| {
+            let (Some(&group), Ok(())) = (assigned.get(name), &outcome) else {
+                return;
+            };
+            match rules[group].state(p.value()) {
+                Ok(tensors) => {
+                    let mut names = Vec::with_capacity(tensors.len());
+                    for (kind, tensor) in tensors {
+                        let key = format!("{kind}.{name}");
+                        state.insert(key.clone(), tensor);
+                        names.push(key);
+                    }
+                    let entry = Entry {
+                        group,
+                        state: names,
+                    };
+                    parameters.insert(name.to_string(), entry);
+                }
+                Err(error) => outcome = Err(of_parameter(name, error)),
+            }
+        });
+        outcome?;
+        Ok(Self {
+            clip: Some(Clip::default()),
+            scaler: None,
+            rounding: Rounding::default(),
+            rules,
+            parameters,
+            state,
+            steps: 0,
+            tables: Tables::default(),
+        })
+    }
+
+    /// What a loss is multiplied with before its backward pass: 1 without a scaler.
+    pub fn loss_scale(&self) -> f64 {
+        self.scaler.as_ref().map_or(1.0, |s| s.scale)
+    }
+
+    /// The steps that changed parameters.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The rules of the groups.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The group that a parameter is in.
+    pub fn group_of(&self, name: &str) -> Option<usize> {
+        self.parameters.get(name).map(|entry| entry.group)
+    }
+
+    /// One step, with every learning rate times `rate_factor` (that of a
+    /// [`Schedule`](super::Schedule)). Where the norm of the gradients is not finite nothing is
+    /// changed, and the outcome says so.
+    #[track_caller]
+    pub fn step(
+        &mut self,
+        model: &mut dyn Module,
+        sums: Sums,
+        rate_factor: f64,
+    ) -> Result<Outcome> {
+        self.check(model, &sums)?;
+        let unscale = 1.0 / self.loss_scale();
+        let norm = match (&self.clip, &self.scaler) {
+            (None, None) => None,
+            (clip, _) => {
+                let kind = clip.as_ref().map(|c| c.norm).unwrap_or_default();
+                Some(norm_of(sums.gradients.values(), kind)? * unscale)
+            }
+        };
+        let skipped = norm.is_some_and(|norm| !norm.is_finite());
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(skipped);
+        }
+        let clipped = match (&self.clip, norm) {
+            (Some(clip), Some(norm)) => clip.factor(norm),
+            _ => 1.0,
+        };
+        let outcome = Outcome {
+            norm,
+            skipped,
+            scale: clipped * unscale,
+        };
+        if !skipped {
+            self.steps += 1;
+            no_grad(|| self.apply(model, sums, rate_factor, outcome.scale))?;
+        }
+        Ok(outcome)
+    }
+
+    /// A step that is left out because its loss was not finite.
+    pub fn skip(&mut self) {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(true);
+        }
+    }
+
+    /// That parameters, groups and gradients belong together.
+    fn check(&self, model: &dyn Module, sums: &Sums) -> Result<()> {
+        let (mut wrong, mut known) = (None, 0);
+        model.visit("", &mut |name, p| {
+            if !p.is_trainable() || wrong.is_some() {
+                return;
+            }
+            let detail = match (self.parameters.get(name), sums.gradients.get(name)) {
+                (None, _) => {
+                    "it was not trainable when the optimizer was made: make another".to_string()
+                }
+                (Some(_), None) if sums.missing.contains(name) => return,
+                (Some(_), None) => "there is no gradient for it".into(),
+                (Some(_), Some(g)) if g.shape() != p.value().shape() => format!(
+                    "it is {} and its gradient {}",
+                    p.value().type_string(),
+                    g.type_string()
+                ),
+                _ => {
+                    known += 1;
+                    return;
+                }
+            };
+            wrong = Some(Error::parameter(name, detail));
+        });
+        match wrong {
+            Some(error) => Err(error),
+            None if known < sums.gradients.len() => Err(Error::config(
+                "gradients",
+                format!(
+                    "{} of them are of no trainable parameter of the model",
+                    sums.gradients.len() - known
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn apply(
+        &mut self,
+        model: &mut dyn Module,
+        mut sums: Sums,
+        rate_factor: f64,
+        scale: f64,
+    ) -> Result<()> {
+        let step = |rule: &Rule, number: u64| Step {
+            number,
+            rate: rule.lr() * rate_factor,
+            scale,
+        };
+        let mut waiting: Vec<Waiting> = vec![];
+        model.try_each(&mut |name, p| {
+            let Some(entry) = self.parameters.get(name).filter(|_| p.is_trainable()) else {
+                return Ok(());
+            };
+            // Taken, so that it lives no longer than it is needed.
+            let Some(gradient) = sums.gradients.remove(name) else {
+                return Ok(());
+            };
+            let (rule, group) = (&self.rules[entry.group], entry.group);
+            let value = p.value().detach();
+            if matches!(rule, Rule::Muon(_)) {
+                waiting.push(Waiting {
+                    name: name.into(),
+                    group,
+                    value,
+                    gradient,
+                });
+                return Ok(());
+            }
+            let state = self.state_of(name)?;
+            let step = step(rule, self.steps);
+            let updated = rule
+                .update_with(&mut self.tables, &step, &value, &gradient, &state)
+                .map_err(|error| of_parameter(name, error))?;
+            self.keep(name, p, updated)
+        })?;
+        for group in 0..self.rules.len() {
+            let Rule::Muon(muon) = self.rules[group].clone() else {
+                continue;
+            };
+            let of_group: Vec<Waiting> = waiting.extract_if(.., |w| w.group == group).collect();
+            let step = step(&self.rules[group], self.steps);
+            self.apply_muon(model, &muon, &step, of_group)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of a group of Muon, in stacks of those that are alike.
+    fn apply_muon(
+        &mut self,
+        model: &mut dyn Module,
+        muon: &Muon,
+        step: &Step,
+        waiting: Vec<Waiting>,
+    ) -> Result<()> {
+        let stacks = Muon::stacks(&waiting.iter().map(|w| &w.value).collect::<Vec<_>>());
+        let mut waiting: Vec<Option<Waiting>> = waiting.into_iter().map(Some).collect();
+        for stack in stacks {
+            let of_stack: Vec<Waiting> = stack.iter().filter_map(|i| waiting[*i].take()).collect();
+            let mut momenta = Vec::with_capacity(of_stack.len());
+            for w in &of_stack {
+                momenta.extend(self.state_of(&w.name)?);
+            }
+            let items: Vec<[&Tensor; 3]> = of_stack
+                .iter()
+                .zip(&momenta)
+                .map(|(w, momentum)| [&w.value, &w.gradient, momentum])
+                .collect();
+            let updated = muon
+                .update_stack(step, &items)
+                .map_err(|error| of_parameter(&of_stack[0].name, error))?;
+            let names = of_stack.iter().map(|w| w.name.clone());
+            let mut updated: BTreeMap<String, Updated> = names.zip(updated).collect();
+            model.try_each(&mut |name, p| match updated.remove(name) {
+                Some(updated) => self.keep(name, p, updated),
+                None => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The state of a parameter, in the order of its rule.
+    fn state_of(&self, name: &str) -> Result<Vec<Tensor>> {
+        let names = self.parameters.get(name).map(|entry| &entry.state);
+        let names = names.into_iter().flatten();
+        names
+            .map(|key| {
+                let found = self.state.get(key).cloned();
+                found.ok_or_else(|| Error::parameter(name, format!("its state '{key}' is lost")))
+            })
+            .collect()
+    }
+
+    /// Gives a parameter its new value and remembers its state.
+    fn keep(&mut self, name: &str, p: &mut Param, (value, state): Updated) -> Result<()> {
+        let dtype = p.value().dtype();
+        p.set(&self.rounding.round(&value, dtype, name, self.steps)?)?;
+        let names = self.parameters.get(name).map(|entry| &entry.state);
+        for (key, tensor) in names.into_iter().flatten().zip(state) {
+            self.state.insert(key.clone(), tensor);
+        }
+        Ok(())
+    }
+
+    /// Everything that rules remember, by names such as `adam.m.model.norm.weight`. It is there
+    /// before the first step, so it is also what a load has to ask for.
+    pub fn state(&self) -> &BTreeMap<String, Tensor> {
+        &self.state
+    }
+
+    /// Takes back what [`state`](Self::state) was, perhaps on another mesh. Names, shapes and dtypes
+    /// must be those that the optimizer has.
+    pub fn load_state(&mut self, state: BTreeMap<String, Tensor>) -> Result<()> {
+        if let Some(name) = state.keys().find(|name| !self.state.contains_key(*name)) {
+            let detail = "the optimizer has no such state: it was saved with other rules or groups";
+            return Err(Error::parameter(name, detail));
+        }
+        let mut loaded = BTreeMap::new();
+        for (name, own) in &self.state {
+            let Some(new) = state.get(name) else {
+                let detail = "there is no such state: it was saved with other rules or groups";
+                return Err(Error::parameter(name, detail));
+            };
+            if new.shape() != own.shape() || new.dtype() != own.dtype() {
+                let detail = format!(
+                    "the state is {} and cannot take {}",
+                    own.type_string(),
+                    new.type_string()
+                );
+                return Err(Error::parameter(name, detail));
+            }
+            let new = match new.mesh() == own.mesh() {
+                true => own.with_values(new)?,
+                false => new.to_mesh(own.mesh(), own.sharding().clone())?,
+            };
+            loaded.insert(name.clone(), new);
+        }
+        self.state = loaded;
+        Ok(())
+    }
+
+    /// What a checkpoint keeps beside tensors.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            steps: self.steps,
+            scaler: self.scaler.clone(),
+        }
+    }
+
+    /// Goes on where a run was. A scaler that it had is kept if this optimizer has one.
+    pub fn set_progress(&mut self, progress: Progress) {
+        self.steps = progress.steps;
+        if let (Some(own), Some(saved)) = (&mut self.scaler, progress.scaler) {
+            *own = saved;
+        }
+    }
+}
+
+/// An error about a parameter, with its name.
+fn of_parameter(name: &str, error: Error) -> Error {
+    match error {
+        Error::Config { detail, .. } => Error::parameter(name, detail),
+        error => error,
+    }
+}

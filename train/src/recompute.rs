@@ -1,0 +1,36 @@
+//! Layers that forget what is inside of them.
+
+use crate::{Error, Result};
+use anymesh_core::{Tensor, grad::checkpoint};
+
+/// Runs a layer; with `on`, nothing inside of it is kept, and it runs again in the backward pass.
+/// Parameters are handles: the second run uses the same ones, and those that are frozen stay so.
+#[track_caller]
+pub(crate) fn recompute(
+    on: bool,
+    x: &Tensor,
+    layer: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !on {
+        return layer(x);
+    }
+    recompute_each(&[x], move |x| layer(&x[0]))
+}
+
+/// [`recompute`] of several tensors.
+#[track_caller]
+pub(crate) fn recompute_each(
+    x: &[&Tensor],
+    f: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let run = move |x: &[Tensor]| match f(x) {
+        Ok(y) => Ok(vec![y]),
+        Err(Error::Tensor(error)) => Err(error),
+        Err(other) => Err(anymesh_core::Error::argument(
+            "recompute",
+            "layer",
+            other.to_string(),
+        )),
+    };
+    Ok(checkpoint(run, x)?.remove(0))
+}

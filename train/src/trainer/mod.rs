@@ -1,0 +1,60 @@
+//! The trainer: steps, evaluation, checkpoints, and what happens when something goes wrong.
+//!
+//! A step is a function of the parameters, the optimizer's state and a position in the data. So a
+//! run that goes on from a checkpoint gives the same bits as one that never stopped, a step that is
+//! skipped leaves everything as it was, and a step that gives other bits when it is run again names
+//! a device that cannot be trusted.
+
+mod agree;
+mod guard;
+mod language;
+mod run;
+mod save;
+mod settings;
+mod step;
+
+pub use guard::Suspect;
+pub use language::{FromLoader, LanguageModel};
+pub use run::{Event, Finished, Trainer};
+pub use settings::{Evaluate, Guard, Save, Settings};
+pub use step::StepReport;
+
+pub(crate) use agree::wait_for_all;
+
+use crate::{Module, Pass, Result};
+use anymesh_core::{Mesh, Tensor};
+
+/// What is trained: a model and what its loss is.
+pub trait Task {
+    /// What a micro-batch is.
+    type Batch;
+
+    /// The model.
+    fn model(&self) -> &dyn Module;
+
+    /// The model, to change it.
+    fn model_mut(&mut self) -> &mut dyn Module;
+
+    /// Where it lies.
+    fn mesh(&self) -> &Mesh;
+
+    /// What the losses of a micro-batch are summed over: tokens with a label, pairs, samples. Those
+    /// of all ranks together.
+    fn count(&self, batch: &Self::Batch) -> Result<f64>;
+
+    /// The sum of the losses of a micro-batch; the trainer divides by the count of the whole global
+    /// batch, which no micro-batch knows.
+    fn loss(&mut self, batch: &Self::Batch, pass: &Pass) -> Result<Tensor>;
+
+    /// Operations for a unit of [`count`](Self::count), forward and backward, where they are known.
+    fn operations(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// Where batches come from: a function of the position.
+pub trait Feed<B> {
+    /// The micro-batches of the global batch that begins at sample `consumed`, and how many samples
+    /// it has. None where the data has ended.
+    fn global_batch(&mut self, consumed: u64) -> Result<Option<(Vec<B>, u64)>>;
+}
