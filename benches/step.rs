@@ -7,20 +7,25 @@
 //! steps prints where the time goes, kernel by kernel.
 //!
 //! ```text
-//! cargo bench --bench step --no-default-features --features cpu -- one 20
-//! cargo bench --bench step --no-default-features --features cpu -- ranks profile
+//! cargo bench --bench step --no-default-features --features cpu,train -- one 20
+//! cargo bench --bench step --no-default-features --features cpu,train -- ranks profile
 //! ```
 
-use anymesh::{Timing, ops::Expr, prelude::*};
+use anymesh::{
+    Device, Mesh, Tensor, Timing,
+    ops::CrossEntropyOptions,
+    train::{
+        Build, Error, Module, Pass, Policy, Result,
+        models::{Gpt2, Gpt2Config, Tokens},
+        optim::{Accumulator, AdamW, Groups, Optimizer, Rule},
+    },
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-const LAYERS: usize = 4;
-const WIDTH: usize = 256;
-const HEADS: usize = 8;
 const CONTEXT: usize = 128;
 const BATCH: usize = 16;
 const VOCABULARY: usize = 512;
@@ -35,145 +40,91 @@ fn noise(stream: u64, at: u64) -> f64 {
     ((x ^ (x >> 29)) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
 }
 
-/// The parameters by name, and for each its first and second moment.
+/// The stream of a parameter.
+fn stream(name: &str) -> u64 {
+    let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    name.bytes().fold(0x811c_9dc5, hash).into()
+}
+
 struct Training {
     mesh: Mesh,
     step: u64,
-    parameters: BTreeMap<String, [Tensor; 3]>,
+    model: Gpt2,
+    optimizer: Optimizer,
 }
 
 impl Training {
     fn new(mesh: &Mesh) -> Result<Self> {
-        let mut names = vec![];
-        let mut add = |name: String, shape: &[usize], sharding: &'static str, start: f64| {
-            names.push((name, shape.to_vec(), sharding, start));
+        let config = Gpt2Config {
+            vocab_size: VOCABULARY,
+            n_positions: CONTEXT,
+            n_embd: 256,
+            n_layer: 4,
+            n_head: 8,
+            resid_pdrop: 0.0,
+            embd_pdrop: 0.0,
+            attn_pdrop: 0.0,
+            ..Gpt2Config::default()
         };
-        let (c, wide) = (WIDTH, 4 * WIDTH);
-        add("tokens".into(), &[VOCABULARY, c], "[@tp?, _]", 0.0);
-        add("positions".into(), &[CONTEXT, c], "[_, _]", 0.0);
-        for layer in 0..LAYERS {
-            let mut add = |name: &str, shape: &[usize], sharding, start| {
-                add(format!("{layer}.{name}"), shape, sharding, start)
-            };
-            for norm in ["norm1", "norm2"] {
-                add(&format!("{norm}.weight"), &[c], "[_]", 1.0);
-                add(&format!("{norm}.bias"), &[c], "[_]", 0.0);
-            }
-            for name in ["q", "k", "v"] {
-                add(&format!("{name}.weight"), &[c, c], "[@tp?, _]", 0.0);
-                add(&format!("{name}.bias"), &[c], "[@tp?]", 0.0);
-            }
-            add("out.weight", &[c, c], "[_, @tp?]", 0.0);
-            add("out.bias", &[c], "[_]", 0.0);
-            add("up.weight", &[wide, c], "[@tp?, _]", 0.0);
-            add("up.bias", &[wide], "[@tp?]", 0.0);
-            add("down.weight", &[c, wide], "[_, @tp?]", 0.0);
-            add("down.bias", &[c], "[_]", 0.0);
-        }
-        add("norm.weight".into(), &[c], "[_]", 1.0);
-        add("norm.bias".into(), &[c], "[_]", 0.0);
-        let mut parameters = BTreeMap::new();
-        for (stream, (name, shape, sharding, start)) in names.into_iter().enumerate() {
-            let columns = *shape.last().unwrap_or(&1);
-            let w = Tensor::from_fn(shape, (mesh, sharding), |at| {
+        let mut model = Gpt2::new(&Build::new(mesh, Policy::f32(), 1), &config)?;
+        model.try_each(&mut |name, parameter| {
+            let (value, stream) = (parameter.value().clone(), stream(name));
+            let norm = name.contains("ln_") && name.ends_with("weight");
+            let (start, columns) = (f64::from(norm), value.dims()[value.rank() - 1]);
+            let place = (mesh, value.sharding().clone());
+            parameter.set(&Tensor::from_fn(value.shape().clone(), place, |at| {
                 let i = at.iter().fold(0, |sum, i| sum * columns + i);
-                (start + 0.035 * noise(stream as u64, i as u64)) as f32
-            })?;
-            let moments = [w.zeros_like()?, w.zeros_like()?];
-            let [m, v] = moments;
-            parameters.insert(name, [w.require_grad()?, m, v]);
-        }
+                (start + 0.035 * noise(stream, i as u64)) as f32
+            })?)
+        })?;
+        let adamw = Rule::AdamW(AdamW {
+            lr: 3e-4,
+            betas: [0.9, 0.95],
+            decay: 0.1,
+            ..AdamW::default()
+        });
+        let mut optimizer = Optimizer::new(&model, &Groups::all(adamw))?;
+        optimizer.clip = None;
         Ok(Self {
             mesh: mesh.clone(),
             step: 0,
-            parameters,
+            model,
+            optimizer,
         })
     }
 
-    fn w(&self, name: &str) -> &Tensor {
-        &self.parameters[name][0]
-    }
-
-    fn norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
-        let [weight, bias] = ["weight", "bias"].map(|kind| self.w(&format!("{name}.{kind}")));
-        x.layer_norm(&NormOptions::new().weight(weight).bias(bias))
-    }
-
-    fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
-        let [weight, bias] = ["weight", "bias"].map(|kind| self.w(&format!("{name}.{kind}")));
-        x.linear(weight, Some(bias))
-    }
-
-    fn block(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
-        let name = |part: &str| format!("{layer}.{part}");
-        let h = self.norm(&name("norm1"), x)?;
-        let heads = ["q", "k", "v"].map(|part| {
-            let [weight, bias] =
-                ["weight", "bias"].map(|kind| self.w(&format!("{layer}.{part}.{kind}")));
-            (weight, Some(bias))
-        });
-        let heads = (h.linear_each(&heads)?.iter())
-            .map(|x| {
-                x.reshape([BATCH, CONTEXT, HEADS, WIDTH / HEADS])?
-                    .transpose(1, 2)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let seen = heads[0].attention(&heads[1], &heads[2], &AttentionOptions::causal())?;
-        let seen = seen.out.transpose(1, 2)?.reshape([BATCH, CONTEXT, WIDTH])?;
-        let x = x.add(&self.linear(&name("out"), &seen)?)?;
-        let h = self.norm(&name("norm2"), &x)?;
-        let h = self.linear(&name("up"), &h)?.gelu_tanh()?;
-        x.add(&self.linear(&name("down"), &h)?)
-    }
-
-    fn loss(&self) -> Result<Tensor> {
-        let line = |shift: usize| {
-            let step = self.step << 16;
-            Tensor::from_fn([BATCH, CONTEXT], (&self.mesh, "[@dp?, _]"), move |at| {
-                let at = (at[0] * (CONTEXT + 1) + at[1] + shift) as u64;
-                ((noise(1 << 20, step + at) + 1.0) / 2.0 * VOCABULARY as f64) as i32
-            })
+    /// The tokens of a step from place `shift` of each line on.
+    fn tokens(&self, shift: usize) -> Result<Tensor> {
+        let step = self.step << 16;
+        let token = move |at: &[usize]| {
+            let at = (at[0] * (CONTEXT + 1) + at[1] + shift) as u64;
+            ((noise(1 << 20, step + at) + 1.0) / 2.0 * VOCABULARY as f64) as i32
         };
-        let x = self.w("tokens").embedding(&line(0)?)?;
-        let mut x = x.add(self.w("positions"))?;
-        for layer in 0..LAYERS {
-            x = self.block(layer, &x)?;
-        }
-        let logits = self.norm("norm", &x)?.linear(self.w("tokens"), None)?;
-        let logits = logits.reshape([BATCH * CONTEXT, VOCABULARY])?;
-        let targets = line(1)?.reshape([BATCH * CONTEXT])?;
-        logits.cross_entropy(&targets, &CrossEntropyOptions::default())
+        let place = (&self.mesh, "[@dp?, _]");
+        Ok(Tensor::from_fn([BATCH, CONTEXT], place, token)?)
     }
 
-    /// One step with AdamW. Every gradient ends where its parameter lies.
+    /// One step, and its loss.
     fn step(&mut self) -> Result<f64> {
-        let loss = self.loss()?;
-        let gradients = loss.backward()?;
+        let (inputs, targets) = (self.tokens(0)?, self.tokens(1)?);
+        let logits = (self.model).logits(&Tokens::new(inputs), &Pass::eval(), None)?;
+        let logits = logits.reshape([BATCH * CONTEXT, VOCABULARY])?;
+        let targets = targets.reshape([BATCH * CONTEXT])?;
+        let loss = logits.cross_entropy(&targets, &CrossEntropyOptions::default())?;
+        let mut sums = Accumulator::default();
+        sums.add(&self.model, &loss.backward()?)?;
+        let sums = sums.finish(&self.model)?;
+        self.optimizer.step(&mut self.model, sums, 1.0)?;
         self.step += 1;
-        let unbias = [0.9, 0.95].map(|beta| 1.0 - f64::powi(beta, self.step as i32));
-        for [w, m, v] in self.parameters.values_mut() {
-            let next = no_grad(|| {
-                Expr::new("adamw", &[&*w, &gradients.of(w)?, &*m, &*v])
-                    .params(&unbias)
-                    .maps([DType::F32; 3], |a| {
-                        let (w, g) = (a.x[0], a.x[1]);
-                        let m = a.x[2] * 0.9 + g * 0.1;
-                        let v = a.x[3] * 0.95 + g * g * 0.05;
-                        let step = m / a.p[0] / ((v / a.p[1]).sqrt() + 1e-8);
-                        [w - (step + w * 0.1) * 3e-4, m, v]
-                    })
-            })?;
-            let [next, next_m, next_v] = next;
-            (*w, *m, *v) = (w.with_values(&next)?, next_m, next_v);
-        }
         Ok(loss.item()?.to_f64())
     }
 }
 
-/// Kernels that are alike: how many there were, and how long they took.
-type Timed = Arc<Mutex<BTreeMap<String, (usize, Duration)>>>;
+/// Kernels that are alike: how long each took.
+type Timed = Arc<Mutex<BTreeMap<String, Vec<Duration>>>>;
 
-/// Where the time of some steps goes, in ms a step.
+/// Where the time of some steps goes, in ms a step: all of it, and as it were if kernels always
+/// took as long as the fastest of their kind, which says more where other programs run too.
 fn profile(device: &Device, training: &mut Training, steps: usize) -> Result<()> {
     let timed = Timed::default();
     let seen = timed.clone();
@@ -183,8 +134,7 @@ fn profile(device: &Device, training: &mut Training, steps: usize) -> Result<()>
             .collect();
         let name = format!("{} ({}) {}", kernel.op(), kernel.family(), sizes.join(" "));
         if let Ok(mut seen) = seen.lock() {
-            let entry = seen.entry(name).or_default();
-            *entry = (entry.0 + 1, entry.1 + took);
+            seen.entry(name).or_default().push(took);
         }
     });
     let start = Instant::now();
@@ -195,17 +145,34 @@ fn profile(device: &Device, training: &mut Training, steps: usize) -> Result<()>
     drop(profiling);
     let ms = |time: Duration| time.as_secs_f64() * 1e3 / steps as f64;
     let timed = timed.lock().map(|all| all.clone()).unwrap_or_default();
-    let mut rows: Vec<_> = timed.into_iter().collect();
-    rows.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
-    let kernels: Duration = rows.iter().map(|(_, (_, time))| *time).sum();
-    println!("a step {:.1} ms, kernels {:.1} ms", ms(whole), ms(kernels));
-    for (name, (count, time)) in rows {
-        println!("{:8.2} ms {:5} x {name}", ms(time), count / steps);
+    let mut rows: Vec<_> = (timed.into_iter())
+        .map(|(name, times)| {
+            let fastest = times.iter().min().copied().unwrap_or_default();
+            let (all, count) = (times.iter().sum::<Duration>(), times.len());
+            (fastest * count as u32, all, count, name)
+        })
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.0));
+    let fastest: Duration = rows.iter().map(|row| row.0).sum();
+    let all: Duration = rows.iter().map(|row| row.1).sum();
+    println!(
+        "a step {:.1} ms, kernels {:.1} ms, at their fastest {:.1} ms",
+        ms(whole),
+        ms(all),
+        ms(fastest)
+    );
+    for (fastest, all, count, name) in rows {
+        let count = count / steps;
+        println!(
+            "{:8.2} ms {:8.2} ms {count:5} x {name}",
+            ms(fastest),
+            ms(all)
+        );
     }
     Ok(())
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|a| !a.starts_with("--"))
@@ -231,10 +198,9 @@ fn main() -> Result<()> {
         losses.push(training.step()?);
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    let parameters = training.parameters.values().map(|[w, ..]| w.numel());
+    let parameters = training.model.count();
     println!(
-        "{{\"name\": \"{name}\", \"parameters\": {}, \"losses\": {losses:?}, \"ms\": {times:.2?}}}",
-        parameters.sum::<usize>()
+        "{{\"name\": \"{name}\", \"parameters\": {parameters}, \"losses\": {losses:?}, \"ms\": {times:.2?}}}"
     );
     Ok(())
 }

@@ -38,7 +38,7 @@ impl<'a, T: Float> Rows<'a, T> {
         let (heads, rows, columns) = (dims[1], dims[2], dims[3]);
         let strides = &view.layout.strides;
         let in_place = is_held_as_stored(view.dtype)
-            && (strides[3] == 1 || columns == 1)
+            && (strides[3] == 1 && columns > 1)
             && strides[..3].iter().all(|s| *s > 0);
         if in_place {
             return Ok(Self {

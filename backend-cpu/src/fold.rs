@@ -39,6 +39,23 @@ pub(crate) trait Fold: Sync {
     fn finish(&self, acc: Self::Acc) -> Self::Out;
 }
 
+/// The lanes of whole blocks. They are a value of its own, so that they stay in registers.
+struct Lanes<'a, T, A, S>(&'a [[T; LANES]], A, S);
+
+impl<T: Copy, A: Copy, S: Fn(A, T) -> A> Kernel for Lanes<'_, T, A, S> {
+    type Out = [A; LANES];
+    #[inline(always)]
+    fn run(self) -> [A; LANES] {
+        let mut lanes = [self.1; LANES];
+        for block in self.0 {
+            for i in 0..LANES {
+                lanes[i] = (self.2)(lanes[i], block[i]);
+            }
+        }
+        lanes
+    }
+}
+
 /// Folds a row with independent lanes, then the lanes.
 #[inline(always)]
 pub(crate) fn lanes<T: Copy, A: Copy>(
@@ -51,14 +68,7 @@ pub(crate) fn lanes<T: Copy, A: Copy>(
         return values.iter().fold(start, |acc, value| step(acc, *value));
     }
     let (blocks, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [start; LANES];
-    vectorized(|| {
-        for block in blocks {
-            for (lane, value) in lanes.iter_mut().zip(block) {
-                *lane = step(*lane, *value);
-            }
-        }
-    });
+    let mut lanes = dispatch(Lanes(blocks, start, &step));
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane = step(*lane, *value);
     }

@@ -6,8 +6,13 @@ use anymesh_kernel::map::{Inst, Reg};
 /// Positions per block: all registers of a typical program fit the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// Memory for a register's values for a block, of any kind.
-pub(crate) type Slot = Vec<u64>;
+/// A register's values for a block, of any kind. Vectors that lie across two cache lines take twice
+/// as long.
+#[repr(align(64))]
+pub(crate) struct Words(pub(crate) [u64; BLOCK]);
+
+/// Memory for a register's values. It is gone while it is written.
+pub(crate) type Slot = Option<Box<Words>>;
 
 /// Where a register's values for the current block are.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +36,16 @@ pub(crate) enum Src<'a, T> {
     Many(&'a [T]),
 }
 
+impl<'a, T: Held> Src<'a, T> {
+    /// As values of another type of the same size.
+    pub(crate) fn bits<B: Held>(self) -> Src<'a, B> {
+        match self {
+            Src::One(value) => Src::One(bytemuck::cast(value)),
+            Src::Many(values) => Src::Many(bytemuck::cast_slice(values)),
+        }
+    }
+}
+
 impl<T: Copy> Src<'_, T> {
     #[inline(always)]
     pub(crate) fn at(&self, i: usize) -> T {
@@ -52,11 +67,14 @@ pub(crate) struct Frame<'s> {
 
 impl<'s> Frame<'s> {
     /// The values of an earlier register.
+    #[inline]
     pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
         match self.places[reg as usize] {
             Place::One(word) => Src::One(T::from_word(word)),
             Place::Slot(slot) => {
-                Src::Many(&bytemuck::cast_slice(&self.slots[slot as usize])[..self.len])
+                let words = self.slots[usize::from(slot)].as_ref();
+                let words = words.map_or(&[][..], |words| &words.0);
+                Src::Many(&bytemuck::cast_slice(words)[..self.len])
             }
             Place::Input(k, at) => {
                 Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])

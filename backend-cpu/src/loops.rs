@@ -42,19 +42,6 @@ impl<A: Copy, B: Copy, R, F: Fn(A, B) -> R> Kernel for Each2<'_, A, B, R, F> {
     }
 }
 
-/// A loop over two operands between which conditions choose.
-struct Select<'a, T>(&'a [u8], &'a [T], &'a [T], &'a mut [T]);
-
-impl<T: Copy> Kernel for Select<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        for (((out, c), a), b) in self.3.iter_mut().zip(self.0).zip(self.1).zip(self.2) {
-            *out = choose(*c, *a, *b);
-        }
-    }
-}
-
 /// Applies `f` to every value.
 #[inline(always)]
 fn each<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
@@ -325,24 +312,59 @@ fn binary_bool(op: Binary, ab: [Src<'_, u8>; 2], out: &mut [u8]) {
 
 pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut [u8], len: usize) {
     let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
-    let out: &mut [T] = slice(out, len);
+    match size_of::<T>() {
+        1 => select_bits::<u8>(c, a.bits(), b.bits(), slice(out, len)),
+        4 => select_bits::<u32>(c, a.bits(), b.bits(), slice(out, len)),
+        _ => select_bits::<i64>(c, a.bits(), b.bits(), slice(out, len)),
+    }
+}
+
+/// Selects values as bits: both sides are read and one is masked out. Of an `if` the compiler makes
+/// a choice between two addresses, and then gathers.
+fn select_bits<T: Bits>(c: Src<'_, u8>, a: Src<'_, T>, b: Src<'_, T>, out: &mut [T]) {
     match (c, a, b) {
         (Src::Many(c), Src::Many(a), Src::Many(b)) => dispatch(Select(c, a, b, out)),
         (Src::Many(c), Src::Many(a), Src::One(b)) => {
-            dispatch(Each2(c, a, out, |c, a| choose(c, a, b)))
+            dispatch(Each2(c, a, out, |c, a| T::choose(c, a, b)))
         }
         (Src::Many(c), Src::One(a), Src::Many(b)) => {
-            dispatch(Each2(c, b, out, |c, b| choose(c, a, b)))
+            dispatch(Each2(c, b, out, |c, b| T::choose(c, a, b)))
         }
-        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| choose(c, a, b)),
+        (Src::Many(c), Src::One(a), Src::One(b)) => each(Src::Many(c), out, |c| T::choose(c, a, b)),
         (Src::One(c), a, b) => each(if c != 0 { a } else { b }, out, |v| v),
     }
 }
 
-#[inline(always)]
-fn choose<T>(condition: u8, yes: T, no: T) -> T {
-    if condition != 0 { yes } else { no }
+/// A loop over conditions and what they choose from.
+struct Select<'a, T>(&'a [u8], &'a [T], &'a [T], &'a mut [T]);
+
+impl<T: Bits> Kernel for Select<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (((out, c), a), b) in self.3.iter_mut().zip(self.0).zip(self.1).zip(self.2) {
+            *out = T::choose(*c, *a, *b);
+        }
+    }
 }
+
+/// An integer of the size of what is chosen.
+trait Bits: Held {
+    fn choose(condition: u8, yes: Self, no: Self) -> Self;
+}
+
+macro_rules! bits {
+    ($($t:ty),*) => {$(
+        impl Bits for $t {
+            #[inline(always)]
+            fn choose(condition: u8, yes: Self, no: Self) -> Self {
+                let mask = <$t>::from(condition != 0).wrapping_neg();
+                (yes & mask) | (no & !mask)
+            }
+        }
+    )*};
+}
+bits!(u8, u32, i64);
 
 pub(crate) fn cast(
     kind: Kind,

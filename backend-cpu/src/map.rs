@@ -4,7 +4,7 @@
 use crate::{
     copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
-    frame::{BLOCK, Frame, Place, Slot, Src},
+    frame::{BLOCK, Frame, Place, Slot, Src, Words},
     grid::{Fetched, Grid},
     loops,
     memory::Memory,
@@ -45,54 +45,47 @@ impl Scratch {
 pub(crate) struct BoundProgram<'a> {
     op: &'static str,
     program: &'a MapProgram,
-    params: &'a [Scalar],
     grid: Grid<'a>,
-    /// Which slot each register has.
-    slots: Slots,
+    /// Where the values of each register are before anything ran: constants, and slots.
+    places: SmallVec<[Place; 16]>,
+    /// The instructions that run for every block: all but constants.
+    steps: SmallVec<[u16; 16]>,
+    /// How many slots there are.
+    slots: usize,
 }
 
-/// A slot for each register. What is needed no more gives its slot to others, so that a long
-/// program, too, stays within the first-level cache.
-#[derive(Debug)]
-struct Slots {
-    of: SmallVec<[u16; 16]>,
-    count: usize,
-}
-
-impl Slots {
-    fn new(program: &MapProgram) -> Self {
-        let insts = &program.insts;
-        let mut last: SmallVec<[u16; 16]> = (0..insts.len() as u16).collect();
-        for (i, inst) in insts.iter().enumerate() {
-            inst.operands(|r| last[r as usize] = i as u16);
-        }
-        for (reg, _) in &program.outputs {
-            last[*reg as usize] = u16::MAX;
-        }
-        let (mut of, mut free) = (SmallVec::new(), SmallVec::<[u16; 16]>::new());
-        let mut count = 0;
-        for (i, inst) in insts.iter().enumerate() {
-            // Its own slot first: what it reads is not overwritten before it is through.
-            let slot = free.pop().unwrap_or_else(|| {
-                count += 1;
-                count - 1
-            });
-            of.push(slot);
-            let mut done = |r: Reg| {
-                if last[r as usize] == i as u16 {
-                    // Only once, also where it is read twice.
-                    last[r as usize] = u16::MAX;
-                    free.push(of[r as usize]);
-                }
-            };
-            inst.operands(&mut done);
-            done(i as Reg);
-        }
-        Self {
-            of,
-            count: count.into(),
-        }
+/// A slot for each register, and how many there are. What is needed no more gives its slot to
+/// others, so that a long program, too, stays within the first-level cache.
+fn slots(program: &MapProgram) -> (SmallVec<[u16; 16]>, usize) {
+    let insts = &program.insts;
+    // The last instruction that reads each register.
+    let mut last: SmallVec<[u16; 16]> = (0..insts.len() as u16).collect();
+    for (i, inst) in insts.iter().enumerate() {
+        inst.operands(|r| last[usize::from(r)] = i as u16);
     }
+    for (reg, _) in &program.outputs {
+        last[usize::from(*reg)] = u16::MAX;
+    }
+    let (mut of, mut free) = (SmallVec::new(), SmallVec::<[u16; 16]>::new());
+    let mut count = 0;
+    for (i, inst) in insts.iter().enumerate() {
+        // Its own slot first: what it reads is not overwritten before it is through.
+        let slot = free.pop().unwrap_or_else(|| {
+            count += 1;
+            count - 1
+        });
+        of.push(slot);
+        let mut done = |r: Reg| {
+            if last[usize::from(r)] == i as u16 {
+                // Only once, also where it is read twice.
+                last[usize::from(r)] = u16::MAX;
+                free.push(of[usize::from(r)]);
+            }
+        };
+        inst.operands(&mut done);
+        done(i as Reg);
+    }
+    (of, usize::from(count))
 }
 
 impl<'a> BoundProgram<'a> {
@@ -103,13 +96,24 @@ impl<'a> BoundProgram<'a> {
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let grid = Grid::new(call.shape.dims(), inputs, &call.indices, order)?;
+        let program = &call.program;
+        let (own, slots) = slots(program);
+        let mut steps = SmallVec::new();
+        let place = |(i, inst): (usize, &Inst)| match *inst {
+            Inst::Param(k) => Place::One(word(call.params[usize::from(k)], program.kinds[i])),
+            Inst::Const(value, kind) => Place::One(word(value, kind)),
+            _ => {
+                steps.push(i as u16);
+                Place::Slot(own[i])
+            }
+        };
         Ok(Self {
             op: call.op,
-            program: &call.program,
-            params: &call.params,
-            grid,
-            slots: Slots::new(&call.program),
+            program,
+            grid: Grid::new(call.shape.dims(), inputs, &call.indices, order)?,
+            places: program.insts.iter().enumerate().map(place).collect(),
+            steps,
+            slots,
         })
     }
 
@@ -125,91 +129,94 @@ impl<'a> BoundProgram<'a> {
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> Result<()> {
-        if scratch.slots.len() < self.slots.count {
-            scratch
-                .slots
-                .resize_with(self.slots.count, || vec![0; BLOCK]);
+        if scratch.slots.len() < self.slots {
+            let slot = || Some(Box::new(Words([0; BLOCK])));
+            scratch.slots.resize_with(self.slots, slot);
         }
         scratch.places.clear();
-        for (i, inst) in self.program.insts.iter().enumerate() {
-            let number = self.slots.of[i];
-            // Taken out, so that it can be written while others are read.
-            let mut words = std::mem::take(&mut scratch.slots[usize::from(number)]);
-            let slot = bytemuck::cast_slice_mut(&mut words);
-            let place = self.instruction(i, inst, range.clone(), scratch, slot, outs);
-            scratch.slots[usize::from(number)] = words;
-            scratch.places.push(place?.unwrap_or(Place::Slot(number)));
+        scratch.places.extend_from_slice(&self.places);
+        for i in &self.steps {
+            self.instruction(usize::from(*i), range.clone(), scratch, outs)?;
         }
         Ok(())
     }
 
-    /// Runs instruction `i`; says where its values are unless they are in its slot.
-    #[inline(always)]
+    /// Runs instruction `i`.
     fn instruction(
         &self,
         i: usize,
-        inst: &Inst,
         range: Range<usize>,
-        scratch: &Scratch,
-        slot: &mut [u8],
+        scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
-    ) -> Result<Option<Place>> {
-        let kind = self.program.kinds[i];
-        match *inst {
-            Inst::Load(k) => return Ok(self.load(k, range, slot)),
-            Inst::Inside(k) => {
-                let source = &self.grid.sources[k as usize];
-                let slot = &mut slot[..range.len()];
-                return Ok(match self.grid.inside(source, range, slot) {
-                    None => Some(Place::One(1)),
-                    Some(()) => None,
-                });
-            }
-            Inst::Param(k) => return Ok(Some(Place::One(word(self.params[k as usize], kind)))),
-            Inst::Const(value, kind) => return Ok(Some(Place::One(word(value, kind)))),
-            Inst::Index(k) => {
-                match kind {
-                    Kind::I32 => {
-                        let slot = bytemuck::cast_slice_mut(slot);
-                        self.grid.form(k as usize, range, slot, |v| v as i32);
-                    }
-                    _ => {
-                        let slot = bytemuck::cast_slice_mut(slot);
-                        self.grid.form(k as usize, range, slot, |v| v);
-                    }
-                }
-                return Ok(None);
-            }
-            Inst::Unary(..)
-            | Inst::Binary(..)
-            | Inst::Select(..)
-            | Inst::Cast(..)
-            | Inst::Philox { .. } => {}
+    ) -> Result<()> {
+        let (inst, len) = (&self.program.insts[i], range.len());
+        let reads = matches!(inst, Inst::Load(_) | Inst::Inside(_) | Inst::Index(_));
+        if !reads && let Some(o) = self.target(i, outs) {
+            let out = std::mem::take(&mut outs[o]);
+            let done = self.compute(inst, &self.frame(scratch, outs, len), out, len);
+            outs[o] = out;
+            scratch.places[i] = Place::Output(o);
+            return done;
         }
-        let target = self.target(i, outs);
-        let taken = target.map(|o| (o, std::mem::take(&mut outs[o])));
-        let frame = Frame {
+        let Place::Slot(number) = self.places[i] else {
+            return Ok(());
+        };
+        // Taken out, so that it can be written while others are read.
+        let Some(mut words) = scratch.slots[usize::from(number)].take() else {
+            return Ok(());
+        };
+        let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut words.0);
+        let mut done = Ok(());
+        match *inst {
+            Inst::Load(k) => {
+                if let Some(place) = self.load(k, range, slot) {
+                    scratch.places[i] = place;
+                }
+            }
+            Inst::Inside(k) => {
+                let source = &self.grid.sources[usize::from(k)];
+                if self.grid.inside(source, range, &mut slot[..len]).is_none() {
+                    scratch.places[i] = Place::One(1);
+                }
+            }
+            Inst::Index(k) => {
+                let form = usize::from(k);
+                match self.program.kinds[i] {
+                    Kind::I32 => {
+                        (self.grid).form(form, range, bytemuck::cast_slice_mut(slot), |v| v as i32)
+                    }
+                    _ => (self.grid).form(form, range, bytemuck::cast_slice_mut(slot), |v| v),
+                }
+            }
+            _ => {
+                let frame = self.frame(scratch, outs, len);
+                let constant = frame.is_constant(inst);
+                done = self.compute(inst, &frame, slot, if constant { 1 } else { len });
+                if constant {
+                    let kind = self.program.kinds[i];
+                    scratch.places[i] = Place::One(
+                        with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
+                    );
+                }
+            }
+        }
+        scratch.slots[usize::from(number)] = Some(words);
+        done
+    }
+
+    /// What an instruction can read.
+    fn frame<'s>(
+        &'s self,
+        scratch: &'s Scratch,
+        outs: &'s [&'s mut [u8]],
+        len: usize,
+    ) -> Frame<'s> {
+        Frame {
             sources: &self.grid.sources,
             slots: &scratch.slots,
             places: &scratch.places,
             outs,
-            len: range.len(),
-        };
-        match taken {
-            None if frame.is_constant(inst) => {
-                self.compute(inst, &frame, slot, 1)?;
-                let value = with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word());
-                Ok(Some(Place::One(value)))
-            }
-            None => {
-                self.compute(inst, &frame, slot, range.len())?;
-                Ok(None)
-            }
-            Some((o, out)) => {
-                self.compute(inst, &frame, out, range.len())?;
-                outs[o] = out;
-                Ok(Some(Place::Output(o)))
-            }
+            len,
         }
     }
 
@@ -278,13 +285,7 @@ impl<'a> BoundProgram<'a> {
                     continue;
                 }
                 let out = std::mem::take(&mut blocks[o]);
-                let frame = Frame {
-                    sources: &self.grid.sources,
-                    slots: &scratch.slots,
-                    places: &scratch.places,
-                    outs: &blocks,
-                    len,
-                };
+                let frame = self.frame(scratch, &blocks, len);
                 with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
                     Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
                     Src::Many(values) => element::store(values, *dtype, out),
@@ -303,13 +304,7 @@ impl<'a> BoundProgram<'a> {
     ) -> Result<Src<'s, T>> {
         let len = range.len();
         self.execute(range, scratch, &mut [])?;
-        let frame = Frame {
-            sources: &self.grid.sources,
-            slots: &scratch.slots,
-            places: &scratch.places,
-            outs: &[],
-            len,
-        };
+        let frame = self.frame(scratch, &[], len);
         Ok(frame.src(self.program.outputs[0].0))
     }
 }

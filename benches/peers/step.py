@@ -30,30 +30,42 @@ def noise(stream, at):
         return ((x ^ (x >> np.uint64(29))) >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1.0
 
 
+def stream(name):
+    """`stream` of benches/step.rs."""
+    hash = 0x811C9DC5
+    for byte in name.encode():
+        hash = (hash ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return hash
+
+
 def parameters():
-    """Name to (values, mesh axis of each dimension), with the values of benches/step.rs."""
-    c, names = WIDTH, []
-    names.append(("tokens", (VOCABULARY, c), ("tp", None), 0.0))
-    names.append(("positions", (CONTEXT, c), (None, None), 0.0))
+    """Name to (values, mesh axis of each dimension), with the names and values of benches/step.rs."""
+    c, shapes = WIDTH, {}
+
+    def norm(name):
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (c,), (None,)
+
+    def linear(name, inner, outer, axes):
+        shapes[f"{name}.weight"] = (outer, inner), axes
+        shapes[f"{name}.bias"] = (outer,), axes[:1]
+
+    shapes["transformer.wte.weight"] = (VOCABULARY, c), ("tp", None)
+    shapes["transformer.wpe.weight"] = (CONTEXT, c), (None, None)
     for layer in range(LAYERS):
-        for norm in ["norm1", "norm2"]:
-            names.append((f"{layer}.{norm}.weight", (c,), (None,), 1.0))
-            names.append((f"{layer}.{norm}.bias", (c,), (None,), 0.0))
-        for part in ["q", "k", "v"]:
-            names.append((f"{layer}.{part}.weight", (c, c), ("tp", None), 0.0))
-            names.append((f"{layer}.{part}.bias", (c,), ("tp",), 0.0))
-        names.append((f"{layer}.out.weight", (c, c), (None, "tp"), 0.0))
-        names.append((f"{layer}.out.bias", (c,), (None,), 0.0))
-        names.append((f"{layer}.up.weight", (4 * c, c), ("tp", None), 0.0))
-        names.append((f"{layer}.up.bias", (4 * c,), ("tp",), 0.0))
-        names.append((f"{layer}.down.weight", (c, 4 * c), (None, "tp"), 0.0))
-        names.append((f"{layer}.down.bias", (c,), (None,), 0.0))
-    names.append(("norm.weight", (c,), (None,), 1.0))
-    names.append(("norm.bias", (c,), (None,), 0.0))
+        name = f"transformer.h.{layer}"
+        norm(f"{name}.ln_1")
+        for part in "qkv":
+            linear(f"{name}.attn.{part}_proj", c, c, ("tp", None))
+        linear(f"{name}.attn.o_proj", c, c, (None, "tp"))
+        norm(f"{name}.ln_2")
+        linear(f"{name}.mlp.up_proj", c, 4 * c, ("tp", None))
+        linear(f"{name}.mlp.down_proj", 4 * c, c, (None, "tp"))
+    norm("transformer.ln_f")
     made = {}
-    for stream, (name, shape, axes, start) in enumerate(names):
-        values = start + 0.035 * noise(stream, np.arange(np.prod(shape)))
-        made[name] = (values.astype(np.float32).reshape(shape), axes)
+    for name, (shape, axes) in shapes.items():
+        start = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+        values = start + 0.035 * noise(stream(name), np.arange(np.prod(shape)))
+        made[name] = values.astype(np.float32).reshape(shape), axes
     return made
 
 
@@ -84,8 +96,9 @@ def with_torch():
     # One product for queries, keys and values, as PyTorch programs have it.
     for layer in range(LAYERS):
         for kind in ["weight", "bias"]:
-            parts = [w.pop(f"{layer}.{part}.{kind}").data for part in ["q", "k", "v"]]
-            w[f"{layer}.qkv.{kind}"] = torch.nn.Parameter(torch.cat(parts))
+            name = f"transformer.h.{layer}.attn"
+            parts = [w.pop(f"{name}.{part}_proj.{kind}").data for part in "qkv"]
+            w[f"{name}.qkv.{kind}"] = torch.nn.Parameter(torch.cat(parts))
     optimizer = torch.optim.AdamW(w.values(), lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY, fused=True)
 
     def norm(name, x):
@@ -96,15 +109,16 @@ def with_torch():
 
     def step(i):
         inputs, targets = (torch.from_numpy(np.ascontiguousarray(t)).long() for t in tokens(i))
-        x = F.embedding(inputs, w["tokens"]) + w["positions"]
-        for n in range(LAYERS):
-            qkv = linear(f"{n}.qkv", norm(f"{n}.norm1", x)).split(WIDTH, dim=2)
+        x = F.embedding(inputs, w["transformer.wte.weight"]) + w["transformer.wpe.weight"]
+        for layer in range(LAYERS):
+            n = f"transformer.h.{layer}"
+            qkv = linear(f"{n}.attn.qkv", norm(f"{n}.ln_1", x)).split(WIDTH, dim=2)
             q, k, v = (t.view(BATCH, CONTEXT, HEADS, WIDTH // HEADS).transpose(1, 2) for t in qkv)
             seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + linear(f"{n}.out", seen.transpose(1, 2).reshape(BATCH, CONTEXT, WIDTH))
-            h = F.gelu(linear(f"{n}.up", norm(f"{n}.norm2", x)), approximate="tanh")
-            x = x + linear(f"{n}.down", h)
-        logits = F.linear(norm("norm", x), w["tokens"])
+            x = x + linear(f"{n}.attn.o_proj", seen.transpose(1, 2).reshape(BATCH, CONTEXT, WIDTH))
+            h = F.gelu(linear(f"{n}.mlp.up_proj", norm(f"{n}.ln_2", x)), approximate="tanh")
+            x = x + linear(f"{n}.mlp.down_proj", h)
+        logits = F.linear(norm("transformer.ln_f", x), w["transformer.wte.weight"])
         loss = F.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -138,15 +152,17 @@ def with_jax(ranks):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
     def loss_of(w, inputs, targets):
-        x = w["tokens"][inputs] + w["positions"]
-        for n in range(LAYERS):
-            h = norm(w, f"{n}.norm1", x)
-            q, k, v = (linear(w, f"{n}.{part}", h).reshape(-1, CONTEXT, HEADS, WIDTH // HEADS) for part in "qkv")
+        x = w["transformer.wte.weight"][inputs] + w["transformer.wpe.weight"]
+        for layer in range(LAYERS):
+            n = f"transformer.h.{layer}"
+            h = norm(w, f"{n}.ln_1", x)
+            heads = (-1, CONTEXT, HEADS, WIDTH // HEADS)
+            q, k, v = (linear(w, f"{n}.attn.{part}_proj", h).reshape(heads) for part in "qkv")
             seen = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-            x = x + linear(w, f"{n}.out", seen.reshape(-1, CONTEXT, WIDTH))
-            h = jax.nn.gelu(linear(w, f"{n}.up", norm(w, f"{n}.norm2", x)), approximate=True)
-            x = x + linear(w, f"{n}.down", h)
-        logits = norm(w, "norm", x) @ w["tokens"].T
+            x = x + linear(w, f"{n}.attn.o_proj", seen.reshape(-1, CONTEXT, WIDTH))
+            h = jax.nn.gelu(linear(w, f"{n}.mlp.up_proj", norm(w, f"{n}.ln_2", x)), approximate=True)
+            x = x + linear(w, f"{n}.mlp.down_proj", h)
+        logits = norm(w, "transformer.ln_f", x) @ w["transformer.wte.weight"].T
         own = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
         return (jax.nn.logsumexp(logits, -1) - own).mean()
 
