@@ -179,7 +179,9 @@ impl LlamaConfig {
             Some(size) => size,
             None => {
                 let heads = Heads::of(self.hidden_size, queries);
-                heads.map_err(|e| Error::config("num_attention_heads", e.to_string()))?.size
+                heads
+                    .map_err(|e| Error::config("num_attention_heads", e.to_string()))?
+                    .size
             }
         };
         Ok(Heads {
