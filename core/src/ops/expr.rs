@@ -212,7 +212,7 @@ impl<'a> Expr<'a> {
     /// let mesh = Mesh::new("dp=2", &device)?;
     /// let x = Tensor::new(&[1f32, 2.0, 3.0], &device)?.to_mesh(&mesh, "[@dp]")?;
     /// let squares = Expr::new("squares", &[&x]).sum(&[], false, DType::F32, |a| a.x[0] * a.x[0])?;
-    /// assert_eq!(squares.type_string(), "f32[] sum over dp");
+    /// assert_eq!(squares.type_string(), "f32[]{sum:dp}");
     /// assert_eq!(squares.item()?.to_f64(), 14.0);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
