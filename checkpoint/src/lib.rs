@@ -75,6 +75,7 @@ pub use layouts::Layouts;
 pub use load::{Load, Loaded, load};
 pub use names::{matches, select};
 pub use open::{SourceFormat, open};
+pub use positioned::ReadAt;
 pub use read::Checkpoint;
 pub use regions::copy_region;
 pub use save::{Saver, save};

@@ -34,6 +34,7 @@ pub mod spmd;
 mod table;
 mod tensor;
 pub mod transport;
+mod wait;
 mod watch;
 
 pub use anymesh_kernel::{

@@ -1,6 +1,7 @@
 //! Where a new tensor goes, and the ways on and off a mesh.
 
 use crate::grad::{Back, Pulled, record1};
+use crate::wait::wait;
 use crate::{
     DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
     ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on, transport::told,
@@ -196,7 +197,6 @@ impl Tensor {
     }
 
     /// The same values on another device, through the host, whole and without a mesh.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
         self.full_tensor()?.moved_to(device)
@@ -354,14 +354,7 @@ impl Tensor {
         if !device.has_values() {
             return Tensor::placeholder(self.dtype(), self.shape(), &Mesh::single(device));
         }
-        #[cfg(not(target_family = "wasm"))]
-        return pollster::block_on(self.to_device_async(device));
-        #[cfg(target_family = "wasm")]
-        Err(Error::Unsupported {
-            device: device.name().into(),
-            what: "moving between devices in one step".into(),
-            hint: "await `to_device_async`".into(),
-        })
+        wait("to_device", self.to_device_async(device))
     }
 }
 

@@ -30,6 +30,7 @@ mod parts;
 
 use super::{Map, OpInfo, Operand, POSITIONS, map1, op, reduce::check_positions};
 use crate::ops::{Order, Side};
+use crate::wait::wait;
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
@@ -345,10 +346,9 @@ impl Tensor {
     }
 
     /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        pollster::block_on(self.nonzero_when(When::Counted))
+        wait("nonzero", self.nonzero_when(When::Counted))
     }
 
     /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask
@@ -387,10 +387,12 @@ impl Tensor {
     }
 
     /// [`masked_select_async`](Tensor::masked_select_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
-        pollster::block_on(self.masked_select_when(mask, When::Counted))
+        wait(
+            "masked_select",
+            self.masked_select_when(mask, When::Counted),
+        )
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN
@@ -414,10 +416,9 @@ impl Tensor {
     }
 
     /// [`unique_async`](Tensor::unique_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        pollster::block_on(self.unique_when(When::Counted))
+        wait("unique", self.unique_when(When::Counted))
     }
 }
 

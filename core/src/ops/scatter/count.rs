@@ -5,6 +5,7 @@ use super::{
     BINCOUNT, ONE_HOT,
     local::leading_axes,
 };
+use crate::wait::wait;
 use crate::{
     DType, Dims, Error, Result, Tensor,
     backend::{Affine, ScatterOp},
@@ -107,10 +108,9 @@ impl Tensor {
     }
 
     /// [`bincount_async`](Tensor::bincount_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        pollster::block_on(self.bincount_async(weights, minlength))
+        wait("bincount", self.bincount_async(weights, minlength))
     }
 
     /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere;
