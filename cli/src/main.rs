@@ -12,6 +12,7 @@ mod launch;
 mod layout;
 mod measure;
 mod model;
+mod picture;
 mod plan;
 mod processes;
 mod request;

@@ -47,10 +47,10 @@ function element(name, attributes = {}, ...children) {
   made.append(...children);
   return made;
 }
-/** A picture of the library as a node. Its style is the page's (adopted below), and it has no script. */
+/** A picture of the library as a node. Its style is adopted by the page below: one that came with it would be refused. */
 function picture(svg) {
-  const made = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
-  for (const style of made.querySelectorAll("style, script")) style.remove();
+  const bare = svg.replace(/<style>[^]*?<\/style>/, "");
+  const made = new DOMParser().parseFromString(bare, "image/svg+xml").documentElement;
   const box = element("div", { class: "picture" });
   box.append(document.importNode(made, true));
   return box;
@@ -254,6 +254,7 @@ function browse() {
 }
 const pick = (input) => async () => {
   if (!input.files.length) return;
+  opened = undefined;
   await showing(files, async () => {
     opened = await open([...input.files]);
     return [];

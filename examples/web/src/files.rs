@@ -3,7 +3,7 @@
 use crate::Answer;
 use anymesh_checkpoint::{Checkpoint, ReadAt, Source, gguf, safetensors};
 use anymesh_core::{Region, Tensor};
-use anymesh_show::Show;
+use anymesh_show::{Show, TensorView};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, io, sync::Arc};
 use wasm_bindgen::prelude::*;
@@ -119,7 +119,7 @@ impl Files {
     }
 
     /// A picture of a tensor's values, or of as many of them as are read, as JSON.
-    pub fn values(&self, file: usize, name: &str) -> Result<String, String> {
+    pub async fn values(&self, file: usize, name: &str) -> Result<String, String> {
         let one = self.0.get(file).ok_or("there is no such file")?;
         let info = one.source.info(name).map_err(|e| e.to_string())?;
         let mut part = info.whole();
@@ -138,7 +138,8 @@ impl Files {
             true => info.to_string(),
             false => format!("{info}: the first {:?} of it", part.shape.to_vec()),
         };
-        Ok(json!({ "title": title, "picture": x.svg(), "text": x.text() }).to_string())
+        let seen = TensorView::read(&x).await;
+        Ok(json!({ "title": title, "picture": seen.svg(), "text": seen.text() }).to_string())
     }
 }
 
@@ -155,7 +156,7 @@ fn tensor(
     let dtype = source.info(name)?.dtype;
     let mut bytes = vec![0; part.numel() * dtype.size()];
     source.read(name, part, &mut bytes)?;
-    Ok(Tensor::from_bytes(&bytes, &part.shape[..], dtype, &anymesh_backend_cpu::device())?)
+    Ok(Tensor::from_bytes(&bytes, dtype, &part.shape[..], &anymesh_backend_cpu::device())?)
 }
 
 fn checkpoint(

@@ -51,6 +51,6 @@ pub fn plan(request: &str) -> Answer<String> {
 pub fn curve(losses: &str) -> Answer<String> {
     let losses: Vec<f64> = serde_json::from_str(losses).map_err(|e| e.to_string())?;
     let points = losses.iter().enumerate().map(|(n, y)| ((n + 1) as f64, *y)).collect();
-    let curve = Curve::new("loss", "step", vec![("training".into(), points)]);
+    let curve = Curve::new("loss", "nats a letter").line("training", points);
     Ok(curve.svg().unwrap_or_default())
 }

@@ -14,7 +14,7 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen]
 pub async fn run() -> Result<String, JsValue> {
     let device = open().await?;
-    let about = device.backend().capabilities().description;
+    let about = &device.backend().capabilities().description;
     Ok(format!("device: {device}, {about}\n{}", check(&device).await?))
 }
 

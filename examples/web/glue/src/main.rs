@@ -1,4 +1,4 @@
-//! `wasm-glue IN.wasm OUT_DIR`: writes `OUT_DIR/smoke.js` and `OUT_DIR/smoke_bg.wasm`.
+//! `wasm-glue IN.wasm OUT_DIR`: writes `OUT_DIR/lab.js` and `OUT_DIR/lab_bg.wasm`.
 
 use std::{env, process::ExitCode};
 
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let mut bindgen = Bindgen::new();
     let made = bindgen
         .input_path(input)
-        .out_name("smoke")
+        .out_name("lab")
         .typescript(false)
         // Readable names would double an unoptimised module, to some 80 MB.
         .demangle(false)
