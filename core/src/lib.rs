@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(not(target_family = "wasm"))]
+pub mod compare;
 mod context;
 pub mod cost;
 mod display;
@@ -21,6 +23,7 @@ mod ledger;
 mod mesh;
 mod meta;
 mod nested;
+mod observe;
 mod operand;
 pub mod ops;
 mod overlap;

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Error, NoGradient, Result, Tensor,
     forms::Holder,
-    ledger,
+    ledger, observe,
     overlap::{self, Coming, Reductions},
     promotion::{self, Promotion},
 };
@@ -127,8 +127,19 @@ impl Pass<'_> {
                 while let Some((_, next)) = pending.pop_last() {
                     next.begin();
                     let Pending {
-                        node, mut grads, ..
+                        node,
+                        mut grads,
+                        given,
                     } = next;
+                    // Those of parameters are seen when the program asks for them.
+                    for (slot, given) in given.iter().enumerate() {
+                        if let Some(Some(grad)) = grads.get_mut(slot)
+                            && *given > 1
+                            && !node.is_leaf()
+                        {
+                            observe::summed(node.call(), slot, grad)?;
+                        }
+                    }
                     for (slot, grad) in grads.iter_mut().enumerate() {
                         if grad.is_none() && node.is_leaf() && node.is_watched(slot) {
                             *grad = leaves.take((node.id, slot))?;
@@ -158,11 +169,15 @@ impl Pass<'_> {
                     }
                     let pull = node.pull(self.retain || self.create_graph)?;
                     let _scope = ledger::enter(node.op, node.caller);
-                    let pulled = pull(&Back {
+                    let step = observe::begin();
+                    let mut pulled = pull(&Back {
                         node: &node,
                         grads: &grads,
                         needs: &needs,
                     })?;
+                    if let Some(step) = step {
+                        observe::pulled(step, node.call(), &grads, &mut pulled)?;
+                    }
                     // What the node kept goes before the next one allocates, but for what others
                     // will read.
                     drop(pull);
@@ -277,7 +292,10 @@ fn add(
             return Err(Error::gradient(edge.node.op, NoGradient::Mismatch, detail)
                 .of([&so_far, &gradient]));
         }
-        Some(so_far) => so_far.add(&gradient)?,
+        Some(so_far) => {
+            let _unseen = observe::unseen();
+            so_far.add(&gradient)?
+        }
     });
     entry.count(slot);
     // The gradient of a parameter that is cut is as large as the parameter whole, until it is added

@@ -45,7 +45,7 @@ pub use gradients::Gradients;
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
-use crate::{Error, NoGradient, Result, Tensor};
+use crate::{Error, NoGradient, Result, Tensor, observe};
 use backward::Pass;
 use gradients::placed;
 use std::cell::LazyCell;
@@ -131,7 +131,16 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
     for (i, x) in inputs.iter().enumerate() {
         let edge = x.edge();
         picked.push(match edge.and_then(|e| found.gradients.get(&e.key())) {
-            Some(gradient) => placed(&gradient.wait()?, x)?,
+            Some(gradient) => {
+                let gradient = gradient.wait()?;
+                placed(
+                    &match edge {
+                        Some(edge) => observe::total(edge.node.call(), gradient)?,
+                        None => gradient,
+                    },
+                    x,
+                )?
+            }
             // Reached, but through a function that is flat.
             None if options.allow_unused || edge.is_some_and(|e| reached.contains(&e.node.id)) => {
                 x.zeros_like()?
