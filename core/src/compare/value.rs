@@ -38,7 +38,7 @@ fn dense(x: &Tensor) -> Result<Vec<u8>> {
         Some(bytes) => bytes,
         None => {
             let whole = 0..buffer.bytes() as usize;
-            fetched = pollster::block_on(backend.download(buffer, whole))?;
+            fetched = crate::wait::wait("compare", backend.download(buffer, whole))?;
             &fetched[..]
         }
     };
