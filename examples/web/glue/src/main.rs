@@ -15,8 +15,9 @@ fn main() -> ExitCode {
         .input_path(input)
         .out_name("lab")
         .typescript(false)
-        // Readable names would double an unoptimised module, to some 80 MB.
-        .demangle(false)
+        // Names of functions are a third of the module, and nobody reads them there.
+        .remove_name_section(true)
+        .remove_producers_section(true)
         // Keep the default module URL, so that the page may call init() without one.
         .omit_default_module_path(false)
         .web(true)
