@@ -43,7 +43,9 @@ impl ReadAt for Given {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let part = self.0.slice(offset as f64, (offset + out.len() as u64) as f64);
+        let part = self
+            .0
+            .slice(offset as f64, (offset + out.len() as u64) as f64);
         let read = FileReaderSync::new()
             .read(&part)
             .map_err(|e| io::Error::other(format!("the browser says {e:?}")))?;
@@ -60,6 +62,8 @@ struct Opened {
     name: String,
     title: String,
     source: Box<dyn Source>,
+    /// Tensors that are stored as something else than they are read: as what, and in how many bytes.
+    packed: BTreeMap<String, (&'static str, usize)>,
 }
 
 /// The checkpoints among the files that were chosen.
@@ -111,8 +115,17 @@ impl Files {
     /// What there is, as JSON.
     pub fn list(&self) -> String {
         let file = |(n, one): (usize, &Opened)| {
-            let tensor = |(name, info): (&String, &anymesh_checkpoint::TensorInfo)| json!({ "file": n, "name": name, "dtype": info.dtype.name(), "shape": info.shape, "bytes": info.bytes() });
-            let foreign: Vec<Value> = one.source.foreign().iter().map(|(name, kind)| json!({ "name": name, "type": kind })).collect();
+            let tensor = |(name, info): (&String, &anymesh_checkpoint::TensorInfo)| {
+                let plain = (info.dtype.name(), info.bytes());
+                let (dtype, bytes) = one.packed.get(name).copied().unwrap_or(plain);
+                json!({ "file": n, "name": name, "dtype": dtype, "shape": info.shape, "bytes": bytes })
+            };
+            let foreign: Vec<Value> = one
+                .source
+                .foreign()
+                .iter()
+                .map(|(name, kind)| json!({ "name": name, "type": kind }))
+                .collect();
             json!({ "name": one.name, "title": one.title, "foreign": foreign, "tensors": one.source.tensors().iter().map(tensor).collect::<Vec<_>>() })
         };
         Value::from_iter(self.0.iter().enumerate().map(file)).to_string()
@@ -156,7 +169,12 @@ fn tensor(
     let dtype = source.info(name)?.dtype;
     let mut bytes = vec![0; part.numel() * dtype.size()];
     source.read(name, part, &mut bytes)?;
-    Ok(Tensor::from_bytes(&bytes, dtype, &part.shape[..], &anymesh_backend_cpu::device())?)
+    Ok(Tensor::from_bytes(
+        &bytes,
+        dtype,
+        &part.shape[..],
+        &anymesh_backend_cpu::device(),
+    )?)
 }
 
 fn checkpoint(
@@ -169,20 +187,65 @@ fn checkpoint(
     let file = |name: &str| given.get(&format!("{folder}{name}")).cloned();
     let source = Checkpoint::reading(folder, &text, file).map_err(|e| e.to_string())?;
     let manifest = source.manifest();
-    let axes: Vec<String> = manifest.mesh.iter().map(|(a, n)| format!("{a}={n}")).collect();
-    let title = format!("checkpoint of anymesh, step {}, saved from mesh({})", manifest.step, axes.join(", "));
-    Ok(Opened { name: folder.trim_end_matches('/').into(), title, source: Box::new(source) })
+    let axes: Vec<String> = manifest
+        .mesh
+        .iter()
+        .map(|(a, n)| format!("{a}={n}"))
+        .collect();
+    let title = format!(
+        "checkpoint of anymesh, step {}, saved from mesh({})",
+        manifest.step,
+        axes.join(", ")
+    );
+    Ok(Opened {
+        name: folder.trim_end_matches('/').into(),
+        title,
+        source: Box::new(source),
+        packed: BTreeMap::new(),
+    })
 }
 
 fn tensors(name: &str, file: &Arc<dyn ReadAt>) -> Answer<Opened> {
     let source = safetensors::File::reading(name, file.clone()).map_err(|e| e.to_string())?;
-    let notes: Vec<String> = source.metadata().iter().map(|(k, v)| format!("{k}: {v}")).collect();
-    let title = ["safetensors".to_string()].into_iter().chain(notes).collect::<Vec<_>>().join(", ");
-    Ok(Opened { name: name.into(), title, source: Box::new(source) })
+    let notes: Vec<String> = source
+        .metadata()
+        .iter()
+        .map(|(k, v)| format!("{k}: {v}"))
+        .collect();
+    let title = ["safetensors".to_string()]
+        .into_iter()
+        .chain(notes)
+        .collect::<Vec<_>>()
+        .join(", ");
+    Ok(Opened {
+        name: name.into(),
+        title,
+        source: Box::new(source),
+        packed: BTreeMap::new(),
+    })
 }
 
 fn llama(name: &str, file: &Arc<dyn ReadAt>) -> Answer<Opened> {
     let source = gguf::File::reading(name, file.clone()).map_err(|e| e.to_string())?;
-    let title = format!("GGUF {}, {}", source.version(), source.architecture().unwrap_or("architecture not said"));
-    Ok(Opened { name: name.into(), title, source: Box::new(source) })
+    let title = format!(
+        "GGUF {}, {}",
+        source.version(),
+        source.architecture().unwrap_or("architecture not said")
+    );
+    let packed = source
+        .tensors()
+        .keys()
+        .filter_map(|name| {
+            Some((
+                name.clone(),
+                (source.tensor_type(name)?.name(), source.stored_bytes(name)?),
+            ))
+        })
+        .collect();
+    Ok(Opened {
+        name: name.into(),
+        title,
+        source: Box::new(source),
+        packed,
+    })
 }

@@ -50,7 +50,11 @@ pub fn plan(request: &str) -> Answer<String> {
 #[wasm_bindgen]
 pub fn curve(losses: &str) -> Answer<String> {
     let losses: Vec<f64> = serde_json::from_str(losses).map_err(|e| e.to_string())?;
-    let points = losses.iter().enumerate().map(|(n, y)| ((n + 1) as f64, *y)).collect();
+    let points = losses
+        .iter()
+        .enumerate()
+        .map(|(n, y)| ((n + 1) as f64, *y))
+        .collect();
     let curve = Curve::new("loss", "nats a letter").line("training", points);
     Ok(curve.svg().unwrap_or_default())
 }

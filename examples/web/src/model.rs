@@ -7,9 +7,7 @@ use anymesh_core::{
     DType, Error, Mesh, Result, Tensor,
     grad::no_grad,
     i,
-    ops::{
-        AttentionOptions, CrossEntropyOptions, Expr, NormOptions, Rng, RopeOptions, RopeStyle,
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, Expr, NormOptions, Rng, RopeOptions, RopeStyle},
 };
 
 /// What may be chosen.
@@ -57,10 +55,7 @@ impl Text {
             ));
         }
         if letters.len() > 512 {
-            return wrong(format!(
-                "{} different letters: at most 512",
-                letters.len()
-            ));
+            return wrong(format!("{} different letters: at most 512", letters.len()));
         }
         let number = |c| letters.partition_point(|l| *l < c) as i32;
         let tokens = text.chars().map(number).collect();
@@ -128,7 +123,10 @@ impl Model {
             return Err(Error::argument(
                 "train",
                 "heads",
-                format!("{} heads do not divide a width of {c} into even parts", options.heads),
+                format!(
+                    "{} heads do not divide a width of {c} into even parts",
+                    options.heads
+                ),
             ));
         }
         let mut rng = Rng::new(42);
@@ -154,8 +152,12 @@ impl Model {
             }
         }
         draw("head".into(), [vocabulary, c], "[@tp?, _]")?;
-        let rope =
-            Tensor::rope_tables(options.context, c / options.heads, &RopeOptions::default(), mesh)?;
+        let rope = Tensor::rope_tables(
+            options.context,
+            c / options.heads,
+            &RopeOptions::default(),
+            mesh,
+        )?;
         Ok(Self {
             options,
             mesh: mesh.clone(),
@@ -184,23 +186,32 @@ impl Model {
 
     /// Scores of the letter after each of `tokens`.
     fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
-        let Options { layers, width, heads, .. } = self.options;
+        let Options {
+            layers,
+            width,
+            heads,
+            ..
+        } = self.options;
         let &[rows, length] = tokens.dims() else {
             return Err(Error::argument("train", "tokens", "rows of letters"));
         };
         let norm = |x: &Tensor| x.rms_norm(&NormOptions::new());
         let mut x = self.parameter("embedding")?.embedding(tokens)?;
         for layer in 0..layers {
-            let linear =
-                |x: &Tensor, name: &str| x.linear(self.parameter(&format!("{layer}.{name}"))?, None);
+            let linear = |x: &Tensor, name: &str| {
+                x.linear(self.parameter(&format!("{layer}.{name}"))?, None)
+            };
             let h = norm(&x)?;
             let split = |name: &str| {
                 let y = linear(&h, name)?;
-                y.reshape([rows, length, heads, width / heads])?.transpose(1, 2)
+                y.reshape([rows, length, heads, width / heads])?
+                    .transpose(1, 2)
             };
-            let turned = |name: &str| split(name)?.rope(&self.rope.0, &self.rope.1, RopeStyle::Half);
+            let turned =
+                |name: &str| split(name)?.rope(&self.rope.0, &self.rope.1, RopeStyle::Half);
             let causal = AttentionOptions::causal();
-            let seen = turned("queries")?.attention(&turned("keys")?, &split("values")?, &causal)?;
+            let seen =
+                turned("queries")?.attention(&turned("keys")?, &split("values")?, &causal)?;
             let seen = seen.out.transpose(1, 2)?.reshape([rows, length, width])?;
             x = (x + linear(&seen, "output"))?;
             let h = norm(&x)?;
@@ -211,7 +222,12 @@ impl Model {
 
     /// One step of Adam; the loss before it, still on the device.
     pub fn step(&mut self, text: &Text) -> Result<Tensor> {
-        let Options { batch, context, rate, .. } = self.options;
+        let Options {
+            batch,
+            context,
+            rate,
+            ..
+        } = self.options;
         let tokens = text.rows(self.steps, batch, context + 1, &self.mesh)?;
         let logits = self.logits(&tokens.get(i![.., ..-1])?)?.transpose(1, 2)?;
         let wanted = tokens.get(i![.., 1..])?;

@@ -26,7 +26,9 @@ fn mesh(request: &Value) -> Answer<Mesh> {
     let mesh = Mesh::new(field(request, "mesh")?, &meta()).map_err(text)?;
     match mesh.ranks() {
         0..=MAX_RANKS => Ok(mesh),
-        ranks => Err(format!("a mesh of {ranks} ranks: the page takes at most {MAX_RANKS}")),
+        ranks => Err(format!(
+            "a mesh of {ranks} ranks: the page takes at most {MAX_RANKS}"
+        )),
     }
 }
 
@@ -75,7 +77,11 @@ pub fn rule(request: &Value) -> Answer<Value> {
         input.as_str().map(make).transpose()
     };
     let inputs = request["inputs"].as_array().map_or(&[][..], Vec::as_slice);
-    let inputs = inputs.iter().map(operand).collect::<Result<Vec<_>>>().map_err(text)?;
+    let inputs = inputs
+        .iter()
+        .map(operand)
+        .collect::<Result<Vec<_>>>()
+        .map_err(text)?;
     let ((outputs, ledger), decisions) =
         trace(|| Ledger::record(|| entry.call(&inputs, &attrs, &Place::from(&mesh))));
     let outputs = outputs.map_err(text)?;
@@ -95,7 +101,8 @@ pub fn rule(request: &Value) -> Answer<Value> {
                 json!({ "bytes": solution.bytes, "owed": solution.owed, "axes": axes, "inputs": inputs })
             })
             .collect();
-        explained.push(json!({ "title": title, "rule": decision.rule.to_string(), "choices": choices }));
+        explained
+            .push(json!({ "title": title, "rule": decision.rule.to_string(), "choices": choices }));
     }
     let info = ops::catalog().into_iter().find(|o| o.name == entry.name);
     let drawn = |x: &Tensor| x.svg();
@@ -122,7 +129,8 @@ pub fn plan(request: &Value) -> Answer<Value> {
         _ => Objective::Time,
     };
     let (shape, dtype) = (&from.shape, from.dtype);
-    let plan = reshard::plan(&mesh, shape, dtype, &from.sharding, &to.sharding, objective).map_err(text)?;
+    let plan = reshard::plan(&mesh, shape, dtype, &from.sharding, &to.sharding, objective)
+        .map_err(text)?;
     let name = |s: &anymesh_core::Sharding| s.type_string(dtype, shape, &mesh);
     let state = |title: String, sharding: &anymesh_core::Sharding| -> Answer<Value> {
         let x = Tensor::zeros(shape, dtype, (&mesh, sharding)).map_err(text)?;
@@ -131,10 +139,24 @@ pub fn plan(request: &Value) -> Answer<Value> {
     let mut states = vec![state(format!("before: {}", name(&plan.from)), &plan.from)?];
     let mut steps = vec![];
     for (n, step) in plan.steps.iter().enumerate() {
-        let axes: Vec<&str> = step.axes.iter().map(|a| mesh.axes()[*a].0.as_str()).collect();
+        let axes: Vec<&str> = step
+            .axes
+            .iter()
+            .map(|a| mesh.axes()[*a].0.as_str())
+            .collect();
         let kind = step.kind.to_string();
-        states.push(state(format!("{}. {kind} over {}: {}", n + 1, axes.join(", "), name(&step.to)), &step.to)?);
+        states.push(state(
+            format!(
+                "{}. {kind} over {}: {}",
+                n + 1,
+                axes.join(", "),
+                name(&step.to)
+            ),
+            &step.to,
+        )?);
         steps.push(json!({ "kind": kind, "axes": axes.join(", "), "to": name(&step.to), "bytes": step.recv_bytes }));
     }
-    Ok(json!({ "bytes": plan.recv_bytes, "bound": plan.lower_bound, "steps": steps, "states": states }))
+    Ok(
+        json!({ "bytes": plan.recv_bytes, "bound": plan.lower_bound, "steps": steps, "states": states }),
+    )
 }

@@ -15,7 +15,10 @@ use wasm_bindgen::prelude::*;
 pub async fn run() -> Result<String, JsValue> {
     let device = open().await?;
     let about = &device.backend().capabilities().description;
-    Ok(format!("device: {device}, {about}\n{}", check(&device).await?))
+    Ok(format!(
+        "device: {device}, {about}\n{}",
+        check(&device).await?
+    ))
 }
 
 /// Holds a few kernels of each kind against plain loops; a line for each.

@@ -46,13 +46,19 @@ impl Training {
         let form: Value = serde_json::from_str(&options).map_err(|e| e.to_string())?;
         let field = |name: &str| {
             let text = form[name].as_str().unwrap_or("").trim().to_string();
-            if text.is_empty() { Err(format!("'{name}' is empty")) } else { Ok(text) }
+            if text.is_empty() {
+                Err(format!("'{name}' is empty"))
+            } else {
+                Ok(text)
+            }
         };
         let number = |name: &str, most: usize| {
             let text = field(name)?;
             match text.parse() {
                 Ok(n) if (1..=most).contains(&n) => Ok(n),
-                _ => Err(format!("'{name}' must be a number from 1 to {most}, got {text}")),
+                _ => Err(format!(
+                    "'{name}' must be a number from 1 to {most}, got {text}"
+                )),
             }
         };
         let options = Options {
@@ -69,12 +75,19 @@ impl Training {
         };
         let mesh = Mesh::new(&field("mesh")?, &device).map_err(text)?;
         if mesh.ranks() > MAX_RANKS {
-            return Err(format!("a mesh of {} ranks: the page trains on at most {MAX_RANKS}", mesh.ranks()));
+            return Err(format!(
+                "a mesh of {} ranks: the page trains on at most {MAX_RANKS}",
+                mesh.ranks()
+            ));
         }
         let learnt = Text::new(&field("text")?, options.context).map_err(text)?;
         let model = Model::new(options, learnt.vocabulary(), &mesh).map_err(text)?;
         let device = format!("{mesh} of {}", device.name());
-        Ok(Self { model, learnt, device })
+        Ok(Self {
+            model,
+            learnt,
+            device,
+        })
     }
 
     /// How many numbers it learns.
@@ -86,7 +99,12 @@ impl Training {
     pub async fn step(&mut self) -> Result<String, String> {
         let first = self.model.steps() < 2;
         let (loss, ledger) = Ledger::record(|| self.model.step(&self.learnt));
-        let loss = loss.map_err(text)?.item_async().await.map_err(text)?.to_f64();
+        let loss = loss
+            .map_err(text)?
+            .item_async()
+            .await
+            .map_err(text)?
+            .to_f64();
         // What a step sends is the same each time; the first one also brings what later ones have.
         let drawn = if first { ledger.svg() } else { None };
         Ok(json!({ "loss": loss, "bytes": ledger.bytes(), "ledger": drawn, "device": self.device }).to_string())
@@ -101,6 +119,9 @@ impl Training {
             let best = scores.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             said.push(best.map_or(0, |(token, _)| token as i32));
         }
-        Ok(said.iter().map(|t| self.learnt.letter(*t as usize)).collect())
+        Ok(said
+            .iter()
+            .map(|t| self.learnt.letter(*t as usize))
+            .collect())
     }
 }
