@@ -126,6 +126,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+mod book;
 mod devices;
 mod init;
 pub mod prelude;

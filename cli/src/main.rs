@@ -1,5 +1,7 @@
 //! The `anymesh` command.
 
+#[cfg(test)]
+mod book;
 mod ckpt;
 mod doctor;
 mod embed;
