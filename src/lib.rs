@@ -20,6 +20,7 @@
 //! | [`transport`] | what moves data between ranks |
 //! | [`init`], [`cluster`] | the processes of a launcher as one machine to put meshes on |
 //! | [`checkpoint`] | any mesh in, any mesh out; Hugging Face, torch, safetensors |
+//! | `show` | pictures and tables for notebooks, pages and files |
 //! | [`backend`], [`backends`] | what a device is made of, and the ones in this build |
 //!
 //! # Six short programs
@@ -112,7 +113,7 @@
 //!
 //! # Features
 //!
-//! `cpu` and `wgpu` are on by default, `cuda`, `nccl` and `mpi` are not. Processes talk over TCP
+//! `cpu` and `wgpu` are on by default, `cuda`, `nccl`, `mpi`, `train`, `layout` and `show` are not. Processes talk over TCP
 //! without any of them; `mpi` needs a system MPI and libclang to build.
 //!
 //! Nothing of CUDA is needed to build `cuda`, but CubeCL's CUDA crate depends on an LLVM bundle that its build script downloads and this library
@@ -146,6 +147,9 @@ pub use anymesh_core::*;
 /// The search for how to lay a model out on a mesh.
 #[cfg(feature = "layout")]
 pub use anymesh_layout as layout;
+/// Pictures and tables: what notebooks, pages and `--svg` show.
+#[cfg(feature = "show")]
+pub use anymesh_show as show;
 #[cfg(all(feature = "train", not(target_family = "wasm")))]
 pub use anymesh_train as train;
 #[cfg(not(target_family = "wasm"))]

@@ -25,3 +25,5 @@ pub use crate::{
 };
 #[cfg(not(target_family = "wasm"))]
 pub use crate::{cluster::Cluster, default_device, device};
+#[cfg(feature = "show")]
+pub use crate::show::Show;

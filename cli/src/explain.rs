@@ -1,7 +1,7 @@
 //! `anymesh explain`: where the bytes of a step's plan go and why, and how two plans differ.
 
-use crate::request::bad;
-use anymesh::{Result, spmd::StepPlan};
+use crate::{picture::PictureArgs, request::bad};
+use anymesh::{Result, show::Show, spmd::StepPlan};
 use clap::Args;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ pub(crate) struct Explain {
     /// Another plan, to tell where it differs.
     #[arg(long, value_name = "PLAN")]
     diff: Option<PathBuf>,
+    #[command(flatten)]
+    picture: PictureArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -38,6 +40,9 @@ impl Explain {
         if let Some(other) = &self.diff {
             let other = read(other)?;
             let diff = plan.diff(&other);
+            if self.picture.write(|| vec![diff.figure()])? {
+                return Ok(());
+            }
             match self.json {
                 true => println!("{:#}", diff.to_json()),
                 false => println!("{diff}"),
@@ -53,6 +58,13 @@ impl Explain {
                 "the plan has {} steps, there is no number {number}",
                 plan.steps().len()
             )));
+        }
+        let figures = || match self.op {
+            Some(_) => vec![explained.figure()],
+            None => vec![explained.figure(), plan.figure()],
+        };
+        if self.picture.write(figures)? {
+            return Ok(());
         }
         match self.json {
             true => println!("{:#}", explained.to_json()),

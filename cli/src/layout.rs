@@ -1,10 +1,11 @@
 //! `anymesh layout`: how to lay a model out on many ranks.
 
-use crate::request::bad;
+use crate::{picture::PictureArgs, request::bad};
 use anymesh::{
     Error, Result,
     cost::CostModel,
     layout::{Layout, Llama, Report, Search},
+    show::Show,
 };
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,8 @@ pub(crate) struct LayoutCommand {
     /// closed form.
     #[arg(long, default_value_t = 1)]
     verify: usize,
+    #[command(flatten)]
+    picture: PictureArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -100,6 +103,17 @@ impl LayoutCommand {
             .iter()
             .map(|c| search.verify(c))
             .collect::<Result<Vec<_>>>()?;
+        let figures = || {
+            let runs = best.iter().zip(&checks).map(|(candidate, check)| {
+                let mut run = check.run.figure();
+                run.title = format!("{}: {}", candidate.layout.summary(), run.title);
+                run
+            });
+            [report.figure()].into_iter().chain(runs).collect()
+        };
+        if self.picture.write(figures)? {
+            return Ok(());
+        }
         if self.json {
             let runs: Vec<_> = checks.iter().map(|check| check.to_json()).collect();
             println!(

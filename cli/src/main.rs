@@ -14,6 +14,7 @@ mod launch;
 mod layout;
 mod measure;
 mod model;
+mod picture;
 mod plan;
 mod processes;
 mod request;

@@ -1,6 +1,7 @@
 //! `anymesh plan`: the steps, bytes and bounds of a reshard.
 
 use crate::{
+    picture::PictureArgs,
     request::{self, bad},
     server,
 };
@@ -9,6 +10,7 @@ use anymesh::{
     cost::CostModel,
     meta,
     reshard::{self, Objective},
+    show::Show,
 };
 use clap::Args;
 use serde_json::Value;
@@ -31,11 +33,13 @@ pub(crate) struct PlanCommand {
     /// What to make small: `bytes` (latency is free) or `time` (the cost model).
     #[arg(long, default_value = "time")]
     objective: String,
+    #[command(flatten)]
+    picture: PictureArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
     /// Answer requests from stdin, one JSON object a line.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["svg", "html"])]
     jsonl: bool,
 }
 
@@ -106,6 +110,9 @@ impl PlanCommand {
             &to.sharding,
             objective(&self.objective)?,
         )?;
+        if self.picture.write(|| vec![plan.figure()])? {
+            return Ok(());
+        }
         if self.json {
             println!("{}", request::reply(Ok(plan.to_json())));
             return Ok(());

@@ -1,6 +1,7 @@
 //! `anymesh rule`: what an op does with given shardings, and why.
 
 use crate::{
+    picture::PictureArgs,
     request::{self, bad, quoted},
     seeded::Seeded,
     server,
@@ -8,6 +9,7 @@ use crate::{
 use anymesh::conformance::registry::{self, Attrs};
 use anymesh::{
     Error, Mesh, Place, Result, Tensor, TensorType, meta, ops,
+    show::{Figure, Parts, Show},
     spmd::{Decision, Ledger, Solution, rule::Rule, trace},
 };
 use clap::Args;
@@ -32,13 +34,15 @@ pub(crate) struct RuleCommand {
     #[arg(long)]
     run: bool,
     /// List every op with its operands, attributes and rule, as JSON.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["svg", "html"])]
     list: bool,
+    #[command(flatten)]
+    picture: PictureArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
     /// Answer requests from stdin, one JSON object a line.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["svg", "html"])]
     jsonl: bool,
 }
 
@@ -234,6 +238,20 @@ impl Answer {
     }
 }
 
+impl Outcome {
+    /// What was decided, how results lie, and what was sent.
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures: Vec<Figure> = self.decisions.iter().map(Show::figure).collect();
+        for (i, result) in self.outputs.iter().enumerate() {
+            let mut figure = Parts::of(result).figure();
+            figure.title = format!("result {i}: {}", figure.title);
+            figures.push(figure);
+        }
+        figures.push(self.ledger.figure());
+        figures
+    }
+}
+
 /// Every op as JSON.
 fn list() -> Value {
     let catalog = ops::catalog();
@@ -289,16 +307,25 @@ impl RuleCommand {
             inputs,
             run: self.run,
         };
+        let answer = match request.answer() {
+            Err(error) if self.json => {
+                println!("{:#}", request::reply(Err(error)));
+                return Ok(());
+            }
+            answer => answer?,
+        };
+        if self.picture.write(|| answer.outcome.figures())? {
+            return Ok(());
+        }
         if self.json {
-            let answer = request.answer().map(|a| a.to_json());
-            println!("{:#}", request::reply(answer));
+            println!("{:#}", request::reply(Ok(answer.to_json())));
             return Ok(());
         }
         let Answer {
             outcome,
             seeded,
             difference,
-        } = request.answer()?;
+        } = answer;
         if let Some(info) = ops::catalog().iter().find(|o| o.name == entry.name) {
             println!("{}({})  rule: {info}\n", entry.name, entry.operands);
         }

@@ -1,10 +1,13 @@
 //! `anymesh show`: which rank holds which part of a tensor.
 
-use crate::request::bad;
-use anymesh::{Mesh, Region, Result, TensorType, meta};
+use crate::picture::PictureArgs;
+use anymesh::{
+    Mesh, Region, Result, TensorType, meta,
+    show::{Parts, Show as _},
+};
 use clap::Args;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+use std::{collections::BTreeMap, fmt::Write};
 
 /// Arguments of `anymesh show`.
 #[derive(Args)]
@@ -14,9 +17,8 @@ pub(crate) struct Show {
     /// Axes and sizes, such as dp=2,tp=4.
     #[arg(long)]
     mesh: String,
-    /// Also draw it into this file.
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    picture: PictureArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -176,61 +178,6 @@ fn text(ty: &TensorType, mesh: &Mesh) -> String {
     out
 }
 
-/// Boxes with the ranks that hold them, drawn to scale.
-fn svg(ty: &TensorType, mesh: &Mesh, title: &str) -> Result<String> {
-    if ty.shape.rank() > 2 || ty.shape.numel() == 0 {
-        return Err(bad(
-            "--svg draws tensors of one or two dimensions that have elements",
-        ));
-    }
-    let (height, width) = match *ty.shape.dims() {
-        [h, w] => (h, w),
-        [w] => (1, w),
-        _ => (1, 1),
-    };
-    let scale = |n: usize, of: usize, to: f64| n as f64 * to / of as f64;
-    let (w, h) = (
-        640.0,
-        if ty.shape.rank() == 2 {
-            (640.0 * height as f64 / width as f64).clamp(80.0, 640.0)
-        } else {
-            80.0
-        },
-    );
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"10\" y=\"24\" font-size=\"16\">{title}</text>\n",
-        w + 20.0,
-        h + 50.0
-    );
-    for (i, cell) in cells(ty, mesh).iter().enumerate() {
-        let part = |d: usize| (cell.region.start[d], cell.region.shape[d]);
-        let ((y, rows), (x, columns)) = match ty.shape.rank() {
-            2 => (part(0), part(1)),
-            1 => ((0, 1), part(0)),
-            _ => ((0, 1), (0, 1)),
-        };
-        let (x, y, cw, ch) = (
-            10.0 + scale(x, width, w),
-            40.0 + scale(y, height, h),
-            scale(columns, width, w),
-            scale(rows, height, h),
-        );
-        let hue = i * 360 * 5 / 13 % 360;
-        let _ = writeln!(
-            out,
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cw:.1}\" height=\"{ch:.1}\" fill=\"hsl({hue},60%,85%)\" stroke=\"#333\"/>"
-        );
-        let (tx, ty) = (x + cw / 2.0, y + ch / 2.0 + 5.0);
-        let _ = writeln!(
-            out,
-            "<text x=\"{tx:.1}\" y=\"{ty:.1}\" font-size=\"14\" text-anchor=\"middle\">{}</text>",
-            ranges(&cell.ranks)
-        );
-    }
-    out += "</svg>\n";
-    Ok(out)
-}
-
 impl Show {
     pub(crate) fn run(&self) -> Result<()> {
         let mesh = Mesh::new(&self.mesh, &meta())?;
@@ -239,9 +186,9 @@ impl Show {
             "{} on {mesh}",
             ty.sharding.type_string(ty.dtype, &ty.shape, &mesh)
         );
-        if let Some(file) = &self.svg {
-            std::fs::write(file, svg(&ty, &mesh, &title)?)
-                .map_err(|e| bad(format!("cannot write {}: {e}", file.display())))?;
+        let figures = || vec![Parts::new(&ty, &mesh).figure()];
+        if self.picture.write(figures)? {
+            return Ok(());
         }
         if self.json {
             let cells: Vec<Value> =

@@ -7,7 +7,11 @@ use super::{
     tree::{self, Row},
     ui::Ui,
 };
-use anymesh::checkpoint::{Source, SourceFormat, TensorInfo, content_sum};
+use crate::picture::PictureArgs;
+use anymesh::{
+    checkpoint::{Source, SourceFormat, TensorInfo, content_sum},
+    show::{Inventory, Show, StoredTensor},
+};
 use clap::Args;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::PathBuf};
@@ -30,6 +34,8 @@ pub(crate) struct Inspect {
     #[arg(long)]
     flat: bool,
     #[command(flatten)]
+    picture: PictureArgs,
+    #[command(flatten)]
     memory: Memory,
 }
 
@@ -43,6 +49,9 @@ impl Inspect {
             for name in shown.tensors().keys() {
                 sums.insert(name.clone(), content_sum(&watched, name, chunk)?);
             }
+        }
+        if self.picture.write(|| vec![self.inventory(&from, &shown, &sums).figure()])? {
+            return Ok(Outcome::shown());
         }
         let text = if ui.json {
             String::new()
@@ -88,6 +97,39 @@ impl Inspect {
             gguf::metadata(file, &mut out);
         }
         Ok(out)
+    }
+
+    /// The same for a picture or a page.
+    fn inventory(
+        &self,
+        from: &Opened,
+        shown: &dyn Source,
+        sums: &BTreeMap<String, String>,
+    ) -> Inventory {
+        let mut held = from.manifest().map_or_else(Inventory::default, Inventory::from);
+        if held.title.is_empty() {
+            held.title = self.path.display().to_string();
+        }
+        let tensor = |(name, info): (&String, &TensorInfo)| {
+            let kind = from.gguf().and_then(|file| file.tensor_type(name));
+            let stored = stored(from, name);
+            StoredTensor {
+                name: name.clone(),
+                dtype: kind.map_or(info.dtype.name(), |kind| kind.name()).into(),
+                shape: info.shape.clone(),
+                layout: stored.map_or(String::new(), |s| s.layout.clone()),
+                bytes: info.bytes() as u64,
+                pieces: stored.map_or(0, |s| s.regions.len()),
+            }
+        };
+        held.tensors = shown.tensors().iter().map(tensor).collect();
+        for (name, dtype) in shown.foreign() {
+            held.facts.push((name, format!("{dtype}, which cannot be read here")));
+        }
+        for (name, sum) in sums {
+            held.facts.push((format!("sum of {name}"), sum.clone()));
+        }
+        held
     }
 
     fn text(&self, from: &Opened, shown: &dyn Source, sums: &BTreeMap<String, String>) -> String {

@@ -84,6 +84,11 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// A command that has printed what it was asked for.
+    fn shown() -> Self {
+        Self::done(String::new(), Value::Null)
+    }
+
     /// A command that did what it was asked.
     fn done(text: String, json: Value) -> Self {
         Self {
@@ -113,6 +118,7 @@ impl CkptCommand {
             Ckpt::Prune(c) => c.run(),
         };
         match &result {
+            Ok(outcome) if outcome.json.is_null() => {}
             Ok(outcome) if ui.json => print(&format!("{:#}\n", outcome.json)),
             Ok(outcome) if !ui.quiet => print(&outcome.text),
             Ok(_) => {}
