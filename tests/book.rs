@@ -152,3 +152,66 @@ fn rust_that_is_compiled_only_says_why() {
         );
     }
 }
+
+/// The pictures that the library draws for the pages, by their names in `docs/pictures/`.
+#[cfg(all(feature = "show", feature = "cpu"))]
+fn drawn() -> anymesh::Result<Vec<(&'static str, Option<String>)>> {
+    use anymesh::prelude::*;
+    let mesh = Mesh::new("dp=2, tp=4", &device("cpu")?)?;
+    let x = Tensor::normal(
+        [64, 32],
+        0.0,
+        1.0,
+        DType::F32,
+        (&mesh, "[@dp, _]"),
+        Rng::new(1),
+    )?;
+    let up = Tensor::normal(
+        [128, 32],
+        0.0,
+        0.1,
+        DType::F32,
+        (&mesh, "[@tp, _]"),
+        Rng::new(2),
+    )?;
+    let down = Tensor::normal(
+        [32, 128],
+        0.0,
+        0.1,
+        DType::F32,
+        (&mesh, "[_, @tp]"),
+        Rng::new(3),
+    )?;
+    let (up, down) = (up.require_grad()?, down.require_grad()?);
+    let (grads, step) = Ledger::record(|| {
+        let h = x.rms_norm(&NormOptions::new())?.linear(&up, None)?.silu()?;
+        let grads = (&x + h.linear(&down, None))?
+            .square()?
+            .mean_all()?
+            .backward()?;
+        Ok::<_, Error>((grads.of(&up)?, grads.of(&down)?))
+    });
+    grads?;
+    let cut = Tensor::arange(0, 128, 1, DType::F32, &mesh)?.reshape([8, 16])?;
+    Ok(vec![
+        ("mesh.svg", mesh.svg()),
+        ("tensor.svg", cut.reshard("[@dp, @tp]")?.svg()),
+        ("ledger.svg", step.svg()),
+    ])
+}
+
+#[cfg(all(feature = "show", feature = "cpu"))]
+#[test]
+fn pictures_are_what_the_library_draws() {
+    for (name, picture) in drawn().expect("everything can be drawn") {
+        let path = docs().join("pictures").join(name);
+        let picture = picture.expect("it has a picture");
+        if std::env::var_os("ANYMESH_UPDATE_DOCS").is_some() {
+            fs::write(&path, &picture).expect("docs/pictures can be written");
+        }
+        assert!(
+            fs::read_to_string(&path).unwrap_or_default() == picture,
+            "docs/pictures/{name} is not what the library draws: ANYMESH_UPDATE_DOCS=1 keeps what it draws now"
+        );
+    }
+}
