@@ -104,7 +104,7 @@ fn section(command: &mut Command, name: &str, page: &mut String) {
 }
 
 fn page() -> String {
-    let mut command = Cli::command();
+    let mut command = Cli::command().name("anymesh").bin_name("anymesh");
     command.build();
     let mut page = HEAD.to_string();
     for below in command.get_subcommands_mut() {
