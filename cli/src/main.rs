@@ -1,5 +1,7 @@
 //! The `anymesh` command.
 
+#[cfg(test)]
+mod book;
 mod ckpt;
 mod diff_run;
 mod doctor;
