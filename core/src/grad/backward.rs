@@ -199,6 +199,7 @@ impl Pass<'_> {
                     }
                 }
                 if let Some(reductions) = leaves.reductions {
+                    let _unseen = observe::unseen();
                     found.gradients.extend(reductions.finish()?);
                 }
                 Ok(found)
@@ -246,6 +247,8 @@ impl Leaves {
     /// Reduces a complete gradient; nothing where it comes later.
     #[track_caller]
     fn reduce(&mut self, edge: &Edge, gradient: Tensor) -> Result<Option<Tensor>> {
+        // What comes of it is seen when the program asks for it.
+        let _unseen = observe::unseen();
         match (edge.reduced(&gradient, self.whole), &mut self.reductions) {
             (None, _) => Ok(Some(gradient)),
             (Some(to), Some(reductions)) => reductions.reduce(edge.key(), gradient, &to),
@@ -255,6 +258,7 @@ impl Leaves {
 
     /// Waits for one that is being reduced.
     fn take(&mut self, key: (u64, usize)) -> Result<Option<Tensor>> {
+        let _unseen = observe::unseen();
         match &mut self.reductions {
             Some(reductions) => reductions.take(&key),
             None => Ok(None),
