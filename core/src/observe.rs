@@ -42,17 +42,21 @@ pub(crate) struct Called {
 /// A node of the tape that nobody saw being made.
 pub(crate) const UNSEEN: u32 = u32::MAX;
 
+/// An op, its line and the number of the call: what a node of the tape is known by.
+pub(crate) type Call = (&'static str, &'static Location<'static>, u32);
+
 /// Sees values, and may put others in their place.
 pub(crate) trait Observer: Send + Sync {
     /// The number of a call of an op from a line.
     fn number(&self, op: &'static str, caller: &'static Location<'static>) -> u32;
 
-    /// A value that was made of `operands`.
+    /// A value that was made of `operands`; of a gradient, the call whose result it is for.
     fn see(
         &self,
         called: &Called,
         given: Given,
         operands: &[&Tensor],
+        to: Option<Call>,
         value: &mut Tensor,
     ) -> Result<()>;
 
@@ -179,7 +183,7 @@ impl Step {
             observer.told(&called, attributes);
         }
         for (i, value) in out.tensors().into_iter().enumerate() {
-            observer.see(&called, Given::Result(i), operands, value)?;
+            observer.see(&called, Given::Result(i), operands, None, value)?;
         }
         Ok(called.nth)
     }
@@ -303,9 +307,10 @@ pub(crate) fn leaf(caller: &'static Location<'static>) -> u32 {
 
 /// A value that a backward pass has for a call.
 fn of_pass(
-    (op, caller, nth): (&'static str, &'static Location<'static>, u32),
+    (op, caller, nth): Call,
     given: Given,
     operands: &[&Tensor],
+    to: Option<Call>,
     value: &mut Tensor,
 ) -> Result<()> {
     let Some(observer) = capture().filter(|_| nth != UNSEEN) else {
@@ -318,20 +323,22 @@ fn of_pass(
         nth,
     };
     let _inside = StateScope::set(State::Inside);
-    observer.see(&called, given, operands, value)
+    observer.see(&called, given, operands, to, value)
 }
 
 /// The gradients of a call's operands, from those of its results.
 pub(crate) fn pulled(
     step: Step,
-    call: (&'static str, &'static Location<'static>, u32),
+    call: Call,
     gradients: &[Option<Tensor>],
+    to: &[Option<Call>],
     pulled: &mut [Option<Tensor>],
 ) -> Result<()> {
     let operands: SmallVec<[&Tensor; 2]> = gradients.iter().flatten().collect();
     for (i, value) in pulled.iter_mut().enumerate() {
         if let Some(value) = value {
-            of_pass(call, Given::Gradient(i), &operands, value)?;
+            let to = to.get(i).copied().flatten();
+            of_pass(call, Given::Gradient(i), &operands, to, value)?;
         }
     }
     drop(step);
@@ -340,23 +347,20 @@ pub(crate) fn pulled(
 
 /// The sum of what all users of a call's result gave.
 pub(crate) fn summed(
-    call: (&'static str, &'static Location<'static>, u32),
+    call: Call,
     slot: usize,
     value: &mut Tensor,
 ) -> Result<()> {
     match STATE.get() {
-        State::Looking if !Dry::is_on() => of_pass(call, Given::Sum(slot), &[], value),
+        State::Looking if !Dry::is_on() => of_pass(call, Given::Sum(slot), &[], None, value),
         _ => Ok(()),
     }
 }
 
 /// The gradient of a parameter, as a program gets it.
-pub(crate) fn total(
-    call: (&'static str, &'static Location<'static>, u32),
-    mut value: Tensor,
-) -> Result<Tensor> {
+pub(crate) fn total(call: Call, mut value: Tensor) -> Result<Tensor> {
     if STATE.get() == State::Looking && !Dry::is_on() {
-        of_pass(call, Given::Total, &[], &mut value)?;
+        of_pass(call, Given::Total, &[], None, &mut value)?;
     }
     Ok(value)
 }

@@ -10,29 +10,19 @@ use super::{
 };
 use crate::{
     Error, OperandType, Result, Tensor,
-    observe::{Called, Observer},
+    forms::Forms,
+    observe::{Call, Called, Observer},
 };
 use serde_json::{Value as Json, json};
 use std::{
     collections::HashMap,
     panic::Location,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 /// Ops that move values and change none: judged by what they were given, in each run by itself,
 /// because a program on one device has nothing to move.
 const MOVES: [&str; 3] = ["reshard", "full_tensor", "to_device"];
-
-/// Ops whose gradients are differences of what comes in, and may cancel altogether.
-const CANCELLING: [&str; 7] = [
-    "softmax",
-    "log_softmax",
-    "attention",
-    "layer_norm",
-    "rms_norm",
-    "group_norm",
-    "normalize",
-];
 
 /// A comparison does not go on for ever where everything differs.
 const MOST_FINDINGS: usize = 1000;
@@ -72,6 +62,10 @@ pub(super) struct State {
     again: HashMap<Key, u32>,
     /// What the last call was told beside its operands.
     told: Option<(Called, Json)>,
+    /// Partial values that are the same as those of the other run, by their forms.
+    partial: HashMap<usize, (Weak<Forms>, usize)>,
+    /// By the call whose result they are for, the scale of gradients that are partial.
+    scales: HashMap<Call, f64>,
     /// How the operands of each call lay.
     pub(super) lay: HashMap<(String, String, u32), Vec<String>>,
     pub(super) findings: Vec<Finding>,
@@ -88,6 +82,48 @@ pub(super) struct Session {
 }
 
 impl State {
+    /// Remembers a value that is not put in the place of another, because it is partial: its entry,
+    /// and the scale of its rounding where it is a gradient.
+    fn note_partial(&mut self, event: &Event<'_>, at: Option<usize>) {
+        if let (Some(forms), Some(at)) = (event.value.forms(), at) {
+            self.partial.retain(|_, (forms, _)| forms.strong_count() > 0);
+            let known = (Arc::downgrade(forms), at);
+            self.partial.insert(Arc::as_ptr(forms) as usize, known);
+        }
+        if let Some(to) = event.to {
+            let scale = self.scales.entry(to).or_default();
+            *scale = scale.max(event.least_scale());
+        }
+    }
+
+    /// The entry of a partial value.
+    fn known(&self, forms: &Arc<Forms>) -> Option<usize> {
+        let (known, at) = self.partial.get(&(Arc::as_ptr(forms) as usize))?;
+        (known.strong_count() > 0).then_some(*at)
+    }
+
+    /// The scale of what a gradient was added up of.
+    fn scale(&self, event: &Event<'_>) -> f64 {
+        self.scales.get(&event.call()).copied().unwrap_or(0.0)
+    }
+
+    /// A value that was written down.
+    fn value(&mut self, at: usize) -> Result<Value> {
+        let State {
+            recorded, store, ..
+        } = self;
+        let entry = &recorded.entries[at];
+        let bytes = match recorded.slots.get(at) {
+            Some(slot) => store.get(slot)?.into_owned(),
+            None => vec![],
+        };
+        Ok(Value {
+            dtype: entry.dtype,
+            shape: entry.shape.clone(),
+            bytes,
+        })
+    }
+
     /// What a call was told beside its operands, where that is known.
     fn attributes(&self, called: &Called) -> Json {
         let same = |of: &Called| (of.op, of.nth, of.caller) == (called.op, called.nth, called.caller);
@@ -118,6 +154,8 @@ impl Session {
                 numbers: HashMap::new(),
                 again: HashMap::new(),
                 told: None,
+                partial: HashMap::new(),
+                scales: HashMap::new(),
                 lay: HashMap::new(),
                 findings: vec![],
                 captured: None,
@@ -132,8 +170,17 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tolerance(&self, x: &Tensor) -> Tolerance {
-        self.settings.tolerance_of(x.dtype())
+    /// How far a value may be off. What is partial is rounded as its terms are stored.
+    fn tolerance(&self, event: &Event<'_>) -> Tolerance {
+        let partial = event.operands.iter().filter(|t| t.sharding().is_partial());
+        let dtypes = partial.map(|t| t.dtype()).chain([event.value.dtype()]);
+        dtypes.map(|dtype| self.settings.tolerance_of(dtype)).fold(
+            Tolerance::BITS,
+            |a, b| Tolerance {
+                relative: a.relative.max(b.relative),
+                absolute: a.absolute.max(b.absolute),
+            },
+        )
     }
 
     fn run(&self) -> Run {
@@ -197,9 +244,9 @@ impl Session {
     }
 
     /// Judges an op that only moves.
-    fn moved(&self, state: &mut State, event: &Event<'_>) -> Result<()> {
+    fn moved(&self, state: &mut State, event: &Event<'_>) -> Result<Option<Tensor>> {
         let Some(from) = event.operands.first() else {
-            return Ok(());
+            return Ok(None);
         };
         let before = Value::of(from, &value::parts(from)?);
         let exact = !from.sharding().is_partial();
@@ -207,7 +254,7 @@ impl Session {
             // What only moves has the same bits; what is added up on the way is rounded.
             tolerance: match exact {
                 true => Tolerance::BITS,
-                false => self.tolerance(event.value),
+                false => self.tolerance(event),
             },
             least_scale: &|| terms_scale(from),
         };
@@ -216,9 +263,14 @@ impl Session {
         if let Some(difference) = judge.difference(&before, &after) {
             self.capture(state, event, &before)?;
             let finding = self.finding(event, None, Why::Moved(difference));
-            return self.found(state, finding);
+            return self.found(state, finding).map(|()| None);
         }
-        Ok(())
+        // What was partial has the rounding of this run until it is added up.
+        let known = from.forms().and_then(|forms| state.known(forms));
+        match known.filter(|_| self.settings.in_step) {
+            Some(at) => state.value(at)?.in_place_of(event.value).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// What a value is known by.
@@ -240,14 +292,18 @@ impl Session {
     fn record(&self, state: &mut State, event: &Event<'_>, values: bool) -> Result<()> {
         let parts = value::parts(event.value)?;
         let whole = Value::of(event.value, &parts);
+        let scale = state.scale(event);
         let judge = Judge {
-            tolerance: self.tolerance(event.value),
-            least_scale: &|| event.least_scale(),
+            tolerance: self.tolerance(event),
+            least_scale: &|| event.least_scale().max(scale),
         };
         if let Some(difference) = judge.difference(&whole, &parts) {
             self.capture(state, event, &whole)?;
             let finding = self.finding(event, None, Why::Ranks(difference));
             return self.found(state, finding);
+        }
+        if event.value.sharding().is_partial() {
+            state.note_partial(event, None);
         }
         let key = self.key(state, event);
         let entry = Entry {
@@ -284,7 +340,10 @@ impl Session {
         };
         state.seen[at] = true;
         let State {
-            recorded, store, ..
+            recorded,
+            store,
+            scales,
+            ..
         } = &mut *state;
         let entry = recorded.entries[at].clone();
         let x = event.value;
@@ -297,14 +356,15 @@ impl Session {
             state.values += 1;
             return self.compare_bits(state, event, &entry, &parts);
         };
+        let scale = scales.get(&event.call()).copied().unwrap_or(0.0);
         let a = Value {
             dtype: entry.dtype,
             shape: entry.shape.clone(),
             bytes: store.get(slot)?.into_owned(),
         };
         let judge = Judge {
-            tolerance: self.tolerance(x),
-            least_scale: &|| event.least_scale(),
+            tolerance: self.tolerance(event),
+            least_scale: &|| event.least_scale().max(scale),
         };
         if let Some(difference) = judge.difference(&a, &parts) {
             self.capture(state, event, &a)?;
@@ -312,6 +372,9 @@ impl Session {
             self.found(state, finding)?;
         } else {
             state.values += 1;
+        }
+        if x.sharding().is_partial() {
+            state.note_partial(event, Some(at));
         }
         let same = parts.iter().all(|part| part.is_of(&a));
         match self.settings.in_step && !same {
@@ -373,10 +436,16 @@ struct Event<'a> {
     called: &'a Called,
     given: Given,
     operands: &'a [&'a Tensor],
+    /// Of a gradient, the call whose result it is for.
+    to: Option<Call>,
     value: &'a Tensor,
 }
 
 impl Event<'_> {
+    fn call(&self) -> Call {
+        (self.called.op, self.called.caller, self.called.nth)
+    }
+
     fn types(&self) -> Vec<String> {
         self.operands.iter().map(|t| t.type_string()).collect()
     }
@@ -394,8 +463,9 @@ impl Event<'_> {
         let of_sum = if terms > 1.0 {
             let product = |all: f64, t: &&Tensor| all * largest(t);
             0.1 * terms.sqrt() * floats().fold(1.0, product)
-        } else if matches!(self.given, Given::Gradient(_)) && CANCELLING.contains(&self.called.op) {
-            0.01 * floats().map(|t| largest(t)).fold(0.0, f64::max)
+        } else if matches!(self.given, Given::Gradient(_)) {
+            // Of a gradient that is the difference of others nothing but rounding may be left.
+            0.05 * terms * floats().map(|t| largest(t)).fold(0.0, f64::max)
         } else {
             0.0
         };
@@ -443,6 +513,7 @@ impl Observer for Session {
         called: &Called,
         given: Given,
         operands: &[&Tensor],
+        to: Option<Call>,
         value: &mut Tensor,
     ) -> Result<()> {
         let mut state = self.state();
@@ -454,6 +525,7 @@ impl Observer for Session {
             called,
             given,
             operands,
+            to,
             value,
         };
         if !value::is_readable(value) || !operands.iter().all(|t| value::is_readable(t)) {
@@ -477,7 +549,7 @@ impl Observer for Session {
                 }
                 Ok(None)
             }
-            _ if MOVES.contains(&called.op) => self.moved(&mut state, &event).map(|()| None),
+            _ if MOVES.contains(&called.op) => self.moved(&mut state, &event),
             Mode::Record { values } => {
                 self.record(&mut state, &event, *values).map(|()| None)
             }

@@ -35,6 +35,8 @@ struct Pending {
     grads: SmallVec<[Option<Tensor>; 1]>,
     /// How many ops gave to each.
     given: SmallVec<[u32; 1]>,
+    /// Whether one of them is part of an op that somebody sees as a whole.
+    of_part: bool,
 }
 
 impl Pending {
@@ -119,7 +121,7 @@ impl Pass<'_> {
             },
             || {
                 for (edge, gradient) in seeds {
-                    add(&mut pending, &mut leaves, &edge, gradient)?;
+                    add(&mut pending, &mut leaves, None, &edge, gradient)?;
                 }
                 let mut found = PassGradients::default();
                 // The highest number first: everything that used a node's results has been visited
@@ -130,11 +132,12 @@ impl Pass<'_> {
                         node,
                         mut grads,
                         given,
+                        of_part,
                     } = next;
                     // Those of parameters are seen when the program asks for them.
                     for (slot, given) in given.iter().enumerate() {
                         if let Some(Some(grad)) = grads.get_mut(slot)
-                            && *given > 1
+                            && (*given > 1 || of_part)
                             && !node.is_leaf()
                         {
                             observe::summed(node.call(), slot, grad)?;
@@ -176,7 +179,9 @@ impl Pass<'_> {
                         needs: &needs,
                     })?;
                     if let Some(step) = step {
-                        observe::pulled(step, node.call(), &grads, &mut pulled)?;
+                        let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());
+                        let to: SmallVec<[_; 4]> = node.inputs.iter().map(to).collect();
+                        observe::pulled(step, node.call(), &grads, &to, &mut pulled)?;
                     }
                     // What the node kept goes before the next one allocates, but for what others
                     // will read.
@@ -188,7 +193,7 @@ impl Pass<'_> {
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
                         match (edge, gradient) {
                             (Some(edge), Some(gradient)) if wanted => {
-                                add(&mut pending, &mut leaves, edge, gradient)?;
+                                add(&mut pending, &mut leaves, Some(&node), edge, gradient)?;
                             }
                             (Some(edge), None) if wanted => found.flat.push(edge.clone()),
                             _ => {}
@@ -199,6 +204,7 @@ impl Pass<'_> {
                     }
                 }
                 if let Some(reductions) = leaves.reductions {
+                    let _unseen = observe::unseen();
                     found.gradients.extend(reductions.finish()?);
                 }
                 Ok(found)
@@ -246,6 +252,8 @@ impl Leaves {
     /// Reduces a complete gradient; nothing where it comes later.
     #[track_caller]
     fn reduce(&mut self, edge: &Edge, gradient: Tensor) -> Result<Option<Tensor>> {
+        // What comes of it is seen when the program asks for it.
+        let _unseen = observe::unseen();
         match (edge.reduced(&gradient, self.whole), &mut self.reductions) {
             (None, _) => Ok(Some(gradient)),
             (Some(to), Some(reductions)) => reductions.reduce(edge.key(), gradient, &to),
@@ -255,6 +263,7 @@ impl Leaves {
 
     /// Waits for one that is being reduced.
     fn take(&mut self, key: (u64, usize)) -> Result<Option<Tensor>> {
+        let _unseen = observe::unseen();
         match &mut self.reductions {
             Some(reductions) => reductions.take(&key),
             None => Ok(None),
@@ -266,6 +275,7 @@ impl Leaves {
 fn add(
     pending: &mut BTreeMap<u64, Pending>,
     leaves: &mut Leaves,
+    by: Option<&Node>,
     edge: &Edge,
     gradient: Tensor,
 ) -> Result<()> {
@@ -276,7 +286,9 @@ fn add(
         node: edge.node.clone(),
         grads: SmallVec::new(),
         given: SmallVec::new(),
+        of_part: false,
     });
+    entry.of_part |= by.is_some_and(|node| node.nth == observe::UNSEEN);
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
         entry.given.resize(slot + 1, 0);

@@ -112,6 +112,7 @@ fn pull_again(
             create_graph,
         }
         .run(seeds)?;
+        let _unseen = observe::unseen();
         // An operand that is there twice gets its gradient once.
         let mut gradient = |t: &Tensor| t.edge().and_then(|e| found.gradients.remove(&e.key()));
         let gradients = operands.iter().map(|t| gradient(t));

@@ -196,7 +196,7 @@ impl Node {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
         // An op that is made of others called this one on behalf of its own caller.
-        let caller = match outermost().filter(|_| on_mesh) {
+        let caller = match outermost().filter(|_| on_mesh || observe::is_observed()) {
             Some((_, caller)) => caller,
             None => Location::caller(),
         };

@@ -41,24 +41,33 @@ fn random(what: &str) -> (Random, u64) {
     (Random(seed), faults)
 }
 
-/// Whether what was named is what the fault struck.
-fn is_right(found: &Finding, struck: &Struck) -> bool {
-    let Some((op, line, phase)) = struck else {
+/// Whether what was named is what the fault struck. Lines of the block are called `times` a step.
+fn is_right(found: &Finding, struck: &Struck, times: u32) -> bool {
+    let Some((op, line, phase, what)) = struck else {
         return false;
     };
+    let step = |nth: u32| match phase {
+        Phase::Forward(step) => nth == *step || nth == times * step,
+        Phase::Backward(step) => nth == *step || nth / times == *step,
+        Phase::Update(n) => nth == *n,
+        Phase::Setup => true,
+    };
+    // Gradients are added up between the parts of a pass: beside the op that gave the last of them.
+    let between = matches!(*what, "add" | "reduction") && matches!(phase, Phase::Backward(_));
+    match found.given {
+        Given::Sum(_) => return between && step(found.nth),
+        Given::Total => return between && found.op == "leaf",
+        _ => {}
+    }
     let same_op = found.op == *op || found.within.as_deref() == Some(op);
     let same_line = found.caller == line.to_string();
     // Every line is called once a step; moves and parameters are counted otherwise.
     let counted = matches!(found.why, Why::Values(_)) && found.op != "leaf" && found.within.is_none();
-    let same_call = match *phase {
-        Phase::Forward(step) | Phase::Backward(step) => found.nth == step,
-        Phase::Update(n) => found.nth == n,
-        Phase::Setup => true,
-    };
+    let same_call = step(found.nth);
     let same_pass = match phase {
         Phase::Backward(_) => true,
         // What an op keeps for its gradient is made in the forward pass.
-        Phase::Forward(_) => !matches!(found.given, Given::Sum(_) | Given::Total),
+        Phase::Forward(_) => true,
         Phase::Setup | Phase::Update(_) => matches!(found.given, Given::Result(_)),
     };
     same_op && same_line && (same_call || !counted) && same_pass
@@ -83,13 +92,13 @@ impl Tally {
         &mut self,
         name: &str,
         found: &Comparison,
-        struck: &Struck,
+        (struck, times): (&Struck, u32),
         clean: impl FnOnce() -> Result<Comparison>,
     ) -> Result<()> {
         match found.first() {
-            Some(first) if is_right(first, struck) => {
+            Some(first) if is_right(first, struck, times) => {
                 self.right += 1;
-                match struck.map(|(.., phase)| phase) {
+                match struck.map(|(_, _, phase, _)| phase) {
                     Some(Phase::Backward(_)) => self.backward += 1,
                     Some(Phase::Update(_)) => self.update += 1,
                     _ => self.forward += 1,
@@ -153,7 +162,8 @@ fn an_element_that_a_kernel_gets_wrong_names_its_op() -> Result<()> {
         let found = compare(|m: &Mesh| train(&program, m), &Mesh::single(&cpu()), &mesh)?;
         let struck = fault.lock().expect("no panic under the lock").struck;
         let name = format!("{wrong:?} at launch {at} of {all} on {axes}");
-        tally.add(&name, &found, &struck, || {
+        let times = if program.recompute { 2 } else { 1 };
+        tally.add(&name, &found, (&struck, times), || {
             let again = broken(&cpu(), &trigger(Some(at)), wrong, element);
             let clean = Mesh::new(axes, &cpu())?;
             bits().run(|m: &Mesh| train(&program, m), &clean, &Mesh::new(axes, &again)?)
@@ -186,7 +196,7 @@ fn a_lost_reduction_names_the_op_that_needed_it() -> Result<()> {
         let found = compare(run, &Mesh::single(&cpu()), &on(&fault)?)?;
         let struck = fault.lock().expect("no panic under the lock").struck;
         let name = format!("reduction {at} of {all} on {axes}");
-        tally.add(&name, &found, &struck, || {
+        tally.add(&name, &found, (&struck, 1), || {
             bits().run(run, &on(&trigger(None))?, &on(&trigger(Some(at)))?)
         })?;
     }
@@ -266,7 +276,7 @@ fn a_fault_on_one_device_is_named_against_another() -> Result<()> {
         };
         let struck = fault.lock().expect("no panic under the lock").struck;
         let name = format!("{wrong:?} at launch {at} of {all}");
-        tally.add(&name, &found, &struck, || {
+        tally.add(&name, &found, (&struck, 1), || {
             let again = broken(&cpu(), &trigger(Some(at)), wrong, element);
             bits().run(run, &Mesh::single(&cpu()), &Mesh::single(&again))
         })?;

@@ -13,8 +13,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// What struck: the op that ran, its line, and where the program was.
-pub(crate) type Struck = Option<(&'static str, &'static Location<'static>, Phase)>;
+/// What struck: the op that ran, its line, where the program was, and what was struck.
+pub(crate) type Struck = Option<(
+    &'static str,
+    &'static Location<'static>,
+    Phase,
+    &'static str,
+)>;
 
 /// Counts what comes by, and strikes at one of them.
 #[derive(Debug, Default)]
@@ -36,7 +41,7 @@ pub(crate) fn trigger(at: Option<u64>) -> Shared {
 }
 
 /// Whether this is the one.
-fn strikes(trigger: &Shared) -> bool {
+fn strikes(trigger: &Shared, what: &'static str) -> bool {
     let mut trigger = trigger.lock().expect("no panic under the lock");
     let now = trigger.count;
     trigger.count += 1;
@@ -44,7 +49,7 @@ fn strikes(trigger: &Shared) -> bool {
     if trigger.at != Some(now) {
         return false;
     }
-    trigger.struck = on_behalf_of().map(|(op, line)| (op, line, PHASE.get()));
+    trigger.struck = on_behalf_of().map(|(op, line)| (op, line, PHASE.get(), what));
     true
 }
 
@@ -66,7 +71,7 @@ pub(crate) const WRONGS: [Wrong; 4] = [Wrong::Added, Wrong::Negated, Wrong::Nan,
 pub(crate) fn broken(inner: &Device, trigger: &Shared, wrong: Wrong, element: u64) -> Device {
     let trigger = trigger.clone();
     inner.decorated(move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
-        let outputs = kernel.outputs();
+        let (op, outputs) = (kernel.op(), kernel.outputs());
         let mut buffers = backend.launch(kernel)?;
         let float = |(dtype, shape): &(DType, Shape)| {
             *dtype == DType::F32 && shape.numel() > 0
@@ -74,7 +79,7 @@ pub(crate) fn broken(inner: &Device, trigger: &Shared, wrong: Wrong, element: u6
         let Some(o) = outputs.iter().position(float) else {
             return Ok(buffers);
         };
-        if !strikes(&trigger) {
+        if !strikes(&trigger, op) {
             return Ok(buffers);
         }
         let mut values = numbers(backend, &buffers[o], outputs[o].1.numel());
@@ -128,7 +133,7 @@ impl Transport for Lossy {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        match strikes(&self.0) {
+        match strikes(&self.0, "reduction") {
             true => Ok(Self::own(parts)),
             false => InProcess.all_reduce(mesh, parts, reduction),
         }
@@ -141,7 +146,7 @@ impl Transport for Lossy {
         reduction: Reduction,
         dim: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        if !strikes(&self.0) {
+        if !strikes(&self.0, "reduction") {
             return InProcess.reduce_scatter(mesh, parts, reduction, dim);
         }
         let piece = |(i, part): (usize, &Part)| {
