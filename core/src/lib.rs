@@ -7,7 +7,6 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(not(target_family = "wasm"))]
 pub mod compare;
 mod context;
 pub mod cost;
