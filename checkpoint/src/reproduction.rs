@@ -95,13 +95,17 @@ pub fn open(path: impl AsRef<Path>) -> Result<Reproduction> {
         detail,
     };
     let Some(head) = file.metadata().get(KEY) else {
-        let detail = format!("there is no {KEY} in its metadata: `anymesh diff-run --dump` writes it");
+        let detail =
+            format!("there is no {KEY} in its metadata: `anymesh diff-run --dump` writes it");
         return Err(wrong(detail));
     };
     let head: Value =
         serde_json::from_str(head).map_err(|e| wrong(format!("{KEY} is no JSON: {e}")))?;
     if head["version"] != VERSION {
-        let detail = format!("it is of version {}, and {VERSION} is known", head["version"]);
+        let detail = format!(
+            "it is of version {}, and {VERSION} is known",
+            head["version"]
+        );
         return Err(wrong(detail));
     }
     let text = |name: &str| match head[name].as_str() {

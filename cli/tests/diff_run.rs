@@ -59,14 +59,22 @@ fn an_injected_fault_is_named_dumped_and_replayed() {
     for at in [60, 90, 120, 150, 180] {
         let (file, fault) = (Temporary::new("op"), format!("element:{at}"));
         let args = [
-            "diff-run", "--inject", &fault, "--dump", file.path(), "--json",
+            "diff-run",
+            "--inject",
+            &fault,
+            "--dump",
+            file.path(),
+            "--json",
         ];
         let json: Value = serde_json::from_str(&out(&args, 1)).expect("JSON");
         let first = &json["findings"][0];
         let injected = json["injected"].as_str().expect("where");
         // What was injected is what was found.
         let named = |name: &str| first[name].as_str().is_some_and(|x| injected.contains(x));
-        assert!((named("op") || named("within")) && named("caller"), "{json}");
+        assert!(
+            (named("op") || named("within")) && named("caller"),
+            "{json}"
+        );
         if json["dumped"] == true {
             let text = anymesh(&["replay", file.path()]);
             // The fault was in the run and not in the op, so it does not show again.
@@ -82,7 +90,10 @@ fn an_injected_fault_is_named_dumped_and_replayed() {
 
 #[test]
 fn a_lost_reduction_is_named() {
-    let text = out(&["diff-run", "--b", "cpu:tp=2", "--inject", "reduction:3"], 1);
+    let text = out(
+        &["diff-run", "--b", "cpu:tp=2", "--inject", "reduction:3"],
+        1,
+    );
     assert!(text.contains("injected: a lost reduction in"), "{text}");
     assert!(text.contains("largest difference"), "{text}");
 }
@@ -93,7 +104,15 @@ fn hashes_of_one_process_are_compared_in_another() {
     let text = out(&["diff-run", "--record", file.path()], 0);
     assert!(text.contains("values of cpu"), "{text}");
     out(&["diff-run", "--against", file.path(), "--b", "cpu"], 0);
-    let inject = ["diff-run", "--against", file.path(), "--b", "cpu", "--inject", "nan:100"];
+    let inject = [
+        "diff-run",
+        "--against",
+        file.path(),
+        "--b",
+        "cpu",
+        "--inject",
+        "nan:100",
+    ];
     let text = out(&inject, 1);
     assert!(text.contains("other bits"), "{text}");
     fs::write(&file.0, "no trace").expect("written");
@@ -104,7 +123,9 @@ fn hashes_of_one_process_are_compared_in_another() {
 fn a_training_run_is_compared() {
     let folder = Temporary::new("run");
     fs::create_dir_all(&folder.0).expect("a folder");
-    let text: String = (0..200).map(|i| format!("{i} and {} are numbers.\n", i * 7 % 100)).collect();
+    let text: String = (0..200)
+        .map(|i| format!("{i} and {} are numbers.\n", i * 7 % 100))
+        .collect();
     fs::write(folder.0.join("text.txt"), text).expect("written");
     let config = r#"
 tokenizer = "bytes"
@@ -124,7 +145,9 @@ length = 32
 folder = "FOLDER"
 "#;
     let path = |name: &str| folder.0.join(name).to_str().expect("text").to_string();
-    let config = config.replace("TEXT", &path("text.txt")).replace("FOLDER", &path("run"));
+    let config = config
+        .replace("TEXT", &path("text.txt"))
+        .replace("FOLDER", &path("run"));
     fs::write(folder.0.join("run.toml"), config).expect("written");
     let file = path("run.toml");
     for b in ["cpu:dp=2", "cpu:tp=2", "cpu:dp=2, tp=2"] {
@@ -132,11 +155,31 @@ folder = "FOLDER"
     }
     let zero = ["diff-run", &file, "--b", "cpu:dp=2", "--set", "mesh.zero=3"];
     out(&zero, 0);
-    let again = ["diff-run", &file, "--b", "cpu:dp=2", "--set", "mesh.recompute=true"];
+    let again = [
+        "diff-run",
+        &file,
+        "--b",
+        "cpu:dp=2",
+        "--set",
+        "mesh.recompute=true",
+    ];
     out(&again, 0);
-    let text = out(&["diff-run", &file, "--b", "cpu:tp=2", "--inject", "element:120"], 1);
+    let text = out(
+        &[
+            "diff-run",
+            &file,
+            "--b",
+            "cpu:tp=2",
+            "--inject",
+            "element:120",
+        ],
+        1,
+    );
     assert!(text.contains("train/src/"), "{text}");
-    assert!(!folder.0.join("run").exists(), "a comparison leaves nothing behind");
+    assert!(
+        !folder.0.join("run").exists(),
+        "a comparison leaves nothing behind"
+    );
 }
 
 #[test]
@@ -168,7 +211,9 @@ fn what_cannot_be_is_refused() {
         head("\"no json\""),
         head("\"{}\""),
         head("\"{\\\"version\\\": 1}\""),
-        head("\"{\\\"version\\\": 1, \\\"op\\\": \\\"exp\\\", \\\"given\\\": \\\"result\\\", \\\"number\\\": 0, \\\"caller\\\": \\\"\\\", \\\"operands\\\": 18446744073709551615, \\\"gradients\\\": 0}\""),
+        head(
+            "\"{\\\"version\\\": 1, \\\"op\\\": \\\"exp\\\", \\\"given\\\": \\\"result\\\", \\\"number\\\": 0, \\\"caller\\\": \\\"\\\", \\\"operands\\\": 18446744073709551615, \\\"gradients\\\": 0}\"",
+        ),
     ] {
         fs::write(&file.0, bytes).expect("written");
         out(&["replay", file.path()], 2);

@@ -47,8 +47,13 @@ pub(crate) type Call = (&'static str, &'static Location<'static>, u32);
 
 /// Sees values, and may put others in their place.
 pub(crate) trait Observer: Send + Sync {
-    /// The number of a call of an op from a line.
-    fn number(&self, op: &'static str, caller: &'static Location<'static>) -> u32;
+    /// The number of a call of an op from a line, perhaps as a step of another.
+    fn number(
+        &self,
+        op: &'static str,
+        caller: &'static Location<'static>,
+        within: Option<&'static str>,
+    ) -> u32;
 
     /// A value that was made of `operands`; of a gradient, the call whose result it is for.
     fn see(
@@ -177,7 +182,7 @@ impl Step {
             op,
             caller: self.caller,
             within: self.within.filter(|within| *within != op),
-            nth: observer.number(op, self.caller),
+            nth: observer.number(op, self.caller, self.within),
         };
         if let Some(attributes) = self.told {
             observer.told(&called, attributes);
@@ -300,7 +305,7 @@ pub(crate) async fn awaited<R: Results>(
 /// The number of a tensor that gradients are wanted for, among those of its line.
 pub(crate) fn leaf(caller: &'static Location<'static>) -> u32 {
     match (STATE.get(), capture()) {
-        (State::Looking, Some(observer)) if !Dry::is_on() => observer.number("leaf", caller),
+        (State::Looking, Some(observer)) if !Dry::is_on() => observer.number("leaf", caller, None),
         _ => UNSEEN,
     }
 }
@@ -346,11 +351,7 @@ pub(crate) fn pulled(
 }
 
 /// The sum of what all users of a call's result gave.
-pub(crate) fn summed(
-    call: Call,
-    slot: usize,
-    value: &mut Tensor,
-) -> Result<()> {
+pub(crate) fn summed(call: Call, slot: usize, value: &mut Tensor) -> Result<()> {
     match STATE.get() {
         State::Looking if !Dry::is_on() => of_pass(call, Given::Sum(slot), &[], None, value),
         _ => Ok(()),

@@ -110,7 +110,8 @@ impl Injection {
         };
         let mesh = match (self.kind, axes) {
             (Kind::Reduction, None) => {
-                let detail = "a single device reduces nothing: give the second place axes, such as cpu:tp=2";
+                let detail =
+                    "a single device reduces nothing: give the second place axes, such as cpu:tp=2";
                 return Err(Error::argument("diff-run", "inject", detail));
             }
             (Kind::Reduction, _) => on(device)?.with_transport(Arc::new(Lossy(fault.clone()))),
@@ -122,28 +123,30 @@ impl Injection {
 
 /// A device one of whose launches has a wrong element in the middle of a result.
 fn broken(device: &Device, fault: Arc<Fault>) -> Device {
-    device.decorated(move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
-        let outputs = kernel.outputs();
-        let mut buffers = backend.launch(kernel)?;
-        let float = outputs
-            .iter()
-            .position(|(dtype, shape)| *dtype == DType::F32 && shape.numel() > 0);
-        let Some(o) = float.filter(|_| fault.strikes()) else {
-            return Ok(buffers);
-        };
-        let bytes = 4 * outputs[o].1.numel();
-        let mut data = pollster::block_on(backend.download(&buffers[o], 0..bytes))?;
-        let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        let largest = (data.chunks_exact(4).map(|b| number(b).abs())).fold(1e-3, f32::max);
-        let at = bytes / 8 * 4;
-        let wrong = match fault.injection.kind {
-            Kind::Nan => f32::NAN,
-            _ => number(&data[at..at + 4]) + largest,
-        };
-        data[at..at + 4].copy_from_slice(&wrong.to_le_bytes());
-        buffers[o] = backend.upload(&data)?;
-        Ok(buffers)
-    })
+    device.decorated(
+        move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
+            let outputs = kernel.outputs();
+            let mut buffers = backend.launch(kernel)?;
+            let float = outputs
+                .iter()
+                .position(|(dtype, shape)| *dtype == DType::F32 && shape.numel() > 0);
+            let Some(o) = float.filter(|_| fault.strikes()) else {
+                return Ok(buffers);
+            };
+            let bytes = 4 * outputs[o].1.numel();
+            let mut data = pollster::block_on(backend.download(&buffers[o], 0..bytes))?;
+            let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            let largest = (data.chunks_exact(4).map(|b| number(b).abs())).fold(1e-3, f32::max);
+            let at = bytes / 8 * 4;
+            let wrong = match fault.injection.kind {
+                Kind::Nan => f32::NAN,
+                _ => number(&data[at..at + 4]) + largest,
+            };
+            data[at..at + 4].copy_from_slice(&wrong.to_le_bytes());
+            buffers[o] = backend.upload(&data)?;
+            Ok(buffers)
+        },
+    )
 }
 
 /// A transport that loses a reduction.

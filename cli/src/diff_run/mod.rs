@@ -163,7 +163,11 @@ impl DiffRun {
 
     fn settings(&self) -> Result<Compare> {
         let not_a_share = |x: f64| !(x.is_finite() && x >= 0.0);
-        if [self.relative, self.absolute].into_iter().flatten().any(not_a_share) {
+        if [self.relative, self.absolute]
+            .into_iter()
+            .flatten()
+            .any(not_a_share)
+        {
             let detail = "a tolerance is a number that is not negative";
             return Err(Error::config("--relative, --absolute", detail));
         }
@@ -225,10 +229,14 @@ impl DiffRun {
         reproduction::save(path, alone)?;
         let path = path.display();
         let cpu = anymesh::device("cpu")?;
-        Ok(Some(match anymesh::conformance::replay::check(alone, &cpu) {
-            Ok(()) => format!("`anymesh replay {path}` calls it alone"),
-            Err(error) => format!("its operands and results are in {path}, but it cannot be called alone: {error}"),
-        }))
+        Ok(Some(
+            match anymesh::conformance::replay::check(alone, &cpu) {
+                Ok(()) => format!("`anymesh replay {path}` calls it alone"),
+                Err(error) => format!(
+                    "its operands and results are in {path}, but it cannot be called alone: {error}"
+                ),
+            },
+        ))
     }
 }
 

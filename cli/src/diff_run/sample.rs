@@ -29,9 +29,18 @@ fn loss(p: &[Tensor], tokens: &Tensor) -> Result<Tensor> {
     let x = p[0].embedding(&tokens.narrow(1, 0, LENGTH)?)?;
     let normed = x.rms_norm(&NormOptions::new().weight(&p[1]))?;
     let heads = [BATCH, LENGTH, HEADS, WIDTH / HEADS];
-    let q = normed.linear(&p[2], None)?.reshape(heads)?.transpose(1, 2)?;
-    let k = normed.linear(&p[3], None)?.reshape(heads)?.transpose(1, 2)?;
-    let v = normed.linear(&p[4], None)?.reshape(heads)?.transpose(1, 2)?;
+    let q = normed
+        .linear(&p[2], None)?
+        .reshape(heads)?
+        .transpose(1, 2)?;
+    let k = normed
+        .linear(&p[3], None)?
+        .reshape(heads)?
+        .transpose(1, 2)?;
+    let v = normed
+        .linear(&p[4], None)?
+        .reshape(heads)?
+        .transpose(1, 2)?;
     let seen = q.attention(&k, &v, &AttentionOptions::causal())?.out;
     let seen = seen.transpose(1, 2)?.reshape([BATCH, LENGTH, WIDTH])?;
     let x = x.add(&seen.linear(&p[5], None)?)?;

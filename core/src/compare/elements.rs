@@ -98,7 +98,9 @@ pub(super) fn hash(data: &[u8]) -> u64 {
     let words = data.chunks_exact(8);
     let mut last = [0; 8];
     last[..words.remainder().len()].copy_from_slice(words.remainder());
-    let h = words.fold(data.len() as u64, |h, word| mix(h, u64::from_le_bytes(bytes(word, 0))));
+    let h = words.fold(data.len() as u64, |h, word| {
+        mix(h, u64::from_le_bytes(bytes(word, 0)))
+    });
     let h = mix(h, u64::from_le_bytes(last));
     let h = (h ^ (h >> 32)).wrapping_mul(K);
     h ^ (h >> 29)

@@ -217,10 +217,14 @@ impl Finding {
         };
         write!(f, "\n  it is {}{from}", self.ty)?;
         if let Some(other) = self.other.as_ref().filter(|other| **other != self.ty) {
-            write!(f, "\n  on {other_place} it is {other}", other_place = match self.run {
-                Run::A => &second,
-                Run::B => &first,
-            })?;
+            write!(
+                f,
+                "\n  on {other_place} it is {other}",
+                other_place = match self.run {
+                    Run::A => &second,
+                    Run::B => &first,
+                }
+            )?;
         }
         let (Why::Values(d) | Why::Moved(d) | Why::Ranks(d)) = &self.why else {
             return Ok(());
@@ -239,7 +243,11 @@ impl Finding {
             Number(d.b),
             d.rank,
             Number(d.allowed),
-            on = if matches!(self.why, Why::Moved(_)) { "" } else { "on " },
+            on = if matches!(self.why, Why::Moved(_)) {
+                ""
+            } else {
+                "on "
+            },
         )?;
         write!(f, "\n  {} of {} elements differ", d.wrong, d.of)
     }

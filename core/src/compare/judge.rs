@@ -17,7 +17,12 @@ use crate::DType;
 ///   has the rounding of its neighbours (magnitudes of a million and more are masks, and are judged
 ///   by themselves alone),
 /// - where the op added up many elements into fewer, a tenth of the largest magnitude of what it
-///   read times the root of how many became one, because sums may cancel altogether.
+///   read times the root of how many became one, because sums may cancel altogether,
+/// - for gradients, a twentieth of the largest magnitude of what came in (less where it was spread
+///   over more elements), because of a difference nothing but rounding may be left,
+/// - where partial terms are much larger than what they add up to, those.
+///
+/// An op that reads partial values of a narrow dtype is judged as that dtype is.
 ///
 /// NaN is the same as NaN and as nothing else; an infinity as itself. Integers and bools are the
 /// same or are not.

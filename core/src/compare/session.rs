@@ -86,7 +86,8 @@ impl State {
     /// and the scale of its rounding where it is a gradient.
     fn note_partial(&mut self, event: &Event<'_>, at: Option<usize>) {
         if let (Some(forms), Some(at)) = (event.value.forms(), at) {
-            self.partial.retain(|_, (forms, _)| forms.strong_count() > 0);
+            self.partial
+                .retain(|_, (forms, _)| forms.strong_count() > 0);
             let known = (Arc::downgrade(forms), at);
             self.partial.insert(Arc::as_ptr(forms) as usize, known);
         }
@@ -126,7 +127,8 @@ impl State {
 
     /// What a call was told beside its operands, where that is known.
     fn attributes(&self, called: &Called) -> Json {
-        let same = |of: &Called| (of.op, of.nth, of.caller) == (called.op, called.nth, called.caller);
+        let same =
+            |of: &Called| (of.op, of.nth, of.caller) == (called.op, called.nth, called.caller);
         match &self.told {
             Some((of, attributes)) if same(of) => attributes.clone(),
             _ => Json::Null,
@@ -174,13 +176,12 @@ impl Session {
     fn tolerance(&self, event: &Event<'_>) -> Tolerance {
         let partial = event.operands.iter().filter(|t| t.sharding().is_partial());
         let dtypes = partial.map(|t| t.dtype()).chain([event.value.dtype()]);
-        dtypes.map(|dtype| self.settings.tolerance_of(dtype)).fold(
-            Tolerance::BITS,
-            |a, b| Tolerance {
+        dtypes
+            .map(|dtype| self.settings.tolerance_of(dtype))
+            .fold(Tolerance::BITS, |a, b| Tolerance {
                 relative: a.relative.max(b.relative),
                 absolute: a.absolute.max(b.absolute),
-            },
-        )
+            })
     }
 
     fn run(&self) -> Run {
@@ -223,8 +224,7 @@ impl Session {
         if !self.settings.reproduce || !state.findings.is_empty() {
             return Ok(());
         }
-        let is_move = MOVES.contains(&event.called.op);
-        let attributes = match is_move {
+        let attributes = match event.is_move() {
             true => json!({ "to": OperandType::from(event.value).sharding }),
             false => state.attributes(event.called),
         };
@@ -335,6 +335,10 @@ impl Session {
             state.lay.insert(call, lay.collect());
         }
         let Some(&at) = state.index.get(&key) else {
+            // Where gradients meet depends on what was moved.
+            if let Given::Sum(_) = event.given {
+                return Ok(None);
+            }
             let finding = self.finding(event, None, Why::NotInOther);
             return self.found(state, finding).map(|()| None);
         };
@@ -403,8 +407,9 @@ impl Session {
     /// What the other run had and this one did not come to, in a run that ended by itself.
     pub(super) fn missing(&self) -> Option<Finding> {
         let state = self.state();
-        let at = state.seen.iter().position(|seen| !seen)?;
-        let entry = &state.recorded.entries[at];
+        let entries = state.recorded.entries.iter().zip(&state.seen);
+        let mut missing = entries.filter(|(_, seen)| !**seen).map(|(entry, _)| entry);
+        let entry = missing.find(|entry| !matches!(entry.key.given, Given::Sum(_)))?;
         Some(Finding {
             run: Run::A,
             op: entry.key.op.clone(),
@@ -442,6 +447,12 @@ struct Event<'a> {
 }
 
 impl Event<'_> {
+    /// Whether it is what was given, somewhere else.
+    fn is_move(&self) -> bool {
+        MOVES.contains(&self.called.op)
+            && matches!(self.given, Given::Result(_) | Given::Gradient(_))
+    }
+
     fn call(&self) -> Call {
         (self.called.op, self.called.caller, self.called.nth)
     }
@@ -497,7 +508,16 @@ fn terms_scale(x: &Tensor) -> f64 {
 }
 
 impl Observer for Session {
-    fn number(&self, op: &'static str, caller: &'static Location<'static>) -> u32 {
+    fn number(
+        &self,
+        op: &'static str,
+        caller: &'static Location<'static>,
+        within: Option<&'static str>,
+    ) -> u32 {
+        // What is moved for an op is no call of the program, and the other run may have none of it.
+        if within.is_some() && MOVES.contains(&op) {
+            return 0;
+        }
         let mut state = self.state();
         let number = state.numbers.entry((op, *caller)).or_default();
         *number += 1;
@@ -541,7 +561,10 @@ impl Observer for Session {
                 {
                     state.captured = Some(Captured {
                         attributes: state.attributes(called),
-                        operands: operands.iter().map(|t| Saved::of(t)).collect::<Result<_>>()?,
+                        operands: operands
+                            .iter()
+                            .map(|t| Saved::of(t))
+                            .collect::<Result<_>>()?,
                         values: None,
                     });
                     state.stopped = true;
@@ -549,10 +572,8 @@ impl Observer for Session {
                 }
                 Ok(None)
             }
-            _ if MOVES.contains(&called.op) => self.moved(&mut state, &event),
-            Mode::Record { values } => {
-                self.record(&mut state, &event, *values).map(|()| None)
-            }
+            _ if event.is_move() => self.moved(&mut state, &event),
+            Mode::Record { values } => self.record(&mut state, &event, *values).map(|()| None),
             Mode::Compare => self.compare(&mut state, &event),
         };
         if let Some(other) = result? {

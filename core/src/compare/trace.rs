@@ -83,14 +83,17 @@ impl Trace {
             None => Value::Null,
         };
         if head["format"] != FORMAT {
-            return Err(wrong(0, "is no head: is this a file of `anymesh diff-run --record`?"));
+            return Err(wrong(
+                0,
+                "is no head: is this a file of `anymesh diff-run --record`?",
+            ));
         }
         let place = head["place"].as_str().unwrap_or("another place").into();
         let entries = lines
             .filter(|(_, line)| !line.trim().is_empty())
             .map(|(i, line)| {
-                let value: Value =
-                    serde_json::from_str(line).map_err(|e| wrong(i, &format!("is no JSON: {e}")))?;
+                let value: Value = serde_json::from_str(line)
+                    .map_err(|e| wrong(i, &format!("is no JSON: {e}")))?;
                 Entry::from_json(&value).ok_or_else(|| wrong(i, "is not a value of a run"))
             })
             .collect::<Result<_>>()?;

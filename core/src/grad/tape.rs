@@ -499,11 +499,11 @@ where
     };
     let seen = |mut out: Outputs| -> Result<(Outputs, u32)> {
         match step {
-        Some(step) => {
-            let nth = step.end(op, inputs, &mut out)?;
-            Ok((out, nth))
-        }
-        None => Ok((out, UNSEEN)),
+            Some(step) => {
+                let nth = step.end(op, inputs, &mut out)?;
+                Ok((out, nth))
+            }
+            None => Ok((out, UNSEEN)),
         }
     };
     if !is_recording(inputs) {

@@ -38,12 +38,21 @@ fn small(mesh: &Mesh) -> Result<Tensor> {
 
 #[test]
 fn a_finding_says_everything() -> Result<()> {
-    let (a, b) = (Mesh::single(&cpu()), Mesh::new("x=2", &zeros("layer_norm"))?);
+    let (a, b) = (
+        Mesh::single(&cpu()),
+        Mesh::new("x=2", &zeros("layer_norm"))?,
+    );
     let found = compare(small, &a, &b)?;
     let first = found.first().expect("a norm of zeros");
-    assert_eq!((first.op.as_str(), first.given, first.run), ("layer_norm", Given::Result(0), Run::B));
+    assert_eq!(
+        (first.op.as_str(), first.given, first.run),
+        ("layer_norm", Given::Result(0), Run::B)
+    );
     assert_eq!(first.operands, ["f32[4@x, 6]"]);
-    assert_eq!((first.ty.as_str(), first.other.as_deref()), ("f32[4@x, 6]", Some("f32[4, 6]")));
+    assert_eq!(
+        (first.ty.as_str(), first.other.as_deref()),
+        ("f32[4@x, 6]", Some("f32[4, 6]"))
+    );
     let Why::Values(difference) = &first.why else {
         panic!("{found}");
     };
@@ -51,7 +60,12 @@ fn a_finding_says_everything() -> Result<()> {
     assert_eq!(difference.largest, difference.a.abs());
     assert_eq!(difference.index.len(), 2);
     let text = found.to_string();
-    for part in ["layer_norm at core/tests/compare/api.rs:", "cpu", "mesh(x=2)", "largest difference"] {
+    for part in [
+        "layer_norm at core/tests/compare/api.rs:",
+        "cpu",
+        "mesh(x=2)",
+        "largest difference",
+    ] {
         assert!(text.contains(part), "{text}");
     }
     let json = found.to_json();
@@ -64,7 +78,8 @@ fn a_finding_says_everything() -> Result<()> {
 fn a_gradient_is_named_by_its_op_and_operand_and_can_be_replayed() -> Result<()> {
     // The kernel that only the gradient of a softmax uses.
     let broken = cpu().decorated(|cpu, kernel| {
-        let gradient = kernel.op() == "softmax" && matches!(kernel, anymesh_core::backend::Kernel::Map(_));
+        let gradient =
+            kernel.op() == "softmax" && matches!(kernel, anymesh_core::backend::Kernel::Map(_));
         let outputs = kernel.outputs();
         let mut out = cpu.launch(kernel)?;
         if gradient {
@@ -79,12 +94,18 @@ fn a_gradient_is_named_by_its_op_and_operand_and_can_be_replayed() -> Result<()>
     let (a, b) = (Mesh::single(&cpu()), Mesh::new("x=2", &broken)?);
     let found = compare.run(small, &a, &b)?;
     let first = found.first().expect("a gradient of zeros");
-    assert_eq!((first.op.as_str(), first.given), ("softmax", Given::Gradient(0)));
+    assert_eq!(
+        (first.op.as_str(), first.given),
+        ("softmax", Given::Gradient(0))
+    );
     let alone = found.reproduction.as_ref().expect("with its operands");
     assert_eq!((alone.operands.len(), alone.gradients.len()), (1, 1));
     assert_eq!(alone.operands[0].sharding, "[@x, _]");
     replay::check(alone, &cpu())?;
-    assert!(replay::replay(alone, &b)?.is_some(), "it shows again on the broken device");
+    assert!(
+        replay::replay(alone, &b)?.is_some(),
+        "it shows again on the broken device"
+    );
     assert!(replay::replay(alone, &Mesh::new("x=2", &cpu())?)?.is_none());
     Ok(())
 }
@@ -92,7 +113,11 @@ fn a_gradient_is_named_by_its_op_and_operand_and_can_be_replayed() -> Result<()>
 #[test]
 fn hashes_compare_runs_of_two_processes() -> Result<()> {
     let exact = Compare::default();
-    let run = |m: &Mesh| Tensor::arange(0, 64, 1, DType::F32, (m, "[@x?]"))?.mul(0.1)?.exp();
+    let run = |m: &Mesh| {
+        Tensor::arange(0, 64, 1, DType::F32, (m, "[@x?]"))?
+            .mul(0.1)?
+            .exp()
+    };
     let text = exact.record(run, &Mesh::single(&cpu()))?.to_text();
     let trace = Trace::parse(&text)?;
     assert_eq!((trace.len(), trace.to_text()), (3, text));
@@ -102,7 +127,10 @@ fn hashes_compare_runs_of_two_processes() -> Result<()> {
     let found = exact.against(&trace, run, &Mesh::new("x=3", &zeros("exp"))?)?;
     let first = found.first().expect("other bits");
     assert_eq!((first.op.as_str(), &first.why), ("exp", &Why::Bits));
-    assert_ne!(trace.hash(), exact.record(run, &Mesh::single(&zeros("exp")))?.hash());
+    assert_ne!(
+        trace.hash(),
+        exact.record(run, &Mesh::single(&zeros("exp")))?.hash()
+    );
     Ok(())
 }
 
@@ -117,12 +145,24 @@ fn a_trace_that_is_none_is_refused() {
         ("another file", "{\"a\": 1}\n".into()),
         ("half a line", good[..good.len() - 20].into()),
         ("a line of something", format!("{good}[1, 2]\n")),
-        ("a negative size", good.replace("\"shape\":[4", "\"shape\":[-4")),
+        (
+            "a negative size",
+            good.replace("\"shape\":[4", "\"shape\":[-4"),
+        ),
         ("an unknown dtype", good.replace("\"f32\"", "\"f99\"")),
         ("no hash", good.replace("\"hash\":\"", "\"hash\":\"z")),
     ] {
         let error = Trace::parse(&text).expect_err(name);
-        assert!(matches!(error, Error::Argument { argument: "trace", .. }), "{name}: {error}");
+        assert!(
+            matches!(
+                error,
+                Error::Argument {
+                    argument: "trace",
+                    ..
+                }
+            ),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -138,14 +178,20 @@ fn a_program_that_goes_another_way_is_told_from_one_that_computes_something_else
     };
     let found = compare(other_op, &a, &b)?;
     let first = found.first().expect("another op");
-    assert_eq!((first.op.as_str(), &first.why, first.run), ("log", &Why::NotInOther, Run::B));
+    assert_eq!(
+        (first.op.as_str(), &first.why, first.run),
+        ("log", &Why::NotInOther, Run::B)
+    );
     let fewer = |m: &Mesh| {
         let x = Tensor::ones([4], DType::F32, m)?;
         (0..if m.is_single() { 3 } else { 2 }).try_fold(x, |x, _| x.exp())
     };
     let found = compare(fewer, &a, &b)?;
     let first = found.first().expect("one op less");
-    assert_eq!((first.op.as_str(), first.nth, first.run), ("exp", 2, Run::A));
+    assert_eq!(
+        (first.op.as_str(), first.nth, first.run),
+        ("exp", 2, Run::A)
+    );
     let other_type = |m: &Mesh| {
         let n = if m.is_single() { 4 } else { 5 };
         Tensor::ones([n], DType::F32, m)?.exp()

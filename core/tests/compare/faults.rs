@@ -53,7 +53,8 @@ fn is_right(found: &Finding, struck: &Struck, times: u32) -> bool {
         Phase::Setup => true,
     };
     // Gradients are added up between the parts of a pass: beside the op that gave the last of them.
-    let between = matches!(*what, "add" | "reduction") && matches!(phase, Phase::Backward(_));
+    let adds = ["add", "sum", "concat", "reduction"].contains(what);
+    let between = adds && matches!(phase, Phase::Backward(_));
     match found.given {
         Given::Sum(_) => return between && step(found.nth),
         Given::Total => return between && found.op == "leaf",
@@ -62,7 +63,8 @@ fn is_right(found: &Finding, struck: &Struck, times: u32) -> bool {
     let same_op = found.op == *op || found.within.as_deref() == Some(op);
     let same_line = found.caller == line.to_string();
     // Every line is called once a step; moves and parameters are counted otherwise.
-    let counted = matches!(found.why, Why::Values(_)) && found.op != "leaf" && found.within.is_none();
+    let counted =
+        matches!(found.why, Why::Values(_)) && found.op != "leaf" && found.within.is_none();
     let same_call = step(found.nth);
     let same_pass = match phase {
         Phase::Backward(_) => true,
@@ -104,10 +106,14 @@ impl Tally {
                     _ => self.forward += 1,
                 }
             }
-            Some(_) => self.wrong.push(format!("{name}: {struck:?} struck, and this was named:\n{found}")),
+            Some(_) => self.wrong.push(format!(
+                "{name}: {struck:?} struck, and this was named:\n{found}"
+            )),
             None => match clean()? {
                 none if none.is_same() => self.harmless += 1,
-                some => self.wrong.push(format!("{name}: {struck:?} struck and was missed:\n{some}")),
+                some => self
+                    .wrong
+                    .push(format!("{name}: {struck:?} struck and was missed:\n{some}")),
             },
         }
         Ok(())
@@ -124,7 +130,10 @@ impl Tally {
             self.wrong.len()
         );
         assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n\n"));
-        assert!(self.right >= least, "too few faults had an effect: {self:?}");
+        assert!(
+            self.right >= least,
+            "too few faults had an effect: {self:?}"
+        );
     }
 }
 
@@ -139,7 +148,10 @@ fn bits() -> Compare {
 fn counted(shared: &Shared) -> (u64, u64) {
     let trigger = shared.lock().expect("no panic under the lock");
     let setup = |p: &&Phase| **p == Phase::Setup;
-    (trigger.phases.iter().filter(setup).count() as u64, trigger.count)
+    (
+        trigger.phases.iter().filter(setup).count() as u64,
+        trigger.count,
+    )
 }
 
 #[test]
@@ -153,7 +165,10 @@ fn an_element_that_a_kernel_gets_wrong_names_its_op() -> Result<()> {
             ..Program::default()
         };
         let count = trigger(None);
-        train(&program, &Mesh::new(axes, &broken(&cpu(), &count, wrong, 0))?)?;
+        train(
+            &program,
+            &Mesh::new(axes, &broken(&cpu(), &count, wrong, 0))?,
+        )?;
         let (setup, all) = counted(&count);
         let (at, element) = (setup + random.below(all - setup), random.below(1 << 20));
         let fault = trigger(Some(at));
@@ -166,7 +181,11 @@ fn an_element_that_a_kernel_gets_wrong_names_its_op() -> Result<()> {
         tally.add(&name, &found, (&struck, times), || {
             let again = broken(&cpu(), &trigger(Some(at)), wrong, element);
             let clean = Mesh::new(axes, &cpu())?;
-            bits().run(|m: &Mesh| train(&program, m), &clean, &Mesh::new(axes, &again)?)
+            bits().run(
+                |m: &Mesh| train(&program, m),
+                &clean,
+                &Mesh::new(axes, &again)?,
+            )
         })?;
     }
     tally.check(faults * 3 / 4);
@@ -261,7 +280,10 @@ fn a_fault_on_one_device_is_named_against_another() -> Result<()> {
     let mut tally = Tally::default();
     let program = Program::default();
     let count = trigger(None);
-    train(&program, &Mesh::single(&broken(&cpu(), &count, WRONGS[0], 0)))?;
+    train(
+        &program,
+        &Mesh::single(&broken(&cpu(), &count, WRONGS[0], 0)),
+    )?;
     let (setup, all) = counted(&count);
     for _ in 0..faults / 2 {
         let (wrong, element) = (random.of(&WRONGS), random.below(1 << 20));
@@ -289,10 +311,12 @@ fn a_fault_on_one_device_is_named_against_another() -> Result<()> {
 fn with_all_every_fault_is_found_and_nothing_else() -> Result<()> {
     // Two ops that are wrong: in step the second is found too, and what lies between them is not.
     let wrong = |op: &'static str| {
-        cpu().decorated(move |cpu, kernel| match kernel.op() == op || kernel.op() == "tanh" {
-            true => Ok([cpu.upload(&[0; 32])?].into_iter().collect()),
-            false => cpu.launch(kernel),
-        })
+        cpu().decorated(
+            move |cpu, kernel| match kernel.op() == op || kernel.op() == "tanh" {
+                true => Ok([cpu.upload(&[0; 32])?].into_iter().collect()),
+                false => cpu.launch(kernel),
+            },
+        )
     };
     let run = |m: &Mesh| -> Result<Tensor> {
         let x = Tensor::ones([8], anymesh_core::DType::F32, m)?;

@@ -70,31 +70,31 @@ pub(crate) const WRONGS: [Wrong; 4] = [Wrong::Added, Wrong::Negated, Wrong::Nan,
 /// f32 count.
 pub(crate) fn broken(inner: &Device, trigger: &Shared, wrong: Wrong, element: u64) -> Device {
     let trigger = trigger.clone();
-    inner.decorated(move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
-        let (op, outputs) = (kernel.op(), kernel.outputs());
-        let mut buffers = backend.launch(kernel)?;
-        let float = |(dtype, shape): &(DType, Shape)| {
-            *dtype == DType::F32 && shape.numel() > 0
-        };
-        let Some(o) = outputs.iter().position(float) else {
-            return Ok(buffers);
-        };
-        if !strikes(&trigger, op) {
-            return Ok(buffers);
-        }
-        let mut values = numbers(backend, &buffers[o], outputs[o].1.numel());
-        let largest = values.iter().fold(0f32, |m, x| m.max(x.abs())).max(1e-3);
-        let at = element as usize % values.len();
-        values[at] = match wrong {
-            Wrong::Added => values[at] + largest,
-            Wrong::Negated => -values[at] - 0.5 * largest,
-            Wrong::Nan => f32::NAN,
-            Wrong::Infinite => f32::INFINITY,
-        };
-        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        buffers[o] = backend.upload(&data)?;
-        Ok(buffers)
-    })
+    inner.decorated(
+        move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
+            let (op, outputs) = (kernel.op(), kernel.outputs());
+            let mut buffers = backend.launch(kernel)?;
+            let float = |(dtype, shape): &(DType, Shape)| *dtype == DType::F32 && shape.numel() > 0;
+            let Some(o) = outputs.iter().position(float) else {
+                return Ok(buffers);
+            };
+            if !strikes(&trigger, op) {
+                return Ok(buffers);
+            }
+            let mut values = numbers(backend, &buffers[o], outputs[o].1.numel());
+            let largest = values.iter().fold(0f32, |m, x| m.max(x.abs())).max(1e-3);
+            let at = element as usize % values.len();
+            values[at] = match wrong {
+                Wrong::Added => values[at] + largest,
+                Wrong::Negated => -values[at] - 0.5 * largest,
+                Wrong::Nan => f32::NAN,
+                Wrong::Infinite => f32::INFINITY,
+            };
+            let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            buffers[o] = backend.upload(&data)?;
+            Ok(buffers)
+        },
+    )
 }
 
 /// The elements of a buffer in the memory of the host.

@@ -55,7 +55,10 @@ fn every_op_is_one_value_on_a_device_and_on_a_mesh() -> Result<()> {
             }
         }
     }
-    println!("{cases} cases, {gradients} gradients, {} wrong", wrong.len());
+    println!(
+        "{cases} cases, {gradients} gradients, {} wrong",
+        wrong.len()
+    );
     let shown = wrong.iter().take(20).cloned().collect::<Vec<_>>();
     assert!(wrong.is_empty(), "{}", shown.join("\n\n"));
     assert!(cases > 1000 && gradients > 1000);
