@@ -33,10 +33,15 @@ fn text() -> Result<String> {
     let (_, rest) = page
         .split_once("trainForm.elements.text.value =")
         .ok_or("app.js has no text to learn")?;
-    let (parts, _) = rest.split_once(";\n").ok_or("app.js: the text has no end")?;
+    let (parts, _) = rest
+        .split_once(";\n")
+        .ok_or("app.js: the text has no end")?;
     let part = |p: &str| serde_json::from_str::<String>(p.trim());
     // As `Training::create` takes it.
-    let text = parts.split(" +\n").map(part).collect::<Result<String, _>>()?;
+    let text = parts
+        .split(" +\n")
+        .map(part)
+        .collect::<Result<String, _>>()?;
     Ok(text.trim().to_string())
 }
 
@@ -60,19 +65,33 @@ fn rule(mesh: &str, op: &str, inputs: &[&str], attrs: Value) -> Result<Value> {
         let ty = TensorType::parse(ty, &on)?;
         Tensor::zeros(&ty.shape, ty.dtype, (&on, &ty.sharding)).map(Some)
     };
-    let operands = inputs.iter().map(make).collect::<anymesh::Result<Vec<_>>>()?;
+    let operands = inputs
+        .iter()
+        .map(make)
+        .collect::<anymesh::Result<Vec<_>>>()?;
     let entry = registry::find(op)?;
     let call = || entry.call(&operands, &Attrs::new(entry, &attrs)?, &Place::from(&on));
     let (outputs, ledger) = Ledger::record(call);
     let outputs: Vec<String> = outputs?.iter().map(Tensor::type_string).collect();
-    Ok(json!({ "mesh": mesh, "op": op, "inputs": inputs, "attrs": attrs, "bytes": ledger.bytes(), "outputs": outputs }))
+    Ok(
+        json!({ "mesh": mesh, "op": op, "inputs": inputs, "attrs": attrs, "bytes": ledger.bytes(), "outputs": outputs }),
+    )
 }
 
 fn plan(mesh: &str, from: &str, to: &str) -> Result<Value> {
     let on = Mesh::new(mesh, &meta())?;
     let (a, b) = (TensorType::parse(from, &on)?, TensorType::parse(to, &on)?);
-    let plan = reshard::plan(&on, &a.shape, a.dtype, &a.sharding, &b.sharding, Objective::Time)?;
-    Ok(json!({ "mesh": mesh, "from": from, "to": to, "bytes": plan.recv_bytes, "steps": plan.steps.len() }))
+    let plan = reshard::plan(
+        &on,
+        &a.shape,
+        a.dtype,
+        &a.sharding,
+        &b.sharding,
+        Objective::Time,
+    )?;
+    Ok(
+        json!({ "mesh": mesh, "from": from, "to": to, "bytes": plan.recv_bytes, "steps": plan.steps.len() }),
+    )
 }
 
 fn file(files: &[&str], source: &dyn Source, look: &str) -> Result<Value> {
@@ -120,12 +139,18 @@ fn the_page_is_held_against_what_runs_here() -> Result<()> {
     }
     let numbers = |v: &Value| -> Vec<f64> {
         let list = v["training"]["losses"].as_array();
-        list.into_iter().flatten().filter_map(Value::as_f64).collect()
+        list.into_iter()
+            .flatten()
+            .filter_map(Value::as_f64)
+            .collect()
     };
     let (then, now) = (numbers(&written), numbers(&found));
     assert_eq!(then.len(), STEPS);
     for (n, (a, b)) in then.iter().zip(&now).enumerate() {
-        assert!((a - b).abs() < 1e-4, "step {n}: {a} was written, {b} is right");
+        assert!(
+            (a - b).abs() < 1e-4,
+            "step {n}: {a} was written, {b} is right"
+        );
     }
     assert!(now[STEPS - 1] < 0.5 * now[0], "it learns nothing: {now:?}");
     Ok(())
@@ -136,7 +161,11 @@ fn the_model_learns_the_same_on_every_mesh() -> Result<()> {
     let one = losses("dp=1")?;
     for axes in [MESH, "tp=3", "dp=3, tp=2"] {
         let there = losses(axes)?;
-        let off = one.iter().zip(&there).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let off = one
+            .iter()
+            .zip(&there)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f64::max);
         assert!(off < 1e-3, "{axes}: losses differ by {off}");
     }
     Ok(())
