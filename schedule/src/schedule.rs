@@ -1,7 +1,6 @@
 //! A schedule: what each rank does, in order.
 
 use crate::{Action, Error, Kind, Limits, Result};
-use std::collections::HashSet;
 
 /// More passes than any run has; keeps a wrong number from eating all memory.
 pub(crate) const MOST: usize = 1 << 22;
@@ -172,8 +171,8 @@ impl Schedule {
         let plain = self.without_transfers();
         plain.prove(&Limits::none())?;
         let mut out = vec![vec![]; self.ranks.len()];
-        // What ranks have made or received: (kind of pass, stage, micro-batch).
-        let mut there: Vec<HashSet<(bool, usize, usize)>> = vec![HashSet::new(); self.ranks.len()];
+        // Which forward and backward results of a stage and micro-batch are made, and so received.
+        let mut made = vec![[false; 2]; self.stages() * self.micros];
         let mut at = vec![0; self.ranks.len()];
         while (0..at.len()).any(|r| at[r] < plain.ranks[r].len()) {
             let mut moved = false;
@@ -186,7 +185,9 @@ impl Schedule {
                 }
                 let turn = &list[at[rank]..list.len().min(end + 1)];
                 let ready = turn.iter().all(|a| match plain.source(*a) {
-                    Some(stage) => there[rank].contains(&(a.kind == Kind::F, stage, a.micro)),
+                    Some(stage) => {
+                        made[stage * self.micros + a.micro][usize::from(a.kind == Kind::F)]
+                    }
                     None => true,
                 });
                 if turn.is_empty() || !ready {
@@ -194,15 +195,13 @@ impl Schedule {
                 }
                 out[rank].extend(turn.iter().copied().filter(|a| a.kind != Kind::Idle));
                 for action in turn.iter().filter(|a| a.kind.computes()) {
-                    let key = (action.kind == Kind::F, action.stage, action.micro);
                     if action.kind != Kind::W {
-                        there[rank].insert(key);
+                        let result = &mut made[action.stage * self.micros + action.micro];
+                        result[usize::from(action.kind == Kind::F)] = true;
                     }
                     if let Some((send, recv)) = plain.transfer(*action) {
-                        let peer = plain.owner[recv.stage];
                         out[rank].push(send);
-                        out[peer].push(recv);
-                        there[peer].insert(key);
+                        out[plain.owner[recv.stage]].push(recv);
                     }
                 }
                 at[rank] += turn.len();

@@ -43,7 +43,12 @@ fn more_memory_never_makes_it_longer_than_what_is_built_in() {
         let found = search.run().expect("it is found");
         assert!(found.prove(&Limits::live(live)).is_ok());
         let found = found.timing(&costs).expect("it runs");
-        assert!(found.makespan >= found.bound);
+        assert!(
+            found.makespan >= found.bound - 1e-9,
+            "{} < {}",
+            found.makespan,
+            found.bound
+        );
         for name in ["fthenb", "1f1b", "eager-1f1b", "zbh1"] {
             let known = build(name, 4, 1, 9).expect("it is made");
             if known.prove(&Limits::live(live)).is_ok() {
