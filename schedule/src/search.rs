@@ -114,7 +114,8 @@ impl Search {
             if tries == 0 || done {
                 break;
             }
-            tries -= 1;
+            // Choosing looks at all ranks, which running a list does not.
+            tries = tries.saturating_sub(1 + self.ranks / 8);
             let greedy = Greedy {
                 chance: if i < plain.len() {
                     0
