@@ -212,9 +212,8 @@ fn flood() -> std::result::Result<(), Failed> {
         let bad = |what: &str| -> Failed { format!("{what}: {ended:#?}").into() };
         let open: Vec<&str> = said.all("open").into_iter().map(|(_, text)| text).collect();
         // A thread of the start may have ended meanwhile; nothing may have been added.
-        let counts = |text: &str| -> Vec<usize> {
-            text.split(' ').filter_map(|n| n.parse().ok()).collect()
-        };
+        let counts =
+            |text: &str| -> Vec<usize> { text.split(' ').filter_map(|n| n.parse().ok()).collect() };
         let more = |before: &str, after: &str| {
             let (before, after) = (counts(before), counts(after));
             before.len() != 2 || after.len() != 2 || after.iter().zip(&before).any(|(a, b)| a > b)

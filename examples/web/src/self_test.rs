@@ -1,34 +1,35 @@
-//! A smoke test that a browser runs: [`run`] resolves to a report, or rejects with the reason.
+//! A test that a browser runs: [`run`] resolves to a report, or rejects with the reason.
 //!
 //! The `control_*` exports go wrong on purpose. `scripts/wasm controls` asks that each of them
 //! fails the run, so that a green [`run`] means something.
 
-mod console;
-
+use crate::text;
 use anymesh_core::{
     DType, Device, Error, Tensor,
     ops::{Order, Rng},
 };
 use wasm_bindgen::prelude::*;
 
-/// Installs the console hooks: called once by the page, before anything else.
-#[wasm_bindgen(start)]
-fn start() {
-    console::install();
-}
-
 /// The smoke test: a few kernels of each kind against plain loops.
 #[wasm_bindgen]
 pub async fn run() -> Result<String, JsValue> {
     let device = open().await?;
-    let mut report = format!(
-        "device: {device}, {}\n",
-        device.backend().capabilities().description
-    );
-    for (name, error) in kernels(&device, 1.0).await.map_err(text)? {
+    let about = &device.backend().capabilities().description;
+    Ok(format!(
+        "device: {device}, {about}\n{}",
+        check(&device).await?
+    ))
+}
+
+/// Holds a few kernels of each kind against plain loops; a line for each.
+pub async fn check(device: &Device) -> Result<String, String> {
+    let mut report = String::new();
+    for (name, error) in kernels(device, 1.0).await.map_err(text)? {
         // Written so that a NaN fails.
         if !(error <= 1e-5) {
-            return Err(format!("{name}: relative error {error}").into());
+            return Err(format!(
+                "the GPU gives wrong values: {name} has a relative error of {error}; choose the CPU"
+            ));
         }
         report += &format!("{name}: relative error {error:.1e}\n");
     }
@@ -79,10 +80,6 @@ pub async fn control_hang() -> Result<String, JsValue> {
 
 async fn open() -> Result<Device, String> {
     anymesh_backend_wgpu::device_async().await.map_err(text)
-}
-
-fn text(error: Error) -> String {
-    error.to_string()
 }
 
 /// The largest difference from `expected * scale`, relative to its largest value.

@@ -1,4 +1,4 @@
-//! `wasm-glue IN.wasm OUT_DIR`: writes `OUT_DIR/smoke.js` and `OUT_DIR/smoke_bg.wasm`.
+//! `wasm-glue IN.wasm OUT_DIR`: writes `OUT_DIR/lab.js` and `OUT_DIR/lab_bg.wasm`.
 
 use std::{env, process::ExitCode};
 
@@ -13,10 +13,11 @@ fn main() -> ExitCode {
     let mut bindgen = Bindgen::new();
     let made = bindgen
         .input_path(input)
-        .out_name("smoke")
+        .out_name("lab")
         .typescript(false)
-        // Readable names would double an unoptimised module, to some 80 MB.
-        .demangle(false)
+        // Names of functions are a third of the module, and nobody reads them there.
+        .remove_name_section(true)
+        .remove_producers_section(true)
         // Keep the default module URL, so that the page may call init() without one.
         .omit_default_module_path(false)
         .web(true)
