@@ -65,8 +65,8 @@ struct State {
 }
 
 impl Fault {
-    /// Whether it strikes now; it counts.
-    fn strikes(&self) -> bool {
+    /// Whether it strikes what is about to be done; it counts.
+    fn strikes(&self, what: &str) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = state.count;
         state.count += 1;
@@ -74,8 +74,12 @@ impl Fault {
             return false;
         }
         let running = on_behalf_of();
-        let running = running.map(|(op, line)| format!("{op} at {line}"));
-        state.struck = Some(running.unwrap_or_else(|| "what is done beside ops".into()));
+        // An op runs kernels of other names: a gradient is added to others while its op is at work.
+        state.struck = Some(match running {
+            Some((op, line)) if op == what => format!("{op} at {line}"),
+            Some((op, line)) => format!("{what}, run for {op} at {line}"),
+            None => format!("{what}, run for no op"),
+        });
         true
     }
 
@@ -125,12 +129,12 @@ impl Injection {
 fn broken(device: &Device, fault: Arc<Fault>) -> Device {
     device.decorated(
         move |backend: &dyn Backend, kernel: Kernel| -> Result<Buffers> {
-            let outputs = kernel.outputs();
+            let (op, outputs) = (kernel.op(), kernel.outputs());
             let mut buffers = backend.launch(kernel)?;
             let float = outputs
                 .iter()
                 .position(|(dtype, shape)| *dtype == DType::F32 && shape.numel() > 0);
-            let Some(o) = float.filter(|_| fault.strikes()) else {
+            let Some(o) = float.filter(|_| fault.strikes(op)) else {
                 return Ok(buffers);
             };
             let bytes = 4 * outputs[o].1.numel();
@@ -172,7 +176,7 @@ impl Transport for Lossy {
         parts: &[Part],
         reduction: Reduction,
     ) -> Result<Vec<Option<Tensor>>> {
-        match self.0.strikes() {
+        match self.0.strikes("all_reduce") {
             true => Ok(parts.iter().map(|part| part.data.clone()).collect()),
             false => InProcess.all_reduce(mesh, parts, reduction),
         }
@@ -185,7 +189,7 @@ impl Transport for Lossy {
         reduction: Reduction,
         dim: usize,
     ) -> Result<Vec<Option<Tensor>>> {
-        if !self.0.strikes() {
+        if !self.0.strikes("reduce_scatter") {
             return InProcess.reduce_scatter(mesh, parts, reduction, dim);
         }
         let own = |(i, part): (usize, &Part)| {
