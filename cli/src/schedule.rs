@@ -229,10 +229,9 @@ impl ScheduleCommand {
         if !timing.waits.is_empty() {
             text += "\nwho waits for whom\n";
             for (rank, peer, long, times) in totals(timing) {
-                text += &format!(
-                    "  rank {rank} for rank {peer}: {} in {times} waits\n",
-                    short(long)
-                );
+                let waits = if times == 1 { "wait" } else { "waits" };
+                let long = short(long);
+                text += &format!("  rank {rank} for rank {peer}: {long} in {times} {waits}\n");
             }
             let mut waits = timing.waits.clone();
             let long = |w: &anymesh::schedule::Wait| w.span.end - w.span.start;
