@@ -92,8 +92,8 @@ impl<'a> Lists<'a> {
         let mut moved = true;
         while moved {
             moved = false;
-            for rank in 0..ranks {
-                while let Some(action) = lists[rank].get(self.at[rank]) {
+            for (rank, list) in lists.iter().enumerate() {
+                while let Some(action) = list.get(self.at[rank]) {
                     let ready = self.ready(*action);
                     if ready.is_nan() {
                         break;
