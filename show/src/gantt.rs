@@ -10,7 +10,7 @@ use crate::{
 /// Lanes that are drawn.
 const LANES: usize = 48;
 /// Intervals that are drawn, over all lanes.
-const SPANS: usize = 4000;
+const SPANS: usize = 2000;
 const WIDTH: f64 = 620.0;
 const ROW: f64 = 26.0;
 

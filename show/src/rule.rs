@@ -85,6 +85,7 @@ impl Show for Decision {
                 true => vec!["received".into(), "owed by the result".into()],
                 false => vec![],
             },
+            totals: false,
             bars,
         };
         figure = figure.picture(bars.picture()).table(table).table(factors);

@@ -43,7 +43,7 @@ svg.anymesh:root{color:#1d2433;background:#fdfdfd}
 .anymesh .hold8{fill:#8a9a3b;stroke:#8a9a3b}
 .anymesh .hold9{fill:#8b8f99;stroke:#8b8f99}
 .anymesh .wire.hold0,.anymesh .wire.hold1,.anymesh .wire.hold2,.anymesh .wire.hold3,.anymesh .wire.hold4,.anymesh .wire.hold5,.anymesh .wire.hold6,.anymesh .wire.hold7,.anymesh .wire.hold8,.anymesh .wire.hold9{fill:none}
-figure.anymesh{margin:.5em 0;font:13px/1.45 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
+figure.anymesh{margin:.5em 0 1.4em;font:13px/1.45 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 .anymesh figcaption{font-size:14px;font-weight:600;margin:0 0 .4em}
 .anymesh .wide{overflow-x:auto;max-width:100%}
 .anymesh table{border-collapse:collapse;margin:.4em 0;font-variant-numeric:tabular-nums}
@@ -54,7 +54,7 @@ figure.anymesh{margin:.5em 0;font:13px/1.45 ui-sans-serif,system-ui,-apple-syste
 .anymesh td.mono,.anymesh pre{font-family:ui-monospace,'Cascadia Mono','DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:12px}
 .anymesh .note{margin:.3em 0;opacity:.8}
 .anymesh pre{margin:.4em 0;overflow-x:auto;background:none;color:inherit}
-body.anymesh{margin:1.2em auto;max-width:60em;padding:0 1em;color:#1d2433;background:#fdfdfd}
+body.anymesh{margin:1.2em auto;max-width:68em;padding:0 1em;color:#1d2433;background:#fdfdfd}
 @media (prefers-color-scheme:dark){body.anymesh{color:#e4e8f0;background:#151922}}
 ";
 

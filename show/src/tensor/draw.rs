@@ -119,10 +119,13 @@ pub(super) fn picture(
         })
         .collect();
     let mut picture = Picture::new(label, 0.0, 0.0);
-    let as_table = whole && rows <= TABLE.0 && columns <= TABLE.1;
-    let maps: Vec<Map> = match as_table {
-        true => vec![],
-        false => matrices.iter().map(Map::of).collect(),
+    let cell = match whole && rows <= TABLE.0 && columns <= TABLE.1 {
+        true => cell(sample, columns),
+        false => None,
+    };
+    let maps: Vec<Map> = match cell {
+        Some(_) => vec![],
+        None => matrices.iter().map(Map::of).collect(),
     };
     let scale = Scale::of(
         maps.iter()
@@ -130,9 +133,10 @@ pub(super) fn picture(
     );
     let (mut x, mut y, mut tallest) = (0.0, 0.0, 0.0f64);
     for (i, matrix) in matrices.iter().enumerate() {
-        let mut drawn = match maps.get(i) {
-            None => table(matrix, legend.is_some()),
-            Some(map) => map.draw(matrix, &scale, count > 1),
+        let mut drawn = match (cell, maps.get(i)) {
+            (Some(cell), _) => table(matrix, cell, legend.is_some()),
+            (None, Some(map)) => map.draw(matrix, &scale, count > 1),
+            (None, None) => continue,
         };
         if count > 1 {
             let mut named = Picture::new("", drawn.width, drawn.height + 16.0);
@@ -149,7 +153,7 @@ pub(super) fn picture(
         x += width + 16.0;
         tallest = tallest.max(height);
     }
-    if !as_table {
+    if cell.is_none() {
         let below = picture.height + 8.0;
         picture.place(0.0, below, colors(&scale, &maps));
     }
@@ -180,8 +184,18 @@ fn value_text(x: f64) -> String {
     }
 }
 
+/// The width of the cells of a table and the class of their texts; nothing where a table would be
+/// too wide.
+fn cell(sample: &Sample, columns: usize) -> Option<(f64, &'static str)> {
+    ["mono end", "tiny mono end"].into_iter().find_map(|class| {
+        let texts = sample.values.iter().map(|v| pixels(class, &written(*v)));
+        let width = texts.fold(14.0, f64::max) + 12.0;
+        (width * columns as f64 <= WIDTH).then_some((width, class))
+    })
+}
+
 /// Every value in a cell, in the colour of who holds it.
-fn table(matrix: &Matrix<'_>, held: bool) -> Picture {
+fn table(matrix: &Matrix<'_>, (width, class): (f64, &str), held: bool) -> Picture {
     const HEIGHT: f64 = 24.0;
     let texts: Vec<Vec<String>> = (0..matrix.rows)
         .map(|r| {
@@ -190,8 +204,6 @@ fn table(matrix: &Matrix<'_>, held: bool) -> Picture {
                 .collect()
         })
         .collect();
-    let widest = (texts.iter().flatten().map(|t| pixels("mono", t))).fold(14.0, f64::max);
-    let width = widest.min(150.0) + 14.0;
     let (left, top) = (24.0, 14.0);
     let (w, h) = (matrix.columns as f64 * width, matrix.rows as f64 * HEIGHT);
     let mut picture = Picture::new("", left + w + 3.0, top + h + 3.0);
@@ -208,14 +220,14 @@ fn table(matrix: &Matrix<'_>, held: bool) -> Picture {
         }
         for (c, words) in row.iter().enumerate() {
             let x = left + c as f64 * width;
-            let class = match held {
+            let holder = match held {
                 true => format!(
                     "fill {}",
                     style::color(matrix.parts.color_of(&matrix.part(r, c)))
                 ),
                 false => "grid".into(),
             };
-            picture.draw(rect(&class, x + 0.5, y + 0.5, width - 1.0, HEIGHT - 1.0));
+            picture.draw(rect(&holder, x + 0.5, y + 0.5, width - 1.0, HEIGHT - 1.0));
             let strange = match matrix.value(r, c) {
                 Some(Scalar::Float(x)) if x.is_nan() => Some(NAN),
                 Some(Scalar::Float(x)) if x == f64::INFINITY => Some(ABOVE),
@@ -226,7 +238,7 @@ fn table(matrix: &Matrix<'_>, held: bool) -> Picture {
                 let mark = rect("", x + 3.0, y + HEIGHT - 5.0, width - 6.0, 3.0);
                 picture.draw(mark.set("fill", color));
             }
-            let label = fitted("mono end", x + width - 7.0, y + 16.0, width - 8.0, words);
+            let label = fitted(class, x + width - 6.0, y + 16.0, width - 6.0, words);
             picture.draw(label);
         }
     }
@@ -315,7 +327,7 @@ impl Map {
     }
 
     fn draw(&self, matrix: &Matrix<'_>, scale: &Scale, many: bool) -> Picture {
-        let (most_w, most_h) = if many { (212.0, 140.0) } else { (470.0, 300.0) };
+        let (most_w, most_h) = if many { (212.0, 140.0) } else { (440.0, 290.0) };
         let (rows, columns) = (self.rows as f64, self.columns as f64);
         let side = (most_w / columns).min(most_h / rows);
         // Thin shapes get cells that are not square rather than too small to see.
@@ -324,6 +336,9 @@ impl Map {
             .min(most_w / columns);
         let ch = side.clamp((28.0 / rows).min(24.0), 24.0).min(most_h / rows);
         let (w, h) = (cw * columns, ch * rows);
+        // A map by itself has the numbers of its first and last rows and columns at its sides.
+        let rank = matrix.at.len();
+        let side = |dim: usize| matrix.sample.dims[dim].saturating_sub(1).to_string();
         let mut picture = Picture::new("", w + 4.0, h + 4.0);
         let missing = self.cells.iter().any(|m| matches!(m, Mark::Missing));
         if missing {
@@ -334,6 +349,22 @@ impl Map {
             false => self.by_color(&mut picture, scale, (cw, ch)),
         }
         picture.draw(rect("axis", 2.0, 2.0, w, h));
+        if !many && rank > 0 {
+            let last = side(rank - 1);
+            picture.draw(text("tiny", 2.0, h + 13.0, "0"));
+            if w > pixels("tiny", &last) + 12.0 {
+                picture.draw(text("tiny end", w + 2.0, h + 13.0, &last));
+            }
+            picture.height += 12.0;
+        }
+        if !many && rank > 1 {
+            let last = side(rank - 2);
+            picture.draw(text("tiny", w + 7.0, 10.0, "0"));
+            if h > 24.0 {
+                picture.draw(text("tiny", w + 7.0, h + 2.0, &last));
+            }
+            picture.width += 5.0 + pixels("tiny", &last);
+        }
         for class in ["halo", "over"] {
             for at in matrix.cuts(true) {
                 let y = 2.0 + at * h;

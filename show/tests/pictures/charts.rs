@@ -14,6 +14,7 @@ fn bars_of_any_number_and_size() {
                 title: "bars".into(),
                 unit,
                 parts: vec!["one".into(), "two".into()],
+                totals: false,
                 bars: bars.collect(),
             });
         }
@@ -22,6 +23,7 @@ fn bars_of_any_number_and_size() {
         title: "parts".into(),
         unit: Unit::Bytes,
         parts: (0..40).map(|i| format!("part {i}")).collect(),
+        totals: false,
         bars: vec![Bar::new("all", (0..40).map(f64::from))],
     };
     svg(&many);
@@ -33,6 +35,7 @@ fn what_the_other_bars_come_to_is_not_lost() {
         title: "many".into(),
         unit: Unit::Count,
         parts: vec![],
+        totals: false,
         bars: (0..100)
             .map(|i| Bar::new(format!("op {i}"), [1.0]))
             .collect(),
@@ -78,7 +81,7 @@ fn a_gap_ends_a_line_and_is_counted() {
     points[4].1 = f64::NAN;
     let picture = svg(&Curve::new("loss", "").line("a", points));
     assert_eq!(picture.matches("<path class=\"wire").count(), 2);
-    assert!(picture.contains("1 of the values are no numbers"));
+    assert!(picture.contains("One value is no number"));
 }
 
 #[test]

@@ -74,7 +74,8 @@ fn who_holds_what_on_every_mesh() {
         "f32[3, 4, 5, 6]",
         "i64[1000000, 1000000]",
     ];
-    for axes in MESHES {
+    // The last mesh is for its size only.
+    for axes in &MESHES[..MESHES.len() - 1] {
         let mesh = mesh(axes);
         for text in types {
             let mut ty = ty(text, &mesh);

@@ -133,7 +133,7 @@ fn terms_of_a_sum_are_added_and_said_to_be_terms() {
         4,
         "{picture}"
     );
-    assert!(picture.contains("the value is the sum over a"));
+    assert!(sum.figure().text().contains("the value is the sum over a"));
 }
 
 #[test]
