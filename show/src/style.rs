@@ -30,6 +30,7 @@ svg.anymesh:root{color:#1d2433;background:#fdfdfd}
 .anymesh .over{stroke:#10131a;stroke-width:1.5;fill:none}
 .anymesh .none{fill:currentColor;fill-opacity:.06;stroke:currentColor;stroke-opacity:.25;stroke-dasharray:3 3}
 .anymesh .fill{fill-opacity:.3;stroke-opacity:.85}
+.anymesh .map{shape-rendering:crispEdges}
 .anymesh .full{fill-opacity:.88;stroke:none}
 .anymesh .wire{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
 .anymesh .hold0{fill:#4b7fe0;stroke:#4b7fe0}

@@ -82,8 +82,11 @@ pub(crate) fn moved(x: f64, y: f64, shapes: Vec<Element>) -> Element {
 
 /// A box with a class.
 pub(crate) fn rect(class: &str, x: f64, y: f64, width: f64, height: f64) -> Element {
-    tag("rect")
-        .set("class", class)
+    let shape = match class {
+        "" => tag("rect"),
+        class => tag("rect").set("class", class),
+    };
+    shape
         .set("x", x)
         .set("y", y)
         .set("width", width.max(0.0))

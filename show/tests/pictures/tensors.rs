@@ -222,3 +222,16 @@ fn parts_of_other_processes_are_left_out_and_nobody_waits_for_them() {
         .unwrap();
     check(&terms);
 }
+
+#[test]
+fn a_hundred_million_elements_are_a_small_picture() {
+    // A view of one row, so that the test needs no memory of that size.
+    let row = Tensor::arange(0, 10_000, 1, DType::F32, &cpu()).unwrap();
+    let x = row.expand([10_000, 10_000]).unwrap();
+    let picture = svg(&x.figure());
+    assert!(picture.len() < 150_000, "{}", picture.len());
+    assert!(
+        picture.contains("smallest 0, mean 4999.5, largest 9999."),
+        "{picture}"
+    );
+}
