@@ -8,6 +8,7 @@ browser ended by itself. The browser never outlives this program.
 
 import argparse
 import functools
+import glob
 import http.server
 import json
 import os
@@ -89,8 +90,26 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass  # Requests are of no interest, and a missing file is an error on the page.
 
 
-def wait(verdicts, browser, timeout):
-    """The first verdict, or one that says why there is none; and whether it is the page's own."""
+def gpu_memory(group):
+    """What the GPU process of the browser holds, in MB; 0 where there is none, or no /proc."""
+    most = 0
+    for folder in glob.glob("/proc/[0-9]*"):
+        try:
+            with open(f"{folder}/cmdline", "rb") as file:
+                if b"--type=gpu-process" not in file.read():
+                    continue
+            if os.getpgid(int(os.path.basename(folder))) != group:
+                continue
+            with open(f"{folder}/statm") as file:
+                most = max(most, int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6)
+        except (OSError, ValueError):
+            pass  # It has just ended.
+    return most
+
+
+def wait(verdicts, browser, timeout, limit, peak):
+    """The first verdict, or one that says why there is none; and whether it is the page's own. peak[0] becomes the most
+    that the GPU process held."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         try:
@@ -98,6 +117,9 @@ def wait(verdicts, browser, timeout):
         except queue.Empty:
             if browser.poll() is not None:
                 return False, f"the browser ended by itself, exit code {browser.returncode}", False
+        peak[0] = max(peak[0], gpu_memory(browser.pid))
+        if limit and peak[0] > limit:
+            return False, f"the browser's GPU process holds {peak[0]:.0f} MB, at most {limit:g} are allowed", True
     return False, f"no result within {timeout:g} s", False
 
 
@@ -115,7 +137,9 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--browser", default="chromium")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--page", default="index.html")
     parser.add_argument("--query", default="", help="of the page's address, without the '?'")
+    parser.add_argument("--gpu-memory", type=float, metavar="MB", help="more than this of the browser's GPU process is a failure")
     args = parser.parse_args()
 
     # A signal ends the program by an exception, so that the browser is stopped on that way too.
@@ -133,7 +157,7 @@ def main():
         tempfile.TemporaryFile("w+", errors="replace") as log,
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/index.html?{args.query}"
+        address = f"http://127.0.0.1:{server.server_port}/{args.page}?{args.query}"
         browser = subprocess.Popen(
             [args.browser, *FLAGS, f"--user-data-dir={profile}", address],
             stdin=subprocess.DEVNULL,
@@ -144,7 +168,8 @@ def main():
             start_new_session=True,
         )
         try:
-            ok, text, from_page = wait(verdicts, browser, args.timeout)
+            peak = [0.0]
+            ok, text, from_page = wait(verdicts, browser, args.timeout, args.gpu_memory, peak)
         finally:
             stop(browser)
             server.shutdown()
@@ -156,7 +181,8 @@ def main():
             for line in lines[-LOG_LINES:]:
                 print(f"browser: {line}", file=sys.stderr)
     print(text)
-    print(f"browser: {'passed' if ok else 'FAILED'} in {time.monotonic() - started:.1f} s", flush=True)
+    memory = f", its GPU process held {peak[0]:.0f} MB at most" if peak[0] else ""
+    print(f"browser: {'passed' if ok else 'FAILED'} in {time.monotonic() - started:.1f} s{memory}", flush=True)
     return 0 if ok else 1
 
 

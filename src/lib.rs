@@ -127,6 +127,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+mod book;
 mod devices;
 mod init;
 pub mod prelude;

@@ -12,6 +12,8 @@
 //! # Ok::<(), anymesh::Error>(())
 //! ```
 
+#[cfg(feature = "show")]
+pub use crate::show::Show;
 pub use crate::{
     DType, Device, Error, Index, IntoPlace, IntoSharding, Mesh, Place, Result, Scalar, Shape,
     Sharding, ShardingSpec, Tensor, TensorType, TypeSpec, bf16, f16,
@@ -25,5 +27,3 @@ pub use crate::{
 };
 #[cfg(not(target_family = "wasm"))]
 pub use crate::{cluster::Cluster, default_device, device};
-#[cfg(feature = "show")]
-pub use crate::show::Show;

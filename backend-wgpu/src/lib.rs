@@ -25,6 +25,7 @@ pub struct Adapter {
     pub driver: String,
     /// Whether it is a CPU behind a GPU interface.
     pub software: bool,
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
     kind: WgpuDeviceKind,
 }
 

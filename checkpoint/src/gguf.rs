@@ -38,11 +38,12 @@ mod tokenizer;
 use crate::positioned::{Positioned, SPAN};
 use crate::regions::{row_major, slabs};
 use crate::source::check_region;
-use crate::{Error, Result, Source, TensorInfo};
+use crate::{Error, ReadAt, Result, Source, TensorInfo};
 use anymesh_core::Region;
 use header::{Header, Stored};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use blocks::TensorType;
 pub use defect::Defect;
@@ -65,7 +66,26 @@ pub struct File {
 impl File {
     /// Opens a file, and checks everything that stands before its data.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let file = Positioned::open(path.as_ref())?;
+        Self::of(Positioned::open(path.as_ref())?)
+    }
+
+    /// A file that `reader` has, checked in the same way; `path` is for errors.
+    ///
+    /// ```
+    /// use anymesh_checkpoint::{Source, gguf};
+    /// use std::sync::Arc;
+    ///
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gguf/llama.gguf");
+    /// let bytes = std::fs::read(path)?;
+    /// let file = gguf::File::reading("llama.gguf", Arc::new(bytes))?;
+    /// assert_eq!(file.read_all("output_norm.weight")?.len(), 32 * 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reading(path: impl AsRef<Path>, reader: Arc<dyn ReadAt>) -> Result<Self> {
+        Self::of(Positioned::reading(path.as_ref(), reader))
+    }
+
+    fn of(file: Positioned) -> Result<Self> {
         let header = header::read(&file)?;
         Ok(Self { file, header })
     }

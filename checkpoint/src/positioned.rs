@@ -5,7 +5,34 @@ use anymesh_core::Region;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+
+/// Bytes that are read at positions, where there is no path to open: a file that a browser was
+/// given, ranges of an object store, memory. See [`gguf::File::reading`](crate::gguf::File::reading)
+/// and [`safetensors::File::reading`](crate::safetensors::File::reading).
+pub trait ReadAt: std::fmt::Debug + Send + Sync {
+    /// How many bytes there are. Always the same number.
+    fn length(&self) -> u64;
+
+    /// Fills `out` with the bytes from `offset` on, all of which are there.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()>;
+}
+
+impl ReadAt for Vec<u8> {
+    fn length(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(out.len());
+        let bytes = self
+            .get(start..end)
+            .ok_or(std::io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+}
 
 /// Pieces of a file that lie at most this far apart are read in one call: a copy of two pages costs
 /// about as much as the call it saves. So at most this much is read too much for each piece.
@@ -18,12 +45,14 @@ pub(crate) const SPAN: u64 = 1 << 20;
 /// One call joins at most this many pieces.
 const PIECES: usize = 8 << 10;
 
-/// A file of known length, opened when it is first read.
+/// A file of known length, opened when it is first read; or what stands for one.
 #[derive(Debug)]
 pub(crate) struct Positioned {
     path: PathBuf,
     length: u64,
     handle: OnceLock<Handle>,
+    /// What is read instead of a file.
+    reader: Option<Arc<dyn ReadAt>>,
 }
 
 #[cfg(unix)]
@@ -48,9 +77,20 @@ impl Positioned {
             path: path.into(),
             length: data.len(),
             handle: OnceLock::new(),
+            reader: None,
         };
         out.set(file);
         Ok(out)
+    }
+
+    /// What `reader` has; `path` is for errors.
+    pub(crate) fn reading(path: &Path, reader: Arc<dyn ReadAt>) -> Self {
+        Self {
+            path: path.into(),
+            length: reader.length(),
+            handle: OnceLock::new(),
+            reader: Some(reader),
+        }
     }
 
     /// Closes the file until it is read again, so that a folder of many files does not hold as many
@@ -72,7 +112,11 @@ impl Positioned {
         if out.is_empty() {
             return Ok(());
         }
-        read_exact(self.handle()?, offset, out).map_err(|e| Error::io(&self.path, "read", &e))
+        match &self.reader {
+            Some(reader) => reader.read_at(offset, out),
+            None => read_exact(self.handle()?, offset, out),
+        }
+        .map_err(|e| Error::io(&self.path, "read", &e))
     }
 
     /// Reads the elements of a region of a tensor that starts at `base` and whose neighbours along

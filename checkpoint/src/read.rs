@@ -1,7 +1,7 @@
 //! Reading a checkpoint: only the byte ranges that are needed, each block checked against its sum.
 
 use crate::{
-    Error, Result, Source, TensorInfo,
+    Error, ReadAt, Result, Source, TensorInfo,
     manifest::{self, BLOCK, Manifest, StoredRegion, checksum},
     positioned::Positioned,
     regions::runs,
@@ -12,6 +12,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// Bytes that are read at once.
@@ -32,10 +33,53 @@ impl Checkpoint {
         let path = path.into();
         let at = path.join(manifest::NAME);
         let text = fs::read(&at).map_err(|e| Error::io(&at, "read", &e))?;
-        let manifest = Manifest::parse(&text, &at)?;
+        Self::with_files(path, &text, |at, _| Positioned::open(at))
+    }
+
+    /// A checkpoint whose files are elsewhere than in a folder: `manifest` is the text of its
+    /// manifest, `file` finds what stands for the data file of a name. `path` is for errors.
+    ///
+    /// ```
+    /// # use anymesh_checkpoint::{Checkpoint, Contents, Source, save};
+    /// # use anymesh_core::Tensor;
+    /// # use std::{collections::BTreeMap, sync::Arc};
+    /// # let name = format!("anymesh-doc-reading-{}", std::process::id());
+    /// # let folder = std::env::temp_dir().join(name);
+    /// # let bias = Tensor::new(&[1f32, 2.0], &anymesh_backend_cpu::device())?;
+    /// # let contents = Contents::new(0, BTreeMap::from([("bias".to_string(), bias)]));
+    /// # let saved = save(&folder, "first", &contents)?;
+    /// let manifest = std::fs::read(saved.join("manifest.json"))?;
+    /// let read = Checkpoint::reading("first", &manifest, |name| {
+    ///     Some(Arc::new(std::fs::read(saved.join(name)).ok()?))
+    /// })?;
+    /// assert_eq!(read.values::<f32>("bias")?, [1.0, 2.0]);
+    /// # std::fs::remove_dir_all(&folder)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reading(
+        path: impl Into<PathBuf>,
+        manifest: &[u8],
+        file: impl Fn(&str) -> Option<Arc<dyn ReadAt>>,
+    ) -> Result<Self> {
+        Self::with_files(path.into(), manifest, |at, name| match file(name) {
+            Some(reader) => Ok(Positioned::reading(at, reader)),
+            None => Err(Error::Io {
+                path: at.into(),
+                action: "open",
+                reason: "it is not among the files that were given".into(),
+            }),
+        })
+    }
+
+    fn with_files(
+        path: PathBuf,
+        text: &[u8],
+        open: impl Fn(&Path, &str) -> Result<Positioned>,
+    ) -> Result<Self> {
+        let manifest = Manifest::parse(text, &path.join(manifest::NAME))?;
         let mut files = BTreeMap::new();
         for (name, bytes) in &manifest.files {
-            let mut file = Positioned::open(&path.join(name))?;
+            let mut file = open(&path.join(name), name)?;
             if file.len() != *bytes {
                 let detail = format!(
                     "it has {} bytes, the manifest says {bytes}: the file was cut short or replaced",

@@ -29,10 +29,11 @@ mod write;
 use crate::positioned::Positioned;
 use crate::regions::row_major;
 use crate::source::check_region;
-use crate::{Error, Result, Source, TensorInfo};
+use crate::{Error, ReadAt, Result, Source, TensorInfo};
 use anymesh_core::Region;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use header::Header;
 pub use write::{CHUNK, TensorWriter, write, write_source};
@@ -52,7 +53,15 @@ pub struct File {
 impl File {
     /// Opens a file and checks its header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let file = Positioned::open(path.as_ref())?;
+        Self::of(Positioned::open(path.as_ref())?)
+    }
+
+    /// A file that `reader` has, checked in the same way; `path` is for errors.
+    pub fn reading(path: impl AsRef<Path>, reader: Arc<dyn ReadAt>) -> Result<Self> {
+        Self::of(Positioned::reading(path.as_ref(), reader))
+    }
+
+    fn of(file: Positioned) -> Result<Self> {
         let header = header::read(&file)?;
         Ok(Self { file, header })
     }

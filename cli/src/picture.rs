@@ -38,9 +38,9 @@ impl PictureArgs {
         let figures = figures();
         let title = figures.first().map_or(String::new(), |f| f.title.clone());
         if let Some(file) = &self.svg {
-            let svg = one(&figures).svg().ok_or_else(|| {
-                bad("there is nothing to draw here: --html has the tables")
-            })?;
+            let svg = one(&figures)
+                .svg()
+                .ok_or_else(|| bad("there is nothing to draw here: --html has the tables"))?;
             put(file, &svg)?;
         }
         if let Some(file) = &self.html {

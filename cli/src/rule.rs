@@ -10,7 +10,7 @@ use anymesh::conformance::registry::{self, Attrs};
 use anymesh::{
     Error, Mesh, Place, Result, Tensor, TensorType, meta, ops,
     show::{Figure, Parts, Show},
-    spmd::{Decision, Ledger, Solution, rule::Rule, trace},
+    spmd::{Decision, Ledger, trace},
 };
 use clap::Args;
 use serde_json::{Value, json};
@@ -348,7 +348,7 @@ impl RuleCommand {
 
 /// One decision: the rule that ran, for the operands that there were, and what it left to choose.
 fn explain(decision: &Decision) -> Result<()> {
-    let (rule, mesh) = (&decision.rule, decision.inputs[0].mesh());
+    let rule = &decision.rule;
     let step = if decision.step == decision.op {
         String::new()
     } else {
@@ -369,39 +369,18 @@ fn explain(decision: &Decision) -> Result<()> {
         .collect();
     println!("  factors: {}", factors.join(", "));
     for (n, solution) in decision.alternatives()?.iter().take(5).enumerate() {
+        let (axes, inputs) = decision.describe(solution);
         let mark = if n == 0 { "chosen" } else { "  or  " };
         println!(
-            "  {mark} {:>12} bytes{}  {}",
+            "  {mark} {:>12} bytes{}  {axes}  |  {inputs}",
             solution.bytes,
             if solution.owed > 0 {
                 format!(" (+{} owed)", solution.owed)
             } else {
                 String::new()
-            },
-            assignment(rule, mesh, decision, solution)
+            }
         );
     }
     println!();
     Ok(())
-}
-
-fn assignment(rule: &Rule, mesh: &Mesh, decision: &Decision, solution: &Solution) -> String {
-    use anymesh::spmd::Choice;
-    let axes: Vec<String> = (0..mesh.axes().len())
-        .map(|a| {
-            let what = match solution.choices[a] {
-                Choice::Whole => "whole".to_string(),
-                Choice::Cut(f) => format!("cuts {}", rule.letters()[f]),
-                Choice::Through(_, r) => format!("partial {r}"),
-            };
-            format!("{}: {what}", mesh.axes()[a].0)
-        })
-        .collect();
-    let inputs: Vec<String> = decision
-        .inputs
-        .iter()
-        .zip(&solution.inputs)
-        .map(|(x, s)| s.type_string(x.dtype(), x.shape(), mesh))
-        .collect();
-    format!("{}  |  {}", axes.join(", "), inputs.join(", "))
 }

@@ -173,8 +173,25 @@ fn commands_draw_and_write_pages() {
     let folder = std::env::temp_dir().join(format!("anymesh-draw-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = |name: &str| folder.join(name).to_str().unwrap().to_string();
-    let rule = ["rule", "matmul", "--mesh", "dp=2,tp=4", "--in", "f32[64@dp,32]", "--in", "f32[32@tp,64]"];
-    let plan = ["plan", "--mesh", "dp=2,tp=4", "--from", "f32[64@dp,64]", "--to", "f32[64,64@tp]"];
+    let rule = [
+        "rule",
+        "matmul",
+        "--mesh",
+        "dp=2,tp=4",
+        "--in",
+        "f32[64@dp,32]",
+        "--in",
+        "f32[32@tp,64]",
+    ];
+    let plan = [
+        "plan",
+        "--mesh",
+        "dp=2,tp=4",
+        "--from",
+        "f32[64@dp,64]",
+        "--to",
+        "f32[64,64@tp]",
+    ];
     let show = ["show", "f32[8@dp,16,4@tp]", "--mesh", "dp=2,tp=2"];
     for (name, command, word) in [
         ("rule", &rule[..], "matmul"),
@@ -184,21 +201,34 @@ fn commands_draw_and_write_pages() {
         let (svg, html) = (file(&format!("{name}.svg")), file(&format!("{name}.html")));
         let said = text(&[command, &["--svg", &svg, "--html", &html]].concat());
         let printed = text(command);
-        assert_eq!(said.lines().next(), printed.lines().next(), "the same is printed");
+        assert_eq!(
+            said.lines().next(),
+            printed.lines().next(),
+            "the same is printed"
+        );
         let (svg, html) = (std::fs::read_to_string(svg), std::fs::read_to_string(html));
         let (svg, html) = (svg.unwrap(), html.unwrap());
         assert!(svg.starts_with("<svg") && svg.contains(word), "{svg}");
-        assert!(html.starts_with("<!DOCTYPE html>") && html.contains(word), "{html}");
+        assert!(
+            html.starts_with("<!DOCTYPE html>") && html.contains(word),
+            "{html}"
+        );
         // `-` prints the picture and nothing else.
         assert_eq!(text(&[command, &["--svg", "-"]].concat()), svg);
         let page = text(&[command, &["--html", "-", "--json"]].concat());
-        assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"), "{page}");
+        assert!(
+            page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"),
+            "{page}"
+        );
         let both = anymesh(&[command, &["--html", "-", "--svg", "-"]].concat());
         assert!(!both.status.success() && both.stdout.is_empty());
     }
     let nowhere = anymesh(&[&show[..], &["--svg", &file("no/such/folder.svg")]].concat());
     let error = String::from_utf8(nowhere.stderr).unwrap();
-    assert!(!nowhere.status.success() && error.contains("cannot write"), "{error}");
+    assert!(
+        !nowhere.status.success() && error.contains("cannot write"),
+        "{error}"
+    );
     std::fs::remove_dir_all(folder).unwrap();
 }
 

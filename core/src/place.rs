@@ -1,9 +1,10 @@
 //! Where a new tensor goes, and the ways on and off a mesh.
 
 use crate::grad::{Back, Pulled, record1};
+use crate::wait::wait;
 use crate::{
     DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
-    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on, transport::told,
+    ShardingSpec, Tensor, TensorType, TypeSpec, observe, operand::type_on, transport::told,
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -109,6 +110,7 @@ impl Place {
         if self.mesh.is_single() {
             return make(self.mesh.device(0), &whole);
         }
+        let _unseen = observe::unseen();
         let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.held().len());
         // Which parts have a box, or hold identities instead of it: one on each device.
         let mut made: HashMap<(Region, Option<Reduction>), SmallVec<[usize; 1]>> = HashMap::new();
@@ -196,7 +198,6 @@ impl Tensor {
     }
 
     /// The same values on another device, through the host, whole and without a mesh.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
         self.full_tensor()?.moved_to(device)
@@ -354,14 +355,7 @@ impl Tensor {
         if !device.has_values() {
             return Tensor::placeholder(self.dtype(), self.shape(), &Mesh::single(device));
         }
-        #[cfg(not(target_family = "wasm"))]
-        return pollster::block_on(self.to_device_async(device));
-        #[cfg(target_family = "wasm")]
-        Err(Error::Unsupported {
-            device: device.name().into(),
-            what: "moving between devices in one step".into(),
-            hint: "await `to_device_async`".into(),
-        })
+        wait("to_device", self.to_device_async(device))
     }
 }
 

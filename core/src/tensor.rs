@@ -1,5 +1,6 @@
 //! The one tensor type.
 
+use crate::wait::wait;
 use crate::{
     Buffer, DType, Device, Dry, Element, Error, IntoPlace, Layout, Mesh, NoGradient, Result,
     Scalar, Shape, Sharding, View,
@@ -482,7 +483,10 @@ impl Tensor {
             self.device().sync_async().await?;
             return Ok(Vec::new());
         }
-        let dense = self.contiguous()?;
+        let dense = {
+            let _unseen = crate::observe::unseen();
+            self.contiguous()?
+        };
         let shard = dense.shard();
         let Some(buffer) = &shard.buffer else {
             return Ok(Vec::new());
@@ -515,10 +519,9 @@ impl Tensor {
     }
 
     /// The stored bytes in row-major order.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        pollster::block_on(self.to_bytes_async())
+        wait("to_bytes", self.to_bytes_async())
     }
 
     /// Writes the stored bytes in row-major order to memory that is there already, which has
@@ -534,7 +537,6 @@ impl Tensor {
     /// assert!(x.copy_bytes(&mut [0; 7]).is_err());
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn copy_bytes(&self, out: &mut [u8]) -> Result<()> {
         let size = self.dtype().size();
@@ -568,10 +570,9 @@ impl Tensor {
     }
 
     /// The elements in row-major order. `T` must be the tensor's dtype; cast first to convert.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        pollster::block_on(self.to_vec_async())
+        wait("to_vec", self.to_vec_async())
     }
 
     /// The only element, of any dtype.
@@ -608,10 +609,9 @@ impl Tensor {
     }
 
     /// The only element, of any dtype.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn item(&self) -> Result<Scalar> {
-        pollster::block_on(self.item_async())
+        wait("item", self.item_async())
     }
 
     /// The same values on another device, through the host.

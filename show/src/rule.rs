@@ -2,27 +2,10 @@
 //! have done.
 
 use crate::{Bar, Bars, Cell, Figure, Show, Table, Unit, bytes};
-use anymesh_core::spmd::{Choice, Decision, Solution};
+use anymesh_core::spmd::Decision;
 
 /// Choices that are shown.
 const MOST: usize = 6;
-
-/// What each mesh axis does: `dp: cuts m, tp: whole`.
-fn assignment(decision: &Decision, solution: &Solution) -> String {
-    let (rule, mesh) = (&decision.rule, decision.inputs[0].mesh());
-    let letters = rule.letters();
-    let axes: Vec<String> = (mesh.axes().iter().zip(&solution.choices))
-        .map(|((name, _), choice)| match choice {
-            Choice::Whole => format!("{name}: whole"),
-            Choice::Cut(f) => {
-                let letter = letters.get(*f).map_or("?".into(), |l| l.to_string());
-                format!("{name}: cuts {letter}")
-            }
-            Choice::Through(_, r) => format!("{name}: partial {r}"),
-        })
-        .collect();
-    axes.join(", ")
-}
 
 /// The rule with its factors, the operands, and the choices there were with their bytes.
 ///
@@ -61,7 +44,7 @@ impl Show for Decision {
         let mut table = Table::new("choices", &heads).numbers(&[3, 4]).code(&[2]);
         let mut bars = vec![];
         for (i, solution) in solutions.iter().enumerate().take(MOST) {
-            let what = assignment(self, solution);
+            let what = self.describe(solution).0;
             let inputs: Vec<String> = (self.inputs.iter().zip(&solution.inputs))
                 .map(|(x, s)| s.type_string(x.dtype(), x.shape(), mesh))
                 .collect();

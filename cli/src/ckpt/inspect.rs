@@ -50,7 +50,10 @@ impl Inspect {
                 sums.insert(name.clone(), content_sum(&watched, name, chunk)?);
             }
         }
-        if self.picture.write(|| vec![self.inventory(&from, &shown, &sums).figure()])? {
+        if self
+            .picture
+            .write(|| vec![self.inventory(&from, &shown, &sums).figure()])?
+        {
             return Ok(Outcome::shown());
         }
         let text = if ui.json {
@@ -106,7 +109,9 @@ impl Inspect {
         shown: &dyn Source,
         sums: &BTreeMap<String, String>,
     ) -> Inventory {
-        let mut held = from.manifest().map_or_else(Inventory::default, Inventory::from);
+        let mut held = from
+            .manifest()
+            .map_or_else(Inventory::default, Inventory::from);
         if held.title.is_empty() {
             held.title = self.path.display().to_string();
         }
@@ -124,7 +129,8 @@ impl Inspect {
         };
         held.tensors = shown.tensors().iter().map(tensor).collect();
         for (name, dtype) in shown.foreign() {
-            held.facts.push((name, format!("{dtype}, which cannot be read here")));
+            held.facts
+                .push((name, format!("{dtype}, which cannot be read here")));
         }
         for (name, sum) in sums {
             held.facts.push((format!("sum of {name}"), sum.clone()));

@@ -129,14 +129,41 @@ fn sums_are_the_same_in_every_layout_and_format() {
 fn a_checkpoint_is_drawn_and_written_as_a_page() {
     let case = Case::new("inspect-page");
     let page = text(&["inspect", &case.at("one"), "--html", "-"]);
-    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"), "{page}");
-    for part in ["layers.0.w", "f32[64@dp, 64@tp]", "checkpoint of step 7", "3 tensors, 32 KiB", "consumed_samples"] {
+    assert!(
+        page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"),
+        "{page}"
+    );
+    for part in [
+        "layers.0.w",
+        "f32[64@dp, 64@tp]",
+        "checkpoint of step 7",
+        "3 tensors, 32 KiB",
+        "consumed_samples",
+    ] {
         assert!(page.contains(part), "{part} in {page}");
     }
     let svg = case.at("one.svg");
     let json = object(&["inspect", &case.at("one"), "--svg", &svg]).1;
-    assert_eq!(json["tensors"].as_array().map(Vec::len), Some(3), "the answer is printed too");
-    assert!(std::fs::read_to_string(svg).unwrap().contains(">layers.1</text>"));
-    let only = text(&["inspect", &case.at("one"), "--filter", "layers.0.*", "--html", "-"]);
-    assert!(!only.contains("layers.1.w") && only.contains("1 tensor"), "{only}");
+    assert_eq!(
+        json["tensors"].as_array().map(Vec::len),
+        Some(3),
+        "the answer is printed too"
+    );
+    assert!(
+        std::fs::read_to_string(svg)
+            .unwrap()
+            .contains(">layers.1</text>")
+    );
+    let only = text(&[
+        "inspect",
+        &case.at("one"),
+        "--filter",
+        "layers.0.*",
+        "--html",
+        "-",
+    ]);
+    assert!(
+        !only.contains("layers.1.w") && only.contains("1 tensor"),
+        "{only}"
+    );
 }

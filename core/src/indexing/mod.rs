@@ -38,6 +38,7 @@ mod set;
 
 pub use index::{Index, Position, Span};
 
+use crate::wait::wait;
 use crate::{Arg, Result, Tensor, ledger::on_behalf_of_caller};
 use lookups::look_up_places;
 use selection::Selection;
@@ -54,10 +55,9 @@ impl Tensor {
     /// assert_eq!(x.get(i![.., ..;-2])?.to_vec::<i32>()?, [2, 0, 5, 3]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn get(&self, index: impl AsRef<[Index]>) -> Result<Tensor> {
-        pollster::block_on(self.get_async(index))
+        wait("get", self.get_async(index))
     }
 
     /// [`get`](Tensor::get) without waiting: a mask has its number of true elements read from the
@@ -89,10 +89,9 @@ impl Tensor {
     /// assert_eq!(x.set(i![.., 1..], &row)?.to_vec::<i32>()?, [0, 1, 2, 0, 1, 2]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn set<'a>(&self, index: impl AsRef<[Index]>, value: impl Into<Arg<'a>>) -> Result<Tensor> {
-        pollster::block_on(self.set_async(index, value))
+        wait("set", self.set_async(index, value))
     }
 
     /// [`set`](Tensor::set) without waiting.
@@ -108,7 +107,6 @@ impl Tensor {
     /// [`set`](Tensor::set) for a variable: it becomes the new tensor. Other handles of the old one
     /// keep it. A tensor that gradients are computed for (see
     /// [`require_grad`](Tensor::require_grad)) is refused: its handle is how the gradient is found.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn set_<'a>(
         &mut self,
@@ -126,14 +124,13 @@ impl Tensor {
     }
 
     /// This tensor with a value added where the index expression selects, as often as it does.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn add_at<'a>(
         &self,
         index: impl AsRef<[Index]>,
         value: impl Into<Arg<'a>>,
     ) -> Result<Tensor> {
-        pollster::block_on(self.add_at_async(index, value))
+        wait("add_at", self.add_at_async(index, value))
     }
 
     /// [`add_at`](Tensor::add_at) without waiting.

@@ -30,12 +30,14 @@ mod parts;
 
 use super::{Map, OpInfo, Operand, POSITIONS, map1, op, reduce::check_positions};
 use crate::ops::{Order, Side};
+use crate::wait::wait;
 use crate::{
     DType, Dims, Error, MapProgram, Mesh, Result, Shape, Sharding, Tensor,
     backend::ScatterOp,
     grad::{Back, is_recording, record1},
     ledger,
     map::Builder,
+    observe,
     spmd::{Call, plain},
     transport::told,
 };
@@ -161,6 +163,12 @@ pub struct Unique {
     pub inverse: Tensor,
     /// How often each value occurs (i32).
     pub counts: Tensor,
+}
+
+impl observe::Results for Unique {
+    fn tensors(&mut self) -> smallvec::SmallVec<[&mut Tensor; 2]> {
+        smallvec::smallvec![&mut self.values, &mut self.inverse, &mut self.counts]
+    }
 }
 
 /// A vector of marks (i32, 0 or 1) turned into positions.
@@ -331,24 +339,24 @@ impl Tensor {
 
     #[track_caller]
     fn nonzero_when(&self, when: When) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (seen, _unseen) = observe::awaiting("nonzero", &[self]);
         let (source, mesh) = (
             Source::new("nonzero", &self.detach(), when),
             self.mesh().clone(),
         );
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match source? {
                 Source::Whole(x) => replicated(nonzero(&x).await?, &mesh),
                 Source::Cut(parts) => nonzero_of_parts(&parts).await,
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        pollster::block_on(self.nonzero_when(When::Counted))
+        wait("nonzero", self.nonzero_when(When::Counted))
     }
 
     /// The elements where `mask` (bool) holds, as a vector in row-major order; tensor and mask
@@ -367,8 +375,9 @@ impl Tensor {
         mask: &Tensor,
         when: When,
     ) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (seen, _unseen) = observe::awaiting("masked_select", &[self, mask]);
         let (operands, mesh) = (masked_operands(self, mask, when), self.mesh().clone());
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match operands? {
                 (Source::Cut(x), Source::Cut(mask)) => selected_of_parts(&x, &mask).await,
                 (Source::Whole(x), Source::Whole(mask)) => {
@@ -383,14 +392,16 @@ impl Tensor {
                 )),
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`masked_select_async`](Tensor::masked_select_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
-        pollster::block_on(self.masked_select_when(mask, When::Counted))
+        wait(
+            "masked_select",
+            self.masked_select_when(mask, When::Counted),
+        )
     }
 
     /// The different values of all elements in ascending order, with positions and counts. All NaN
@@ -403,21 +414,21 @@ impl Tensor {
 
     #[track_caller]
     fn unique_when(&self, when: When) -> impl Future<Output = Result<Unique>> + use<> {
+        let (seen, _unseen) = observe::awaiting("unique", &[self]);
         let (source, mesh) = (Source::new("unique", self, when), self.mesh().clone());
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match source? {
                 Source::Whole(x) => unique(&x).await?.on(&mesh),
                 Source::Cut(parts) => unique_of_parts(&parts).await,
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`unique_async`](Tensor::unique_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        pollster::block_on(self.unique_when(When::Counted))
+        wait("unique", self.unique_when(When::Counted))
     }
 }
 

@@ -9,6 +9,7 @@
 //! operands lie, and here that is the question.
 
 use super::{Order, Side};
+use crate::wait::wait;
 use crate::{
     DType, Dry, Error, Mesh, Result, Shape, Sharding, Tensor,
     fingerprint::{self, Digest},
@@ -91,10 +92,9 @@ struct Begun {
 impl RowExchange {
     /// For rows whose destinations (i32, one for each row, from 0 to the size of the axis) are cut
     /// over the axis. Other axes may cut them too: rows stay where they are along those.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn new(destinations: &Tensor, axis: &str) -> Result<Self> {
-        pollster::block_on(Self::new_async(destinations, axis))
+        wait("RowExchange::new", Self::new_async(destinations, axis))
     }
 
     /// [`new`](Self::new) without waiting for the counts.
@@ -108,10 +108,12 @@ impl RowExchange {
 
     /// As [`new`](Self::new), with room for `most` arriving rows on each rank; more are an error on
     /// all of them. So sizes do not depend on values.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn within(destinations: &Tensor, axis: &str, most: usize) -> Result<Self> {
-        pollster::block_on(Self::made(destinations, axis, Some(most)))
+        wait(
+            "RowExchange::within",
+            Self::made(destinations, axis, Some(most)),
+        )
     }
 
     /// [`within`](Self::within) without waiting for the counts.

@@ -1,6 +1,6 @@
 //! What the solver decided: for explanations, not for programs.
 
-use super::{Rule, Solution, solve};
+use super::{Choice, Rule, Solution, solve};
 use crate::{Result, Sharding, Tensor, scoped::Scoped};
 use std::{
     cell::RefCell,
@@ -45,6 +45,29 @@ impl Decision {
     /// The decision made anew.
     pub fn solve(&self) -> Result<Solution> {
         solve::solve(self.inputs[0].mesh(), &self.rule, &self.operands())
+    }
+
+    /// What each mesh axis does in a solution, and how the operands lie for it, as text.
+    pub fn describe(&self, solution: &Solution) -> (String, String) {
+        let (mesh, letters) = (self.inputs[0].mesh(), self.rule.letters());
+        let axis = |((name, _), choice): (&(String, usize), &Choice)| match choice {
+            Choice::Whole => format!("{name}: whole"),
+            Choice::Cut(factor) => format!("{name}: cuts {}", letters[*factor]),
+            Choice::Through(_, reduction) => format!("{name}: partial {reduction}"),
+        };
+        let axes: Vec<String> = mesh
+            .axes()
+            .iter()
+            .zip(&solution.choices)
+            .map(axis)
+            .collect();
+        let inputs: Vec<String> = self
+            .inputs
+            .iter()
+            .zip(&solution.inputs)
+            .map(|(x, s)| s.type_string(x.dtype(), x.shape(), mesh))
+            .collect();
+        (axes.join(", "), inputs.join(", "))
     }
 
     fn operands(&self) -> Vec<solve::Operand<'_>> {

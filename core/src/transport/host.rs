@@ -10,8 +10,6 @@ pub struct Outgoing(Bytes);
 
 #[derive(Debug)]
 enum Bytes {
-    /// Not in a browser, where nothing is sent.
-    #[cfg_attr(target_family = "wasm", allow(dead_code))]
     There {
         device: Device,
         buffer: Buffer,
@@ -23,7 +21,6 @@ enum Bytes {
 
 impl Outgoing {
     /// Of a plain tensor.
-    #[cfg(not(target_family = "wasm"))]
     pub fn new(tensor: &Tensor) -> Result<Self> {
         let dense = tensor.contiguous()?;
         let there = dense.memory().and_then(|(buffer, layout)| {

@@ -47,7 +47,6 @@ mod call;
 mod check;
 mod collectives;
 mod fault;
-#[cfg(not(target_family = "wasm"))]
 mod gather;
 mod host;
 mod in_process;
@@ -61,7 +60,6 @@ pub use call::{Arrived, Call, Pending};
 pub use check::{check_group, check_parts};
 pub use collectives::check_broadcast;
 pub use fault::{Counts, Fault, Faulty};
-#[cfg(not(target_family = "wasm"))]
 pub use gather::gather_bytes;
 pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;

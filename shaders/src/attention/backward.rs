@@ -2,7 +2,7 @@
 
 use super::{
     Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, THREADS, count, exp, head, products, seen,
-    sees, share, store, weigh, zeros,
+    share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
@@ -180,13 +180,13 @@ fn gradient(
                     (
                         lse,
                         mean,
-                        sees(count(own), crossing, queries, keys, how.causal),
+                        crossing.less_than(&sight(count(own), queries, keys, how.causal)),
                     )
                 } else {
                     (
                         F4::new(lse.extract(c)),
                         F4::new(mean.extract(c)),
-                        sees(crossing, count(own), queries, keys, how.causal),
+                        count(own).less_than(&sight(crossing, queries, keys, how.causal)),
                     )
                 };
                 let weight = exp(scores[c] * F4::new(scale) - lse, how.native);

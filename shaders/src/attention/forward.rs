@@ -2,7 +2,7 @@
 
 use super::{
     Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    products, seen, sees, share, store, weigh, zeros,
+    products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -55,7 +55,7 @@ fn forward(
         buffers.index(how.v.buffer),
     );
 
-    let query = count(row + y * 4usize);
+    let sight = sight(count(row + y * 4usize), queries, keys, how.causal);
     let mut top = F4::new(LOWEST);
     let mut total = F4::new(0.0f32);
     let mut sums = zeros(comptime!(4 * how.groups));
@@ -75,13 +75,7 @@ fn forward(
         let mut reached = F4::new(LOWEST);
         #[unroll]
         for c in 0..4usize {
-            let visible = sees(
-                query,
-                U4::new((column + x * 4usize + c) as u32),
-                queries,
-                keys,
-                how.causal,
-            );
+            let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
             scores[c] *= F4::new(scale);
             reached = math::binary(
                 reached,
@@ -101,13 +95,7 @@ fn forward(
         total *= shrink;
         #[unroll]
         for c in 0..4usize {
-            let visible = sees(
-                query,
-                U4::new((column + x * 4usize + c) as u32),
-                queries,
-                keys,
-                how.causal,
-            );
+            let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
             let weight = select_many(visible, exp(scores[c] - top, how.native), F4::new(0.0f32));
             total += weight;
             scores[c] = weight;

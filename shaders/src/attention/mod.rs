@@ -14,7 +14,7 @@ use crate::{
     Memory, math,
     program::{bind, wrap},
     tile::{Matrix, address, distinct, duty, fetch, put_row},
-    words::{B4, F4, U4},
+    words::{F4, U4},
 };
 use anymesh_kernel::{
     DType, Kind, Result, View,
@@ -275,17 +275,20 @@ fn count(first: usize) -> U4 {
     out
 }
 
-/// Which of four queries see which keys (one of the two is the same for all four).
+/// How many keys each query sees: those before it. One number for each query, so that whether it
+/// sees a key is one comparison: several conditions joined by `&&` are branches in WGSL, four for
+/// each joint, and a loop with many of them takes some shader compilers minutes and gigabytes.
 #[cube]
-fn sees(query: U4, key: U4, queries: usize, keys: usize, #[comptime] causal: bool) -> B4 {
-    let inside = query
-        .less_than(&U4::new(queries as u32))
-        .vec_and(key.less_than(&U4::new(keys as u32)));
-    if comptime!(causal) {
-        inside.vec_and((key + U4::new(queries as u32)).less_equal(&(query + U4::new(keys as u32))))
+fn sight(query: U4, queries: usize, keys: usize, #[comptime] causal: bool) -> U4 {
+    let queries = U4::new(queries as u32);
+    let zero = U4::new(0u32);
+    let end = if comptime!(causal) {
+        let end = query + U4::new(keys as u32 + 1u32);
+        select_many(end.less_than(&queries), zero, end - queries)
     } else {
-        inside
-    }
+        U4::new(keys as u32)
+    };
+    select_many(query.less_than(&queries), end, zero)
 }
 
 /// Keys that the queries before `end` see, all together.

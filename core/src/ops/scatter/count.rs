@@ -5,12 +5,14 @@ use super::{
     BINCOUNT, ONE_HOT,
     local::leading_axes,
 };
+use crate::wait::wait;
 use crate::{
     DType, Dims, Error, Result, Tensor,
     backend::{Affine, ScatterOp},
     grad::{Back, record1},
     ledger::on_behalf_of_caller,
     map::Builder,
+    observe,
     spmd::{Call, plain},
 };
 use smallvec::{SmallVec, smallvec};
@@ -107,10 +109,9 @@ impl Tensor {
     }
 
     /// [`bincount_async`](Tensor::bincount_async), waiting for the read.
-    #[cfg(not(target_family = "wasm"))]
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        pollster::block_on(self.bincount_async(weights, minlength))
+        wait("bincount", self.bincount_async(weights, minlength))
     }
 
     /// One more dimension of size `classes` (i32) that is 1 at the element's value and 0 elsewhere;
@@ -119,8 +120,14 @@ impl Tensor {
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         let op = "one_hot";
         check_indices(op, &[self])?;
+        observe::op(op, &[self], || self.hot(classes))
+    }
+
+    #[track_caller]
+    fn hot(&self, classes: usize) -> Result<Tensor> {
+        let op = "one_hot";
         if !self.is_plain() {
-            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].one_hot(classes));
+            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].hot(classes));
         }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.
