@@ -7,7 +7,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod compare;
 mod context;
 pub mod cost;
 mod display;
@@ -22,7 +21,6 @@ mod ledger;
 mod mesh;
 mod meta;
 mod nested;
-mod observe;
 mod operand;
 pub mod ops;
 mod overlap;

@@ -26,7 +26,6 @@ use crate::{
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
-    observe,
     spmd::Call,
 };
 
@@ -219,7 +218,6 @@ impl Draw {
     }
 
     /// The tensor whose elements `value` builds, each rank its own.
-    #[track_caller]
     pub(crate) fn values(
         self,
         dtype: DType,
@@ -229,10 +227,8 @@ impl Draw {
     ) -> Result<Tensor> {
         let program = self.program(dtype, value)?;
         let place = place.into_place(self.shape.rank())?;
-        observe::op(self.op, &[], || {
-            place.build(dtype, &self.shape, |device, region| {
-                self.part(region).run(&program, &[], params, device)
-            })
+        place.build(dtype, &self.shape, |device, region| {
+            self.part(region).run(&program, &[], params, device)
         })
     }
 }
@@ -242,7 +238,6 @@ impl Tensor {
     ///
     /// The bounds hold in the dtype: values that would round to `high` become the largest value
     /// below it, and those that would round under `low` the smallest above it.
-    #[track_caller]
     pub fn uniform(
         shape: impl Into<Shape>,
         low: f64,
@@ -278,7 +273,6 @@ impl Tensor {
 
     /// Normally distributed: the Box-Muller transform of two uniform values,
     /// `sqrt(-2 ln(u)) cos(2 pi v)` with `u` in (0, 1]. Float dtypes.
-    #[track_caller]
     pub fn normal(
         shape: impl Into<Shape>,
         mean: f64,
@@ -316,7 +310,6 @@ impl Tensor {
     }
 
     /// One with probability `p` (to 32 bits) and zero otherwise, in any dtype.
-    #[track_caller]
     pub fn bernoulli(
         shape: impl Into<Shape>,
         p: f64,
@@ -344,7 +337,6 @@ impl Tensor {
 
     /// Integers uniform in `low..high`. No value is more likely than another by more than one part
     /// in 2^32.
-    #[track_caller]
     pub fn randint(
         shape: impl Into<Shape>,
         low: i64,
@@ -399,7 +391,6 @@ impl Tensor {
     }
 
     /// The numbers `0..n` (i32) in random order.
-    #[track_caller]
     pub fn permutation(n: usize, place: impl IntoPlace, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
         super::reduce::check_positions(op, n)?;
@@ -408,12 +399,10 @@ impl Tensor {
         // Where a number ends up depends on all keys, so every rank draws all of them and takes its
         // part.
         let place = place.into_place(1)?;
-        observe::op(op, &[], || {
-            place.build(DType::I32, &shape, |device, region| {
-                draw.run(&program, &[], &[], device)?
-                    .argsort(0, Order::Ascending)?
-                    .window(region)
-            })
+        place.build(DType::I32, &shape, |device, region| {
+            draw.run(&program, &[], &[], device)?
+                .argsort(0, Order::Ascending)?
+                .window(region)
         })
     }
 
@@ -464,18 +453,16 @@ impl Tensor {
             }
         };
         let weights = &self.detach();
-        observe::op(op, &[weights], || {
-            if weights.is_plain() {
-                return choose(
-                    weights,
-                    Region {
-                        start: smallvec::smallvec![0; self.rank()],
-                        shape: shape.dims().into(),
-                    },
-                );
-            }
-            Call::of(&MULTINOMIAL, &[weights]).run1(|l| choose(&l[0], l.region(0, &shape)))
-        })
+        if weights.is_plain() {
+            return choose(
+                weights,
+                Region {
+                    start: smallvec::smallvec![0; self.rank()],
+                    shape: shape.dims().into(),
+                },
+            );
+        }
+        Call::of(&MULTINOMIAL, &[weights]).run1(|l| choose(&l[0], l.region(0, &shape)))
     }
 
     /// Inverts the running sum of the weights at uniform values.

@@ -146,10 +146,6 @@ impl Tensor {
                 ),
             ));
         }
-        crate::observe::tell(|| {
-            let interleaved = matches!(style, RopeStyle::Interleaved);
-            serde_json::json!({ "style": if interleaved { "interleaved" } else { "half" } })
-        });
         record1(
             op,
             &[self, cos, sin],
