@@ -4,7 +4,6 @@ use crate::{inspect::check, svg};
 use anymesh_show::{Bar, Bars, Curve, Gantt, Lane, Show, Span, Table, Unit};
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn bars_of_any_number_and_size() {
     let values = [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-300, 1.0, 1e18];
     for count in [0, 1, 3, 20, 21, 5000] {
@@ -105,7 +104,6 @@ fn a_spike_survives_thinning() {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn schedules_of_any_lanes() {
     let lane = |i: usize, spans: usize| Lane {
         name: format!("stage {i}"),

@@ -35,7 +35,6 @@ fn names() -> Vec<String> {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn every_chart_with_every_name() {
     let all = names();
     for name in &all {

@@ -20,7 +20,6 @@ const MESHES: [&str; 12] = [
 ];
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn every_mesh_has_a_picture_of_bounded_size() {
     for axes in MESHES {
         let picture = svg(&mesh(axes));
@@ -66,7 +65,6 @@ fn ranks_of_other_processes_are_told_apart() {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn who_holds_what_on_every_mesh() {
     let types = [
         "f32[]",

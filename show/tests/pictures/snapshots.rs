@@ -20,13 +20,11 @@ fn same(name: &str, picture: &str) {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn a_mesh() {
     same("mesh", &svg(&mesh("dp=2, tp=2")));
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn who_holds_what() {
     let mesh = mesh("dp=2, tp=2");
     same(
@@ -36,7 +34,6 @@ fn who_holds_what() {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn a_tensor() {
     let mesh = Mesh::new("tp=2", &cpu()).unwrap();
     let x = Tensor::arange(0, 6, 1, DType::F32, &cpu())

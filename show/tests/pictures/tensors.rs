@@ -9,7 +9,6 @@ fn random(dims: &[usize]) -> Tensor {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn tensors_of_every_shape_dtype_and_place() {
     let shapes: [&[usize]; 14] = [
         &[],
@@ -123,7 +122,6 @@ fn all_values_may_be_no_numbers_or_the_same_or_extreme() {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn terms_of_a_sum_are_added_and_said_to_be_terms() {
     let mesh = Mesh::new("a=2, b=2", &cpu()).unwrap();
     let x = Tensor::ones([4, 4], DType::F32, (&mesh, "[_, @a]")).unwrap();
