@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Error, NoGradient, Result, Tensor,
     forms::Holder,
-    ledger,
+    ledger, observe,
     overlap::{self, Coming, Reductions},
     promotion::{self, Promotion},
 };
@@ -35,6 +35,8 @@ struct Pending {
     grads: SmallVec<[Option<Tensor>; 1]>,
     /// How many ops gave to each.
     given: SmallVec<[u32; 1]>,
+    /// Whether one of them is part of an op that somebody sees as a whole.
+    of_part: bool,
 }
 
 impl Pending {
@@ -119,7 +121,7 @@ impl Pass<'_> {
             },
             || {
                 for (edge, gradient) in seeds {
-                    add(&mut pending, &mut leaves, &edge, gradient)?;
+                    add(&mut pending, &mut leaves, None, &edge, gradient)?;
                 }
                 let mut found = PassGradients::default();
                 // The highest number first: everything that used a node's results has been visited
@@ -127,8 +129,20 @@ impl Pass<'_> {
                 while let Some((_, next)) = pending.pop_last() {
                     next.begin();
                     let Pending {
-                        node, mut grads, ..
+                        node,
+                        mut grads,
+                        given,
+                        of_part,
                     } = next;
+                    // Those of parameters are seen when the program asks for them.
+                    for (slot, given) in given.iter().enumerate() {
+                        if let Some(Some(grad)) = grads.get_mut(slot)
+                            && (*given > 1 || of_part)
+                            && !node.is_leaf()
+                        {
+                            observe::summed(node.call(), slot, grad)?;
+                        }
+                    }
                     for (slot, grad) in grads.iter_mut().enumerate() {
                         if grad.is_none() && node.is_leaf() && node.is_watched(slot) {
                             *grad = leaves.take((node.id, slot))?;
@@ -158,11 +172,17 @@ impl Pass<'_> {
                     }
                     let pull = node.pull(self.retain || self.create_graph)?;
                     let _scope = ledger::enter(node.op, node.caller);
-                    let pulled = pull(&Back {
+                    let step = observe::begin();
+                    let mut pulled = pull(&Back {
                         node: &node,
                         grads: &grads,
                         needs: &needs,
                     })?;
+                    if let Some(step) = step {
+                        let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());
+                        let to: SmallVec<[_; 4]> = node.inputs.iter().map(to).collect();
+                        observe::pulled(step, node.call(), &grads, &to, &mut pulled)?;
+                    }
                     // What the node kept goes before the next one allocates, but for what others
                     // will read.
                     drop(pull);
@@ -173,7 +193,7 @@ impl Pass<'_> {
                     for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
                         match (edge, gradient) {
                             (Some(edge), Some(gradient)) if wanted => {
-                                add(&mut pending, &mut leaves, edge, gradient)?;
+                                add(&mut pending, &mut leaves, Some(&node), edge, gradient)?;
                             }
                             (Some(edge), None) if wanted => found.flat.push(edge.clone()),
                             _ => {}
@@ -184,6 +204,7 @@ impl Pass<'_> {
                     }
                 }
                 if let Some(reductions) = leaves.reductions {
+                    let _unseen = observe::unseen();
                     found.gradients.extend(reductions.finish()?);
                 }
                 Ok(found)
@@ -231,6 +252,8 @@ impl Leaves {
     /// Reduces a complete gradient; nothing where it comes later.
     #[track_caller]
     fn reduce(&mut self, edge: &Edge, gradient: Tensor) -> Result<Option<Tensor>> {
+        // What comes of it is seen when the program asks for it.
+        let _unseen = observe::unseen();
         match (edge.reduced(&gradient, self.whole), &mut self.reductions) {
             (None, _) => Ok(Some(gradient)),
             (Some(to), Some(reductions)) => reductions.reduce(edge.key(), gradient, &to),
@@ -240,6 +263,7 @@ impl Leaves {
 
     /// Waits for one that is being reduced.
     fn take(&mut self, key: (u64, usize)) -> Result<Option<Tensor>> {
+        let _unseen = observe::unseen();
         match &mut self.reductions {
             Some(reductions) => reductions.take(&key),
             None => Ok(None),
@@ -251,6 +275,7 @@ impl Leaves {
 fn add(
     pending: &mut BTreeMap<u64, Pending>,
     leaves: &mut Leaves,
+    by: Option<&Node>,
     edge: &Edge,
     gradient: Tensor,
 ) -> Result<()> {
@@ -261,7 +286,9 @@ fn add(
         node: edge.node.clone(),
         grads: SmallVec::new(),
         given: SmallVec::new(),
+        of_part: false,
     });
+    entry.of_part |= by.is_some_and(|node| node.nth == observe::UNSEEN);
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
         entry.given.resize(slot + 1, 0);
@@ -277,7 +304,10 @@ fn add(
             return Err(Error::gradient(edge.node.op, NoGradient::Mismatch, detail)
                 .of([&so_far, &gradient]));
         }
-        Some(so_far) => so_far.add(&gradient)?,
+        Some(so_far) => {
+            let _unseen = observe::unseen();
+            so_far.add(&gradient)?
+        }
     });
     entry.count(slot);
     // The gradient of a parameter that is cut is as large as the parameter whole, until it is added

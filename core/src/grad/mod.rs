@@ -47,7 +47,7 @@ pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, rec
 
 use crate::{Error, NoGradient, Result, Tensor};
 use backward::Pass;
-use gradients::placed;
+use gradients::{placed, total};
 use std::cell::LazyCell;
 use tape::{Mode, with_mode};
 
@@ -130,8 +130,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
     let mut picked = Vec::with_capacity(inputs.len());
     for (i, x) in inputs.iter().enumerate() {
         let edge = x.edge();
-        picked.push(match edge.and_then(|e| found.gradients.get(&e.key())) {
-            Some(gradient) => placed(&gradient.wait()?, x)?,
+        let of_edge = |e| Some((e, found.gradients.get(&Edge::key(e))?));
+        picked.push(match edge.and_then(of_edge) {
+            Some((edge, gradient)) => placed(&total(edge, gradient)?, x)?,
             // Reached, but through a function that is flat.
             None if options.allow_unused || edge.is_some_and(|e| reached.contains(&e.node.id)) => {
                 x.zeros_like()?
