@@ -123,7 +123,7 @@ impl Show for Explanation<'_> {
     fn figure(&self) -> Figure {
         let told: u64 = self.steps.iter().map(|(_, s)| s.bytes).sum();
         let title = format!(
-            "{} with {}",
+            "{}, {} received by the worst rank",
             count(self.steps.len(), "step"),
             bytes(told as f64)
         );

@@ -68,6 +68,58 @@ pub(crate) fn color(i: usize) -> String {
 mod tests {
     use super::*;
 
+    type Rgb = [f64; 3];
+
+    /// The first colour after some words of a sheet.
+    fn rgb(sheet: &str, words: &str) -> Rgb {
+        let at = sheet.find(words).unwrap() + words.len();
+        let hex = &sheet[at..][..6];
+        [0, 2, 4].map(|i| f64::from(u8::from_str_radix(&hex[i..i + 2], 16).unwrap()) / 255.0)
+    }
+
+    /// The number after some words of the sheet.
+    fn number_after(words: &str) -> f64 {
+        let rest = &STYLE[STYLE.find(words).unwrap() + words.len()..];
+        rest[..rest.find([';', '}']).unwrap()].parse().unwrap()
+    }
+
+    fn over(top: Rgb, opacity: f64, below: Rgb) -> Rgb {
+        std::array::from_fn(|i| top[i] * opacity + below[i] * (1.0 - opacity))
+    }
+
+    /// The contrast of two colours as WCAG 2 defines it, from 1 to 21.
+    fn contrast(a: Rgb, b: Rgb) -> f64 {
+        let linear = |c: f64| match c <= 0.04045 {
+            true => c / 12.92,
+            false => ((c + 0.055) / 1.055).powf(2.4),
+        };
+        let light = |c: Rgb| {
+            let [r, g, b] = c.map(linear);
+            0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05
+        };
+        let (a, b) = (light(a), light(b));
+        a.max(b) / a.min(b)
+    }
+
+    #[test]
+    fn letters_can_be_read_on_every_fill_of_both_papers() {
+        let soft = number_after(".soft{font-size:11px;fill-opacity:");
+        let tiny = number_after(".tiny{font-size:9.5px;fill-opacity:");
+        let fill = number_after(".fill{fill-opacity:");
+        let roots: Vec<&str> = STYLE.split("svg.anymesh:root{").skip(1).collect();
+        assert_eq!(roots.len(), 2, "light and dark");
+        for root in roots {
+            let (ink, paper) = (rgb(root, "color:#"), rgb(root, "background:#"));
+            assert!(contrast(over(ink, soft, paper), paper) > 4.5);
+            for i in 0..COLORS {
+                let fill = over(rgb(STYLE, &format!(".{}{{fill:#", color(i))), fill, paper);
+                let letters = over(ink, tiny, fill);
+                let found = contrast(letters, fill);
+                assert!(found > 4.5, "{}: {found} on {fill:?}", color(i));
+            }
+        }
+    }
+
     #[test]
     fn the_sheet_needs_no_escapes_and_every_color_has_a_rule() {
         assert!(!STYLE.contains(['<', '>', '&']) && !STYLE.contains("]]"));

@@ -145,6 +145,51 @@ fn schedules_of_any_lanes() {
 }
 
 #[test]
+fn lines_of_the_grid_do_not_cross_the_lanes() {
+    let span = Span {
+        start: 0.0,
+        end: 4.0,
+        label: "a label".into(),
+        kind: 0,
+    };
+    let lane = |name: &str| Lane {
+        name: name.into(),
+        spans: vec![span.clone()],
+    };
+    let picture = svg(&Gantt {
+        title: "schedule".into(),
+        unit: Unit::Seconds,
+        kinds: vec![],
+        lanes: vec![lane("one"), lane("two")],
+    });
+    let document = roxmltree::Document::parse(&picture).unwrap();
+    let of = |class: &str| -> Vec<roxmltree::Node> {
+        let all = document.descendants();
+        all.filter(|n| n.attribute("class").is_some_and(|c| c.starts_with(class)))
+            .collect()
+    };
+    let number = |node: &roxmltree::Node, name: &str| -> f64 {
+        node.attribute(name).unwrap().parse().unwrap()
+    };
+    let (lines, boxes) = (of("grid"), of("fill"));
+    assert!(lines.len() > 2 && boxes.len() == 2);
+    for line in &lines {
+        let dashes = line.attribute("stroke-dasharray").unwrap();
+        let (on, off) = dashes.split_once(' ').unwrap();
+        let (on, off): (f64, f64) = (on.parse().unwrap(), off.parse().unwrap());
+        for shape in &boxes {
+            // The middle of each box is where its label is.
+            let middle = number(shape, "y") + number(shape, "height") / 2.0;
+            let along = middle - number(line, "y1") + number(line, "stroke-dashoffset");
+            assert!(
+                along % (on + off) > on + 5.0,
+                "a line at {along} of {dashes}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_table_of_any_rows() {
     let mut table = Table::new("rows", &["a", "b"]);
     assert!(check(&table).is_none());

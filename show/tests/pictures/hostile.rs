@@ -6,7 +6,7 @@ use anymesh_show::{
     Bar, Bars, Cell, Curve, Figure, Gantt, Inventory, Lane, Show, Span, StoredTensor, Table, Unit,
 };
 
-fn names() -> Vec<String> {
+pub(crate) fn names() -> Vec<String> {
     let mut names: Vec<String> = [
         "",
         " ",

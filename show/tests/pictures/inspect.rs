@@ -168,6 +168,8 @@ fn walk<'a, 'i>(node: Node<'a, 'i>, (x, y): (f64, f64), f: &mut impl FnMut(Node<
                     .flat_map(|n| n.text().unwrap_or("").chars())
                     .map(|c| match c {
                         c if c.is_ascii() || "…–·".contains(c) => 1.0,
+                        // Marks on other letters: a browser gives them no room of their own.
+                        '\u{300}'..='\u{36f}' => 0.0,
                         c if c < '\u{2e80}' => 1.2,
                         _ => 1.9,
                     })

@@ -1,6 +1,6 @@
 //! Meshes, and who holds what on them.
 
-use crate::{cpu, mesh, svg, ty};
+use crate::{cpu, inspect::check, mesh, svg, ty};
 use anymesh_core::{Mesh, Reduction, Sharding};
 use anymesh_show::{Parts, Show};
 
@@ -81,6 +81,7 @@ fn who_holds_what_on_every_mesh() {
             let mut ty = ty(text, &mesh);
             let rank = ty.shape.rank();
             svg(&Parts::new(&ty, &mesh));
+            check(&ty);
             // Every axis cuts a dimension, in turn, or has terms of a sum.
             for skip in 0..=rank {
                 ty.sharding = Sharding::replicated();
@@ -92,6 +93,8 @@ fn who_holds_what_on_every_mesh() {
                     };
                 }
                 svg(&Parts::new(&ty, &mesh));
+                check(&ty);
+                check(&ty.sharding);
             }
         }
     }
