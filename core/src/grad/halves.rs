@@ -119,19 +119,8 @@ pub fn backward_inputs(
     seeds: Option<&[Tensor]>,
     inputs: &[&Tensor],
 ) -> Result<(Vec<Option<Tensor>>, Remaining)> {
-    let op = "backward_inputs";
-    if let Some(seeds) = seeds.filter(|s| s.len() != outputs.len()) {
-        let detail = format!(
-            "{} seeds for {} outputs: give one for each",
-            seeds.len(),
-            outputs.len()
-        );
-        return Err(Error::argument(op, "seeds", detail));
-    }
-    let seeded = (outputs.iter().enumerate())
-        .map(|(i, output)| output.seeded(seeds.map(|s| &s[i])))
-        .collect::<Result<Vec<_>>>()?;
-    let targets = inputs.iter().map(|x| tracked(op, x));
+    let seeded = all_seeded(outputs, seeds)?;
+    let targets = inputs.iter().map(|x| tracked("backward_inputs", x));
     let targets = targets.collect::<Result<Vec<_>>>()?;
     let pass = Pass {
         targets: Some(&targets),
@@ -155,6 +144,36 @@ pub fn backward_inputs(
         flat: found.flat,
     };
     Ok((of_inputs, rest))
+}
+
+/// A whole backward pass from several results: the gradients of all tensors that they are wanted
+/// for. Seeds are the gradients of the results; a scalar needs none.
+#[track_caller]
+pub fn backward_from(outputs: &[Root], seeds: Option<&[Tensor]>) -> Result<Gradients> {
+    let pass = Pass {
+        targets: None,
+        stop: false,
+        retain: false,
+        create_graph: false,
+        defer: false,
+    };
+    Ok(Gradients::new(pass.run(all_seeded(outputs, seeds)?)?))
+}
+
+/// Where a pass begins at each of several results.
+#[track_caller]
+fn all_seeded(outputs: &[Root], seeds: Option<&[Tensor]>) -> Result<Vec<(Edge, Tensor)>> {
+    if let Some(seeds) = seeds.filter(|s| s.len() != outputs.len()) {
+        let detail = format!(
+            "{} seeds for {} outputs: give one for each",
+            seeds.len(),
+            outputs.len()
+        );
+        return Err(Error::argument("backward_inputs", "seeds", detail));
+    }
+    (outputs.iter().enumerate())
+        .map(|(i, output)| output.seeded(seeds.map(|s| &s[i])))
+        .collect()
 }
 
 impl Remaining {

@@ -43,7 +43,7 @@ pub use crate::overlap::{Overlap, with_overlap};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
-pub use halves::{Remaining, Root, backward_inputs};
+pub use halves::{Remaining, Root, backward_from, backward_inputs};
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
