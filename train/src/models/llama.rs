@@ -199,7 +199,11 @@ impl LlamaConfig {
         let (queries, keys) = (heads.queries * heads.size, heads.keys * heads.size);
         let layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size);
         let head = self.hidden_size * self.vocab_size;
-        b.split(&vec![layer as f64; self.num_hidden_layers], 0.0, head as f64)
+        b.split(
+            &vec![layer as f64; self.num_hidden_layers],
+            0.0,
+            head as f64,
+        )
     }
 
     /// The longest text that is computed as the model means it.
@@ -404,9 +408,7 @@ impl Llama {
         let rows = below.at("embed_tokens").on(first);
         Ok(Self {
             embed_tokens: Embedding::new(&rows, sizes, "[@tp?, _]", init)?,
-            layers: (0..c.num_hidden_layers)
-                .map(layer)
-                .collect::<Result<_>>()?,
+            layers: (0..c.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             norm: RmsNorm::new(&below.at("norm").on(last), c.hidden_size, c.rms_norm_eps)?,
             lm_head: match c.tie_word_embeddings {
                 true => None,
@@ -462,7 +464,9 @@ impl Llama {
         let logits = match (&self.lm_head, rows) {
             (Some(head), _) => head.forward(&x)?,
             (None, Some(rows)) => x.linear(rows, None)?,
-            (None, None) => x.linear(&on_mesh(&self.embed_tokens.weight.get()?, x.mesh())?, None)?,
+            (None, None) => {
+                x.linear(&on_mesh(&self.embed_tokens.weight.get()?, x.mesh())?, None)?
+            }
         };
         Ok(logits.cast(self.policy.output)?)
     }

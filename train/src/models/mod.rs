@@ -21,7 +21,7 @@ pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;
 
-pub(crate) use staged::{Reads, Stack};
+pub(crate) use staged::Reads;
 
 use crate::{
     Error, Result,

@@ -174,7 +174,9 @@ impl<S: Staged + ?Sized> Run<'_, S> {
     fn receive(&mut self, (stage, micro): At) -> Result<()> {
         let mesh = self.model.mesh_of(stage);
         let gave = self.gave.remove(&(stage - 1, micro)).ok_or_else(lost)?;
-        let moved = gave.into_iter().map(|(x, tracked)| Ok((on_mesh(&x, mesh)?, tracked)));
+        let moved = gave
+            .into_iter()
+            .map(|(x, tracked)| Ok((on_mesh(&x, mesh)?, tracked)));
         let moved = moved.collect::<Result<_>>()?;
         self.arrived.insert((stage, micro), moved);
         Ok(())
@@ -184,7 +186,9 @@ impl<S: Staged + ?Sized> Run<'_, S> {
         let mesh = self.model.mesh_of(stage);
         let after = (stage + 1, micro);
         let back = self.back.remove(&after).ok_or_else(lost)?;
-        let moved = back.into_iter().map(|g| g.map(|g| on_mesh(&g, mesh)).transpose());
+        let moved = back
+            .into_iter()
+            .map(|g| g.map(|g| on_mesh(&g, mesh)).transpose());
         let moved = moved.collect::<Result<_>>()?;
         self.back.insert(after, moved);
         Ok(())
@@ -220,7 +224,10 @@ impl<S: Staged + ?Sized> Run<'_, S> {
         }
         let root = |x: &Tensor| x.requires_grad().then(|| Root::of(x)).transpose();
         let open = Open {
-            inputs: came.into_iter().map(|x| x.requires_grad().then_some(x)).collect(),
+            inputs: came
+                .into_iter()
+                .map(|x| x.requires_grad().then_some(x))
+                .collect(),
             outputs: gave.iter().map(root).collect::<Result<_, _>>()?,
         };
         self.open.insert(at, open);
@@ -268,7 +275,10 @@ impl<S: Staged + ?Sized> Run<'_, S> {
         let inputs: Vec<&Tensor> = open.inputs.iter().flatten().collect();
         let (found, rest) = backward_inputs(&roots, seeds.as_deref(), &inputs)?;
         let mut found = found.into_iter();
-        let back = open.inputs.iter().map(|x| x.as_ref().and_then(|_| found.next()?));
+        let back = open
+            .inputs
+            .iter()
+            .map(|x| x.as_ref().and_then(|_| found.next()?));
         if at.0 > 0 {
             self.back.insert(at, back.collect());
         }

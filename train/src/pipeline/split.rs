@@ -208,7 +208,9 @@ mod tests {
     fn the_costliest_stage_costs_least() -> Result<()> {
         let mut state = 1u64;
         let mut next = |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             (state >> 33) % n
         };
         for _ in 0..300 {
@@ -224,7 +226,11 @@ mod tests {
                 worst = worst.max(cost);
                 from += count;
             }
-            assert_eq!(worst, by_trying(&costs, first, last, stages), "{costs:?} {layers:?}");
+            assert_eq!(
+                worst,
+                by_trying(&costs, first, last, stages),
+                "{costs:?} {layers:?}"
+            );
         }
         assert_eq!(balanced(&[1.0; 8], 0.0, 0.0, 4)?, [2, 2, 2, 2]);
         assert_eq!(balanced(&[1.0; 3], 0.0, 0.0, 4)?, [1, 1, 1, 0]);

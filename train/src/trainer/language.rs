@@ -10,6 +10,7 @@ use crate::{
     pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
 };
 use anymesh_core::{Mesh, Tensor};
+use anymesh_schedule::Limits;
 
 /// A model that learns to predict the next token.
 #[derive(Clone, Debug)]
@@ -86,7 +87,9 @@ impl Task for LanguageModel {
             return one_after_the_other(self, batches, factor, pass);
         }
         let owners = self.model.stack().map(|s| s.split().owners().to_vec());
-        let pipeline = self.schedule.pipeline(&owners.unwrap_or_default(), batches.len())?;
+        let pipeline = self
+            .schedule
+            .pipeline(&owners.unwrap_or_default(), batches.len())?;
         pipeline.run(self, batches, factor, pass)
     }
 
@@ -96,6 +99,21 @@ impl Task for LanguageModel {
 }
 
 impl LanguageModel {
+    /// That there is a schedule for so many micro-batches which keeps to a limit of activations.
+    pub fn check_schedule(&self, micros: usize, live: Option<usize>) -> Result<()> {
+        if self.stages() == 1 {
+            return Ok(());
+        }
+        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
+        let pipeline = self
+            .schedule
+            .pipeline(&owners.unwrap_or_default(), micros)?;
+        if let Some(live) = live {
+            pipeline.proof().schedule().prove(&Limits::live(live))?;
+        }
+        Ok(())
+    }
+
     fn tokens(&self, batch: &Batch) -> Result<Tokens> {
         match (&batch.documents, &batch.positions) {
             (Some(documents), Some(positions)) if !self.mix_documents => {
