@@ -22,7 +22,10 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod bound;
 mod build;
+mod chart;
+mod costs;
 mod error;
 mod prove;
 mod schedule;
@@ -35,9 +38,10 @@ pub use build::{
     NAMES, Name, build, dual_pipe_v, eager_one_f_one_b, f_then_b, interleaved,
     interleaved_zero_bubble, looped_bfs, one_f_one_b, zero_bubble_h1, zero_bubble_v,
 };
+pub use costs::{Cost, Costs};
 pub use error::{Error, Fault, Result, Stuck};
 pub use prove::{Limits, Proof};
 pub use schedule::{Placement, Schedule};
 pub use search::Search;
 pub use text::paddle::Job;
-pub use timing::{Cost, Costs, Span, Timing, Wait};
+pub use timing::{Span, Timing, Wait};

@@ -1,180 +1,7 @@
 //! When everything happens, under costs.
 
-use crate::{Action, Error, Kind, Limits, Result, Schedule};
-use std::str::FromStr;
-
-/// How long the passes of a stage take, in any unit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
-    /// A forward pass.
-    pub f: f64,
-    /// Gradients of inputs.
-    pub i: f64,
-    /// Gradients of weights.
-    pub w: f64,
-    /// A whole backward pass.
-    pub b: f64,
-}
-
-/// How long everything takes.
-///
-/// Written as `f=1,i=1,w=1,b=2,transfer=0`; what is left out is 1 for passes, `i + w` for `b`, 0 for
-/// the rest. A pass that differs by stage has a number for each, `f=1/1/1/2`.
-///
-/// ```
-/// use anymesh_schedule::Costs;
-/// let costs: Costs = "f=1/1/2, i=1, w=0.5, transfer=0.1".parse()?;
-/// assert_eq!((costs.stage(2).f, costs.stage(2).b, costs.transfer), (2.0, 1.5, 0.1));
-/// assert!("g=1".parse::<Costs>().unwrap_err().to_string().contains("transfer"));
-/// # Ok::<(), anymesh_schedule::Error>(())
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Costs {
-    /// For each stage, or one for all.
-    pub stages: Vec<Cost>,
-    /// From the end of a pass until another rank has its result. Ranks compute meanwhile.
-    pub transfer: f64,
-    /// How much of the shorter one of two joined passes vanishes behind the longer one: 0 is one after
-    /// the other, 1 all of it. Joined passes begin together and both results are there at the end.
-    pub overlap: f64,
-}
-
-impl Default for Costs {
-    /// F = I = W = 1, B = 2, nothing for transfers.
-    fn default() -> Costs {
-        Costs::uniform(1.0, 1.0, 1.0, 0.0)
-    }
-}
-
-impl Costs {
-    /// The same for all stages, with `B = I + W`.
-    pub fn uniform(f: f64, i: f64, w: f64, transfer: f64) -> Costs {
-        let b = i + w;
-        Costs {
-            stages: vec![Cost { f, i, w, b }],
-            transfer,
-            overlap: 0.0,
-        }
-    }
-
-    /// The costs of a stage.
-    pub fn stage(&self, stage: usize) -> Cost {
-        let unit = Cost {
-            f: 1.0,
-            i: 1.0,
-            w: 1.0,
-            b: 2.0,
-        };
-        *self
-            .stages
-            .get(stage)
-            .or(self.stages.first())
-            .unwrap_or(&unit)
-    }
-
-    /// How long an action keeps its rank.
-    pub fn of(&self, action: Action) -> f64 {
-        let cost = self.stage(action.stage);
-        match action.kind {
-            Kind::F => cost.f,
-            Kind::B => cost.b,
-            Kind::I => cost.i,
-            Kind::W => cost.w,
-            _ => 0.0,
-        }
-    }
-
-    pub(crate) fn check(&self, stages: usize) -> Result<()> {
-        if self.stages.len() > 1 && self.stages.len() != stages {
-            return Err(Error::Number {
-                what: "the number of stages with a cost",
-                got: self.stages.len().to_string(),
-                valid: format!("give one cost for all, or one for each of {stages} stages"),
-            });
-        }
-        let passes = self.stages.iter().flat_map(|c| [c.f, c.i, c.w, c.b]);
-        let bad = |x: &f64| !(x.is_finite() && *x >= 0.0);
-        if let Some(bad) = passes.chain([self.transfer]).find(bad) {
-            return Err(Error::Number {
-                what: "a cost",
-                got: bad.to_string(),
-                valid: "costs are finite and not negative".into(),
-            });
-        }
-        match (0.0..=1.0).contains(&self.overlap) {
-            true => Ok(()),
-            false => Err(Error::Number {
-                what: "the overlap of joined passes",
-                got: self.overlap.to_string(),
-                valid: "it is between 0 and 1".into(),
-            }),
-        }
-    }
-}
-
-impl FromStr for Costs {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Costs> {
-        let bad = |text: &str| {
-            Error::Parse {
-            what: "list of costs",
-            text: text.into(),
-            expected: "f, i, w, b (a number, or one for each stage as in 1/1/2), transfer and overlap, such as f=1,i=1,w=1,transfer=0.1".into(),
-        }
-        };
-        let mut passes: [Option<Vec<f64>>; 4] = [const { None }; 4];
-        let (mut transfer, mut overlap) = (0.0, 0.0);
-        for part in text.split(',').filter(|p| !p.trim().is_empty()) {
-            let (name, values) = part.split_once('=').ok_or_else(|| bad(part))?;
-            let values: Option<Vec<f64>> = values
-                .split('/')
-                .map(|v| v.trim().parse().ok().filter(|v: &f64| v.is_finite()))
-                .collect();
-            let values = values.ok_or_else(|| bad(part))?;
-            match (name.trim(), values.as_slice()) {
-                ("transfer", [one]) => transfer = *one,
-                ("overlap", [one]) => overlap = *one,
-                (name, _) => {
-                    let at = ["f", "i", "w", "b"].iter().position(|n| *n == name);
-                    passes[at.ok_or_else(|| bad(part))?] = Some(values);
-                }
-            }
-        }
-        let stages = passes.iter().flatten().map(Vec::len).max().unwrap_or(1);
-        if let Some(odd) = passes
-            .iter()
-            .flatten()
-            .find(|v| v.len() > 1 && v.len() != stages)
-        {
-            return Err(Error::Number {
-                what: "the number of stages with a cost",
-                got: odd.len().to_string(),
-                valid: format!("another pass has {stages}: give one for all or as many"),
-            });
-        }
-        let get = |pass: usize, stage: usize| {
-            let values = passes[pass].as_ref()?;
-            values.get(stage).or(values.first()).copied()
-        };
-        let stages = (0..stages).map(|s| {
-            let (i, w) = (get(1, s).unwrap_or(1.0), get(2, s).unwrap_or(1.0));
-            Cost {
-                f: get(0, s).unwrap_or(1.0),
-                i,
-                w,
-                b: get(3, s).unwrap_or(i + w),
-            }
-        });
-        let costs = Costs {
-            stages: stages.collect(),
-            transfer,
-            overlap,
-        };
-        costs.check(costs.stages.len())?;
-        Ok(costs)
-    }
-}
+use crate::{Action, Costs, Error, Kind, Limits, Result, Schedule};
+use serde_json::{Value, json};
 
 /// When something begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -241,6 +68,26 @@ pub struct Timing {
     pub peak: Vec<usize>,
 }
 
+impl Timing {
+    /// As JSON, with the actions of the schedule that it is the timing of.
+    pub fn to_json(&self, schedule: &Schedule) -> Value {
+        let lanes = schedule.ranks.iter().zip(&self.spans).map(|(list, spans)| {
+            let each = list.iter().zip(spans).filter(|p| p.0.kind != Kind::Idle);
+            let each = each.map(|(a, s)| json!([a.to_string(), s.start, s.end]));
+            each.collect::<Vec<_>>()
+        });
+        let waits = self.waits.iter().map(|w| {
+            json!({"rank": w.rank, "action": w.action.to_string(), "from": w.span.start,
+                "until": w.span.end, "for_rank": w.peer, "for": w.needs.to_string()})
+        });
+        json!({
+            "makespan": self.makespan, "bound": self.bound, "bubble_fraction": self.fraction,
+            "busy": self.busy, "bubble": self.bubble, "peak_live_activations": self.peak,
+            "ranks": lanes.collect::<Vec<_>>(), "waits": waits.collect::<Vec<_>>(),
+        })
+    }
+}
+
 impl Schedule {
     /// When everything happens if each rank goes through its list and starts each action as soon as it
     /// can: sends do not keep a rank, and what is received is waited for where it is used.
@@ -285,59 +132,6 @@ impl Schedule {
             peak: proof.peak().to_vec(),
         })
     }
-
-    /// Whose action makes what this one waits for.
-    fn cause(&self, action: Action) -> (usize, Action) {
-        let stage = self.source(action).unwrap_or(action.stage);
-        let rank = self.owner[stage];
-        let makes = |a: &&Action| {
-            let same = a.stage == stage && a.micro == action.micro;
-            same && match action.kind {
-                Kind::F => a.kind == Kind::F,
-                _ => matches!(a.kind, Kind::B | Kind::I),
-            }
-        };
-        let found = self.ranks[rank].iter().find(makes);
-        (rank, found.copied().unwrap_or(action))
-    }
-
-    /// No schedule with this placement is shorter: a rank cannot begin before the first of its
-    /// stages has an input, and then has all its work to do; and a micro-batch must get through.
-    pub fn bound(&self, costs: &Costs) -> f64 {
-        let stages = self.stages();
-        let hop = |a: usize, b: usize| match self.owner[a] == self.owner[b] {
-            true => 0.0,
-            false => costs.transfer,
-        };
-        let all = |s: usize| {
-            let cost = costs.stage(s);
-            cost.f + cost.b.min(cost.i + cost.w)
-        };
-        // Joined passes may hide some of the work, at most the shorter one of each pair.
-        let hides = |s: usize| {
-            let cost = costs.stage(s);
-            cost.f.min(cost.b) * costs.overlap
-        };
-        let mut arrives = vec![0.0; stages];
-        for s in 1..stages {
-            arrives[s] = arrives[s - 1] + costs.stage(s - 1).f + hop(s - 1, s);
-        }
-        let mut through = arrives.last().copied().unwrap_or(0.0);
-        through += costs.stage(stages.saturating_sub(1)).f;
-        for s in (0..stages).rev() {
-            let cost = costs.stage(s);
-            through += match s {
-                0 => cost.b.min(cost.i + cost.w),
-                _ => cost.b.min(cost.i) + hop(s, s - 1),
-            };
-        }
-        let rank = |rank: usize| {
-            let own = self.stages_of(rank);
-            let work: f64 = own.iter().map(|s| (all(*s) - hides(*s)).max(0.0)).sum();
-            own.first().map_or(0.0, |s| arrives[*s]) + work * self.micros as f64
-        };
-        (0..self.ranks.len()).map(rank).fold(through, f64::max)
-    }
 }
 
 /// Lists that are gone through with a clock.
@@ -346,6 +140,8 @@ struct Run<'a> {
     costs: &'a Costs,
     /// When forward and backward results of a stage and micro-batch are made; not a number: not yet.
     made: Vec<[f64; 2]>,
+    /// What the backward results came of: `B` or `I`.
+    back: Vec<Kind>,
     spans: Vec<Vec<Span>>,
     free: Vec<f64>,
     busy: Vec<f64>,
@@ -365,6 +161,7 @@ impl<'a> Run<'a> {
             schedule,
             costs,
             made: vec![[f64::NAN; 2]; schedule.stages() * schedule.micros],
+            back: vec![Kind::B; schedule.stages() * schedule.micros],
             spans: spans.collect(),
             free: vec![0.0; ranks],
             busy: vec![0.0; ranks],
@@ -407,7 +204,7 @@ impl<'a> Run<'a> {
             }
         }
         if let Some(i) = last {
-            let (peer, needs) = self.schedule.cause(turn[i]);
+            let (peer, needs) = self.cause(turn[i]);
             self.waits.push(Wait {
                 rank,
                 position: from + i,
@@ -444,7 +241,10 @@ impl<'a> Run<'a> {
                     self.made[own][0] = end;
                     self.live[rank].push((from_, alive + 1));
                 }
-                Kind::B | Kind::I => self.made[own][1] = end,
+                Kind::B | Kind::I => {
+                    self.made[own][1] = end;
+                    self.back[own] = action.kind;
+                }
                 _ => {}
             }
             if matches!(action.kind, Kind::B | Kind::W) {
@@ -466,6 +266,17 @@ impl<'a> Run<'a> {
         let apart = self.schedule.owner[source] != self.schedule.owner[action.stage];
         let at = at + if apart { self.costs.transfer } else { 0.0 };
         (!at.is_nan()).then_some(at)
+    }
+
+    /// Whose action makes what this one waits for.
+    fn cause(&self, action: Action) -> (usize, Action) {
+        let stage = self.schedule.source(action).unwrap_or(action.stage);
+        let kind = match action.kind {
+            Kind::F => Kind::F,
+            _ => self.back[stage * self.schedule.micros + action.micro],
+        };
+        let needs = Action::new(kind, stage, action.micro);
+        (self.schedule.owner[stage], needs)
     }
 
     /// Transfers begin when what they carry is made.

@@ -69,8 +69,19 @@ fn of_all(w: &[Tensor], grads: &Gradients) -> Result<Vec<Vec<f64>>> {
     tracked.map(|w| grads.of(w)?.to_vec()).collect()
 }
 
+/// The same bits on one device. On a mesh an op may go another way for one gradient than for all of
+/// them together, so that sums are added in another order.
+fn assert_same(axes: &str, a: &[f64], b: &[f64]) {
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-13 * a.abs().max(1.0);
+    let same = match axes {
+        "" => a == b,
+        _ => a.len() == b.len() && a.iter().zip(b).all(near),
+    };
+    assert!(same, "{axes}: {a:?} {b:?}");
+}
+
 #[test]
-fn two_halves_give_the_bits_of_the_whole() -> Result<()> {
+fn two_halves_give_what_the_whole_gives() -> Result<()> {
     let cpu = anymesh_backend_cpu::device();
     for axes in ["", "dp=2", "tp=2", "dp=2, tp=2", "tp=3"] {
         let mesh = match axes {
@@ -81,22 +92,14 @@ fn two_halves_give_the_bits_of_the_whole() -> Result<()> {
             let (w, seed) = (weights(&mesh)?, input(&mesh, 8)?);
             let x = input(&mesh, 7)?.require_grad()?;
             let grads = block(&x, &w, recompute)?.backward_with(&seed)?;
-            let (found, rest) = backward_inputs(
-                &[Root::of(&block(&x, &w, recompute)?)?],
-                Some(&[seed]),
-                &[&x],
-            )?;
-            let of_x = found[0]
-                .as_ref()
-                .expect("it depends on x")
-                .to_vec::<f64>()?;
-            assert_eq!(of_x, grads.of(&x)?.to_vec::<f64>()?, "{axes} {recompute}");
+            let root = Root::of(&block(&x, &w, recompute)?)?;
+            let (found, rest) = backward_inputs(&[root], Some(&[seed]), &[&x])?;
+            let of_x = found[0].as_ref().expect("it depends on x").to_vec()?;
+            assert_same(axes, &of_x, &grads.of(&x)?.to_vec()?);
             let later = rest.backward()?;
-            assert_eq!(
-                of_all(&w, &later)?,
-                of_all(&w, &grads)?,
-                "{axes} {recompute}"
-            );
+            for (a, b) in of_all(&w, &later)?.iter().zip(&of_all(&w, &grads)?) {
+                assert_same(axes, a, b);
+            }
             assert!(later.get(&x)?.is_none(), "that was the first half");
         }
     }

@@ -90,7 +90,13 @@ impl Task for LanguageModel {
         let pipeline = self
             .schedule
             .pipeline(&owners.unwrap_or_default(), batches.len())?;
-        pipeline.run(self, batches, factor, pass)
+        let mut computed = pipeline.run(self, batches, factor, pass)?;
+        // The last stage has them; every process reads them.
+        let mesh = self.model.mesh();
+        for loss in &mut computed.losses {
+            *loss = on_mesh(loss, mesh)?;
+        }
+        Ok(computed)
     }
 
     fn operations(&self) -> Option<f64> {

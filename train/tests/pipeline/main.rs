@@ -3,4 +3,5 @@
 
 mod memory;
 mod parity;
+mod processes;
 mod support;

@@ -82,16 +82,8 @@ pub(crate) fn named(axes: &'static str, name: &str, chunks: usize) -> Way {
     }
 }
 
-pub(crate) fn trainer(
-    device: &Device,
-    config: &ModelConfig,
-    way: &Way,
-) -> Result<Trainer<LanguageModel>> {
-    let mesh = match way.axes {
-        "" => Mesh::single(device),
-        axes => Mesh::new(axes, device)?,
-    };
-    let b = Build::new(&mesh, Policy::all(DType::F64), 11)
+fn trainer(mesh: &Mesh, config: &ModelConfig, way: &Way) -> Result<Trainer<LanguageModel>> {
+    let b = Build::new(mesh, Policy::all(DType::F64), 11)
         .zero(way.zero, &["dp"])
         .stages(way.stages.clone());
     let mut model = config.build(&b)?;
@@ -153,9 +145,24 @@ pub(crate) fn run(
     rows: &[(usize, usize)],
     steps: usize,
 ) -> Result<Vec<(f64, f64)>> {
-    let mut trainer = trainer(device, config, way)?;
+    let mesh = match way.axes {
+        "" => Mesh::single(device),
+        axes => Mesh::new(axes, device)?,
+    };
+    run_on(&mesh, config, way, rows, steps)
+}
+
+/// The same on a mesh, of which this process may have a part.
+pub(crate) fn run_on(
+    mesh: &Mesh,
+    config: &ModelConfig,
+    way: &Way,
+    rows: &[(usize, usize)],
+    steps: usize,
+) -> Result<Vec<(f64, f64)>> {
+    let mut trainer = trainer(mesh, config, way)?;
     let mut feed = Texts {
-        mesh: trainer.task.model.mesh().clone(),
+        mesh: mesh.clone(),
         rows: rows.to_vec(),
     };
     let mut seen = vec![];
