@@ -118,9 +118,8 @@ pub fn norm_of<'a>(gradients: impl IntoIterator<Item = &'a Tensor>, norm: Norm) 
         let numbers = as_one("norm_of", &terms, || on_each_mesh(parts, norm))?;
         // Stages of a pipeline may be in other processes: all get all numbers.
         let meshes: Vec<Mesh> = numbers.iter().map(|n| n.mesh().clone()).collect();
-        let apart = meshes
-            .iter()
-            .any(|mesh| !mesh.is_local() && *mesh != meshes[0]);
+        let apart = meshes.iter().any(|mesh| *mesh != meshes[0])
+            && meshes.iter().any(|mesh| !mesh.is_local());
         let all = match apart {
             true => Some(Mesh::spanning(&meshes.iter().collect::<Vec<_>>())?),
             false => None,
