@@ -27,6 +27,7 @@ pages! {
     #[cfg(feature = "cpu")] Tutorial7 "tutorial/7-processes.md"
     #[cfg(feature = "cpu")] Programs "programs.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Training "training.md"
+    Pipelines "pipelines.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Models "models.md"
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"
     #[cfg(feature = "cpu")] Clusters "clusters.md"

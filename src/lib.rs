@@ -20,6 +20,7 @@
 //! | [`transport`] | what moves data between ranks |
 //! | [`init`], [`cluster`] | the processes of a launcher as one machine to put meshes on |
 //! | [`checkpoint`] | any mesh in, any mesh out; Hugging Face, torch, safetensors |
+//! | [`schedule`] | pipeline schedules as data: built in, searched, own ones; proofs and timings |
 //! | `show` | pictures and tables for notebooks, pages and files |
 //! | [`backend`], [`backends`] | what a device is made of, and the ones in this build |
 //!
@@ -147,6 +148,9 @@ pub use anymesh_core::*;
 /// The search for how to lay a model out on a mesh.
 #[cfg(feature = "layout")]
 pub use anymesh_layout as layout;
+/// Pipeline schedules as data: built-in ones, a search, the proof that one runs, and when everything
+/// happens.
+pub use anymesh_schedule as schedule;
 /// Pictures and tables: what notebooks, pages and `--svg` show.
 #[cfg(feature = "show")]
 pub use anymesh_show as show;

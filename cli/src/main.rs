@@ -21,6 +21,7 @@ mod processes;
 mod replay;
 mod request;
 mod rule;
+mod schedule;
 mod seeded;
 mod server;
 mod show;
@@ -50,6 +51,9 @@ enum Command {
     Explain(explain::Explain),
     /// Find how to lay a model out on many ranks: axes, cuts of parameters, recompute.
     Layout(layout::LayoutCommand),
+    /// Show a pipeline schedule: who does what when, how long it takes, how much memory, who waits for
+    /// whom.
+    Schedule(schedule::ScheduleCommand),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Go on with a text, or answer a question, with a model of a Hugging Face folder or a GGUF
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => finish(plan.run()),
         Command::Explain(explain) => finish(explain.run()),
         Command::Layout(layout) => finish(layout.run()),
+        Command::Schedule(schedule) => finish(schedule.run()),
         Command::Show(show) => finish(show.run()),
         Command::Generate(generate) => model::finish(generate.run()),
         Command::Embed(embed) => model::finish(embed.run()),

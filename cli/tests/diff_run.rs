@@ -95,7 +95,10 @@ fn an_injected_fault_is_named_dumped_and_replayed() {
             }
         }
     }
-    assert!(found >= 7 && replayed >= 4, "{found} found, {replayed} called alone");
+    assert!(
+        found >= 7 && replayed >= 4,
+        "{found} found, {replayed} called alone"
+    );
 }
 
 #[test]
