@@ -247,9 +247,7 @@ impl Session {
             // What only moves has the same bits; what is added up on the way is rounded, and held
             // against a sum of another order.
             tolerance: match given.sharding().is_partial() {
-                true => self
-                    .tolerance(event)
-                    .or(Tolerance::of(event.value.dtype())),
+                true => self.tolerance(event).or(Tolerance::of(event.value.dtype())),
                 false => Tolerance::BITS,
             },
             least_scale: &|| terms_scale(given),

@@ -110,6 +110,7 @@ fn pull_again(
             stop: true,
             retain: false,
             create_graph,
+            defer: false,
         }
         .run(seeds)?;
         let _unseen = observe::unseen();

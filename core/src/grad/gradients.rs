@@ -84,6 +84,11 @@ impl Gradients {
         placed(&gradient, x)
     }
 
+    /// [`get`](Self::get) as the pass left it, perhaps a partial sum: communicates nothing.
+    pub fn get_partial(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        self.find("Gradients::get_partial", x)
+    }
+
     /// [`of`](Self::of) as the pass left it, perhaps a partial sum: communicates nothing.
     pub fn partial(&self, x: &Tensor) -> Result<Tensor> {
         self.held("Gradients::partial", x)

@@ -34,6 +34,7 @@
 mod backward;
 mod checkpoint;
 mod gradients;
+mod halves;
 mod horizon;
 mod parameter;
 mod tape;
@@ -42,6 +43,7 @@ pub use crate::overlap::{Overlap, with_overlap};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
+pub use halves::{Remaining, Root, backward_from, backward_inputs};
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
@@ -119,6 +121,7 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         stop: false,
         retain: options.retain_graph,
         create_graph: options.create_graph,
+        defer: false,
     };
     let found = pass.run(seeds)?;
     let roots = outputs
@@ -317,6 +320,7 @@ fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gra
         stop: false,
         retain,
         create_graph: false,
+        defer: false,
     };
     Ok(Gradients::new(pass.run(vec![seeded(output, seed)?])?))
 }

@@ -255,6 +255,14 @@ impl Node {
             )))
     }
 
+    /// Forgets what it kept for its gradient, where that is not wanted again.
+    pub(super) fn release(&self) {
+        if !(Dry::is_on() && !self.planned) {
+            lock(&self.pull).take();
+            lock(&self.again).clear();
+        }
+    }
+
     /// What the pull is to read of parameters, in other forms than they lie in.
     pub(super) fn again(&self) -> Vec<(Tensor, Sharding)> {
         lock(&self.again).clone()

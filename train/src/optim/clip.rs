@@ -116,8 +116,20 @@ pub fn norm_of<'a>(gradients: impl IntoIterator<Item = &'a Tensor>, norm: Norm) 
         let terms: Vec<Tensor> = parts.iter().flat_map(|p| p.terms.clone()).collect();
         let terms: Vec<&Tensor> = terms.iter().collect();
         let numbers = as_one("norm_of", &terms, || on_each_mesh(parts, norm))?;
+        // Stages of a pipeline may be in other processes: all get all numbers.
+        let meshes: Vec<Mesh> = numbers.iter().map(|n| n.mesh().clone()).collect();
+        let apart = meshes.iter().any(|mesh| *mesh != meshes[0])
+            && meshes.iter().any(|mesh| !mesh.is_local());
+        let all = match apart {
+            true => Some(Mesh::spanning(&meshes.iter().collect::<Vec<_>>())?),
+            false => None,
+        };
         let mut total = 0.0f64;
         for number in numbers {
+            let number = match &all {
+                Some(all) => number.to_mesh(all, Sharding::replicated())?,
+                None => number,
+            };
             let number = number.item()?.to_f64();
             total = match norm {
                 Norm::Two => total + number,
