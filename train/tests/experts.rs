@@ -1,9 +1,9 @@
 //! Mixtures of experts: recorded routings, a computation without dispatch, every mesh, and what is
 //! wrong.
 
-use anymesh_core::{DType, Mesh, Result as CoreResult, Tensor, ops::Rng};
+use anymesh_core::{DType, Mesh, Result as CoreResult, Tensor, ops::Rng, spmd::Ledger};
 use anymesh_train::{
-    Build, Init, Module, Policy, Result,
+    Build, Init, Module, Param, Policy, Result,
     nn::experts::{Capacity, Dispatch, Experts, Routed, Routing, Scoring, balanced_bias},
 };
 use serde_json::Value;
@@ -212,7 +212,8 @@ fn dense(layer: &Experts, x: &Tensor, routed: &Routed) -> Result<Tensor> {
         .expect("there is one")
         .forward(x)?;
     for e in 0..4usize {
-        let of = |stack: &anymesh_train::Param| stack.get()?.narrow(0, e, 1)?.squeeze(&[0]);
+        let of =
+            |stack: &Param| -> Result<Tensor> { Ok(stack.get()?.narrow(0, e, 1)?.squeeze(&[0])?) };
         let inner = x
             .linear(&of(&layer.gate_proj)?, None)?
             .swiglu2(&x.linear(&of(&layer.up_proj)?, None)?)?;
@@ -319,5 +320,28 @@ fn groups_limit_where_a_token_goes() -> Result<()> {
     );
     assert!(said(plain(5)).contains("1 to 4"));
     assert!(Capacity::Factor(f64::NAN).check().is_err());
+    Ok(())
+}
+
+#[test]
+fn dispatch_and_combine_send_one_and_a_half_times_the_least() -> Result<()> {
+    let (tokens, width, top_k, ep) = (4096, 1024, 2, 4);
+    let mesh = Mesh::new("ep=4", &anymesh_core::meta())?;
+    let b = Build::new(&mesh, Policy::f32(), 3);
+    let routing = Routing {
+        experts: 16,
+        top_k,
+        ..Routing::default()
+    };
+    let one = Capacity::Factor(1.0);
+    let layer = Experts::new(&b, [width, 2048], routing, one, None, Init::Normal(0.5))?;
+    let x = Tensor::zeros([tokens, width], DType::F32, (&mesh, "[@ep, _]"))?;
+    let (y, ledger) = Ledger::record(|| layer.forward(&x, None));
+    assert_eq!(y?.0.type_string(), "f32[4096@ep, 1024]");
+    // Each token of a rank to each of its experts but those of the rank itself.
+    let least = (tokens / ep * top_k * width * 4 * (ep - 1) / ep) as u64;
+    let whole = 2 * least + least;
+    // And the numbers of slots.
+    assert!(ledger.bytes() < whole + whole / 100, "{ledger}");
     Ok(())
 }

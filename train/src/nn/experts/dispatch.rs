@@ -2,7 +2,7 @@
 
 use super::Routed;
 use crate::{Error, Result};
-use anymesh_core::{DType, Tensor, backend::ScatterOp, grad::no_grad};
+use anymesh_core::{DType, Sharding, Tensor, backend::ScatterOp, grad::no_grad};
 
 /// How many tokens an expert takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,25 +100,37 @@ impl Dispatch {
         &self.kept
     }
 
-    /// The tokens of each expert, `[experts, capacity, width]`, from `[tokens, width]`. What free
+    /// The tokens of each expert, `[experts, capacity, width]`, cut over `ep`, from `[tokens, width]`. What free
     /// slots have does not matter: nothing comes back from them.
     #[track_caller]
     pub fn send(&self, x: &Tensor) -> Result<Tensor> {
-        let width = x.dims()[1];
-        let rows = x.embedding(&self.tokens)?;
-        Ok(rows.reshape([self.experts, self.capacity, width])?)
+        let (tokens, width) = (x.dims()[0], x.dims()[1]);
+        if tokens == 0 {
+            let shape = [self.experts, self.capacity, width];
+            return Ok(Tensor::zeros(shape, x.dtype(), x.mesh())?);
+        }
+        // Cut along the width, every rank has a part of every token and picks without asking others.
+        let rows = x.reshard("[_, @ep?]")?.embedding(&self.tokens)?;
+        let rows = rows.reshape([self.experts, self.capacity, width])?;
+        Ok(rows.reshard("[@ep?, _, _]")?)
     }
 
-    /// What experts gave, `[experts, capacity, width]`, where tokens are: weighed and added up.
+    /// What experts gave, `[experts, capacity, width]`, where tokens are: weighed and added up. What
+    /// is partial (over `tp`) is added up before.
     #[track_caller]
     pub fn combine(&self, y: &Tensor, routed: &Routed) -> Result<Tensor> {
         let (width, [tokens, top_k]) = (y.dims()[2], [self.kept.dims()[0], self.kept.dims()[1]]);
+        let y = y.reshard("[_, _, @ep?]")?;
         let y = y.reshape([self.experts * self.capacity, width])?;
         let rows = y.embedding(&self.slots)?.reshape([tokens, top_k, width])?;
         let weights = routed
             .weights
             .mul(&self.kept.cast(routed.weights.dtype())?)?;
         let weights = weights.cast(rows.dtype())?.unsqueeze(-1)?;
-        Ok(rows.mul(&weights)?.sum(&[1], false)?)
+        let sums = rows.mul(&weights)?.sum(&[1], false)?;
+        // Back to where the tokens are.
+        let by_token = routed.weights.sharding().axes_of(0);
+        let there = by_token.fold(Sharding::replicated(), |s, axis| s.cut(0, axis));
+        Ok(sums.reshard(there)?)
     }
 }

@@ -91,7 +91,7 @@ impl Experts {
     pub fn forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<(Tensor, Routed)> {
         let routed = self.routing.route(&self.gate.forward(x)?, bias)?;
         let dispatch = Dispatch::new(&routed, self.capacity)?;
-        let rows = dispatch.send(x)?.reshard("[@ep?, _, _]")?;
+        let rows = dispatch.send(x)?;
         let through =
             |w: &Param, x: &Tensor| -> Result<Tensor> { Ok(x.matmul(&w.get()?.transpose(1, 2)?)?) };
         let inner = through(&self.gate_proj, &rows)?.swiglu2(&through(&self.up_proj, &rows)?)?;
