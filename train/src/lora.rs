@@ -240,6 +240,15 @@ pub fn lora_pass<M: Module + ?Sized>(model: &mut M, pass: &Pass) {
     });
 }
 
+/// Whether what a model computes depends on its pass because adapters have dropout.
+pub(crate) fn drops(model: &(impl Module + ?Sized)) -> bool {
+    let mut drops = false;
+    model.visit("", &mut |_, p| {
+        drops |= p.adapter.as_ref().is_some_and(|a| a.dropout > 0.0);
+    });
+    drops
+}
+
 /// Adds every adapter to its weight, rounding once, and takes it away: the model computes the same
 /// without. Weights stay frozen. Returns how many there were.
 pub fn merge_lora<M: Module + ?Sized>(model: &mut M) -> Result<usize> {

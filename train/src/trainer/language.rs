@@ -4,13 +4,14 @@ use super::{Computed, Feed, Task, one_after_the_other};
 use crate::{
     Error, Module, Pass, Result,
     data::{Batch, Loader, Steps},
-    lora_pass,
+    lora, lora_pass,
     models::{Model, Reads, Tokens},
     objective::{Language, language},
     pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
 };
 use anymesh_core::{Mesh, Tensor};
 use anymesh_schedule::Limits;
+use std::borrow::Cow;
 
 /// A model that learns to predict the next token.
 #[derive(Clone, Debug)]
@@ -155,7 +156,16 @@ impl Staged for LanguageModel {
         batch: &Batch,
         pass: &Pass,
     ) -> Result<Vec<Tensor>> {
-        let Some(stack) = self.model.stack() else {
+        // Micro-batches take turns in a stage, each with its own keys; parameters are shared.
+        let model = match lora::drops(&self.model) {
+            true => {
+                let mut model = self.model.clone();
+                lora_pass(&mut model, pass);
+                Cow::Owned(model)
+            }
+            false => Cow::Borrowed(&self.model),
+        };
+        let Some(stack) = model.stack() else {
             let detail = "an encoder has no stages: train it without the axis pp";
             return Err(Error::config("pipeline", detail));
         };
@@ -169,7 +179,7 @@ impl Staged for LanguageModel {
         if stage + 1 < stack.split().stages() {
             return Ok(vec![stream]);
         }
-        let logits = self.model.head_with(&stream, given.borrowed.first())?;
+        let logits = model.head_with(&stream, given.borrowed.first())?;
         let labels = on_mesh(&batch.labels, mesh)?;
         Ok(vec![language(&logits, &labels, &self.options)?])
     }

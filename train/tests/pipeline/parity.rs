@@ -14,8 +14,12 @@ const ROWS: [(usize, usize); 6] = [(4, 6), (2, 6), (4, 5), (4, 6), (2, 4), (4, 6
 
 fn hold(config: &ModelConfig, ways: &[Way], rows: &[(usize, usize)]) -> Result<()> {
     let cpu = anymesh_backend_cpu::device();
-    let alone = run(&cpu, config, &Way::default(), rows, STEPS)?;
-    let changed = |pair: &[(f64, f64)]| (pair[0].0 - pair[1].0).abs() > 1e-4;
+    let plain = Way {
+        lora: ways[0].lora,
+        ..Way::default()
+    };
+    let alone = run(&cpu, config, &plain, rows, STEPS)?;
+    let changed = |pair: &[(f64, f64)]| (pair[0].0 - pair[1].0).abs() > 1e-5;
     assert!(alone.windows(2).all(changed), "it is trained: {alone:?}");
     for way in ways {
         let there = run(&cpu, config, way, rows, STEPS)?;
@@ -70,6 +74,21 @@ fn pipelines_mix_with_every_other_axis() -> Result<()> {
     ];
     hold(&tied(), &ways, &ROWS)?;
     hold(&untied(), &ways, &ROWS)
+}
+
+#[test]
+fn adapters_with_dropout_and_frozen_stages() -> Result<()> {
+    let lora = |way: Way| Way { lora: true, ..way };
+    let recompute = Way {
+        recompute: true,
+        ..named("dp=2, pp=2", "zbh1", 1)
+    };
+    let ways = [
+        named("pp=2", "1f1b", 1),
+        named("pp=4", "zbh1", 1),
+        recompute,
+    ];
+    hold(&untied(), &ways.map(lora), &ROWS)
 }
 
 #[test]

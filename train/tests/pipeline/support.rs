@@ -3,7 +3,7 @@
 use anymesh_core::{DType, Device, Mesh, Tensor};
 use anymesh_schedule::Placement;
 use anymesh_train::{
-    Build, Policy, Result, Zero,
+    Build, Lora, Policy, Result, Zero, add_lora,
     data::Batch,
     models::{Gpt2Config, LlamaConfig, ModelConfig},
     objective::Language,
@@ -50,6 +50,7 @@ pub(crate) struct Way {
     pub(crate) schedule: ScheduleChoice,
     pub(crate) zero: Zero,
     pub(crate) recompute: bool,
+    pub(crate) lora: bool,
 }
 
 impl Default for Way {
@@ -60,6 +61,7 @@ impl Default for Way {
             schedule: ScheduleChoice::default(),
             zero: Zero::Off,
             recompute: false,
+            lora: false,
         }
     }
 }
@@ -88,6 +90,14 @@ fn trainer(mesh: &Mesh, config: &ModelConfig, way: &Way) -> Result<Trainer<Langu
         .stages(way.stages.clone());
     let mut model = config.build(&b)?;
     model.set_recompute(way.recompute);
+    if way.lora {
+        let lora = Lora {
+            rank: 2,
+            dropout: 0.3,
+            ..Lora::default()
+        };
+        add_lora(&mut model, "*.q_proj.weight, *.v_proj.weight", &lora)?;
+    }
     let rule = Rule::AdamW(AdamW {
         lr: 3e-3,
         ..AdamW::default()
