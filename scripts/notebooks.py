@@ -133,6 +133,8 @@ def main():
         print(problem, file=sys.stderr)
     done = [result for result in results if result is not None]
     print(f"{sum(not r for r in done)} notebooks passed, {sum(bool(r) for r in done)} failed, {results.count(None)} skipped")
+    if args.update:
+        print("the programs of the tests are written anew by: ANYMESH_UPDATE=1 cargo test --all-features --test notebook_programs")
     sys.exit(1 if problems else 0)
 
 

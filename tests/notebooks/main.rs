@@ -1,11 +1,11 @@
 //! The notebooks as programs: the cells of each, one after the other, without the kernel that runs
 //! them in Jupyter. What a cell prints and shows must be what the notebook has kept.
 //!
-//! The programs beside this file are written from the notebooks: `ANYMESH_UPDATE=1 cargo test --test
-//! notebooks` writes them again. `scripts/notebook --update` executes the notebooks themselves and
-//! keeps what they show.
+//! The programs beside this file are written from the notebooks (tests/notebook_programs.rs).
+//! `scripts/notebook --update` executes the notebooks themselves and keeps what they show.
 
 mod shown;
+#[allow(dead_code, reason = "half of it is for notebook_programs.rs")]
 mod written;
 
 #[rustfmt::skip]
@@ -20,21 +20,6 @@ mod n4_training;
 mod n5_real_model;
 
 use std::path::Path;
-
-#[test]
-fn programs_are_those_of_the_notebooks() {
-    for (notebook, program) in written::NOTEBOOKS {
-        let text = written::program(notebook);
-        if std::env::var_os("ANYMESH_UPDATE").is_some() {
-            std::fs::write(program, &text).expect("written");
-        }
-        let kept = std::fs::read_to_string(program).unwrap_or_default();
-        assert!(
-            kept == text,
-            "{program} is not {notebook}: ANYMESH_UPDATE=1 cargo test --test notebooks writes it again"
-        );
-    }
-}
 
 #[test]
 fn tensors() {
@@ -59,7 +44,8 @@ fn training() {
 #[test]
 fn real_model() {
     let models = std::env::var("ANYMESH_MODELS");
-    let models = models.unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/target/models").into());
+    let models =
+        models.unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/target/models").into());
     match Path::new(&models).join("minilm").exists() {
         true => shown::hold(4, n5_real_model::run),
         false => eprintln!("not run, because there is no {models}/minilm: scripts/models"),

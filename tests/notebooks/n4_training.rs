@@ -1,4 +1,4 @@
-//! Written from examples/notebooks/4-training.ipynb: see main.rs.
+//! Written from examples/notebooks/4-training.ipynb: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.
 
 #![allow(unused, clippy::all)]
 
@@ -13,7 +13,7 @@ pub(crate) fn run() -> Outcome {
     // Builds the library, for the first notebook on a machine: some minutes. Run the cells in order.
     begin(1);
     use anymesh::prelude::*;
-    
+
     let cpu = device("cpu")?;
     let four = Mesh::new("dp=4", &cpu)?;
     let x = Tensor::ones([64, 8], DType::F32, (&four, "[@dp, _]"))?;
@@ -23,19 +23,19 @@ pub(crate) fn run() -> Outcome {
     println!("as an update needs it         {}", grads.of(&w)?.type_string());
     begin(2);
     use std::collections::BTreeMap;
-    
+
     const PARAMETERS: [(&str, &str); 9] = [
         ("embedding", "f32[60@tp?, 64]"), ("queries", "f32[64@tp?, 64]"), ("keys", "f32[64@tp?, 64]"),
         ("values", "f32[64@tp?, 64]"), ("output", "f32[64, 64@tp?]"), ("gate", "f32[128@tp?, 64]"),
         ("up", "f32[128@tp?, 64]"), ("down", "f32[64, 128@tp?]"), ("head", "f32[60@tp?, 64]"),
     ];
-    
+
     pub struct Model {
         parameters: BTreeMap<String, Tensor>,
         tokens: Tensor,
         rope: (Tensor, Tensor),
     }
-    
+
     impl Model {
         pub fn new(mesh: &Mesh) -> Result<Self> {
             let mut rng = Rng::new(42);
@@ -50,7 +50,7 @@ pub(crate) fn run() -> Outcome {
                 rope: Tensor::rope_tables(32, 8, &RopeOptions::default(), mesh)?,
             })
         }
-    
+
         pub fn loss(&self) -> Result<Tensor> {
             let norm = |x: &Tensor| x.rms_norm(&NormOptions::new());
             let linear = |x: &Tensor, name: &str| x.linear(&self.parameters[name], None);
@@ -65,7 +65,7 @@ pub(crate) fn run() -> Outcome {
             let logits = linear(&norm(&x)?, "head")?.transpose(1, 2)?;
             logits.cross_entropy(&self.tokens.get(i![.., 1..])?, &CrossEntropyOptions::default())
         }
-    
+
         pub fn step(&mut self) -> Result<f64> {
             let loss = self.loss()?;
             let grads = loss.backward()?;
@@ -75,7 +75,7 @@ pub(crate) fn run() -> Outcome {
             }
             Ok(loss.item()?.to_f64())
         }
-    
+
         pub fn train(&mut self, steps: usize) -> Result<Vec<f64>> {
             (0..steps).map(|_| self.step()).collect()
         }
@@ -89,33 +89,35 @@ pub(crate) fn run() -> Outcome {
     println!("loss {:.3} to {:.3}; on {mesh} within 1e-4: {}", alone[0], alone[39], apart < 1e-4);
     begin(4);
     use anymesh::show::Curve;
-    
+
     fn curve(losses: &[f64]) -> Curve {
         // To three digits: what is kept in this file should not depend on the last ones.
         let points = losses.iter().enumerate().map(|(i, l)| (i as f64, (l * 1e3).round() / 1e3));
         Curve::new("training loss", "nats").line("mesh(dp=2, tp=4)", points.collect())
     }
-    
-    show(&{ curve(&sharded)
-    });
+
+    show(&(
+    curve(&sharded)
+    ));
     begin(5);
     let (_, ledger) = Ledger::record(|| model.step());
     let bytes: u64 = ledger.bytes();
     let steps: usize = ledger.entries.len();
-    show(&{ ledger
-    });
+    show(&(
+    ledger
+    ));
     begin(6);
     println!("{bytes} bytes in {steps} steps");
     begin(7);
     use anymesh::spmd::{self, PlanOptions};
-    
+
     {
         let planned = spmd::plan(&PlanOptions::default(), || model.loss()?.backward())?;
         println!("loss and gradients receive {} bytes planned, {} without a plan", planned.bytes(), planned.eager().bytes);
     };
     begin(8);
     use anymesh::compare::compare;
-    
+
     let found = compare(|mesh: &Mesh| Model::new(mesh)?.step(), &Mesh::single(&cpu), &mesh)?;
     println!("{found}");
     begin(9);

@@ -1,4 +1,4 @@
-//! Written from examples/notebooks/5-real-model.ipynb: see main.rs.
+//! Written from examples/notebooks/5-real-model.ipynb: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.
 
 #![allow(unused, clippy::all)]
 
@@ -13,16 +13,16 @@ pub(crate) fn run() -> Outcome {
     // Builds the library, for the first notebook on a machine: some minutes. Run the cells in order.
     begin(1);
     use anymesh::{prelude::*, train::{Build, Encoder, Policy as Precision, models::ModelFiles}};
-    
+
     let cpu = device("cpu")?;
     let folder: String = std::env::var("ANYMESH_MODELS").unwrap_or("../../target/models".into()) + "/minilm";
-    
+
     /// The model on a mesh, with its tokenizer: weights are read as the ranks need them.
     fn open(folder: &str, mesh: &Mesh) -> anymesh::train::Result<Encoder> {
         let files = ModelFiles::open(folder)?;
         Encoder::new(files.load(&Build::new(mesh, Precision::f32(), 0))?, &files)
     }
-    
+
     let encoder: Encoder = open(&folder, &Mesh::single(&cpu))?;
     let sentences: [&'static str; 6] = [
         "A cat sleeps on the sofa.", "The kitten is napping on the couch.", "Dogs like to chase balls.",
@@ -36,9 +36,10 @@ pub(crate) fn run() -> Outcome {
         let x = Tensor::from_slice(&all, [vectors.len(), vectors[0].len()], device)?;
         (x.matmul(&x.t()?)? * 1000.0)?.round()? / 1000.0
     }
-    
-    show(&{ table(&vectors, &cpu)?
-    });
+
+    show(&(
+    table(&vectors, &cpu)?
+    ));
     begin(3);
     for axes in ["tp=2", "tp=3", "dp=2, tp=2"] {
         let sharded = open(&folder, &Mesh::new(axes, &cpu)?)?.encode(&sentences)?;

@@ -44,7 +44,9 @@ fn without_lines(text: &str) -> String {
         let path = |c: char| c.is_alphanumeric() || "/._-".contains(c);
         let begin = rest[..at].rfind(|c| !path(c)).map_or(0, |i| i + 1);
         let after = &rest[at + 4..];
-        let end = after.find(|c: char| !c.is_ascii_digit() && c != ':').unwrap_or(after.len());
+        let end = after
+            .find(|c: char| !c.is_ascii_digit() && c != ':')
+            .unwrap_or(after.len());
         out += &rest[..begin];
         out += "LINE";
         rest = &after[end..];

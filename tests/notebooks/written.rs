@@ -4,11 +4,26 @@ use serde_json::Value;
 
 /// Notebooks and their programs, from the folder of the repository.
 pub(crate) const NOTEBOOKS: [(&str, &str); 5] = [
-    ("examples/notebooks/1-tensors.ipynb", "tests/notebooks/n1_tensors.rs"),
-    ("examples/notebooks/2-meshes.ipynb", "tests/notebooks/n2_meshes.rs"),
-    ("examples/notebooks/3-checkpoints.ipynb", "tests/notebooks/n3_checkpoints.rs"),
-    ("examples/notebooks/4-training.ipynb", "tests/notebooks/n4_training.rs"),
-    ("examples/notebooks/5-real-model.ipynb", "tests/notebooks/n5_real_model.rs"),
+    (
+        "examples/notebooks/1-tensors.ipynb",
+        "tests/notebooks/n1_tensors.rs",
+    ),
+    (
+        "examples/notebooks/2-meshes.ipynb",
+        "tests/notebooks/n2_meshes.rs",
+    ),
+    (
+        "examples/notebooks/3-checkpoints.ipynb",
+        "tests/notebooks/n3_checkpoints.rs",
+    ),
+    (
+        "examples/notebooks/4-training.ipynb",
+        "tests/notebooks/n4_training.rs",
+    ),
+    (
+        "examples/notebooks/5-real-model.ipynb",
+        "tests/notebooks/n5_real_model.rs",
+    ),
 ];
 
 /// A text that a notebook has in one piece or in lines.
@@ -38,7 +53,7 @@ fn shows(cell: &Value) -> bool {
 /// The program of a notebook: its cells in one function, so that each sees what those before it made.
 pub(crate) fn program(notebook: &str) -> String {
     let mut out = format!(
-        "//! Written from {notebook}: see main.rs.\n\n#![allow(unused, clippy::all)]\n\nuse crate::shown::{{Outcome, begin, line, show}};\n\nmacro_rules! println {{\n    ($($t:tt)*) => {{ line(format_args!($($t)*)) }};\n}}\n\npub(crate) fn run() -> Outcome {{\n"
+        "//! Written from {notebook}: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.\n\n#![allow(unused, clippy::all)]\n\nuse crate::shown::{{Outcome, begin, line, show}};\n\nmacro_rules! println {{\n    ($($t:tt)*) => {{ line(format_args!($($t)*)) }};\n}}\n\npub(crate) fn run() -> Outcome {{\n"
     );
     for (number, cell) in cells(notebook).iter().enumerate() {
         let source = text(&cell["source"]);
@@ -48,13 +63,17 @@ pub(crate) fn program(notebook: &str) -> String {
         let last = lines.iter().rposition(|line| begins(line)).unwrap_or(0);
         out += &format!("    begin({number});\n");
         for (i, line) in lines.iter().enumerate() {
-            match shows(cell) && i == last {
-                true => out += &format!("    show(&{{ {line}\n"),
-                false => out += &format!("    {line}\n"),
+            if shows(cell) && i == last {
+                out += "    show(&(\n";
             }
+            out += match line.is_empty() {
+                true => "\n".into(),
+                false => format!("    {line}\n"),
+            }
+            .as_str();
         }
         if shows(cell) {
-            out += "    });\n";
+            out += "    ));\n";
         }
     }
     out += "    Ok(())\n}\n";
