@@ -1,0 +1,381 @@
+//! The search over layouts: all of them by closed forms, the best by their real schedules.
+
+use crate::{
+    Error, Estimate, Layout, Machine, Model, Recompute, Result, Spent, bytes_text,
+    estimate, seconds_text,
+    layout::Attention,
+    stages::{Stages, stages},
+};
+use anymesh_schedule::Name;
+
+/// What a search keeps to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// What is not searched, or pinned, is as here.
+    pub layout: Layout,
+    /// Fields of the layout that are not searched, by their names.
+    pub pinned: Vec<String>,
+    /// How many layouts are told.
+    pub best: usize,
+    /// How many of the best by closed forms are timed with their real schedules.
+    pub timed: usize,
+}
+
+impl Limits {
+    /// For sequences of so many tokens and steps of so many sequences; nothing is pinned.
+    pub fn new(sequence: usize, batch: usize) -> Limits {
+        Limits {
+            layout: Layout {
+                sequence,
+                batch,
+                ..Layout::default()
+            },
+            pinned: vec![],
+            best: 3,
+            timed: 24,
+        }
+    }
+
+    fn pins(&self, name: &str) -> bool {
+        self.pinned.iter().any(|p| p == name)
+    }
+
+    /// What is pinned, or what could be.
+    fn choices<T: Clone>(&self, name: &str, pinned: T, open: impl FnOnce() -> Vec<T>) -> Vec<T> {
+        match self.pins(name) {
+            true => vec![pinned],
+            false => open(),
+        }
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The best ones, the fastest first.
+    pub ranked: Vec<Ranked>,
+    /// Layouts that were priced.
+    pub candidates: usize,
+    /// Those that fit into memory.
+    pub fitting: usize,
+}
+
+/// A layout, what it costs, and why it is among the best.
+#[derive(Clone, Debug)]
+pub struct Ranked {
+    /// What it costs, with its real schedule.
+    pub estimate: Estimate,
+    /// What would be otherwise if one thing was: a line for each.
+    pub why: Vec<String>,
+    /// What holds it back most.
+    pub limit: String,
+}
+
+/// A layout by closed forms alone.
+#[derive(Clone, Debug)]
+struct Candidate {
+    layout: Layout,
+    spent: Spent,
+    seconds: f64,
+    memory: f64,
+}
+
+fn divisors(n: usize, most: usize) -> Vec<usize> {
+    (1..=n.min(most)).filter(|d| n.is_multiple_of(*d)).collect()
+}
+
+/// The best layouts of a model on so many ranks that fit into memory.
+pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -> Result<Found> {
+    model.check()?;
+    machine.check()?;
+    crate::model::number("ranks", ranks, 1 << 24)?;
+    let mut all = vec![];
+    // What is wrong with the last one that cannot be: the answer where nothing can.
+    let mut wrong = None;
+    axes(model, ranks, limits, &mut |layout| match stages(model, machine, &layout) {
+        Ok(priced) => all.push(quick(&priced, layout)),
+        Err(error) => wrong = Some(error),
+    });
+    let usable = machine.usable();
+    let Some(smallest) = all.iter().min_by(|a, b| a.memory.total_cmp(&b.memory)) else {
+        return Err(wrong.unwrap_or_else(|| Error::Conflict {
+            what: format!("no layout of {ranks} ranks has what is pinned"),
+            instead: "pin less, or change the ranks or the batch".into(),
+        }));
+    };
+    let nothing = || Error::NothingFits {
+        candidates: all.len(),
+        needs: smallest.memory / (1u64 << 30) as f64,
+        has: usable / (1u64 << 30) as f64,
+        layout: smallest.layout.summary(),
+        instead: "take more ranks, a shorter sequence, or pin less".into(),
+    };
+    let mut fitting: Vec<&Candidate> = all.iter().filter(|c| c.memory <= usable).collect();
+    fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    if fitting.is_empty() {
+        return Err(nothing());
+    }
+    let mut timed = vec![];
+    for candidate in fitting.iter().take(limits.timed.max(limits.best)) {
+        match estimate(model, machine, &candidate.layout) {
+            Ok(step) if step.fits => timed.push(step),
+            Ok(_) => {}
+            // A schedule that does not exist for these numbers.
+            Err(error) => wrong = Some(error),
+        }
+    }
+    timed.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    timed.truncate(limits.best);
+    if timed.is_empty() {
+        return Err(wrong.unwrap_or_else(nothing));
+    }
+    let ranked = timed.into_iter().map(|step| Ranked {
+        why: why(&step, &all, usable),
+        limit: limit(&step),
+        estimate: step,
+    });
+    Ok(Found {
+        ranked: ranked.collect(),
+        candidates: all.len(),
+        fitting: fitting.len(),
+    })
+}
+
+/// Every layout that the limits leave open, also some that cannot be.
+fn axes(model: &Model, ranks: usize, limits: &Limits, each: &mut impl FnMut(Layout)) {
+    let base = &limits.layout;
+    let tps = limits.choices("tp", base.tp, || divisors(ranks, 64));
+    for tp in tps.into_iter().filter(|tp| model.heads.is_multiple_of((*tp).max(1))) {
+        let rest = ranks / tp.max(1);
+        for pp in limits.choices("pp", base.pp, || divisors(rest, model.layers)) {
+            let rest = rest / pp.max(1);
+            // Shorter parts than this are not worth a context of their own.
+            let longest = (base.sequence / 2048).max(1);
+            for cp in limits.choices("cp", base.cp, || divisors(rest, longest.min(64))) {
+                let dp = match limits.pins("dp") {
+                    true => base.dp,
+                    false => rest / cp.max(1),
+                };
+                if tp.checked_mul(pp * cp).and_then(|n| n.checked_mul(dp)) != Some(ranks) {
+                    continue;
+                }
+                let layout = Layout {
+                    dp,
+                    tp,
+                    pp,
+                    cp,
+                    ..base.clone()
+                };
+                rest_of(model, limits, &layout, each);
+            }
+        }
+    }
+}
+
+fn rest_of(model: &Model, limits: &Limits, layout: &Layout, each: &mut impl FnMut(Layout)) {
+    let replicas = layout.replicas();
+    let eps = limits.choices("ep", layout.ep, || match &model.experts {
+        Some(e) => divisors(replicas, e.routed),
+        None => vec![1],
+    });
+    let zeros = limits.choices("zero", layout.zero, || match replicas {
+        1 => vec![0],
+        _ => vec![0, 1, 2, 3],
+    });
+    let sequences = layout.batch / layout.dp.max(1);
+    let micros = limits.choices("micro", layout.micro, || divisors(sequences, 16));
+    let recomputes = limits.choices("recompute", layout.recompute, || match layout.attention {
+        Attention::Plain => vec![Recompute::None, Recompute::Selective, Recompute::Full],
+        Attention::Flash => vec![Recompute::None, Recompute::Full],
+    });
+    let pinned: Option<Name> = match limits.pins("schedule") {
+        true => layout.schedule.parse().ok(),
+        false => None,
+    };
+    let chunks = limits.choices("chunks", layout.chunks, || match (layout.pp, pinned) {
+        (1, _) | (_, Some(Name::OneFOneB | Name::EagerOneFOneB | Name::ZeroBubbleH1)) => vec![1],
+        (_, Some(Name::ZeroBubbleV | Name::DualPipeV)) => vec![2],
+        _ => {
+            let several = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
+            let fits = |c: &usize| layout.pp * c <= model.layers;
+            several.into_iter().filter(fits).collect()
+        }
+    });
+    for ep in eps {
+        for zero in &zeros {
+            for micro in &micros {
+                for recompute in &recomputes {
+                    for chunks in &chunks {
+                        let schedule = match (pinned.is_some(), chunks) {
+                            (true, _) => layout.schedule.clone(),
+                            (_, 1) => "1f1b".into(),
+                            _ => "interleaved".into(),
+                        };
+                        each(Layout {
+                            ep,
+                            zero: *zero,
+                            micro: *micro,
+                            recompute: *recompute,
+                            chunks: *chunks,
+                            schedule,
+                            ..layout.clone()
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Time and memory without the real schedule: the busiest rank's work, the bubble by its closed form,
+/// and activations by how many the schedule has alive.
+fn quick(priced: &Stages, layout: Layout) -> Candidate {
+    let plan = &priced.plan;
+    let (micros, chunks) = (plan.micros as f64, layout.chunks as f64);
+    let sum = |rank: usize, of: &dyn Fn(usize) -> f64| -> f64 {
+        priced.ranks[rank].stages.iter().map(|s| of(*s)).sum()
+    };
+    let all = |s: usize| priced.stages[s].passes.all().total();
+    let work: Vec<f64> = (0..layout.pp).map(|r| sum(r, &all)).collect();
+    let busiest = (0..layout.pp).max_by(|a, b| work[*a].total_cmp(&work[*b])).unwrap_or(0);
+    let bubble: f64 = (0..layout.pp)
+        .filter(|r| *r != busiest)
+        .map(|r| match plan.schedule {
+            Name::ZeroBubbleH1 | Name::InterleavedZeroBubble | Name::ZeroBubbleV | Name::DualPipeV => {
+                let weights = sum(r, &|s| priced.stages[s].passes.w.total());
+                (work[r] - 2.0 * weights).max(0.0) / chunks
+            }
+            _ => work[r] / chunks,
+        })
+        .sum();
+    let hops = 2.0 * (layout.pp as f64 - 1.0) * priced.transfer;
+    let mut spent = Spent::default();
+    for stage in &priced.ranks[busiest].stages {
+        spent += priced.stages[*stage].passes.all() * micros;
+    }
+    spent.pipeline = bubble + hops;
+    spent.dp += priced.ranks.iter().map(|r| r.exposed).fold(0.0, f64::max);
+    spent.optimizer = priced.ranks.iter().map(|r| r.optimizer).fold(0.0, f64::max);
+    let memory = (0..layout.pp).map(|rank| {
+        let own = &priced.ranks[rank].stages;
+        let most = |of: fn(&crate::stages::Stage) -> f64| {
+            own.iter().map(|s| of(&priced.stages[*s])).fold(0.0, f64::max)
+        };
+        let alive = alive(plan.schedule, &layout, plan.micros, rank) as f64;
+        let ends = sum(rank, &|s| priced.stages[s].ends);
+        let ahead = if rank == 0 { alive / chunks } else { 1.0 };
+        let state: f64 = priced.ranks[rank].state.iter().sum();
+        state + alive * most(|s| s.kept) + ends * ahead + most(|s| s.forward.max(s.backward))
+    });
+    Candidate {
+        seconds: spent.total(),
+        memory: memory.fold(0.0, f64::max),
+        spent,
+        layout,
+    }
+}
+
+/// Activations of stages that a rank has alive at most.
+fn alive(schedule: Name, layout: &Layout, micros: usize, rank: usize) -> usize {
+    let (pp, chunks) = (layout.pp, layout.chunks);
+    let behind = pp - 1 - rank;
+    let wanted = match schedule {
+        Name::FThenB | Name::LoopedBfs => usize::MAX,
+        Name::OneFOneB => pp - rank,
+        Name::EagerOneFOneB => 2 * behind + 1,
+        Name::Interleaved => {
+            let rounds = (micros / pp).max(1);
+            (chunks - 1) * micros.div_ceil(rounds) + 2 * behind + 1
+        }
+        _ => pp * chunks + 1,
+    };
+    wanted.min(micros * chunks)
+}
+
+/// The fields that a neighbour may differ in, as text.
+fn fields(layout: &Layout) -> [(&'static str, String); 8] {
+    [
+        ("tp", layout.tp.to_string()),
+        ("pp", layout.pp.to_string()),
+        ("cp", layout.cp.to_string()),
+        ("ep", layout.ep.to_string()),
+        ("zero", layout.zero.to_string()),
+        ("micro", layout.micro.to_string()),
+        ("recompute", format!("{:?}", layout.recompute).to_lowercase()),
+        ("chunks", layout.chunks.to_string()),
+    ]
+}
+
+/// For each setting the best layout with another value of it, and what that costs more.
+fn why(step: &Estimate, all: &[Candidate], usable: f64) -> Vec<String> {
+    let own = fields(&step.layout);
+    let spent = step.spent;
+    let mut lines = vec![];
+    for at in 0..own.len() {
+        // The nearest others: the same in everything that is not this setting, but for dp, which
+        // makes up for it, and where there is none the best with another value.
+        let differs = |c: &&Candidate| fields(&c.layout)[at].1 != own[at].1;
+        let alike = |c: &Candidate| {
+            let theirs = fields(&c.layout);
+            (0..own.len()).filter(|i| *i != at && theirs[*i].1 != own[*i].1).count()
+        };
+        let others: Vec<&Candidate> = all.iter().filter(differs).collect();
+        let closest = others.iter().map(|c| alike(c)).min();
+        let Some(closest) = closest else { continue };
+        let near = others.into_iter().filter(|c| alike(c) == closest);
+        let Some(other) = near.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else {
+            continue;
+        };
+        let value = &fields(&other.layout)[at].1;
+        let much = other.seconds - step.seconds;
+        let fits = other.memory <= usable;
+        let parts = other.spent.parts().into_iter().zip(spent.parts());
+        let (name, more) = parts
+            .map(|((name, theirs), (_, ours))| (name, theirs - ours))
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .unwrap_or(("", 0.0));
+        let name_of = own[at].0;
+        let besides = if closest > 0 { " (with what goes along)" } else { "" };
+        lines.push(match (fits, much > 0.0) {
+            (false, _) => format!(
+                "{name_of} {} rather than {value}{besides}: that needs {} of memory",
+                own[at].1,
+                bytes_text(other.memory)
+            ),
+            (true, true) => format!(
+                "{name_of} {} rather than {value}{besides}: that takes {} longer, {name} {} more",
+                own[at].1,
+                seconds_text(much),
+                seconds_text(more)
+            ),
+            (true, false) => format!(
+                "{name_of} {} or {value}{besides}: by closed forms they differ by less than {}",
+                own[at].1,
+                seconds_text((-much).max(1e-6))
+            ),
+        });
+    }
+    lines
+}
+
+/// The largest cost that is not the products themselves, and how near memory is to its end.
+fn limit(step: &Estimate) -> String {
+    let parts = step.spent.parts();
+    let rest = parts.iter().filter(|p| p.0 != "products");
+    let (name, seconds) = rest.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(&("", 0.0));
+    let fullest = step.memory.iter().map(|m| m.total).fold(0.0, f64::max);
+    let what = match *name {
+        "traffic" => "kernels that wait for memory",
+        "tp" => "tensor parallel communication",
+        "cp" => "context parallel communication",
+        "ep" => "the exchange with experts",
+        "dp" => "data parallel communication",
+        "pipeline" => "the pipeline's bubble",
+        _ => "the optimizer",
+    };
+    format!(
+        "{what}: {:.1} % of the step; memory is {:.0} % full",
+        seconds / step.seconds * 100.0,
+        fullest / step.usable * 100.0
+    )
+}
