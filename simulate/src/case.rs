@@ -39,7 +39,10 @@ impl Case {
             apply(&mut file, set)?;
         }
         let Value::Object(mut file) = file else {
-            return Err(parse("the case", "expected model, machine, layout and ranks"));
+            return Err(parse(
+                "the case",
+                "expected model, machine, layout and ranks",
+            ));
         };
         let known = ["model", "machine", "layout", "ranks"];
         if let Some(name) = file.keys().find(|k| !known.contains(&k.as_str())) {
@@ -94,7 +97,14 @@ impl Case {
 
     /// Whether any axis was said, so that there is a layout to price.
     pub fn is_laid_out(&self) -> bool {
-        let open = ["sequence", "batch", "attention", "context", "precision", "gradient_bytes"];
+        let open = [
+            "sequence",
+            "batch",
+            "attention",
+            "context",
+            "precision",
+            "gradient_bytes",
+        ];
         self.pinned.iter().any(|p| !open.contains(&p.as_str()))
     }
 
@@ -167,7 +177,12 @@ fn merge(start: Value, fields: Map<String, Value>) -> Value {
 
 /// `path=value` put into a case; a path without a dot is `ranks` or of the layout.
 fn apply(file: &mut Value, set: &str) -> Result<()> {
-    let bad = || parse(set, "expected a setting such as tp=8, model.layers=4 or machine.memory=8e10");
+    let bad = || {
+        parse(
+            set,
+            "expected a setting such as tp=8, model.layers=4 or machine.memory=8e10",
+        )
+    };
     let (path, text) = set.split_once('=').ok_or_else(bad)?;
     let (path, text) = (path.trim(), text.trim());
     let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));

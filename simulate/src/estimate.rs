@@ -97,20 +97,28 @@ pub fn estimate(model: &Model, machine: &Machine, layout: &Layout) -> Result<Est
     let name = plan.schedule.to_string();
     let schedule = build(&name, layout.pp, layout.chunks, plan.micros)?;
     let timing = schedule.timing(&priced.costs())?;
-    let memory: Vec<Memory> = (0..layout.pp).map(|r| peak(&priced, &schedule, &timing, r)).collect();
+    let memory: Vec<Memory> = (0..layout.pp)
+        .map(|r| peak(&priced, &schedule, &timing, r))
+        .collect();
     // Every rank needs the norm of all gradients before it updates.
     let end = |rank: usize| {
         let spans = timing.spans[rank].iter().map(|s| s.end);
         spans.fold(0.0, f64::max)
     };
     let done = |rank: usize| end(rank) + priced.ranks[rank].exposed;
-    let last = (0..layout.pp).max_by(|a, b| done(*a).total_cmp(&done(*b))).unwrap_or(0);
+    let last = (0..layout.pp)
+        .max_by(|a, b| done(*a).total_cmp(&done(*b)))
+        .unwrap_or(0);
     let updates = priced.ranks.iter().map(|r| r.optimizer).fold(0.0, f64::max);
     let seconds = done(last) + updates;
     let mut spent = Spent::default();
     for stage in &priced.ranks[last].stages {
         spent += priced.stages[*stage].passes.all() * plan.micros as f64;
     }
+    // Joined passes keep a rank less long than one after the other: what vanishes is the exchange with
+    // experts.
+    let hidden = (spent.total() - timing.busy[last]).max(0.0);
+    spent.ep = (spent.ep - hidden).max(0.0);
     spent.pipeline = (end(last) - spent.total()).max(0.0);
     spent.dp += priced.ranks[last].exposed;
     spent.optimizer = updates;
@@ -202,7 +210,11 @@ fn peak(priced: &Stages, schedule: &Schedule, timing: &Timing, rank: usize) -> M
             most.ends = ends;
             most.working = working;
             most.total = total;
-            most.at = if action.kind == Kind::F { span.end } else { span.start };
+            most.at = if action.kind == Kind::F {
+                span.end
+            } else {
+                span.start
+            };
             most.during = action.to_string();
         }
         if matches!(action.kind, Kind::B | Kind::W) {

@@ -241,7 +241,12 @@ impl Layout {
         {
             return Err(divide("kv heads", model.kv_heads, "tp", self.tp));
         }
-        divides("columns of the feed-forward block", model.ffn, "tp", self.tp)?;
+        divides(
+            "columns of the feed-forward block",
+            model.ffn,
+            "tp",
+            self.tp,
+        )?;
         self.sequences()?;
         if self.context == Context::Heads && self.cp > 1 {
             let kv = (model.kv_heads / self.tp).max(1);
@@ -345,19 +350,20 @@ impl Layout {
     }
 
     /// Layers of each stage: as even as can be; what is left over goes to the middle, because the
-    /// first stage has the embedding and the last one the output product.
+    /// first stage has the embedding and the last one the output product. These two may have no
+    /// layer at all.
     fn split(&self, model: &Model) -> Result<Vec<usize>> {
         let stages = self.pp.saturating_mul(self.chunks);
-        if stages > model.layers {
+        let most = model.layers + 2;
+        if stages > most && stages > 1 {
             return Err(Error::Number {
                 what: "pp * chunks".into(),
                 got: format!("{stages} stages"),
                 valid: format!(
-                    "{} has {} layers, and each stage needs one: chunks {} or pp {} would do",
-                    model.name,
+                    "{} layers make at most {most}, with the embedding and the output product alone at the ends: chunks {} or pp {} would do",
                     model.layers,
-                    (model.layers / self.pp).max(1),
-                    (model.layers / self.chunks).max(1)
+                    (most / self.pp).max(1),
+                    (most / self.chunks).max(1)
                 ),
             });
         }
@@ -365,6 +371,7 @@ impl Layout {
         let mut order: Vec<usize> = (1..stages.saturating_sub(1)).collect();
         // The output product costs more than the embedding.
         order.extend([0, stages - 1]);
+        order.dedup();
         for stage in order.into_iter().take(model.layers % stages) {
             split[stage] += 1;
         }

@@ -78,10 +78,10 @@ pub struct Coefficients {
 /// 200 of 312 TFLOP/s that arXiv 2307.08691 reports for forward passes; `between`, `data_overlap`,
 /// `backward` and `usable` are assumed.
 const A100: Coefficients = Coefficients {
-    products: 0.74,
+    products: 0.76,
     flash: 0.65,
-    memory: 0.9,
-    inside: 0.6,
+    memory: 0.8,
+    inside: 0.7,
     between: 0.6,
     ramp: 1e-5,
     tensor_overlap: 0.0,
@@ -90,11 +90,12 @@ const A100: Coefficients = Coefficients {
     usable: 0.94,
 };
 
-/// `products` is fitted to the 430 TFLOP/s of arXiv 2407.21783 table 4, first row. `flash` is the 335
-/// of 989 TFLOP/s that arXiv 2307.08691 reports on H100. The others are assumed to be the A100's.
+/// `products` and `flash` are fitted to the 430 and 380 TFLOP/s of arXiv 2407.21783 table 4, first and
+/// last row (405B at 8,192 and at 131,072 tokens); the row between is not used. The others are assumed
+/// to be the A100's.
 const H100: Coefficients = Coefficients {
-    products: 0.6,
-    flash: 0.35,
+    products: 0.615,
+    flash: 0.57,
     ..A100
 };
 
@@ -165,7 +166,9 @@ pub fn machine(name: &str) -> Result<Machine> {
     let known = all.iter().map(|m| m.name.clone()).collect();
     let short = |m: &Machine| {
         let own = m.name.replace('-', "");
-        own == plain || plain.strip_prefix(&own) == Some("g") || own.strip_suffix("80") == Some(&plain)
+        own == plain
+            || plain.strip_prefix(&own) == Some("g")
+            || own.strip_suffix("80") == Some(&plain)
     };
     all.into_iter().find(short).ok_or_else(|| Error::Unknown {
         what: "machine",

@@ -217,7 +217,8 @@ impl Model {
             let width = match self.experts.as_ref().filter(|_| self.has_experts(layer)) {
                 Some(e) => {
                     let router = e.routed as f64 * h;
-                    return router + self.matrices() as f64 * h * ((e.top_k + e.shared) * e.width) as f64;
+                    return router
+                        + self.matrices() as f64 * h * ((e.top_k + e.shared) * e.width) as f64;
                 }
                 None => self.ffn,
             };

@@ -1,6 +1,9 @@
 //! Known models, with where their numbers come from, and runs of which times are published.
 
-use crate::{Error, Experts, Latent, Layout, Model, Recompute, Result, layout::Attention};
+use crate::{
+    Error, Experts, Latent, Layout, Model, Result,
+    layout::{Attention, Precision, Recompute},
+};
 
 /// A model with what it was trained with.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,11 +98,7 @@ pub fn presets() -> Vec<Preset> {
             plain: 128,
             values: 128,
         }),
-        ..llama(
-            "deepseek-v3",
-            [61, 7168, 128, 128, 18_432, 129_280],
-            false,
-        )
+        ..llama("deepseek-v3", [61, 7168, 128, 128, 18_432, 129_280], false)
     };
     vec![
         gpt("gpt-22b", [48, 6144, 64, 4]),
@@ -161,9 +160,9 @@ pub struct Published {
     pub source: &'static str,
 }
 
-/// Runs with published times. The coefficients of the A100 are fitted to the first eight and that of
-/// the H100's products to the first of Llama 3 ([`Coefficients`](crate::Coefficients)); the others are
-/// told by nothing but the model.
+/// Runs with published times. The A100's coefficients are fitted to the first eight and two of the
+/// H100's to the first and the last of Llama 3 ([`Coefficients`](crate::Coefficients)); the others are
+/// what the fit is held against.
 pub fn published() -> Vec<Published> {
     let mut runs = vec![];
     let gpt = [
@@ -176,7 +175,9 @@ pub fn published() -> Vec<Published> {
     ];
     let batches = [4, 64, 280, 512, 2240];
     for ((model, ranks, [pp, chunks, micro, dp], seconds), batch) in gpt.into_iter().zip(batches) {
-        for (recompute, seconds) in [Recompute::Full, Recompute::Selective].into_iter().zip(seconds)
+        for (recompute, seconds) in [Recompute::Full, Recompute::Selective]
+            .into_iter()
+            .zip(seconds)
         {
             let layout = Layout {
                 dp,
@@ -220,6 +221,9 @@ pub fn published() -> Vec<Published> {
                 tp: 8,
                 pp: 16,
                 cp,
+                // 126 layers and two ends are 128 stages.
+                chunks: 8,
+                schedule: "interleaved".into(),
                 sequence,
                 batch: dp * each,
                 zero: 1,
@@ -227,8 +231,28 @@ pub fn published() -> Vec<Published> {
             },
             seconds: None,
             teraflops: Some(teraflops),
-            source: "arXiv 2407.21783 table 4; schedule and chunks are not told there",
+            source: "arXiv 2407.21783 table 4; the number of chunks is not told there",
         });
     }
+    runs.push(Published {
+        model: "deepseek-v3",
+        machine: "h800",
+        ranks: 2048,
+        layout: Layout {
+            dp: 128,
+            pp: 16,
+            ep: 64,
+            chunks: 2,
+            sequence: 4096,
+            batch: 15_360,
+            schedule: "dualpipev".into(),
+            precision: Precision::Fp8,
+            ..Layout::default()
+        },
+        // 180,000 GPU hours for 10^12 tokens, and 15,360 sequences of 4,096 tokens a step.
+        seconds: Some(15_360.0 * 4096.0 * 180e3 * 3600.0 / 2048.0 / 1e12),
+        teraflops: None,
+        source: "arXiv 2412.19437 table 1 and §4.2; it runs DualPipe, which has parameters twice",
+    });
     runs
 }

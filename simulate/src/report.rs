@@ -75,7 +75,9 @@ impl Estimate {
         let several = self.layout.chunks > 1;
         let step = self.seconds;
         let lane = |rank: usize| {
-            let passes = self.schedule.ranks[rank].iter().zip(&self.timing.spans[rank]);
+            let passes = self.schedule.ranks[rank]
+                .iter()
+                .zip(&self.timing.spans[rank]);
             let mut spans: Vec<Event> = passes
                 .filter_map(|(action, span)| {
                     let kind = match action.kind {
@@ -138,27 +140,56 @@ impl fmt::Display for Estimate {
         writeln!(f, "step            {}", seconds_text(self.seconds))?;
         writeln!(f, "tokens/s        {:.0}", self.tokens_per_second)?;
         let each = self.model_flops / self.seconds / self.ranks as f64 / 1e12;
-        writeln!(f, "MFU             {:.1} % ({each:.0} TFLOP/s of a GPU)", self.mfu * 100.0)?;
+        writeln!(
+            f,
+            "MFU             {:.1} % ({each:.0} TFLOP/s of a GPU)",
+            self.mfu * 100.0
+        )?;
         let again = (self.hardware_flops / self.model_flops - 1.0) * 100.0;
-        writeln!(f, "FLOPs           {:.4e}, computed again {again:.1} %", self.model_flops)?;
+        writeln!(
+            f,
+            "FLOPs           {:.4e}, computed again {again:.1} %",
+            self.model_flops
+        )?;
         writeln!(f, "bubble          {:.1} %", self.bubble * 100.0)?;
         writeln!(f, "\nwhere the slowest rank's time goes")?;
         for (name, seconds) in self.spent.parts().iter().filter(|p| p.1 > 0.0) {
             let share = seconds / self.seconds * 100.0;
-            writeln!(f, "  {name:<13} {:>10}  {share:>5.1} %", seconds_text(*seconds))?;
+            writeln!(
+                f,
+                "  {name:<13} {:>10}  {share:>5.1} %",
+                seconds_text(*seconds)
+            )?;
         }
         writeln!(f, "\nbytes that a rank receives")?;
         let b = &self.bytes;
-        for (name, bytes) in [("tp", b.tp), ("cp", b.cp), ("dp", b.dp), ("pp", b.pp), ("ep", b.ep)] {
+        for (name, bytes) in [
+            ("tp", b.tp),
+            ("cp", b.cp),
+            ("dp", b.dp),
+            ("pp", b.pp),
+            ("ep", b.ep),
+        ] {
             if bytes > 0.0 {
                 writeln!(f, "  {name:<13} {:>10}", bytes_text(bytes))?;
             }
         }
-        writeln!(f, "\nmemory, of {} that may be used", bytes_text(self.usable))?;
+        writeln!(
+            f,
+            "\nmemory, of {} that may be used",
+            bytes_text(self.usable)
+        )?;
         writeln!(
             f,
             "  {:>4} {:>10} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}  at",
-            "rank", "parameters", "gradients", "optimizer", "activations", "ends", "working", "total"
+            "rank",
+            "parameters",
+            "gradients",
+            "optimizer",
+            "activations",
+            "ends",
+            "working",
+            "total"
         )?;
         for m in &self.memory {
             // In the middle ranks differ little.
@@ -193,7 +224,10 @@ impl fmt::Display for Estimate {
 
 /// How layers are split, in words.
 fn stages(split: &[usize]) -> String {
-    let (least, most) = (split.iter().min().unwrap_or(&0), split.iter().max().unwrap_or(&0));
+    let (least, most) = (
+        split.iter().min().unwrap_or(&0),
+        split.iter().max().unwrap_or(&0),
+    );
     let layers = match least == most {
         true => format!("{most} layers"),
         false => format!("{least} to {most} layers"),

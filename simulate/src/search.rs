@@ -1,9 +1,9 @@
 //! The search over layouts: all of them by closed forms, the best by their real schedules.
 
 use crate::{
-    Error, Estimate, Layout, Machine, Model, Recompute, Result, Spent, bytes_text,
-    estimate, seconds_text,
+    Error, Estimate, Layout, Machine, Model, Recompute, Result, Spent, bytes_text, estimate,
     layout::Attention,
+    seconds_text,
     stages::{Stages, stages},
 };
 use anymesh_schedule::Name;
@@ -92,10 +92,15 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
     let mut all = vec![];
     // What is wrong with the last one that cannot be: the answer where nothing can.
     let mut wrong = None;
-    axes(model, ranks, limits, &mut |layout| match stages(model, machine, &layout) {
-        Ok(priced) => all.push(quick(&priced, layout)),
-        Err(error) => wrong = Some(error),
-    });
+    axes(
+        model,
+        ranks,
+        limits,
+        &mut |layout| match stages(model, machine, &layout) {
+            Ok(priced) => all.push(quick(&priced, layout)),
+            Err(error) => wrong = Some(error),
+        },
+    );
     let usable = machine.usable();
     let Some(smallest) = all.iter().min_by(|a, b| a.memory.total_cmp(&b.memory)) else {
         return Err(wrong.unwrap_or_else(|| Error::Conflict {
@@ -145,9 +150,12 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
 fn axes(model: &Model, ranks: usize, limits: &Limits, each: &mut impl FnMut(Layout)) {
     let base = &limits.layout;
     let tps = limits.choices("tp", base.tp, || divisors(ranks, 64));
-    for tp in tps.into_iter().filter(|tp| model.heads.is_multiple_of((*tp).max(1))) {
+    for tp in tps
+        .into_iter()
+        .filter(|tp| model.heads.is_multiple_of((*tp).max(1)))
+    {
         let rest = ranks / tp.max(1);
-        for pp in limits.choices("pp", base.pp, || divisors(rest, model.layers)) {
+        for pp in limits.choices("pp", base.pp, || divisors(rest, model.layers + 2)) {
             let rest = rest / pp.max(1);
             // Shorter parts than this are not worth a context of their own.
             let longest = (base.sequence / 2048).max(1);
@@ -197,7 +205,7 @@ fn rest_of(model: &Model, limits: &Limits, layout: &Layout, each: &mut impl FnMu
         (_, Some(Name::ZeroBubbleV | Name::DualPipeV)) => vec![2],
         _ => {
             let several = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
-            let fits = |c: &usize| layout.pp * c <= model.layers;
+            let fits = |c: &usize| layout.pp * c <= model.layers + 2;
             several.into_iter().filter(fits).collect()
         }
     });
@@ -237,11 +245,16 @@ fn quick(priced: &Stages, layout: Layout) -> Candidate {
     };
     let all = |s: usize| priced.stages[s].passes.all().total();
     let work: Vec<f64> = (0..layout.pp).map(|r| sum(r, &all)).collect();
-    let busiest = (0..layout.pp).max_by(|a, b| work[*a].total_cmp(&work[*b])).unwrap_or(0);
+    let busiest = (0..layout.pp)
+        .max_by(|a, b| work[*a].total_cmp(&work[*b]))
+        .unwrap_or(0);
     let bubble: f64 = (0..layout.pp)
         .filter(|r| *r != busiest)
         .map(|r| match plan.schedule {
-            Name::ZeroBubbleH1 | Name::InterleavedZeroBubble | Name::ZeroBubbleV | Name::DualPipeV => {
+            Name::ZeroBubbleH1
+            | Name::InterleavedZeroBubble
+            | Name::ZeroBubbleV
+            | Name::DualPipeV => {
                 let weights = sum(r, &|s| priced.stages[s].passes.w.total());
                 (work[r] - 2.0 * weights).max(0.0) / chunks
             }
@@ -259,13 +272,16 @@ fn quick(priced: &Stages, layout: Layout) -> Candidate {
     let memory = (0..layout.pp).map(|rank| {
         let own = &priced.ranks[rank].stages;
         let most = |of: fn(&crate::stages::Stage) -> f64| {
-            own.iter().map(|s| of(&priced.stages[*s])).fold(0.0, f64::max)
+            own.iter()
+                .map(|s| of(&priced.stages[*s]))
+                .fold(0.0, f64::max)
         };
         let alive = alive(plan.schedule, &layout, plan.micros, rank) as f64;
         let ends = sum(rank, &|s| priced.stages[s].ends);
         let ahead = if rank == 0 { alive / chunks } else { 1.0 };
         let state: f64 = priced.ranks[rank].state.iter().sum();
-        state + alive * most(|s| s.kept) + ends * ahead + most(|s| s.forward.max(s.backward))
+        let kept = sum(rank, &|s| priced.stages[s].kept) / chunks;
+        state + alive * kept + ends * ahead + most(|s| s.forward.max(s.backward))
     });
     Candidate {
         seconds: spent.total(),
@@ -301,68 +317,95 @@ fn fields(layout: &Layout) -> [(&'static str, String); 8] {
         ("ep", layout.ep.to_string()),
         ("zero", layout.zero.to_string()),
         ("micro", layout.micro.to_string()),
-        ("recompute", format!("{:?}", layout.recompute).to_lowercase()),
+        (
+            "recompute",
+            format!("{:?}", layout.recompute).to_lowercase(),
+        ),
         ("chunks", layout.chunks.to_string()),
     ]
 }
 
-/// For each setting the best layout with another value of it, and what that costs more.
+/// For each setting what another value of it would cost: the fastest one if it fits, else that it does
+/// not, and the fastest one that does.
 fn why(step: &Estimate, all: &[Candidate], usable: f64) -> Vec<String> {
     let own = fields(&step.layout);
-    let spent = step.spent;
     let mut lines = vec![];
     for at in 0..own.len() {
-        // The nearest others: the same in everything that is not this setting, but for dp, which
-        // makes up for it, and where there is none the best with another value.
-        let differs = |c: &&Candidate| fields(&c.layout)[at].1 != own[at].1;
-        let alike = |c: &Candidate| {
-            let theirs = fields(&c.layout);
-            (0..own.len()).filter(|i| *i != at && theirs[*i].1 != own[*i].1).count()
-        };
-        let others: Vec<&Candidate> = all.iter().filter(differs).collect();
-        let closest = others.iter().map(|c| alike(c)).min();
-        let Some(closest) = closest else { continue };
-        let near = others.into_iter().filter(|c| alike(c) == closest);
-        let Some(other) = near.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else {
+        // Others that differ in this setting and in as little else as can be; dp makes up for it.
+        let mut near: Vec<&Candidate> = vec![];
+        let mut closest = usize::MAX;
+        for candidate in all {
+            let theirs = fields(&candidate.layout);
+            if theirs[at].1 == own[at].1 {
+                continue;
+            }
+            let differ = (0..own.len()).filter(|i| *i != at && theirs[*i].1 != own[*i].1);
+            let differ = differ.count();
+            if differ < closest {
+                closest = differ;
+                near.clear();
+            }
+            if differ == closest {
+                near.push(candidate);
+            }
+        }
+        near.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let value = |c: &Candidate| fields(&c.layout)[at].1.clone();
+        let mut parts = vec![];
+        let Some(fastest) = near.first() else {
             continue;
         };
-        let value = &fields(&other.layout)[at].1;
-        let much = other.seconds - step.seconds;
-        let fits = other.memory <= usable;
-        let parts = other.spent.parts().into_iter().zip(spent.parts());
-        let (name, more) = parts
-            .map(|((name, theirs), (_, ours))| (name, theirs - ours))
-            .max_by(|a, b| a.1.total_cmp(&b.1))
-            .unwrap_or(("", 0.0));
-        let name_of = own[at].0;
-        let besides = if closest > 0 { " (with what goes along)" } else { "" };
-        lines.push(match (fits, much > 0.0) {
-            (false, _) => format!(
-                "{name_of} {} rather than {value}{besides}: that needs {} of memory",
-                own[at].1,
-                bytes_text(other.memory)
-            ),
-            (true, true) => format!(
-                "{name_of} {} rather than {value}{besides}: that takes {} longer, {name} {} more",
-                own[at].1,
-                seconds_text(much),
-                seconds_text(more)
-            ),
-            (true, false) => format!(
-                "{name_of} {} or {value}{besides}: by closed forms they differ by less than {}",
-                own[at].1,
-                seconds_text((-much).max(1e-6))
-            ),
-        });
+        if fastest.memory > usable {
+            let needs = bytes_text(fastest.memory);
+            parts.push(format!("{} needs {needs}", value(fastest)));
+        }
+        if let Some(other) = near.iter().find(|c| c.memory <= usable) {
+            parts.push(format!("{} {}", value(other), against(other, step)));
+        }
+        let besides = if closest > 0 {
+            ", with what goes along"
+        } else {
+            ""
+        };
+        lines.push(format!(
+            "{} {}{besides}: {}",
+            own[at].0,
+            own[at].1,
+            parts.join("; ")
+        ));
     }
     lines
+}
+
+/// How much longer a candidate takes, and what for.
+fn against(other: &Candidate, step: &Estimate) -> String {
+    let much = other.seconds - step.seconds;
+    let parts = other.spent.parts().into_iter().zip(step.spent.parts());
+    let (name, more) = parts
+        .map(|((name, theirs), (_, ours))| (name, theirs - ours))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap_or(("", 0.0));
+    match much > 0.0 {
+        true => format!(
+            "takes {} longer ({name} {} more)",
+            seconds_text(much),
+            seconds_text(more)
+        ),
+        // Only the best few are timed with their schedules.
+        false => format!(
+            "is {} shorter by closed forms, not with its schedule",
+            seconds_text(-much)
+        ),
+    }
 }
 
 /// The largest cost that is not the products themselves, and how near memory is to its end.
 fn limit(step: &Estimate) -> String {
     let parts = step.spent.parts();
     let rest = parts.iter().filter(|p| p.0 != "products");
-    let (name, seconds) = rest.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(&("", 0.0));
+    let (name, seconds) = rest
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap_or(&("", 0.0));
     let fullest = step.memory.iter().map(|m| m.total).fold(0.0, f64::max);
     let what = match *name {
         "traffic" => "kernels that wait for memory",

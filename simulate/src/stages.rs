@@ -90,7 +90,8 @@ impl Stages {
             machine,
             layout,
         };
-        let dense = (model.experts.as_ref()).map_or(model.layers, |e| e.dense_layers.min(model.layers));
+        let dense =
+            (model.experts.as_ref()).map_or(model.layers, |e| e.dense_layers.min(model.layers));
         let kinds = [
             (dense > 0).then(|| clock.kind(0)),
             (dense < model.layers).then(|| clock.kind(dense)),
@@ -119,11 +120,14 @@ impl Stages {
             let stages_of: Vec<usize> = (0..=last).filter(own).collect();
             let mut one = clock.rank(&stages, stages_of, plan.micros);
             // From the stage before and from the stage after, where others have them.
-            let near = |a: usize, b: Option<usize>| b.is_some_and(|b| b <= last && owners[b] != owners[a]);
-            let sides = (one.stages.iter())
-                .map(|s| usize::from(near(*s, s.checked_sub(1))) + usize::from(near(*s, Some(s + 1))));
+            let near =
+                |a: usize, b: Option<usize>| b.is_some_and(|b| b <= last && owners[b] != owners[a]);
+            let sides = (one.stages.iter()).map(|s| {
+                usize::from(near(*s, s.checked_sub(1))) + usize::from(near(*s, Some(s + 1)))
+            });
             one.bytes.pp = border * (sides.sum::<usize>() * plan.micros) as f64;
-            if model.tied && owners[0] != owners[last] && [owners[0], owners[last]].contains(&rank) {
+            if model.tied && owners[0] != owners[last] && [owners[0], owners[last]].contains(&rank)
+            {
                 // Both ends have the embedding; they sum its gradients.
                 let whole = model.embedding() / layout.tp as f64 * layout.gradient_bytes as f64;
                 let bytes = bytes::reduce(whole, 2);
@@ -151,13 +155,11 @@ impl Stages {
                 b: stage.passes.backward(),
             }
         };
-        // Joined passes of DualPipe hide the exchange with experts behind each other.
-        let share = |s: &Stage| match s.passes.f.total() > 0.0 {
-            true => s.passes.f.ep / s.passes.f.total(),
-            false => 0.0,
-        };
+        // Joined passes of DualPipe hide the exchange with experts behind each other, and nothing
+        // else; the schedule knows one share for all stages.
+        let sum = |of: fn(&Stage) -> f64| self.stages.iter().map(of).sum::<f64>();
         let overlap = match self.plan.schedule {
-            Name::DualPipeV => self.stages.iter().map(share).fold(1.0, f64::min),
+            Name::DualPipeV => sum(|s| s.passes.f.ep) / sum(|s| s.passes.f.total()),
             _ => 0.0,
         };
         Costs {
@@ -181,10 +183,13 @@ impl Clock<'_> {
             Some(e) => {
                 let parts = if layout.cuts_stream() { layout.tp } else { 1 };
                 let tokens = layout.tokens() / parts as f64;
-                let send = |bytes| {
-                    bytes::dispatch(tokens, e.top_k, model.hidden as f64, bytes, layout.ep)
+                let send =
+                    |bytes| bytes::dispatch(tokens, e.top_k, model.hidden as f64, bytes, layout.ep);
+                let narrow = if layout.precision == crate::Precision::Fp8 {
+                    1.0
+                } else {
+                    2.0
                 };
-                let narrow = if layout.precision == crate::Precision::Fp8 { 1.0 } else { 2.0 };
                 (2.0 + again) * (send(narrow) + send(2.0))
             }
             None => 0.0,
@@ -266,7 +271,10 @@ impl Clock<'_> {
         let layout = self.layout;
         let all = Group::new(self.machine, layout.tp, layout.replicas());
         let stride = layout.tp * layout.ep;
-        [all, Group::new(self.machine, stride, layout.replicas() / layout.ep)]
+        [
+            all,
+            Group::new(self.machine, stride, layout.replicas() / layout.ep),
+        ]
     }
 
     /// Gathers of parameters and scatters of gradients in every pass: ZeRO 3, and of gradients ZeRO 2.
@@ -277,7 +285,10 @@ impl Clock<'_> {
         }
         let overlap = self.machine.coefficients.data_overlap;
         let sizes = [layout.replicas(), layout.replicas() / layout.ep];
-        let parts = [stage.dense, stage.experts].into_iter().zip(sizes).zip(self.groups());
+        let parts = [stage.dense, stage.experts]
+            .into_iter()
+            .zip(sizes)
+            .zip(self.groups());
         let (mut gathers, mut scatters) = (0.0, 0.0);
         for ((parameters, size), group) in parts {
             let whole = bytes::gather(parameters * 2.0, size);
@@ -310,7 +321,10 @@ impl Clock<'_> {
         let (mut before, mut after) = (0.0, 0.0);
         for ((parameters, size), group) in each.into_iter().zip(sizes).zip(self.groups()) {
             let held = state(parameters, layout.zero, size, layout.gradient_bytes);
-            rank.state.iter_mut().zip(held).for_each(|(all, one)| *all += one);
+            rank.state
+                .iter_mut()
+                .zip(held)
+                .for_each(|(all, one)| *all += one);
             let gradients = bytes::gather(parameters * gradient, size);
             let weights = bytes::gather(parameters * 2.0, size);
             let (scattered, gathered) = match layout.zero {
@@ -328,13 +342,19 @@ impl Clock<'_> {
             }
             // Masters and two moments are read and written, weights written, gradients read for
             // their norm and for the update, and zeroed.
-            let owned = if layout.zero >= 1 { parameters / size as f64 } else { parameters };
+            let owned = if layout.zero >= 1 {
+                parameters / size as f64
+            } else {
+                parameters
+            };
             let traffic = (26.0 + 2.0 * gradient) * owned + gradient * parameters;
             rank.optimizer += self.traffic(traffic);
         }
-        let passes = |of: fn(&Passes) -> f64| own.iter().map(|s| of(&stages[*s].passes)).sum::<f64>();
+        let passes =
+            |of: fn(&Passes) -> f64| own.iter().map(|s| of(&stages[*s].passes)).sum::<f64>();
         let hidden = |bytes: f64, pass: f64| (bytes - overlap * pass).max(0.0);
-        rank.exposed = hidden(after, passes(|p| p.backward())) + hidden(before, passes(|p| p.f.total()));
+        rank.exposed =
+            hidden(after, passes(|p| p.backward())) + hidden(before, passes(|p| p.f.total()));
         let micros = micros as f64;
         rank.bytes.tp = micros * sum(|s| s.bytes.tp);
         rank.bytes.cp = micros * sum(|s| s.bytes.cp);

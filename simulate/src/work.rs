@@ -429,13 +429,21 @@ impl Clock<'_> {
     /// The embedding.
     pub(crate) fn embedding(&self) -> Passes {
         let mut passes = Passes::default();
-        let stream = if self.layout.cuts_stream() { n(self.layout.tp) } else { 1.0 };
+        let stream = if self.layout.cuts_stream() {
+            n(self.layout.tp)
+        } else {
+            1.0
+        };
         let width = self.layout.tokens() * n(self.model.hidden);
         passes.f.traffic += self.traffic(width * (4.0 + 2.0 / stream));
         passes.w.traffic += self.traffic(width * (2.0 + 2.0 * n(self.layout.gradient_bytes)));
         if self.layout.tp > 1 {
             let u = self.stream();
-            passes.f.tp += if self.layout.cuts_stream() { u } else { 2.0 * u };
+            passes.f.tp += if self.layout.cuts_stream() {
+                u
+            } else {
+                2.0 * u
+            };
             passes.w.tp += if self.layout.cuts_stream() { u } else { 0.0 };
         }
         passes
