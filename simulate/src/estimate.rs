@@ -35,7 +35,7 @@ pub struct Estimate {
     pub mfu: f64,
     /// The idle share of the pipeline's time.
     pub bubble: f64,
-    /// Where the seconds of the slowest rank go.
+    /// Where the seconds of the busiest rank go; they make the step.
     pub spent: Spent,
     /// Bytes that the rank that receives most receives in a step.
     pub bytes: Bytes,
@@ -111,17 +111,20 @@ pub fn estimate(model: &Model, machine: &Machine, layout: &Layout) -> Result<Est
         .unwrap_or(0);
     let updates = priced.ranks.iter().map(|r| r.optimizer).fold(0.0, f64::max);
     let seconds = done(last) + updates;
+    let busiest = (0..layout.pp)
+        .max_by(|a, b| timing.busy[*a].total_cmp(&timing.busy[*b]))
+        .unwrap_or(0);
     let mut spent = Spent::default();
-    for stage in &priced.ranks[last].stages {
+    for stage in &priced.ranks[busiest].stages {
         spent += priced.stages[*stage].passes.all() * plan.micros as f64;
     }
     // Joined passes keep a rank less long than one after the other: what vanishes is the exchange with
     // experts.
-    let hidden = (spent.total() - timing.busy[last]).max(0.0);
+    let hidden = (spent.total() - timing.busy[busiest]).max(0.0);
     spent.ep = (spent.ep - hidden).max(0.0);
-    spent.pipeline = (end(last) - spent.total()).max(0.0);
-    spent.dp += priced.ranks[last].exposed;
+    spent.dp += priced.ranks[busiest].exposed;
     spent.optimizer = updates;
+    spent.pipeline = (seconds - spent.total()).max(0.0);
     let received = priced.ranks.iter().map(|r| r.bytes);
     let bytes = received
         .max_by(|a, b| a.total().total_cmp(&b.total()))

@@ -1,8 +1,8 @@
 //! Estimates as text, as JSON, and as lanes of a timeline.
 
-use crate::{Error, Estimate, Result};
+use crate::{Error, Estimate, Found, Result};
 use anymesh_schedule::Kind;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt;
 
 /// A rank of the pipeline in a timeline.
@@ -152,7 +152,7 @@ impl fmt::Display for Estimate {
             self.model_flops
         )?;
         writeln!(f, "bubble          {:.1} %", self.bubble * 100.0)?;
-        writeln!(f, "\nwhere the slowest rank's time goes")?;
+        writeln!(f, "\nwhere the busiest rank's time goes")?;
         for (name, seconds) in self.spent.parts().iter().filter(|p| p.1 > 0.0) {
             let share = seconds / self.seconds * 100.0;
             writeln!(
@@ -217,6 +217,37 @@ impl fmt::Display for Estimate {
         }
         if !self.fits {
             writeln!(f, "it does not fit: see the totals above")?;
+        }
+        Ok(())
+    }
+}
+
+impl Found {
+    /// As JSON: the best ones with why, and how many there were.
+    pub fn to_json(&self) -> Result<Value> {
+        let each = self.ranked.iter().map(|ranked| {
+            let estimate = ranked.estimate.to_json()?;
+            Ok(json!({"estimate": estimate, "why": ranked.why, "limit": ranked.limit}))
+        });
+        let layouts: Vec<Value> = each.collect::<Result<_>>()?;
+        Ok(json!({"candidates": self.candidates, "fitting": self.fitting, "layouts": layouts}))
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} layouts priced, {} fit into memory",
+            self.candidates, self.fitting
+        )?;
+        for (place, ranked) in self.ranked.iter().enumerate() {
+            writeln!(f, "\n{}. {}", place + 1, ranked.estimate)?;
+            writeln!(f, "why")?;
+            for line in &ranked.why {
+                writeln!(f, "  {line}")?;
+            }
+            writeln!(f, "what holds it back most\n  {}", ranked.limit)?;
         }
         Ok(())
     }

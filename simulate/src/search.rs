@@ -129,7 +129,12 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
             Err(error) => wrong = Some(error),
         }
     }
-    timed.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    // Of two that take as long the one that sends less.
+    let order = |a: &Estimate, b: &Estimate| {
+        let bytes = |e: &Estimate| e.bytes.total();
+        (a.seconds.total_cmp(&b.seconds)).then(bytes(a).total_cmp(&bytes(b)))
+    };
+    timed.sort_by(order);
     timed.truncate(limits.best);
     if timed.is_empty() {
         return Err(wrong.unwrap_or_else(nothing));
@@ -331,6 +336,9 @@ fn why(step: &Estimate, all: &[Candidate], usable: f64) -> Vec<String> {
     let own = fields(&step.layout);
     let mut lines = vec![];
     for at in 0..own.len() {
+        if own[at].0 == "chunks" && step.layout.pp == 1 {
+            continue;
+        }
         // Others that differ in this setting and in as little else as can be; dp makes up for it.
         let mut near: Vec<&Candidate> = vec![];
         let mut closest = usize::MAX;
@@ -385,14 +393,15 @@ fn against(other: &Candidate, step: &Estimate) -> String {
         .map(|((name, theirs), (_, ours))| (name, theirs - ours))
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .unwrap_or(("", 0.0));
-    match much > 0.0 {
-        true => format!(
+    match much {
+        much if much.abs() < 1e-9 * step.seconds => "takes as long".into(),
+        much if much > 0.0 => format!(
             "takes {} longer ({name} {} more)",
             seconds_text(much),
             seconds_text(more)
         ),
         // Only the best few are timed with their schedules.
-        false => format!(
+        _ => format!(
             "is {} shorter by closed forms, not with its schedule",
             seconds_text(-much)
         ),
@@ -421,4 +430,45 @@ fn limit(step: &Estimate) -> String {
         seconds / step.seconds * 100.0,
         fullest / step.usable * 100.0
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{machine, preset};
+
+    #[test]
+    fn closed_forms_are_near_the_real_schedule() {
+        let machine = machine("h100").expect("it is one");
+        for (name, pp, chunks, schedule, batch) in [
+            ("llama-3-70b", 8, 1, "1f1b", 64),
+            ("llama-3-70b", 8, 1, "zbh1", 64),
+            ("llama-3-70b", 8, 5, "interleaved", 64),
+            ("llama-3-70b", 8, 4, "interleaved", 40),
+            ("llama-3-405b", 16, 8, "interleaved", 64),
+            ("gpt-3-175b", 12, 2, "interleaved", 96),
+            ("deepseek-v3", 16, 1, "1f1b", 64),
+        ] {
+            let model = preset(name).expect("it is one").model;
+            let layout = Layout {
+                tp: 4,
+                pp,
+                chunks,
+                batch,
+                schedule: schedule.into(),
+                ..Layout::default()
+            };
+            let priced = stages(&model, &machine, &layout).expect("it can be");
+            let quick = quick(&priced, layout.clone());
+            let step = estimate(&model, &machine, &layout).expect("it can be");
+            let memory = step.memory.iter().map(|m| m.total).fold(0.0, f64::max);
+            let (time, memory) = (quick.seconds / step.seconds, quick.memory / memory);
+            println!("{name} {schedule} {chunks}: {time:.3} {memory:.3}");
+            assert!((0.93..1.07).contains(&time), "{name} {schedule}: {time}");
+            assert!(
+                (0.93..1.07).contains(&memory),
+                "{name} {schedule}: {memory}"
+            );
+        }
+    }
 }

@@ -103,5 +103,8 @@ fn deepseek_v3_on_2048_gpus_that_nothing_is_fitted_to() {
     let mut plain = run.clone();
     plain.layout.schedule = "interleaved".into();
     let plain = step(&plain);
-    assert!(own.spent.ep < plain.spent.ep && own.seconds < plain.seconds, "{plain}");
+    assert!(
+        own.spent.ep < plain.spent.ep && own.seconds < plain.seconds,
+        "{plain}"
+    );
 }
