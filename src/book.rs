@@ -31,6 +31,7 @@ pages! {
     #[cfg(all(feature = "cpu", feature = "train"))] Models "models.md"
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"
     #[cfg(feature = "cpu")] Clusters "clusters.md"
+    #[cfg(feature = "cpu")] DiffRun "diff-run.md"
     #[cfg(feature = "cpu")] Browser "browser.md"
     #[cfg(feature = "cpu")] OwnOp "own-op.md"
     #[cfg(feature = "conformance")] OwnBackend "own-backend.md"

@@ -54,6 +54,7 @@ pub mod plan;
 mod positioned;
 mod read;
 mod regions;
+pub mod reproduction;
 mod root;
 pub mod safetensors;
 mod save;

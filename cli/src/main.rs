@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod book;
 mod ckpt;
+mod diff_run;
 mod doctor;
 mod embed;
 mod explain;
@@ -17,6 +18,7 @@ mod model;
 mod picture;
 mod plan;
 mod processes;
+mod replay;
 mod request;
 mod rule;
 mod schedule;
@@ -63,6 +65,10 @@ enum Command {
     Ckpt(ckpt::CkptCommand),
     /// Train a language model as a configuration file says.
     Train(train::Train),
+    /// Run one program in two places and name the first op at which they part.
+    DiffRun(diff_run::DiffRun),
+    /// Call an op at which two runs parted alone.
+    Replay(replay::Replay),
     /// Start many processes of a program, here or on several hosts, and end all when one dies.
     #[cfg(unix)]
     Launch(launch::Launch),
@@ -99,6 +105,8 @@ fn main() -> ExitCode {
         Command::Embed(embed) => model::finish(embed.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
         Command::Train(train) => train.run(),
+        Command::DiffRun(diff) => diff.run(),
+        Command::Replay(replay) => replay.run(),
         #[cfg(unix)]
         Command::Launch(launch) => launch.run(),
         Command::Trace(trace) => trace.run(),

@@ -217,15 +217,21 @@ impl ScheduleCommand {
     fn text(&self, schedule: &Schedule, timing: &Timing) -> String {
         let mut text = format!("{}\n\n", title(schedule));
         text += &timing.chart(schedule, self.width);
-        text += &format!("\n{}\n\n", summary(timing));
+        text += &format!("\n{}\n", summary(timing));
+        if let (Some(live), Ok(costs)) = (self.memory, self.costs.parse::<Costs>()) {
+            text += &format!(
+                "with at most {live} activations no schedule is shorter than {}\n",
+                short(schedule.bound_within(&costs, live))
+            );
+        }
+        text.push('\n');
         text += &format!("{}\n", ranks(schedule, timing).text());
         if !timing.waits.is_empty() {
             text += "\nwho waits for whom\n";
             for (rank, peer, long, times) in totals(timing) {
-                text += &format!(
-                    "  rank {rank} for rank {peer}: {} in {times} waits\n",
-                    short(long)
-                );
+                let waits = if times == 1 { "wait" } else { "waits" };
+                let long = short(long);
+                text += &format!("  rank {rank} for rank {peer}: {long} in {times} {waits}\n");
             }
             let mut waits = timing.waits.clone();
             let long = |w: &anymesh::schedule::Wait| w.span.end - w.span.start;

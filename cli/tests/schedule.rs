@@ -33,7 +33,7 @@ fn a_chart_the_numbers_and_who_waits() {
     let out = text(&["1f1b", "--stages", "4", "--micro", "8"]);
     for line in [
         "1f1b: 4 stages on 4 ranks, 8 micro-batches",
-        "rank 0  FFFF......BB.BBFBBFBBFBBFBB.BB.BB",
+        "rank 0  FFFF......BBFBBFBBFBBFBB.BB.BB.BB",
         "rank 3  ...FBBFBBFBBFBBFBBFBBFBBFBB......",
         "makespan 33, bound 27, idle 27.3 %, at most 4 activations alive",
         "  rank 0 waits 6 with 0B0 for rank 1's 1B0, from 4",

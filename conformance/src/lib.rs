@@ -2,6 +2,7 @@
 //!
 //! - [`processes`]: programs as several processes run them, here in threads.
 //! - [`registry`]: every op by name, with JSON attributes and small sample calls.
+//! - [`replay`]: an op at which two runs parted, called alone.
 //! - [`cases`]: every op, dtype and memory layout on a device, held against the CPU.
 //! - [`functions`]: what each float function of one tensor must give, and where it is called.
 //! - [`bits`]: what is only moved keeps its bits.
@@ -23,6 +24,8 @@ pub mod indexing;
 #[cfg(not(target_family = "wasm"))]
 pub mod processes;
 pub mod registry;
+#[cfg(not(target_family = "wasm"))]
+pub mod replay;
 #[cfg(not(target_family = "wasm"))]
 pub mod sweep;
 pub mod transport;

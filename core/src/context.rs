@@ -3,7 +3,7 @@
 use crate::{
     Dry,
     forms::{self, Held},
-    grad, ledger,
+    grad, ledger, observe,
     overlap::{self, Overlap},
     promotion::{self, Promotion},
     spmd::{policy, trace},
@@ -15,7 +15,7 @@ use crate::{
 /// [`with_kept`](crate::spmd::with_kept), [`with_held`](crate::spmd::with_held),
 /// [`with_overlap`](crate::grad::with_overlap),
 /// [`with_promotion`](crate::ops::with_promotion), [`Ledger::record`](crate::spmd::Ledger::record),
-/// [`trace`](fn@crate::spmd::trace)) holds for the thread that runs its closure, and for no other: a
+/// [`trace`](fn@crate::spmd::trace), [`compare`](fn@crate::compare::compare)) holds for the thread that runs its closure, and for no other: a
 /// thread that is started inside of it begins with none. Work that is handed on takes the scopes
 /// along with a context. Ledgers and traces get what the other thread does until their own closure
 /// returns, in the order in which it happened.
@@ -43,6 +43,7 @@ pub struct Context {
     overlap: Overlap,
     ledgers: ledger::Ledgers,
     trace: trace::Listener,
+    observer: observe::Observing,
     dry: Option<Dry>,
 }
 
@@ -57,6 +58,7 @@ impl Context {
             overlap: overlap::capture(),
             ledgers: ledger::Ledgers::capture(),
             trace: trace::capture(),
+            observer: observe::capture(),
             dry: Dry::current(),
         }
     }
@@ -71,6 +73,7 @@ impl Context {
         let _overlap = overlap::enter(self.overlap);
         let _ledgers = self.ledgers.enter();
         let _trace = trace::enter(self.trace.clone());
+        let _observer = observe::enter(self.observer.clone());
         Dry::enter(self.dry.clone(), f)
     }
 }

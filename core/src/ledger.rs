@@ -1,6 +1,8 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
-use crate::{Mesh, Result, Tensor, cost::Link, scoped::Scoped, transport::told, watch::watcher};
+use crate::{
+    Mesh, Result, Tensor, cost::Link, observe, scoped::Scoped, transport::told, watch::watcher,
+};
 use std::{
     cell::RefCell,
     fmt,
@@ -67,7 +69,7 @@ pub struct Ledger {
 }
 
 /// An op, and the line that called it.
-type Caller = (&'static str, &'static Location<'static>);
+pub(crate) type Caller = (&'static str, &'static Location<'static>);
 
 /// What is written to by every thread that works for a ledger.
 type Page = Arc<Mutex<Ledger>>;
@@ -237,8 +239,13 @@ pub(crate) fn caller() -> &'static Location<'static> {
     outermost().map_or(Location::caller(), |(_, caller)| caller)
 }
 
+/// Until it is dropped, what runs is nobody's step.
+pub(crate) fn on_nobodys_behalf() -> Scoped<Vec<Caller>> {
+    Scoped::set(&OPS, Vec::new())
+}
+
 /// Until it is dropped, what ops communicate is on behalf of this one, which runs others. Nothing
-/// for plain tensors, which never communicate.
+/// for plain tensors, which never communicate, unless somebody asks for whom they compute.
 #[track_caller]
 pub(crate) fn on_behalf_of(op: &'static str, x: &Tensor) -> Option<Scope> {
     on_behalf_of_caller(op, x, Location::caller())
@@ -250,7 +257,7 @@ pub(crate) fn on_behalf_of_caller(
     x: &Tensor,
     caller: &'static Location<'static>,
 ) -> Option<Scope> {
-    (!x.is_plain()).then(|| enter(op, caller))
+    (!x.is_plain() || observe::is_observed()).then(|| enter(op, caller))
 }
 
 /// What a step sends.

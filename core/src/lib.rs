@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 mod context;
 pub mod cost;
 mod display;
@@ -21,6 +22,7 @@ mod ledger;
 mod mesh;
 mod meta;
 mod nested;
+mod observe;
 mod operand;
 pub mod ops;
 mod overlap;

@@ -4,7 +4,7 @@ use crate::grad::{Back, Pulled, record1};
 use crate::wait::wait;
 use crate::{
     DType, Device, Element, Error, Mesh, OperandType, Reduction, Region, Result, Shape, Sharding,
-    ShardingSpec, Tensor, TensorType, TypeSpec, operand::type_on, transport::told,
+    ShardingSpec, Tensor, TensorType, TypeSpec, observe, operand::type_on, transport::told,
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -110,6 +110,7 @@ impl Place {
         if self.mesh.is_single() {
             return make(self.mesh.device(0), &whole);
         }
+        let _unseen = observe::unseen();
         let mut parts: Vec<Tensor> = Vec::with_capacity(self.mesh.held().len());
         // Which parts have a box, or hold identities instead of it: one on each device.
         let mut made: HashMap<(Region, Option<Reduction>), SmallVec<[usize; 1]>> = HashMap::new();

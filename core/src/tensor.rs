@@ -483,7 +483,10 @@ impl Tensor {
             self.device().sync_async().await?;
             return Ok(Vec::new());
         }
-        let dense = self.contiguous()?;
+        let dense = {
+            let _unseen = crate::observe::unseen();
+            self.contiguous()?
+        };
         let shard = dense.shard();
         let Some(buffer) = &shard.buffer else {
             return Ok(Vec::new());

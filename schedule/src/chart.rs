@@ -53,10 +53,10 @@ impl Timing {
                 let from = (span.start / unit - 0.5 + 1e-9).ceil().max(0.0) as usize;
                 let to = (span.end / unit - 0.5 - 1e-9).ceil().max(0.0) as usize;
                 let chunk = own.iter().position(|s| *s == action.stage).unwrap_or(0);
-                for column in from..to.min(columns) {
-                    lines[0][column] = letter;
-                    lines[1][column] = digit(action.micro);
-                    lines[2][column] = digit(chunk);
+                let to = to.min(columns);
+                let letters = [letter, digit(action.micro), digit(chunk)];
+                for (line, letter) in lines.iter_mut().zip(letters) {
+                    line[from.min(to)..to].fill(letter);
                 }
             }
             for (i, line) in lines.iter().take(if chunks { 3 } else { 2 }).enumerate() {

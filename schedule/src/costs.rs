@@ -16,6 +16,18 @@ pub struct Cost {
     pub b: f64,
 }
 
+impl Cost {
+    /// The shorter way to do a whole backward pass.
+    pub(crate) fn whole(self) -> f64 {
+        self.b.min(self.i + self.w)
+    }
+
+    /// The shorter way to the gradients of inputs.
+    pub(crate) fn first(self) -> f64 {
+        self.b.min(self.i)
+    }
+}
+
 /// How long everything takes.
 ///
 /// Written as `f=1,i=1,w=1,b=2,transfer=0`; what is left out is 1 for passes, `i + w` for `b`, 0 for

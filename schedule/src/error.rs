@@ -142,5 +142,5 @@ pub enum Fault {
     Joined,
 }
 
-/// `Result` with this crate's [`Error`].
+/// `Result` with this crate's [`Error`](enum@Error).
 pub type Result<T> = std::result::Result<T, Error>;

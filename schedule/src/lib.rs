@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod bound;
 mod build;
 mod chart;
 mod costs;

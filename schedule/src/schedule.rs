@@ -167,6 +167,9 @@ impl Schedule {
     /// Ranks take turns, one action each, and a send and its receive are put at the ends of both
     /// lists in the same moment. So there is an order of all events in which nobody ever waits
     /// for a partner, and the lists run with sends that complete only when they are received.
+    ///
+    /// Receives stand where they can be posted, which may be before passes that do not need them: an
+    /// executor that has to be fast posts them there and waits where the result is used.
     pub fn with_transfers(&self) -> Result<Schedule> {
         let plain = self.without_transfers();
         plain.prove(&Limits::none())?;

@@ -78,7 +78,7 @@ impl Search {
             ranks: vec![vec![]; self.ranks],
             ..empty.clone()
         }
-        .bound(&self.costs);
+        .bound_within(&self.costs, self.live);
         let mut lists = Lists::new(&empty, &self.costs, self.live);
         let actions = 3 * self.ranks * self.chunks * self.micros;
         let mut tries = (self.effort / actions).max(1);
@@ -114,7 +114,8 @@ impl Search {
             if tries == 0 || done {
                 break;
             }
-            tries -= 1;
+            // Choosing looks at all ranks, which running a list does not.
+            tries = tries.saturating_sub(1 + self.ranks / 8);
             let greedy = Greedy {
                 chance: if i < plain.len() {
                     0
@@ -160,5 +161,10 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 11) as usize % n.max(1)
+    }
+
+    /// Above 0, at most 1.
+    fn unit(&mut self) -> f64 {
+        (self.below(1 << 20) + 1) as f64 / (1 << 20) as f64
     }
 }

@@ -132,44 +132,6 @@ impl Schedule {
             peak: proof.peak().to_vec(),
         })
     }
-
-    /// No schedule with this placement is shorter: a rank cannot begin before the first of its
-    /// stages has an input, and then has all its work to do; and a micro-batch must get through.
-    pub fn bound(&self, costs: &Costs) -> f64 {
-        let stages = self.stages();
-        let hop = |a: usize, b: usize| match self.owner[a] == self.owner[b] {
-            true => 0.0,
-            false => costs.transfer,
-        };
-        let all = |s: usize| {
-            let cost = costs.stage(s);
-            cost.f + cost.b.min(cost.i + cost.w)
-        };
-        // Joined passes may hide some of the work, at most the shorter one of each pair.
-        let hides = |s: usize| {
-            let cost = costs.stage(s);
-            cost.f.min(cost.b) * costs.overlap
-        };
-        let mut arrives = vec![0.0; stages];
-        for s in 1..stages {
-            arrives[s] = arrives[s - 1] + costs.stage(s - 1).f + hop(s - 1, s);
-        }
-        let mut through = arrives.last().copied().unwrap_or(0.0);
-        through += costs.stage(stages.saturating_sub(1)).f;
-        for s in (0..stages).rev() {
-            let cost = costs.stage(s);
-            through += match s {
-                0 => cost.b.min(cost.i + cost.w),
-                _ => cost.b.min(cost.i) + hop(s, s - 1),
-            };
-        }
-        let rank = |rank: usize| {
-            let own = self.stages_of(rank);
-            let work: f64 = own.iter().map(|s| (all(*s) - hides(*s)).max(0.0)).sum();
-            own.first().map_or(0.0, |s| arrives[*s]) + work * self.micros as f64
-        };
-        (0..self.ranks.len()).map(rank).fold(through, f64::max)
-    }
 }
 
 /// Lists that are gone through with a clock.

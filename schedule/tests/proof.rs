@@ -347,3 +347,68 @@ fn groups_of_one_and_short_runs_work() {
     );
     assert_eq!(Placement::V.owners(3, 3), [0, 1, 2, 2, 1, 0, 0, 1, 2]);
 }
+
+/// Texts with a few bytes changed: an error, or a schedule about which everything can be asked.
+#[test]
+fn no_text_makes_anything_panic() {
+    let schedule = build("dualpipev", 2, 2, 5).expect("it is made");
+    let full = schedule.with_transfers().expect("it runs");
+    let jobs = build("vpp", 2, 2, 3).and_then(|s| s.to_paddle(true));
+    let texts = [
+        full.to_csv(),
+        full.to_json().to_string(),
+        serde_json::to_string(&jobs.expect("a loop")).expect("it is JSON"),
+    ];
+    let letters = b"0123456789FBIW,;()[]{}\"_\n-SENDRCV \xff";
+    let mut seed = 88_172_645_463_325_252u64;
+    let mut below = |n: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 9) as usize % n
+    };
+    let (mut read, mut proven) = (0, 0);
+    for i in 0..6000 {
+        let mut bytes = texts[i % 3].clone().into_bytes();
+        for _ in 0..1 + below(3) {
+            if bytes.len() < 2 {
+                break;
+            }
+            let at = below(bytes.len());
+            match below(4) {
+                0 => drop(bytes.remove(at)),
+                1 => bytes.insert(at, letters[below(letters.len())]),
+                2 => bytes.truncate(at.max(1)),
+                _ => bytes[at] = letters[below(letters.len())],
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        for schedule in [
+            Schedule::from_csv(&text),
+            Schedule::from_json(&text),
+            Schedule::from_paddle(&text),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            read += 1;
+            let proof = schedule.prove(&Limits::none());
+            let timing = schedule.timing(&Costs::default());
+            assert_eq!(proof.is_ok(), timing.is_ok());
+            if let (Ok(_), Ok(timing)) = (&proof, &timing) {
+                proven += 1;
+                assert!(timing.makespan >= timing.bound);
+                assert!(!timing.chart(&schedule, 40).is_empty());
+            }
+            let again = schedule
+                .with_transfers()
+                .and_then(|s| s.prove(&Limits::none()));
+            assert!(again.is_ok() || proof.is_err());
+            assert_eq!(
+                Schedule::from_json(&schedule.to_json().to_string()).as_ref(),
+                Ok(&schedule)
+            );
+        }
+    }
+    assert!(read > 100 && proven > 10, "{read} were read, {proven} run");
+}

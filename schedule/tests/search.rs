@@ -20,6 +20,7 @@ fn the_searched_schedule_is_as_short_as_the_best_known_at_the_same_memory() {
             .and_then(|s| s.prove(&Limits::live(live)));
         let peak = proof.expect("it runs within the limit").peak().to_vec();
         let timing = found.timing(&search.costs).expect("it runs");
+        assert!(timing.makespan >= found.bound_within(&search.costs, live));
         println!(
             "P={ranks} M={micros} live {live}: {} (bound {}), peak {peak:?}",
             timing.makespan, timing.bound
@@ -42,6 +43,7 @@ fn more_memory_never_makes_it_longer_than_what_is_built_in() {
         };
         let found = search.run().expect("it is found");
         assert!(found.prove(&Limits::live(live)).is_ok());
+        let within = found.bound_within(&costs, live);
         let found = found.timing(&costs).expect("it runs");
         assert!(
             found.makespan >= found.bound - 1e-9,
@@ -49,6 +51,7 @@ fn more_memory_never_makes_it_longer_than_what_is_built_in() {
             found.makespan,
             found.bound
         );
+        assert!(found.makespan >= within - 1e-9 && within >= found.bound - 1e-9);
         for name in ["fthenb", "1f1b", "eager-1f1b", "zbh1"] {
             let known = build(name, 4, 1, 9).expect("it is made");
             if known.prove(&Limits::live(live)).is_ok() {
@@ -96,4 +99,32 @@ fn a_limit_that_nothing_can_keep_is_refused_with_the_least_that_works() {
     let least = Search { live: 3, ..search };
     let found = least.run().expect("three are enough");
     assert!(found.prove(&Limits::live(3)).is_ok());
+}
+
+/// The bound under a limit holds for every built-in schedule at the memory that it takes.
+#[test]
+fn no_schedule_is_shorter_than_the_bound_under_its_own_memory() {
+    for (ranks, chunks, micros) in [(2, 1, 3), (3, 1, 5), (2, 2, 4), (4, 3, 6), (8, 1, 12)] {
+        for costs in [
+            "",
+            "f=1,i=2,w=0.5,transfer=0.3",
+            "f=2,i=1,w=1,b=1.5,transfer=1",
+        ] {
+            let costs: Costs = costs.parse().expect("costs");
+            for name in anymesh_schedule::NAMES {
+                let Ok(schedule) = build(name, ranks, chunks, micros) else {
+                    continue;
+                };
+                let timing = schedule.timing(&costs).expect("it runs");
+                let live = timing.peak.iter().copied().max().unwrap_or(1);
+                let bound = schedule.bound_within(&costs, live);
+                assert!(
+                    timing.makespan >= bound - 1e-9,
+                    "{name}: {} < {bound}",
+                    timing.makespan
+                );
+                assert!(bound >= timing.bound);
+            }
+        }
+    }
 }

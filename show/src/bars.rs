@@ -48,6 +48,7 @@ impl Unit {
 ///     title: "bytes received".into(),
 ///     unit: Unit::Bytes,
 ///     parts: vec!["dp".into(), "tp".into()],
+///     totals: true,
 ///     bars: vec![Bar::new("matmul", [4096.0, 1024.0]), Bar::new("sum", [0.0, 64.0])],
 /// };
 /// assert!(bars.svg().unwrap().contains("<title>matmul, dp: 4 KiB</title>"));
@@ -60,6 +61,8 @@ pub struct Bars {
     pub unit: Unit,
     /// Names of the parts that every bar has; one without a name, or none, for plain bars.
     pub parts: Vec<String>,
+    /// Whether it is told what each part comes to in all bars.
+    pub totals: bool,
     /// In order.
     pub bars: Vec<Bar>,
 }
@@ -172,7 +175,10 @@ impl Bars {
         let mut x = 0.0;
         for (i, part) in self.parts.iter().enumerate().take(LEGEND) {
             let total: f64 = self.bars.iter().filter_map(|b| b.sizes().nth(i)).sum();
-            let words = format!("{} {}", cut(part, 24.0), self.unit.text(total));
+            let words = match self.totals {
+                true => format!("{} {}", cut(part, 24.0), self.unit.text(total)),
+                false => cut(part, 24.0),
+            };
             let width = 18.0 + pixels("soft", &words) + 16.0;
             if x > 0.0 && x + width > picture.width {
                 (x, y) = (0.0, y + 18.0);

@@ -279,23 +279,19 @@ fn thinned(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
 
 impl Show for Curve {
     fn figure(&self) -> Figure {
-        let title = match self.unit.is_empty() {
-            true => self.title.clone(),
-            false => format!("{} ({})", self.title, self.unit),
-        };
-        let mut figure = Figure::new(title).picture(self.picture());
+        let mut figure = Figure::new(&*self.title).picture(self.picture());
         let gaps: usize = (self.series.iter())
             .map(|(_, points)| points.iter().filter(|(_, y)| self.y(*y).is_none()).count())
             .sum();
         if gaps > 0 {
-            let what = if self.log {
-                "are not above 0 or no numbers"
-            } else {
-                "are no numbers"
+            let what = match self.log {
+                true => "not above 0 or no number",
+                false => "no number",
             };
-            figure = figure.note(format!(
-                "{gaps} of the values {what}: there the line has a gap."
-            ));
+            figure = figure.note(match gaps {
+                1 => format!("One value is {what}: there the line has a gap."),
+                n => format!("{n} values are {what}: there the line has gaps."),
+            });
         }
         if self.series.len() > MOST {
             let all = self.series.len();

@@ -14,6 +14,7 @@ impl Show for Estimate {
             title: "seconds of a rank, by op".into(),
             unit: Unit::Seconds,
             parts: vec!["computing".into(), "communication".into()],
+            totals: true,
             bars: (ops.iter())
                 .map(|(name, o)| Bar::new(*name, [o.compute, o.communication]))
                 .collect(),

@@ -116,7 +116,8 @@ impl Figure {
             (true, Some(first)) => cut(&first.label, TITLE),
             _ => title.clone(),
         };
-        let inner = width.max(pixels("head", &title).min(640.0)).max(240.0);
+        // Notes are lines that one can read, however narrow the pictures.
+        let inner = width.max(pixels("head", &title).min(640.0)).max(440.0);
         let mut whole = Picture::new(label, inner + 2.0 * MARGIN, 0.0);
         let mut y = MARGIN;
         for words in wrapped("head", inner, &title) {

@@ -10,9 +10,11 @@ use crate::{
 /// Lanes that are drawn.
 const LANES: usize = 48;
 /// Intervals that are drawn, over all lanes.
-const SPANS: usize = 4000;
+const SPANS: usize = 2000;
 const WIDTH: f64 = 620.0;
 const ROW: f64 = 26.0;
+/// What is free above and below the boxes of a lane.
+const GAP: f64 = 3.0;
 
 /// Lanes with what happens in them, over time.
 ///
@@ -138,7 +140,13 @@ impl Gantt {
         let mut free = f64::MIN;
         for t in ticks(0.0, high - low, 6) {
             let x = at(low + t);
-            picture.draw(line("grid", (x, top), (x, bottom + 4.0)));
+            // Between the lanes only: through a lane it would strike labels out.
+            let dashes = format!("{} {}", 2.0 * GAP, ROW - 2.0 * GAP);
+            let grid = line("grid", (x, top), (x, bottom + 4.0));
+            picture.draw(
+                grid.set("stroke-dasharray", dashes)
+                    .set("stroke-dashoffset", GAP),
+            );
             let words = self.unit.text(t);
             let half = pixels("soft", &words) / 2.0;
             if x - half > free {
@@ -165,7 +173,7 @@ impl Gantt {
                     self.unit.text(end - start)
                 );
                 let class = format!("fill {}", color(span.kind));
-                let shape = rect(&class, x + 0.5, y + 3.0, width - 1.0, ROW - 6.0);
+                let shape = rect(&class, x + 0.5, y + GAP, width - 1.0, ROW - 2.0 * GAP);
                 picture.draw(shape.set("rx", 2.0).tip(tip));
                 if pixels("tiny", &span.label) <= width - 4.0 {
                     let middle = x + width / 2.0;

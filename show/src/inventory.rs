@@ -1,6 +1,7 @@
 //! What a file of tensors holds, as plain data: any format can become one.
 
 use crate::{Bar, Bars, Cell, Figure, Show, Table, Unit, bytes, number::count};
+use std::collections::BTreeMap;
 
 /// The tensors of a checkpoint, a file or a model.
 ///
@@ -79,14 +80,10 @@ impl Show for Inventory {
         let numbers = [3, if layouts { 5 } else { 4 }];
         let mut tensors = Table::new("tensors", &heads).code(&[0]);
         tensors = tensors.numbers(if pieces { &numbers } else { &numbers[..1] });
-        let mut groups: Vec<Bar> = vec![];
+        let mut groups: BTreeMap<String, f64> = BTreeMap::new();
         for t in &self.tensors {
             let group = group(&t.name);
-            // Names come sorted mostly, so that a group is the last one.
-            match groups.iter_mut().rev().find(|b| b.name == group) {
-                Some(bar) => bar.parts[0] += t.bytes as f64,
-                None => groups.push(Bar::new(group, [t.bytes as f64])),
-            }
+            *groups.entry(group).or_default() += t.bytes as f64;
             let mut row: Vec<Cell> = vec![
                 t.name.clone().into(),
                 t.dtype.clone().into(),
@@ -97,11 +94,16 @@ impl Show for Inventory {
             row.extend(pieces.then(|| t.pieces.to_string().into()));
             tensors.row(row);
         }
+        let mut groups: Vec<Bar> = groups
+            .into_iter()
+            .map(|(name, n)| Bar::new(name, [n]))
+            .collect();
         groups.sort_by(|a, b| b.total().total_cmp(&a.total()));
         let bars = Bars {
             title: "bytes, by the beginning of names, most first".into(),
             unit: Unit::Bytes,
             parts: vec![],
+            totals: false,
             bars: groups,
         };
         let mut figure = Figure::new(title).picture(bars.picture()).table(tensors);

@@ -24,6 +24,7 @@ impl Show for Report {
             title: "seconds of a step".into(),
             unit: Unit::Seconds,
             parts: vec!["computing".into(), "waiting".into()],
+            totals: false,
             bars: (fit.iter().take(MOST))
                 .map(|c| Bar::new(c.layout.summary(), [c.compute, c.exposed]))
                 .collect(),

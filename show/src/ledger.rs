@@ -53,6 +53,7 @@ fn by_op(ledger: &Ledger) -> Bars {
         title: "bytes that the worst rank received, by op and mesh axis".into(),
         unit: Unit::Bytes,
         parts: along,
+        totals: true,
         bars,
     }
 }

@@ -14,8 +14,8 @@ use anymesh_core::{Device, Mesh};
 const MOST: (usize, usize, usize) = (16, 8, 6);
 /// The size of a rank.
 const CELL: (f64, f64) = (44.0, 28.0);
-/// Where the grid begins in its panel.
-const HEAD: (f64, f64) = (30.0, 34.0);
+/// Where the grid begins in its panel, beside the numbers of rows.
+const HEAD: f64 = 30.0;
 /// Panels beside each other take at most this.
 const WIDTH: f64 = 720.0;
 
@@ -49,7 +49,9 @@ pub(crate) fn ranks(mesh: &Mesh, look: impl Fn(usize) -> Look) -> Picture {
     let (mut x, mut y, mut tallest) = (0.0, 0.0, 0.0f64);
     for panel in shown(panels, MOST.2) {
         let Some(at) = panel else {
-            picture.draw(text("mid", x + 10.0, y + HEAD.1 + CELL.1, "…"));
+            let gap = Picture::new("", 20.0, 0.0);
+            picture.place(x, y, gap);
+            picture.draw(text("mid", x + 8.0, y + 30.0 + CELL.1, "…"));
             x += 28.0;
             continue;
         };
@@ -94,10 +96,6 @@ fn panel_of(
         [right] => (*right, ""),
         _ => ("", ""),
     };
-    let width = HEAD.0 + across.len() as f64 * CELL.0;
-    if !title.is_empty() {
-        picture.draw(fitted("soft", 0.0, 10.0, width, title));
-    }
     let mut axes = cut(right, 20.0);
     if !axes.is_empty() {
         axes.push_str(" →");
@@ -105,19 +103,19 @@ fn panel_of(
     if !left.is_empty() {
         axes = format!("{} ↓  {axes}", cut(left, 20.0));
     }
-    let top = if title.is_empty() {
-        HEAD.1 - 12.0
-    } else {
-        HEAD.1
-    };
-    // The names of axes stand above the numbers, or beside the title.
-    let (x, y) = match title.is_empty() {
-        true => (0.0, 10.0),
-        false => ((pixels("soft", title) + 10.0).min(width / 2.0), 10.0),
-    };
-    picture.draw(fitted("soft", x, y, (width - x).max(80.0), &axes));
+    // The place along the other axes, below it the names of these, below them numbers.
+    let heads: Vec<&str> = [title, &axes]
+        .into_iter()
+        .filter(|h| !h.is_empty())
+        .collect();
+    let words = heads.iter().map(|h| pixels("soft", h)).fold(0.0, f64::max);
+    let width = (HEAD + across.len() as f64 * CELL.0).max(words.min(260.0));
+    for (i, head) in heads.iter().enumerate() {
+        picture.draw(fitted("soft", 0.0, 10.0 + 13.0 * i as f64, width, head));
+    }
+    let top = 13.0 * heads.len() as f64 + 13.0;
     for (i, column) in across.iter().enumerate() {
-        let at = HEAD.0 + (i as f64 + 0.5) * CELL.0;
+        let at = HEAD + (i as f64 + 0.5) * CELL.0;
         let label = column.map_or("…".into(), |c| c.to_string());
         if columns > 1 {
             picture.draw(text("tiny mid", at, top - 3.0, &label));
@@ -127,10 +125,10 @@ fn panel_of(
         let y = top + j as f64 * CELL.1;
         let label = row.map_or("…".into(), |r| r.to_string());
         if rows > 1 {
-            picture.draw(text("tiny end", HEAD.0 - 5.0, y + CELL.1 * 0.62, &label));
+            picture.draw(text("tiny end", HEAD - 5.0, y + CELL.1 * 0.62, &label));
         }
         for (i, column) in across.iter().enumerate() {
-            let x = HEAD.0 + i as f64 * CELL.0;
+            let x = HEAD + i as f64 * CELL.0;
             let (Some(r), Some(c)) = (row, column) else {
                 continue;
             };
@@ -147,11 +145,7 @@ fn panel_of(
             picture.draw(label);
         }
     }
-    let axes_width = x + pixels("soft", &axes);
-    (
-        width.max(axes_width.min(260.0)) + 2.0,
-        top + down.len() as f64 * CELL.1 + 4.0,
-    )
+    (width + 2.0, top + down.len() as f64 * CELL.1 + 4.0)
 }
 
 /// What is not drawn, in words; nothing where all is.

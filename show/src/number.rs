@@ -73,6 +73,7 @@ pub fn bytes(n: f64) -> String {
         unit += 1;
     }
     let digits = match n {
+        n if n >= 1e5 => return format!("{} {}", value(n), units[unit]),
         _ if unit == 0 => 0,
         n if n >= 100.0 => 0,
         n if n >= 10.0 => 1,
@@ -97,6 +98,7 @@ pub fn seconds(s: f64) -> String {
     };
     let n = s * scale;
     let digits = match n.abs() {
+        n if !(n < 1e5) => return format!("{} {unit}", value(s)),
         n if n >= 100.0 => 0,
         n if n >= 10.0 => 1,
         _ => 2,
@@ -171,7 +173,7 @@ fn letter(c: char) -> f64 {
     match visible(c) as u32 {
         // Marks on other letters, joiners and variants take no room.
         0x300..=0x36f | 0x200b..=0x200f | 0x20d0..=0x20ff | 0xfe00..=0xfe0f => 0.0,
-        0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff => 2.0,
+        0xfffd | 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff => 2.0,
         0xfe30..=0xfe6f | 0xff00..=0xff60 => 2.0,
         0x2190..=0x2bff | 0x1f000..=0x1faff | 0x20000..=0x3fffd => 2.4,
         0..=0x24f | 0x2010..=0x2027 | 0x370..=0x3ff => 1.0,

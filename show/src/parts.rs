@@ -11,7 +11,7 @@ use crate::{
 use anymesh_core::{Mesh, Reduction, Sharding, Tensor, TensorType, split};
 
 /// Parts that are drawn across, down, and as panels of their own.
-const MOST: (usize, usize, usize) = (10, 10, 4);
+const MOST: (usize, usize, usize) = (8, 8, 4);
 
 /// Which rank holds which part of a tensor of some type.
 ///
@@ -231,20 +231,26 @@ impl Parts {
             .flatten()
             .filter_map(|p| across.map(|d| range(d, *p)));
         let w = spans.map(|s| pixels("tiny", &s) + 8.0).fold(w, f64::max);
-        let top = if outer.is_empty() { 30.0 } else { 44.0 };
+        let fixed: Vec<String> = (outer.iter())
+            .map(|d| format!("dimension {d}: {}", range(*d, part[*d])))
+            .collect();
+        let sides = [
+            down.map(|d| self.side(d, "↓")),
+            across.map(|d| self.side(d, "→")),
+        ];
+        let heads: Vec<String> = [(!fixed.is_empty()).then(|| fixed.join(", "))]
+            .into_iter()
+            .chain(sides)
+            .flatten()
+            .collect();
+        let top = 14.0 * heads.len() as f64 + 17.0;
+        let words = heads.iter().map(|h| pixels("soft", h)).fold(0.0, f64::max);
         let (width, height) = (left + columns.len() as f64 * w, top + rows.len() as f64 * h);
-        let mut picture = Picture::new("", width.max(left + 150.0) + 2.0, height + 4.0);
-        if !outer.is_empty() {
-            let fixed: Vec<String> = (outer.iter())
-                .map(|d| format!("dimension {d}: {}", range(*d, part[*d])))
-                .collect();
-            picture.draw(fitted("soft", 0.0, 12.0, picture.width, &fixed.join(", ")));
+        let mut picture = Picture::new("", width.max(words.min(300.0)) + 2.0, height + 4.0);
+        for (i, words) in heads.iter().enumerate() {
+            let y = 11.0 + 14.0 * i as f64;
+            picture.draw(fitted("soft", 0.0, y, picture.width, words));
         }
-        let mut axes = across.map_or(String::new(), |d| self.side(d, "→"));
-        if let Some(d) = down {
-            axes = format!("{}   {axes}", self.side(d, "↓"));
-        }
-        picture.draw(fitted("soft", 0.0, top - 18.0, picture.width, &axes));
         for (i, column) in columns.iter().enumerate() {
             let label = match (column, across) {
                 (Some(p), Some(d)) => range(d, *p),
@@ -384,23 +390,23 @@ impl Parts {
         picture
     }
 
-    /// The largest part in bytes, and how much of the whole that is.
+    /// The largest part in bytes, and on how many ranks an element is.
     fn share(&self) -> String {
         let shape = &self.ty.shape;
         let size = self.ty.dtype.size() as f64;
         let whole = shape.dims().iter().fold(size, |n, d| n * *d as f64);
-        let part =
-            (0..shape.rank()).fold(size, |n, d| n * shape[d].div_ceil(self.parts_of(d)) as f64);
-        let held = part * self.mesh.ranks() as f64;
-        let copies = match whole > 0.0 {
-            true => crate::value((held / whole * 100.0).round() / 100.0),
-            false => "0".into(),
+        let parts = |d: usize| self.parts_of(d);
+        let part = (0..shape.rank()).fold(size, |n, d| n * shape[d].div_ceil(parts(d)) as f64);
+        let copies = self.mesh.ranks() / (0..shape.rank()).map(parts).product::<usize>().max(1);
+        let each = match self.reduction() {
+            Some(_) => "has a term on",
+            None => "lies on",
         };
         format!(
-            "A rank holds at most {} of {}; all {} together hold it {copies} times.",
+            "A rank holds at most {} of {}; each element {each} {}.",
             bytes(part),
             bytes(whole),
-            count(self.mesh.ranks(), "rank")
+            count(copies, "rank")
         )
     }
 

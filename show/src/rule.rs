@@ -68,11 +68,12 @@ impl Show for Decision {
                 true => vec!["received".into(), "owed by the result".into()],
                 false => vec![],
             },
+            totals: false,
             bars,
         };
         figure = figure.picture(bars.picture()).table(table).table(factors);
         match solutions.len() {
-            n if n > MOST => figure.note(format!("{} choices in all", n)),
+            n if n > MOST => figure.note(format!("Shown are the best {MOST} of {n} choices.")),
             _ => figure.note(match solutions.first().map_or(0, |s| s.bytes) {
                 0 => "Nothing is sent.".to_string(),
                 n => format!("The choice sends {} to the worst rank.", bytes(n as f64)),

@@ -26,6 +26,7 @@ fn bars(title: String, steps: &[(usize, &PlannedStep)]) -> Bars {
         title,
         unit: Unit::Bytes,
         parts: vec![],
+        totals: false,
         bars: steps.iter().take(MOST).map(bar).collect(),
     }
 }
@@ -95,11 +96,18 @@ impl Show for StepPlan {
             let title = "bytes that the worst rank receives, by step, most first".to_string();
             figure = figure.picture(bars(title, &most).picture());
         }
+        let most = self.steps().iter().map(|s| s.memory).max().unwrap_or(0);
+        let (scale, unit) = match most {
+            0..=0xf_ffff => (1024.0, "KiB"),
+            0x10_0000..=0x3fff_ffff => (1048576.0, "MiB"),
+            _ => (1073741824.0, "GiB"),
+        };
         let held: Vec<(f64, f64)> = (self.steps().iter().enumerate())
-            .map(|(i, s)| (i as f64, s.memory as f64 / 1048576.0))
+            .map(|(i, s)| (i as f64, s.memory as f64 / scale))
             .collect();
         if held.len() > 1 {
-            let curve = Curve::new("held by a rank after each step", "MiB held by a rank");
+            let unit = format!("{unit} held by a rank after each step");
+            let curve = Curve::new("what a rank holds", unit);
             figure = figure.picture(curve.line("", held).picture());
         }
         figure.table(table(self.steps().iter().enumerate()))
@@ -115,7 +123,7 @@ impl Show for Explanation<'_> {
     fn figure(&self) -> Figure {
         let told: u64 = self.steps.iter().map(|(_, s)| s.bytes).sum();
         let title = format!(
-            "{} with {}",
+            "{}, {} received by the worst rank",
             count(self.steps.len(), "step"),
             bytes(told as f64)
         );
@@ -159,6 +167,7 @@ impl Show for PlanDiff<'_> {
             title: "bytes that the worst rank receives".into(),
             unit: Unit::Bytes,
             parts: vec![],
+            totals: false,
             bars: vec![bar("first", first), bar("second", second)],
         };
         let heads = ["", "step", "op", "operands", "choice", "received", "line"];

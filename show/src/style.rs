@@ -30,6 +30,7 @@ svg.anymesh:root{color:#1d2433;background:#fdfdfd}
 .anymesh .over{stroke:#10131a;stroke-width:1.5;fill:none}
 .anymesh .none{fill:currentColor;fill-opacity:.06;stroke:currentColor;stroke-opacity:.25;stroke-dasharray:3 3}
 .anymesh .fill{fill-opacity:.3;stroke-opacity:.85}
+.anymesh .map{shape-rendering:crispEdges}
 .anymesh .full{fill-opacity:.88;stroke:none}
 .anymesh .wire{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
 .anymesh .hold0{fill:#4b7fe0;stroke:#4b7fe0}
@@ -43,7 +44,7 @@ svg.anymesh:root{color:#1d2433;background:#fdfdfd}
 .anymesh .hold8{fill:#8a9a3b;stroke:#8a9a3b}
 .anymesh .hold9{fill:#8b8f99;stroke:#8b8f99}
 .anymesh .wire.hold0,.anymesh .wire.hold1,.anymesh .wire.hold2,.anymesh .wire.hold3,.anymesh .wire.hold4,.anymesh .wire.hold5,.anymesh .wire.hold6,.anymesh .wire.hold7,.anymesh .wire.hold8,.anymesh .wire.hold9{fill:none}
-figure.anymesh{margin:.5em 0;font:13px/1.45 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
+figure.anymesh{margin:.5em 0 1.4em;font:13px/1.45 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 .anymesh figcaption{font-size:14px;font-weight:600;margin:0 0 .4em}
 .anymesh .wide{overflow-x:auto;max-width:100%}
 .anymesh table{border-collapse:collapse;margin:.4em 0;font-variant-numeric:tabular-nums}
@@ -54,7 +55,7 @@ figure.anymesh{margin:.5em 0;font:13px/1.45 ui-sans-serif,system-ui,-apple-syste
 .anymesh td.mono,.anymesh pre{font-family:ui-monospace,'Cascadia Mono','DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:12px}
 .anymesh .note{margin:.3em 0;opacity:.8}
 .anymesh pre{margin:.4em 0;overflow-x:auto;background:none;color:inherit}
-body.anymesh{margin:1.2em auto;max-width:60em;padding:0 1em;color:#1d2433;background:#fdfdfd}
+body.anymesh{margin:1.2em auto;max-width:68em;padding:0 1em;color:#1d2433;background:#fdfdfd}
 @media (prefers-color-scheme:dark){body.anymesh{color:#e4e8f0;background:#151922}}
 ";
 
@@ -66,6 +67,58 @@ pub(crate) fn color(i: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Rgb = [f64; 3];
+
+    /// The first colour after some words of a sheet.
+    fn rgb(sheet: &str, words: &str) -> Rgb {
+        let at = sheet.find(words).unwrap() + words.len();
+        let hex = &sheet[at..][..6];
+        [0, 2, 4].map(|i| f64::from(u8::from_str_radix(&hex[i..i + 2], 16).unwrap()) / 255.0)
+    }
+
+    /// The number after some words of the sheet.
+    fn number_after(words: &str) -> f64 {
+        let rest = &STYLE[STYLE.find(words).unwrap() + words.len()..];
+        rest[..rest.find([';', '}']).unwrap()].parse().unwrap()
+    }
+
+    fn over(top: Rgb, opacity: f64, below: Rgb) -> Rgb {
+        std::array::from_fn(|i| top[i] * opacity + below[i] * (1.0 - opacity))
+    }
+
+    /// The contrast of two colours as WCAG 2 defines it, from 1 to 21.
+    fn contrast(a: Rgb, b: Rgb) -> f64 {
+        let linear = |c: f64| match c <= 0.04045 {
+            true => c / 12.92,
+            false => ((c + 0.055) / 1.055).powf(2.4),
+        };
+        let light = |c: Rgb| {
+            let [r, g, b] = c.map(linear);
+            0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05
+        };
+        let (a, b) = (light(a), light(b));
+        a.max(b) / a.min(b)
+    }
+
+    #[test]
+    fn letters_can_be_read_on_every_fill_of_both_papers() {
+        let soft = number_after(".soft{font-size:11px;fill-opacity:");
+        let tiny = number_after(".tiny{font-size:9.5px;fill-opacity:");
+        let fill = number_after(".fill{fill-opacity:");
+        let roots: Vec<&str> = STYLE.split("svg.anymesh:root{").skip(1).collect();
+        assert_eq!(roots.len(), 2, "light and dark");
+        for root in roots {
+            let (ink, paper) = (rgb(root, "color:#"), rgb(root, "background:#"));
+            assert!(contrast(over(ink, soft, paper), paper) > 4.5);
+            for i in 0..COLORS {
+                let fill = over(rgb(STYLE, &format!(".{}{{fill:#", color(i))), fill, paper);
+                let letters = over(ink, tiny, fill);
+                let found = contrast(letters, fill);
+                assert!(found > 4.5, "{}: {found} on {fill:?}", color(i));
+            }
+        }
+    }
 
     #[test]
     fn the_sheet_needs_no_escapes_and_every_color_has_a_rule() {

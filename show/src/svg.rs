@@ -3,7 +3,7 @@
 use crate::{
     number::{coordinate, cut, width},
     style::STYLE,
-    xml::{Element, tag},
+    xml::{Element, tag, visible},
 };
 
 /// The width of a letter where all are equally wide, as a part of the size of the font.
@@ -60,12 +60,14 @@ impl Picture {
 
     fn root(&self) -> Element {
         let (w, h) = (self.width.ceil(), self.height.ceil());
+        let named = self.label.chars().any(|c| !visible(c).is_whitespace());
+        let label = if named { &*self.label } else { "picture" };
         let view = format!("0 0 {} {}", coordinate(w), coordinate(h));
         tag("svg")
             .set("xmlns", "http://www.w3.org/2000/svg")
             .set("class", "anymesh")
             .set("role", "img")
-            .set("aria-label", &*self.label)
+            .set("aria-label", label)
             .set("width", w)
             .set("height", h)
             .set("viewBox", view)
@@ -80,8 +82,11 @@ pub(crate) fn moved(x: f64, y: f64, shapes: Vec<Element>) -> Element {
 
 /// A box with a class.
 pub(crate) fn rect(class: &str, x: f64, y: f64, width: f64, height: f64) -> Element {
-    tag("rect")
-        .set("class", class)
+    let shape = match class {
+        "" => tag("rect"),
+        class => tag("rect").set("class", class),
+    };
+    shape
         .set("x", x)
         .set("y", y)
         .set("width", width.max(0.0))

@@ -1,6 +1,9 @@
 //! What a model is built with: where, in which dtypes, from which seed, and how it is stored.
 
-use crate::{Param, Policy, Result};
+use crate::{
+    Error, Param, Policy, Result,
+    pipeline::{Split, Stages},
+};
 use anymesh_core::{IntoSharding, Mesh, Place, Shape, Sharding, Tensor, ops::Rng};
 
 /// Which part of the state of training is cut over the data-parallel axes. A stage is only another
@@ -56,8 +59,9 @@ pub struct Build {
     seed: u64,
     path: String,
     zero: Zero,
-    /// The axes that [`Zero`] cuts over, those that the mesh has.
-    axes: Vec<usize>,
+    /// The axes that [`Zero`] cuts over, where the mesh has them.
+    axes: Vec<String>,
+    stages: Stages,
     blank: bool,
     stream: &'static str,
 }
@@ -72,6 +76,7 @@ impl Build {
             path: String::new(),
             zero: Zero::Off,
             axes: vec![],
+            stages: Stages::default(),
             blank: false,
             stream: "[@dp?, _, _]",
         }
@@ -79,9 +84,46 @@ impl Build {
 
     /// With the state cut over these axes, those of them that the mesh has; `dp` mostly.
     pub fn zero(mut self, stage: Zero, axes: &[&str]) -> Self {
-        self.axes = axes.iter().filter_map(|a| self.mesh.axis(a).ok()).collect();
+        self.axes = axes.iter().map(|a| a.to_string()).collect();
         self.zero = stage;
         self
+    }
+
+    /// With layers in stages along the axis `pp`, as a pipeline runs them. Without this each rank of
+    /// that axis has one stage, and all cost about the same.
+    pub fn stages(mut self, stages: Stages) -> Self {
+        self.stages = stages;
+        self
+    }
+
+    /// The stages of a model with layers of these costs, and of what is computed before and after
+    /// them.
+    pub fn split(&self, costs: &[f64], first: f64, last: f64) -> Result<Split> {
+        let Stages {
+            chunks,
+            placement,
+            layers,
+        } = &self.stages;
+        match layers {
+            Some(layers) if layers.iter().sum::<usize>() != costs.len() => {
+                let detail = format!(
+                    "stages of {layers:?} layers are {} together, the model has {}",
+                    layers.iter().sum::<usize>(),
+                    costs.len()
+                );
+                Err(Error::config("pipeline.split", detail))
+            }
+            Some(layers) => Split::new(&self.mesh, layers, *placement),
+            None => Split::balanced(&self.mesh, costs, first, last, *chunks, *placement),
+        }
+    }
+
+    /// The same on another mesh, such as that of a stage.
+    pub fn on(&self, mesh: &Mesh) -> Self {
+        Self {
+            mesh: mesh.clone(),
+            ..self.clone()
+        }
     }
 
     /// With zeros instead of first values: for a model that is about to be loaded.
@@ -193,7 +235,7 @@ impl Build {
     /// evenly, else in the one with the largest parts.
     fn cut_further(&self, compute: &Sharding, shape: &Shape) -> Sharding {
         let mut sharding = compute.clone();
-        for &axis in &self.axes {
+        for axis in self.axes.iter().filter_map(|a| self.mesh.axis(a).ok()) {
             if sharding.cuts().any(|(_, a)| a == axis) {
                 continue;
             }

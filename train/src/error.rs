@@ -12,6 +12,9 @@ pub enum Error {
     /// A checkpoint or a model's files.
     #[error(transparent)]
     Checkpoint(#[from] anymesh_checkpoint::Error),
+    /// A schedule of a pipeline.
+    #[error(transparent)]
+    Schedule(#[from] anymesh_schedule::Error),
     /// A parameter that is not what it should be.
     #[error("parameter '{name}': {detail}")]
     Parameter {

@@ -43,6 +43,7 @@ pub mod optim;
 mod param;
 mod pass;
 mod pattern;
+pub mod pipeline;
 mod policy;
 mod recompute;
 mod sampling;

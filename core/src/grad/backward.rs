@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Error, NoGradient, Result, Tensor,
     forms::Holder,
-    ledger,
+    ledger, observe,
     overlap::{self, Coming, Reductions},
     promotion::{self, Promotion},
 };
@@ -27,17 +27,43 @@ pub(super) struct Pass<'a> {
     pub(super) retain: bool,
     /// Record the pass itself, so that gradients have gradients.
     pub(super) create_graph: bool,
+    /// Put off what does not lead to a target, for another pass to go on with.
+    pub(super) defer: bool,
 }
 
+/// Nodes that a pass has not gone by, by their numbers.
+pub(super) type Open = BTreeMap<u64, Pending>;
+
 /// A node whose results got gradients.
-struct Pending {
+pub(super) struct Pending {
     node: Arc<Node>,
     grads: SmallVec<[Option<Tensor>; 1]>,
     /// How many ops gave to each.
     given: SmallVec<[u32; 1]>,
+    /// Whether one of them is part of an op that somebody sees as a whole.
+    of_part: bool,
+    /// Whether a pass has been here, and left the operands that are not yet done to another.
+    visited: bool,
+    /// The operands that have their gradients.
+    done: SmallVec<[bool; 4]>,
 }
 
 impl Pending {
+    fn new(node: &Arc<Node>) -> Self {
+        Self {
+            node: node.clone(),
+            grads: SmallVec::new(),
+            given: SmallVec::new(),
+            of_part: false,
+            visited: false,
+            done: SmallVec::new(),
+        }
+    }
+
+    fn is_done(&self, operand: usize) -> bool {
+        self.done.get(operand).copied().unwrap_or(false)
+    }
+
     /// Counts a gradient of a result. Once all ops that took the result have given theirs, the next
     /// op reads what there is: until then forms of it are worth holding.
     fn count(&mut self, slot: usize) {
@@ -72,7 +98,9 @@ pub(super) struct PassGradients {
     /// By node and result; those of parameters may be on their way.
     pub(super) gradients: HashMap<(u64, usize), Coming>,
     /// What results depend on, but through a function that is flat.
-    flat: Vec<Edge>,
+    pub(super) flat: Vec<Edge>,
+    /// What was put off.
+    pub(super) deferred: Open,
 }
 
 impl PassGradients {
@@ -96,99 +124,160 @@ impl PassGradients {
 impl Pass<'_> {
     /// The gradients of the targets, from those of some results.
     pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<PassGradients> {
+        let mut open = Open::new();
+        with_mode(self.mode(), || {
+            let seeds = seeds.into_iter();
+            seeds
+                .map(|(edge, gradient)| add(&mut open, None, &edge, gradient).map(drop))
+                .collect::<Result<()>>()
+        })?;
+        self.go_on(open)
+    }
+
+    fn mode(&self) -> Mode {
+        match self.create_graph {
+            true => Mode::On,
+            false => Mode::Off,
+        }
+    }
+
+    /// The gradients of the targets, from where another pass or nobody has been.
+    pub(super) fn go_on(&self, mut pending: Open) -> Result<PassGradients> {
         let needed = self
             .targets
-            .map(|targets| needed(seeds.iter().map(|(edge, _)| &edge.node), targets, self.stop));
+            .map(|targets| needed(pending.values().map(|p| &p.node), targets, self.stop));
         let is_needed = |node: &Node| needed.as_ref().is_none_or(|ids| ids.contains(&node.id));
-        let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
         let overlap = overlap::capture();
         let mut leaves = Leaves {
             reductions: (!self.create_graph).then(Reductions::new),
             whole: overlap.whole,
         };
-        let roots = seeds.iter().map(|(edge, _)| edge);
+        let roots = pending.values().map(|p| &p.node);
         let mut horizon =
             (overlap.ahead > 0 && !self.create_graph).then(|| Horizon::new(overlap.ahead, roots));
         // The products of a gradient are not the program's to cast.
         let _scope = promotion::enter(Promotion::Auto);
-        with_mode(
-            if self.create_graph {
-                Mode::On
-            } else {
-                Mode::Off
-            },
-            || {
-                for (edge, gradient) in seeds {
-                    add(&mut pending, &mut leaves, &edge, gradient)?;
+        with_mode(self.mode(), || {
+            for entry in pending.values_mut().filter(|p| p.node.is_leaf()) {
+                leaves.settle(entry)?;
+            }
+            let mut found = PassGradients::default();
+            // The highest number first: everything that used a node's results has been visited
+            // by then.
+            while let Some((id, mut next)) = pending.pop_last() {
+                if self.defer && !is_needed(&next.node) {
+                    found.deferred.insert(id, next);
+                    continue;
                 }
-                let mut found = PassGradients::default();
-                // The highest number first: everything that used a node's results has been visited
-                // by then.
-                while let Some((_, next)) = pending.pop_last() {
+                if !next.visited {
                     next.begin();
-                    let Pending {
-                        node, mut grads, ..
-                    } = next;
-                    for (slot, grad) in grads.iter_mut().enumerate() {
-                        if grad.is_none() && node.is_leaf() && node.is_watched(slot) {
-                            *grad = leaves.take((node.id, slot))?;
+                    self.complete(&mut next, &mut leaves)?;
+                }
+                let node = next.node.clone();
+                if self.take(&node, &next.grads, &mut found) || node.is_leaf() {
+                    continue;
+                }
+                let open = |(i, e): (usize, &Option<Edge>)| e.is_some() && !next.is_done(i);
+                let mut needs: SmallVec<[bool; 4]> =
+                    node.inputs.iter().enumerate().map(open).collect();
+                let mut later = needs.clone();
+                for (i, edge) in node.inputs.iter().enumerate() {
+                    let now = edge.as_ref().is_some_and(|e| is_needed(&e.node));
+                    needs[i] &= now;
+                    later[i] &= !now && self.defer;
+                }
+                if !needs.contains(&true) {
+                    continue;
+                }
+                if let Some(horizon) = &mut horizon {
+                    horizon.advance(node.id, &is_needed)?;
+                }
+                let defers = later.contains(&true);
+                let pull = node.pull(self.retain || self.create_graph || defers)?;
+                let _scope = ledger::enter(node.op, node.caller);
+                let step = observe::begin();
+                let mut pulled = pull(&Back {
+                    node: &node,
+                    grads: &next.grads,
+                    needs: &needs,
+                })?;
+                if let Some(step) = step {
+                    let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());
+                    let to: SmallVec<[_; 4]> = node.inputs.iter().map(to).collect();
+                    observe::pulled(step, node.call(), &next.grads, &to, &mut pulled)?;
+                }
+                // What the node kept goes before the next one allocates, but for what others
+                // will read.
+                drop(pull);
+                let read: SmallVec<[Weak<Holder>; 1]> = (next.grads.iter().flatten())
+                    .filter_map(|g| g.holder().map(Arc::downgrade))
+                    .collect();
+                // What came unasked, because an op computes all at once, is not computed again.
+                let given: SmallVec<[bool; 4]> = pulled.iter().map(Option::is_some).collect();
+                if (0..later.len()).any(|i| later[i] && given.get(i) != Some(&true)) {
+                    let is_done = |i| needs[i] || given.get(i) == Some(&true) || next.is_done(i);
+                    next.done = (0..needs.len()).map(is_done).collect();
+                    next.visited = true;
+                    found.deferred.insert(id, next);
+                } else {
+                    if defers {
+                        node.release();
+                    }
+                    drop(next);
+                }
+                for (i, (edge, gradient)) in node.inputs.iter().zip(pulled).enumerate() {
+                    match (edge, gradient) {
+                        (Some(edge), Some(gradient)) if needs[i] => {
+                            let entry = add(&mut pending, Some(&node), edge, gradient)?;
+                            leaves.settle(entry)?;
                         }
-                    }
-                    // Where a pass stops, more may come to the gradient from elsewhere.
-                    if !(self.stop && self.is_target(&node)) {
-                        for (slot, grad) in grads.iter_mut().enumerate() {
-                            if let Some(gradient) = grad.take() {
-                                *grad = Some(node.show(slot, gradient)?);
-                            }
+                        (Some(edge), Some(gradient)) if later[i] => {
+                            add(&mut found.deferred, Some(&node), edge, gradient)?;
                         }
-                    }
-                    if self.take(&node, &grads, &mut found) || node.is_leaf() {
-                        continue;
-                    }
-                    let needs: SmallVec<[bool; 4]> = node
-                        .inputs
-                        .iter()
-                        .map(|e| e.as_ref().is_some_and(|e| is_needed(&e.node)))
-                        .collect();
-                    if !needs.contains(&true) {
-                        continue;
-                    }
-                    if let Some(horizon) = &mut horizon {
-                        horizon.advance(node.id, &is_needed)?;
-                    }
-                    let pull = node.pull(self.retain || self.create_graph)?;
-                    let _scope = ledger::enter(node.op, node.caller);
-                    let pulled = pull(&Back {
-                        node: &node,
-                        grads: &grads,
-                        needs: &needs,
-                    })?;
-                    // What the node kept goes before the next one allocates, but for what others
-                    // will read.
-                    drop(pull);
-                    let read: SmallVec<[Weak<Holder>; 1]> = (grads.iter().flatten())
-                        .filter_map(|g| g.holder().map(Arc::downgrade))
-                        .collect();
-                    drop(grads);
-                    for ((edge, gradient), wanted) in node.inputs.iter().zip(pulled).zip(needs) {
-                        match (edge, gradient) {
-                            (Some(edge), Some(gradient)) if wanted => {
-                                add(&mut pending, &mut leaves, edge, gradient)?;
-                            }
-                            (Some(edge), None) if wanted => found.flat.push(edge.clone()),
-                            _ => {}
-                        }
-                    }
-                    for holder in read.iter().filter_map(Weak::upgrade) {
-                        holder.release_read();
+                        (Some(edge), None) if needs[i] => found.flat.push(edge.clone()),
+                        _ => {}
                     }
                 }
-                if let Some(reductions) = leaves.reductions {
-                    found.gradients.extend(reductions.finish()?);
+                for holder in read.iter().filter_map(Weak::upgrade) {
+                    holder.release_read();
                 }
-                Ok(found)
-            },
-        )
+            }
+            if let Some(reductions) = leaves.reductions {
+                let _unseen = observe::unseen();
+                found.gradients.extend(reductions.finish()?);
+            }
+            Ok(found)
+        })
+    }
+
+    /// The gradients of a node's results are complete: whoever watches sees them.
+    fn complete(&self, next: &mut Pending, leaves: &mut Leaves) -> Result<()> {
+        let Pending {
+            node, grads, given, ..
+        } = next;
+        // Those of parameters are seen when the program asks for them.
+        for (slot, given) in given.iter().enumerate() {
+            if let Some(Some(grad)) = grads.get_mut(slot)
+                && (*given > 1 || next.of_part)
+                && !node.is_leaf()
+            {
+                observe::summed(node.call(), slot, grad)?;
+            }
+        }
+        for (slot, grad) in grads.iter_mut().enumerate() {
+            if grad.is_none() && node.is_leaf() && node.is_watched(slot) {
+                *grad = leaves.take((node.id, slot))?;
+            }
+        }
+        // Where a pass stops, more may come to the gradient from elsewhere.
+        if !(self.stop && self.is_target(node)) {
+            for (slot, grad) in grads.iter_mut().enumerate() {
+                if let Some(gradient) = grad.take() {
+                    *grad = Some(node.show(slot, gradient)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn is_target(&self, node: &Node) -> bool {
@@ -231,6 +320,8 @@ impl Leaves {
     /// Reduces a complete gradient; nothing where it comes later.
     #[track_caller]
     fn reduce(&mut self, edge: &Edge, gradient: Tensor) -> Result<Option<Tensor>> {
+        // What comes of it is seen when the program asks for it.
+        let _unseen = observe::unseen();
         match (edge.reduced(&gradient, self.whole), &mut self.reductions) {
             (None, _) => Ok(Some(gradient)),
             (Some(to), Some(reductions)) => reductions.reduce(edge.key(), gradient, &to),
@@ -238,8 +329,28 @@ impl Leaves {
         }
     }
 
+    /// Reduces the complete gradients of a leaf. That of a parameter that is cut is as large as the
+    /// parameter whole, until it is added up: that does not wait for the end of the pass.
+    fn settle(&mut self, entry: &mut Pending) -> Result<()> {
+        for slot in 0..entry.grads.len() {
+            if entry.node.is_leaf()
+                && entry.is_complete(slot)
+                && let Some(gradient) = entry.grads[slot].take()
+            {
+                let edge = Edge {
+                    node: entry.node.clone(),
+                    slot,
+                };
+                let _scope = ledger::enter(edge.node.op, edge.node.caller);
+                entry.grads[slot] = self.reduce(&edge, gradient)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for one that is being reduced.
     fn take(&mut self, key: (u64, usize)) -> Result<Option<Tensor>> {
+        let _unseen = observe::unseen();
         match &mut self.reductions {
             Some(reductions) => reductions.take(&key),
             None => Ok(None),
@@ -248,20 +359,19 @@ impl Leaves {
 }
 
 /// Adds a gradient to what a tensor has already got: partial values stay partial where both are.
-fn add(
-    pending: &mut BTreeMap<u64, Pending>,
-    leaves: &mut Leaves,
+fn add<'p>(
+    open: &'p mut Open,
+    by: Option<&Node>,
     edge: &Edge,
     gradient: Tensor,
-) -> Result<()> {
+) -> Result<&'p mut Pending> {
     // Where several gradients of a tensor meet is nobody's line but that of the op that made it.
     let _scope = ledger::enter(edge.node.op, edge.node.caller);
     let (slot, gradient) = (edge.slot, edge.sliced(gradient)?);
-    let entry = pending.entry(edge.node.id).or_insert_with(|| Pending {
-        node: edge.node.clone(),
-        grads: SmallVec::new(),
-        given: SmallVec::new(),
-    });
+    let entry = open
+        .entry(edge.node.id)
+        .or_insert_with(|| Pending::new(&edge.node));
+    entry.of_part |= by.is_some_and(|node| node.nth == observe::UNSEEN);
     if entry.grads.len() <= slot {
         entry.grads.resize(slot + 1, None);
         entry.given.resize(slot + 1, 0);
@@ -277,18 +387,13 @@ fn add(
             return Err(Error::gradient(edge.node.op, NoGradient::Mismatch, detail)
                 .of([&so_far, &gradient]));
         }
-        Some(so_far) => so_far.add(&gradient)?,
+        Some(so_far) => {
+            let _unseen = observe::unseen();
+            so_far.add(&gradient)?
+        }
     });
     entry.count(slot);
-    // The gradient of a parameter that is cut is as large as the parameter whole, until it is added
-    // up: that does not wait for the end of the pass.
-    if edge.node.is_leaf()
-        && entry.is_complete(slot)
-        && let Some(gradient) = entry.grads[slot].take()
-    {
-        entry.grads[slot] = leaves.reduce(edge, gradient)?;
-    }
-    Ok(())
+    Ok(entry)
 }
 
 /// The nodes from which a target can be reached.

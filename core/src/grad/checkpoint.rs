@@ -4,8 +4,11 @@ use super::{
     backward::Pass,
     tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
 };
-use crate::{Error, NoGradient, Result, Tensor, tensor::Outputs};
+use crate::{Error, NoGradient, Result, Tensor, observe, tensor::Outputs};
 use std::sync::Arc;
+
+/// The op that a checkpoint is to the tape.
+const CHECKPOINT: &str = "checkpoint";
 
 /// Runs `f` without keeping anything but its inputs, and runs it again when its gradient is needed.
 ///
@@ -48,10 +51,10 @@ pub fn checkpoint(
     let again = Arc::new(move |_: &[Tensor]| Ok(f(&given)?.into()));
     let (kept, refs) = (operands.clone(), operands.iter().collect::<Vec<_>>());
     Ok(record(
-        "checkpoint",
+        CHECKPOINT,
         &refs,
         || Ok(out.into()),
-        |_| Ok(pull_again("checkpoint", kept, again)),
+        |_| Ok(pull_again(CHECKPOINT, kept, again)),
     )?
     .into_vec())
 }
@@ -84,6 +87,8 @@ fn pull_again(
         // The pass below stops at the operands, and is recorded where this one is: then it is part
         // of the graph that leads on to what made them.
         let create_graph = mode() == Mode::On;
+        // What a user checkpoints are ops of the program, each by itself.
+        let _program = (op == CHECKPOINT).then(observe::program);
         let out = with_mode(Mode::On, || again(&operands))?;
         let mut seeds = Vec::with_capacity(out.len());
         for (i, t) in out.iter().enumerate() {
@@ -105,8 +110,10 @@ fn pull_again(
             stop: true,
             retain: false,
             create_graph,
+            defer: false,
         }
         .run(seeds)?;
+        let _unseen = observe::unseen();
         // An operand that is there twice gets its gradient once.
         let mut gradient = |t: &Tensor| t.edge().and_then(|e| found.gradients.remove(&e.key()));
         let gradients = operands.iter().map(|t| gradient(t));

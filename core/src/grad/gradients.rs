@@ -4,7 +4,7 @@ use super::{
     backward::PassGradients,
     tape::{Edge, Mode},
 };
-use crate::{Error, NoGradient, Result, Tensor, overlap::Coming};
+use crate::{Error, NoGradient, Result, Tensor, observe, overlap::Coming};
 use std::collections::{HashMap, hash_map::Entry};
 
 /// The gradients of a backward pass, or of several that were [added](Self::add), by tensor.
@@ -84,6 +84,11 @@ impl Gradients {
         placed(&gradient, x)
     }
 
+    /// [`get`](Self::get) as the pass left it, perhaps a partial sum: communicates nothing.
+    pub fn get_partial(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        self.find("Gradients::get_partial", x)
+    }
+
     /// [`of`](Self::of) as the pass left it, perhaps a partial sum: communicates nothing.
     pub fn partial(&self, x: &Tensor) -> Result<Tensor> {
         self.held("Gradients::partial", x)
@@ -94,6 +99,8 @@ impl Gradients {
     #[track_caller]
     pub fn add(&mut self, other: Gradients) -> Result<()> {
         let _off = Mode::Off.enter();
+        // In no order that a program could know.
+        let _unseen = observe::unseen();
         for (key, more) in other.found {
             match self.found.entry(key) {
                 Entry::Vacant(place) => {
@@ -133,7 +140,7 @@ impl Gradients {
     fn find(&self, op: &'static str, x: &Tensor) -> Result<Option<Tensor>> {
         let edge = x.edge().ok_or_else(|| untracked(op, x))?;
         match self.found.get(&edge.key()) {
-            Some(Held::Sum(sum)) => sum.wait().map(Some),
+            Some(Held::Sum(sum)) => total(edge, sum).map(Some),
             Some(Held::Zero) => x.detach().zeros_like().map(Some),
             Some(Held::Taken) => Err(Error::gradient(op, NoGradient::Taken, format!(
                     "that of {} was taken already: keep what `take` returned, or use `of`",
@@ -166,6 +173,14 @@ fn unreached(op: &'static str, edge: &Edge) -> Error {
             edge.node.caller
         ),
     )
+}
+
+/// A complete gradient of a tensor, when it is there.
+pub(super) fn total(edge: &Edge, sum: &Coming) -> Result<Tensor> {
+    let unseen = observe::unseen();
+    let sum = sum.wait()?;
+    drop(unseen);
+    observe::total(edge.node.call(), sum)
 }
 
 /// A gradient where its tensor lies.

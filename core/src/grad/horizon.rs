@@ -1,6 +1,6 @@
 //! Parameters that a backward pass gathers ahead of the ops that read them.
 
-use super::tape::{Edge, Node};
+use super::tape::Node;
 use crate::{Ahead, Result, Sharding, Tensor, ledger};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,8 +17,8 @@ pub(super) struct Horizon {
 
 impl Horizon {
     /// From where a pass begins.
-    pub(super) fn new<'a>(limit: u64, roots: impl Iterator<Item = &'a Edge>) -> Self {
-        let roots = roots.map(|edge| (edge.node.id, edge.node.clone()));
+    pub(super) fn new<'a>(limit: u64, roots: impl Iterator<Item = &'a Arc<Node>>) -> Self {
+        let roots = roots.map(|node| (node.id, node.clone()));
         Self {
             limit,
             open: roots.collect(),

@@ -34,6 +34,7 @@
 mod backward;
 mod checkpoint;
 mod gradients;
+mod halves;
 mod horizon;
 mod parameter;
 mod tape;
@@ -42,12 +43,13 @@ pub use crate::overlap::{Overlap, with_overlap};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
+pub use halves::{Remaining, Root, backward_from, backward_inputs};
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
 use crate::{Error, NoGradient, Result, Tensor};
 use backward::Pass;
-use gradients::placed;
+use gradients::{placed, total};
 use std::cell::LazyCell;
 use tape::{Mode, with_mode};
 
@@ -119,6 +121,7 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         stop: false,
         retain: options.retain_graph,
         create_graph: options.create_graph,
+        defer: false,
     };
     let found = pass.run(seeds)?;
     let roots = outputs
@@ -130,8 +133,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
     let mut picked = Vec::with_capacity(inputs.len());
     for (i, x) in inputs.iter().enumerate() {
         let edge = x.edge();
-        picked.push(match edge.and_then(|e| found.gradients.get(&e.key())) {
-            Some(gradient) => placed(&gradient.wait()?, x)?,
+        let of_edge = |e| Some((e, found.gradients.get(&Edge::key(e))?));
+        picked.push(match edge.and_then(of_edge) {
+            Some((edge, gradient)) => placed(&total(edge, gradient)?, x)?,
             // Reached, but through a function that is flat.
             None if options.allow_unused || edge.is_some_and(|e| reached.contains(&e.node.id)) => {
                 x.zeros_like()?
@@ -316,6 +320,7 @@ fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gra
         stop: false,
         retain,
         create_graph: false,
+        defer: false,
     };
     Ok(Gradients::new(pass.run(vec![seeded(output, seed)?])?))
 }

@@ -8,6 +8,7 @@
 use crate::{
     Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
+    observe::{self, UNSEEN},
     overlap,
     scoped::Scoped,
     tensor::Outputs,
@@ -74,6 +75,8 @@ pub(crate) struct Node {
     pub(super) op: &'static str,
     /// The line that called the op.
     pub(super) caller: &'static Location<'static>,
+    /// Which of the calls from there that somebody sees.
+    pub(super) nth: u32,
     /// Where each operand came from; `None` for one that is not tracked. Empty for a leaf.
     pub(super) inputs: SmallVec<[Option<Edge>; 2]>,
     /// How each result lies, where it lies on a mesh, and how many ops took it as an operand.
@@ -107,6 +110,7 @@ impl Edge {
                 std::slice::from_ref(x),
                 None,
                 vec![],
+                None,
             ),
             slot: 0,
         }
@@ -186,12 +190,13 @@ impl Node {
         results: &[Tensor],
         pull: Option<Arc<Pull>>,
         again: Vec<(Tensor, Sharding)>,
+        nth: Option<u32>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
         // An op that is made of others called this one on behalf of its own caller.
-        let caller = match outermost().filter(|_| on_mesh) {
+        let caller = match outermost().filter(|_| on_mesh || observe::is_observed()) {
             Some((_, caller)) => caller,
             None => Location::caller(),
         };
@@ -210,6 +215,7 @@ impl Node {
             id,
             op,
             caller,
+            nth: nth.unwrap_or_else(|| observe::leaf(caller)),
             inputs,
             shardings,
             uses,
@@ -223,6 +229,11 @@ impl Node {
     /// How many ops that are still there took a result on a mesh as an operand.
     pub(super) fn uses(&self, slot: usize) -> Option<u32> {
         Some(self.uses.get(slot)?.load(Ordering::Relaxed))
+    }
+
+    /// The call that made it, as those know it who saw it.
+    pub(super) fn call(&self) -> (&'static str, &'static Location<'static>, u32) {
+        (self.op, self.caller, self.nth)
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -242,6 +253,14 @@ impl Node {
                 "what it kept for its gradient was released by an earlier backward pass (called at {}): pass `retain_graph` to all but the last",
                 self.caller
             )))
+    }
+
+    /// Forgets what it kept for its gradient, where that is not wanted again.
+    pub(super) fn release(&self) {
+        if !(Dry::is_on() && !self.planned) {
+            lock(&self.pull).take();
+            lock(&self.again).clear();
+        }
     }
 
     /// What the pull is to read of parameters, in other forms than they lie in.
@@ -480,23 +499,34 @@ pub(crate) fn record<P>(
 where
     P: Fn(&Back<'_>) -> Result<Pulled> + Send + Sync + 'static,
 {
+    let step = observe::begin();
     // Closures do not know who called: what they communicate is on behalf of the op's caller.
     let _scope = match inputs.first() {
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
+    let seen = |mut out: Outputs| -> Result<(Outputs, u32)> {
+        match step {
+            Some(step) => {
+                let nth = step.end(op, inputs, &mut out)?;
+                Ok((out, nth))
+            }
+            None => Ok((out, UNSEEN)),
+        }
+    };
     if !is_recording(inputs) {
-        return forward();
+        return Ok(seen(forward()?)?.0);
     }
     if MODE.get() == Mode::Collect {
         note(inputs);
-        return with_mode(Mode::Off, forward);
+        return Ok(seen(with_mode(Mode::Off, forward)?)?.0);
     }
     // What the pull keeps of an operand is the form that the op reads: see `Tensor::kept`.
     for forms in inputs.iter().filter_map(|t| t.forms()) {
         forms.set_used(None);
     }
-    let mut out = with_mode(Mode::Off, forward)?;
+    let (mut out, nth) = seen(with_mode(Mode::Off, forward)?)?;
+    let _unseen = observe::unseen();
     let pull = with_mode(Mode::Off, || pull(&out))?;
     let edges = inputs.iter().map(|t| t.edge().cloned()).collect();
     // A parameter is read again for the gradients of the other operands, if anybody wants those.
@@ -507,7 +537,7 @@ where
             .filter_map(|t| read_again(t))
             .collect(),
     };
-    let node = Node::new(op, edges, &out, Some(Arc::new(pull)), again);
+    let node = Node::new(op, edges, &out, Some(Arc::new(pull)), again, Some(nth));
     for (slot, t) in out.iter_mut().enumerate() {
         if t.dtype().is_float() {
             t.attach(Edge {
@@ -549,16 +579,25 @@ where
 /// Runs an op whose results have no gradient (positions, comparisons, counts) or a gradient of
 /// zero.
 #[track_caller]
-pub(crate) fn constant<T>(op: &'static str, inputs: &[&Tensor], forward: impl FnOnce() -> T) -> T {
+pub(crate) fn constant<T: observe::Results>(
+    op: &'static str,
+    inputs: &[&Tensor],
+    forward: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let step = observe::begin();
     let _scope = match inputs.first() {
         Some(x) => on_behalf_of(op, x),
         None => None,
     };
-    if is_recording(inputs) {
-        with_mode(Mode::Off, forward)
+    let mut out = if is_recording(inputs) {
+        with_mode(Mode::Off, forward)?
     } else {
-        forward()
+        forward()?
+    };
+    if let Some(step) = step {
+        step.end(op, inputs, &mut out)?;
     }
+    Ok(out)
 }
 
 /// What a pull works with.

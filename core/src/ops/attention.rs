@@ -100,6 +100,9 @@ impl Tensor {
                 .value(&inputs, options)
                 .map(|Attention { out, lse }| smallvec![out, lse])
         };
+        crate::observe::tell(
+            || serde_json::json!({ "scale": options.scale, "causal": options.causal }),
+        );
         let mut out = record(sizes.op, &inputs, run, |out| {
             let (q, k, v, options) = (q.kept(), k.kept(), v.kept(), options.clone());
             let (out, lse) = (out[0].clone(), out[1].clone());

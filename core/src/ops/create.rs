@@ -24,9 +24,10 @@ use super::{
     creates, index_kind,
 };
 use crate::{
-    DType, Dims, Error, IntoPlace, Kind, Place, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, IntoPlace, Kind, Place, Region, Result, Scalar, Shape, Tensor,
     backend::Affine,
     map::{Binary, Builder},
+    observe,
 };
 
 /// The ops of this file: nothing comes in, every rank computes its part of the result from where it
@@ -87,6 +88,7 @@ pub(crate) fn zero_scalar(dtype: DType) -> Scalar {
 }
 
 /// A dense tensor of one value that [`exact_scalar`] gave.
+#[track_caller]
 pub(crate) fn filled(
     op: &'static str,
     shape: Shape,
@@ -100,6 +102,7 @@ pub(crate) fn filled(
 }
 
 /// Runs a program without inputs, on each rank for its part.
+#[track_caller]
 pub(super) fn generated(
     op: &'static str,
     program: &crate::MapProgram,
@@ -110,7 +113,7 @@ pub(super) fn generated(
     place: &Place,
 ) -> Result<Tensor> {
     shape.checked_numel(op)?;
-    place.build(dtype, shape, |device, region| {
+    let part = |device: &Device, region: &Region| {
         let part = Shape::from(region.shape.clone());
         let indices: Dims<Affine> = indices
             .iter()
@@ -123,7 +126,8 @@ pub(super) fn generated(
         }
         .run(&[], device)?
         .remove(0))
-    })
+    };
+    observe::op(op, &[], || place.build(dtype, shape, part))
 }
 
 /// The float kind in which ranges are computed: f64 where every device has it, so that long f32
@@ -150,16 +154,19 @@ fn vector_index() -> Affine {
 
 impl Tensor {
     /// All zero (false).
+    #[track_caller]
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 0, dtype, place)
     }
 
     /// All one (true).
+    #[track_caller]
     pub fn ones(shape: impl Into<Shape>, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         Self::full(shape, 1, dtype, place)
     }
 
     /// All of one value. An integer dtype takes only integers that it holds; a float dtype rounds.
+    #[track_caller]
     pub fn full(
         shape: impl Into<Shape>,
         value: impl Into<Scalar>,
@@ -173,16 +180,19 @@ impl Tensor {
     }
 
     /// Zeros of this tensor's shape and dtype, where it lies.
+    #[track_caller]
     pub fn zeros_like(&self) -> Result<Tensor> {
         Self::zeros(self.shape(), self.dtype(), self)
     }
 
     /// Ones of this tensor's shape and dtype, where it lies.
+    #[track_caller]
     pub fn ones_like(&self) -> Result<Tensor> {
         Self::ones(self.shape(), self.dtype(), self)
     }
 
     /// One value in this tensor's shape and dtype, where it lies.
+    #[track_caller]
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
         Self::full(self.shape(), value, self.dtype(), self)
     }
@@ -194,6 +204,7 @@ impl Tensor {
     /// `ceil((end - start) / step)` elements (computed in f64), as in NumPy: where the quotient is
     /// not exact the last element may lie at `end`. Use [`linspace`](Tensor::linspace) to say the
     /// count instead.
+    #[track_caller]
     pub fn arange(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
@@ -278,6 +289,7 @@ impl Tensor {
 
     /// `n` evenly spaced values from `start` to `end`, both included and exact (`n = 1` gives
     /// `start`). Float dtypes only.
+    #[track_caller]
     pub fn linspace(
         start: f64,
         end: f64,
@@ -348,11 +360,13 @@ impl Tensor {
     }
 
     /// An `n` by `m` matrix with one on diagonal `k` (column minus row) and zero elsewhere.
+    #[track_caller]
     pub fn eye(n: usize, m: usize, k: i64, dtype: DType, place: impl IntoPlace) -> Result<Tensor> {
         band("eye", n, m, Binary::Eq, k, dtype, &place.into_place(2)?)
     }
 
     /// True on and below diagonal `k` (column minus row) of an `n` by `m` matrix.
+    #[track_caller]
     pub fn tril_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
         band(
             "tril_mask",
@@ -366,6 +380,7 @@ impl Tensor {
     }
 
     /// True on and above diagonal `k` (column minus row) of an `n` by `m` matrix.
+    #[track_caller]
     pub fn triu_mask(n: usize, m: usize, k: i64, place: impl IntoPlace) -> Result<Tensor> {
         band(
             "triu_mask",
@@ -380,6 +395,7 @@ impl Tensor {
 
     /// Which of `keys` positions each of `queries` positions may see, where both end at the same
     /// time: query `i` sees keys `0 ..= i + keys - queries`.
+    #[track_caller]
     pub fn causal_mask(queries: usize, keys: usize, place: impl IntoPlace) -> Result<Tensor> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         band(

@@ -274,6 +274,14 @@ impl Classes {
         let inputs: SmallVec<[&Tensor; 3]> = [x, target].into_iter().chain(weight).collect();
         let found = ForwardValues::default();
         let forward = || self.value(&inputs, &found);
+        crate::observe::tell(|| {
+            let reduction = match self.reduction {
+                LossReduction::None => "none",
+                LossReduction::Mean => "mean",
+                LossReduction::Sum => "sum",
+            };
+            serde_json::json!({ "label_smoothing": self.smoothing, "ignore_index": self.ignored, "reduction": reduction })
+        });
         if weight.is_some_and(|w| w.requires_grad()) {
             // Weights are rarely learned: their gradient is that of the steps.
             let again = move |inputs: &[Tensor]| {

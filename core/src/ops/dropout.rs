@@ -89,6 +89,10 @@ fn run(
 ) -> Result<Tensor> {
     check_probability(op, p)?;
     let operands: SmallVec<[&Tensor; 2]> = [Some(x), residual].into_iter().flatten().collect();
+    crate::observe::tell(|| {
+        let [low, high, stream] = rng.params().map(|p| p.to_i64());
+        serde_json::json!({ "p": p, "seed": low | high << 32, "stream": stream })
+    });
     // The same elements of the gradient survive.
     record1(
         op,

@@ -37,6 +37,7 @@ use crate::{
     grad::{Back, is_recording, record1},
     ledger,
     map::Builder,
+    observe,
     spmd::{Call, plain},
     transport::told,
 };
@@ -162,6 +163,12 @@ pub struct Unique {
     pub inverse: Tensor,
     /// How often each value occurs (i32).
     pub counts: Tensor,
+}
+
+impl observe::Results for Unique {
+    fn tensors(&mut self) -> smallvec::SmallVec<[&mut Tensor; 2]> {
+        smallvec::smallvec![&mut self.values, &mut self.inverse, &mut self.counts]
+    }
 }
 
 /// A vector of marks (i32, 0 or 1) turned into positions.
@@ -332,17 +339,18 @@ impl Tensor {
 
     #[track_caller]
     fn nonzero_when(&self, when: When) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (seen, _unseen) = observe::awaiting("nonzero", &[self]);
         let (source, mesh) = (
             Source::new("nonzero", &self.detach(), when),
             self.mesh().clone(),
         );
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match source? {
                 Source::Whole(x) => replicated(nonzero(&x).await?, &mesh),
                 Source::Cut(parts) => nonzero_of_parts(&parts).await,
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`nonzero_async`](Tensor::nonzero_async), waiting for the read.
@@ -367,8 +375,9 @@ impl Tensor {
         mask: &Tensor,
         when: When,
     ) -> impl Future<Output = Result<Tensor>> + use<> {
+        let (seen, _unseen) = observe::awaiting("masked_select", &[self, mask]);
         let (operands, mesh) = (masked_operands(self, mask, when), self.mesh().clone());
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match operands? {
                 (Source::Cut(x), Source::Cut(mask)) => selected_of_parts(&x, &mask).await,
                 (Source::Whole(x), Source::Whole(mask)) => {
@@ -383,7 +392,7 @@ impl Tensor {
                 )),
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`masked_select_async`](Tensor::masked_select_async), waiting for the read.
@@ -405,14 +414,15 @@ impl Tensor {
 
     #[track_caller]
     fn unique_when(&self, when: When) -> impl Future<Output = Result<Unique>> + use<> {
+        let (seen, _unseen) = observe::awaiting("unique", &[self]);
         let (source, mesh) = (Source::new("unique", self, when), self.mesh().clone());
-        async move {
+        observe::awaited(seen, async move {
             let run = async || match source? {
                 Source::Whole(x) => unique(&x).await?.on(&mesh),
                 Source::Cut(parts) => unique_of_parts(&parts).await,
             };
             told(&mesh, None, run().await)
-        }
+        })
     }
 
     /// [`unique_async`](Tensor::unique_async), waiting for the read.

@@ -275,6 +275,16 @@ impl Elementwise {
             },
             ..Map::new(op, &program, &shape)
         };
+        crate::observe::tell(|| {
+            let number = |(arg, of): (&Arg<'_>, &Parameter)| match arg {
+                Arg::Number(Scalar::Float(x)) => Some((of.name.into(), serde_json::json!(x))),
+                Arg::Number(Scalar::Int(x)) => Some((of.name.into(), serde_json::json!(x))),
+                Arg::Number(Scalar::Bool(x)) => Some((of.name.into(), serde_json::json!(x))),
+                Arg::Tensor(_) => None,
+            };
+            let numbers = args.iter().zip(self.operands).filter_map(number);
+            serde_json::Value::Object(numbers.collect())
+        });
         let Some(slope) = self
             .slope
             .filter(|_| compute.is_float() && grad::is_recording(&tensors))

@@ -10,6 +10,7 @@ use crate::{
     backend::{Affine, ReduceOp},
     grad::{Back, Pulled, constant, is_recording, record, record1},
     map::Derivative,
+    observe,
     table::Table,
     tensor::Outputs,
 };
@@ -191,7 +192,7 @@ impl Map<'_> {
     #[track_caller]
     pub(crate) fn recorded(&self, tensors: &[&Tensor]) -> Result<Outputs> {
         if !is_recording(tensors) {
-            return self.run_on(tensors);
+            return observe::op(self.op, tensors, || self.run_on(tensors));
         }
         let run = || self.run_on(tensors);
         if self
@@ -231,8 +232,9 @@ impl Reduce<'_> {
     /// reduction.
     #[track_caller]
     pub(crate) fn run(&self) -> Result<Tensor> {
+        observe::tell(|| serde_json::json!({ "axes": self.axes, "keepdim": self.keepdim }));
         if !is_recording(self.operands) {
-            return self.compute();
+            return observe::op(self.op, self.operands, || self.compute());
         }
         if !self.dtype.is_float() {
             return constant(self.op, self.operands, || self.compute());

@@ -322,6 +322,13 @@ pub(super) fn gather_axes(
     let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(src)
         .chain(axes.iter().map(|(_, index)| *index))
         .collect();
+    crate::observe::tell(|| match (op, axes) {
+        ("index_select", [(axis, _)]) => serde_json::json!({ "axis": axis }),
+        _ => {
+            let axes: Dims = axes.iter().map(|(axis, _)| *axis).collect();
+            serde_json::json!({ "as": "gather_axes", "axes": &axes[..] })
+        }
+    });
     record1(
         op,
         &inputs,
@@ -442,6 +449,7 @@ pub(super) fn take_along(
             .bind('j', &[axis])
             .run1(|l| take(op, &l[0], axis, &l[1], l.part('i')))
     };
+    crate::observe::tell(|| serde_json::json!({ "axis": axis }));
     record1(op, &[src, index], run, |_| {
         let (zeros, index, shape) = (
             Zeros::like(src),
@@ -481,6 +489,7 @@ impl Tensor {
             );
             return Err(Error::shape(op, [self, index], detail));
         }
+        crate::observe::tell(|| serde_json::json!({ "axis": axis }));
         record1(
             op,
             &[self, index],

@@ -379,6 +379,7 @@ fn trailing(
         .chain(parameters.into_iter().flatten())
         .collect();
     let run = || trailing_values(op, x, dims, rms, eps, parameters, channels, &tensors);
+    crate::observe::tell(|| serde_json::json!({ "dims": dims, "eps": eps }));
     record1(op, &tensors, run, |_| {
         let kept = ForBackward::new(
             op,

@@ -26,6 +26,7 @@ use crate::{
     backend::Affine,
     bf16, f16,
     map::{Binary, Builder, Val},
+    observe,
     spmd::Call,
 };
 
@@ -218,6 +219,7 @@ impl Draw {
     }
 
     /// The tensor whose elements `value` builds, each rank its own.
+    #[track_caller]
     pub(crate) fn values(
         self,
         dtype: DType,
@@ -227,8 +229,10 @@ impl Draw {
     ) -> Result<Tensor> {
         let program = self.program(dtype, value)?;
         let place = place.into_place(self.shape.rank())?;
-        place.build(dtype, &self.shape, |device, region| {
-            self.part(region).run(&program, &[], params, device)
+        observe::op(self.op, &[], || {
+            place.build(dtype, &self.shape, |device, region| {
+                self.part(region).run(&program, &[], params, device)
+            })
         })
     }
 }
@@ -238,6 +242,7 @@ impl Tensor {
     ///
     /// The bounds hold in the dtype: values that would round to `high` become the largest value
     /// below it, and those that would round under `low` the smallest above it.
+    #[track_caller]
     pub fn uniform(
         shape: impl Into<Shape>,
         low: f64,
@@ -273,6 +278,7 @@ impl Tensor {
 
     /// Normally distributed: the Box-Muller transform of two uniform values,
     /// `sqrt(-2 ln(u)) cos(2 pi v)` with `u` in (0, 1]. Float dtypes.
+    #[track_caller]
     pub fn normal(
         shape: impl Into<Shape>,
         mean: f64,
@@ -310,6 +316,7 @@ impl Tensor {
     }
 
     /// One with probability `p` (to 32 bits) and zero otherwise, in any dtype.
+    #[track_caller]
     pub fn bernoulli(
         shape: impl Into<Shape>,
         p: f64,
@@ -337,6 +344,7 @@ impl Tensor {
 
     /// Integers uniform in `low..high`. No value is more likely than another by more than one part
     /// in 2^32.
+    #[track_caller]
     pub fn randint(
         shape: impl Into<Shape>,
         low: i64,
@@ -391,6 +399,7 @@ impl Tensor {
     }
 
     /// The numbers `0..n` (i32) in random order.
+    #[track_caller]
     pub fn permutation(n: usize, place: impl IntoPlace, rng: Rng) -> Result<Tensor> {
         let (op, shape) = ("permutation", Shape::from([n]));
         super::reduce::check_positions(op, n)?;
@@ -399,10 +408,12 @@ impl Tensor {
         // Where a number ends up depends on all keys, so every rank draws all of them and takes its
         // part.
         let place = place.into_place(1)?;
-        place.build(DType::I32, &shape, |device, region| {
-            draw.run(&program, &[], &[], device)?
-                .argsort(0, Order::Ascending)?
-                .window(region)
+        observe::op(op, &[], || {
+            place.build(DType::I32, &shape, |device, region| {
+                draw.run(&program, &[], &[], device)?
+                    .argsort(0, Order::Ascending)?
+                    .window(region)
+            })
         })
     }
 
@@ -453,16 +464,18 @@ impl Tensor {
             }
         };
         let weights = &self.detach();
-        if weights.is_plain() {
-            return choose(
-                weights,
-                Region {
-                    start: smallvec::smallvec![0; self.rank()],
-                    shape: shape.dims().into(),
-                },
-            );
-        }
-        Call::of(&MULTINOMIAL, &[weights]).run1(|l| choose(&l[0], l.region(0, &shape)))
+        observe::op(op, &[weights], || {
+            if weights.is_plain() {
+                return choose(
+                    weights,
+                    Region {
+                        start: smallvec::smallvec![0; self.rank()],
+                        shape: shape.dims().into(),
+                    },
+                );
+            }
+            Call::of(&MULTINOMIAL, &[weights]).run1(|l| choose(&l[0], l.region(0, &shape)))
+        })
     }
 
     /// Inverts the running sum of the weights at uniform values.

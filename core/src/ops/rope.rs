@@ -146,6 +146,10 @@ impl Tensor {
                 ),
             ));
         }
+        crate::observe::tell(|| {
+            let interleaved = matches!(style, RopeStyle::Interleaved);
+            serde_json::json!({ "style": if interleaved { "interleaved" } else { "half" } })
+        });
         record1(
             op,
             &[self, cos, sin],

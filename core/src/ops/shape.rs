@@ -84,6 +84,13 @@ impl Tensor {
     /// Dimensions in the order `order`, without those that it does not name.
     #[track_caller]
     pub(super) fn reordered(&self, op: &'static str, order: &[usize]) -> Result<Tensor> {
+        if order.len() == self.rank() {
+            crate::observe::tell(|| serde_json::json!({ "as": "permute", "axes": order }));
+        } else {
+            let left = |d: &usize| !order.contains(d);
+            let left: Dims = (0..self.rank()).filter(left).collect();
+            crate::observe::tell(|| serde_json::json!({ "as": "squeeze", "axes": &left[..] }));
+        }
         record1(
             op,
             &[self],
@@ -157,6 +164,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let old = self.shape();
+        crate::observe::tell(|| serde_json::json!({ "as": "reshape", "dims": shape.dims() }));
         record1(
             op,
             &[self],
@@ -322,6 +330,7 @@ impl Tensor {
             to.insert(at as usize, None);
             self.view_parts("unsqueeze", &to, |l| l[0].unsqueeze(at))
         };
+        crate::observe::tell(|| serde_json::json!({ "axis": at }));
         record1("unsqueeze", &[self], run, |_| {
             Ok(move |b: &Back<'_>| Ok(smallvec![Some(b.grad()?.squeeze(&[at])?)]))
         })
@@ -436,6 +445,7 @@ impl Tensor {
                 l[0].expand(Shape::from(l.region(0, &shape).shape))
             })
         };
+        crate::observe::tell(|| serde_json::json!({ "as": "expand", "shape": shape.dims() }));
         record1(op, &[self], run, |_| {
             let old = self.shape().clone();
             Ok(move |b: &Back<'_>| Ok(smallvec![Some(sum_to(op, b.grad()?, &old)?)]))

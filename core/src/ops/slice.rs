@@ -124,6 +124,12 @@ impl Tensor {
             Ok(self.with_layout(layout))
         };
         let size = self.dims()[axis];
+        if step > 0 && len > 0 {
+            let stop = start + (len - 1) * step.unsigned_abs() + 1;
+            crate::observe::tell(
+                || serde_json::json!({ "as": "slice", "axis": axis, "start": start, "stop": stop, "step": step }),
+            );
+        }
         record1(op, &[self], run, |_| {
             Ok(move |b: &Back<'_>| {
                 Ok(smallvec![Some(

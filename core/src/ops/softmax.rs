@@ -33,6 +33,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax(&self, axis: i64) -> Result<Tensor> {
         let run = || along_rows("softmax", self, axis, RowOp::Softmax, decomposed);
+        crate::observe::tell(|| serde_json::json!({ "axis": axis }));
         record1("softmax", &[self], run, |y| {
             let (y, axis) = (y.clone(), self.shape().axis("softmax", axis)?);
             Ok(move |b: &Back<'_>| Ok(smallvec![Some(pull(b.grad()?, &b.out(0, &y), axis)?)]))
@@ -44,6 +45,7 @@ impl Tensor {
     #[track_caller]
     pub fn log_softmax(&self, axis: i64) -> Result<Tensor> {
         let run = || along_rows("log_softmax", self, axis, RowOp::LogSoftmax, log_decomposed);
+        crate::observe::tell(|| serde_json::json!({ "axis": axis }));
         record1("log_softmax", &[self], run, |y| {
             let (y, axis) = (y.clone(), self.shape().axis("log_softmax", axis)?);
             Ok(move |b: &Back<'_>| Ok(smallvec![Some(log_pull(b.grad()?, &b.out(0, &y), axis)?)]))

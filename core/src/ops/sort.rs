@@ -26,7 +26,7 @@ use crate::{
     DType, Error, Result, Tensor,
     backend::{SearchCall, SortCall},
     launch::{launch, launch_as},
-    split,
+    observe, split,
     spmd::{Call, Local, Rule, join_parts, parts_of, plain, rule::Operands},
 };
 use smallvec::smallvec;
@@ -204,12 +204,14 @@ impl Tensor {
     pub fn argsort(&self, axis: i64, order: Order) -> Result<Tensor> {
         let (op, descending) = ("argsort", order == Order::Descending);
         let (x, axis) = (&self.detach(), self.shape().axis(op, axis)?);
-        if x.is_plain() {
-            return x.argsorted(op, axis, descending);
-        }
-        Call::of(&ARGSORT, &[x])
-            .bind('s', &[axis])
-            .run1(|l| l[0].argsorted(op, axis, descending))
+        observe::op(op, &[x], || {
+            if x.is_plain() {
+                return x.argsorted(op, axis, descending);
+            }
+            Call::of(&ARGSORT, &[x])
+                .bind('s', &[axis])
+                .run1(|l| l[0].argsorted(op, axis, descending))
+        })
     }
 
     /// [`argsort`](Self::argsort) on one device.
@@ -321,8 +323,10 @@ impl Tensor {
             return Err(Error::shape(op, [self, queries], detail));
         }
         check_positions(op, self.shape()[self.rank() - 1])?;
-        self.detach()
-            .places_of(&queries.detach(), side == Side::Right)
+        observe::op(op, &[self, queries], || {
+            self.detach()
+                .places_of(&queries.detach(), side == Side::Right)
+        })
     }
 
     /// [`searchsorted`](Self::searchsorted) of operands that fit.

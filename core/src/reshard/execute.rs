@@ -29,6 +29,7 @@ use std::collections::{HashMap, hash_map::Entry};
 /// ```
 #[track_caller]
 pub fn run(x: &Tensor, plan: &ValidPlan) -> Result<Tensor> {
+    let _unseen = crate::observe::unseen();
     plan.check(x)?;
     run_steps(x, &plan.steps)
 }
@@ -67,6 +68,7 @@ pub(super) fn run_steps(x: &Tensor, steps: &[Step]) -> Result<Tensor> {
 /// A sharding that every rank gets to by dropping a part of what it has, or by filling in an
 /// identity.
 pub(crate) fn slice(x: &Tensor, to: &Sharding) -> Result<Tensor> {
+    let _unseen = crate::observe::unseen();
     let Some(transport) = x.mesh().transport() else {
         return Ok(x.clone());
     };

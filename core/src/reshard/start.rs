@@ -44,6 +44,7 @@ impl Begin {
     /// beside the program, or not as a collective of its own, it is taken there at once.
     #[track_caller]
     pub(crate) fn to(x: &Tensor, sharding: &Sharding) -> Result<Begin> {
+        let _unseen = crate::observe::unseen();
         let _scope = ledger::enter("reshard", std::panic::Location::caller());
         let (source, plan) = match Way::find(x, sharding)? {
             Way::There(form) => return Ok(Begin::There(form)),
@@ -191,6 +192,7 @@ impl Packed {
     /// The calls to start, in this order, and what makes tensors of their answers. What is sent is
     /// held by the calls alone. All must [go together](Ready::goes_with).
     pub(crate) fn calls(readies: Vec<Ready>) -> Result<(Self, Vec<Call>)> {
+        let _unseen = crate::observe::unseen();
         let Some(first) = readies.first() else {
             return Err(lost());
         };
@@ -210,6 +212,7 @@ impl Packed {
 
     /// The tensors, from the answers to the calls.
     pub(crate) fn land(self, answers: Vec<Vec<Option<Tensor>>>) -> Result<Vec<Tensor>> {
+        let _unseen = crate::observe::unseen();
         let mut out: Vec<Option<Tensor>> = vec![None; self.mesh.addressable().len()];
         let mut answers = answers.into_iter();
         for (group, twins) in &self.groups {

@@ -12,6 +12,7 @@ use std::rc::Rc;
 /// A tensor on another mesh, or in another sharding of its own.
 #[track_caller]
 pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Tensor> {
+    let _unseen = crate::observe::unseen();
     let _scope = ledger::enter("reshard", std::panic::Location::caller());
     if x.mesh() != mesh {
         return across::transfer(x, mesh, sharding);

@@ -34,7 +34,7 @@ pub use solve::{Choice, Solution};
 pub(crate) use together::shared_operand;
 pub use trace::{Decision, Source, trace};
 
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, observe};
 
 /// The most operands of a rule, which has a bit for each.
 const MAX_OPERANDS: usize = 31;
@@ -131,10 +131,12 @@ pub fn apply(
         )
         .of(inputs.iter().copied()));
     }
-    if plain(op, inputs)? {
-        return local(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
-    }
-    let out =
-        Call::of_text(op, rule, inputs).run(|l| Ok(local(l.inputs)?.into_iter().collect()))?;
-    Ok(out.into_vec())
+    observe::op(op, inputs, || {
+        if plain(op, inputs)? {
+            return local(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
+        }
+        let out =
+            Call::of_text(op, rule, inputs).run(|l| Ok(local(l.inputs)?.into_iter().collect()))?;
+        Ok(out.into_vec())
+    })
 }

@@ -8,6 +8,7 @@ mod autograd;
 mod cases;
 mod differences;
 mod extremes;
+mod halves;
 mod nn;
 mod overlap;
 mod training;

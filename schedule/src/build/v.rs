@@ -151,7 +151,7 @@ pub fn dual_pipe_v(ranks: usize, micros: usize) -> Result<Schedule> {
         // From the middle on backward passes are halves, whose gradients of weights fill the end.
         let mut kind = Kind::B;
         for i in 0..=rank {
-            let middle = i == (rank + 1) / 2;
+            let middle = i == rank.div_ceil(2);
             if middle && rank % 2 == 1 {
                 kind = Kind::I;
             }

@@ -19,6 +19,13 @@ pub(super) struct Lists<'a> {
     made: Vec<[f64; 2]>,
     at: Vec<usize>,
     free: Vec<f64>,
+    /// Where the forward and the backward pass of a stage and micro-batch stand in their list.
+    place: Vec<[usize; 2]>,
+    /// For each rank and position, whether the action waits for another stage rather than for the
+    /// action before it.
+    waits: Vec<Vec<bool>>,
+    /// Positions on the longest path that wait for nothing but the action before them.
+    critical: Vec<(usize, usize)>,
 }
 
 impl<'a> Lists<'a> {
@@ -30,6 +37,9 @@ impl<'a> Lists<'a> {
             made: vec![],
             at: vec![],
             free: vec![],
+            place: vec![],
+            waits: vec![],
+            critical: vec![],
         }
     }
 
@@ -61,6 +71,11 @@ impl<'a> Lists<'a> {
         self.at.resize(ranks, 0);
         self.free.clear();
         self.free.resize(ranks, 0.0);
+        self.place.resize(self.made.len(), [0; 2]);
+        self.waits.resize(ranks, vec![]);
+        for (waits, list) in self.waits.iter_mut().zip(lists) {
+            waits.resize(list.len(), false);
+        }
         for list in lists {
             let mut live = 0isize;
             for action in list {
@@ -77,19 +92,25 @@ impl<'a> Lists<'a> {
         let mut moved = true;
         while moved {
             moved = false;
-            for rank in 0..ranks {
-                while let Some(action) = lists[rank].get(self.at[rank]) {
+            for (rank, list) in lists.iter().enumerate() {
+                while let Some(action) = list.get(self.at[rank]) {
                     let ready = self.ready(*action);
                     if ready.is_nan() {
                         break;
                     }
+                    let at = self.at[rank];
+                    self.waits[rank][at] = ready > self.free[rank];
                     let end = self.free[rank].max(ready) + self.costs.of(*action);
                     self.free[rank] = end;
                     let own = action.stage * self.schedule.micros + action.micro;
-                    match action.kind {
-                        Kind::F => self.made[own][0] = end,
-                        Kind::B | Kind::I => self.made[own][1] = end,
-                        _ => {}
+                    let column = match action.kind {
+                        Kind::F => Some(0),
+                        Kind::B | Kind::I => Some(1),
+                        _ => None,
+                    };
+                    if let Some(column) = column {
+                        self.made[own][column] = end;
+                        self.place[own][column] = at;
                     }
                     self.at[rank] += 1;
                     moved = true;
@@ -103,38 +124,98 @@ impl<'a> Lists<'a> {
         })
     }
 
-    /// Moves single actions back and forth and keeps what is not worse.
+    /// Follows the longest path of the lists that were scored last, from its end.
+    fn trace(&mut self, lists: &[Vec<Action>]) {
+        self.critical.clear();
+        let last = (0..lists.len()).max_by(|a, b| self.free[*a].total_cmp(&self.free[*b]));
+        let Some(mut rank) = last else { return };
+        let mut next = lists[rank].len().checked_sub(1);
+        while let Some(at) = next {
+            let action = lists[rank][at];
+            let source = self
+                .schedule
+                .source(action)
+                .filter(|_| self.waits[rank][at]);
+            next = match source {
+                Some(stage) => {
+                    rank = self.schedule.owner[stage];
+                    let own = stage * self.schedule.micros + action.micro;
+                    Some(self.place[own][usize::from(action.kind != Kind::F)])
+                }
+                None => {
+                    self.critical.push((rank, at));
+                    at.checked_sub(1)
+                }
+            };
+        }
+    }
+
+    /// A place to take an action from and one to put it to: mostly on the longest path, where alone
+    /// a change can make it shorter; sometimes anywhere, which makes room.
+    fn change(&self, lists: &[Vec<Action>], random: &mut Random) -> (usize, usize, usize) {
+        let most = [24, 8, 3, 2][random.below(4)];
+        let far = 1 + random.below(most);
+        if self.critical.is_empty() || random.below(4) == 0 {
+            let rank = random.below(lists.len());
+            let from = random.below(lists[rank].len());
+            let to = match random.below(2) {
+                0 => from.saturating_sub(far),
+                _ => (from + far).min(lists[rank].len() - 1),
+            };
+            return (rank, from, to);
+        }
+        let (rank, at) = self.critical[random.below(self.critical.len())];
+        match random.below(2) {
+            // The action earlier, or the one before it later.
+            0 => (rank, at, at.saturating_sub(far)),
+            _ => {
+                let before = at.saturating_sub(1);
+                (rank, before, (before + far).min(lists[rank].len() - 1))
+            }
+        }
+    }
+
+    /// Moves single actions, keeps what is not worse and, less and less, what is a little worse.
     pub(super) fn improve(
         &mut self,
-        lists: &mut [Vec<Action>],
+        lists: &mut Vec<Vec<Action>>,
         score: &mut Score,
         tries: usize,
         bound: f64,
         random: &mut Random,
     ) {
-        for _ in 0..tries {
+        let value = |s: &Score| s.makespan + 0.01 * s.ends / self.schedule.stages() as f64;
+        let cost = self.costs.stage(0);
+        let warm = 0.3 * (cost.f + cost.i + cost.w) / 3.0;
+        let mut now = lists.clone();
+        if self.score(&now).is_none() {
+            return;
+        }
+        self.trace(&now);
+        let mut current = value(score);
+        for left in (0..tries).rev() {
             if score.makespan <= bound * (1.0 + 1e-9) {
                 return;
             }
-            let rank = random.below(lists.len());
-            let length = lists[rank].len();
-            let from = random.below(length);
-            let most = [24, 4, 4, 4][random.below(4)];
-            let far = 1 + random.below(most);
-            let to = match random.below(2) {
-                0 => from.saturating_sub(far),
-                _ => (from + far).min(length - 1),
-            };
+            let (rank, from, to) = self.change(&now, random);
             if from == to {
                 continue;
             }
-            let action = lists[rank].remove(from);
-            lists[rank].insert(to, action);
-            match self.score(lists) {
-                Some(new) if new <= *score => *score = new,
+            let action = now[rank].remove(from);
+            now[rank].insert(to, action);
+            let slack = warm * left as f64 / tries as f64 * -(random.unit().ln());
+            match self.score(&now) {
+                Some(new) if value(&new) <= current + slack => {
+                    current = value(&new);
+                    self.trace(&now);
+                    if new < *score {
+                        *score = new;
+                        lists.clone_from(&now);
+                    }
+                }
                 _ => {
-                    let action = lists[rank].remove(to);
-                    lists[rank].insert(from, action);
+                    let action = now[rank].remove(to);
+                    now[rank].insert(from, action);
                 }
             }
         }

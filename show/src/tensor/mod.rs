@@ -2,6 +2,7 @@
 
 mod color;
 mod draw;
+mod map;
 mod read;
 
 use crate::{Figure, Parts, Show, number::count};
@@ -107,7 +108,7 @@ impl Show for TensorView {
                 for note in sample.notes() {
                     figure = figure.note(note);
                 }
-                if let Some((rows, columns)) = draw::averaged(sample) {
+                if let Some((rows, columns)) = map::averaged(sample) {
                     figure = figure.note(format!(
                         "Each cell is the mean of a block of up to {rows} × {columns} of the values read; a NaN or an infinity in it takes the whole cell."
                     ));

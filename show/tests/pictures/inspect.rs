@@ -166,12 +166,12 @@ fn walk<'a, 'i>(node: Node<'a, 'i>, (x, y): (f64, f64), f: &mut impl FnMut(Node<
                 };
                 let letters: f64 = (child.children().filter(|n| n.is_text()))
                     .flat_map(|n| n.text().unwrap_or("").chars())
-                    .map(|c| {
-                        if c.is_ascii() || c == '…' || c == '–' {
-                            1.0
-                        } else {
-                            1.6
-                        }
+                    .map(|c| match c {
+                        c if c.is_ascii() || "…–·".contains(c) => 1.0,
+                        // Marks on other letters: a browser gives them no room of their own.
+                        '\u{300}'..='\u{36f}' => 0.0,
+                        c if c < '\u{2e80}' => 1.2,
+                        _ => 1.9,
                     })
                     .sum();
                 // As wide as letters are on average.

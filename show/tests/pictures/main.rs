@@ -4,9 +4,13 @@
 mod charts;
 mod hostile;
 mod inspect;
+#[cfg(feature = "layout")]
+mod layouts;
 mod meshes;
 mod plans;
 mod snapshots;
+#[cfg(feature = "checkpoint")]
+mod stored;
 mod tensors;
 
 use anymesh_core::{Device, Mesh, TensorType};

@@ -1,6 +1,6 @@
 //! Plans, ledgers, estimates and decisions.
 
-use crate::{cpu, inspect::check, mesh, svg, ty};
+use crate::{cpu, hostile::names, inspect::check, mesh, svg, ty};
 use anymesh_core::{
     DType, Mesh, Result, Tensor,
     cost::{CostModel, estimate},
@@ -9,6 +9,7 @@ use anymesh_core::{
     spmd::{self, Ledger, PlanOptions, StepPlan, trace},
 };
 use anymesh_show::{Figure, Show};
+use serde_json::Value;
 
 /// A step with products, a softmax and a gradient.
 fn step(mesh: &Mesh) -> Result<Tensor> {
@@ -145,6 +146,63 @@ fn the_plan_of_a_step_its_explanation_and_a_difference() {
     svg(&eager.diff(&planned));
     let again = StepPlan::from_json(&planned.to_json()).unwrap();
     assert_eq!(again.html(), planned.html());
+}
+
+/// The plan as a file could have it: every text in it is this one, and every number as large.
+fn renamed(plan: &StepPlan, name: &str) -> StepPlan {
+    let mut json = plan.to_json();
+    let texts = |value: &mut Value| {
+        for text in value.as_array_mut().unwrap() {
+            *text = name.into();
+        }
+    };
+    for step in json["steps"].as_array_mut().unwrap() {
+        for key in ["op", "rule", "caller", "mesh", "choice"] {
+            step[key] = name.into();
+        }
+        for key in ["operands", "targets", "results"] {
+            texts(&mut step[key]);
+        }
+        for key in ["recv_bytes", "memory"] {
+            step[key] = (u64::MAX / 1024).into();
+        }
+        step["seconds"] = 1e300.into();
+        // Shardings of the mesh, which is none any more.
+        let fields = step.as_object_mut().unwrap();
+        for key in ["source", "sources", "holds"] {
+            fields.remove(key);
+        }
+        let choices = fields.get_mut("alternatives");
+        for choice in choices.and_then(Value::as_array_mut).into_iter().flatten() {
+            choice["choice"] = name.into();
+        }
+    }
+    StepPlan::from_json(&json).unwrap()
+}
+
+#[test]
+fn plans_decisions_and_estimates_with_every_name() {
+    let mesh = Mesh::new("dp=2, tp=2", &meta()).unwrap();
+    let plan = spmd::plan(&PlanOptions::default(), || step(&mesh)).unwrap();
+    assert!(plan.steps().iter().any(|s| !s.alternatives.is_empty()));
+    let (result, decisions) = trace(|| step(&mesh));
+    result.unwrap();
+    for name in names() {
+        let other = renamed(&plan, &name);
+        assert_eq!(other.steps()[0].op, name);
+        svg(&other);
+        svg(&other.explain(5));
+        svg(&plan.diff(&other));
+        let cost = CostModel {
+            name: name.clone(),
+            ..CostModel::default()
+        };
+        let mesh = mesh.with_cost(cost);
+        svg(&estimate(&mesh, step).unwrap());
+        let mut decision = decisions[0].clone();
+        (decision.op, decision.step) = (name.clone().leak(), name.leak());
+        svg(&decision);
+    }
 }
 
 #[test]

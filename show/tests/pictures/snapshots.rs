@@ -1,4 +1,4 @@
-//! Small pictures, whole, for reviewers to read. `ANYMESH_BLESS=1` writes them anew.
+//! Small pictures, whole, for reviewers to read. `ANYMESH_UPDATE_DOCS=1` writes them anew.
 
 use crate::{cpu, mesh, svg, ty};
 use anymesh_core::{DType, Mesh, Tensor};
@@ -9,7 +9,7 @@ fn same(name: &str, picture: &str) {
     let path = format!("{}/tests/pictures/{name}.svg", env!("CARGO_MANIFEST_DIR"));
     // The style sheet is the same in all of them, and has a test of its own.
     let picture = picture.replace(STYLE, "…");
-    if std::env::var_os("ANYMESH_BLESS").is_some() {
+    if std::env::var_os("ANYMESH_UPDATE_DOCS").is_some() {
         std::fs::write(&path, &picture).unwrap();
     }
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
@@ -20,13 +20,11 @@ fn same(name: &str, picture: &str) {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn a_mesh() {
     same("mesh", &svg(&mesh("dp=2, tp=2")));
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn who_holds_what() {
     let mesh = mesh("dp=2, tp=2");
     same(
@@ -36,7 +34,6 @@ fn who_holds_what() {
 }
 
 #[test]
-#[ignore = "the pictures do not keep this rule yet"]
 fn a_tensor() {
     let mesh = Mesh::new("tp=2", &cpu()).unwrap();
     let x = Tensor::arange(0, 6, 1, DType::F32, &cpu())

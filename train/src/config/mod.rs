@@ -4,6 +4,8 @@ mod run;
 mod start;
 mod text;
 
-pub use run::{BatchConfig, DataConfig, LoraConfig, MeshConfig, ModelChoice, RunConfig};
+pub use run::{
+    BatchConfig, DataConfig, LoraConfig, MeshConfig, ModelChoice, PipelineConfig, RunConfig,
+};
 pub use start::Prepared;
 pub use text::{parse, print, read};

@@ -3,12 +3,14 @@
 use crate::{
     BatchSpec, Error, Lora, Policy, Result, Zero,
     models::ModelConfig,
-    optim::{AdamW, Clip, Group, Rule, Schedule},
+    optim::{self, AdamW, Clip, Group, Rule},
+    pipeline::{ScheduleChoice, Stages},
     trainer,
 };
+use anymesh_schedule::{Name, Placement, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A run of language modelling: the model, the data, where and how.
 ///
@@ -50,6 +52,9 @@ pub struct RunConfig {
     /// The mesh, and how the model lies on it.
     #[serde(default)]
     pub mesh: MeshConfig,
+    /// How layers are stages, where the mesh has an axis `pp`.
+    #[serde(default)]
+    pub pipeline: PipelineConfig,
     /// Sizes of batches.
     #[serde(default)]
     pub batch: BatchConfig,
@@ -64,7 +69,7 @@ pub struct RunConfig {
     pub clip: Clip,
     /// How learning rates change.
     #[serde(default = "constant")]
-    pub schedule: Schedule,
+    pub schedule: optim::Schedule,
     /// Low-rank adapters instead of the model's own parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
@@ -82,8 +87,8 @@ fn adamw() -> Rule {
     Rule::AdamW(AdamW::default())
 }
 
-fn constant() -> Schedule {
-    Schedule::Constant {
+fn constant() -> optim::Schedule {
+    optim::Schedule::Constant {
         warmup: 0,
         warmup_from: 0.0,
     }
@@ -148,6 +153,77 @@ impl MeshConfig {
             Error::Config { detail, .. } => Error::config("mesh.dtype", detail),
             other => other,
         })
+    }
+}
+
+/// The pipeline of a run whose mesh has an axis `pp`. Micro-batches are those of
+/// [`accumulation`](BatchConfig::accumulation).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PipelineConfig {
+    /// The name of a schedule (`anymesh schedule` lists them), or a file with one: CSV as torch
+    /// writes it, or JSON.
+    pub schedule: String,
+    /// How many stages each rank of `pp` has; what the schedule needs where it is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// The most activations that a rank may have alive: for `searched`, and checked for all others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<usize>,
+    /// How many layers each stage has; evenly by cost where it is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Vec<usize>>,
+}
+
+impl Default for PipelineConfig {
+    fn default() -> Self {
+        Self {
+            schedule: "1f1b".into(),
+            chunks: None,
+            memory: None,
+            layers: None,
+        }
+    }
+}
+
+impl PipelineConfig {
+    /// The stages of a model on `ranks` ranks of `pp`, and what is done when.
+    pub fn choose(&self, ranks: usize) -> Result<(Stages, ScheduleChoice)> {
+        let (key, name) = ("pipeline.schedule", &self.schedule);
+        let file = Path::new(name).extension().is_some();
+        let mut stages = Stages {
+            chunks: self.chunks.unwrap_or(1),
+            placement: Placement::Loop,
+            layers: self.layers.clone(),
+        };
+        if file {
+            let text = std::fs::read_to_string(name)
+                .map_err(|error| Error::io(Path::new(name), "read", &error))?;
+            let own = match name.ends_with(".json") {
+                true => Schedule::from_json(&text)?,
+                false => Schedule::from_csv(&text)?,
+            };
+            stages.chunks = own.stages() / ranks.max(1);
+            stages.placement = match own.owner == Placement::V.owners(ranks, stages.chunks) {
+                true => Placement::V,
+                false => Placement::Loop,
+            };
+            return Ok((stages, ScheduleChoice::Own(own)));
+        }
+        let known: Name = name.parse()?;
+        if ranks > 1 {
+            stages.chunks = self.chunks.unwrap_or(known.chunks());
+            stages.placement = known.placement();
+        }
+        let choice = match (known, self.memory) {
+            (Name::Searched, Some(live)) => ScheduleChoice::Searched(live),
+            (Name::Searched, None) => {
+                let detail = "a schedule is searched for under a limit: set pipeline.memory to the activations that a rank may have alive";
+                return Err(Error::config(key, detail));
+            }
+            _ => ScheduleChoice::Named(name.clone()),
+        };
+        Ok((stages, choice))
     }
 }
 

@@ -40,9 +40,12 @@ impl RunConfig {
     /// Builds or loads the model, opens the data and makes the optimizer, on a mesh. Everything
     /// that a configuration can have wrong is found here, before the first step.
     pub fn prepare(&self, mesh: &Mesh) -> Result<Prepared> {
+        let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
+        let (stages, schedule) = self.pipeline.choose(ranks)?;
         let build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
             .zero(self.mesh.stage()?, &["dp"])
-            .sequence_parallel(self.mesh.sequence_parallel);
+            .sequence_parallel(self.mesh.sequence_parallel)
+            .stages(stages);
         let (mut model, mut tokenizer) = match self.model_choice()? {
             ModelChoice::New(config) => (config.build(&build)?, None),
             ModelChoice::Trained(path) => {
@@ -117,6 +120,8 @@ impl RunConfig {
         };
         let mut task = LanguageModel::new(model, language, self.batch.length);
         task.mix_documents = self.batch.mix_documents;
+        task.schedule = schedule;
+        task.check_schedule(batch.accumulation as usize, self.pipeline.memory)?;
         let mut trainer = Trainer::new(task, optimizer, self.schedule.clone(), self.run.clone())?;
         trainer.about = about;
         Ok(Prepared {

@@ -2,6 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
+    staged::{Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -10,6 +11,7 @@ use crate::{
         Activation, Attend, Attention, AttentionBias, Cache, Dropout, Embedding, Heads, LayerNorm,
         Linear, Mlp, Stream,
     },
+    pipeline::{Split, on_mesh},
     recompute::recompute,
 };
 use anymesh_core::Tensor;
@@ -69,6 +71,14 @@ impl Default for Gpt2Config {
 }
 
 impl Gpt2Config {
+    /// The stages of its layers, by their multiplications for a token.
+    fn split(&self, b: &Build) -> Result<Split> {
+        let inner = self.n_inner.unwrap_or(4 * self.n_embd);
+        let layer = self.n_embd * (4 * self.n_embd + 2 * inner);
+        let head = self.n_embd * self.vocab_size;
+        b.split(&vec![layer as f64; self.n_layer], 0.0, head as f64)
+    }
+
     /// From `config.json`. A setting that changes what a model computes and is not supported is an
     /// error that names it.
     pub fn from_settings(settings: &Settings) -> Result<Self> {
@@ -229,6 +239,57 @@ pub struct Gpt2 {
     policy: Policy,
     #[skip]
     recompute: bool,
+    #[skip]
+    split: Split,
+}
+
+impl Stack for Gpt2 {
+    fn split(&self) -> &Split {
+        &self.split
+    }
+
+    fn part(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        reads: &Reads<'_>,
+        mut caches: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        let Reads { tokens, from, pass } = *reads;
+        let count = tokens.length()?;
+        super::check_length(from + count, self.config.n_positions)?;
+        let attend = Attend {
+            causal: true,
+            mask: tokens.mask.clone(),
+            ..Attend::default()
+        };
+        let mut x = match stream {
+            Some(stream) => stream.clone(),
+            None => {
+                let places = match &tokens.positions {
+                    None => self.wpe.weight.get()?.narrow(0, from, count)?,
+                    Some(positions) => self.wpe.forward(positions)?,
+                };
+                let rows = self.stream.settle(&self.wte.forward(&tokens.ids)?)?;
+                self.dropout.forward(&rows.add(&places)?, pass)?
+            }
+        };
+        for i in self.split.layers(stage) {
+            let layer = &self.h[i];
+            x = match caches.as_deref_mut() {
+                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
+                None => {
+                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
+                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
+                    recompute(self.recompute, &x, run)?
+                }
+            };
+        }
+        match stage + 1 == self.split.stages() {
+            true => self.ln_f.forward(&x),
+            false => Ok(x),
+        }
+    }
 }
 
 impl Gpt2 {
@@ -237,20 +298,25 @@ impl Gpt2 {
         config.check()?;
         let (c, below) = (config, b.at("transformer"));
         let (init, layers) = (Init::Normal(c.initializer_range), below.at("h"));
+        let split = c.split(b)?;
+        let (first, last) = (split.mesh_of(0), split.mesh_of(split.stages() - 1));
         let rows = |name, count, sharding| {
-            Embedding::new(&below.at(name), [count, c.n_embd], sharding, init)
+            Embedding::new(&below.at(name).on(first), [count, c.n_embd], sharding, init)
         };
+        let layer = |i: usize| {
+            let mesh = split.mesh_of(split.stage_of(i));
+            Gpt2Layer::new(&layers.at(i.to_string()).on(mesh), c)
+        };
+        let norm = below.at("ln_f").on(last);
         let head = || {
             let sizes = [c.n_embd, c.vocab_size];
-            Linear::new(&b.at("lm_head"), sizes, "[@tp?, _]", init)
+            Linear::new(&b.at("lm_head").on(last), sizes, "[@tp?, _]", init)
         };
         Ok(Self {
             wte: rows("wte", c.vocab_size, "[@tp?, _]")?,
             wpe: rows("wpe", c.n_positions, "[_, _]")?,
-            h: (0..c.n_layer)
-                .map(|i| Gpt2Layer::new(&layers.at(i.to_string()), c))
-                .collect::<Result<_>>()?,
-            ln_f: LayerNorm::new(&below.at("ln_f"), c.n_embd, c.layer_norm_epsilon)?,
+            h: (0..c.n_layer).map(layer).collect::<Result<_>>()?,
+            ln_f: LayerNorm::new(&norm, c.n_embd, c.layer_norm_epsilon)?,
             lm_head: match c.tie_word_embeddings {
                 true => None,
                 false => Some(head()?),
@@ -260,6 +326,7 @@ impl Gpt2 {
             stream: Stream::of(b),
             policy: b.policy(),
             recompute: false,
+            split,
         })
     }
 
@@ -286,41 +353,25 @@ impl Gpt2 {
         pass: &Pass,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        let (count, mut caches) = (tokens.length()?, caches);
         let from = super::cached(caches.as_deref(), self.h.len())?;
-        super::check_length(from + count, self.config.n_positions)?;
-        let places = match &tokens.positions {
-            None => self.wpe.weight.get()?.narrow(0, from, count)?,
-            Some(positions) => self.wpe.forward(positions)?,
-        };
-        let attend = Attend {
-            causal: true,
-            mask: tokens.mask.clone(),
-            ..Attend::default()
-        };
-        let rows = self.stream.settle(&self.wte.forward(&tokens.ids)?)?;
-        let mut x = self.dropout.forward(&rows.add(&places)?, pass)?;
-        for (i, layer) in self.h.iter().enumerate() {
-            x = match caches.as_deref_mut() {
-                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
-                None => {
-                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
-                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
-                    recompute(self.recompute, &x, run)?
-                }
-            };
-        }
-        self.ln_f.forward(&x)
+        self.all_parts(tokens, from, pass, caches)
     }
 
     /// How well each token fits after `[b, s, width]`, in the dtype of outputs, cut over the
     /// vocabulary.
     #[track_caller]
     pub fn head(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.head_with(hidden, None)
+    }
+
+    /// [`head`](Self::head) with a copy of the embedding that it is tied to.
+    #[track_caller]
+    pub(crate) fn head_with(&self, hidden: &Tensor, rows: Option<&Tensor>) -> Result<Tensor> {
         let x = self.stream.enter(hidden)?;
-        let logits = match &self.lm_head {
-            Some(head) => head.forward(&x)?,
-            None => self.wte.logits(&x)?,
+        let logits = match (&self.lm_head, rows) {
+            (Some(head), _) => head.forward(&x)?,
+            (None, Some(rows)) => x.linear(rows, None)?,
+            (None, None) => x.linear(&on_mesh(&self.wte.weight.get()?, x.mesh())?, None)?,
         };
         Ok(logits.cast(self.policy.output)?)
     }

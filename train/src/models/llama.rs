@@ -3,6 +3,7 @@
 use super::{
     rope::{RopeScaling, frequencies},
     settings::{self, Settings, above_zero, absent, only, positive, share},
+    staged::{Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
         Attend, Attention, AttentionBias, Cache, Dropout, Embedding, GatedMlp, Heads, Linear,
         RmsNorm, Rope, Stream,
     },
+    pipeline::{Split, on_mesh},
     recompute::recompute,
 };
 use anymesh_core::{Tensor, ops::RopeStyle};
@@ -191,6 +193,19 @@ impl LlamaConfig {
         })
     }
 
+    /// The stages of its layers, by their multiplications for a token.
+    fn split(&self, b: &Build) -> Result<Split> {
+        let heads = self.heads()?;
+        let (queries, keys) = (heads.queries * heads.size, heads.keys * heads.size);
+        let layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size);
+        let head = self.hidden_size * self.vocab_size;
+        b.split(
+            &vec![layer as f64; self.num_hidden_layers],
+            0.0,
+            head as f64,
+        )
+    }
+
     /// The longest text that is computed as the model means it.
     pub fn longest(&self) -> usize {
         let window = self.sliding_window.unwrap_or(usize::MAX);
@@ -271,6 +286,56 @@ impl LlamaLayer {
     }
 }
 
+impl Stack for Llama {
+    fn split(&self) -> &Split {
+        &self.split
+    }
+
+    fn part(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        reads: &Reads<'_>,
+        mut caches: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        let Reads { tokens, from, pass } = *reads;
+        let count = tokens.length()?;
+        super::check_length(from + count, self.config.longest())?;
+        let rope = match &tokens.positions {
+            None => self.rope.counting(tokens.ids.mesh(), from, count)?,
+            Some(positions) => self.rope.at(positions, from + count)?,
+        };
+        let attend = Attend {
+            causal: true,
+            rope: Some(rope),
+            mask: tokens.mask.clone(),
+            dropout: None,
+        };
+        let mut x = match stream {
+            Some(stream) => stream.clone(),
+            None => {
+                let rows = self.embed_tokens.forward(&tokens.ids)?;
+                self.stream.settle(&rows)?
+            }
+        };
+        for i in self.split.layers(stage) {
+            let layer = &self.layers[i];
+            x = match caches.as_deref_mut() {
+                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
+                None => {
+                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
+                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
+                    recompute(self.recompute, &x, run)?
+                }
+            };
+        }
+        match stage + 1 == self.split.stages() {
+            true => self.norm.forward(&x),
+            false => Ok(x),
+        }
+    }
+}
+
 /// A Llama. Its names are those of Hugging Face's `LlamaForCausalLM`.
 ///
 /// ```
@@ -314,6 +379,8 @@ pub struct Llama {
     policy: Policy,
     #[skip]
     recompute: bool,
+    #[skip]
+    split: Split,
 }
 
 impl Llama {
@@ -321,23 +388,28 @@ impl Llama {
     pub fn new(b: &Build, config: &LlamaConfig) -> Result<Self> {
         config.check()?;
         let (c, policy) = (config, b.policy());
+        let split = c.split(b)?;
+        let (first, last) = (split.mesh_of(0), split.mesh_of(split.stages() - 1));
         let (sizes, init) = (
             [c.vocab_size, c.hidden_size],
             Init::Normal(c.initializer_range),
         );
         let below = b.at("model");
         let layers = below.at("layers");
+        let layer = |i: usize| {
+            let mesh = split.mesh_of(split.stage_of(i));
+            LlamaLayer::new(&layers.at(i.to_string()).on(mesh), c)
+        };
         let frequencies = frequencies(c.heads()?.size, c.rope_theta, c.rope_scaling.as_ref())?;
         let head = || {
             let sizes = [c.hidden_size, c.vocab_size];
-            Linear::new(&b.at("lm_head"), sizes, "[@tp?, _]", init)
+            Linear::new(&b.at("lm_head").on(last), sizes, "[@tp?, _]", init)
         };
+        let rows = below.at("embed_tokens").on(first);
         Ok(Self {
-            embed_tokens: Embedding::new(&below.at("embed_tokens"), sizes, "[@tp?, _]", init)?,
-            layers: (0..c.num_hidden_layers)
-                .map(|i| LlamaLayer::new(&layers.at(i.to_string()), c))
-                .collect::<Result<_>>()?,
-            norm: RmsNorm::new(&below.at("norm"), c.hidden_size, c.rms_norm_eps)?,
+            embed_tokens: Embedding::new(&rows, sizes, "[@tp?, _]", init)?,
+            layers: (0..c.num_hidden_layers).map(layer).collect::<Result<_>>()?,
+            norm: RmsNorm::new(&below.at("norm").on(last), c.hidden_size, c.rms_norm_eps)?,
             lm_head: match c.tie_word_embeddings {
                 true => None,
                 false => Some(head()?),
@@ -347,6 +419,7 @@ impl Llama {
             stream: Stream::of(b),
             policy,
             recompute: false,
+            split,
         })
     }
 
@@ -373,43 +446,27 @@ impl Llama {
         pass: &Pass,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        let (count, mut caches) = (tokens.length()?, caches);
         let from = super::cached(caches.as_deref(), self.layers.len())?;
-        super::check_length(from + count, self.config.longest())?;
-        let rope = match &tokens.positions {
-            None => self.rope.counting(tokens.ids.mesh(), from, count)?,
-            Some(positions) => self.rope.at(positions, from + count)?,
-        };
-        let attend = Attend {
-            causal: true,
-            rope: Some(rope),
-            mask: tokens.mask.clone(),
-            dropout: None,
-        };
-        let mut x = self
-            .stream
-            .settle(&self.embed_tokens.forward(&tokens.ids)?)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            x = match caches.as_deref_mut() {
-                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
-                None => {
-                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
-                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
-                    recompute(self.recompute, &x, run)?
-                }
-            };
-        }
-        self.norm.forward(&x)
+        self.all_parts(tokens, from, pass, caches)
     }
 
     /// How well each token fits after `[b, s, width]`, in the dtype of outputs, cut over the
     /// vocabulary.
     #[track_caller]
     pub fn head(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.head_with(hidden, None)
+    }
+
+    /// [`head`](Self::head) with a copy of the embedding that it is tied to.
+    #[track_caller]
+    pub(crate) fn head_with(&self, hidden: &Tensor, rows: Option<&Tensor>) -> Result<Tensor> {
         let x = self.stream.enter(hidden)?;
-        let logits = match &self.lm_head {
-            Some(head) => head.forward(&x)?,
-            None => self.embed_tokens.logits(&x)?,
+        let logits = match (&self.lm_head, rows) {
+            (Some(head), _) => head.forward(&x)?,
+            (None, Some(rows)) => x.linear(rows, None)?,
+            (None, None) => {
+                x.linear(&on_mesh(&self.embed_tokens.weight.get()?, x.mesh())?, None)?
+            }
         };
         Ok(logits.cast(self.policy.output)?)
     }

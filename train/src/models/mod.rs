@@ -9,6 +9,7 @@ mod model;
 mod open;
 mod rope;
 mod settings;
+mod staged;
 mod tokens;
 
 pub use bert::{Bert, BertConfig, BertLayer};
@@ -19,6 +20,8 @@ pub use open::{ModelFiles, open};
 pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;
+
+pub(crate) use staged::Reads;
 
 use crate::{
     Error, Result,

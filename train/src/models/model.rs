@@ -3,6 +3,7 @@
 use super::{
     Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig,
     settings::{Settings, absent, read_strictly, write},
+    staged::Stack,
     tokens::Tokens,
 };
 use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache};
@@ -189,9 +190,21 @@ impl Model {
         }
     }
 
-    /// Where it lies.
+    /// Where it lies, all stages of it.
     pub fn mesh(&self) -> &Mesh {
-        self.embedding().value().mesh()
+        match self.stack() {
+            Some(stack) => stack.split().mesh(),
+            None => self.embedding().value().mesh(),
+        }
+    }
+
+    /// Its layers in stages; an encoder has none.
+    pub(crate) fn stack(&self) -> Option<&dyn Stack> {
+        match self {
+            Self::Gpt2(m) => Some(m),
+            Self::Llama(m) => Some(m),
+            Self::Bert(_) => None,
+        }
     }
 
     /// Whether layers forget what is inside of them and run again in the backward pass.
@@ -238,6 +251,16 @@ impl Model {
                 "model_type",
                 "a bert encoder has no head that predicts tokens: gpt2, llama, mistral and qwen2 have one",
             )),
+        }
+    }
+
+    /// [`head`](Self::head) with a copy of the embedding that it is tied to.
+    #[track_caller]
+    pub(crate) fn head_with(&self, hidden: &Tensor, rows: Option<&Tensor>) -> Result<Tensor> {
+        match self {
+            Self::Gpt2(m) => m.head_with(hidden, rows),
+            Self::Llama(m) => m.head_with(hidden, rows),
+            Self::Bert(_) => self.head(hidden),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What models are given.
 
-use crate::{Error, Result, nn::same_document};
+use crate::{Error, Result, nn::same_document, pipeline::on_mesh};
 use anymesh_core::{Mesh, Tensor};
 
 /// Tokens, and where they stand.
@@ -47,6 +47,16 @@ impl Tokens {
         let id = |at: &[usize]| rows[at[0]][at[1]] as i32;
         let place = (mesh, "[@dp?, _]");
         Ok(Self::new(Tensor::from_fn([rows.len(), length], place, id)?))
+    }
+
+    /// The same on another mesh, such as that of a stage.
+    pub(crate) fn on(&self, mesh: &Mesh) -> Result<Self> {
+        let moved = |x: &Option<Tensor>| x.as_ref().map(|x| on_mesh(x, mesh)).transpose();
+        Ok(Self {
+            ids: on_mesh(&self.ids, mesh)?,
+            positions: moved(&self.positions)?,
+            mask: moved(&self.mask)?,
+        })
     }
 
     /// How many tokens a text has.

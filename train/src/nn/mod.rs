@@ -6,6 +6,7 @@ mod block;
 mod conv;
 mod dropout;
 mod embedding;
+pub mod experts;
 mod linear;
 mod mlp;
 mod norm;

@@ -82,6 +82,12 @@ impl Accumulator {
         let Some(gradient) = p.partial_gradient(gradients)? else {
             return Ok(());
         };
+        self.add_to(name, gradient)
+    }
+
+    /// Adds to the gradient of one parameter.
+    #[track_caller]
+    pub(crate) fn add_to(&mut self, name: &str, gradient: Tensor) -> Result<()> {
         let sum = match self.sums.remove(name) {
             None => gradient,
             Some(so_far) => no_grad(|| so_far.add(&gradient))?,

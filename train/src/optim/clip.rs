@@ -2,7 +2,7 @@
 
 use super::rule::{at_least, wide};
 use crate::Result;
-use anymesh_core::{DType, Mesh, Sharding, Tensor, grad::no_grad, ops::Expr};
+use anymesh_core::{DType, Mesh, Sharding, Tensor, compare::as_one, grad::no_grad, ops::Expr};
 use serde::{Deserialize, Serialize};
 
 /// Gradients are multiplied with `min(1, max_norm / (norm + eps))`, where the norm is that of all of
@@ -112,22 +112,25 @@ pub fn norm_of<'a>(gradients: impl IntoIterator<Item = &'a Tensor>, norm: Norm) 
                 }),
             }
         }
-        // One number for each set of axes, and then for each mesh.
-        let mut numbers: Vec<(Mesh, DType, Vec<Tensor>)> = vec![];
-        for part in parts {
-            let sum = joined(&part.terms, norm)?;
-            let sum = sum.reshard(Sharding::replicated())?;
-            match numbers
-                .iter_mut()
-                .find(|(mesh, dtype, _)| *mesh == part.mesh && *dtype == part.dtype)
-            {
-                Some((_, _, terms)) => terms.push(sum),
-                None => numbers.push((part.mesh, part.dtype, vec![sum])),
-            }
-        }
+        // What lies alike is another on each mesh, so this is one op to those who compare.
+        let terms: Vec<Tensor> = parts.iter().flat_map(|p| p.terms.clone()).collect();
+        let terms: Vec<&Tensor> = terms.iter().collect();
+        let numbers = as_one("norm_of", &terms, || on_each_mesh(parts, norm))?;
+        // Stages of a pipeline may be in other processes: all get all numbers.
+        let meshes: Vec<Mesh> = numbers.iter().map(|n| n.mesh().clone()).collect();
+        let apart = meshes.iter().any(|mesh| *mesh != meshes[0])
+            && meshes.iter().any(|mesh| !mesh.is_local());
+        let all = match apart {
+            true => Some(Mesh::spanning(&meshes.iter().collect::<Vec<_>>())?),
+            false => None,
+        };
         let mut total = 0.0f64;
-        for (_, _, terms) in numbers {
-            let number = joined(&terms, norm)?.item()?.to_f64();
+        for number in numbers {
+            let number = match &all {
+                Some(all) => number.to_mesh(all, Sharding::replicated())?,
+                None => number,
+            };
+            let number = number.item()?.to_f64();
             total = match norm {
                 Norm::Two => total + number,
                 // `max` would pass over NaN.
@@ -143,9 +146,30 @@ pub fn norm_of<'a>(gradients: impl IntoIterator<Item = &'a Tensor>, norm: Norm) 
     })
 }
 
+/// One number for each set of axes, and then for each mesh.
+#[track_caller]
+fn on_each_mesh(parts: Vec<Part>, norm: Norm) -> anymesh_core::Result<Vec<Tensor>> {
+    let mut numbers: Vec<(Mesh, DType, Vec<Tensor>)> = vec![];
+    for part in parts {
+        let sum = joined(&part.terms, norm)?;
+        let sum = sum.reshard(Sharding::replicated())?;
+        match numbers
+            .iter_mut()
+            .find(|(mesh, dtype, _)| *mesh == part.mesh && *dtype == part.dtype)
+        {
+            Some((_, _, terms)) => terms.push(sum),
+            None => numbers.push((part.mesh, part.dtype, vec![sum])),
+        }
+    }
+    numbers
+        .iter()
+        .map(|(_, _, terms)| joined(terms, norm))
+        .collect()
+}
+
 /// Numbers that lie alike as one number that lies so.
 #[track_caller]
-fn joined(terms: &[Tensor], norm: Norm) -> Result<Tensor> {
+fn joined(terms: &[Tensor], norm: Norm) -> anymesh_core::Result<Tensor> {
     if let [one] = terms {
         return Ok(one.clone());
     }

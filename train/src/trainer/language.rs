@@ -1,14 +1,16 @@
 //! Language modelling as a task.
 
-use super::{Feed, Task};
+use super::{Computed, Feed, Task, one_after_the_other};
 use crate::{
-    Module, Pass, Result,
+    Error, Module, Pass, Result,
     data::{Batch, Loader, Steps},
     lora_pass,
-    models::{Model, Tokens},
+    models::{Model, Reads, Tokens},
     objective::{Language, language},
+    pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
 };
 use anymesh_core::{Mesh, Tensor};
+use anymesh_schedule::Limits;
 
 /// A model that learns to predict the next token.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct LanguageModel {
     pub options: Language,
     /// Whether documents that share a row see each other.
     pub mix_documents: bool,
+    /// What is done when, where the model has stages.
+    pub schedule: ScheduleChoice,
     /// Values in products: all parameters but the rows that tokens are looked up in.
     products: f64,
     /// Operations of attention for a token: `12 * layers * width * length`.
@@ -41,6 +45,7 @@ impl LanguageModel {
             model,
             options,
             mix_documents: false,
+            schedule: ScheduleChoice::default(),
         }
     }
 }
@@ -65,19 +70,121 @@ impl Task for LanguageModel {
     }
 
     fn loss(&mut self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-        let tokens = match (&batch.documents, &batch.positions) {
-            (Some(documents), Some(positions)) if !self.mix_documents => {
-                Tokens::packed(batch.ids.clone(), documents, positions.clone())?
-            }
-            _ => Tokens::new(batch.ids.clone()),
-        };
+        let tokens = self.tokens(batch)?;
         lora_pass(&mut self.model, pass);
         let logits = self.model.logits(&tokens, pass, None)?;
-        language(&logits, &batch.labels, &self.options)
+        let labels = on_mesh(&batch.labels, logits.mesh())?;
+        language(&logits, &labels, &self.options)
+    }
+
+    fn gradients(
+        &mut self,
+        batches: &[Batch],
+        factor: f64,
+        pass: &dyn Fn(usize) -> Pass,
+    ) -> Result<Computed> {
+        if self.stages() == 1 {
+            return one_after_the_other(self, batches, factor, pass);
+        }
+        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
+        let pipeline = self
+            .schedule
+            .pipeline(&owners.unwrap_or_default(), batches.len())?;
+        let mut computed = pipeline.run(self, batches, factor, pass)?;
+        // The last stage has them; every process reads them.
+        let mesh = self.model.mesh();
+        for loss in &mut computed.losses {
+            *loss = on_mesh(loss, mesh)?;
+        }
+        Ok(computed)
     }
 
     fn operations(&self) -> Option<f64> {
         Some(6.0 * self.products + self.attention)
+    }
+}
+
+impl LanguageModel {
+    /// That there is a schedule for so many micro-batches which keeps to a limit of activations.
+    pub fn check_schedule(&self, micros: usize, live: Option<usize>) -> Result<()> {
+        if self.stages() == 1 {
+            return Ok(());
+        }
+        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
+        let pipeline = self
+            .schedule
+            .pipeline(&owners.unwrap_or_default(), micros)?;
+        if let Some(live) = live {
+            pipeline.proof().schedule().prove(&Limits::live(live))?;
+        }
+        Ok(())
+    }
+
+    fn tokens(&self, batch: &Batch) -> Result<Tokens> {
+        match (&batch.documents, &batch.positions) {
+            (Some(documents), Some(positions)) if !self.mix_documents => {
+                Tokens::packed(batch.ids.clone(), documents, positions.clone())
+            }
+            _ => Ok(Tokens::new(batch.ids.clone())),
+        }
+    }
+}
+
+impl Staged for LanguageModel {
+    type Batch = Batch;
+
+    fn model(&self) -> &dyn Module {
+        &self.model
+    }
+
+    fn stages(&self) -> usize {
+        self.model.stack().map_or(1, |s| s.split().stages())
+    }
+
+    fn mesh_of(&self, stage: usize) -> &Mesh {
+        match self.model.stack() {
+            Some(stack) => stack.split().mesh_of(stage),
+            None => self.model.mesh(),
+        }
+    }
+
+    fn forward(
+        &self,
+        stage: usize,
+        given: &Given<'_>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Vec<Tensor>> {
+        let Some(stack) = self.model.stack() else {
+            let detail = "an encoder has no stages: train it without the axis pp";
+            return Err(Error::config("pipeline", detail));
+        };
+        let mesh = stack.split().mesh_of(stage);
+        let reads = Reads {
+            tokens: &self.tokens(batch)?.on(mesh)?,
+            from: 0,
+            pass,
+        };
+        let stream = stack.part(stage, given.inputs.first(), &reads, None)?;
+        if stage + 1 < stack.split().stages() {
+            return Ok(vec![stream]);
+        }
+        let logits = self.model.head_with(&stream, given.borrowed.first())?;
+        let labels = on_mesh(&batch.labels, mesh)?;
+        Ok(vec![language(&logits, &labels, &self.options)?])
+    }
+
+    /// The last stage borrows the embedding that its head is tied to, unless it has it.
+    fn borrows(&self, stage: usize) -> Result<Vec<Borrowed>> {
+        let (first, here) = (self.mesh_of(0), self.mesh_of(stage));
+        let last = stage + 1 == self.stages();
+        Ok(match self.model.tied().first() {
+            Some((_, name)) if last && first != here => vec![Borrowed {
+                name: name.clone(),
+                value: self.model.embedding().get()?,
+            }],
+            _ => vec![],
+        })
     }
 }
 

@@ -21,8 +21,18 @@ pub use step::StepReport;
 
 pub(crate) use agree::wait_for_all;
 
-use crate::{Module, Pass, Result};
+use crate::{Module, Pass, Result, optim::Accumulator};
 use anymesh_core::{Mesh, Tensor};
+
+/// What the micro-batches of a step gave.
+#[derive(Clone, Debug, Default)]
+pub struct Computed {
+    /// Their gradients, added up as they lie: partial sums stay partial, and nothing was sent for
+    /// them.
+    pub gradients: Accumulator,
+    /// The sum of the losses of each.
+    pub losses: Vec<Tensor>,
+}
 
 /// What is trained: a model and what its loss is.
 pub trait Task {
@@ -46,10 +56,38 @@ pub trait Task {
     /// batch, which no micro-batch knows.
     fn loss(&mut self, batch: &Self::Batch, pass: &Pass) -> Result<Tensor>;
 
+    /// The gradients of `factor` times the sum of the losses of all micro-batches, and those losses.
+    /// One micro-batch after the other, where this is not said otherwise.
+    fn gradients(
+        &mut self,
+        batches: &[Self::Batch],
+        factor: f64,
+        pass: &dyn Fn(usize) -> Pass,
+    ) -> Result<Computed> {
+        one_after_the_other(self, batches, factor, pass)
+    }
+
     /// Operations for a unit of [`count`](Self::count), forward and backward, where they are known.
     fn operations(&self) -> Option<f64> {
         None
     }
+}
+
+/// The gradients of micro-batches that are computed one after the other.
+fn one_after_the_other<T: Task + ?Sized>(
+    task: &mut T,
+    batches: &[T::Batch],
+    factor: f64,
+    pass: &dyn Fn(usize) -> Pass,
+) -> Result<Computed> {
+    let mut computed = Computed::default();
+    for (i, batch) in batches.iter().enumerate() {
+        let sum = task.loss(batch, &pass(i))?;
+        let found = sum.mul(factor)?.backward()?;
+        computed.gradients.add(task.model(), &found)?;
+        computed.losses.push(sum.detach());
+    }
+    Ok(computed)
 }
 
 /// Where batches come from: a function of the position.

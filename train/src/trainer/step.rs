@@ -24,11 +24,19 @@ pub struct StepReport {
     pub skipped: bool,
 }
 
-/// The gradients of a global batch, as they lie: partial sums that nothing was sent for yet.
-struct Computed {
+/// The gradients of a global batch, as they lie, and its mean loss.
+struct Global {
     gradients: Accumulator,
     loss: f64,
     count: f64,
+}
+
+/// The random key of a micro-batch of the step to come: a function of where the run is.
+fn key(seed: u64, step: u64, micro: usize) -> Rng {
+    Rng {
+        seed: crate::key(seed, "dropout").seed ^ step,
+        stream: micro as u32,
+    }
 }
 
 impl<T: Task> Trainer<T> {
@@ -92,45 +100,32 @@ impl<T: Task> Trainer<T> {
         Ok(Some(report))
     }
 
-    fn compute(&mut self, batches: &[T::Batch]) -> Result<Computed> {
+    fn compute(&mut self, batches: &[T::Batch]) -> Result<Global> {
         // Known before the first backward pass: a micro-batch with few labels counts for few.
         let mut count = 0.0;
         for batch in batches {
             count += self.task.count(batch)?;
         }
-        let (mut gradients, mut losses) = (Accumulator::default(), vec![]);
         let scale = self.optimizer.loss_scale();
         let factor = if count > 0.0 { scale / count } else { 0.0 };
-        for (i, batch) in batches.iter().enumerate() {
-            let pass = Pass::train(self.key(i));
-            let sum = self.task.loss(batch, &pass)?;
-            let found = sum.mul(factor)?.backward()?;
-            gradients.add(self.task.model(), &found)?;
-            losses.push(sum.detach());
-        }
+        let (seed, step) = (self.settings.seed, self.step);
+        let pass = |i: usize| Pass::train(key(seed, step, i));
+        let computed = self.task.gradients(batches, factor, &pass)?;
         // Read when everything is queued.
         let mut loss = 0.0;
-        for sum in &losses {
+        for sum in &computed.losses {
             loss += sum.item()?.to_f64();
         }
         let loss = if count > 0.0 { loss / count } else { 0.0 };
-        Ok(Computed {
-            gradients,
+        Ok(Global {
+            gradients: computed.gradients,
             loss,
             count,
         })
     }
 
-    /// The random key of a micro-batch of the step to come: a function of where the run is.
-    fn key(&self, micro: usize) -> Rng {
-        Rng {
-            seed: crate::key(self.settings.seed, "dropout").seed ^ self.step,
-            stream: micro as u32,
-        }
-    }
-
     /// Computes the same gradients again: the bits must be the same.
-    fn compute_again(&mut self, batches: &[T::Batch], before: &Computed) -> Result<()> {
+    fn compute_again(&mut self, batches: &[T::Batch], before: &Global) -> Result<()> {
         let again = self.compute(batches)?;
         let suspect = guard::compare(before.gradients.sums(), again.gradients.sums())?;
         let mine = suspect.is_some();

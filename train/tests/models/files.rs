@@ -3,7 +3,7 @@
 
 use crate::{assert_close, build, configs, mesh, numbers, texts, tokens};
 use anymesh_checkpoint::{
-    Contents, Memory, Source, TensorInfo, Training,
+    Contents, Memory, TensorInfo, Training,
     hugging_face::{Export, export},
     save,
 };

@@ -12,6 +12,7 @@ use crate::{
     grad::{Back, record1},
     ledger::on_behalf_of_caller,
     map::Builder,
+    observe,
     spmd::{Call, plain},
 };
 use smallvec::{SmallVec, smallvec};
@@ -119,8 +120,14 @@ impl Tensor {
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         let op = "one_hot";
         check_indices(op, &[self])?;
+        observe::op(op, &[self], || self.hot(classes))
+    }
+
+    #[track_caller]
+    fn hot(&self, classes: usize) -> Result<Tensor> {
+        let op = "one_hot";
         if !self.is_plain() {
-            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].one_hot(classes));
+            return Call::of(&ONE_HOT, &[self]).run1(|l| l[0].hot(classes));
         }
         let dims: Dims = self.dims().iter().copied().chain([classes]).collect();
         // Where u32 wraps to i32 it becomes negative, which no class is.

@@ -1,0 +1,7 @@
+//! Pipelines: every schedule gives the values and gradients of the model without one, and keeps as
+//! much in memory as its proof says.
+
+mod memory;
+mod parity;
+mod processes;
+mod support;
