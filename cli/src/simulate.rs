@@ -8,7 +8,7 @@ use anymesh::{
 };
 use clap::Args;
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{io::Write, path::Path};
 
 /// Arguments of `anymesh simulate`.
 #[derive(Args)]
@@ -49,10 +49,15 @@ fn told<T>(result: anymesh::simulate::Result<T>) -> Result<T> {
     result.map_err(|error| bad(error.to_string()))
 }
 
+/// A reader that closes early is no error.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
 impl SimulateCommand {
     pub(crate) fn run(&self) -> Result<()> {
         if self.list {
-            println!("{}\n\n{}", models().text(), clusters().text());
+            print(&format!("{}\n\n{}\n", models().text(), clusters().text()));
             return Ok(());
         }
         let case = self.case()?;
@@ -63,8 +68,8 @@ impl SimulateCommand {
                 return Ok(());
             }
             match self.json {
-                true => println!("{}", told(step.to_json())?),
-                false => print!("{step}"),
+                true => print(&format!("{}\n", told(step.to_json())?)),
+                false => print(&step.to_string()),
             }
             return Ok(());
         }
@@ -76,8 +81,8 @@ impl SimulateCommand {
             return Ok(());
         }
         match self.json {
-            true => println!("{}", told(found.to_json())?),
-            false => print!("{found}"),
+            true => print(&format!("{}\n", told(found.to_json())?)),
+            false => print(&found.to_string()),
         }
         Ok(())
     }

@@ -97,15 +97,8 @@ impl Case {
 
     /// Whether any axis was said, so that there is a layout to price.
     pub fn is_laid_out(&self) -> bool {
-        let open = [
-            "sequence",
-            "batch",
-            "attention",
-            "context",
-            "precision",
-            "gradient_bytes",
-        ];
-        self.pinned.iter().any(|p| !open.contains(&p.as_str()))
+        let axes = ["dp", "tp", "pp", "cp", "ep"];
+        self.pinned.iter().any(|p| axes.contains(&p.as_str()))
     }
 
     /// What a search over layouts of this case keeps to.

@@ -270,9 +270,13 @@ impl Layout {
         if product == Some(ranks) {
             return Ok(());
         }
+        if product.is_some() {
+            number("ranks", ranks, 1 << 32)?;
+        }
         let rest = tp.checked_mul(pp).and_then(|n| n.checked_mul(cp));
         let instead = match rest.filter(|rest| ranks > 0 && ranks.is_multiple_of(*rest)) {
             Some(rest) => format!("dp {} would do", ranks / rest),
+            None if product.is_none() => "take smaller axes".into(),
             None => {
                 let near = |what: &str, value: usize| {
                     let rest = product.map_or(1, |p| p / value);

@@ -74,9 +74,9 @@ pub struct Coefficients {
 }
 
 /// Fitted by hand, all together, to the eight step times of arXiv 2205.05198 table 5 (22B to 1T, full
-/// recompute, and selective with sequence parallel), but for what those runs do not show: `flash` is the
-/// 200 of 312 TFLOP/s that arXiv 2307.08691 reports for forward passes; `between`, `data_overlap`,
-/// `backward` and `usable` are assumed.
+/// recompute, and selective with sequence parallel), but for what those runs do not show: `flash`
+/// is assumed, about what arXiv 2307.08691 reports; `between`, `data_overlap`, `backward` and `usable`
+/// are assumed.
 const A100: Coefficients = Coefficients {
     products: 0.76,
     flash: 0.65,

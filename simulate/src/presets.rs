@@ -18,7 +18,7 @@ pub struct Preset {
     pub source: &'static str,
 }
 
-const MEGATRON: &str = "arXiv 2205.05198 table 3; vocabulary and positions arXiv 2104.04473 §5.1";
+const MEGATRON: &str = "arXiv 2205.05198 table 3; vocabulary and positions arXiv 2104.04473 §5";
 
 /// GPT as Megatron trains it: four times as wide inside, biases, dropout, tied ends.
 fn gpt(name: &str, [layers, hidden, heads, batch]: [usize; 4]) -> Preset {
@@ -74,7 +74,7 @@ fn llama(
 
 /// All presets.
 pub fn presets() -> Vec<Preset> {
-    const LLAMA: &str = "arXiv 2407.21783 table 3; 16M tokens a step §3.4.1";
+    const LLAMA: &str = "arXiv 2407.21783 table 3; the batch of 405B §3.4.1, of the others assumed";
     let llama3 = |name: &str, [layers, hidden, heads, ffn]: [usize; 4], tokens: usize| Preset {
         model: llama(name, [layers, hidden, heads, 8, ffn, 128_256], false),
         sequence: 8192,
@@ -118,7 +118,7 @@ pub fn presets() -> Vec<Preset> {
             model: llama("smollm2-135m", [30, 576, 9, 3, 1536, 49_152], true),
             sequence: 2048,
             batch: 512,
-            source: "config.json of HuggingFaceTB/SmolLM2-135M; 1M tokens a step",
+            source: "config.json of HuggingFaceTB/SmolLM2-135M; the batch is assumed",
         },
     ]
 }
@@ -202,7 +202,7 @@ pub fn published() -> Vec<Published> {
                     layout,
                     seconds: Some(seconds),
                     teraflops: None,
-                    source: "arXiv 2205.05198 table 5 and §6.3",
+                    source: "arXiv 2205.05198 table 5; with dp 8 in its text",
                 });
             }
         }

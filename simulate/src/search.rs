@@ -32,7 +32,7 @@ impl Limits {
             },
             pinned: vec![],
             best: 3,
-            timed: 24,
+            timed: 48,
         }
     }
 
@@ -78,6 +78,8 @@ struct Candidate {
     spent: Spent,
     seconds: f64,
     memory: f64,
+    /// Whether these are of its real schedule.
+    timed: bool,
 }
 
 fn divisors(n: usize, most: usize) -> Vec<usize> {
@@ -115,16 +117,28 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
         layout: smallest.layout.summary(),
         instead: "take more ranks, a shorter sequence, or pin less".into(),
     };
-    let mut fitting: Vec<&Candidate> = all.iter().filter(|c| c.memory <= usable).collect();
-    fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    if fitting.is_empty() {
+    let mut order: Vec<usize> = (0..all.len())
+        .filter(|i| all[*i].memory <= usable)
+        .collect();
+    if order.is_empty() {
         return Err(nothing());
     }
+    order.sort_by(|a, b| all[*a].seconds.total_cmp(&all[*b].seconds));
+    let fitting = order.len();
+    let nothing = nothing();
     let mut timed = vec![];
-    for candidate in fitting.iter().take(limits.timed.max(limits.best)) {
+    for at in order.into_iter().take(limits.timed.max(limits.best)) {
+        let candidate = &mut all[at];
         match estimate(model, machine, &candidate.layout) {
-            Ok(step) if step.fits => timed.push(step),
-            Ok(_) => {}
+            Ok(step) => {
+                candidate.seconds = step.seconds;
+                candidate.spent = step.spent;
+                candidate.memory = step.memory.iter().map(|m| m.total).fold(0.0, f64::max);
+                candidate.timed = true;
+                if step.fits {
+                    timed.push(step);
+                }
+            }
             // A schedule that does not exist for these numbers.
             Err(error) => wrong = Some(error),
         }
@@ -137,7 +151,7 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
     timed.sort_by(order);
     timed.truncate(limits.best);
     if timed.is_empty() {
-        return Err(wrong.unwrap_or_else(nothing));
+        return Err(wrong.unwrap_or(nothing));
     }
     let ranked = timed.into_iter().map(|step| Ranked {
         why: why(&step, &all, usable),
@@ -147,7 +161,7 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
     Ok(Found {
         ranked: ranked.collect(),
         candidates: all.len(),
-        fitting: fitting.len(),
+        fitting,
     })
 }
 
@@ -292,6 +306,7 @@ fn quick(priced: &Stages, layout: Layout) -> Candidate {
         seconds: spent.total(),
         memory: memory.fold(0.0, f64::max),
         spent,
+        timed: false,
         layout,
     }
 }
@@ -400,9 +415,9 @@ fn against(other: &Candidate, step: &Estimate) -> String {
             seconds_text(much),
             seconds_text(more)
         ),
-        // Only the best few are timed with their schedules.
-        _ => format!(
-            "is {} shorter by closed forms, not with its schedule",
+        much if other.timed => format!("takes {} less", seconds_text(-much)),
+        much => format!(
+            "takes {} less by closed forms, and is not among those that were timed",
             seconds_text(-much)
         ),
     }

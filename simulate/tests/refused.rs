@@ -162,6 +162,7 @@ fn numbers_that_do_not_go_together() {
         "llama-3-8b",
         "too many",
     );
+    refused(Layout::default(), 0, "llama-3-8b", "ranks is 0");
     // The schedule's own refusal, which only an estimate meets.
     let model = preset("llama-3-8b").unwrap().model;
     let layout = Layout {
