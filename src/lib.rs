@@ -21,6 +21,7 @@
 //! | [`init`], [`cluster`] | the processes of a launcher as one machine to put meshes on |
 //! | [`checkpoint`] | any mesh in, any mesh out; Hugging Face, torch, safetensors |
 //! | [`schedule`] | pipeline schedules as data: built in, searched, own ones; proofs and timings |
+//! | [`simulate`] | what a training step costs on a cluster that is not there, and a search over layouts |
 //! | `show` | pictures and tables for notebooks, pages and files |
 //! | [`backend`], [`backends`] | what a device is made of, and the ones in this build |
 //!
@@ -154,6 +155,9 @@ pub use anymesh_schedule as schedule;
 /// Pictures and tables: what notebooks, pages and `--svg` show.
 #[cfg(feature = "show")]
 pub use anymesh_show as show;
+/// What a training step of a transformer costs on a cluster that is not there, and a search over its
+/// layouts.
+pub use anymesh_simulate as simulate;
 #[cfg(all(feature = "train", not(target_family = "wasm")))]
 pub use anymesh_train as train;
 #[cfg(not(target_family = "wasm"))]

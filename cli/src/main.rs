@@ -25,6 +25,7 @@ mod schedule;
 mod seeded;
 mod server;
 mod show;
+mod simulate;
 mod trace;
 mod train;
 
@@ -54,6 +55,9 @@ enum Command {
     /// Show a pipeline schedule: who does what when, how long it takes, how much memory, who waits for
     /// whom.
     Schedule(schedule::ScheduleCommand),
+    /// Tell what a training step costs on a cluster that is not there: time, memory and bytes, of a
+    /// layout or of the best ones.
+    Simulate(simulate::SimulateCommand),
     /// Draw which rank holds what.
     Show(show::Show),
     /// Go on with a text, or answer a question, with a model of a Hugging Face folder or a GGUF
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Command::Explain(explain) => finish(explain.run()),
         Command::Layout(layout) => finish(layout.run()),
         Command::Schedule(schedule) => finish(schedule.run()),
+        Command::Simulate(simulate) => finish(simulate.run()),
         Command::Show(show) => finish(show.run()),
         Command::Generate(generate) => model::finish(generate.run()),
         Command::Embed(embed) => model::finish(embed.run()),
