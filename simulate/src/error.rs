@@ -106,5 +106,5 @@ fn near(nearest: &[usize], divisor: &usize) -> String {
     }
 }
 
-/// `Result` with this crate's [`Error`].
+/// `Result` with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
