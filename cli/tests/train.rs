@@ -342,6 +342,7 @@ fn a_pipeline_runs_in_processes_and_goes_on_without_one() {
     let folder = Folder::new("pipeline");
     let settings = [
         "model.n_layer=3",
+        "batch.global=8",
         "batch.accumulation=4",
         "pipeline.schedule=zbh1",
         "run.steps=6",

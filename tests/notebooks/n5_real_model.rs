@@ -1,6 +1,6 @@
 //! Written from examples/notebooks/5-real-model.ipynb: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.
 
-#![allow(unused, clippy::all)]
+#![allow(unused, unreachable_pub, clippy::all)]
 
 use crate::shown::{Outcome, begin, line, show};
 

@@ -53,7 +53,7 @@ fn shows(cell: &Value) -> bool {
 /// The program of a notebook: its cells in one function, so that each sees what those before it made.
 pub(crate) fn program(notebook: &str) -> String {
     let mut out = format!(
-        "//! Written from {notebook}: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.\n\n#![allow(unused, clippy::all)]\n\nuse crate::shown::{{Outcome, begin, line, show}};\n\nmacro_rules! println {{\n    ($($t:tt)*) => {{ line(format_args!($($t)*)) }};\n}}\n\npub(crate) fn run() -> Outcome {{\n"
+        "//! Written from {notebook}: `ANYMESH_UPDATE=1 cargo test --test notebook_programs` writes it again.\n\n#![allow(unused, unreachable_pub, clippy::all)]\n\nuse crate::shown::{{Outcome, begin, line, show}};\n\nmacro_rules! println {{\n    ($($t:tt)*) => {{ line(format_args!($($t)*)) }};\n}}\n\npub(crate) fn run() -> Outcome {{\n"
     );
     for (number, cell) in cells(notebook).iter().enumerate() {
         let source = text(&cell["source"]);

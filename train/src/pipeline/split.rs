@@ -177,7 +177,7 @@ pub fn balanced(costs: &[f64], first: f64, last: f64, stages: usize) -> Result<V
         let fits = |to: &usize| of_stage(s, from, *to) <= limit && best[s + 1][*to] <= limit;
         let most = (from..=n).rev().find(fits).unwrap_or(n);
         // Leaves a layer to each stage after it, where there are enough.
-        let after = (stages - 1 - s).min(n - from);
+        let after = (stages - 1 - s).min((n - from).saturating_sub(1));
         let to = (from..=n - after).rev().find(fits).unwrap_or(most);
         layers.push(to - from);
         from = to;
