@@ -393,10 +393,11 @@ impl Session {
         } else {
             state.values += 1;
         }
-        if x.sharding().is_partial() {
-            state.note_partial(event, Some(at));
-        }
         let same = parts.iter().all(|part| part.is_of(&a));
+        if x.sharding().is_partial() {
+            // Where it has the same bits, so has what becomes of it.
+            state.note_partial(event, (!same).then_some(at));
+        }
         match self.settings.in_step && !same {
             true => a.in_place_of(x).map(Some),
             false => Ok(None),

@@ -103,3 +103,24 @@ fn out_of_step_the_runs_are_their_own() -> Result<()> {
 fn values(tensors: &[Tensor]) -> Result<Vec<Vec<f32>>> {
     tensors.iter().map(|t| t.to_vec::<f32>()).collect()
 }
+
+#[test]
+fn a_run_has_the_bits_of_itself() -> Result<()> {
+    let cpu = anymesh_backend_cpu::device();
+    let bits = Compare {
+        tolerance: Some(Tolerance::BITS),
+        ..Compare::default()
+    };
+    for axes in MESHES {
+        for recompute in [false, true] {
+            let program = Program {
+                recompute,
+                ..Program::default()
+            };
+            let mesh = Mesh::new(axes, &cpu)?;
+            let found = bits.run(|m: &Mesh| train(&program, m), &mesh, &mesh)?;
+            assert!(found.is_same(), "{axes}: {found}");
+        }
+    }
+    Ok(())
+}
