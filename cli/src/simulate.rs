@@ -202,17 +202,8 @@ fn figure(step: &Estimate) -> Figure {
         spent.row([name.to_string(), format!("{seconds:.4}"), share]);
     }
     let mut bytes = Table::new("bytes that a rank receives", &["axis", "bytes"]).numbers(&[1]);
-    let b = &step.bytes;
-    for (name, count) in [
-        ("tp", b.tp),
-        ("cp", b.cp),
-        ("dp", b.dp),
-        ("pp", b.pp),
-        ("ep", b.ep),
-    ] {
-        if count > 0.0 {
-            bytes.row([name.to_string(), format!("{count:.0}")]);
-        }
+    for (name, count) in step.bytes.parts().into_iter().filter(|p| p.1 > 0.0) {
+        bytes.row([name.to_string(), format!("{count:.0}")]);
     }
     let heads = [
         "rank",

@@ -1,31 +1,18 @@
 //! `anymesh schedule` as users call it.
 
 use serde_json::Value;
-use std::{fs, process::Command};
+use std::fs;
 
-fn anymesh(args: &[&str]) -> (bool, String) {
-    let out = Command::new(env!("CARGO_BIN_EXE_anymesh"))
-        .arg("schedule")
-        .args(args)
-        .output()
-        .unwrap();
-    let text = if out.status.success() {
-        out.stdout
-    } else {
-        out.stderr
-    };
-    (out.status.success(), String::from_utf8(text).unwrap())
-}
+mod support;
+
+const COMMAND: support::Called = support::Called("schedule");
 
 fn text(args: &[&str]) -> String {
-    let (good, text) = anymesh(args);
-    assert!(good, "{text}");
-    text
+    COMMAND.text(args)
 }
 
 fn refused(args: &[&str], why: &str) {
-    let (good, text) = anymesh(args);
-    assert!(!good && text.contains(why), "{args:?}: {text}");
+    COMMAND.refused(args, why);
 }
 
 #[test]

@@ -29,6 +29,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All that do something.
+    pub const ALL: [Kind; 8] = [
+        Kind::F,
+        Kind::B,
+        Kind::I,
+        Kind::W,
+        Kind::SendF,
+        Kind::RecvF,
+        Kind::SendB,
+        Kind::RecvB,
+    ];
+
     /// Whether it is `F`, `B`, `I` or `W`.
     pub fn computes(self) -> bool {
         matches!(self, Kind::F | Kind::B | Kind::I | Kind::W)
@@ -137,17 +149,7 @@ impl FromStr for Action {
         let from = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
         let rest = &text[from..];
         let to = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(bad)?;
-        let kinds = [
-            Kind::F,
-            Kind::B,
-            Kind::I,
-            Kind::W,
-            Kind::SendF,
-            Kind::RecvF,
-            Kind::SendB,
-            Kind::RecvB,
-        ];
-        let kind = kinds.into_iter().find(|k| k.text() == &rest[..to]);
+        let kind = Kind::ALL.into_iter().find(|k| k.text() == &rest[..to]);
         let stage = text[..from].parse().map_err(|_| bad())?;
         let micro = rest[to..].parse().map_err(|_| bad())?;
         Ok(Action::new(kind.ok_or_else(bad)?, stage, micro))

@@ -112,23 +112,11 @@ fn change(schedule: &mut Schedule, random: &mut Random) {
             let action = list[at];
             list.insert(random.below(list.len()), action);
         }
-        _ => {
-            let kinds = [
-                Kind::F,
-                Kind::B,
-                Kind::I,
-                Kind::W,
-                Kind::SendF,
-                Kind::RecvF,
-                Kind::SendB,
-                Kind::RecvB,
-            ];
-            match random.below(3) {
-                0 => list[at].kind = kinds[random.below(8)],
-                1 => list[at].stage = random.below(schedule.owner.len() + 1),
-                _ => list[at].micro = random.below(schedule.micros + 1),
-            }
-        }
+        _ => match random.below(3) {
+            0 => list[at].kind = Kind::ALL[random.below(8)],
+            1 => list[at].stage = random.below(schedule.owner.len() + 1),
+            _ => list[at].micro = random.below(schedule.micros + 1),
+        },
     }
 }
 

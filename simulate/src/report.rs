@@ -162,17 +162,8 @@ impl fmt::Display for Estimate {
             )?;
         }
         writeln!(f, "\nbytes that a rank receives")?;
-        let b = &self.bytes;
-        for (name, bytes) in [
-            ("tp", b.tp),
-            ("cp", b.cp),
-            ("dp", b.dp),
-            ("pp", b.pp),
-            ("ep", b.ep),
-        ] {
-            if bytes > 0.0 {
-                writeln!(f, "  {name:<13} {:>10}", bytes_text(bytes))?;
-            }
+        for (name, bytes) in self.bytes.parts().into_iter().filter(|p| p.1 > 0.0) {
+            writeln!(f, "  {name:<13} {:>10}", bytes_text(bytes))?;
         }
         writeln!(
             f,

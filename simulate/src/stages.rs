@@ -24,6 +24,19 @@ pub struct Bytes {
 }
 
 impl Bytes {
+    /// By axis.
+    pub fn parts(&self) -> [(&'static str, f64); 5] {
+        [
+            ("tp", self.tp),
+            ("cp", self.cp),
+            ("dp", self.dp),
+            ("pp", self.pp),
+            ("ep", self.ep),
+        ]
+    }
+}
+
+impl Bytes {
     /// All of them.
     pub fn total(&self) -> f64 {
         self.tp + self.cp + self.dp + self.pp + self.ep

@@ -2,7 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Reads, Stack},
+    staged::{Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -12,7 +12,6 @@ use crate::{
         Linear, Mlp, Stream,
     },
     pipeline::{Split, on_mesh},
-    recompute::recompute,
 };
 use anymesh_core::Tensor;
 use serde::{Deserialize, Serialize};
@@ -243,6 +242,18 @@ pub struct Gpt2 {
     split: Split,
 }
 
+impl Layer for Gpt2Layer {
+    fn run(
+        &self,
+        x: &Tensor,
+        attend: &Attend,
+        cache: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        self.forward(x, attend, cache, pass)
+    }
+}
+
 impl Stack for Gpt2 {
     fn split(&self) -> &Split {
         &self.split
@@ -253,7 +264,7 @@ impl Stack for Gpt2 {
         stage: usize,
         stream: Option<&Tensor>,
         reads: &Reads<'_>,
-        mut caches: Option<&mut [Cache]>,
+        caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let Reads { tokens, from, pass } = *reads;
         let count = tokens.length()?;
@@ -274,17 +285,12 @@ impl Stack for Gpt2 {
                 self.dropout.forward(&rows.add(&places)?, pass)?
             }
         };
-        for i in self.split.layers(stage) {
-            let layer = &self.h[i];
-            x = match caches.as_deref_mut() {
-                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
-                None => {
-                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
-                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
-                    recompute(self.recompute, &x, run)?
-                }
-            };
-        }
+        let layers = Layers {
+            all: &self.h,
+            range: self.split.layers(stage),
+            recompute: self.recompute,
+        };
+        x = layers.run(x, &attend, pass, caches)?;
         match stage + 1 == self.split.stages() {
             true => self.ln_f.forward(&x),
             false => Ok(x),

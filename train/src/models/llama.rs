@@ -3,7 +3,7 @@
 use super::{
     rope::{RopeScaling, frequencies},
     settings::{self, Settings, above_zero, absent, only, positive, share},
-    staged::{Reads, Stack},
+    staged::{Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -13,7 +13,6 @@ use crate::{
         RmsNorm, Rope, Stream,
     },
     pipeline::{Split, on_mesh},
-    recompute::recompute,
 };
 use anymesh_core::{Tensor, ops::RopeStyle};
 use serde::{Deserialize, Serialize};
@@ -286,6 +285,18 @@ impl LlamaLayer {
     }
 }
 
+impl Layer for LlamaLayer {
+    fn run(
+        &self,
+        x: &Tensor,
+        attend: &Attend,
+        cache: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        self.forward(x, attend, cache, pass)
+    }
+}
+
 impl Stack for Llama {
     fn split(&self) -> &Split {
         &self.split
@@ -296,7 +307,7 @@ impl Stack for Llama {
         stage: usize,
         stream: Option<&Tensor>,
         reads: &Reads<'_>,
-        mut caches: Option<&mut [Cache]>,
+        caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let Reads { tokens, from, pass } = *reads;
         let count = tokens.length()?;
@@ -318,17 +329,12 @@ impl Stack for Llama {
                 self.stream.settle(&rows)?
             }
         };
-        for i in self.split.layers(stage) {
-            let layer = &self.layers[i];
-            x = match caches.as_deref_mut() {
-                Some(caches) => layer.forward(&x, &attend, caches.get_mut(i), pass)?,
-                None => {
-                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
-                    let run = move |x: &Tensor| layer.forward(x, &attend, None, &pass);
-                    recompute(self.recompute, &x, run)?
-                }
-            };
-        }
+        let layers = Layers {
+            all: &self.layers,
+            range: self.split.layers(stage),
+            recompute: self.recompute,
+        };
+        x = layers.run(x, &attend, pass, caches)?;
         match stage + 1 == self.split.stages() {
             true => self.norm.forward(&x),
             false => Ok(x),

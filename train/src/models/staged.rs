@@ -3,10 +3,12 @@
 use super::tokens::Tokens;
 use crate::{
     Pass, Result,
-    nn::Cache,
+    nn::{Attend, Cache},
     pipeline::{Split, on_mesh},
+    recompute::recompute,
 };
 use anymesh_core::Tensor;
+use std::ops::Range;
 
 /// What a stage reads beside the stream.
 pub(crate) struct Reads<'a> {
@@ -15,6 +17,49 @@ pub(crate) struct Reads<'a> {
     /// How many tokens caches have.
     pub(crate) from: usize,
     pub(crate) pass: &'a Pass,
+}
+
+/// A layer of a stack.
+pub(crate) trait Layer: Clone + Send + Sync + 'static {
+    /// What it makes of the stream.
+    fn run(
+        &self,
+        x: &Tensor,
+        attend: &Attend,
+        cache: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Tensor>;
+}
+
+/// Some of a model's layers, one after the other.
+pub(crate) struct Layers<'a, L> {
+    pub(crate) all: &'a [L],
+    pub(crate) range: Range<usize>,
+    /// Whether they forget what is inside of them and run again in the backward pass.
+    pub(crate) recompute: bool,
+}
+
+impl<L: Layer> Layers<'_, L> {
+    pub(crate) fn run(
+        self,
+        mut x: Tensor,
+        attend: &Attend,
+        pass: &Pass,
+        mut caches: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        for i in self.range {
+            let layer = &self.all[i];
+            x = match caches.as_deref_mut() {
+                Some(caches) => layer.run(&x, attend, caches.get_mut(i), pass)?,
+                None => {
+                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
+                    let run = move |x: &Tensor| layer.run(x, &attend, None, &pass);
+                    recompute(self.recompute, &x, run)?
+                }
+            };
+        }
+        Ok(x)
+    }
 }
 
 /// A stack of layers in stages.
