@@ -24,8 +24,8 @@
 //! [`start`](Transport::start) takes a call as [data](Call) and answers with a [`Pending`], so that
 //! the program computes while data is on its way. [`Background`] does that for any transport, with a
 //! thread that makes the calls in the order in which they were posted; a transport that has a
-//! stream of the device to itself overrides it. Whatever the way, the calls of a process happen in
-//! the order of the program, started or not.
+//! stream of the device to itself overrides it. Whatever the way, the calls of a process begin in
+//! the order of the program, started or not, and those that a process has with another one end in it.
 //!
 //! # Failure
 //! Tensors are values, so a failed call leaves its inputs as they were and can be repeated. Calls
@@ -189,6 +189,13 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
 
     /// Whether calls that are [started](Self::start) go on beside what the program does next.
     fn overlaps(&self) -> bool {
+        false
+    }
+
+    /// Whether an [exchange](Call::Exchange) that is [started](Self::start) begins at once and goes on
+    /// by itself, so that others can begin and end before it does: one that waits for a rank holds up
+    /// nobody but those who need something of the same rank.
+    fn posts(&self) -> bool {
         false
     }
 

@@ -21,8 +21,6 @@ pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;
 
-pub(crate) use staged::Reads;
-
 use crate::{
     Error, Result,
     nn::{Activation, Cache},

@@ -3,10 +3,10 @@
 use super::{
     Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig,
     settings::{Settings, absent, read_strictly, write},
-    staged::Stack,
+    staged::{Reads, Stack},
     tokens::Tokens,
 };
-use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache};
+use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
 use anymesh_core::{Mesh, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -192,18 +192,39 @@ impl Model {
 
     /// Where it lies, all stages of it.
     pub fn mesh(&self) -> &Mesh {
-        match self.stack() {
-            Some(stack) => stack.split().mesh(),
-            None => self.embedding().value().mesh(),
-        }
+        self.split().mesh()
     }
 
-    /// Its layers in stages; an encoder has none.
-    pub(crate) fn stack(&self) -> Option<&dyn Stack> {
+    /// Which layers are in which stage; one stage on a mesh without an axis `pp`.
+    pub fn split(&self) -> &Split {
+        self.stack().split()
+    }
+
+    /// What a stage makes of the stream `[b, s, width]` that the stage before it gave and that lies on
+    /// its mesh: for models with an own head, which implement [`Staged`](crate::pipeline::Staged). The
+    /// first stage is given none; what the last one gives is [`hidden`](Self::hidden).
+    #[track_caller]
+    pub fn stage(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        let reads = Reads {
+            tokens: &tokens.on(self.split().mesh_of(stage))?,
+            from: 0,
+            pass,
+        };
+        self.stack().part(stage, stream, &reads, None)
+    }
+
+    /// Its layers in stages.
+    pub(crate) fn stack(&self) -> &dyn Stack {
         match self {
-            Self::Gpt2(m) => Some(m),
-            Self::Llama(m) => Some(m),
-            Self::Bert(_) => None,
+            Self::Gpt2(m) => m,
+            Self::Llama(m) => m,
+            Self::Bert(m) => m,
         }
     }
 

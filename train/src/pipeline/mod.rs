@@ -8,15 +8,19 @@
 //! Values and gradients are those of the model without a pipeline: a stage cuts the tape at its
 //! inputs, and the gradients that come back go on from there.
 
+mod cached;
 mod choice;
+mod measure;
 mod place;
 mod run;
 mod split;
 
+pub use cached::Cached;
 pub use choice::ScheduleChoice;
-pub(crate) use place::on_mesh;
+pub use measure::measure;
+pub(crate) use place::{on_mesh, start_on_mesh};
 pub use run::Pipeline;
-pub use split::{Split, Stages, balanced};
+pub use split::{LayerCosts, Split, Stages, balanced};
 
 use crate::{Module, Pass, Result};
 use anymesh_core::{Mesh, Tensor};
@@ -36,7 +40,8 @@ pub trait Staged {
     fn mesh_of(&self, stage: usize) -> &Mesh;
 
     /// What a stage makes of what the stage before it gave, which lies on this stage's mesh. The
-    /// first stage is given nothing, and the last gives the sum of the losses of the micro-batch.
+    /// first stage is given nothing, and the last gives the sum of the losses of the micro-batch, or
+    /// what a loss over [all of them](Pipeline::run_cached) reads: the vectors of an encoder.
     fn forward(
         &self,
         stage: usize,

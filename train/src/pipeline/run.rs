@@ -1,9 +1,9 @@
 //! Goes through a schedule.
 
-use super::{Borrowed, Given, Staged, on_mesh};
-use crate::{Error, Pass, Result, trainer::Computed};
+use super::{Borrowed, Given, Staged, on_mesh, start_on_mesh};
+use crate::{Error, Pass, Result, optim::Accumulator, trainer::Computed};
 use anymesh_core::{
-    Tensor,
+    Moving, Tensor,
     grad::{Gradients, Remaining, Root, backward_from, backward_inputs, no_grad},
 };
 use anymesh_schedule::{Action, Kind, Limits, Proof, Schedule};
@@ -48,49 +48,70 @@ impl Pipeline {
         factor: f64,
         pass: &dyn Fn(usize) -> Pass,
     ) -> Result<Computed> {
-        let schedule = self.proof.schedule();
-        if (schedule.stages(), schedule.micros) != (model.stages(), batches.len()) {
+        let mut run = Run::new(self, model, batches, End::Loss(factor))?;
+        run.go(self, batches, pass, |_| true)?;
+        run.finish()
+    }
+
+    /// What the last stage gives for each micro-batch, without a graph: forward passes alone, in the
+    /// order of the schedule.
+    pub fn outputs<S: Staged + ?Sized>(
+        &self,
+        model: &S,
+        batches: &[S::Batch],
+        pass: &dyn Fn(usize) -> Pass,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let mut run = Run::new(self, model, batches, End::Nothing)?;
+        let forward = |kind| matches!(kind, Kind::F | Kind::SendF | Kind::RecvF);
+        no_grad(|| run.go(self, batches, pass, forward))?;
+        let outputs = (0..batches.len()).map(|micro| run.gave.remove(&(run.last, micro)));
+        let values = |gave: Vec<Passed>| gave.into_iter().map(|(x, _)| x).collect();
+        let outputs = outputs.map(|gave| Ok(values(gave.ok_or_else(lost)?)));
+        outputs.collect()
+    }
+
+    /// The gradients of all micro-batches where those of what the last stage gives are known, one
+    /// tensor for each micro-batch.
+    pub fn backward_with<S: Staged + ?Sized>(
+        &self,
+        model: &S,
+        batches: &[S::Batch],
+        seeds: &[Tensor],
+        pass: &dyn Fn(usize) -> Pass,
+    ) -> Result<Accumulator> {
+        if seeds.len() != batches.len() {
             let detail = format!(
-                "it is for {} stages and {} micro-batches, there are {} and {}",
-                schedule.stages(),
-                schedule.micros,
-                model.stages(),
+                "there are {} gradients for {} micro-batches",
+                seeds.len(),
                 batches.len()
             );
-            return Err(Error::config("pipeline.schedule", detail));
+            return Err(Error::config("pipeline", detail));
         }
-        let mut run = Run {
-            model,
-            factor,
-            last: model.stages() - 1,
-            lent: (0..model.stages())
-                .map(|s| Lent::of(model, s))
-                .collect::<Result<_>>()?,
-            done: Computed::default(),
-            arrived: HashMap::new(),
-            gave: HashMap::new(),
-            open: HashMap::new(),
-            half: HashMap::new(),
-            back: HashMap::new(),
-            losses: BTreeMap::new(),
-        };
-        for (rank, at) in self.proof.order() {
-            let action = schedule.ranks[*rank][*at];
-            run.act(action, &batches[action.micro], &pass(action.micro))?;
-        }
-        run.finish()
+        let mut run = Run::new(self, model, batches, End::Seeds(seeds))?;
+        run.go(self, batches, pass, |_| true)?;
+        Ok(run.finish()?.gradients)
     }
 }
 
+/// What is done with what the last stage gives.
+enum End<'a> {
+    /// It is a loss: its gradients, times a factor.
+    Loss(f64),
+    /// Its gradients are known.
+    Seeds(&'a [Tensor]),
+    /// It is the result.
+    Nothing,
+}
+
 /// What a stage borrowed, and the gradients of that.
-struct Lent {
+pub(super) struct Lent {
     of: Vec<Borrowed>,
     copies: Vec<Tensor>,
     sums: Vec<Option<Tensor>>,
 }
 
 impl Lent {
-    fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
+    pub(super) fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
         let of = model.borrows(stage)?;
         let copy = |b: &Borrowed| -> Result<Tensor> {
             let copy = on_mesh(&b.value.detach(), model.mesh_of(stage))?;
@@ -104,6 +125,10 @@ impl Lent {
             sums: vec![None; of.len()],
             of,
         })
+    }
+
+    pub(super) fn copies(&self) -> &[Tensor] {
+        &self.copies
     }
 
     fn add(&mut self, found: &Gradients) -> Result<()> {
@@ -141,22 +166,72 @@ struct Open {
 /// A run through a schedule.
 struct Run<'a, S: Staged + ?Sized> {
     model: &'a S,
-    factor: f64,
+    end: End<'a>,
     last: usize,
     lent: Vec<Lent>,
     done: Computed,
-    /// What came to a stage.
-    arrived: HashMap<At, Vec<Passed>>,
+    /// What comes to a stage, and whether a gradient is to go back for it.
+    arrived: HashMap<At, Vec<(Moving, bool)>>,
     /// What a stage gave and nobody took yet.
     gave: HashMap<At, Vec<Passed>>,
     open: HashMap<At, Open>,
     half: HashMap<At, Remaining>,
     /// The gradients of what came to a stage, which the stage before has not got yet.
     back: HashMap<At, Vec<Option<Tensor>>>,
+    /// The gradients of what a stage gave, which come to it.
+    arrived_back: HashMap<At, Vec<Option<Moving>>>,
     losses: BTreeMap<usize, Tensor>,
 }
 
-impl<S: Staged + ?Sized> Run<'_, S> {
+impl<'a, S: Staged + ?Sized> Run<'a, S> {
+    fn new(pipeline: &Pipeline, model: &'a S, batches: &[S::Batch], end: End<'a>) -> Result<Self> {
+        let schedule = pipeline.proof.schedule();
+        if (schedule.stages(), schedule.micros) != (model.stages(), batches.len()) {
+            let detail = format!(
+                "it is for {} stages and {} micro-batches, there are {} and {}",
+                schedule.stages(),
+                schedule.micros,
+                model.stages(),
+                batches.len()
+            );
+            return Err(Error::config("pipeline.schedule", detail));
+        }
+        Ok(Self {
+            model,
+            end,
+            last: model.stages() - 1,
+            lent: (0..model.stages())
+                .map(|s| Lent::of(model, s))
+                .collect::<Result<_>>()?,
+            done: Computed::default(),
+            arrived: HashMap::new(),
+            gave: HashMap::new(),
+            open: HashMap::new(),
+            half: HashMap::new(),
+            back: HashMap::new(),
+            arrived_back: HashMap::new(),
+            losses: BTreeMap::new(),
+        })
+    }
+
+    /// Goes through the schedule, through actions of some kinds.
+    fn go(
+        &mut self,
+        pipeline: &Pipeline,
+        batches: &[S::Batch],
+        pass: &dyn Fn(usize) -> Pass,
+        kinds: impl Fn(Kind) -> bool,
+    ) -> Result<()> {
+        let lists = &pipeline.proof.schedule().ranks;
+        let order = pipeline.proof.order().iter();
+        for action in order.map(|(rank, at)| lists[*rank][*at]) {
+            if kinds(action.kind) {
+                self.act(action, &batches[action.micro], &pass(action.micro))?;
+            }
+        }
+        Ok(())
+    }
+
     fn act(&mut self, action: Action, batch: &S::Batch, pass: &Pass) -> Result<()> {
         let at = (action.stage, action.micro);
         match action.kind {
@@ -166,43 +241,63 @@ impl<S: Staged + ?Sized> Run<'_, S> {
             Kind::W => self.weights(at),
             Kind::RecvF => self.receive(at),
             Kind::RecvB => self.receive_back(at),
-            // In one process the one who receives takes what is there.
+            // A receive comes right after its send, and both ends begin there.
             Kind::SendF | Kind::SendB | Kind::Idle => Ok(()),
         }
     }
 
+    /// What a stage gave sets out for the next: over processes the sender goes on, and the receiver
+    /// waits when it needs it. Nobody but who carries it has it any more.
     fn receive(&mut self, (stage, micro): At) -> Result<()> {
         let mesh = self.model.mesh_of(stage);
         let gave = self.gave.remove(&(stage - 1, micro)).ok_or_else(lost)?;
-        let moved = gave
+        let moving = gave
             .into_iter()
-            .map(|(x, tracked)| Ok((on_mesh(&x, mesh)?, tracked)));
-        let moved = moved.collect::<Result<_>>()?;
-        self.arrived.insert((stage, micro), moved);
+            .map(|(x, tracked)| Ok((start_on_mesh(&x, mesh)?, tracked)));
+        let moving = moving.collect::<Result<_>>()?;
+        self.arrived.insert((stage, micro), moving);
         Ok(())
     }
 
     fn receive_back(&mut self, (stage, micro): At) -> Result<()> {
         let mesh = self.model.mesh_of(stage);
-        let after = (stage + 1, micro);
-        let back = self.back.remove(&after).ok_or_else(lost)?;
-        let moved = back
+        let back = self.back.remove(&(stage + 1, micro)).ok_or_else(lost)?;
+        let moving = back
             .into_iter()
-            .map(|g| g.map(|g| on_mesh(&g, mesh)).transpose());
-        let moved = moved.collect::<Result<_>>()?;
-        self.back.insert(after, moved);
+            .map(|g| g.map(|g| start_on_mesh(&g, mesh)).transpose());
+        let moving = moving.collect::<Result<_>>()?;
+        self.arrived_back.insert((stage, micro), moving);
         Ok(())
+    }
+
+    /// What came to a stage; what a stage of the same rank gave is there already.
+    fn came(&mut self, (stage, micro): At) -> Result<Vec<Passed>> {
+        if stage == 0 {
+            return Ok(vec![]);
+        }
+        match self.arrived.remove(&(stage, micro)) {
+            Some(moving) => moving
+                .into_iter()
+                .map(|(x, tracked)| Ok((x.wait()?, tracked)))
+                .collect(),
+            None => self.gave.remove(&(stage - 1, micro)).ok_or_else(lost),
+        }
+    }
+
+    /// The gradients of what a stage gave.
+    fn came_back(&mut self, (stage, micro): At) -> Result<Vec<Option<Tensor>>> {
+        match self.arrived_back.remove(&(stage, micro)) {
+            Some(moving) => moving
+                .into_iter()
+                .map(|g| Ok(g.map(Moving::wait).transpose()?))
+                .collect(),
+            None => self.back.remove(&(stage + 1, micro)).ok_or_else(lost),
+        }
     }
 
     fn forward(&mut self, at: At, batch: &S::Batch, pass: &Pass) -> Result<()> {
         let (stage, micro) = at;
-        let came = match stage {
-            0 => vec![],
-            // What a stage of the same rank gave is there already.
-            _ => (self.arrived.remove(&at))
-                .or_else(|| self.gave.remove(&(stage - 1, micro)))
-                .ok_or_else(lost)?,
-        };
+        let came = self.came(at)?;
         // The tape begins anew here.
         let leaf = |(x, tracked): Passed| match tracked {
             true => x.require_grad(),
@@ -214,13 +309,27 @@ impl<S: Staged + ?Sized> Run<'_, S> {
             borrowed: &self.lent[stage].copies,
         };
         let mut gave = self.model.forward(stage, &given, batch, pass)?;
-        if stage == self.last {
+        if stage == self.last
+            && let End::Loss(factor) = self.end
+        {
             let [loss] = &gave[..] else {
                 let detail = format!("the last stage must give one loss, it gave {}", gave.len());
                 return Err(Error::config("pipeline", detail));
             };
+            if loss.numel() != 1 {
+                let detail = format!(
+                    "the last stage gave {}, which is no loss: what a loss over all micro-batches reads goes through run_cached",
+                    loss.type_string()
+                );
+                return Err(Error::config("pipeline", detail));
+            }
             self.losses.insert(micro, loss.detach());
-            gave = vec![loss.mul(self.factor)?];
+            gave = vec![loss.mul(factor)?];
+        }
+        let passed = |x: Tensor| (x.detach(), x.requires_grad());
+        if let End::Nothing = self.end {
+            self.gave.insert(at, gave.into_iter().map(passed).collect());
+            return Ok(());
         }
         let root = |x: &Tensor| x.requires_grad().then(|| Root::of(x)).transpose();
         let open = Open {
@@ -232,7 +341,6 @@ impl<S: Staged + ?Sized> Run<'_, S> {
         };
         self.open.insert(at, open);
         if stage != self.last {
-            let passed = |x: Tensor| (x.detach(), x.requires_grad());
             self.gave.insert(at, gave.into_iter().map(passed).collect());
         }
         Ok(())
@@ -241,11 +349,14 @@ impl<S: Staged + ?Sized> Run<'_, S> {
     /// Where the backward pass of a stage begins, and with what.
     fn begin(&mut self, (stage, micro): At) -> Result<(Open, Vec<Root>, Option<Vec<Tensor>>)> {
         let open = self.open.remove(&(stage, micro)).ok_or_else(lost)?;
-        if stage == self.last {
-            let roots = open.outputs.iter().flatten().cloned().collect();
-            return Ok((open, roots, None));
-        }
-        let back = self.back.remove(&(stage + 1, micro)).ok_or_else(lost)?;
+        let back = match &self.end {
+            End::Seeds(seeds) if stage == self.last => vec![Some(seeds[micro].clone())],
+            _ if stage == self.last => {
+                let roots = open.outputs.iter().flatten().cloned().collect();
+                return Ok((open, roots, None));
+            }
+            _ => self.came_back((stage, micro))?,
+        };
         let (mut roots, mut seeds) = (vec![], vec![]);
         for (output, gradient) in open.outputs.iter().zip(back) {
             // What the next stage did not depend on has none.

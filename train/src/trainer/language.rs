@@ -2,10 +2,10 @@
 
 use super::{Computed, Feed, Task, one_after_the_other};
 use crate::{
-    Error, Module, Pass, Result,
+    Module, Pass, Result,
     data::{Batch, Loader, Steps},
     lora, lora_pass,
-    models::{Model, Reads, Tokens},
+    models::{Model, Tokens},
     objective::{Language, language},
     pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
 };
@@ -87,10 +87,8 @@ impl Task for LanguageModel {
         if self.stages() == 1 {
             return one_after_the_other(self, batches, factor, pass);
         }
-        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
-        let pipeline = self
-            .schedule
-            .pipeline(&owners.unwrap_or_default(), batches.len())?;
+        let owners = self.model.split().owners();
+        let pipeline = self.schedule.pipeline(owners, batches.len())?;
         let mut computed = pipeline.run(self, batches, factor, pass)?;
         // The last stage has them; every process reads them.
         let mesh = self.model.mesh();
@@ -111,10 +109,8 @@ impl LanguageModel {
         if self.stages() == 1 {
             return Ok(());
         }
-        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
-        let pipeline = self
-            .schedule
-            .pipeline(&owners.unwrap_or_default(), micros)?;
+        let owners = self.model.split().owners();
+        let pipeline = self.schedule.pipeline(owners, micros)?;
         if let Some(live) = live {
             pipeline.proof().schedule().prove(&Limits::live(live))?;
         }
@@ -139,14 +135,11 @@ impl Staged for LanguageModel {
     }
 
     fn stages(&self) -> usize {
-        self.model.stack().map_or(1, |s| s.split().stages())
+        self.model.split().stages()
     }
 
     fn mesh_of(&self, stage: usize) -> &Mesh {
-        match self.model.stack() {
-            Some(stack) => stack.split().mesh_of(stage),
-            None => self.model.mesh(),
-        }
+        self.model.split().mesh_of(stage)
     }
 
     fn forward(
@@ -165,22 +158,13 @@ impl Staged for LanguageModel {
             }
             false => Cow::Borrowed(&self.model),
         };
-        let Some(stack) = model.stack() else {
-            let detail = "an encoder has no stages: train it without the axis pp";
-            return Err(Error::config("pipeline", detail));
-        };
-        let mesh = stack.split().mesh_of(stage);
-        let reads = Reads {
-            tokens: &self.tokens(batch)?.on(mesh)?,
-            from: 0,
-            pass,
-        };
-        let stream = stack.part(stage, given.inputs.first(), &reads, None)?;
-        if stage + 1 < stack.split().stages() {
+        let split = model.split();
+        let stream = model.stage(stage, given.inputs.first(), &self.tokens(batch)?, pass)?;
+        if stage + 1 < split.stages() {
             return Ok(vec![stream]);
         }
         let logits = model.head_with(&stream, given.borrowed.first())?;
-        let labels = on_mesh(&batch.labels, mesh)?;
+        let labels = on_mesh(&batch.labels, split.mesh_of(stage))?;
         Ok(vec![language(&logits, &labels, &self.options)?])
     }
 
