@@ -80,7 +80,7 @@ fn start(folder: &Folder, settings: &[&str]) -> Vec<Child> {
             .env("RANK", rank.to_string())
             .envs([("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1")])
             .env("MASTER_PORT", &port)
-            .envs([("ANYMESH_TOKEN", "of this test"), ("ANYMESH_TIMEOUT", "20")])
+            .envs([("ANYMESH_TOKEN", "of this test"), ("ANYMESH_TIMEOUT", "5")])
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         command.spawn().expect("it starts")
@@ -98,9 +98,10 @@ fn saved(folder: &Folder) -> Vec<u64> {
     steps
 }
 
-#[test]
-fn a_process_that_is_killed_amid_a_pipeline_ends_all_and_loses_no_checkpoint() {
-    let folder = Folder::new("killed");
+/// A signal to one of four processes amid a run: the others end with an error that names it, and the
+/// last checkpoint is whole.
+fn strike(signal: &str) {
+    let folder = Folder::new(signal);
     let endless = [
         &SMALL[..3],
         &[
@@ -121,30 +122,40 @@ fn a_process_that_is_killed_amid_a_pipeline_ends_all_and_loses_no_checkpoint() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // In the middle of a step, most likely; it may be anywhere.
-    processes[2].kill().expect("killed");
-    let killed = Instant::now();
-    for (rank, process) in processes.into_iter().enumerate() {
+    let pid = processes[2].id().to_string();
+    let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+    assert!(sent.expect("kill is there").success());
+    let struck = Instant::now();
+    let mut victim = processes.remove(2);
+    for (i, process) in processes.into_iter().enumerate() {
         let output = process.wait_with_output().expect("it ends");
-        assert!(!output.status.success(), "process {rank}");
-        if rank != 2 {
-            let text = said(&output);
-            assert!(text.contains("process 2"), "process {rank} said: {text}");
-            assert!(!text.contains("panicked"), "process {rank} said: {text}");
-        }
+        let text = said(&output);
+        assert!(!output.status.success(), "process {i} of the others");
+        assert!(text.contains("process 2"), "{i} of the others said: {text}");
+        assert!(!text.contains("panicked"), "{i} of the others said: {text}");
     }
-    // A connection that closes is seen at once; the deadline is 20 seconds.
-    assert!(killed.elapsed() < Duration::from_secs(20), "{killed:?}");
+    // The deadline, and time to tell all of them on a machine that is busy.
+    assert!(struck.elapsed() < Duration::from_secs(15), "{struck:?}");
+    victim.kill().ok();
+    victim.wait().expect("it ends");
 
     let last = *saved(&folder).last().expect("saved");
     let steps = format!("run.steps={}", last + 1);
-    let output = folder
-        .command(&[])
-        .args(set(&[&SMALL[..3], &[&steps]].concat()))
-        .output();
-    let output = output.expect("it starts");
+    let more = set(&[&SMALL[..3], &[&steps]].concat());
+    let output = folder.command(&[]).args(more).output().expect("it starts");
     let from = format!("goes on from run/step-{last}");
     assert!(said(&output).contains(&from), "{}", said(&output));
     assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn a_process_that_is_killed_amid_a_pipeline_ends_all_and_loses_no_checkpoint() {
+    strike("KILL");
+}
+
+#[test]
+fn a_process_that_is_stopped_amid_a_pipeline_is_found_by_the_deadline() {
+    strike("STOP");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //! A [`Transport`] needs three methods: its name, [`exchange`](Transport::exchange) and
 //! [`barrier`](Transport::barrier). The collectives are provided on top of `exchange`, and a
 //! transport that has better ones overrides them: they answer the same bits. The `conformance`
-//! suite (a feature of the same name) holds any transport to that, and [`Faulty`] wraps any
-//! transport to make it late, failing or short of a rank.
+//! suite (a feature of the same name) holds any transport to that, [`Faulty`] wraps any
+//! transport to make it late, failing or short of a rank, and [`Lossy`] to make it forget a sum.
 //!
 //! # One call for all ranks of a process
 //! A call names every part of its group, with data for the ranks that this process can address; it
@@ -50,6 +50,7 @@ mod fault;
 mod gather;
 mod host;
 mod in_process;
+mod lossy;
 mod no_values;
 mod reduce;
 #[cfg(not(target_family = "wasm"))]
@@ -63,6 +64,7 @@ pub use fault::{Counts, Fault, Faulty};
 pub use gather::gather_bytes;
 pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
+pub use lossy::Lossy;
 pub use no_values::NoValues;
 pub use reduce::reduce;
 #[cfg(not(target_family = "wasm"))]

@@ -6,9 +6,10 @@ use anymesh_train::{
     Build, Encoder, Module, Pass, Policy, Pooling, Result, Sentences, Zero,
     data::Tokenizer,
     models::{BertConfig, ModelConfig},
-    objective::{Contrastive, GradCache, contrastive},
-    optim::Accumulator,
+    objective::{Contrastive, GradCache, Prefix, contrastive},
+    optim::{Accumulator, AdamW, Groups, Optimizer, Rule, Schedule},
     pipeline::{Pipeline, ScheduleChoice, Stages},
+    trainer::{ContrastiveModel, Feed, Pairs, Settings, Task, Trainer},
 };
 use std::collections::BTreeMap;
 
@@ -185,5 +186,71 @@ fn what_an_encoder_cannot_is_said() -> Result<()> {
     let error = pipeline.backward_with(&encoder, &batches, &[], &pass).err();
     let error = error.map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("0 gradients for 6"), "{error}");
+    Ok(())
+}
+
+/// Texts that belong together, in micro-batches of different sizes.
+struct Texts(Mesh);
+
+impl Feed<Pairs> for Texts {
+    fn global_batch(&mut self, _: u64) -> Result<Option<(Vec<Pairs>, u64)>> {
+        let pairs = |rows: std::ops::Range<usize>| {
+            let of = |set: usize| Sentences::new(&self.0, &texts(set)[rows.clone()], 0);
+            Ok(Pairs {
+                queries: of(0)?,
+                passages: of(1)?,
+            })
+        };
+        let batches = [0..3, 3..6, 6..8].map(pairs);
+        Ok(Some((
+            batches.into_iter().collect::<Result<_>>()?,
+            ROWS as u64,
+        )))
+    }
+}
+
+fn train(mesh: &Mesh, schedule: Name) -> Result<Vec<(f64, f64)>> {
+    let stages = Stages {
+        chunks: schedule.chunks(),
+        placement: schedule.placement(),
+        ..Stages::default()
+    };
+    let encoder = encoder(mesh, stages, Zero::Off)?;
+    let mut task = ContrastiveModel::new(encoder, Contrastive::default())?;
+    task.prefixes = Prefix::all(&[8, 4]);
+    task.schedule = ScheduleChoice::Named(schedule.to_string());
+    let rule = Rule::AdamW(AdamW {
+        lr: 1e-2,
+        ..AdamW::default()
+    });
+    let optimizer = Optimizer::new(task.model(), &Groups::all(rule))?;
+    let constant = Schedule::Constant {
+        warmup: 0,
+        warmup_from: 0.0,
+    };
+    let mut trainer = Trainer::new(task, optimizer, constant, Settings::default())?;
+    let mut feed = Texts(mesh.clone());
+    let step = |_| {
+        let report = trainer.step(&mut feed)?.expect("the data never ends");
+        Ok((report.loss, report.norm))
+    };
+    (0..4).map(step).collect()
+}
+
+#[test]
+fn the_trainer_trains_an_encoder_in_stages() -> Result<()> {
+    let cpu = anymesh_backend_cpu::device();
+    let alone = train(&Mesh::single(&cpu), Name::FThenB)?;
+    assert!(alone[3].0 < alone[0].0, "it learns: {alone:?}");
+    for (axes, name) in [
+        ("pp=2, dp=2", Name::OneFOneB),
+        ("pp=2, tp=2", Name::ZeroBubbleV),
+    ] {
+        let there = train(&Mesh::new(axes, &cpu)?, name)?;
+        for (a, b) in alone.iter().zip(&there) {
+            let apart = ((a.0 - b.0) / a.0).abs().max(((a.1 - b.1) / a.1).abs());
+            assert!(apart < 1e-11, "{axes}: {there:?} instead of {alone:?}");
+        }
+    }
     Ok(())
 }

@@ -13,7 +13,7 @@ use anymesh_train::{
 };
 use std::{sync::Arc, time::Duration};
 
-const CASES: u64 = 40;
+const CASES: u64 = 28;
 const STEPS: usize = 2;
 
 /// Numbers from a seed.
