@@ -4,7 +4,7 @@ use crate::{
     Error, Module, Pass, Result,
     data::Tokenizer,
     models::{Model, ModelFiles, Tokens},
-    pipeline::{Given, Staged, on_mesh},
+    pipeline::{Given, Staged, kind_of, on_mesh},
 };
 use anymesh_core::{DType, Mesh, Tensor, grad::no_grad};
 use serde_json::Value;
@@ -202,6 +202,17 @@ impl Staged for Encoder {
 
     fn mesh_of(&self, stage: usize) -> &Mesh {
         self.model.split().mesh_of(stage)
+    }
+
+    fn kind_of(&self, sentences: &Sentences) -> Option<String> {
+        let Tokens {
+            ids,
+            positions,
+            mask,
+        } = &sentences.tokens;
+        let more = [positions.as_ref(), mask.as_ref()];
+        let all = [ids, &sentences.there].into_iter();
+        kind_of(self.model.mesh(), all.chain(more.into_iter().flatten()))
     }
 
     fn forward(

@@ -10,6 +10,7 @@
 
 mod cached;
 mod choice;
+mod elsewhere;
 mod measure;
 mod place;
 mod run;
@@ -17,6 +18,7 @@ mod split;
 
 pub use cached::Cached;
 pub use choice::ScheduleChoice;
+pub(crate) use elsewhere::{add_type, kind_of};
 pub use measure::measure;
 pub(crate) use place::{on_mesh, start_on_mesh};
 pub use run::Pipeline;
@@ -49,6 +51,15 @@ pub trait Staged {
         batch: &Self::Batch,
         pass: &Pass,
     ) -> Result<Vec<Tensor>>;
+
+    /// What the shapes and shardings of everything that stages make of a micro-batch depend on, as a
+    /// text: a process works out what stages of others make of it once for all micro-batches of one
+    /// kind, and a step of many costs it no more than one of few. Ledgers have it once, too. Only for
+    /// batches of which a stage reads nothing that its own ranks do not have. Without it each is
+    /// worked out.
+    fn kind_of(&self, _batch: &Self::Batch) -> Option<String> {
+        None
+    }
 
     /// The parameters of other stages that a stage reads: an embedding that is the head as well.
     fn borrows(&self, _stage: usize) -> Result<Vec<Borrowed>> {

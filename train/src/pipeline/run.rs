@@ -1,10 +1,15 @@
 //! Goes through a schedule.
 
-use super::{Borrowed, Given, Staged, on_mesh, start_on_mesh};
+use super::{
+    Borrowed, Given, Staged, add_type,
+    elsewhere::{self, Elsewhere},
+    on_mesh, start_on_mesh,
+};
 use crate::{Error, Pass, Result, optim::Accumulator, trainer::Computed};
 use anymesh_core::{
     Moving, Tensor,
     grad::{Gradients, Remaining, Root, backward_from, backward_inputs, no_grad},
+    spmd::Fingerprint,
 };
 use anymesh_schedule::{Action, Kind, Limits, Proof, Schedule};
 use std::collections::{BTreeMap, HashMap};
@@ -131,17 +136,33 @@ impl Lent {
         &self.copies
     }
 
-    fn add(&mut self, found: &Gradients) -> Result<()> {
-        for (copy, sum) in self.copies.iter().zip(&mut self.sums) {
-            if !copy.requires_grad() {
-                continue;
-            }
+    /// The gradients of the copies.
+    fn found(&self, found: &Gradients) -> Result<Vec<Option<Tensor>>> {
+        let of = |copy: &Tensor| match copy.requires_grad() {
             // As it lies: nothing is sent for it before the end.
-            if let Some(more) = found.get_partial(copy)? {
+            true => found.get_partial(copy),
+            false => Ok(None),
+        };
+        Ok(self.copies.iter().map(of).collect::<Result<_, _>>()?)
+    }
+
+    fn add(&mut self, found: &Gradients) -> Result<()> {
+        for (more, sum) in self.found(found)?.into_iter().zip(&mut self.sums) {
+            if let Some(more) = more {
                 *sum = Some(match sum.take() {
                     None => more,
                     Some(sum) => no_grad(|| sum.add(&more))?,
                 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients of which this process has no values.
+    pub(super) fn add_types(&mut self, found: &[Option<Tensor>]) -> Result<()> {
+        for (more, sum) in found.iter().zip(&mut self.sums) {
+            if let Some(more) = more {
+                *sum = Some(add_type(sum.take(), more)?);
             }
         }
         Ok(())
@@ -152,7 +173,7 @@ impl Lent {
 type At = (usize, usize);
 
 /// A value on its way from stage to stage, and whether a gradient is to come back for it.
-type Passed = (Tensor, bool);
+pub(super) type Passed = (Tensor, bool);
 
 /// What a forward pass left for its backward pass.
 struct Open {
@@ -181,6 +202,10 @@ struct Run<'a, S: Staged + ?Sized> {
     /// The gradients of what a stage gave, which come to it.
     arrived_back: HashMap<At, Vec<Option<Moving>>>,
     losses: BTreeMap<usize, Tensor>,
+    /// Stages of other processes.
+    elsewhere: Elsewhere,
+    /// Whether some are: then not all processes do the same.
+    apart: bool,
 }
 
 impl<'a, S: Staged + ?Sized> Run<'a, S> {
@@ -211,6 +236,8 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
             back: HashMap::new(),
             arrived_back: HashMap::new(),
             losses: BTreeMap::new(),
+            elsewhere: Elsewhere::default(),
+            apart: (0..model.stages()).any(|s| !model.mesh_of(s).is_local()),
         })
     }
 
@@ -234,16 +261,48 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
 
     fn act(&mut self, action: Action, batch: &S::Batch, pass: &Pass) -> Result<()> {
         let at = (action.stage, action.micro);
+        if action.kind.computes() && self.apart {
+            return Fingerprint::uncounted(|| self.compute(action.kind, at, batch, pass));
+        }
         match action.kind {
-            Kind::F => self.forward(at, batch, pass),
-            Kind::B => self.backward(at),
-            Kind::I => self.inputs(at),
-            Kind::W => self.weights(at),
+            Kind::F | Kind::B | Kind::I | Kind::W => self.compute(action.kind, at, batch, pass),
             Kind::RecvF => self.receive(at),
             Kind::RecvB => self.receive_back(at),
             // A receive comes right after its send, and both ends begin there.
             Kind::SendF | Kind::SendB | Kind::Idle => Ok(()),
         }
+    }
+
+    fn compute(&mut self, kind: Kind, at: At, batch: &S::Batch, pass: &Pass) -> Result<()> {
+        match kind {
+            Kind::F => self.forward(at, batch, pass),
+            Kind::B => self.backward(at),
+            Kind::I => self.inputs(at),
+            _ => self.weights(at),
+        }
+    }
+
+    /// What the types of a pass depend on, of a stage that other processes have.
+    fn kind(
+        &self,
+        at: At,
+        came: &[Passed],
+        batch: &S::Batch,
+        pass: &Pass,
+    ) -> Option<elsewhere::Kind> {
+        let (stage, micro) = at;
+        if self.model.mesh_of(stage).addressable().len() > 0 {
+            return None;
+        }
+        let mut text = self.model.kind_of(batch)?;
+        for (x, tracked) in came {
+            text += &format!("; {} {tracked}", x.type_string());
+        }
+        if let End::Seeds(seeds) = self.end {
+            text += &format!("; {}", seeds[micro].type_string());
+        }
+        text += &format!("; {}", pass.is_training());
+        Some((stage, text))
     }
 
     /// What a stage gave sets out for the next: over processes the sender goes on, and the receiver
@@ -298,6 +357,18 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
     fn forward(&mut self, at: At, batch: &S::Batch, pass: &Pass) -> Result<()> {
         let (stage, micro) = at;
         let came = self.came(at)?;
+        let kind = self.kind(at, &came, batch, pass);
+        let backward = !matches!(self.end, End::Nothing);
+        let known = kind
+            .as_ref()
+            .and_then(|kind| self.elsewhere.forward(at, kind, backward));
+        if let Some((gave, loss)) = known {
+            self.losses.extend(loss.map(|loss| (micro, loss)));
+            if stage != self.last || !backward {
+                self.gave.insert(at, gave);
+            }
+            return Ok(());
+        }
         // The tape begins anew here.
         let leaf = |(x, tracked): Passed| match tracked {
             true => x.require_grad(),
@@ -326,9 +397,15 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
             self.losses.insert(micro, loss.detach());
             gave = vec![loss.mul(factor)?];
         }
-        let passed = |x: Tensor| (x.detach(), x.requires_grad());
-        if let End::Nothing = self.end {
-            self.gave.insert(at, gave.into_iter().map(passed).collect());
+        let passed = |x: &Tensor| (x.detach(), x.requires_grad());
+        let passed: Vec<Passed> = gave.iter().map(passed).collect();
+        if let Some(kind) = kind {
+            let loss = self.losses.get(&micro).filter(|_| stage == self.last);
+            self.elsewhere
+                .found(at, kind, passed.clone(), loss.cloned());
+        }
+        if !backward {
+            self.gave.insert(at, passed);
             return Ok(());
         }
         let root = |x: &Tensor| x.requires_grad().then(|| Root::of(x)).transpose();
@@ -341,7 +418,7 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
         };
         self.open.insert(at, open);
         if stage != self.last {
-            self.gave.insert(at, gave.into_iter().map(passed).collect());
+            self.gave.insert(at, passed);
         }
         Ok(())
     }
@@ -368,20 +445,41 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
         Ok((open, roots, Some(seeds)))
     }
 
+    /// The gradients of inputs of a stage of other processes, where they are known.
+    fn known_back(&mut self, at: At) -> Result<bool> {
+        let Some(back) = self.elsewhere.back(at) else {
+            return Ok(false);
+        };
+        if at.0 != self.last {
+            self.came_back(at)?;
+        }
+        if at.0 > 0 {
+            self.back.insert(at, back);
+        }
+        Ok(true)
+    }
+
     fn backward(&mut self, at: At) -> Result<()> {
+        if self.known_back(at)? {
+            return self.add(at, None);
+        }
         let (open, roots, seeds) = self.begin(at)?;
         let found = backward_from(&roots, seeds.as_deref())?;
         drop((roots, seeds));
+        let of_input = |x: &Option<Tensor>| x.as_ref().map(|x| found.get(x)).transpose();
+        let back = open.inputs.iter().map(|x| Ok(of_input(x)?.flatten()));
+        let back: Vec<Option<Tensor>> = back.collect::<Result<_>>()?;
+        self.elsewhere.found_back(at, &back);
         if at.0 > 0 {
-            let of_input = |x: &Option<Tensor>| x.as_ref().map(|x| found.get(x)).transpose();
-            let back = open.inputs.iter().map(|x| Ok(of_input(x)?.flatten()));
-            let back = back.collect::<Result<_>>()?;
             self.back.insert(at, back);
         }
-        self.add(at.0, &found)
+        self.add(at, Some(&found))
     }
 
     fn inputs(&mut self, at: At) -> Result<()> {
+        if self.known_back(at)? {
+            return Ok(());
+        }
         let (open, roots, seeds) = self.begin(at)?;
         let inputs: Vec<&Tensor> = open.inputs.iter().flatten().collect();
         let (found, rest) = backward_inputs(&roots, seeds.as_deref(), &inputs)?;
@@ -390,22 +488,44 @@ impl<'a, S: Staged + ?Sized> Run<'a, S> {
             .inputs
             .iter()
             .map(|x| x.as_ref().and_then(|_| found.next()?));
+        let back: Vec<Option<Tensor>> = back.collect();
+        self.elsewhere.found_back(at, &back);
         if at.0 > 0 {
-            self.back.insert(at, back.collect());
+            self.back.insert(at, back);
         }
         self.half.insert(at, rest);
         Ok(())
     }
 
     fn weights(&mut self, at: At) -> Result<()> {
-        let rest = self.half.remove(&at).ok_or_else(lost)?;
-        let found = rest.backward()?;
-        self.add(at.0, &found)
+        match self.half.remove(&at) {
+            Some(rest) => {
+                let found = rest.backward()?;
+                self.add(at, Some(&found))
+            }
+            None if self.elsewhere.has(at) => self.add(at, None),
+            None => Err(lost()),
+        }
     }
 
-    fn add(&mut self, stage: usize, found: &Gradients) -> Result<()> {
-        self.done.gradients.add(self.model.model(), found)?;
-        self.lent[stage].add(found)
+    /// Adds the gradients of parameters that a pass found; none where those of a stage of other
+    /// processes are known.
+    fn add(&mut self, at: At, found: Option<&Gradients>) -> Result<()> {
+        let (sums, lent) = (&mut self.done.gradients, &mut self.lent[at.0]);
+        match found {
+            Some(found) if !self.elsewhere.has(at) => {
+                sums.add(self.model.model(), found)?;
+                lent.add(found)
+            }
+            _ => {
+                let found = found.map(|found| -> Result<_> {
+                    let mut own = Accumulator::default();
+                    own.add(self.model.model(), found)?;
+                    Ok((own, lent.found(found)?))
+                });
+                self.elsewhere.add(at, found.transpose()?, sums, lent)
+            }
+        }
     }
 
     fn finish(mut self) -> Result<Computed> {

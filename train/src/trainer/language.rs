@@ -7,7 +7,7 @@ use crate::{
     lora, lora_pass,
     models::{Model, Tokens},
     objective::{Language, language},
-    pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
+    pipeline::{Borrowed, Given, ScheduleChoice, Staged, kind_of, on_mesh},
 };
 use anymesh_core::{Mesh, Tensor};
 use anymesh_schedule::Limits;
@@ -166,6 +166,14 @@ impl Staged for LanguageModel {
         let logits = model.head_with(&stream, given.borrowed.first())?;
         let labels = on_mesh(&batch.labels, split.mesh_of(stage))?;
         Ok(vec![language(&logits, &labels, &self.options)?])
+    }
+
+    fn kind_of(&self, batch: &Batch) -> Option<String> {
+        let more = [batch.documents.as_ref(), batch.positions.as_ref()];
+        let all = [&batch.ids, &batch.labels]
+            .into_iter()
+            .chain(more.into_iter().flatten());
+        kind_of(self.model.mesh(), all)
     }
 
     /// The last stage borrows the embedding that its head is tied to, unless it has it.
