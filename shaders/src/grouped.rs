@@ -387,16 +387,19 @@ impl CubeBackend {
         };
         let out = self.alloc(call.dtype, outputs)?;
         let address = address(&buffers, call.a.dtype, &[outputs, tiles * across]);
-        let numbers = numbers(call, address);
+        let mut numbers = numbers(call, address);
+        numbers.extend([tiles, tiles * across]);
         let handles: Vec<_> = (buffers.iter())
             .map(|m| (m.handle.clone(), m.bytes))
             .collect();
+        let hardware = &self.client.properties().hardware;
+        let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
         // SAFETY: what is read lies inside of the operands, whose sizes and strides are multiples of
         // a chunk; ends are clamped into the rows, and writes guarded by the output's sizes.
         unsafe {
             hopper::hopper::launch_unchecked(
                 &self.client,
-                crate::cubes(tiles * across, 1),
+                crate::cubes((tiles * across).min(processors), 1),
                 CubeDim::new_1d(hopper::THREADS),
                 address,
                 bind(&handles, 4),

@@ -6,10 +6,10 @@
 //! dimension and lies in lines of 128 bytes, along that dimension or across it as memory does, in
 //! the order of chunks that the hardware calls its 128-byte swizzle.
 //!
-//! The instructions are PTX: CubeCL has no others for them.
+//! Cubes stay: each goes through tiles until there are none, and the panels of the next tile are on
+//! their way while a tile is stored. The instructions are PTX: CubeCL has no others for them.
 
-use super::{Place, end, place};
-use crate::words;
+use super::end;
 use anymesh_kernel::{
     DType,
     backend::{GroupedCall, GroupedOp},
@@ -198,11 +198,23 @@ fn descriptor(at: u32, #[comptime] along: bool) -> u64 {
     u64::cast_from((at & 0x3ffffu32) >> 4u32) | rest
 }
 
-/// The product of one stage: what it does in PTX, to the registers of the sums, the sums before, and
+/// The registers of the sums, from `from` on.
+fn registers(from: usize) -> Vec<String> {
+    (from..from + 64).map(|i| format!("%{i}")).collect()
+}
+
+/// Makes the first 64 registers those of the sums before.
+fn moves() -> String {
+    let pairs = registers(0).into_iter().zip(registers(64));
+    pairs
+        .map(|(to, from)| format!("mov.f32 {to}, {from};\n"))
+        .collect()
+}
+
+/// Begins the product of one stage, in PTX: to the registers of the sums, from the sums before, and
 /// two descriptors.
-fn multiply_text(how: How) -> String {
-    let list: Vec<String> = (0..64).map(|i| format!("%{i}")).collect();
-    let list = list.join(", ");
+fn begin_text(how: How) -> String {
+    let list = registers(0).join(", ");
     let kind = if how.dtype == DType::F16 {
         "f16"
     } else {
@@ -213,9 +225,7 @@ fn multiply_text(how: How) -> String {
     // 16 steps further: 32 bytes along the line, or 16 lines.
     let step = |along: bool| if along { 2 } else { 128 };
     let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; setp.ne.b32 p, 1, 0;\n");
-    for i in 0..64 {
-        text += &format!("mov.f32 %{i}, %{};\n", 64 + i);
-    }
+    text += &moves();
     text += "mov.u64 a, %128; mov.u64 b, %129;\nwgmma.fence.sync.aligned;\n";
     for i in 0..DEPTH / 16 {
         if i > 0 {
@@ -226,19 +236,28 @@ fn multiply_text(how: How) -> String {
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, {a_turned}, {b_turned};\n"
         );
     }
-    text += "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}";
-    text
+    text + "wgmma.commit_group.sync.aligned;\n}"
 }
 
-/// The sums with the product of a stage added.
+/// The sums to which the product of a stage is being added: nothing may touch them before
+/// [`finish`].
 #[cube]
-fn multiply(sums: Sums, a: u64, b: u64, #[comptime] how: How) -> Sums {
-    let text = comptime!(multiply_text(how));
+fn begin(sums: Sums, a: u64, b: u64, #[comptime] how: How) -> Sums {
+    let text = comptime!(begin_text(how));
     let out: Sums;
     gpu_asm!(
         "{text} // {o} {c} {a} {b}",
         o = out(_) out, c = in(_) sums, a = in(_) a, b = in(_) b
     );
+    out
+}
+
+/// The sums when the product is there.
+#[cube]
+fn finish(sums: Sums) -> Sums {
+    let text = comptime!(format!("wgmma.wait_group.sync.aligned 0;\n{}", moves()));
+    let out: Sums;
+    gpu_asm!("{text} // {o} {c}", o = out(_) out, c = in(_) sums);
     out
 }
 
@@ -248,7 +267,224 @@ fn now(sums: &Sums) -> Sums {
     intrinsic!(|scope| sums.read_value(scope).into())
 }
 
-/// See [`rows`](super::rows) for the numbers.
+/// Two values in a word.
+#[cube]
+fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
+    let kind = comptime!(if dtype == DType::F16 {
+        "f16x2"
+    } else {
+        "bf16x2"
+    });
+    let out: u32;
+    gpu_asm!(
+        "cvt.rn.{kind}.f32 {o}, {high}, {low};",
+        o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
+    );
+    out
+}
+
+/// A group on the way through all: its rows, and the squares of rows before it.
+#[derive(CubeType)]
+struct Walk {
+    group: usize,
+    start: usize,
+    stop: usize,
+    before: usize,
+}
+
+/// Goes to the group of the `square`-th square of `side` rows. Rows of no group are those of one
+/// more; behind all there is no row.
+#[cube]
+fn seek(
+    walk: &mut Walk,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    square: usize,
+    #[comptime] side: usize,
+) {
+    let (n, all) = (*numbers.index(0usize), *numbers.index(13usize));
+    if square < walk.before {
+        walk.group = 0usize;
+        walk.start = 0usize;
+        walk.stop = end(ends, numbers, 0usize, 0usize);
+        walk.before = 0usize;
+    }
+    let mut squares = (walk.stop - walk.start + comptime!(side - 1)) / side;
+    while walk.group <= all && square - walk.before >= squares {
+        walk.before += squares;
+        walk.start = walk.stop;
+        walk.group += 1usize;
+        if walk.group < all {
+            walk.stop = end(ends, numbers, walk.group, walk.start);
+        } else {
+            walk.stop = n;
+        }
+        squares = (walk.stop - walk.start + comptime!(side - 1)) / side;
+    }
+}
+
+/// Goes to a group.
+#[cube]
+fn seek_group(walk: &mut Walk, ends: &[i32], numbers: &Sequence<usize>, group: usize) {
+    while walk.group < min(group, *numbers.index(13usize) - 1usize) {
+        walk.group += 1usize;
+        walk.start = walk.stop;
+        walk.stop = end(ends, numbers, walk.group, walk.start);
+    }
+}
+
+/// A tile of the output, what it is made of, and in how many stages: one at least, of zeros.
+#[derive(CubeType)]
+struct Tile {
+    a: Source,
+    b: Source,
+    written: usize,
+    steps: usize,
+    walk: Walk,
+}
+
+/// Columns of tiles that are gone through together, so that their matrices stay in the cache.
+const BAND: usize = 8;
+
+/// Goes to a tile by its number; behind the last one there is nothing.
+#[cube]
+fn aim(
+    tile: &mut Tile,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    index: usize,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) {
+    let (tall, wide) = comptime!((how.rows(), how.columns()));
+    let (k, m, groups) = (
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+    );
+    let (first, squares) = (*numbers.index(12usize), *numbers.index(15usize));
+    let across = (m + comptime!(wide - 1)) / wide;
+    if comptime!(how.sums) {
+        let down = (k + comptime!(tall - 1)) / tall;
+        let (rest, group) = (index / across % down, index / across / down);
+        let inside = group < groups;
+        seek_group(&mut tile.walk, ends, numbers, first + group);
+        let start = tile.walk.start;
+        tile.a.base = a_base + u64::cast_from(start) * u64::cast_from(tile.a.stride) * 2u64;
+        tile.b.base = b_base + u64::cast_from(start) * u64::cast_from(tile.b.stride) * 2u64;
+        tile.a.first = rest * tall;
+        tile.a.stop = select(inside, k, 0usize);
+        tile.b.first = index % across * wide;
+        tile.a.depth = select(inside, tile.walk.stop - start, 0usize);
+        tile.written = group * k * m;
+    } else {
+        let band = min(
+            index / (squares * comptime!(BAND)),
+            (across - 1usize) / comptime!(BAND),
+        );
+        let rest = index - band * squares * comptime!(BAND);
+        let width = min(comptime!(BAND).runtime(), across - band * comptime!(BAND));
+        let square = rest / width;
+        seek(&mut tile.walk, ends, numbers, square, tall);
+        let (start, group) = (tile.walk.start, tile.walk.group);
+        let counts = group >= first && group < first + groups;
+        let matrix = select(counts, group - first, 0usize);
+        let step = u64::cast_from(*numbers.index(14usize));
+        tile.b.base = b_base + u64::cast_from(matrix) * step * 2u64;
+        tile.a.first = start + (square - tile.walk.before) * tall;
+        tile.a.stop = tile.walk.stop;
+        tile.b.first = (band * comptime!(BAND) + rest % width) * wide;
+        tile.a.depth = select(counts, k, 0usize);
+    }
+    tile.b.depth = tile.a.depth;
+    tile.steps = max((tile.a.depth + comptime!(DEPTH - 1)) / DEPTH, 1usize);
+}
+
+/// A tile before the first.
+#[cube]
+fn start(
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) -> Tile {
+    let b_stride = if comptime!(how.along) {
+        *numbers.index(9usize)
+    } else {
+        *numbers.index(8usize)
+    };
+    Tile {
+        a: Source {
+            base: a_base,
+            stride: *numbers.index(5usize),
+            first: 0usize,
+            stop: 0usize,
+            depth: 0usize,
+        },
+        b: Source {
+            base: b_base,
+            stride: b_stride,
+            first: 0usize,
+            stop: *numbers.index(2usize),
+            depth: 0usize,
+        },
+        written: 0usize,
+        steps: 0usize,
+        walk: Walk {
+            group: 0usize,
+            start: 0usize,
+            stop: end(ends, numbers, 0usize, 0usize),
+            before: 0usize,
+        },
+    }
+}
+
+/// The stage that is brought next.
+#[derive(CubeType)]
+struct Coming {
+    tile: Tile,
+    index: usize,
+    step: usize,
+    stage: u32,
+}
+
+/// Begins to bring a stage, and goes on to the next.
+#[cube]
+fn bring_next(
+    coming: &mut Coming,
+    panels: u32,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) {
+    let to = panels + coming.stage * comptime!(STAGE as u32);
+    let (at, rows) = (coming.step * DEPTH, comptime!(how.rows()));
+    bring_panel(&coming.tile.a, to, at, rows, comptime!(!how.sums));
+    let right = to + comptime!((rows * 128) as u32);
+    bring_panel(
+        &coming.tile.b,
+        right,
+        at,
+        comptime!(how.columns()),
+        how.along,
+    );
+    gpu_asm!("cp.async.commit_group;");
+    coming.stage = (coming.stage + 1u32) % comptime!(STAGES as u32);
+    coming.step += 1usize;
+    if coming.step >= coming.tile.steps {
+        coming.index += CUBE_COUNT;
+        coming.step = 0usize;
+        let index = coming.index;
+        aim(&mut coming.tile, ends, numbers, index, a_base, b_base, how);
+    }
+}
+
+/// The numbers are those of [`rows`](super::rows), and behind them the squares of rows and the tiles
+/// that there are room for.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn hopper(
     buffers: &Sequence<Box<[u32]>>,
@@ -258,67 +494,12 @@ pub(super) fn hopper(
     #[comptime] how: How,
     #[comptime] right: usize,
 ) {
-    let (tall, wide) = comptime!((how.rows(), how.columns()));
-    let (n, k, m, groups) = (
-        *numbers.index(0usize),
-        *numbers.index(1usize),
-        *numbers.index(2usize),
-        *numbers.index(3usize),
-    );
-    let first = *numbers.index(12usize);
-    let across = (m + comptime!(wide - 1)) / wide;
+    let tall = comptime!(how.rows());
+    let (m, tiles) = (*numbers.index(2usize), *numbers.index(16usize));
     let (a_base, b_base) = (
         address(buffers.index(0usize)) + u64::cast_from(*numbers.index(4usize)) * 2u64,
         address(buffers.index(right)) + u64::cast_from(*numbers.index(7usize)) * 2u64,
     );
-    let column = CUBE_POS % across * wide;
-    let mut a = Source {
-        base: a_base,
-        stride: *numbers.index(5usize),
-        first: 0usize,
-        stop: 0usize,
-        depth: 0usize,
-    };
-    let mut b = Source {
-        base: b_base,
-        stride: *numbers.index(8usize),
-        first: column,
-        stop: m,
-        depth: 0usize,
-    };
-    let mut written = 0usize;
-    if comptime!(how.sums) {
-        let down = (k + comptime!(tall - 1)) / tall;
-        let (rest, group) = (CUBE_POS / across % down, CUBE_POS / across / down);
-        // Surplus cubes of the grid have no group.
-        let inside = group < groups;
-        let mut start = 0usize;
-        let mut stop = 0usize;
-        for i in 0..select(inside, first + group + 1usize, 0usize) {
-            start = stop;
-            stop = end(ends, numbers, i, stop);
-        }
-        a.base += u64::cast_from(start * a.stride) * 2u64;
-        b.base += u64::cast_from(start * b.stride) * 2u64;
-        a.first = rest * tall;
-        a.stop = select(inside, k, 0usize);
-        a.depth = stop - start;
-        b.depth = stop - start;
-        written = group * k * m;
-    } else {
-        let Place { row, stop, group } = place(ends, numbers, CUBE_POS / across, tall);
-        let counts = group >= first && group < first + groups && stop > row;
-        let matrix = select(counts, group - first, 0usize);
-        b.base += u64::cast_from(matrix) * u64::cast_from(*numbers.index(14usize)) * 2u64;
-        if comptime!(how.along) {
-            b.stride = *numbers.index(9usize);
-        }
-        a.first = min(row, n);
-        a.stop = stop;
-        a.depth = select(counts, k, 0usize);
-        b.depth = a.depth;
-    }
-
     let memory =
         Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * STAGE + 1024) / 4), 1024usize);
     let panels = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
@@ -331,82 +512,77 @@ pub(super) fn hopper(
         panels + right_panel + beside as u32 * comptime!(2 * BLOCK as u32),
     );
 
-    let mut sums = Sums::new(0.0f32);
-    let steps = (a.depth + comptime!(DEPTH - 1)) / DEPTH;
+    // What is brought is ahead of what is computed, also into the tiles that follow.
+    let mut coming = Coming {
+        tile: start(ends, numbers, a_base, b_base, how),
+        index: CUBE_POS,
+        step: 0usize,
+        stage: 0u32,
+    };
+    aim(
+        &mut coming.tile,
+        ends,
+        numbers,
+        CUBE_POS,
+        a_base,
+        b_base,
+        how,
+    );
     #[unroll]
-    for s in 0..comptime!(STAGES - 1) {
-        let to = panels + comptime!((s * STAGE) as u32);
-        bring_panel(
-            &a,
-            to,
-            comptime!(s * DEPTH).runtime(),
-            tall,
-            comptime!(!how.sums),
-        );
-        bring_panel(
-            &b,
-            to + right_panel,
-            comptime!(s * DEPTH).runtime(),
-            wide,
-            how.along,
-        );
-        gpu_asm!("cp.async.commit_group;");
+    for _ in 0..comptime!(STAGES - 1) {
+        bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
     }
-    let mut step = 0usize;
-    while step < steps {
-        gpu_asm!("cp.async.wait_group 2; fence.proxy.async.shared::cta;");
-        sync_cube();
-        let next = step + comptime!(STAGES - 1);
-        let to = panels + (next % STAGES) as u32 * comptime!(STAGE as u32);
-        bring_panel(&a, to, next * DEPTH, tall, comptime!(!how.sums));
-        bring_panel(&b, to + right_panel, next * DEPTH, wide, how.along);
-        gpu_asm!("cp.async.commit_group;");
-        let stage = (step % STAGES) as u32 * comptime!(STAGE as u32);
-        sums = multiply(
-            now(&sums),
-            descriptor(a_at + stage, comptime!(!how.sums)),
-            descriptor(b_at + stage, how.along),
-            how,
-        );
-        step += 1usize;
-    }
-    gpu_asm!("cp.async.wait_group 0;");
+    let mut tile = start(ends, numbers, a_base, b_base, how);
+    let mut stage = 0u32;
+    let mut index = CUBE_POS;
+    while index < tiles {
+        aim(&mut tile, ends, numbers, index, a_base, b_base, how);
+        let mut sums = Sums::new(0.0f32);
+        let mut step = 0usize;
+        while step < tile.steps {
+            gpu_asm!("cp.async.wait_group 2; fence.proxy.async.shared::cta;");
+            sync_cube();
+            let from = stage * comptime!(STAGE as u32);
+            sums = begin(
+                now(&sums),
+                descriptor(a_at + from, comptime!(!how.sums)),
+                descriptor(b_at + from, how.along),
+                how,
+            );
+            bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
+            sums = finish(now(&sums));
+            stage = (stage + 1u32) % comptime!(STAGES as u32);
+            step += 1usize;
+        }
 
-    // A thread has pairs of columns of two rows, eight apart.
-    let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
-    let top = a.first + below * 64usize + warp * 16usize + lane / 4usize;
-    let edge = column + beside * 128usize + lane % 4usize * 2usize;
-    #[unroll]
-    for half in 0..2usize {
-        let row = top + comptime!(8 * half);
-        if row < a.stop {
-            #[unroll]
-            for pair in 0..8usize {
-                let at = edge + comptime!(16 * pair);
-                let mut values = words::F4::empty();
-                values.insert(0usize, sums.extract(comptime!(8 * pair + 2 * half)));
-                values.insert(1usize, sums.extract(comptime!(8 * pair + 2 * half + 1)));
-                values.insert(2usize, sums.extract(comptime!(8 * pair + 4 + 2 * half)));
-                values.insert(3usize, sums.extract(comptime!(8 * pair + 5 + 2 * half)));
-                let place = written + row * m + at;
-                if comptime!(how.stored == DType::F32) {
-                    #[unroll]
-                    for i in 0..4usize {
-                        let on = comptime!(i % 2 + i / 2 * 8);
-                        if at + on < m {
-                            out[place + on] = u32::reinterpret(values.extract(i));
-                        }
-                    }
-                } else {
-                    let packed = words::pack16(words::f32_to_small(values, how.stored));
+        // A thread has pairs of columns of two rows, eight apart.
+        let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
+        let top = tile.a.first + below * 64usize + warp * 16usize + lane / 4usize;
+        let edge = tile.b.first + beside * 128usize + lane % 4usize * 2usize;
+        #[unroll]
+        for half in 0..2usize {
+            let row = top + comptime!(8 * half);
+            if row < tile.a.stop {
+                #[unroll]
+                for pair in 0..16usize {
+                    let at = edge + comptime!(8 * pair);
+                    let place = tile.written + row * m + at;
+                    let (low, high) = (
+                        sums.extract(comptime!(4 * pair + 2 * half)),
+                        sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                    );
                     if at < m {
-                        out[place / 2usize] = packed.extract(0usize);
-                    }
-                    if at + 8usize < m {
-                        out[place / 2usize + 4usize] = packed.extract(1usize);
+                        if comptime!(how.stored == DType::F32) {
+                            out[place] = u32::reinterpret(low);
+                            out[place + 1usize] = u32::reinterpret(high);
+                        } else {
+                            out[place / 2usize] = pack(low, high, how.stored);
+                        }
                     }
                 }
             }
         }
+        index += CUBE_COUNT;
     }
+    gpu_asm!("cp.async.wait_group 0;");
 }
