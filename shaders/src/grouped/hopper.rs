@@ -127,6 +127,15 @@ fn address(memory: &[u32]) -> u64 {
     out
 }
 
+/// Where a buffer lies that is written to.
+#[cube]
+fn address_mut(memory: &mut [u32]) -> u64 {
+    let pointer = unsafe { memory.as_mut_ptr_unchecked() };
+    let out: u64;
+    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
+    out
+}
+
 /// Begins to bring 16 bytes to shared memory; zeros where `bytes` is 0.
 #[cube]
 fn bring(to: u32, from: u64, bytes: u32) {
@@ -294,6 +303,43 @@ fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
         o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
     );
     out
+}
+
+/// The pair of sums from `at` on as a word.
+#[cube]
+fn pair(sums: &Sums, #[comptime] at: usize, #[comptime] how: How) -> u32 {
+    pack(
+        sums.extract(at),
+        sums.extract(comptime!(at + 1)),
+        how.stored,
+    )
+}
+
+/// Trades words with the thread whose number differs by `bit`: the lower one has both first words
+/// then, the upper one both second ones.
+#[cube]
+fn trade(x: u32, y: u32, lane: usize, #[comptime] bit: u32) -> (u32, u32) {
+    let upper = (lane as u32 & bit) != 0u32;
+    let got = plane_shuffle_xor(select(upper, x, y), bit);
+    (select(upper, got, x), select(upper, y, got))
+}
+
+/// Stores 16 bytes.
+#[cube]
+fn put4(at: u64, a: u32, b: u32, c: u32, d: u32) {
+    gpu_asm!(
+        "st.global.v4.b32 [{at}], {{{a}, {b}, {c}, {d}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d
+    );
+}
+
+/// Stores two floats.
+#[cube]
+fn put2(at: u64, a: f32, b: f32) {
+    gpu_asm!(
+        "st.global.v2.f32 [{at}], {{{a}, {b}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b
+    );
 }
 
 /// A group on the way through all: its rows, and the squares of rows before it.
@@ -533,6 +579,11 @@ pub(super) fn hopper(
         address(buffers.index(0usize)) + u64::cast_from(*numbers.index(4usize)) * 2u64,
         address(buffers.index(right)) + u64::cast_from(*numbers.index(7usize)) * 2u64,
     );
+    // It is written to by its address; this keeps it an output.
+    if tiles == 0usize {
+        out[0] = 0u32;
+    }
+    let out_base = address_mut(out);
     let memory =
         Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * how.stage() + 1024) / 4), 1024usize);
     let mut notes = Shared::<[u32]>::new_slice(comptime!(NOTES * NOTE));
@@ -611,8 +662,7 @@ pub(super) fn hopper(
         let at = noted * NOTE;
         let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
         let top = notes[at] as usize + below * 64usize + warp * 16usize + lane / 4usize;
-        let stop = notes[at + 1usize] as usize;
-        let edge = notes[at + 2usize] as usize + lane % 4usize * 2usize;
+        let (stop, edge) = (notes[at + 1usize] as usize, notes[at + 2usize] as usize);
         let written = if comptime!(how.sums) {
             notes[at + 3usize] as usize * k * m
         } else {
@@ -621,22 +671,46 @@ pub(super) fn hopper(
         #[unroll]
         for half in 0..2usize {
             let row = top + comptime!(8 * half);
-            if row < stop {
+            let inside = row < stop;
+            let begins = written + row * m;
+            if comptime!(how.stored == DType::F32) {
                 #[unroll]
                 for pair in 0..comptime!(COLUMNS / 8) {
-                    let at = edge + comptime!(8 * pair);
-                    let place = written + row * m + at;
-                    let (low, high) = (
-                        sums.extract(comptime!(4 * pair + 2 * half)),
-                        sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                    let at = edge + comptime!(8 * pair) + lane % 4usize * 2usize;
+                    if inside && at < m {
+                        put2(
+                            out_base + u64::cast_from(begins + at) * 4u64,
+                            sums.extract(comptime!(4 * pair + 2 * half)),
+                            sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                        );
+                    }
+                }
+            } else {
+                #[unroll]
+                for four in 0..comptime!(COLUMNS / 32) {
+                    let first = comptime!(16 * four + 2 * half);
+                    let (w0, w1) = (
+                        pair(&sums, first, how),
+                        pair(&sums, comptime!(first + 4), how),
                     );
-                    if at < m {
-                        if comptime!(how.stored == DType::F32) {
-                            out[place] = u32::reinterpret(low);
-                            out[place + 1usize] = u32::reinterpret(high);
-                        } else {
-                            out[place / 2usize] = pack(low, high, how.stored);
-                        }
+                    let (w2, w3) = (
+                        pair(&sums, comptime!(first + 8), how),
+                        pair(&sums, comptime!(first + 12), how),
+                    );
+                    // Four threads have pairs of each of four eights; then each has one eight.
+                    let (w0, w1) = trade(w0, w1, lane, 1u32);
+                    let (w2, w3) = trade(w2, w3, lane, 1u32);
+                    let (w0, w2) = trade(w0, w2, lane, 2u32);
+                    let (w1, w3) = trade(w1, w3, lane, 2u32);
+                    let at = edge + comptime!(32 * four) + lane % 4usize * 8usize;
+                    if inside && at < m {
+                        put4(
+                            out_base + u64::cast_from(begins + at) * 2u64,
+                            w0,
+                            w1,
+                            w2,
+                            w3,
+                        );
                     }
                 }
             }
