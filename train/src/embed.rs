@@ -205,13 +205,9 @@ impl Staged for Encoder {
     }
 
     fn kind_of(&self, sentences: &Sentences) -> Option<String> {
-        let Tokens {
-            ids,
-            positions,
-            mask,
-        } = &sentences.tokens;
-        let more = [positions.as_ref(), mask.as_ref()];
-        let all = [ids, &sentences.there].into_iter();
+        let tokens = &sentences.tokens;
+        let more = [tokens.positions.as_ref(), tokens.mask.as_ref()];
+        let all = [&tokens.ids, &sentences.there].into_iter();
         kind_of(self.model.mesh(), all.chain(more.into_iter().flatten()))
     }
 
