@@ -9,6 +9,7 @@ mod attention;
 mod conv;
 mod fault;
 mod gather;
+mod grouped;
 mod int;
 mod intern;
 mod map;
@@ -301,6 +302,7 @@ impl Backend for CubeBackend {
             Kernel::Reduce(call) => smallvec![self.run_reduce(call)?],
             Kernel::Scan(call) => self.run_scan(call)?,
             Kernel::Matmul(call) => smallvec![self.run_matmul(call)?],
+            Kernel::Grouped(call) => smallvec![self.run_grouped(call)?],
             Kernel::Gather(call) => smallvec![self.run_gather(call)?],
             Kernel::CheckIndex(call) => {
                 self.run_check_index(call)?;
