@@ -78,7 +78,7 @@ impl Build {
             axes: vec![],
             stages: Stages::default(),
             blank: false,
-            stream: "[@dp?, _, _]",
+            stream: "[@dp?@ep?, _, _]",
         }
     }
 
@@ -137,8 +137,8 @@ impl Build {
     /// all-reduce would send goes as a scatter and a gather.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
         self.stream = match on {
-            true => "[@dp?, @tp?, _]",
-            false => "[@dp?, _, _]",
+            true => "[@dp?@ep?, @tp?, _]",
+            false => "[@dp?@ep?, _, _]",
         };
         self
     }

@@ -438,7 +438,7 @@ fn sorted_several(destinations: &Tensor, ends: usize) -> Result<((Tensor, Tensor
     let every = destinations.reshape([n])?;
     let [first, last] = [every.min_all()?, every.max_all()?];
     let said = every.ge(0)?.where_(&every, ends as i64)?;
-    let said = said.clamp(0, ends as i64)?.bincount_bins(None, ends + 1)?;
+    let said = said.minimum(ends as i64)?.bincount_bins(None, ends + 1)?;
     let telling = Tensor::concat(
         &[
             &telling.narrow(0, 0, ends + 1)?,
