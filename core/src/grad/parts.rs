@@ -73,7 +73,10 @@ pub fn on_parts(
             let (graph, given) = told(&mesh, Some(rank), local(&inputs, i, rank, tracked, &f))?;
             check(op, &mesh, rank, results, &given)?;
             graphs.borrow_mut().push(graph);
-            given.into_iter().zip(&mut parts).for_each(|(t, p)| p.push(t));
+            given
+                .into_iter()
+                .zip(&mut parts)
+                .for_each(|(t, p)| p.push(t));
         }
         let made = |(ty, parts): (&TensorType, Vec<Tensor>)| {
             let (sharding, shape) = (ty.sharding.clone(), ty.shape.clone());
@@ -171,7 +174,11 @@ impl Returns {
     fn pull(&self, back: &Back<'_>) -> Result<Pulled> {
         if mode() == Mode::On {
             let detail = "a function of parts has no gradient of its gradient";
-            return Err(Error::gradient(self.op, NoGradient::NotDifferentiable, detail));
+            return Err(Error::gradient(
+                self.op,
+                NoGradient::NotDifferentiable,
+                detail,
+            ));
         }
         let _unseen = observe::unseen();
         // Each term of a sum has the gradient of the sum.
@@ -253,6 +260,8 @@ impl Returns {
         };
         (0..self.mesh.axes().len())
             .filter(differs)
-            .fold(operand.clone(), |s, axis| s.partial_over(axis, Reduction::Sum))
+            .fold(operand.clone(), |s, axis| {
+                s.partial_over(axis, Reduction::Sum)
+            })
     }
 }

@@ -315,7 +315,9 @@ impl Begun {
                 return Err(crate::meta::no_values(mesh.device(0).name()));
             }
         }
-        let rows = axes.iter().fold(Sharding::replicated(), |s, a| s.cut(0, *a));
+        let rows = axes
+            .iter()
+            .fold(Sharding::replicated(), |s, a| s.cut(0, *a));
         let (named_once, x) = (x.rank() == 1, x.reshard(rows.clone())?);
         let ends = mesh.size(named);
         let (mut orders, mut tellings) = (vec![], vec![]);
@@ -414,7 +416,9 @@ fn sorted(destinations: &Tensor, ends: usize) -> Result<((Tensor, Tensor), Tenso
     let numbers = Tensor::arange(0, ends as i64 + 1, 1, DType::I32, device)?;
     let begins = sorted.searchsorted(&numbers, Side::Left)?;
     let (first, last) = (sorted.narrow(0, 0, 1)?, sorted.narrow(0, n - 1, 1)?);
-    let named = begins.narrow(0, 1, ends)?.sub(&begins.narrow(0, 0, ends)?)?;
+    let named = begins
+        .narrow(0, 1, ends)?
+        .sub(&begins.narrow(0, 0, ends)?)?;
     Ok((
         (order, places),
         Tensor::concat(&[&begins, &first, &last, &named], 0)?,

@@ -94,7 +94,11 @@ impl LlamaConfig {
     /// error that names it.
     pub fn from_settings(settings: &Settings) -> Result<Self> {
         for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-            absent(settings, key, "mixtures of experts are mixtral and qwen3_moe")?;
+            absent(
+                settings,
+                key,
+                "mixtures of experts are mixtral and qwen3_moe",
+            )?;
         }
         let config: Self = Self::read(settings)?;
         config.check()?;
@@ -279,8 +283,7 @@ impl<M: Module> LlamaLayer<M> {
         let [init, out] = c.inits();
         let norm = |name| RmsNorm::new(&b.at(name), c.hidden_size, c.rms_norm_eps);
         let at = b.at("self_attn");
-        let mut attention =
-            Attention::new(&at, c.hidden_size, c.heads()?, c.bias(), init, out)?;
+        let mut attention = Attention::new(&at, c.hidden_size, c.heads()?, c.bias(), init, out)?;
         if c.has_head_norms() {
             attention = attention.with_head_norms(&at, c.rms_norm_eps)?;
         }

@@ -31,7 +31,7 @@ pub struct MoeConfig {
     /// Everything that is not about experts. Its `intermediate_size` is that of the layers without.
     #[serde(flatten)]
     pub llama: LlamaConfig,
-    /// Experts; `num_local_experts` of Mixtral.
+    /// Experts; `num_local_experts` says the same.
     pub num_experts: usize,
     /// How many of them a token goes to.
     pub num_experts_per_tok: usize,
@@ -71,12 +71,6 @@ impl Default for MoeConfig {
         Self::of_type("qwen3_moe")
     }
 }
-
-/// What Mixtral calls otherwise.
-const MIXTRAL: [(&str, &str); 2] = [
-    ("num_local_experts", "num_experts"),
-    ("intermediate_size", "moe_intermediate_size"),
-];
 
 impl MoeConfig {
     /// The kinds of models there are.
@@ -175,15 +169,13 @@ impl MoeConfig {
     /// Settings under the names that there are here.
     fn renamed(settings: &Settings) -> Settings {
         let mut given = settings.clone();
-        if given.get("model_type") == Some(&json!("mixtral")) {
-            for (theirs, ours) in MIXTRAL {
-                if let Some(value) = given.remove(theirs) {
-                    if theirs == "intermediate_size" {
-                        given.insert(theirs.into(), value.clone());
-                    }
-                    given.entry(ours).or_insert(value);
-                }
-            }
+        // Transformers 5 writes Mixtral's name for all.
+        if let Some(experts) = given.remove("num_local_experts") {
+            given.entry("num_experts").or_insert(experts);
+        }
+        let mixtral = given.get("model_type") == Some(&json!("mixtral"));
+        if let (true, Some(inner)) = (mixtral, given.get("intermediate_size").cloned()) {
+            given.entry("moe_intermediate_size").or_insert(inner);
         }
         given
     }

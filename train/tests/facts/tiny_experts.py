@@ -68,7 +68,7 @@ def main():
                 shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
             count = lambda shape: torch.Size(shape).numel()
             save_file({n: value(n, count(s)).reshape(s) for n, s in shapes.items()}, path, {"format": "pt"})
-            model = kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+            model = kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager").eval()
             said = json.load(open(os.path.join(folder, "config.json")))
         with torch.no_grad():
             out = model(torch.tensor(IDS)).logits

@@ -147,7 +147,8 @@ impl Dispatch {
             None => (x, self.chosen.clone(), weights),
             Some(exchange) => (
                 exchange.send(&x)?,
-                exchange.send(&self.chosen)?,
+                // Rows that are none come as zeros, and are nobody's.
+                exchange.send(&self.chosen.add(1)?)?.sub(1)?,
                 exchange.send(&weights)?,
             ),
         };
@@ -200,9 +201,10 @@ impl Dispatch {
 
 /// The rank along `ep` that has each expert; below 0 stays below 0.
 fn owners(chosen: &Tensor, experts: usize, ep: usize) -> Result<Tensor> {
-    debug_assert!((0..ep).all(|rank| {
-        split(experts, rank, ep).all(|e| ((e + 1) * ep - 1) / experts == rank)
-    }));
+    debug_assert!(
+        (0..ep)
+            .all(|rank| { split(experts, rank, ep).all(|e| ((e + 1) * ep - 1) / experts == rank) })
+    );
     let above = chosen.add(1)?.mul(ep as i64)?.sub(1)?;
     Ok(above.floor_div(experts as i64)?)
 }
