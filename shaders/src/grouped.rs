@@ -5,6 +5,8 @@
 //! group by walking along the ends. Two kernels: `rows` multiplies the rows of a group with its
 //! matrix, `sums` adds up the outer products of its rows. Both are a cube's share of a plain product.
 
+mod hopper;
+
 use crate::{
     CubeBackend,
     map::CUBE,
@@ -41,6 +43,41 @@ fn end(ends: &[i32], numbers: &Sequence<usize>, i: usize, before: usize) -> usiz
     let found = ends[*numbers.index(10usize) + i * *numbers.index(11usize)];
     let found = select(found < 0, 0usize, usize::cast_from(found));
     max(before, min(found, *numbers.index(0usize)))
+}
+
+/// Rows that a cube works on: from `row` on, before `stop`, all of one group.
+#[derive(CubeType)]
+struct Place {
+    row: usize,
+    stop: usize,
+    group: usize,
+}
+
+/// Where the `square`-th square of `side` rows lies, counted group by group. Rows of no group are
+/// those of one more; behind all there is no row.
+#[cube]
+fn place(ends: &[i32], numbers: &Sequence<usize>, square: usize, #[comptime] side: usize) -> Place {
+    let (n, all) = (*numbers.index(0usize), *numbers.index(13usize));
+    let mut left = square;
+    let mut start = 0usize;
+    let mut row = n;
+    let mut stop = 0usize;
+    let mut group = 0usize;
+    for i in 0..all + 1usize {
+        let next = if i < all {
+            end(ends, numbers, i, start)
+        } else {
+            n
+        };
+        let squares = (next - start + comptime!(side - 1)) / side;
+        let here = stop == 0usize && left < squares;
+        row = select(here, start + left * side, row);
+        stop = select(here, next, stop);
+        group = select(here, i, group);
+        left -= min(left, squares);
+        start = next;
+    }
+    Place { row, stop, group }
 }
 
 /// Adds the products of all steps of two operands to the share of this thread.
@@ -143,40 +180,17 @@ fn rows<W: Numeric, T: Numeric>(
     #[comptime] how: How,
 ) {
     let side = comptime!(how.square.side());
-    let (n, k, m, groups) = (
-        *numbers.index(0usize),
+    let (k, m, groups) = (
         *numbers.index(1usize),
         *numbers.index(2usize),
         *numbers.index(3usize),
     );
-    let (first, all) = (*numbers.index(12usize), *numbers.index(13usize));
+    let first = *numbers.index(12usize);
     let across = (m + comptime!(side - 1)) / side;
     let column = CUBE_POS % across * side;
-    // Squares of rows up to this one, group by group; those of no group are a group without a sum.
-    let mut left = CUBE_POS / across;
-    let mut start = 0usize;
-    let mut group = 0usize;
-    let mut row = n;
-    let mut stop = 0usize;
-    let mut mine = 0usize;
-    while group < all + 1usize {
-        let mut next = n;
-        if group < all {
-            next = end(ends, numbers, group, start);
-        }
-        let squares = (next - start + comptime!(side - 1)) / side;
-        if left < squares {
-            row = start + left * side;
-            stop = next;
-            mine = group;
-            group = all;
-        }
-        left -= min(left, squares);
-        start = next;
-        group += 1usize;
-    }
-    let counts = mine >= first && mine < first + groups;
-    let matrix = select(counts, mine - first, 0usize);
+    let Place { row, stop, group } = place(ends, numbers, CUBE_POS / across, side);
+    let counts = group >= first && group < first + groups;
+    let matrix = select(counts, group - first, 0usize);
     let depth = select(counts && stop > row, k, 0usize);
     let a = Matrix {
         start: *numbers.index(4usize),
@@ -250,6 +264,29 @@ fn sums<W: Numeric, T: Numeric>(
     store::<W, T>(out, group * k * m, row, stop, column, m, &sums, how);
 }
 
+/// What [`rows`] and [`sums`] are told.
+fn numbers(call: &GroupedCall, address: AddressType) -> Vec<usize> {
+    let (a, b, ends) = (&call.a.layout, &call.b.layout, &call.ends.layout);
+    let last = b.shape.rank() - 1;
+    let [n, k, m] = call.sizes();
+    let mut numbers = vec![n, k, m, call.groups()];
+    let strides = [
+        a.offset as isize,
+        a.strides[0],
+        a.strides[1],
+        b.offset as isize,
+        b.strides[last - 1],
+        b.strides[last],
+        ends.offset as isize,
+        ends.strides[0],
+        call.first as isize,
+        ends.shape.numel() as isize,
+        if last == 2 { b.strides[0] } else { 0 },
+    ];
+    numbers.extend(strides.iter().map(|&s| wrap(s as i64, address)));
+    numbers
+}
+
 impl CubeBackend {
     pub(crate) fn run_grouped(&self, call: &GroupedCall) -> Result<Buffer> {
         match call.a.dtype.kind() {
@@ -272,12 +309,17 @@ impl CubeBackend {
             GroupedOp::Rows => (n * m, Square::fitting(n / groups.max(1), m, groups, wide)),
             GroupedOp::Sums { .. } => (groups * k * m, Square::fitting(k, m, groups, wide)),
         };
+        if self.hopper
+            && let Some(how) = hopper::how(call)
+        {
+            return self.grouped_on_hopper(call, how);
+        }
         let whole = m.is_multiple_of(4);
         let held = call.a.dtype.kind().dtype();
         let stored = if whole { call.dtype } else { held };
         let out = self.alloc(stored, outputs)?;
-        let (a, b, ends) = (&call.a.layout, &call.b.layout, &call.ends.layout);
-        let all = ends.shape.numel();
+        let (a, b) = (&call.a.layout, &call.b.layout);
+        let all = call.ends.layout.shape.numel();
         let last = b.shape.rank() - 1;
         // Threads that bring a panel walk along the summed dimension where memory does.
         let along = |depth: isize, rows: isize| depth.abs() == 1 || (depth != 0 && rows.abs() != 1);
@@ -304,21 +346,7 @@ impl CubeBackend {
             GroupedOp::Sums { .. } => square.count(k, m) * groups,
         };
         let address = address(&buffers, call.a.dtype, &[outputs, squares + CUBE as usize]);
-        let mut numbers = vec![n, k, m, groups];
-        let strides = [
-            a.offset as isize,
-            a.strides[0],
-            a.strides[1],
-            b.offset as isize,
-            b.strides[last - 1],
-            b.strides[last],
-            ends.offset as isize,
-            ends.strides[0],
-            call.first as isize,
-            all as isize,
-            if last == 2 { b.strides[0] } else { 0 },
-        ];
-        numbers.extend(strides.iter().map(|&s| wrap(s as i64, address)));
+        let numbers = numbers(call, address);
         let handles: Vec<_> = (buffers.iter())
             .map(|m| (m.handle.clone(), m.bytes))
             .collect();
@@ -346,5 +374,42 @@ impl CubeBackend {
             }
         }
         self.convert(out, stored, call.dtype, outputs)
+    }
+
+    /// The product of operands that the kernel for Hopper takes.
+    fn grouped_on_hopper(&self, call: &GroupedCall, how: hopper::How) -> Result<Buffer> {
+        let [n, k, m] = call.sizes();
+        let (buffers, [_, right]) = distinct([&call.a, &call.b])?;
+        let across = m.div_ceil(hopper::COLUMNS);
+        let (outputs, tiles) = match call.mode {
+            GroupedOp::Rows => (n * m, n / how.rows() + call.ends.layout.shape.numel() + 1),
+            GroupedOp::Sums { groups } => (groups * k * m, k.div_ceil(how.rows()) * groups),
+        };
+        let out = self.alloc(call.dtype, outputs)?;
+        let address = address(&buffers, call.a.dtype, &[outputs, tiles * across]);
+        let mut numbers = numbers(call, address);
+        numbers.extend([tiles, tiles * across]);
+        let handles: Vec<_> = (buffers.iter())
+            .map(|m| (m.handle.clone(), m.bytes))
+            .collect();
+        let hardware = &self.client.properties().hardware;
+        let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
+        // SAFETY: what is read lies inside of the operands, whose sizes and strides are multiples of
+        // a chunk; ends are clamped into the rows, and writes guarded by the output's sizes.
+        unsafe {
+            hopper::hopper::launch_unchecked(
+                &self.client,
+                crate::cubes((tiles * across).min(processors), 1),
+                CubeDim::new_1d(how.threads() as u32),
+                address,
+                bind(&handles, 4),
+                crate::arg(crate::memory(&call.ends)?, 4),
+                crate::arg(&out, 4),
+                numbers.into_iter().collect(),
+                how,
+                right,
+            );
+        }
+        Ok(out.buffer())
     }
 }

@@ -84,6 +84,8 @@ pub struct CubeBackend {
     planes: bool,
     /// Whether the device's own float functions are accurate.
     native: bool,
+    /// Whether it has the tensor cores of NVIDIA's Hopper.
+    hopper: bool,
 }
 
 impl CubeBackend {
@@ -130,6 +132,7 @@ impl CubeBackend {
             indexings: Interner::new(),
             planes,
             native: false,
+            hopper: false,
         }
     }
 
@@ -137,6 +140,12 @@ impl CubeBackend {
     /// two ulp on CUDA and unspecified elsewhere.
     pub fn with_native_functions(mut self) -> Self {
         self.native = true;
+        self
+    }
+
+    /// Lets products use the tensor cores of Hopper GPUs.
+    pub fn with_hopper(mut self) -> Self {
+        self.hopper = true;
         self
     }
 
