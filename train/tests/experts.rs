@@ -367,8 +367,10 @@ fn ways(mesh: &Mesh, experts: usize, choices: &[Vec<i32>], width: usize) -> Resu
         Ok(())
     });
     outcome?;
-    if std::env::var("SHOW").is_ok() { eprintln!("{ledger}"); }
-    let rows = ledger.entries.iter().filter(|e| e.op == "exchange_rows");
+    let rows = ledger
+        .entries
+        .iter()
+        .filter(|e| e.op == "exchange_rows" && e.kind == "exchange");
     // Those of vectors, not of the few numbers that go with them.
     let vectors = rows.filter(|e| e.from.contains(&format!(", {width}]")));
     Ok(vectors.map(|e| e.bytes).collect())
