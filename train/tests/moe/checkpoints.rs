@@ -1,21 +1,13 @@
 //! Checkpoints of experts go on on other meshes.
 
-use crate::support::{Way, deep, mesh, mixtral, on, steps, trainer};
+use crate::support::{Scratch, Way, deep, mesh, mixtral, on, steps, trainer};
 use anymesh_core::Tensor;
 use anymesh_train::{
     Result, Zero,
     models::MoeConfig,
     trainer::{Save, Settings},
 };
-use std::{collections::BTreeMap, path::PathBuf};
-
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
-}
+use std::collections::BTreeMap;
 
 fn values(tensors: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Vec<f64>>> {
     let read = |(name, t): (&String, &Tensor)| Ok((name.clone(), t.full_tensor()?.to_vec()?));
@@ -23,9 +15,7 @@ fn values(tensors: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Vec<f64
 }
 
 fn hold(config: &MoeConfig, name: &str) -> Result<()> {
-    let folder = format!("anymesh-moe-{name}-{}", std::process::id());
-    let scratch = Scratch(std::env::temp_dir().join(folder));
-    drop(std::fs::remove_dir_all(&scratch.0));
+    let scratch = Scratch::new(name);
     let settings = Settings {
         save: Save {
             folder: Some(scratch.0.clone()),

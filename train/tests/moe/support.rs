@@ -8,8 +8,27 @@ use anymesh_train::{
     objective::Language,
     optim::{AdamW, Clip, Groups, Optimizer, Rule, Schedule},
     pipeline::{ScheduleChoice, Stages},
-    trainer::{Feed, LanguageModel, Settings, StepReport, Trainer},
+    trainer::{Feed, LanguageModel, Settings, StepReport, Task, Trainer},
 };
+use std::path::PathBuf;
+
+/// A folder that is removed when the test is over.
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Self {
+        let folder = format!("anymesh-moe-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(folder);
+        drop(std::fs::remove_dir_all(&path));
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
 
 const VOCABULARY: usize = 40;
 const LENGTH: usize = 6;
@@ -145,7 +164,6 @@ impl Feed<Batch> for Texts {
 
 /// What some steps did.
 pub(crate) fn steps(trainer: &mut Trainer<LanguageModel>, count: usize) -> Result<Vec<StepReport>> {
-    use anymesh_train::trainer::Task;
     let mut feed = Texts(trainer.task.mesh().clone());
     let mut seen = vec![];
     for _ in 0..count {
