@@ -17,14 +17,35 @@ pub(crate) fn recompute(
     recompute_each(&[x], move |x| layer(&x[0]))
 }
 
+/// [`recompute`] of a layer that gives several tensors.
+#[track_caller]
+pub(crate) fn recompute_all(
+    on: bool,
+    x: &Tensor,
+    layer: impl Fn(&Tensor) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>> {
+    match on {
+        true => again(&[x], move |x| layer(&x[0])),
+        false => layer(x),
+    }
+}
+
 /// [`recompute`] of several tensors.
 #[track_caller]
 pub(crate) fn recompute_each(
     x: &[&Tensor],
     f: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    Ok(again(x, move |x| Ok(vec![f(x)?]))?.remove(0))
+}
+
+#[track_caller]
+fn again(
+    x: &[&Tensor],
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>> {
     let run = move |x: &[Tensor]| match f(x) {
-        Ok(y) => Ok(vec![y]),
+        Ok(y) => Ok(y),
         Err(Error::Tensor(error)) => Err(error),
         Err(other) => Err(anymesh_core::Error::argument(
             "recompute",
@@ -32,5 +53,5 @@ pub(crate) fn recompute_each(
             other.to_string(),
         )),
     };
-    Ok(checkpoint(run, x)?.remove(0))
+    Ok(checkpoint(run, x)?)
 }
