@@ -3,23 +3,11 @@
 use crate::{Error, Result};
 use anymesh_core::{Tensor, grad::checkpoint};
 
-/// Runs a layer; with `on`, nothing inside of it is kept, and it runs again in the backward pass.
-/// Parameters are handles: the second run uses the same ones, and those that are frozen stay so.
+/// Runs a layer that gives several tensors; with `on`, nothing inside of it is kept, and it runs
+/// again in the backward pass. Parameters are handles: the second run uses the same ones, and those
+/// that are frozen stay so.
 #[track_caller]
 pub(crate) fn recompute(
-    on: bool,
-    x: &Tensor,
-    layer: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
-) -> Result<Tensor> {
-    if !on {
-        return layer(x);
-    }
-    recompute_each(&[x], move |x| layer(&x[0]))
-}
-
-/// [`recompute`] of a layer that gives several tensors.
-#[track_caller]
-pub(crate) fn recompute_all(
     on: bool,
     x: &Tensor,
     layer: impl Fn(&Tensor) -> Result<Vec<Tensor>> + Send + Sync + 'static,
