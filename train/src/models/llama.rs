@@ -193,7 +193,7 @@ impl LlamaConfig {
     }
 
     /// The stages of its layers, by their multiplications for a token.
-    fn split(&self, b: &Build) -> Result<Split> {
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
         let heads = self.heads()?;
         let (queries, keys) = (heads.queries * heads.size, heads.keys * heads.size);
         let layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size);

@@ -6,8 +6,9 @@ use super::{
     staged::Stack,
     tokens::Tokens,
 };
-use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache};
+use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
 use anymesh_core::{Mesh, Tensor};
+use anymesh_schedule::Placement;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -102,6 +103,26 @@ impl ModelConfig {
             Self::Llama(c) => (c.num_hidden_layers, c.hidden_size),
             Self::Bert(c) => (c.num_hidden_layers, c.hidden_size),
         }
+    }
+
+    /// The stages of its layers.
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        match self {
+            Self::Gpt2(c) => c.split(b),
+            Self::Llama(c) => c.split(b),
+            Self::Bert(_) => Split::new(b.mesh(), &[self.layers_and_width().0], Placement::Loop),
+        }
+    }
+
+    /// The same with another number of layers.
+    pub(crate) fn with_layers(&self, layers: usize) -> Self {
+        let mut config = self.clone();
+        match &mut config {
+            Self::Gpt2(c) => c.n_layer = layers,
+            Self::Llama(c) => c.num_hidden_layers = layers,
+            Self::Bert(c) => c.num_hidden_layers = layers,
+        }
+        config
     }
 
     /// How many tokens there are.

@@ -15,6 +15,7 @@ mod split;
 
 pub use choice::ScheduleChoice;
 pub(crate) use place::on_mesh;
+pub(crate) use run::Lent;
 pub use run::Pipeline;
 pub use split::{Split, Stages, balanced};
 

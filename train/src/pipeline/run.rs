@@ -83,14 +83,14 @@ impl Pipeline {
 }
 
 /// What a stage borrowed, and the gradients of that.
-struct Lent {
-    of: Vec<Borrowed>,
-    copies: Vec<Tensor>,
-    sums: Vec<Option<Tensor>>,
+pub(crate) struct Lent {
+    pub(crate) of: Vec<Borrowed>,
+    pub(crate) copies: Vec<Tensor>,
+    pub(crate) sums: Vec<Option<Tensor>>,
 }
 
 impl Lent {
-    fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
+    pub(crate) fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
         let of = model.borrows(stage)?;
         let copy = |b: &Borrowed| -> Result<Tensor> {
             let copy = on_mesh(&b.value.detach(), model.mesh_of(stage))?;
@@ -106,7 +106,7 @@ impl Lent {
         })
     }
 
-    fn add(&mut self, found: &Gradients) -> Result<()> {
+    pub(crate) fn add(&mut self, found: &Gradients) -> Result<()> {
         for (copy, sum) in self.copies.iter().zip(&mut self.sums) {
             if !copy.requires_grad() {
                 continue;
