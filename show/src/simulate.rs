@@ -98,14 +98,24 @@ fn received(step: &Estimate) -> Table {
 
 fn stages(step: &Estimate) -> Table {
     let heads = [
-        "stages", "layers", "forward", "backward", "kept", "needs forward", "needs backward",
+        "stages",
+        "layers",
+        "forward",
+        "backward",
+        "kept",
+        "needs forward",
+        "needs backward",
         "received",
     ];
     let mut table =
         Table::new("stages, with one micro-batch", &heads).numbers(&[1, 2, 3, 4, 5, 6, 7]);
     for (from, to, stage) in step.classes() {
         table.row([
-            if from == to { from.to_string() } else { format!("{from} to {to}") },
+            if from == to {
+                from.to_string()
+            } else {
+                format!("{from} to {to}")
+            },
             stage.layers.to_string(),
             seconds(stage.passes.f.total()),
             seconds(stage.passes.backward()),
@@ -120,7 +130,14 @@ fn stages(step: &Estimate) -> Table {
 
 fn memory(step: &Estimate) -> Table {
     let heads = [
-        "rank", "parameters", "gradients", "optimizer", "activations", "ends", "working", "total",
+        "rank",
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations",
+        "ends",
+        "working",
+        "total",
         "at",
     ];
     let mut table =
@@ -153,7 +170,9 @@ impl Show for Comparison {
                 Measure::Bytes => bytes(x),
                 Measure::Share => format!("{:.1} %", x * 100.0),
             };
-            let percent = row.percent.map_or("only there".into(), |p| format!("{p:+.1} %"));
+            let percent = row
+                .percent
+                .map_or("only there".into(), |p| format!("{p:+.1} %"));
             table.row([row.what.clone(), text(row.closed), text(row.real), percent]);
         }
         Figure::new("closed forms and the real step").table(table)

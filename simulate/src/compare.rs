@@ -1,6 +1,6 @@
 //! Two estimates of one step beside each other: by closed forms, and of the step that was run.
 
-use crate::{Estimate, bytes_text, seconds_text};
+use crate::{Estimate, Stage, bytes_text, seconds_text};
 use serde::Serialize;
 use std::fmt;
 
@@ -51,7 +51,9 @@ impl Row {
 /// Two estimates of one step beside each other: a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Time, where it goes, bytes by axis, memory by rank. What both do not have is left out.
+    /// Time, where it goes, bytes by axis, and of the first, the last and the fullest rank of the
+    /// pipeline what it holds, keeps of a micro-batch, and has at its peak. What both do not have is
+    /// left out.
     pub rows: Vec<Row>,
 }
 
@@ -89,31 +91,37 @@ pub fn compare(closed: &Estimate, real: &Estimate) -> Comparison {
     let spent = closed.spent.parts().into_iter().zip(real.spent.parts());
     rows.extend(spent.map(|(a, b)| Row::new(a.0, Measure::Seconds, a.1, b.1)));
     let bytes = closed.bytes.parts().into_iter().zip(real.bytes.parts());
-    rows.extend(
-        bytes.map(|(a, b)| Row::new(format!("{} bytes", a.0), Measure::Bytes, a.1, b.1)),
-    );
+    rows.extend(bytes.map(|(a, b)| Row::new(format!("{} bytes", a.0), Measure::Bytes, a.1, b.1)));
     for (a, b) in closed.memory.iter().zip(&real.memory) {
         // The first, the last, and what is fullest of either are what one asks for.
         let fullest = |e: &Estimate| {
             let most = e.memory.iter().max_by(|a, b| a.total.total_cmp(&b.total));
             most.map(|m| m.rank)
         };
-        let told = [Some(0), Some(closed.memory.len() - 1), fullest(closed), fullest(real)];
+        let told = [
+            Some(0),
+            Some(closed.memory.len() - 1),
+            fullest(closed),
+            fullest(real),
+        ];
         if !told.contains(&Some(a.rank)) {
             continue;
         }
-        for (what, closed, real) in [
-            ("parameters", a.parameters, b.parameters),
-            ("gradients", a.gradients, b.gradients),
-            ("optimizer", a.optimizer, b.optimizer),
-            ("activations", a.activations, b.activations),
-            ("ends", a.ends, b.ends),
-            ("working", a.working, b.working),
-            ("memory", a.total, b.total),
-        ] {
+        let of = |e: &Estimate, of: &dyn Fn(&Stage) -> f64| -> f64 {
+            e.stages.iter().filter(|s| s.rank == a.rank).map(of).sum()
+        };
+        let mut row = |what: &str, each: &dyn Fn(&Stage) -> f64| {
             let what = format!("rank {} {what}", a.rank);
-            rows.push(Row::new(what, Measure::Bytes, closed, real));
-        }
+            let numbers = (of(closed, each), of(real, each));
+            rows.push(Row::new(what, Measure::Bytes, numbers.0, numbers.1));
+        };
+        row("parameters", &|s| s.state[0]);
+        row("gradients", &|s| s.state[1]);
+        row("optimizer", &|s| s.state[2]);
+        row("kept by layers", &|s| s.kept);
+        row("kept by ends", &|s| s.ends);
+        let what = format!("rank {} at its peak", a.rank);
+        rows.push(Row::new(what, Measure::Bytes, a.total, b.total));
     }
     rows.retain(|r| r.closed != 0.0 || r.real != 0.0);
     Comparison { rows }
@@ -123,7 +131,7 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "  {:<21} {:>13} {:>13}  difference",
+            "  {:<22} {:>13} {:>13}  difference",
             "", "closed forms", "the real step"
         )?;
         for row in &self.rows {
@@ -139,7 +147,7 @@ impl fmt::Display for Comparison {
             };
             writeln!(
                 f,
-                "  {:<21} {:>13} {:>13}  {percent:>10}",
+                "  {:<22} {:>13} {:>13}  {percent:>10}",
                 row.what,
                 text(row.closed),
                 text(row.real)

@@ -181,7 +181,9 @@ pub fn assemble(step: &Subject<'_>, schedule: Schedule, priced: &Priced) -> Resu
     spent.ep = (spent.ep - hidden).max(0.0);
     spent.dp += priced.ranks[busiest].exposed;
     spent.optimizer = updates;
-    spent.pipeline = (seconds - spent.total()).max(0.0);
+    // What is left over; less than rounding is nothing.
+    let rest = seconds - spent.total();
+    spent.pipeline = if rest > 1e-9 * seconds { rest } else { 0.0 };
     let received = priced.ranks.iter().map(|r| r.bytes);
     let bytes = received
         .max_by(|a, b| a.total().total_cmp(&b.total()))
@@ -287,7 +289,10 @@ fn peak(
         let (activations, ends) = (sum(&alive, |s| s.kept), sum(&alive, |s| s.ends));
         let total = parameters + held + optimizer + activations + ends + working;
         if total > most.total {
-            let op = stage.fullest.as_ref().map(|ops| &ops[usize::from(!forward)]);
+            let op = stage
+                .fullest
+                .as_ref()
+                .map(|ops| &ops[usize::from(!forward)]);
             most.gradients = held;
             most.activations = activations;
             most.ends = ends;

@@ -147,6 +147,9 @@ struct Draft {
     dense: f64,
     /// Of experts.
     experts: f64,
+    /// Parameters of layers, and of those that are computed again.
+    of_layers: f64,
+    again: f64,
     /// Bytes of its passes with one micro-batch, but for the pipeline's.
     bytes: Bytes,
 }
@@ -300,7 +303,7 @@ impl Clock<'_> {
             kept: held.kept,
             again: held.again,
             bytes: Bytes {
-                tp: bytes::tensor_layer(u, layout.cuts_stream(), full),
+                tp: bytes::tensor_layer(u, layout.gathers_again(), full),
                 cp: context,
                 ep,
                 ..Bytes::default()
@@ -322,6 +325,10 @@ impl Clock<'_> {
             stage.kept += kind.kept * count;
             stage.dense += (kind.weights.cut / tp + kind.weights.whole) * count;
             stage.experts += kind.weights.experts / (tp * ep) * count;
+            stage.of_layers = stage.dense + stage.experts;
+            if layout.recompute == crate::Recompute::Full {
+                stage.again = stage.of_layers;
+            }
             stage.bytes.tp += kind.bytes.tp * count;
             stage.bytes.cp += kind.bytes.cp * count;
             stage.bytes.ep += kind.bytes.ep * count;
@@ -363,7 +370,7 @@ impl Clock<'_> {
         if !model.tied || apart {
             head.dense += model.embedding() / tp;
         }
-        let units = if layout.cuts_stream() { 3.0 } else { 2.0 };
+        let units = if layout.gathers_again() { 3.0 } else { 2.0 };
         head.bytes.tp += units * u + bytes::cross_entropy(layout.tokens(), layout.tp);
     }
 
@@ -401,6 +408,12 @@ impl Clock<'_> {
             .into_iter()
             .zip(sizes)
             .zip(self.groups());
+        let all = stage.dense + stage.experts;
+        // What backward passes gather again: all, or what they compute again.
+        let second = match layout.regather {
+            true => 1.0,
+            false => stage.again / all,
+        };
         let (mut gathers, mut scatters) = (0.0, 0.0);
         for ((parameters, size), group) in parts {
             let whole = bytes::gather(parameters * 2.0, size);
@@ -409,7 +422,7 @@ impl Clock<'_> {
             scatters += self.collective(gradients, group);
             stage.bytes.dp += gradients;
             if layout.zero == 3 {
-                stage.bytes.dp += 2.0 * whole;
+                stage.bytes.dp += whole * (1.0 + second);
             }
         }
         let passes = &mut stage.passes;
@@ -417,7 +430,11 @@ impl Clock<'_> {
         passes.w.dp += exposed(scatters, passes.w.total());
         if layout.zero == 3 {
             passes.f.dp += exposed(gathers, passes.f.total());
-            passes.i.dp += exposed(gathers, passes.i.total());
+            passes.i.dp += exposed(gathers * second, passes.i.total());
+            if !layout.regather {
+                stage.ends += 2.0 * (all - stage.of_layers);
+                stage.kept += 2.0 * (stage.of_layers - stage.again);
+            }
         }
     }
 

@@ -354,7 +354,11 @@ impl Clock<'_> {
         }
         let u = self.stream() * self.units(layer);
         passes.f.tp += 4.0 * u;
-        let backward = if self.layout.cuts_stream() { 6.0 } else { 4.0 };
+        let backward = if self.layout.gathers_again() {
+            6.0
+        } else {
+            4.0
+        };
         let hidden = passes.w.products * self.machine.coefficients.tensor_overlap;
         passes.i.tp += (backward * u - hidden).max(0.0);
     }
@@ -455,7 +459,8 @@ impl Clock<'_> {
             if self.layout.cuts_stream() {
                 passes.f.tp += u;
             }
-            passes.i.tp += 2.0 * u;
+            let kept = self.layout.cuts_stream() && !self.layout.regather;
+            passes.i.tp += if kept { u } else { 2.0 * u };
         }
         passes
     }

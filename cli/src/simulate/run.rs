@@ -8,7 +8,7 @@ use anymesh::{
     simulate::{Case, Layout, Machine, Model, compare, estimate, machine_with, search},
     train::{
         config::{self, ModelChoice, RunConfig},
-        measure::{self, Layers, Measured, laid_out, measure, numbers, run_of},
+        measure::{self, Measured, laid_out, measure, numbers, run_of},
         models::ModelFiles,
     },
 };
@@ -23,7 +23,7 @@ fn said<T>(result: anymesh::train::Result<T>) -> Result<T> {
 /// The real step of a model that is numbers, if it can be built.
 pub(super) fn of_numbers(model: &Model, machine: &Machine, layout: &Layout) -> Result<Measured> {
     let run = said(run_of(model, layout))?;
-    let mut step = said(measure(&run, None, machine, Layers::Alike))?;
+    let mut step = said(measure(&run, None, machine))?;
     step.estimate.model.clone_from(&model.name);
     Ok(step)
 }
@@ -55,7 +55,7 @@ impl SimulateCommand {
                 "{set} is of a layout: a training run says it as mesh.axes, mesh.zero, batch.micro and so on; --search takes it as something to keep to"
             )));
         }
-        let step = measure(&run, self.ranks, &machine, Layers::Alike).map_err(wrong)?;
+        let step = measure(&run, self.ranks, &machine).map_err(wrong)?;
         let closed = said(model_of(&run))
             .ok()
             .and_then(|model| estimate(&model, &machine, &step.estimate.layout).ok());
@@ -94,7 +94,7 @@ impl SimulateCommand {
         let layout = said(measure::layout_of(run, &axes, &run.pipeline.schedule))?;
         let file = json!({
             "model": model, "machine": machine, "ranks": ranks,
-            "layout": {"sequence": layout.sequence, "batch": layout.batch},
+            "layout": {"sequence": layout.sequence, "batch": layout.batch, "regather": false},
         });
         let case = told(Case::new(file, pins))?;
         let mut limits = case.limits();
@@ -102,7 +102,7 @@ impl SimulateCommand {
         let mut found = told(search(&case.model, machine, ranks, &limits))?;
         for ranked in &mut found.ranked {
             let there = laid_out(run, &model, &ranked.estimate.layout);
-            let real = there.and_then(|run| measure(&run, None, machine, Layers::Alike));
+            let real = there.and_then(|run| measure(&run, None, machine));
             ranked.real = Some(real.map(|r| r.estimate).map_err(|e| e.to_string()));
         }
         if !self.json && !notes.is_empty() && axes.len() > 1 {
@@ -123,8 +123,11 @@ fn model_of(run: &RunConfig) -> anymesh::train::Result<Model> {
 /// The timeline, and who does what.
 pub(super) fn figure(step: &Measured) -> Figure {
     let heads = ["op", "", "axes", "times", "TFLOP", "bytes", "seconds"];
-    let mut table = Table::new("what the busiest rank does, before anything is hidden", &heads)
-        .numbers(&[3, 4, 5, 6]);
+    let mut table = Table::new(
+        "what the busiest rank does, before anything is hidden",
+        &heads,
+    )
+    .numbers(&[3, 4, 5, 6]);
     for (item, amount) in step.longest() {
         table.row([
             item.op.clone(),

@@ -108,9 +108,7 @@ impl Meter {
             let c = &prices.coefficients;
             let share = if flash { c.flash } else { c.products };
             let seconds = match multiplies {
-                true => {
-                    prices.product(work.products, work.bytes, peak(&prices, work.dtype), share)
-                }
+                true => prices.product(work.products, work.bytes, peak(&prices, work.dtype), share),
                 false => prices.traffic(work.bytes),
             };
             let made = kernel.outputs().into_iter();
@@ -209,7 +207,9 @@ impl Meter {
     pub(crate) fn seconds(&self, axes: &[String], bytes: f64) -> f64 {
         let of = |name: &str| self.axes.iter().find(|a| a.0 == name);
         if axes.is_empty() {
-            return of("pp").map_or(0.0, |(_, n, apart)| self.machine.transfer(bytes, *apart, *n));
+            return of("pp").map_or(0.0, |(_, n, apart)| {
+                self.machine.transfer(bytes, *apart, *n)
+            });
         }
         let group = axes.iter().filter_map(|name| of(name));
         let size = group.clone().map(|a| a.1).product();

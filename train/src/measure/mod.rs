@@ -8,8 +8,7 @@
 //! [`Estimate`] that closed forms make, so that the two can be
 //! [compared](anymesh_simulate::compare).
 //!
-//! One rank stands for all that differ in values only, one stage for all that are alike, and one
-//! layer for all of a stage: see [`Layers`].
+//! One rank stands for all that differ in values only, and one stage for all that are alike.
 
 mod axes;
 mod meter;
@@ -36,16 +35,6 @@ use anymesh_simulate::{Estimate, Machine, Source, Subject, assemble};
 use price::Class;
 use stage::Ran;
 use std::collections::BTreeMap;
-
-/// Which layers of a stage run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layers {
-    /// Stages run with one layer and with two, and each layer more counts as the second one did.
-    #[default]
-    Alike,
-    /// All of them.
-    Each,
-}
 
 /// What all runs of stages share.
 pub(crate) struct Setup {
@@ -83,7 +72,7 @@ fn on(axes: &[(String, usize)], device: &Device) -> Result<Mesh> {
 /// where none are told. The mesh's `dp` is what is left of them.
 ///
 /// ```
-/// use anymesh_train::{config::{RunConfig, parse}, measure::{Layers, measure}};
+/// use anymesh_train::{config::{RunConfig, parse}, measure::measure};
 /// let run: RunConfig = parse(
 ///     r#"
 ///     data = []
@@ -100,19 +89,14 @@ fn on(axes: &[(String, usize)], device: &Device) -> Result<Mesh> {
 ///     &[] as &[&str],
 /// )?;
 /// let machine = anymesh_simulate::machine("h100").unwrap();
-/// let step = measure(&run, Some(64), &machine, Layers::Alike)?;
+/// let step = measure(&run, Some(64), &machine)?;
 /// assert_eq!((step.estimate.layout.dp, step.estimate.ranks), (8, 64));
 /// assert_eq!(step.notes[0], "dp is 8, not 2: pp 2 * dp 2 * tp 4 is 16 ranks, not 64");
 /// assert!(step.estimate.bytes.tp > 0.0 && step.estimate.fits);
 /// println!("{step}");
 /// # Ok::<(), anymesh_train::Error>(())
 /// ```
-pub fn measure(
-    run: &RunConfig,
-    ranks: Option<usize>,
-    machine: &Machine,
-    layers: Layers,
-) -> Result<Measured> {
+pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Result<Measured> {
     machine.check().map_err(simulated)?;
     let (axes, mut notes) = for_ranks(&run.mesh.axes, ranks)?;
     let config = match run.model_choice()? {
@@ -148,7 +132,7 @@ pub fn measure(
         config,
         run,
     };
-    let classes = classes(&setup, &split, layers)?;
+    let classes = classes(&setup, &split)?;
     let layout = layout_of(&setup.run, &setup.axes, &schedule.name)?;
     let priced = price::price(&setup, &split, &schedule, &classes);
     let subject = Subject {
@@ -158,15 +142,11 @@ pub fn measure(
         layout: &layout,
     };
     let estimate: Estimate = assemble(&subject, schedule, &priced).map_err(simulated)?;
-    if layers == Layers::Alike {
-        let longest = estimate.split.iter().max().copied().unwrap_or(0);
-        if longest > 2 {
-            notes.push(format!(
-                "{} of {} stages ran, with one layer and with two: layers are alike, and each more counts as the second",
-                classes.len(),
-                split.stages()
-            ));
-        }
+    if classes.len() < split.stages() {
+        let (ran, all) = (classes.len(), split.stages());
+        notes.push(format!(
+            "{ran} of {all} stages ran: the others are like one of these"
+        ));
     }
     Ok(Measured::new(estimate, notes, &classes))
 }
@@ -177,7 +157,7 @@ pub(crate) fn simulated(error: anymesh_simulate::Error) -> Error {
 }
 
 /// Runs one stage of each class: those that have as many layers, and the same neighbours.
-fn classes(setup: &Setup, split: &Split, layers: Layers) -> Result<Vec<Class>> {
+fn classes(setup: &Setup, split: &Split) -> Result<Vec<Class>> {
     let last = split.stages() - 1;
     let owners = split.owners();
     let key = |s: usize| {
@@ -202,12 +182,16 @@ fn classes(setup: &Setup, split: &Split, layers: Layers) -> Result<Vec<Class>> {
             }
             stage::run(setup, stage, &own)
         };
-        let class = match (count, layers) {
-            (0, _) => Class::whole(alone(0)?, 0.0),
-            (n, Layers::Each) => Class::whole(alone(n)?, 1.0),
-            (n, Layers::Alike) => Class::alike(&alone(1)?, &alone(2)?, n),
+        // What a layer keeps is what one more keeps besides.
+        let ran = alone(count)?;
+        let layer = match count {
+            0 => 0.0,
+            1 => alone(2)?.kept - ran.kept,
+            n => (ran.kept - alone(1)?.kept) / (n - 1) as f64,
         };
-        classes.push(class.of(stages));
+        let kept = layer * count as f64;
+        let class = Class { ran, kept, stages };
+        classes.push(class);
     }
     Ok(classes)
 }

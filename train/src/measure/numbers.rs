@@ -150,9 +150,15 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
         (layout.cp > 1, "cp"),
         (layout.ep > 1, "ep"),
         (layout.precision == Precision::Fp8, "fp8"),
-        (layout.recompute == Recompute::Selective, "selective recompute"),
+        (
+            layout.recompute == Recompute::Selective,
+            "selective recompute",
+        ),
         (layout.gradient_bytes != 4, "gradients of 2 bytes"),
-        (layout.attention == Attention::Plain && !squares, "plain attention"),
+        (
+            layout.attention == Attention::Plain && !squares,
+            "plain attention",
+        ),
     ];
     if let Some((_, what)) = missing.iter().find(|m| m.0) {
         return Err(Error::config(
@@ -195,7 +201,10 @@ pub fn layout_of(run: &RunConfig, axes: &[(String, usize)], schedule: &str) -> R
     let size = |name: &str| axes.iter().find(|a| a.0 == name).map_or(1, |a| a.1);
     let known = ["dp", "tp", "pp"];
     if let Some((other, _)) = axes.iter().find(|a| !known.contains(&a.0.as_str())) {
-        let detail = format!("a training run has the axes {}, not {other}", known.join(", "));
+        let detail = format!(
+            "a training run has the axes {}, not {other}",
+            known.join(", ")
+        );
         return Err(Error::config("mesh.axes", detail));
     }
     let batch = run.batch.spec(size("dp") as u64).solve()?;
@@ -214,6 +223,8 @@ pub fn layout_of(run: &RunConfig, axes: &[(String, usize)], schedule: &str) -> R
             false => Recompute::None,
         },
         sequence_parallel: run.mesh.sequence_parallel,
+        // What models gather for a forward pass they keep for the backward pass.
+        regather: false,
         schedule: schedule.into(),
         gradient_bytes: run.mesh.policy()?.reduce.size(),
         ..Layout::default()

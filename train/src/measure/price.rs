@@ -8,34 +8,9 @@ use anymesh_simulate::{Bytes, Passes, Priced, Rank, Spent, Stage};
 /// A stage that ran, and those that it stands for.
 pub(crate) struct Class {
     pub(crate) ran: Ran,
-    /// What its layers keep.
-    kept: f64,
+    /// Bytes that its layers keep.
+    pub(crate) kept: f64,
     pub(crate) stages: Vec<usize>,
-}
-
-impl Class {
-    /// What ran as it is; `share` of what it keeps is its layers'.
-    pub(crate) fn whole(ran: Ran, share: f64) -> Class {
-        Class {
-            kept: ran.kept * share,
-            ran,
-            stages: vec![],
-        }
-    }
-
-    /// From a stage of one layer and one of two.
-    pub(crate) fn alike(one: &Ran, two: &Ran, layers: usize) -> Class {
-        Class {
-            kept: (two.kept - one.kept) * layers as f64,
-            ran: Ran::of_layers(one, two, layers),
-            stages: vec![],
-        }
-    }
-
-    pub(crate) fn of(mut self, stages: Vec<usize>) -> Class {
-        self.stages = stages;
-        self
-    }
 }
 
 /// Data parallel communication of a pass, as far as the pass does not hide it.
@@ -70,7 +45,10 @@ pub(crate) fn price(
         let ran = &class.ran;
         border = border.max(ran.border);
         let Passes { f, i, w } = ran.passes();
-        let bytes = ran.passes.iter().fold(Bytes::default(), |all, w| all + w.bytes);
+        let bytes = ran
+            .passes
+            .iter()
+            .fold(Bytes::default(), |all, w| all + w.bytes);
         for stage in &class.stages {
             priced.stages[*stage] = Stage {
                 rank: owners[*stage],
@@ -115,9 +93,8 @@ pub(crate) fn price(
     for (rank, [after, before]) in priced.ranks.iter_mut().zip(data) {
         rank.stages.sort_unstable();
         let own = rank.stages.iter().map(|s| &priced.stages[*s].passes);
-        let (forward, backward) = own.fold((0.0, 0.0), |(f, b), p| {
-            (f + p.f.total(), b + p.backward())
-        });
+        let (forward, backward) =
+            own.fold((0.0, 0.0), |(f, b), p| (f + p.f.total(), b + p.backward()));
         rank.exposed += (after - overlap * backward).max(0.0);
         rank.exposed += (before - overlap * forward).max(0.0);
     }

@@ -36,14 +36,6 @@ impl Work {
             operations: counted.operations,
         }
     }
-
-    fn plus(self, other: Work, times: f64) -> Work {
-        Work {
-            spent: self.spent + other.spent * times,
-            bytes: self.bytes + other.bytes * times,
-            operations: self.operations + other.operations * times,
-        }
-    }
 }
 
 /// What a stage does and holds.
@@ -76,38 +68,6 @@ impl Ran {
             i: i.spent,
             w: w.spent,
         }
-    }
-
-    /// This and `times` another.
-    fn plus(&self, other: &Ran, times: f64) -> Ran {
-        let mut sum = self.clone();
-        let of = |a: &mut f64, b: f64| *a += times * b;
-        for (a, b) in sum.passes.iter_mut().zip(other.passes) {
-            *a = a.plus(b, times);
-        }
-        for (a, b) in sum.once.iter_mut().zip(other.once) {
-            *a = a.plus(b, times);
-        }
-        for (a, b) in sum.needs.iter_mut().zip(other.needs) {
-            of(a, b);
-        }
-        for (a, b) in sum.state.iter_mut().zip(other.state) {
-            of(a, b);
-        }
-        of(&mut sum.kept, other.kept);
-        of(&mut sum.border, other.border);
-        for (key, amount) in &other.items {
-            let all = sum.items.entry(key.clone()).or_default();
-            *all = all.plus(*amount, times);
-        }
-        sum
-    }
-
-    /// A stage of `layers` layers from stages of one and of two that are alike otherwise: each layer
-    /// more does and holds as much as the second one.
-    pub(crate) fn of_layers(one: &Ran, two: &Ran, layers: usize) -> Ran {
-        let layer = two.plus(one, -1.0);
-        two.plus(&layer, layers as f64 - 2.0)
     }
 }
 
@@ -246,7 +206,9 @@ impl Bench<'_> {
                 inputs: &inputs,
                 borrowed: &self.lent.copies,
             };
-            let gave = self.task.forward(stage, &given, &self.batch, &self.pass())?;
+            let gave = self
+                .task
+                .forward(stage, &given, &self.batch, &self.pass())?;
             let like = gave[0].detach().zeros_like()?;
             self.back = Some(on_mesh(&like, self.task.mesh_of(stage + 1))?);
         }
@@ -294,7 +256,10 @@ impl Bench<'_> {
         let new = if several { 0.0 } else { gradients + lent };
         let most = i.peak.max(w.peak);
         ran.needs = [f.peak - f.after, (most - i.before - new).max(0.0), 0.0];
-        ran.fullest = [f.op.into(), if i.peak >= w.peak { i.op } else { w.op }.into()];
+        ran.fullest = [
+            f.op.into(),
+            if i.peak >= w.peak { i.op } else { w.op }.into(),
+        ];
         ran.border = self.border();
 
         let before = self.meter.device().memory().in_use as f64;
