@@ -358,9 +358,53 @@ fn einsums(cases: &mut Cases) {
     }
 }
 
+/// Groups of rows: empty ones, ends in the middle of tiles, rows of no group, ends that go back.
+fn grouped(cases: &mut Cases) {
+    use View::*;
+    const ENDS: [(usize, &[i32]); 6] = [
+        (1, &[1]),
+        (70, &[0, 3, 3, 64, 70]),
+        (257, &[0, 0, 130, 130, 200, 200]),
+        (300, &[65, 20, 70, 300]),
+        (300, &[0, 0, 0]),
+        (515, &[128, 256, 384, 515]),
+    ];
+    let views = [
+        (Contiguous, Contiguous),
+        (Contiguous, Transposed),
+        (Transposed, Contiguous),
+        (Transposed, Transposed),
+        (Sliced, Negative),
+        (Contiguous, Broadcast),
+    ];
+    for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_float()) {
+        for (n, ends) in ENDS {
+            for (k, m) in [(1, 1), (33, 65), (64, 128), (136, 72)] {
+                for (left, right) in views {
+                    let what = format!("{dtype} {n}x{k}x{m} to {ends:?} {left:?} x {right:?}");
+                    let groups = ends.len();
+                    cases.add("grouped_matmul", dtype, what.clone(), move |d| {
+                        let x = data(d, dtype, &[n, k], left, 40)?;
+                        let w = data(d, dtype, &[groups, k, m], right, 41)?;
+                        let ends = Tensor::from_slice(ends, [groups], d)?;
+                        Ok(vec![x.grouped_matmul(&w, &ends)?])
+                    });
+                    cases.add("grouped_outer", dtype, what, move |d| {
+                        let x = data(d, dtype, &[n, k], left, 42)?;
+                        let y = data(d, dtype, &[n, m], right, 43)?;
+                        let ends = Tensor::from_slice(ends, [groups], d)?;
+                        Ok(vec![x.grouped_outer(&y, &ends)?])
+                    });
+                }
+            }
+        }
+    }
+}
+
 pub(super) fn cases() -> Cases {
     let mut cases = Cases::new("linalg");
     products(&mut cases);
+    grouped(&mut cases);
     einsums(&mut cases);
     cases
 }

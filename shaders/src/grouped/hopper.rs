@@ -1,0 +1,588 @@
+//! Grouped products of 16-bit floats on the tensor cores of Hopper GPUs.
+//!
+//! Four warp groups share a tile of the output, 64 rows by 128 columns each, on top of each other and
+//! side by side. All threads bring panels of both operands to shared memory, asynchronously and
+//! [`STAGES`] ahead; the tensor cores read them there. A panel has [`DEPTH`] steps of the summed
+//! dimension and lies in lines of 128 bytes, along that dimension or across it as memory does, in
+//! the order of chunks that the hardware calls its 128-byte swizzle.
+//!
+//! Cubes stay: each goes through tiles until there are none, and the panels of the next tile are on
+//! their way while a tile is stored. The instructions are PTX: CubeCL has no others for them.
+
+use super::end;
+use anymesh_kernel::{
+    DType,
+    backend::{GroupedCall, GroupedOp},
+};
+use cubecl::prelude::*;
+
+/// Four warp groups.
+pub(super) const THREADS: u32 = 512;
+/// Steps of the summed dimension in a stage: 128 bytes.
+const DEPTH: usize = 64;
+/// Stages in shared memory, of 48 KiB.
+const STAGES: usize = 4;
+/// Bytes of a stage: 384 lines of 128.
+const STAGE: usize = 384 * 128;
+/// Bytes of 64 lines.
+const BLOCK: usize = 64 * 128;
+
+type Sums = Vector<f32, Const<64>>;
+
+/// What a launch is specialised on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct How {
+    /// Of the operands: bf16 or f16.
+    pub(super) dtype: DType,
+    /// Of the result: theirs, or f32.
+    pub(super) stored: DType,
+    /// How many warp groups lie on top of each other; the others lie side by side.
+    pub(super) down: usize,
+    /// Whether the right operand's memory goes along the summed dimension. The left's does in
+    /// products of rows, and neither does in sums.
+    pub(super) along: bool,
+    /// Whether outer products are summed.
+    pub(super) sums: bool,
+}
+
+impl How {
+    /// Rows of a tile.
+    pub(super) fn rows(self) -> usize {
+        64 * self.down
+    }
+
+    /// Columns of a tile.
+    pub(super) fn columns(self) -> usize {
+        128 * (4 / self.down)
+    }
+}
+
+/// Which kernel computes a call whose operands are dense, if there is one.
+pub(super) fn how(call: &GroupedCall) -> Option<How> {
+    let ([n, k, m], dtype) = (call.sizes(), call.a.dtype);
+    let small = matches!(dtype, DType::BF16 | DType::F16);
+    let stored = call.dtype == dtype || call.dtype == DType::F32;
+    // Chunks of 16 bytes are brought as they are.
+    let chunks = |offset: usize, strides: &[isize]| {
+        offset.is_multiple_of(8) && strides.iter().all(|s| *s > 0 && s % 8 == 0)
+    };
+    let (a, b) = (&call.a.layout, &call.b.layout);
+    let sizes = k.is_multiple_of(8) && m.is_multiple_of(8) && k > 0;
+    if !small || !stored || !sizes || a.strides[1] != 1 || !chunks(a.offset, &a.strides[..1]) {
+        return None;
+    }
+    let last = b.shape.rank() - 1;
+    let (across, along) = (b.strides[last] == 1, b.strides[last - 1] == 1);
+    let others = |dims: &[usize]| {
+        let strides: Vec<isize> = dims.iter().map(|&d| b.strides[d]).collect();
+        chunks(b.offset, &strides)
+    };
+    let how = |down, along, sums| How {
+        dtype,
+        stored: call.dtype,
+        down,
+        along,
+        sums,
+    };
+    match call.mode {
+        GroupedOp::Rows => {
+            let each = n / call.groups().max(1);
+            let down = if each <= 160 { 2 } else { 4 };
+            if across && others(&[0, 1]) {
+                Some(how(down, false, false))
+            } else if along && others(&[0, 2]) {
+                Some(how(down, true, false))
+            } else {
+                None
+            }
+        }
+        GroupedOp::Sums { .. } if across && others(&[0]) => Some(how(2, false, true)),
+        GroupedOp::Sums { .. } => None,
+    }
+}
+
+/// Where a slice of shared memory lies in it.
+#[cube]
+fn shared_address(memory: &[u32]) -> u32 {
+    let pointer = unsafe { memory.as_ptr_unchecked() };
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
+        o = out(_) out, p = in(_) pointer, options(nomem)
+    );
+    out
+}
+
+/// Where a buffer lies.
+#[cube]
+fn address(memory: &[u32]) -> u64 {
+    let pointer = unsafe { memory.as_ptr_unchecked() };
+    let out: u64;
+    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
+    out
+}
+
+/// Begins to bring 16 bytes to shared memory; zeros where `bytes` is 0.
+#[cube]
+fn bring(to: u32, from: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.cg.shared.global [{to}], [{from}], 16, {bytes};",
+        to = in(_) to, from = in(_) from, bytes = in(_) bytes
+    );
+}
+
+/// An operand: its place in memory, the lines of its panel that there are, and the steps of the sum.
+#[derive(CubeType, Clone, Copy)]
+struct Source {
+    /// Address of its first element.
+    base: u64,
+    /// Elements from a line to the next, or from a step of the sum to the next.
+    stride: usize,
+    /// The first row or column of the tile.
+    first: usize,
+    /// Where rows or columns end.
+    stop: usize,
+    /// Steps of the sum.
+    depth: usize,
+}
+
+/// Begins to bring the panel of `lines` rows or columns from step `step` on to shared memory at `to`.
+#[cube]
+fn bring_panel(
+    source: &Source,
+    to: u32,
+    step: usize,
+    #[comptime] lines: usize,
+    #[comptime] along: bool,
+) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..comptime!(lines / 64) {
+        if comptime!(along) {
+            let chunk = unit % 8usize;
+            let line = unit / 8usize + comptime!(64 * i);
+            let row = source.first + line;
+            let inside = row < source.stop && step + chunk * 8usize < source.depth;
+            let at = select(inside, row * source.stride + step + chunk * 8usize, 0usize);
+            let place = line * 128usize + ((chunk ^ (line % 8usize)) * 16usize);
+            bring(
+                to + place as u32,
+                source.base + u64::cast_from(at) * 2u64,
+                select(inside, 16u32, 0u32),
+            );
+        } else {
+            let per = comptime!(lines / 8);
+            let chunk = unit % per;
+            let line = unit / per + comptime!(THREADS as usize / per * i);
+            let row = source.first + chunk * 8usize;
+            let inside = row < source.stop && step + line < source.depth;
+            let at = select(inside, (step + line) * source.stride + row, 0usize);
+            let place = chunk / 8usize * BLOCK
+                + line * 128usize
+                + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+            bring(
+                to + place as u32,
+                source.base + u64::cast_from(at) * 2u64,
+                select(inside, 16u32, 0u32),
+            );
+        }
+    }
+}
+
+/// How the tensor cores find a panel: lines of 128 bytes, swizzled, in groups of eight, and blocks of
+/// 64 lines one behind the other.
+#[cube]
+fn descriptor(at: u32, #[comptime] along: bool) -> u64 {
+    let between = comptime!(if along { 1u64 } else { (BLOCK / 16) as u64 });
+    let rest = comptime!(between << 16 | 64u64 << 32 | 1u64 << 62);
+    u64::cast_from((at & 0x3ffffu32) >> 4u32) | rest
+}
+
+/// The registers of the sums, from `from` on.
+fn registers(from: usize) -> Vec<String> {
+    (from..from + 64).map(|i| format!("%{i}")).collect()
+}
+
+/// Makes the first 64 registers those of the sums before.
+fn moves() -> String {
+    let pairs = registers(0).into_iter().zip(registers(64));
+    pairs
+        .map(|(to, from)| format!("mov.f32 {to}, {from};\n"))
+        .collect()
+}
+
+/// Begins the product of one stage, in PTX: to the registers of the sums, from the sums before, and
+/// two descriptors.
+fn begin_text(how: How) -> String {
+    let list = registers(0).join(", ");
+    let kind = if how.dtype == DType::F16 {
+        "f16"
+    } else {
+        "bf16"
+    };
+    let a_along = !how.sums;
+    let (a_turned, b_turned) = (u8::from(!a_along), u8::from(!how.along));
+    // 16 steps further: 32 bytes along the line, or 16 lines.
+    let step = |along: bool| if along { 2 } else { 128 };
+    let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; setp.ne.b32 p, 1, 0;\n");
+    text += &moves();
+    text += "mov.u64 a, %128; mov.u64 b, %129;\nwgmma.fence.sync.aligned;\n";
+    for i in 0..DEPTH / 16 {
+        if i > 0 {
+            let (a, b) = (step(a_along), step(how.along));
+            text += &format!("add.u64 a, a, {a}; add.u64 b, b, {b};\n");
+        }
+        text += &format!(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, {a_turned}, {b_turned};\n"
+        );
+    }
+    text + "wgmma.commit_group.sync.aligned;\n}"
+}
+
+/// The sums to which the product of a stage is being added: nothing may touch them before
+/// [`finish`].
+#[cube]
+fn begin(sums: Sums, a: u64, b: u64, #[comptime] how: How) -> Sums {
+    let text = comptime!(begin_text(how));
+    let out: Sums;
+    gpu_asm!(
+        "{text} // {o} {c} {a} {b}",
+        o = out(_) out, c = in(_) sums, a = in(_) a, b = in(_) b
+    );
+    out
+}
+
+/// The sums when the product is there.
+#[cube]
+fn finish(sums: Sums) -> Sums {
+    let text = comptime!(format!("wgmma.wait_group.sync.aligned 0;\n{}", moves()));
+    let out: Sums;
+    gpu_asm!("{text} // {o} {c}", o = out(_) out, c = in(_) sums);
+    out
+}
+
+/// What a variable holds now.
+#[cube]
+fn now(sums: &Sums) -> Sums {
+    intrinsic!(|scope| sums.read_value(scope).into())
+}
+
+/// Two values in a word.
+#[cube]
+fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
+    let kind = comptime!(if dtype == DType::F16 {
+        "f16x2"
+    } else {
+        "bf16x2"
+    });
+    let out: u32;
+    gpu_asm!(
+        "cvt.rn.{kind}.f32 {o}, {high}, {low};",
+        o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
+    );
+    out
+}
+
+/// A group on the way through all: its rows, and the squares of rows before it.
+#[derive(CubeType)]
+struct Walk {
+    group: usize,
+    start: usize,
+    stop: usize,
+    before: usize,
+}
+
+/// Goes to the group of the `square`-th square of `side` rows. Rows of no group are those of one
+/// more; behind all there is no row.
+#[cube]
+fn seek(
+    walk: &mut Walk,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    square: usize,
+    #[comptime] side: usize,
+) {
+    let (n, all) = (*numbers.index(0usize), *numbers.index(13usize));
+    if square < walk.before {
+        walk.group = 0usize;
+        walk.start = 0usize;
+        walk.stop = end(ends, numbers, 0usize, 0usize);
+        walk.before = 0usize;
+    }
+    let mut squares = (walk.stop - walk.start + comptime!(side - 1)) / side;
+    while walk.group <= all && square - walk.before >= squares {
+        walk.before += squares;
+        walk.start = walk.stop;
+        walk.group += 1usize;
+        if walk.group < all {
+            walk.stop = end(ends, numbers, walk.group, walk.start);
+        } else {
+            walk.stop = n;
+        }
+        squares = (walk.stop - walk.start + comptime!(side - 1)) / side;
+    }
+}
+
+/// Goes to a group.
+#[cube]
+fn seek_group(walk: &mut Walk, ends: &[i32], numbers: &Sequence<usize>, group: usize) {
+    while walk.group < min(group, *numbers.index(13usize) - 1usize) {
+        walk.group += 1usize;
+        walk.start = walk.stop;
+        walk.stop = end(ends, numbers, walk.group, walk.start);
+    }
+}
+
+/// A tile of the output, what it is made of, and in how many stages: one at least, of zeros.
+#[derive(CubeType)]
+struct Tile {
+    a: Source,
+    b: Source,
+    written: usize,
+    steps: usize,
+    walk: Walk,
+}
+
+/// Columns of tiles that are gone through together, so that their matrices stay in the cache.
+const BAND: usize = 8;
+
+/// Goes to a tile by its number; behind the last one there is nothing.
+#[cube]
+fn aim(
+    tile: &mut Tile,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    index: usize,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) {
+    let (tall, wide) = comptime!((how.rows(), how.columns()));
+    let (k, m, groups) = (
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+    );
+    let (first, squares) = (*numbers.index(12usize), *numbers.index(15usize));
+    let across = (m + comptime!(wide - 1)) / wide;
+    if comptime!(how.sums) {
+        let down = (k + comptime!(tall - 1)) / tall;
+        let (rest, group) = (index / across % down, index / across / down);
+        let inside = group < groups;
+        seek_group(&mut tile.walk, ends, numbers, first + group);
+        let start = tile.walk.start;
+        tile.a.base = a_base + u64::cast_from(start) * u64::cast_from(tile.a.stride) * 2u64;
+        tile.b.base = b_base + u64::cast_from(start) * u64::cast_from(tile.b.stride) * 2u64;
+        tile.a.first = rest * tall;
+        tile.a.stop = select(inside, k, 0usize);
+        tile.b.first = index % across * wide;
+        tile.a.depth = select(inside, tile.walk.stop - start, 0usize);
+        tile.written = group * k * m;
+    } else {
+        let band = min(
+            index / (squares * comptime!(BAND)),
+            (across - 1usize) / comptime!(BAND),
+        );
+        let rest = index - band * squares * comptime!(BAND);
+        let width = min(comptime!(BAND).runtime(), across - band * comptime!(BAND));
+        let square = rest / width;
+        seek(&mut tile.walk, ends, numbers, square, tall);
+        let (start, group) = (tile.walk.start, tile.walk.group);
+        let counts = group >= first && group < first + groups;
+        let matrix = select(counts, group - first, 0usize);
+        let step = u64::cast_from(*numbers.index(14usize));
+        tile.b.base = b_base + u64::cast_from(matrix) * step * 2u64;
+        tile.a.first = start + (square - tile.walk.before) * tall;
+        tile.a.stop = tile.walk.stop;
+        tile.b.first = (band * comptime!(BAND) + rest % width) * wide;
+        tile.a.depth = select(counts, k, 0usize);
+    }
+    tile.b.depth = tile.a.depth;
+    tile.steps = max((tile.a.depth + comptime!(DEPTH - 1)) / DEPTH, 1usize);
+}
+
+/// A tile before the first.
+#[cube]
+fn start(
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) -> Tile {
+    let b_stride = if comptime!(how.along) {
+        *numbers.index(9usize)
+    } else {
+        *numbers.index(8usize)
+    };
+    Tile {
+        a: Source {
+            base: a_base,
+            stride: *numbers.index(5usize),
+            first: 0usize,
+            stop: 0usize,
+            depth: 0usize,
+        },
+        b: Source {
+            base: b_base,
+            stride: b_stride,
+            first: 0usize,
+            stop: *numbers.index(2usize),
+            depth: 0usize,
+        },
+        written: 0usize,
+        steps: 0usize,
+        walk: Walk {
+            group: 0usize,
+            start: 0usize,
+            stop: end(ends, numbers, 0usize, 0usize),
+            before: 0usize,
+        },
+    }
+}
+
+/// The stage that is brought next.
+#[derive(CubeType)]
+struct Coming {
+    tile: Tile,
+    index: usize,
+    step: usize,
+    stage: u32,
+}
+
+/// Begins to bring a stage, and goes on to the next.
+#[cube]
+fn bring_next(
+    coming: &mut Coming,
+    panels: u32,
+    ends: &[i32],
+    numbers: &Sequence<usize>,
+    a_base: u64,
+    b_base: u64,
+    #[comptime] how: How,
+) {
+    let to = panels + coming.stage * comptime!(STAGE as u32);
+    let (at, rows) = (coming.step * DEPTH, comptime!(how.rows()));
+    bring_panel(&coming.tile.a, to, at, rows, comptime!(!how.sums));
+    let right = to + comptime!((rows * 128) as u32);
+    bring_panel(
+        &coming.tile.b,
+        right,
+        at,
+        comptime!(how.columns()),
+        how.along,
+    );
+    gpu_asm!("cp.async.commit_group;");
+    coming.stage = (coming.stage + 1u32) % comptime!(STAGES as u32);
+    coming.step += 1usize;
+    if coming.step >= coming.tile.steps {
+        coming.index += CUBE_COUNT;
+        coming.step = 0usize;
+        let index = coming.index;
+        aim(&mut coming.tile, ends, numbers, index, a_base, b_base, how);
+    }
+}
+
+/// The numbers are those of [`rows`](super::rows), and behind them the squares of rows and the tiles
+/// that there are room for.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn hopper(
+    buffers: &Sequence<Box<[u32]>>,
+    ends: &[i32],
+    out: &mut [u32],
+    numbers: &Sequence<usize>,
+    #[comptime] how: How,
+    #[comptime] right: usize,
+) {
+    let tall = comptime!(how.rows());
+    let (m, tiles) = (*numbers.index(2usize), *numbers.index(16usize));
+    let (a_base, b_base) = (
+        address(buffers.index(0usize)) + u64::cast_from(*numbers.index(4usize)) * 2u64,
+        address(buffers.index(right)) + u64::cast_from(*numbers.index(7usize)) * 2u64,
+    );
+    let memory =
+        Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * STAGE + 1024) / 4), 1024usize);
+    let panels = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
+    let right_panel = comptime!((tall * 128) as u32);
+    let unit = UNIT_POS as usize;
+    let group = unit / 128usize;
+    let (below, beside) = (group % how.down, group / how.down);
+    let (a_at, b_at) = (
+        panels + below as u32 * comptime!(BLOCK as u32),
+        panels + right_panel + beside as u32 * comptime!(2 * BLOCK as u32),
+    );
+
+    // What is brought is ahead of what is computed, also into the tiles that follow.
+    let mut coming = Coming {
+        tile: start(ends, numbers, a_base, b_base, how),
+        index: CUBE_POS,
+        step: 0usize,
+        stage: 0u32,
+    };
+    aim(
+        &mut coming.tile,
+        ends,
+        numbers,
+        CUBE_POS,
+        a_base,
+        b_base,
+        how,
+    );
+    #[unroll]
+    for _ in 0..comptime!(STAGES - 1) {
+        bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
+    }
+    let mut tile = start(ends, numbers, a_base, b_base, how);
+    let mut stage = 0u32;
+    let mut index = CUBE_POS;
+    while index < tiles {
+        aim(&mut tile, ends, numbers, index, a_base, b_base, how);
+        let mut sums = Sums::new(0.0f32);
+        let mut step = 0usize;
+        while step < tile.steps {
+            gpu_asm!("cp.async.wait_group 2; fence.proxy.async.shared::cta;");
+            sync_cube();
+            let from = stage * comptime!(STAGE as u32);
+            sums = begin(
+                now(&sums),
+                descriptor(a_at + from, comptime!(!how.sums)),
+                descriptor(b_at + from, how.along),
+                how,
+            );
+            bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
+            sums = finish(now(&sums));
+            stage = (stage + 1u32) % comptime!(STAGES as u32);
+            step += 1usize;
+        }
+
+        // A thread has pairs of columns of two rows, eight apart.
+        let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
+        let top = tile.a.first + below * 64usize + warp * 16usize + lane / 4usize;
+        let edge = tile.b.first + beside * 128usize + lane % 4usize * 2usize;
+        #[unroll]
+        for half in 0..2usize {
+            let row = top + comptime!(8 * half);
+            if row < tile.a.stop {
+                #[unroll]
+                for pair in 0..16usize {
+                    let at = edge + comptime!(8 * pair);
+                    let place = tile.written + row * m + at;
+                    let (low, high) = (
+                        sums.extract(comptime!(4 * pair + 2 * half)),
+                        sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                    );
+                    if at < m {
+                        if comptime!(how.stored == DType::F32) {
+                            out[place] = u32::reinterpret(low);
+                            out[place + 1usize] = u32::reinterpret(high);
+                        } else {
+                            out[place / 2usize] = pack(low, high, how.stored);
+                        }
+                    }
+                }
+            }
+        }
+        index += CUBE_COUNT;
+    }
+    gpu_asm!("cp.async.wait_group 0;");
+}
