@@ -64,6 +64,31 @@ pub fn for_ranks(axes: &str, ranks: Option<usize>) -> Result<(Vec<(String, usize
     Ok((all, vec![note]))
 }
 
+/// The axes that a training run knows, from those whose ranks are farthest apart to those that are
+/// nearest.
+pub(crate) const AXES: [&str; 3] = ["pp", "dp", "tp"];
+
+/// That a training run knows all of them.
+pub(crate) fn check(axes: &[(String, usize)]) -> Result<()> {
+    match axes.iter().find(|a| !AXES.contains(&a.0.as_str())) {
+        None => Ok(()),
+        Some((other, _)) => {
+            let known = AXES.join(", ");
+            Err(bad(format!("a training run has the axes {known}, not {other}")))
+        }
+    }
+}
+
+/// Ranks along an axis.
+pub(crate) fn size(axes: &[(String, usize)], name: &str) -> usize {
+    axes.iter().find(|a| a.0 == name).map_or(1, |a| a.1)
+}
+
+/// Ranks that have other sequences each: experts are spread over some of them.
+pub(crate) fn data_ranks(axes: &[(String, usize)]) -> usize {
+    size(axes, "dp") * size(axes, "ep")
+}
+
 /// As a mesh reads them.
 pub(crate) fn text(axes: &[(String, usize)]) -> String {
     let each = axes.iter().map(|(name, size)| format!("{name}={size}"));

@@ -106,8 +106,8 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
     let model = numbers(&config)?;
     let mut run = run.clone();
     run.mesh.axes = axes::text(&axes);
-    let size = |name: &str| axes.iter().find(|a| a.0 == name).map_or(1, |a| a.1);
-    let batch = run.batch.spec(size("dp") as u64).solve()?;
+    axes::check(&axes)?;
+    let batch = run.batch.spec(axes::data_ranks(&axes) as u64).solve()?;
     let (micros, length) = (batch.accumulation as usize, run.batch.length);
     let mesh = on(&axes, &meta())?;
     let (stages, choice) = run.stages(&mesh)?;

@@ -146,9 +146,16 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
         .check(model, layout.ranks().unwrap_or(0))
         .map_err(simulated)?;
     let squares = model.dropout && !model.gated;
+    // Of the ranks that have other sequences each, `ep` are those of experts.
+    let sizes = [
+        ("pp", layout.pp),
+        ("dp", layout.dp / layout.ep),
+        ("ep", layout.ep),
+        ("cp", layout.cp),
+        ("tp", layout.tp),
+    ];
+    let lacks = sizes.iter().find(|(name, n)| *n > 1 && !axes::AXES.contains(name));
     let missing = [
-        (layout.cp > 1, "cp"),
-        (layout.ep > 1, "ep"),
         (layout.precision == Precision::Fp8, "fp8"),
         (
             layout.recompute == Recompute::Selective,
@@ -160,14 +167,12 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
             "plain attention",
         ),
     ];
-    if let Some((_, what)) = missing.iter().find(|m| m.0) {
-        return Err(Error::config(
-            "simulate",
-            format!("a training run has no {what}"),
-        ));
+    let missing = missing.iter().find(|m| m.0).map(|m| m.1);
+    if let Some(what) = lacks.map(|(name, _)| *name).or(missing) {
+        let detail = format!("a training run has no {what}");
+        return Err(Error::config("simulate", detail));
     }
-    let axes: Vec<(String, usize)> = [("pp", layout.pp), ("dp", layout.dp), ("tp", layout.tp)]
-        .into_iter()
+    let axes: Vec<(String, usize)> = (sizes.into_iter())
         .filter(|(name, n)| *n > 1 || *name == "dp")
         .map(|(name, n)| (name.into(), n))
         .collect();
@@ -198,21 +203,17 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
 
 /// The layout of a run on axes, as the simulator writes it down.
 pub fn layout_of(run: &RunConfig, axes: &[(String, usize)], schedule: &str) -> Result<Layout> {
-    let size = |name: &str| axes.iter().find(|a| a.0 == name).map_or(1, |a| a.1);
-    let known = ["dp", "tp", "pp"];
-    if let Some((other, _)) = axes.iter().find(|a| !known.contains(&a.0.as_str())) {
-        let detail = format!(
-            "a training run has the axes {}, not {other}",
-            known.join(", ")
-        );
-        return Err(Error::config("mesh.axes", detail));
-    }
-    let batch = run.batch.spec(size("dp") as u64).solve()?;
+    axes::check(axes)?;
+    let size = |name: &str| axes::size(axes, name);
+    let dp = axes::data_ranks(axes);
+    let batch = run.batch.spec(dp as u64).solve()?;
     let pp = size("pp");
     Ok(Layout {
-        dp: size("dp"),
+        dp,
         tp: size("tp"),
         pp,
+        cp: size("cp"),
+        ep: size("ep"),
         chunks: run.pipeline.choose(pp)?.0.chunks,
         zero: run.mesh.zero,
         micro: batch.micro as usize,
