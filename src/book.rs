@@ -28,7 +28,7 @@ pages! {
     #[cfg(feature = "cpu")] Programs "programs.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Training "training.md"
     Pipelines "pipelines.md"
-    Simulator "simulator.md"
+    #[cfg(feature = "train")] Simulator "simulator.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Models "models.md"
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"
     #[cfg(feature = "cpu")] Clusters "clusters.md"
