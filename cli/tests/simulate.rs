@@ -275,7 +275,11 @@ fn a_run_that_cannot_be_is_refused() {
 #[test]
 fn a_search_runs_what_it_found() {
     let pinned = ["--search", "--set", "zero=1"];
-    let args = [&["llama-3-8b", "--ranks", "16", "--best", "2", "--json"][..], &pinned[..]].concat();
+    let args = [
+        &["llama-3-8b", "--ranks", "16", "--best", "2", "--json"][..],
+        &pinned[..],
+    ]
+    .concat();
     let json: Value = serde_json::from_str(&text(&args)).unwrap();
     for found in json["layouts"].as_array().unwrap() {
         assert_eq!(found["estimate"]["source"], "closed forms");

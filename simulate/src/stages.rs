@@ -79,8 +79,13 @@ pub struct Stage {
     pub rank: usize,
     /// Its layers.
     pub layers: usize,
-    /// Its passes, in seconds.
+    /// Its passes, in seconds. Of a schedule that has backward passes both whole and in halves, as
+    /// they are on average.
     pub passes: Passes,
+    /// Seconds of a backward pass for inputs, for weights, and of a whole one, where they are not what
+    /// `passes` says: halves may gather again what a whole one gathers once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub halves: Option<[f64; 3]>,
     /// Bytes that its layers keep from the forward to the backward pass.
     pub kept: f64,
     /// Bytes that embedding and head keep.
@@ -235,6 +240,7 @@ impl Priced {
                 rank: owners[at],
                 layers: stage.layers,
                 passes: stage.passes,
+                halves: None,
                 kept: stage.kept,
                 ends: stage.ends,
                 forward: stage.forward,
@@ -257,13 +263,10 @@ impl Priced {
     /// What the schedule is timed with.
     pub(crate) fn costs(&self) -> Costs {
         let cost = |stage: &Stage| {
-            let (f, i, w) = (&stage.passes.f, &stage.passes.i, &stage.passes.w);
-            Cost {
-                f: f.total(),
-                i: i.total(),
-                w: w.total(),
-                b: stage.passes.backward(),
-            }
+            let (i, w) = (stage.passes.i.total(), stage.passes.w.total());
+            let [i, w, b] = stage.halves.unwrap_or([i, w, i + w]);
+            let f = stage.passes.f.total();
+            Cost { f, i, w, b }
         };
         Costs {
             stages: self.stages.iter().map(cost).collect(),

@@ -173,7 +173,7 @@ fn pipelines_send_and_hold_what_formulas_say() -> Result<()> {
         };
         let (closed, real) = both(&small(true), &layout)?;
         let real = &real.estimate;
-        assert_eq!(real.bytes.pp, closed.bytes.pp);
+        near(real.bytes.pp, closed.bytes.pp, 1e-9);
         assert_eq!(real.split, closed.split);
         for rank in 0..pp {
             assert_eq!(state(real, rank), state(&closed, rank), "rank {rank}");
@@ -254,7 +254,8 @@ fn models_that_are_real() -> Result<()> {
         ("smollm2-135m", wide(8, 64), 0.8),
         ("llama-3-8b", wide(16, 64), 0.25),
         ("llama-3-70b", cut.clone(), 0.15),
-        ("gpt-3-175b", Layout { pp: 8, ..cut }, 0.2),
+        // Few tokens in a micro-batch: kernels that add up gradients are a fifth of the step.
+        ("gpt-3-175b", Layout { pp: 8, ..cut }, 0.3),
     ] {
         let (closed, real) = step(name, layout)?;
         assert_eq!(state(&real, 0)[0], state(&closed, 0)[0], "{name}");
@@ -388,11 +389,11 @@ fn runs_of_any_kind_are_measured() -> Result<()> {
         &["model.tie_word_embeddings=true", "pipeline.schedule=zbv"],
         &[
             "pipeline.layers=[0, 3]",
-            "groups=[{of = \"*norm*\", decay = 0.0}]",
+            "groups=[{of = \"*norm*\", rule = {kind = \"adamw\"}, decay = 0.0}]",
         ],
         &[
-            "optimizer={rule = \"muon\"}",
-            "groups=[{of = \"*norm*, *embed*, lm_head*\", rule = {rule = \"adamw\"}}]",
+            "optimizer={kind = \"muon\"}",
+            "groups=[{of = \"*norm*, *embed*, lm_head*\", rule = {kind = \"adamw\"}}]",
         ],
         &["freeze=*embed*", "mesh.recompute=true"],
         &["lora={rank = 4}"],

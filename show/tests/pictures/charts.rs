@@ -208,7 +208,11 @@ fn schedules_and_steps_of_any_kind() {
     use anymesh_simulate::{Layout, compare, estimate, machine, preset};
     let mut shown = 0;
     for name in NAMES {
-        let chunks = if ["zbv", "dualpipev"].contains(&name) { 2 } else { 1 };
+        let chunks = if ["zbv", "dualpipev"].contains(&name) {
+            2
+        } else {
+            1
+        };
         // One that is searched for needs a limit.
         let Ok(schedule) = build(name, 4, chunks, 8) else {
             continue;
@@ -221,7 +225,10 @@ fn schedules_and_steps_of_any_kind() {
         assert!(timing.text().contains("makespan"));
     }
     assert!(shown >= 8, "{shown}");
-    let (model, machine) = (preset("llama-3-8b").unwrap().model, machine("h100").unwrap());
+    let (model, machine) = (
+        preset("llama-3-8b").unwrap().model,
+        machine("h100").unwrap(),
+    );
     let layout = |pp, zero| Layout {
         pp,
         zero,
@@ -234,7 +241,11 @@ fn schedules_and_steps_of_any_kind() {
     svg(&one);
     let page = four.html();
     check(&four);
-    for text in ["pipeline rank 3", "what a rank of the pipeline holds", "stages, with one micro-batch"] {
+    for text in [
+        "pipeline rank 3",
+        "what a rank of the pipeline holds",
+        "stages, with one micro-batch",
+    ] {
         assert!(page.contains(text), "{text}");
     }
     let table = compare(&four, &estimate(&model, &machine, &layout(4, 3)).unwrap());

@@ -74,7 +74,9 @@ pub(crate) fn check(axes: &[(String, usize)]) -> Result<()> {
         None => Ok(()),
         Some((other, _)) => {
             let known = AXES.join(", ");
-            Err(bad(format!("a training run has the axes {known}, not {other}")))
+            Err(bad(format!(
+                "a training run has the axes {known}, not {other}"
+            )))
         }
     }
 }

@@ -45,8 +45,13 @@ pub(crate) struct Setup {
     /// Rows and tokens of a micro-batch over all ranks.
     pub(crate) rows: [usize; 2],
     pub(crate) micros: usize,
-    /// Whether the schedule has backward passes in two halves.
-    pub(crate) halves: bool,
+}
+
+/// Of the backward passes of a stage those that are whole, not in halves.
+fn whole(schedule: &Schedule, stage: usize) -> usize {
+    let actions = schedule.ranks.iter().flatten();
+    let own = actions.filter(|a| a.stage == stage && a.kind == Kind::B);
+    own.count()
 }
 
 impl Setup {
@@ -122,9 +127,7 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
     if let Some(live) = run.pipeline.memory {
         schedule.prove(&Limits::live(live))?;
     }
-    let actions = || schedule.ranks.iter().flatten();
     let setup = Setup {
-        halves: actions().any(|a| matches!(a.kind, Kind::I | Kind::W)),
         rows: [(batch.global / batch.accumulation) as usize, length],
         micros,
         machine: machine.clone(),
@@ -132,7 +135,7 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
         config,
         run,
     };
-    let classes = classes(&setup, &split)?;
+    let classes = classes(&setup, &split, &schedule)?;
     let layout = layout_of(&setup.run, &setup.axes, &schedule.name)?;
     let priced = price::price(&setup, &split, &schedule, &classes);
     let subject = Subject {
@@ -157,13 +160,14 @@ pub(crate) fn simulated(error: anymesh_simulate::Error) -> Error {
 }
 
 /// Runs one stage of each class: those that have as many layers, and the same neighbours.
-fn classes(setup: &Setup, split: &Split) -> Result<Vec<Class>> {
+fn classes(setup: &Setup, split: &Split, schedule: &Schedule) -> Result<Vec<Class>> {
     let last = split.stages() - 1;
     let owners = split.owners();
     let key = |s: usize| {
         let near = |other: Option<usize>| other.map(|o| owners[o] == owners[s]);
         let sides = [s.checked_sub(1), (s < last).then_some(s + 1)].map(near);
-        (split.layers(s).len(), sides, s == 0 || s == last)
+        let joined = whole(schedule, s);
+        (split.layers(s).len(), sides, s == 0 || s == last, joined)
     };
     let mut found: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for stage in 0..split.stages() {
@@ -171,23 +175,31 @@ fn classes(setup: &Setup, split: &Split) -> Result<Vec<Class>> {
         found.entry(key(stage)).or_default().push(stage);
     }
     let mut classes = vec![];
-    for ((count, ..), stages) in found {
+    for ((count, _, _, joined), stages) in found {
         let stage = stages[0];
-        let alone = |n: usize| -> Result<Ran> {
+        let alone = |n: usize, halves: bool| -> Result<Ran> {
             let mut own = vec![0; split.stages()];
             own[stage] = n;
             if n == 0 && last > 0 {
                 // Patterns of parameters want something to fit.
                 own[if stage == 0 { last } else { 0 }] = 1;
             }
-            stage::run(setup, stage, &own)
+            stage::run(setup, stage, &own, halves)
+        };
+        let ran = match joined {
+            all if all == setup.micros => alone(count, false)?,
+            0 => alone(count, true)?,
+            some => {
+                let share = some as f64 / setup.micros as f64;
+                alone(count, true)?.mixed(&alone(count, false)?, share)
+            }
         };
         // What a layer keeps is what one more keeps besides.
-        let ran = alone(count)?;
+        let halves = joined < setup.micros;
         let layer = match count {
             0 => 0.0,
-            1 => alone(2)?.kept - ran.kept,
-            n => (ran.kept - alone(1)?.kept) / (n - 1) as f64,
+            1 => alone(2, halves)?.kept - ran.kept,
+            n => (ran.kept - alone(1, halves)?.kept) / (n - 1) as f64,
         };
         let kept = layer * count as f64;
         let class = Class { ran, kept, stages };

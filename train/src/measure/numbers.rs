@@ -154,7 +154,9 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
         ("cp", layout.cp),
         ("tp", layout.tp),
     ];
-    let lacks = sizes.iter().find(|(name, n)| *n > 1 && !axes::AXES.contains(name));
+    let lacks = sizes
+        .iter()
+        .find(|(name, n)| *n > 1 && !axes::AXES.contains(name));
     let missing = [
         (layout.precision == Precision::Fp8, "fp8"),
         (

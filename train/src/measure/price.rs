@@ -58,6 +58,9 @@ pub(crate) fn price(
                     i: hidden(i, overlap),
                     w: hidden(w, overlap),
                 },
+                halves: ran
+                    .halves
+                    .map(|h| h.map(|pass| hidden(pass, overlap).total())),
                 kept: class.kept,
                 ends: (ran.kept - class.kept).max(0.0),
                 forward: ran.needs[0].max(0.0),

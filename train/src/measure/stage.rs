@@ -56,6 +56,8 @@ pub(crate) struct Ran {
     pub(crate) border: f64,
     /// The ops at the peaks of the passes.
     pub(crate) fullest: [String; 2],
+    /// Seconds of both halves of a backward pass and of a whole one, where the schedule has both.
+    pub(crate) halves: Option<[Spent; 3]>,
     /// By part of the step.
     pub(crate) items: BTreeMap<(&'static str, Item), Amount>,
 }
@@ -68,6 +70,36 @@ impl Ran {
             i: i.spent,
             w: w.spent,
         }
+    }
+}
+
+impl Ran {
+    /// What was run with backward passes in halves, where `share` of them are whole.
+    pub(crate) fn mixed(mut self, whole: &Ran, share: f64) -> Ran {
+        self.halves = Some([
+            self.passes[1].spent,
+            self.passes[2].spent,
+            whole.passes[1].spent,
+        ]);
+        for (own, other) in self.passes.iter_mut().zip(&whole.passes) {
+            own.spent = own.spent * (1.0 - share) + other.spent * share;
+            own.bytes = own.bytes * (1.0 - share) + other.bytes * share;
+            own.operations = own.operations * (1.0 - share) + other.operations * share;
+        }
+        let mut items = BTreeMap::new();
+        for (of, times) in [(&self.items, 1.0 - share), (&whole.items, share)] {
+            for (key, amount) in of {
+                let all: &mut Amount = items.entry(key.clone()).or_default();
+                *all = all.plus(*amount, times);
+            }
+        }
+        self.items = items;
+        // Memory is that of the worse.
+        self.kept = self.kept.max(whole.kept);
+        for (own, other) in self.needs.iter_mut().zip(whole.needs) {
+            *own = own.max(other);
+        }
+        self
     }
 }
 
@@ -136,6 +168,8 @@ struct Bench<'a> {
     optimizer: Optimizer,
     batch: Batch,
     stage: usize,
+    /// Whether backward passes are in halves.
+    halves: bool,
     own: BTreeSet<String>,
     /// What the stage before gives, on its mesh, and whether it is tracked.
     came: Option<(Tensor, bool)>,
@@ -145,7 +179,7 @@ struct Bench<'a> {
 }
 
 /// Runs a stage of a model whose stages have so many layers.
-pub(crate) fn run(setup: &Setup, stage: usize, layers: &[usize]) -> Result<Ran> {
+pub(crate) fn run(setup: &Setup, stage: usize, layers: &[usize], halves: bool) -> Result<Ran> {
     let meter = Meter::new(&setup.machine, &setup.axes);
     let mesh = setup.mesh(meter.device())?;
     let (mut stages, schedule) = setup.run.stages(&mesh)?;
@@ -168,6 +202,7 @@ pub(crate) fn run(setup: &Setup, stage: usize, layers: &[usize]) -> Result<Ran> 
         optimizer,
         batch,
         stage,
+        halves,
     };
     bench.surround()?;
     // The first step is there so that the second finds everything as all others do.
@@ -248,7 +283,7 @@ impl Bench<'_> {
         }
         let gradients: f64 = sums.sums().values().map(held).sum();
         let lent: f64 = self.lent.sums.iter().flatten().map(held).sum();
-        ran.kept = f.after.max(if self.setup.halves { i.after } else { 0.0 }) - f.before;
+        ran.kept = f.after.max(if self.halves { i.after } else { 0.0 }) - f.before;
         if let Some((x, _)) = self.came.as_ref().filter(|(x, _)| x.mesh() == self.here()) {
             ran.kept += held(x);
         }
@@ -352,7 +387,7 @@ impl Bench<'_> {
             let seed = back.as_ref().map(|x| on_mesh(x, here)).transpose()?;
             Ok(seed.map(|s| vec![s]))
         };
-        if !self.setup.halves {
+        if !self.halves {
             let ((found, of_input), backward) = self.meter.count(|| {
                 let seeds = seeds(&self.back)?;
                 let found = backward_from(&roots, seeds.as_deref())?;
