@@ -29,7 +29,7 @@ pages! {
     #[cfg(all(feature = "cpu", feature = "train"))] Training "training.md"
     Pipelines "pipelines.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Experts "experts.md"
-    Simulator "simulator.md"
+    #[cfg(feature = "train")] Simulator "simulator.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Models "models.md"
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"
     #[cfg(feature = "cpu")] Clusters "clusters.md"

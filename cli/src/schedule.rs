@@ -3,14 +3,11 @@
 use crate::{picture::PictureArgs, request::bad};
 use anymesh::{
     Result,
-    schedule::{Costs, Kind, Limits, Name, Placement, Schedule, Search, Timing, build},
-    show::{Figure, Gantt, Lane, Show, Span, Table, Unit},
+    schedule::{Costs, Limits, Name, Placement, Schedule, Search, Timing, build, digits},
+    show::{Show, rank_table},
 };
 use clap::{Args, ValueEnum};
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Waits that are printed if not all are asked for.
 const WAITS: usize = 8;
@@ -101,11 +98,6 @@ fn told<T>(result: anymesh::schedule::Result<T>) -> Result<T> {
     result.map_err(|error| bad(error.to_string()))
 }
 
-/// A number as it is written by hand: not more digits than it has.
-fn short(x: f64) -> String {
-    format!("{}", (x * 1e4).round() / 1e4)
-}
-
 impl ScheduleCommand {
     pub(crate) fn run(&self) -> Result<()> {
         let costs: Costs = told(self.costs.parse())?;
@@ -116,7 +108,7 @@ impl ScheduleCommand {
         let limits = self.memory.map_or(Limits::none(), Limits::live);
         told(schedule.prove(&limits))?;
         let timing = told(schedule.timing(&costs))?;
-        let figures = || vec![figure(&schedule, &timing)];
+        let figures = || vec![timing.figure()];
         if self.picture.write(figures)? {
             return Ok(());
         }
@@ -215,22 +207,22 @@ impl ScheduleCommand {
     }
 
     fn text(&self, schedule: &Schedule, timing: &Timing) -> String {
-        let mut text = format!("{}\n\n", title(schedule));
+        let mut text = format!("{}\n\n", schedule.title());
         text += &timing.chart(schedule, self.width);
-        text += &format!("\n{}\n", summary(timing));
+        text += &format!("\n{}\n", timing.summary());
         if let (Some(live), Ok(costs)) = (self.memory, self.costs.parse::<Costs>()) {
             text += &format!(
                 "with at most {live} activations no schedule is shorter than {}\n",
-                short(schedule.bound_within(&costs, live))
+                digits(schedule.bound_within(&costs, live))
             );
         }
         text.push('\n');
-        text += &format!("{}\n", ranks(schedule, timing).text());
+        text += &format!("{}\n", rank_table(timing).text());
         if !timing.waits.is_empty() {
             text += "\nwho waits for whom\n";
-            for (rank, peer, long, times) in totals(timing) {
+            for (rank, peer, long, times) in timing.waiting() {
                 let waits = if times == 1 { "wait" } else { "waits" };
-                let long = short(long);
+                let long = digits(long);
                 text += &format!("  rank {rank} for rank {peer}: {long} in {times} {waits}\n");
             }
             let mut waits = timing.waits.clone();
@@ -241,124 +233,9 @@ impl ScheduleCommand {
                 text += "the longest\n";
             }
             for wait in waits {
-                text += &format!("  {wait}, from {}\n", short(wait.span.start));
+                text += &format!("  {wait}, from {}\n", digits(wait.span.start));
             }
         }
         text
-    }
-}
-
-fn title(schedule: &Schedule) -> String {
-    format!(
-        "{}: {} stages on {} ranks, {} micro-batches",
-        schedule.name,
-        schedule.stages(),
-        schedule.ranks.len(),
-        schedule.micros
-    )
-}
-
-fn summary(timing: &Timing) -> String {
-    format!(
-        "makespan {}, bound {}, idle {} %, at most {} activations alive",
-        short(timing.makespan),
-        short(timing.bound),
-        (timing.fraction * 1000.0).round() / 10.0,
-        timing.peak.iter().max().unwrap_or(&0)
-    )
-}
-
-fn ranks(schedule: &Schedule, timing: &Timing) -> Table {
-    let heads = ["rank", "stages", "busy", "idle", "activations"];
-    let mut table = Table::new("", &heads).numbers(&[0, 2, 3, 4]);
-    for rank in 0..schedule.ranks.len() {
-        let stages: Vec<String> = (schedule.stages_of(rank).iter())
-            .map(usize::to_string)
-            .collect();
-        table.row([
-            rank.to_string(),
-            stages.join(", "),
-            short(timing.busy[rank]),
-            short(timing.bubble[rank]),
-            timing.peak[rank].to_string(),
-        ]);
-    }
-    table
-}
-
-/// For each pair of ranks how long and how often one waits for the other.
-fn totals(timing: &Timing) -> Vec<(usize, usize, f64, usize)> {
-    let mut pairs: BTreeMap<(usize, usize), (f64, usize)> = BTreeMap::new();
-    for wait in &timing.waits {
-        let pair = pairs.entry((wait.rank, wait.peer)).or_default();
-        pair.0 += wait.span.end - wait.span.start;
-        pair.1 += 1;
-    }
-    let each = pairs.into_iter();
-    each.map(|((rank, peer), (long, times))| (rank, peer, long, times))
-        .collect()
-}
-
-fn figure(schedule: &Schedule, timing: &Timing) -> Figure {
-    let lane = |rank: usize| {
-        let passes = schedule.ranks[rank].iter().zip(&timing.spans[rank]);
-        let spans = passes.filter_map(|(action, span)| {
-            let kind = match action.kind {
-                Kind::F => 0,
-                Kind::B => 1,
-                Kind::I => 2,
-                Kind::W => 3,
-                _ => return None,
-            };
-            let several = schedule.stages() > schedule.ranks.len();
-            let label = match several {
-                true => format!("{}/{}", action.stage, action.micro),
-                false => action.micro.to_string(),
-            };
-            Some(Span {
-                start: span.start,
-                end: span.end,
-                label,
-                kind,
-            })
-        });
-        Lane {
-            name: format!("rank {rank}"),
-            spans: spans.collect(),
-        }
-    };
-    let chart = Gantt {
-        title: title(schedule),
-        unit: Unit::Count,
-        kinds: [
-            "forward",
-            "backward",
-            "gradients of inputs",
-            "gradients of weights",
-        ]
-        .map(String::from)
-        .to_vec(),
-        lanes: (0..schedule.ranks.len()).map(lane).collect(),
-    };
-    let mut waits = Table::new(
-        "who waits for whom",
-        &["rank", "for rank", "how long", "waits"],
-    )
-    .numbers(&[0, 1, 2, 3]);
-    for (rank, peer, long, times) in totals(timing) {
-        waits.row([
-            rank.to_string(),
-            peer.to_string(),
-            short(long),
-            times.to_string(),
-        ]);
-    }
-    let figure = chart
-        .figure()
-        .note(format!("{}.", summary(timing)))
-        .table(ranks(schedule, timing));
-    match timing.waits.is_empty() {
-        true => figure,
-        false => figure.table(waits),
     }
 }

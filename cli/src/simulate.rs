@@ -1,23 +1,26 @@
 //! `anymesh simulate`: a training step on a cluster that is not there.
 
+mod file;
+mod run;
+
 use crate::{picture::PictureArgs, request::bad};
 use anymesh::{
     Result,
-    show::{Figure, Gantt, Lane, Show, Span, Table, Unit},
-    simulate::{Case, Estimate, KINDS, estimate, machines, presets, search},
+    show::{Figure, Show, Table},
+    simulate::{Case, Comparison, Found, compare, estimate, machines, presets, search},
 };
 use clap::Args;
 use serde_json::{Value, json};
-use std::{io::Write, path::Path};
+use std::io::Write;
 
 /// Arguments of `anymesh simulate`.
 #[derive(Args)]
 pub(crate) struct SimulateCommand {
-    /// A model by its name (--list has them), or a TOML or JSON file with model, machine, layout and
-    /// ranks.
+    /// A model by its name (--list has them), a training run as `anymesh train` reads it, whose real
+    /// step then runs without values, or a TOML or JSON file with model, machine, layout and ranks.
     #[arg(value_name = "MODEL", required_unless_present = "list")]
     what: Option<String>,
-    /// GPUs.
+    /// GPUs; of a training run as many as its mesh has, if nothing is said. Its dp is what is left.
     #[arg(long)]
     ranks: Option<usize>,
     /// The machine: a100-80, h100, h200 or h800; h100 if nothing is said.
@@ -25,16 +28,19 @@ pub(crate) struct SimulateCommand {
     machine: Option<String>,
     /// A setting of the layout such as tp=8, or one such as model.layers=4 or
     /// machine.coefficients.products=0.5; may be given several times. What is not set is 1, and dp what
-    /// is left of the ranks.
+    /// is left of the ranks. Of a training run its own settings, such as mesh.zero=1.
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
     /// Look for the best layouts among those that have what is set, and say why they are. So it is
-    /// also if no axis is set.
+    /// also if no axis is set. Each is then run without values, and compared.
     #[arg(long)]
     search: bool,
     /// How many layouts a search tells.
     #[arg(long, default_value_t = 3)]
     best: usize,
+    /// Run the real step of the layout without values, and compare it with closed forms.
+    #[arg(long)]
+    real: bool,
     /// List models and machines with what they are.
     #[arg(long)]
     list: bool,
@@ -60,23 +66,51 @@ impl SimulateCommand {
             print(&format!("{}\n\n{}\n", models().text(), clusters().text()));
             return Ok(());
         }
-        let case = self.case()?;
-        if !self.search && case.is_laid_out() {
-            told(case.layout.check(&case.model, case.ranks))?;
-            let step = told(estimate(&case.model, &case.machine, &case.layout))?;
-            if self.picture.write(|| vec![figure(&step)])? {
-                return Ok(());
+        let what = self.what.as_deref().unwrap_or_default();
+        let file = match file::read(what)? {
+            Some(file::Read::Run(run)) => return self.training(what, &run),
+            Some(file::Read::Case(file)) => file,
+            None => json!({"model": what}),
+        };
+        let case = self.case(file)?;
+        if self.search || !case.is_laid_out() {
+            let mut limits = case.limits();
+            limits.best = self.best.max(1);
+            let mut found = told(search(&case.model, &case.machine, case.ranks, &limits))?;
+            for ranked in &mut found.ranked {
+                let layout = &ranked.estimate.layout;
+                let real = run::of_numbers(&case.model, &case.machine, layout);
+                ranked.real = Some(real.map(|r| r.estimate).map_err(|e| e.to_string()));
             }
-            match self.json {
-                true => print(&format!("{}\n", told(step.to_json())?)),
-                false => print(&step.to_string()),
-            }
+            return self.tell_found(&found);
+        }
+        told(case.layout.check(&case.model, case.ranks))?;
+        let step = told(estimate(&case.model, &case.machine, &case.layout))?;
+        if self.real {
+            let real = run::of_numbers(&case.model, &case.machine, &case.layout)?;
+            return self.tell_real(&real, Some(compare(&step, &real.estimate)));
+        }
+        if self.picture.write(|| vec![step.figure()])? {
             return Ok(());
         }
-        let mut limits = case.limits();
-        limits.best = self.best.max(1);
-        let found = told(search(&case.model, &case.machine, case.ranks, &limits))?;
-        let figures = || found.ranked.iter().map(|r| figure(&r.estimate)).collect();
+        match self.json {
+            true => print(&format!("{}\n", told(step.to_json())?)),
+            false => print(&step.to_string()),
+        }
+        Ok(())
+    }
+
+    fn tell_found(&self, found: &Found) -> Result<()> {
+        let figures = || {
+            let each = found.ranked.iter().map(|ranked| {
+                let real = match &ranked.real {
+                    Some(Ok(real)) => vec![compare(&ranked.estimate, real).figure()],
+                    _ => vec![],
+                };
+                [vec![ranked.estimate.figure()], real].concat()
+            });
+            each.flatten().collect()
+        };
         if self.picture.write(figures)? {
             return Ok(());
         }
@@ -87,23 +121,33 @@ impl SimulateCommand {
         Ok(())
     }
 
-    /// The file or the preset, with what the options say over it.
-    fn case(&self) -> Result<Case> {
-        let what = self.what.as_deref().unwrap_or_default();
-        let path = Path::new(what);
-        let ending = path.extension().and_then(|e| e.to_str());
-        let mut file: Value = match ending {
-            Some("toml" | "json") => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|error| bad(format!("cannot read {what}: {error}")))?;
-                let read = match ending {
-                    Some("json") => serde_json::from_str(&text).map_err(|e| e.to_string()),
-                    _ => toml::from_str(&text).map_err(|e| e.to_string()),
-                };
-                read.map_err(|error| bad(format!("{what}: {error}")))?
-            }
-            _ => json!({"model": what}),
+    /// A step that was run, and closed forms beside it where there are any.
+    fn tell_real(&self, step: &run::Step, beside: Option<Comparison>) -> Result<()> {
+        let figures = || {
+            let mut all: Vec<Figure> = vec![run::figure(step)];
+            all.extend(beside.as_ref().map(Show::figure));
+            all
         };
+        if self.picture.write(figures)? {
+            return Ok(());
+        }
+        if self.json {
+            let mut json: Value = step.to_json().map_err(|e| bad(e.to_string()))?;
+            if let Some(beside) = beside {
+                json["comparison"] = json!(beside.rows);
+            }
+            print(&format!("{json}\n"));
+            return Ok(());
+        }
+        print(&step.to_string());
+        if let Some(beside) = beside {
+            print(&format!("\nbeside closed forms\n{beside}"));
+        }
+        Ok(())
+    }
+
+    /// The file or the preset, with what the options say over it.
+    fn case(&self, mut file: Value) -> Result<Case> {
         if let Value::Object(fields) = &mut file {
             if let Some(ranks) = self.ranks {
                 fields.insert("ranks".into(), json!(ranks));
@@ -165,82 +209,4 @@ fn clusters() -> Table {
         ]);
     }
     table
-}
-
-/// The timeline, with the tables of time, bytes and memory.
-fn figure(step: &Estimate) -> Figure {
-    let lanes = step.lanes().into_iter().map(|lane| Lane {
-        name: lane.name,
-        spans: (lane.spans.into_iter())
-            .map(|event| Span {
-                start: event.start,
-                end: event.end,
-                label: event.label,
-                kind: event.kind,
-            })
-            .collect(),
-    });
-    let chart = Gantt {
-        title: format!(
-            "{} on {} {}: {}",
-            step.model,
-            step.ranks,
-            step.machine,
-            step.layout.summary()
-        ),
-        unit: Unit::Seconds,
-        kinds: KINDS.map(String::from).to_vec(),
-        lanes: lanes.collect(),
-    };
-    let mut spent = Table::new(
-        "where the busiest rank's time goes",
-        &["", "seconds", "share"],
-    )
-    .numbers(&[1, 2]);
-    for (name, seconds) in step.spent.parts().into_iter().filter(|p| p.1 > 0.0) {
-        let share = format!("{:.1} %", seconds / step.seconds * 100.0);
-        spent.row([name.to_string(), format!("{seconds:.4}"), share]);
-    }
-    let mut bytes = Table::new("bytes that a rank receives", &["axis", "bytes"]).numbers(&[1]);
-    for (name, count) in step.bytes.parts().into_iter().filter(|p| p.1 > 0.0) {
-        bytes.row([name.to_string(), format!("{count:.0}")]);
-    }
-    let heads = [
-        "rank",
-        "parameters",
-        "gradients",
-        "optimizer",
-        "activations",
-        "ends",
-        "working",
-        "total",
-        "at",
-    ];
-    let mut memory =
-        Table::new("GiB at each rank's peak", &heads).numbers(&[0, 1, 2, 3, 4, 5, 6, 7]);
-    for m in &step.memory {
-        let gib = |bytes: f64| format!("{:.2}", bytes / (1u64 << 30) as f64);
-        memory.row([
-            m.rank.to_string(),
-            gib(m.parameters),
-            gib(m.gradients),
-            gib(m.optimizer),
-            gib(m.activations),
-            gib(m.ends),
-            gib(m.working),
-            gib(m.total),
-            format!("{:.3} s ({})", m.at, m.during),
-        ]);
-    }
-    chart
-        .figure()
-        .note(format!(
-            "A step takes {:.3} s: MFU {:.1} %, bubble {:.1} %.",
-            step.seconds,
-            step.mfu * 100.0,
-            step.bubble * 100.0
-        ))
-        .table(spent)
-        .table(bytes)
-        .table(memory)
 }

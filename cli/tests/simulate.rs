@@ -129,3 +129,223 @@ fn lists_and_refusals() {
     );
     refused(&["llama-3-405b", "--ranks", "8"], "nothing fits");
 }
+
+/// A training run as `anymesh train` reads it, without data.
+const RUN: &str = r#"
+[model]
+model_type = "llama"
+vocab_size = 32000
+hidden_size = 1024
+intermediate_size = 4096
+num_hidden_layers = 8
+num_attention_heads = 16
+num_key_value_heads = 8
+
+[mesh]
+axes = "pp=2, dp=2, tp=4"
+zero = 1
+sequence_parallel = true
+dtype = "bf16"
+
+[batch]
+global = 64
+micro = 1
+length = 1024
+
+[clip]
+max_norm = 1.0
+"#;
+
+fn written(name: &str, text: &str) -> (std::path::PathBuf, String) {
+    let folder =
+        std::env::temp_dir().join(format!("anymesh-simulate-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("run.toml");
+    fs::write(&file, text).unwrap();
+    let path = file.display().to_string();
+    (folder, path)
+}
+
+#[test]
+fn a_training_run_takes_its_real_step() {
+    let (folder, file) = written("train", RUN);
+    let out = text(&[&file, "--ranks", "64", "--machine", "h200"]);
+    for line in [
+        "llama on 64 h200: dp=8 tp=4 pp=2 zero=1 micro=1",
+        "64 sequences of 1024 tokens, 8 micro-batches, 2 stages of 4 layers",
+        "by the real step",
+        "that nothing hides",
+        "reduce_scatter tp",
+        "attention_backward",
+        "note: dp is 8, not 2: pp 2 * dp 2 * tp 4 is 16 ranks, not 64",
+    ] {
+        assert!(out.contains(line), "{line}\n{out}");
+    }
+    let json: Value = serde_json::from_str(&text(&[&file, "--json"])).unwrap();
+    assert_eq!(json["source"], "the real step");
+    assert_eq!((&json["ranks"], &json["micros"]), (&16.into(), &32.into()));
+    let axes = |name: &str| json["bytes"][name].as_f64().unwrap() > 0.0;
+    assert!(
+        axes("tp") && axes("dp") && axes("pp") && !axes("ep"),
+        "{json}"
+    );
+    // What ranks hold, when most, and doing what.
+    assert!(
+        json["memory"][1]["during"]
+            .as_str()
+            .unwrap()
+            .contains(" in ")
+    );
+    assert!(json["memory"][0]["curve"].as_array().unwrap().len() > 64);
+    let work = json["work"].as_array().unwrap();
+    let found =
+        |part: &str, kind: &str| work.iter().any(|w| w["part"] == part && w["kind"] == kind);
+    assert!(
+        found("forward", "all_gather") && found("update", "kernel"),
+        "{json}"
+    );
+    assert!(json["comparison"].as_array().unwrap().len() > 10);
+    // Settings of the run, and of the machine.
+    let sets = [
+        "--set",
+        "mesh.zero=3",
+        "--set",
+        "machine.memory=1e9",
+        "--real",
+    ];
+    let out = text(&[&[file.as_str()][..], &sets[..]].concat());
+    assert!(
+        out.contains("zero=3") && out.contains("it does not fit"),
+        "{out}"
+    );
+    assert!(out.contains("beside closed forms"), "{out}");
+    let page = text(&[&file, "--html", "-"]);
+    assert!(page.contains("pipeline rank 1") && page.contains("what a rank of the pipeline holds"));
+    // The same as JSON, and with the data that a run has.
+    let run: Value =
+        toml::from_str(&format!("data = [{{ path = \"corpus.txt\" }}]\n{RUN}")).unwrap();
+    let path = folder.join("run.json");
+    fs::write(&path, run.to_string()).unwrap();
+    assert!(text(&[&path.display().to_string()]).contains("by the real step"));
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_run_that_cannot_be_is_refused() {
+    let (folder, file) = written("refused", RUN);
+    refused(
+        &[&file, "--ranks", "60"],
+        "60 ranks do not divide by pp 2 * tp 4: 56 or 64 ranks would do",
+    );
+    refused(&[&file, "--ranks", "0"], "there must be a rank");
+    refused(
+        &[&file, "--set", "tp=8"],
+        "tp=8 is of a layout: a training run says it as mesh.axes",
+    );
+    refused(&[&file, "--set", "mesh.axes=xx=4"], "not xx");
+    refused(
+        &[&file, "--set", "mesh.axes=tp"],
+        "'tp' is no axis such as tp=8",
+    );
+    refused(&[&file, "--set", "mesh.zero=4"], "there is no stage 4");
+    refused(
+        &[&file, "--set", "model.layers=4"],
+        "there is no such setting",
+    );
+    refused(&[&file, "--set", "batch.length=4096"], "2048");
+    refused(&[&file, "--set", "pipeline.schedule=best"], "best");
+    refused(
+        &[&file, "--set", "pipeline.layers=[1, 2]"],
+        "the model has 8",
+    );
+    refused(
+        &[&file, "--ranks", "128", "--set", "batch.global=10"],
+        "batch",
+    );
+    refused(&[&file, "--machine", "tpu"], "there is no machine");
+    let (mixed, both) = written("mixed", &format!("ranks = 8\n{RUN}"));
+    refused(
+        &[&both],
+        "`mesh` is of a training run, `ranks` of a file of the simulator",
+    );
+    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&mixed).unwrap();
+}
+
+#[test]
+fn a_search_runs_what_it_found() {
+    let pinned = ["--search", "--set", "zero=1"];
+    let args = [
+        &["llama-3-8b", "--ranks", "16", "--best", "2", "--json"][..],
+        &pinned[..],
+    ]
+    .concat();
+    let json: Value = serde_json::from_str(&text(&args)).unwrap();
+    for found in json["layouts"].as_array().unwrap() {
+        assert_eq!(found["estimate"]["source"], "closed forms");
+        assert_eq!(found["real"]["source"], "the real step");
+        assert_eq!(found["real"]["ranks"], 16);
+        let rows = found["comparison"].as_array().unwrap();
+        let row = |what: &str| rows.iter().find(|r| r["what"] == what).unwrap();
+        assert_eq!(row("rank 0 parameters")["percent"], 0.0, "{found}");
+        assert!(
+            row("step")["percent"].as_f64().unwrap().abs() < 50.0,
+            "{found}"
+        );
+    }
+    // What cannot be built says why.
+    let out = text(&[
+        "deepseek-v3",
+        "--ranks",
+        "2048",
+        "--machine",
+        "h800",
+        "--best",
+        "1",
+        "--set",
+        "pp=16",
+        "--set",
+        "ep=64",
+        "--set",
+        "dp=128",
+        "--search",
+    ]);
+    assert!(
+        out.contains("by running it\n") && out.contains("latent vectors"),
+        "{out}"
+    );
+    // A training run's search keeps to what is pinned, and to what the run is besides.
+    let (folder, file) = written("search", RUN);
+    let args = [
+        &file, "--ranks", "32", "--search", "--best", "1", "--set", "tp=4",
+    ];
+    let out = text(&args);
+    assert!(
+        out.contains("tp=4") && out.contains("by running it"),
+        "{out}"
+    );
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_model_of_405b_runs_on_16384_ranks() {
+    let args = [
+        "llama-3-405b",
+        "--ranks",
+        "16384",
+        "--set",
+        "tp=8",
+        "--set",
+        "pp=16",
+        "--real",
+    ];
+    let out = text(&args);
+    for line in [
+        "llama-3-405b on 16384 h100: dp=128 tp=8 pp=16 zero=1 micro=1",
+        "by the real step",
+        "note: 3 of 16 stages ran: the others are like one of these",
+        "beside closed forms",
+    ] {
+        assert!(out.contains(line), "{line}\n{out}");
+    }
+}

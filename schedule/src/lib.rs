@@ -44,4 +44,4 @@ pub use prove::{Limits, Proof};
 pub use schedule::{Placement, Schedule};
 pub use search::Search;
 pub use text::paddle::Job;
-pub use timing::{Span, Timing, Wait};
+pub use timing::{Span, Timing, Wait, digits};

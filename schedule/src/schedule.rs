@@ -82,6 +82,17 @@ pub(crate) fn check(ranks: usize, chunks: usize, micros: usize) -> Result<()> {
 }
 
 impl Schedule {
+    /// In a line: its name, stages, ranks and micro-batches.
+    pub fn title(&self) -> String {
+        format!(
+            "{}: {} stages on {} ranks, {} micro-batches",
+            self.name,
+            self.stages(),
+            self.ranks.len(),
+            self.micros
+        )
+    }
+
     /// How many stages there are.
     pub fn stages(&self) -> usize {
         self.owner.len()

@@ -2,6 +2,16 @@
 
 use crate::{Action, Costs, Error, Kind, Limits, Result, Schedule};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// A number as it is written by hand: not more digits than it has.
+///
+/// ```
+/// assert_eq!([33.0, 0.1 + 0.2].map(anymesh_schedule::digits), ["33", "0.3"]);
+/// ```
+pub fn digits(x: f64) -> String {
+    format!("{}", (x * 1e4).round() / 1e4)
+}
 
 /// When something begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +57,8 @@ impl std::fmt::Display for Wait {
 /// When everything happens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
+    /// What it is the timing of.
+    pub schedule: Schedule,
     /// From the first action to the end of the last.
     pub makespan: f64,
     /// For each rank and position. Transfers take place beside the rank's work.
@@ -69,6 +81,31 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// In a line: how long it takes and could take, how much of it is idle, what is alive at most.
+    pub fn summary(&self) -> String {
+        format!(
+            "makespan {}, bound {}, idle {} %, at most {} activations alive",
+            digits(self.makespan),
+            digits(self.bound),
+            (self.fraction * 1000.0).round() / 10.0,
+            self.peak.iter().max().unwrap_or(&0)
+        )
+    }
+
+    /// For each pair of ranks of which one waits for the other: who, for whom, how long together,
+    /// and how often.
+    pub fn waiting(&self) -> Vec<(usize, usize, f64, usize)> {
+        let mut pairs: BTreeMap<(usize, usize), (f64, usize)> = BTreeMap::new();
+        for wait in &self.waits {
+            let pair = pairs.entry((wait.rank, wait.peer)).or_default();
+            pair.0 += wait.span.end - wait.span.start;
+            pair.1 += 1;
+        }
+        let each = pairs.into_iter();
+        each.map(|((rank, peer), (long, times))| (rank, peer, long, times))
+            .collect()
+    }
+
     /// As JSON, with the actions of the schedule that it is the timing of.
     pub fn to_json(&self, schedule: &Schedule) -> Value {
         let lanes = schedule.ranks.iter().zip(&self.spans).map(|(list, spans)| {
@@ -121,6 +158,7 @@ impl Schedule {
         };
         run.waits.sort_by_key(|w| (w.rank, w.position));
         Ok(Timing {
+            schedule: self.clone(),
             makespan,
             spans: run.spans,
             bubble: run.busy.iter().map(|b| makespan - b).collect(),

@@ -27,10 +27,10 @@ pub fn exchange(local: f64, n: usize) -> f64 {
 
 /// What a layer of a tensor parallel model exchanges in a forward and a backward pass, where one
 /// gather of the residual stream is `u`: four all-reduces, or as many pairs of gathers and
-/// reduce-scatters, with two gathers more where inputs are gathered again (`stream`); and the
+/// reduce-scatters, with two gathers more where inputs are gathered again (`regather`); and the
 /// forward pass's once more if the layer is computed again.
-pub fn tensor_layer(u: f64, stream: bool, again: bool) -> f64 {
-    let regather = if stream { 2.0 } else { 0.0 };
+pub fn tensor_layer(u: f64, regather: bool, again: bool) -> f64 {
+    let regather = if regather { 2.0 } else { 0.0 };
     let repeat = if again { 4.0 } else { 0.0 };
     (8.0 + regather + repeat) * u
 }

@@ -111,6 +111,24 @@ impl Case {
     }
 }
 
+/// A machine by its name, with settings such as `coefficients.products=0.5` over it.
+///
+/// ```
+/// let machine = anymesh_simulate::machine_with("h100", &["memory=9.6e10"])?;
+/// assert_eq!(machine.memory, 9.6e10);
+/// # Ok::<(), anymesh_simulate::Error>(())
+/// ```
+pub fn machine_with(name: &str, sets: &[impl AsRef<str>]) -> Result<Machine> {
+    let mut file = json!({"machine": name});
+    for set in sets {
+        apply(&mut file, &format!("machine.{}", set.as_ref()))?;
+    }
+    let said = file.as_object_mut().and_then(|f| f.remove("machine"));
+    let found: Machine = resolve(said, "machine", None, |name| value(&machine(name)?))?;
+    found.check()?;
+    Ok(found)
+}
+
 fn parse(what: &str, detail: impl ToString) -> Error {
     Error::Parse {
         what: what.into(),

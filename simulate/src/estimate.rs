@@ -3,14 +3,37 @@
 use crate::{
     Bytes, Layout, Machine, Model, Recompute, Result, Spent,
     layout::Attention,
-    stages::{Stages, stages},
+    stages::{Priced, Stage, priced},
 };
 use anymesh_schedule::{Kind, Schedule, Timing, build};
 use serde::Serialize;
 
+/// What the numbers of an estimate come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum Source {
+    /// Formulas of work, bytes and memory.
+    #[default]
+    #[serde(rename = "closed forms")]
+    ClosedForms,
+    /// The real step ran without values: its kernels, its ledger and its memory were counted.
+    #[serde(rename = "the real step")]
+    RealStep,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Source::ClosedForms => "closed forms",
+            Source::RealStep => "the real step",
+        })
+    }
+}
+
 /// What a training step costs: on each rank of the pipeline, and all in all.
 #[derive(Clone, Debug, Serialize)]
 pub struct Estimate {
+    /// What the numbers come from.
+    pub source: Source,
     /// The model's name.
     pub model: String,
     /// The machine's name.
@@ -37,8 +60,12 @@ pub struct Estimate {
     pub bubble: f64,
     /// Where the seconds of the busiest rank go; they make the step.
     pub spent: Spent,
+    /// Seconds of communication that nothing hides, of that rank: a part of `spent`.
+    pub exposed: f64,
     /// Bytes that the rank that receives most receives in a step.
     pub bytes: Bytes,
+    /// What each stage does with one micro-batch.
+    pub stages: Vec<Stage>,
     /// What each rank of the pipeline holds at most.
     pub memory: Vec<Memory>,
     /// Bytes that a rank may hold.
@@ -76,8 +103,11 @@ pub struct Memory {
     pub total: f64,
     /// When this is, in seconds from the beginning of the step.
     pub at: f64,
-    /// During which action, such as `0F3`.
+    /// During which action, such as `0F3`, or `update`; with the op, where the step was run.
     pub during: String,
+    /// Seconds and bytes: what the rank holds from when on. Passes are there with what they need
+    /// at most.
+    pub curve: Vec<(f64, f64)>,
 }
 
 /// What a training step of a model costs on a machine in a layout.
@@ -92,31 +122,58 @@ pub struct Memory {
 /// # Ok::<(), anymesh_simulate::Error>(())
 /// ```
 pub fn estimate(model: &Model, machine: &Machine, layout: &Layout) -> Result<Estimate> {
-    let priced = stages(model, machine, layout)?;
-    let plan = &priced.plan;
+    let (plan, priced) = priced(model, machine, layout)?;
     let name = plan.schedule.to_string();
     let schedule = build(&name, layout.pp, layout.chunks, plan.micros)?;
+    let step = Subject {
+        source: Source::ClosedForms,
+        model,
+        machine,
+        layout,
+    };
+    assemble(&step, schedule, &priced)
+}
+
+/// What an estimate is of.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// What the prices come from.
+    pub source: Source,
+    /// What is trained.
+    pub model: &'a Model,
+    /// On what.
+    pub machine: &'a Machine,
+    /// How; of a step that was run, its axes and sizes.
+    pub layout: &'a Layout,
+}
+
+/// What a step costs whose stages are priced, in the order of a schedule. Both sources of prices end
+/// here.
+pub fn assemble(step: &Subject<'_>, schedule: Schedule, priced: &Priced) -> Result<Estimate> {
+    let (model, machine, layout) = (step.model, step.machine, step.layout);
     let timing = schedule.timing(&priced.costs())?;
-    let memory: Vec<Memory> = (0..layout.pp)
-        .map(|r| peak(&priced, &schedule, &timing, r))
-        .collect();
+    let micros = schedule.micros;
+    let pipeline = priced.ranks.len();
     // Every rank needs the norm of all gradients before it updates.
     let end = |rank: usize| {
         let spans = timing.spans[rank].iter().map(|s| s.end);
         spans.fold(0.0, f64::max)
     };
     let done = |rank: usize| end(rank) + priced.ranks[rank].exposed;
-    let last = (0..layout.pp)
+    let last = (0..pipeline)
         .max_by(|a, b| done(*a).total_cmp(&done(*b)))
         .unwrap_or(0);
     let updates = priced.ranks.iter().map(|r| r.optimizer).fold(0.0, f64::max);
     let seconds = done(last) + updates;
-    let busiest = (0..layout.pp)
+    let memory: Vec<Memory> = (0..pipeline)
+        .map(|r| peak(priced, &schedule, &timing, r, [end(r), seconds]))
+        .collect();
+    let busiest = (0..pipeline)
         .max_by(|a, b| timing.busy[*a].total_cmp(&timing.busy[*b]))
         .unwrap_or(0);
     let mut spent = Spent::default();
     for stage in &priced.ranks[busiest].stages {
-        spent += priced.stages[*stage].passes.all() * plan.micros as f64;
+        spent += priced.stages[*stage].passes.all() * micros as f64;
     }
     // Joined passes keep a rank less long than one after the other: what vanishes is the exchange with
     // experts.
@@ -124,30 +181,35 @@ pub fn estimate(model: &Model, machine: &Machine, layout: &Layout) -> Result<Est
     spent.ep = (spent.ep - hidden).max(0.0);
     spent.dp += priced.ranks[busiest].exposed;
     spent.optimizer = updates;
-    spent.pipeline = (seconds - spent.total()).max(0.0);
+    // What is left over; less than rounding is nothing.
+    let rest = seconds - spent.total();
+    spent.pipeline = if rest > 1e-9 * seconds { rest } else { 0.0 };
     let received = priced.ranks.iter().map(|r| r.bytes);
     let bytes = received
         .max_by(|a, b| a.total().total_cmp(&b.total()))
         .unwrap_or_default();
     let ranks = layout.ranks().unwrap_or(0);
-    let [model_flops, hardware_flops] = flops(model, layout);
+    let [model_flops, _] = flops(model, layout);
     let usable = machine.usable();
     let peak = machine.peak(layout.precision) * ranks as f64;
     Ok(Estimate {
+        source: step.source,
         model: model.name.clone(),
         machine: machine.name.clone(),
         layout: layout.clone(),
         ranks,
-        micros: plan.micros,
-        split: plan.split.clone(),
+        micros,
+        split: priced.stages.iter().map(|s| s.layers).collect(),
         seconds,
         tokens_per_second: (layout.batch * layout.sequence) as f64 / seconds,
         model_flops,
-        hardware_flops,
+        hardware_flops: priced.operations,
         mfu: model_flops / (seconds * peak),
         bubble: timing.fraction,
+        exposed: spent.exposed(),
         spent,
         bytes,
+        stages: priced.stages.clone(),
         fits: memory.iter().all(|m| m.total <= usable),
         memory,
         usable,
@@ -173,27 +235,47 @@ pub(crate) fn flops(model: &Model, layout: &Layout) -> [f64; 2] {
     [tokens * needed, tokens * (needed + again)]
 }
 
-/// Goes through a rank's list and finds the moment at which it holds most.
-fn peak(priced: &Stages, schedule: &Schedule, timing: &Timing, rank: usize) -> Memory {
-    let [parameters, gradients, optimizer] = priced.ranks[rank].state;
-    let fixed = parameters + gradients + optimizer;
+/// Goes through a rank's list and finds the moment at which it holds most. Passes end at `end`, the
+/// step at `step`.
+fn peak(
+    priced: &Priced,
+    schedule: &Schedule,
+    timing: &Timing,
+    rank: usize,
+    [end, step]: [f64; 2],
+) -> Memory {
+    let own = &priced.ranks[rank];
+    let [parameters, gradients, optimizer] = own.state;
     let mut most = Memory {
         rank,
-        stages: priced.ranks[rank].stages.clone(),
+        stages: own.stages.clone(),
         parameters,
         gradients,
         optimizer,
         activations: 0.0,
         ends: 0.0,
         working: 0.0,
-        total: fixed,
+        total: 0.0,
         at: 0.0,
         during: "nothing".into(),
+        curve: vec![],
     };
     // In counts, so that what is freed is what was kept, to the last byte.
     let mut alive = vec![0usize; priced.stages.len()];
+    let sum = |alive: &[usize], of: fn(&Stage) -> f64| -> f64 {
+        let stages = own.stages.iter();
+        stages
+            .map(|s| alive[*s] as f64 * of(&priced.stages[*s]))
+            .sum()
+    };
+    let mut come = priced.gradients_stay;
+    let mut curve = vec![];
     for (action, span) in schedule.ranks[rank].iter().zip(&timing.spans[rank]) {
+        if !action.kind.computes() {
+            continue;
+        }
         let stage = &priced.stages[action.stage];
+        let forward = action.kind == Kind::F;
         let working = match action.kind {
             Kind::F => {
                 alive[action.stage] += 1;
@@ -202,27 +284,41 @@ fn peak(priced: &Stages, schedule: &Schedule, timing: &Timing, rank: usize) -> M
             Kind::B | Kind::I => stage.backward,
             _ => 0.0,
         };
-        let sum = |of: fn(&crate::stages::Stage) -> f64| -> f64 {
-            let own = priced.ranks[rank].stages.iter();
-            own.map(|s| alive[*s] as f64 * of(&priced.stages[*s])).sum()
-        };
-        let (activations, ends) = (sum(|s| s.kept), sum(|s| s.ends));
-        let total = fixed + activations + ends + working;
+        come |= !forward;
+        let held = if come { gradients } else { 0.0 };
+        let (activations, ends) = (sum(&alive, |s| s.kept), sum(&alive, |s| s.ends));
+        let total = parameters + held + optimizer + activations + ends + working;
         if total > most.total {
+            let op = stage
+                .fullest
+                .as_ref()
+                .map(|ops| &ops[usize::from(!forward)]);
+            most.gradients = held;
             most.activations = activations;
             most.ends = ends;
             most.working = working;
             most.total = total;
-            most.at = if action.kind == Kind::F {
-                span.end
-            } else {
-                span.start
+            most.at = if forward { span.end } else { span.start };
+            most.during = match op.filter(|op| !op.is_empty()) {
+                Some(op) => format!("{action} in {op}"),
+                None => action.to_string(),
             };
-            most.during = action.to_string();
         }
+        curve.push((span.start, total));
         if matches!(action.kind, Kind::B | Kind::W) {
             alive[action.stage] = alive[action.stage].saturating_sub(1);
         }
+        curve.push((span.end, total - working));
     }
+    let update = parameters + gradients + optimizer + own.working;
+    if update > most.total {
+        most.gradients = gradients;
+        (most.activations, most.ends) = (0.0, 0.0);
+        (most.working, most.total, most.at) = (own.working, update, end);
+        most.during = "update".into();
+    }
+    curve.push((end, update));
+    curve.push((step, update - own.working));
+    most.curve = curve;
     most
 }

@@ -46,6 +46,10 @@ pub struct Layout {
     pub recompute: Recompute,
     /// Whether norms and the residual stream are cut over `tp` too (Megatron's sequence parallel).
     pub sequence_parallel: bool,
+    /// Whether what a forward pass gathered, inputs of products over `tp` and weights over `dp` (ZeRO
+    /// 3), is dropped and gathered again in the backward pass, as Megatron and FSDP do. Otherwise it
+    /// is kept: fewer bytes, more memory.
+    pub regather: bool,
     /// The pipeline's schedule, by a name of [`anymesh_schedule::NAMES`].
     pub schedule: String,
     /// The kernel of attention.
@@ -75,6 +79,7 @@ impl Default for Layout {
             batch: 1,
             recompute: Recompute::None,
             sequence_parallel: true,
+            regather: true,
             schedule: "1f1b".into(),
             attention: Attention::Flash,
             context: Context::Gather,
@@ -195,6 +200,11 @@ impl Layout {
     /// Whether norms and the residual stream are cut: for several tensor parallel ranks only.
     pub(crate) fn cuts_stream(&self) -> bool {
         self.sequence_parallel && self.tp > 1
+    }
+
+    /// Whether gathered inputs of products are dropped after the forward pass.
+    pub(crate) fn gathers_again(&self) -> bool {
+        self.cuts_stream() && self.regather
     }
 
     /// Tokens of a micro-batch on a rank.
@@ -405,6 +415,9 @@ impl Layout {
         }
         if self.tp > 1 && !self.sequence_parallel {
             parts.push("sequence_parallel=false".into());
+        }
+        if !self.regather && (self.cuts_stream() || self.zero == 3) {
+            parts.push("regather=false".into());
         }
         if self.pp > 1 {
             parts.push(self.schedule.clone());

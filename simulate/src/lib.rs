@@ -22,6 +22,7 @@
 
 pub mod bytes;
 mod case;
+mod compare;
 mod error;
 mod estimate;
 mod layout;
@@ -34,9 +35,10 @@ mod search;
 mod stages;
 mod work;
 
-pub use case::Case;
+pub use case::{Case, machine_with};
+pub use compare::{Comparison, Measure, Row, compare};
 pub use error::{Error, Result};
-pub use estimate::{Estimate, Memory, estimate};
+pub use estimate::{Estimate, Memory, Source, Subject, assemble, estimate};
 pub use layout::{Attention, Context, Layout, Plan, Precision, Recompute};
 pub use machine::{Coefficients, Link, Machine, machine, machines};
 pub use memory::{Kept, kept, state};
@@ -44,5 +46,5 @@ pub use model::{Experts, Latent, Model, Weights};
 pub use presets::{Preset, Published, preset, presets, published};
 pub use report::{Event, KINDS, Lane, bytes_text, seconds_text};
 pub use search::{Found, Limits, Ranked, search};
-pub use stages::Bytes;
-pub use work::Spent;
+pub use stages::{Bytes, Priced, Rank, Stage};
+pub use work::{Passes, Spent};

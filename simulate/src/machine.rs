@@ -186,6 +186,61 @@ impl Machine {
         }
     }
 
+    /// Seconds of a product of so many operations that touches so many bytes, on a GPU whose peak for
+    /// its dtype is `peak` and of which it reaches `share`.
+    pub fn product(&self, operations: f64, bytes: f64, peak: f64, share: f64) -> f64 {
+        let computes = operations / (peak * share);
+        computes.max(self.traffic(bytes)) + self.coefficients.ramp
+    }
+
+    /// Seconds of kernels that read and write so many bytes and do little else.
+    pub fn traffic(&self, bytes: f64) -> f64 {
+        bytes / (self.bandwidth * self.coefficients.memory)
+    }
+
+    /// Seconds of a collective of `size` ranks, every `stride`-th one, in which a rank receives so many
+    /// bytes. A group that has several ranks in each node uses the adapters of all of them.
+    ///
+    /// ```
+    /// let machine = anymesh_simulate::machine("h100")?;
+    /// // Eight ranks of a node, and eight ranks of as many nodes.
+    /// assert!(machine.collective(1e9, 1, 8) < machine.collective(1e9, 8, 8));
+    /// # Ok::<(), anymesh_simulate::Error>(())
+    /// ```
+    pub fn collective(&self, bytes: f64, stride: usize, size: usize) -> f64 {
+        if size <= 1 {
+            return 0.0;
+        }
+        let c = &self.coefficients;
+        let near = self.near(stride, size);
+        let inside = self.inside.bandwidth * c.inside;
+        let hops = (size as f64).log2().ceil();
+        match near >= size {
+            true => bytes / inside + self.inside.latency * hops,
+            false => {
+                let between = self.between.bandwidth * c.between * near as f64;
+                bytes / inside.min(between) + self.between.latency * hops
+            }
+        }
+    }
+
+    /// Seconds from one of `size` ranks, every `stride`-th one, to the next.
+    pub fn transfer(&self, bytes: f64, stride: usize, size: usize) -> f64 {
+        let c = &self.coefficients;
+        match size {
+            0 | 1 => 0.0,
+            _ if self.near(stride, size) >= size => {
+                bytes / (self.inside.bandwidth * c.inside) + self.inside.latency
+            }
+            _ => bytes / (self.between.bandwidth * c.between) + self.between.latency,
+        }
+    }
+
+    /// How many of such a group are in a node.
+    fn near(&self, stride: usize, size: usize) -> usize {
+        (self.node / stride.max(1)).max(1).min(size)
+    }
+
     /// Bytes that a step may plan with.
     pub fn usable(&self) -> f64 {
         self.memory * self.coefficients.usable

@@ -48,7 +48,8 @@ pub fn kept(model: &Model, layout: &Layout, layer: usize) -> Kept {
     let h = n(model.hidden);
     let dropout = if model.dropout { 1.0 } else { 0.0 };
     // Inputs of two norms and of two groups of products, and two masks of a byte.
-    let mut each = (8.0 * h + 2.0 * h * dropout) / stream;
+    let inputs = if layout.regather { stream } else { 1.0 };
+    let mut each = (4.0 * h + 2.0 * h * dropout) / stream + 4.0 * h / inputs;
     // Queries, keys, values, and what the last product of attention reads.
     let heads = n(model.heads) / tp;
     let kv = match &model.latent {
@@ -104,7 +105,8 @@ pub(crate) fn embedding_kept(model: &Model, layout: &Layout) -> f64 {
 /// What the last norm, the output product and the loss keep of a micro-batch: two inputs, and logits in
 /// f32. With sequence parallel 4sbh/t (1 + v/h).
 pub(crate) fn head_kept(model: &Model, layout: &Layout) -> f64 {
-    let stream = if layout.cuts_stream() { layout.tp } else { 1 };
-    let inputs = 4.0 * model.hidden as f64 / stream as f64;
+    let stream = if layout.cuts_stream() { layout.tp } else { 1 } as f64;
+    let inputs = if layout.regather { stream } else { 1.0 };
+    let inputs = model.hidden as f64 * (2.0 / stream + 2.0 / inputs);
     layout.tokens() * (inputs + 4.0 * model.vocabulary as f64 / layout.tp as f64)
 }

@@ -1,6 +1,6 @@
 //! Estimates as text, as JSON, and as lanes of a timeline.
 
-use crate::{Error, Estimate, Found, Result};
+use crate::{Error, Estimate, Found, Ranked, Result, Stage, compare};
 use anymesh_schedule::Kind;
 use serde_json::{Value, json};
 use std::fmt;
@@ -117,6 +117,55 @@ impl Estimate {
     }
 }
 
+impl Estimate {
+    /// What stages do with one micro-batch, those that are alike once.
+    fn write_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nstages, with one micro-batch")?;
+        writeln!(
+            f,
+            "  {:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "stage", "layers", "forward", "backward", "kept", "needs f", "needs b", "received"
+        )?;
+        for (from, to, stage) in self.classes() {
+            let name = match from == to {
+                true => from.to_string(),
+                false => format!("{from} to {to}"),
+            };
+            writeln!(
+                f,
+                "  {name:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+                stage.layers,
+                seconds_text(stage.passes.f.total()),
+                seconds_text(stage.passes.backward()),
+                bytes_text(stage.kept + stage.ends),
+                bytes_text(stage.forward),
+                bytes_text(stage.backward),
+                bytes_text(stage.bytes.total()),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Runs of stages that are alike: the first, the last, and what each of them does.
+    pub fn classes(&self) -> Vec<(usize, usize, &Stage)> {
+        let mut classes: Vec<(usize, usize, &Stage)> = vec![];
+        for (at, stage) in self.stages.iter().enumerate() {
+            let alike = |other: &Stage| {
+                let plain = |s: &Stage| Stage {
+                    rank: 0,
+                    ..s.clone()
+                };
+                plain(other) == plain(stage)
+            };
+            match classes.last_mut().filter(|c| alike(c.2)) {
+                Some(class) => class.1 = at,
+                None => classes.push((at, at, stage)),
+            }
+        }
+        classes
+    }
+}
+
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = &self.layout;
@@ -136,6 +185,7 @@ impl fmt::Display for Estimate {
             self.micros,
             stages(&self.split)
         )?;
+        writeln!(f, "by {}", self.source)?;
         writeln!(f)?;
         writeln!(f, "step            {}", seconds_text(self.seconds))?;
         writeln!(f, "tokens/s        {:.0}", self.tokens_per_second)?;
@@ -152,6 +202,12 @@ impl fmt::Display for Estimate {
             self.model_flops
         )?;
         writeln!(f, "bubble          {:.1} %", self.bubble * 100.0)?;
+        writeln!(
+            f,
+            "communication   {} that nothing hides, {:.1} % of the step",
+            seconds_text(self.exposed),
+            self.exposed / self.seconds * 100.0
+        )?;
         writeln!(f, "\nwhere the busiest rank's time goes")?;
         for (name, seconds) in self.spent.parts().iter().filter(|p| p.1 > 0.0) {
             let share = seconds / self.seconds * 100.0;
@@ -165,6 +221,7 @@ impl fmt::Display for Estimate {
         for (name, bytes) in self.bytes.parts().into_iter().filter(|p| p.1 > 0.0) {
             writeln!(f, "  {name:<13} {:>10}", bytes_text(bytes))?;
         }
+        self.write_stages(f)?;
         writeln!(
             f,
             "\nmemory, of {} that may be used",
@@ -218,7 +275,16 @@ impl Found {
     pub fn to_json(&self) -> Result<Value> {
         let each = self.ranked.iter().map(|ranked| {
             let estimate = ranked.estimate.to_json()?;
-            Ok(json!({"estimate": estimate, "why": ranked.why, "limit": ranked.limit}))
+            let mut all = json!({"estimate": estimate, "why": ranked.why, "limit": ranked.limit});
+            match &ranked.real {
+                None => {}
+                Some(Ok(real)) => {
+                    all["real"] = real.to_json()?;
+                    all["comparison"] = json!(compare(&ranked.estimate, real).rows);
+                }
+                Some(Err(why)) => all["not_run"] = json!(why),
+            }
+            Ok(all)
         });
         let layouts: Vec<Value> = each.collect::<Result<_>>()?;
         Ok(json!({"candidates": self.candidates, "fitting": self.fitting, "layouts": layouts}))
@@ -233,12 +299,26 @@ impl fmt::Display for Found {
             self.candidates, self.fitting
         )?;
         for (place, ranked) in self.ranked.iter().enumerate() {
-            writeln!(f, "\n{}. {}", place + 1, ranked.estimate)?;
-            writeln!(f, "why")?;
-            for line in &ranked.why {
-                writeln!(f, "  {line}")?;
+            write!(f, "\n{}. {ranked}", place + 1)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Ranked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.estimate)?;
+        writeln!(f, "why")?;
+        for line in &self.why {
+            writeln!(f, "  {line}")?;
+        }
+        writeln!(f, "what holds it back most\n  {}", self.limit)?;
+        if let Some(real) = &self.real {
+            writeln!(f, "by running it")?;
+            match real {
+                Ok(real) => write!(f, "{}", compare(&self.estimate, real))?,
+                Err(why) => writeln!(f, "  {why}")?,
             }
-            writeln!(f, "what holds it back most\n  {}", ranked.limit)?;
         }
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 use crate::{
     Error, Estimate, Layout, Machine, Model, Recompute, Result, Spent, bytes_text, estimate,
-    layout::Attention,
+    layout::{Attention, Plan},
     seconds_text,
-    stages::{Stages, stages},
+    stages::{Priced, Stage, priced},
 };
 use anymesh_schedule::Name;
 
@@ -69,6 +69,9 @@ pub struct Ranked {
     pub why: Vec<String>,
     /// What holds it back most.
     pub limit: String,
+    /// What the real step gives in this layout, or why it cannot be run: whoever can run it puts it
+    /// here, a search by itself knows closed forms only.
+    pub real: Option<std::result::Result<Estimate, String>>,
 }
 
 /// A layout by closed forms alone.
@@ -98,8 +101,8 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
         model,
         ranks,
         limits,
-        &mut |layout| match stages(model, machine, &layout) {
-            Ok(priced) => all.push(quick(&priced, layout)),
+        &mut |layout| match priced(model, machine, &layout) {
+            Ok((plan, priced)) => all.push(quick(&plan, &priced, layout)),
             Err(error) => wrong = Some(error),
         },
     );
@@ -157,6 +160,7 @@ pub fn search(model: &Model, machine: &Machine, ranks: usize, limits: &Limits) -
         why: why(&step, &all, usable),
         limit: limit(&step),
         estimate: step,
+        real: None,
     });
     Ok(Found {
         ranked: ranked.collect(),
@@ -256,8 +260,7 @@ fn rest_of(model: &Model, limits: &Limits, layout: &Layout, each: &mut impl FnMu
 
 /// Time and memory without the real schedule: the busiest rank's work, the bubble by its closed form,
 /// and activations by how many the schedule has alive.
-fn quick(priced: &Stages, layout: Layout) -> Candidate {
-    let plan = &priced.plan;
+fn quick(plan: &Plan, priced: &Priced, layout: Layout) -> Candidate {
     let (micros, chunks) = (plan.micros as f64, layout.chunks as f64);
     let sum = |rank: usize, of: &dyn Fn(usize) -> f64| -> f64 {
         priced.ranks[rank].stages.iter().map(|s| of(*s)).sum()
@@ -290,7 +293,7 @@ fn quick(priced: &Stages, layout: Layout) -> Candidate {
     spent.optimizer = priced.ranks.iter().map(|r| r.optimizer).fold(0.0, f64::max);
     let memory = (0..layout.pp).map(|rank| {
         let own = &priced.ranks[rank].stages;
-        let most = |of: fn(&crate::stages::Stage) -> f64| {
+        let most = |of: fn(&Stage) -> f64| {
             own.iter()
                 .map(|s| of(&priced.stages[*s]))
                 .fold(0.0, f64::max)
@@ -473,8 +476,8 @@ mod tests {
                 schedule: schedule.into(),
                 ..Layout::default()
             };
-            let priced = stages(&model, &machine, &layout).expect("it can be");
-            let quick = quick(&priced, layout.clone());
+            let (plan, priced) = priced(&model, &machine, &layout).expect("it can be");
+            let quick = quick(&plan, &priced, layout.clone());
             let step = estimate(&model, &machine, &layout).expect("it can be");
             let memory = step.memory.iter().map(|m| m.total).fold(0.0, f64::max);
             let (time, memory) = (quick.seconds / step.seconds, quick.memory / memory);

@@ -7,6 +7,7 @@ use crate::{
 };
 use anymesh_schedule::{Cost, Costs, Name};
 use serde::Serialize;
+use std::ops::{Add, Mul};
 
 /// Bytes that a rank receives in a step, by axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -36,6 +37,34 @@ impl Bytes {
     }
 }
 
+impl Add for Bytes {
+    type Output = Bytes;
+
+    fn add(self, other: Bytes) -> Bytes {
+        Bytes {
+            tp: self.tp + other.tp,
+            cp: self.cp + other.cp,
+            dp: self.dp + other.dp,
+            pp: self.pp + other.pp,
+            ep: self.ep + other.ep,
+        }
+    }
+}
+
+impl Mul<f64> for Bytes {
+    type Output = Bytes;
+
+    fn mul(self, by: f64) -> Bytes {
+        Bytes {
+            tp: self.tp * by,
+            cp: self.cp * by,
+            dp: self.dp * by,
+            pp: self.pp * by,
+            ep: self.ep * by,
+        }
+    }
+}
+
 impl Bytes {
     /// All of them.
     pub fn total(&self) -> f64 {
@@ -43,48 +72,91 @@ impl Bytes {
     }
 }
 
-/// A stage of the pipeline on a rank.
+/// A stage of the pipeline on a rank: what it does with one micro-batch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stage {
+    /// The rank of the pipeline that has it.
+    pub rank: usize,
+    /// Its layers.
+    pub layers: usize,
+    /// Its passes, in seconds. Of a schedule that has backward passes both whole and in halves, as
+    /// they are on average.
+    pub passes: Passes,
+    /// Seconds of a backward pass for inputs, for weights, and of a whole one, where they are not what
+    /// `passes` says: halves may gather again what a whole one gathers once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub halves: Option<[f64; 3]>,
+    /// Bytes that its layers keep from the forward to the backward pass.
+    pub kept: f64,
+    /// Bytes that embedding and head keep.
+    pub ends: f64,
+    /// Bytes that its forward pass needs besides.
+    pub forward: f64,
+    /// Bytes that its backward pass needs besides.
+    pub backward: f64,
+    /// Bytes of its parameters, gradients and optimizer state.
+    pub state: [f64; 3],
+    /// Bytes that its passes bring.
+    pub bytes: Bytes,
+    /// The ops that ran when its forward and its backward pass held most, where it was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fullest: Option<[String; 2]>,
+}
+
+/// What a rank of the pipeline does once in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rank {
+    /// Its stages.
+    pub stages: Vec<usize>,
+    /// Parameters, gradients and optimizer state, in bytes.
+    pub state: [f64; 3],
+    /// What it receives in a whole step.
+    pub bytes: Bytes,
+    /// Seconds of data parallel communication that nothing hides.
+    pub exposed: f64,
+    /// Seconds of the optimizer.
+    pub optimizer: f64,
+    /// Bytes that adding up gradients and the update need besides.
+    pub working: f64,
+}
+
+/// A step that is priced but for its schedule. Closed forms make one, and so does whoever ran the
+/// stages of a model and counted: [`assemble`](crate::assemble) makes an estimate of it.
+#[derive(Clone, Debug, Default)]
+pub struct Priced {
+    /// Stages, in order.
+    pub stages: Vec<Stage>,
+    /// Ranks of the pipeline.
+    pub ranks: Vec<Rank>,
+    /// Seconds from stage to stage.
+    pub transfer: f64,
+    /// The share of a pass that vanishes behind one that is joined to it.
+    pub overlap: f64,
+    /// Whether gradients have memory of their own all the time. Otherwise they come with the first
+    /// backward pass of a step.
+    pub gradients_stay: bool,
+    /// Operations of the step, over all ranks.
+    pub operations: f64,
+}
+
+/// A stage while it is priced.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stage {
-    /// Its passes with one micro-batch.
-    pub(crate) passes: Passes,
-    /// What its layers keep of a micro-batch.
-    pub(crate) kept: f64,
-    /// What embedding and head keep of one.
-    pub(crate) ends: f64,
-    /// What its forward pass needs besides.
-    pub(crate) forward: f64,
-    /// What its backward pass needs besides.
-    pub(crate) backward: f64,
+struct Draft {
+    layers: usize,
+    passes: Passes,
+    kept: f64,
+    ends: f64,
+    forward: f64,
+    backward: f64,
     /// Parameters that all of `dp * cp` have.
     dense: f64,
     /// Of experts.
     experts: f64,
+    /// Parameters of layers, and of those that are computed again.
+    of_layers: f64,
+    again: f64,
     /// Bytes of its passes with one micro-batch, but for the pipeline's.
     bytes: Bytes,
-}
-
-/// A rank of the pipeline.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Rank {
-    pub(crate) stages: Vec<usize>,
-    /// Parameters, gradients and optimizer state, in bytes.
-    pub(crate) state: [f64; 3],
-    pub(crate) bytes: Bytes,
-    /// Seconds of data parallel communication that nothing hides.
-    pub(crate) exposed: f64,
-    /// Seconds of the optimizer.
-    pub(crate) optimizer: f64,
-}
-
-/// A layout, priced but for its schedule.
-#[derive(Clone, Debug)]
-pub(crate) struct Stages {
-    pub(crate) plan: Plan,
-    pub(crate) stages: Vec<Stage>,
-    pub(crate) ranks: Vec<Rank>,
-    /// Seconds from stage to stage.
-    pub(crate) transfer: f64,
 }
 
 /// The layers of each kind and what one of them costs.
@@ -96,8 +168,9 @@ struct Kind {
     bytes: Bytes,
 }
 
-impl Stages {
-    pub(crate) fn new(model: &Model, machine: &Machine, layout: &Layout, plan: Plan) -> Stages {
+impl Priced {
+    /// By closed forms.
+    pub(crate) fn new(model: &Model, machine: &Machine, layout: &Layout, plan: &Plan) -> Priced {
         let clock = Clock {
             model,
             machine,
@@ -114,7 +187,9 @@ impl Stages {
         for layers in &plan.split {
             let end = first + layers;
             let plain = end.min(dense).saturating_sub(first);
-            stages.push(clock.stage(&kinds, [plain, layers - plain]));
+            let mut stage = clock.stage(&kinds, [plain, layers - plain]);
+            stage.layers = *layers;
+            stages.push(stage);
             first = end;
         }
         let last = stages.len() - 1;
@@ -149,36 +224,54 @@ impl Stages {
             }
             ranks.push(one);
         }
-        Stages {
-            stages,
+        // Joined passes of DualPipe hide the exchange with experts behind each other, and nothing
+        // else; the schedule knows one share for all stages.
+        let sum = |of: fn(&Draft) -> f64| stages.iter().map(of).sum::<f64>();
+        let overlap = match plan.schedule {
+            Name::DualPipeV => sum(|s| s.passes.f.ep) / sum(|s| s.passes.f.total()),
+            _ => 0.0,
+        };
+        let done = stages.into_iter().enumerate().map(|(at, stage)| {
+            let mut brings = stage.bytes;
+            let sides = [at.checked_sub(1), (at < last).then_some(at + 1)];
+            let apart = sides.iter().flatten().filter(|s| owners[**s] != owners[at]);
+            brings.pp = border * apart.count() as f64;
+            Stage {
+                rank: owners[at],
+                layers: stage.layers,
+                passes: stage.passes,
+                halves: None,
+                kept: stage.kept,
+                ends: stage.ends,
+                forward: stage.forward,
+                backward: stage.backward,
+                state: clock.state(&stage),
+                bytes: brings,
+                fullest: None,
+            }
+        });
+        Priced {
+            stages: done.collect(),
             ranks,
             transfer: clock.transfer(border, pipeline),
-            plan,
+            overlap,
+            gradients_stay: true,
+            operations: crate::estimate::flops(model, layout)[1],
         }
     }
 
     /// What the schedule is timed with.
     pub(crate) fn costs(&self) -> Costs {
         let cost = |stage: &Stage| {
-            let (f, i, w) = (&stage.passes.f, &stage.passes.i, &stage.passes.w);
-            Cost {
-                f: f.total(),
-                i: i.total(),
-                w: w.total(),
-                b: stage.passes.backward(),
-            }
-        };
-        // Joined passes of DualPipe hide the exchange with experts behind each other, and nothing
-        // else; the schedule knows one share for all stages.
-        let sum = |of: fn(&Stage) -> f64| self.stages.iter().map(of).sum::<f64>();
-        let overlap = match self.plan.schedule {
-            Name::DualPipeV => sum(|s| s.passes.f.ep) / sum(|s| s.passes.f.total()),
-            _ => 0.0,
+            let (i, w) = (stage.passes.i.total(), stage.passes.w.total());
+            let [i, w, b] = stage.halves.unwrap_or([i, w, i + w]);
+            let f = stage.passes.f.total();
+            Cost { f, i, w, b }
         };
         Costs {
             stages: self.stages.iter().map(cost).collect(),
             transfer: self.transfer,
-            overlap,
+            overlap: self.overlap,
         }
     }
 }
@@ -213,7 +306,7 @@ impl Clock<'_> {
             kept: held.kept,
             again: held.again,
             bytes: Bytes {
-                tp: bytes::tensor_layer(u, layout.cuts_stream(), full),
+                tp: bytes::tensor_layer(u, layout.gathers_again(), full),
                 cp: context,
                 ep,
                 ..Bytes::default()
@@ -222,10 +315,10 @@ impl Clock<'_> {
     }
 
     /// A stage of so many layers of each kind.
-    fn stage(&self, kinds: &[Option<Kind>; 2], counts: [usize; 2]) -> Stage {
+    fn stage(&self, kinds: &[Option<Kind>; 2], counts: [usize; 2]) -> Draft {
         let layout = self.layout;
         let (tp, ep) = (layout.tp as f64, layout.ep as f64);
-        let mut stage = Stage::default();
+        let mut stage = Draft::default();
         for (kind, count) in kinds.iter().zip(counts) {
             let Some(kind) = kind.as_ref().filter(|_| count > 0) else {
                 continue;
@@ -235,6 +328,10 @@ impl Clock<'_> {
             stage.kept += kind.kept * count;
             stage.dense += (kind.weights.cut / tp + kind.weights.whole) * count;
             stage.experts += kind.weights.experts / (tp * ep) * count;
+            stage.of_layers = stage.dense + stage.experts;
+            if layout.recompute == crate::Recompute::Full {
+                stage.again = stage.of_layers;
+            }
             stage.bytes.tp += kind.bytes.tp * count;
             stage.bytes.cp += kind.bytes.cp * count;
             stage.bytes.ep += kind.bytes.ep * count;
@@ -258,7 +355,7 @@ impl Clock<'_> {
 
     /// Embedding and head, which the first and the last stage have besides; tied ones that are `apart`
     /// are there twice.
-    fn ends(&self, stages: &mut [Stage], apart: bool) {
+    fn ends(&self, stages: &mut [Draft], apart: bool) {
         let last = stages.len() - 1;
         let (model, layout) = (self.model, self.layout);
         let tp = layout.tp as f64;
@@ -276,7 +373,7 @@ impl Clock<'_> {
         if !model.tied || apart {
             head.dense += model.embedding() / tp;
         }
-        let units = if layout.cuts_stream() { 3.0 } else { 2.0 };
+        let units = if layout.gathers_again() { 3.0 } else { 2.0 };
         head.bytes.tp += units * u + bytes::cross_entropy(layout.tokens(), layout.tp);
     }
 
@@ -290,8 +387,20 @@ impl Clock<'_> {
         ]
     }
 
+    /// Bytes of parameters, gradients and optimizer.
+    fn state(&self, stage: &Draft) -> [f64; 3] {
+        let layout = self.layout;
+        let sizes = [layout.replicas(), layout.replicas() / layout.ep];
+        let mut all = [0.0; 3];
+        for (parameters, size) in [stage.dense, stage.experts].into_iter().zip(sizes) {
+            let held = state(parameters, layout.zero, size, layout.gradient_bytes);
+            all.iter_mut().zip(held).for_each(|(all, one)| *all += one);
+        }
+        all
+    }
+
     /// Gathers of parameters and scatters of gradients in every pass: ZeRO 3, and of gradients ZeRO 2.
-    fn sharded(&self, stage: &mut Stage) {
+    fn sharded(&self, stage: &mut Draft) {
         let layout = self.layout;
         if layout.zero < 2 {
             return;
@@ -302,6 +411,12 @@ impl Clock<'_> {
             .into_iter()
             .zip(sizes)
             .zip(self.groups());
+        let all = stage.dense + stage.experts;
+        // What backward passes gather again: all, or what they compute again.
+        let second = match layout.regather {
+            true => 1.0,
+            false => stage.again / all,
+        };
         let (mut gathers, mut scatters) = (0.0, 0.0);
         for ((parameters, size), group) in parts {
             let whole = bytes::gather(parameters * 2.0, size);
@@ -310,7 +425,7 @@ impl Clock<'_> {
             scatters += self.collective(gradients, group);
             stage.bytes.dp += gradients;
             if layout.zero == 3 {
-                stage.bytes.dp += 2.0 * whole;
+                stage.bytes.dp += whole * (1.0 + second);
             }
         }
         let passes = &mut stage.passes;
@@ -318,17 +433,21 @@ impl Clock<'_> {
         passes.w.dp += exposed(scatters, passes.w.total());
         if layout.zero == 3 {
             passes.f.dp += exposed(gathers, passes.f.total());
-            passes.i.dp += exposed(gathers, passes.i.total());
+            passes.i.dp += exposed(gathers * second, passes.i.total());
+            if !layout.regather {
+                stage.ends += 2.0 * (all - stage.of_layers);
+                stage.kept += 2.0 * (stage.of_layers - stage.again);
+            }
         }
     }
 
     /// What a rank of the pipeline has and does once in a step.
-    fn rank(&self, stages: &[Stage], own: Vec<usize>, micros: usize) -> Rank {
+    fn rank(&self, stages: &[Draft], own: Vec<usize>, micros: usize) -> Rank {
         let layout = self.layout;
         let overlap = self.machine.coefficients.data_overlap;
         let gradient = layout.gradient_bytes as f64;
         let mut rank = Rank::default();
-        let sum = |of: fn(&Stage) -> f64| own.iter().map(|s| of(&stages[*s])).sum::<f64>();
+        let sum = |of: fn(&Draft) -> f64| own.iter().map(|s| of(&stages[*s])).sum::<f64>();
         let each = [sum(|s| s.dense), sum(|s| s.experts)];
         let sizes = [layout.replicas(), layout.replicas() / layout.ep];
         let (mut before, mut after) = (0.0, 0.0);
@@ -379,9 +498,10 @@ impl Clock<'_> {
 }
 
 /// Refuses what cannot be, and prices the rest.
-pub(crate) fn stages(model: &Model, machine: &Machine, layout: &Layout) -> Result<Stages> {
+pub(crate) fn priced(model: &Model, machine: &Machine, layout: &Layout) -> Result<(Plan, Priced)> {
     machine.check()?;
     let ranks = layout.ranks().unwrap_or(0);
     let plan = layout.check(model, ranks)?;
-    Ok(Stages::new(model, machine, layout, plan))
+    let priced = Priced::new(model, machine, layout, &plan);
+    Ok((plan, priced))
 }

@@ -47,6 +47,11 @@ impl Spent {
     pub fn total(&self) -> f64 {
         self.parts().iter().map(|p| p.1).sum()
     }
+
+    /// Communication that nothing hides.
+    pub fn exposed(&self) -> f64 {
+        self.tp + self.cp + self.ep + self.dp
+    }
 }
 
 impl Add for Spent {
@@ -90,22 +95,25 @@ impl Mul<f64> for Spent {
 }
 
 /// The passes of something, for one micro-batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Passes {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Passes {
     /// Forward.
-    pub(crate) f: Spent,
-    /// Gradients of inputs, and what is computed again for them.
-    pub(crate) i: Spent,
+    pub f: Spent,
+    /// Gradients of inputs, and what is computed again for them; of everything, where a backward pass
+    /// was counted as one.
+    pub i: Spent,
     /// Gradients of weights.
-    pub(crate) w: Spent,
+    pub w: Spent,
 }
 
 impl Passes {
-    pub(crate) fn all(&self) -> Spent {
+    /// All of them.
+    pub fn all(&self) -> Spent {
         self.f + self.i + self.w
     }
 
-    pub(crate) fn backward(&self) -> f64 {
+    /// Seconds of both backward passes.
+    pub fn backward(&self) -> f64 {
         self.i.total() + self.w.total()
     }
 }
@@ -133,6 +141,7 @@ impl Mul<f64> for Passes {
 /// Ranks that talk to each other: every `stride`-th one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
+    stride: usize,
     size: usize,
     /// How many of them are in a node.
     near: usize,
@@ -141,7 +150,7 @@ pub(crate) struct Group {
 impl Group {
     pub(crate) fn new(machine: &Machine, stride: usize, size: usize) -> Group {
         let near = (machine.node / stride.max(1)).max(1).min(size);
-        Group { size, near }
+        Group { stride, size, near }
     }
 }
 
@@ -160,46 +169,25 @@ fn n(x: usize) -> f64 {
 impl Clock<'_> {
     /// `count` products of m x k by k x n, whose result has `out` bytes an element.
     fn product(&self, [m, k, n]: [f64; 3], count: f64, out: f64, precision: Precision) -> f64 {
-        let c = &self.machine.coefficients;
         let operations = 2.0 * m * k * n * count;
         let bytes = (2.0 * (m * k + k * n) + out * m * n) * count;
-        let computes = operations / (self.machine.peak(precision) * c.products);
-        computes.max(self.traffic(bytes)) + c.ramp
+        let (machine, share) = (self.machine, self.machine.coefficients.products);
+        machine.product(operations, bytes, machine.peak(precision), share)
     }
 
     /// Bytes read or written by kernels that do little else.
     pub(crate) fn traffic(&self, bytes: f64) -> f64 {
-        bytes / (self.machine.bandwidth * self.machine.coefficients.memory)
+        self.machine.traffic(bytes)
     }
 
-    /// A collective in which a rank receives so many bytes. A group that has several ranks in each
-    /// node uses the adapters of all of them.
+    /// A collective in which a rank receives so many bytes.
     pub(crate) fn collective(&self, bytes: f64, group: Group) -> f64 {
-        if group.size <= 1 {
-            return 0.0;
-        }
-        let (machine, c) = (self.machine, &self.machine.coefficients);
-        let inside = machine.inside.bandwidth * c.inside;
-        let hops = n(group.size).log2().ceil();
-        match group.near >= group.size {
-            true => bytes / inside + machine.inside.latency * hops,
-            false => {
-                let between = machine.between.bandwidth * c.between * n(group.near);
-                bytes / inside.min(between) + machine.between.latency * hops
-            }
-        }
+        self.machine.collective(bytes, group.stride, group.size)
     }
 
     /// From one rank to one other.
     pub(crate) fn transfer(&self, bytes: f64, group: Group) -> f64 {
-        let (machine, c) = (self.machine, &self.machine.coefficients);
-        match group.size {
-            0 | 1 => 0.0,
-            _ if group.near >= group.size => {
-                bytes / (machine.inside.bandwidth * c.inside) + machine.inside.latency
-            }
-            _ => bytes / (machine.between.bandwidth * c.between) + machine.between.latency,
-        }
+        self.machine.transfer(bytes, group.stride, group.size)
     }
 
     /// Rows of tokens to the ranks of experts, or back. Between nodes a row goes once to each node.
@@ -366,7 +354,11 @@ impl Clock<'_> {
         }
         let u = self.stream() * self.units(layer);
         passes.f.tp += 4.0 * u;
-        let backward = if self.layout.cuts_stream() { 6.0 } else { 4.0 };
+        let backward = if self.layout.gathers_again() {
+            6.0
+        } else {
+            4.0
+        };
         let hidden = passes.w.products * self.machine.coefficients.tensor_overlap;
         passes.i.tp += (backward * u - hidden).max(0.0);
     }
@@ -467,7 +459,8 @@ impl Clock<'_> {
             if self.layout.cuts_stream() {
                 passes.f.tp += u;
             }
-            passes.i.tp += 2.0 * u;
+            let kept = self.layout.cuts_stream() && !self.layout.regather;
+            passes.i.tp += if kept { u } else { 2.0 * u };
         }
         passes
     }

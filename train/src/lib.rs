@@ -35,6 +35,7 @@ mod generate;
 mod grow;
 pub mod log;
 mod lora;
+pub mod measure;
 pub mod models;
 mod module;
 pub mod nn;

@@ -70,6 +70,11 @@ impl Param {
         &self.value
     }
 
+    /// The weight to compute with, where it is kept from step to step beside the value.
+    pub(crate) fn working(&self) -> Option<&Tensor> {
+        self.working.as_ref()
+    }
+
     /// How it lies where it is computed with.
     pub fn compute_sharding(&self) -> &Sharding {
         &self.compute

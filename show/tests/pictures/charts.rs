@@ -201,3 +201,53 @@ fn a_table_of_any_rows() {
     check(&table);
     assert!(table.text().ends_with("… and 9,602 more"));
 }
+
+#[test]
+fn schedules_and_steps_of_any_kind() {
+    use anymesh_schedule::{Costs, NAMES, build};
+    use anymesh_simulate::{Layout, compare, estimate, machine, preset};
+    let mut shown = 0;
+    for name in NAMES {
+        let chunks = if ["zbv", "dualpipev"].contains(&name) {
+            2
+        } else {
+            1
+        };
+        // One that is searched for needs a limit.
+        let Ok(schedule) = build(name, 4, chunks, 8) else {
+            continue;
+        };
+        shown += 1;
+        let timing = schedule.timing(&Costs::default()).unwrap();
+        let picture = svg(&timing);
+        assert!(picture.contains("8 micro-batches"), "{name}");
+        assert_eq!(picture, svg(&schedule));
+        assert!(timing.text().contains("makespan"));
+    }
+    assert!(shown >= 8, "{shown}");
+    let (model, machine) = (
+        preset("llama-3-8b").unwrap().model,
+        machine("h100").unwrap(),
+    );
+    let layout = |pp, zero| Layout {
+        pp,
+        zero,
+        dp: 2,
+        batch: 32,
+        ..Layout::default()
+    };
+    let one = estimate(&model, &machine, &layout(1, 1)).unwrap();
+    let four = estimate(&model, &machine, &layout(4, 1)).unwrap();
+    svg(&one);
+    let page = four.html();
+    check(&four);
+    for text in [
+        "pipeline rank 3",
+        "what a rank of the pipeline holds",
+        "stages, with one micro-batch",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+    let table = compare(&four, &estimate(&model, &machine, &layout(4, 3)).unwrap());
+    assert!(table.html().contains("dp bytes") && table.text().contains("closed forms"));
+}

@@ -2,7 +2,7 @@
 
 use super::{DataConfig, ModelChoice, RunConfig, print};
 use crate::{
-    BatchSize, Build, Error, Lora, Module, Result, add_lora,
+    BatchSize, Build, Error, Lora, Module, Policy, Result, add_lora,
     data::{
         Concat, Each, Field, Form, Loader, LoaderOptions, Megatron, Mixture, Source, TokenFile,
         TokenType, Tokenized, Tokenizer, open_records, tokenize_once,
@@ -10,6 +10,7 @@ use crate::{
     models::{Model, ModelFiles},
     objective::Language,
     optim::{Groups, LossScaler, Optimizer},
+    pipeline::{ScheduleChoice, Stages},
     trainer::{FromLoader, LanguageModel, Trainer},
 };
 use anymesh_checkpoint::Training;
@@ -40,12 +41,8 @@ impl RunConfig {
     /// Builds or loads the model, opens the data and makes the optimizer, on a mesh. Everything
     /// that a configuration can have wrong is found here, before the first step.
     pub fn prepare(&self, mesh: &Mesh) -> Result<Prepared> {
-        let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
-        let (stages, schedule) = self.pipeline.choose(ranks)?;
-        let mut build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
-            .zero(self.mesh.stage()?, &["dp", "ep"])
-            .sequence_parallel(self.mesh.sequence_parallel)
-            .stages(stages);
+        let (stages, schedule) = self.stages(mesh)?;
+        let mut build = self.build(mesh, stages)?;
         let (mut model, mut tokenizer) = match self.model_choice()? {
             ModelChoice::New(config) => {
                 build = self.with_measured_costs(&config, build)?;
@@ -66,19 +63,7 @@ impl RunConfig {
         }
         let tokenizer = Arc::new(tokenizer.unwrap_or_else(Tokenizer::bytes));
         self.check_model(&model, &tokenizer)?;
-        model.set_recompute(self.mesh.recompute);
-        if let Some(pattern) = &self.freeze {
-            model.freeze(pattern)?;
-        }
-        if let Some(lora) = &self.lora {
-            let settings = Lora {
-                rank: lora.rank,
-                alpha: lora.alpha,
-                dropout: lora.dropout,
-                seed: self.run.seed,
-            };
-            add_lora(&mut model, &lora.of, &settings)?;
-        }
+        self.equip(&mut model)?;
 
         let ranks = |name: &str| mesh.axis(name).map_or(1, |axis| mesh.size(axis));
         // Experts are spread over ranks that each have data of their own.
@@ -113,20 +98,10 @@ impl RunConfig {
         }
 
         let policy = build.policy();
-        let mut optimizer = Optimizer::new(&model, &self.groups())?;
-        optimizer.clip = Some(self.clip.clone());
-        if policy.compute == DType::F16 {
-            optimizer.scaler = Some(LossScaler::default());
-        }
+        let optimizer = self.optimizer(&model, policy)?;
         self.schedule.check("schedule")?;
         let about = self.about(&model)?;
-        let language = Language {
-            output: policy.output,
-            ..Language::default()
-        };
-        let mut task = LanguageModel::new(model, language, self.batch.length);
-        task.mix_documents = self.batch.mix_documents;
-        task.schedule = schedule;
+        let task = self.task(model, policy, schedule);
         task.check_schedule(batch.accumulation as usize, self.pipeline.memory)?;
         let mut trainer = Trainer::new(task, optimizer, self.schedule.clone(), self.run.clone())?;
         trainer.about = about;
@@ -138,6 +113,65 @@ impl RunConfig {
             batch,
             samples,
         })
+    }
+
+    /// The stages of the model on a mesh, and what is done when.
+    pub(crate) fn stages(&self, mesh: &Mesh) -> Result<(Stages, ScheduleChoice)> {
+        let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
+        self.pipeline.choose(ranks)
+    }
+
+    /// What the model is built with.
+    pub(crate) fn build(&self, mesh: &Mesh, stages: Stages) -> Result<Build> {
+        Ok(Build::new(mesh, self.mesh.policy()?, self.run.seed)
+            .zero(self.mesh.stage()?, &["dp", "ep"])
+            .sequence_parallel(self.mesh.sequence_parallel)
+            .stages(stages))
+    }
+
+    /// Gives a model what the run has besides: recomputing, frozen parameters, adapters.
+    pub(crate) fn equip(&self, model: &mut Model) -> Result<()> {
+        model.set_recompute(self.mesh.recompute);
+        if let Some(pattern) = &self.freeze {
+            model.freeze(pattern)?;
+        }
+        if let Some(lora) = &self.lora {
+            let settings = Lora {
+                rank: lora.rank,
+                alpha: lora.alpha,
+                dropout: lora.dropout,
+                seed: self.run.seed,
+            };
+            add_lora(model, &lora.of, &settings)?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer of the model's parameters.
+    pub(crate) fn optimizer(&self, model: &Model, policy: Policy) -> Result<Optimizer> {
+        let mut optimizer = Optimizer::new(model, &self.groups())?;
+        optimizer.clip = Some(self.clip.clone());
+        if policy.compute == DType::F16 {
+            optimizer.scaler = Some(LossScaler::default());
+        }
+        Ok(optimizer)
+    }
+
+    /// The model with its loss.
+    pub(crate) fn task(
+        &self,
+        model: Model,
+        policy: Policy,
+        schedule: ScheduleChoice,
+    ) -> LanguageModel {
+        let language = Language {
+            output: policy.output,
+            ..Language::default()
+        };
+        let mut task = LanguageModel::new(model, language, self.batch.length);
+        task.mix_documents = self.batch.mix_documents;
+        task.schedule = schedule;
+        task
     }
 
     /// The tokenizer by its name. One that is learnt from the data is kept beside the checkpoints, so

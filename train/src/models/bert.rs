@@ -129,7 +129,7 @@ impl BertConfig {
     }
 
     /// The stages of its layers, by their multiplications for a token.
-    fn split(&self, b: &Build) -> Result<Split> {
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
         let layer = self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size);
         b.split(&vec![layer as f64; self.num_hidden_layers], 0.0, 0.0)
     }

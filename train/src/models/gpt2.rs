@@ -71,7 +71,7 @@ impl Default for Gpt2Config {
 
 impl Gpt2Config {
     /// The stages of its layers, by their multiplications for a token.
-    fn split(&self, b: &Build) -> Result<Split> {
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
         let inner = self.n_inner.unwrap_or(4 * self.n_embd);
         let layer = self.n_embd * (4 * self.n_embd + 2 * inner);
         let head = self.n_embd * self.vocab_size;

@@ -208,6 +208,17 @@ impl LlamaConfig {
         })
     }
 
+    /// The stages of its layers, by their multiplications for a token.
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        let layer = self.attention_cost()? + self.mlp_cost(self.intermediate_size);
+        self.split_by(b, &vec![layer as f64; self.num_hidden_layers])
+    }
+
+    /// The stages of layers that cost so much.
+    pub(crate) fn split_by(&self, b: &Build, costs: &[f64]) -> Result<Split> {
+        b.split(costs, 0.0, (self.hidden_size * self.vocab_size) as f64)
+    }
+
     /// Multiplications for a token: of the attention of a layer, and of a gated MLP of some width.
     pub(crate) fn attention_cost(&self) -> Result<usize> {
         let heads = self.heads()?;
@@ -448,10 +459,9 @@ impl Llama {
     pub fn new(b: &Build, config: &LlamaConfig) -> Result<Self> {
         config.check()?;
         let c = config;
-        let layer = c.attention_cost()? + c.mlp_cost(c.intermediate_size);
         let sizes = [c.hidden_size, c.intermediate_size];
         let [init, out] = c.inits();
-        Self::with_mlps(b, c, &vec![layer as f64; c.num_hidden_layers], |b, _| {
+        Self::with_mlps(b, c, c.split(b)?, |b, _| {
             GatedMlp::new(b, sizes, c.mlp_bias, init, out)
         })
     }
@@ -463,16 +473,14 @@ impl Llama {
 }
 
 impl<M: FeedForward> Llama<M> {
-    /// A new one, with what `mlp` makes for each layer in the place of its MLP. Costs are those of
-    /// the layers, for stages that take about as long.
+    /// A new one, with what `mlp` makes for each layer in the place of its MLP.
     pub(crate) fn with_mlps(
         b: &Build,
         config: &LlamaConfig,
-        costs: &[f64],
+        split: Split,
         mlp: impl Fn(&Build, usize) -> Result<M>,
     ) -> Result<Self> {
         let (c, policy) = (config, b.policy());
-        let split = b.split(costs, 0.0, (c.hidden_size * c.vocab_size) as f64)?;
         let (first, last) = (split.mesh_of(0), split.mesh_of(split.stages() - 1));
         let (sizes, init) = (
             [c.vocab_size, c.hidden_size],

@@ -114,6 +114,28 @@ impl ModelConfig {
         }
     }
 
+    /// The stages of its layers.
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        match self {
+            Self::Gpt2(c) => c.split(b),
+            Self::Llama(c) => c.split(b),
+            Self::Moe(c) => c.split(b),
+            Self::Bert(c) => c.split(b),
+        }
+    }
+
+    /// The same with another number of layers.
+    pub(crate) fn with_layers(&self, layers: usize) -> Self {
+        let mut config = self.clone();
+        match &mut config {
+            Self::Gpt2(c) => c.n_layer = layers,
+            Self::Llama(c) => c.num_hidden_layers = layers,
+            Self::Moe(c) => c.llama.num_hidden_layers = layers,
+            Self::Bert(c) => c.num_hidden_layers = layers,
+        }
+        config
+    }
+
     /// How many tokens there are.
     pub fn vocabulary(&self) -> usize {
         match self {

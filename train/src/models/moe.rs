@@ -8,6 +8,7 @@ use super::{
 use crate::{
     Build, Module, Param, Result,
     nn::{GatedMlp, experts::Experts},
+    pipeline::Split,
 };
 use anymesh_core::Tensor;
 
@@ -141,11 +142,10 @@ pub struct Moe {
     config: MoeConfig,
 }
 
-impl Moe {
-    /// A new one.
-    pub fn new(b: &Build, config: &MoeConfig) -> Result<Self> {
-        config.check()?;
-        let c = config;
+impl MoeConfig {
+    /// The stages of its layers, by their multiplications for a token.
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        let c = self;
         let attention = c.llama.attention_cost()?;
         let shared = c.shared_expert_intermediate_size.unwrap_or(0);
         let active = c.num_experts_per_tok * c.moe_intermediate_size + shared;
@@ -154,9 +154,18 @@ impl Moe {
             false => (attention + c.llama.mlp_cost(c.llama.intermediate_size)) as f64,
         };
         let costs: Vec<f64> = (0..c.llama.num_hidden_layers).map(cost).collect();
+        c.llama.split_by(b, &costs)
+    }
+}
+
+impl Moe {
+    /// A new one.
+    pub fn new(b: &Build, config: &MoeConfig) -> Result<Self> {
+        config.check()?;
+        let c = config;
         let sizes = [c.llama.hidden_size, c.llama.intermediate_size];
         let [init, out] = c.llama.inits();
-        let llama = Llama::with_mlps(b, &c.llama, &costs, |b, layer| {
+        let llama = Llama::with_mlps(b, &c.llama, c.split(b)?, |b, layer| {
             Ok(match c.has_experts(layer) {
                 true => Mixture::Sparse(Sparse::new(b, c)?),
                 false => Mixture::Dense(GatedMlp::new(b, sizes, false, init, out)?),

@@ -130,7 +130,11 @@ pub fn norm_of<'a>(gradients: impl IntoIterator<Item = &'a Tensor>, norm: Norm) 
                 Some(all) => number.to_mesh(all, Sharding::replicated())?,
                 None => number,
             };
-            let number = number.item()?.to_f64();
+            // Without values there is none to read: as if all together were 1.
+            let number = match number.device().has_values() {
+                true => number.item()?.to_f64(),
+                false => 1.0,
+            };
             total = match norm {
                 Norm::Two => total + number,
                 // `max` would pass over NaN.

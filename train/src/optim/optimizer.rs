@@ -326,7 +326,7 @@ impl Optimizer {
     }
 
     /// The state of a parameter, in the order of its rule.
-    fn state_of(&self, name: &str) -> Result<Vec<Tensor>> {
+    pub(crate) fn state_of(&self, name: &str) -> Result<Vec<Tensor>> {
         let names = self.parameters.get(name).map(|entry| &entry.state);
         let names = names.into_iter().flatten();
         names

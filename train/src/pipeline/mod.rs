@@ -21,6 +21,7 @@ pub use choice::ScheduleChoice;
 pub(crate) use elsewhere::{add_type, kind_of};
 pub use measure::measure;
 pub(crate) use place::{on_mesh, start_on_mesh};
+pub(crate) use run::Lent;
 pub use run::Pipeline;
 pub use split::{LayerCosts, Split, Stages, balanced};
 

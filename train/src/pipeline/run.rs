@@ -109,14 +109,14 @@ enum End<'a> {
 }
 
 /// What a stage borrowed, and the gradients of that.
-pub(super) struct Lent {
-    of: Vec<Borrowed>,
-    copies: Vec<Tensor>,
-    sums: Vec<Option<Tensor>>,
+pub(crate) struct Lent {
+    pub(crate) of: Vec<Borrowed>,
+    pub(crate) copies: Vec<Tensor>,
+    pub(crate) sums: Vec<Option<Tensor>>,
 }
 
 impl Lent {
-    pub(super) fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
+    pub(crate) fn of<S: Staged + ?Sized>(model: &S, stage: usize) -> Result<Self> {
         let of = model.borrows(stage)?;
         let copy = |b: &Borrowed| -> Result<Tensor> {
             let copy = on_mesh(&b.value.detach(), model.mesh_of(stage))?;
@@ -132,7 +132,7 @@ impl Lent {
         })
     }
 
-    pub(super) fn copies(&self) -> &[Tensor] {
+    pub(crate) fn copies(&self) -> &[Tensor] {
         &self.copies
     }
 
@@ -146,7 +146,7 @@ impl Lent {
         Ok(self.copies.iter().map(of).collect::<Result<_, _>>()?)
     }
 
-    fn add(&mut self, found: &Gradients) -> Result<()> {
+    pub(crate) fn add(&mut self, found: &Gradients) -> Result<()> {
         for (more, sum) in self.found(found)?.into_iter().zip(&mut self.sums) {
             if let Some(more) = more {
                 *sum = Some(match sum.take() {
