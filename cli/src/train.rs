@@ -194,6 +194,7 @@ impl Watch<'_> {
                 ];
                 scalars.extend(status.mfu.map(|mfu| ("mfu", mfu)));
                 scalars.extend(status.memory.map(|bytes| ("memory_bytes", bytes as f64)));
+                scalars.extend(&report.more);
                 if report.skipped {
                     scalars.push(("skipped_from_sample", report.samples.start as f64));
                 }

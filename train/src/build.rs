@@ -80,7 +80,7 @@ impl Build {
             stages: Stages::default(),
             one_by_one: false,
             blank: false,
-            stream: "[@dp?, _, _]",
+            stream: "[@dp?@ep?, _, _]",
         }
     }
 
@@ -166,8 +166,8 @@ impl Build {
     /// all-reduce would send goes as a scatter and a gather.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
         self.stream = match on {
-            true => "[@dp?, @tp?, _]",
-            false => "[@dp?, _, _]",
+            true => "[@dp?@ep?, @tp?, _]",
+            false => "[@dp?@ep?, _, _]",
         };
         self
     }

@@ -33,7 +33,7 @@ impl Sentences {
     pub fn new(mesh: &Mesh, rows: &[Vec<u32>], fill: u32) -> Result<Self> {
         let length = rows.iter().map(Vec::len).max().unwrap_or(0);
         let shape = [rows.len(), length];
-        let place = (mesh, "[@dp?, _]");
+        let place = (mesh, "[@dp?@ep?, _]");
         let id = |at: &[usize]| rows[at[0]].get(at[1]).copied().unwrap_or(fill) as i32;
         let there = |at: &[usize]| f32::from(u8::from(at[1] < rows[at[0]].len()));
         let mut tokens = Tokens::new(Tensor::from_fn(shape, place, id)?);

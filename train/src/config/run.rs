@@ -110,7 +110,7 @@ pub struct MeshConfig {
     /// Axes, such as `dp=2, tp=4`; empty for one rank. In a run of several processes the axes that
     /// are not given are one `dp` over all of them.
     pub axes: String,
-    /// The stage of ZeRO, 0 to 3, over `dp`.
+    /// The stage of ZeRO, 0 to 3, over `dp` and `ep`.
     pub zero: u8,
     /// Whether the stream between blocks is cut along the sequence over `tp`.
     pub sequence_parallel: bool,

@@ -43,7 +43,7 @@ impl RunConfig {
         let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
         let (stages, schedule) = self.pipeline.choose(ranks)?;
         let mut build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
-            .zero(self.mesh.stage()?, &["dp"])
+            .zero(self.mesh.stage()?, &["dp", "ep"])
             .sequence_parallel(self.mesh.sequence_parallel)
             .stages(stages);
         let (mut model, mut tokenizer) = match self.model_choice()? {
@@ -80,7 +80,9 @@ impl RunConfig {
             add_lora(&mut model, &lora.of, &settings)?;
         }
 
-        let dp = mesh.axis("dp").map_or(1, |axis| mesh.size(axis));
+        let ranks = |name: &str| mesh.axis(name).map_or(1, |axis| mesh.size(axis));
+        // Experts are spread over ranks that each have data of their own.
+        let dp = ranks("dp") * ranks("ep");
         let batch = self.batch.spec(dp as u64).solve()?;
         let vocabulary = model.config().vocabulary();
         let data = self.mixture("data", &self.data, &tokenizer, vocabulary, mesh)?;
@@ -195,7 +197,7 @@ impl RunConfig {
             return Err(Error::config("batch.length", detail));
         }
         if matches!(model, Model::Bert(_)) {
-            let detail = "an encoder predicts no next token: gpt2, llama, mistral and qwen2 do";
+            let detail = "an encoder predicts no next token: gpt2, llama, mistral, qwen2, mixtral and qwen3_moe do";
             return Err(Error::config("model.model_type", detail));
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Default for LoaderOptions {
             seed: 0,
             shuffle: true,
             epochs: None,
-            sharding: "[@dp?, _]".into(),
+            sharding: "[@dp?@ep?, _]".into(),
             pad: 0,
             ahead: 2,
         }

@@ -2,7 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Layer, Layers, Reads, Stack},
+    staged::{Asides, Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -273,8 +273,8 @@ impl Layer for BertLayer {
         attend: &Attend,
         _: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Tensor> {
-        self.forward(x, attend.mask.as_ref(), pass)
+    ) -> Result<Vec<Tensor>> {
+        Ok(vec![self.forward(x, attend.mask.as_ref(), pass)?])
     }
 }
 
@@ -315,7 +315,7 @@ impl Stack for Bert {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        let x = layers.run(x, &attend, pass, None)?;
+        let x = layers.run(x, &attend, reads, None)?;
         Ok(match stage + 1 == self.split.stages() {
             true => x.cast(self.policy.output)?,
             false => x,
@@ -385,7 +385,7 @@ impl Bert {
     /// [`Tokens::mask`]); all are of the first kind of texts.
     #[track_caller]
     pub fn hidden(&self, tokens: &Tokens, pass: &Pass) -> Result<Tensor> {
-        self.all_parts(tokens, 0, pass, None)
+        self.all_parts(tokens, 0, pass, None, &Asides::default())
     }
 
     /// The first token's vector `[b, width]` through the pooler; an error in a model without one.

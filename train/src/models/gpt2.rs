@@ -2,7 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Layer, Layers, Reads, Stack},
+    staged::{Asides, Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -249,8 +249,8 @@ impl Layer for Gpt2Layer {
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Tensor> {
-        self.forward(x, attend, cache, pass)
+    ) -> Result<Vec<Tensor>> {
+        Ok(vec![self.forward(x, attend, cache, pass)?])
     }
 }
 
@@ -266,7 +266,9 @@ impl Stack for Gpt2 {
         reads: &Reads<'_>,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        let Reads { tokens, from, pass } = *reads;
+        let Reads {
+            tokens, from, pass, ..
+        } = *reads;
         let count = tokens.length()?;
         super::check_length(from + count, self.config.n_positions)?;
         let attend = Attend {
@@ -290,7 +292,7 @@ impl Stack for Gpt2 {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        x = layers.run(x, &attend, pass, caches)?;
+        x = layers.run(x, &attend, reads, caches)?;
         match stage + 1 == self.split.stages() {
             true => self.ln_f.forward(&x),
             false => Ok(x),
@@ -360,7 +362,7 @@ impl Gpt2 {
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let from = super::cached(caches.as_deref(), self.h.len())?;
-        self.all_parts(tokens, from, pass, caches)
+        self.all_parts(tokens, from, pass, caches, &Asides::default())
     }
 
     /// How well each token fits after `[b, s, width]`, in the dtype of outputs, cut over the

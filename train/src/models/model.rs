@@ -1,9 +1,9 @@
 //! A model of any of the families.
 
 use super::{
-    Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig,
+    Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Moe, MoeConfig,
     settings::{Settings, absent, read_strictly, write},
-    staged::{Reads, Stack},
+    staged::{Asides, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
@@ -29,11 +29,13 @@ pub enum ModelConfig {
     Gpt2(Gpt2Config),
     /// `llama`, `mistral`, `qwen2`.
     Llama(LlamaConfig),
+    /// `mixtral`, `qwen3_moe`.
+    Moe(MoeConfig),
     /// `bert`.
     Bert(BertConfig),
 }
 
-const FAMILIES: &str = "gpt2, llama, mistral, qwen2 and bert are";
+const FAMILIES: &str = "gpt2, llama, mistral, qwen2, mixtral, qwen3_moe and bert are";
 
 impl ModelConfig {
     /// From `config.json` of a Hugging Face folder. Settings that do not matter here are passed
@@ -47,6 +49,7 @@ impl ModelConfig {
         let config = match kind(settings)? {
             "gpt2" => Self::Gpt2(Gpt2Config::from_settings(settings)?),
             "llama" | "mistral" | "qwen2" => Self::Llama(LlamaConfig::from_settings(settings)?),
+            "mixtral" | "qwen3_moe" => Self::Moe(MoeConfig::from_settings(settings)?),
             "bert" => Self::Bert(BertConfig::from_settings(settings)?),
             other => {
                 let detail = format!("'{other}' is not supported: {FAMILIES}");
@@ -61,6 +64,10 @@ impl ModelConfig {
         let (mut settings, kind, class) = match self {
             Self::Gpt2(c) => (write(c)?, "gpt2", "GPT2LMHeadModel"),
             Self::Bert(c) => (write(c)?, "bert", "BertModel"),
+            Self::Moe(c) => {
+                let (settings, class) = c.to_settings()?;
+                (settings, c.llama.model_type.as_str(), class)
+            }
             Self::Llama(c) => (
                 write(c)?,
                 c.model_type.as_str(),
@@ -82,6 +89,7 @@ impl ModelConfig {
         Ok(match self {
             Self::Gpt2(c) => Model::Gpt2(Gpt2::new(b, c)?),
             Self::Llama(c) => Model::Llama(Llama::new(b, c)?),
+            Self::Moe(c) => Model::Moe(Moe::new(b, c)?),
             Self::Bert(c) => Model::Bert(Bert::new(b, c)?),
         })
     }
@@ -91,6 +99,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.n_positions,
             Self::Llama(c) => c.longest(),
+            Self::Moe(c) => c.llama.longest(),
             Self::Bert(c) => c.max_position_embeddings,
         }
     }
@@ -100,6 +109,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => (c.n_layer, c.n_embd),
             Self::Llama(c) => (c.num_hidden_layers, c.hidden_size),
+            Self::Moe(c) => (c.llama.num_hidden_layers, c.llama.hidden_size),
             Self::Bert(c) => (c.num_hidden_layers, c.hidden_size),
         }
     }
@@ -109,6 +119,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.vocab_size,
             Self::Llama(c) => c.vocab_size,
+            Self::Moe(c) => c.llama.vocab_size,
             Self::Bert(c) => c.vocab_size,
         }
     }
@@ -138,6 +149,7 @@ impl TryFrom<Settings> for ModelConfig {
         let config = match kind.as_str() {
             "gpt2" => Self::Gpt2(read_strictly(&settings)?),
             "llama" | "mistral" | "qwen2" => Self::Llama(read_strictly(&settings)?),
+            "mixtral" | "qwen3_moe" => Self::Moe(MoeConfig::from_strict(&settings)?),
             "bert" => Self::Bert(read_strictly(&settings)?),
             other => {
                 let detail = format!("'{other}' is not supported: {FAMILIES}");
@@ -147,6 +159,7 @@ impl TryFrom<Settings> for ModelConfig {
         match &config {
             Self::Gpt2(c) => c.check()?,
             Self::Llama(c) => c.check()?,
+            Self::Moe(c) => c.check()?,
             Self::Bert(c) => c.check()?,
         }
         Ok(config)
@@ -167,6 +180,8 @@ pub enum Model {
     Gpt2(Gpt2),
     /// Llama, SmolLM2, Mistral, Qwen2.
     Llama(Llama),
+    /// Mixtral, Qwen3-MoE.
+    Moe(Moe),
     /// A BERT encoder.
     Bert(Bert),
 }
@@ -177,6 +192,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => ModelConfig::Gpt2(m.config().clone()),
             Self::Llama(m) => ModelConfig::Llama(m.config().clone()),
+            Self::Moe(m) => ModelConfig::Moe(m.config().clone()),
             Self::Bert(m) => ModelConfig::Bert(m.config().clone()),
         }
     }
@@ -186,6 +202,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => &m.wte.weight,
             Self::Llama(m) => &m.embed_tokens.weight,
+            Self::Moe(m) => &m.llama.embed_tokens.weight,
             Self::Bert(m) => &m.words.weight,
         }
     }
@@ -202,7 +219,8 @@ impl Model {
 
     /// What a stage makes of the stream `[b, s, width]` that the stage before it gave and that lies on
     /// its mesh: for models with an own head, which implement [`Staged`](crate::pipeline::Staged). The
-    /// first stage is given none; what the last one gives is [`hidden`](Self::hidden).
+    /// first stage is given none; what the last one gives is [`hidden`](Self::hidden). What routers
+    /// ask for beside is left out.
     #[track_caller]
     pub fn stage(
         &self,
@@ -215,6 +233,7 @@ impl Model {
             tokens: &tokens.on(self.split().mesh_of(stage))?,
             from: 0,
             pass,
+            asides: &Asides::default(),
         };
         self.stack().part(stage, stream, &reads, None)
     }
@@ -224,6 +243,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m,
             Self::Llama(m) => m,
+            Self::Moe(m) => m.stack(),
             Self::Bert(m) => m,
         }
     }
@@ -233,6 +253,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.set_recompute(on),
             Self::Llama(m) => m.set_recompute(on),
+            Self::Moe(m) => m.llama.set_recompute(on),
             Self::Bert(m) => m.set_recompute(on),
         }
     }
@@ -242,6 +263,7 @@ impl Model {
         let layers = match self {
             Self::Gpt2(m) => m.h.len(),
             Self::Llama(m) => m.layers.len(),
+            Self::Moe(m) => m.llama.layers.len(),
             Self::Bert(_) => 0,
         };
         vec![Cache::default(); layers]
@@ -255,10 +277,26 @@ impl Model {
         pass: &Pass,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
+        self.hidden_with(tokens, pass, caches, &Asides::default())
+    }
+
+    /// [`hidden`](Self::hidden), and what layers say beside.
+    #[track_caller]
+    pub(crate) fn hidden_with(
+        &self,
+        tokens: &Tokens,
+        pass: &Pass,
+        caches: Option<&mut [Cache]>,
+        asides: &Asides,
+    ) -> Result<Tensor> {
+        let layers = self.config().layers_and_width().0;
         match self {
-            Self::Gpt2(m) => m.hidden(tokens, pass, caches),
-            Self::Llama(m) => m.hidden(tokens, pass, caches),
             Self::Bert(m) => m.hidden(tokens, pass),
+            _ => {
+                let from = super::cached(caches.as_deref(), layers)?;
+                let stack = self.stack();
+                stack.all_parts(tokens, from, pass, caches, asides)
+            }
         }
     }
 
@@ -268,9 +306,10 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.head(hidden),
             Self::Llama(m) => m.head(hidden),
+            Self::Moe(m) => m.llama.head(hidden),
             Self::Bert(_) => Err(Error::config(
                 "model_type",
-                "a bert encoder has no head that predicts tokens: gpt2, llama, mistral and qwen2 have one",
+                "a bert encoder has no head that predicts tokens: gpt2, llama, mistral, qwen2, mixtral and qwen3_moe have one",
             )),
         }
     }
@@ -281,6 +320,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.head_with(hidden, rows),
             Self::Llama(m) => m.head_with(hidden, rows),
+            Self::Moe(m) => m.llama.head_with(hidden, rows),
             Self::Bert(_) => self.head(hidden),
         }
     }
@@ -300,6 +340,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m,
             Self::Llama(m) => m,
+            Self::Moe(m) => m,
             Self::Bert(m) => m,
         }
     }
@@ -308,6 +349,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m,
             Self::Llama(m) => m,
+            Self::Moe(m) => m,
             Self::Bert(m) => m,
         }
     }

@@ -45,7 +45,7 @@ impl Tokens {
             return Err(Error::config("tokens", detail));
         }
         let id = |at: &[usize]| rows[at[0]][at[1]] as i32;
-        let place = (mesh, "[@dp?, _]");
+        let place = (mesh, "[@dp?@ep?, _]");
         Ok(Self::new(Tensor::from_fn([rows.len(), length], place, id)?))
     }
 

@@ -1,6 +1,9 @@
 //! Attention.
 
-use crate::{Build, Error, Init, Module, Result, nn::Linear};
+use crate::{
+    Build, Error, Init, Module, Result,
+    nn::{Linear, RmsNorm},
+};
 use anymesh_core::{
     DType, Sharding, Tensor,
     ops::{AttentionOptions, Rng, RopeStyle},
@@ -204,6 +207,10 @@ pub struct Attention {
     pub v_proj: Linear,
     /// Back to the width.
     pub o_proj: Linear,
+    /// Of each head of queries, where there is one.
+    pub q_norm: Option<RmsNorm>,
+    /// Of each head of keys, where there is one.
+    pub k_norm: Option<RmsNorm>,
     #[skip]
     heads: Heads,
 }
@@ -237,8 +244,28 @@ impl Attention {
             k_proj: read("k_proj", keys)?,
             v_proj: read("v_proj", keys)?,
             o_proj: linear("o_proj", [queries, width], "[_, @tp?]", out, biased)?,
+            q_norm: None,
+            k_norm: None,
             heads,
         })
+    }
+
+    /// With a norm of each head of queries and of keys, before they are rotated.
+    pub fn with_head_norms(mut self, b: &Build, eps: f64) -> Result<Self> {
+        let norm = |name| RmsNorm::new(&b.at(name), self.heads.size, eps);
+        (self.q_norm, self.k_norm) = (Some(norm("q_norm")?), Some(norm("k_norm")?));
+        Ok(self)
+    }
+
+    /// Heads `[b, s, heads * size]` through a norm of each.
+    #[track_caller]
+    fn normed(&self, x: &Tensor, norm: Option<&RmsNorm>) -> Result<Tensor> {
+        let Some(norm) = norm else {
+            return Ok(x.clone());
+        };
+        let (b, s, width, size) = (x.dims()[0], x.dims()[1], x.dims()[2], self.heads.size);
+        let heads = norm.forward(&x.reshape([b, s, width / size, size])?)?;
+        Ok(heads.reshape([b, s, width])?)
     }
 
     /// The layer's output for `[b, s, width]`, a partial sum where heads are cut.
@@ -250,7 +277,9 @@ impl Attention {
         cache: Option<&mut Cache>,
     ) -> Result<Tensor> {
         let qkv = Linear::forward_each(x, &[&self.q_proj, &self.k_proj, &self.v_proj])?;
-        let out = attend([&qkv[0], &qkv[1], &qkv[2]], self.heads, options, cache)?;
+        let q = self.normed(&qkv[0], self.q_norm.as_ref())?;
+        let k = self.normed(&qkv[1], self.k_norm.as_ref())?;
+        let out = attend([&q, &k, &qkv[2]], self.heads, options, cache)?;
         self.o_proj.forward(&out)
     }
 }

@@ -4,7 +4,7 @@ use crate::{Build, Result};
 use anymesh_core::Tensor;
 
 /// Whole along the sequence, as products take it.
-const WHOLE: &str = "[@dp?, _, _]";
+const WHOLE: &str = "[@dp?@ep?, _, _]";
 
 /// How the residual stream `[b, s, width]` lies between the branches of a model, and the two
 /// reshards of a branch: one on its way in, one on its way out. Between them nothing is left to be

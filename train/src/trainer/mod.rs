@@ -69,6 +69,13 @@ pub trait Task {
         one_after_the_other(self, batches, factor, pass)
     }
 
+    /// What is to be done when a step has changed the parameters, or was skipped: state that no
+    /// gradient changes follows what the step's batches did. Gives numbers for the log, by name. All
+    /// processes of the mesh call this alike.
+    fn finish_step(&mut self, _skipped: bool) -> Result<Vec<(&'static str, f64)>> {
+        Ok(vec![])
+    }
+
     /// Operations for a unit of [`count`](Self::count), forward and backward, where they are known.
     fn operations(&self) -> Option<f64> {
         None
