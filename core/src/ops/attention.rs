@@ -1,7 +1,15 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
+mod blocks;
 mod heads;
+mod long;
+mod order;
+mod passes;
+mod ring;
 mod steps;
+
+pub use long::SequenceOptions;
+pub use order::SequenceOrder;
 
 use super::{
     OpInfo, PadMode, RuleForm,
@@ -22,7 +30,7 @@ use smallvec::{SmallVec, smallvec};
 /// mask. Where queries are cut, the gradients of keys and values are partial sums. The second way is
 /// for query heads that are cut finer than there are key heads: each rank has all of those, and its
 /// queries read the ones that are theirs.
-pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
+pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD, long::RING, long::GATHERED];
 
 const FORWARD: OpInfo = OpInfo::new(
     "attention",
