@@ -2,6 +2,7 @@
 
 use crate::{
     Error, Param, Policy, Result,
+    nn::Context,
     pipeline::{Split, Stages},
 };
 use anymesh_core::{IntoSharding, Mesh, Place, Shape, Sharding, Tensor, ops::Rng};
@@ -63,7 +64,8 @@ pub struct Build {
     axes: Vec<String>,
     stages: Stages,
     blank: bool,
-    stream: &'static str,
+    sequence_parallel: bool,
+    context: Context,
 }
 
 impl Build {
@@ -78,7 +80,8 @@ impl Build {
             axes: vec![],
             stages: Stages::default(),
             blank: false,
-            stream: "[@dp?, _, _]",
+            sequence_parallel: false,
+            context: Context::default(),
         }
     }
 
@@ -136,16 +139,32 @@ impl Build {
     /// blocks (Megatron's sequence parallelism): norms and dropout then work on a part, and what an
     /// all-reduce would send goes as a scatter and a gather.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
-        self.stream = match on {
-            true => "[@dp?, @tp?, _]",
-            false => "[@dp?, _, _]",
-        };
+        self.sequence_parallel = on;
         self
     }
 
-    /// How the residual stream lies between blocks.
+    /// How the residual stream lies between blocks, where sequences are cut over `cp`.
     pub fn stream(&self) -> &'static str {
-        self.stream
+        match self.sequence_parallel {
+            true => "[@dp?, @cp?@tp?, _]",
+            false => "[@dp?, @cp?, _]",
+        }
+    }
+
+    /// Whether the stream is cut over `tp` between blocks.
+    pub fn is_sequence_parallel(&self) -> bool {
+        self.sequence_parallel
+    }
+
+    /// With sequences that are cut over the mesh axis `cp` computed in this way.
+    pub fn long_sequences(mut self, context: Context) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// The same further down: `at("q_proj")`, `at("layers.3")`.

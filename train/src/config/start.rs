@@ -43,8 +43,9 @@ impl RunConfig {
         let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
         let (stages, schedule) = self.pipeline.choose(ranks)?;
         let build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
-            .zero(self.mesh.stage()?, &["dp"])
+            .zero(self.mesh.stage()?, &["dp", "cp"])
             .sequence_parallel(self.mesh.sequence_parallel)
+            .long_sequences(self.context)
             .stages(stages);
         let (mut model, mut tokenizer) = match self.model_choice()? {
             ModelChoice::New(config) => (config.build(&build)?, None),
@@ -85,6 +86,7 @@ impl RunConfig {
             batch: batch.global as usize,
             micro_batches: batch.accumulation as usize,
             seed: self.run.seed,
+            order: model.order(self.batch.length)?,
             pad: tokenizer.special().pad.unwrap_or(0),
             ..LoaderOptions::default()
         };

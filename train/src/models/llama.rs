@@ -9,12 +9,15 @@ use super::{
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Attend, Attention, AttentionBias, Cache, Dropout, Embedding, GatedMlp, Heads, Linear,
+        Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, GatedMlp, Heads, Linear,
         RmsNorm, Rope, Stream,
     },
     pipeline::{Split, on_mesh},
 };
-use anymesh_core::{Tensor, ops::RopeStyle};
+use anymesh_core::{
+    Tensor,
+    ops::{RopeStyle, SequenceOrder},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -313,14 +316,15 @@ impl Stack for Llama {
         let count = tokens.length()?;
         super::check_length(from + count, self.config.longest())?;
         let rope = match &tokens.positions {
+            None if tokens.order != SequenceOrder::Straight => {
+                self.rope.ordered(tokens.ids.mesh(), tokens.order, count)?
+            }
             None => self.rope.counting(tokens.ids.mesh(), from, count)?,
             Some(positions) => self.rope.at(positions, from + count)?,
         };
         let attend = Attend {
-            causal: true,
             rope: Some(rope),
-            mask: tokens.mask.clone(),
-            dropout: None,
+            ..tokens.attend(self.context)?
         };
         let mut x = match stream {
             Some(stream) => stream.clone(),
@@ -382,6 +386,8 @@ pub struct Llama {
     #[skip]
     stream: Stream,
     #[skip]
+    context: Context,
+    #[skip]
     policy: Policy,
     #[skip]
     recompute: bool,
@@ -423,6 +429,7 @@ impl Llama {
             config: c.clone(),
             rope: Rope::new(frequencies, RopeStyle::Half, policy.compute),
             stream: Stream::of(b),
+            context: b.context(),
             policy,
             recompute: false,
             split,
@@ -432,6 +439,11 @@ impl Llama {
     /// The settings.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// Says how many tokens there are after embedding and head have grown.

@@ -3,6 +3,7 @@
 
 mod attention;
 mod block;
+mod context;
 mod conv;
 mod dropout;
 mod embedding;
@@ -15,7 +16,9 @@ mod stream;
 
 pub use attention::{Attend, Attention, AttentionBias, Cache, Heads, attend, same_document};
 pub use block::{Block, NormOrder};
+pub use context::{Context, ContextAttention};
 pub use conv::{Conv2d, ConvBlock};
+pub(crate) use context::is_cut;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use linear::Linear;
