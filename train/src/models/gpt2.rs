@@ -8,8 +8,8 @@ use super::{
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Activation, Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, Heads, LayerNorm,
-        Linear, Mlp, Stream,
+        Activation, Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, Heads,
+        LayerNorm, Linear, Mlp, Stream,
     },
     pipeline::{Split, on_mesh},
 };

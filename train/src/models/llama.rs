@@ -9,8 +9,8 @@ use super::{
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, GatedMlp, Heads, Linear,
-        RmsNorm, Rope, Stream,
+        Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, GatedMlp, Heads,
+        Linear, RmsNorm, Rope, Stream,
     },
     pipeline::{Split, on_mesh},
 };

@@ -216,7 +216,11 @@ impl Model {
     pub fn order(&self, length: usize) -> Result<SequenceOrder> {
         let (context, heads, dropout) = match self {
             Self::Gpt2(m) => (m.context(), m.config().heads()?, m.config().attn_pdrop),
-            Self::Llama(m) => (m.context(), m.config().heads()?, m.config().attention_dropout),
+            Self::Llama(m) => (
+                m.context(),
+                m.config().heads()?,
+                m.config().attention_dropout,
+            ),
             Self::Bert(_) => return Ok(SequenceOrder::Straight),
         };
         let order = context.order(self.mesh(), heads, length)?;

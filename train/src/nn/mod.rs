@@ -16,9 +16,9 @@ mod stream;
 
 pub use attention::{Attend, Attention, AttentionBias, Cache, Heads, attend, same_document};
 pub use block::{Block, NormOrder};
+pub(crate) use context::is_cut;
 pub use context::{Context, ContextAttention};
 pub use conv::{Conv2d, ConvBlock};
-pub(crate) use context::is_cut;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use linear::Linear;

@@ -302,15 +302,14 @@ impl Long {
             );
             return Err(Error::argument(self.info.name, "order", detail).of([&q]));
         }
-        Ok(Brought {
-            q,
-            k,
-            v,
-            documents,
-        })
+        Ok(Brought { q, k, v, documents })
     }
 
     pub(super) fn unbrought(&self) -> Error {
-        Error::argument(self.info.name, "inputs", "an operand of the rule is missing")
+        Error::argument(
+            self.info.name,
+            "inputs",
+            "an operand of the rule is missing",
+        )
     }
 }

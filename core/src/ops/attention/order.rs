@@ -239,7 +239,12 @@ impl SequenceOrder {
     }
 
     /// What a rank that has some places of a sequence looks at among all keys, which are straight.
-    pub(super) fn looks_at_all(self, causal: bool, places: Range<usize>, positions: usize) -> Looks {
+    pub(super) fn looks_at_all(
+        self,
+        causal: bool,
+        places: Range<usize>,
+        positions: usize,
+    ) -> Looks {
         if !causal {
             return smallvec![Look {
                 queries: 0..places.len(),

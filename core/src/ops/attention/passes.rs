@@ -131,17 +131,19 @@ impl Long {
         ])
     }
 
-    pub(super) fn backward(&self, b: &Brought, forward: &Attention, grad: &Tensor) -> Result<Pulled> {
+    pub(super) fn backward(
+        &self,
+        b: &Brought,
+        forward: &Attention,
+        grad: &Tensor,
+    ) -> Result<Pulled> {
         let (mesh, wide) = (b.q.mesh(), compute_type([&b.q]));
         let grad = grad
             .cast(b.q.dtype())?
             .reshard(forward.out.sharding().clone())?;
         let ring = Ring::of(self.info.name, &b.q, 2);
         let held: Vec<Held> = mesh.held().collect();
-        let (lies, back) = (
-            lies(b),
-            [Lies::like(&b.k, wide), Lies::like(&b.v, wide)],
-        );
+        let (lies, back) = (lies(b), [Lies::like(&b.k, wide), Lies::like(&b.v, wide)]);
         let own = held.iter().map(|(i, _)| self.keys(b, *i));
         let mut keys = own.collect::<Result<Vec<_>>>()?;
         let mut of_queries: Vec<Option<Tensor>> = vec![None; held.len()];
@@ -248,12 +250,7 @@ fn blocks(keys: &[Keys]) -> Vec<Block> {
 }
 
 /// The gradients of a block so far, with what a rank adds to them; zeros where nobody has looked.
-fn sum(
-    old: Option<&Block>,
-    new: [Option<Tensor>; 2],
-    keys: &Keys,
-    wide: DType,
-) -> Result<Block> {
+fn sum(old: Option<&Block>, new: [Option<Tensor>; 2], keys: &Keys, wide: DType) -> Result<Block> {
     let like = [&keys.k, &keys.v];
     let mut sums = Block::new();
     for (n, new) in new.into_iter().enumerate() {

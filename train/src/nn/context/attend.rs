@@ -91,6 +91,9 @@ fn exchange([q, k, v]: [&Tensor; 3], options: &Attend) -> Result<Tensor> {
         ..options.clone()
     };
     let lies = q.sharding().whole();
-    let seen = attend_whole([&heads(q)?, &heads(k)?, &heads(v)?], &with_documents(&straight)?)?;
+    let seen = attend_whole(
+        [&heads(q)?, &heads(k)?, &heads(v)?],
+        &with_documents(&straight)?,
+    )?;
     Ok(seen.in_order(2, order)?.reshard(lies)?)
 }
