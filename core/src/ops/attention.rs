@@ -30,7 +30,7 @@ use smallvec::{SmallVec, smallvec};
 /// mask. Where queries are cut, the gradients of keys and values are partial sums. The second way is
 /// for query heads that are cut finer than there are key heads: each rank has all of those, and its
 /// queries read the ones that are theirs.
-pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD, long::RING, long::GATHERED];
+pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
 
 const FORWARD: OpInfo = OpInfo::new(
     "attention",

@@ -2,10 +2,12 @@
 //! computes and holds.
 
 use anymesh_core::{
-    DType, Device, Error, Kernel, Mesh, Result, Tensor,
+    DType, Device, Error, Mesh, Result, Tensor,
+    backend::Kernel,
     grad::{GradOptions, grad},
     meta,
     ops::{AttentionOptions, Rng, SequenceOptions, SequenceOrder},
+    spmd::{self, Ledger, OnDifference, PlanOptions},
 };
 use anymesh_train::nn::same_document;
 use std::sync::{
@@ -321,6 +323,30 @@ fn what_cannot_be_is_said() -> Result<()> {
         };
         let error = grad(&[&loss], &[&q], &again);
         assert!(matches!(error, Err(Error::Gradient { .. })), "{error:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_plan_of_a_step_counts_what_the_ring_sends() -> Result<()> {
+    let cpu = anymesh_backend_cpu::device();
+    let mesh = Mesh::new("cp=4", &cpu)?;
+    let place = (&mesh, "[_, _, @cp, _]");
+    let x = Tensor::from_fn([1, 2, 16, 4], place, |at| (at[2] as f64 * 0.3).sin())?;
+    for op in [Op::Ring, Op::Gathered] {
+        let step = || {
+            let q = x.require_grad()?;
+            let out = op.run([&q, &q, &q], &SequenceOptions::causal())?;
+            out.square()?.sum(&[], false)?.backward()?.of(&q)
+        };
+        let plan = spmd::plan(&PlanOptions::default(), step)?;
+        let (alone, planned) = (
+            Ledger::record(step),
+            Ledger::record(|| spmd::with_plan(&plan, OnDifference::Error, step)),
+        );
+        assert_eq!(planned.0?.to_vec::<f64>()?, alone.0?.to_vec::<f64>()?);
+        assert_eq!(planned.1.bytes(), plan.bytes(), "{op:?}");
+        assert_eq!(planned.1.bytes(), alone.1.bytes(), "{op:?}");
     }
     Ok(())
 }
