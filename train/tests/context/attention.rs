@@ -220,15 +220,15 @@ fn in_pairs_all_ranks_compute_as_much_and_nothing_that_is_not_seen() -> Result<(
 }
 
 #[test]
-fn a_ring_never_holds_all_keys() -> Result<()> {
-    const RANKS: usize = 8;
-    let peak = |op: Op| -> Result<u64> {
+fn a_ring_holds_two_parts_of_keys_however_long_the_sequence() -> Result<()> {
+    // Each rank has 32 positions.
+    let peak = |op: Op, ranks: usize| -> Result<u64> {
         let device = || anymesh_backend_cpu::device().decorated(|cpu, kernel| cpu.launch(kernel));
-        let devices: Vec<Device> = (0..RANKS).map(|_| device()).collect();
-        let mesh = Mesh::over("cp=8", &devices)?;
+        let devices: Vec<Device> = (0..ranks).map(|_| device()).collect();
+        let mesh = Mesh::over(&format!("cp={ranks}"), &devices)?;
         let place = (&mesh, "[_, _, @cp, _]");
         let make = |k: f32| {
-            Tensor::from_fn([1, 2, 256, 32], place, |at| {
+            Tensor::from_fn([1, 2, 32 * ranks, 32], place, |at| {
                 (at[1..].iter().fold(1, |h, i| h * 5 + i) as f32 * k).sin()
             })
         };
@@ -236,7 +236,7 @@ fn a_ring_never_holds_all_keys() -> Result<()> {
         let before: Vec<u64> = devices.iter().map(|d| d.memory().in_use).collect();
         devices.iter().for_each(Device::reset_peak);
         let options = SequenceOptions {
-            order: SequenceOrder::Paired { ranks: RANKS },
+            order: SequenceOrder::Paired { ranks },
             ..SequenceOptions::causal()
         };
         let tracked = [q.require_grad()?, k.require_grad()?, v.require_grad()?];
@@ -246,16 +246,17 @@ fn a_ring_never_holds_all_keys() -> Result<()> {
         let above = |(d, before): (&Device, &u64)| d.memory().peak - before;
         Ok(devices.iter().zip(&before).map(above).max().unwrap_or(0))
     };
-    let gathered = (2 * 2 * 256 * 32 * 4) as u64;
-    assert!(peak(Op::Gathered)? > gathered);
-    let ring = peak(Op::Ring)?;
-    let part = gathered / RANKS as u64;
+    // Keys and values of a rank.
+    let part = (2 * 2 * 32 * 32 * 4) as u64;
+    let (few, many) = (peak(Op::Ring, 4)?, peak(Op::Ring, 16)?);
+    assert_eq!(few, many, "a part has {part} bytes");
     assert!(
-        ring < gathered,
-        "{ring} bytes, all keys and values have {gathered}"
+        many < 16 * part,
+        "{many} bytes, all keys and values have {}",
+        16 * part
     );
-    // Two blocks of keys and values, two of their gradients, and what attention itself makes.
-    assert!(ring <= 7 * part, "{ring} bytes, a part has {part}");
+    let (few, many) = (peak(Op::Gathered, 4)?, peak(Op::Gathered, 16)?);
+    assert!(many - few >= 12 * part, "gathered: {few} and {many} bytes");
     Ok(())
 }
 

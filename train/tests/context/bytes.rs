@@ -147,7 +147,7 @@ fn a_cut_stream_is_gathered_once_and_scattered_once_by_each_branch() -> Result<(
         let (one, two) = (sent(1)?, sent(2)?);
         // All but a rank's own part of `[b, s, width]`.
         let unit = (batch * length / cp * width * 4) as u64 * (tp - 1) / tp;
-        for kind in ["all-gather", "reduce-scatter"] {
+        for kind in ["all_gather", "reduce_scatter"] {
             let of = |entries: &[Entry]| -> Vec<u64> {
                 let same = entries.iter().filter(|e| e.kind == kind);
                 same.map(|e| e.bytes).collect()

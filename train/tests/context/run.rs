@@ -32,7 +32,7 @@ fn config(folder: &std::path::Path, settings: &[&str]) -> Result<RunConfig> {
         folder = {saved:?}
         [model]
         model_type = "llama"
-        vocab_size = 256
+        vocab_size = 260
         hidden_size = 16
         intermediate_size = 24
         num_hidden_layers = 2

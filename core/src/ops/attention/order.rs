@@ -257,7 +257,16 @@ impl SequenceOrder {
             keys: 0..run.position + run.len,
             causal,
         };
-        self.runs(places, positions).into_iter().map(look).collect()
+        let mut looks: Looks = self.runs(places, positions).into_iter().map(look).collect();
+        if looks.is_empty() {
+            // There is a result also where there are no queries.
+            looks.push(Look {
+                queries: 0..0,
+                keys: 0..0,
+                causal,
+            });
+        }
+        looks
     }
 }
 

@@ -27,7 +27,7 @@ impl Long {
         let own = b.q.sharding().range(mesh, rank, 1, self.sizes.heads);
         let keys = b.k.sharding().range(mesh, rank, 1, self.sizes.key_heads);
         let group = self.sizes.group();
-        let first = keys.start * group;
+        let read = keys.start * group..keys.end * group;
         Queries {
             op: self.info.name,
             q: b.q.held(i),
@@ -36,7 +36,10 @@ impl Long {
             heads: KeyHeads {
                 all: keys.len(),
                 group,
-                queries: Some(own.start.saturating_sub(first)..own.end.saturating_sub(first)),
+                queries: (own != read).then(|| {
+                    let from = |head: usize| head.saturating_sub(read.start);
+                    from(own.start)..from(own.end)
+                }),
             },
         }
     }
