@@ -130,6 +130,47 @@ impl Bench<'_> {
         )
     }
 
+    /// Products of groups of rows, as experts have them: forward, and the gradients of rows and of
+    /// matrices.
+    fn grouped(&self, [groups, n, k, m]: [usize; 4], dtype: DType) -> Result<()> {
+        let normal = |shape: &[usize], stream| {
+            let rng = Rng { seed: 1, stream };
+            Tensor::normal(shape, 0.0, 1.0, DType::F32, self.device, rng)?.cast(dtype)
+        };
+        let name = |what: &str| format!("{what} {dtype} {groups}x{n}x{k}x{m}");
+        let names = ["grouped", "grouped dx", "grouped dw"].map(name);
+        if let Some(text) = self.filter
+            && !names.iter().any(|name| name.contains(text))
+        {
+            return Ok(());
+        }
+        // Groups of unequal sizes, the same as in the peer's script.
+        let sizes = (0..groups).scan(0, |sum, g| {
+            *sum += 8 + g * 37 % 16;
+            Some(*sum)
+        });
+        let sums: Vec<usize> = sizes.collect();
+        let all = sums.last().copied().unwrap_or(1);
+        let ends: Vec<i32> = sums.iter().map(|sum| (n * sum / all) as i32).collect();
+        let ends = Tensor::from_slice(&ends, [groups], self.device)?;
+        let (x, w, y) = (
+            normal(&[n, k], 0)?,
+            normal(&[groups, m, k], 1)?,
+            normal(&[n, m], 2)?,
+        );
+        let turned = w.transpose(1, 2)?;
+        let flops = 2.0 * (n * k * m) as f64;
+        self.run(&names[0], 0, flops, || {
+            x.grouped_matmul(&turned, &ends).map(|_| ())
+        })?;
+        self.run(&names[1], 0, flops, || {
+            y.grouped_matmul(&w, &ends).map(|_| ())
+        })?;
+        self.run(&names[2], 0, flops, || {
+            y.grouped_outer(&x, &ends).map(|_| ())
+        })
+    }
+
     /// What a call costs the host: a tiny op, queued without waiting.
     fn overhead(&self) -> Result<()> {
         let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [4], self.device)?;
@@ -176,7 +217,19 @@ fn main() -> Result<()> {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             bench.matmul(4096, dtype)?;
         }
-        bench.matmul(8192, DType::BF16)
+        bench.matmul(8192, DType::BF16)?;
+        for sizes in [
+            [8, 16384, 4096, 14336],
+            [8, 4096, 4096, 14336],
+            [32, 16384, 7168, 2048],
+            [64, 32768, 2048, 1408],
+            [64, 8192, 2048, 1408],
+            [128, 65536, 2048, 768],
+            [128, 16384, 2048, 768],
+        ] {
+            bench.grouped(sizes, DType::BF16)?;
+        }
+        Ok(())
     } else {
         bench.matmul(1024, DType::F32)?;
         let x = Tensor::normal([1 << 24], 0.0, 1.0, DType::F32, &device, Rng::new(1))?;

@@ -16,6 +16,7 @@ mod fold;
 mod frame;
 mod functions;
 mod grid;
+mod grouped;
 mod index;
 mod loops;
 mod map;
@@ -154,6 +155,7 @@ impl Backend for CpuBackend {
                 std::iter::once(values).chain(positions).collect()
             }
             Kernel::Matmul(call) => smallvec![matmul::matmul(call)?],
+            Kernel::Grouped(call) => smallvec![grouped::grouped(call)?],
             Kernel::Gather(call) => smallvec![index::gather(call)?],
             Kernel::CheckIndex(call) => {
                 index::check(call)?;

@@ -96,14 +96,14 @@ pub(crate) fn gemm<T: Float>(
 }
 
 /// An operand in memory: its values, and a layout over them.
-struct Operand<'a, T> {
-    data: Dense<'a, T>,
-    layout: Layout,
+pub(crate) struct Operand<'a, T> {
+    pub(crate) data: Dense<'a, T>,
+    pub(crate) layout: Layout,
 }
 
 /// Reads an operand in place where the kernel can, else makes a dense copy (without repeating what
 /// is only expanded over the batch).
-fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
+pub(crate) fn operand<T: Held>(view: &View) -> Result<Operand<'_, T>> {
     let rank = view.layout.shape.rank();
     let (rows, cols) = (view.layout.strides[rank - 2], view.layout.strides[rank - 1]);
     let direct = (rows == 1 && cols > 0) || (cols == 1 && rows > 0);
@@ -204,7 +204,7 @@ impl Problem {
 }
 
 /// Products with fewer multiplications than this are not worth a second thread.
-const SMALL: usize = 1 << 17;
+pub(crate) const SMALL: usize = 1 << 17;
 
 fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
     let rows = call.a.layout.shape.dims().first().copied();

@@ -166,8 +166,12 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
     let client = cuda.client();
-    let backend = CubeBackend::new(name, client.clone(), describe(&context), false, true, limit)
-        .with_native_functions();
+    let mut backend =
+        CubeBackend::new(name, client.clone(), describe(&context), false, true, limit)
+            .with_native_functions();
+    if !portable && matches!(context.compute_capability(), Ok((9, 0))) {
+        backend = backend.with_hopper();
+    }
     let mut device = Device::new(backend);
     if !portable {
         device = cublaslt::with_products(&device, client.clone(), &context).map_err(|e| {

@@ -27,7 +27,7 @@ pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
-pub use product::{ConvCall, MatmulCall};
+pub use product::{ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use work::Work;
 
 use crate::{DType, Result};

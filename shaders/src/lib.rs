@@ -9,6 +9,7 @@ mod attention;
 mod conv;
 mod fault;
 mod gather;
+mod grouped;
 mod int;
 mod intern;
 mod map;
@@ -83,6 +84,8 @@ pub struct CubeBackend {
     planes: bool,
     /// Whether the device's own float functions are accurate.
     native: bool,
+    /// Whether it has the tensor cores of NVIDIA's Hopper.
+    hopper: bool,
 }
 
 impl CubeBackend {
@@ -129,6 +132,7 @@ impl CubeBackend {
             indexings: Interner::new(),
             planes,
             native: false,
+            hopper: false,
         }
     }
 
@@ -136,6 +140,12 @@ impl CubeBackend {
     /// two ulp on CUDA and unspecified elsewhere.
     pub fn with_native_functions(mut self) -> Self {
         self.native = true;
+        self
+    }
+
+    /// Lets products use the tensor cores of Hopper GPUs.
+    pub fn with_hopper(mut self) -> Self {
+        self.hopper = true;
         self
     }
 
@@ -301,6 +311,7 @@ impl Backend for CubeBackend {
             Kernel::Reduce(call) => smallvec![self.run_reduce(call)?],
             Kernel::Scan(call) => self.run_scan(call)?,
             Kernel::Matmul(call) => smallvec![self.run_matmul(call)?],
+            Kernel::Grouped(call) => smallvec![self.run_grouped(call)?],
             Kernel::Gather(call) => smallvec![self.run_gather(call)?],
             Kernel::CheckIndex(call) => {
                 self.run_check_index(call)?;

@@ -25,12 +25,17 @@ fn whatever_is_only_moved_keeps_its_bits(device: &Device) {
 
 fn every_op_on_the_device_equals_the_oracle(device: &Device) {
     let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
-    let report = pollster::block_on(cases::run(device, &oracle, |_| true, |_, _| ()));
+    // A part of the names of ops, where only some are to be held.
+    let some = std::env::var("ANYMESH_CASES").unwrap_or_default();
+    let chosen = |case: &cases::Case| case.op.contains(&some);
+    let report = pollster::block_on(cases::run(device, &oracle, chosen, |_, _| ()));
     println!("{device}\n{report}");
     assert!(
         report.failures.is_empty(),
         "{} cases failed",
         report.failures.len()
     );
-    assert!(report.passed() > 4000, "only {} cases ran", report.passed());
+    let enough = if some.is_empty() { 4000 } else { 0 };
+    let passed = report.passed();
+    assert!(passed > enough, "only {passed} cases ran");
 }

@@ -358,9 +358,68 @@ fn einsums(cases: &mut Cases) {
     }
 }
 
+/// Groups of rows: empty ones, ends in the middle of tiles, rows of no group, ends that go back.
+fn grouped(cases: &mut Cases) {
+    use View::*;
+    const ENDS: [(usize, &[i32]); 6] = [
+        (1, &[1]),
+        (70, &[0, 3, 3, 64, 70]),
+        (257, &[0, 0, 130, 130, 200, 200]),
+        (300, &[65, 20, 70, 300]),
+        (300, &[0, 0, 0]),
+        (515, &[128, 256, 384, 515]),
+    ];
+    let views = [
+        (Contiguous, Contiguous),
+        (Contiguous, Transposed),
+        (Transposed, Contiguous),
+        (Transposed, Transposed),
+        (Sliced, Negative),
+        (Contiguous, Broadcast),
+    ];
+    // Large enough for what libraries are given.
+    for (left, right) in [(Contiguous, Contiguous), (Contiguous, Transposed)] {
+        let ends = || [100, 100, 350, 600];
+        let what = format!("f32 640x512x640 {left:?} x {right:?}");
+        cases.add("grouped_matmul", DType::F32, what.clone(), move |d| {
+            let x = data(d, DType::F32, &[640, 512], left, 44)?;
+            let w = data(d, DType::F32, &[4, 512, 640], right, 45)?;
+            Ok(vec![x.grouped_matmul(&w, &Tensor::new(&ends(), d)?)?])
+        });
+        cases.add("grouped_outer", DType::F32, what, move |d| {
+            let x = data(d, DType::F32, &[640, 512], left, 46)?;
+            let y = data(d, DType::F32, &[640, 640], right, 47)?;
+            Ok(vec![x.grouped_outer(&y, &Tensor::new(&ends(), d)?)?])
+        });
+    }
+    for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_float()) {
+        for (n, ends) in ENDS {
+            for (k, m) in [(1, 1), (33, 65), (64, 128), (136, 72)] {
+                for (left, right) in views {
+                    let what = format!("{dtype} {n}x{k}x{m} to {ends:?} {left:?} x {right:?}");
+                    let groups = ends.len();
+                    cases.add("grouped_matmul", dtype, what.clone(), move |d| {
+                        let x = data(d, dtype, &[n, k], left, 40)?;
+                        let w = data(d, dtype, &[groups, k, m], right, 41)?;
+                        let ends = Tensor::from_slice(ends, [groups], d)?;
+                        Ok(vec![x.grouped_matmul(&w, &ends)?])
+                    });
+                    cases.add("grouped_outer", dtype, what, move |d| {
+                        let x = data(d, dtype, &[n, k], left, 42)?;
+                        let y = data(d, dtype, &[n, m], right, 43)?;
+                        let ends = Tensor::from_slice(ends, [groups], d)?;
+                        Ok(vec![x.grouped_outer(&y, &ends)?])
+                    });
+                }
+            }
+        }
+    }
+}
+
 pub(super) fn cases() -> Cases {
     let mut cases = Cases::new("linalg");
     products(&mut cases);
+    grouped(&mut cases);
     einsums(&mut cases);
     cases
 }

@@ -168,6 +168,8 @@ const TABLE: &[Row] = &[
             "linear",
             "baddbmm",
             "einsum",
+            "grouped_matmul",
+            "grouped_outer",
         ],
         f32: Tolerance {
             ulps: 4.0,

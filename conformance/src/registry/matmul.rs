@@ -2,11 +2,11 @@
 //! the same.
 
 use super::{
-    Attr, AttrKind, Call, Entry, Input, Sample, attr, entry, one, required,
+    Attr, AttrKind, Call, Entry, Fill, Input, Sample, attr, entry, one, required,
     sample::{integers, small},
 };
 use anymesh_core::ops::Baddbmm;
-use anymesh_core::{Result, Tensor};
+use anymesh_core::{DType, Result, Tensor};
 use serde_json::{Value, json};
 
 const BADDBMM: &[Attr] = &[
@@ -86,6 +86,37 @@ pub(super) const ENTRIES: &[Entry] = &[
                 Sample::new([small(&[5, 7]), small(&[3, 7]), small(&[8, 7])], json!({})),
                 Sample::new([small(&[2, 3, 4]), small(&[8, 4])], json!({})),
             ]
+        },
+    ),
+    entry(
+        "grouped_matmul",
+        "x, matrices, ends",
+        &[],
+        |c| one(c.x(0)?.grouped_matmul(c.x(1)?, c.x(2)?)),
+        |_| {
+            let call = |[n, k, m]: [usize; 3], groups| {
+                let ends = Input::new(DType::I32, &[groups], Fill::Index(n + 1));
+                Sample::new([small(&[n, k]), small(&[groups, k, m]), ends], json!({}))
+            };
+            vec![
+                call([9, 5, 7], 3),
+                call([8, 4, 8], 4),
+                call([16, 2, 4], 8),
+                call([3, 1, 2], 2),
+            ]
+        },
+    ),
+    entry(
+        "grouped_outer",
+        "x, y, ends",
+        &[],
+        |c| one(c.x(0)?.grouped_outer(c.x(1)?, c.x(2)?)),
+        |_| {
+            let call = |[n, k, m]: [usize; 3], groups| {
+                let ends = Input::new(DType::I32, &[groups], Fill::Index(n + 1));
+                Sample::new([small(&[n, k]), small(&[n, m]), ends], json!({}))
+            };
+            vec![call([9, 5, 7], 3), call([8, 4, 8], 4), call([3, 1, 2], 2)]
         },
     ),
     entry("baddbmm", "x, a, b", BADDBMM, baddbmm, baddbmms),

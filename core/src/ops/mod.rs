@@ -17,6 +17,7 @@ pub mod elementwise;
 mod expr;
 pub mod glu;
 mod gradient;
+pub mod grouped;
 pub mod index;
 pub mod interpolate;
 pub mod loss;
@@ -114,6 +115,7 @@ pub fn catalog() -> Vec<OpInfo> {
         sort::OPS,
         dynamic::OPS,
         matmul::OPS,
+        grouped::OPS,
         einsum::OPS,
         conv::OPS,
         pool::OPS,

@@ -1,8 +1,9 @@
 //! A launch as a value.
 
 use super::{
-    AttentionBackwardCall, AttentionCall, CheckIndexCall, ConvCall, GatherCall, MapCall,
-    MatmulCall, ReduceCall, RowCall, RowOp, ScanCall, ScatterCall, SearchCall, SortCall, View,
+    AttentionBackwardCall, AttentionCall, CheckIndexCall, ConvCall, GatherCall, GroupedCall,
+    GroupedOp, MapCall, MatmulCall, ReduceCall, RowCall, RowOp, ScanCall, ScatterCall, SearchCall,
+    SortCall, View,
 };
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
@@ -40,6 +41,8 @@ pub enum Kernel {
     Scan(ScanCall),
     /// Batched matrix product.
     Matmul(MatmulCall),
+    /// A matrix product for each group of rows.
+    Grouped(Box<GroupedCall>),
     /// Indexed read.
     Gather(GatherCall),
     /// Bounds check of indices. It has no outputs.
@@ -88,6 +91,7 @@ impl Kernel {
             Kernel::Reduce(call) => call.map.op,
             Kernel::Scan(call) => call.op,
             Kernel::Matmul(call) => call.op,
+            Kernel::Grouped(call) => call.op,
             Kernel::Gather(call) => call.op,
             Kernel::CheckIndex(call) => call.op,
             Kernel::Scatter(call) => call.op,
@@ -107,6 +111,7 @@ impl Kernel {
             Kernel::Reduce(_) => "reduce",
             Kernel::Scan(_) => "scan",
             Kernel::Matmul(_) => "matmul",
+            Kernel::Grouped(_) => "grouped",
             Kernel::Gather(_) => "gather",
             Kernel::CheckIndex(_) => "check_index",
             Kernel::Scatter(_) => "scatter",
@@ -134,6 +139,7 @@ impl Kernel {
             Kernel::Reduce(call) => call.map.views().collect(),
             Kernel::Scan(call) => smallvec![&call.input],
             Kernel::Matmul(call) => smallvec![&call.a, &call.b],
+            Kernel::Grouped(call) => smallvec![&call.a, &call.b, &call.ends],
             Kernel::Gather(call) => std::iter::once(&call.src)
                 .chain(call.axes.iter().map(|axis| &axis.indices))
                 .collect(),
@@ -189,6 +195,13 @@ impl Kernel {
                 let (a, b) = (call.a.layout.shape.dims(), call.b.layout.shape.dims());
                 let (rows, columns) = (&a[..a.len() - 1], b[b.len() - 1]);
                 smallvec![(call.dtype, rows.iter().copied().chain([columns]).collect())]
+            }
+            Kernel::Grouped(call) => {
+                let [n, k, m] = call.sizes();
+                smallvec![match call.mode {
+                    GroupedOp::Rows => (call.dtype, [n, m].into()),
+                    GroupedOp::Sums { groups } => (call.dtype, [groups, k, m].into()),
+                }]
             }
             Kernel::Gather(call) => smallvec![like(&call.src)],
             Kernel::CheckIndex(_) => smallvec![],
@@ -248,6 +261,12 @@ impl MapCall {
 impl From<AttentionBackwardCall> for Kernel {
     fn from(call: AttentionBackwardCall) -> Self {
         Kernel::AttentionBackward(Box::new(call))
+    }
+}
+
+impl From<GroupedCall> for Kernel {
+    fn from(call: GroupedCall) -> Self {
+        Kernel::Grouped(Box::new(call))
     }
 }
 

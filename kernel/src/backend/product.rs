@@ -2,6 +2,7 @@
 
 use super::View;
 use crate::{DType, Shape};
+use std::ops::Range;
 
 /// `a [.., m, k] x b [.., k, n] -> [.., m, n]`. Batch dimensions are already expanded to the same
 /// shape; any strides.
@@ -16,6 +17,74 @@ pub struct MatmulCall {
     /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32, integers
     /// wrap.
     pub dtype: DType,
+}
+
+/// A product for each group of rows. Group `g` has the rows from `ends[first + g - 1]` (0 for the
+/// first of all) to `ends[first + g]` of an operand `a [n, k]`.
+///
+/// Ends are ascending; what they leave out at either side is in no group. One that lies below those
+/// before it ends an empty group, and all are taken between 0 and `n`: wrong ones give wrong groups,
+/// never a row in two of them or outside the operand.
+#[derive(Clone, Debug)]
+pub struct GroupedCall {
+    /// The op, for error messages and profiles.
+    pub op: &'static str,
+    /// `[n, k]`, any strides.
+    pub a: View,
+    /// What its rows are multiplied with, of the same float dtype, any strides.
+    pub b: View,
+    /// i32, one for each group that there is, `first` before these among them.
+    pub ends: View,
+    /// Which of the ends is that of the first group.
+    pub first: usize,
+    /// What the product is.
+    pub mode: GroupedOp,
+    /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32.
+    pub dtype: DType,
+}
+
+/// See [`GroupedCall`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupedOp {
+    /// `b [groups, k, m]` has a matrix for each group: `out [n, m]`, zeros for rows of no group.
+    Rows,
+    /// `b [n, m]` has rows of the same groups: `out [groups, k, m]`, for each group the sum of the
+    /// outer products of its rows; zeros for one without rows.
+    Sums {
+        /// How many groups there are.
+        groups: usize,
+    },
+}
+
+impl GroupedCall {
+    /// How many groups there are.
+    pub fn groups(&self) -> usize {
+        match self.mode {
+            GroupedOp::Rows => self.b.layout.shape[0],
+            GroupedOp::Sums { groups } => groups,
+        }
+    }
+
+    /// The sizes n, k and m.
+    pub fn sizes(&self) -> [usize; 3] {
+        let (a, b) = (self.a.layout.shape.dims(), self.b.layout.shape.dims());
+        [a[0], a[1], b[b.len() - 1]]
+    }
+
+    /// The rows of each group, from ends that were read.
+    ///
+    /// ```
+    /// use anymesh_kernel::backend::GroupedCall;
+    /// assert_eq!(GroupedCall::rows(&[2, 1, 9], 1, 2, 6), [2..2, 2..6]);
+    /// ```
+    pub fn rows(ends: &[i32], first: usize, groups: usize, n: usize) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let all = ends.iter().map(|&end| {
+            let end = usize::try_from(end).unwrap_or(0).clamp(start, n.max(start));
+            std::mem::replace(&mut start, end)..end
+        });
+        all.skip(first).take(groups).collect()
+    }
 }
 
 /// Convolution over three spatial dimensions (fewer are padded with 1 in front).

@@ -51,6 +51,10 @@ impl Kernel {
                 let columns = call.b.layout.shape.dims().last().copied().unwrap_or(1);
                 products = 2.0 * elements(&call.a) * columns as f64;
             }
+            // As if every row were in a group: who has how many is data.
+            Kernel::Grouped(call) => {
+                products = 2.0 * call.sizes().iter().map(|&n| n as f64).product::<f64>();
+            }
             Kernel::Conv(call) => products = conv(call),
             Kernel::Attention(call) => {
                 let (seen, d, dv) = attention(call);
