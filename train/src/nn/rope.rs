@@ -16,10 +16,11 @@ pub struct Rope {
     frequencies: Arc<[f64]>,
     style: RopeStyle,
     dtype: DType,
-    /// `[positions, size / 2]`, for as many positions as were asked for.
-    tables: Arc<Mutex<Option<[Tensor; 2]>>>,
+    /// `[positions, size / 2]`, for as many positions as were asked for; one for each mesh, because
+    /// the stages of a pipeline take turns.
+    tables: Arc<Mutex<Vec<[Tensor; 2]>>>,
     /// The same in another order, cut as the sequence is.
-    ordered: Arc<Mutex<Option<(SequenceOrder, [Tensor; 2])>>>,
+    ordered: Arc<Mutex<Vec<(SequenceOrder, [Tensor; 2])>>>,
 }
 
 impl Rope {
@@ -72,15 +73,14 @@ impl Rope {
         }
         order.check(count)?;
         let mut kept = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
-        let [cos, sin] = match &*kept {
-            Some((of, tables))
-                if *of == order && tables[0].dims()[0] == count && tables[0].mesh() == mesh =>
-            {
-                tables.clone()
-            }
+        let here = |(_, tables): &&(_, [Tensor; 2])| tables[0].mesh() == mesh;
+        let [cos, sin] = match kept.iter().find(here) {
+            Some((of, tables)) if *of == order && tables[0].dims()[0] == count => tables.clone(),
             _ => {
                 let tables = self.make(mesh, "[@cp?, _]", count, |at| order.position(at, count))?;
-                kept.insert((order, tables)).1.clone()
+                kept.retain(|entry| !here(&entry));
+                kept.push((order, tables.clone()));
+                tables
             }
         };
         Ok((cos, sin, self.style))
@@ -97,15 +97,17 @@ impl Rope {
     /// The kept tables, which are made anew where they are too short.
     fn below(&self, mesh: &Mesh, positions: usize) -> Result<[Tensor; 2]> {
         let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tables) = &*kept
+        let here = |tables: &&[Tensor; 2]| tables[0].mesh() == mesh;
+        if let Some(tables) = kept.iter().find(here)
             && tables[0].dims()[0] >= positions
-            && tables[0].mesh() == mesh
         {
             return Ok(tables.clone());
         }
         let positions = positions.next_power_of_two().max(64);
         let tables = self.make(mesh, "[_, _]", positions, |at| at)?;
-        Ok(kept.insert(tables).clone())
+        kept.retain(|tables| !here(&tables));
+        kept.push(tables.clone());
+        Ok(tables)
     }
 
     /// Tables of as many rows, each of some position.
