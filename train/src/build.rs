@@ -2,6 +2,7 @@
 
 use crate::{
     Error, Param, Policy, Result,
+    nn::Context,
     pipeline::{LayerCosts, Split, Stages},
 };
 use anymesh_core::{IntoSharding, Mesh, Place, Shape, Sharding, Tensor, ops::Rng};
@@ -64,7 +65,8 @@ pub struct Build {
     stages: Stages,
     one_by_one: bool,
     blank: bool,
-    stream: &'static str,
+    sequence_parallel: bool,
+    context: Context,
 }
 
 impl Build {
@@ -80,7 +82,8 @@ impl Build {
             stages: Stages::default(),
             one_by_one: false,
             blank: false,
-            stream: "[@dp?@ep?, _, _]",
+            sequence_parallel: false,
+            context: Context::default(),
         }
     }
 
@@ -165,16 +168,32 @@ impl Build {
     /// blocks (Megatron's sequence parallelism): norms and dropout then work on a part, and what an
     /// all-reduce would send goes as a scatter and a gather.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
-        self.stream = match on {
-            true => "[@dp?@ep?, @tp?, _]",
-            false => "[@dp?@ep?, _, _]",
-        };
+        self.sequence_parallel = on;
         self
     }
 
-    /// How the residual stream lies between blocks.
+    /// How the residual stream lies between blocks, where sequences are cut over `cp`.
     pub fn stream(&self) -> &'static str {
-        self.stream
+        match self.sequence_parallel {
+            true => "[@dp?@ep?, @cp?@tp?, _]",
+            false => "[@dp?@ep?, @cp?, _]",
+        }
+    }
+
+    /// Whether the stream is cut over `tp` between blocks.
+    pub fn is_sequence_parallel(&self) -> bool {
+        self.sequence_parallel
+    }
+
+    /// With sequences that are cut over the mesh axis `cp` computed in this way.
+    pub fn long_sequences(mut self, context: Context) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// The same further down: `at("q_proj")`, `at("layers.3")`.

@@ -24,7 +24,7 @@ impl RunConfig {
         if self.pipeline.split != SplitBy::Measured || size("pp") == 1 || given {
             return Ok(build);
         }
-        let batch = self.batch.spec(size("dp") as u64).solve()?;
+        let batch = self.batch.spec((size("dp") * size("ep")) as u64).solve()?;
         let rows = (batch.global / batch.accumulation.max(1)).max(1) as usize;
         let mut model = config.build(&build.clone().layer_by_layer())?;
         model.set_recompute(self.mesh.recompute);
@@ -34,12 +34,11 @@ impl RunConfig {
         };
         let task = LanguageModel::new(model, language, self.batch.length);
         let shape = [rows, self.batch.length];
-        let ids = Tensor::zeros(shape, DType::I32, (&mesh, "[@dp?, _]"))?;
+        let ids = Tensor::zeros(shape, DType::I32, (&mesh, "[@dp?@ep?, @cp?]"))?;
+        let order = task.model.order(self.batch.length)?;
         let batch = Batch {
-            labels: ids.clone(),
-            ids,
-            documents: None,
-            positions: None,
+            order,
+            ..Batch::new(ids.clone(), ids)
         };
         let seconds = measure(&task, &batch, &mesh, ROUNDS)?;
         let (first, rest) = seconds.split_first().unwrap_or((&0.0, &[]));

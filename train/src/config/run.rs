@@ -3,6 +3,7 @@
 use crate::{
     BatchSpec, Error, Lora, Policy, Result, Zero,
     models::ModelConfig,
+    nn::Context,
     optim::{self, AdamW, Clip, Group, Rule},
     pipeline::{ScheduleChoice, Stages},
     trainer,
@@ -55,6 +56,9 @@ pub struct RunConfig {
     /// How layers are stages, where the mesh has an axis `pp`.
     #[serde(default)]
     pub pipeline: PipelineConfig,
+    /// How sequences are computed, where the mesh has an axis `cp` that cuts them.
+    #[serde(default)]
+    pub context: Context,
     /// Sizes of batches.
     #[serde(default)]
     pub batch: BatchConfig,

@@ -76,6 +76,7 @@ impl RunConfig {
             batch: batch.global as usize,
             micro_batches: batch.accumulation as usize,
             seed: self.run.seed,
+            order: model.order(self.batch.length)?,
             pad: tokenizer.special().pad.unwrap_or(0),
             ..LoaderOptions::default()
         };
@@ -124,8 +125,9 @@ impl RunConfig {
     /// What the model is built with.
     pub(crate) fn build(&self, mesh: &Mesh, stages: Stages) -> Result<Build> {
         Ok(Build::new(mesh, self.mesh.policy()?, self.run.seed)
-            .zero(self.mesh.stage()?, &["dp", "ep"])
+            .zero(self.mesh.stage()?, &["dp", "ep", "cp"])
             .sequence_parallel(self.mesh.sequence_parallel)
+            .long_sequences(self.context)
             .stages(stages))
     }
 

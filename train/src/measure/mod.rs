@@ -29,7 +29,7 @@ use crate::{
     models::{ModelConfig, ModelFiles},
     pipeline::{Pipeline, Split},
 };
-use anymesh_core::{Device, Mesh, meta};
+use anymesh_core::{Device, Mesh, meta, ops::SequenceOrder};
 use anymesh_schedule::{Kind, Limits, Schedule, build};
 use anymesh_simulate::{Estimate, Machine, Source, Subject, assemble};
 use price::Class;
@@ -59,10 +59,11 @@ impl Setup {
         on(&self.axes, device)
     }
 
-    pub(crate) fn batch(&self, mesh: &Mesh) -> Result<Batch> {
+    /// A micro-batch as the loader places it, in the order that the model wants.
+    pub(crate) fn batch(&self, mesh: &Mesh, order: SequenceOrder) -> Result<Batch> {
         let sharding = LoaderOptions::default().sharding;
         let documents = !self.run.batch.mix_documents;
-        stage::batch(mesh, self.rows, &sharding, documents)
+        stage::batch(mesh, self.rows, &sharding, documents, order)
     }
 }
 

@@ -8,12 +8,12 @@ use super::{
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Activation, Attend, Attention, AttentionBias, Cache, Dropout, Embedding, Heads, LayerNorm,
-        Linear, Mlp, Stream,
+        Activation, Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, Heads,
+        LayerNorm, Linear, Mlp, Stream,
     },
     pipeline::{Split, on_mesh},
 };
-use anymesh_core::Tensor;
+use anymesh_core::{Tensor, ops::SequenceOrder};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -235,6 +235,8 @@ pub struct Gpt2 {
     #[skip]
     stream: Stream,
     #[skip]
+    context: Context,
+    #[skip]
     policy: Policy,
     #[skip]
     recompute: bool,
@@ -271,15 +273,17 @@ impl Stack for Gpt2 {
         } = *reads;
         let count = tokens.length()?;
         super::check_length(from + count, self.config.n_positions)?;
-        let attend = Attend {
-            causal: true,
-            mask: tokens.mask.clone(),
-            ..Attend::default()
-        };
+        let attend = tokens.attend(self.context)?;
         let mut x = match stream {
             Some(stream) => stream.clone(),
             None => {
                 let places = match &tokens.positions {
+                    None if tokens.order != SequenceOrder::Straight => {
+                        tokens.order.check(count)?;
+                        let place = (tokens.ids.mesh(), "[@cp?]");
+                        let at = |at: &[usize]| tokens.order.position(at[0], count) as i32;
+                        self.wpe.forward(&Tensor::from_fn([count], place, at)?)?
+                    }
                     None => self.wpe.weight.get()?.narrow(0, from, count)?,
                     Some(positions) => self.wpe.forward(positions)?,
                 };
@@ -332,6 +336,7 @@ impl Gpt2 {
             dropout: Dropout::new(&below.at("drop"), c.embd_pdrop),
             config: c.clone(),
             stream: Stream::of(b),
+            context: b.context(),
             policy: b.policy(),
             recompute: false,
             split,
@@ -341,6 +346,11 @@ impl Gpt2 {
     /// The settings.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// Says how many tokens there are after embedding and head have grown.

@@ -9,12 +9,15 @@ use super::{
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Attend, Attention, AttentionBias, Cache, Dropout, Embedding, GatedMlp, Heads, Linear,
-        RmsNorm, Rope, Stream,
+        Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, GatedMlp, Heads,
+        Linear, RmsNorm, Rope, Stream,
     },
     pipeline::{Split, on_mesh},
 };
-use anymesh_core::{Tensor, ops::RopeStyle};
+use anymesh_core::{
+    Tensor,
+    ops::{RopeStyle, SequenceOrder},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -378,14 +381,15 @@ impl<M: FeedForward> Stack for Llama<M> {
         let count = tokens.length()?;
         super::check_length(from + count, self.config.longest())?;
         let rope = match &tokens.positions {
+            None if tokens.order != SequenceOrder::Straight => {
+                self.rope.ordered(tokens.ids.mesh(), tokens.order, count)?
+            }
             None => self.rope.counting(tokens.ids.mesh(), from, count)?,
             Some(positions) => self.rope.at(positions, from + count)?,
         };
         let attend = Attend {
-            causal: true,
             rope: Some(rope),
-            mask: tokens.mask.clone(),
-            dropout: None,
+            ..tokens.attend(self.context)?
         };
         let mut x = match stream {
             Some(stream) => stream.clone(),
@@ -446,6 +450,8 @@ pub struct Llama<M: Module = GatedMlp> {
     rope: Rope,
     #[skip]
     stream: Stream,
+    #[skip]
+    context: Context,
     #[skip]
     policy: Policy,
     #[skip]
@@ -510,6 +516,7 @@ impl<M: FeedForward> Llama<M> {
             config: c.clone(),
             rope: Rope::new(frequencies, RopeStyle::Half, policy.compute),
             stream: Stream::of(b),
+            context: b.context(),
             policy,
             recompute: false,
             split,
@@ -519,6 +526,11 @@ impl<M: FeedForward> Llama<M> {
     /// The settings.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// Whether layers forget what is inside of them and run again in the backward pass.

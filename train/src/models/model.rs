@@ -6,8 +6,12 @@ use super::{
     staged::{Asides, Reads, Stack},
     tokens::Tokens,
 };
-use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
-use anymesh_core::{Mesh, Tensor};
+use crate::{
+    Build, Error, Module, Param, Pass, Result,
+    nn::{Cache, ContextAttention},
+    pipeline::Split,
+};
+use anymesh_core::{Mesh, Tensor, ops::SequenceOrder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -267,6 +271,45 @@ impl Model {
             Self::Llama(m) => m,
             Self::Moe(m) => m.stack(),
             Self::Bert(m) => m,
+        }
+    }
+
+    /// The order in which it is to be given texts of so many tokens: pairs of chunks, where the mesh
+    /// has an axis `cp` that cuts them and its ranks have more equal work then. An error where what
+    /// was asked for in [`Build::long_sequences`] cannot be.
+    pub fn order(&self, length: usize) -> Result<SequenceOrder> {
+        let (context, heads, dropout) = match self {
+            Self::Gpt2(m) => (m.context(), m.config().heads()?, m.config().attn_pdrop),
+            Self::Llama(m) => (
+                m.context(),
+                m.config().heads()?,
+                m.config().attention_dropout,
+            ),
+            Self::Moe(m) => (
+                m.llama.context(),
+                m.config().llama.heads()?,
+                m.config().llama.attention_dropout,
+            ),
+            Self::Bert(_) => return Ok(SequenceOrder::Straight),
+        };
+        let order = context.order(self.mesh(), heads, length)?;
+        let cut = self.mesh().axis("cp").is_ok();
+        if dropout == 0.0 || !cut {
+            return Ok(order);
+        }
+        let refused = |key: &str| {
+            let detail = format!(
+                "attention drops {dropout} of its weights, for which the scores of all pairs are kept in straight order: take the way of heads, or gather without balance, or no dropout of attention"
+            );
+            Error::config(key, detail)
+        };
+        match context.attention.on(self.mesh(), heads)? {
+            ContextAttention::Ring => Err(refused("context.attention")),
+            ContextAttention::Gather if context.balance == Some(true) => {
+                Err(refused("context.balance"))
+            }
+            ContextAttention::Gather => Ok(SequenceOrder::Straight),
+            _ => Ok(order),
         }
     }
 

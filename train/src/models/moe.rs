@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Build, Module, Param, Result,
-    nn::{GatedMlp, experts::Experts},
+    nn::{GatedMlp, experts::Experts, is_cut},
     pipeline::Split,
 };
 use anymesh_core::Tensor;
@@ -87,11 +87,12 @@ impl FeedForward for Mixture {
             return Err(crate::Error::config("experts", detail));
         };
         let (y, routed) = sparse.experts.forward(&x.reshape([b * s, width])?, None)?;
-        let mut gave = vec![
-            y.reshape([b, s, width])?,
-            routed.counts()?,
-            routed.dropped()?,
-        ];
+        let mut y = y.reshape([b, s, width])?;
+        // Ranks along `cp` have all tokens of their rows here, and go on with their own.
+        if is_cut(x, 1) {
+            y = y.reshard(x.sharding())?;
+        }
+        let mut gave = vec![y, routed.counts()?, routed.dropped()?];
         let [balance, z] = sparse.weights;
         let mut loss: Option<Tensor> = None;
         if b * s > 0 && balance > 0.0 {

@@ -1,12 +1,13 @@
 //! Attention.
 
+use super::context::{self, ContextAttention};
 use crate::{
     Build, Error, Init, Module, Result,
     nn::{Linear, RmsNorm},
 };
 use anymesh_core::{
     DType, Sharding, Tensor,
-    ops::{AttentionOptions, Rng, RopeStyle},
+    ops::{AttentionOptions, Rng, RopeStyle, SequenceOrder},
 };
 
 /// How many heads there are, and how large they are.
@@ -44,6 +45,13 @@ pub struct Attend {
     pub rope: Option<(Tensor, Tensor, RopeStyle)>,
     /// Broadcasts to `[b, heads, s, t]`; a bool says which keys are seen.
     pub mask: Option<Tensor>,
+    /// The document of each position, `[b, s]`: positions see those of their own. Unlike a
+    /// [mask](same_document) it needs no memory for pairs of positions where the sequence is cut.
+    pub documents: Option<Tensor>,
+    /// The order that the sequence is in.
+    pub order: SequenceOrder,
+    /// How attention looks along a sequence that is cut over `cp`.
+    pub context: ContextAttention,
     /// The share of attention that is dropped in training, and the key of what is dropped. With it
     /// the scores of all pairs are kept for the backward pass.
     pub dropout: Option<(f64, Rng)>,
@@ -121,26 +129,34 @@ pub fn attend(
         q = q.rope(cos, sin, *style)?;
         k = k.rope(cos, sin, *style)?;
     }
+    let long = context::is_cut(&q, 2) || options.order != SequenceOrder::Straight;
     if let Some(cache) = cache {
+        if long {
+            let detail = "keys and values are kept of whole sequences: give tokens that are not cut over cp, in straight order";
+            return Err(Error::config("context", detail));
+        }
         (k, v) = cache.append(&k, &v)?;
     }
-    let out = match options.dropout {
-        Some(dropout) => with_dropout([&q, &k, &v], options, dropout)?,
-        None => {
-            q.attention(
-                &k,
-                &v,
-                &AttentionOptions {
-                    causal: options.causal,
-                    mask: options.mask.clone(),
-                    scale: None,
-                },
-            )?
-            .out
-        }
+    let out = match long {
+        true => context::across([&q, &k, &v], heads, options)?,
+        false => attend_whole([&q, &k, &v], &context::with_documents(options)?)?,
     };
     let width = heads.queries * heads.size;
     Ok(out.transpose(1, 2)?.reshape([b, s, width])?)
+}
+
+/// Attention of `[b, heads, s, size]` in straight order, whose documents are a part of the mask.
+#[track_caller]
+pub(super) fn attend_whole([q, k, v]: [&Tensor; 3], options: &Attend) -> Result<Tensor> {
+    if let Some(dropout) = options.dropout {
+        return with_dropout([q, k, v], options, dropout);
+    }
+    let seen = AttentionOptions {
+        causal: options.causal,
+        mask: options.mask.clone(),
+        scale: None,
+    };
+    Ok(q.attention(k, v, &seen)?.out)
 }
 
 /// Attention out of its parts, some of whose weights are dropped.

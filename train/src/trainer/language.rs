@@ -220,12 +220,13 @@ impl LanguageModel {
     }
 
     fn tokens(&self, batch: &Batch) -> Result<Tokens> {
-        match (&batch.documents, &batch.positions) {
+        let tokens = match (&batch.documents, &batch.positions) {
             (Some(documents), Some(positions)) if !self.mix_documents => {
-                Tokens::packed(batch.ids.clone(), documents, positions.clone())
+                Tokens::packed(batch.ids.clone(), documents, positions.clone())?
             }
-            _ => Ok(Tokens::new(batch.ids.clone())),
-        }
+            _ => Tokens::new(batch.ids.clone()),
+        };
+        Ok(tokens.in_order(batch.order))
     }
 }
 

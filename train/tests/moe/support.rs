@@ -151,12 +151,7 @@ impl Feed<Batch> for Texts {
                 _ => token(first + at[0], at[1] + 1),
             })?;
             first += rows;
-            batches.push(Batch {
-                ids,
-                labels,
-                documents: None,
-                positions: None,
-            });
+            batches.push(Batch::new(ids, labels));
         }
         Ok(Some((batches, 7)))
     }
