@@ -93,6 +93,12 @@ impl Train {
             batch.dp,
             batch.accumulation
         ));
+        let split = trainer.task.model.split();
+        if split.stages() > 1 {
+            let layers = (0..split.stages()).map(|s| split.layers(s).len().to_string());
+            let layers = layers.collect::<Vec<_>>().join(", ");
+            say(format!("{} stages of {layers} layers", split.stages()));
+        }
         if let Some(path) = resumed {
             say(format!(
                 "goes on from {} with sample {}",

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Param, Policy, Result,
-    pipeline::{Split, Stages},
+    pipeline::{LayerCosts, Split, Stages},
 };
 use anymesh_core::{IntoSharding, Mesh, Place, Shape, Sharding, Tensor, ops::Rng};
 
@@ -62,6 +62,7 @@ pub struct Build {
     /// The axes that [`Zero`] cuts over, where the mesh has them.
     axes: Vec<String>,
     stages: Stages,
+    one_by_one: bool,
     blank: bool,
     stream: &'static str,
 }
@@ -77,6 +78,7 @@ impl Build {
             zero: Zero::Off,
             axes: vec![],
             stages: Stages::default(),
+            one_by_one: false,
             blank: false,
             stream: "[@dp?@ep?, _, _]",
         }
@@ -96,26 +98,53 @@ impl Build {
         self
     }
 
+    /// With stages by these costs of layers.
+    pub fn with_costs(mut self, costs: LayerCosts) -> Self {
+        self.stages.costs = Some(costs);
+        self
+    }
+
+    /// With [each layer](Split::one_by_one) as a stage of its own, to measure what they cost.
+    pub fn layer_by_layer(mut self) -> Self {
+        self.one_by_one = true;
+        self
+    }
+
     /// The stages of a model with layers of these costs, and of what is computed before and after
-    /// them.
+    /// them, unless costs were [measured](Stages::costs).
     pub fn split(&self, costs: &[f64], first: f64, last: f64) -> Result<Split> {
+        if self.one_by_one {
+            return Split::one_by_one(&self.mesh, costs.len());
+        }
         let Stages {
             chunks,
             placement,
             layers,
+            costs: measured,
         } = &self.stages;
-        match layers {
-            Some(layers) if layers.iter().sum::<usize>() != costs.len() => {
-                let detail = format!(
-                    "stages of {layers:?} layers are {} together, the model has {}",
-                    layers.iter().sum::<usize>(),
-                    costs.len()
-                );
+        let fits = |found: usize, what: String| match found == costs.len() {
+            true => Ok(()),
+            false => {
+                let detail = format!("{what} are {found}, the model has {}", costs.len());
                 Err(Error::config("pipeline.split", detail))
             }
-            Some(layers) => Split::new(&self.mesh, layers, *placement),
-            None => Split::balanced(&self.mesh, costs, first, last, *chunks, *placement),
+        };
+        if let Some(layers) = layers {
+            let what = format!("stages of {layers:?} layers together");
+            fits(layers.iter().sum(), what)?;
+            return Split::new(&self.mesh, layers, *placement);
         }
+        let (costs, first, last) = match measured {
+            None => (costs, first, last),
+            Some(measured) => {
+                fits(
+                    measured.layers.len(),
+                    "the layers that were measured".into(),
+                )?;
+                (&measured.layers[..], measured.first, measured.last)
+            }
+        };
+        Split::balanced(&self.mesh, costs, first, last, *chunks, *placement)
     }
 
     /// The same on another mesh, such as that of a stage.

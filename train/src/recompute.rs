@@ -9,19 +9,6 @@ use anymesh_core::{Tensor, grad::checkpoint};
 pub(crate) fn recompute(
     on: bool,
     x: &Tensor,
-    layer: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
-) -> Result<Tensor> {
-    if !on {
-        return layer(x);
-    }
-    recompute_each(&[x], move |x| layer(&x[0]))
-}
-
-/// [`recompute`] of a layer that gives several tensors.
-#[track_caller]
-pub(crate) fn recompute_all(
-    on: bool,
-    x: &Tensor,
     layer: impl Fn(&Tensor) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 ) -> Result<Vec<Tensor>> {
     match on {
@@ -30,7 +17,7 @@ pub(crate) fn recompute_all(
     }
 }
 
-/// [`recompute`] of several tensors.
+/// A function of several tensors that runs again in the backward pass.
 #[track_caller]
 pub(crate) fn recompute_each(
     x: &[&Tensor],

@@ -173,6 +173,19 @@ pub struct PipelineConfig {
     /// How many layers each stage has; evenly by cost where it is not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<usize>>,
+    /// What the cost of a layer is.
+    pub split: SplitBy,
+}
+
+/// What layers are shared out to stages by, where it is not said how many each has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitBy {
+    /// The sizes of their products.
+    #[default]
+    Products,
+    /// The time that each takes on the devices of the run, measured on a micro-batch when it begins.
+    Measured,
 }
 
 impl Default for PipelineConfig {
@@ -182,6 +195,7 @@ impl Default for PipelineConfig {
             chunks: None,
             memory: None,
             layers: None,
+            split: SplitBy::default(),
         }
     }
 }
@@ -195,6 +209,7 @@ impl PipelineConfig {
             chunks: self.chunks.unwrap_or(1),
             placement: Placement::Loop,
             layers: self.layers.clone(),
+            costs: None,
         };
         if file {
             let text = std::fs::read_to_string(name)

@@ -42,14 +42,18 @@ impl RunConfig {
     pub fn prepare(&self, mesh: &Mesh) -> Result<Prepared> {
         let ranks = mesh.axis("pp").map_or(1, |axis| mesh.size(axis));
         let (stages, schedule) = self.pipeline.choose(ranks)?;
-        let build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
+        let mut build = Build::new(mesh, self.mesh.policy()?, self.run.seed)
             .zero(self.mesh.stage()?, &["dp", "ep"])
             .sequence_parallel(self.mesh.sequence_parallel)
             .stages(stages);
         let (mut model, mut tokenizer) = match self.model_choice()? {
-            ModelChoice::New(config) => (config.build(&build)?, None),
+            ModelChoice::New(config) => {
+                build = self.with_measured_costs(&config, build)?;
+                (config.build(&build)?, None)
+            }
             ModelChoice::Trained(path) => {
                 let files = ModelFiles::open(&path)?;
+                build = self.with_measured_costs(&files.config()?, build)?;
                 let tokenizer = match files.text("tokenizer.json")? {
                     Some(json) => Some(Tokenizer::from_json(json.as_bytes(), &path)?),
                     None => None,

@@ -3,10 +3,10 @@
 use super::{
     Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Moe, MoeConfig,
     settings::{Settings, absent, read_strictly, write},
-    staged::{Asides, Stack},
+    staged::{Asides, Reads, Stack},
     tokens::Tokens,
 };
-use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache};
+use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
 use anymesh_core::{Mesh, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -209,19 +209,54 @@ impl Model {
 
     /// Where it lies, all stages of it.
     pub fn mesh(&self) -> &Mesh {
-        match self.stack() {
-            Some(stack) => stack.split().mesh(),
-            None => self.embedding().value().mesh(),
-        }
+        self.split().mesh()
     }
 
-    /// Its layers in stages; an encoder has none.
-    pub(crate) fn stack(&self) -> Option<&dyn Stack> {
+    /// Which layers are in which stage; one stage on a mesh without an axis `pp`.
+    pub fn split(&self) -> &Split {
+        self.stack().split()
+    }
+
+    /// What a stage makes of the stream `[b, s, width]` that the stage before it gave and that lies on
+    /// its mesh: for models with an own head, which implement [`Staged`](crate::pipeline::Staged). The
+    /// first stage is given none; what the last one gives is [`hidden`](Self::hidden).
+    #[track_caller]
+    pub fn stage(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        self.stage_with(stage, stream, tokens, pass, &Asides::default())
+    }
+
+    /// [`stage`](Self::stage), and what its layers say beside.
+    #[track_caller]
+    pub(crate) fn stage_with(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+        asides: &Asides,
+    ) -> Result<Tensor> {
+        let reads = Reads {
+            tokens: &tokens.on(self.split().mesh_of(stage))?,
+            from: 0,
+            pass,
+            asides,
+        };
+        self.stack().part(stage, stream, &reads, None)
+    }
+
+    /// Its layers in stages.
+    pub(crate) fn stack(&self) -> &dyn Stack {
         match self {
-            Self::Gpt2(m) => Some(m),
-            Self::Llama(m) => Some(m),
-            Self::Moe(m) => Some(m.stack()),
-            Self::Bert(_) => None,
+            Self::Gpt2(m) => m,
+            Self::Llama(m) => m,
+            Self::Moe(m) => m.stack(),
+            Self::Bert(m) => m,
         }
     }
 
@@ -266,15 +301,11 @@ impl Model {
         caches: Option<&mut [Cache]>,
         asides: &Asides,
     ) -> Result<Tensor> {
+        // An encoder has none.
+        let caches = caches.filter(|_| !matches!(self, Self::Bert(_)));
         let layers = self.config().layers_and_width().0;
-        match (self, self.stack()) {
-            (Self::Bert(m), _) => m.hidden(tokens, pass),
-            (_, Some(stack)) => {
-                let from = super::cached(caches.as_deref(), layers)?;
-                stack.all_parts(tokens, from, pass, caches, asides)
-            }
-            (_, None) => Err(Error::config("model_type", "it has no layers")),
-        }
+        let from = super::cached(caches.as_deref(), layers)?;
+        self.stack().all_parts(tokens, from, pass, caches, asides)
     }
 
     /// How well each token fits after `[b, s, width]`; an encoder has no head.

@@ -5,7 +5,7 @@ use crate::{
     Pass, Result,
     nn::{Attend, Cache},
     pipeline::{Split, on_mesh},
-    recompute::recompute_all,
+    recompute::recompute,
 };
 use anymesh_core::{Mesh, Tensor};
 use std::{cell::RefCell, ops::Range};
@@ -108,7 +108,7 @@ impl<L: Layer> Layers<'_, L> {
                 None => {
                     let (layer, attend, pass) = (layer.clone(), attend.clone(), *reads.pass);
                     let run = move |x: &Tensor| layer.run(x, &attend, None, &pass);
-                    recompute_all(self.recompute, &x, run)?
+                    recompute(self.recompute, &x, run)?
                 }
             };
             x = gave.remove(0);

@@ -2,12 +2,12 @@
 
 use super::{Computed, Feed, Task, one_after_the_other};
 use crate::{
-    Error, Module, Pass, Result,
+    Module, Pass, Result,
     data::{Batch, Loader, Steps},
     lora, lora_pass,
-    models::{Aside, Asides, Model, Reads, Tokens, added_up},
+    models::{Aside, Asides, Model, Tokens, added_up},
     objective::{Language, language},
-    pipeline::{Borrowed, Given, ScheduleChoice, Staged, on_mesh},
+    pipeline::{Borrowed, Given, ScheduleChoice, Staged, kind_of, on_mesh},
 };
 use anymesh_core::{DType, Mesh, Tensor, grad::no_grad};
 use anymesh_schedule::Limits;
@@ -151,10 +151,8 @@ impl Task for LanguageModel {
         if self.stages() == 1 {
             return one_after_the_other(self, batches, factor, pass);
         }
-        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
-        let pipeline = self
-            .schedule
-            .pipeline(&owners.unwrap_or_default(), batches.len())?;
+        let owners = self.model.split().owners();
+        let pipeline = self.schedule.pipeline(owners, batches.len())?;
         let mut computed = pipeline.run(self, batches, factor, pass)?;
         // The last stage has them; every process reads them.
         let mesh = self.model.mesh();
@@ -165,7 +163,9 @@ impl Task for LanguageModel {
     }
 
     fn finish_step(&mut self, skipped: bool) -> Result<Vec<(&'static str, f64)>> {
-        let said = self.tally.take();
+        let mut said = self.tally.take();
+        // In one order for all processes.
+        said.sort_by_key(|aside| aside.layer);
         if said.is_empty() {
             return Ok(vec![]);
         }
@@ -196,7 +196,7 @@ fn loads(said: &[Aside], mesh: &Mesh) -> Result<Vec<(&'static str, f64)>> {
         let three = three.map(|number| number.reshape([1]));
         let [load, dropped, all] = three;
         let numbers = Tensor::concat(&[&load?, &dropped?, &all?], 0)?;
-        each.push(on_mesh(&numbers, mesh)?);
+        each.push(on_mesh(&numbers.reshard("[_]")?, mesh)?);
     }
     let numbers = Tensor::concat(&each.iter().collect::<Vec<_>>(), 0)?.to_vec::<f32>()?;
     let sum = |i: usize| -> f64 { numbers.chunks(3).map(|n| f64::from(n[i])).sum() };
@@ -213,10 +213,8 @@ impl LanguageModel {
         if self.stages() == 1 {
             return Ok(());
         }
-        let owners = self.model.stack().map(|s| s.split().owners().to_vec());
-        let pipeline = self
-            .schedule
-            .pipeline(&owners.unwrap_or_default(), micros)?;
+        let owners = self.model.split().owners();
+        let pipeline = self.schedule.pipeline(owners, micros)?;
         if let Some(live) = live {
             pipeline.proof().schedule().prove(&Limits::live(live))?;
         }
@@ -241,14 +239,11 @@ impl Staged for LanguageModel {
     }
 
     fn stages(&self) -> usize {
-        self.model.stack().map_or(1, |s| s.split().stages())
+        self.model.split().stages()
     }
 
     fn mesh_of(&self, stage: usize) -> &Mesh {
-        match self.model.stack() {
-            Some(stack) => stack.split().mesh_of(stage),
-            None => self.model.mesh(),
-        }
+        self.model.split().mesh_of(stage)
     }
 
     fn forward(
@@ -267,30 +262,29 @@ impl Staged for LanguageModel {
             }
             false => Cow::Borrowed(&self.model),
         };
-        let Some(stack) = model.stack() else {
-            let detail = "an encoder has no stages: train it without the axis pp";
-            return Err(Error::config("pipeline", detail));
-        };
-        let mesh = stack.split().mesh_of(stage);
-        let asides = Asides::default();
-        let reads = Reads {
-            tokens: &self.tokens(batch)?.on(mesh)?,
-            from: 0,
-            pass,
-            asides: &asides,
-        };
-        let stream = stack.part(stage, given.inputs.first(), &reads, None)?;
+        let split = model.split();
+        let (mesh, asides) = (split.mesh_of(stage), Asides::default());
+        let (input, tokens) = (given.inputs.first(), self.tokens(batch)?);
+        let stream = model.stage_with(stage, input, &tokens, pass, &asides)?;
         let said = asides.take();
         self.tally.add(&said)?;
         // What layers ask for beside travels with the stream.
         let aside = added_up(given.inputs.get(1), &said, mesh)?;
-        if stage + 1 < stack.split().stages() {
+        if stage + 1 < split.stages() {
             return Ok([stream].into_iter().chain(aside).collect());
         }
         let logits = model.head_with(&stream, given.borrowed.first())?;
         let labels = on_mesh(&batch.labels, mesh)?;
         let loss = language(&logits, &labels, &self.options)?;
         Ok(vec![with_aside(loss, aside, batch)?])
+    }
+
+    fn kind_of(&self, batch: &Batch) -> Option<String> {
+        let more = [batch.documents.as_ref(), batch.positions.as_ref()];
+        let all = [&batch.ids, &batch.labels]
+            .into_iter()
+            .chain(more.into_iter().flatten());
+        kind_of(self.model.mesh(), all)
     }
 
     /// The last stage borrows the embedding that its head is tied to, unless it has it.

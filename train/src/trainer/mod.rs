@@ -6,6 +6,7 @@
 //! a device that cannot be trusted.
 
 mod agree;
+mod contrastive;
 mod guard;
 mod language;
 mod run;
@@ -13,6 +14,7 @@ mod save;
 mod settings;
 mod step;
 
+pub use contrastive::{ContrastiveModel, Pairs};
 pub use guard::Suspect;
 pub use language::{FromLoader, LanguageModel};
 pub use run::{Event, Finished, Trainer};

@@ -77,7 +77,7 @@ pub(crate) fn named(axes: &'static str, name: &str, chunks: usize) -> Way {
         stages: Stages {
             chunks,
             placement,
-            layers: None,
+            ..Stages::default()
         },
         schedule: ScheduleChoice::Named(name.into()),
         ..Way::default()
