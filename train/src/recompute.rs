@@ -18,7 +18,7 @@ pub(crate) fn recompute(
     }
 }
 
-/// [`recompute`] of several tensors.
+/// A function of several tensors that runs again in the backward pass.
 #[track_caller]
 pub(crate) fn recompute_each(
     x: &[&Tensor],

@@ -255,6 +255,19 @@ impl Model {
         tokens: &Tokens,
         pass: &Pass,
     ) -> Result<Tensor> {
+        self.stage_with(stage, stream, tokens, pass, &Asides::default())
+    }
+
+    /// [`stage`](Self::stage), and what its layers say beside.
+    #[track_caller]
+    pub(crate) fn stage_with(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+        asides: &Asides,
+    ) -> Result<Tensor> {
         let reads = Reads {
             tokens: &tokens.on(self.split().mesh_of(stage))?,
             from: 0,
@@ -354,6 +367,8 @@ impl Model {
         caches: Option<&mut [Cache]>,
         asides: &Asides,
     ) -> Result<Tensor> {
+        // An encoder has none.
+        let caches = caches.filter(|_| !matches!(self, Self::Bert(_)));
         let layers = self.config().layers_and_width().0;
         match self {
             Self::Bert(m) => m.hidden(tokens, pass),

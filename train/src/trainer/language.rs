@@ -163,7 +163,9 @@ impl Task for LanguageModel {
     }
 
     fn finish_step(&mut self, skipped: bool) -> Result<Vec<(&'static str, f64)>> {
-        let said = self.tally.take();
+        let mut said = self.tally.take();
+        // In one order for all processes.
+        said.sort_by_key(|aside| aside.layer);
         if said.is_empty() {
             return Ok(vec![]);
         }
@@ -194,7 +196,7 @@ fn loads(said: &[Aside], mesh: &Mesh) -> Result<Vec<(&'static str, f64)>> {
         let three = three.map(|number| number.reshape([1]));
         let [load, dropped, all] = three;
         let numbers = Tensor::concat(&[&load?, &dropped?, &all?], 0)?;
-        each.push(on_mesh(&numbers, mesh)?);
+        each.push(on_mesh(&numbers.reshard("[_]")?, mesh)?);
     }
     let numbers = Tensor::concat(&each.iter().collect::<Vec<_>>(), 0)?.to_vec::<f32>()?;
     let sum = |i: usize| -> f64 { numbers.chunks(3).map(|n| f64::from(n[i])).sum() };
@@ -275,7 +277,7 @@ impl Staged for LanguageModel {
         self.tally.add(&said)?;
         // What layers ask for beside travels with the stream.
         let aside = added_up(given.inputs.get(1), &said, mesh)?;
-        if stage + 1 < stack.split().stages() {
+        if stage + 1 < split.stages() {
             return Ok([stream].into_iter().chain(aside).collect());
         }
         let logits = model.head_with(&stream, given.borrowed.first())?;
