@@ -300,12 +300,7 @@ fn whole(model: &Model, layout: &Layout) -> Result<Ledger> {
     let rows = layout.micro * layout.dp;
     let batch = || -> Result<Batch> {
         let ids = Tensor::zeros([rows, layout.sequence], DType::I32, (&mesh, "[@dp, _]"))?;
-        Ok(Batch {
-            labels: ids.clone(),
-            ids,
-            documents: None,
-            positions: None,
-        })
+        Ok(Batch::new(ids.clone(), ids))
     };
     let micros = layout.batch / rows;
     let batches = (0..micros).map(|_| batch()).collect::<Result<Vec<_>>>()?;

@@ -25,7 +25,7 @@ pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;
 
-pub(crate) use staged::{Aside, Asides, Reads, added_up};
+pub(crate) use staged::{Aside, Asides, added_up};
 
 use crate::{
     Error, Result,

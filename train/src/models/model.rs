@@ -272,7 +272,7 @@ impl Model {
             tokens: &tokens.on(self.split().mesh_of(stage))?,
             from: 0,
             pass,
-            asides: &Asides::default(),
+            asides,
         };
         self.stack().part(stage, stream, &reads, None)
     }
@@ -370,14 +370,9 @@ impl Model {
         // An encoder has none.
         let caches = caches.filter(|_| !matches!(self, Self::Bert(_)));
         let layers = self.config().layers_and_width().0;
-        match self {
-            Self::Bert(m) => m.hidden(tokens, pass),
-            _ => {
-                let from = super::cached(caches.as_deref(), layers)?;
-                let stack = self.stack();
-                stack.all_parts(tokens, from, pass, caches, asides)
-            }
-        }
+        let from = super::cached(caches.as_deref(), layers)?;
+        let stack = self.stack();
+        stack.all_parts(tokens, from, pass, caches, asides)
     }
 
     /// How well each token fits after `[b, s, width]`; an encoder has no head.

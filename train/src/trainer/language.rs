@@ -5,7 +5,7 @@ use crate::{
     Module, Pass, Result,
     data::{Batch, Loader, Steps},
     lora, lora_pass,
-    models::{Aside, Asides, Model, Reads, Tokens, added_up},
+    models::{Aside, Asides, Model, Tokens, added_up},
     objective::{Language, language},
     pipeline::{Borrowed, Given, ScheduleChoice, Staged, kind_of, on_mesh},
 };
@@ -263,16 +263,10 @@ impl Staged for LanguageModel {
             }
             false => Cow::Borrowed(&self.model),
         };
-        let stack = model.stack();
-        let mesh = stack.split().mesh_of(stage);
-        let asides = Asides::default();
-        let reads = Reads {
-            tokens: &self.tokens(batch)?.on(mesh)?,
-            from: 0,
-            pass,
-            asides: &asides,
-        };
-        let stream = stack.part(stage, given.inputs.first(), &reads, None)?;
+        let split = model.split();
+        let (mesh, asides) = (split.mesh_of(stage), Asides::default());
+        let (input, tokens) = (given.inputs.first(), self.tokens(batch)?);
+        let stream = model.stage_with(stage, input, &tokens, pass, &asides)?;
         let said = asides.take();
         self.tally.add(&said)?;
         // What layers ask for beside travels with the stream.
