@@ -10,6 +10,7 @@ mod conv;
 mod fault;
 mod gather;
 mod grouped;
+mod hopper;
 mod int;
 mod intern;
 mod map;

@@ -2,6 +2,7 @@
 
 #![cfg(unix)]
 
+mod mixes;
 mod pipelines;
 
 use serde_json::Value;
@@ -342,6 +343,18 @@ fn launch(processes: &str) -> Command {
     let mut launch = Command::new(env!("CARGO_BIN_EXE_anymesh"));
     launch.args(["launch", "-n", processes, "--"]);
     launch
+}
+
+/// So many processes of an MPI job.
+fn mpi(processes: &str) -> Command {
+    let version = Command::new("mpirun").arg("--version").output();
+    let version = version.expect("an MPI to build with has mpirun");
+    let mut job = Command::new("mpirun");
+    if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+        job.args(["--allow-run-as-root", "--oversubscribe"]);
+    }
+    job.args(["-n", processes]);
+    job
 }
 
 #[test]

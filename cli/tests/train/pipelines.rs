@@ -49,18 +49,10 @@ fn four_processes_give_the_losses_of_simulated_ranks() {
 #[test]
 #[cfg_attr(not(feature = "mpi"), ignore = "built without MPI")]
 fn four_processes_of_an_mpi_job_give_the_losses_of_simulated_ranks() {
-    let version = Command::new("mpirun").arg("--version").output();
-    let version = version.expect("an MPI to build with has mpirun");
-    let open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
     for (axes, schedule) in WAYS {
         let folder = Folder::new("mpi");
-        let mut job = Command::new("mpirun");
-        if open_mpi {
-            job.args(["--allow-run-as-root", "--oversubscribe"]);
-        }
-        job.args(["-n", "4"]);
         let settings = [&SMALL[..], &[schedule]].concat();
-        assert_processes_equal_ranks(&folder, &mut job, axes, &settings);
+        assert_processes_equal_ranks(&folder, &mut mpi("4"), axes, &settings);
     }
 }
 

@@ -10,6 +10,10 @@
 //! their way while a tile is stored. The instructions are PTX: CubeCL has no others for them.
 
 use super::end;
+use crate::hopper::{
+    address, address_mut, bring, descriptor, kind, moves, now, pack, put2, put4, registers,
+    shared_address, trade,
+};
 use anymesh_kernel::{
     DType,
     backend::{GroupedCall, GroupedOp},
@@ -106,45 +110,6 @@ pub(super) fn how(call: &GroupedCall) -> Option<How> {
     }
 }
 
-/// Where a slice of shared memory lies in it.
-#[cube]
-fn shared_address(memory: &[u32]) -> u32 {
-    let pointer = unsafe { memory.as_ptr_unchecked() };
-    let out: u32;
-    gpu_asm!(
-        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
-        o = out(_) out, p = in(_) pointer, options(nomem)
-    );
-    out
-}
-
-/// Where a buffer lies.
-#[cube]
-fn address(memory: &[u32]) -> u64 {
-    let pointer = unsafe { memory.as_ptr_unchecked() };
-    let out: u64;
-    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
-    out
-}
-
-/// Where a buffer lies that is written to.
-#[cube]
-fn address_mut(memory: &mut [u32]) -> u64 {
-    let pointer = unsafe { memory.as_mut_ptr_unchecked() };
-    let out: u64;
-    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
-    out
-}
-
-/// Begins to bring 16 bytes to shared memory; zeros where `bytes` is 0.
-#[cube]
-fn bring(to: u32, from: u64, bytes: u32) {
-    gpu_asm!(
-        "cp.async.cg.shared.global [{to}], [{from}], 16, {bytes};",
-        to = in(_) to, from = in(_) from, bytes = in(_) bytes
-    );
-}
-
 /// An operand: its place in memory, the lines of its panel that there are, and the steps of the sum.
 #[derive(CubeType, Clone, Copy)]
 struct Source {
@@ -210,43 +175,17 @@ fn bring_panel(
     }
 }
 
-/// How the tensor cores find a panel: lines of 128 bytes, swizzled, in groups of eight, and blocks of
-/// 64 lines one behind the other.
-#[cube]
-fn descriptor(at: u32, #[comptime] along: bool) -> u64 {
-    let between = comptime!(if along { 1u64 } else { (BLOCK / 16) as u64 });
-    let rest = comptime!(between << 16 | 64u64 << 32 | 1u64 << 62);
-    u64::cast_from((at & 0x3ffffu32) >> 4u32) | rest
-}
-
-/// The registers of the sums, from `from` on.
-fn registers(from: usize) -> Vec<String> {
-    (from..from + REGISTERS).map(|i| format!("%{i}")).collect()
-}
-
-/// Makes the registers of the sums those before.
-fn moves() -> String {
-    let pairs = registers(0).into_iter().zip(registers(REGISTERS));
-    pairs
-        .map(|(to, from)| format!("mov.f32 {to}, {from};\n"))
-        .collect()
-}
-
 /// Begins the product of one stage, in PTX: to the registers of the sums, from the sums before, and
 /// two descriptors.
 fn begin_text(how: How) -> String {
-    let list = registers(0).join(", ");
-    let kind = if how.dtype == DType::F16 {
-        "f16"
-    } else {
-        "bf16"
-    };
+    let list = registers(0, REGISTERS).join(", ");
+    let kind = kind(how.dtype);
     let a_along = !how.sums;
     let (a_turned, b_turned) = (u8::from(!a_along), u8::from(!how.along));
     // 16 steps further: 32 bytes along the line, or 16 lines.
     let step = |along: bool| if along { 2 } else { 128 };
     let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; setp.ne.b32 p, 1, 0;\n");
-    text += &moves();
+    text += &moves(REGISTERS);
     let (a, b) = (2 * REGISTERS, 2 * REGISTERS + 1);
     text += &format!("mov.u64 a, %{a}; mov.u64 b, %{b};\nwgmma.fence.sync.aligned;\n");
     for i in 0..DEPTH / 16 {
@@ -277,31 +216,12 @@ fn begin(sums: Sums, a: u64, b: u64, #[comptime] how: How) -> Sums {
 /// The sums when the product is there.
 #[cube]
 fn finish(sums: Sums) -> Sums {
-    let text = comptime!(format!("wgmma.wait_group.sync.aligned 0;\n{}", moves()));
+    let text = comptime!(format!(
+        "wgmma.wait_group.sync.aligned 0;\n{}",
+        moves(REGISTERS)
+    ));
     let out: Sums;
     gpu_asm!("{text} // {o} {c}", o = out(_) out, c = in(_) sums);
-    out
-}
-
-/// What a variable holds now.
-#[cube]
-fn now(sums: &Sums) -> Sums {
-    intrinsic!(|scope| sums.read_value(scope).into())
-}
-
-/// Two values in a word.
-#[cube]
-fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
-    let kind = comptime!(if dtype == DType::F16 {
-        "f16x2"
-    } else {
-        "bf16x2"
-    });
-    let out: u32;
-    gpu_asm!(
-        "cvt.rn.{kind}.f32 {o}, {high}, {low};",
-        o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
-    );
     out
 }
 
@@ -313,33 +233,6 @@ fn pair(sums: &Sums, #[comptime] at: usize, #[comptime] how: How) -> u32 {
         sums.extract(comptime!(at + 1)),
         how.stored,
     )
-}
-
-/// Trades words with the thread whose number differs by `bit`: the lower one has both first words
-/// then, the upper one both second ones.
-#[cube]
-fn trade(x: u32, y: u32, lane: usize, #[comptime] bit: u32) -> (u32, u32) {
-    let upper = (lane as u32 & bit) != 0u32;
-    let got = plane_shuffle_xor(select(upper, x, y), bit);
-    (select(upper, got, x), select(upper, y, got))
-}
-
-/// Stores 16 bytes.
-#[cube]
-fn put4(at: u64, a: u32, b: u32, c: u32, d: u32) {
-    gpu_asm!(
-        "st.global.v4.b32 [{at}], {{{a}, {b}, {c}, {d}}};",
-        at = in(_) at, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d
-    );
-}
-
-/// Stores two floats.
-#[cube]
-fn put2(at: u64, a: f32, b: f32) {
-    gpu_asm!(
-        "st.global.v2.f32 [{at}], {{{a}, {b}}};",
-        at = in(_) at, a = in(_) a, b = in(_) b
-    );
 }
 
 /// A group on the way through all: its rows, and the squares of rows before it.
@@ -640,8 +533,8 @@ pub(super) fn hopper(
             let from = stage * comptime!(how.stage() as u32);
             sums = begin(
                 now(&sums),
-                descriptor(a_at + from, comptime!(!how.sums)),
-                descriptor(b_at + from, how.along),
+                descriptor(a_at + from, 0usize),
+                descriptor(b_at + from, comptime!(if how.along { 0 } else { BLOCK })),
                 how,
             );
             bring_next(

@@ -1,0 +1,118 @@
+//! What kernels for Hopper's tensor cores have in common: addresses, copies that do not wait, and how
+//! the tensor cores are told where operands lie. CubeCL has no words for these, so they are PTX.
+
+use anymesh_kernel::DType;
+use cubecl::prelude::*;
+
+/// Registers in PTX: `count` of them from `from` on.
+pub(crate) fn registers(from: usize, count: usize) -> Vec<String> {
+    (from..from + count).map(|i| format!("%{i}")).collect()
+}
+
+/// Makes the first `count` registers, which are results, those that follow, which are operands.
+pub(crate) fn moves(count: usize) -> String {
+    let pairs = registers(0, count).into_iter().zip(registers(count, count));
+    (pairs.map(|(to, from)| format!("mov.f32 {to}, {from};\n"))).collect()
+}
+
+/// How the tensor cores find a panel at an address in shared memory: lines of 128 bytes, swizzled,
+/// in groups of eight; where lines lie across the summed dimension, the next 64 elements of each are
+/// `between` bytes further.
+#[cube]
+pub(crate) fn descriptor(at: u32, #[comptime] between: usize) -> u64 {
+    let rest = comptime!(((between / 16).max(1) as u64) << 16 | 64u64 << 32 | 1u64 << 62);
+    u64::cast_from((at & 0x3ffffu32) >> 4u32) | rest
+}
+
+/// The product of types that the instructions name.
+pub(crate) fn kind(dtype: DType) -> &'static str {
+    if dtype == DType::F16 { "f16" } else { "bf16" }
+}
+
+/// Where a slice of shared memory lies in it.
+#[cube]
+pub(crate) fn shared_address(memory: &[u32]) -> u32 {
+    let pointer = unsafe { memory.as_ptr_unchecked() };
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
+        o = out(_) out, p = in(_) pointer, options(nomem)
+    );
+    out
+}
+
+/// Where a buffer lies.
+#[cube]
+pub(crate) fn address(memory: &[u32]) -> u64 {
+    let pointer = unsafe { memory.as_ptr_unchecked() };
+    let out: u64;
+    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
+    out
+}
+
+/// Where a buffer lies that is written to.
+#[cube]
+pub(crate) fn address_mut(memory: &mut [u32]) -> u64 {
+    let pointer = unsafe { memory.as_mut_ptr_unchecked() };
+    let out: u64;
+    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
+    out
+}
+
+/// Begins to bring 16 bytes to shared memory; zeros where `bytes` is 0.
+#[cube]
+pub(crate) fn bring(to: u32, from: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.cg.shared.global [{to}], [{from}], 16, {bytes};",
+        to = in(_) to, from = in(_) from, bytes = in(_) bytes
+    );
+}
+
+/// What a variable holds now.
+#[cube]
+pub(crate) fn now<T: Scalar, N: Size>(vector: &Vector<T, N>) -> Vector<T, N> {
+    intrinsic!(|scope| vector.read_value(scope).into())
+}
+
+/// Two values in a word.
+#[cube]
+pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
+    let kind = comptime!(if dtype == DType::F16 {
+        "f16x2"
+    } else {
+        "bf16x2"
+    });
+    let out: u32;
+    gpu_asm!(
+        "cvt.rn.{kind}.f32 {o}, {high}, {low};",
+        o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
+    );
+    out
+}
+
+/// Trades words with the thread whose number differs by `bit`: the lower one has both first words
+/// then, the upper one both second ones.
+#[cube]
+pub(crate) fn trade(x: u32, y: u32, lane: usize, #[comptime] bit: u32) -> (u32, u32) {
+    let upper = (lane as u32 & bit) != 0u32;
+    let got = plane_shuffle_xor(select(upper, x, y), bit);
+    (select(upper, got, x), select(upper, y, got))
+}
+
+/// Stores 16 bytes.
+#[cube]
+pub(crate) fn put4(at: u64, a: u32, b: u32, c: u32, d: u32) {
+    gpu_asm!(
+        "st.global.v4.b32 [{at}], {{{a}, {b}, {c}, {d}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d
+    );
+}
+
+/// Stores two floats.
+#[cube]
+pub(crate) fn put2(at: u64, a: f32, b: f32) {
+    gpu_asm!(
+        "st.global.v2.f32 [{at}], {{{a}, {b}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b
+    );
+}
