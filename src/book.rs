@@ -28,6 +28,8 @@ pages! {
     #[cfg(feature = "cpu")] Programs "programs.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Training "training.md"
     Pipelines "pipelines.md"
+    #[cfg(all(feature = "cpu", feature = "train"))] Experts "experts.md"
+    #[cfg(all(feature = "cpu", feature = "train"))] LongSequences "long-sequences.md"
     #[cfg(feature = "train")] Simulator "simulator.md"
     #[cfg(all(feature = "cpu", feature = "train"))] Models "models.md"
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"

@@ -7,7 +7,10 @@
 //! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
 //! same memory.
 
-use anymesh_kernel::{Buffer, DType, Device, Error, Kernel, Layout, Result, backend::MatmulCall};
+use anymesh_kernel::{
+    Buffer, DType, Device, Error, Kernel, Layout, Result, View,
+    backend::{GroupedCall, GroupedOp, MatmulCall},
+};
 use anymesh_shaders::Memory;
 use cubecl::prelude::*;
 use cudarc::{
@@ -23,7 +26,7 @@ use cudarc::{
 use std::{
     collections::HashMap,
     ffi::c_void,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl::__private::Runtime>::Server;
@@ -67,8 +70,11 @@ struct CublasLt {
     workspace: driver::CUdeviceptr,
     before: driver::CUevent,
     after: driver::CUevent,
-    algorithms: Mutex<HashMap<Problem, Option<sys::cublasLtMatmulHeuristicResult_t>>>,
+    algorithms: Mutex<Algorithms>,
 }
+
+/// What was chosen for each problem; nothing where the library cannot.
+type Algorithms = HashMap<Problem, Option<sys::cublasLtMatmulHeuristicResult_t>>;
 
 // SAFETY: the library's handle may be used from any thread, one call at a time (`algorithms` is
 // locked throughout a call); events, stream and workspace are plain handles of the context, which
@@ -115,29 +121,45 @@ impl CublasLt {
         })
     }
 
-    fn run(
+    /// Queues work of the library behind everything that is queued, and before everything that
+    /// comes later.
+    fn in_order(
         &self,
         client: &Client,
-        problem: Problem,
-        heuristic: &sys::cublasLtMatmulHeuristicResult_t,
-        a: u64,
-        b: u64,
-        out: u64,
+        work: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), String> {
         client.flush().map_err(|e| e.to_string())?;
-        let plan = ProductPlan::new(&problem)?;
+        let stream = self.stream.cu_stream();
+        // SAFETY: events and stream are this context's, which is bound.
+        unsafe {
+            check(driver::cuCtxRecordEvent(self.context.cu_ctx(), self.before))?;
+            check(driver::cuStreamWaitEvent(stream, self.before, 0))?;
+        }
+        work()?;
+        // SAFETY: as above.
+        unsafe {
+            check(driver::cuEventRecord(self.after, stream))?;
+            check(driver::cuCtxWaitEvent(self.context.cu_ctx(), self.after))
+        }
+    }
+
+    /// Queues one product. The memory stays in place until it is queued, and later work waits.
+    fn multiply(
+        &self,
+        problem: &Problem,
+        heuristic: &sys::cublasLtMatmulHeuristicResult_t,
+        [a, b, out]: [u64; 3],
+    ) -> Result<(), String> {
+        let plan = ProductPlan::new(problem)?;
         let (one, zero) = (1f32.to_bits(), 0u32);
         let (one64, zero64) = (1f64.to_bits(), 0u64);
         let (alpha, beta): (*const c_void, *const c_void) = match problem.dtype {
             DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
             _ => ((&raw const one).cast(), (&raw const zero).cast()),
         };
-        let stream = self.stream.cu_stream();
         // SAFETY: the addresses are pinned by the caller, descriptors live until the end of the
-        // call, and the events order this stream against all others of the context on both sides.
+        // call, and events order this stream against all others of the context on both sides.
         unsafe {
-            check(driver::cuCtxRecordEvent(self.context.cu_ctx(), self.before))?;
-            check(driver::cuStreamWaitEvent(stream, self.before, 0))?;
             lt::matmul(
                 self.handle,
                 plan.matmul,
@@ -154,11 +176,9 @@ impl CublasLt {
                 &heuristic.algo,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                stream.cast(),
+                self.stream.cu_stream().cast(),
             )
-            .map_err(|e| e.to_string())?;
-            check(driver::cuEventRecord(self.after, stream))?;
-            check(driver::cuCtxWaitEvent(self.context.cu_ctx(), self.after))
+            .map_err(|e| e.to_string())
         }
     }
 }
@@ -387,60 +407,26 @@ impl CublasLt {
         let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
         let rank = shape_a.rank();
         let batch: usize = shape_a.dims()[..rank - 2].iter().product();
-        let (m, n, k) = (shape_a[rank - 2], shape_b[rank - 1], shape_a[rank - 1]);
+        let (m, n) = (shape_a[rank - 2], shape_b[rank - 1]);
         let out = Memory::new(client, call.dtype, batch * m * n);
-        let failed = |detail: String| Error::DeviceFailed {
-            device: "cuda".into(),
-            detail: format!("cuBLASLt: {detail}"),
-        };
-        // The guards keep the memory in place until the product is queued; later work waits for it.
-        let pin = |memory: &Memory| {
-            client
-                .get_resource::<CudaServer>(memory.handle().clone())
-                .map_err(|e| failed(e.to_string()))
-        };
-        let (a_pin, b_pin, out_pin) = (
-            pin(call.a.buffer.get()?)?,
-            pin(call.b.buffer.get()?)?,
-            pin(&out)?,
-        );
-        let (a_at, b_at, out_at) = (
-            a_pin.resource().ptr,
-            b_pin.resource().ptr,
-            out_pin.resource().ptr,
-        );
-        let size = dtype.size();
-        let (Some(ma), Some(mb), Ok(batch)) = (
-            matrix(&call.a.layout, a_at, size),
-            matrix(&call.b.layout, b_at, size),
-            i32::try_from(batch),
+        let (a_at, _a) = pin(client, call.a.buffer.get()?)?;
+        let (b_at, _b) = pin(client, call.b.buffer.get()?)?;
+        let (out_at, _out) = pin(client, &out)?;
+        let types = (dtype, call.dtype);
+        let Some((problem, addresses)) = problem(
+            types,
+            (&call.a.layout, a_at),
+            (&call.b.layout, b_at),
+            out_at,
         ) else {
             return Ok(None);
         };
-        let problem = Problem {
-            dtype,
-            stored: call.dtype,
-            m: m as u64,
-            n: n as u64,
-            k: k as u64,
-            batch,
-            a: ma,
-            b: mb,
-            out_alignment: alignment(out_at),
-        };
-        self.context
-            .bind_to_thread()
-            .map_err(|e| failed(e.to_string()))?;
-        let mut algorithms = self
-            .algorithms
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.bind()?;
+        let mut algorithms = self.lock();
         let algorithm = match algorithms.get(&problem) {
             Some(known) => *known,
             None => {
-                let found = ProductPlan::new(&problem)
-                    .and_then(|plan| plan.choose(self.handle, &problem))
-                    .map_err(failed)?;
+                let found = self.choose(&problem).map_err(failed)?;
                 algorithms.insert(problem, found);
                 found
             }
@@ -448,19 +434,160 @@ impl CublasLt {
         let Some(algorithm) = algorithm else {
             return Ok(None);
         };
-        let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
-        self.run(
-            client,
-            problem,
-            &algorithm,
-            offset(a_at, &call.a.layout),
-            offset(b_at, &call.b.layout),
-            out_at,
-        )
-        .map_err(failed)?;
-        drop((a_pin, b_pin, out_pin));
+        self.in_order(client, || self.multiply(&problem, &algorithm, addresses))
+            .map_err(failed)?;
         Ok(Some(out.buffer()))
     }
+
+    fn bind(&self) -> Result<()> {
+        (self.context.bind_to_thread()).map_err(|e| failed(e.to_string()))
+    }
+
+    /// The algorithms that were chosen; as long as it is held, the library is this thread's.
+    fn lock(&self) -> MutexGuard<'_, Algorithms> {
+        (self.algorithms.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The library's choice of algorithm, or `None` where it has none for this problem.
+    fn choose(
+        &self,
+        problem: &Problem,
+    ) -> Result<Option<sys::cublasLtMatmulHeuristicResult_t>, String> {
+        ProductPlan::new(problem)?.choose(self.handle, problem)
+    }
+
+    /// A product for each group of rows, or `None` where the portable kernels do better: where groups
+    /// are small, or many. Where groups end is read first, so the host waits for what is queued.
+    fn grouped(&self, client: &Client, call: &GroupedCall) -> Result<Option<Buffer>> {
+        let (dtype, groups) = (call.a.dtype, call.groups());
+        let [n, k, m] = call.sizes();
+        let each = 2.0 * (n * k * m) as f64 / groups as f64;
+        // Tensor cores have a kernel of their own for small groups; others have not.
+        let least = if dtype.size() == 2 { 3e10 } else { 1e8 };
+        if !has_product(dtype, call.dtype) || each < least {
+            return Ok(None);
+        }
+        let Some(ends) = read_ends(client, &call.ends)? else {
+            return Ok(None);
+        };
+        let (len, step) = match call.mode {
+            GroupedOp::Rows => (n * m, None),
+            GroupedOp::Sums { groups } => (groups * k * m, Some(k * m)),
+        };
+        let out = Memory::new(client, call.dtype, len);
+        let (a_at, _a) = pin(client, call.a.buffer.get()?)?;
+        let (b_at, _b) = pin(client, call.b.buffer.get()?)?;
+        let (out_at, _out) = pin(client, &out)?;
+        self.bind()?;
+        let _alone = self.lock();
+        let mut products = Vec::with_capacity(groups);
+        // What no product writes is zero.
+        let mut zeros = vec![];
+        let mut done = 0;
+        for (g, rows) in (GroupedCall::rows(&ends, call.first, groups, n).into_iter()).enumerate() {
+            let a = call.a.layout.slice(0, rows.start, 1, rows.len());
+            let (a, b, writes) = match step {
+                None => {
+                    let b = call.b.layout.slice(0, g, 1, 1);
+                    (a, b, rows.start * m..rows.end * m)
+                }
+                Some(step) => {
+                    let b = call.b.layout.slice(0, rows.start, 1, rows.len());
+                    (a.permute(&[1, 0]), b, g * step..(g + 1) * step)
+                }
+            };
+            if rows.is_empty() {
+                continue;
+            }
+            zeros.push(done..writes.start);
+            done = writes.end;
+            let to = out_at + (writes.start * call.dtype.size()) as u64;
+            let types = (dtype, call.dtype);
+            let Some((problem, addresses)) = problem(types, (&a, a_at), (&b, b_at), to) else {
+                return Ok(None);
+            };
+            let Some(algorithm) = self.choose(&problem).map_err(failed)? else {
+                return Ok(None);
+            };
+            products.push((problem, algorithm, addresses));
+        }
+        zeros.push(done..len);
+        self.in_order(client, || {
+            for range in zeros.iter().filter(|range| !range.is_empty()) {
+                let size = call.dtype.size();
+                let (to, bytes) = (out_at + (range.start * size) as u64, range.len() * size);
+                // SAFETY: a part of the output, which is pinned.
+                unsafe {
+                    check(driver::cuMemsetD8Async(
+                        to,
+                        0,
+                        bytes,
+                        self.stream.cu_stream(),
+                    ))?;
+                }
+            }
+            (products.iter()).try_for_each(|(problem, algorithm, addresses)| {
+                self.multiply(problem, algorithm, *addresses)
+            })
+        })
+        .map_err(failed)?;
+        Ok(Some(out.buffer()))
+    }
+}
+
+fn failed(detail: String) -> Error {
+    Error::DeviceFailed {
+        device: "cuda".into(),
+        detail: format!("cuBLASLt: {detail}"),
+    }
+}
+
+/// Where memory lies, and what keeps it there until work on it is queued; later work waits for that.
+fn pin(client: &Client, memory: &Memory) -> Result<(u64, impl Sized + use<>)> {
+    let pinned = client
+        .get_resource::<CudaServer>(memory.handle().clone())
+        .map_err(|e| failed(e.to_string()))?;
+    Ok((pinned.resource().ptr, pinned))
+}
+
+/// Where groups end; nothing for ends that are no dense list.
+fn read_ends(client: &Client, ends: &View) -> Result<Option<Vec<i32>>> {
+    if !ends.layout.is_contiguous() {
+        return Ok(None);
+    }
+    let memory: &Memory = ends.buffer.get()?;
+    let bytes = client
+        .read_one(memory.handle().clone())
+        .map_err(|e| failed(e.to_string()))?;
+    let all = bytes.chunks_exact(4);
+    let all = all.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let (from, count) = (ends.layout.offset, ends.layout.shape.numel());
+    Ok(Some(all.skip(from).take(count).collect()))
+}
+
+/// The product of two stacks of matrices with the addresses of its operands and its result, as the
+/// library sees it; `None` where it cannot read them.
+fn problem(
+    (dtype, stored): (DType, DType),
+    (a, a_at): (&Layout, u64),
+    (b, b_at): (&Layout, u64),
+    out_at: u64,
+) -> Option<(Problem, [u64; 3])> {
+    let (rank, right, size) = (a.shape.rank(), b.shape.rank(), dtype.size());
+    let batch: usize = a.shape.dims()[..rank - 2].iter().product();
+    let problem = Problem {
+        dtype,
+        stored,
+        m: a.shape[rank - 2] as u64,
+        n: b.shape[right - 1] as u64,
+        k: a.shape[rank - 1] as u64,
+        batch: i32::try_from(batch).ok()?,
+        a: matrix(a, a_at, size)?,
+        b: matrix(b, b_at, size)?,
+        out_alignment: alignment(out_at),
+    };
+    let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
+    Some((problem, [offset(a_at, a), offset(b_at, b), out_at]))
 }
 
 /// The device with its matrix products, and the convolutions that are one, made by the library
@@ -474,6 +601,7 @@ pub(crate) fn with_products(
     Ok(device.decorated(move |portable, kernel| {
         let product = match &kernel {
             Kernel::Matmul(call) => library.product(&client, call)?,
+            Kernel::Grouped(call) => library.grouped(&client, call)?,
             Kernel::Conv(call) => match call.as_product() {
                 Some(call) => library.product(&client, &call)?,
                 None => None,

@@ -93,6 +93,12 @@ impl Train {
             batch.dp,
             batch.accumulation
         ));
+        let split = trainer.task.model.split();
+        if split.stages() > 1 {
+            let layers = (0..split.stages()).map(|s| split.layers(s).len().to_string());
+            let layers = layers.collect::<Vec<_>>().join(", ");
+            say(format!("{} stages of {layers} layers", split.stages()));
+        }
         if let Some(path) = resumed {
             say(format!(
                 "goes on from {} with sample {}",
@@ -188,6 +194,7 @@ impl Watch<'_> {
                 ];
                 scalars.extend(status.mfu.map(|mfu| ("mfu", mfu)));
                 scalars.extend(status.memory.map(|bytes| ("memory_bytes", bytes as f64)));
+                scalars.extend(&report.more);
                 if report.skipped {
                     scalars.push(("skipped_from_sample", report.samples.start as f64));
                 }

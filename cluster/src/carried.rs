@@ -5,12 +5,13 @@
 use crate::{
     control::{Control, Verdict},
     gather,
+    posted::Done,
     recorder::{Begun, Digest, State},
     wire::{Broken, Receive, Send, Wait, Wire},
 };
 use anymesh_core::{
     DType, Error, Mesh, Reduction, Result, Tensor,
-    transport::{Incoming, Message, Outgoing, Part, Transport, check_group},
+    transport::{Call, Incoming, Message, Outgoing, Part, Pending, Transport, check_group},
 };
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -27,7 +28,7 @@ pub(crate) struct Engine {
     pub(crate) control: Arc<Control>,
     pub(crate) deadline: Duration,
     /// One call at a time.
-    turn: Mutex<()>,
+    pub(crate) turn: Mutex<()>,
 }
 
 impl Engine {
@@ -85,38 +86,53 @@ impl Engine {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(op, mesh)?;
         let call = self.begin(op, &sends, &receives, detail);
-        let mut awaited: Vec<usize> = receives.iter().map(|r| r.from).collect();
-        awaited.sort_unstable();
-        awaited.dedup();
-        let wait = Waiting {
-            until: Instant::now() + self.deadline,
-            control: &self.control,
-            awaited,
-        };
-        let recorder = &self.control.recorder;
+        let wait = self.waiting(&receives);
         match self.wire.transfer(sends, memories, receives, &wait) {
             Ok(filled) => {
-                recorder.end(call, State::Done, None);
+                self.control.recorder.end(call, State::Done, None);
                 Ok(filled)
             }
-            Err(broken) => {
-                let broken = match (broken, wait.left()) {
-                    (Broken::Stopped, Some(left)) if !self.control.alarm.has_rung() => {
-                        Broken::Gone(left, "it has left".into())
-                    }
-                    (broken, _) => broken,
-                };
-                if let Broken::Late(from) = &broken {
-                    recorder.waits_for(call, from);
-                }
-                let verdict = self.control.conclude(broken, self.deadline.as_secs_f64());
-                recorder.end(call, State::Failed, None);
-                Err(self.error(&verdict, op, mesh))
-            }
+            Err(broken) => Err(self.broken(op, mesh, call, broken, &wait)),
         }
     }
 
-    fn begin(
+    /// Waits for those that something is to be received from.
+    pub(crate) fn waiting(&self, receives: &[Receive]) -> Waiting {
+        let mut awaited: Vec<usize> = receives.iter().map(|r| r.from).collect();
+        awaited.sort_unstable();
+        awaited.dedup();
+        Waiting {
+            until: Instant::now() + self.deadline,
+            control: self.control.clone(),
+            awaited,
+        }
+    }
+
+    /// What a call that did not come to its end means.
+    pub(crate) fn broken(
+        &self,
+        op: &'static str,
+        mesh: &Mesh,
+        call: u64,
+        broken: Broken,
+        wait: &Waiting,
+    ) -> Error {
+        let recorder = &self.control.recorder;
+        let broken = match (broken, wait.left()) {
+            (Broken::Stopped, Some(left)) if !self.control.alarm.has_rung() => {
+                Broken::Gone(left, "it has left".into())
+            }
+            (broken, _) => broken,
+        };
+        if let Broken::Late(from) = &broken {
+            recorder.waits_for(call, from);
+        }
+        let verdict = self.control.conclude(broken, self.deadline.as_secs_f64());
+        recorder.end(call, State::Failed, None);
+        self.error(&verdict, op, mesh)
+    }
+
+    pub(crate) fn begin(
         &self,
         op: &'static str,
         sends: &[Send],
@@ -163,6 +179,26 @@ impl Engine {
         mesh: &Mesh,
         messages: Vec<Message>,
     ) -> Result<Vec<Option<Tensor>>> {
+        let bytes = self.bytes((op, how), mesh, &messages)?;
+        let detail = || describe(&messages);
+        let filled = self.transfer(
+            op,
+            mesh,
+            bytes.sends,
+            bytes.memories,
+            bytes.receives,
+            detail,
+        )?;
+        bytes.out.filled(filled)
+    }
+
+    /// What messages are to other processes.
+    pub(crate) fn bytes(
+        &self,
+        (op, how): (&'static str, u64),
+        mesh: &Mesh,
+        messages: &[Message],
+    ) -> Result<Bytes> {
         messages.iter().try_for_each(|m| m.check(mesh))?;
         let own = self.control.process;
         let mut out: Vec<Option<Tensor>> = vec![None; messages.len()];
@@ -202,12 +238,12 @@ impl Engine {
                 _ => {}
             }
         }
-        let detail = || describe(&messages);
-        let filled = self.transfer(op, mesh, sends, memories, receives, detail)?;
-        for (slot, memory) in slots.into_iter().zip(filled) {
-            out[slot] = Some(memory.finish()?);
-        }
-        Ok(out)
+        Ok(Bytes {
+            sends,
+            memories,
+            receives,
+            out: Out { out, slots },
+        })
     }
 
     pub(crate) fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
@@ -250,11 +286,36 @@ impl Engine {
     }
 }
 
+/// The messages of an exchange as bytes.
+pub(crate) struct Bytes {
+    pub(crate) sends: Vec<Send>,
+    pub(crate) memories: Vec<Incoming>,
+    pub(crate) receives: Vec<Receive>,
+    pub(crate) out: Out,
+}
+
+/// The answer to an exchange, in which what is received is missing.
+#[derive(Debug)]
+pub(crate) struct Out {
+    out: Vec<Option<Tensor>>,
+    /// For each memory the message that it is for.
+    slots: Vec<usize>,
+}
+
+impl Out {
+    pub(crate) fn filled(mut self, memories: Vec<Incoming>) -> Result<Vec<Option<Tensor>>> {
+        for (slot, memory) in self.slots.into_iter().zip(memories) {
+            self.out[slot] = Some(memory.finish()?);
+        }
+        Ok(self.out)
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         let wait = Waiting {
             until: Instant::now() + self.deadline.min(Duration::from_secs(10)),
-            control: &self.control,
+            control: self.control.clone(),
             awaited: vec![],
         };
         self.wire.flush(&wait);
@@ -292,13 +353,13 @@ pub(crate) fn describe(messages: &[Message]) -> String {
 }
 
 /// See [`Wait`].
-struct Waiting<'a> {
-    until: Instant,
-    control: &'a Control,
-    awaited: Vec<usize>,
+pub(crate) struct Waiting {
+    pub(crate) until: Instant,
+    pub(crate) control: Arc<Control>,
+    pub(crate) awaited: Vec<usize>,
 }
 
-impl Waiting<'_> {
+impl Waiting {
     /// One that is waited for and left some time ago.
     fn left(&self) -> Option<usize> {
         let gone = |p: &usize| {
@@ -311,7 +372,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Wait for Waiting<'_> {
+impl Wait for Waiting {
     fn until(&self) -> Instant {
         self.until
     }
@@ -392,6 +453,17 @@ impl Transport for Carried {
 
     fn report(&self, _id: usize, error: &Error) {
         self.0.control.failed(&error.to_string());
+    }
+
+    fn posts(&self) -> bool {
+        self.0.wire.posts()
+    }
+
+    fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
+        match call {
+            Call::Exchange { messages } if self.posts() => self.0.post(mesh, messages),
+            call => Ok(Box::new(Done::of(call.run(self, mesh)?))),
+        }
     }
 
     fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {

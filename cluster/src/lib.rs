@@ -29,6 +29,7 @@ mod meet;
 mod meeting;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod posted;
 mod recorder;
 mod start;
 pub mod stop;

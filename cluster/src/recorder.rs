@@ -21,6 +21,8 @@ pub(crate) const FORMAT: &str = "anymesh-flight-1";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
+    /// Begun, and nobody waits for it yet.
+    Queued,
     Waiting,
     Done,
     Failed,
@@ -196,6 +198,14 @@ impl Recorder {
         }
     }
 
+    /// The call goes on by itself until somebody waits for it, or somebody does now.
+    pub(crate) fn is_now(&self, n: u64, state: State) {
+        let mut ring = self.ring();
+        if let Some((call, _)) = ring.calls.iter_mut().rev().find(|(call, _)| call.n == n) {
+            call.state = state;
+        }
+    }
+
     /// Somebody else is waited for now.
     pub(crate) fn waits_for(&self, n: u64, processes: &[usize]) {
         let mut ring = self.ring();
@@ -210,7 +220,7 @@ impl Recorder {
         let skipped = ring.calls.len().saturating_sub(most);
         let call = |(call, since): &(Call, Instant)| Call {
             seconds: match call.state {
-                State::Waiting => since.elapsed().as_secs_f64(),
+                State::Queued | State::Waiting => since.elapsed().as_secs_f64(),
                 _ => call.seconds,
             },
             ..call.clone()

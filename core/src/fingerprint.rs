@@ -52,6 +52,13 @@ impl Fingerprint {
         (result, within)
     }
 
+    /// Runs `f` without counting what is decided in it: for what the processes of a cluster do not
+    /// all do, such as the stages of a pipeline.
+    pub fn uncounted<T>(f: impl FnOnce() -> T) -> T {
+        let _uncounted = uncounted();
+        f()
+    }
+
     /// What was decided on this thread so far, in the innermost [`record`](Self::record).
     pub fn now() -> Self {
         NOW.get()

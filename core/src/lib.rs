@@ -50,7 +50,7 @@ pub use mesh::{Machine, Mesh};
 pub use meta::meta;
 pub use nested::Nested;
 pub use ops::elementwise::Arg;
-pub use overlap::Ahead;
+pub use overlap::{Ahead, Moving};
 pub use place::{IntoPlace, IntoSharding, Place};
 pub use sharding::{MAX_RANK, Placement, Reduction, Region, Sharding, TensorType, split};
 pub use spec::{ShardingSpec, TypeSpec};

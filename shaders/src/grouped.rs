@@ -380,7 +380,7 @@ impl CubeBackend {
     fn grouped_on_hopper(&self, call: &GroupedCall, how: hopper::How) -> Result<Buffer> {
         let [n, k, m] = call.sizes();
         let (buffers, [_, right]) = distinct([&call.a, &call.b])?;
-        let across = m.div_ceil(how.columns());
+        let across = m.div_ceil(hopper::COLUMNS);
         let (outputs, tiles) = match call.mode {
             GroupedOp::Rows => (n * m, n / how.rows() + call.ends.layout.shape.numel() + 1),
             GroupedOp::Sums { groups } => (groups * k * m, k.div_ceil(how.rows()) * groups),
@@ -400,7 +400,7 @@ impl CubeBackend {
             hopper::hopper::launch_unchecked(
                 &self.client,
                 crate::cubes((tiles * across).min(processors), 1),
-                CubeDim::new_1d(hopper::THREADS),
+                CubeDim::new_1d(how.threads() as u32),
                 address,
                 bind(&handles, 4),
                 crate::arg(crate::memory(&call.ends)?, 4),

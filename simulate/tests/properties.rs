@@ -52,7 +52,7 @@ fn cases(count: usize) -> Vec<(Model, Machine, Layout)> {
             batch: 4 * dp * numbers.of(&[1, 2, 8, 9]),
             recompute: numbers.of(&[Recompute::None, Recompute::Selective, Recompute::Full]),
             sequence_parallel: numbers.below(2) == 0,
-            regather: true,
+            regather: numbers.below(2) == 0,
             schedule: schedule.into(),
             attention: numbers.of(&[
                 anymesh_simulate::Attention::Plain,

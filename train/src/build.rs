@@ -2,7 +2,8 @@
 
 use crate::{
     Error, Param, Policy, Result,
-    pipeline::{Split, Stages},
+    nn::Context,
+    pipeline::{LayerCosts, Split, Stages},
 };
 use anymesh_core::{IntoSharding, Mesh, Place, Shape, Sharding, Tensor, ops::Rng};
 
@@ -62,8 +63,10 @@ pub struct Build {
     /// The axes that [`Zero`] cuts over, where the mesh has them.
     axes: Vec<String>,
     stages: Stages,
+    one_by_one: bool,
     blank: bool,
-    stream: &'static str,
+    sequence_parallel: bool,
+    context: Context,
 }
 
 impl Build {
@@ -77,8 +80,10 @@ impl Build {
             zero: Zero::Off,
             axes: vec![],
             stages: Stages::default(),
+            one_by_one: false,
             blank: false,
-            stream: "[@dp?, _, _]",
+            sequence_parallel: false,
+            context: Context::default(),
         }
     }
 
@@ -96,26 +101,53 @@ impl Build {
         self
     }
 
+    /// With stages by these costs of layers.
+    pub fn with_costs(mut self, costs: LayerCosts) -> Self {
+        self.stages.costs = Some(costs);
+        self
+    }
+
+    /// With [each layer](Split::one_by_one) as a stage of its own, to measure what they cost.
+    pub fn layer_by_layer(mut self) -> Self {
+        self.one_by_one = true;
+        self
+    }
+
     /// The stages of a model with layers of these costs, and of what is computed before and after
-    /// them.
+    /// them, unless costs were [measured](Stages::costs).
     pub fn split(&self, costs: &[f64], first: f64, last: f64) -> Result<Split> {
+        if self.one_by_one {
+            return Split::one_by_one(&self.mesh, costs.len());
+        }
         let Stages {
             chunks,
             placement,
             layers,
+            costs: measured,
         } = &self.stages;
-        match layers {
-            Some(layers) if layers.iter().sum::<usize>() != costs.len() => {
-                let detail = format!(
-                    "stages of {layers:?} layers are {} together, the model has {}",
-                    layers.iter().sum::<usize>(),
-                    costs.len()
-                );
+        let fits = |found: usize, what: String| match found == costs.len() {
+            true => Ok(()),
+            false => {
+                let detail = format!("{what} are {found}, the model has {}", costs.len());
                 Err(Error::config("pipeline.split", detail))
             }
-            Some(layers) => Split::new(&self.mesh, layers, *placement),
-            None => Split::balanced(&self.mesh, costs, first, last, *chunks, *placement),
+        };
+        if let Some(layers) = layers {
+            let what = format!("stages of {layers:?} layers together");
+            fits(layers.iter().sum(), what)?;
+            return Split::new(&self.mesh, layers, *placement);
         }
+        let (costs, first, last) = match measured {
+            None => (costs, first, last),
+            Some(measured) => {
+                fits(
+                    measured.layers.len(),
+                    "the layers that were measured".into(),
+                )?;
+                (&measured.layers[..], measured.first, measured.last)
+            }
+        };
+        Split::balanced(&self.mesh, costs, first, last, *chunks, *placement)
     }
 
     /// The same on another mesh, such as that of a stage.
@@ -136,16 +168,32 @@ impl Build {
     /// blocks (Megatron's sequence parallelism): norms and dropout then work on a part, and what an
     /// all-reduce would send goes as a scatter and a gather.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
-        self.stream = match on {
-            true => "[@dp?, @tp?, _]",
-            false => "[@dp?, _, _]",
-        };
+        self.sequence_parallel = on;
         self
     }
 
-    /// How the residual stream lies between blocks.
+    /// How the residual stream lies between blocks, where sequences are cut over `cp`.
     pub fn stream(&self) -> &'static str {
-        self.stream
+        match self.sequence_parallel {
+            true => "[@dp?@ep?, @cp?@tp?, _]",
+            false => "[@dp?@ep?, @cp?, _]",
+        }
+    }
+
+    /// Whether the stream is cut over `tp` between blocks.
+    pub fn is_sequence_parallel(&self) -> bool {
+        self.sequence_parallel
+    }
+
+    /// With sequences that are cut over the mesh axis `cp` computed in this way.
+    pub fn long_sequences(mut self, context: Context) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// The same further down: `at("q_proj")`, `at("layers.3")`.

@@ -1,9 +1,10 @@
 //! Vectors of sentences.
 
 use crate::{
-    Error, Pass, Result,
+    Error, Module, Pass, Result,
     data::Tokenizer,
     models::{Model, ModelFiles, Tokens},
+    pipeline::{Given, Staged, kind_of, on_mesh},
 };
 use anymesh_core::{DType, Mesh, Tensor, grad::no_grad};
 use serde_json::Value;
@@ -32,7 +33,7 @@ impl Sentences {
     pub fn new(mesh: &Mesh, rows: &[Vec<u32>], fill: u32) -> Result<Self> {
         let length = rows.iter().map(Vec::len).max().unwrap_or(0);
         let shape = [rows.len(), length];
-        let place = (mesh, "[@dp?, _]");
+        let place = (mesh, "[@dp?@ep?, _]");
         let id = |at: &[usize]| rows[at[0]].get(at[1]).copied().unwrap_or(fill) as i32;
         let there = |at: &[usize]| f32::from(u8::from(at[1] < rows[at[0]].len()));
         let mut tokens = Tokens::new(Tensor::from_fn(shape, place, id)?);
@@ -49,7 +50,8 @@ impl Sentences {
         Ok(match pooling {
             Pooling::First => hidden.narrow(1, 0, 1)?.squeeze(&[1])?,
             Pooling::Mean => {
-                let there = self.there.cast(hidden.dtype())?.unsqueeze(2)?;
+                let there = on_mesh(&self.there, hidden.mesh())?;
+                let there = there.cast(hidden.dtype())?.unsqueeze(2)?;
                 let sum = hidden.mul(&there)?.sum(&[1], false)?;
                 sum.div(&there.sum(&[1], false)?)?
             }
@@ -141,7 +143,12 @@ impl Encoder {
     #[track_caller]
     pub fn forward(&self, sentences: &Sentences, pass: &Pass) -> Result<Tensor> {
         let hidden = self.model.hidden(&sentences.tokens, pass, None)?;
-        let pooled = sentences.pool(&hidden, self.pooling)?;
+        self.vectors(sentences, &hidden)
+    }
+
+    #[track_caller]
+    fn vectors(&self, sentences: &Sentences, hidden: &Tensor) -> Result<Tensor> {
+        let pooled = sentences.pool(hidden, self.pooling)?;
         match self.normalize {
             true => normalized(&pooled),
             false => Ok(pooled),
@@ -177,6 +184,46 @@ impl Encoder {
             Model::Bert(bert) => bert.config().pad_token_id as u32,
             _ => 0,
         }
+    }
+}
+
+/// A micro-batch is some sentences, and the last stage gives their vectors: for losses over all of
+/// them, with [`Pipeline::run_cached`](crate::pipeline::Pipeline::run_cached).
+impl Staged for Encoder {
+    type Batch = Sentences;
+
+    fn model(&self) -> &dyn Module {
+        &self.model
+    }
+
+    fn stages(&self) -> usize {
+        self.model.split().stages()
+    }
+
+    fn mesh_of(&self, stage: usize) -> &Mesh {
+        self.model.split().mesh_of(stage)
+    }
+
+    fn kind_of(&self, sentences: &Sentences) -> Option<String> {
+        let tokens = &sentences.tokens;
+        let more = [tokens.positions.as_ref(), tokens.mask.as_ref()];
+        let all = [&tokens.ids, &sentences.there].into_iter();
+        kind_of(self.model.mesh(), all.chain(more.into_iter().flatten()))
+    }
+
+    fn forward(
+        &self,
+        stage: usize,
+        given: &Given<'_>,
+        sentences: &Sentences,
+        pass: &Pass,
+    ) -> Result<Vec<Tensor>> {
+        let stream = given.inputs.first();
+        let gave = self.model.stage(stage, stream, &sentences.tokens, pass)?;
+        Ok(vec![match stage + 1 == self.stages() {
+            true => self.vectors(sentences, &gave)?,
+            false => gave,
+        }])
     }
 }
 

@@ -228,10 +228,10 @@ impl<'m> Decoder<'m> {
         if self.fill.iter().any(|fill| *fill > 0) {
             let fill = |row: usize| self.fill[row];
             let position = |at: &[usize]| (from + at[1]).saturating_sub(fill(at[0])) as i32;
-            let place = (mesh, "[@dp?, _]");
+            let place = (mesh, "[@dp?@ep?, _]");
             tokens.positions = Some(Tensor::from_fn([batch, count], place, position)?);
             let shape = [batch, 1, 1, self.length];
-            let place = (mesh, "[@dp?, _, _, _]");
+            let place = (mesh, "[@dp?@ep?, _, _, _]");
             let seen = |at: &[usize]| at[3] >= fill(at[0]);
             tokens.mask = Some(Tensor::from_fn(shape, place, seen)?);
         }

@@ -40,6 +40,7 @@ pub fn grow_vocabulary(model: &mut Model, tokens: usize) -> Result<()> {
     match model {
         Model::Gpt2(m) => m.set_vocabulary(tokens),
         Model::Llama(m) => m.set_vocabulary(tokens),
+        Model::Moe(m) => m.set_vocabulary(tokens),
         Model::Bert(m) => m.set_vocabulary(tokens),
     }
     Ok(())

@@ -267,12 +267,7 @@ fn a_training_run_tells_adapters_what_a_pass_is_for() -> Result<()> {
     move_away(&mut model)?;
     let mut task = LanguageModel::new(Model::Llama(model), Language::default(), 4);
     let counting = |by: usize| Tensor::from_fn([2, 4], &mesh, |at| (at[0] + by * at[1]) as i32);
-    let batch = Batch {
-        ids: counting(3)?,
-        labels: counting(5)?,
-        documents: None,
-        positions: None,
-    };
+    let batch = Batch::new(counting(3)?, counting(5)?);
     let mut loss = |pass: Pass| task.loss(&batch, &pass)?.item().map_err(Error::from);
     let [first, second] = [1, 2].map(|seed| Pass::train(Rng::new(seed)));
     let found = loss(first)?;

@@ -227,6 +227,21 @@ fn all_axes_at_once_and_a_tied_head() -> Result<()> {
 }
 
 #[test]
+fn explore_cp() -> Result<()> {
+    for context in [anymesh_simulate::Context::Gather, anymesh_simulate::Context::Ring, anymesh_simulate::Context::Heads] {
+        for (cp, tp) in [(4, 1), (2, 2)] {
+            let layout = Layout { cp, tp, dp: 2, context, ..base() };
+            let (closed, real) = both(&small(true), &layout)?;
+            println!("{:?}\n{:?}\n{:?}", context, real.estimate.stages[0].bytes, closed.stages[0].bytes);
+            for p in &real.parts {
+                if p.item.axes.contains("cp") { println!("{p:?}"); }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn models_that_are_real() -> Result<()> {
     let step = |name: &str, layout: Layout| -> Result<(Estimate, Estimate)> {
         let preset = preset(name).expect("it is one");
@@ -284,6 +299,7 @@ fn whole(model: &Model, layout: &Layout) -> Result<Ledger> {
             chunks: layout.chunks,
             placement: Placement::Loop,
             layers: None,
+            costs: None,
         });
     let built = settings_of(model, layout.sequence)?.build(&build)?;
     let adamw = Groups::all(Rule::AdamW(AdamW::default()));
@@ -299,12 +315,7 @@ fn whole(model: &Model, layout: &Layout) -> Result<Ledger> {
     let rows = layout.micro * layout.dp;
     let batch = || -> Result<Batch> {
         let ids = Tensor::zeros([rows, layout.sequence], DType::I32, (&mesh, "[@dp, _]"))?;
-        Ok(Batch {
-            labels: ids.clone(),
-            ids,
-            documents: None,
-            positions: None,
-        })
+        Ok(Batch::new(ids.clone(), ids))
     };
     let micros = layout.batch / rows;
     let batches = (0..micros).map(|_| batch()).collect::<Result<Vec<_>>>()?;

@@ -1,10 +1,9 @@
 //! A fault on purpose: an element that a kernel gets wrong, or a reduction that is lost.
 
 use anymesh::{
-    DType, Device, Error, Mesh, Reduction, Result, Tensor,
+    DType, Device, Error, Mesh, Result,
     backend::{Backend, Buffers, Kernel},
-    split,
-    transport::{InProcess, Message, Part, Transport, on_behalf_of},
+    transport::{InProcess, Lossy, on_behalf_of},
 };
 use std::{
     str::FromStr,
@@ -118,7 +117,11 @@ impl Injection {
                     "a single device reduces nothing: give the second place axes, such as cpu:tp=2";
                 return Err(Error::argument("diff-run", "inject", detail));
             }
-            (Kind::Reduction, _) => on(device)?.with_transport(Arc::new(Lossy(fault.clone()))),
+            (Kind::Reduction, _) => {
+                let struck = fault.clone();
+                let lossy = Lossy::new(Arc::new(InProcess), move |what| struck.strikes(what));
+                on(device)?.with_transport(Arc::new(lossy))
+            }
             _ => on(&broken(device, fault.clone()))?,
         };
         Ok((mesh, fault))
@@ -151,55 +154,4 @@ fn broken(device: &Device, fault: Arc<Fault>) -> Device {
             Ok(buffers)
         },
     )
-}
-
-/// A transport that loses a reduction.
-#[derive(Debug)]
-struct Lossy(Arc<Fault>);
-
-impl Transport for Lossy {
-    fn name(&self) -> &str {
-        "lossy"
-    }
-
-    fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        InProcess.exchange(mesh, messages)
-    }
-
-    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        InProcess.barrier(mesh, group)
-    }
-
-    fn all_reduce(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        reduction: Reduction,
-    ) -> Result<Vec<Option<Tensor>>> {
-        match self.0.strikes("all_reduce") {
-            true => Ok(parts.iter().map(|part| part.data.clone()).collect()),
-            false => InProcess.all_reduce(mesh, parts, reduction),
-        }
-    }
-
-    fn reduce_scatter(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        reduction: Reduction,
-        dim: usize,
-    ) -> Result<Vec<Option<Tensor>>> {
-        if !self.0.strikes("reduce_scatter") {
-            return InProcess.reduce_scatter(mesh, parts, reduction, dim);
-        }
-        let own = |(i, part): (usize, &Part)| {
-            let Some(data) = &part.data else {
-                return Ok(None);
-            };
-            let range = split(data.dims()[dim], i, parts.len());
-            let piece = data.narrow(dim as i64, range.start, range.len())?;
-            piece.contiguous().map(Some)
-        };
-        parts.iter().enumerate().map(own).collect()
-    }
 }

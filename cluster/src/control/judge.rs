@@ -176,12 +176,14 @@ fn told(witnesses: &[Witness], process: usize) -> Option<&Record> {
 fn waiting(witnesses: &[Witness], process: usize) -> Option<&Call> {
     let calls = &told(witnesses, process)?.calls;
     let first = calls.iter().find(|call| call.state == State::Waiting);
-    first.or_else(|| calls.last().filter(|last| last.state != State::Done))
+    first.or_else(|| calls.last().filter(|last| last.state == State::Failed))
 }
 
 /// What a process is doing that waits for nobody.
 fn doing(record: &Record) -> String {
-    match record.calls.last() {
+    // What goes on by itself keeps nobody.
+    let last = record.calls.iter().rev().find(|c| c.state != State::Queued);
+    match last {
         None => "has not called anything yet".into(),
         Some(call) if call.state == State::Done => format!(
             "is in no call: the last one it finished is {} at {}",

@@ -5,7 +5,11 @@ pub(crate) mod mpi;
 pub(crate) mod tcp;
 
 use anymesh_core::transport::{Incoming, Outgoing};
-use std::{fmt::Debug, ops::Range, time::Instant};
+use std::{
+    fmt::Debug,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 /// Bytes for another process. They are owned, so that an engine that was given up while it still
 /// read them can keep them for ever.
@@ -71,7 +75,48 @@ pub(crate) trait Wire: Debug + std::marker::Send + Sync {
         wait: &dyn Wait,
     ) -> Result<Vec<Incoming>, Broken>;
 
+    /// Whether what is [posted](Self::post) goes on by itself.
+    fn posts(&self) -> bool {
+        false
+    }
+
+    /// Begins to send and receive all of these, each message in a memory of its own, and returns; it
+    /// waits only for a peer that takes nothing. What is received from a process comes in the order in
+    /// which it was posted and [transferred](Self::transfer). Provided for wires that do not.
+    fn post(
+        &self,
+        sends: Vec<Send>,
+        memories: Vec<Incoming>,
+        receives: Vec<Receive>,
+        wait: &dyn Wait,
+    ) -> Result<Box<dyn Flying>, Broken> {
+        let memories = self.transfer(sends, memories, receives, wait)?;
+        Ok(Box::new(Landed(memories)))
+    }
+
     /// Returns when everything that was sent is on its way, or `wait` ends: the process is about to
     /// leave.
     fn flush(&self, _wait: &dyn Wait) {}
+}
+
+/// What was posted.
+pub(crate) trait Flying: Debug + std::marker::Send {
+    /// Whether nobody would have to wait for it.
+    fn is_done(&self) -> bool;
+
+    /// The memories, filled, and how long bytes were on their way.
+    fn land(self: Box<Self>, wait: &dyn Wait) -> Result<(Vec<Incoming>, Duration), Broken>;
+}
+
+#[derive(Debug)]
+struct Landed(Vec<Incoming>);
+
+impl Flying for Landed {
+    fn is_done(&self) -> bool {
+        true
+    }
+
+    fn land(self: Box<Self>, _: &dyn Wait) -> Result<(Vec<Incoming>, Duration), Broken> {
+        Ok((self.0, Duration::ZERO))
+    }
 }

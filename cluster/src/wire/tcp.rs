@@ -1,12 +1,9 @@
 //! Tensors over TCP: a connection between every two processes, a thread that writes to each.
 
-use super::{Broken, Receive, Send, Wait, Wire};
+use super::{Broken, Flying, Receive, Send, Wait, Wire};
 use crate::{
     door::{Closed, Door, in_words, knock},
-    frame::{
-        Answer, Card, Hello, Patience, Purpose, in_turns, is_turn_over, read_all, refuse,
-        write_frame,
-    },
+    frame::{Answer, Card, Hello, Patience, Purpose, in_turns, is_turn_over, refuse, write_frame},
     meet::World,
 };
 use anymesh_core::{
@@ -25,8 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod reader;
 #[cfg(test)]
 mod tests;
+
+use reader::{Flight, Reader};
 
 /// Digest, size and number of what follows.
 const HEADER: usize = 24;
@@ -47,8 +47,7 @@ pub(crate) struct Tcp {
 #[derive(Debug)]
 struct Peer {
     line: Arc<Line>,
-    /// How many messages were received.
-    received: Mutex<u64>,
+    reader: Arc<Reader>,
 }
 
 /// What is to be written to one peer.
@@ -249,7 +248,7 @@ impl Peer {
             .spawn(move || writer.run())?;
         Ok(Self {
             line,
-            received: Mutex::new(0),
+            reader: Arc::default(),
         })
     }
 }
@@ -258,8 +257,10 @@ impl Drop for Peer {
     fn drop(&mut self) {
         self.line.closed.store(true, Ordering::Relaxed);
         // With the lock, or the writer might look just before and sleep just after.
-        let _queue = self.line.queue();
+        let queue = self.line.queue();
         self.line.changed.notify_all();
+        drop(queue);
+        self.reader.close();
     }
 }
 
@@ -399,42 +400,48 @@ impl Wire for Tcp {
             until: Some(wait.until()),
             stopped: &stopped,
         };
-        let mut to: Vec<usize> = vec![];
-        for send in sends {
-            if !to.contains(&send.to) {
-                to.push(send.to);
-            }
-            let line = &self.peer(send.to)?.line;
-            line.send(send.to, send.digest, send.bytes)?;
-        }
+        let to = self.send(sends)?;
         // Who has not sent everything when the first one is late.
         let from: Vec<usize> = receives.iter().map(|r| r.from).collect();
         for (at, receive) in receives.into_iter().enumerate() {
-            let peer = self.peer(receive.from)?;
-            let late = |e: io::Error| match broken(receive.from, &e) {
-                Broken::Late(_) => Broken::Late(self.late(&from[at..])),
-                other => other,
-            };
-            let mut header = [0; HEADER];
-            read_all(&peer.line.stream, &mut header, &patience).map_err(late)?;
-            let word = |at: usize| {
-                let mut bytes = [0; 8];
-                bytes.copy_from_slice(&header[at..at + 8]);
-                u64::from_le_bytes(bytes)
-            };
-            let mut received = peer.received.lock().unwrap_or_else(PoisonError::into_inner);
+            let Peer { line, reader } = self.peer(receive.from)?;
             let bytes = &mut memories[receive.memory].bytes()[receive.bytes];
-            if (word(0), word(8), word(16)) != (receive.digest, bytes.len() as u64, *received) {
-                return Err(Broken::Differs(receive.from));
-            }
-            *received += 1;
-            drop(received);
-            read_all(&peer.line.stream, bytes, &patience).map_err(late)?;
+            reader
+                .read(line, receive.from, receive.digest, bytes, &patience)
+                .map_err(|broken| match broken {
+                    Broken::Late(_) => Broken::Late(self.late(&from[at..])),
+                    other => other,
+                })?;
         }
         for to in to {
             self.peer(to)?.line.settle(to, AHEAD, &patience)?;
         }
         Ok(memories)
+    }
+
+    fn posts(&self) -> bool {
+        true
+    }
+
+    fn post(
+        &self,
+        sends: Vec<Send>,
+        memories: Vec<Incoming>,
+        receives: Vec<Receive>,
+        wait: &dyn Wait,
+    ) -> std::result::Result<Box<dyn Flying>, Broken> {
+        let stopped = || wait.failed();
+        let patience = Patience {
+            until: Some(wait.until()),
+            stopped: &stopped,
+        };
+        // What was sent before it, so that a message of any size goes beside the program.
+        for send in &sends {
+            (self.peer(send.to)?.line).settle(send.to, AHEAD, &patience)?;
+        }
+        self.send(sends)?;
+        let reader = |from: usize| self.peer(from).map(|peer| (&peer.reader, &peer.line));
+        Ok(Box::new(Flight::post(memories, &receives, reader)?))
     }
 
     fn flush(&self, wait: &dyn Wait) {
@@ -451,6 +458,19 @@ impl Wire for Tcp {
 }
 
 impl Tcp {
+    /// Queues all of these; to whom.
+    fn send(&self, sends: Vec<Send>) -> std::result::Result<Vec<usize>, Broken> {
+        let mut to: Vec<usize> = vec![];
+        for send in sends {
+            if !to.contains(&send.to) {
+                to.push(send.to);
+            }
+            let line = &self.peer(send.to)?.line;
+            line.send(send.to, send.digest, send.bytes)?;
+        }
+        Ok(to)
+    }
+
     /// Of those that are still waited for, those that have sent nothing yet.
     fn late(&self, from: &[usize]) -> Vec<usize> {
         let silent = |process: &usize| match self.peer(*process) {

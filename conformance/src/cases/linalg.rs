@@ -377,6 +377,21 @@ fn grouped(cases: &mut Cases) {
         (Sliced, Negative),
         (Contiguous, Broadcast),
     ];
+    // Large enough for what libraries are given.
+    for (left, right) in [(Contiguous, Contiguous), (Contiguous, Transposed)] {
+        let ends = || [100, 100, 350, 600];
+        let what = format!("f32 640x512x640 {left:?} x {right:?}");
+        cases.add("grouped_matmul", DType::F32, what.clone(), move |d| {
+            let x = data(d, DType::F32, &[640, 512], left, 44)?;
+            let w = data(d, DType::F32, &[4, 512, 640], right, 45)?;
+            Ok(vec![x.grouped_matmul(&w, &Tensor::new(&ends(), d)?)?])
+        });
+        cases.add("grouped_outer", DType::F32, what, move |d| {
+            let x = data(d, DType::F32, &[640, 512], left, 46)?;
+            let y = data(d, DType::F32, &[640, 640], right, 47)?;
+            Ok(vec![x.grouped_outer(&y, &Tensor::new(&ends(), d)?)?])
+        });
+    }
     for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_float()) {
         for (n, ends) in ENDS {
             for (k, m) in [(1, 1), (33, 65), (64, 128), (136, 72)] {

@@ -37,6 +37,7 @@ mod gradients;
 mod halves;
 mod horizon;
 mod parameter;
+mod parts;
 mod tape;
 
 pub use crate::overlap::{Overlap, with_overlap};
@@ -44,6 +45,7 @@ pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
 pub use halves::{Remaining, Root, backward_from, backward_inputs};
+pub use parts::on_parts;
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 

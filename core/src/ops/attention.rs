@@ -1,7 +1,15 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
+mod blocks;
 mod heads;
+mod long;
+mod order;
+mod passes;
+mod ring;
 mod steps;
+
+pub use long::SequenceOptions;
+pub use order::SequenceOrder;
 
 use super::{
     OpInfo, PadMode, RuleForm,

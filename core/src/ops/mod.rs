@@ -45,7 +45,7 @@ pub mod unary;
 pub use crate::promotion::{Promotion, with_promotion};
 pub use crate::spmd::{OpInfo, RuleForm};
 pub(crate) use affine::index_kind;
-pub use attention::{Attention, AttentionOptions};
+pub use attention::{Attention, AttentionOptions, SequenceOptions, SequenceOrder};
 pub use conv::{Conv, ConvTranspose};
 pub use cross_entropy::CrossEntropyOptions;
 pub use dynamic::Unique;

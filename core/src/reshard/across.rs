@@ -15,6 +15,8 @@ use crate::{
     DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor,
     fingerprint::{self, Digest},
     ledger,
+    overlap::Moving,
+    transport::{Pending, told},
     watch::watcher,
 };
 use smallvec::SmallVec;
@@ -250,11 +252,52 @@ fn first_of_partials(mesh: &Mesh, rank: usize, to: &Sharding) -> bool {
 /// The tensor on another mesh. Every process that has ranks of either calls this.
 #[track_caller]
 pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
-    reachable(x.mesh(), mesh)?;
-    if mesh.is_single() && !x.mesh().is_local() {
-        // A device of this process, which only its own ranks reach.
-        return x.full_tensor()?.copied_to(mesh.device(0));
+    if let Some(there) = on_own_device(x, mesh)? {
+        return Ok(there);
     }
+    let (x, plan) = combined(x, mesh, to)?;
+    let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
+    ledger::write(plan.sent(), types, || {
+        if mesh.carries_values() {
+            HandOver::of(&x, mesh, to)?.run()
+        } else {
+            without_values(&x, mesh, to, plan.moved_bytes)
+        }
+    })
+}
+
+/// The same, of which the part between the meshes goes on beside the program where the transport
+/// does that.
+#[track_caller]
+pub(super) fn start(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Moving> {
+    let beside = mesh.carries_values() && mesh.transport().is_some_and(|t| t.overlaps());
+    if !beside || mesh.is_single() {
+        return Ok(Moving::there(transfer(x, mesh, to)?));
+    }
+    let (x, plan) = combined(x, mesh, to)?;
+    let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
+    let begun = ledger::begin(plan.sent(), types);
+    let started = HandOver::of(&x, mesh, to).and_then(|hand_over| {
+        // What is sent is held by the transport alone.
+        drop(x);
+        Moving::start(hand_over, begun)
+    });
+    told(mesh, None, started)
+}
+
+/// A tensor over processes on a device of this process, which only its own ranks reach.
+fn on_own_device(x: &Tensor, mesh: &Mesh) -> Result<Option<Tensor>> {
+    reachable(x.mesh(), mesh)?;
+    match mesh.is_single() && !x.mesh().is_local() {
+        true => x.full_tensor()?.copied_to(mesh.device(0)).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// What is done on the source mesh, and how the rest goes.
+#[track_caller]
+fn combined(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<(Tensor, Transfer)> {
+    reachable(x.mesh(), mesh)?;
     let plan = plan_across(x.mesh(), x.sharding(), mesh, to, x.shape(), x.dtype())?;
     if plan.recv_bytes > 0 {
         let decision = Digest::default().sharding(x.sharding()).sharding(to);
@@ -263,22 +306,20 @@ pub(super) fn transfer(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor>
             watcher.reshard(x, x.sharding(), to, mesh)?;
         }
     }
-    let x = run(x, &plan.source.valid_for(x)?)?;
-    let types = || (x.type_string(), to.type_string(x.dtype(), x.shape(), mesh));
-    let sent = ledger::Sent {
-        kind: "transfer",
-        mesh,
-        axes: &[],
-        bytes: plan.moved_bytes,
-        seconds: plan.seconds - plan.source.seconds,
-    };
-    ledger::write(sent, types, || {
-        if mesh.carries_values() {
-            hand_over(&x, mesh, to)
-        } else {
-            without_values(&x, mesh, to, plan.moved_bytes)
+    Ok((run(x, &plan.source.valid_for(x)?)?, plan))
+}
+
+impl Transfer {
+    /// What goes between the meshes.
+    fn sent(&self) -> ledger::Sent<'_> {
+        ledger::Sent {
+            kind: "transfer",
+            mesh: &self.mesh,
+            axes: &[],
+            bytes: self.moved_bytes,
+            seconds: self.seconds - self.source.seconds,
         }
-    })
+    }
 }
 
 /// What the held ranks of a destination without values get.
@@ -312,117 +353,172 @@ fn without_values(x: &Tensor, mesh: &Mesh, to: &Sharding, moved_bytes: u64) -> R
     ))
 }
 
-/// Every rank of the destination gets the boxes it lacks. Nothing is partial at the source.
-///
-/// All processes go through all ranks of the destination, so that they agree on who sends what; each
-/// makes the parts of its own.
-fn hand_over(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Tensor> {
-    let pair = Pair::of(x.mesh(), mesh);
-    let (union, numbers) = x.mesh().union(mesh, &pair.same);
-    let part_of = |rank: usize| x.mesh().position_of(rank).map(|i| x.part(i));
-    let copies = copy_axes(x.mesh(), x.sharding());
-    let mut sent = vec![0; x.mesh().ranks()];
-    let mut inbox = Inbox::new(x.dtype());
-    let mut made: HashMap<Region, Vec<usize>> = HashMap::new();
-    let mut out: Vec<Option<Slot>> = mesh.addressable().map(|_| None).collect();
-    for (rank, number) in numbers.iter().enumerate() {
-        let want = to.region(mesh, rank, x.shape());
-        let here = mesh.position_of(rank);
-        let shape = || Shape::from(want.shape.clone());
-        if let Some(reduction) = filled(mesh, rank, &Sharding::replicated(), to) {
-            if let Some(i) = here {
-                let identity = reduction.identity(x.dtype());
-                let part = Tensor::full(shape(), identity, x.dtype(), mesh.device(i))?;
-                out[i] = Some(Slot::Made(part));
-            }
-            continue;
-        }
-        if want.numel() == 0 {
-            if let Some(i) = here {
-                let part = Tensor::nothing(x.dtype(), shape(), mesh.device(i));
-                out[i] = Some(Slot::Made(part));
-            }
-            continue;
-        }
-        let own = pair.same[rank].map(|r| (r, x.sharding().region(x.mesh(), r, x.shape())));
-        if let Some((r, held)) = own
-            .as_ref()
-            .filter(|(_, held)| held.intersect(&want).as_ref() == Some(&want))
-        {
-            if let Some(i) = here {
-                let part = part_of(*r).ok_or_else(lost)?;
-                let part = window(&part, held, &want)?.copied_to(mesh.device(i))?;
-                out[i] = Some(Slot::Made(part));
-            }
-            continue;
-        }
-        // Ranks of one device that want the same share it, where no other process must know.
-        if let Some(i) = here.filter(|_| union.is_local()) {
-            let equal = made.entry(want.clone()).or_default();
-            let same = |other: &&usize| mesh.device(**other) == mesh.device(i);
-            if let Some(other) = equal.iter().find(same) {
-                out[i] = Some(Slot::Same(*other));
-                continue;
-            }
-            equal.push(i);
-        }
-        let part = here.map(|i| {
-            let number = inbox.open();
-            out[i] = Some(Slot::Number(number));
-            number
-        });
-        let cut = x.sharding().cut_mask();
-        for first in holders(x.mesh(), x.sharding(), cut, [0; 16], &want, x.shape()) {
-            let region = &x.sharding().region(x.mesh(), first, x.shape());
-            let Some(common) = region.intersect(&want) else {
-                continue;
-            };
-            if let Some((r, _)) = own.as_ref().filter(|(_, held)| held == region) {
-                if let (Some(i), Some(part)) = (here, part) {
-                    let held = part_of(*r).ok_or_else(lost)?;
-                    let piece = window(&held, region, &common)?.copied_to(mesh.device(i))?;
-                    inbox.have(part, common.clone(), piece);
+/// What every rank of the destination has, and what it lacks. Nothing is partial at the source.
+pub(crate) struct HandOver {
+    /// Between whom messages go.
+    union: Mesh,
+    inbox: Inbox,
+    /// Where each part that is held here comes from.
+    out: Vec<Option<Slot>>,
+    mesh: Mesh,
+    to: Sharding,
+    dtype: DType,
+    shape: Shape,
+    /// The result in a process that has no part of it.
+    elsewhere: Option<Tensor>,
+}
+
+impl HandOver {
+    /// All processes go through all ranks of the destination, so that they agree on who sends what;
+    /// each makes the parts of its own.
+    fn of(x: &Tensor, mesh: &Mesh, to: &Sharding) -> Result<Self> {
+        let pair = Pair::of(x.mesh(), mesh);
+        let (union, numbers) = x.mesh().union(mesh, &pair.same);
+        let part_of = |rank: usize| x.mesh().position_of(rank).map(|i| x.part(i));
+        let copies = copy_axes(x.mesh(), x.sharding());
+        let mut sent = vec![0; x.mesh().ranks()];
+        let mut inbox = Inbox::new(x.dtype());
+        let mut made: HashMap<Region, Vec<usize>> = HashMap::new();
+        let mut out: Vec<Option<Slot>> = mesh.addressable().map(|_| None).collect();
+        for (rank, number) in numbers.iter().enumerate() {
+            let want = to.region(mesh, rank, x.shape());
+            let here = mesh.position_of(rank);
+            let shape = || Shape::from(want.shape.clone());
+            if let Some(reduction) = filled(mesh, rank, &Sharding::replicated(), to) {
+                if let Some(i) = here {
+                    let identity = reduction.identity(x.dtype());
+                    let part = Tensor::full(shape(), identity, x.dtype(), mesh.device(i))?;
+                    out[i] = Some(Slot::Made(part));
                 }
                 continue;
             }
-            let copies = x.mesh().group(first, &copies);
-            let source = copies
-                .into_iter()
-                .min_by_key(|r| (sent[*r], *r))
-                .unwrap_or(first);
-            sent[source] += common.numel();
-            let data = part_of(source)
-                .map(|held| window(&held, region, &common))
-                .transpose()?;
-            if data.is_some() || part.is_some() {
-                inbox.ask(part, common, source, *number, data);
+            if want.numel() == 0 {
+                if let Some(i) = here {
+                    let part = Tensor::nothing(x.dtype(), shape(), mesh.device(i));
+                    out[i] = Some(Slot::Made(part));
+                }
+                continue;
+            }
+            let own = pair.same[rank].map(|r| (r, x.sharding().region(x.mesh(), r, x.shape())));
+            if let Some((r, held)) = own
+                .as_ref()
+                .filter(|(_, held)| held.intersect(&want).as_ref() == Some(&want))
+            {
+                if let Some(i) = here {
+                    let part = part_of(*r).ok_or_else(lost)?;
+                    let part = window(&part, held, &want)?.copied_to(mesh.device(i))?;
+                    out[i] = Some(Slot::Made(part));
+                }
+                continue;
+            }
+            // Ranks of one device that want the same share it, where no other process must know.
+            if let Some(i) = here.filter(|_| union.is_local()) {
+                let equal = made.entry(want.clone()).or_default();
+                let same = |other: &&usize| mesh.device(**other) == mesh.device(i);
+                if let Some(other) = equal.iter().find(same) {
+                    out[i] = Some(Slot::Same(*other));
+                    continue;
+                }
+                equal.push(i);
+            }
+            let part = here.map(|i| {
+                let number = inbox.open();
+                out[i] = Some(Slot::Number(number));
+                number
+            });
+            let cut = x.sharding().cut_mask();
+            for first in holders(x.mesh(), x.sharding(), cut, [0; 16], &want, x.shape()) {
+                let region = &x.sharding().region(x.mesh(), first, x.shape());
+                let Some(common) = region.intersect(&want) else {
+                    continue;
+                };
+                if let Some((r, _)) = own.as_ref().filter(|(_, held)| held == region) {
+                    if let (Some(i), Some(part)) = (here, part) {
+                        let held = part_of(*r).ok_or_else(lost)?;
+                        let piece = window(&held, region, &common)?.copied_to(mesh.device(i))?;
+                        inbox.have(part, common.clone(), piece);
+                    }
+                    continue;
+                }
+                let copies = x.mesh().group(first, &copies);
+                let source = copies
+                    .into_iter()
+                    .min_by_key(|r| (sent[*r], *r))
+                    .unwrap_or(first);
+                sent[source] += common.numel();
+                let data = part_of(source)
+                    .map(|held| window(&held, region, &common))
+                    .transpose()?;
+                if data.is_some() || part.is_some() {
+                    inbox.ask(part, common, source, *number, data);
+                }
             }
         }
+        let elsewhere = match mesh.has_values() {
+            true => None,
+            false => Some(without_values(x, mesh, to, u64::MAX)?),
+        };
+        Ok(Self {
+            union,
+            inbox,
+            out,
+            mesh: mesh.clone(),
+            to: to.clone(),
+            dtype: x.dtype(),
+            shape: x.shape().clone(),
+            elsewhere,
+        })
     }
-    let delivered = match union.transport() {
-        Some(transport) if !inbox.is_empty() => inbox.deliver(&union, &**transport)?,
-        _ => vec![],
-    };
-    if !mesh.has_values() {
-        return without_values(x, mesh, to, u64::MAX);
+
+    /// Sends what is to be sent, and makes the tensor.
+    fn run(mut self) -> Result<Tensor> {
+        let nothing = Inbox::new(self.dtype);
+        let inbox = std::mem::replace(&mut self.inbox, nothing);
+        let delivered = match self.union.transport() {
+            Some(transport) if !inbox.is_empty() => inbox.deliver(&self.union, &**transport)?,
+            _ => vec![],
+        };
+        self.made(&delivered)
     }
-    let part = |slot: &Slot| match slot {
-        Slot::Made(part) => Some(part.clone()),
-        Slot::Number(number) => delivered.get(*number).cloned(),
-        Slot::Same(_) => None,
-    };
-    let parts = out.iter().map(|slot| match slot {
-        Some(Slot::Same(other)) => part(out[*other].as_ref()?),
-        slot => part(slot.as_ref()?),
-    });
-    let parts = parts.collect::<Option<Vec<_>>>().ok_or_else(lost)?;
-    Ok(Tensor::from_parts(
-        mesh,
-        to.clone(),
-        x.dtype(),
-        x.shape().clone(),
-        parts,
-    ))
+
+    /// Begins to send what is to be sent; nothing where nobody here has to wait for what comes.
+    pub(crate) fn start(&mut self) -> Result<Option<Box<dyn Pending>>> {
+        let pending = match self.union.transport() {
+            Some(transport) if !self.inbox.is_empty() => {
+                Some(self.inbox.start(&self.union, &**transport)?)
+            }
+            _ => None,
+        };
+        Ok(pending.filter(|_| !self.inbox.is_complete()))
+    }
+
+    /// The tensor, with what was delivered.
+    pub(crate) fn land(mut self, delivered: Vec<Option<Tensor>>) -> Result<Tensor> {
+        let nothing = Inbox::new(self.dtype);
+        let inbox = std::mem::replace(&mut self.inbox, nothing);
+        let joined = inbox.join(delivered);
+        let parts = told(&self.mesh, None, joined)?;
+        self.made(&parts)
+    }
+
+    fn made(self, delivered: &[Tensor]) -> Result<Tensor> {
+        if let Some(elsewhere) = self.elsewhere {
+            return Ok(elsewhere);
+        }
+        let part = |slot: &Slot| match slot {
+            Slot::Made(part) => Some(part.clone()),
+            Slot::Number(number) => delivered.get(*number).cloned(),
+            Slot::Same(_) => None,
+        };
+        let parts = self.out.iter().map(|slot| match slot {
+            Some(Slot::Same(other)) => part(self.out[*other].as_ref()?),
+            slot => part(slot.as_ref()?),
+        });
+        let parts = parts.collect::<Option<Vec<_>>>().ok_or_else(lost)?;
+        Ok(Tensor::from_parts(
+            &self.mesh, self.to, self.dtype, self.shape, parts,
+        ))
+    }
 }
 
 /// Where a part of the destination comes from.

@@ -3,7 +3,7 @@
 use super::grid::{At, bits};
 use crate::{
     DType, Error, Mesh, Region, Result, Shape, Sharding, Tensor, split,
-    transport::{Message, Part, Transport},
+    transport::{Call, Message, Part, Pending, Transport},
 };
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -76,7 +76,28 @@ impl Inbox {
 
     /// Sends what is to be sent, and puts the parts together.
     pub(super) fn deliver(mut self, mesh: &Mesh, transport: &dyn Transport) -> Result<Vec<Tensor>> {
-        let delivered = transport.exchange(mesh, self.messages)?;
+        let delivered = transport.exchange(mesh, std::mem::take(&mut self.messages))?;
+        self.join(delivered)
+    }
+
+    /// Begins to send what is to be sent; what it brings is for [`join`](Inbox::join).
+    pub(super) fn start(
+        &mut self,
+        mesh: &Mesh,
+        transport: &dyn Transport,
+    ) -> Result<Box<dyn Pending>> {
+        let messages = std::mem::take(&mut self.messages);
+        transport.start(mesh, Call::Exchange { messages })
+    }
+
+    /// Whether nobody here waits for anything.
+    pub(super) fn is_complete(&self) -> bool {
+        let mut pieces = self.parts.iter().flatten();
+        pieces.all(|(_, data)| data.is_some())
+    }
+
+    /// Puts the parts together, with what was delivered for each message.
+    pub(super) fn join(mut self, delivered: Vec<Option<Tensor>>) -> Result<Vec<Tensor>> {
         for (slot, data) in self.slots.into_iter().zip(delivered) {
             if let Some((part, piece)) = slot {
                 self.parts[part][piece].1 = data;

@@ -38,6 +38,7 @@ pub use plan::{Objective, Plan, Step, plan};
 pub use recipe::Recipe;
 pub use valid::ValidPlan;
 
+pub(crate) use across::HandOver;
 pub(crate) use assemble::{Fetched, assemble};
 pub(crate) use execute::{filled, slice};
 pub(crate) use held::{Held, Price};
@@ -45,4 +46,4 @@ pub(crate) use known::known;
 pub(crate) use recipe::lacked;
 pub(crate) use regroup::Groups;
 pub(crate) use start::{Begin, Packed, Ready};
-pub(crate) use way::to_mesh;
+pub(crate) use way::{start_to_mesh, to_mesh};

@@ -5,6 +5,7 @@ use crate::{
     Mesh, Result, Sharding, Tensor,
     fingerprint::{self, Digest},
     ledger,
+    overlap::Moving,
     watch::watcher,
 };
 use std::rc::Rc;
@@ -27,6 +28,17 @@ pub(crate) fn to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Te
     } else {
         brought
     })
+}
+
+/// The same beside the program, where the tensor goes to another mesh.
+#[track_caller]
+pub(crate) fn start_to_mesh(x: &Tensor, mesh: &Mesh, sharding: &Sharding) -> Result<Moving> {
+    if x.mesh() == mesh {
+        return Ok(Moving::there(to_mesh(x, mesh, sharding)?));
+    }
+    let _unseen = crate::observe::unseen();
+    let _scope = ledger::enter("reshard", std::panic::Location::caller());
+    across::start(x, mesh, sharding)
 }
 
 /// How a tensor gets into a sharding of its mesh.

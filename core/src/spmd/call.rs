@@ -273,7 +273,7 @@ impl<'a> Call<'a> {
 
     /// The operands as the solution wants them.
     #[track_caller]
-    pub(super) fn bring(&self) -> Result<SmallVec<[Tensor; 3]>> {
+    pub(crate) fn bring(&self) -> Result<SmallVec<[Tensor; 3]>> {
         Ok(self.prepare()?.1)
     }
 

@@ -23,6 +23,7 @@ pub use crate::fingerprint::{Decided, Fingerprint};
 pub use crate::forms::{Held, with_held};
 #[cfg(not(target_family = "wasm"))]
 pub use crate::gathered::{GatheredEntry, GatheredLedger};
+pub use crate::grad::on_parts;
 pub use crate::ledger::{Entry, Ledger};
 pub(crate) use crate::tensor::plain;
 pub(crate) use call::{Call, Local};

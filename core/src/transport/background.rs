@@ -23,6 +23,9 @@ use std::{
 /// processes got of it is not known, so nothing that follows would fit together. To go on, make a new
 /// one. Other calls fail as they do without it, and can be repeated.
 ///
+/// An exchange that the inner transport [posts](Transport::posts) has its turn only to begin: it goes
+/// on by itself, and calls after it do not wait for it.
+///
 /// Where there are no threads, as in a browser, a call is made when it is started.
 ///
 /// ```
@@ -89,8 +92,16 @@ impl std::fmt::Debug for Job {
 /// Where the thread puts the result of a call.
 #[derive(Debug, Default)]
 struct Answer {
-    result: Mutex<Option<Result<Arrived>>>,
+    result: Mutex<Option<Result<Outcome>>>,
     there: Condvar,
+}
+
+/// What came of a call that was started.
+#[derive(Debug)]
+enum Outcome {
+    Made(Arrived),
+    /// It goes on by itself.
+    Posted(Box<dyn Pending>),
 }
 
 /// What was poisoned is still whole: nothing is written half under these locks.
@@ -155,21 +166,19 @@ impl Line {
         let name = call.name();
         let result = self.turn(number).and_then(|_turn| {
             let _scope = of.enter();
-            let start = Clock::start();
-            let run = || call.run(transport, &mesh);
+            let run = || match is_posted(transport, &call) {
+                true => transport.start(&mesh, call).map(Outcome::Posted),
+                false => {
+                    let start = Clock::start();
+                    let answer = call.run(transport, &mesh)?;
+                    let ran = start.elapsed();
+                    Ok(Outcome::Made(Arrived { answer, ran }))
+                }
+            };
             let result = catch_unwind(AssertUnwindSafe(run))
                 .unwrap_or_else(|panic| Err(panicked(name, &*panic)));
             // Before the turn ends, so that nobody comes in between.
-            match result {
-                Ok(answer) => Ok(Arrived {
-                    answer,
-                    ran: start.elapsed(),
-                }),
-                Err(error) => {
-                    self.fail(&error);
-                    Err(error)
-                }
-            }
+            result.inspect_err(|error| self.fail(error))
         });
         *lock(&answer.result) = Some(result);
         answer.there.notify_all();
@@ -203,6 +212,11 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// Whether a call has its turn only to begin.
+fn is_posted(transport: &dyn Transport, call: &Call) -> bool {
+    matches!(call, Call::Exchange { .. }) && transport.posts()
+}
+
 fn panicked(op: &'static str, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
@@ -211,23 +225,35 @@ fn panicked(op: &'static str, panic: &(dyn Any + Send)) -> Error {
 
 /// A started call.
 #[derive(Debug)]
-struct Started(Arc<Answer>);
+struct Started {
+    answer: Arc<Answer>,
+    line: Arc<Line>,
+}
 
 impl Pending for Started {
     fn is_done(&self) -> bool {
-        lock(&self.0.result).is_some()
+        match &*lock(&self.answer.result) {
+            None => false,
+            Some(Ok(Outcome::Posted(pending))) => pending.is_done(),
+            Some(_) => true,
+        }
     }
 
     fn wait(self: Box<Self>) -> Result<Arrived> {
-        let mut result = lock(&self.0.result);
-        loop {
+        let mut result = lock(&self.answer.result);
+        let outcome = loop {
             match result.take() {
-                Some(result) => return result,
+                Some(outcome) => break outcome?,
                 None => {
-                    let waited = self.0.there.wait(result);
+                    let waited = self.answer.there.wait(result);
                     result = waited.unwrap_or_else(PoisonError::into_inner);
                 }
             }
+        };
+        drop(result);
+        match outcome {
+            Outcome::Made(arrived) => Ok(arrived),
+            Outcome::Posted(pending) => pending.wait().inspect_err(|error| self.line.fail(error)),
         }
     }
 }
@@ -250,8 +276,7 @@ impl Background {
 
     /// Whether there is a thread; the first call that is started makes it.
     #[cfg(not(target_family = "wasm"))]
-    fn works(&self) -> bool {
-        let mut state = lock(&self.line.state);
+    fn works(&self, state: &mut State) -> bool {
         if state.thread.is_none() {
             let (line, inner) = (self.line.clone(), self.inner.clone());
             let thread = std::thread::Builder::new().name("communication".into());
@@ -261,7 +286,7 @@ impl Background {
     }
 
     #[cfg(target_family = "wasm")]
-    fn works(&self) -> bool {
+    fn works(&self, _: &mut State) -> bool {
         false
     }
 }
@@ -292,10 +317,13 @@ impl Transport for Background {
         cfg!(not(target_family = "wasm"))
     }
 
+    fn posts(&self) -> bool {
+        self.inner.posts()
+    }
+
     fn start(&self, mesh: &Mesh, call: Call) -> Result<Box<dyn Pending>> {
         call.check(mesh)?;
         let answer = Arc::new(Answer::default());
-        let works = self.works();
         let mut job = Job {
             number: 0,
             mesh: mesh.clone(),
@@ -303,21 +331,27 @@ impl Transport for Background {
             of: Ledgers::none(),
             answer: answer.clone(),
         };
-        if works {
-            let mut state = lock(&self.line.state);
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            job.number = state.posted;
-            state.posted += 1;
+        let started = Box::new(Started {
+            answer,
+            line: self.line.clone(),
+        });
+        let mut state = lock(&self.line.state);
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        job.number = state.posted;
+        state.posted += 1;
+        // One that only begins, and that nobody is before, needs no other thread.
+        let at_once = job.number == state.served && is_posted(&*self.inner, &job.call);
+        if !at_once && self.works(&mut state) {
             state.jobs.push_back(job);
             drop(state);
             self.line.moved.notify_all();
         } else {
-            job.number = self.line.post()?;
+            drop(state);
             self.line.serve(&*self.inner, job);
         }
-        Ok(Box::new(Started(answer)))
+        Ok(started)
     }
 
     fn deadline(&self) -> Option<Duration> {

@@ -3,8 +3,8 @@
 //! A [`Transport`] needs three methods: its name, [`exchange`](Transport::exchange) and
 //! [`barrier`](Transport::barrier). The collectives are provided on top of `exchange`, and a
 //! transport that has better ones overrides them: they answer the same bits. The `conformance`
-//! suite (a feature of the same name) holds any transport to that, and [`Faulty`] wraps any
-//! transport to make it late, failing or short of a rank.
+//! suite (a feature of the same name) holds any transport to that, [`Faulty`] wraps any
+//! transport to make it late, failing or short of a rank, and [`Lossy`] to make it forget a sum.
 //!
 //! # One call for all ranks of a process
 //! A call names every part of its group, with data for the ranks that this process can address; it
@@ -24,8 +24,8 @@
 //! [`start`](Transport::start) takes a call as [data](Call) and answers with a [`Pending`], so that
 //! the program computes while data is on its way. [`Background`] does that for any transport, with a
 //! thread that makes the calls in the order in which they were posted; a transport that has a
-//! stream of the device to itself overrides it. Whatever the way, the calls of a process happen in
-//! the order of the program, started or not.
+//! stream of the device to itself overrides it. Whatever the way, the calls of a process begin in
+//! the order of the program, started or not, and those that a process has with another one end in it.
 //!
 //! # Failure
 //! Tensors are values, so a failed call leaves its inputs as they were and can be repeated. Calls
@@ -50,6 +50,7 @@ mod fault;
 mod gather;
 mod host;
 mod in_process;
+mod lossy;
 mod no_values;
 mod reduce;
 #[cfg(not(target_family = "wasm"))]
@@ -63,6 +64,7 @@ pub use fault::{Counts, Fault, Faulty};
 pub use gather::gather_bytes;
 pub use host::{DeviceMemory, Incoming, Outgoing};
 pub use in_process::InProcess;
+pub use lossy::Lossy;
 pub use no_values::NoValues;
 pub use reduce::reduce;
 #[cfg(not(target_family = "wasm"))]
@@ -189,6 +191,13 @@ pub trait Transport: std::fmt::Debug + Send + Sync {
 
     /// Whether calls that are [started](Self::start) go on beside what the program does next.
     fn overlaps(&self) -> bool {
+        false
+    }
+
+    /// Whether an [exchange](Call::Exchange) that is [started](Self::start) begins at once and goes on
+    /// by itself, so that others can begin and end before it does: one that waits for a rank holds up
+    /// nobody but those who need something of the same rank.
+    fn posts(&self) -> bool {
         false
     }
 

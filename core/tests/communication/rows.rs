@@ -113,6 +113,110 @@ fn rows_go_where_data_says_and_come_back() -> Result<()> {
     Ok(())
 }
 
+/// Rows that name several ranks, against a product with a matrix that has a one for each row that
+/// arrives.
+fn check_several(mesh: &Mesh, named: &[Vec<i32>]) -> Result<()> {
+    let (ranks, n, width, several) = (mesh.ranks(), named.len(), 3, named[0].len());
+    let device = mesh.device(0);
+    let goes = |row: usize, rank: usize| named[row].contains(&(rank as i32));
+    let arrive = |rank: usize| (0..n).filter(|row| goes(*row, rank)).collect::<Vec<_>>();
+    let most = (0..ranks).map(|rank| arrive(rank).len()).max().unwrap_or(0);
+    let to = Tensor::from_fn([n, several], (mesh, "[@ep, _]"), |at| named[at[0]][at[1]])?;
+    let exchange = RowExchange::new(&to, "ep")?;
+    let counts: Vec<usize> = (0..ranks).map(|rank| arrive(rank).len()).collect();
+    assert_eq!((exchange.counts(), exchange.most()), (counts, most));
+    let times = |rank: usize| {
+        named
+            .iter()
+            .flatten()
+            .filter(|to| **to == rank as i32)
+            .count()
+    };
+    assert_eq!(exchange.named(), (0..ranks).map(times).collect::<Vec<_>>());
+
+    let matrix = Tensor::from_fn([ranks * most, n], device, |at| {
+        let arrived = arrive(at[0] / most.max(1));
+        f32::from(u8::from(arrived.get(at[0] % most.max(1)) == Some(&at[1])))
+    })?;
+    let value = |at: &[usize]| (at[0] * width + at[1]) as f32 - 5.0;
+    let x = Tensor::from_fn([n, width], (mesh, "[@ep, _]"), value)?.require_grad()?;
+    let (there, ledger) = Ledger::record(|| exchange.send(&x));
+    let there = there?;
+    let dense = matrix.matmul(&Tensor::from_fn([n, width], device, value)?)?;
+    assert_eq!(there.to_vec::<f32>()?, dense.to_vec::<f32>()?, "{named:?}");
+    let crossing = |rank: usize| {
+        let own = split(n, rank, ranks);
+        arrive(rank).iter().filter(|row| !own.contains(row)).count()
+    };
+    let worst = (0..ranks).map(crossing).max().unwrap_or(0);
+    assert_eq!(ledger.bytes(), (worst * width * 4) as u64, "{named:?}");
+
+    let seed = |at: &[usize]| ((at[0] * 7 + at[1] * 3) % 11) as f32;
+    let plain = Tensor::from_fn([ranks * most, width], device, seed)?;
+    let seed = Tensor::from_fn([ranks * most, width], (mesh, "[@ep, _]"), seed)?;
+    let expected = matrix.t()?.matmul(&plain)?.to_vec::<f32>()?;
+    let gradient = there.backward_with(&seed)?.of(&x)?;
+    assert_eq!(gradient.to_vec::<f32>()?, expected, "{named:?}");
+    let y = seed.require_grad()?;
+    let returned = exchange.back(&y)?;
+    assert_eq!(returned.to_vec::<f32>()?, expected, "{named:?}");
+    let gradient = returned.backward_with(&x.detach())?.of(&y)?;
+    assert_eq!(gradient.to_vec::<f32>()?, dense.to_vec::<f32>()?);
+    Ok(())
+}
+
+/// Random ones with -1 for nobody, all to all, all to one, and nobody at all.
+fn several_cases(ranks: usize) -> Result<Vec<Vec<Vec<i32>>>> {
+    let mut cases = vec![
+        vec![vec![0, 0]; 5],
+        vec![vec![-1, -1]; 4],
+        vec![vec![-1, 1]],
+    ];
+    cases.push(vec![(0..ranks as i32).collect(); 6]);
+    for (seed, n, several) in [(1, 9, 2), (2, 16, 3), (3, 3, 6), (4, 12, 1)] {
+        let (high, size) = (ranks as i64, [n, several]);
+        let to = Tensor::randint(size, -1, high, DType::I32, &device(), Rng::new(seed))?;
+        let to = to.to_vec::<i32>()?;
+        cases.push(to.chunks(several).map(<[i32]>::to_vec).collect());
+    }
+    Ok(cases)
+}
+
+#[test]
+fn a_row_goes_once_to_each_rank_that_it_names() -> Result<()> {
+    for ranks in [2, 3, 4] {
+        let mesh = Mesh::new(&format!("ep={ranks}"), &device())?;
+        for named in several_cases(ranks)? {
+            check_several(&mesh, &named)?;
+        }
+    }
+    let groups: [&[&[usize]]; 2] = [&[&[0], &[1], &[2], &[3]], &[&[0, 3], &[1], &[2]]];
+    let cases = several_cases(4)?;
+    for groups in groups {
+        let program = |mesh: &Mesh| {
+            cases
+                .iter()
+                .try_for_each(|named| check_several(mesh, named))
+        };
+        for result in run(&device(), "ep=4", groups, LIMIT, program)? {
+            result?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sums_that_are_not_added_up_yet_cross_as_they_are() -> Result<()> {
+    let mesh = Mesh::new("ep=2, tp=2", &device())?;
+    let to = Tensor::from_fn([6, 2], (&mesh, "[@ep, _]"), |at| (at[0] % 2) as i32)?;
+    let exchange = RowExchange::new(&to, "ep")?;
+    let x = Tensor::from_fn([6, 2], (&mesh, "[@ep, _]{sum:tp}"), |at| at[0] as f32)?;
+    let back = exchange.back(&exchange.send(&x)?)?;
+    assert_eq!(back.type_string(), "f32[6@ep, 2]{sum:tp}");
+    assert_eq!(back.to_vec::<f32>()?, x.to_vec::<f32>()?);
+    Ok(())
+}
+
 #[test]
 fn rows_cross_processes() -> Result<()> {
     let groups: [&[&[usize]]; 3] = [
@@ -151,8 +255,22 @@ fn what_makes_no_exchange_is_refused() -> Result<()> {
     assert!(matches!(unknown, Err(Error::NoSuchAxis { .. })));
     let floats = Tensor::zeros([4], DType::F32, (&mesh, "[@ep]"))?;
     assert!(matches!(new(&floats, "ep"), Err(Error::DType { .. })));
-    let square = Tensor::zeros([4, 1], DType::I32, (&mesh, "[@ep, _]"))?;
-    assert!(matches!(new(&square, "ep"), Err(Error::Shape { .. })));
+    for shape in [&[4, 0][..], &[4, 1, 1]] {
+        let wrong = Tensor::zeros(shape, DType::I32, &mesh)?.reshard(match shape.len() {
+            2 => "[@ep, _]",
+            _ => "[@ep, _, _]",
+        })?;
+        assert!(matches!(new(&wrong, "ep"), Err(Error::Shape { .. })));
+    }
+    let far = Tensor::from_slice(&[0, 1, -1, 5], [2, 2], (&mesh, "[@ep, _]"))?;
+    assert_eq!(
+        new(&far, "ep"),
+        Err(Error::IndexOutOfRange {
+            op: "exchange_rows",
+            index: 5,
+            len: 2
+        })
+    );
     let plain = Tensor::zeros([4], DType::I32, &device())?;
     assert!(matches!(new(&plain, "ep"), Err(Error::Argument { .. })));
     let exchange = RowExchange::new(&to(&[0, 0, 0, 1], "[@ep]")?, "ep")?;

@@ -1,6 +1,6 @@
 //! What a user does with it: files of hashes, reproductions, other programs, threads, errors.
 
-use super::lossy::{Lossy, trigger};
+use super::lossy::{lossy, trigger};
 use anymesh_conformance::replay;
 use anymesh_core::{
     Context, DType, Device, Error, Mesh, Result, Tensor,
@@ -8,7 +8,6 @@ use anymesh_core::{
     meta,
     ops::{NormOptions, Rng},
 };
-use std::sync::Arc;
 
 fn cpu() -> Device {
     anymesh_backend_cpu::device()
@@ -268,8 +267,7 @@ fn a_move_that_changes_its_value_is_named_in_the_run_it_is_in() -> Result<()> {
         sums.reshard("[_]")?.exp()
     };
     let lossy = || -> Result<Mesh> {
-        let transport = Lossy(trigger(Some(0)));
-        Ok(Mesh::new("x=2", &cpu())?.with_transport(Arc::new(transport)))
+        Ok(Mesh::new("x=2", &cpu())?.with_transport(lossy(&trigger(Some(0)))))
     };
     for (a, b, side) in [
         (Mesh::single(&cpu()), lossy()?, Run::B),

@@ -3,14 +3,14 @@
 //! program.
 
 use super::{
-    lossy::{Lossy, Shared, Struck, WRONGS, broken, trigger},
+    lossy::{Shared, Struck, WRONGS, broken, lossy, trigger},
     step::{MESHES, Phase, Program, train},
 };
 use anymesh_core::{
     Device, Mesh, Result, Tensor,
     compare::{Compare, Comparison, Finding, Given, Tolerance, Why, compare},
 };
-use std::{cell::Cell, sync::Arc};
+use std::cell::Cell;
 
 fn cpu() -> Device {
     anymesh_backend_cpu::device()
@@ -201,7 +201,7 @@ fn a_lost_reduction_names_the_op_that_needed_it() -> Result<()> {
     for _ in 0..faults / 2 {
         let axes = random.of(&MESHES);
         let on = |shared: &Shared| -> Result<Mesh> {
-            Ok(Mesh::new(axes, &cpu())?.with_transport(Arc::new(Lossy(shared.clone()))))
+            Ok(Mesh::new(axes, &cpu())?.with_transport(lossy(shared)))
         };
         let count = trigger(None);
         train(&program, &on(&count)?)?;

@@ -3,10 +3,9 @@
 
 use super::step::{PHASE, Phase};
 use anymesh_core::{
-    Buffer, DType, Device, Mesh, Reduction, Result, Shape, Tensor,
+    Buffer, DType, Device, Result, Shape,
     backend::{Backend, Buffers, Kernel},
-    split,
-    transport::{InProcess, Message, Part, Transport, on_behalf_of},
+    transport::{InProcess, Lossy, Transport, on_behalf_of},
 };
 use std::{
     panic::Location,
@@ -105,59 +104,8 @@ fn numbers(backend: &dyn Backend, buffer: &Buffer, count: usize) -> Vec<f32> {
 }
 
 /// A transport that loses a reduction: everyone keeps what they had.
-#[derive(Debug)]
-pub(crate) struct Lossy(pub(crate) Shared);
-
-impl Lossy {
-    fn own(parts: &[Part]) -> Vec<Option<Tensor>> {
-        parts.iter().map(|part| part.data.clone()).collect()
-    }
-}
-
-impl Transport for Lossy {
-    fn name(&self) -> &str {
-        "lossy"
-    }
-
-    fn exchange(&self, mesh: &Mesh, messages: Vec<Message>) -> Result<Vec<Option<Tensor>>> {
-        InProcess.exchange(mesh, messages)
-    }
-
-    fn barrier(&self, mesh: &Mesh, group: &[usize]) -> Result<()> {
-        InProcess.barrier(mesh, group)
-    }
-
-    fn all_reduce(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        reduction: Reduction,
-    ) -> Result<Vec<Option<Tensor>>> {
-        match strikes(&self.0, "reduction") {
-            true => Ok(Self::own(parts)),
-            false => InProcess.all_reduce(mesh, parts, reduction),
-        }
-    }
-
-    fn reduce_scatter(
-        &self,
-        mesh: &Mesh,
-        parts: &[Part],
-        reduction: Reduction,
-        dim: usize,
-    ) -> Result<Vec<Option<Tensor>>> {
-        if !strikes(&self.0, "reduction") {
-            return InProcess.reduce_scatter(mesh, parts, reduction, dim);
-        }
-        let piece = |(i, part): (usize, &Part)| {
-            let Some(data) = &part.data else {
-                return Ok(None);
-            };
-            let range = split(data.dims()[dim], i, parts.len());
-            data.narrow(dim as i64, range.start, range.len())?
-                .contiguous()
-                .map(Some)
-        };
-        parts.iter().enumerate().map(piece).collect()
-    }
+pub(crate) fn lossy(trigger: &Shared) -> Arc<dyn Transport> {
+    let trigger = trigger.clone();
+    let loses = move |_: &'static str| strikes(&trigger, "reduction");
+    Arc::new(Lossy::new(Arc::new(InProcess), loses))
 }

@@ -89,6 +89,11 @@ fn shapes_that_do_not_fit_are_refused() {
         Shape "bmm": floats(&[2, 3, 4]).bmm(&floats(&[3, 4, 5]));
         Shape "dot": floats(&[3]).dot(&floats(&[3, 1]));
         Shape "linear": x.linear(&y, None);
+        Shape "grouped_matmul": x.grouped_matmul(&y, &index);
+        Shape "grouped_matmul": x.grouped_matmul(&floats(&[2, 4, 5]), &index);
+        Shape "grouped_matmul": x.grouped_matmul(&floats(&[3, 3, 5]), &index);
+        Shape "grouped_outer": x.grouped_outer(&floats(&[3, 3]), &index);
+        Shape "grouped_outer": x.grouped_outer(&y, &ints(&[2, 1]));
         Shape "concat": Tensor::concat(&[&x, &y], 0);
         Shape "stack": Tensor::stack(&[&x, &y], 0);
         Shape "reshape": x.reshape([4, 2]);
@@ -356,6 +361,9 @@ fn dtypes_without_meaning_are_refused() {
         DType "shl": f.shl(1);
         DType "neg": b.neg();
         DType "matmul": b.matmul(&b.t().expect("a matrix"));
+        DType "grouped_matmul": i.grouped_matmul(&ints(&[1, 3, 4]), &ints(&[1]));
+        DType "grouped_matmul": f.grouped_matmul(&floats(&[1, 3, 4]), &floats(&[1]));
+        DType "grouped_outer": f.grouped_outer(&f, &bools(&[1]));
         DType "masked_select": f.masked_select(&i);
         DType "gather": f.gather(1, &f);
         DType "embedding": f.embedding(&b);
@@ -379,6 +387,7 @@ fn operands_on_different_devices_are_refused() {
         DeviceMismatch "where_": bools(&[2, 4]).where_(&x, &y);
         DeviceMismatch "matmul": x.matmul(&y.t().expect("a matrix"));
         DeviceMismatch "linear": x.linear(&y, None);
+        DeviceMismatch "grouped_outer": x.grouped_outer(&x, &index);
         DeviceMismatch "einsum": Tensor::einsum("ab,ab->a", &[&x, &y]);
         DeviceMismatch "concat": Tensor::concat(&[&x, &y], 0);
         DeviceMismatch "stack": Tensor::stack(&[&x, &y], 0);

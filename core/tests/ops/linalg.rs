@@ -493,3 +493,39 @@ fn bad_equations_are_typed_errors() {
         "letters do not broadcast"
     );
 }
+
+#[test]
+fn groups_without_rows_rows_without_groups_and_nothing_at_all() {
+    let device = device();
+    let ends = |ends: &[i32]| Tensor::from_slice(ends, [ends.len()], &device).expect("ends");
+    let (x, w) = (numbers(&[4, 3], 1), numbers(&[2, 3, 5], 2));
+    let all = x.grouped_matmul(&w, &ends(&[0, 4])).expect("multiplies");
+    let second = w.narrow(0, 1, 1).and_then(|w| w.squeeze(&[0]));
+    let expected = x.matmul(&second.expect("a matrix")).expect("multiplies");
+    assert_eq!(floats(&all), floats(&expected));
+    let none = x.grouped_matmul(&w, &ends(&[0, 0])).expect("multiplies");
+    assert_eq!(floats(&none), [0.0; 20]);
+    let sums = x.grouped_outer(&x, &ends(&[0, 0])).expect("multiplies");
+    assert_eq!(floats(&sums), [0.0; 18]);
+    for [n, groups, k, m] in [[0, 2, 3, 5], [4, 0, 3, 5], [4, 2, 0, 5], [4, 2, 3, 0]] {
+        let (x, w) = (numbers(&[n, k], 3), numbers(&[groups, k, m], 4));
+        let y = numbers(&[n, m], 5);
+        let ends = Tensor::zeros([groups], DType::I32, &device).expect("ends");
+        let rows = x.grouped_matmul(&w, &ends).expect("multiplies");
+        assert_eq!(floats(&rows), vec![0.0; n * m]);
+        let sums = x.grouped_outer(&y, &ends).expect("multiplies");
+        assert_eq!(floats(&sums), vec![0.0; groups * k * m]);
+    }
+    let wrong = x.grouped_matmul(&w, &ends(&[2, 5]));
+    assert!(
+        matches!(
+            wrong,
+            Err(Error::IndexOutOfRange {
+                index: 5,
+                len: 5,
+                ..
+            })
+        ),
+        "{wrong:?}"
+    );
+}

@@ -1,7 +1,7 @@
 //! Grouped products of 16-bit floats on the tensor cores of Hopper GPUs.
 //!
-//! Four warp groups share a tile of the output, 64 rows by 128 columns each, on top of each other and
-//! side by side. All threads bring panels of both operands to shared memory, asynchronously and
+//! Two or three warp groups share a tile of the output, 64 rows by 256 columns each: the larger the
+//! tile, the less is read from the cache, which is what bounds it. All threads bring panels of both operands to shared memory, asynchronously and
 //! [`STAGES`] ahead; the tensor cores read them there. A panel has [`DEPTH`] steps of the summed
 //! dimension and lies in lines of 128 bytes, along that dimension or across it as memory does, in
 //! the order of chunks that the hardware calls its 128-byte swizzle.
@@ -16,18 +16,18 @@ use anymesh_kernel::{
 };
 use cubecl::prelude::*;
 
-/// Four warp groups.
-pub(super) const THREADS: u32 = 512;
 /// Steps of the summed dimension in a stage: 128 bytes.
 const DEPTH: usize = 64;
-/// Stages in shared memory, of 48 KiB.
+/// Stages in shared memory.
 const STAGES: usize = 4;
-/// Bytes of a stage: 384 lines of 128.
-const STAGE: usize = 384 * 128;
+/// Columns of a tile.
+pub(super) const COLUMNS: usize = 256;
 /// Bytes of 64 lines.
 const BLOCK: usize = 64 * 128;
 
-type Sums = Vector<f32, Const<64>>;
+/// What a thread has of the sums: two rows, eight apart, and two neighbouring columns of every eight.
+type Sums = Vector<f32, Const<REGISTERS>>;
+const REGISTERS: usize = 128;
 
 /// What a launch is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ pub(super) struct How {
     pub(super) dtype: DType,
     /// Of the result: theirs, or f32.
     pub(super) stored: DType,
-    /// How many warp groups lie on top of each other; the others lie side by side.
+    /// Warp groups, on top of each other.
     pub(super) down: usize,
     /// Whether the right operand's memory goes along the summed dimension. The left's does in
     /// products of rows, and neither does in sums.
@@ -51,9 +51,14 @@ impl How {
         64 * self.down
     }
 
-    /// Columns of a tile.
-    pub(super) fn columns(self) -> usize {
-        128 * (4 / self.down)
+    /// Threads of a cube.
+    pub(super) fn threads(self) -> usize {
+        128 * self.down
+    }
+
+    /// Bytes of a stage.
+    fn stage(self) -> usize {
+        (self.rows() + COLUMNS) * 128
     }
 }
 
@@ -87,7 +92,7 @@ pub(super) fn how(call: &GroupedCall) -> Option<How> {
     match call.mode {
         GroupedOp::Rows => {
             let each = n / call.groups().max(1);
-            let down = if each <= 160 { 2 } else { 4 };
+            let down = if each <= 160 { 2 } else { 3 };
             if across && others(&[0, 1]) {
                 Some(how(down, false, false))
             } else if along && others(&[0, 2]) {
@@ -96,7 +101,7 @@ pub(super) fn how(call: &GroupedCall) -> Option<How> {
                 None
             }
         }
-        GroupedOp::Sums { .. } if across && others(&[0]) => Some(how(2, false, true)),
+        GroupedOp::Sums { .. } if across && others(&[0]) => Some(how(3, false, true)),
         GroupedOp::Sums { .. } => None,
     }
 }
@@ -117,6 +122,15 @@ fn shared_address(memory: &[u32]) -> u32 {
 #[cube]
 fn address(memory: &[u32]) -> u64 {
     let pointer = unsafe { memory.as_ptr_unchecked() };
+    let out: u64;
+    gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
+    out
+}
+
+/// Where a buffer lies that is written to.
+#[cube]
+fn address_mut(memory: &mut [u32]) -> u64 {
+    let pointer = unsafe { memory.as_mut_ptr_unchecked() };
     let out: u64;
     gpu_asm!("mov.u64 {o}, {p};", o = out(_) out, p = in(_) pointer, options(nomem));
     out
@@ -154,37 +168,44 @@ fn bring_panel(
     step: usize,
     #[comptime] lines: usize,
     #[comptime] along: bool,
+    #[comptime] threads: usize,
 ) {
     let unit = UNIT_POS as usize;
+    // Chunks of a line that is brought at once, and the lines that all threads bring.
+    let (per, all) = comptime!(if along {
+        (8, lines)
+    } else {
+        (lines / 8, DEPTH)
+    });
+    let each = comptime!(threads / per);
+    let (chunk, top) = (unit % per, unit / per);
     #[unroll]
-    for i in 0..comptime!(lines / 64) {
-        if comptime!(along) {
-            let chunk = unit % 8usize;
-            let line = unit / 8usize + comptime!(64 * i);
-            let row = source.first + line;
-            let inside = row < source.stop && step + chunk * 8usize < source.depth;
-            let at = select(inside, row * source.stride + step + chunk * 8usize, 0usize);
-            let place = line * 128usize + ((chunk ^ (line % 8usize)) * 16usize);
-            bring(
-                to + place as u32,
-                source.base + u64::cast_from(at) * 2u64,
-                select(inside, 16u32, 0u32),
-            );
-        } else {
-            let per = comptime!(lines / 8);
-            let chunk = unit % per;
-            let line = unit / per + comptime!(THREADS as usize / per * i);
-            let row = source.first + chunk * 8usize;
-            let inside = row < source.stop && step + line < source.depth;
-            let at = select(inside, (step + line) * source.stride + row, 0usize);
-            let place = chunk / 8usize * BLOCK
-                + line * 128usize
-                + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
-            bring(
-                to + place as u32,
-                source.base + u64::cast_from(at) * 2u64,
-                select(inside, 16u32, 0u32),
-            );
+    for i in 0..comptime!(all.div_ceil(each)) {
+        let line = top + comptime!(each * i);
+        if comptime!(each * (i + 1) <= all) || line < all {
+            if comptime!(along) {
+                let row = source.first + line;
+                let inside = row < source.stop && step + chunk * 8usize < source.depth;
+                let at = select(inside, row * source.stride + step + chunk * 8usize, 0usize);
+                let place = line * 128usize + ((chunk ^ (line % 8usize)) * 16usize);
+                bring(
+                    to + place as u32,
+                    source.base + u64::cast_from(at) * 2u64,
+                    select(inside, 16u32, 0u32),
+                );
+            } else {
+                let row = source.first + chunk * 8usize;
+                let inside = row < source.stop && step + line < source.depth;
+                let at = select(inside, (step + line) * source.stride + row, 0usize);
+                let place = chunk / 8usize * BLOCK
+                    + line * 128usize
+                    + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+                bring(
+                    to + place as u32,
+                    source.base + u64::cast_from(at) * 2u64,
+                    select(inside, 16u32, 0u32),
+                );
+            }
         }
     }
 }
@@ -200,12 +221,12 @@ fn descriptor(at: u32, #[comptime] along: bool) -> u64 {
 
 /// The registers of the sums, from `from` on.
 fn registers(from: usize) -> Vec<String> {
-    (from..from + 64).map(|i| format!("%{i}")).collect()
+    (from..from + REGISTERS).map(|i| format!("%{i}")).collect()
 }
 
-/// Makes the first 64 registers those of the sums before.
+/// Makes the registers of the sums those before.
 fn moves() -> String {
-    let pairs = registers(0).into_iter().zip(registers(64));
+    let pairs = registers(0).into_iter().zip(registers(REGISTERS));
     pairs
         .map(|(to, from)| format!("mov.f32 {to}, {from};\n"))
         .collect()
@@ -226,14 +247,15 @@ fn begin_text(how: How) -> String {
     let step = |along: bool| if along { 2 } else { 128 };
     let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; setp.ne.b32 p, 1, 0;\n");
     text += &moves();
-    text += "mov.u64 a, %128; mov.u64 b, %129;\nwgmma.fence.sync.aligned;\n";
+    let (a, b) = (2 * REGISTERS, 2 * REGISTERS + 1);
+    text += &format!("mov.u64 a, %{a}; mov.u64 b, %{b};\nwgmma.fence.sync.aligned;\n");
     for i in 0..DEPTH / 16 {
         if i > 0 {
             let (a, b) = (step(a_along), step(how.along));
             text += &format!("add.u64 a, a, {a}; add.u64 b, b, {b};\n");
         }
         text += &format!(
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, {a_turned}, {b_turned};\n"
+            "wgmma.mma_async.sync.aligned.m64n{COLUMNS}k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, {a_turned}, {b_turned};\n"
         );
     }
     text + "wgmma.commit_group.sync.aligned;\n}"
@@ -281,6 +303,43 @@ fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
         o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
     );
     out
+}
+
+/// The pair of sums from `at` on as a word.
+#[cube]
+fn pair(sums: &Sums, #[comptime] at: usize, #[comptime] how: How) -> u32 {
+    pack(
+        sums.extract(at),
+        sums.extract(comptime!(at + 1)),
+        how.stored,
+    )
+}
+
+/// Trades words with the thread whose number differs by `bit`: the lower one has both first words
+/// then, the upper one both second ones.
+#[cube]
+fn trade(x: u32, y: u32, lane: usize, #[comptime] bit: u32) -> (u32, u32) {
+    let upper = (lane as u32 & bit) != 0u32;
+    let got = plane_shuffle_xor(select(upper, x, y), bit);
+    (select(upper, got, x), select(upper, y, got))
+}
+
+/// Stores 16 bytes.
+#[cube]
+fn put4(at: u64, a: u32, b: u32, c: u32, d: u32) {
+    gpu_asm!(
+        "st.global.v4.b32 [{at}], {{{a}, {b}, {c}, {d}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d
+    );
+}
+
+/// Stores two floats.
+#[cube]
+fn put2(at: u64, a: f32, b: f32) {
+    gpu_asm!(
+        "st.global.v2.f32 [{at}], {{{a}, {b}}};",
+        at = in(_) at, a = in(_) a, b = in(_) b
+    );
 }
 
 /// A group on the way through all: its rows, and the squares of rows before it.
@@ -338,13 +397,14 @@ fn seek_group(walk: &mut Walk, ends: &[i32], numbers: &Sequence<usize>, group: u
 struct Tile {
     a: Source,
     b: Source,
-    written: usize,
+    /// Which group's of the sums it is.
+    group: usize,
     steps: usize,
     walk: Walk,
 }
 
 /// Columns of tiles that are gone through together, so that their matrices stay in the cache.
-const BAND: usize = 8;
+const BAND: usize = 4;
 
 /// Goes to a tile by its number; behind the last one there is nothing.
 #[cube]
@@ -357,7 +417,7 @@ fn aim(
     b_base: u64,
     #[comptime] how: How,
 ) {
-    let (tall, wide) = comptime!((how.rows(), how.columns()));
+    let (tall, wide) = comptime!((how.rows(), COLUMNS));
     let (k, m, groups) = (
         *numbers.index(1usize),
         *numbers.index(2usize),
@@ -377,7 +437,7 @@ fn aim(
         tile.a.stop = select(inside, k, 0usize);
         tile.b.first = index % across * wide;
         tile.a.depth = select(inside, tile.walk.stop - start, 0usize);
-        tile.written = group * k * m;
+        tile.group = group;
     } else {
         let band = min(
             index / (squares * comptime!(BAND)),
@@ -430,7 +490,7 @@ fn start(
             stop: *numbers.index(2usize),
             depth: 0usize,
         },
-        written: 0usize,
+        group: 0usize,
         steps: 0usize,
         walk: Walk {
             group: 0usize,
@@ -441,19 +501,39 @@ fn start(
     }
 }
 
-/// The stage that is brought next.
+/// The stage that is brought next: of which tile, and that tile's place among those that are noted.
 #[derive(CubeType)]
 struct Coming {
     tile: Tile,
     index: usize,
     step: usize,
     stage: u32,
+    noted: usize,
+}
+
+/// Tiles that are on their way at most, and numbers of each.
+const NOTES: usize = 8;
+const NOTE: usize = 5;
+
+/// Notes where the tile lies for when it is computed.
+#[cube]
+fn note(coming: &mut Coming, notes: &mut [u32]) {
+    if UNIT_POS == 0u32 {
+        let at = coming.noted * NOTE;
+        notes[at] = coming.tile.a.first as u32;
+        notes[at + 1usize] = coming.tile.a.stop as u32;
+        notes[at + 2usize] = coming.tile.b.first as u32;
+        notes[at + 3usize] = coming.tile.group as u32;
+        notes[at + 4usize] = coming.tile.steps as u32;
+    }
+    coming.noted = (coming.noted + 1usize) % NOTES;
 }
 
 /// Begins to bring a stage, and goes on to the next.
 #[cube]
 fn bring_next(
     coming: &mut Coming,
+    notes: &mut [u32],
     panels: u32,
     ends: &[i32],
     numbers: &Sequence<usize>,
@@ -461,17 +541,12 @@ fn bring_next(
     b_base: u64,
     #[comptime] how: How,
 ) {
-    let to = panels + coming.stage * comptime!(STAGE as u32);
-    let (at, rows) = (coming.step * DEPTH, comptime!(how.rows()));
-    bring_panel(&coming.tile.a, to, at, rows, comptime!(!how.sums));
+    let to = panels + coming.stage * comptime!(how.stage() as u32);
+    let (rows, threads) = comptime!((how.rows(), how.threads()));
+    let at = coming.step * DEPTH;
+    bring_panel(&coming.tile.a, to, at, rows, comptime!(!how.sums), threads);
     let right = to + comptime!((rows * 128) as u32);
-    bring_panel(
-        &coming.tile.b,
-        right,
-        at,
-        comptime!(how.columns()),
-        how.along,
-    );
+    bring_panel(&coming.tile.b, right, at, COLUMNS, how.along, threads);
     gpu_asm!("cp.async.commit_group;");
     coming.stage = (coming.stage + 1u32) % comptime!(STAGES as u32);
     coming.step += 1usize;
@@ -480,6 +555,7 @@ fn bring_next(
         coming.step = 0usize;
         let index = coming.index;
         aim(&mut coming.tile, ends, numbers, index, a_base, b_base, how);
+        note(coming, notes);
     }
 }
 
@@ -494,22 +570,29 @@ pub(super) fn hopper(
     #[comptime] how: How,
     #[comptime] right: usize,
 ) {
-    let tall = comptime!(how.rows());
-    let (m, tiles) = (*numbers.index(2usize), *numbers.index(16usize));
+    let (k, m, tiles) = (
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(16usize),
+    );
     let (a_base, b_base) = (
         address(buffers.index(0usize)) + u64::cast_from(*numbers.index(4usize)) * 2u64,
         address(buffers.index(right)) + u64::cast_from(*numbers.index(7usize)) * 2u64,
     );
+    // It is written to by its address; this keeps it an output.
+    if tiles == 0usize {
+        out[0] = 0u32;
+    }
+    let out_base = address_mut(out);
     let memory =
-        Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * STAGE + 1024) / 4), 1024usize);
+        Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * how.stage() + 1024) / 4), 1024usize);
+    let mut notes = Shared::<[u32]>::new_slice(comptime!(NOTES * NOTE));
     let panels = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
-    let right_panel = comptime!((tall * 128) as u32);
     let unit = UNIT_POS as usize;
-    let group = unit / 128usize;
-    let (below, beside) = (group % how.down, group / how.down);
+    let below = unit / 128usize;
     let (a_at, b_at) = (
         panels + below as u32 * comptime!(BLOCK as u32),
-        panels + right_panel + beside as u32 * comptime!(2 * BLOCK as u32),
+        panels + comptime!((how.rows() * 128) as u32),
     );
 
     // What is brought is ahead of what is computed, also into the tiles that follow.
@@ -518,6 +601,7 @@ pub(super) fn hopper(
         index: CUBE_POS,
         step: 0usize,
         stage: 0u32,
+        noted: 0usize,
     };
     aim(
         &mut coming.tile,
@@ -528,60 +612,110 @@ pub(super) fn hopper(
         b_base,
         how,
     );
+    note(&mut coming, &mut notes);
     #[unroll]
     for _ in 0..comptime!(STAGES - 1) {
-        bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
+        bring_next(
+            &mut coming,
+            &mut notes,
+            panels,
+            ends,
+            numbers,
+            a_base,
+            b_base,
+            how,
+        );
     }
-    let mut tile = start(ends, numbers, a_base, b_base, how);
+    sync_cube();
     let mut stage = 0u32;
+    let mut noted = 0usize;
     let mut index = CUBE_POS;
     while index < tiles {
-        aim(&mut tile, ends, numbers, index, a_base, b_base, how);
+        let steps = notes[noted * NOTE + 4usize];
         let mut sums = Sums::new(0.0f32);
-        let mut step = 0usize;
-        while step < tile.steps {
+        let mut step = 0u32;
+        while step < steps {
             gpu_asm!("cp.async.wait_group 2; fence.proxy.async.shared::cta;");
             sync_cube();
-            let from = stage * comptime!(STAGE as u32);
+            let from = stage * comptime!(how.stage() as u32);
             sums = begin(
                 now(&sums),
                 descriptor(a_at + from, comptime!(!how.sums)),
                 descriptor(b_at + from, how.along),
                 how,
             );
-            bring_next(&mut coming, panels, ends, numbers, a_base, b_base, how);
+            bring_next(
+                &mut coming,
+                &mut notes,
+                panels,
+                ends,
+                numbers,
+                a_base,
+                b_base,
+                how,
+            );
             sums = finish(now(&sums));
             stage = (stage + 1u32) % comptime!(STAGES as u32);
-            step += 1usize;
+            step += 1u32;
         }
 
-        // A thread has pairs of columns of two rows, eight apart.
+        let at = noted * NOTE;
         let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
-        let top = tile.a.first + below * 64usize + warp * 16usize + lane / 4usize;
-        let edge = tile.b.first + beside * 128usize + lane % 4usize * 2usize;
+        let top = notes[at] as usize + below * 64usize + warp * 16usize + lane / 4usize;
+        let (stop, edge) = (notes[at + 1usize] as usize, notes[at + 2usize] as usize);
+        let written = if comptime!(how.sums) {
+            notes[at + 3usize] as usize * k * m
+        } else {
+            0usize.runtime()
+        };
         #[unroll]
         for half in 0..2usize {
             let row = top + comptime!(8 * half);
-            if row < tile.a.stop {
+            let inside = row < stop;
+            let begins = written + row * m;
+            if comptime!(how.stored == DType::F32) {
                 #[unroll]
-                for pair in 0..16usize {
-                    let at = edge + comptime!(8 * pair);
-                    let place = tile.written + row * m + at;
-                    let (low, high) = (
-                        sums.extract(comptime!(4 * pair + 2 * half)),
-                        sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                for pair in 0..comptime!(COLUMNS / 8) {
+                    let at = edge + comptime!(8 * pair) + lane % 4usize * 2usize;
+                    if inside && at < m {
+                        put2(
+                            out_base + u64::cast_from(begins + at) * 4u64,
+                            sums.extract(comptime!(4 * pair + 2 * half)),
+                            sums.extract(comptime!(4 * pair + 2 * half + 1)),
+                        );
+                    }
+                }
+            } else {
+                #[unroll]
+                for four in 0..comptime!(COLUMNS / 32) {
+                    let first = comptime!(16 * four + 2 * half);
+                    let (w0, w1) = (
+                        pair(&sums, first, how),
+                        pair(&sums, comptime!(first + 4), how),
                     );
-                    if at < m {
-                        if comptime!(how.stored == DType::F32) {
-                            out[place] = u32::reinterpret(low);
-                            out[place + 1usize] = u32::reinterpret(high);
-                        } else {
-                            out[place / 2usize] = pack(low, high, how.stored);
-                        }
+                    let (w2, w3) = (
+                        pair(&sums, comptime!(first + 8), how),
+                        pair(&sums, comptime!(first + 12), how),
+                    );
+                    // Four threads have pairs of each of four eights; then each has one eight.
+                    let (w0, w1) = trade(w0, w1, lane, 1u32);
+                    let (w2, w3) = trade(w2, w3, lane, 1u32);
+                    let (w0, w2) = trade(w0, w2, lane, 2u32);
+                    let (w1, w3) = trade(w1, w3, lane, 2u32);
+                    let at = edge + comptime!(32 * four) + lane % 4usize * 8usize;
+                    if inside && at < m {
+                        put4(
+                            out_base + u64::cast_from(begins + at) * 2u64,
+                            w0,
+                            w1,
+                            w2,
+                            w3,
+                        );
                     }
                 }
             }
         }
+        noted = (noted + 1usize) % NOTES;
         index += CUBE_COUNT;
     }
     gpu_asm!("cp.async.wait_group 0;");

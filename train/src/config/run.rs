@@ -3,6 +3,7 @@
 use crate::{
     BatchSpec, Error, Lora, Policy, Result, Zero,
     models::ModelConfig,
+    nn::Context,
     optim::{self, AdamW, Clip, Group, Rule},
     pipeline::{ScheduleChoice, Stages},
     trainer,
@@ -55,6 +56,9 @@ pub struct RunConfig {
     /// How layers are stages, where the mesh has an axis `pp`.
     #[serde(default)]
     pub pipeline: PipelineConfig,
+    /// How sequences are computed, where the mesh has an axis `cp` that cuts them.
+    #[serde(default)]
+    pub context: Context,
     /// Sizes of batches.
     #[serde(default)]
     pub batch: BatchConfig,
@@ -110,7 +114,7 @@ pub struct MeshConfig {
     /// Axes, such as `dp=2, tp=4`; empty for one rank. In a run of several processes the axes that
     /// are not given are one `dp` over all of them.
     pub axes: String,
-    /// The stage of ZeRO, 0 to 3, over `dp`.
+    /// The stage of ZeRO, 0 to 3, over `dp` and `ep`.
     pub zero: u8,
     /// Whether the stream between blocks is cut along the sequence over `tp`.
     pub sequence_parallel: bool,
@@ -173,6 +177,19 @@ pub struct PipelineConfig {
     /// How many layers each stage has; evenly by cost where it is not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<usize>>,
+    /// What the cost of a layer is.
+    pub split: SplitBy,
+}
+
+/// What layers are shared out to stages by, where it is not said how many each has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitBy {
+    /// The sizes of their products.
+    #[default]
+    Products,
+    /// The time that each takes on the devices of the run, measured on a micro-batch when it begins.
+    Measured,
 }
 
 impl Default for PipelineConfig {
@@ -182,6 +199,7 @@ impl Default for PipelineConfig {
             chunks: None,
             memory: None,
             layers: None,
+            split: SplitBy::default(),
         }
     }
 }
@@ -195,6 +213,7 @@ impl PipelineConfig {
             chunks: self.chunks.unwrap_or(1),
             placement: Placement::Loop,
             layers: self.layers.clone(),
+            costs: None,
         };
         if file {
             let text = std::fs::read_to_string(name)

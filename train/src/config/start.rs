@@ -42,11 +42,15 @@ impl RunConfig {
     /// that a configuration can have wrong is found here, before the first step.
     pub fn prepare(&self, mesh: &Mesh) -> Result<Prepared> {
         let (stages, schedule) = self.stages(mesh)?;
-        let build = self.build(mesh, stages)?;
+        let mut build = self.build(mesh, stages)?;
         let (mut model, mut tokenizer) = match self.model_choice()? {
-            ModelChoice::New(config) => (config.build(&build)?, None),
+            ModelChoice::New(config) => {
+                build = self.with_measured_costs(&config, build)?;
+                (config.build(&build)?, None)
+            }
             ModelChoice::Trained(path) => {
                 let files = ModelFiles::open(&path)?;
+                build = self.with_measured_costs(&files.config()?, build)?;
                 let tokenizer = match files.text("tokenizer.json")? {
                     Some(json) => Some(Tokenizer::from_json(json.as_bytes(), &path)?),
                     None => None,
@@ -61,7 +65,9 @@ impl RunConfig {
         self.check_model(&model, &tokenizer)?;
         self.equip(&mut model)?;
 
-        let dp = mesh.axis("dp").map_or(1, |axis| mesh.size(axis));
+        let ranks = |name: &str| mesh.axis(name).map_or(1, |axis| mesh.size(axis));
+        // Experts are spread over ranks that each have data of their own.
+        let dp = ranks("dp") * ranks("ep");
         let batch = self.batch.spec(dp as u64).solve()?;
         let vocabulary = model.config().vocabulary();
         let data = self.mixture("data", &self.data, &tokenizer, vocabulary, mesh)?;
@@ -70,6 +76,7 @@ impl RunConfig {
             batch: batch.global as usize,
             micro_batches: batch.accumulation as usize,
             seed: self.run.seed,
+            order: model.order(self.batch.length)?,
             pad: tokenizer.special().pad.unwrap_or(0),
             ..LoaderOptions::default()
         };
@@ -118,8 +125,9 @@ impl RunConfig {
     /// What the model is built with.
     pub(crate) fn build(&self, mesh: &Mesh, stages: Stages) -> Result<Build> {
         Ok(Build::new(mesh, self.mesh.policy()?, self.run.seed)
-            .zero(self.mesh.stage()?, &["dp"])
+            .zero(self.mesh.stage()?, &["dp", "ep", "cp"])
             .sequence_parallel(self.mesh.sequence_parallel)
+            .long_sequences(self.context)
             .stages(stages))
     }
 
@@ -225,7 +233,7 @@ impl RunConfig {
             return Err(Error::config("batch.length", detail));
         }
         if matches!(model, Model::Bert(_)) {
-            let detail = "an encoder predicts no next token: gpt2, llama, mistral and qwen2 do";
+            let detail = "an encoder predicts no next token: gpt2, llama, mistral, qwen2, mixtral and qwen3_moe do";
             return Err(Error::config("model.model_type", detail));
         }
         Ok(())

@@ -5,7 +5,7 @@ mod steps;
 
 use super::{Mixture, Sample, Source};
 use crate::{Error, Result};
-use anymesh_core::{IntoSharding, Mesh, Shape, Sharding, Tensor};
+use anymesh_core::{IntoSharding, Mesh, Shape, Sharding, Tensor, ops::SequenceOrder};
 use std::{ops::Range, sync::Arc, time::Duration};
 
 pub use steps::Steps;
@@ -25,6 +25,9 @@ pub struct LoaderOptions {
     pub epochs: Option<u64>,
     /// How a micro-batch `[rows, length]` lies on the mesh.
     pub sharding: String,
+    /// The order of the positions of a row, before it is cut: that of the model
+    /// ([`Model::order`](crate::models::Model::order)).
+    pub order: SequenceOrder,
     /// The token that fills rows that are too short.
     pub pad: u32,
     /// Batches that are read ahead by a thread; none for 0.
@@ -39,7 +42,8 @@ impl Default for LoaderOptions {
             seed: 0,
             shuffle: true,
             epochs: None,
-            sharding: "[@dp?, _]".into(),
+            sharding: "[@dp?@ep?, @cp?]".into(),
+            order: SequenceOrder::Straight,
             pad: 0,
             ahead: 2,
         }
@@ -58,9 +62,48 @@ pub struct Batch {
     pub documents: Option<Tensor>,
     /// Where in its document a position is. Only where the source has documents.
     pub positions: Option<Tensor>,
+    /// The order that the positions of all of these are in.
+    pub order: SequenceOrder,
 }
 
 impl Batch {
+    /// Rows of one text each, in straight order.
+    pub fn new(ids: Tensor, labels: Tensor) -> Self {
+        Self {
+            ids,
+            labels,
+            documents: None,
+            positions: None,
+            order: SequenceOrder::Straight,
+        }
+    }
+
+    /// The same in another order. A [`Loader`] places batches in the order that its options say, and
+    /// sends nothing for it; this is for batches that are made in another way.
+    ///
+    /// ```
+    /// # use anymesh_core::{Tensor, ops::SequenceOrder};
+    /// # use anymesh_train::data::Batch;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let ids = Tensor::new(&[[10, 11, 12, 13]], &device)?;
+    /// let labels = Tensor::new(&[[11, 12, 13, -100]], &device)?;
+    /// let batch = Batch::new(ids, labels).in_order(SequenceOrder::Paired { ranks: 2 })?;
+    /// assert_eq!(batch.ids.to_vec::<i32>()?, [10, 13, 11, 12]);
+    /// assert_eq!(batch.labels.to_vec::<i32>()?, [11, -100, 12, 13], "the next token of each");
+    /// # Ok::<(), anymesh_train::Error>(())
+    /// ```
+    pub fn in_order(&self, order: SequenceOrder) -> Result<Self> {
+        let put = |x: &Tensor| x.from_order(1, self.order)?.in_order(1, order);
+        let maybe = |x: &Option<Tensor>| x.as_ref().map(put).transpose();
+        Ok(Self {
+            ids: put(&self.ids)?,
+            labels: put(&self.labels)?,
+            documents: maybe(&self.documents)?,
+            positions: maybe(&self.positions)?,
+            order,
+        })
+    }
+
     /// How many positions have a label, over all rows: a number on the mesh, perhaps still a
     /// partial sum.
     pub fn valid(&self) -> Result<Tensor> {
@@ -185,6 +228,7 @@ impl Loader {
             return Err(Error::config("data.pad", detail));
         }
         let shape = Shape::from([batch / micro_batches, mixture.length()]);
+        options.order.check(shape[1])?;
         let sharding = options.sharding.as_str().into_sharding(mesh, 2)?;
         sharding.check(mesh, 2)?;
         if sharding.is_partial() {

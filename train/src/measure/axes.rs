@@ -66,7 +66,7 @@ pub fn for_ranks(axes: &str, ranks: Option<usize>) -> Result<(Vec<(String, usize
 
 /// The axes that a training run knows, from those whose ranks are farthest apart to those that are
 /// nearest.
-pub(crate) const AXES: [&str; 3] = ["pp", "dp", "tp"];
+pub(crate) const AXES: [&str; 4] = ["pp", "dp", "cp", "tp"];
 
 /// That a training run knows all of them.
 pub(crate) fn check(axes: &[(String, usize)]) -> Result<()> {

@@ -27,9 +27,10 @@ use crate::{
     config::{ModelChoice, RunConfig},
     data::{Batch, LoaderOptions},
     models::{ModelConfig, ModelFiles},
+    nn::Heads,
     pipeline::{Pipeline, Split},
 };
-use anymesh_core::{Device, Mesh, meta};
+use anymesh_core::{Device, Mesh, meta, ops::SequenceOrder};
 use anymesh_schedule::{Kind, Limits, Schedule, build};
 use anymesh_simulate::{Estimate, Machine, Source, Subject, assemble};
 use price::Class;
@@ -59,10 +60,11 @@ impl Setup {
         on(&self.axes, device)
     }
 
-    pub(crate) fn batch(&self, mesh: &Mesh) -> Result<Batch> {
+    /// A micro-batch as the loader places it, in the order that the model wants.
+    pub(crate) fn batch(&self, mesh: &Mesh, order: SequenceOrder) -> Result<Batch> {
         let sharding = LoaderOptions::default().sharding;
         let documents = !self.run.batch.mix_documents;
-        stage::batch(mesh, self.rows, &sharding, documents)
+        stage::batch(mesh, self.rows, &sharding, documents, order)
     }
 }
 
@@ -115,6 +117,12 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
     let batch = run.batch.spec(axes::data_ranks(&axes) as u64).solve()?;
     let (micros, length) = (batch.accumulation as usize, run.batch.length);
     let mesh = on(&axes, &meta())?;
+    let heads = Heads {
+        queries: model.heads,
+        keys: model.kv_heads,
+        size: model.head_size,
+    };
+    run.context.attention = run.context.attention.on(&mesh, heads)?;
     let (stages, choice) = run.stages(&mesh)?;
     let split = config.split(&run.build(&mesh, stages)?)?;
     let schedule: Schedule = match split.stages() {

@@ -5,8 +5,9 @@ use crate::{
     Error, Result,
     config::{BatchConfig, MeshConfig, PipelineConfig, RunConfig, parse},
     models::{Gpt2Config, LlamaConfig, ModelConfig},
+    nn::{self, ContextAttention},
 };
-use anymesh_simulate::{Attention, Layout, Model, Precision, Recompute};
+use anymesh_simulate::{Attention, Context, Layout, Model, Precision, Recompute};
 
 /// A model's shape as the simulator's closed forms take it.
 ///
@@ -58,6 +59,10 @@ pub fn numbers(config: &ModelConfig) -> Result<Model> {
                 experts: None,
                 latent: None,
             })
+        }
+        ModelConfig::Moe(_) => {
+            let detail = "the real step of a mixture of experts is not counted, because its sizes are data: closed forms are there for it, in a file with the simulator's own keys";
+            Err(Error::config("model.model_type", detail))
         }
         ModelConfig::Bert(_) => {
             let detail = "an encoder predicts no next token: gpt2, llama, mistral and qwen2 do";
@@ -191,6 +196,7 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
             chunks: Some(layout.chunks),
             memory: None,
             layers: Some(plan.split),
+            ..PipelineConfig::default()
         },
         batch: BatchConfig {
             global: Some(layout.batch as u64),
@@ -199,8 +205,25 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
             length: layout.sequence,
             ..run.batch.clone()
         },
+        context: nn::Context {
+            attention: match layout.context {
+                Context::Gather => ContextAttention::Gather,
+                Context::Ring => ContextAttention::Ring,
+                Context::Heads => ContextAttention::Heads,
+            },
+            ..run.context
+        },
         ..run.clone()
     })
+}
+
+/// How ranks of `cp` see all keys, as the simulator names it.
+pub(crate) fn context_of(way: ContextAttention) -> Context {
+    match way {
+        ContextAttention::Heads => Context::Heads,
+        ContextAttention::Ring => Context::Ring,
+        ContextAttention::Gather | ContextAttention::Auto => Context::Gather,
+    }
 }
 
 /// The layout of a run on axes, as the simulator writes it down.
@@ -216,6 +239,7 @@ pub fn layout_of(run: &RunConfig, axes: &[(String, usize)], schedule: &str) -> R
         pp,
         cp: size("cp"),
         ep: size("ep"),
+        context: context_of(run.context.attention),
         chunks: run.pipeline.choose(pp)?.0.chunks,
         zero: run.mesh.zero,
         micro: batch.micro as usize,

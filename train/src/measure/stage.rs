@@ -15,7 +15,7 @@ use crate::{
 use anymesh_core::{
     DType, Mesh, Tensor,
     grad::{Root, backward_from, backward_inputs},
-    ops::Rng,
+    ops::{Rng, SequenceOrder},
 };
 use anymesh_simulate::{Bytes, Passes, Spent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -147,8 +147,8 @@ fn parameters(task: &LanguageModel, stage: usize) -> BTreeSet<String> {
     let layer = |name: &str| name.split('.').find_map(|part| part.parse::<usize>().ok());
     let mut names = BTreeSet::new();
     model.visit("", &mut |name, p| {
-        let at = match (layer(name), model.stack()) {
-            (Some(layer), Some(stack)) => stack.split().stage_of(layer),
+        let at = match layer(name) {
+            Some(layer) => model.split().stage_of(layer),
             // On a rank that has both ends it is the same which of them has it.
             _ if p.value().mesh() == task.mesh_of(last) && name != first => last,
             _ => 0,
@@ -190,7 +190,8 @@ pub(crate) fn run(setup: &Setup, stage: usize, layers: &[usize], halves: bool) -
     setup.run.equip(&mut model)?;
     let optimizer = setup.run.optimizer(&model, build.policy())?;
     let task = setup.run.task(model, build.policy(), schedule);
-    let batch = setup.batch(&mesh)?;
+    let order = task.model.order(setup.run.batch.length)?;
+    let batch = setup.batch(&mesh, order)?;
     let mut bench = Bench {
         setup,
         meter: &meter,
@@ -433,6 +434,7 @@ pub(crate) fn batch(
     [rows, length]: [usize; 2],
     sharding: &str,
     documents: bool,
+    order: SequenceOrder,
 ) -> Result<Batch> {
     let empty = || Tensor::zeros([rows, length], DType::I32, (mesh, sharding));
     Ok(Batch {
@@ -440,5 +442,6 @@ pub(crate) fn batch(
         labels: empty()?,
         documents: documents.then(empty).transpose()?,
         positions: documents.then(empty).transpose()?,
+        order,
     })
 }

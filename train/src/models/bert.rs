@@ -2,15 +2,16 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
+    staged::{Asides, Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Activation, Attend, Dropout, Embedding, Heads, LayerNorm, Linear, Stream,
+        Activation, Attend, Cache, Dropout, Embedding, Heads, LayerNorm, Linear, Stream,
         attend as attention,
     },
-    recompute::recompute,
+    pipeline::Split,
 };
 use anymesh_core::Tensor;
 use serde::{Deserialize, Serialize};
@@ -125,6 +126,12 @@ impl BertConfig {
             let detail = format!("{width} values do not divide into {heads} heads");
             Error::config("num_attention_heads", detail)
         })
+    }
+
+    /// The stages of its layers, by their multiplications for a token.
+    pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        let layer = self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size);
+        b.split(&vec![layer as f64; self.num_hidden_layers], 0.0, 0.0)
     }
 
     fn activation(&self) -> Result<Activation> {
@@ -255,13 +262,78 @@ pub struct Bert {
     policy: Policy,
     #[skip]
     recompute: bool,
+    #[skip]
+    split: Split,
+}
+
+impl Layer for BertLayer {
+    fn run(
+        &self,
+        x: &Tensor,
+        attend: &Attend,
+        _: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Vec<Tensor>> {
+        Ok(vec![self.forward(x, attend.mask.as_ref(), pass)?])
+    }
+}
+
+impl Stack for Bert {
+    fn split(&self) -> &Split {
+        &self.split
+    }
+
+    fn part(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        reads: &Reads<'_>,
+        _: Option<&mut [Cache]>,
+    ) -> Result<Tensor> {
+        let Reads { tokens, pass, .. } = *reads;
+        let count = tokens.length()?;
+        super::check_length(count, self.config.max_position_embeddings)?;
+        let x = match stream {
+            Some(stream) => stream.clone(),
+            None => {
+                let places = match &tokens.positions {
+                    None => self.positions.weight.get()?.narrow(0, 0, count)?,
+                    Some(positions) => self.positions.forward(positions)?,
+                };
+                let kind = self.types.weight.get()?.narrow(0, 0, 1)?;
+                let rows = self.stream.settle(&self.words.forward(&tokens.ids)?)?;
+                let rows = rows.add(&places.add(&kind)?)?;
+                self.dropout.forward(&self.norm.forward(&rows)?, pass)?
+            }
+        };
+        let attend = Attend {
+            mask: tokens.mask.clone(),
+            ..Attend::default()
+        };
+        let layers = Layers {
+            all: &self.layers,
+            range: self.split.layers(stage),
+            recompute: self.recompute,
+        };
+        let x = layers.run(x, &attend, reads, None)?;
+        Ok(match stage + 1 == self.split.stages() {
+            true => x.cast(self.policy.output)?,
+            false => x,
+        })
+    }
 }
 
 impl Bert {
     /// A new one, without a pooler.
     pub fn new(b: &Build, config: &BertConfig) -> Result<Self> {
         config.check()?;
-        let (c, below, layers) = (config, b.at("embeddings"), b.at("encoder.layer"));
+        let split = config.split(b)?;
+        let first = b.at("embeddings").on(split.mesh_of(0));
+        let (c, below, layers) = (config, first, b.at("encoder.layer"));
+        let layer = |i: usize| {
+            let mesh = split.mesh_of(split.stage_of(i));
+            BertLayer::new(&layers.at(i.to_string()).on(mesh), c)
+        };
         let rows = |name, count, sharding| {
             let init = Init::Normal(c.initializer_range);
             Embedding::new(&below.at(name), [count, c.hidden_size], sharding, init)
@@ -272,21 +344,21 @@ impl Bert {
             positions: rows("position_embeddings", places, "[_, _]")?,
             types: rows("token_type_embeddings", c.type_vocab_size, "[_, _]")?,
             norm: LayerNorm::new(&below.at("LayerNorm"), c.hidden_size, c.layer_norm_eps)?,
-            layers: (0..c.num_hidden_layers)
-                .map(|i| BertLayer::new(&layers.at(i.to_string()), c))
-                .collect::<Result<_>>()?,
+            layers: (0..c.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             pooler: None,
             dropout: Dropout::new(&below.at("dropout"), c.hidden_dropout_prob),
             config: c.clone(),
             stream: Stream::of(b),
             policy: b.policy(),
             recompute: false,
+            split,
         })
     }
 
     /// With a pooler, which is frozen.
     pub fn with_pooler(mut self, b: &Build) -> Result<Self> {
-        let (at, width) = (b.at("pooler.dense"), self.config.hidden_size);
+        let last = self.split.mesh_of(self.split.stages() - 1);
+        let (at, width) = (b.at("pooler.dense").on(last), self.config.hidden_size);
         let init = Init::Normal(self.config.initializer_range);
         let mut pooler = Linear::new(&at, [width, width], "[_, _]", init)?.with_bias(&at)?;
         pooler.try_each(&mut |_, p| p.train(false))?;
@@ -313,22 +385,7 @@ impl Bert {
     /// [`Tokens::mask`]); all are of the first kind of texts.
     #[track_caller]
     pub fn hidden(&self, tokens: &Tokens, pass: &Pass) -> Result<Tensor> {
-        let count = tokens.length()?;
-        super::check_length(count, self.config.max_position_embeddings)?;
-        let places = match &tokens.positions {
-            None => self.positions.weight.get()?.narrow(0, 0, count)?,
-            Some(positions) => self.positions.forward(positions)?,
-        };
-        let kind = self.types.weight.get()?.narrow(0, 0, 1)?;
-        let rows = self.stream.settle(&self.words.forward(&tokens.ids)?)?;
-        let rows = rows.add(&places.add(&kind)?)?;
-        let mut x = self.dropout.forward(&self.norm.forward(&rows)?, pass)?;
-        for layer in &self.layers {
-            let (layer, mask, pass) = (layer.clone(), tokens.mask.clone(), *pass);
-            let run = move |x: &Tensor| layer.forward(x, mask.as_ref(), &pass);
-            x = recompute(self.recompute, &x, run)?;
-        }
-        Ok(x.cast(self.policy.output)?)
+        self.all_parts(tokens, 0, pass, None, &Asides::default())
     }
 
     /// The first token's vector `[b, width]` through the pooler; an error in a model without one.

@@ -1,6 +1,6 @@
 //! Models to files of Hugging Face.
 
-use super::{Gpt2, Model};
+use super::{Gpt2, Model, Moe};
 use crate::{Error, Module, Result};
 use anymesh_checkpoint::{
     Error as CheckpointError, Source, TensorInfo,
@@ -36,16 +36,21 @@ impl Model {
             files,
             ..Export::default()
         };
-        match self {
-            Self::Gpt2(_) => {
-                let mapping = Mapping::parse(&Gpt2::mapping("transformer."))?;
+        let mapping = match self {
+            Self::Gpt2(_) => Some(Gpt2::mapping("transformer.")),
+            Self::Moe(model) => Some(Moe::mapping(model.config())),
+            Self::Llama(_) | Self::Bert(_) => None,
+        };
+        match mapping {
+            Some(mapping) => {
+                let mapping = Mapping::parse(&mapping)?;
                 let back = Options {
                     reverse: true,
                     ..Options::default()
                 };
                 export(&Mapped::new(live, &mapping, &back)?, folder, &options)?;
             }
-            Self::Llama(_) | Self::Bert(_) => {
+            None => {
                 export(&live, folder, &options)?;
             }
         }

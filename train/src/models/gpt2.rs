@@ -2,18 +2,18 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Layer, Layers, Reads, Stack},
+    staged::{Asides, Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Activation, Attend, Attention, AttentionBias, Cache, Dropout, Embedding, Heads, LayerNorm,
-        Linear, Mlp, Stream,
+        Activation, Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, Heads,
+        LayerNorm, Linear, Mlp, Stream,
     },
     pipeline::{Split, on_mesh},
 };
-use anymesh_core::Tensor;
+use anymesh_core::{Tensor, ops::SequenceOrder};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -235,6 +235,8 @@ pub struct Gpt2 {
     #[skip]
     stream: Stream,
     #[skip]
+    context: Context,
+    #[skip]
     policy: Policy,
     #[skip]
     recompute: bool,
@@ -249,8 +251,8 @@ impl Layer for Gpt2Layer {
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Tensor> {
-        self.forward(x, attend, cache, pass)
+    ) -> Result<Vec<Tensor>> {
+        Ok(vec![self.forward(x, attend, cache, pass)?])
     }
 }
 
@@ -266,18 +268,22 @@ impl Stack for Gpt2 {
         reads: &Reads<'_>,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        let Reads { tokens, from, pass } = *reads;
+        let Reads {
+            tokens, from, pass, ..
+        } = *reads;
         let count = tokens.length()?;
         super::check_length(from + count, self.config.n_positions)?;
-        let attend = Attend {
-            causal: true,
-            mask: tokens.mask.clone(),
-            ..Attend::default()
-        };
+        let attend = tokens.attend(self.context)?;
         let mut x = match stream {
             Some(stream) => stream.clone(),
             None => {
                 let places = match &tokens.positions {
+                    None if tokens.order != SequenceOrder::Straight => {
+                        tokens.order.check(count)?;
+                        let place = (tokens.ids.mesh(), "[@cp?]");
+                        let at = |at: &[usize]| tokens.order.position(at[0], count) as i32;
+                        self.wpe.forward(&Tensor::from_fn([count], place, at)?)?
+                    }
                     None => self.wpe.weight.get()?.narrow(0, from, count)?,
                     Some(positions) => self.wpe.forward(positions)?,
                 };
@@ -290,7 +296,7 @@ impl Stack for Gpt2 {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        x = layers.run(x, &attend, pass, caches)?;
+        x = layers.run(x, &attend, reads, caches)?;
         match stage + 1 == self.split.stages() {
             true => self.ln_f.forward(&x),
             false => Ok(x),
@@ -330,6 +336,7 @@ impl Gpt2 {
             dropout: Dropout::new(&below.at("drop"), c.embd_pdrop),
             config: c.clone(),
             stream: Stream::of(b),
+            context: b.context(),
             policy: b.policy(),
             recompute: false,
             split,
@@ -339,6 +346,11 @@ impl Gpt2 {
     /// The settings.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
+    }
+
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// Says how many tokens there are after embedding and head have grown.
@@ -360,7 +372,7 @@ impl Gpt2 {
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let from = super::cached(caches.as_deref(), self.h.len())?;
-        self.all_parts(tokens, from, pass, caches)
+        self.all_parts(tokens, from, pass, caches, &Asides::default())
     }
 
     /// How well each token fits after `[b, s, width]`, in the dtype of outputs, cut over the

@@ -3,18 +3,21 @@
 use super::{
     rope::{RopeScaling, frequencies},
     settings::{self, Settings, above_zero, absent, only, positive, share},
-    staged::{Layer, Layers, Reads, Stack},
+    staged::{Asides, Layer, Layers, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
     Build, Error, Init, Module, Pass, Policy, Result,
     nn::{
-        Attend, Attention, AttentionBias, Cache, Dropout, Embedding, GatedMlp, Heads, Linear,
-        RmsNorm, Rope, Stream,
+        Attend, Attention, AttentionBias, Cache, Context, Dropout, Embedding, GatedMlp, Heads,
+        Linear, RmsNorm, Rope, Stream,
     },
     pipeline::{Split, on_mesh},
 };
-use anymesh_core::{Tensor, ops::RopeStyle};
+use anymesh_core::{
+    Tensor,
+    ops::{RopeStyle, SequenceOrder},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -22,7 +25,8 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlamaConfig {
-    /// `llama`, `mistral`, or `qwen2`, whose queries, keys and values have a bias.
+    /// `llama`, `mistral`, or `qwen2`, whose queries, keys and values have a bias. Those of
+    /// [`MoeConfig`](super::MoeConfig) are `mixtral` and `qwen3_moe`.
     pub model_type: String,
     /// Tokens.
     pub vocab_size: usize,
@@ -92,6 +96,20 @@ impl LlamaConfig {
     /// From `config.json`. A setting that changes what a model computes and is not supported is an
     /// error that names it.
     pub fn from_settings(settings: &Settings) -> Result<Self> {
+        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+            absent(
+                settings,
+                key,
+                "mixtures of experts are mixtral and qwen3_moe",
+            )?;
+        }
+        let config: Self = Self::read(settings)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The settings that models with these layers share.
+    pub(crate) fn read(settings: &Settings) -> Result<Self> {
         let mut given = settings.clone();
         // Transformers 5 has the base and the scaling in one place.
         if let Some(Value::Object(rope)) = given.remove("rope_parameters") {
@@ -117,9 +135,6 @@ impl LlamaConfig {
             let detail = format!("{other} is not supported: only full_attention is");
             return Err(Error::config("layer_types", detail));
         }
-        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-            absent(&given, key, "mixtures of experts are not read here")?;
-        }
         only(
             &given,
             "partial_rotary_factor",
@@ -130,7 +145,6 @@ impl LlamaConfig {
         if let Some(scaling) = scaling {
             config.rope_scaling = RopeScaling::of(&scaling)?;
         }
-        config.check()?;
         Ok(config)
     }
 
@@ -140,6 +154,11 @@ impl LlamaConfig {
             let detail = format!("'{}' is not llama, mistral or qwen2", self.model_type);
             return Err(Error::config("model_type", detail));
         }
+        self.check_sizes()
+    }
+
+    /// [`check`](Self::check) whatever the type is.
+    pub(crate) fn check_sizes(&self) -> Result<()> {
         let keys = self.num_key_value_heads.unwrap_or(self.num_attention_heads);
         positive(&[
             ("vocab_size", self.vocab_size),
@@ -194,21 +213,43 @@ impl LlamaConfig {
 
     /// The stages of its layers, by their multiplications for a token.
     pub(crate) fn split(&self, b: &Build) -> Result<Split> {
+        let layer = self.attention_cost()? + self.mlp_cost(self.intermediate_size);
+        self.split_by(b, &vec![layer as f64; self.num_hidden_layers])
+    }
+
+    /// The stages of layers that cost so much.
+    pub(crate) fn split_by(&self, b: &Build, costs: &[f64]) -> Result<Split> {
+        b.split(costs, 0.0, (self.hidden_size * self.vocab_size) as f64)
+    }
+
+    /// Multiplications for a token: of the attention of a layer, and of a gated MLP of some width.
+    pub(crate) fn attention_cost(&self) -> Result<usize> {
         let heads = self.heads()?;
         let (queries, keys) = (heads.queries * heads.size, heads.keys * heads.size);
-        let layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size);
-        let head = self.hidden_size * self.vocab_size;
-        b.split(
-            &vec![layer as f64; self.num_hidden_layers],
-            0.0,
-            head as f64,
-        )
+        Ok(self.hidden_size * (2 * queries + 2 * keys))
+    }
+
+    pub(crate) fn mlp_cost(&self, inner: usize) -> usize {
+        3 * self.hidden_size * inner
     }
 
     /// The longest text that is computed as the model means it.
     pub fn longest(&self) -> usize {
         let window = self.sliding_window.unwrap_or(usize::MAX);
         self.max_position_embeddings.min(window)
+    }
+
+    /// How weights begin, and those of the layers back to the stream: smaller, so that it has the
+    /// same size after any number of layers.
+    pub(crate) fn inits(&self) -> [Init; 2] {
+        let deviation = self.initializer_range;
+        let out = deviation / (2.0 * self.num_hidden_layers as f64).sqrt();
+        [Init::Normal(deviation), Init::Normal(out)]
+    }
+
+    /// Whether queries and keys are normalised head by head, as Qwen3 does.
+    fn has_head_norms(&self) -> bool {
+        self.model_type.starts_with("qwen3")
     }
 
     fn bias(&self) -> AttentionBias {
@@ -220,9 +261,23 @@ impl LlamaConfig {
     }
 }
 
-/// A layer: attention and a gated MLP, each with a norm before it and a residual around it.
+/// What a layer does to each token alone: a gated MLP, or a mixture of experts.
+pub trait FeedForward: Module + Clone + Send + Sync + 'static {
+    /// What becomes of `[b, s, width]`, a partial sum where it is cut. A mixture of experts says
+    /// more: how many tokens each expert got, how many choices found no room, and a loss.
+    fn feed(&self, x: &Tensor) -> Result<Vec<Tensor>>;
+}
+
+impl FeedForward for GatedMlp {
+    fn feed(&self, x: &Tensor) -> Result<Vec<Tensor>> {
+        Ok(vec![self.forward(x)?])
+    }
+}
+
+/// A layer: attention and a gated MLP, or what else is in its place, each with a norm before it and
+/// a residual around it.
 #[derive(Clone, Debug, Module)]
-pub struct LlamaLayer {
+pub struct LlamaLayer<M: Module = GatedMlp> {
     /// Before attention.
     pub input_layernorm: RmsNorm,
     /// Attention.
@@ -230,46 +285,44 @@ pub struct LlamaLayer {
     /// Before the MLP.
     pub post_attention_layernorm: RmsNorm,
     /// The MLP.
-    pub mlp: GatedMlp,
+    pub mlp: M,
     #[skip]
     attn_dropout: Dropout,
     #[skip]
     stream: Stream,
 }
 
-impl LlamaLayer {
-    fn new(b: &Build, c: &LlamaConfig) -> Result<Self> {
-        let init = Init::Normal(c.initializer_range);
-        // So that the stream has the same size after any number of layers.
-        let out = Init::Normal(c.initializer_range / (2.0 * c.num_hidden_layers as f64).sqrt());
+impl<M: Module> LlamaLayer<M> {
+    fn new(b: &Build, c: &LlamaConfig, mlp: M) -> Result<Self> {
+        let [init, out] = c.inits();
         let norm = |name| RmsNorm::new(&b.at(name), c.hidden_size, c.rms_norm_eps);
-        let sizes = [c.hidden_size, c.intermediate_size];
+        let at = b.at("self_attn");
+        let mut attention = Attention::new(&at, c.hidden_size, c.heads()?, c.bias(), init, out)?;
+        if c.has_head_norms() {
+            attention = attention.with_head_norms(&at, c.rms_norm_eps)?;
+        }
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
-            self_attn: Attention::new(
-                &b.at("self_attn"),
-                c.hidden_size,
-                c.heads()?,
-                c.bias(),
-                init,
-                out,
-            )?,
+            self_attn: attention,
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp: GatedMlp::new(&b.at("mlp"), sizes, c.mlp_bias, init, out)?,
+            mlp,
             attn_dropout: Dropout::new(&b.at("self_attn.dropout"), c.attention_dropout),
             stream: Stream::of(b),
         })
     }
 
-    /// The layer's output for `[b, s, width]`.
+    /// The layer's output for `[b, s, width]`, and what its MLP says beside.
     #[track_caller]
-    pub fn forward(
+    fn pass(
         &self,
         x: &Tensor,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Tensor> {
+    ) -> Result<Vec<Tensor>>
+    where
+        M: FeedForward,
+    {
         let attend = Attend {
             dropout: self.attn_dropout.key(pass),
             ..attend.clone()
@@ -280,24 +333,39 @@ impl LlamaLayer {
         let h = self
             .stream
             .enter(&self.post_attention_layernorm.forward(&x)?)?;
-        let y = self.mlp.forward(&h)?;
-        Ok(x.add(&self.stream.settle(&y)?)?)
+        let mut gave = self.mlp.feed(&h)?;
+        gave[0] = x.add(&self.stream.settle(&gave[0])?)?;
+        Ok(gave)
     }
 }
 
-impl Layer for LlamaLayer {
-    fn run(
+impl LlamaLayer {
+    /// The layer's output for `[b, s, width]`.
+    #[track_caller]
+    pub fn forward(
         &self,
         x: &Tensor,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
     ) -> Result<Tensor> {
-        self.forward(x, attend, cache, pass)
+        Ok(self.pass(x, attend, cache, pass)?.remove(0))
     }
 }
 
-impl Stack for Llama {
+impl<M: FeedForward> Layer for LlamaLayer<M> {
+    fn run(
+        &self,
+        x: &Tensor,
+        attend: &Attend,
+        cache: Option<&mut Cache>,
+        pass: &Pass,
+    ) -> Result<Vec<Tensor>> {
+        self.pass(x, attend, cache, pass)
+    }
+}
+
+impl<M: FeedForward> Stack for Llama<M> {
     fn split(&self) -> &Split {
         &self.split
     }
@@ -309,18 +377,19 @@ impl Stack for Llama {
         reads: &Reads<'_>,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        let Reads { tokens, from, pass } = *reads;
+        let Reads { tokens, from, .. } = *reads;
         let count = tokens.length()?;
         super::check_length(from + count, self.config.longest())?;
         let rope = match &tokens.positions {
+            None if tokens.order != SequenceOrder::Straight => {
+                self.rope.ordered(tokens.ids.mesh(), tokens.order, count)?
+            }
             None => self.rope.counting(tokens.ids.mesh(), from, count)?,
             Some(positions) => self.rope.at(positions, from + count)?,
         };
         let attend = Attend {
-            causal: true,
             rope: Some(rope),
-            mask: tokens.mask.clone(),
-            dropout: None,
+            ..tokens.attend(self.context)?
         };
         let mut x = match stream {
             Some(stream) => stream.clone(),
@@ -334,7 +403,7 @@ impl Stack for Llama {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        x = layers.run(x, &attend, pass, caches)?;
+        x = layers.run(x, &attend, reads, caches)?;
         match stage + 1 == self.split.stages() {
             true => self.norm.forward(&x),
             false => Ok(x),
@@ -363,13 +432,13 @@ impl Stack for Llama {
 /// ```
 #[derive(Clone, Debug, Module)]
 #[tied = "aliases"]
-pub struct Llama {
+pub struct Llama<M: Module = GatedMlp> {
     /// Rows of tokens, cut over the vocabulary.
     #[name = "model.embed_tokens"]
     pub embed_tokens: Embedding,
     /// The layers.
     #[name = "model.layers"]
-    pub layers: Vec<LlamaLayer>,
+    pub layers: Vec<LlamaLayer<M>>,
     /// Before the head.
     #[name = "model.norm"]
     pub norm: RmsNorm,
@@ -382,6 +451,8 @@ pub struct Llama {
     #[skip]
     stream: Stream,
     #[skip]
+    context: Context,
+    #[skip]
     policy: Policy,
     #[skip]
     recompute: bool,
@@ -393,8 +464,29 @@ impl Llama {
     /// A new one.
     pub fn new(b: &Build, config: &LlamaConfig) -> Result<Self> {
         config.check()?;
+        let c = config;
+        let sizes = [c.hidden_size, c.intermediate_size];
+        let [init, out] = c.inits();
+        Self::with_mlps(b, c, c.split(b)?, |b, _| {
+            GatedMlp::new(b, sizes, c.mlp_bias, init, out)
+        })
+    }
+
+    /// Says how many tokens there are after embedding and head have grown.
+    pub(crate) fn set_vocabulary(&mut self, tokens: usize) {
+        self.config.vocab_size = tokens;
+    }
+}
+
+impl<M: FeedForward> Llama<M> {
+    /// A new one, with what `mlp` makes for each layer in the place of its MLP.
+    pub(crate) fn with_mlps(
+        b: &Build,
+        config: &LlamaConfig,
+        split: Split,
+        mlp: impl Fn(&Build, usize) -> Result<M>,
+    ) -> Result<Self> {
         let (c, policy) = (config, b.policy());
-        let split = c.split(b)?;
         let (first, last) = (split.mesh_of(0), split.mesh_of(split.stages() - 1));
         let (sizes, init) = (
             [c.vocab_size, c.hidden_size],
@@ -404,7 +496,8 @@ impl Llama {
         let layers = below.at("layers");
         let layer = |i: usize| {
             let mesh = split.mesh_of(split.stage_of(i));
-            LlamaLayer::new(&layers.at(i.to_string()).on(mesh), c)
+            let b = layers.at(i.to_string()).on(mesh);
+            LlamaLayer::new(&b, c, mlp(&b.at("mlp"), i)?)
         };
         let frequencies = frequencies(c.heads()?.size, c.rope_theta, c.rope_scaling.as_ref())?;
         let head = || {
@@ -423,6 +516,7 @@ impl Llama {
             config: c.clone(),
             rope: Rope::new(frequencies, RopeStyle::Half, policy.compute),
             stream: Stream::of(b),
+            context: b.context(),
             policy,
             recompute: false,
             split,
@@ -434,9 +528,9 @@ impl Llama {
         &self.config
     }
 
-    /// Says how many tokens there are after embedding and head have grown.
-    pub(crate) fn set_vocabulary(&mut self, tokens: usize) {
-        self.config.vocab_size = tokens;
+    /// How sequences are computed that are cut over `cp`.
+    pub fn context(&self) -> Context {
+        self.context
     }
 
     /// Whether layers forget what is inside of them and run again in the backward pass.
@@ -453,7 +547,7 @@ impl Llama {
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         let from = super::cached(caches.as_deref(), self.layers.len())?;
-        self.all_parts(tokens, from, pass, caches)
+        self.all_parts(tokens, from, pass, caches, &Asides::default())
     }
 
     /// How well each token fits after `[b, s, width]`, in the dtype of outputs, cut over the
@@ -487,8 +581,10 @@ impl Llama {
     ) -> Result<Tensor> {
         self.head(&self.hidden(tokens, pass, caches)?)
     }
+}
 
-    fn aliases(&self) -> Vec<(String, String)> {
+impl<M: Module> Llama<M> {
+    pub(crate) fn aliases(&self) -> Vec<(String, String)> {
         match self.lm_head {
             Some(_) => vec![],
             None => vec![("lm_head.weight".into(), "model.embed_tokens.weight".into())],

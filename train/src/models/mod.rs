@@ -1,11 +1,13 @@
-//! Real models: GPT-2, the Llama family (SmolLM2, Mistral, Qwen2) and BERT encoders, under the
-//! names that Hugging Face has for their parameters.
+//! Real models: GPT-2, the Llama family (SmolLM2, Mistral, Qwen2), mixtures of experts (Mixtral,
+//! Qwen3-MoE) and BERT encoders, under the names that Hugging Face has for their parameters.
 
 mod bert;
 mod export;
 mod gpt2;
 mod llama;
 mod model;
+mod moe;
+mod moe_config;
 mod open;
 mod rope;
 mod settings;
@@ -14,14 +16,16 @@ mod tokens;
 
 pub use bert::{Bert, BertConfig, BertLayer};
 pub use gpt2::{Gpt2, Gpt2Config, Gpt2Layer};
-pub use llama::{Llama, LlamaConfig, LlamaLayer};
+pub use llama::{FeedForward, Llama, LlamaConfig, LlamaLayer};
 pub use model::{Model, ModelConfig};
+pub use moe::{Mixture, Moe, Sparse};
+pub use moe_config::MoeConfig;
 pub use open::{ModelFiles, open};
 pub use rope::RopeScaling;
 pub use settings::Settings;
 pub use tokens::Tokens;
 
-pub(crate) use staged::Reads;
+pub(crate) use staged::{Aside, Asides, added_up};
 
 use crate::{
     Error, Result,

@@ -1,14 +1,17 @@
 //! A model of any of the families.
 
 use super::{
-    Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig,
+    Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Moe, MoeConfig,
     settings::{Settings, absent, read_strictly, write},
-    staged::Stack,
+    staged::{Asides, Reads, Stack},
     tokens::Tokens,
 };
-use crate::{Build, Error, Module, Param, Pass, Result, nn::Cache, pipeline::Split};
-use anymesh_core::{Mesh, Tensor};
-use anymesh_schedule::Placement;
+use crate::{
+    Build, Error, Module, Param, Pass, Result,
+    nn::{Cache, ContextAttention},
+    pipeline::Split,
+};
+use anymesh_core::{Mesh, Tensor, ops::SequenceOrder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -30,11 +33,13 @@ pub enum ModelConfig {
     Gpt2(Gpt2Config),
     /// `llama`, `mistral`, `qwen2`.
     Llama(LlamaConfig),
+    /// `mixtral`, `qwen3_moe`.
+    Moe(MoeConfig),
     /// `bert`.
     Bert(BertConfig),
 }
 
-const FAMILIES: &str = "gpt2, llama, mistral, qwen2 and bert are";
+const FAMILIES: &str = "gpt2, llama, mistral, qwen2, mixtral, qwen3_moe and bert are";
 
 impl ModelConfig {
     /// From `config.json` of a Hugging Face folder. Settings that do not matter here are passed
@@ -48,6 +53,7 @@ impl ModelConfig {
         let config = match kind(settings)? {
             "gpt2" => Self::Gpt2(Gpt2Config::from_settings(settings)?),
             "llama" | "mistral" | "qwen2" => Self::Llama(LlamaConfig::from_settings(settings)?),
+            "mixtral" | "qwen3_moe" => Self::Moe(MoeConfig::from_settings(settings)?),
             "bert" => Self::Bert(BertConfig::from_settings(settings)?),
             other => {
                 let detail = format!("'{other}' is not supported: {FAMILIES}");
@@ -62,6 +68,10 @@ impl ModelConfig {
         let (mut settings, kind, class) = match self {
             Self::Gpt2(c) => (write(c)?, "gpt2", "GPT2LMHeadModel"),
             Self::Bert(c) => (write(c)?, "bert", "BertModel"),
+            Self::Moe(c) => {
+                let (settings, class) = c.to_settings()?;
+                (settings, c.llama.model_type.as_str(), class)
+            }
             Self::Llama(c) => (
                 write(c)?,
                 c.model_type.as_str(),
@@ -83,6 +93,7 @@ impl ModelConfig {
         Ok(match self {
             Self::Gpt2(c) => Model::Gpt2(Gpt2::new(b, c)?),
             Self::Llama(c) => Model::Llama(Llama::new(b, c)?),
+            Self::Moe(c) => Model::Moe(Moe::new(b, c)?),
             Self::Bert(c) => Model::Bert(Bert::new(b, c)?),
         })
     }
@@ -92,6 +103,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.n_positions,
             Self::Llama(c) => c.longest(),
+            Self::Moe(c) => c.llama.longest(),
             Self::Bert(c) => c.max_position_embeddings,
         }
     }
@@ -101,6 +113,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => (c.n_layer, c.n_embd),
             Self::Llama(c) => (c.num_hidden_layers, c.hidden_size),
+            Self::Moe(c) => (c.llama.num_hidden_layers, c.llama.hidden_size),
             Self::Bert(c) => (c.num_hidden_layers, c.hidden_size),
         }
     }
@@ -110,7 +123,8 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.split(b),
             Self::Llama(c) => c.split(b),
-            Self::Bert(_) => Split::new(b.mesh(), &[self.layers_and_width().0], Placement::Loop),
+            Self::Moe(c) => c.split(b),
+            Self::Bert(c) => c.split(b),
         }
     }
 
@@ -120,6 +134,7 @@ impl ModelConfig {
         match &mut config {
             Self::Gpt2(c) => c.n_layer = layers,
             Self::Llama(c) => c.num_hidden_layers = layers,
+            Self::Moe(c) => c.llama.num_hidden_layers = layers,
             Self::Bert(c) => c.num_hidden_layers = layers,
         }
         config
@@ -130,6 +145,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.vocab_size,
             Self::Llama(c) => c.vocab_size,
+            Self::Moe(c) => c.llama.vocab_size,
             Self::Bert(c) => c.vocab_size,
         }
     }
@@ -159,6 +175,7 @@ impl TryFrom<Settings> for ModelConfig {
         let config = match kind.as_str() {
             "gpt2" => Self::Gpt2(read_strictly(&settings)?),
             "llama" | "mistral" | "qwen2" => Self::Llama(read_strictly(&settings)?),
+            "mixtral" | "qwen3_moe" => Self::Moe(MoeConfig::from_strict(&settings)?),
             "bert" => Self::Bert(read_strictly(&settings)?),
             other => {
                 let detail = format!("'{other}' is not supported: {FAMILIES}");
@@ -168,6 +185,7 @@ impl TryFrom<Settings> for ModelConfig {
         match &config {
             Self::Gpt2(c) => c.check()?,
             Self::Llama(c) => c.check()?,
+            Self::Moe(c) => c.check()?,
             Self::Bert(c) => c.check()?,
         }
         Ok(config)
@@ -188,6 +206,8 @@ pub enum Model {
     Gpt2(Gpt2),
     /// Llama, SmolLM2, Mistral, Qwen2.
     Llama(Llama),
+    /// Mixtral, Qwen3-MoE.
+    Moe(Moe),
     /// A BERT encoder.
     Bert(Bert),
 }
@@ -198,6 +218,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => ModelConfig::Gpt2(m.config().clone()),
             Self::Llama(m) => ModelConfig::Llama(m.config().clone()),
+            Self::Moe(m) => ModelConfig::Moe(m.config().clone()),
             Self::Bert(m) => ModelConfig::Bert(m.config().clone()),
         }
     }
@@ -207,24 +228,101 @@ impl Model {
         match self {
             Self::Gpt2(m) => &m.wte.weight,
             Self::Llama(m) => &m.embed_tokens.weight,
+            Self::Moe(m) => &m.llama.embed_tokens.weight,
             Self::Bert(m) => &m.words.weight,
         }
     }
 
     /// Where it lies, all stages of it.
     pub fn mesh(&self) -> &Mesh {
-        match self.stack() {
-            Some(stack) => stack.split().mesh(),
-            None => self.embedding().value().mesh(),
+        self.split().mesh()
+    }
+
+    /// Which layers are in which stage; one stage on a mesh without an axis `pp`.
+    pub fn split(&self) -> &Split {
+        self.stack().split()
+    }
+
+    /// What a stage makes of the stream `[b, s, width]` that the stage before it gave and that lies on
+    /// its mesh: for models with an own head, which implement [`Staged`](crate::pipeline::Staged). The
+    /// first stage is given none; what the last one gives is [`hidden`](Self::hidden). What routers
+    /// ask for beside is left out.
+    #[track_caller]
+    pub fn stage(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        self.stage_with(stage, stream, tokens, pass, &Asides::default())
+    }
+
+    /// [`stage`](Self::stage), and what its layers say beside.
+    #[track_caller]
+    pub(crate) fn stage_with(
+        &self,
+        stage: usize,
+        stream: Option<&Tensor>,
+        tokens: &Tokens,
+        pass: &Pass,
+        asides: &Asides,
+    ) -> Result<Tensor> {
+        let reads = Reads {
+            tokens: &tokens.on(self.split().mesh_of(stage))?,
+            from: 0,
+            pass,
+            asides,
+        };
+        self.stack().part(stage, stream, &reads, None)
+    }
+
+    /// Its layers in stages.
+    pub(crate) fn stack(&self) -> &dyn Stack {
+        match self {
+            Self::Gpt2(m) => m,
+            Self::Llama(m) => m,
+            Self::Moe(m) => m.stack(),
+            Self::Bert(m) => m,
         }
     }
 
-    /// Its layers in stages; an encoder has none.
-    pub(crate) fn stack(&self) -> Option<&dyn Stack> {
-        match self {
-            Self::Gpt2(m) => Some(m),
-            Self::Llama(m) => Some(m),
-            Self::Bert(_) => None,
+    /// The order in which it is to be given texts of so many tokens: pairs of chunks, where the mesh
+    /// has an axis `cp` that cuts them and its ranks have more equal work then. An error where what
+    /// was asked for in [`Build::long_sequences`] cannot be.
+    pub fn order(&self, length: usize) -> Result<SequenceOrder> {
+        let (context, heads, dropout) = match self {
+            Self::Gpt2(m) => (m.context(), m.config().heads()?, m.config().attn_pdrop),
+            Self::Llama(m) => (
+                m.context(),
+                m.config().heads()?,
+                m.config().attention_dropout,
+            ),
+            Self::Moe(m) => (
+                m.llama.context(),
+                m.config().llama.heads()?,
+                m.config().llama.attention_dropout,
+            ),
+            Self::Bert(_) => return Ok(SequenceOrder::Straight),
+        };
+        let order = context.order(self.mesh(), heads, length)?;
+        let cut = self.mesh().axis("cp").is_ok();
+        if dropout == 0.0 || !cut {
+            return Ok(order);
+        }
+        let refused = |key: &str| {
+            let detail = format!(
+                "attention drops {dropout} of its weights, for which the scores of all pairs are kept in straight order: take the way of heads, or gather without balance, or no dropout of attention"
+            );
+            Error::config(key, detail)
+        };
+        match context.attention.on(self.mesh(), heads)? {
+            ContextAttention::Ring => Err(refused("context.attention")),
+            ContextAttention::Gather if context.balance == Some(true) => {
+                Err(refused("context.balance"))
+            }
+            ContextAttention::Gather => Ok(SequenceOrder::Straight),
+            _ => Ok(order),
         }
     }
 
@@ -233,6 +331,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.set_recompute(on),
             Self::Llama(m) => m.set_recompute(on),
+            Self::Moe(m) => m.llama.set_recompute(on),
             Self::Bert(m) => m.set_recompute(on),
         }
     }
@@ -242,6 +341,7 @@ impl Model {
         let layers = match self {
             Self::Gpt2(m) => m.h.len(),
             Self::Llama(m) => m.layers.len(),
+            Self::Moe(m) => m.llama.layers.len(),
             Self::Bert(_) => 0,
         };
         vec![Cache::default(); layers]
@@ -255,11 +355,24 @@ impl Model {
         pass: &Pass,
         caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
-        match self {
-            Self::Gpt2(m) => m.hidden(tokens, pass, caches),
-            Self::Llama(m) => m.hidden(tokens, pass, caches),
-            Self::Bert(m) => m.hidden(tokens, pass),
-        }
+        self.hidden_with(tokens, pass, caches, &Asides::default())
+    }
+
+    /// [`hidden`](Self::hidden), and what layers say beside.
+    #[track_caller]
+    pub(crate) fn hidden_with(
+        &self,
+        tokens: &Tokens,
+        pass: &Pass,
+        caches: Option<&mut [Cache]>,
+        asides: &Asides,
+    ) -> Result<Tensor> {
+        // An encoder has none.
+        let caches = caches.filter(|_| !matches!(self, Self::Bert(_)));
+        let layers = self.config().layers_and_width().0;
+        let from = super::cached(caches.as_deref(), layers)?;
+        let stack = self.stack();
+        stack.all_parts(tokens, from, pass, caches, asides)
     }
 
     /// How well each token fits after `[b, s, width]`; an encoder has no head.
@@ -268,9 +381,10 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.head(hidden),
             Self::Llama(m) => m.head(hidden),
+            Self::Moe(m) => m.llama.head(hidden),
             Self::Bert(_) => Err(Error::config(
                 "model_type",
-                "a bert encoder has no head that predicts tokens: gpt2, llama, mistral and qwen2 have one",
+                "a bert encoder has no head that predicts tokens: gpt2, llama, mistral, qwen2, mixtral and qwen3_moe have one",
             )),
         }
     }
@@ -281,6 +395,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m.head_with(hidden, rows),
             Self::Llama(m) => m.head_with(hidden, rows),
+            Self::Moe(m) => m.llama.head_with(hidden, rows),
             Self::Bert(_) => self.head(hidden),
         }
     }
@@ -300,6 +415,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m,
             Self::Llama(m) => m,
+            Self::Moe(m) => m,
             Self::Bert(m) => m,
         }
     }
@@ -308,6 +424,7 @@ impl Model {
         match self {
             Self::Gpt2(m) => m,
             Self::Llama(m) => m,
+            Self::Moe(m) => m,
             Self::Bert(m) => m,
         }
     }

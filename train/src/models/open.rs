@@ -1,6 +1,6 @@
 //! Models of files.
 
-use super::{Gpt2, Model, ModelConfig, settings::Settings};
+use super::{Gpt2, Model, ModelConfig, Moe, settings::Settings};
 use crate::{
     Build, Error, Module, Result,
     data::{Special, Tokenizer},
@@ -263,6 +263,12 @@ fn named<'s>(config: &ModelConfig, source: &'s dyn Source) -> Result<Box<dyn Sou
             Some(text).filter(|text| !text.is_empty())
         }
         ModelConfig::Llama(_) => None,
+        // A checkpoint of a run has stacks.
+        ModelConfig::Moe(config) => {
+            let stack = |name: &String| name.ends_with(".experts.gate_proj");
+            let stacked = source.tensors().keys().any(stack);
+            (!stacked).then(|| Moe::mapping(config))
+        }
     };
     Ok(match text {
         None => Box::new(source),

@@ -7,8 +7,8 @@ use crate::{
     pipeline::{Split, on_mesh},
     recompute::recompute,
 };
-use anymesh_core::Tensor;
-use std::ops::Range;
+use anymesh_core::{Mesh, Tensor};
+use std::{cell::RefCell, ops::Range};
 
 /// What a stage reads beside the stream.
 pub(crate) struct Reads<'a> {
@@ -17,18 +17,72 @@ pub(crate) struct Reads<'a> {
     /// How many tokens caches have.
     pub(crate) from: usize,
     pub(crate) pass: &'a Pass,
+    /// What layers say beside.
+    pub(crate) asides: &'a Asides,
+}
+
+/// What a layer says beside what it makes of the stream: a mixture of experts does.
+#[derive(Clone, Debug)]
+pub(crate) struct Aside {
+    pub(crate) layer: usize,
+    /// How many tokens each expert got, `[experts]`, and how many choices found no room.
+    pub(crate) counts: Tensor,
+    pub(crate) dropped: Tensor,
+    /// A mean over the tokens of the micro-batch that training makes small beside the model's own
+    /// loss.
+    pub(crate) loss: Option<Tensor>,
+}
+
+/// All that was said beside.
+#[derive(Debug, Default)]
+pub(crate) struct Asides(RefCell<Vec<Aside>>);
+
+impl Asides {
+    pub(crate) fn take(&self) -> Vec<Aside> {
+        self.0.take()
+    }
+
+    /// What a layer gave after the stream: counts, drops, and perhaps a loss.
+    fn hear(&self, layer: usize, said: Vec<Tensor>) {
+        let mut said = said.into_iter();
+        if let (Some(counts), Some(dropped)) = (said.next(), said.next()) {
+            self.0.borrow_mut().push(Aside {
+                layer,
+                counts,
+                dropped,
+                loss: said.next(),
+            });
+        }
+    }
+}
+
+/// The losses of layers and what came before them, added up on a mesh.
+pub(crate) fn added_up(
+    before: Option<&Tensor>,
+    said: &[Aside],
+    mesh: &Mesh,
+) -> Result<Option<Tensor>> {
+    let mut sum = before.cloned();
+    for loss in said.iter().filter_map(|aside| aside.loss.as_ref()) {
+        let loss = on_mesh(loss, mesh)?;
+        sum = Some(match sum {
+            Some(sum) => sum.add(&loss)?,
+            None => loss,
+        });
+    }
+    Ok(sum)
 }
 
 /// A layer of a stack.
 pub(crate) trait Layer: Clone + Send + Sync + 'static {
-    /// What it makes of the stream.
+    /// What it makes of the stream, and after it what it says beside: counts, drops, a loss.
     fn run(
         &self,
         x: &Tensor,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Tensor>;
+    ) -> Result<Vec<Tensor>>;
 }
 
 /// Some of a model's layers, one after the other.
@@ -44,19 +98,21 @@ impl<L: Layer> Layers<'_, L> {
         self,
         mut x: Tensor,
         attend: &Attend,
-        pass: &Pass,
+        reads: &Reads<'_>,
         mut caches: Option<&mut [Cache]>,
     ) -> Result<Tensor> {
         for i in self.range {
             let layer = &self.all[i];
-            x = match caches.as_deref_mut() {
-                Some(caches) => layer.run(&x, attend, caches.get_mut(i), pass)?,
+            let mut gave = match caches.as_deref_mut() {
+                Some(caches) => layer.run(&x, attend, caches.get_mut(i), reads.pass)?,
                 None => {
-                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *pass);
+                    let (layer, attend, pass) = (layer.clone(), attend.clone(), *reads.pass);
                     let run = move |x: &Tensor| layer.run(x, &attend, None, &pass);
                     recompute(self.recompute, &x, run)?
                 }
             };
+            x = gave.remove(0);
+            reads.asides.hear(i, gave);
         }
         Ok(x)
     }
@@ -83,6 +139,7 @@ pub(crate) trait Stack {
         from: usize,
         pass: &Pass,
         mut caches: Option<&mut [Cache]>,
+        asides: &Asides,
     ) -> Result<Tensor> {
         let split = self.split();
         let mut stream: Option<Tensor> = None;
@@ -93,6 +150,7 @@ pub(crate) trait Stack {
                 tokens: &tokens.on(mesh)?,
                 from,
                 pass,
+                asides,
             };
             let gave = self.part(stage, came.as_ref(), &reads, caches.as_deref_mut())?;
             stream = Some(gave);

@@ -1,7 +1,11 @@
 //! What models are given.
 
-use crate::{Error, Result, nn::same_document, pipeline::on_mesh};
-use anymesh_core::{Mesh, Tensor};
+use crate::{
+    Error, Result,
+    nn::{Attend, Context, is_cut, same_document},
+    pipeline::on_mesh,
+};
+use anymesh_core::{Mesh, Tensor, ops::SequenceOrder};
 
 /// Tokens, and where they stand.
 #[derive(Clone, Debug)]
@@ -14,6 +18,10 @@ pub struct Tokens {
     /// Which keys a token sees, besides what causality says: a bool that broadcasts to
     /// `[b, heads, s, t]`.
     pub mask: Option<Tensor>,
+    /// The document of each token, `[b, s]`, of which it sees the others.
+    pub documents: Option<Tensor>,
+    /// The order that all of these are in along the sequence.
+    pub order: SequenceOrder,
 }
 
 impl Tokens {
@@ -23,6 +31,8 @@ impl Tokens {
             ids,
             positions: None,
             mask: None,
+            documents: None,
+            order: SequenceOrder::Straight,
         }
     }
 
@@ -30,14 +40,46 @@ impl Tokens {
     /// `documents` and `positions` are `[b, s]`.
     #[track_caller]
     pub fn packed(ids: Tensor, documents: &Tensor, positions: Tensor) -> Result<Self> {
+        if documents.dims() != ids.dims() {
+            let detail = format!(
+                "tokens {} need a document each, these are {}",
+                ids.type_string(),
+                documents.type_string()
+            );
+            return Err(Error::config("documents", detail));
+        }
         Ok(Self {
-            ids,
             positions: Some(positions),
-            mask: Some(same_document(documents)?),
+            documents: Some(documents.clone()),
+            ..Self::new(ids)
         })
     }
 
-    /// Texts as rows of a tensor, cut over `dp`.
+    /// The same, said to be in this order along the sequence.
+    pub fn in_order(self, order: SequenceOrder) -> Self {
+        Self { order, ..self }
+    }
+
+    /// What causal attention of all layers has in common.
+    pub(crate) fn attend(&self, context: Context) -> Result<Attend> {
+        let mut attend = Attend {
+            causal: true,
+            mask: self.mask.clone(),
+            documents: self.documents.clone(),
+            order: self.order,
+            context: context.attention,
+            ..Attend::default()
+        };
+        // Where the sequence is whole, one mask is made for all layers.
+        let whole = !is_cut(&self.ids, 1) && self.order == SequenceOrder::Straight;
+        if let (true, None, Some(documents)) = (whole, &self.mask, &self.documents) {
+            attend.mask = Some(same_document(documents)?);
+            attend.documents = None;
+        }
+        Ok(attend)
+    }
+
+    /// Texts as rows of a tensor, cut over `dp`, whose tokens are on every rank.
     pub fn of_rows(mesh: &Mesh, rows: &[Vec<u32>]) -> Result<Self> {
         let length = rows.first().map_or(0, Vec::len);
         if let Some(other) = rows.iter().find(|row| row.len() != length) {
@@ -45,7 +87,7 @@ impl Tokens {
             return Err(Error::config("tokens", detail));
         }
         let id = |at: &[usize]| rows[at[0]][at[1]] as i32;
-        let place = (mesh, "[@dp?, _]");
+        let place = (mesh, "[@dp?@ep?, _]");
         Ok(Self::new(Tensor::from_fn([rows.len(), length], place, id)?))
     }
 
@@ -56,6 +98,8 @@ impl Tokens {
             ids: on_mesh(&self.ids, mesh)?,
             positions: moved(&self.positions)?,
             mask: moved(&self.mask)?,
+            documents: moved(&self.documents)?,
+            order: self.order,
         })
     }
 

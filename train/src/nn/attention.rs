@@ -1,9 +1,13 @@
 //! Attention.
 
-use crate::{Build, Error, Init, Module, Result, nn::Linear};
+use super::context::{self, ContextAttention};
+use crate::{
+    Build, Error, Init, Module, Result,
+    nn::{Linear, RmsNorm},
+};
 use anymesh_core::{
     DType, Sharding, Tensor,
-    ops::{AttentionOptions, Rng, RopeStyle},
+    ops::{AttentionOptions, Rng, RopeStyle, SequenceOrder},
 };
 
 /// How many heads there are, and how large they are.
@@ -41,6 +45,13 @@ pub struct Attend {
     pub rope: Option<(Tensor, Tensor, RopeStyle)>,
     /// Broadcasts to `[b, heads, s, t]`; a bool says which keys are seen.
     pub mask: Option<Tensor>,
+    /// The document of each position, `[b, s]`: positions see those of their own. Unlike a
+    /// [mask](same_document) it needs no memory for pairs of positions where the sequence is cut.
+    pub documents: Option<Tensor>,
+    /// The order that the sequence is in.
+    pub order: SequenceOrder,
+    /// How attention looks along a sequence that is cut over `cp`.
+    pub context: ContextAttention,
     /// The share of attention that is dropped in training, and the key of what is dropped. With it
     /// the scores of all pairs are kept for the backward pass.
     pub dropout: Option<(f64, Rng)>,
@@ -118,26 +129,34 @@ pub fn attend(
         q = q.rope(cos, sin, *style)?;
         k = k.rope(cos, sin, *style)?;
     }
+    let long = context::is_cut(&q, 2) || options.order != SequenceOrder::Straight;
     if let Some(cache) = cache {
+        if long {
+            let detail = "keys and values are kept of whole sequences: give tokens that are not cut over cp, in straight order";
+            return Err(Error::config("context", detail));
+        }
         (k, v) = cache.append(&k, &v)?;
     }
-    let out = match options.dropout {
-        Some(dropout) => with_dropout([&q, &k, &v], options, dropout)?,
-        None => {
-            q.attention(
-                &k,
-                &v,
-                &AttentionOptions {
-                    causal: options.causal,
-                    mask: options.mask.clone(),
-                    scale: None,
-                },
-            )?
-            .out
-        }
+    let out = match long {
+        true => context::across([&q, &k, &v], heads, options)?,
+        false => attend_whole([&q, &k, &v], &context::with_documents(options)?)?,
     };
     let width = heads.queries * heads.size;
     Ok(out.transpose(1, 2)?.reshape([b, s, width])?)
+}
+
+/// Attention of `[b, heads, s, size]` in straight order, whose documents are a part of the mask.
+#[track_caller]
+pub(super) fn attend_whole([q, k, v]: [&Tensor; 3], options: &Attend) -> Result<Tensor> {
+    if let Some(dropout) = options.dropout {
+        return with_dropout([q, k, v], options, dropout);
+    }
+    let seen = AttentionOptions {
+        causal: options.causal,
+        mask: options.mask.clone(),
+        scale: None,
+    };
+    Ok(q.attention(k, v, &seen)?.out)
 }
 
 /// Attention out of its parts, some of whose weights are dropped.
@@ -204,6 +223,10 @@ pub struct Attention {
     pub v_proj: Linear,
     /// Back to the width.
     pub o_proj: Linear,
+    /// Of each head of queries, where there is one.
+    pub q_norm: Option<RmsNorm>,
+    /// Of each head of keys, where there is one.
+    pub k_norm: Option<RmsNorm>,
     #[skip]
     heads: Heads,
 }
@@ -237,8 +260,28 @@ impl Attention {
             k_proj: read("k_proj", keys)?,
             v_proj: read("v_proj", keys)?,
             o_proj: linear("o_proj", [queries, width], "[_, @tp?]", out, biased)?,
+            q_norm: None,
+            k_norm: None,
             heads,
         })
+    }
+
+    /// With a norm of each head of queries and of keys, before they are rotated.
+    pub fn with_head_norms(mut self, b: &Build, eps: f64) -> Result<Self> {
+        let norm = |name| RmsNorm::new(&b.at(name), self.heads.size, eps);
+        (self.q_norm, self.k_norm) = (Some(norm("q_norm")?), Some(norm("k_norm")?));
+        Ok(self)
+    }
+
+    /// Heads `[b, s, heads * size]` through a norm of each.
+    #[track_caller]
+    fn normed(&self, x: &Tensor, norm: Option<&RmsNorm>) -> Result<Tensor> {
+        let Some(norm) = norm else {
+            return Ok(x.clone());
+        };
+        let (b, s, width, size) = (x.dims()[0], x.dims()[1], x.dims()[2], self.heads.size);
+        let heads = norm.forward(&x.reshape([b, s, width / size, size])?)?;
+        Ok(heads.reshape([b, s, width])?)
     }
 
     /// The layer's output for `[b, s, width]`, a partial sum where heads are cut.
@@ -250,7 +293,9 @@ impl Attention {
         cache: Option<&mut Cache>,
     ) -> Result<Tensor> {
         let qkv = Linear::forward_each(x, &[&self.q_proj, &self.k_proj, &self.v_proj])?;
-        let out = attend([&qkv[0], &qkv[1], &qkv[2]], self.heads, options, cache)?;
+        let q = self.normed(&qkv[0], self.q_norm.as_ref())?;
+        let k = self.normed(&qkv[1], self.k_norm.as_ref())?;
+        let out = attend([&q, &k, &qkv[2]], self.heads, options, cache)?;
         self.o_proj.forward(&out)
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod block;
+mod context;
 mod conv;
 mod dropout;
 mod embedding;
@@ -15,6 +16,8 @@ mod stream;
 
 pub use attention::{Attend, Attention, AttentionBias, Cache, Heads, attend, same_document};
 pub use block::{Block, NormOrder};
+pub(crate) use context::is_cut;
+pub use context::{Context, ContextAttention};
 pub use conv::{Conv2d, ConvBlock};
 pub use dropout::Dropout;
 pub use embedding::Embedding;

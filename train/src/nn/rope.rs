@@ -1,7 +1,11 @@
 //! Rotary positions.
 
 use crate::{Error, Result};
-use anymesh_core::{DType, Mesh, Tensor, grad::no_grad, ops::RopeStyle};
+use anymesh_core::{
+    DType, Mesh, Tensor,
+    grad::no_grad,
+    ops::{RopeStyle, SequenceOrder},
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Cosines and sines for queries and keys, made once and kept: a model has one of these for all of
@@ -12,8 +16,11 @@ pub struct Rope {
     frequencies: Arc<[f64]>,
     style: RopeStyle,
     dtype: DType,
-    /// `[positions, size / 2]`, for as many positions as were asked for.
-    tables: Arc<Mutex<Option<[Tensor; 2]>>>,
+    /// `[positions, size / 2]`, for as many positions as were asked for; one for each mesh, because
+    /// the stages of a pipeline take turns.
+    tables: Arc<Mutex<Vec<[Tensor; 2]>>>,
+    /// The same in another order, cut as the sequence is.
+    ordered: Arc<Mutex<Vec<(SequenceOrder, [Tensor; 2])>>>,
 }
 
 impl Rope {
@@ -28,6 +35,7 @@ impl Rope {
                 _ => DType::F32,
             },
             tables: Arc::default(),
+            ordered: Arc::default(),
         }
     }
 
@@ -53,6 +61,31 @@ impl Rope {
         Ok((rows(cos)?, rows(sin)?, self.style))
     }
 
+    /// The tables of the positions of a sequence in some order, cut over `cp` as it is.
+    pub fn ordered(
+        &self,
+        mesh: &Mesh,
+        order: SequenceOrder,
+        count: usize,
+    ) -> Result<(Tensor, Tensor, RopeStyle)> {
+        if order == SequenceOrder::Straight {
+            return self.counting(mesh, 0, count);
+        }
+        order.check(count)?;
+        let mut kept = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = |(_, tables): &&(_, [Tensor; 2])| tables[0].mesh() == mesh;
+        let [cos, sin] = match kept.iter().find(here) {
+            Some((of, tables)) if *of == order && tables[0].dims()[0] == count => tables.clone(),
+            _ => {
+                let tables = self.make(mesh, "[@cp?, _]", count, |at| order.position(at, count))?;
+                kept.retain(|entry| !here(&entry));
+                kept.push((order, tables.clone()));
+                tables
+            }
+        };
+        Ok((cos, sin, self.style))
+    }
+
     /// The tables of positions `[b, s]`, all of which are smaller than `below`.
     pub fn at(&self, positions: &Tensor, below: usize) -> Result<(Tensor, Tensor, RopeStyle)> {
         let [cos, sin] = self.below(positions.mesh(), below)?;
@@ -64,22 +97,35 @@ impl Rope {
     /// The kept tables, which are made anew where they are too short.
     fn below(&self, mesh: &Mesh, positions: usize) -> Result<[Tensor; 2]> {
         let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tables) = &*kept
+        let here = |tables: &&[Tensor; 2]| tables[0].mesh() == mesh;
+        if let Some(tables) = kept.iter().find(here)
             && tables[0].dims()[0] >= positions
-            && tables[0].mesh() == mesh
         {
             return Ok(tables.clone());
         }
         let positions = positions.next_power_of_two().max(64);
-        let shape = [positions, self.frequencies.len()];
+        let tables = self.make(mesh, "[_, _]", positions, |at| at)?;
+        kept.retain(|tables| !here(&tables));
+        kept.push(tables.clone());
+        Ok(tables)
+    }
+
+    /// Tables of as many rows, each of some position.
+    fn make(
+        &self,
+        mesh: &Mesh,
+        sharding: &str,
+        rows: usize,
+        position: impl Fn(usize) -> usize,
+    ) -> Result<[Tensor; 2]> {
+        let (shape, place) = ([rows, self.frequencies.len()], (mesh, sharding));
         let table = |f: fn(f64) -> f64| {
-            let angle = |at: &[usize]| f(at[0] as f64 * self.frequencies[at[1]]);
+            let angle = |at: &[usize]| f(position(at[0]) as f64 * self.frequencies[at[1]]);
             match self.dtype {
-                DType::F64 => Tensor::from_fn(shape, (mesh, "[_, _]"), angle),
-                _ => Tensor::from_fn(shape, (mesh, "[_, _]"), |at| angle(at) as f32),
+                DType::F64 => Tensor::from_fn(shape, place, angle),
+                _ => Tensor::from_fn(shape, place, |at| angle(at) as f32),
             }
         };
-        let tables = no_grad(|| Ok::<_, Error>([table(f64::cos)?, table(f64::sin)?]))?;
-        Ok(kept.insert(tables).clone())
+        no_grad(|| Ok([table(f64::cos)?, table(f64::sin)?]))
     }
 }

@@ -1,6 +1,6 @@
 //! Gradients of several micro-batches as one.
 
-use crate::{Error, Module, Param, Pattern, Result};
+use crate::{Error, Module, Param, Pattern, Result, pipeline::add_type};
 use anymesh_core::{
     Tensor,
     grad::{Gradients, no_grad},
@@ -93,6 +93,16 @@ impl Accumulator {
             Some(so_far) => no_grad(|| so_far.add(&gradient))?,
         };
         self.sums.insert(name.into(), sum);
+        Ok(())
+    }
+
+    /// Adds gradients of which this process has no values: what matters are their types.
+    pub(crate) fn add_types(&mut self, gradients: &Accumulator) -> Result<()> {
+        for (name, gradient) in &gradients.sums {
+            let sum = add_type(self.sums.remove(name), gradient)?;
+            self.sums.insert(name.clone(), sum);
+        }
+        self.passes += 1;
         Ok(())
     }
 

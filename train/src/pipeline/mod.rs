@@ -8,16 +8,22 @@
 //! Values and gradients are those of the model without a pipeline: a stage cuts the tape at its
 //! inputs, and the gradients that come back go on from there.
 
+mod cached;
 mod choice;
+mod elsewhere;
+mod measure;
 mod place;
 mod run;
 mod split;
 
+pub use cached::Cached;
 pub use choice::ScheduleChoice;
-pub(crate) use place::on_mesh;
+pub(crate) use elsewhere::{add_type, kind_of};
+pub use measure::measure;
+pub(crate) use place::{on_mesh, start_on_mesh};
 pub(crate) use run::Lent;
 pub use run::Pipeline;
-pub use split::{Split, Stages, balanced};
+pub use split::{LayerCosts, Split, Stages, balanced};
 
 use crate::{Module, Pass, Result};
 use anymesh_core::{Mesh, Tensor};
@@ -37,7 +43,8 @@ pub trait Staged {
     fn mesh_of(&self, stage: usize) -> &Mesh;
 
     /// What a stage makes of what the stage before it gave, which lies on this stage's mesh. The
-    /// first stage is given nothing, and the last gives the sum of the losses of the micro-batch.
+    /// first stage is given nothing, and the last gives the sum of the losses of the micro-batch, or
+    /// what a loss over [all of them](Pipeline::run_cached) reads: the vectors of an encoder.
     fn forward(
         &self,
         stage: usize,
@@ -45,6 +52,15 @@ pub trait Staged {
         batch: &Self::Batch,
         pass: &Pass,
     ) -> Result<Vec<Tensor>>;
+
+    /// What the shapes and shardings of everything that stages make of a micro-batch depend on, as a
+    /// text: a process works out what stages of others make of it once for all micro-batches of one
+    /// kind, and a step of many costs it no more than one of few. Ledgers have it once, too. Only for
+    /// batches of which a stage reads nothing that its own ranks do not have. Without it each is
+    /// worked out.
+    fn kind_of(&self, _batch: &Self::Batch) -> Option<String> {
+        None
+    }
 
     /// The parameters of other stages that a stage reads: an embedding that is the head as well.
     fn borrows(&self, _stage: usize) -> Result<Vec<Borrowed>> {

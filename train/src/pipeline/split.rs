@@ -38,6 +38,20 @@ pub struct Stages {
     pub placement: Placement,
     /// How many layers each stage has; evenly by cost where it is not said.
     pub layers: Option<Vec<usize>>,
+    /// What layers cost, where it was [measured](super::measure); the model's own estimate by the
+    /// sizes of its products otherwise.
+    pub costs: Option<LayerCosts>,
+}
+
+/// What the layers of a model cost, in any unit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerCosts {
+    /// What is computed before the layers: a lookup.
+    pub first: f64,
+    /// Each layer.
+    pub layers: Vec<f64>,
+    /// What is computed after them: the head and the loss.
+    pub last: f64,
 }
 
 impl Default for Stages {
@@ -46,6 +60,7 @@ impl Default for Stages {
             chunks: 1,
             placement: Placement::Loop,
             layers: None,
+            costs: None,
         }
     }
 }
@@ -67,7 +82,21 @@ impl Split {
             );
             return Err(Error::config("pipeline.split", detail));
         }
-        let owner = placement.owners(ranks, stages / ranks);
+        Self::owned(mesh, layers, placement.owners(ranks, stages / ranks))
+    }
+
+    /// Each layer as a stage of its own between one that has what comes before them and one that has
+    /// what comes after, in a row over the ranks of `pp`: to [measure](super::measure) what they cost.
+    pub fn one_by_one(mesh: &Mesh, layers: usize) -> Result<Self> {
+        let ranks = mesh.axis(AXIS).map_or(1, |axis| mesh.size(axis));
+        let stages = layers + 2;
+        let mut counts = vec![1; stages];
+        (counts[0], counts[stages - 1]) = (0, 0);
+        let owner = (0..stages).map(|s| s * ranks / stages).collect();
+        Self::owned(mesh, &counts, owner)
+    }
+
+    fn owned(mesh: &Mesh, layers: &[usize], owner: Vec<usize>) -> Result<Self> {
         let place = |rank: &usize| match mesh.axis(AXIS) {
             Ok(_) => mesh.at(AXIS, *rank),
             Err(_) => Ok(mesh.clone()),

@@ -6,6 +6,7 @@
 //! a device that cannot be trusted.
 
 mod agree;
+mod contrastive;
 mod guard;
 mod language;
 mod run;
@@ -13,6 +14,7 @@ mod save;
 mod settings;
 mod step;
 
+pub use contrastive::{ContrastiveModel, Pairs};
 pub use guard::Suspect;
 pub use language::{FromLoader, LanguageModel};
 pub use run::{Event, Finished, Trainer};
@@ -65,6 +67,13 @@ pub trait Task {
         pass: &dyn Fn(usize) -> Pass,
     ) -> Result<Computed> {
         one_after_the_other(self, batches, factor, pass)
+    }
+
+    /// What is to be done when a step has changed the parameters, or was skipped: state that no
+    /// gradient changes follows what the step's batches did. Gives numbers for the log, by name. All
+    /// processes of the mesh call this alike.
+    fn finish_step(&mut self, _skipped: bool) -> Result<Vec<(&'static str, f64)>> {
+        Ok(vec![])
     }
 
     /// Operations for a unit of [`count`](Self::count), forward and backward, where they are known.

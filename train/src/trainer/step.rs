@@ -22,6 +22,9 @@ pub struct StepReport {
     pub samples: Range<u64>,
     /// Whether loss or gradients were not finite, so that nothing was changed.
     pub skipped: bool,
+    /// More numbers, by name: of a mixture of experts `expert_load`, the tokens of the fullest expert
+    /// over its even share, and `expert_drops`, the share of choices that found no room.
+    pub more: Vec<(&'static str, f64)>,
 }
 
 /// The gradients of a global batch, as they lie, and its mean loss.
@@ -76,6 +79,7 @@ impl<T: Task> Trainer<T> {
                 ema.update(self.task.model())?;
             }
         }
+        let more = self.task.finish_step(skipped)?;
         (self.step, self.consumed) = (step, samples.end);
         let report = StepReport {
             step,
@@ -85,6 +89,7 @@ impl<T: Task> Trainer<T> {
             count: computed.count,
             samples,
             skipped,
+            more,
         };
         let limit = self.settings.guard.max_skips.max(1);
         // A loss scale that is too large is found by skipping.

@@ -40,7 +40,14 @@ impl Drop for Scratch {
 }
 
 fn facts() -> Value {
-    serde_json::from_str(include_str!("../facts/tiny_models.json")).expect("JSON")
+    let read = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let mut facts = read(include_str!("../facts/tiny_models.json"));
+    let experts = read(include_str!("../facts/tiny_experts.json"));
+    assert_eq!(facts["ids"], experts["ids"]);
+    for (family, fact) in experts["models"].as_object().expect("models") {
+        facts["models"][family] = fact.clone();
+    }
+    facts
 }
 
 /// The weights of the facts.
@@ -98,11 +105,11 @@ fn f64_on(axes: &str) -> Result<Build> {
 fn folders_of_all_families_give_what_transformers_gives() -> Result<()> {
     let facts = facts();
     let families = facts["models"].as_object().expect("models");
-    assert_eq!(families.len(), 6);
+    assert_eq!(families.len(), 8);
     for (family, fact) in families {
         let scratch = Scratch::new(family);
         folder(fact, &scratch, str::to_string)?;
-        for axes in ["", "tp=2", "tp=3", "dp=2, tp=4"] {
+        for axes in ["", "tp=2", "tp=3", "dp=2, tp=4", "ep=2", "dp=2, ep=2"] {
             let model = models::open(&scratch.0, &f64_on(axes)?)?;
             // Theirs rotate and normalise in f32.
             let what = format!("{family} on {axes}");
@@ -321,7 +328,9 @@ fn new_tokens_get_the_mean_of_the_old_rows_and_layouts_stay() -> Result<()> {
                 Model::Bert(_) => vec!["embeddings.word_embeddings.weight"],
                 Model::Gpt2(_) => vec!["transformer.wte.weight"],
                 Model::Llama(_) if family == "llama" => vec!["model.embed_tokens.weight"],
-                Model::Llama(_) => vec!["model.embed_tokens.weight", "lm_head.weight"],
+                Model::Llama(_) | Model::Moe(_) => {
+                    vec!["model.embed_tokens.weight", "lm_head.weight"]
+                }
             };
             grow_vocabulary(&mut model, 70)?;
             let after = model.values();

@@ -7,7 +7,7 @@ mod parity;
 use anymesh_core::{Mesh, Tensor};
 use anymesh_train::{
     Build, Policy, Result,
-    models::{BertConfig, Gpt2Config, LlamaConfig, Model, ModelConfig, Tokens},
+    models::{BertConfig, Gpt2Config, LlamaConfig, Model, ModelConfig, MoeConfig, Tokens},
 };
 
 /// Small models of all families: heads, widths and vocabularies that do not divide evenly.
@@ -31,6 +31,36 @@ pub(crate) fn configs() -> Vec<(&'static str, ModelConfig)> {
         num_key_value_heads: Some(2),
         ..llama.clone()
     };
+    let mixtral = MoeConfig {
+        llama: LlamaConfig {
+            model_type: "mixtral".into(),
+            tie_word_embeddings: false,
+            ..llama.clone()
+        },
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 40,
+        norm_topk_prob: true,
+        ..MoeConfig::default()
+    };
+    // As DeepSeek has them, with a layer without experts before.
+    let qwen3 = MoeConfig {
+        llama: LlamaConfig {
+            model_type: "qwen3_moe".into(),
+            ..qwen.clone()
+        },
+        num_experts: 6,
+        num_experts_per_tok: 3,
+        moe_intermediate_size: 20,
+        first_k_dense_replace: 1,
+        shared_expert_intermediate_size: Some(8),
+        scoring_func: "sigmoid".into(),
+        routed_scaling_factor: 1.5,
+        n_group: 3,
+        topk_group: 2,
+        router_bias_update_rate: 0.01,
+        ..mixtral.clone()
+    };
     let gpt = Gpt2Config {
         vocab_size: 67,
         n_positions: 32,
@@ -51,6 +81,8 @@ pub(crate) fn configs() -> Vec<(&'static str, ModelConfig)> {
     vec![
         ("llama", ModelConfig::Llama(llama)),
         ("qwen2", ModelConfig::Llama(qwen)),
+        ("mixtral", ModelConfig::Moe(mixtral)),
+        ("qwen3_moe", ModelConfig::Moe(qwen3)),
         ("gpt2", ModelConfig::Gpt2(gpt)),
         ("bert", ModelConfig::Bert(bert)),
     ]

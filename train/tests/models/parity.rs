@@ -8,7 +8,15 @@ use anymesh_train::{
 };
 use std::collections::BTreeMap;
 
-const MESHES: [&str; 5] = ["tp=2", "tp=3", "tp=4", "dp=2, tp=2", "dp=3"];
+const MESHES: [&str; 7] = [
+    "tp=2",
+    "tp=3",
+    "tp=4",
+    "dp=2, tp=2",
+    "dp=3",
+    "ep=2",
+    "ep=3, tp=2",
+];
 
 /// What the model gives, as one number.
 fn loss(model: &Model, tokens: &Tokens, pass: &Pass) -> Result<Tensor> {

@@ -111,7 +111,7 @@ fn stages_by_hand_and_an_own_schedule() -> Result<()> {
         stages: Stages {
             layers: Some(vec![0, 5]),
             placement: Placement::Loop,
-            chunks: 1,
+            ..Stages::default()
         },
         schedule: ScheduleChoice::Own(own),
         ..named("pp=2", "1f1b", 1)

@@ -77,7 +77,7 @@ pub(crate) fn named(axes: &'static str, name: &str, chunks: usize) -> Way {
         stages: Stages {
             chunks,
             placement,
-            layers: None,
+            ..Stages::default()
         },
         schedule: ScheduleChoice::Named(name.into()),
         ..Way::default()
@@ -134,12 +134,7 @@ impl Feed<Batch> for Texts {
                 _ => token(first + at[0], at[1] + 1),
             })?;
             first += rows;
-            Ok(Batch {
-                ids,
-                labels,
-                documents: None,
-                positions: None,
-            })
+            Ok(Batch::new(ids, labels))
         };
         let batches = self.rows.iter().map(&mut batch).collect::<Result<_>>()?;
         let samples = self.rows.iter().map(|r| r.0 as u64).sum();

@@ -198,3 +198,89 @@ fn an_alarm_ends_a_wait() {
         assert!(matches!(ended, Err(Broken::Stopped)), "{ended:?}");
     });
 }
+
+/// Posts messages of these lengths, to be received from a process.
+fn post(tcp: &Tcp, sends: Vec<Send>, from: usize, lengths: &[usize]) -> Box<dyn Flying> {
+    let device = anymesh_backend_cpu::device();
+    let memory = |len: &usize| Incoming::new(DType::U8, [*len].into(), &device).unwrap();
+    let receive = |(memory, len): (usize, &usize)| Receive {
+        from,
+        memory,
+        bytes: 0..*len,
+        digest: 7,
+    };
+    let receives = lengths.iter().enumerate().map(receive).collect();
+    let memories = lengths.iter().map(memory).collect();
+    tcp.post(sends, memories, receives, &For::millis(60_000))
+        .unwrap()
+}
+
+fn landed(flying: Box<dyn Flying>, wait: &For) -> std::result::Result<Vec<Vec<u8>>, Broken> {
+    let (filled, _) = flying.land(wait)?;
+    Ok(filled.into_iter().map(bytes).collect())
+}
+
+#[test]
+fn what_is_posted_comes_by_itself_and_in_its_order() {
+    let (a, b) = streams();
+    let (zero, one) = (zero(a), one(b));
+    let long = || For::millis(60_000);
+    // Far more than sockets hold, before anybody waits.
+    let large = 40 << 20;
+    let first = post(&zero, vec![], 1, &[large, 3]);
+    let second = post(&zero, vec![], 1, &[5]);
+    post(
+        &one,
+        vec![send(0, vec![1; large]), send(0, vec![2; 3])],
+        0,
+        &[],
+    );
+    post(&one, vec![send(0, vec![3; 5])], 0, &[]);
+    while !first.is_done() || !second.is_done() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // One that is waited for comes after those that were posted, whoever waits first.
+    let third = post(&zero, vec![], 1, &[6]);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| receive(&zero, vec![], 1, &[7], &For::millis(60_000)));
+        post(&one, vec![send(0, vec![4; 6]), send(0, vec![5; 7])], 0, &[]);
+        assert_eq!(waits.join().unwrap().unwrap(), [[5; 7]]);
+    });
+    assert_eq!(landed(second, &long()).unwrap(), [[3; 5]]);
+    assert_eq!(landed(third, &long()).unwrap(), [[4; 6]]);
+    let first = landed(first, &long()).unwrap();
+    assert!(first[0].iter().all(|byte| *byte == 1) && first[1] == [2; 3]);
+}
+
+#[test]
+fn what_is_posted_and_does_not_come_is_late_gone_or_differs() {
+    let (a, b) = streams();
+    let tcp = zero(a);
+    let late = landed(post(&tcp, vec![], 1, &[4]), &For::millis(60));
+    assert!(
+        matches!(&late, Err(Broken::Late(p)) if *p == [1]),
+        "{late:?}"
+    );
+    let alarm = For::millis(600_000);
+    alarm.1.store(true, Ordering::Relaxed);
+    let stopped = landed(post(&tcp, vec![], 1, &[4]), &alarm);
+    assert!(matches!(stopped, Err(Broken::Stopped)), "{stopped:?}");
+    let waits = post(&tcp, vec![], 1, &[4]);
+    drop(b);
+    let gone = landed(waits, &For::millis(60_000));
+    assert!(matches!(gone, Err(Broken::Gone(1, _))), "{gone:?}");
+    // Whatever comes after it.
+    let after = receive(&tcp, vec![], 1, &[4], &For::millis(60_000));
+    assert!(matches!(after, Err(Broken::Gone(1, _))), "{after:?}");
+
+    let (a, mut b) = streams();
+    let tcp = zero(a);
+    b.write_all(&[8u64, 4, 0].map(u64::to_le_bytes).concat())
+        .unwrap();
+    let differs = landed(post(&tcp, vec![], 1, &[4]), &For::millis(60_000));
+    assert!(matches!(differs, Err(Broken::Differs(1))), "{differs:?}");
+    // A peer that is dropped takes its thread along, whatever it waits for.
+    let (a, _b) = streams();
+    let tcp = zero(a);
+    drop(post(&tcp, vec![], 1, &[4]));
+}

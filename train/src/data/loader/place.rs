@@ -40,6 +40,7 @@ impl Loader {
                 labels: self.tensor(samples, IGNORED, |s| &s.labels)?,
                 documents: optional(PADDING, |s| &s.documents)?,
                 positions: optional(0, |s| &s.positions)?,
+                order: self.0.options.order,
             })
         };
         Ok(Step {
@@ -61,12 +62,14 @@ impl Loader {
         of: fn(&Sample) -> &[i32],
     ) -> Result<Tensor> {
         let (mesh, sharding, shape) = (&self.0.mesh, &self.0.sharding, &self.0.shape);
+        let (order, length) = (self.0.options.order, shape[1]);
         let values = |region: &Region| {
             let mut values = Vec::with_capacity(region.numel());
             for sample in &samples[region.start[0]..region.start[0] + region.shape[0]] {
                 let row = sample.as_ref().map_or(&[][..], of);
                 let columns = region.start[1]..region.start[1] + region.shape[1];
-                values.extend(columns.map(|c| row.get(c).copied().unwrap_or(fill)));
+                let at = |column: usize| row.get(order.position(column, length));
+                values.extend(columns.map(|c| at(c).copied().unwrap_or(fill)));
             }
             values
         };

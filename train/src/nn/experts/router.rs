@@ -133,6 +133,7 @@ impl Routing {
             experts: index,
             weights,
             logits,
+            kept: None,
         })
     }
 }
@@ -164,6 +165,8 @@ pub struct Routed {
     pub weights: Tensor,
     /// What it was decided by, `[tokens, experts]`.
     pub logits: Tensor,
+    /// Which of them found room, `[tokens, top_k]`, bools; all, where this is none.
+    pub kept: Option<Tensor>,
 }
 
 impl Routed {
@@ -173,6 +176,15 @@ impl Routed {
         let experts = self.logits.dims()[1];
         let all = self.experts.dims().iter().product::<usize>();
         Ok(self.experts.reshape([all])?.bincount_bins(None, experts)?)
+    }
+
+    /// How many choices found no room, over all ranks: an integer.
+    #[track_caller]
+    pub fn dropped(&self) -> Result<Tensor> {
+        Ok(match &self.kept {
+            Some(kept) => kept.logical_not()?.cast(DType::I32)?.sum_all()?,
+            None => Tensor::zeros([], DType::I32, self.experts.mesh())?,
+        })
     }
 
     /// The loss that balances experts, of weight 1: `E / (K T^2) * sum_e count_e * sum_t p_te`, with
@@ -210,6 +222,10 @@ pub fn balanced_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<Tensor
 pub struct Router {
     /// `[experts, width]`, whole on every rank.
     pub weight: Param,
+    /// What is added to scores where experts are chosen, `[experts]`: state, which no gradient
+    /// changes and [`balance`](Self::balance) does.
+    #[name = "e_score_correction_bias"]
+    pub bias: Option<Param>,
 }
 
 impl Router {
@@ -217,7 +233,29 @@ impl Router {
     pub fn new(b: &Build, experts: usize, width: usize, init: Init) -> Result<Self> {
         Ok(Self {
             weight: b.param("weight", [experts, width], "[_, _]", init)?,
+            bias: None,
         })
+    }
+
+    /// With a bias, which begins at zero.
+    pub fn with_bias(mut self, b: &Build) -> Result<Self> {
+        let experts = self.weight.value().dims()[0];
+        let name = "e_score_correction_bias";
+        let mut bias = b.param_stored(name, [experts], "[_]", "[_]", Init::Zeros)?;
+        bias.train(false)?;
+        self.bias = Some(bias);
+        Ok(self)
+    }
+
+    /// Moves the bias by [`balanced_bias`], where there is one.
+    pub fn balance(&mut self, counts: &Tensor, rate: f64) -> Result<()> {
+        match &mut self.bias {
+            None => Ok(()),
+            Some(bias) => {
+                let new = balanced_bias(bias.value(), counts, rate)?;
+                bias.set(&new)
+            }
+        }
     }
 
     /// The logits of `[tokens, width]`.

@@ -2,6 +2,8 @@
 
 #![cfg(unix)]
 
+mod pipelines;
+
 use serde_json::Value;
 use std::{
     fs,
@@ -304,76 +306,46 @@ fn a_disk_that_is_full_is_told_and_loses_nothing_that_was_saved() {
     );
 }
 
-/// Losses of a run in processes and of one on simulated ranks, to the bit.
-fn assert_processes_equal_ranks(folder: &Folder, processes: &str, axes: &str, settings: &[&str]) {
+/// The settings as arguments.
+fn set(settings: &[&str]) -> Vec<String> {
+    let each = settings.iter().flat_map(|s| ["--set", s]);
+    each.map(str::to_string).collect()
+}
+
+fn bits(folder: PathBuf) -> Vec<u64> {
+    let losses = losses(&folder.join("logs/metrics.jsonl"));
+    losses.iter().map(|(_, loss)| loss.to_bits()).collect()
+}
+
+/// Losses of a run in processes, which `launch` starts, and of one on simulated ranks, to the bit.
+fn assert_processes_equal_ranks(
+    folder: &Folder,
+    launch: &mut Command,
+    axes: &str,
+    settings: &[&str],
+) {
     let axes = format!("mesh.axes={axes}");
-    let set = |more: &[&str]| -> Vec<String> {
-        let all = [axes.as_str()].into_iter().chain(settings.iter().copied());
-        let all = all.chain(more.iter().copied());
-        all.flat_map(|s| ["--set".to_string(), s.to_string()])
-            .collect()
-    };
-    let simulated = set(&["run.save.folder=simulated"]);
+    let settings = [&[axes.as_str()], settings].concat();
+    let simulated = set(&[&settings[..], &["run.save.folder=simulated"]].concat());
     let simulated = folder.run(&simulated.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(simulated.status.success(), "{}", said(&simulated));
-    let anymesh = env!("CARGO_BIN_EXE_anymesh");
-    let mut launch = Command::new(anymesh);
     launch.current_dir(&folder.0).env("ANYMESH_DEVICE", "cpu");
-    launch.args([
-        "launch", "-n", processes, "--", anymesh, "train", "run.toml",
-    ]);
-    let together = launch.args(set(&[])).output().expect("it starts");
-    assert!(together.status.success(), "{}", said(&together));
-    let bits = |folder: PathBuf| -> Vec<u64> {
-        let losses = losses(&folder.join("logs/metrics.jsonl"));
-        losses.iter().map(|(_, loss)| loss.to_bits()).collect()
-    };
-    assert_eq!(bits(folder.path("simulated")), bits(folder.path("run")));
+    launch.args([env!("CARGO_BIN_EXE_anymesh"), "train", "run.toml"]);
+    let together = launch.args(set(&settings)).output().expect("it starts");
+    assert!(together.status.success(), "{axes}: {}", said(&together));
+    let expected = bits(folder.path("simulated"));
+    assert!(!expected.is_empty());
+    assert_eq!(expected, bits(folder.path("run")), "{settings:?}");
+}
+
+fn launch(processes: &str) -> Command {
+    let mut launch = Command::new(env!("CARGO_BIN_EXE_anymesh"));
+    launch.args(["launch", "-n", processes, "--"]);
+    launch
 }
 
 #[test]
 fn processes_give_the_losses_of_simulated_ranks() {
     let folder = Folder::new("processes");
-    assert_processes_equal_ranks(&folder, "2", "dp=2", &["mesh.zero=2"]);
-}
-
-#[test]
-fn a_pipeline_runs_in_processes_and_goes_on_without_one() {
-    let folder = Folder::new("pipeline");
-    let settings = [
-        "model.n_layer=3",
-        "batch.global=8",
-        "batch.accumulation=4",
-        "pipeline.schedule=zbh1",
-        "run.steps=6",
-    ];
-    assert_processes_equal_ranks(&folder, "4", "pp=2, dp=2", &settings);
-    // What the processes saved goes on on one device.
-    let mut more: Vec<&str> = settings.iter().flat_map(|s| ["--set", *s]).collect();
-    more.extend(["--set", "run.steps=8", "--set", "pipeline.schedule=1f1b"]);
-    let output = folder.run(&more);
-    assert!(output.status.success(), "{}", said(&output));
-    assert!(
-        said(&output).contains("done after 8 steps"),
-        "{}",
-        said(&output)
-    );
-}
-
-#[test]
-fn a_pipeline_that_cannot_be_is_told_before_it_runs() {
-    let folder = Folder::new("no-pipeline");
-    let wrong = [
-        ("pipeline.schedule=zigzag", "zigzag"),
-        ("pipeline.schedule=zbh1", "micro-batches"),
-        ("pipeline.schedule=searched", "pipeline.memory"),
-        ("pipeline.memory=0", "alive"),
-        ("pipeline.layers=[1, 1, 1]", "layers"),
-        ("pipeline.schedule=nowhere.csv", "nowhere.csv"),
-    ];
-    for (setting, says) in wrong {
-        let output = folder.run(&["--set", "mesh.axes=pp=2", "--set", setting]);
-        assert!(!output.status.success(), "{setting}");
-        assert!(said(&output).contains(says), "{setting}: {}", said(&output));
-    }
+    assert_processes_equal_ranks(&folder, &mut launch("2"), "dp=2", &["mesh.zero=2"]);
 }
