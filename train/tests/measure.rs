@@ -227,21 +227,6 @@ fn all_axes_at_once_and_a_tied_head() -> Result<()> {
 }
 
 #[test]
-fn explore_cp() -> Result<()> {
-    for context in [anymesh_simulate::Context::Gather, anymesh_simulate::Context::Ring, anymesh_simulate::Context::Heads] {
-        for (cp, tp) in [(4, 1), (2, 2)] {
-            let layout = Layout { cp, tp, dp: 2, context, ..base() };
-            let (closed, real) = both(&small(true), &layout)?;
-            println!("{:?}\n{:?}\n{:?}", context, real.estimate.stages[0].bytes, closed.stages[0].bytes);
-            for p in &real.parts {
-                if p.item.axes.contains("cp") { println!("{p:?}"); }
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
 fn models_that_are_real() -> Result<()> {
     let step = |name: &str, layout: Layout| -> Result<(Estimate, Estimate)> {
         let preset = preset(name).expect("it is one");

@@ -117,12 +117,14 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
     let batch = run.batch.spec(axes::data_ranks(&axes) as u64).solve()?;
     let (micros, length) = (batch.accumulation as usize, run.batch.length);
     let mesh = on(&axes, &meta())?;
-    let heads = Heads {
-        queries: model.heads,
-        keys: model.kv_heads,
-        size: model.head_size,
-    };
-    run.context.attention = run.context.attention.on(&mesh, heads)?;
+    if axes::size(&axes, "cp") > 1 {
+        let heads = Heads {
+            queries: model.heads,
+            keys: model.kv_heads,
+            size: model.head_size,
+        };
+        run.context.attention = run.context.attention.on(&mesh, heads)?;
+    }
     let (stages, choice) = run.stages(&mesh)?;
     let split = config.split(&run.build(&mesh, stages)?)?;
     let schedule: Schedule = match split.stages() {
