@@ -27,6 +27,7 @@ use crate::{
     config::{ModelChoice, RunConfig},
     data::{Batch, LoaderOptions},
     models::{ModelConfig, ModelFiles},
+    nn::Heads,
     pipeline::{Pipeline, Split},
 };
 use anymesh_core::{Device, Mesh, meta, ops::SequenceOrder};
@@ -116,6 +117,14 @@ pub fn measure(run: &RunConfig, ranks: Option<usize>, machine: &Machine) -> Resu
     let batch = run.batch.spec(axes::data_ranks(&axes) as u64).solve()?;
     let (micros, length) = (batch.accumulation as usize, run.batch.length);
     let mesh = on(&axes, &meta())?;
+    if axes::size(&axes, "cp") > 1 {
+        let heads = Heads {
+            queries: model.heads,
+            keys: model.kv_heads,
+            size: model.head_size,
+        };
+        run.context.attention = run.context.attention.on(&mesh, heads)?;
+    }
     let (stages, choice) = run.stages(&mesh)?;
     let split = config.split(&run.build(&mesh, stages)?)?;
     let schedule: Schedule = match split.stages() {

@@ -5,8 +5,9 @@ use crate::{
     Error, Result,
     config::{BatchConfig, MeshConfig, PipelineConfig, RunConfig, parse},
     models::{Gpt2Config, LlamaConfig, ModelConfig},
+    nn::{self, ContextAttention},
 };
-use anymesh_simulate::{Attention, Layout, Model, Precision, Recompute};
+use anymesh_simulate::{Attention, Context, Layout, Model, Precision, Recompute};
 
 /// A model's shape as the simulator's closed forms take it.
 ///
@@ -204,8 +205,25 @@ pub fn laid_out(run: &RunConfig, model: &Model, layout: &Layout) -> Result<RunCo
             length: layout.sequence,
             ..run.batch.clone()
         },
+        context: nn::Context {
+            attention: match layout.context {
+                Context::Gather => ContextAttention::Gather,
+                Context::Ring => ContextAttention::Ring,
+                Context::Heads => ContextAttention::Heads,
+            },
+            ..run.context
+        },
         ..run.clone()
     })
+}
+
+/// How ranks of `cp` see all keys, as the simulator names it.
+pub(crate) fn context_of(way: ContextAttention) -> Context {
+    match way {
+        ContextAttention::Heads => Context::Heads,
+        ContextAttention::Ring => Context::Ring,
+        ContextAttention::Gather | ContextAttention::Auto => Context::Gather,
+    }
 }
 
 /// The layout of a run on axes, as the simulator writes it down.
@@ -221,6 +239,7 @@ pub fn layout_of(run: &RunConfig, axes: &[(String, usize)], schedule: &str) -> R
         pp,
         cp: size("cp"),
         ep: size("ep"),
+        context: context_of(run.context.attention),
         chunks: run.pipeline.choose(pp)?.0.chunks,
         zero: run.mesh.zero,
         micro: batch.micro as usize,
