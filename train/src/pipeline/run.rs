@@ -136,14 +136,18 @@ impl Lent {
         &self.copies
     }
 
-    /// The gradients of the copies.
+    /// The gradients of the copies, as wide as sums are computed: micro-batches are added up.
     fn found(&self, found: &Gradients) -> Result<Vec<Option<Tensor>>> {
-        let of = |copy: &Tensor| match copy.requires_grad() {
+        let of = |copy: &Tensor| -> Result<Option<Tensor>> {
+            if !copy.requires_grad() {
+                return Ok(None);
+            }
             // As it lies: nothing is sent for it before the end.
-            true => found.get_partial(copy),
-            false => Ok(None),
+            let gradient = found.get_partial(copy)?;
+            let wide = copy.dtype().kind().dtype();
+            Ok(gradient.map(|g| no_grad(|| g.cast(wide))).transpose()?)
         };
-        Ok(self.copies.iter().map(of).collect::<Result<_, _>>()?)
+        self.copies.iter().map(of).collect()
     }
 
     pub(crate) fn add(&mut self, found: &Gradients) -> Result<()> {
