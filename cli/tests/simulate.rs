@@ -210,7 +210,7 @@ fn a_training_run_takes_its_real_step() {
         "--set",
         "mesh.zero=3",
         "--set",
-        "machine.memory=1e9",
+        "machine.memory=3e8",
         "--real",
     ];
     let out = text(&[&[file.as_str()][..], &sets[..]].concat());

@@ -42,6 +42,8 @@ impl Entry {
                 1,
             ) => one(along(0)),
             ("embedding", 1) => one(dims(0)?.first().copied()),
+            // Where groups of rows end: behind the last one at most.
+            ("grouped_matmul" | "grouped_outer", 2) => one(dims(0)?.first().map(|n| n + 1)),
             ("index_get", 1..) => one(dims(0)?.get(at - 1).copied()),
             ("index_put", 1..) if at + 1 < shapes.len() => one(dims(0)?.get(at - 1).copied()),
             ("gather_axes", 1..) => {

@@ -99,8 +99,8 @@ pub(super) const ENTRIES: &[Entry] = &[
                 Sample::new([small(&[n, k]), small(&[groups, k, m]), ends], json!({}))
             };
             vec![
-                call([9, 5, 7], 3),
-                call([8, 4, 8], 4),
+                call([9, 3, 5], 3),
+                call([8, 4, 4], 4),
                 call([16, 2, 4], 8),
                 call([3, 1, 2], 2),
             ]
