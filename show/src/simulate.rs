@@ -13,7 +13,7 @@ const LINES: usize = 6;
 /// use anymesh_simulate::{Layout, estimate, machine, preset};
 /// let layout = Layout { dp: 2, tp: 8, pp: 4, batch: 32, ..Layout::default() };
 /// let step = estimate(&preset("llama-3-70b")?.model, &machine("h100")?, &layout)?;
-/// assert!(step.html().contains("GiB at each rank's peak"));
+/// assert!(step.html().contains("GiB at each rank"));
 /// # Ok::<(), anymesh_simulate::Error>(())
 /// ```
 impl Show for Estimate {

@@ -183,6 +183,9 @@ impl MoeConfig {
     /// As `config.json` has them, with the class that Hugging Face has for the model.
     pub(crate) fn to_settings(&self) -> Result<(Settings, &'static str)> {
         let mut settings = write(self)?;
+        // Those who read it have other numbers in mind where it is not said.
+        let keys = self.llama.heads()?.keys;
+        settings.insert("num_key_value_heads".into(), keys.into());
         if self.llama.model_type != "mixtral" {
             return Ok((settings, "Qwen3MoeForCausalLM"));
         }
