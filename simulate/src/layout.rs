@@ -281,7 +281,7 @@ impl Layout {
             return Ok(());
         }
         if product.is_some() {
-            number("ranks", ranks, 1 << 32)?;
+            number("ranks", ranks, 1 << 31)?;
         }
         let rest = tp.checked_mul(pp).and_then(|n| n.checked_mul(cp));
         let instead = match rest.filter(|rest| ranks > 0 && ranks.is_multiple_of(*rest)) {
