@@ -323,16 +323,11 @@ impl CubeBackend {
         let last = b.shape.rank() - 1;
         // Threads that bring a panel walk along the summed dimension where memory does.
         let along = |depth: isize, rows: isize| depth.abs() == 1 || (depth != 0 && rows.abs() != 1);
-        let along = match call.mode {
-            GroupedOp::Rows => (
-                along(a.strides[1], a.strides[0]),
-                along(b.strides[last - 1], b.strides[last]),
-            ),
-            GroupedOp::Sums { .. } => (
-                along(a.strides[0], a.strides[1]),
-                along(b.strides[last - 1], b.strides[last]),
-            ),
+        let left = match call.mode {
+            GroupedOp::Rows => along(a.strides[1], a.strides[0]),
+            GroupedOp::Sums { .. } => along(a.strides[0], a.strides[1]),
         };
+        let along = (left, along(b.strides[last - 1], b.strides[last]));
         let how = How {
             dtype: call.a.dtype,
             stored,

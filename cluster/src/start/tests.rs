@@ -26,7 +26,7 @@ pub(super) const ANYMESH: Set = &[
     ("ANYMESH_TOKEN", "secret"),
     ("ANYMESH_RUN", "abc"),
     ("ANYMESH_RESTART", "1"),
-    ("ANYMESH_FLIGHT", "/tmp/flight"),
+    ("ANYMESH_FLIGHT", "flight"),
     ("ANYMESH_TIMEOUT", "20"),
     ("ANYMESH_START_TIMEOUT", "2.5"),
 ];
@@ -110,7 +110,7 @@ fn every_launcher_is_read() {
     assert_eq!(start.meeting, bind("127.0.0.1", 4000));
     assert_eq!((start.restart, start.run.as_deref()), (1, Some("abc")));
     assert_eq!(start.token.as_deref(), Some("secret"));
-    assert_eq!(start.flight, Some("/tmp/flight".into()));
+    assert_eq!(start.flight, Some("flight".into()));
     assert_eq!(start.timeout, Duration::from_secs(20));
     assert_eq!(start.start_timeout, Duration::from_millis(2500));
     assert!(!format!("{start:?}").contains("secret"));
