@@ -114,7 +114,8 @@ fn pieces_never_overlap() {
             let (at, _) = held.swap_remove(random(held.len() as u64) as usize);
             pool.give(at);
         } else {
-            let bytes = 1 + random(if random(2) == 0 { 5000 } else { 20 * MIB });
+            let most = [5000, 20 * MIB][random(2) as usize];
+            let bytes = 1 + random(most);
             if let Some(at) = pool.take(bytes) {
                 let end = at + rounded(bytes);
                 assert_eq!(at % ALIGNMENT, 0);
