@@ -264,7 +264,7 @@ fn summary(process: &Process, kernels: &[&Span], gaps: f64) -> Summary {
     let memory = process.memory.iter().map(|change| change.at);
     let start = (all().map(|span| span.start).chain(memory.clone())).fold(f64::INFINITY, f64::min);
     let end = all().map(Span::end).chain(memory).fold(start, f64::max);
-    let ms = |spans: &mut dyn Iterator<Item = &Span>| spans.map(|s| s.took).sum::<f64>() / 1e3;
+    let ms = |spans: &mut dyn Iterator<Item = &Span>| spans.fold(0.0, |sum, s| sum + s.took) / 1e3;
     let moved = |what: &str| ms(&mut process.moved.iter().filter(|span| span.name == what));
     let launching = kernels.iter().filter_map(|span| span.args.host_us);
     Summary {
