@@ -35,6 +35,8 @@ pages! {
     #[cfg(feature = "cpu")] Checkpoints "checkpoints.md"
     #[cfg(feature = "cpu")] Clusters "clusters.md"
     #[cfg(feature = "cpu")] DiffRun "diff-run.md"
+    #[cfg(feature = "cpu")] Profile "profile.md"
+    Bench "bench.md"
     #[cfg(feature = "cpu")] Browser "browser.md"
     #[cfg(feature = "cpu")] OwnOp "own-op.md"
     #[cfg(feature = "conformance")] OwnBackend "own-backend.md"

@@ -24,6 +24,12 @@ pub struct FoundDevice {
 /// `wgpu` alone takes the first real GPU; a number or a part of an adapter's name takes that
 /// adapter, also a software one.
 pub fn device(name: &str) -> Result<Device> {
+    let device = open(name)?;
+    anymesh_core::profile::follow(&device);
+    Ok(device)
+}
+
+fn open(name: &str) -> Result<Device> {
     let (backend, selector) = name
         .split_once(':')
         .map_or((name, None), |(b, s)| (b, Some(s)));

@@ -4,7 +4,7 @@ mod rows;
 
 use anymesh_core::{DType, Device, Tensor, ops::Rng};
 use serde::{Deserialize, Serialize};
-use std::time::Instant;
+use std::{cell::RefCell, time::Instant};
 
 use crate::Result;
 
@@ -91,10 +91,46 @@ pub fn measure(
         batch,
         samples,
         filter,
+        names: None,
         seen,
     };
     bench.host_cost()?;
     bench.all()
+}
+
+/// The names of all rows.
+pub fn names(device: &Device, sizes: Sizes) -> Result<Vec<String>> {
+    let mut bench = Bench {
+        device,
+        sizes,
+        batch: 0,
+        samples: 0,
+        filter: None,
+        names: Some(RefCell::default()),
+        seen: &mut |_| (),
+    };
+    bench.host_cost()?;
+    bench.all()?;
+    Ok(bench.names.take().unwrap_or_default().into_inner())
+}
+
+/// How many GB/s a device reads and writes when it copies: what bounds rows that have bytes.
+pub fn copy_rate(device: &Device, sizes: Sizes) -> Result<f64> {
+    let n = match sizes {
+        Sizes::Gpu => 1 << 27,
+        Sizes::Cpu => 1 << 24,
+        Sizes::Tiny => 64,
+    };
+    let x = Tensor::normal([n], 0.0, 1.0, DType::F32, device, Rng::new(1))?;
+    let copy = || -> Result<f64> {
+        let start = Instant::now();
+        x.mul(1.0)?;
+        device.sync()?;
+        Ok(8e-9 * n as f64 / start.elapsed().as_secs_f64())
+    };
+    copy()?;
+    let rates = (0..9).map(|_| copy()).collect::<Result<Vec<f64>>>()?;
+    Ok(median(rates))
 }
 
 struct Bench<'a> {
@@ -104,12 +140,19 @@ struct Bench<'a> {
     batch: usize,
     samples: usize,
     filter: Option<&'a str>,
+    /// Where names go instead of being measured.
+    names: Option<RefCell<Vec<String>>>,
     seen: &'a mut dyn FnMut(Row),
 }
 
 impl Bench<'_> {
     /// Whether any of these rows is asked for.
     fn wants<S: AsRef<str>>(&self, names: &[S]) -> bool {
+        let names_of = || names.iter().map(|name| name.as_ref().to_string());
+        if let Some(list) = &self.names {
+            list.borrow_mut().extend(names_of());
+            return false;
+        }
         let filter = self.filter.unwrap_or("");
         names.iter().any(|name| name.as_ref().contains(filter))
     }

@@ -13,6 +13,7 @@
 mod families;
 pub mod kernels;
 mod noise;
+pub mod peers;
 pub mod step;
 
 pub use anymesh_train::{Error, Result};

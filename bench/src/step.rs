@@ -141,7 +141,11 @@ impl Spec {
                 };
                 spec.batch = [size(texts)?, size(tokens)?];
             } else {
-                spec.policy = Policy::named(word)?;
+                spec.policy = Policy::named(word).map_err(|_| {
+                    let models = Self::MODELS.join(", ");
+                    let detail = format!("'{word}' is no model ({models}), no dtype (f32, bf16, f16, f64), no batch (16x1024) and no mesh (dp=2,tp=4)");
+                    Error::config("step", detail)
+                })?;
                 // Losses widen small floats as they read them: logits may stay small.
                 spec.policy.output = spec.policy.compute;
             }
@@ -211,6 +215,18 @@ impl Spec {
             whole: start.elapsed(),
             rows: families.rows(),
         })
+    }
+}
+
+/// Such as `gpt2 bf16 16x1024`.
+impl std::fmt::Display for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([texts, tokens], dtype) = (self.batch, self.policy.compute);
+        write!(f, "{} {dtype} {texts}x{tokens}", self.name)?;
+        match &self.mesh {
+            Some(mesh) => write!(f, " {mesh}"),
+            None => Ok(()),
+        }
     }
 }
 

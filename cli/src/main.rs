@@ -1,5 +1,6 @@
 //! The `anymesh` command.
 
+mod bench;
 #[cfg(test)]
 mod book;
 mod ckpt;
@@ -18,6 +19,7 @@ mod model;
 mod picture;
 mod plan;
 mod processes;
+mod profile;
 mod replay;
 mod request;
 mod rule;
@@ -69,6 +71,11 @@ enum Command {
     Ckpt(ckpt::CkptCommand),
     /// Train a language model as a configuration file says.
     Train(train::Train),
+    /// Measure kernels and a training step on this machine, beside NumPy, PyTorch and JAX.
+    Bench(bench::Bench),
+    /// Run a program and tell where its time and its memory go: by op, kernel and line, with gaps, and
+    /// as a trace for Perfetto.
+    Profile(profile::Profile),
     /// Run one program in two places and name the first op at which they part.
     DiffRun(diff_run::DiffRun),
     /// Call an op at which two runs parted alone.
@@ -110,6 +117,8 @@ fn main() -> ExitCode {
         Command::Embed(embed) => model::finish(embed.run()),
         Command::Ckpt(ckpt) => ckpt.run(),
         Command::Train(train) => train.run(),
+        Command::Bench(bench) => bench.run(),
+        Command::Profile(profile) => profile.run(),
         Command::DiffRun(diff) => diff.run(),
         Command::Replay(replay) => replay.run(),
         #[cfg(unix)]

@@ -1,8 +1,10 @@
 //! The ledger: every piece of communication, with the op and the line that caused it.
 
 use crate::{
-    Mesh, Result, Tensor, cost::Link, observe, scoped::Scoped, transport::told, watch::watcher,
+    Mesh, Result, Tensor, cost::Link, observe, profile, scoped::Scoped, transport::told,
+    watch::watcher,
 };
+use anymesh_kernel::clock;
 use std::{
     cell::RefCell,
     fmt,
@@ -257,7 +259,7 @@ pub(crate) fn on_behalf_of_caller(
     x: &Tensor,
     caller: &'static Location<'static>,
 ) -> Option<Scope> {
-    (!x.is_plain() || observe::is_observed()).then(|| enter(op, caller))
+    (!x.is_plain() || observe::is_observed() || profile::is_on()).then(|| enter(op, caller))
 }
 
 /// What a step sends.
@@ -318,12 +320,20 @@ impl Clock {
 
 /// A step in the ledgers that were open when it began.
 #[derive(Default)]
-pub(crate) struct Begun(Vec<(Page, usize)>);
+pub(crate) struct Begun {
+    pages: Vec<(Page, usize)>,
+    /// Its kind, bytes and axes, where the program is profiled.
+    profiled: Option<(&'static str, u64, String)>,
+}
 
 impl Begun {
     /// Adds to how long the step ran, and how long the program waited for it.
     pub(crate) fn add(&self, ran: Duration, waited: Duration) {
-        for (page, at) in &self.0 {
+        if let Some((kind, bytes, axes)) = &self.profiled {
+            let start = clock().saturating_sub(ran);
+            profile::sent(kind, *bytes, || axes.clone(), start, ran);
+        }
+        for (page, at) in &self.pages {
             let mut ledger = page.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(entry) = ledger.entries.get_mut(*at) {
                 entry.ran += ran;
@@ -338,14 +348,17 @@ fn is_written(sent: &Sent<'_>) -> bool {
     if let Some(watcher) = watcher().filter(|_| sent.bytes > 0) {
         watcher.sent(sent.bytes, sent.seconds);
     }
-    sent.bytes > 0 && OPEN.with_borrow(|open| !open.is_empty())
+    sent.bytes > 0 && (OPEN.with_borrow(|open| !open.is_empty()) || profile::is_on())
 }
 
 /// Enters a step that sends something into the ledgers that are open, with the types before and
 /// after, before it runs.
 pub(crate) fn begin(sent: Sent<'_>, types: impl FnOnce() -> (String, String)) -> Begun {
     match is_written(&sent) {
-        true => enter_step(&sent, types(), Duration::ZERO),
+        true => Begun {
+            profiled: profile::is_on().then(|| (sent.kind, sent.bytes, names(&sent).join(" "))),
+            ..enter_step(&sent, types(), Duration::ZERO)
+        },
         false => Begun::default(),
     }
 }
@@ -361,9 +374,17 @@ pub(crate) fn write(
     if !is_written(&sent) {
         return run();
     }
-    let start = Clock::start();
+    let start = clock();
     let result = run()?;
-    enter_step(&sent, types(), start.elapsed());
+    let took = clock().saturating_sub(start);
+    enter_step(&sent, types(), took);
+    profile::sent(
+        sent.kind,
+        sent.bytes,
+        || names(&sent).join(" "),
+        start,
+        took,
+    );
     Ok(result)
 }
 
@@ -372,14 +393,13 @@ fn enter_step(sent: &Sent<'_>, (from, to): (String, String), time: Duration) -> 
     let (op, caller) = outermost().map_or(("reshard", String::new()), |(op, caller)| {
         (op, caller.to_string())
     });
-    let name = |axis: &usize| sent.mesh.axes()[*axis].0.clone();
     let entry = Entry {
         op,
         caller,
         kind: sent.kind,
         from,
         to,
-        axes: sent.axes.iter().map(name).collect(),
+        axes: names(sent),
         bytes: sent.bytes,
         modelled: sent.seconds,
         time,
@@ -390,5 +410,14 @@ fn enter_step(sent: &Sent<'_>, (from, to): (String, String), time: Duration) -> 
         ledger.entries.push(entry.clone());
         (page.clone(), ledger.entries.len() - 1)
     };
-    Begun(OPEN.with_borrow(|open| open.iter().map(write).collect()))
+    Begun {
+        pages: OPEN.with_borrow(|open| open.iter().map(write).collect()),
+        profiled: None,
+    }
+}
+
+/// The names of the axes that a step goes along.
+fn names(sent: &Sent<'_>) -> Vec<String> {
+    let name = |axis: &usize| sent.mesh.axes()[*axis].0.clone();
+    sent.axes.iter().map(name).collect()
 }

@@ -27,6 +27,7 @@ mod operand;
 pub mod ops;
 mod overlap;
 mod place;
+pub mod profile;
 mod promotion;
 pub mod reshard;
 mod scoped;
@@ -42,7 +43,7 @@ mod watch;
 pub use anymesh_kernel::{
     Alternative, Backend, Buffer, Capabilities, DType, Device, Dims, Dry, Element, Error, F8E4M3,
     F8E5M2, Kind, Layout, MapProgram, MemoryUse, NoGradient, OperandType, Profiling, RankCall,
-    Result, Scalar, Shape, Timing, View, backend, bf16, f16, layout, map,
+    Result, Scalar, Shape, Timing, View, Watch, backend, bf16, f16, layout, map,
 };
 pub use context::Context;
 pub use indexing::Index;

@@ -493,6 +493,7 @@ impl Tensor {
         };
         let size = self.dtype().size();
         let start = shard.layout.offset * size;
+        let _reading = crate::profile::reading(self.numel() * size);
         self.device()
             .backend()
             .download(buffer, start..start + self.numel() * size)

@@ -5,7 +5,7 @@ mod profile;
 
 pub use dry::Dry;
 pub(crate) use dry::Planned;
-pub use profile::{Profiling, Timing};
+pub use profile::{Launched, MemoryChange, Profiling, Timing, Watch, clock};
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
@@ -82,7 +82,10 @@ impl Device {
         if let Some(dry) = Dry::current() {
             return Ok(dry.buffer(bytes.len()));
         }
-        let mut buffer = self.backend().upload(bytes)?;
+        let mut buffer = match self.0.hooks.listening() {
+            true => self.0.hooks.upload(self.backend(), bytes)?,
+            false => self.backend().upload(bytes)?,
+        };
         buffer.count(&self.0.memory);
         Ok(buffer)
     }

@@ -16,7 +16,7 @@ pub mod map;
 mod shape;
 
 pub use backend::{Backend, Buffer, Capabilities, Kernel, MemoryUse, View};
-pub use device::{Device, Dry, Profiling, Receiving, Timing};
+pub use device::{Device, Dry, Launched, MemoryChange, Profiling, Receiving, Timing, Watch, clock};
 pub use dtype::{DType, Element, Kind, Scalar};
 pub use error::{Alternative, Error, NoGradient, OperandType, RankCall, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -4,9 +4,7 @@ use super::{Bench, Sizes};
 use crate::Result;
 use anymesh_core::{
     DType, Mesh, Tensor,
-    ops::{
-        AttentionOptions, CrossEntropyOptions, NormOptions, attention::attention_backward,
-    },
+    ops::{AttentionOptions, CrossEntropyOptions, NormOptions, attention::attention_backward},
 };
 use anymesh_train::{
     Build, Init, Param, Policy,
@@ -94,7 +92,10 @@ impl Bench<'_> {
         if !self.wants(&names) {
             return Ok(());
         }
-        let (x, y) = (self.normal(&[n, n], dtype, 0)?, self.normal(&[n, n], dtype, 1)?);
+        let (x, y) = (
+            self.normal(&[n, n], dtype, 0)?,
+            self.normal(&[n, n], dtype, 1)?,
+        );
         let (w, b) = (self.normal(&[n], dtype, 2)?, self.normal(&[n], dtype, 3)?);
         let size = n * n * dtype.size();
         for (op, name) in ops.iter().zip(&names) {
@@ -145,7 +146,10 @@ impl Bench<'_> {
         if !self.wants(&[&name]) {
             return Ok(());
         }
-        let (a, b) = (self.normal(&[n, n], dtype, 0)?, self.normal(&[n, n], dtype, 1)?);
+        let (a, b) = (
+            self.normal(&[n, n], dtype, 0)?,
+            self.normal(&[n, n], dtype, 1)?,
+        );
         let flops = 2.0 * (n as f64).powi(3);
         self.row(&name, 0, flops, || Ok(a.matmul(&b).map(nothing)?))
     }
@@ -277,7 +281,7 @@ impl Bench<'_> {
         let c = width;
         let mut shapes = vec![vec![vocabulary, c], vec![positions, c], vec![c], vec![c]];
         for _ in 0..layers {
-            shapes.extend([vec![c]; 4]);
+            shapes.extend(std::iter::repeat_n(vec![c], 4));
             for [inner, outer] in [[c, 3 * c], [c, c], [c, 4 * c], [4 * c, c]] {
                 shapes.extend([vec![outer, inner], vec![outer]]);
             }

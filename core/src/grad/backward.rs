@@ -9,6 +9,7 @@ use crate::{
     forms::Holder,
     ledger, observe,
     overlap::{self, Coming, Reductions},
+    profile,
     promotion::{self, Promotion},
 };
 use smallvec::SmallVec;
@@ -195,6 +196,7 @@ impl Pass<'_> {
                 let defers = later.contains(&true);
                 let pull = node.pull(self.retain || self.create_graph || defers)?;
                 let _scope = ledger::enter(node.op, node.caller);
+                let _backward = profile::backward();
                 let step = observe::begin();
                 let mut pulled = pull(&Back {
                     node: &node,

@@ -9,7 +9,7 @@ use crate::{
     Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
     observe::{self, UNSEEN},
-    overlap,
+    overlap, profile,
     scoped::Scoped,
     tensor::Outputs,
 };
@@ -196,10 +196,11 @@ impl Node {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let on_mesh = results.first().is_some_and(|t| !t.is_plain());
         // An op that is made of others called this one on behalf of its own caller.
-        let caller = match outermost().filter(|_| on_mesh || observe::is_observed()) {
-            Some((_, caller)) => caller,
-            None => Location::caller(),
-        };
+        let caller =
+            match outermost().filter(|_| on_mesh || observe::is_observed() || profile::is_on()) {
+                Some((_, caller)) => caller,
+                None => Location::caller(),
+            };
         let (shardings, uses) = if on_mesh {
             let lie = |t: &Tensor| (t.sharding().clone(), AtomicU32::new(0));
             results.iter().map(lie).unzip()

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Dry, Error, Mesh, NoGradient, Region, Result, Shape, Sharding, Tensor, fingerprint, forms,
-    grad, ledger, reshard, split, tensor::Outputs, transport::told,
+    grad, ledger, profile, reshard, split, tensor::Outputs, transport::told,
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, ops::Range, panic::Location, rc::Rc};
@@ -456,6 +456,7 @@ fn on_each_rank(
     let mesh = inputs[0].mesh();
     let solution = &solved.solution;
     let step = |rank: usize, parts: SmallVec<[Tensor; 3]>| {
+        let _rank = profile::for_rank(rank);
         let out = local(&Local {
             inputs: &parts,
             solved,

@@ -1,13 +1,16 @@
 //! Memory of a device, and what is known of it on the host: its size, and who counts it.
 
-use crate::{DType, Error, Layout, Result, device::Planned};
+use crate::{
+    DType, Error, Layout, MemoryChange, Result,
+    device::{Planned, Watch},
+};
 use smallvec::SmallVec;
 use std::{
     any::Any,
     fmt::Debug,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -27,7 +30,7 @@ struct Shared<T: ?Sized> {
 impl<T: ?Sized> Drop for Shared<T> {
     fn drop(&mut self) {
         if let Some(meter) = &self.meter {
-            meter.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+            meter.remove(self.serial, self.bytes);
         }
     }
 }
@@ -91,7 +94,7 @@ impl Buffer {
         if let Some(shared) = Arc::get_mut(&mut self.0)
             && shared.meter.is_none()
         {
-            meter.add(shared.bytes);
+            meter.add(shared.serial, shared.bytes);
             shared.meter = Some(meter.clone());
         }
     }
@@ -134,14 +137,23 @@ pub struct MemoryUse {
 }
 
 /// Counts the buffers of one device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Meter {
     in_use: AtomicU64,
     peak: AtomicU64,
+    /// Whether somebody is told: all that is looked at where nobody is.
+    watched: AtomicBool,
+    watches: Mutex<Vec<Arc<dyn Watch>>>,
+}
+
+impl Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Meter({:?})", self.read())
+    }
 }
 
 impl Meter {
-    fn add(&self, bytes: u64) {
+    fn add(&self, serial: u64, bytes: u64) {
         // A device without memory holds tensors of any size.
         let now = self
             .in_use
@@ -151,6 +163,42 @@ impl Meter {
         if now > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(now, Ordering::Relaxed);
         }
+        if self.watched.load(Ordering::Relaxed) {
+            self.tell(serial, bytes, true, now);
+        }
+    }
+
+    fn remove(&self, serial: u64, bytes: u64) {
+        let before = self.in_use.fetch_sub(bytes, Ordering::Relaxed);
+        if self.watched.load(Ordering::Relaxed) {
+            self.tell(serial, bytes, false, before.wrapping_sub(bytes));
+        }
+    }
+
+    #[cold]
+    fn tell(&self, serial: u64, bytes: u64, made: bool, in_use: u64) {
+        let change = MemoryChange {
+            serial,
+            bytes,
+            made,
+            in_use,
+        };
+        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        for watch in watches.iter() {
+            watch.memory(&change);
+        }
+    }
+
+    pub(crate) fn add_watch(&self, watch: &Arc<dyn Watch>) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.push(watch.clone());
+        self.watched.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_watch(&self, watch: &Arc<dyn Watch>) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|other| !Arc::ptr_eq(other, watch));
+        self.watched.store(!watches.is_empty(), Ordering::Relaxed);
     }
 
     pub(crate) fn read(&self) -> MemoryUse {

@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::{
-    Backend, Result,
+    Backend, Buffer, Result,
     backend::{Buffers, Kernel},
 };
 use std::{
@@ -23,14 +23,85 @@ pub enum Timing {
     Done,
 }
 
-type Hook = dyn Fn(&Kernel, Duration) + Send + Sync;
+/// Time since the program first asked for it, the same for all devices and threads. Always zero in
+/// a browser, where the standard library has no clock.
+pub fn clock() -> Duration {
+    #[cfg(not(target_family = "wasm"))]
+    {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed()
+    }
+    #[cfg(target_family = "wasm")]
+    Duration::ZERO
+}
 
-/// The hooks of a device.
+/// A launch that was made.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Launched<'a> {
+    /// What was launched.
+    pub kernel: &'a Kernel,
+    /// When, by the [`clock`].
+    pub start: Duration,
+    /// How long the host took to launch it.
+    pub host: Duration,
+    /// How long it was until the result was there, if somebody who watches wanted to know: then the
+    /// device had nothing else to do.
+    pub done: Option<Duration>,
+}
+
+/// A buffer that was made or that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryChange {
+    /// The number of the [buffer](crate::Buffer::serial).
+    pub serial: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it was made; else it is gone.
+    pub made: bool,
+    /// The bytes that are in use on the device after that.
+    pub in_use: u64,
+}
+
+/// Somebody who sees what happens on a device: see [`Device::watch`]. Everything is told on the
+/// thread that does it, and nothing of it may compute on the device.
+pub trait Watch: Send + Sync {
+    /// A launch was made.
+    fn launched(&self, launched: &Launched<'_>) {
+        let _ = launched;
+    }
+
+    /// The host wrote this many bytes to the device, from `start` of the [`clock`] on.
+    fn uploaded(&self, bytes: u64, start: Duration, took: Duration) {
+        let _ = (bytes, start, took);
+    }
+
+    /// A buffer was made or is gone.
+    fn memory(&self, change: &MemoryChange) {
+        let _ = change;
+    }
+}
+
+/// A function that is shown kernels.
+struct Hook<F>(Timing, F);
+
+impl<F: Fn(&Kernel, Duration) + Send + Sync> Watch for Hook<F> {
+    fn launched(&self, launched: &Launched<'_>) {
+        let took = match self.0 {
+            Timing::Launch => launched.host,
+            Timing::Done => launched.done.unwrap_or(launched.host),
+        };
+        (self.1)(launched.kernel, took);
+    }
+}
+
+/// Who watches a device.
 #[derive(Default)]
 pub(super) struct Hooks {
-    /// Whether there is any: all that a launch looks at where nobody listens.
+    /// Whether there is any: all that a launch looks at where nobody does.
     any: AtomicBool,
-    list: Mutex<Vec<(Timing, Arc<Hook>)>>,
+    list: Mutex<Vec<(Timing, Arc<dyn Watch>)>>,
 }
 
 impl Hooks {
@@ -38,28 +109,42 @@ impl Hooks {
         self.any.load(Ordering::Relaxed)
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<(Timing, Arc<Hook>)>> {
+    fn list(&self) -> MutexGuard<'_, Vec<(Timing, Arc<dyn Watch>)>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Launches a kernel and tells everybody who listens.
+    /// Launches a kernel and tells everybody who watches.
     #[cold]
     pub(super) fn launch(&self, backend: &dyn Backend, kernel: Kernel) -> Result<Buffers> {
         let hooks = self.list().clone();
         let wait = hooks.iter().any(|(timing, _)| *timing == Timing::Done);
         finish(backend, wait)?;
-        let (seen, clock) = (kernel.clone(), Clock::start());
+        let (seen, start) = (kernel.clone(), clock());
         let buffers = backend.launch(kernel)?;
-        let launched = clock.elapsed();
+        let host = clock() - start;
         finish(backend, wait)?;
-        let done = clock.elapsed();
-        for (timing, hook) in hooks {
-            match timing {
-                Timing::Launch => hook(&seen, launched),
-                Timing::Done => hook(&seen, done),
-            }
+        let launched = Launched {
+            kernel: &seen,
+            start,
+            host,
+            done: wait.then(|| clock() - start),
+        };
+        for (_, watch) in hooks {
+            watch.launched(&launched);
         }
         Ok(buffers)
+    }
+
+    /// Uploads and tells everybody who watches.
+    #[cold]
+    pub(super) fn upload(&self, backend: &dyn Backend, bytes: &[u8]) -> Result<Buffer> {
+        let (hooks, start) = (self.list().clone(), clock());
+        let buffer = backend.upload(bytes)?;
+        let took = clock() - start;
+        for (_, watch) in hooks {
+            watch.uploaded(bytes.len() as u64, start, took);
+        }
+        Ok(buffer)
     }
 }
 
@@ -78,30 +163,11 @@ fn finish(_: &dyn Backend, _: bool) -> Result<()> {
     Ok(())
 }
 
-/// Time since a start; none in a browser, where the standard library has no clock.
-struct Clock(#[cfg(not(target_family = "wasm"))] std::time::Instant);
-
-impl Clock {
-    fn start() -> Self {
-        Self(
-            #[cfg(not(target_family = "wasm"))]
-            std::time::Instant::now(),
-        )
-    }
-
-    fn elapsed(&self) -> Duration {
-        #[cfg(not(target_family = "wasm"))]
-        return self.0.elapsed();
-        #[cfg(target_family = "wasm")]
-        Duration::ZERO
-    }
-}
-
-/// A hook that listens until this is dropped. See [`Device::profile`].
-#[must_use = "the hook listens until this is dropped"]
+/// Somebody watches a device until this is dropped. See [`Device::profile`], [`Device::watch`].
+#[must_use = "the device is watched until this is dropped"]
 pub struct Profiling {
     device: Device,
-    hook: Arc<Hook>,
+    watch: Arc<dyn Watch>,
 }
 
 impl Device {
@@ -132,14 +198,40 @@ impl Device {
         timing: Timing,
         hook: impl Fn(&Kernel, Duration) + Send + Sync + 'static,
     ) -> Profiling {
-        let hook: Arc<Hook> = Arc::new(hook);
+        self.watch(timing, Arc::new(Hook(timing, hook)))
+    }
+
+    /// Tells `watch` of every launch, upload and buffer of this device, until the returned guard is
+    /// dropped. With [`Timing::Done`] the device is waited for before and after each launch.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{Device, MemoryChange, Timing, Watch};
+    /// # use std::sync::{Arc, Mutex};
+    /// #[derive(Default)]
+    /// struct Sizes(Mutex<Vec<u64>>);
+    ///
+    /// impl Watch for Sizes {
+    ///     fn memory(&self, change: &MemoryChange) {
+    ///         self.0.lock().unwrap().push(change.in_use);
+    ///     }
+    /// }
+    ///
+    /// let (device, sizes) = (Device::new(anymesh_backend_cpu::CpuBackend::new()), Arc::<Sizes>::default());
+    /// let watching = device.watch(Timing::Launch, sizes.clone());
+    /// drop(device.upload(&[0; 100])?);
+    /// drop(watching);
+    /// assert_eq!(*sizes.0.lock().unwrap(), [100, 0]);
+    /// # Ok::<(), anymesh_kernel::Error>(())
+    /// ```
+    pub fn watch(&self, timing: Timing, watch: Arc<dyn Watch>) -> Profiling {
         let mut list = self.0.hooks.list();
-        list.push((timing, hook.clone()));
+        list.push((timing, watch.clone()));
         self.0.hooks.any.store(true, Ordering::Relaxed);
         drop(list);
+        self.0.memory.add_watch(&watch);
         Profiling {
             device: self.clone(),
-            hook,
+            watch,
         }
     }
 }
@@ -148,8 +240,10 @@ impl Drop for Profiling {
     fn drop(&mut self) {
         let hooks = &self.device.0.hooks;
         let mut list = hooks.list();
-        list.retain(|(_, hook)| !Arc::ptr_eq(hook, &self.hook));
+        list.retain(|(_, watch)| !Arc::ptr_eq(watch, &self.watch));
         hooks.any.store(!list.is_empty(), Ordering::Relaxed);
+        drop(list);
+        self.device.0.memory.remove_watch(&self.watch);
     }
 }
 
