@@ -185,4 +185,3 @@ pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, gpu: bool) {
         }
     }
 }
-
