@@ -3,7 +3,7 @@
 #![cfg(not(target_family = "wasm"))]
 
 use anymesh_core::{Device, Error, Result};
-use std::sync::Once;
+use std::sync::{Mutex, Once, PoisonError};
 
 /// A device that this build knows about, whether or not it can be opened.
 #[derive(Clone, Debug)]
@@ -23,10 +23,43 @@ pub struct FoundDevice {
 ///
 /// `wgpu` alone takes the first real GPU; a number or a part of an adapter's name takes that
 /// adapter, also a software one.
+///
+/// # Deferred execution
+/// With `deferred:` in front, as in `deferred:cuda`, launches are written down, fused and run when
+/// somebody reads, with the same bits (`anymesh_engine`); with `eager:` each runs when it is
+/// launched. Where the name does not say, `ANYMESH_DEFERRED=1` puts off, and `ANYMESH_EAGER=1` never
+/// does; without either a launch runs at once. The same name gives the same device, and tensors of
+/// a deferred device and of the same one without it do not mix.
 pub fn device(name: &str) -> Result<Device> {
+    let (put_off, name) = match name.split_once(':') {
+        Some(("deferred", rest)) => (true, rest),
+        Some(("eager", rest)) => (false, rest),
+        _ => (!is_set("ANYMESH_EAGER") && is_set("ANYMESH_DEFERRED"), name),
+    };
     let device = open(name)?;
+    let device = match put_off {
+        true => deferred(&device),
+        false => device,
+    };
     anymesh_core::profile::follow(&device);
     Ok(device)
+}
+
+/// Whether a variable says yes.
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "0")
+}
+
+/// The deferred device around another one: one for each.
+fn deferred(device: &Device) -> Device {
+    static MADE: Mutex<Vec<(Device, Device)>> = Mutex::new(Vec::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, around)) = made.iter().find(|(inner, _)| inner == device) {
+        return around.clone();
+    }
+    let around = anymesh_engine::deferred(device);
+    made.push((device.clone(), around.clone()));
+    around
 }
 
 fn open(name: &str) -> Result<Device> {

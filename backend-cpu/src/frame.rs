@@ -87,7 +87,7 @@ impl<'s> Frame<'s> {
     pub(crate) fn is_constant(&self, inst: &Inst) -> bool {
         let one = |r: Reg| matches!(self.places[r as usize], Place::One(_));
         match *inst {
-            Inst::Unary(_, a) | Inst::Cast(a, _) => one(a),
+            Inst::Unary(_, a) | Inst::Cast(a, _) | Inst::Fence(a, _) => one(a),
             Inst::Binary(_, a, b) => one(a) && one(b),
             Inst::Select(c, a, b) => one(c) && one(a) && one(b),
             Inst::Philox { index, key, .. } => one(index) && key.into_iter().all(one),

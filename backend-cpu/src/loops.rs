@@ -375,6 +375,11 @@ pub(crate) fn cast(
     len: usize,
 ) {
     match kind {
+        // Not by way of a wider float, which would make a signalling NaN quiet.
+        Kind::F32 if dtype.kind() == Kind::F32 => {
+            each(frame.src::<f32>(a), slice(out, len), |a| a);
+            round(dtype, slice(out, len));
+        }
         Kind::F32 => cast_float::<f32>(dtype, frame.src(a), out, len),
         Kind::F64 => cast_float::<f64>(dtype, frame.src(a), out, len),
         Kind::I32 => cast_int(

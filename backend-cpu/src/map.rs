@@ -234,6 +234,8 @@ impl<'a> BoundProgram<'a> {
                 with_held!(kind(a), T => loops::select::<T>([c, a, b], frame, out, len))
             }
             Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, frame, out, len),
+            // Each instruction is computed by itself anyway.
+            Inst::Fence(a, _) => loops::cast(kind(a), kind(a).dtype(), a, frame, out, len),
             Inst::Philox { index, key, word } => {
                 loops::philox(kind(index), index, key, word, frame, out, len)
             }

@@ -142,6 +142,8 @@ static OPEN: Mutex<Option<HashMap<(usize, bool), Opened>>> = Mutex::new(None);
 fn opened(device: &Device) -> Option<Opened> {
     let open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut all = open.as_ref()?.values();
+    // Also where it is seen through a device around it.
+    let device = device.innermost();
     all.find(|opened| opened.device == *device).cloned()
 }
 

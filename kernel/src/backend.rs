@@ -30,7 +30,7 @@ pub use kernel::{Effects, Kernel, OutputTypes};
 pub use product::{ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use work::Work;
 
-use crate::{DType, Result};
+use crate::{DType, Device, Result};
 use std::{fmt::Debug, future::Future, ops::Range, pin::Pin};
 
 /// A future that a backend returns. It can change threads where there are threads.
@@ -103,6 +103,18 @@ pub trait Backend: Debug + Send + Sync {
     /// the device's memory is the host's; `None` where bytes are [uploaded](Backend::upload).
     fn host_memory(&self, _bytes: usize) -> Result<Option<Box<dyn HostMemory>>> {
         Ok(None)
+    }
+
+    /// The device that does the work, where this backend is around another one: its memory and its
+    /// launches are the ones there are.
+    fn inner(&self) -> Option<&Device> {
+        None
+    }
+
+    /// The buffer that the backend at the bottom made, which has its own type in it: for code that
+    /// works on a device's memory beside its kernels. What was put off is done first.
+    fn resolve(&self, buffer: &Buffer) -> Result<Buffer> {
+        Ok(buffer.clone())
     }
 
     /// Waits until everything queued is done; returns any fault.

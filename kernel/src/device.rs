@@ -44,6 +44,16 @@ impl Device {
         &self.0.backend
     }
 
+    /// The device at the bottom, where this one is [around others](Backend::inner); else itself.
+    pub fn innermost(&self) -> &Device {
+        self.backend().inner().map_or(self, Device::innermost)
+    }
+
+    /// Who counts what lies here.
+    fn meter(&self) -> &Arc<Meter> {
+        &self.innermost().0.memory
+    }
+
     /// Another device that is this one in everything but its launches, which `launch` makes. It
     /// gets this device's backend and every kernel; to pass one on is
     /// `backend.launch(kernel)`. Tensors of the two devices do not mix.
@@ -86,7 +96,7 @@ impl Device {
             true => self.0.hooks.upload(self.backend(), bytes)?,
             false => self.backend().upload(bytes)?,
         };
-        buffer.count(&self.0.memory);
+        buffer.count(self.meter());
         Ok(buffer)
     }
 
@@ -114,7 +124,7 @@ impl Device {
     /// Counts a buffer that was made on this device by something else than a launch, such as a
     /// library that fills its memory.
     pub fn adopt(&self, mut buffer: Buffer) -> Buffer {
-        buffer.count(&self.0.memory);
+        buffer.count(self.meter());
         buffer
     }
 
@@ -131,7 +141,7 @@ impl Device {
             return Some(dry.buffer(bytes));
         }
         let mut buffer = self.backend().placeholder(bytes)?;
-        buffer.count(&self.0.memory);
+        buffer.count(self.meter());
         Some(buffer)
     }
 
@@ -150,8 +160,13 @@ impl Device {
             self.backend().launch(kernel)?
         };
         debug_assert_eq!(buffers.len(), outputs.len(), "a buffer for each output");
+        // A device around another one gives values that may have no memory yet: the other one counts
+        // what it makes.
+        let counts = self.backend().inner().is_none();
         let view = |(mut buffer, (dtype, shape)): (Buffer, _)| {
-            buffer.count(&self.0.memory);
+            if counts {
+                buffer.count(&self.0.memory);
+            }
             View {
                 buffer,
                 dtype,
@@ -175,12 +190,12 @@ impl Device {
     /// # Ok::<(), anymesh_kernel::Error>(())
     /// ```
     pub fn memory(&self) -> MemoryUse {
-        self.0.memory.read()
+        self.meter().read()
     }
 
     /// Starts measuring the peak of [`memory`](Self::memory) anew, from what is in use now.
     pub fn reset_peak(&self) {
-        self.0.memory.reset_peak();
+        self.meter().reset_peak();
     }
 
     /// Waits until everything queued is done, and returns any fault it met.
@@ -273,7 +288,7 @@ impl Receiving {
         match self.place {
             Place::Taken(memory) => {
                 let mut buffer = memory.into_buffer();
-                buffer.count(&self.device.0.memory);
+                buffer.count(self.device.meter());
                 Ok(buffer)
             }
             Place::Copied(bytes) => self.device.upload(&bytes),
@@ -324,6 +339,10 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
 
     fn host_memory(&self, bytes: usize) -> Result<Option<Box<dyn HostMemory>>> {
         self.inner.backend().host_memory(bytes)
+    }
+
+    fn resolve(&self, buffer: &Buffer) -> Result<Buffer> {
+        self.inner.backend().resolve(buffer)
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

@@ -64,6 +64,11 @@ pub enum Inst {
     /// saturate), small floats round, floats to integers truncate and saturate (NaN gives 0), to
     /// bool means "is not zero".
     Cast(Reg, DType),
+    /// The same value, which nothing may look through: where a value was stored and loaded again
+    /// before two programs became one. Compilers contract a product and a sum, or compute what two
+    /// programs share once; fences with different numbers (from 1 on) keep them from doing so across
+    /// what were programs of their own, so that a joined program gives the bits of its parts.
+    Fence(Reg, u8),
     /// A word of Philox 4x32-10 (u32): counter (index, stream), key (seed low, seed high); all but
     /// `index` are u32.
     Philox {
@@ -82,7 +87,7 @@ impl Inst {
         match *self {
             Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
             }
-            Inst::Unary(_, a) | Inst::Cast(a, _) => f(a),
+            Inst::Unary(_, a) | Inst::Cast(a, _) | Inst::Fence(a, _) => f(a),
             Inst::Binary(_, a, b) => [a, b].into_iter().for_each(f),
             Inst::Select(a, b, c) => [a, b, c].into_iter().for_each(f),
             Inst::Philox { index, key, .. } => {
@@ -100,6 +105,11 @@ impl Inst {
         }
     }
 
+    /// The same instruction of other registers.
+    pub fn over(&self, register: impl Fn(Reg) -> Reg) -> Inst {
+        self.renumbered(register, |input| input)
+    }
+
     fn renumbered(&self, r: impl Fn(u16) -> u16, input: impl Fn(u8) -> u8) -> Inst {
         match *self {
             Inst::Load(k) => Inst::Load(input(k)),
@@ -108,6 +118,7 @@ impl Inst {
             Inst::Binary(op, a, b) => Inst::Binary(op, r(a), r(b)),
             Inst::Select(a, b, c) => Inst::Select(r(a), r(b), r(c)),
             Inst::Cast(a, dtype) => Inst::Cast(r(a), dtype),
+            Inst::Fence(a, number) => Inst::Fence(r(a), number),
             Inst::Philox { index, key, word } => Inst::Philox {
                 index: r(index),
                 key: key.map(r),
@@ -247,6 +258,7 @@ impl MapProgram {
                 Inst::Select(_, yes, no) => moved[yes as usize] || moved[no as usize],
                 // Rounding to what it is already.
                 Inst::Cast(a, to) => to == dtype && moved[a as usize],
+                Inst::Fence(a, _) => moved[a as usize],
                 _ => false,
             };
             moved.push(own);
@@ -272,13 +284,22 @@ impl MapProgram {
                         stored[yes as usize] = true;
                         stored[no as usize] = true;
                     }
-                    Inst::Cast(a, _) => stored[a as usize] = true,
+                    Inst::Cast(a, _) | Inst::Fence(a, _) => stored[a as usize] = true,
                     _ => {}
                 }
             }
         }
         self.mark_operands(&mut computed);
         computed
+    }
+
+    /// How many fences have numbers of their own.
+    pub fn fences(&self) -> usize {
+        let number = |inst: &Inst| match inst {
+            Inst::Fence(_, number) => usize::from(*number),
+            _ => 0,
+        };
+        self.insts.iter().map(number).max().unwrap_or(0)
     }
 
     /// Whether the position itself matters (not only the elements there).
@@ -304,6 +325,7 @@ impl std::fmt::Display for MapProgram {
                 Inst::Binary(op, a, b) => write!(f, "{} r{a} r{b}", lower(format!("{op:?}")))?,
                 Inst::Select(c, a, b) => write!(f, "select r{c} r{a} r{b}")?,
                 Inst::Cast(a, dtype) => write!(f, "cast r{a} {dtype}")?,
+                Inst::Fence(a, number) => write!(f, "fence {number} r{a}")?,
                 Inst::Philox { index, key, word } => write!(f, "philox r{index} {key:?} {word}")?,
             }
             writeln!(f)?;

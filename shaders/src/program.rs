@@ -163,8 +163,9 @@ impl Bound {
             bound.push_param(*value, *kind);
         }
         // A zero the compiler cannot see through: constants that shader languages refuse (infinity,
-        // NaN) are made with it.
-        bound.params.push(0);
+        // NaN) are made with it. Each number of fences has one of its own.
+        let zeros = 1 + call.program.fences();
+        bound.params.extend(std::iter::repeat_n(0, zeros));
         bound
     }
 
@@ -650,12 +651,12 @@ impl Lanes<'_> {
         Reg::from_raw(scope, kind.dtype(), raw)
     }
 
-    /// The runtime zero (see [`Bound::new`]).
-    fn zero(&self) -> NativeExpand<u32> {
+    /// A runtime zero (see [`Bound::new`]): the first, or that of a fence.
+    fn zero(&self, number: usize) -> NativeExpand<u32> {
         *self
             .inputs
             .params
-            .__expand_index_method(self.scope, (self.inputs.params.len() - 1).into())
+            .__expand_index_method(self.scope, (self.inputs.params.len() - 1 - number).into())
     }
 }
 
@@ -722,18 +723,22 @@ impl<'a> Evaluation<'a> {
                     let [a, b, c, d] = self.lanes.inside(source);
                     Reg::B(four_bools::expand(scope, a, b, c, d))
                 } else {
-                    Reg::constant(scope, Scalar::Bool(true), Kind::Bool, self.lanes.zero())
+                    Reg::constant(scope, Scalar::Bool(true), Kind::Bool, self.lanes.zero(0))
                 }
             }
             Inst::Index(k) => self.lanes.index(k as usize),
             Inst::Param(k) => self.lanes.param(k as usize),
-            Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero()),
+            Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero(0)),
             Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
             Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
             Inst::Select(c, a, b) => {
                 Reg::select(scope, self.value(c), self.value(a), self.value(b))
             }
             Inst::Cast(a, dtype) => self.value(a).cast(scope, dtype),
+            Inst::Fence(a, number) => {
+                let zero = self.lanes.zero(number.into());
+                self.value(a).fence(scope, zero)
+            }
             Inst::Philox { index, key, word } => {
                 Reg::philox(scope, self.value(index), key.map(|k| self.value(k)), word)
             }
@@ -783,7 +788,7 @@ impl<'a> Evaluation<'a> {
                 let no = self.stored_as(no, dtype, moved, known);
                 Raw::select(scope, self.value(c).condition(), yes, no)
             }
-            Inst::Cast(a, _) => self.stored_as(a, dtype, moved, known),
+            Inst::Cast(a, _) | Inst::Fence(a, _) => self.stored_as(a, dtype, moved, known),
             _ => self.value(reg).to_raw(scope, dtype),
         };
         known[reg as usize] = Some(raw);

@@ -105,6 +105,18 @@ fn from_bool_bits(x: U4) -> B4 {
     x.not_equal(&U4::new(0u32))
 }
 
+/// A compiler that does not know the zero can neither contract across this nor see that two such
+/// values are the same.
+#[cube]
+fn fence_bits(x: U4, zero: u32) -> U4 {
+    x | U4::new(zero)
+}
+
+#[cube]
+fn fence_wide(x: Q4, zero: u32) -> Q4 {
+    x | Q4::new(words::join(zero, zero))
+}
+
 /// Programs are type-checked when they are built, so a mismatch here is a bug of this crate; CubeCL
 /// turns the panic of an expansion into an error of the launch.
 fn ill_typed() -> ! {
@@ -369,6 +381,36 @@ impl Reg {
                 ))
             }
             _ => converted,
+        }
+    }
+
+    /// The same value behind a fence made of a zero that is known only at run time (see
+    /// [`anymesh_kernel::map::Inst::Fence`]).
+    pub(crate) fn fence(self, scope: &Scope, zero: NativeExpand<u32>) -> Self {
+        match self {
+            // Logic has one result, however it is computed.
+            Reg::B(_) => self,
+            Reg::U(x) => Reg::U(fence_bits::expand(scope, x, zero)),
+            Reg::I(x) => {
+                let bits = reinterpret::expand::<I4, U4>(scope, x);
+                let bits = fence_bits::expand(scope, bits, zero);
+                Reg::I(reinterpret::expand::<U4, I4>(scope, bits))
+            }
+            Reg::F(x) => {
+                let bits = reinterpret::expand::<F4, U4>(scope, x);
+                let bits = fence_bits::expand(scope, bits, zero);
+                Reg::F(reinterpret::expand::<U4, F4>(scope, bits))
+            }
+            Reg::L(x) => {
+                let bits = convert::expand::<L4, Q4>(scope, x);
+                let bits = fence_wide::expand(scope, bits, zero);
+                Reg::L(convert::expand::<Q4, L4>(scope, bits))
+            }
+            Reg::D(x) => {
+                let bits = reinterpret::expand::<D4, Q4>(scope, x);
+                let bits = fence_wide::expand(scope, bits, zero);
+                Reg::D(reinterpret::expand::<Q4, D4>(scope, bits))
+            }
         }
     }
 

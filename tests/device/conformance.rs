@@ -24,7 +24,7 @@ fn whatever_is_only_moved_keeps_its_bits(device: &Device) {
 }
 
 fn every_op_on_the_device_equals_the_oracle(device: &Device) {
-    let oracle = anymesh::device("cpu").expect("the CPU backend is always there");
+    let oracle = anymesh::device("eager:cpu").expect("the CPU backend is always there");
     // A part of the names of ops, where only some are to be held.
     let some = std::env::var("ANYMESH_CASES").unwrap_or_default();
     let chosen = |case: &cases::Case| case.op.contains(&some);

@@ -1,11 +1,12 @@
 //! What is held of a device: every op against the CPU, gradients, indexing, meshes of simulated
 //! ranks on it, and faults that only the data shows.
 //!
-//! `ANYMESH_TEST_DEVICE` names the device (`cpu`, `wgpu:llvmpipe`, `cuda:0`, `cuda:0:portable`, ...),
+//! `ANYMESH_TEST_DEVICE` names the device (`cpu`, `wgpu:llvmpipe`, `cuda:0`, `deferred:cuda:0`, ...),
 //! which must then be there. Without it the software adapter is taken. Where that is missing, its
 //! tests count as ignored, not as passed: nothing was held.
 
 mod conformance;
+mod deferred;
 mod faults;
 mod gradients;
 mod mesh;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         gradients::SUITE,
         mesh::SUITE,
         faults::SUITE,
+        deferred::SUITE,
     ] {
         all.extend(trials(suite, device.as_ref()));
     }

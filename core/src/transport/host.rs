@@ -1,7 +1,7 @@
 //! Tensors as bytes of the host: what transports that know nothing of devices send and receive.
 
 use crate::{Buffer, DType, Device, Error, Result, Shape, Tensor};
-use anymesh_kernel::Receiving;
+use anymesh_kernel::{Layout, Receiving};
 
 /// The bytes of a tensor, in row-major order. They are not copied where the host can read them where
 /// they are, and stay as long as this does.
@@ -86,11 +86,14 @@ impl DeviceMemory {
     pub fn of(tensor: &Tensor) -> Result<Option<Self>> {
         let dense = tensor.contiguous()?;
         let size = dense.dtype().size();
-        Ok(dense.memory().map(|(buffer, layout)| Self {
-            buffer: buffer.clone(),
-            start: layout.offset * size,
-            bytes: dense.numel() * size,
-        }))
+        let of = |(buffer, layout): (&Buffer, &Layout)| {
+            Ok(Self {
+                buffer: dense.device().backend().resolve(buffer)?,
+                start: layout.offset * size,
+                bytes: dense.numel() * size,
+            })
+        };
+        dense.memory().map(of).transpose()
     }
 
     /// The tensor of a buffer that is filled, or will be before any kernel reads it.

@@ -88,6 +88,21 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// How many handles share this memory now. Where all of them are known, nobody else can read it.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
+    /// Refuses a buffer of a scope in which [nothing is computed](crate::Dry), as reading it would.
+    pub fn check_computed(&self) -> Result<()> {
+        match self.0.data.is::<Planned>() {
+            true => Err(Error::Planned {
+                what: "reading a result",
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// Counts a buffer that was just made as memory in use until its last handle is dropped. One
     /// that is shared already was counted when it was made.
     pub(crate) fn count(&mut self, meter: &Arc<Meter>) {

@@ -171,6 +171,51 @@ impl Kernel {
         views.into_iter()
     }
 
+    /// What it reads, to be changed: the same views in the same order.
+    pub fn operands_mut(&mut self) -> impl Iterator<Item = &mut View> {
+        let views: SmallVec<[&mut View; 6]> = match self {
+            Kernel::Map(call) => call.views_mut().collect(),
+            Kernel::Reduce(call) => call.map.views_mut().collect(),
+            Kernel::Scan(call) => smallvec![&mut call.input],
+            Kernel::Matmul(call) => smallvec![&mut call.a, &mut call.b],
+            Kernel::Grouped(call) => {
+                let call = &mut **call;
+                smallvec![&mut call.a, &mut call.b, &mut call.ends]
+            }
+            Kernel::Gather(call) => std::iter::once(&mut call.src)
+                .chain(call.axes.iter_mut().map(|axis| &mut axis.indices))
+                .collect(),
+            Kernel::CheckIndex(call) => smallvec![&mut call.indices],
+            Kernel::Scatter(call) => std::iter::once(&mut call.dst)
+                .chain(call.axes.iter_mut().map(|axis| &mut axis.indices))
+                .chain([&mut call.updates])
+                .collect(),
+            Kernel::Search(call) => smallvec![&mut call.sorted, &mut call.queries],
+            Kernel::Sort(call) => smallvec![&mut call.input],
+            Kernel::Conv(call) => smallvec![&mut call.input, &mut call.weight],
+            Kernel::Row(call) => match &mut call.mode {
+                RowOp::Softmax | RowOp::LogSoftmax => smallvec![&mut call.input],
+                RowOp::Norm { weight, bias, .. } => std::iter::once(&mut call.input)
+                    .chain(weight)
+                    .chain(bias)
+                    .collect(),
+            },
+            Kernel::Attention(call) => smallvec![&mut call.q, &mut call.k, &mut call.v],
+            Kernel::AttentionBackward(call) => {
+                let call = &mut **call;
+                smallvec![
+                    &mut call.forward.q,
+                    &mut call.forward.k,
+                    &mut call.forward.v,
+                    &mut call.out,
+                    &mut call.lse,
+                    &mut call.grad
+                ]
+            }
+        };
+        views.into_iter()
+    }
+
     /// The dtype and shape of each buffer that its launch gives.
     pub fn outputs(&self) -> OutputTypes {
         let like = |view: &View| (view.dtype, view.layout.shape.clone());
@@ -248,6 +293,10 @@ impl Kernel {
 impl MapCall {
     fn views(&self) -> impl Iterator<Item = &View> {
         self.inputs.iter().map(|input| &input.view)
+    }
+
+    fn views_mut(&mut self) -> impl Iterator<Item = &mut View> {
+        self.inputs.iter_mut().map(|input| &mut input.view)
     }
 
     fn effects(&self) -> Effects {

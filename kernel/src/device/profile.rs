@@ -175,6 +175,11 @@ impl Device {
     /// the returned guard is dropped. In browsers all durations are zero. The hook may not compute
     /// on this device.
     ///
+    /// On a device that puts work off (`anymesh_engine`) it sees what the program asks for: with
+    /// [`Timing::Launch`] the duration is that of writing it down, and with [`Timing::Done`] every
+    /// kernel runs by itself, unfused, so that its time is its own. The launches that are made in the
+    /// end are seen by a hook on its [`innermost`](Device::innermost) device.
+    ///
     /// ```
     /// # use anymesh_kernel::{DType, Layout, Timing, View, backend::SortCall};
     /// # use std::sync::mpsc;

@@ -58,6 +58,7 @@ impl MapProgram {
                     Slope::Val(v) => Slope::Val(v.cast(self.kinds[i].dtype())),
                     other => other,
                 },
+                Inst::Fence(a, _) => slope(a),
                 Inst::Select(c, yes, no) => slope(yes).unless(at(c), slope(no), value),
                 Inst::Unary(op, a) => match slope(a) {
                     Zero => Zero,

@@ -86,6 +86,7 @@ impl MapProgram {
                     nonnegative: at(yes).nonnegative && at(no).nonnegative,
                     infinite: at(yes).infinite || at(no).infinite,
                 },
+                Inst::Fence(a, _) => at(a),
                 Inst::Cast(a, dtype) => Known {
                     // A narrower float may round to zero.
                     nonzero: at(a).nonzero && dtype.size() >= self.kinds[a as usize].dtype().size(),

@@ -1,0 +1,274 @@
+//! The launches that a list becomes, in order, as data.
+//!
+//! A plan says nothing about memory or addresses: it is for every list with the same key. What
+//! replays launches faster than one by one (a graph of the driver's) starts from here.
+
+use crate::{
+    Options,
+    graph::{Graph, Source, fusable},
+    groups::{Group, Groups},
+    program::{Joined, join},
+};
+use anymesh_kernel::{MapProgram, Shape};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashSet},
+    sync::{Mutex, PoisonError},
+};
+
+/// What a list of launches becomes.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) steps: Vec<Step>,
+    /// Launches that are let go after each step, and before the first one.
+    pub(crate) after: Vec<Vec<u32>>,
+    pub(crate) dead: Vec<u32>,
+    /// Whether everything was fused that may be.
+    pub(crate) complete: bool,
+}
+
+/// One launch of the device below.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// A launch as it was written down.
+    Single(u32),
+    /// Several as one.
+    Fused(Box<Fused>),
+}
+
+/// Several launches as one.
+#[derive(Debug)]
+pub(crate) struct Fused {
+    /// What errors and profiles call it.
+    pub(crate) op: &'static str,
+    pub(crate) joined: Joined,
+    pub(crate) shape: Shape,
+    /// The results that it stores: launch and output.
+    pub(crate) outputs: Vec<(u32, u8)>,
+    /// The reduction at its end.
+    pub(crate) reduce: Option<u32>,
+    /// The launches that it stands for, in order.
+    pub(crate) nodes: Vec<u32>,
+}
+
+impl Plan {
+    /// The memory it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let step = |step: &Step| match step {
+            Step::Single(_) => 8,
+            Step::Fused(fused) => {
+                512 + fused.joined.program.insts.len() * 48 + fused.joined.inputs.len() * 256
+            }
+        };
+        self.steps.iter().map(step).sum::<usize>() + self.after.len() * 32
+    }
+}
+
+/// Makes plans, and knows which programs it made before.
+#[derive(Debug, Default)]
+pub(crate) struct Planner {
+    programs: HashSet<MapProgram>,
+}
+
+impl Planner {
+    pub(crate) fn plan(&mut self, graph: &Graph<'_>, options: &Options) -> Plan {
+        let groups = Groups::new(graph, options);
+        let alive = alive(&groups);
+        let mut plan = Plan {
+            complete: true,
+            ..Plan::default()
+        };
+        let mut launched = vec![false; graph.nodes.len()];
+        let mut new = 0;
+        for g in order(&groups, &alive) {
+            let group = &groups.list[g];
+            if group.segments.len() <= 1 {
+                push_single(&mut plan, &mut launched, group.node);
+                continue;
+            }
+            let fused = fused(&groups, g, &alive, options).filter(|fused| {
+                let known = !options.compiles || self.programs.contains(&fused.joined.program);
+                known || new < options.new_programs
+            });
+            match fused {
+                Some(fused) => {
+                    if options.compiles && self.programs.insert(fused.joined.program.clone()) {
+                        new += 1;
+                    }
+                    plan.steps.push(Step::Fused(Box::new(fused)));
+                }
+                None => {
+                    // One by one, with what others may have computed again.
+                    plan.complete = false;
+                    for node in nodes(group) {
+                        push_single(&mut plan, &mut launched, node as usize);
+                    }
+                }
+            }
+        }
+        release(&mut plan, graph.nodes.len());
+        plan
+    }
+}
+
+fn push_single(plan: &mut Plan, launched: &mut [bool], node: usize) {
+    if !std::mem::replace(&mut launched[node], true) {
+        plan.steps.push(Step::Single(node as u32));
+    }
+}
+
+/// The launches of a group in the order of the program.
+fn nodes(group: &Group) -> Vec<u32> {
+    let mut nodes: Vec<u32> = group.segments.iter().map(|s| s.node as u32).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// The groups that somebody needs: those with effects, those with a result that is held, and all
+/// that these need.
+fn alive(groups: &Groups<'_>) -> Vec<bool> {
+    let graph = groups.graph;
+    let mut alive = vec![false; groups.list.len()];
+    let mut stack: Vec<usize> = (0..graph.nodes.len())
+        .filter(|n| {
+            let held = graph.results[*n].iter().any(|known| known.held);
+            held || !graph.nodes[*n].kernel.effects().is_pure()
+        })
+        .map(|n| groups.home[n])
+        .collect();
+    while let Some(g) = stack.pop() {
+        if !std::mem::replace(&mut alive[g], true) {
+            stack.extend(groups.needs(g));
+        }
+    }
+    alive
+}
+
+/// The groups in an order in which each comes after what it needs, as near to the program's as that
+/// allows.
+fn order(groups: &Groups<'_>, alive: &[bool]) -> Vec<usize> {
+    let count = groups.list.len();
+    let mut waits = vec![0usize; count];
+    let mut wanted: Vec<Vec<usize>> = vec![vec![]; count];
+    let mut ready = BinaryHeap::new();
+    for g in (0..count).filter(|g| alive[*g]) {
+        let mut needs = groups.needs(g);
+        needs.sort_unstable();
+        needs.dedup();
+        waits[g] = needs.len();
+        needs.iter().for_each(|n| wanted[*n].push(g));
+        if needs.is_empty() {
+            ready.push(Reverse((groups.list[g].node, g)));
+        }
+    }
+    let mut order = vec![];
+    while let Some(Reverse((_, g))) = ready.pop() {
+        order.push(g);
+        for next in &wanted[g] {
+            waits[*next] -= 1;
+            if waits[*next] == 0 {
+                ready.push(Reverse((groups.list[*next].node, *next)));
+            }
+        }
+    }
+    order
+}
+
+fn fused(groups: &Groups<'_>, g: usize, alive: &[bool], options: &Options) -> Option<Fused> {
+    let (group, graph) = (&groups.list[g], groups.graph);
+    let mut stored: Vec<(usize, usize)> = vec![];
+    let mut outputs = vec![];
+    let last = group.segments.len() - 1;
+    if group.reduces {
+        stored.push((last, 0));
+        outputs.push((group.node as u32, 0));
+    } else {
+        for (s, segment) in group.segments.iter().enumerate() {
+            if groups.home[segment.node] != g {
+                continue;
+            }
+            for output in 0..graph.results[segment.node].len() {
+                let source = Source::Result {
+                    node: segment.node as u32,
+                    output: output as u8,
+                };
+                let dead: Vec<usize> = (groups.readers(source).iter())
+                    .map(|r| *r as usize)
+                    .filter(|r| !alive[*r] || *r == g)
+                    .collect();
+                if groups.is_needed(segment.node, output, &dead) {
+                    stored.push((s, output));
+                    outputs.push((segment.node as u32, output as u8));
+                }
+            }
+        }
+    }
+    let first = groups.first_input(group);
+    if group.reduces && first.is_none() || stored.is_empty() {
+        return None;
+    }
+    let joined = join(graph, group, &stored, first, options.compiles)?;
+    Some(Fused {
+        op: name(groups, group),
+        joined,
+        shape: group.shape.clone(),
+        outputs,
+        reduce: group.reduces.then_some(group.node as u32),
+        nodes: nodes(group),
+    })
+}
+
+/// The ops of a group, such as `cast+mul+add`.
+fn name(groups: &Groups<'_>, group: &Group) -> &'static str {
+    const SHOWN: usize = 6;
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    const KEPT: usize = 4096;
+    let mut ops: Vec<&str> = vec![];
+    for node in nodes(group) {
+        let call = fusable(&groups.graph.nodes[node as usize].kernel);
+        let op = call.map_or("", |call| call.op);
+        if ops.last() != Some(&op) {
+            ops.push(op);
+        }
+    }
+    if ops.len() > SHOWN {
+        ops.truncate(SHOWN);
+        ops.push("..");
+    }
+    let text = ops.join("+");
+    // Kernels are named by words that live for ever, so there is a limit to new ones.
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    match names.get(text.as_str()) {
+        Some(name) => name,
+        None if names.len() >= KEPT => "fused",
+        None => {
+            let name: &'static str = Box::leak(text.into_boxed_str());
+            names.insert(name);
+            name
+        }
+    }
+}
+
+/// Says after which step each launch, and with it its operands, is let go.
+fn release(plan: &mut Plan, count: usize) {
+    let mut last: Vec<Option<usize>> = vec![None; count];
+    for (i, step) in plan.steps.iter().enumerate() {
+        match step {
+            Step::Single(node) => last[*node as usize] = Some(i),
+            Step::Fused(fused) => {
+                for node in &fused.nodes {
+                    last[*node as usize] = Some(i);
+                }
+            }
+        }
+    }
+    plan.after = vec![vec![]; plan.steps.len()];
+    for (node, last) in last.into_iter().enumerate() {
+        match last {
+            Some(step) => plan.after[step].push(node as u32),
+            None => plan.dead.push(node as u32),
+        }
+    }
+}

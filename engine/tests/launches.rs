@@ -1,0 +1,368 @@
+//! How many launches a list becomes, what is computed at all, and what is told when it fails.
+
+use anymesh_engine::{Options, deferred_with};
+use anymesh_kernel::{
+    DType, Device, Error, Kernel, Layout, Result, Scalar, Shape, View,
+    backend::{MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp},
+    map::{Builder, Val},
+};
+use smallvec::smallvec;
+use std::sync::{Arc, Mutex};
+
+/// What the device below was asked for: families and ops.
+type Seen = Arc<Mutex<Vec<String>>>;
+
+/// A deferred device on the host, and what reaches the host.
+fn watched() -> (Device, Seen) {
+    let seen = Seen::default();
+    let told = seen.clone();
+    let inner = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
+        let mut told = told.lock().expect("nobody panics");
+        told.push(format!("{} {}", kernel.family(), kernel.op()));
+        drop(told);
+        backend.launch(kernel)
+    });
+    (deferred_with(&inner, Options::host()), seen)
+}
+
+fn seen(seen: &Seen) -> Vec<String> {
+    std::mem::take(&mut seen.lock().expect("nobody panics"))
+}
+
+fn floats(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> View {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    View {
+        buffer: device.upload(&bytes).expect("uploads"),
+        dtype: DType::F32,
+        layout: Layout::contiguous(shape.into()),
+    }
+}
+
+fn call(op: &'static str, views: &[&View], program: anymesh_kernel::MapProgram) -> MapCall {
+    MapCall {
+        op,
+        program,
+        shape: views[0].layout.shape.clone(),
+        inputs: (views.iter())
+            .map(|view| MapInput {
+                view: (*view).clone(),
+                window: None,
+            })
+            .collect(),
+        indices: smallvec![],
+        params: smallvec![],
+    }
+}
+
+fn one(device: &Device, op: &'static str, x: &View, f: impl Fn(Val<'_>) -> Val<'_>) -> View {
+    let b = Builder::new();
+    let y = f(b.load(x.dtype));
+    let program = b.finish(&[(y, x.dtype)]).expect("valid");
+    device
+        .launch(call(op, &[x], program))
+        .expect("launches")
+        .swap_remove(0)
+}
+
+fn add(device: &Device, x: &View, y: &View) -> View {
+    let b = Builder::new();
+    let sum = b.load(x.dtype) + b.load(y.dtype);
+    let program = b.finish(&[(sum, x.dtype)]).expect("valid");
+    device
+        .launch(call("add", &[x, y], program))
+        .expect("launches")
+        .swap_remove(0)
+}
+
+fn sum(device: &Device, x: &View, axis: usize) -> View {
+    let b = Builder::new();
+    let program = b.finish(&[(b.load(x.dtype), x.dtype)]).expect("valid");
+    let reduce = ReduceCall {
+        map: call("sum", &[x], program),
+        axes: smallvec![axis],
+        mode: ReduceOp::Sum,
+        scale: None,
+        dtype: x.dtype,
+    };
+    device.launch(reduce).expect("launches").swap_remove(0)
+}
+
+fn read(device: &Device, view: &View) -> Result<Vec<f32>> {
+    let bytes = view.layout.shape.numel() * 4;
+    let bytes = pollster::block_on(device.backend().download(&view.buffer, 0..bytes))?;
+    let four = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    Ok(bytes.chunks_exact(4).map(four).collect())
+}
+
+#[test]
+fn a_chain_is_one_launch_and_nothing_runs_before_somebody_reads() {
+    let (device, told) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let y = one(&device, "double", &x, |v| v * 2.0);
+    let z = one(&device, "next", &y, |v| v + 1.0);
+    drop(y);
+    let w = one(&device, "negative", &z, |v| -v);
+    drop(z);
+    assert!(seen(&told).is_empty());
+    assert_eq!(read(&device, &w), Ok(vec![-3.0, -5.0]));
+    assert_eq!(seen(&told), ["map double+next+negative"]);
+}
+
+#[test]
+fn what_is_held_is_an_output_of_the_same_launch() {
+    let (device, told) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let y = one(&device, "exp", &x, |v| v.exp());
+    let z = one(&device, "next", &y, |v| v + 1.0);
+    assert_eq!(
+        read(&device, &z),
+        Ok(vec![1f32.exp() + 1.0, 2f32.exp() + 1.0])
+    );
+    assert_eq!(read(&device, &y), Ok(vec![1f32.exp(), 2f32.exp()]));
+    assert_eq!(seen(&told), ["map exp+next"]);
+}
+
+#[test]
+fn what_nobody_can_read_is_not_computed() {
+    let (device, told) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    drop(one(&device, "exp", &x, |v| v.exp()));
+    drop(sum(&device, &one(&device, "log", &x, |v| v.log()), 0));
+    device.sync().expect("nothing is wrong");
+    assert!(seen(&told).is_empty());
+}
+
+#[test]
+fn a_map_moves_into_the_reduction_that_reads_it() {
+    let (device, told) = watched();
+    let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let y = one(&device, "square", &x, |v| v * v);
+    let total = sum(&device, &y, 1);
+    drop(y);
+    assert_eq!(read(&device, &total), Ok(vec![5.0, 25.0]));
+    assert_eq!(seen(&told), ["reduce square+sum"]);
+}
+
+#[test]
+fn cheap_values_move_through_views() {
+    let (device, told) = watched();
+    let x = floats(&device, [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let row = floats(&device, [3], &[10.0, 20.0, 30.0]);
+    let (x, row) = (
+        one(&device, "copy", &x, |v| v),
+        one(&device, "double", &row, |v| v * 2.0),
+    );
+    let turned = View {
+        layout: x.layout.permute(&[1, 0]),
+        ..x.clone()
+    };
+    let column = View {
+        layout: row.layout.unsqueeze(1).expand(&[3, 2].into()),
+        ..row.clone()
+    };
+    let y = add(&device, &turned, &column);
+    drop((x, row, turned, column));
+    assert_eq!(
+        read(&device, &y),
+        Ok(vec![21.0, 24.0, 42.0, 45.0, 63.0, 66.0])
+    );
+    assert_eq!(seen(&told), ["map copy+double+add"]);
+}
+
+#[test]
+fn a_value_that_others_wait_for_does_not_make_a_circle() {
+    let (device, told) = watched();
+    let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let y = one(&device, "exp", &x, |v| v.exp());
+    let product = MatmulCall {
+        op: "matmul",
+        a: y.clone(),
+        b: x.clone(),
+        dtype: DType::F32,
+    };
+    let p = device.launch(product).expect("launches").swap_remove(0);
+    // Needs y itself, and y by way of the product.
+    let z = add(&device, &y, &p);
+    drop((y, p));
+    let alone = anymesh_backend_cpu::device();
+    let e = one(&alone, "exp", &x, |v| v.exp());
+    let product = MatmulCall {
+        op: "matmul",
+        a: e.clone(),
+        b: x.clone(),
+        dtype: DType::F32,
+    };
+    let p = alone.launch(product).expect("launches").swap_remove(0);
+    assert_eq!(read(&device, &z), read(&alone, &add(&alone, &e, &p)));
+    assert_eq!(seen(&told), ["map exp", "matmul matmul", "map add"]);
+}
+
+#[test]
+fn numbers_that_programs_are_given_are_no_part_of_a_plan() {
+    let (device, _) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    for factor in [2.0, 3.0] {
+        let b = Builder::new();
+        let y = b.load(DType::F32) * b.param(DType::F32);
+        let mut times = call("times", &[&x], b.finish(&[(y, DType::F32)]).expect("valid"));
+        times.params.push(Scalar::Float(factor));
+        let y = device.launch(times).expect("launches").swap_remove(0);
+        let z = one(&device, "next", &y, |v| v + 1.0);
+        drop(y);
+        let factor = factor as f32;
+        assert_eq!(
+            read(&device, &z),
+            Ok(vec![factor + 1.0, 2.0 * factor + 1.0])
+        );
+    }
+}
+
+#[test]
+fn a_fault_is_told_once_and_stays_with_what_is_computed_from_it() {
+    let (device, told) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let zeros = View {
+        buffer: device.upload(&[0; 8]).expect("uploads"),
+        dtype: DType::I32,
+        layout: Layout::contiguous([2].into()),
+    };
+    let bad = one(&device, "divide", &zeros, |v| v.floor_div(v));
+    let worse = one(&device, "after", &bad, |v| v + 1i64);
+    // Nobody reads this one, and it runs all the same.
+    drop(one(&device, "unread", &zeros, |v| v.rem(v)));
+    let good = one(&device, "good", &x, |v| v + 1.0);
+    let fault = Error::DivisionByZero { op: "divide" };
+    assert_eq!(device.sync(), Err(fault.clone()));
+    assert_eq!(device.sync(), Ok(()));
+    assert_eq!(seen(&told).len(), 3);
+    assert_eq!(read(&device, &good), Ok(vec![2.0, 3.0]));
+    for lost in [&bad, &worse] {
+        assert_eq!(read(&device, lost), Err(fault.clone()));
+        let b = Builder::new();
+        let program = b
+            .finish(&[(b.load(DType::I32), DType::I32)])
+            .expect("valid");
+        let after = device.launch(call("later", &[lost], program));
+        assert_eq!(after.map(drop), Err(fault.clone()));
+    }
+}
+
+#[test]
+fn what_fails_below_is_an_error_of_its_results_and_the_rest_goes_on() {
+    let failing = anymesh_backend_cpu::device().decorated(|backend, kernel| match kernel {
+        Kernel::Matmul(_) => Err(Error::OutOfMemory {
+            device: "cpu".into(),
+            bytes: 7,
+        }),
+        kernel => backend.launch(kernel),
+    });
+    let device = deferred_with(&failing, Options::host());
+    let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let product = MatmulCall {
+        op: "matmul",
+        a: x.clone(),
+        b: x.clone(),
+        dtype: DType::F32,
+    };
+    let p = device.launch(product).expect("launches").swap_remove(0);
+    let y = one(&device, "next", &x, |v| v + 1.0);
+    let z = add(&device, &y, &p);
+    let full = Error::OutOfMemory {
+        device: "cpu".into(),
+        bytes: 7,
+    };
+    assert_eq!(
+        read(&device, &y),
+        Err(full.clone()),
+        "told by the first read"
+    );
+    assert_eq!(read(&device, &y), Ok(vec![2.0, 3.0, 4.0, 5.0]));
+    assert_eq!(read(&device, &z), Err(full));
+}
+
+#[test]
+fn a_kernel_that_the_device_refuses_is_launched_in_parts() {
+    let narrow = anymesh_backend_cpu::device().decorated(|backend, kernel| match &kernel {
+        Kernel::Map(call) if call.op.contains('+') => Err(Error::DeviceFailed {
+            device: "cpu".into(),
+            detail: "too long".into(),
+        }),
+        _ => backend.launch(kernel),
+    });
+    let device = deferred_with(&narrow, Options::host());
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let y = one(
+        &device,
+        "next",
+        &one(&device, "double", &x, |v| v * 2.0),
+        |v| v + 1.0,
+    );
+    assert_eq!(read(&device, &y), Ok(vec![3.0, 5.0]));
+    assert_eq!(device.sync(), Ok(()));
+}
+
+#[test]
+fn memory_is_what_there_is_and_never_more_than_without_the_engine() {
+    let eager = Device::new(anymesh_backend_cpu::CpuBackend::new());
+    let chain = |device: &Device| {
+        let mut x = floats(device, [1000], &[1.0; 1000]);
+        device.reset_peak();
+        for _ in 0..5 {
+            let total = sum(device, &one(device, "exp", &x, |v| v.exp()), 0);
+            let total = View {
+                layout: total.layout.expand(&[1000].into()),
+                ..total
+            };
+            x = add(device, &x, &total);
+        }
+        read(device, &x).expect("reads");
+        device.memory()
+    };
+    let without = chain(&eager);
+    let mut options = Options::host();
+    options.slack = 0;
+    let device = deferred_with(&eager, options);
+    let with = chain(&device);
+    assert_eq!(with.in_use, without.in_use);
+    assert!(with.peak <= without.peak, "{with:?} {without:?}");
+    let x = floats(&device, [1000], &[1.0; 1000]);
+    let y = one(&device, "exp", &x, |v| v.exp());
+    assert_eq!(device.memory().in_use, 4000, "nothing is there yet");
+    device.sync().expect("nothing is wrong");
+    assert_eq!(device.memory().in_use, 8000);
+    drop((x, y));
+    assert_eq!(device.memory().in_use, 0);
+}
+
+#[test]
+fn threads_share_a_device() {
+    let (device, _) = watched();
+    std::thread::scope(|scope| {
+        for t in 0..4 {
+            let device = &device;
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let start = (t * 100 + i) as f32;
+                    let x = floats(device, [2], &[start, start + 0.5]);
+                    let y = one(device, "double", &x, |v| v * 2.0);
+                    let z = add(device, &y, &x);
+                    drop((x, y));
+                    assert_eq!(read(device, &z), Ok(vec![3.0 * start, 3.0 * start + 1.5]));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn values_of_two_deferred_devices_do_not_mix() {
+    let (one_device, _) = watched();
+    let (other, _) = watched();
+    let x = floats(&one_device, [2], &[1.0, 2.0]);
+    let y = one(&one_device, "next", &x, |v| v + 1.0);
+    let b = Builder::new();
+    let program = b
+        .finish(&[(b.load(DType::F32), DType::F32)])
+        .expect("valid");
+    assert!(other.launch(call("copy", &[&y], program)).is_err());
+}
