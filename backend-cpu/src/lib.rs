@@ -26,6 +26,7 @@ mod memory;
 mod parallel;
 mod reduce;
 mod row;
+mod row_program;
 mod scalar;
 mod scan;
 mod simd;
@@ -142,8 +143,11 @@ impl Backend for CpuBackend {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn supports(&self, _: &Kernel) -> bool {
-        true
+    fn supports(&self, kernel: &Kernel) -> bool {
+        match kernel {
+            Kernel::RowProgram(call) => row_program::fits(call),
+            _ => true,
+        }
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
@@ -166,6 +170,7 @@ impl Backend for CpuBackend {
             Kernel::Sort(call) => smallvec![sort::sort(call)?],
             Kernel::Conv(call) => smallvec![conv::conv(call)?],
             Kernel::Row(call) => smallvec![row::row(call)?],
+            Kernel::RowProgram(call) => row_program::row_program(call)?,
             Kernel::Attention(call) => {
                 let (out, lse) = attention::attention(call)?;
                 smallvec![out, lse]

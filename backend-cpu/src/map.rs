@@ -40,6 +40,9 @@ impl Scratch {
     }
 }
 
+/// Values of parameters that are known only when a block runs: the instruction, and the value.
+pub(crate) type Late = SmallVec<[(u16, u64); 4]>;
+
 /// A program bound to its operands.
 #[derive(Debug)]
 pub(crate) struct BoundProgram<'a> {
@@ -123,11 +126,12 @@ impl<'a> BoundProgram<'a> {
 
     /// Runs the program over at most [`BLOCK`] positions. Registers that can be written straight to
     /// an output are, the rest stay in the scratch memory.
-    fn execute(
+    pub(crate) fn execute(
         &self,
         range: Range<usize>,
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
+        late: &[(u16, u64)],
     ) -> Result<()> {
         if scratch.slots.len() < self.slots {
             let slot = || Some(Box::new(Words([0; BLOCK])));
@@ -135,6 +139,9 @@ impl<'a> BoundProgram<'a> {
         }
         scratch.places.clear();
         scratch.places.extend_from_slice(&self.places);
+        for (inst, value) in late {
+            scratch.places[usize::from(*inst)] = Place::One(*value);
+        }
         for i in &self.steps {
             self.instruction(usize::from(*i), range.clone(), scratch, outs)?;
         }
@@ -266,11 +273,12 @@ impl<'a> BoundProgram<'a> {
     }
 
     /// Runs the program over `range`, in blocks, into the outputs' bytes for that range.
-    fn run(
+    pub(crate) fn run(
         &self,
         range: Range<usize>,
         mut outs: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS],
         scratch: &mut Scratch,
+        late: &[(u16, u64)],
     ) -> Result<()> {
         let outputs = &self.program.outputs;
         let mut start = range.start;
@@ -281,7 +289,8 @@ impl<'a> BoundProgram<'a> {
                 (blocks[o], outs[o]) =
                     std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
             }
-            self.execute(start..start + len, scratch, &mut blocks[..outputs.len()])?;
+            let own = &mut blocks[..outputs.len()];
+            self.execute(start..start + len, scratch, own, late)?;
             for (o, (reg, dtype)) in outputs.iter().enumerate() {
                 if matches!(scratch.places[*reg as usize], Place::Output(direct) if direct == o) {
                     continue;
@@ -305,9 +314,25 @@ impl<'a> BoundProgram<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<Src<'s, T>> {
         let len = range.len();
-        self.execute(range, scratch, &mut [])?;
+        self.execute(range, scratch, &mut [], &[])?;
+        Ok(self.output(0, scratch, len))
+    }
+
+    /// The values of output `o` for the block of `len` positions that was executed last, as they are
+    /// held.
+    pub(crate) fn output<'s, T: Held>(
+        &'s self,
+        o: usize,
+        scratch: &'s Scratch,
+        len: usize,
+    ) -> Src<'s, T> {
         let frame = self.frame(scratch, &[], len);
-        Ok(frame.src(self.program.outputs[0].0))
+        frame.src(self.program.outputs[o].0)
+    }
+
+    /// What the program stores.
+    pub(crate) fn outputs(&self) -> &[(Reg, DType)] {
+        &self.program.outputs
     }
 }
 
@@ -339,7 +364,7 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
         *rest = memory.bytes_mut();
     }
     if plan.len() < parallel::THRESHOLD {
-        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch))?;
+        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch, &[]))?;
     } else {
         let mut tasks = Vec::with_capacity(plan.len().div_ceil(parallel::CHUNK));
         let mut start = 0;
@@ -353,7 +378,7 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
             start += len;
         }
         tasks.into_par_iter().try_for_each(|(range, parts)| {
-            Scratch::with(|scratch| plan.run(range, parts, scratch))
+            Scratch::with(|scratch| plan.run(range, parts, scratch, &[]))
         })?;
     }
     Ok(memories.into_iter().map(Memory::buffer).collect())

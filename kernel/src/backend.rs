@@ -17,6 +17,7 @@ mod fused;
 mod index;
 mod kernel;
 mod product;
+mod row_program;
 mod work;
 
 pub(crate) use buffer::Meter;
@@ -28,6 +29,7 @@ pub use index::{
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
 pub use product::{ConvCall, GroupedCall, GroupedOp, MatmulCall};
+pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;
 
 use crate::{DType, Device, Result};

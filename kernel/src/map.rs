@@ -302,6 +302,36 @@ impl MapProgram {
         self.insts.iter().map(number).max().unwrap_or(0)
     }
 
+    /// The same program without instructions that no output needs; one that may fault stays. Inputs,
+    /// indices and parameters stay what they are.
+    pub fn without_unused(&self) -> Self {
+        let mut used: Vec<bool> = (0..self.insts.len()).map(|i| self.faults(i)).collect();
+        for (reg, _) in &self.outputs {
+            used[usize::from(*reg)] = true;
+        }
+        self.mark_operands(&mut used);
+        if used.iter().all(|used| *used) {
+            return self.clone();
+        }
+        let mut place = Vec::with_capacity(used.len());
+        let mut program = Program {
+            insts: vec![],
+            kinds: vec![],
+            ..Program::clone(self)
+        };
+        for (i, inst) in self.insts.iter().enumerate() {
+            place.push(program.insts.len() as Reg);
+            if used[i] {
+                (program.insts).push(inst.renumbered(|r| place[usize::from(r)], |k| k));
+                program.kinds.push(self.kinds[i]);
+            }
+        }
+        for (reg, _) in &mut program.outputs {
+            *reg = place[usize::from(*reg)];
+        }
+        program.into()
+    }
+
     /// Whether the position itself matters (not only the elements there).
     pub fn is_positional(&self) -> bool {
         self.insts

@@ -21,6 +21,7 @@ mod program;
 mod reduce;
 mod reg;
 mod row;
+mod row_program;
 mod scan;
 mod scatter;
 mod search;
@@ -140,6 +141,9 @@ pub struct CubeBackend {
     faults: Memory,
     /// The programs of kernels that were launched, as they are compiled.
     programs: Interner<program::MapPlan>,
+    /// The same of row programs, and what sums of columns are stored as.
+    row_programs: Interner<row_program::RowPlan>,
+    dtype_lists: Interner<Vec<DType>>,
     /// How kernels find places by indices.
     indexings: Interner<gather::IndexPlan>,
     /// Whether threads can exchange values in groups.
@@ -214,6 +218,8 @@ impl CubeBackend {
             client,
             faults,
             programs: Interner::new(),
+            row_programs: Interner::new(),
+            dtype_lists: Interner::new(),
             indexings: Interner::new(),
             planes,
             native: false,
@@ -376,6 +382,8 @@ impl Backend for CubeBackend {
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
             Kernel::Row(call) => row::fits(call),
+            // Composed until the conformance cases of rows have run on a device.
+            Kernel::RowProgram(call) => false && row_program::fits(call),
             Kernel::Attention(call) => attention::fits(call),
             Kernel::AttentionBackward(call) => attention::fits_backward(call),
             _ => true,
@@ -402,6 +410,7 @@ impl Backend for CubeBackend {
             Kernel::Sort(call) => smallvec![self.run_sort(call)?],
             Kernel::Conv(call) => smallvec![self.run_conv(call)?],
             Kernel::Row(call) => smallvec![self.run_row(call)?],
+            Kernel::RowProgram(call) => self.run_row_program(call)?,
             Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
             Kernel::AttentionBackward(call) => {
                 self.run_attention_backward(call)?.into_iter().collect()

@@ -99,7 +99,7 @@ pub(crate) fn store(
 }
 
 /// Position of an output among those of its word width.
-fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
+pub(crate) fn nth_of_width(dtypes: &[DType], k: usize) -> usize {
     let class = |d: &DType| d.size().clamp(1, 4);
     dtypes[..k]
         .iter()
@@ -191,6 +191,28 @@ impl Outputs {
             bind(&of(&[2]), 8),
             bind(&of(&[1]), 4),
         )
+    }
+}
+
+impl Outputs {
+    /// Buffers for launch, all as single words, in order.
+    pub(crate) fn as_words(memory: &[(crate::Memory, DType)]) -> OutputsLaunch {
+        let words: Vec<_> = memory
+            .iter()
+            .map(|(m, _)| (m.handle.clone(), m.bytes))
+            .collect();
+        OutputsLaunch::new(bind(&[], 16), bind(&[], 8), bind(&words, 4))
+    }
+}
+
+impl OutputsExpand {
+    /// The `nth` buffer of single words.
+    pub(crate) fn words_mut(
+        &mut self,
+        scope: &Scope,
+        nth: usize,
+    ) -> &mut <Box<[u32]> as CubeType>::ExpandType {
+        self.words.__expand_index_mut_method(scope, nth.into())
     }
 }
 

@@ -54,6 +54,21 @@ pub(crate) struct MapPlan {
     native: bool,
 }
 
+impl MapPlan {
+    /// Another program over the same inputs.
+    pub(crate) fn with_program(&self, program: &MapProgram) -> Self {
+        Self {
+            program: program.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the device's own float functions are used.
+    pub(crate) fn native(&self) -> bool {
+        self.native
+    }
+}
+
 /// What changes from launch to launch: numbers, parameters and buffers by word width.
 pub(crate) struct Bound {
     pub(crate) plan: MapPlan,
@@ -63,6 +78,17 @@ pub(crate) struct Bound {
     wide: Vec<(Handle, usize)>,
     pairs: Vec<(Handle, usize)>,
     words: Vec<(Handle, usize)>,
+}
+
+/// Where chunks of four positions may start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Chunks {
+    /// At multiples of four.
+    Anywhere,
+    /// At multiples of four within each run of so many positions.
+    Runs(usize),
+    /// At multiples of four within the last dimension, with whose end they end.
+    Rows,
 }
 
 /// A signed step as an unsigned number that wraps to it in the kernel's address width.
@@ -96,6 +122,26 @@ impl Bound {
         handles: &[(Handle, usize)],
         address: AddressType,
     ) -> Self {
+        let chunks = match run {
+            Some(run) => Chunks::Runs(run),
+            None => Chunks::Anywhere,
+        };
+        Self::laid_out(call, order, chunks, handles, address)
+    }
+
+    /// Lays out a call over `[rows, n]` for chunks that start at multiples of four within a row and
+    /// end with it: the two dimensions stay apart.
+    pub(crate) fn rows(call: &MapCall, handles: &[(Handle, usize)], address: AddressType) -> Self {
+        Self::laid_out(call, None, Chunks::Rows, handles, address)
+    }
+
+    fn laid_out(
+        call: &MapCall,
+        order: Option<&[usize]>,
+        chunks: Chunks,
+        handles: &[(Handle, usize)],
+        address: AddressType,
+    ) -> Self {
         let permuted = |strides: &[i64]| -> Dims<isize> {
             match order {
                 Some(order) => order.iter().map(|&d| strides[d] as isize).collect(),
@@ -114,7 +160,8 @@ impl Bound {
             .collect();
         strides.extend(call.indices.iter().map(|a| permuted(&a.strides)));
         // Windows belong to dimensions, so dimensions keep apart where there is one.
-        let shape = if call.inputs.iter().any(|i| i.window.is_some()) {
+        let apart = chunks == Chunks::Rows || call.inputs.iter().any(|i| i.window.is_some());
+        let shape = if apart {
             shape
         } else {
             collapse(&shape, &mut strides)
@@ -149,7 +196,7 @@ impl Bound {
                 strides,
                 &shape,
                 &order,
-                run,
+                chunks,
                 &handles[k],
                 &call.inputs,
                 k,
@@ -198,7 +245,7 @@ impl Bound {
         strides: &[isize],
         shape: &Shape,
         order: &[usize],
-        run: Option<usize>,
+        chunks: Chunks,
         handle: &(Handle, usize),
         all: &[MapInput],
         k: usize,
@@ -206,9 +253,10 @@ impl Bound {
         let last = shape.rank() - 1;
         // Four positions stay in one row when the innermost dimension is a multiple of four, or the
         // only one.
-        let aligned_runs = run.is_none_or(|run| run % 4 == 0);
+        let aligned_runs = !matches!(chunks, Chunks::Runs(run) if run % 4 != 0);
         let even = shape[last] % 4 == 0 && aligned_runs;
-        let row = even || shape.rank() == 1 && (aligned_runs || run == Some(shape[last]));
+        let whole = chunks == Chunks::Runs(shape[last]);
+        let row = even || chunks == Chunks::Rows || shape.rank() == 1 && (aligned_runs || whole);
         let aligned =
             input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
         // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall
@@ -660,9 +708,21 @@ impl Lanes<'_> {
     }
 }
 
+/// Values that a kernel has already, or finds in another way than from its inputs.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Of inputs.
+    pub(crate) loads: Vec<Option<Reg>>,
+    /// Of parameters.
+    pub(crate) params: Vec<Option<Reg>>,
+    /// Of indices.
+    pub(crate) index: Option<Reg>,
+}
+
 /// What a program's registers hold for the four positions from `start` on.
 struct Evaluation<'a> {
     lanes: Lanes<'a>,
+    known: Known,
     /// The elements that each input loads, where a register wanted them.
     loaded: Vec<Option<Raw>>,
     /// The values of registers, where they are computed.
@@ -688,6 +748,7 @@ impl<'a> Evaluation<'a> {
                 first: None,
                 each: None,
             },
+            known: Known::default(),
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
         };
@@ -713,6 +774,15 @@ impl<'a> Evaluation<'a> {
         fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
     ) -> Reg {
         let (scope, plan) = (self.lanes.scope, self.lanes.plan);
+        let known = match *inst {
+            Inst::Load(k) => self.known.loads.get(k as usize).copied().flatten(),
+            Inst::Param(k) => self.known.params.get(k as usize).copied().flatten(),
+            Inst::Index(_) => self.known.index,
+            _ => None,
+        };
+        if let Some(known) = known {
+            return known;
+        }
         match *inst {
             Inst::Load(k) => {
                 Reg::from_raw(scope, plan.sources[k as usize].dtype, self.load(k as usize))
@@ -825,4 +895,97 @@ pub(crate) fn eval_stored(
     outputs
         .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
         .collect()
+}
+
+#[cube]
+fn row_coordinates(row: usize, column: usize) -> Sequence<usize> {
+    let mut out = Sequence::<usize>::new();
+    out.push(column);
+    out.push(row);
+    out
+}
+
+/// A column of four, and the last one instead of those past the end.
+#[cube]
+fn column_of(column: usize, #[comptime] lane: usize, length: usize) -> usize {
+    min(column + lane, length - 1usize)
+}
+
+/// Four columns of a row, of a plan that [`Bound::rows`] made.
+#[derive(Clone, Copy)]
+pub(crate) struct InRow {
+    pub(crate) row: NativeExpand<usize>,
+    pub(crate) column: NativeExpand<usize>,
+    pub(crate) length: NativeExpand<usize>,
+}
+
+impl InRow {
+    fn lanes<'a>(
+        &self,
+        scope: &'a Scope,
+        inputs: &'a InputsExpand,
+        plan: &'a MapPlan,
+    ) -> Lanes<'a> {
+        let each = (0..4usize).map(|lane| {
+            let column = column_of::expand(scope, self.column, lane, self.length);
+            row_coordinates::expand(scope, self.row, column)
+        });
+        let scattered = plan.sources.iter().any(|s| s.mode == Mode::Scattered);
+        Lanes {
+            scope,
+            inputs,
+            plan,
+            start: self.column,
+            first: Some(row_coordinates::expand(scope, self.row, self.column)),
+            each: scattered.then(|| each.collect()),
+        }
+    }
+
+    /// The elements of input `k`.
+    pub(crate) fn load(
+        &self,
+        scope: &Scope,
+        inputs: &InputsExpand,
+        plan: &MapPlan,
+        k: usize,
+    ) -> Reg {
+        let source = &plan.sources[k];
+        let raw = self.lanes(scope, inputs, plan).load(source);
+        Reg::from_raw(scope, source.dtype, raw)
+    }
+
+    /// The numbers of the columns.
+    pub(crate) fn columns(&self, scope: &Scope) -> Reg {
+        let [a, b, c, d] =
+            [0usize, 1, 2, 3].map(|lane| add::expand(scope, self.column, lane.into_expand(scope)));
+        Reg::I(four_positions::expand(scope, a, b, c, d))
+    }
+
+    /// Emits a program and returns the values of its outputs.
+    pub(crate) fn eval(
+        &self,
+        scope: &Scope,
+        inputs: &InputsExpand,
+        plan: &MapPlan,
+        known: Known,
+    ) -> Vec<Reg> {
+        let mut evaluation = Evaluation {
+            lanes: self.lanes(scope, inputs, plan),
+            known,
+            loaded: vec![None; plan.sources.len()],
+            values: vec![None; plan.program.insts.len()],
+        };
+        for (i, inst) in plan.program.insts.iter().enumerate() {
+            // No row program divides integers.
+            evaluation.values[i] = Some(evaluation.compute(inst, &mut |_| {}));
+        }
+        let outputs = plan.program.outputs.iter();
+        outputs.map(|(reg, _)| evaluation.value(*reg)).collect()
+    }
+}
+
+/// Parameter `k` as an `f32`, of programs whose parameters are such.
+#[cube]
+pub(crate) fn float_param(inputs: &Inputs, #[comptime] k: usize) -> f32 {
+    f32::reinterpret(*inputs.params.index(k))
 }

@@ -22,6 +22,7 @@ mod unary;
 mod attention;
 mod loss;
 mod nn;
+mod rows;
 
 pub use input::{Fill, View, input, random_values};
 pub use tolerance::{Tolerance, tolerance};
@@ -111,6 +112,9 @@ pub fn cases() -> Vec<Case> {
         attention::backward,
         loss::pointwise,
         loss::classes,
+        rows::softmax,
+        rows::norms,
+        rows::classes,
     ];
     families
         .iter()

@@ -8,6 +8,7 @@
 //! As other losses (see `loss`) these are `f32` for inputs of up to 32 bits; the gradient has the
 //! dtype of the logits.
 
+mod fused;
 mod gradient;
 
 use super::{
@@ -24,6 +25,7 @@ use crate::{
     spmd::{Call, Rule, built::is_true, plain, rule::Operands},
     tensor::Outputs,
 };
+use fused::PerPosition;
 use smallvec::{SmallVec, smallvec};
 use std::cell::OnceCell;
 
@@ -386,6 +388,14 @@ impl Classes {
         found: Option<&ForwardValues>,
     ) -> Result<Outputs> {
         let (op, kind) = (self.op, compute_type([x]));
+        if self.logits
+            && let Some(each) = self.fused(x, target, weight)?
+        {
+            if let Some(found) = found {
+                found.lse.get_or_init(|| each.lse.clone());
+            }
+            return self.summed(x, &each);
+        }
         let column = self.column(x, weight)?;
         let lse = if self.logits {
             Some(self.log_sum_exp(x)?)
@@ -410,6 +420,21 @@ impl Classes {
                 self.hard(x, target, weight, lse.as_ref(), spread.as_ref())
             }
         }
+    }
+
+    /// The losses of all positions as they are wanted: each, or added up.
+    #[track_caller]
+    fn summed(&self, x: &Tensor, each: &PerPosition) -> Result<Outputs> {
+        let kind = compute_type([x]);
+        if self.reduction == LossReduction::None {
+            return Ok(smallvec![each.loss.reshape(positions(x, self.axis))?]);
+        }
+        let sum = |t: &Tensor| self.all(Expr::new(self.op, &[t]), x.rank(), kind, |a| a.x[0]);
+        [Some(&each.loss), each.weight.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(sum)
+            .collect()
     }
 
     /// What smoothing leaves of a target, and what it adds to every class.

@@ -30,6 +30,7 @@ pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod rope;
+mod row_program;
 pub mod rows;
 mod run;
 pub mod scan;

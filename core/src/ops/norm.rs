@@ -2,6 +2,7 @@
 //! over the batch.
 
 mod batch;
+mod fused;
 mod gradient;
 mod groups;
 

@@ -4,10 +4,11 @@ use super::{
     OpInfo,
     expr::{Expr, check_float, compute_type},
     op,
+    row_program::Rows,
 };
 use crate::{
     Layout, Result, Tensor,
-    backend::{ReduceOp, RowCall, RowOp},
+    backend::{ReduceOp, RowBuilder, RowCall, RowOp},
     grad::{Back, record1},
     launch::launch_fused,
     spmd::{Call, settled, without_partials},
@@ -58,6 +59,14 @@ impl Tensor {
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
     let g = settled(op, g, y, &[axis])?;
+    if let Some(rows) = gradient_rows(op, &g, y, axis)? {
+        let mut b = RowBuilder::new(&[g.dtype(), y.dtype()], 0);
+        let inner = b.fold(ReduceOp::Sum, None, |a| a.x[0] * a.x[1])?;
+        b.each([y.dtype()], |a| [a.x[1] * (a.x[0] - a.r[inner])])?;
+        if let Some(mut made) = rows.launch(b.finish()?, &[])? {
+            return Ok(made.remove(0));
+        }
+    }
     let inner = without_partials(Expr::new(op, &[&g, y]).reduce(
         &[axis],
         ReduceOp::Sum,
@@ -73,6 +82,14 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
     let g = settled(op, g, y, &[axis])?;
+    if let Some(rows) = gradient_rows(op, &g, y, axis)? {
+        let mut b = RowBuilder::new(&[g.dtype(), y.dtype()], 0);
+        let sum = b.fold(ReduceOp::Sum, None, |a| a.x[0])?;
+        b.each([y.dtype()], |a| [a.x[0] - a.x[1].exp() * a.r[sum]])?;
+        if let Some(mut made) = rows.launch(b.finish()?, &[])? {
+            return Ok(made.remove(0));
+        }
+    }
     let sum = without_partials(Expr::new(op, &[&g]).reduce(
         &[axis],
         ReduceOp::Sum,
@@ -81,6 +98,22 @@ fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
         |a| a.x[0],
     )?)?;
     Expr::new(op, &[&g, y, &sum]).map(y.dtype(), |a| a.x[0] - a.x[1].exp() * a.x[2])
+}
+
+/// A gradient and a result as the rows of a program, where rows are innermost.
+fn gradient_rows<'t>(
+    op: &'static str,
+    g: &Tensor,
+    y: &'t Tensor,
+    axis: usize,
+) -> Result<Option<Rows<'t>>> {
+    if axis + 1 != y.rank() {
+        return Ok(None);
+    }
+    match Rows::new(op, y, 1, &[g, y])? {
+        Some(rows) => rows.elements(g)?.elements(y).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Softmax as two reductions and a map: what backends without a fused kernel run, and what a

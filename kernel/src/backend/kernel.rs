@@ -2,8 +2,8 @@
 
 use super::{
     AttentionBackwardCall, AttentionCall, CheckIndexCall, ConvCall, GatherCall, GroupedCall,
-    GroupedOp, MapCall, MatmulCall, ReduceCall, RowCall, RowOp, ScanCall, ScatterCall, SearchCall,
-    SortCall, View,
+    GroupedOp, MapCall, MatmulCall, ReduceCall, RowCall, RowOp, RowProgramCall, ScanCall,
+    ScatterCall, SearchCall, SortCall, View,
 };
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
@@ -57,6 +57,8 @@ pub enum Kernel {
     Conv(ConvCall),
     /// Fused row op; the output has the shape and dtype of the input.
     Row(RowCall),
+    /// Fused reductions of rows and what is made of them: elements, rows, sums of columns.
+    RowProgram(Box<RowProgramCall>),
     /// Fused attention: result `[b, hq, s, dv]` and log-sum-exp (`[b, hq, s]`, f32 or f64).
     Attention(AttentionCall),
     /// Gradients for q, k and v of fused attention, each in its operand's shape and dtype.
@@ -99,6 +101,7 @@ impl Kernel {
             Kernel::Sort(call) => call.op,
             Kernel::Conv(call) => call.op,
             Kernel::Row(call) => call.op,
+            Kernel::RowProgram(call) => call.op,
             Kernel::Attention(call) => call.op,
             Kernel::AttentionBackward(call) => call.forward.op,
         }
@@ -119,6 +122,7 @@ impl Kernel {
             Kernel::Sort(_) => "sort",
             Kernel::Conv(_) => "conv",
             Kernel::Row(_) => "row",
+            Kernel::RowProgram(_) => "row_program",
             Kernel::Attention(_) => "attention",
             Kernel::AttentionBackward(_) => "attention_backward",
         }
@@ -128,7 +132,10 @@ impl Kernel {
     pub fn is_fused(&self) -> bool {
         matches!(
             self,
-            Kernel::Row(_) | Kernel::Attention(_) | Kernel::AttentionBackward(_)
+            Kernel::Row(_)
+                | Kernel::RowProgram(_)
+                | Kernel::Attention(_)
+                | Kernel::AttentionBackward(_)
         )
     }
 
@@ -158,6 +165,7 @@ impl Kernel {
                     .chain(bias)
                     .collect(),
             },
+            Kernel::RowProgram(call) => call.inputs.iter().collect(),
             Kernel::Attention(call) => smallvec![&call.q, &call.k, &call.v],
             Kernel::AttentionBackward(call) => smallvec![
                 &call.forward.q,
@@ -261,6 +269,7 @@ impl Kernel {
                 smallvec![(call.input.dtype, [images, call.channels, d, h, w].into())]
             }
             Kernel::Row(call) => smallvec![like(&call.input)],
+            Kernel::RowProgram(call) => call.outputs(),
             Kernel::Attention(call) => {
                 let (dtype, q) = like(&call.q);
                 let values = call.v.layout.shape[3];
@@ -310,6 +319,12 @@ impl MapCall {
 impl From<AttentionBackwardCall> for Kernel {
     fn from(call: AttentionBackwardCall) -> Self {
         Kernel::AttentionBackward(Box::new(call))
+    }
+}
+
+impl From<RowProgramCall> for Kernel {
+    fn from(call: RowProgramCall) -> Self {
+        Kernel::RowProgram(Box::new(call))
     }
 }
 

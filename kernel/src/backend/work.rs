@@ -74,6 +74,12 @@ impl Kernel {
             Kernel::Scan(call) => scalars = elements(&call.input),
             Kernel::CheckIndex(call) => scalars = elements(&call.indices),
             Kernel::Row(call) => scalars = 4.0 * elements(&call.input),
+            Kernel::RowProgram(call) => {
+                let each: usize = (call.program.programs())
+                    .map(|program| program.insts.len() + 1)
+                    .sum();
+                scalars = call.shape.numel() as f64 * each as f64;
+            }
             Kernel::Search(call) => {
                 let row = call.sorted.layout.shape.dims().last().copied();
                 scalars = elements(&call.queries) * rounds(row);

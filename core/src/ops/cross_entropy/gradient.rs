@@ -71,7 +71,7 @@ impl Classes {
     }
 
     /// What multiplies the gradient: the smoothed target's two parts and the scale.
-    fn factors(&self) -> [f64; 3] {
+    pub(super) fn factors(&self) -> [f64; 3] {
         let [own, all] = self.shares();
         [own, all, self.scale().unwrap_or(1.0)]
     }
@@ -130,6 +130,9 @@ impl Classes {
                 )
             }
         };
+        if let Some(out) = self.fused_gradient(x, &target, lse, g, share.as_ref(), weight)? {
+            return Ok(out);
+        }
         let expr = Expr::new(op, &[x, lse, &target, g])
             .maybe(&[share.as_ref(), column])
             .params(&self.factors())

@@ -13,14 +13,14 @@ use crate::{
 
 /// What the gradient of a norm needs.
 pub(super) struct ForBackward {
-    op: &'static str,
+    pub(super) op: &'static str,
     pub(super) x: Tensor,
     pub(super) weight: Option<Tensor>,
     pub(super) bias: Option<Tensor>,
     /// What is normalised over, of the shape that [`pull`](Self::pull) sees.
-    axes: Dims,
-    rms: bool,
-    eps: f64,
+    pub(super) axes: Dims,
+    pub(super) rms: bool,
+    pub(super) eps: f64,
 }
 
 impl ForBackward {
@@ -50,8 +50,8 @@ impl ForBackward {
     /// gradients of their own.
     ///
     /// With `h = (x - mean) r`, `r = 1 / sqrt(var + eps)` and means over what is normalised
-    /// together, the input's gradient is `r (g w - mean(g w) - h mean(g w h))`: two reductions, a
-    /// map of a few numbers and a map of all.
+    /// together, the input's gradient is `r (g w - mean(g w) - h mean(g w h))`: one row program, or
+    /// two reductions, a map of a few numbers and a map of all.
     #[track_caller]
     pub(super) fn pull(
         &self,
@@ -65,6 +65,13 @@ impl ForBackward {
         let (op, axes, kind) = (self.op, &self.axes, compute_type([x]));
         let n: usize = axes.iter().map(|d| x.dims()[*d]).product();
         let g = &settled(op, &g.reshape(x.shape())?, x, axes)?;
+        if statistics.is_none()
+            && of_mean.is_none()
+            && of_var.is_none()
+            && let Some(pulled) = self.fused(b, x, [weight, bias], g)?
+        {
+            return Ok(pulled);
+        }
         let (center, var) = match statistics {
             Some([center, var]) => (Some(center), var),
             None => {

@@ -1,0 +1,151 @@
+//! The gradients of a norm over whole rows as one row program.
+
+use super::gradient::ForBackward;
+use crate::{
+    DType, Result, Tensor,
+    backend::{ReduceOp, RowArgs, RowBuilder, RowProgram},
+    grad::{Back, Pulled},
+    map::Val,
+    ops::row_program::Rows,
+};
+use std::sync::Arc;
+
+/// The parameters of the program: one over the length of a row, and what is added under the root.
+const SHARE: usize = 0;
+const EPS: usize = 1;
+
+/// Which gradients are wanted.
+#[derive(Clone, Copy)]
+struct Wanted {
+    input: bool,
+    weight: bool,
+    bias: bool,
+}
+
+/// The results that the gradients are made of.
+#[derive(Clone, Copy)]
+struct Statistics {
+    mean: Option<usize>,
+    var: usize,
+}
+
+impl Statistics {
+    fn root<'b>(&self, a: &RowArgs<'b>) -> Val<'b> {
+        (a.r[self.var] + a.p[EPS]).rsqrt()
+    }
+
+    /// The input without the mean, where that was taken off.
+    fn centered<'b>(mean: Option<usize>, a: &RowArgs<'b>) -> Val<'b> {
+        mean.map_or(a.x[0], |mean| a.x[0] - a.r[mean])
+    }
+
+    /// The normalised input.
+    fn direction<'b>(&self, a: &RowArgs<'b>) -> Val<'b> {
+        Self::centered(self.mean, a) * self.root(a)
+    }
+}
+
+/// The gradient of the normalised input: that of the output, times the weight.
+fn scaled<'b>(a: &RowArgs<'b>) -> Val<'b> {
+    a.x.get(2).map_or(a.x[1], |weight| a.x[1] * *weight)
+}
+
+/// `r (g w - mean(g w) - h mean(g w h))` with `h = (x - mean) r`, and the sums of `g h` and `g` over
+/// all rows. The inputs are `x`, `g`, and the weight where there is one.
+fn program(
+    inputs: &[DType],
+    rms: bool,
+    wanted: Wanted,
+    parameters: [Option<DType>; 2],
+) -> Result<Arc<RowProgram>> {
+    let mut b = RowBuilder::new(inputs, 2);
+    let mean = match rms {
+        true => None,
+        false => Some(b.fold(ReduceOp::Sum, Some(SHARE), |a| a.x[0])?),
+    };
+    let var = b.fold(ReduceOp::Sum, Some(SHARE), |a| {
+        Statistics::centered(mean, a) * Statistics::centered(mean, a)
+    })?;
+    let known = Statistics { mean, var };
+    if wanted.input {
+        let along = b.fold(ReduceOp::Sum, Some(SHARE), |a| {
+            scaled(a) * known.direction(a)
+        })?;
+        let level = match rms {
+            true => None,
+            false => Some(b.fold(ReduceOp::Sum, Some(SHARE), scaled)?),
+        };
+        b.each([inputs[0]], |a| {
+            let g = level.map_or(scaled(a), |level| scaled(a) - a.r[level]);
+            [(g - known.direction(a) * a.r[along]) * known.root(a)]
+        })?;
+    }
+    match (wanted.weight, wanted.bias, parameters) {
+        (true, true, [Some(weight), Some(bias)]) => {
+            b.columns([weight, bias], |a| [a.x[1] * known.direction(a), a.x[1]])?
+        }
+        (true, _, [Some(weight), _]) => b.columns([weight], |a| [a.x[1] * known.direction(a)])?,
+        (_, true, [_, Some(bias)]) => b.columns([bias], |a| [a.x[1]])?,
+        _ => {}
+    }
+    b.finish()
+}
+
+impl ForBackward {
+    /// What [`pull`](Self::pull) gives, by one launch; `None` where it is to be composed.
+    #[track_caller]
+    pub(super) fn fused(
+        &self,
+        b: &Back<'_>,
+        x: &Tensor,
+        [weight, bias]: [Option<&Tensor>; 2],
+        g: &Tensor,
+    ) -> Result<Option<Pulled>> {
+        let dims = self.axes.len();
+        let first = x.rank() - dims;
+        let is_trailing = self.axes.iter().copied().eq(first..x.rank());
+        let covers = |p: Option<&Tensor>| p.is_none_or(|p| p.dims() == &x.dims()[first..]);
+        let wanted = Wanted {
+            input: b.needs(0),
+            weight: weight.is_some() && b.needs(1),
+            bias: bias.is_some() && b.needs(1 + usize::from(weight.is_some())),
+        };
+        // Alone the bias's gradient is one plain sum.
+        if !is_trailing || !covers(weight) || !covers(bias) || !(wanted.input || wanted.weight) {
+            return Ok(None);
+        }
+        let operands: Vec<&Tensor> = [x, g].into_iter().chain(weight).chain(bias).collect();
+        let Some(rows) = Rows::new(self.op, x, dims, &operands)? else {
+            return Ok(None);
+        };
+        let mut inputs = vec![x.dtype(), g.dtype()];
+        inputs.extend(weight.map(|weight| weight.dtype()));
+        let of = [weight, bias].map(|p| p.map(|p| p.dtype()));
+        let program = program(&inputs, self.rms, wanted, of)?;
+        let params = [1.0 / rows.length() as f64, self.eps];
+        let rows = rows.elements(x)?.elements(g)?;
+        let rows = match weight {
+            Some(weight) => rows.per_column(weight)?,
+            None => rows,
+        };
+        let Some(made) = rows.launch(program, &params)? else {
+            return Ok(None);
+        };
+        let mut made = made.into_iter();
+        let mut next = |kept: Option<&Tensor>, wanted: bool| {
+            let made = if wanted { made.next() } else { None };
+            (made.zip(kept))
+                .map(|(made, kept)| made.reshape(kept.shape()))
+                .transpose()
+        };
+        let mut pulled = Pulled::new();
+        pulled.push(next(Some(&self.x), wanted.input)?);
+        if weight.is_some() {
+            pulled.push(next(self.weight.as_ref(), wanted.weight)?);
+        }
+        if bias.is_some() {
+            pulled.push(next(self.bias.as_ref(), wanted.bias)?);
+        }
+        Ok(Some(pulled))
+    }
+}
