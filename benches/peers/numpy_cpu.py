@@ -1,6 +1,9 @@
 """Runs benches/kernels on the CPU and the same ops in NumPy, in one go on one machine, and prints the ratios.
 
-    python3 benches/peers/numpy_cpu.py PATH-OF-THE-BENCH-BINARY
+    python3 benches/peers/numpy_cpu.py PATH-OF-THE-BENCH-BINARY [a part of the names]
+
+With `--rows DEVICE` it reads names of rows, one a line, and prints for each a JSON object with its time: that is what
+`anymesh bench` asks for.
 """
 
 import json
@@ -23,24 +26,51 @@ def timed(f, batch=5):
     return statistics.median(samples)
 
 
-rng = np.random.default_rng(0)
-a, b = (rng.standard_normal((1024, 1024), dtype=np.float32) for _ in range(2))
-x, y = (rng.standard_normal(1 << 24, dtype=np.float32) for _ in range(2))
-tiny = np.arange(4, dtype=np.float32)
-PEERS = {
-    "matmul f32 1024": lambda: a @ b,
-    "add f32 2^24": lambda: x + y,
-    "exp f32 2^24": lambda: np.exp(x),
-    "sum f32 2^24": lambda: x.sum(),
-}
+def peer(name):
+    """The same op in NumPy; None where there is no peer."""
+    *op, dtype, last = name.split()
+    op, rng = " ".join(op), np.random.default_rng(0)
+    if dtype != "f32" or ":" in last or "forward" in name or op.startswith(("attention", "adamw", "grouped")):
+        return None
+    sizes = [2 ** int(last[2:])] if last.startswith("2^") else [int(size) for size in last.split("x")]
+    if op == "matmul":
+        sizes *= 2
+    x, y = (rng.standard_normal(sizes, dtype=np.float32) for _ in range(2))
+    return {
+        "matmul": lambda: x @ y,
+        "copy": lambda: x * np.float32(1.0),
+        "add": lambda: x + y,
+        "exp": lambda: np.exp(x),
+        "sum": lambda: x.sum(),
+        "sum last": lambda: x.sum(1),
+        "sum first": lambda: x.sum(0),
+        "sum all": lambda: x.sum(),
+        "amax last": lambda: x.max(1),
+        "transpose copy": lambda: np.ascontiguousarray(x.T),
+    }.get(op)
 
-ours = subprocess.run([sys.argv[1], "cpu"], check=True, capture_output=True, text=True).stdout
-print(f"NumPy {np.__version__}\n\n| op | anymesh us | NumPy us | ratio (NumPy / anymesh) |\n|---|---|---|---|")
-for line in ours.splitlines():
-    row = json.loads(line)
-    if row["name"] in PEERS:
-        theirs = timed(PEERS[row["name"]])
-        print(f"| {row['name']} | {row['us']:.0f} | {theirs:.0f} | {theirs / row['us']:.2f} |")
-    else:
-        theirs = timed(lambda: tiny + tiny, 1000)
-        print(f"| {row['name']} | {row['us']:.3f} | {theirs:.3f} | {theirs / row['us']:.2f} |")
+
+def time_of(name):
+    if name.startswith("host cost"):
+        tiny = np.arange(4, dtype=np.float32)
+        return timed(lambda: tiny + tiny, 1000)
+    f = peer(name)
+    return f and timed(f)
+
+
+def main():
+    if sys.argv[1] == "--rows":
+        for line in sys.stdin:
+            us = time_of(line.strip())
+            print(json.dumps({"name": line.strip(), "us": us, "how": us and "NumPy"}), flush=True)
+        return
+    ours = subprocess.run([sys.argv[1], "cpu", *sys.argv[2:]], check=True, capture_output=True, text=True).stdout
+    print(f"NumPy {np.__version__}\n\n| op | anymesh us | NumPy us | ratio (NumPy / anymesh) |\n|---|---|---|---|")
+    for row in map(json.loads, ours.splitlines()):
+        theirs = time_of(row["name"])
+        if theirs is not None:
+            digits = 3 if row["us"] < 10 else 0
+            print(f"| {row['name']} | {row['us']:.{digits}f} | {theirs:.{digits}f} | {theirs / row['us']:.2f} |")
+
+
+main()

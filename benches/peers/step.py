@@ -23,7 +23,7 @@ LR, BETA1, BETA2, EPS, DECAY = 3e-4, 0.9, 0.95, 1e-8, 0.1
 
 
 def noise(stream, at):
-    """`noise` of benches/step.rs."""
+    """`noise` of bench/src/noise.rs."""
     with np.errstate(over="ignore"):
         x = (np.uint64(stream << 32) | at.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -31,7 +31,7 @@ def noise(stream, at):
 
 
 def stream(name):
-    """`stream` of benches/step.rs."""
+    """`stream` of bench/src/noise.rs."""
     hash = 0x811C9DC5
     for byte in name.encode():
         hash = (hash ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -39,7 +39,7 @@ def stream(name):
 
 
 def parameters():
-    """Name to (values, mesh axis of each dimension), with the names and values of benches/step.rs."""
+    """Name to (values, mesh axis of each dimension), with the names and values of bench/src/step.rs."""
     c, shapes = WIDTH, {}
 
     def norm(name):
@@ -188,18 +188,18 @@ def with_jax(ranks):
 
 
 def main(binary, rounds):
-    def ours(kind):
-        return [binary, kind, str(STEPS)], {}
+    def ours(*mesh):
+        return [binary, "cpu", "small", *mesh, str(STEPS)], {}
 
     def peer(kind, **env):
         return [sys.executable, __file__, kind], env
 
     eight = "--xla_force_host_platform_device_count=8"
     programs = {
-        "anymesh, one device": ours("one"),
+        "anymesh, one device": ours(),
         "JAX, one device": peer("jax1", JAX_PLATFORMS="cpu"),
         "PyTorch eager": peer("torch"),
-        "anymesh, 8 ranks": ours("ranks"),
+        "anymesh, 8 ranks": ours("dp=2,tp=4"),
         "JAX, 8 devices": peer("jax8", JAX_PLATFORMS="cpu", XLA_FLAGS=eight),
     }
     times = {name: [] for name in programs}
@@ -210,7 +210,7 @@ def main(binary, rounds):
             row = json.loads(out.splitlines()[-1])
             times[name] += row["ms"]
             losses[name], versions[name] = row["losses"], (row["name"], row["parameters"])
-    print(f"{os.cpu_count()} cores, {rounds} rounds of {STEPS} steps; " + ", ".join(sorted({v for v, _ in versions.values()} - {"one", "ranks"})))
+    print(f"{os.cpu_count()} cores, {rounds} rounds of {STEPS} steps; " + ", ".join(sorted({v for v, _ in versions.values()} - {"small"})))
     print(f"parameters: {sorted({count for _, count in versions.values()})}; losses of the first steps and the largest difference in all {WARM_UP + STEPS}:")
     first = losses["anymesh, one device"]
     for name, all in losses.items():
