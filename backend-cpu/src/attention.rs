@@ -1,5 +1,5 @@
 //! Attention and its gradient, over tiles of query rows. Softmax statistics are in `f64`; products
-//! are the `gemm` crate's.
+//! are those of `matmul`.
 
 use crate::{
     element::is_held_as_stored,
@@ -19,6 +19,12 @@ use rayon::prelude::*;
 
 /// Scores that are held at a time by one thread.
 const SCORES: usize = 1 << 17;
+
+/// From one row of scores to the next: rows that are a power of two apart push each other out of
+/// the cache.
+fn padded(keys: usize) -> usize {
+    keys.next_multiple_of(16) + 16
+}
 
 /// Some `[batch, heads, rows, columns]` of which each row is a slice.
 struct Rows<'a, T> {
@@ -118,9 +124,15 @@ impl<'a, T: Float> Problem<'a, T> {
         })
     }
 
-    /// Query rows of a tile.
+    /// Query rows of a tile. A short one computes fewer scores that nobody sees, a tall one packs
+    /// keys less often.
     fn tile(&self) -> usize {
-        (SCORES / self.t).clamp(1, self.s.min(128))
+        let most = if self.causal && self.t <= 512 {
+            64
+        } else {
+            128
+        };
+        (SCORES / self.t).clamp(1, self.s.min(most))
     }
 
     /// How many keys query `i` sees.
@@ -142,15 +154,22 @@ impl<'a, T: Float> Problem<'a, T> {
     }
 
     /// `q k^T` of a tile, for the first `keys` keys.
-    fn scores(&self, head: usize, first: usize, count: usize, keys: usize, out: &mut [T]) {
+    fn scores(
+        &self,
+        head: usize,
+        first: usize,
+        count: usize,
+        keys: usize,
+        out: &mut [T],
+    ) -> Result<()> {
         gemm(
-            (&mut out[..count * keys], keys),
+            (out, padded(keys)),
             [count, keys, self.d],
             self.q.matrix(head, first),
             self.keys(head).t(),
             false,
             Parallelism::None,
-        );
+        )
     }
 }
 
@@ -194,17 +213,81 @@ fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     Ok((out.buffer(), lse.buffer()))
 }
 
-/// `exp(x * scale - top)` in place.
+/// `exp(x * scale - top)` in place, and their sum.
 struct Exps<'a, T>(&'a mut [T], f64, f64);
 
 impl<T: Float> Kernel for Exps<'_, T> {
-    type Out = ();
+    type Out = f64;
     #[inline(always)]
-    fn run(self) {
-        for x in self.0 {
-            *x = T::narrow(T::exp_wide(x.wide() * self.1 - self.2));
+    fn run(self) -> f64 {
+        let Exps(values, scale, top) = self;
+        let mut sums = [0.0; LANES];
+        let (blocks, rest) = values.as_chunks_mut::<LANES>();
+        for block in blocks {
+            for (x, sum) in block.iter_mut().zip(&mut sums) {
+                *x = T::narrow(T::exp_wide(x.wide() * scale - top));
+                *sum += x.wide();
+            }
         }
+        for (x, sum) in rest.iter_mut().zip(&mut sums) {
+            *x = T::narrow(T::exp_wide(x.wide() * scale - top));
+            *sum += x.wide();
+        }
+        total(sums)
     }
+}
+
+/// Sums and products that are made side by side.
+const LANES: usize = 16;
+
+/// The sum of all lanes.
+#[inline(always)]
+fn total(mut lanes: [f64; LANES]) -> f64 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// The products of two rows, added up.
+struct Dot<'a, T>(&'a [T], &'a [T]);
+
+impl<T: Float> Kernel for Dot<'_, T> {
+    type Out = f64;
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut sums = [0.0; LANES];
+        let ((a, a_rest), (b, b_rest)) = (self.0.as_chunks(), self.1.as_chunks());
+        for (a, b) in a.iter().zip(b) {
+            let a: &[T; LANES] = a;
+            let b: &[T; LANES] = b;
+            for i in 0..LANES {
+                sums[i] += a[i].wide() * b[i].wide();
+            }
+        }
+        for ((a, b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
+            *sum += a.wide() * b.wide();
+        }
+        total(sums)
+    }
+}
+
+/// The largest score of a row, scaled; NaN if there is one.
+fn top<T: Float>(scores: &[T], scale: f64) -> f64 {
+    if scale > 0.0 {
+        // Scaling keeps the order, so that only the largest needs it.
+        return lanes(scores, T::LOWEST, scalar::max, scalar::max).wide() * scale;
+    }
+    lanes(
+        scores,
+        f64::NEG_INFINITY,
+        |top, x| scalar::max(top, x.wide() * scale),
+        scalar::max,
+    )
 }
 
 fn forward_tile<T: Float>(
@@ -221,35 +304,33 @@ fn forward_tile<T: Float>(
         out.fill(T::default());
         return Ok(());
     }
-    let mut memory = Memory::elements::<T>(count * keys)?;
+    let step = padded(keys);
+    let mut memory = Memory::elements::<T>(count * step)?;
     let scores: &mut [T] = memory.typed_mut();
-    p.scores(head, first, count, keys, scores);
-    for (i, (row, lse)) in scores.chunks_mut(keys).zip(lse).enumerate() {
-        let (seen, hidden) = row.split_at_mut(p.visible(first + i));
+    p.scores(head, first, count, keys, scores)?;
+    for (i, (row, lse)) in scores.chunks_mut(step).zip(lse).enumerate() {
+        let (seen, hidden) = row[..keys].split_at_mut(p.visible(first + i));
         hidden.fill(T::default());
         if seen.is_empty() {
             continue;
         }
-        let top = lanes(
-            seen,
-            f64::NEG_INFINITY,
-            |top, x| scalar::max(top, x.wide() * p.scale),
-            scalar::max,
-        );
-        dispatch(Exps(&mut *seen, p.scale, top));
-        let sum = lanes(seen, 0.0, |sum, x| sum + x.wide(), |a, b| a + b);
-        vectorized(|| seen.iter_mut().for_each(|x| *x = T::narrow(x.wide() / sum)));
+        let top = top(seen, p.scale);
+        let sum = dispatch(Exps(&mut *seen, p.scale, top));
+        let factor = 1.0 / sum;
+        vectorized(|| {
+            seen.iter_mut()
+                .for_each(|x| *x = T::narrow(x.wide() * factor))
+        });
         *lse = T::narrow(top + sum.ln());
     }
     gemm(
         (out, p.dv),
         [count, p.dv, keys],
-        Matrix::dense(&*scores, keys),
+        Matrix::dense(&*scores, step),
         p.values(head),
         false,
         Parallelism::None,
-    );
-    Ok(())
+    )
 }
 
 /// The backend's gradient of attention.
@@ -349,8 +430,8 @@ fn backward_head<T: Float>(
     dk.fill(T::default());
     dv.fill(T::default());
     let mut memory = [
-        Memory::elements::<T>(tile * p.t)?,
-        Memory::elements::<T>(tile * p.t)?,
+        Memory::elements::<T>(tile * padded(p.t))?,
+        Memory::elements::<T>(tile * padded(p.t))?,
     ];
     let [weights, grads] = memory.each_mut().map(|memory| memory.typed_mut::<T>());
     for (j, dq) in dq.chunks_mut(p.s * p.d).enumerate() {
@@ -363,24 +444,25 @@ fn backward_head<T: Float>(
                 continue;
             }
             let grad = saved.grad.matrix(head, first);
-            let (weights, grads) = (&mut weights[..count * keys], &mut grads[..count * keys]);
-            p.scores(head, first, count, keys, weights);
+            let step = padded(keys);
+            let (weights, grads) = (&mut weights[..count * step], &mut grads[..count * step]);
+            p.scores(head, first, count, keys, weights)?;
             gemm(
-                (grads, keys),
+                (&mut *grads, step),
                 [count, keys, p.dv],
                 grad,
                 p.values(head).t(),
                 false,
                 Parallelism::None,
-            );
+            )?;
             for (i, (weights, grads)) in weights
-                .chunks_mut(keys)
-                .zip(grads.chunks_mut(keys))
+                .chunks_mut(step)
+                .zip(grads.chunks_mut(step))
                 .enumerate()
             {
                 let row = first + i;
-                let both = (saved.out.row(head, row).iter()).zip(saved.grad.row(head, row));
-                let shared: f64 = both.map(|(o, g)| o.wide() * g.wide()).sum();
+                let (weights, grads) = (&mut weights[..keys], &mut grads[..keys]);
+                let shared = dispatch(Dot(saved.out.row(head, row), saved.grad.row(head, row)));
                 let seen = p.visible(row);
                 dispatch(WeightsAndGradients {
                     weights: &mut weights[..seen],
@@ -392,7 +474,7 @@ fn backward_head<T: Float>(
                 weights[seen..].fill(T::default());
                 grads[seen..].fill(T::default());
             }
-            let (weights, grads) = (Matrix::dense(&*weights, keys), Matrix::dense(&*grads, keys));
+            let (weights, grads) = (Matrix::dense(&*weights, step), Matrix::dense(&*grads, step));
             gemm(
                 (&mut dv[..keys * p.dv], p.dv),
                 [keys, p.dv, count],
@@ -400,7 +482,7 @@ fn backward_head<T: Float>(
                 grad,
                 true,
                 Parallelism::None,
-            );
+            )?;
             gemm(
                 (&mut dk[..keys * p.d], p.d),
                 [keys, p.d, count],
@@ -408,7 +490,7 @@ fn backward_head<T: Float>(
                 p.q.matrix(head, first),
                 true,
                 Parallelism::None,
-            );
+            )?;
             gemm(
                 (dq, p.d),
                 [count, p.d, keys],
@@ -416,7 +498,7 @@ fn backward_head<T: Float>(
                 p.keys(head),
                 false,
                 Parallelism::None,
-            );
+            )?;
         }
     }
     Ok(())

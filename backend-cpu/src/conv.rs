@@ -278,7 +278,7 @@ fn forward<T: Float>(space: &Space<'_>) -> Result<Buffer> {
                 Matrix::dense(image, inside),
                 false,
                 threads,
-            );
+            )?;
             return Ok(());
         }
         let columns = chunk(rows, outside);
@@ -316,7 +316,7 @@ fn forward<T: Float>(space: &Space<'_>) -> Result<Buffer> {
                 Matrix::dense(&unfolded, count),
                 false,
                 threads,
-            );
+            )?;
         }
         Ok(())
     })
@@ -353,7 +353,7 @@ fn transposed<T: Float>(space: &Space<'_>) -> Result<Buffer> {
                 image,
                 false,
                 threads,
-            );
+            )?;
             for (row, from) in unfolded[..rows * count].chunks(count).enumerate() {
                 let out = &mut out[row / taps * outside..][..outside];
                 space.pairs(row % taps, start..start + count, |small, large, len| {

@@ -3,7 +3,7 @@
 use crate::{
     grid::dense,
     matmul::{Matrix, Operand, SMALL, gemm, operand},
-    memory::stored,
+    memory::try_stored,
     scalar::Float,
 };
 use ::gemm::Parallelism;
@@ -86,7 +86,7 @@ fn float<T: Float>(call: &GroupedCall) -> Result<Buffer> {
                 from_row(matrix(&b, 0), rows.start),
             ),
         };
-        gemm((out, m), sizes, left, right, false, threads);
+        gemm((out, m), sizes, left, right, false, threads)
     };
     let len = match call.mode {
         GroupedOp::Rows => n * m,
@@ -95,14 +95,14 @@ fn float<T: Float>(call: &GroupedCall) -> Result<Buffer> {
     let compute = |out: &mut [T]| {
         let parts = parts(out, groups, call.mode, [k, m]);
         if n * k * m < SMALL {
-            (parts.into_iter()).for_each(|part| product(part, Parallelism::None));
+            (parts.into_iter()).try_for_each(|part| product(part, Parallelism::None))
         } else if parts.len() >= 2 * rayon::current_num_threads() {
-            (parts.into_par_iter()).for_each(|part| product(part, Parallelism::None));
+            (parts.into_par_iter()).try_for_each(|part| product(part, Parallelism::None))
         } else {
-            (parts.into_iter()).for_each(|part| product(part, Parallelism::Rayon(0)));
+            (parts.into_iter()).try_for_each(|part| product(part, Parallelism::Rayon(0)))
         }
     };
-    Ok(stored(call.dtype, len, compute)?.buffer())
+    Ok(try_stored(call.dtype, len, compute)?.buffer())
 }
 
 /// The backend's grouped product.

@@ -24,6 +24,7 @@ mod matmul;
 mod matvec;
 mod memory;
 mod parallel;
+mod product;
 mod reduce;
 mod row;
 mod row_program;

@@ -1,11 +1,12 @@
-//! Batched matrix products: the `gemm` crate for floats, plain loops for integers.
+//! Batched matrix products: tiles or the `gemm` crate for floats, plain loops for integers.
 
 use crate::{
     element::{Held, is_held_as_stored},
     grid::{copied, dense},
     matvec::{self, Columns},
-    memory::{Dense, bytes_of, stored, typed},
+    memory::{Dense, bytes_of, stored, try_stored, typed},
     parallel,
+    product::product,
     scalar::{Float, Int},
 };
 use ::gemm::Parallelism;
@@ -60,12 +61,19 @@ pub(crate) fn gemm<T: Float>(
     b: Matrix<'_, T>,
     add: bool,
     threads: Parallelism,
-) {
+) -> Result<()> {
     let inside = m > 0 && n > 0 && k > 0 && stride >= n && out.len() >= (m - 1) * stride + n;
     assert!(
         inside && a.fits(m, k) && b.fits(k, n),
         "a matrix product outside its operands"
     );
+    let count = match threads {
+        Parallelism::Rayon(_) if m * n * k >= SMALL => rayon::current_num_threads(),
+        _ => 1,
+    };
+    if product((out, stride), [m, n, k], a, b, add, count)? {
+        return Ok(());
+    }
     // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes
     // (checked above, for any strides), rows of `out` do not overlap, `out` is borrowed mutably and
     // so shares nothing with `a` or `b`, and `T` is `f32` or `f64`, the only types that implement
@@ -93,6 +101,7 @@ pub(crate) fn gemm<T: Float>(
             threads,
         );
     }
+    Ok(())
 }
 
 /// An operand in memory: its values, and a layout over them.
@@ -221,20 +230,20 @@ fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
     let [m, n, k] = problem.sizes;
     let product = |out: &mut [T], starts: (usize, usize), threads| {
         let (a, b) = problem.operands(starts, &a.data, &b.data);
-        gemm((out, n), [m, n, k], a, b, false, threads);
+        gemm((out, n), [m, n, k], a, b, false, threads)
     };
     let len = problem.starts.len() * m * n;
-    Ok(stored(call.dtype, len, |out: &mut [T]| {
+    Ok(try_stored(call.dtype, len, |out: &mut [T]| {
         let (single, batch) = (m * n * k, problem.starts.len());
-        let matrices = out.chunks_mut(m * n).zip(&problem.starts);
+        let mut matrices = out.chunks_mut(m * n).zip(&problem.starts);
         if single * batch < SMALL {
-            matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::None));
+            matrices.try_for_each(|(out, starts)| product(out, *starts, Parallelism::None))
         } else if batch >= 2 * rayon::current_num_threads() {
             out.par_chunks_mut(m * n)
                 .zip(&problem.starts)
-                .for_each(|(out, starts)| product(out, *starts, Parallelism::None));
+                .try_for_each(|(out, starts)| product(out, *starts, Parallelism::None))
         } else {
-            matrices.for_each(|(out, starts)| product(out, *starts, Parallelism::Rayon(0)));
+            matrices.try_for_each(|(out, starts)| product(out, *starts, Parallelism::Rayon(0)))
         }
     })?
     .buffer())

@@ -198,12 +198,24 @@ pub(crate) fn stored<T: Held>(
     len: usize,
     compute: impl FnOnce(&mut [T]),
 ) -> Result<Memory> {
+    try_stored(dtype, len, |out| {
+        compute(out);
+        Ok(())
+    })
+}
+
+/// [`stored`] for what may fail.
+pub(crate) fn try_stored<T: Held>(
+    dtype: DType,
+    len: usize,
+    compute: impl FnOnce(&mut [T]) -> Result<()>,
+) -> Result<Memory> {
     let mut memory = Memory::new(len.saturating_mul(dtype.size()))?;
     if is_held_as_stored(dtype) {
-        compute(memory.typed_mut());
+        compute(memory.typed_mut())?;
     } else {
         let mut values = Memory::elements::<T>(len)?;
-        compute(values.typed_mut());
+        compute(values.typed_mut())?;
         store::<T>(typed(values.bytes()), dtype, memory.bytes_mut());
     }
     Ok(memory)

@@ -55,7 +55,7 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Out {
 
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-enum Level {
+pub(crate) enum Level {
     Least,
     Avx2,
     Avx512,
@@ -64,7 +64,7 @@ enum Level {
 /// What this machine has, looked up once: short loops ask as often as long ones.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn level() -> Level {
+pub(crate) fn level() -> Level {
     use std::sync::LazyLock;
     static LEVEL: LazyLock<Level> = LazyLock::new(|| {
         use std::arch::is_x86_feature_detected as has;
