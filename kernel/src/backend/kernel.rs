@@ -208,6 +208,7 @@ impl Kernel {
                     .chain(bias)
                     .collect(),
             },
+            Kernel::RowProgram(call) => call.inputs.iter_mut().collect(),
             Kernel::Attention(call) => smallvec![&mut call.q, &mut call.k, &mut call.v],
             Kernel::AttentionBackward(call) => {
                 let call = &mut **call;
