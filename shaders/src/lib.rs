@@ -382,8 +382,7 @@ impl Backend for CubeBackend {
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
             Kernel::Row(call) => row::fits(call),
-            // Composed until the conformance cases of rows have run on a device.
-            Kernel::RowProgram(call) => false && row_program::fits(call),
+            Kernel::RowProgram(call) => row_program::fits(call),
             Kernel::Attention(call) => attention::fits(call),
             Kernel::AttentionBackward(call) => attention::fits_backward(call),
             _ => true,
