@@ -41,6 +41,8 @@ pub(super) fn softmax() -> Cases {
                     let (x, g) = (plain(d, dtype, &[5, n], 1)?, plain(d, dtype, &[5, n], 2)?);
                     gradients(&[x], &g, |x| run(&x[0], -1))
                 });
+                // The gradient is computed from the result, as that was stored.
+                cases.rounds_twice();
             }
         }
         for view in View::ALL {
@@ -116,6 +118,10 @@ pub(super) fn classes() -> Cases {
     for dtype in [F32, F16, BF16, F64] {
         for n in LENGTHS {
             for (smoothing, weighted) in [(0.0, false), (0.1, true)] {
+                // With one class a smoothed gradient is nothing but rounding.
+                if n == 1 && smoothing > 0.0 {
+                    continue;
+                }
                 for reduction in [LossReduction::Mean, LossReduction::None] {
                     let detail = format!(
                         "{dtype} {n} classes, {reduction:?}, smoothing {smoothing}, weights {weighted}: loss and gradient"

@@ -111,6 +111,8 @@ impl Cut {
         // More threads before it is read again.
         let width = (quarter.div_ceil(limit).next_power_of_two()).min(most);
         let chunks = quarter.div_ceil(width);
+        // A thread of so many has 64 registers in all: what it holds must leave room for the rest.
+        let limit = if width > 512 { limit.min(6) } else { limit };
         if width > CUBE as usize && chunks <= limit {
             return Self {
                 threads: width,
