@@ -1,18 +1,17 @@
-//! Matrix products by cuBLASLt on CubeCL's memory.
+//! Matrix products by cuBLASLt, on the stream of the kernels.
 //!
-//! The library works on a stream of its own. CubeCL does not show its streams, but both live in the
-//! GPU's primary context, so context-wide events order the two: ours waits for everything queued
-//! before, everything queued later waits for ours.
+//! What the library needs to know of a problem is made once and kept in a table; a product is then a
+//! lookup and a call, which the thread that launches makes.
 //!
 //! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
 //! same memory.
 
+use crate::{engine::Engine, memory::place, queue::Stream, stream::check};
 use anymesh_kernel::{
     Buffer, DType, Device, Error, Kernel, Layout, Result, View,
     backend::{GroupedCall, GroupedOp, MatmulCall},
 };
-use anymesh_shaders::Memory;
-use cubecl::prelude::*;
+use anymesh_shaders::{Arena, Memory};
 use cudarc::{
     cublaslt::{
         result as lt,
@@ -21,18 +20,19 @@ use cudarc::{
             cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as Type,
         },
     },
-    driver::{CudaContext, CudaStream, sys as driver},
+    driver::{CudaContext, sys as driver},
 };
 use std::{
     collections::HashMap,
     ffi::c_void,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
-
-type CudaServer = <cubecl::cuda::CudaRuntime as cubecl::__private::Runtime>::Server;
 
 /// Scratch memory for the library; what NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
+
+/// How many problems are kept; a program with more of them has new ones all the time.
+const MOST: usize = 4096;
 
 /// Where a matrix is and how it is read, as the library sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,103 +62,88 @@ struct Problem {
     out_alignment: u32,
 }
 
-/// The library on one GPU.
+/// The library on one GPU, and what it has been asked for.
+#[derive(Debug)]
 struct CublasLt {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    handle: sys::cublasLtHandle_t,
-    workspace: driver::CUdeviceptr,
-    before: driver::CUevent,
-    after: driver::CUevent,
-    algorithms: Mutex<Algorithms>,
+    engine: Engine,
+    library: Arc<Library>,
+    /// What was chosen for each problem; nothing where the library cannot.
+    table: Mutex<HashMap<Problem, Option<Arc<Ready>>>>,
 }
 
-/// What was chosen for each problem; nothing where the library cannot.
-type Algorithms = HashMap<Problem, Option<sys::cublasLtMatmulHeuristicResult_t>>;
+/// The library's state.
+#[derive(Debug)]
+struct Library {
+    context: Arc<CudaContext>,
+    handle: sys::cublasLtHandle_t,
+    workspace: driver::CUdeviceptr,
+}
 
-// SAFETY: the library's handle may be used from any thread, one call at a time (`algorithms` is
-// locked throughout a call); events, stream and workspace are plain handles of the context, which
-// is bound to the thread before use.
-unsafe impl Send for CublasLt {}
-unsafe impl Sync for CublasLt {}
+// SAFETY: the library's handle may be used from any thread; the workspace is used on one stream
+// only.
+unsafe impl Send for Library {}
+unsafe impl Sync for Library {}
 
-impl std::fmt::Debug for CublasLt {
+/// A problem with everything a product of it needs but addresses.
+struct Ready {
+    problem: Problem,
+    plan: ProductPlan,
+    algorithm: sys::cublasLtMatmulHeuristicResult_t,
+}
+
+// SAFETY: descriptors that nobody changes any more.
+unsafe impl Send for Ready {}
+unsafe impl Sync for Ready {}
+
+impl std::fmt::Debug for Ready {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CublasLt")
+        write!(f, "Ready({:?})", self.problem)
     }
 }
 
-fn check(result: driver::CUresult) -> Result<(), String> {
-    result.result().map_err(|e| e.to_string())
-}
-
-impl CublasLt {
+impl Library {
     fn new(context: &Arc<CudaContext>) -> Result<Self, String> {
         // SAFETY: only tries to open the library.
         if !unsafe { sys::is_culib_present() } {
             return Err("libcublasLt was not found".into());
         }
         context.bind_to_thread().map_err(|e| e.to_string())?;
-        let stream = context.new_stream().map_err(|e| e.to_string())?;
         let handle = lt::create_handle().map_err(|e| e.to_string())?;
         let mut workspace = 0;
-        let (mut before, mut after) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: plain allocations in the bound context, released in `drop`.
-        unsafe {
-            check(driver::cuMemAlloc_v2(&mut workspace, WORKSPACE))?;
-            let no_timing = driver::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-            check(driver::cuEventCreate(&mut before, no_timing))?;
-            check(driver::cuEventCreate(&mut after, no_timing))?;
-        }
+        // SAFETY: a plain allocation in the bound context, released in `drop`.
+        check("cuMemAlloc", unsafe {
+            driver::cuMemAlloc_v2(&mut workspace, WORKSPACE)
+        })?;
         Ok(Self {
             context: context.clone(),
-            stream,
             handle,
             workspace,
-            before,
-            after,
-            algorithms: Mutex::default(),
         })
     }
 
-    /// Queues work of the library behind everything that is queued, and before everything that
-    /// comes later.
-    fn in_order(
-        &self,
-        client: &Client,
-        work: impl FnOnce() -> Result<(), String>,
-    ) -> Result<(), String> {
-        client.flush().map_err(|e| e.to_string())?;
-        let stream = self.stream.cu_stream();
-        // SAFETY: events and stream are this context's, which is bound.
-        unsafe {
-            check(driver::cuCtxRecordEvent(self.context.cu_ctx(), self.before))?;
-            check(driver::cuStreamWaitEvent(stream, self.before, 0))?;
-        }
-        work()?;
-        // SAFETY: as above.
-        unsafe {
-            check(driver::cuEventRecord(self.after, stream))?;
-            check(driver::cuCtxWaitEvent(self.context.cu_ctx(), self.after))
-        }
+    /// What the library needs for a problem, or `None` where it cannot.
+    fn ready(&self, problem: &Problem) -> Result<Option<Ready>, String> {
+        self.context.bind_to_thread().map_err(|e| e.to_string())?;
+        let plan = ProductPlan::new(problem)?;
+        let algorithm = plan.choose(self.handle, problem)?;
+        Ok(algorithm.map(|algorithm| Ready {
+            problem: *problem,
+            plan,
+            algorithm,
+        }))
     }
 
-    /// Queues one product. The memory stays in place until it is queued, and later work waits.
-    fn multiply(
-        &self,
-        problem: &Problem,
-        heuristic: &sys::cublasLtMatmulHeuristicResult_t,
-        [a, b, out]: [u64; 3],
-    ) -> Result<(), String> {
-        let plan = ProductPlan::new(problem)?;
+    /// Queues one product.
+    fn multiply(&self, ready: &Ready, [a, b, out]: [u64; 3], stream: Stream) -> Result<(), String> {
+        let plan = &ready.plan;
         let (one, zero) = (1f32.to_bits(), 0u32);
         let (one64, zero64) = (1f64.to_bits(), 0u64);
-        let (alpha, beta): (*const c_void, *const c_void) = match problem.dtype {
+        let (alpha, beta): (*const c_void, *const c_void) = match ready.problem.dtype {
             DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
             _ => ((&raw const one).cast(), (&raw const zero).cast()),
         };
-        // SAFETY: the addresses are pinned by the caller, descriptors live until the end of the
-        // call, and events order this stream against all others of the context on both sides.
+        // SAFETY: operands and result are in place until this is queued, which is all that the
+        // memory of one stream needs; descriptors live until the end of the call.
         unsafe {
             lt::matmul(
                 self.handle,
@@ -173,26 +158,23 @@ impl CublasLt {
                 plan.layouts[2],
                 out as *mut c_void,
                 plan.layouts[2],
-                &heuristic.algo,
+                &ready.algorithm.algo,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                self.stream.cu_stream().cast(),
+                stream.0.cast(),
             )
-            .map_err(|e| e.to_string())
+            .map_err(|e| format!("cuBLASLt: {e}"))
         }
     }
 }
 
-impl Drop for CublasLt {
+impl Drop for Library {
     fn drop(&mut self) {
         // SAFETY: made in `new`, used nowhere else. A failure at the end of the process has nobody
         // to tell.
         unsafe {
             let _ = self.context.bind_to_thread();
-            let _ = driver::cuStreamSynchronize(self.stream.cu_stream());
             let _ = driver::cuMemFree_v2(self.workspace);
-            let _ = driver::cuEventDestroy_v2(self.before);
-            let _ = driver::cuEventDestroy_v2(self.after);
             let _ = lt::destroy_handle(self.handle);
         }
     }
@@ -398,8 +380,27 @@ fn alignment(address: u64) -> u32 {
 }
 
 impl CublasLt {
+    /// What is needed for a problem, kept from the first time on.
+    fn known(&self, problem: &Problem) -> Result<Option<Arc<Ready>>> {
+        let table = || self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = table().get(problem) {
+            return Ok(known.clone());
+        }
+        let made = self.library.ready(problem).map_err(failed)?.map(Arc::new);
+        let mut table = table();
+        if table.len() >= MOST {
+            table.clear();
+        }
+        table.insert(*problem, made.clone());
+        Ok(made)
+    }
+
+    fn alloc(&self, dtype: DType, elements: usize) -> Result<Memory> {
+        self.engine.arena().alloc(Memory::padded(dtype, elements))
+    }
+
     /// The product, or `None` where the library has no way to compute it.
-    fn product(&self, client: &Client, call: &MatmulCall) -> Result<Option<Buffer>> {
+    fn product(&self, call: &MatmulCall) -> Result<Option<Buffer>> {
         let dtype = call.a.dtype;
         if !has_product(dtype, call.dtype) {
             return Ok(None);
@@ -408,57 +409,31 @@ impl CublasLt {
         let rank = shape_a.rank();
         let batch: usize = shape_a.dims()[..rank - 2].iter().product();
         let (m, n) = (shape_a[rank - 2], shape_b[rank - 1]);
-        let out = Memory::new(client, call.dtype, batch * m * n);
-        let (a_at, _a) = pin(client, call.a.buffer.get()?)?;
-        let (b_at, _b) = pin(client, call.b.buffer.get()?)?;
-        let (out_at, _out) = pin(client, &out)?;
+        let out = self.alloc(call.dtype, batch * m * n)?;
+        let [a_at, b_at, out_at] = [call.a.buffer.get()?, call.b.buffer.get()?, &out].map(place);
         let types = (dtype, call.dtype);
         let Some((problem, addresses)) = problem(
             types,
-            (&call.a.layout, a_at),
-            (&call.b.layout, b_at),
-            out_at,
+            (&call.a.layout, a_at.start),
+            (&call.b.layout, b_at.start),
+            out_at.start,
         ) else {
             return Ok(None);
         };
-        self.bind()?;
-        let mut algorithms = self.lock();
-        let algorithm = match algorithms.get(&problem) {
-            Some(known) => *known,
-            None => {
-                let found = self.choose(&problem).map_err(failed)?;
-                algorithms.insert(problem, found);
-                found
-            }
-        };
-        let Some(algorithm) = algorithm else {
+        let Some(ready) = self.known(&problem)? else {
             return Ok(None);
         };
-        self.in_order(client, || self.multiply(&problem, &algorithm, addresses))
-            .map_err(failed)?;
+        let library = self.library.clone();
+        self.engine
+            .library(vec![a_at, b_at], out_at, move |stream| {
+                library.multiply(&ready, addresses, stream)
+            });
         Ok(Some(out.buffer()))
-    }
-
-    fn bind(&self) -> Result<()> {
-        (self.context.bind_to_thread()).map_err(|e| failed(e.to_string()))
-    }
-
-    /// The algorithms that were chosen; as long as it is held, the library is this thread's.
-    fn lock(&self) -> MutexGuard<'_, Algorithms> {
-        (self.algorithms.lock()).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The library's choice of algorithm, or `None` where it has none for this problem.
-    fn choose(
-        &self,
-        problem: &Problem,
-    ) -> Result<Option<sys::cublasLtMatmulHeuristicResult_t>, String> {
-        ProductPlan::new(problem)?.choose(self.handle, problem)
     }
 
     /// A product for each group of rows, or `None` where the portable kernels do better: where groups
     /// are small, or many. Where groups end is read first, so the host waits for what is queued.
-    fn grouped(&self, client: &Client, call: &GroupedCall) -> Result<Option<Buffer>> {
+    fn grouped(&self, call: &GroupedCall) -> Result<Option<Buffer>> {
         let (dtype, groups) = (call.a.dtype, call.groups());
         let [n, k, m] = call.sizes();
         let each = 2.0 * (n * k * m) as f64 / groups as f64;
@@ -467,19 +442,15 @@ impl CublasLt {
         if !has_product(dtype, call.dtype) || each < least {
             return Ok(None);
         }
-        let Some(ends) = read_ends(client, &call.ends)? else {
+        let Some(ends) = self.read_ends(&call.ends)? else {
             return Ok(None);
         };
         let (len, step) = match call.mode {
             GroupedOp::Rows => (n * m, None),
             GroupedOp::Sums { groups } => (groups * k * m, Some(k * m)),
         };
-        let out = Memory::new(client, call.dtype, len);
-        let (a_at, _a) = pin(client, call.a.buffer.get()?)?;
-        let (b_at, _b) = pin(client, call.b.buffer.get()?)?;
-        let (out_at, _out) = pin(client, &out)?;
-        self.bind()?;
-        let _alone = self.lock();
+        let out = self.alloc(call.dtype, len)?;
+        let [a_at, b_at, out_at] = [call.a.buffer.get()?, call.b.buffer.get()?, &out].map(place);
         let mut products = Vec::with_capacity(groups);
         // What no product writes is zero.
         let mut zeros = vec![];
@@ -501,37 +472,48 @@ impl CublasLt {
             }
             zeros.push(done..writes.start);
             done = writes.end;
-            let to = out_at + (writes.start * call.dtype.size()) as u64;
+            let to = out_at.start + (writes.start * call.dtype.size()) as u64;
             let types = (dtype, call.dtype);
-            let Some((problem, addresses)) = problem(types, (&a, a_at), (&b, b_at), to) else {
+            let (a, b) = ((&a, a_at.start), (&b, b_at.start));
+            let Some((problem, addresses)) = problem(types, a, b, to) else {
                 return Ok(None);
             };
-            let Some(algorithm) = self.choose(&problem).map_err(failed)? else {
+            // Sizes of groups are seldom the same again: these are not kept.
+            let Some(ready) = self.library.ready(&problem).map_err(failed)? else {
                 return Ok(None);
             };
-            products.push((problem, algorithm, addresses));
+            products.push((ready, addresses));
         }
         zeros.push(done..len);
-        self.in_order(client, || {
-            for range in zeros.iter().filter(|range| !range.is_empty()) {
-                let size = call.dtype.size();
-                let (to, bytes) = (out_at + (range.start * size) as u64, range.len() * size);
-                // SAFETY: a part of the output, which is pinned.
-                unsafe {
-                    check(driver::cuMemsetD8Async(
-                        to,
-                        0,
-                        bytes,
-                        self.stream.cu_stream(),
-                    ))?;
+        let (library, size, to) = (self.library.clone(), call.dtype.size(), out_at.start);
+        self.engine
+            .library(vec![a_at, b_at], out_at, move |stream| {
+                for range in zeros.iter().filter(|range| !range.is_empty()) {
+                    let (to, bytes) = (to + (range.start * size) as u64, range.len() * size);
+                    // SAFETY: a part of the output, which is in place.
+                    check("cuMemsetD8Async", unsafe {
+                        driver::cuMemsetD8Async(to, 0, bytes, stream.0)
+                    })?;
                 }
-            }
-            (products.iter()).try_for_each(|(problem, algorithm, addresses)| {
-                self.multiply(problem, algorithm, *addresses)
-            })
-        })
-        .map_err(failed)?;
+                (products.iter())
+                    .try_for_each(|(ready, addresses)| library.multiply(ready, *addresses, stream))
+            });
         Ok(Some(out.buffer()))
+    }
+
+    /// Where groups end; nothing for ends that are no dense list.
+    fn read_ends(&self, ends: &View) -> Result<Option<Vec<i32>>> {
+        if !ends.layout.is_contiguous() {
+            return Ok(None);
+        }
+        let memory: &Memory = ends.buffer.get()?;
+        let bytes = (self.engine.client())
+            .read_one(memory.handle().clone())
+            .map_err(|e| failed(e.to_string()))?;
+        let all = bytes.chunks_exact(4);
+        let all = all.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let (from, count) = (ends.layout.offset, ends.layout.shape.numel());
+        Ok(Some(all.skip(from).take(count).collect()))
     }
 }
 
@@ -540,29 +522,6 @@ fn failed(detail: String) -> Error {
         device: "cuda".into(),
         detail: format!("cuBLASLt: {detail}"),
     }
-}
-
-/// Where memory lies, and what keeps it there until work on it is queued; later work waits for that.
-fn pin(client: &Client, memory: &Memory) -> Result<(u64, impl Sized + use<>)> {
-    let pinned = client
-        .get_resource::<CudaServer>(memory.handle().clone())
-        .map_err(|e| failed(e.to_string()))?;
-    Ok((pinned.resource().ptr, pinned))
-}
-
-/// Where groups end; nothing for ends that are no dense list.
-fn read_ends(client: &Client, ends: &View) -> Result<Option<Vec<i32>>> {
-    if !ends.layout.is_contiguous() {
-        return Ok(None);
-    }
-    let memory: &Memory = ends.buffer.get()?;
-    let bytes = client
-        .read_one(memory.handle().clone())
-        .map_err(|e| failed(e.to_string()))?;
-    let all = bytes.chunks_exact(4);
-    let all = all.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let (from, count) = (ends.layout.offset, ends.layout.shape.numel());
-    Ok(Some(all.skip(from).take(count).collect()))
 }
 
 /// The product of two stacks of matrices with the addresses of its operands and its result, as the
@@ -594,16 +553,20 @@ fn problem(
 /// where that can.
 pub(crate) fn with_products(
     device: &Device,
-    client: Client,
+    engine: &Engine,
     context: &Arc<CudaContext>,
 ) -> Result<Device, String> {
-    let library = CublasLt::new(context)?;
+    let products = CublasLt {
+        engine: engine.clone(),
+        library: Arc::new(Library::new(context)?),
+        table: Mutex::default(),
+    };
     Ok(device.decorated(move |portable, kernel| {
         let product = match &kernel {
-            Kernel::Matmul(call) => library.product(&client, call)?,
-            Kernel::Grouped(call) => library.grouped(&client, call)?,
+            Kernel::Matmul(call) => products.product(call)?,
+            Kernel::Grouped(call) => products.grouped(call)?,
             Kernel::Conv(call) => match call.as_product() {
-                Some(call) => library.product(&client, &call)?,
+                Some(call) => products.product(&call)?,
                 None => None,
             },
             _ => None,

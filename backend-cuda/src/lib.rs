@@ -2,16 +2,35 @@
 //!
 //! Nothing of CUDA is needed to build; the driver, NVRTC and cuBLASLt are loaded when a device is
 //! opened. Where one is missing the error says which and what to install.
+//!
+//! CubeCL is the compiler, the rest is here: `server` receives launches from CubeCL's client, on a
+//! thread of its own; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
+//! by the arithmetic of `pool`; `stream` is the one stream of the driver on which everything runs, and
+//! `engine` ties them together.
 
+mod compile;
 mod cublaslt;
+mod disk;
+mod engine;
+mod failures;
 #[cfg(feature = "nccl")]
 mod gate;
+mod gpu;
+mod log;
+mod memory;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod pool;
+mod queue;
+mod server;
+mod stream;
+
+pub use pool::MemoryUse;
 
 use anymesh_kernel::{Device, Error, Result};
 use anymesh_shaders::CubeBackend;
 use cudarc::driver::{CudaContext, sys};
+use engine::Engine;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -94,8 +113,7 @@ pub fn gpus() -> Result<Vec<String>> {
 #[derive(Clone)]
 struct Opened {
     device: Device,
-    #[cfg(feature = "nccl")]
-    client: cubecl::prelude::Client,
+    engine: Engine,
     #[cfg(feature = "nccl")]
     context: Arc<CudaContext>,
     #[cfg(feature = "nccl")]
@@ -112,7 +130,7 @@ impl Opened {
             return Ok(lane.clone());
         }
         let name = self.device.name().to_string();
-        let made = nccl::Lane::new(name, self.client.clone(), &self.context, self.gate.clone())?;
+        let made = nccl::Lane::new(name, self.engine.clone(), &self.context, self.gate.clone())?;
         Ok(self.lane.get_or_init(|| Arc::new(made)).clone())
     }
 }
@@ -121,11 +139,46 @@ impl Opened {
 static OPEN: Mutex<Option<HashMap<(usize, bool), Opened>>> = Mutex::new(None);
 
 /// How a device was opened; nothing for one that is not this backend's, or is decorated.
-#[cfg(feature = "nccl")]
 fn opened(device: &Device) -> Option<Opened> {
     let open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut all = open.as_ref()?.values();
     all.find(|opened| opened.device == *device).cloned()
+}
+
+/// How much memory of its GPU a device uses; nothing for a device that was not opened by [`device`],
+/// or is decorated. Devices of one GPU share its memory.
+pub fn memory_use(device: &Device) -> Option<MemoryUse> {
+    opened(device).map(|opened| opened.engine.arena().report())
+}
+
+/// A device that compiles the kernels it is given, for NVIDIA's Hopper, and runs none of them: to see
+/// where there is no GPU whether kernels compile. What is read from it is zero, or the error of the
+/// kernel that could not be compiled. Needs NVRTC, but no driver.
+pub fn compile_only() -> Result<Device> {
+    check_nvrtc(None)?;
+    let engine = Engine::compile_only(gpu::Gpu::h200(), None)
+        .map_err(|e| unavailable(None, e, "check the installation of NVRTC"))?;
+    let name = "NVIDIA H200 (compiles only)".to_string();
+    let backend = backend("cuda:compile".into(), &engine, name, u64::MAX)?;
+    Ok(Device::new(backend.with_hopper()))
+}
+
+fn check_nvrtc(selector: Option<&str>) -> Result<()> {
+    // SAFETY: only tries to open the library.
+    if unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(unavailable(
+        selector,
+        "libnvrtc was not found".into(),
+        "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH",
+    ))
+}
+
+fn backend(name: String, engine: &Engine, description: String, limit: u64) -> Result<CubeBackend> {
+    let (client, arena) = (engine.client().clone(), Arc::new(engine.arena().clone()));
+    CubeBackend::with_arena(name, client, arena, description, false, true, limit)
+        .map(CubeBackend::with_native_functions)
 }
 
 /// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix
@@ -148,33 +201,24 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
         return Ok(opened.device.clone());
     }
     let context = context(index, selector)?;
-    // SAFETY: only tries to open the library.
-    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(unavailable(
-            selector,
-            "libnvrtc was not found".into(),
-            "install the CUDA toolkit's NVRTC (package cuda-nvrtc) and put it on LD_LIBRARY_PATH",
-        ));
-    }
-    let cuda = cubecl::Device::cuda(index).map_err(|e| {
-        unavailable(
-            selector,
-            e.to_string(),
-            "check the installation with nvidia-smi",
-        )
-    })?;
+    check_nvrtc(selector)?;
+    let shared = open.iter().find(|((of, _), _)| *of == index);
+    let engine = match shared {
+        Some((_, opened)) => opened.engine.clone(),
+        None => u16::try_from(index)
+            .map_err(|e| e.to_string())
+            .and_then(|index| Engine::open(index, &context))
+            .map_err(|e| unavailable(selector, e, "check the installation with nvidia-smi"))?,
+    };
     let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
-    let client = cuda.client();
-    let mut backend =
-        CubeBackend::new(name, client.clone(), describe(&context), false, true, limit)
-            .with_native_functions();
+    let mut backend = backend(name, &engine, describe(&context), limit)?;
     if !portable && matches!(context.compute_capability(), Ok((9, 0))) {
         backend = backend.with_hopper();
     }
     let mut device = Device::new(backend);
     if !portable {
-        device = cublaslt::with_products(&device, client.clone(), &context).map_err(|e| {
+        device = cublaslt::with_products(&device, &engine, &context).map_err(|e| {
             unavailable(
                 selector,
                 format!("cuBLASLt could not be loaded: {e}"),
@@ -188,8 +232,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     let device = gate::behind(gate.clone(), &device);
     let opened = Opened {
         device: device.clone(),
-        #[cfg(feature = "nccl")]
-        client,
+        engine,
         #[cfg(feature = "nccl")]
         context,
         #[cfg(feature = "nccl")]

@@ -165,5 +165,5 @@ async fn open_kind(kind: WgpuDeviceKind, selector: Option<&str>) -> Result<Devic
         adapter.software,
         false,
         max_bytes,
-    )))
+    )?))
 }

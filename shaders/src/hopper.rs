@@ -74,6 +74,13 @@ pub(crate) fn now<T: Scalar, N: Size>(vector: &Vector<T, N>) -> Vector<T, N> {
     intrinsic!(|scope| vector.read_value(scope).into())
 }
 
+/// What a number holds now: what an instruction in PTX gave is a variable, and those are passed to
+/// the next one by their address.
+#[cube]
+pub(crate) fn held<T: CubePrimitive>(value: T) -> T {
+    intrinsic!(|scope| value.read_value(scope).into())
+}
+
 /// Two values in a word.
 #[cube]
 pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
@@ -82,12 +89,13 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
     } else {
         "bf16x2"
     });
+    let (low, high) = (held::<f32>(low), held::<f32>(high));
     let out: u32;
     gpu_asm!(
         "cvt.rn.{kind}.f32 {o}, {high}, {low};",
         o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
     );
-    out
+    held::<u32>(out)
 }
 
 /// Trades words with the thread whose number differs by `bit`: the lower one has both first words
@@ -115,4 +123,12 @@ pub(crate) fn put2(at: u64, a: f32, b: f32) {
         "st.global.v2.f32 [{at}], {{{a}, {b}}};",
         at = in(_) at, a = in(_) a, b = in(_) b
     );
+}
+
+/// 2 to the power of a value, by the hardware: right to two ulp.
+#[cube]
+pub(crate) fn exp2(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(nomem));
+    held::<f32>(out)
 }

@@ -35,33 +35,56 @@ use anymesh_kernel::{
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
 use intern::Interner;
 use smallvec::smallvec;
-use std::ops::Range;
+use std::{any::Any, ops::Range, sync::Arc};
 
 /// Buffers are padded to this many bytes, so that four elements of any dtype can be written at
 /// once.
 const PAD: usize = 32;
 
 /// Device memory: a handle and its padded size in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Memory {
     handle: Handle,
     bytes: usize,
+    /// Whose drop gives the memory back, where the handle itself is not enough for that.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Memory({} bytes)", self.bytes)
+    }
 }
 
 impl Memory {
-    /// Memory for `elements` of `dtype`, contents undefined. The caller has checked that the device
-    /// can hold them.
-    pub fn new(client: &Client, dtype: DType, elements: usize) -> Self {
-        let bytes = (elements * dtype.size()).next_multiple_of(PAD);
+    /// Memory of an [`Arena`]: `bytes` behind a handle, given back when the last copy of `owner`
+    /// is dropped. Kernels that were launched before then may still run.
+    pub fn owned(handle: Handle, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
-            handle: client.empty(bytes),
+            handle,
             bytes,
+            owner: Some(owner),
         }
     }
 
-    /// The CubeCL handle.
+    /// The CubeCL handle. It does not keep the memory: this does.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// What gives the memory back, if that is not the handle.
+    pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
+        self.owner.as_ref()
+    }
+
+    /// Its size, padded.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The padded size of `elements` of `dtype`.
+    pub fn padded(dtype: DType, elements: usize) -> usize {
+        (elements * dtype.size()).next_multiple_of(PAD)
     }
 
     /// As a buffer that kernels take.
@@ -71,12 +94,50 @@ impl Memory {
     }
 }
 
+/// Where the memory of a device comes from.
+pub trait Arena: Send + Sync {
+    /// Memory of so many bytes, which are padded; contents undefined.
+    fn alloc(&self, bytes: usize) -> Result<Memory>;
+
+    /// Memory with these contents, which are padded.
+    fn filled(&self, bytes: Vec<u8>) -> Result<Memory>;
+
+    /// Memory with these contents that kernels write in place: one that cannot be run leaves it as
+    /// it was, and not as garbage.
+    fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {
+        self.filled(bytes)
+    }
+}
+
+/// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
+struct OfClient(Client);
+
+impl Arena for OfClient {
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        Ok(Memory {
+            handle: self.0.empty(bytes),
+            bytes,
+            owner: None,
+        })
+    }
+
+    fn filled(&self, bytes: Vec<u8>) -> Result<Memory> {
+        let len = bytes.len();
+        Ok(Memory {
+            handle: self.0.create(Bytes::from_bytes_vec(bytes)),
+            bytes: len,
+            owner: None,
+        })
+    }
+}
+
 /// The backend of every GPU.
 pub struct CubeBackend {
     name: String,
     client: Client,
+    arena: Arc<dyn Arena>,
     capabilities: Capabilities,
-    faults: Handle,
+    faults: Memory,
     /// The programs of kernels that were launched, as they are compiled.
     programs: Interner<program::MapPlan>,
     /// How kernels find places by indices.
@@ -90,8 +151,8 @@ pub struct CubeBackend {
 }
 
 impl CubeBackend {
-    /// A backend on `client`. What the device can compute is read from the client; the caller adds
-    /// what only it knows.
+    /// A backend on `client` with the client's memory. What the device can compute is read from the
+    /// client; the caller adds what only it knows.
     pub fn new(
         name: String,
         client: Client,
@@ -99,7 +160,29 @@ impl CubeBackend {
         software: bool,
         f64_math: bool,
         max_buffer_bytes: u64,
-    ) -> Self {
+    ) -> Result<Self> {
+        let arena = Arc::new(OfClient(client.clone()));
+        Self::with_arena(
+            name,
+            client,
+            arena,
+            description,
+            software,
+            f64_math,
+            max_buffer_bytes,
+        )
+    }
+
+    /// A backend on `client` with memory of its own.
+    pub fn with_arena(
+        name: String,
+        client: Client,
+        arena: Arc<dyn Arena>,
+        description: String,
+        software: bool,
+        f64_math: bool,
+        max_buffer_bytes: u64,
+    ) -> Result<Self> {
         use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
         let has = |elem: ElemType| client.properties().supports_type(elem);
         let wide_ints = has(ElemType::Int(IntKind::I64)) && has(ElemType::UInt(UIntKind::U64));
@@ -117,9 +200,10 @@ impl CubeBackend {
             .features
             .plane
             .contains(cubecl::features::Plane::Ops);
-        let faults = client.create(Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]));
-        Self {
+        let faults = arena.standing(vec![0; fault::WORDS * 4])?;
+        Ok(Self {
             name,
+            arena,
             capabilities: Capabilities {
                 dtypes,
                 f64_math,
@@ -134,7 +218,7 @@ impl CubeBackend {
             planes,
             native: false,
             hopper: false,
-        }
+        })
     }
 
     /// Lets map programs use the device's own `exp`, `log`, `tanh` and `erf`, which are right to
@@ -152,7 +236,7 @@ impl CubeBackend {
 
     /// Memory for `elements` of `dtype`, contents undefined.
     fn alloc(&self, dtype: DType, elements: usize) -> Result<Memory> {
-        let bytes = (elements * dtype.size()).next_multiple_of(PAD);
+        let bytes = Memory::padded(dtype, elements);
         let limit = self.capabilities.max_buffer_bytes;
         if bytes as u64 > limit {
             return Err(Error::TooLarge {
@@ -161,7 +245,7 @@ impl CubeBackend {
                 limit,
             });
         }
-        Ok(Memory::new(&self.client, dtype, elements))
+        self.arena.alloc(bytes)
     }
 
     fn failed(&self, detail: impl std::fmt::Display) -> Error {
@@ -181,7 +265,7 @@ impl CubeBackend {
             None => Ok(()),
             Some(error) => {
                 self.client.write(
-                    &self.faults,
+                    &self.faults.handle,
                     Bytes::from_bytes_vec(vec![0; fault::WORDS * 4]),
                 );
                 Err(error)
@@ -192,7 +276,7 @@ impl CubeBackend {
     /// The fault buffer as a kernel argument.
     fn fault_arg(&self) -> BufferArg {
         // SAFETY: the length is the buffer's own.
-        unsafe { BufferArg::from_raw_parts(self.faults.clone(), fault::WORDS) }
+        unsafe { BufferArg::from_raw_parts(self.faults.handle.clone(), fault::WORDS) }
     }
 
     /// The fault buffer for a kernel that writes it only if its program can fault. Bound where it
@@ -249,12 +333,7 @@ impl Backend for CubeBackend {
         let mut data = Vec::with_capacity(bytes.len().next_multiple_of(PAD));
         data.extend_from_slice(bytes);
         data.resize(data.capacity(), 0);
-        let bytes = data.len();
-        Ok(Memory {
-            handle: self.client.create(Bytes::from_bytes_vec(data)),
-            bytes,
-        }
-        .buffer())
+        Ok(self.arena.filled(data)?.buffer())
     }
 
     fn download<'a>(
@@ -273,7 +352,7 @@ impl Backend for CubeBackend {
                 .offset_end((memory.bytes - end) as u64);
             let mut read = self
                 .client
-                .read_async(vec![part, self.faults.clone()])
+                .read_async(vec![part, self.faults.handle.clone()])
                 .await
                 .map_err(|e| self.failed(e))?;
             self.check_faults(&read[1])?;
@@ -286,7 +365,7 @@ impl Backend for CubeBackend {
         Box::pin(async move {
             let read = self
                 .client
-                .read_async(vec![self.faults.clone()])
+                .read_async(vec![self.faults.handle.clone()])
                 .await
                 .map_err(|e| self.failed(e))?;
             self.client.sync().await.map_err(|e| self.failed(e))?;

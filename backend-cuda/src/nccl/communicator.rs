@@ -185,7 +185,7 @@ impl Communicator {
     }
 
     /// Memory of its device for so many bytes, to be filled by a call.
-    pub fn empty(&self, bytes: usize) -> Buffer {
+    pub fn empty(&self, bytes: usize) -> Result<Buffer, Error> {
         self.lane.empty(bytes)
     }
 

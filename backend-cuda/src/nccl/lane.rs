@@ -1,15 +1,13 @@
 //! The communication stream of a GPU, and its order with the kernels.
 //!
-//! CubeCL does not show its streams, but they live in the same context: an event of the whole
-//! context holds everything queued so far, and the stream waits for that before a call. What comes
-//! after a call is queued behind it by the [gate](crate::gate) when a result is first used. Drivers
-//! before CUDA 12.5 have no such events; there the host waits.
+//! An event in the stream of the kernels holds everything queued so far, and this stream waits for
+//! that before a call. What comes after a call is queued behind it by the [gate](crate::gate) when a
+//! result is first used, so that other kernels run beside it.
 
 use super::Error;
-use crate::gate::Gate;
+use crate::{engine::Engine, gate::Gate, memory::place};
 use anymesh_kernel::{Buffer, DType};
-use anymesh_shaders::Memory;
-use cubecl::prelude::*;
+use anymesh_shaders::{Arena, Memory};
 use cudarc::driver::{CudaContext, CudaStream, sys as driver};
 use std::{
     any::Any,
@@ -19,11 +17,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-
-type CudaServer = <cubecl::cuda::CudaRuntime as cubecl::__private::Runtime>::Server;
-
-/// From here on there are events of a whole context.
-const CONTEXT_EVENTS: i32 = 12050;
 
 fn check(call: &'static str, result: driver::CUresult) -> Result<(), Error> {
     result.result().map_err(|e| Error::Driver {
@@ -36,12 +29,10 @@ fn check(call: &'static str, result: driver::CUresult) -> Result<(), Error> {
 pub(crate) struct Lane {
     device: String,
     ordinal: usize,
-    client: Client,
+    engine: Engine,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     gate: Arc<Gate>,
-    /// Whether the driver has events of the whole context.
-    context_events: bool,
     events: Arc<Events>,
     calls: AtomicU64,
     /// Held while a call is queued: what belongs to it lies side by side in the stream.
@@ -81,7 +72,7 @@ impl Region {
 impl Lane {
     pub(crate) fn new(
         device: String,
-        client: Client,
+        engine: Engine,
         context: &Arc<CudaContext>,
         gate: Arc<Gate>,
     ) -> Result<Self, Error> {
@@ -94,19 +85,13 @@ impl Lane {
         context
             .bind_to_thread()
             .map_err(driver("cuCtxSetCurrent"))?;
-        let mut version = 0;
-        // SAFETY: writes a number.
-        check("cuDriverGetVersion", unsafe {
-            driver::cuDriverGetVersion(&mut version)
-        })?;
         Ok(Self {
             device,
             ordinal: context.ordinal(),
-            client,
+            engine,
             stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
             context: context.clone(),
             gate,
-            context_events: version >= CONTEXT_EVENTS,
             events: Arc::new(Events {
                 context: context.clone(),
                 free: Mutex::default(),
@@ -141,55 +126,46 @@ impl Lane {
         })
     }
 
-    /// Memory for so many bytes, to be filled. The caller has checked that the device can hold it.
-    pub(super) fn empty(&self, bytes: usize) -> Buffer {
-        Memory::new(&self.client, DType::U8, bytes).buffer()
+    /// Memory for so many bytes, to be filled.
+    pub(super) fn empty(&self, bytes: usize) -> Result<Buffer, Error> {
+        let memory = self
+            .engine
+            .arena()
+            .alloc(Memory::padded(DType::U8, bytes))?;
+        Ok(memory.buffer())
     }
 
     /// Where a buffer lies.
     pub(super) fn region(&self, buffer: &Buffer, start: usize) -> Result<Region, Error> {
         self.gate.usable(&self.device, buffer)?;
         let memory = buffer.get::<Memory>()?;
-        let failed = |e: &dyn std::fmt::Display| anymesh_kernel::Error::DeviceFailed {
-            device: self.device.clone(),
-            detail: e.to_string(),
-        };
-        let pin = self
-            .client
-            .get_resource::<CudaServer>(memory.handle().clone())
-            .map_err(|e| failed(&e))?;
         Ok(Region {
-            address: pin.resource().ptr + start as u64,
-            pin: Arc::new(Mutex::new(pin)),
+            address: place(memory).start + start as u64,
+            pin: Arc::new(memory.clone()),
             serial: buffer.serial(),
         })
     }
 
-    /// Queues the stream behind everything that this thread launched, and gives an event that is
-    /// over when the stream has come there.
+    /// Queues the stream behind everything that was launched, and gives an event that is over when
+    /// the stream has come there.
     pub(super) fn follow(&self) -> Result<Event, Error> {
-        let failed = |e: &dyn std::fmt::Display| anymesh_kernel::Error::DeviceFailed {
-            device: self.device.clone(),
-            detail: e.to_string(),
-        };
-        self.client.flush().map_err(|e| failed(&e))?;
-        if self.context_events {
-            let before = Events::take(&self.events)?;
-            // SAFETY: live handles of this context. The event may be used again once the stream
-            // waits for what it holds now.
-            unsafe {
-                check(
-                    "cuCtxRecordEvent",
-                    driver::cuCtxRecordEvent(self.context.cu_ctx(), before.raw()),
-                )?;
-                check(
-                    "cuStreamWaitEvent",
-                    driver::cuStreamWaitEvent(self.stream.cu_stream(), before.raw(), 0),
-                )?;
-            }
-        } else {
-            pollster::block_on(self.client.sync()).map_err(|e| failed(&e))?;
-        }
+        let before = Events::take(&self.events)?;
+        let failed = |call| move |detail| Error::Driver { call, detail };
+        let event = Raw(before.raw());
+        self.engine
+            .on_stream(move |kernels| {
+                let event = event;
+                // SAFETY: live handles of this context.
+                crate::stream::check("of the kernels", unsafe {
+                    driver::cuEventRecord(event.0, kernels.0)
+                })
+            })
+            .map_err(failed("cuEventRecord"))?;
+        // SAFETY: live handles of this context. The event may be used again once the stream waits
+        // for what it holds now.
+        check("cuStreamWaitEvent", unsafe {
+            driver::cuStreamWaitEvent(self.stream.cu_stream(), before.raw(), 0)
+        })?;
         self.mark()
     }
 
@@ -208,29 +184,19 @@ impl Lane {
         self.calls.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Lets whoever uses one of these buffers first be queued behind `end`. Where the driver cannot,
-    /// the answer is false and the caller waits for `end`.
-    pub(super) fn expect(&self, number: u64, serials: Vec<u64>, end: &Arc<Event>) -> bool {
-        if !self.context_events {
-            return false;
-        }
-        let (context, end) = (self.context.clone(), end.clone());
+    /// Lets whoever uses one of these buffers first be queued behind `end`.
+    pub(super) fn expect(&self, number: u64, serials: Vec<u64>, end: &Arc<Event>) {
+        let (engine, end) = (self.engine.clone(), end.clone());
+        let device = self.device.clone();
         self.gate.expect(number, serials, move || {
-            let joined = context
-                .bind_to_thread()
-                .map_err(|e| e.to_string())
-                .and_then(|()| {
-                    // SAFETY: live handles of this context.
-                    unsafe { driver::cuCtxWaitEvent(context.cu_ctx(), end.raw()) }
-                        .result()
-                        .map_err(|e| e.to_string())
-                });
-            joined.map_err(|detail| anymesh_kernel::Error::DeviceFailed {
-                device: "cuda".into(),
-                detail: format!("cuCtxWaitEvent: {detail}"),
-            })
+            let joined = engine.on_stream(|kernels| {
+                // SAFETY: live handles of this context.
+                crate::stream::check("cuStreamWaitEvent", unsafe {
+                    driver::cuStreamWaitEvent(kernels.0, end.raw(), 0)
+                })
+            });
+            joined.map_err(|detail| anymesh_kernel::Error::DeviceFailed { device, detail })
         });
-        true
     }
 }
 

@@ -244,7 +244,7 @@ impl Nccl {
                     }
                     _ => {
                         device.check(dtype, shape.numel())?;
-                        let buffer = device.adopt(communicator.empty(bytes));
+                        let buffer = device.adopt(communicator.empty(bytes)?);
                         let to = communicator.region(&buffer, 0)?;
                         out[*at] =
                             Some(DeviceMemory::filled(buffer, dtype, shape.clone(), device)?);

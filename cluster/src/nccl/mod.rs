@@ -247,7 +247,7 @@ impl Nccl {
             for ((at, communicator), given) in group.iter().zip(&dense) {
                 let device = parts[*at].data.as_ref().map(Tensor::device);
                 let Some(device) = device else { continue };
-                let buffer = device.adopt(communicator.empty(bytes));
+                let buffer = device.adopt(communicator.empty(bytes)?);
                 work.push(Work {
                     op: make(communicator, given, &buffer)?,
                     communicator: communicator.clone(),
@@ -346,7 +346,7 @@ impl Nccl {
                 let communicator = own(*to).ok_or_else(|| missing(*to))?;
                 let part = &messages[*i].part;
                 let bytes = part.shape.numel() * part.dtype.size();
-                let buffer = device.adopt(communicator.empty(bytes));
+                let buffer = device.adopt(communicator.empty(bytes)?);
                 let op = Op::Recv {
                     to: communicator.region(&buffer, 0)?,
                     bytes,

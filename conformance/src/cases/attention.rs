@@ -83,6 +83,21 @@ fn problems() -> Vec<(Problem, DType, bool, View)> {
         for (s, t) in LENGTHS {
             out.push((Problem { s, t, ..base }, F32, causal, View::Contiguous));
         }
+        // Where tensor cores take whole tiles.
+        for dtype in [BF16, F16] {
+            for (s, t) in LENGTHS.into_iter().chain([(300, 300), (200, 520)]) {
+                out.push((Problem { s, t, ..base }, dtype, causal, View::Contiguous));
+            }
+            let wide = Problem {
+                h: 4,
+                s: 300,
+                t: 300,
+                d: 128,
+                dv: 128,
+                ..base
+            };
+            out.push((wide, dtype, causal, View::Contiguous));
+        }
         for dtype in FLOATS {
             for d in [8, 16, 64, 80, 128] {
                 out.push((

@@ -1,8 +1,8 @@
 //! The gradients for queries, keys and values, one launch each.
 
 use super::{
-    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, THREADS, count, exp, head, products, seen,
-    share, sight, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head, hopper,
+    products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
@@ -255,6 +255,9 @@ impl CubeBackend {
         let mean = self.mean_rise(call)?;
         let stats =
             [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
+        if self.hopper && hopper::fits(forward) && call.grad.dtype == forward.q.dtype {
+            return self.hopper_gradients(call, &stats);
+        }
         let compute = |goal: Goal, operand: &View| -> Result<Buffer> {
             let bound = Bound::new(forward, &call.grad, goal, operand.dtype, self.native)?;
             let out = self.alloc(bound.how.stored, bound.elements)?;
@@ -286,6 +289,59 @@ impl CubeBackend {
             compute(Goal::Key, &forward.k)?,
             compute(Goal::Value, &forward.v)?,
         ])
+    }
+
+    /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
+    /// launch, or in one each where heads are wide.
+    fn hopper_gradients(
+        &self,
+        call: &AttentionBackwardCall,
+        stats: &[(cubecl::server::Handle, usize)],
+    ) -> Result<[Buffer; 3]> {
+        let (forward, dtype) = (&call.forward, call.forward.q.dtype);
+        let sizes = Sizes::new(forward);
+        let chunked = if hopper::in_chunks(&call.grad) {
+            call.grad.clone()
+        } else {
+            self.dense(&call.grad, dtype)?
+        };
+        let compute = |goal: Goal| -> Result<Vec<Buffer>> {
+            // Values are bound even where they are not read, so that places are the same.
+            let laid = if goal == Goal::Value { Goal::Key } else { goal };
+            let bound = Bound::new(forward, &chunked, laid, dtype, self.native)?;
+            let how = hopper::How::new(goal, &bound.how, sizes.size);
+            let (rows, lines, _) = sizes.of(goal);
+            let mut outs = vec![self.alloc(dtype, bound.elements)?];
+            if how.gives_both() {
+                outs.push(self.alloc(dtype, bound.elements)?);
+            }
+            let others = outs[1..].iter().map(|m| crate::arg(m, 4)).collect();
+            // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
+            // writes guarded by the sizes of the result.
+            unsafe {
+                hopper::backward::gradient::launch_unchecked(
+                    &self.client,
+                    crate::cubes(rows.div_ceil(how.rows()) * lines, 1),
+                    CubeDim::new_1d(how.threads() as u32),
+                    bound.address,
+                    bound.inputs(),
+                    bind(stats, 4),
+                    crate::arg(&outs[0], 4),
+                    others,
+                    bound.numbers(),
+                    forward.scale as f32,
+                    how,
+                );
+            }
+            Ok(outs.into_iter().map(Memory::buffer).collect())
+        };
+        let mut all = compute(Goal::Query)?;
+        all.extend(compute(Goal::Key)?);
+        if all.len() < 3 {
+            all.extend(compute(Goal::Value)?);
+        }
+        all.try_into()
+            .map_err(|_| self.failed("attention gave another number of gradients"))
     }
 
     /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds

@@ -2,7 +2,7 @@
 
 use super::{
     Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    products, seen, share, sight, store, weigh, zeros,
+    hopper, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -171,6 +171,28 @@ impl CubeBackend {
         let bound = Bound::new(call, &call.q, Goal::Result, call.q.dtype, self.native)?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
+        if self.hopper && hopper::fits(call) {
+            let how = hopper::How::new(Goal::Result, &bound.how, sizes.size);
+            let cubes = sizes.queries.div_ceil(how.rows()) * sizes.batch * sizes.heads;
+            // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
+            // writes guarded by the sizes of the result.
+            unsafe {
+                hopper::forward::forward::launch_unchecked(
+                    &self.client,
+                    crate::cubes(cubes, 1),
+                    CubeDim::new_1d(how.threads() as u32),
+                    bound.address,
+                    bound.inputs(),
+                    crate::arg(&out, 4),
+                    crate::arg(&lse, 4),
+                    bound.numbers(),
+                    call.scale as f32,
+                    f32::NEG_INFINITY,
+                    how,
+                );
+            }
+            return Ok([out.buffer(), lse.buffer()]);
+        }
         // SAFETY: reads are clamped into the operands, writes guarded by the sizes of the result.
         unsafe {
             forward::launch_unchecked(

@@ -9,6 +9,7 @@
 
 mod backward;
 mod forward;
+mod hopper;
 
 use crate::{
     Memory, math,

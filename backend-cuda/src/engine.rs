@@ -1,0 +1,131 @@
+//! A GPU that is open: its launcher, its memory, and the way to its stream.
+
+use crate::{
+    compile::Compiler,
+    disk::Store,
+    gpu::Gpu,
+    memory::{GpuArena, NoSlabs, Slabs},
+    queue::{Nothing, Queue, Stream},
+    server::Launcher,
+    stream::{GpuSlabs, GpuStream},
+};
+use cubecl::{client::Client, device_handle::DeviceHandle};
+use cubecl_common::device::DeviceId;
+use cudarc::driver::CudaContext;
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+};
+
+/// CubeCL's number for our kind of devices, unlike those of its own: each kind has its own threads.
+const GPUS: u16 = 0xcda;
+
+/// The same for devices that only compile.
+const COMPILERS: u16 = 0xcdb;
+
+/// A GPU that is open.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    handle: DeviceHandle<Launcher>,
+    client: Client,
+    arena: GpuArena,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Engine")
+    }
+}
+
+impl Engine {
+    /// The GPU of a context. The caller has checked that NVRTC can be loaded, and opens each GPU
+    /// once.
+    pub(crate) fn open(index: u16, context: &Arc<CudaContext>) -> Result<Self, String> {
+        let gpu = Gpu::of(context).map_err(|e| e.to_string())?;
+        if gpu.version < 70 {
+            return Err(format!(
+                "compute capability {}.{} is too old, kernels need 7.0",
+                gpu.version / 10,
+                gpu.version % 10
+            ));
+        }
+        Self::new(
+            DeviceId::new(GPUS, index),
+            format!("cuda:{index}"),
+            Compiler::new(gpu, Store::of_user())?,
+            Box::new(GpuStream::new(context)?),
+            Box::new(GpuSlabs(context.clone())),
+        )
+    }
+
+    /// A device that compiles kernels for a GPU that is not there.
+    pub(crate) fn compile_only(gpu: Gpu, store: Option<Store>) -> Result<Self, String> {
+        static COUNT: AtomicU16 = AtomicU16::new(0);
+        Self::new(
+            DeviceId::new(COMPILERS, COUNT.fetch_add(1, Ordering::Relaxed)),
+            "cuda:compile".into(),
+            Compiler::new(gpu, store)?,
+            Box::new(Nothing),
+            Box::<NoSlabs>::default(),
+        )
+    }
+
+    fn new(
+        id: DeviceId,
+        device: String,
+        compiler: Compiler,
+        queue: Box<dyn Queue>,
+        slabs: Box<dyn Slabs>,
+    ) -> Result<Self, String> {
+        let handle = DeviceHandle::insert(id, Launcher::new(id, compiler, queue))
+            .map_err(|e| format!("{e:?}"))?;
+        let client = Client::load::<Launcher>(id);
+        let waiting = client.clone();
+        let drain = move || cubecl::future::block_on(waiting.sync()).map_err(|e| e.to_string());
+        Ok(Self {
+            arena: GpuArena::new(device, client.clone(), slabs, Box::new(drain)),
+            handle,
+            client,
+        })
+    }
+
+    /// CubeCL's way to it.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn arena(&self) -> &GpuArena {
+        &self.arena
+    }
+
+    /// Queues work of a library behind everything that was queued before. It is done by the thread
+    /// that launches, soon; what fails makes garbage of `writes`, and whoever reads that is told.
+    /// The caller holds the memory until this returns, not longer.
+    pub(crate) fn library(
+        &self,
+        reads: Vec<Range<u64>>,
+        writes: Range<u64>,
+        work: impl FnOnce(Stream) -> Result<(), String> + Send + 'static,
+    ) {
+        self.handle
+            .submit(move |launcher| launcher.library(&reads, writes, work));
+        // Libraries do large things: the GPU should have them at once, and what was queued before.
+        self.handle.flush_queue();
+    }
+
+    /// Does something on the stream behind everything that was queued before, and waits until the
+    /// driver has it (not until it is done).
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code))]
+    pub(crate) fn on_stream<R: Send>(
+        &self,
+        work: impl FnOnce(Stream) -> Result<R, String> + Send,
+    ) -> Result<R, String> {
+        let done = self
+            .handle
+            .submit_blocking(|launcher| launcher.on_stream(work));
+        done.unwrap_or_else(|e| Err(format!("{e:?}")))
+    }
+}

@@ -1,0 +1,201 @@
+//! The memory of a device: buffers out of the [pool](crate::pool), slabs from the driver.
+//!
+//! CubeCL names memory by a handle and an offset. Here there is one handle, for all of the device's
+//! addresses, and the offset is the address. So a launch looks nothing up, and memory is taken and
+//! given back by the thread that needs it, without a word to the one that launches.
+
+use crate::{
+    log,
+    pool::{self, MemoryUse, Pool},
+};
+use anymesh_kernel::{Error, Result};
+use anymesh_shaders::{Arena, Memory};
+use cubecl::{bytes::Bytes, client::Client, server::Handle};
+use cubecl_common::device::ServiceId;
+use cubecl_environment::stream::StreamId;
+use cubecl_runtime::memory_management::ManagedMemoryHandle;
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// CubeCL's mark for memory that is written in place; see [`Arena::standing`]. Its streams have no
+/// other meaning here.
+pub(crate) const STANDING: StreamId = StreamId { value: u64::MAX };
+
+/// Where slabs come from.
+pub(crate) trait Slabs: Send + Sync + 'static {
+    /// Memory of so many bytes, or nothing where there is none left.
+    fn take(&self, bytes: u64) -> Result<Option<u64>, String>;
+
+    /// Gives it back. Nothing that is queued may use it.
+    fn give(&self, address: u64);
+}
+
+/// Addresses without memory, for a device that computes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct NoSlabs(std::sync::atomic::AtomicU64);
+
+impl Slabs for NoSlabs {
+    fn take(&self, bytes: u64) -> Result<Option<u64>, String> {
+        let used = (self.0).fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        Ok(Some((1 << 32) + used))
+    }
+
+    fn give(&self, _: u64) {}
+}
+
+/// The memory of one device.
+#[derive(Clone)]
+pub(crate) struct GpuArena {
+    shared: Arc<Shared>,
+    client: Client,
+}
+
+struct Shared {
+    device: String,
+    service: ServiceId,
+    /// CubeCL's name for all of the device's addresses.
+    everything: ManagedMemoryHandle,
+    pool: Mutex<Pool>,
+    slabs: Box<dyn Slabs>,
+    /// Waits until everything that is queued is done.
+    drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+}
+
+/// What a buffer holds of the pool.
+struct Block {
+    address: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.shared.pool().give(self.address);
+    }
+}
+
+impl Shared {
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, detail: String) -> Error {
+        Error::DeviceFailed {
+            device: self.device.clone(),
+            detail,
+        }
+    }
+
+    fn take(&self, bytes: u64) -> Result<u64> {
+        let mut pool = self.pool();
+        if let Some(address) = pool.take(bytes) {
+            return Ok(address);
+        }
+        let [best, least] = pool::slab(bytes);
+        let grow = |pool: &mut Pool, size: u64| -> Result<Option<u64>> {
+            let Some(slab) = self.slabs.take(size).map_err(|e| self.failed(e))? else {
+                return Ok(None);
+            };
+            log::say(1, || {
+                format!("{}: a slab of {size} bytes for {bytes}", self.device)
+            });
+            pool.add(slab, size, bytes);
+            Ok(pool.take(bytes))
+        };
+        if let Some(address) = grow(&mut pool, best)? {
+            return Ok(address);
+        }
+        // What is cached may still be used by work that is queued. Nobody takes or gives memory
+        // meanwhile: queued work holds none.
+        (self.drain)().map_err(|e| self.failed(e))?;
+        let unused = pool.release();
+        log::say(1, || {
+            format!(
+                "{}: no memory for {bytes} bytes, {} slabs go back, {:?}",
+                self.device,
+                unused.len(),
+                pool.report()
+            )
+        });
+        unused.into_iter().for_each(|slab| self.slabs.give(slab));
+        for size in [best, least] {
+            if let Some(address) = grow(&mut pool, size)? {
+                return Ok(address);
+            }
+        }
+        Err(Error::OutOfMemory {
+            device: self.device.clone(),
+            bytes,
+        })
+    }
+}
+
+impl GpuArena {
+    pub(crate) fn new(
+        device: String,
+        client: Client,
+        slabs: Box<dyn Slabs>,
+        drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                device,
+                service: client.service_id(),
+                everything: ManagedMemoryHandle::new(),
+                pool: Mutex::default(),
+                slabs,
+                drain,
+            }),
+            client,
+        }
+    }
+
+    pub(crate) fn report(&self) -> MemoryUse {
+        self.shared.pool().report()
+    }
+}
+
+impl Arena for GpuArena {
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        let shared = &self.shared;
+        let address = shared.take(bytes as u64)?;
+        let block = Block {
+            address,
+            shared: shared.clone(),
+        };
+        let mut handle = Handle::from_memory(
+            shared.everything.clone(),
+            shared.service,
+            StreamId { value: 0 },
+            // The offset is counted in.
+            address + bytes as u64,
+        );
+        handle.offset_start = Some(address);
+        Ok(Memory::owned(handle, bytes, Arc::new(block)))
+    }
+
+    fn filled(&self, bytes: Vec<u8>) -> Result<Memory> {
+        let memory = self.alloc(bytes.len())?;
+        self.client
+            .write(memory.handle(), Bytes::from_bytes_vec(bytes));
+        Ok(memory)
+    }
+
+    fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {
+        let memory = self.filled(bytes)?;
+        let mut handle = memory.handle().clone();
+        handle.stream = STANDING;
+        let owner: Arc<dyn std::any::Any + Send + Sync> = match memory.owner() {
+            Some(owner) => owner.clone(),
+            None => Arc::new(()),
+        };
+        Ok(Memory::owned(handle, memory.bytes(), owner))
+    }
+}
+
+/// Where memory of a [`GpuArena`] lies.
+pub(crate) fn place(memory: &Memory) -> Range<u64> {
+    let start = memory.handle().offset_start.unwrap_or(0);
+    start..start + memory.bytes() as u64
+}

@@ -1,0 +1,169 @@
+//! Which parts of a device's memory are in use: numbers only, no driver.
+//!
+//! Memory is taken from the driver in slabs and cut into pieces. A piece that is given back joins the
+//! free pieces beside it. The smallest free piece that is large enough is taken, found by its size in
+//! an ordered set, so that both ways cost the logarithm of how many pieces there are.
+//!
+//! There is one queue of work, so a piece may be taken again as soon as it is given back: what is
+//! queued later runs later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pieces begin and end at multiples of this, which is what the fastest loads and cuBLASLt want.
+pub(crate) const ALIGNMENT: u64 = 512;
+
+/// Up to here pieces lie in slabs of their own, so that they do not cut up the large ones.
+const SMALL: u64 = 1 << 20;
+
+const SMALL_SLAB: u64 = 16 << 20;
+const LARGE_SLAB: u64 = 64 << 20;
+
+/// Slabs larger than that are rounded to this, the driver's pages.
+const PAGE: u64 = 2 << 20;
+
+/// Bytes in use and beside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In buffers that are held.
+    pub live: u64,
+    /// The most that was live at a time.
+    pub peak: u64,
+    /// Taken from the driver and in no buffer: the next buffers lie there.
+    pub cached: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    bytes: u64,
+    /// Where its slab begins.
+    slab: u64,
+    free: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slab {
+    bytes: u64,
+    small: bool,
+}
+
+/// The memory of a device, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    slabs: BTreeMap<u64, Slab>,
+    pieces: BTreeMap<u64, Piece>,
+    /// Free pieces: of which kind, how large, where.
+    free: BTreeSet<(bool, u64, u64)>,
+    live: u64,
+    peak: u64,
+    reserved: u64,
+}
+
+/// The size of the piece for so many bytes.
+pub(crate) fn rounded(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ALIGNMENT)
+}
+
+/// The slab to ask the driver for where no piece of so many bytes is free: what is best, and the
+/// least that would do.
+pub(crate) fn slab(bytes: u64) -> [u64; 2] {
+    let bytes = rounded(bytes);
+    let least = bytes.next_multiple_of(PAGE);
+    if bytes <= SMALL {
+        [SMALL_SLAB, PAGE]
+    } else {
+        [least.max(LARGE_SLAB), least]
+    }
+}
+
+impl Pool {
+    /// A piece of what is free.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
+        let bytes = rounded(bytes);
+        let small = bytes <= SMALL;
+        let found = self.free.range((small, bytes, 0)..).next().copied();
+        let (_, whole, address) = found.filter(|(kind, ..)| *kind == small)?;
+        self.free.remove(&(small, whole, address));
+        let piece = self.pieces.get_mut(&address)?;
+        piece.free = false;
+        piece.bytes = bytes;
+        let slab = piece.slab;
+        if whole > bytes {
+            self.set_free(address + bytes, whole - bytes, slab, small);
+        }
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+        Some(address)
+    }
+
+    /// Gives a piece back.
+    pub(crate) fn give(&mut self, address: u64) {
+        let Some(piece) = self.pieces.get(&address).copied().filter(|p| !p.free) else {
+            return;
+        };
+        self.live -= piece.bytes;
+        let small = self.slabs.get(&piece.slab).is_some_and(|slab| slab.small);
+        let (mut start, mut end) = (address, address + piece.bytes);
+        let beside = |other: &Piece| other.free && other.slab == piece.slab;
+        if let Some((&at, other)) = self.pieces.range(..address).next_back()
+            && beside(other)
+        {
+            self.free.remove(&(small, other.bytes, at));
+            start = at;
+        }
+        if let Some(other) = self.pieces.get(&end).copied().filter(beside) {
+            self.free.remove(&(small, other.bytes, end));
+            self.pieces.remove(&end);
+            end += other.bytes;
+        }
+        if start != address {
+            self.pieces.remove(&address);
+        }
+        self.set_free(start, end - start, piece.slab, small);
+    }
+
+    fn set_free(&mut self, address: u64, bytes: u64, slab: u64, small: bool) {
+        let piece = Piece {
+            bytes,
+            slab,
+            free: true,
+        };
+        self.pieces.insert(address, piece);
+        self.free.insert((small, bytes, address));
+    }
+
+    /// Adds a slab that was asked for because of `wanted` bytes.
+    pub(crate) fn add(&mut self, address: u64, bytes: u64, wanted: u64) {
+        let small = rounded(wanted) <= SMALL;
+        self.slabs.insert(address, Slab { bytes, small });
+        self.reserved += bytes;
+        self.set_free(address, bytes, address, small);
+    }
+
+    /// Forgets the slabs of which nothing is in use: the driver may have them back.
+    pub(crate) fn release(&mut self) -> Vec<u64> {
+        let unused = |(address, slab): (&u64, &Slab)| {
+            let first = self.pieces.get(address)?;
+            (first.free && first.bytes == slab.bytes).then_some(*address)
+        };
+        let unused: Vec<_> = self.slabs.iter().filter_map(unused).collect();
+        for address in &unused {
+            if let Some(slab) = self.slabs.remove(address) {
+                self.pieces.remove(address);
+                self.free.remove(&(slab.small, slab.bytes, *address));
+                self.reserved -= slab.bytes;
+            }
+        }
+        unused
+    }
+
+    pub(crate) fn report(&self) -> MemoryUse {
+        MemoryUse {
+            live: self.live,
+            peak: self.peak,
+            cached: self.reserved - self.live,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// A pool with a slab for pieces of these bytes.
+fn pool(wanted: &[u64]) -> Pool {
+    let mut pool = Pool::default();
+    let mut at = 1 << 40;
+    for &bytes in wanted {
+        let [best, _] = slab(bytes);
+        pool.add(at, best, bytes);
+        at += 2 * best;
+    }
+    pool
+}
+
+#[test]
+fn what_is_given_back_is_taken_again_at_once() {
+    let mut pool = pool(&[1000]);
+    let a = pool.take(1000).expect("room");
+    let b = pool.take(1000).expect("room");
+    assert_eq!(b - a, 1024);
+    pool.give(a);
+    assert_eq!(
+        pool.take(700),
+        Some(a),
+        "the smallest piece that is large enough"
+    );
+    assert_eq!(pool.report().live, 1024 + 1024);
+    assert_eq!(pool.report().live + pool.report().cached, SMALL_SLAB);
+}
+
+#[test]
+fn neighbours_that_are_free_become_one() {
+    let mut pool = pool(&[LARGE_SLAB]);
+    let all: Vec<_> = (0..4).map(|_| pool.take(16 * MIB).expect("room")).collect();
+    assert_eq!(pool.take(2 * MIB), None);
+    for order in [[1, 3, 2, 0], [0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        for i in order {
+            pool.give(all[i]);
+        }
+        assert_eq!(pool.take(LARGE_SLAB), Some(all[0]), "in order {order:?}");
+        pool.give(all[0]);
+        let again: Vec<_> = (0..4).filter_map(|_| pool.take(16 * MIB)).collect();
+        assert_eq!(again, all);
+    }
+}
+
+#[test]
+fn small_pieces_do_not_cut_large_slabs() {
+    let mut pool = pool(&[8 * MIB]);
+    assert_eq!(pool.take(1000), None);
+    assert!(pool.take(8 * MIB).is_some());
+}
+
+#[test]
+fn slabs_beside_each_other_stay_apart() {
+    let mut pool = Pool::default();
+    pool.add(1 << 40, LARGE_SLAB, 8 * MIB);
+    pool.add((1 << 40) + LARGE_SLAB, LARGE_SLAB, 8 * MIB);
+    assert_eq!(pool.take(2 * LARGE_SLAB), None);
+    let (a, b) = (pool.take(LARGE_SLAB), pool.take(LARGE_SLAB));
+    pool.give(a.expect("room"));
+    assert_eq!(pool.release(), vec![1 << 40]);
+    pool.give(b.expect("room"));
+    assert_eq!(pool.release(), vec![(1 << 40) + LARGE_SLAB]);
+    assert_eq!(pool.report().cached, 0);
+}
+
+#[test]
+fn only_slabs_without_a_buffer_are_released() {
+    let mut pool = pool(&[1000, 8 * MIB, 300 * MIB]);
+    let kept = pool.take(8 * MIB).expect("room");
+    let large = pool.take(300 * MIB).expect("room");
+    pool.give(large);
+    assert_eq!(pool.release().len(), 2);
+    assert_eq!(
+        pool.report(),
+        MemoryUse {
+            live: 8 * MIB,
+            peak: 308 * MIB,
+            cached: 56 * MIB
+        }
+    );
+    pool.give(kept);
+    pool.give(kept);
+    assert_eq!(pool.report().live, 0, "a second time changes nothing");
+    assert_eq!(pool.release().len(), 1);
+}
+
+#[test]
+fn nothing_and_everything_has_a_size() {
+    assert_eq!(rounded(0), ALIGNMENT);
+    assert_eq!(slab(0), [SMALL_SLAB, PAGE]);
+    assert_eq!(slab(MIB + 1), [LARGE_SLAB, PAGE]);
+    assert_eq!(slab(LARGE_SLAB + 1), [LARGE_SLAB + PAGE, LARGE_SLAB + PAGE]);
+}
+
+/// Random takes and gives against a list of what is held: pieces never overlap, and nothing is lost.
+#[test]
+fn pieces_never_overlap() {
+    let mut pool = pool(&[1000, 8 * MIB, 8 * MIB, 100 * MIB]);
+    let reserved = pool.report().cached;
+    let mut held: Vec<(u64, u64)> = vec![];
+    let mut state = 1u64;
+    let mut random = move |below: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for _ in 0..20_000 {
+        if random(2) == 0 && !held.is_empty() {
+            let (at, _) = held.swap_remove(random(held.len() as u64) as usize);
+            pool.give(at);
+        } else {
+            let most = [5000, 20 * MIB][random(2) as usize];
+            let bytes = 1 + random(most);
+            if let Some(at) = pool.take(bytes) {
+                let end = at + rounded(bytes);
+                assert_eq!(at % ALIGNMENT, 0);
+                assert!(held.iter().all(|&(a, b)| end <= a || b <= at));
+                held.push((at, end));
+            }
+        }
+        let live: u64 = held.iter().map(|(a, b)| b - a).sum();
+        let report = pool.report();
+        assert_eq!((report.live, report.cached), (live, reserved - live));
+    }
+    for (at, _) in held {
+        pool.give(at);
+    }
+    assert_eq!(pool.release().len(), 4, "all of it is whole again");
+}

@@ -1,0 +1,304 @@
+//! The queue of a GPU: one stream of the driver, for kernels, copies and libraries.
+
+use crate::{
+    log,
+    memory::Slabs,
+    queue::{Function, Queue, Stream},
+};
+use cubecl::bytes::Bytes;
+use cubecl_environment::future::DynFut;
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use std::{
+    ffi::{CString, c_void},
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Up to here a download goes through memory that the GPU writes by itself, beside other work.
+const STAGED: usize = 1 << 20;
+
+pub(crate) fn check(call: &str, result: sys::CUresult) -> Result<(), String> {
+    result.result().map_err(|e| format!("{call}: {e}"))
+}
+
+fn bind(context: &CudaContext) -> Result<(), String> {
+    (context.bind_to_thread()).map_err(|e| format!("cuCtxSetCurrent: {e}"))
+}
+
+/// The stream of a GPU.
+pub(crate) struct GpuStream {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    staging: Arc<Staging>,
+}
+
+impl GpuStream {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, String> {
+        bind(context)?;
+        Ok(Self {
+            context: context.clone(),
+            stream: (context.new_stream()).map_err(|e| format!("cuStreamCreate: {e}"))?,
+            staging: Arc::new(Staging {
+                context: context.clone(),
+                free: Mutex::default(),
+            }),
+        })
+    }
+}
+
+impl Queue for GpuStream {
+    fn bind(&mut self) -> Result<(), String> {
+        bind(&self.context)
+    }
+
+    fn load(&mut self, image: &[u8], entry: &str, shared: usize) -> Result<Function, String> {
+        let entry = CString::new(entry).map_err(|e| e.to_string())?;
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: a whole image; the module stays loaded for as long as the process lives, as kernels
+        // that are queued may need it.
+        unsafe {
+            check(
+                "cuModuleLoadData",
+                sys::cuModuleLoadData(&mut module, image.as_ptr().cast()),
+            )?;
+            check(
+                "cuModuleGetFunction",
+                sys::cuModuleGetFunction(&mut function, module, entry.as_ptr()),
+            )?;
+            if shared > 0 {
+                let most =
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                check(
+                    "cuFuncSetAttribute",
+                    sys::cuFuncSetAttribute(function, most, shared as i32),
+                )?;
+            }
+        }
+        Ok(Function(function))
+    }
+
+    unsafe fn launch(
+        &mut self,
+        function: Function,
+        [x, y, z]: [u32; 3],
+        block: [u32; 3],
+        shared: usize,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), String> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the caller's promise; the driver copies arguments before it returns.
+        unsafe {
+            check(
+                "cuLaunchKernel",
+                sys::cuLaunchKernel(
+                    function.0,
+                    x,
+                    y,
+                    z,
+                    block[0],
+                    block[1],
+                    block[2],
+                    shared as u32,
+                    stream,
+                    arguments.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                ),
+            )?;
+            if log::level() >= 2 {
+                check("the kernel", sys::cuStreamSynchronize(stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), String> {
+        // SAFETY: the caller's promise. The bytes are ordinary memory, which the driver has copied
+        // when it returns.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(
+                to,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                self.stream.cu_stream(),
+            )
+        })
+    }
+
+    fn download(&mut self, parts: Vec<Range<u64>>) -> DynFut<Result<Vec<Bytes>, String>> {
+        let total: u64 = parts.iter().map(|part| part.end - part.start).sum();
+        if total > STAGED as u64 {
+            return Box::pin(large(self.context.clone(), self.stream.clone(), parts));
+        }
+        let staged = Staging::take(&self.staging).and_then(|staged| {
+            let mut at = 0;
+            for part in &parts {
+                let len = (part.end - part.start) as usize;
+                // SAFETY: the parts are no longer than the memory; it is this download's until the
+                // event behind the copies was waited for.
+                check("cuMemcpyDtoHAsync", unsafe {
+                    let to = staged.memory.add(at).cast();
+                    sys::cuMemcpyDtoHAsync_v2(to, part.start, len, self.stream.cu_stream())
+                })?;
+                at += len;
+            }
+            // SAFETY: live handles of one context.
+            check("cuEventRecord", unsafe {
+                sys::cuEventRecord(staged.event, self.stream.cu_stream())
+            })?;
+            Ok(staged)
+        });
+        Box::pin(async move {
+            let staged = staged?;
+            let bytes = staged.wait(total as usize)?;
+            let mut rest = bytes;
+            let cut = |part: Range<u64>| {
+                let (now, later) = rest.split_at((part.end - part.start) as usize);
+                rest = later;
+                Bytes::from_bytes_vec(now.to_vec())
+            };
+            Ok(parts.into_iter().map(cut).collect())
+        })
+    }
+
+    fn finish(&self) -> DynFut<Result<(), String>> {
+        let (context, stream) = (self.context.clone(), self.stream.clone());
+        Box::pin(async move {
+            bind(&context)?;
+            // SAFETY: a live stream.
+            check("cuStreamSynchronize", unsafe {
+                sys::cuStreamSynchronize(stream.cu_stream())
+            })
+        })
+    }
+
+    fn stream(&self) -> Stream {
+        Stream(self.stream.cu_stream())
+    }
+}
+
+/// Copies in the thread that waits for them: the driver moves them piece by piece, and other threads
+/// go on queueing.
+async fn large(
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    parts: Vec<Range<u64>>,
+) -> Result<Vec<Bytes>, String> {
+    bind(&context)?;
+    let mut all = Vec::with_capacity(parts.len());
+    for part in parts {
+        let len = (part.end - part.start) as usize;
+        let mut bytes = Vec::new();
+        (bytes.try_reserve_exact(len)).map_err(|_| format!("no host memory for {len} bytes"))?;
+        bytes.resize(len, 0u8);
+        // SAFETY: as long as the part, and alive until the stream was waited for.
+        unsafe {
+            let to = bytes.as_mut_ptr().cast();
+            check(
+                "cuMemcpyDtoHAsync",
+                sys::cuMemcpyDtoHAsync_v2(to, part.start, len, stream.cu_stream()),
+            )?;
+            check(
+                "cuStreamSynchronize",
+                sys::cuStreamSynchronize(stream.cu_stream()),
+            )?;
+        }
+        all.push(Bytes::from_bytes_vec(bytes));
+    }
+    Ok(all)
+}
+
+/// Host memory that the GPU writes by itself, and an event to wait for that. Used again: to make one
+/// costs more than a download.
+struct Staging {
+    context: Arc<CudaContext>,
+    free: Mutex<Vec<Raw>>,
+}
+
+struct Raw(*mut u8, sys::CUevent);
+
+// SAFETY: plain memory and a name for something in the driver, owned by one at a time.
+unsafe impl Send for Raw {}
+
+/// What one download has of it.
+struct Staged {
+    memory: *mut u8,
+    event: sys::CUevent,
+    staging: Arc<Staging>,
+}
+
+// SAFETY: as `Raw`.
+unsafe impl Send for Staged {}
+
+impl Staging {
+    fn take(staging: &Arc<Self>) -> Result<Staged, String> {
+        let free = (staging.free.lock())
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let Raw(memory, event) = match free {
+            Some(raw) => raw,
+            None => {
+                let (mut memory, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+                let no_timing = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                // SAFETY: makes memory and an event of the context, which is bound.
+                unsafe {
+                    check("cuEventCreate", sys::cuEventCreate(&mut event, no_timing))?;
+                    check(
+                        "cuMemAllocHost",
+                        sys::cuMemAllocHost_v2(&mut memory, STAGED),
+                    )?;
+                }
+                Raw(memory.cast(), event)
+            }
+        };
+        Ok(Staged {
+            memory,
+            event,
+            staging: staging.clone(),
+        })
+    }
+}
+
+impl Staged {
+    /// The copied bytes, once they are there.
+    fn wait(&self, len: usize) -> Result<&[u8], String> {
+        bind(&self.staging.context)?;
+        // SAFETY: the event was recorded behind the copies, and nobody writes there after it.
+        unsafe {
+            check("cuEventSynchronize", sys::cuEventSynchronize(self.event))?;
+            Ok(std::slice::from_raw_parts(self.memory, len))
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // A download that nobody waited for may still be writing.
+        let _ = self.wait(0);
+        let mut free = self
+            .staging
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        free.push(Raw(self.memory, self.event));
+    }
+}
+
+/// The driver's memory.
+pub(crate) struct GpuSlabs(pub(crate) Arc<CudaContext>);
+
+impl Slabs for GpuSlabs {
+    fn take(&self, bytes: u64) -> Result<Option<u64>, String> {
+        bind(&self.0)?;
+        let mut address = 0;
+        // SAFETY: writes an address.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            result => check("cuMemAlloc", result).map(|()| Some(address)),
+        }
+    }
+
+    fn give(&self, address: u64) {
+        // SAFETY: made by `take`, and nothing that is queued uses it. A failure has nobody to tell.
+        let _ = bind(&self.0).map(|()| unsafe { sys::cuMemFree_v2(address) });
+    }
+}

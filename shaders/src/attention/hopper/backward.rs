@@ -1,0 +1,430 @@
+//! The gradients for queries, keys and values.
+//!
+//! With weights `P`, the gradient `G` of the result and `D = sum(G * result)` of each query, the
+//! gradient of the scores is `P * (G V' - D)`. Rows are queries, or keys: then everything is turned,
+//! so that keys' rows are the left operands.
+
+use super::{How, bring_rows, head, place_of_thread, score, settle, store, stride, weigh};
+use crate::{
+    attention::{Goal, LOWEST},
+    hopper::{address_mut, descriptor, exp2, pack, shared_address},
+};
+use cubecl::prelude::*;
+
+/// More than any log-sum-exp: under it, weights are nothing.
+const HIGHEST: f32 = 3.0e38;
+
+/// What of a query's statistics is needed: its log-sum-exp to base 2, and `D`. A query that there is
+/// not or that sees nothing has no weights.
+#[cube]
+fn statistics(
+    stats: &Sequence<Box<[u32]>>,
+    base: usize,
+    query: usize,
+    queries: usize,
+) -> (f32, f32) {
+    let at = base + min(query, queries - 1usize);
+    let lse = f32::reinterpret(stats.index(0usize)[at]);
+    let mean = f32::reinterpret(stats.index(1usize)[at]);
+    let there = query < queries && lse > LOWEST;
+    (
+        select(there, lse * std::f32::consts::LOG2_E, HIGHEST),
+        select(there, mean, 0.0f32),
+    )
+}
+
+/// A gradient of `N` sums of a thread for `first`, and for keys one for `second`, from `S` scores in
+/// `W` words.
+#[cube]
+fn run<N: Size, S: Size, W: Size>(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    first: u64,
+    second: u64,
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
+    let by_query = comptime!(how.goal == Goal::Query);
+    let (heads, group, queries, keys, size) = (
+        *numbers.index(0usize),
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(4usize),
+    );
+    let (rows, columns, tile) = comptime!((how.rows(), how.columns, how.tile() as u32));
+    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
+    let (own_rows, other_rows) = if comptime!(by_query) {
+        (queries, keys)
+    } else {
+        (keys, queries)
+    };
+    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
+    // grid repeat an earlier one.
+    let (blocks, lines) = (
+        (own_rows + comptime!(rows - 1)) / rows,
+        *numbers.index(6usize),
+    );
+    let block = CUBE_POS / lines % blocks;
+    let row = if comptime!(by_query) {
+        (blocks - 1usize - block) * rows
+    } else {
+        block * rows
+    };
+    let line = CUBE_POS % lines;
+    let own_heads = if comptime!(by_query) {
+        heads
+    } else {
+        heads / group
+    };
+    let (batch, own_head) = (line / own_heads, line % own_heads);
+    // A key's gradient gathers from all query heads that share it.
+    let (first_head, head_count) = if comptime!(by_query) {
+        (own_head / group, 1usize.runtime())
+    } else {
+        (own_head * group, group)
+    };
+    // The own rows, and the tiles: of what scores are made, and of what their gradient is.
+    let (own_a, own_b) = comptime!(if by_query {
+        (how.q, how.grad)
+    } else {
+        (how.k, how.v)
+    });
+    let (tile_a, tile_b) = comptime!(if by_query {
+        (how.k, how.v)
+    } else {
+        (how.q, how.grad)
+    });
+    let a_stride = stride(numbers, tile_a);
+    let b_stride = stride(numbers, tile_b);
+    let memory = Shared::<[u32]>::new_aligned_slice(
+        comptime!((2 * how.own() + 4 * how.tile() + 1024) / 4),
+        1024usize,
+    );
+    let mut columns_stats = Shared::<[f32]>::new_slice(comptime!(4 * how.columns));
+    let own = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
+    let tiles = own + comptime!(2 * how.own() as u32);
+
+    let (group_row, thread_row) = place_of_thread();
+    let unit = UNIT_POS as usize;
+    let lane = unit % 32usize;
+    let mine = row + group_row + thread_row;
+    // The columns that the rows of this cube have to do with.
+    let (begin, end) = if comptime!(!how.causal) {
+        (0usize.runtime(), other_rows)
+    } else if comptime!(by_query) {
+        (
+            0usize.runtime(),
+            max(min(row + rows, queries) + keys, queries) - queries,
+        )
+    } else {
+        (
+            (max(row + queries, keys) - keys) / columns * columns,
+            queries,
+        )
+    };
+    // From which column on, or up to which, a row has to do with them: for queries the end, for keys
+    // the start. Tiles that lie on the right side for all rows of the warp group need no look.
+    let (edge, edge8, whole) = if comptime!(by_query) {
+        let (a, b, c) = if comptime!(how.causal) {
+            (
+                max(mine + 1usize + keys, queries) - queries,
+                max(mine + 9usize + keys, queries) - queries,
+                max(row + group_row + 1usize + keys, queries) - queries,
+            )
+        } else {
+            (keys, keys, keys)
+        };
+        (min(a, keys), min(b, keys), min(c, keys))
+    } else if comptime!(how.causal) {
+        (
+            max(mine + queries, keys) - keys,
+            max(mine + 8usize + queries, keys) - keys,
+            max(row + group_row + 63usize + queries, keys) - keys,
+        )
+    } else {
+        (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
+    };
+
+    let own_first = head(buffers, numbers, batch, own_head, own_a);
+    bring_rows(
+        own_first,
+        stride(numbers, own_a),
+        row,
+        own_rows,
+        size,
+        own,
+        rows,
+        how,
+    );
+    if comptime!(how.slopes) {
+        let own_second = head(buffers, numbers, batch, own_head, own_b);
+        let to = own + comptime!(how.own() as u32);
+        bring_rows(
+            own_second,
+            stride(numbers, own_b),
+            row,
+            own_rows,
+            size,
+            to,
+            rows,
+            how,
+        );
+    }
+    let per_head = (max(end, begin) - begin + comptime!(columns - 1)) / columns;
+    let all = per_head * head_count;
+    let mut row_lse = 0.0f32;
+    let mut row_lse8 = 0.0f32;
+    let mut row_mean = 0.0f32;
+    let mut row_mean8 = 0.0f32;
+    if comptime!(by_query) {
+        let base = (batch * heads + own_head) * queries;
+        let (lse, mean) = statistics(stats, base, mine, queries);
+        let (lse8, mean8) = statistics(stats, base, mine + 8usize, queries);
+        row_lse = lse;
+        row_lse8 = lse8;
+        row_mean = mean;
+        row_mean8 = mean8;
+    }
+    if all > 0usize {
+        let a_base = head(buffers, numbers, batch, first_head, tile_a);
+        let b_base = head(buffers, numbers, batch, first_head, tile_b);
+        bring_rows(
+            a_base, a_stride, begin, other_rows, size, tiles, columns, how,
+        );
+        bring_rows(
+            b_base,
+            b_stride,
+            begin,
+            other_rows,
+            size,
+            tiles + tile,
+            columns,
+            how,
+        );
+        if comptime!(!by_query) {
+            if unit < columns {
+                let base = (batch * heads + first_head) * queries;
+                let (lse, mean) = statistics(stats, base, begin + unit, queries);
+                columns_stats[unit] = lse;
+                columns_stats[columns + unit] = mean;
+            }
+        }
+    }
+    gpu_asm!("cp.async.commit_group;");
+    let own_at = own + group_row as u32 * 128u32;
+    let a_at = descriptor(own_at, 0usize);
+    let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
+    let factor = scale * std::f32::consts::LOG2_E;
+    let mut slopes = Vector::<f32, N>::new(0.0f32);
+    let mut values = Vector::<f32, N>::new(0.0f32);
+    let mut index = 0usize;
+    let mut column = begin;
+    let mut stage = 0u32;
+    while index < all {
+        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
+        sync_cube();
+        let at = tiles + stage * comptime!(2 * tile);
+        let next = tiles + (1u32 - stage) * comptime!(2 * tile);
+        let scores = score::<S>(a_at, descriptor(at, 0usize), how);
+        let rises = if comptime!(how.slopes) {
+            score::<S>(b_at, descriptor(at + tile, 0usize), how)
+        } else {
+            Vector::<f32, S>::new(0.0f32)
+        };
+        let later = index + 1usize;
+        let ahead = first_head + later / per_head;
+        let then = begin + later % per_head * columns;
+        let mut next_lse = 0.0f32;
+        let mut next_mean = 0.0f32;
+        if later < all {
+            let a_base = head(buffers, numbers, batch, ahead, tile_a);
+            let b_base = head(buffers, numbers, batch, ahead, tile_b);
+            bring_rows(a_base, a_stride, then, other_rows, size, next, columns, how);
+            bring_rows(
+                b_base,
+                b_stride,
+                then,
+                other_rows,
+                size,
+                next + tile,
+                columns,
+                how,
+            );
+            if comptime!(!by_query) {
+                if unit < columns {
+                    let base = (batch * heads + ahead) * queries;
+                    let (lse, mean) = statistics(stats, base, then + unit, queries);
+                    next_lse = lse;
+                    next_mean = mean;
+                }
+            }
+        }
+        gpu_asm!("cp.async.commit_group;");
+        let scores = if comptime!(how.slopes) {
+            settle::<S>(scores, scores_count, 1usize)
+        } else {
+            settle::<S>(scores, scores_count, 0usize)
+        };
+        let mine_first = lane % 4usize * 2usize;
+        let here = stage as usize * comptime!(2 * columns);
+        let mut weights = Vector::<f32, S>::empty();
+        #[unroll]
+        for i in 0..comptime!(scores_count / 4) {
+            let (lse, lse_next, lse8, lse8_next) = if comptime!(by_query) {
+                (row_lse, row_lse, row_lse8, row_lse8)
+            } else {
+                let at = here + mine_first + comptime!(8 * i);
+                let (a, b) = (columns_stats[at], columns_stats[at + 1usize]);
+                (a, b, a, b)
+            };
+            let e = comptime!(4 * i);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse));
+            let e = comptime!(4 * i + 1);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse_next));
+            let e = comptime!(4 * i + 2);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse8));
+            let e = comptime!(4 * i + 3);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse8_next));
+        }
+        let look = if comptime!(by_query) {
+            column + columns > whole
+        } else {
+            column < whole
+        };
+        if look {
+            let first = column + mine_first;
+            #[unroll]
+            for i in 0..comptime!(scores_count / 2) {
+                let at = first + comptime!(i / 2 * 8);
+                let edge = if comptime!(i % 2 == 0) { edge } else { edge8 };
+                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+                let (seen, seen_next) = if comptime!(by_query) {
+                    (at < edge, at + 1usize < edge)
+                } else {
+                    (at >= edge, at + 1usize >= edge)
+                };
+                weights.insert(low, select(seen, weights.extract(low), 0.0f32));
+                weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
+            }
+        }
+        if comptime!(how.values) {
+            let mut words = Vector::<u32, W>::empty();
+            #[unroll]
+            for i in 0..comptime!(scores_count / 2) {
+                // Words of a step of 16 columns: both rows of the first eight, then of the others.
+                let word = comptime!(i / 4 * 4 + i % 4);
+                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+                words.insert(
+                    word,
+                    pack(weights.extract(low), weights.extract(high), how.dtype),
+                );
+            }
+            let turned = descriptor(at + tile, comptime!(columns * 128));
+            values = weigh::<N, W>(values, words, turned, how);
+        }
+        if comptime!(how.slopes) {
+            let rises = if comptime!(how.values) {
+                settle::<S>(rises, scores_count, 1usize)
+            } else {
+                settle::<S>(rises, scores_count, 0usize)
+            };
+            let mut words = Vector::<u32, W>::empty();
+            #[unroll]
+            for i in 0..comptime!(scores_count / 2) {
+                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+                let (mean, mean_next) = if comptime!(by_query) {
+                    if comptime!(i % 2 == 0) {
+                        (row_mean, row_mean)
+                    } else {
+                        (row_mean8, row_mean8)
+                    }
+                } else {
+                    let at = here + mine_first + comptime!(columns + i / 2 * 8);
+                    (columns_stats[at], columns_stats[at + 1usize])
+                };
+                let a = weights.extract(low) * (rises.extract(low) - mean);
+                let b = weights.extract(high) * (rises.extract(high) - mean_next);
+                words.insert(comptime!(i / 4 * 4 + i % 4), pack(a, b, how.dtype));
+            }
+            let turned = descriptor(at, comptime!(columns * 128));
+            slopes = weigh::<N, W>(slopes, words, turned, how);
+            slopes = settle::<N>(slopes, sums_count, 0usize);
+        }
+        if comptime!(how.values) {
+            values = settle::<N>(values, sums_count, 0usize);
+        }
+        if comptime!(!by_query) {
+            if unit < columns {
+                let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
+                columns_stats[to] = next_lse;
+                columns_stats[to + columns] = next_mean;
+            }
+        }
+        index = later;
+        column = then;
+        stage = 1u32 - stage;
+    }
+    gpu_asm!("cp.async.wait_group 0;");
+    let line = line * own_rows;
+    if comptime!(how.slopes) {
+        store::<N>(
+            first,
+            &slopes,
+            line,
+            mine,
+            own_rows,
+            size,
+            (scale, scale),
+            how,
+        );
+    }
+    if comptime!(how.values) {
+        store::<N>(
+            second,
+            &values,
+            line,
+            mine,
+            own_rows,
+            size,
+            (1.0f32.runtime(), 1.0f32.runtime()),
+            how,
+        );
+    }
+}
+
+/// One gradient, or those for keys and values together: as many as there are outputs.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(in crate::attention) fn gradient(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    other: &mut Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
+    // They are written to by their addresses; this keeps them outputs.
+    if *numbers.index(2usize) == 0usize {
+        out[0] = 0u32;
+    }
+    let first = address_mut(out);
+    let mut second = first;
+    if comptime!(how.slopes && how.values) {
+        let other = other.index_mut(0usize);
+        if *numbers.index(2usize) == 0usize {
+            other[0] = 0u32;
+        }
+        second = address_mut(other);
+    }
+    if comptime!(how.blocks == 1) {
+        run::<Const<32>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+    } else if comptime!(how.blocks == 2) {
+        run::<Const<64>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+    } else if comptime!(how.blocks == 3) {
+        run::<Const<96>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+    } else {
+        run::<Const<128>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+    }
+}

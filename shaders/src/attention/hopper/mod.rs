@@ -1,0 +1,331 @@
+//! Attention of 16-bit floats on the tensor cores of Hopper GPUs.
+//!
+//! A warp group has 64 rows: queries, or keys for their gradients; all rows of a cube are of one
+//! head. The other side comes in tiles, the next one while this one is used. Scores stay in
+//! registers: the threads that hold a row are four neighbours. What they become, rounded to the
+//! operands' dtype as it would be for a product in memory, is the left operand of the next product
+//! where it is. Gradients for queries and for keys are launches of their own, which compute the
+//! scores again: every number is summed by one cube in a fixed order, so bits are always the same.
+
+pub(super) mod backward;
+pub(super) mod forward;
+
+use super::{Goal, Operand, Sizes};
+use crate::hopper::{address, bring, kind, moves, now, pack, put4, registers, trade};
+use anymesh_kernel::{DType, View, backend::AttentionCall};
+use cubecl::prelude::*;
+
+/// What a launch is specialised on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct How {
+    goal: Goal,
+    dtype: DType,
+    causal: bool,
+    /// Size of a head, in blocks of 64 features.
+    blocks: usize,
+    /// Steps of 16 features that there are.
+    steps: usize,
+    /// Warp groups.
+    groups: usize,
+    /// Columns of a tile.
+    columns: usize,
+    /// Whether keys get their gradients and values theirs.
+    slopes: bool,
+    values: bool,
+    q: Place,
+    k: Place,
+    v: Place,
+    grad: Place,
+}
+
+/// Where an operand is among the buffers, and its offset and strides among the numbers.
+type Place = (usize, usize);
+
+impl How {
+    /// A launch for `goal`: how many warp groups there are and how wide tiles are is what fits in
+    /// registers and in shared memory.
+    pub(super) fn new(goal: Goal, how: &super::How, size: usize) -> Self {
+        let place = |operand: &Operand| (operand.buffer, operand.first);
+        let blocks = size.div_ceil(64);
+        let (groups, columns) = match (goal, blocks) {
+            (Goal::Result, 1) => (3, 128),
+            (Goal::Result, 2) => (2, 128),
+            (Goal::Result, _) => (2, 64),
+            (Goal::Query, 1) => (3, 64),
+            (_, 1..3) => (2, 64),
+            _ => (1, 64),
+        };
+        Self {
+            goal,
+            dtype: how.q.dtype,
+            causal: how.causal,
+            blocks,
+            steps: size.div_ceil(16),
+            groups,
+            columns,
+            slopes: goal != Goal::Value,
+            values: goal == Goal::Value || (goal == Goal::Key && blocks < 3),
+            q: place(&how.q),
+            k: place(&how.k),
+            v: place(&how.v),
+            grad: place(&how.grad),
+        }
+    }
+
+    /// Whether one launch gives the gradients for keys and for values.
+    pub(super) fn gives_both(self) -> bool {
+        self.slopes && self.values
+    }
+
+    /// Rows of a cube.
+    pub(super) fn rows(self) -> usize {
+        64 * self.groups
+    }
+
+    /// Threads of a cube.
+    pub(super) fn threads(self) -> usize {
+        128 * self.groups
+    }
+
+    /// Bytes of an operand's own rows in shared memory.
+    fn own(self) -> usize {
+        self.rows() * self.blocks * 128
+    }
+
+    /// Bytes of a tile of one operand.
+    fn tile(self) -> usize {
+        self.columns * self.blocks * 128
+    }
+
+    /// Scores of a thread.
+    fn scores(self) -> usize {
+        self.columns / 2
+    }
+
+    /// Sums of a thread: two rows, eight apart, and two neighbouring features of every eight.
+    fn sums(self) -> usize {
+        self.blocks * 32
+    }
+}
+
+/// Whether these kernels are for such a call: heads of one size, in chunks of 16 bytes.
+pub(super) fn fits(call: &AttentionCall) -> bool {
+    let sizes = Sizes::new(call);
+    let operands = [&call.q, &call.k, &call.v];
+    // Maxima are found before scores are scaled.
+    let scale = call.scale > 0.0 && call.scale.is_finite();
+    matches!(call.q.dtype, DType::BF16 | DType::F16)
+        && scale
+        && operands.iter().all(|view| view.dtype == call.q.dtype)
+        && (16..=256).contains(&sizes.size)
+        && sizes.size.is_multiple_of(8)
+        && sizes.value_size == sizes.size
+        && operands.into_iter().all(in_chunks)
+}
+
+/// Whether rows of heads are made of chunks of 16 bytes.
+pub(super) fn in_chunks(view: &View) -> bool {
+    let layout = &view.layout;
+    let outer = &layout.strides[..3];
+    layout.strides[3] == 1
+        && layout.offset.is_multiple_of(8)
+        && outer.iter().all(|s| *s >= 0 && s % 8 == 0)
+}
+
+/// Begins the products of 64 own rows with a tile's, in PTX: results, then the two descriptors.
+fn score_text(how: How) -> String {
+    let (count, columns, kind) = (how.scores(), how.columns, kind(how.dtype));
+    let list = registers(0, count).join(", ");
+    let (own, tile) = (count, count + 1);
+    let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; wgmma.fence.sync.aligned;\n");
+    for i in 0..how.steps {
+        // 16 features further: 32 bytes along the line, and then the next block of 64.
+        let at = |lines: usize| (i / 4 * lines * 128 + i % 4 * 32) / 16;
+        let (a, b, on) = (at(how.rows()), at(columns), u8::from(i > 0));
+        text += &format!(
+            "add.u64 a, %{own}, {a}; add.u64 b, %{tile}, {b}; setp.ne.b32 p, {on}, 0;\n\
+             wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, 0, 0;\n"
+        );
+    }
+    text + "wgmma.commit_group.sync.aligned; }"
+}
+
+/// Begins the products of 64 own rows with a tile's. Nothing may touch them before [`settle`].
+#[cube]
+fn score<S: Size>(own: u64, tile: u64, #[comptime] how: How) -> Vector<f32, S> {
+    let text = comptime!(score_text(how));
+    let out: Vector<f32, S>;
+    gpu_asm!("{text} // {o} {a} {b}", o = out(_) out, a = in(_) own, b = in(_) tile);
+    out
+}
+
+/// Begins to add a tile's rows, weighted, to the sums, in PTX.
+fn weigh_text(how: How) -> String {
+    let (count, words, kind) = (how.sums(), how.scores() / 2, kind(how.dtype));
+    let list = registers(0, count).join(", ");
+    let weights = registers(2 * count, words);
+    let tile = 2 * count + words;
+    let mut text = String::from("{ .reg .pred p; .reg .u64 b; setp.ne.b32 p, 1, 0;\n");
+    text += &moves(count);
+    text += "wgmma.fence.sync.aligned;\n";
+    for (i, four) in weights.chunks(4).enumerate() {
+        // 16 columns further: 16 lines.
+        let (b, four) = (i * 128, four.join(", "));
+        text += &format!(
+            "add.u64 b, %{tile}, {b};\n\
+             wgmma.mma_async.sync.aligned.m64n{}k16.f32.{kind}.{kind} {{{list}}}, {{{four}}}, b, p, 1, 1, 1;\n",
+            how.blocks * 64
+        );
+    }
+    text + "wgmma.commit_group.sync.aligned; }"
+}
+
+/// Begins to add a tile's rows, weighted, to the sums. Nothing may touch these before [`settle`].
+#[cube]
+fn weigh<N: Size, W: Size>(
+    sums: Vector<f32, N>,
+    weights: Vector<u32, W>,
+    tile: u64,
+    #[comptime] how: How,
+) -> Vector<f32, N> {
+    let text = comptime!(weigh_text(how));
+    let (sums, weights) = (now(&sums), now(&weights));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{text} // {o} {c} {w} {v}",
+        o = out(_) out, c = in(_) sums, w = in(_) weights, v = in(_) tile
+    );
+    out
+}
+
+/// What a product gives once at most `pending` later ones are under way.
+#[cube]
+fn settle<N: Size>(
+    values: Vector<f32, N>,
+    #[comptime] count: usize,
+    #[comptime] pending: usize,
+) -> Vector<f32, N> {
+    let text = comptime!(format!(
+        "wgmma.wait_group.sync.aligned {pending};\n{}",
+        moves(count)
+    ));
+    let values = now(&values);
+    let out: Vector<f32, N>;
+    gpu_asm!("{text} // {o} {c}", o = out(_) out, c = in(_) values);
+    out
+}
+
+/// Begins to bring `lines` rows of a head from `first` on to shared memory at `to`, zeros behind the
+/// last and behind the size of the head.
+#[cube]
+fn bring_rows(
+    base: u64,
+    stride: usize,
+    first: usize,
+    stop: usize,
+    size: usize,
+    to: u32,
+    #[comptime] lines: usize,
+    #[comptime] how: How,
+) {
+    let per = comptime!(how.blocks * 8);
+    let (all, threads) = comptime!((lines * per, how.threads()));
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..comptime!(all.div_ceil(threads)) {
+        let at = unit + comptime!(threads * i);
+        if comptime!(threads * (i + 1) <= all) || at < all {
+            let (line, chunk) = (at / per, at % per);
+            let row = first + line;
+            let inside = row < stop && chunk * 8usize < size;
+            let from = select(inside, row * stride + chunk * 8usize, 0usize);
+            let place = chunk / 8usize * comptime!(lines * 128)
+                + line * 128usize
+                + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+            bring(
+                to + place as u32,
+                base + u64::cast_from(from) * 2u64,
+                select(inside, 16u32, 0u32),
+            );
+        }
+    }
+}
+
+/// Where a head of an operand lies.
+#[cube]
+fn head(
+    buffers: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    batch: usize,
+    head: usize,
+    #[comptime] place: Place,
+) -> u64 {
+    let (buffer, first) = comptime!(place);
+    let at = *numbers.index(first)
+        + batch * *numbers.index(comptime!(first + 1))
+        + head * *numbers.index(comptime!(first + 2));
+    address(buffers.index(buffer)) + u64::cast_from(at) * 2u64
+}
+
+/// From a row of an operand to the next.
+#[cube]
+fn stride(numbers: &Sequence<usize>, #[comptime] place: Place) -> usize {
+    let (_, first) = comptime!(place);
+    *numbers.index(comptime!(first + 3))
+}
+
+/// Stores a thread's two rows of sums, each times its factor, to the rows from `line` on of a dense
+/// matrix.
+#[cube]
+fn store<N: Size>(
+    to: u64,
+    sums: &Vector<f32, N>,
+    line: usize,
+    row: usize,
+    rows: usize,
+    size: usize,
+    factors: (f32, f32),
+    #[comptime] how: How,
+) {
+    let lane = UNIT_POS as usize % 32usize;
+    #[unroll]
+    for half in 0..2usize {
+        let at = row + comptime!(8 * half);
+        let by = if comptime!(half == 0) {
+            factors.0
+        } else {
+            factors.1
+        };
+        let place = (line + at) * size;
+        #[unroll]
+        for four in 0..comptime!(how.blocks * 2) {
+            let mut words = Array::<u32>::new(4usize);
+            #[unroll]
+            for i in 0..4usize {
+                let first = comptime!(16 * four + 4 * i + 2 * half);
+                words[i] = pack(
+                    sums.extract(first) * by,
+                    sums.extract(comptime!(first + 1)) * by,
+                    how.dtype,
+                );
+            }
+            // Four neighbours have two features of each eight; afterwards one has all of eight.
+            let (w0, w1) = trade(words[0], words[1], lane, 1u32);
+            let (w2, w3) = trade(words[2], words[3], lane, 1u32);
+            let (w0, w2) = trade(w0, w2, lane, 2u32);
+            let (w1, w3) = trade(w1, w3, lane, 2u32);
+            let feature = comptime!(32 * four) + lane % 4usize * 8usize;
+            if at < rows && feature < size {
+                put4(to + u64::cast_from(place + feature) * 2u64, w0, w1, w2, w3);
+            }
+        }
+    }
+}
+
+/// A thread's place: the row of its warp group, and its own first row in it.
+#[cube]
+fn place_of_thread() -> (usize, usize) {
+    let unit = UNIT_POS as usize;
+    let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
+    (unit / 128usize * 64usize, warp * 16usize + lane / 4usize)
+}
