@@ -26,6 +26,8 @@ const PANELS: usize = 32;
 const FEW: usize = 4;
 /// Elements of the right operand that are packed at a time.
 const ROUND: usize = 4 << 20;
+/// Steps of the inner dimension that are packed at a time: longer operands take no more memory.
+const DEEPEST: usize = 32 * DEPTH;
 /// Scratch memory up to this size is kept by each thread.
 const KEPT: usize = 1 << 20;
 /// With fewer columns or steps than this, or fewer rows, a tile would be mostly empty.
@@ -252,7 +254,24 @@ pub(crate) fn product<T: Float>(
     let Some(tiles) = T::tiles().filter(|_| !few) else {
         return Ok(false);
     };
-    by_tiles(tiles, (out, step), [m, n, k], a, b, add, threads)?;
+    let rounds = k.div_ceil(DEEPEST);
+    for round in 0..rounds {
+        let Range { start, end } = part(round, rounds, k);
+        let from = |matrix: Matrix<'_, T>, stride: isize| {
+            matrix.start.wrapping_add_signed(start as isize * stride)
+        };
+        let (a_start, b_start) = (from(a, a.cols), from(b, b.rows));
+        let a = Matrix {
+            start: a_start,
+            ..a
+        };
+        let b = Matrix {
+            start: b_start,
+            ..b
+        };
+        let sizes = [m, n, end - start];
+        by_tiles(tiles, (out, step), sizes, a, b, add || round > 0, threads)?;
+    }
     Ok(true)
 }
 
