@@ -561,7 +561,13 @@ pub(crate) fn with_products(
         library: Arc::new(Library::new(context)?),
         table: Mutex::default(),
     };
-    Ok(device.decorated(move |portable, kernel| {
+    let takes = |kernel: &Kernel| {
+        matches!(
+            kernel,
+            Kernel::Matmul(_) | Kernel::Grouped(_) | Kernel::Conv(_)
+        )
+    };
+    Ok(device.decorated_for(takes, move |portable, kernel| {
         let product = match &kernel {
             Kernel::Matmul(call) => products.product(call)?,
             Kernel::Grouped(call) => products.grouped(call)?,

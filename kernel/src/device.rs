@@ -76,8 +76,20 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
+        self.decorated_for(|_| true, launch)
+    }
+
+    /// As [`decorated`](Self::decorated), but only kernels that `takes` says are launched by
+    /// `launch`; the others are this device's, also where they are
+    /// [launched together](Self::launch_all).
+    pub fn decorated_for(
+        &self,
+        takes: fn(&Kernel) -> bool,
+        launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
+    ) -> Self {
         Self::new(Decorated {
             inner: self.clone(),
+            takes,
             launch,
         })
     }
@@ -347,6 +359,7 @@ impl Receiving {
 /// See [`Device::decorated`].
 struct Decorated<F> {
     inner: Device,
+    takes: fn(&Kernel) -> bool,
     launch: F,
 }
 
@@ -402,6 +415,19 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
-        (self.launch)(self.inner.backend(), kernel)
+        match (self.takes)(&kernel) {
+            true => (self.launch)(self.inner.backend(), kernel),
+            false => self.inner.backend().launch(kernel),
+        }
+    }
+
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        if kernels.iter().any(self.takes) {
+            return kernels
+                .into_iter()
+                .map(|kernel| self.launch(kernel))
+                .collect();
+        }
+        self.inner.backend().launch_all(kernels)
     }
 }

@@ -258,16 +258,6 @@ impl Lanes<'_> {
         let (scope, rank, size) = (self.scope, self.plan.rank, source.dtype.size());
         let inputs = self.inputs;
         let numbers = &inputs.numbers;
-        let wide = || {
-            inputs
-                .wide
-                .__expand_index_method(scope, source.binding.into())
-        };
-        let pairs = || {
-            inputs
-                .pairs
-                .__expand_index_method(scope, source.binding.into())
-        };
         let words = || {
             inputs
                 .words
@@ -277,12 +267,7 @@ impl Lanes<'_> {
             Mode::Vector => {
                 let first = self.first();
                 let at = affine::expand(scope, &first, numbers, rank, source.first);
-                match size {
-                    8 => Raw::Wide(words::lanes64::expand(scope, wide(), at)),
-                    4 => Raw::Bits(words::lanes32::expand(scope, wide(), at)),
-                    2 => Raw::Bits(words::lanes16::expand(scope, pairs(), at)),
-                    _ => Raw::Bits(words::lanes8::expand(scope, words(), at)),
-                }
+                dense(scope, inputs, source, at)
             }
             Mode::Splat => {
                 let first = self.first();
@@ -353,6 +338,24 @@ impl Lanes<'_> {
             .inputs
             .params
             .__expand_index_method(self.scope, (self.inputs.params.len() - 1 - number).into())
+    }
+}
+
+/// Four elements of an input that is dense, from element `at` of its buffer on.
+fn dense(scope: &Scope, inputs: &InputsExpand, source: &Source, at: NativeExpand<usize>) -> Raw {
+    let binding = source.binding.into();
+    let wide = || inputs.wide.__expand_index_method(scope, binding);
+    match source.dtype.size() {
+        8 => Raw::Wide(words::lanes64::expand(scope, wide(), at)),
+        4 => Raw::Bits(words::lanes32::expand(scope, wide(), at)),
+        2 => {
+            let pairs = inputs.pairs.__expand_index_method(scope, binding);
+            Raw::Bits(words::lanes16::expand(scope, pairs, at))
+        }
+        _ => {
+            let words = inputs.words.__expand_index_method(scope, binding);
+            Raw::Bits(words::lanes8::expand(scope, words, at))
+        }
     }
 }
 
@@ -539,6 +542,41 @@ pub(crate) fn eval_stored(
 ) -> Vec<Raw> {
     let computed = plan.program.computed();
     let mut evaluation = Evaluation::new(scope, inputs, plan, start, |i| computed[i], fault);
+    let outputs = plan.program.outputs.iter();
+    outputs
+        .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
+        .collect()
+}
+
+/// As [`eval_stored`], for a plan whose inputs are all dense and that uses no positions: input `k`
+/// is read from element `at[k]` of its buffer on.
+pub(crate) fn eval_dense(
+    scope: &Scope,
+    inputs: &InputsExpand,
+    plan: &MapPlan,
+    at: &[NativeExpand<usize>],
+) -> Vec<Raw> {
+    let loads = plan.sources.iter().zip(at);
+    let loads = loads.map(|(source, at)| Some(dense(scope, inputs, source, *at)));
+    let mut evaluation = Evaluation {
+        lanes: Lanes {
+            scope,
+            inputs,
+            plan,
+            start: 0usize.into_expand(scope),
+            first: None,
+            each: None,
+        },
+        known: Known::default(),
+        loaded: loads.collect(),
+        values: vec![None; plan.program.insts.len()],
+    };
+    let computed = plan.program.computed();
+    for (i, inst) in plan.program.insts.iter().enumerate() {
+        if computed[i] {
+            evaluation.values[i] = Some(evaluation.compute(inst, &mut |_| {}));
+        }
+    }
     let outputs = plan.program.outputs.iter();
     outputs
         .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
