@@ -17,6 +17,7 @@ mod map;
 mod maps;
 mod math;
 mod matmul;
+mod nvidia;
 mod philox;
 mod program;
 mod reduce;

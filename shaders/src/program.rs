@@ -4,6 +4,7 @@
 //! for each instruction. Reductions fold what it returns. Map kernels store what [`eval_stored`]
 //! returns: elements that a program only moves never become values there, and keep their bits.
 
+mod coarse;
 mod emit;
 
 pub(crate) use emit::*;
