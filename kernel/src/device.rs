@@ -76,8 +76,19 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
+        self.decorated_with(|_| false, launch)
+    }
+
+    /// [`decorated`](Self::decorated) by something that has [fused](Kernel::is_fused) kernels of its
+    /// own: those that `has` names, beside the device's.
+    pub fn decorated_with(
+        &self,
+        has: impl Fn(&Kernel) -> bool + Send + Sync + 'static,
+        launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
+    ) -> Self {
         Self::new(Decorated {
             inner: self.clone(),
+            has,
             launch,
         })
     }
@@ -297,18 +308,23 @@ impl Receiving {
 }
 
 /// See [`Device::decorated`].
-struct Decorated<F> {
+struct Decorated<H, F> {
     inner: Device,
+    has: H,
     launch: F,
 }
 
-impl<F> std::fmt::Debug for Decorated<F> {
+impl<H, F> std::fmt::Debug for Decorated<H, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Decorated({:?})", self.inner.backend())
     }
 }
 
-impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for Decorated<F> {
+impl<H, F> Backend for Decorated<H, F>
+where
+    H: Fn(&Kernel) -> bool + Send + Sync,
+    F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync,
+{
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -350,7 +366,7 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
     }
 
     fn supports(&self, kernel: &Kernel) -> bool {
-        self.inner.backend().supports(kernel)
+        (self.has)(kernel) || self.inner.backend().supports(kernel)
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
