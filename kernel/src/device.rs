@@ -9,7 +9,7 @@ pub use profile::{Launched, MemoryChange, Profiling, Timing, Watch, clock};
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
-    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, Views},
+    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, OutputTypes, Views},
 };
 use std::{ops::Range, sync::Arc};
 
@@ -159,10 +159,7 @@ impl Device {
     /// Queues a kernel, unless the device cannot hold what it gives; its outputs, dense.
     pub fn launch(&self, kernel: impl Into<Kernel>) -> Result<Views> {
         let kernel = kernel.into();
-        let outputs = kernel.outputs();
-        for (dtype, shape) in &outputs {
-            self.check(*dtype, shape.checked_numel(kernel.op())?)?;
-        }
+        let outputs = self.check_outputs(&kernel)?;
         let buffers = if let Some(dry) = Dry::current() {
             dry.launch(&outputs)
         } else if self.0.hooks.listening() {
@@ -170,6 +167,57 @@ impl Device {
         } else {
             self.backend().launch(kernel)?
         };
+        Ok(self.views(buffers, outputs))
+    }
+
+    /// Queues kernels of which none reads what another one gives, unless the device cannot hold
+    /// what one of them gives; the outputs of each, as from a launch of its own. A device may make
+    /// [fewer launches](Backend::launch_all) of them.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{DType, Kernel, Layout, View, backend::SortCall};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let sorts = [&[3, 1, 2][..], &[1, 0]].map(|bytes| {
+    ///     let input = View {
+    ///         buffer: device.upload(bytes)?,
+    ///         dtype: DType::U8,
+    ///         layout: Layout::contiguous([bytes.len()].into()),
+    ///     };
+    ///     Ok(Kernel::from(SortCall { op: "argsort", input, descending: false }))
+    /// });
+    /// let kernels = sorts.into_iter().collect::<Result<_, anymesh_kernel::Error>>()?;
+    /// let sorted = device.launch_all(kernels)?;
+    /// assert_eq!(sorted[1][0].layout.shape.dims(), [2]);
+    /// # Ok::<(), anymesh_kernel::Error>(())
+    /// ```
+    pub fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Views>> {
+        let outputs = kernels
+            .iter()
+            .map(|kernel| self.check_outputs(kernel))
+            .collect::<Result<Vec<_>>>()?;
+        let buffers = if let Some(dry) = Dry::current() {
+            outputs.iter().map(|outputs| dry.launch(outputs)).collect()
+        } else if self.0.hooks.listening() {
+            self.0.hooks.launch_all(self.backend(), kernels)?
+        } else {
+            self.backend().launch_all(kernels)?
+        };
+        debug_assert_eq!(buffers.len(), outputs.len(), "buffers for each kernel");
+        let views = |(buffers, outputs)| self.views(buffers, outputs);
+        Ok(buffers.into_iter().zip(outputs).map(views).collect())
+    }
+
+    /// What a kernel gives, if the device can hold it.
+    fn check_outputs(&self, kernel: &Kernel) -> Result<OutputTypes> {
+        let outputs = kernel.outputs();
+        for (dtype, shape) in &outputs {
+            self.check(*dtype, shape.checked_numel(kernel.op())?)?;
+        }
+        Ok(outputs)
+    }
+
+    /// Counts what a launch gave, as views.
+    fn views(&self, buffers: Buffers, outputs: OutputTypes) -> Views {
         debug_assert_eq!(buffers.len(), outputs.len(), "a buffer for each output");
         // A device around another one gives values that may have no memory yet: the other one counts
         // what it makes.
@@ -184,7 +232,7 @@ impl Device {
                 layout: Layout::contiguous(shape),
             }
         };
-        Ok(buffers.into_iter().zip(outputs).map(view).collect())
+        buffers.into_iter().zip(outputs).map(view).collect()
     }
 
     /// The memory that tensors hold here, on every handle of this device. On a device without
