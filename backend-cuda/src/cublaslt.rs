@@ -476,10 +476,9 @@ impl CublasLt {
         let library = self.library.clone();
         let bias_at = bias.as_ref().map(|(at, _)| *at);
         let reads = [a_at, b_at].into_iter().chain(bias.map(|(_, place)| place));
-        self.engine
-            .library(reads.collect(), out_at, move |stream| {
-                library.multiply(&ready, addresses, bias_at, stream)
-            });
+        self.engine.library(reads.collect(), out_at, move |stream| {
+            library.multiply(&ready, addresses, bias_at, stream)
+        });
         Ok(Some(out.buffer()))
     }
 
@@ -547,8 +546,9 @@ impl CublasLt {
                         driver::cuMemsetD8Async(to, 0, bytes, stream.0)
                     })?;
                 }
-                (products.iter())
-                    .try_for_each(|(ready, addresses)| library.multiply(ready, *addresses, None, stream))
+                (products.iter()).try_for_each(|(ready, addresses)| {
+                    library.multiply(ready, *addresses, None, stream)
+                })
             });
         Ok(Some(out.buffer()))
     }

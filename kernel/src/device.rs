@@ -139,6 +139,11 @@ impl Device {
         buffer
     }
 
+    /// Whether kernels run beside the host, in memory of their own, and each launch costs.
+    pub fn runs_kernels(&self) -> bool {
+        self.has_values() && matches!(self.backend().host_memory(0), Ok(None))
+    }
+
     /// Whether its tensors have values. On a device without them ops are checked, planned and
     /// counted, and nothing is computed.
     pub fn has_values(&self) -> bool {

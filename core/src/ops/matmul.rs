@@ -13,6 +13,7 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod each;
 mod gradient;
 
 use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
@@ -478,7 +479,8 @@ impl Tensor {
 
     /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
     /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
-    /// brought once, to where it costs least for all of them together.
+    /// brought once, to where it costs least for all of them together. On a GPU it may be one
+    /// product, whose parts the results are.
     ///
     /// ```
     /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
@@ -493,6 +495,9 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        if let Some(out) = self.linear_together(weights)? {
+            return Ok(out);
+        }
         // At hand as long as this runs: what each product then takes.
         let mut _brought = None;
         let dtype = self.dtype();

@@ -132,13 +132,14 @@ impl Kernel {
     /// Whether it can be composed of kernels of other families, so that a backend need not have it.
     pub fn is_fused(&self) -> bool {
         let biased = matches!(self, Kernel::Matmul(call) if call.bias.is_some());
-        biased || matches!(
-            self,
-            Kernel::Row(_)
-                | Kernel::RowProgram(_)
-                | Kernel::Attention(_)
-                | Kernel::AttentionBackward(_)
-        )
+        biased
+            || matches!(
+                self,
+                Kernel::Row(_)
+                    | Kernel::RowProgram(_)
+                    | Kernel::Attention(_)
+                    | Kernel::AttentionBackward(_)
+            )
     }
 
     /// What it reads, in the order of its fields.

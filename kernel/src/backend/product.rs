@@ -26,7 +26,10 @@ pub struct MatmulCall {
 impl MatmulCall {
     /// The result of a product with a bias by two launches, for operands that a device has no kernel
     /// for: the product kept wide, then a map that adds the bias and rounds.
-    pub fn by_two_launches(mut self, launch: impl Fn(Kernel) -> Result<Buffers>) -> Result<Buffers> {
+    pub fn by_two_launches(
+        mut self,
+        launch: impl Fn(Kernel) -> Result<Buffers>,
+    ) -> Result<Buffers> {
         let Some(bias) = self.bias.take() else {
             return launch(self.into());
         };
