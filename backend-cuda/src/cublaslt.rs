@@ -615,7 +615,13 @@ pub(crate) fn with_products(
         table: Mutex::default(),
     };
     let biased = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(call) if has_bias(call));
-    Ok(device.decorated_with(biased, move |portable, kernel| {
+    let takes = |kernel: &Kernel| {
+        matches!(
+            kernel,
+            Kernel::Matmul(_) | Kernel::Grouped(_) | Kernel::Conv(_)
+        )
+    };
+    Ok(device.decorated_for(takes, biased, move |portable, kernel| {
         let product = match &kernel {
             Kernel::Matmul(call) => products.product(call)?,
             Kernel::Grouped(call) => products.grouped(call)?,

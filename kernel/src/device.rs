@@ -76,18 +76,22 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
-        self.decorated_with(|_| false, launch)
+        self.decorated_for(|_| true, |_| false, launch)
     }
 
-    /// [`decorated`](Self::decorated) by something that has [fused](Kernel::is_fused) kernels of its
-    /// own: those that `has` names, beside the device's.
-    pub fn decorated_with(
+    /// As [`decorated`](Self::decorated), but only kernels that `takes` says are launched by
+    /// `launch`; the others are this device's, also where they are
+    /// [launched together](Self::launch_all). [Fused](Kernel::is_fused) kernels that `has` says are
+    /// supported beside the device's.
+    pub fn decorated_for(
         &self,
-        has: impl Fn(&Kernel) -> bool + Send + Sync + 'static,
+        takes: fn(&Kernel) -> bool,
+        has: fn(&Kernel) -> bool,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
         Self::new(Decorated {
             inner: self.clone(),
+            takes,
             has,
             launch,
         })
@@ -361,21 +365,21 @@ impl Receiving {
 }
 
 /// See [`Device::decorated`].
-struct Decorated<H, F> {
+struct Decorated<F> {
     inner: Device,
-    has: H,
+    takes: fn(&Kernel) -> bool,
+    has: fn(&Kernel) -> bool,
     launch: F,
 }
 
-impl<H, F> std::fmt::Debug for Decorated<H, F> {
+impl<F> std::fmt::Debug for Decorated<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Decorated({:?})", self.inner.backend())
     }
 }
 
-impl<H, F> Backend for Decorated<H, F>
+impl<F> Backend for Decorated<F>
 where
-    H: Fn(&Kernel) -> bool + Send + Sync,
     F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync,
 {
     fn name(&self) -> &str {
@@ -423,6 +427,19 @@ where
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
-        (self.launch)(self.inner.backend(), kernel)
+        match (self.takes)(&kernel) {
+            true => (self.launch)(self.inner.backend(), kernel),
+            false => self.inner.backend().launch(kernel),
+        }
+    }
+
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        if kernels.iter().any(self.takes) {
+            return kernels
+                .into_iter()
+                .map(|kernel| self.launch(kernel))
+                .collect();
+        }
+        self.inner.backend().launch_all(kernels)
     }
 }

@@ -8,7 +8,10 @@ mod wide;
 
 pub(crate) use convert::*;
 
-use crate::words::{B4, D4, F4};
+use crate::{
+    nvidia,
+    words::{B4, D4, F4},
+};
 use anymesh_kernel::map::{Binary, Unary};
 use cubecl::prelude::*;
 
@@ -37,6 +40,44 @@ pub(crate) fn unary_native(x: F4, #[comptime] op: Unary) -> F4 {
         Unary::Tanh => x.tanh(),
         Unary::Erf => x.erf(),
         _ => unary(x, op),
+    }
+}
+
+/// A function of one value whose last digits nobody sees, if NVIDIA's GPUs have a short one.
+pub(crate) fn coarse_unary(
+    scope: &Scope,
+    x: NativeExpand<F4>,
+    op: Unary,
+) -> Option<NativeExpand<F4>> {
+    match op {
+        Unary::Exp => Some(nvidia::coarse_exp::expand(scope, x)),
+        Unary::Tanh => Some(nvidia::coarse_tanh::expand(scope, x)),
+        Unary::Sqrt => Some(nvidia::coarse_sqrt::expand(scope, x)),
+        _ => None,
+    }
+}
+
+#[cube]
+fn exact_div(a: F4, b: F4) -> F4 {
+    a / b
+}
+
+/// A function of two values, if NVIDIA's GPUs have a shorter one; `coarse` where nobody sees its
+/// last digits.
+pub(crate) fn native_binary(
+    scope: &Scope,
+    a: NativeExpand<F4>,
+    b: NativeExpand<F4>,
+    op: Binary,
+    coarse: bool,
+) -> Option<NativeExpand<F4>> {
+    match op {
+        Binary::Max => Some(nvidia::extreme::expand(scope, a, b, true)),
+        Binary::Min => Some(nvidia::extreme::expand(scope, a, b, false)),
+        Binary::Div if coarse => Some(nvidia::coarse_div::expand(scope, a, b)),
+        // It divides exactly, also where the reciprocal is subnormal.
+        Binary::Div => Some(exact_div::expand(scope, a, b)),
+        _ => None,
     }
 }
 
