@@ -76,20 +76,23 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
-        self.decorated_for(|_| true, launch)
+        self.decorated_for(|_| true, |_| false, launch)
     }
 
     /// As [`decorated`](Self::decorated), but only kernels that `takes` says are launched by
     /// `launch`; the others are this device's, also where they are
-    /// [launched together](Self::launch_all).
+    /// [launched together](Self::launch_all). [Fused](Kernel::is_fused) kernels that `has` says are
+    /// supported beside the device's.
     pub fn decorated_for(
         &self,
         takes: fn(&Kernel) -> bool,
+        has: fn(&Kernel) -> bool,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
         Self::new(Decorated {
             inner: self.clone(),
             takes,
+            has,
             launch,
         })
     }
@@ -138,6 +141,11 @@ impl Device {
     pub fn adopt(&self, mut buffer: Buffer) -> Buffer {
         buffer.count(self.meter());
         buffer
+    }
+
+    /// Whether kernels run beside the host, in memory of their own, and each launch costs.
+    pub fn runs_kernels(&self) -> bool {
+        self.has_values() && matches!(self.backend().host_memory(0), Ok(None))
     }
 
     /// Whether its tensors have values. On a device without them ops are checked, planned and
@@ -360,6 +368,7 @@ impl Receiving {
 struct Decorated<F> {
     inner: Device,
     takes: fn(&Kernel) -> bool,
+    has: fn(&Kernel) -> bool,
     launch: F,
 }
 
@@ -369,7 +378,10 @@ impl<F> std::fmt::Debug for Decorated<F> {
     }
 }
 
-impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for Decorated<F> {
+impl<F> Backend for Decorated<F>
+where
+    F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync,
+{
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -411,7 +423,7 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
     }
 
     fn supports(&self, kernel: &Kernel) -> bool {
-        self.inner.backend().supports(kernel)
+        (self.has)(kernel) || self.inner.backend().supports(kernel)
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {

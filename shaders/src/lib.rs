@@ -416,6 +416,7 @@ impl Backend for CubeBackend {
 
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
+            Kernel::Matmul(call) => call.bias.is_none(),
             Kernel::Row(call) => row::fits(call),
             Kernel::RowProgram(call) => row_program::fits(call),
             Kernel::Attention(call) => attention::fits(call),
