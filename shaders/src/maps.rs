@@ -59,11 +59,6 @@ fn tensor_of(table: &[u64], cube: u64, tensors: usize) -> usize {
 }
 
 #[cube]
-fn nth(table: &[u64], entry: usize, #[comptime] k: usize) -> usize {
-    usize::cast_from(table[entry + k])
-}
-
-#[cube]
 fn shifted(chunk: usize, shift: usize) -> usize {
     chunk + shift
 }
@@ -73,14 +68,14 @@ fn first_of(chunk: usize) -> usize {
     chunk * 4usize
 }
 
-/// Computes a chunk of the tensor whose entry of the table is at `entry`.
+/// Computes a chunk of a tensor, whose inputs and then outputs lie `shifts` away from those that the
+/// kernel is given.
 #[cube]
 #[allow(unused_variables)]
 fn chunk_of(
     inputs: &Inputs,
     out: &mut Outputs,
-    table: &[u64],
-    entry: usize,
+    shifts: &Sequence<usize>,
     chunk: usize,
     #[comptime] plan: Interned<MapPlan>,
 ) {
@@ -88,7 +83,7 @@ fn chunk_of(
         let dtypes: Vec<DType> = plan.program.outputs.iter().map(|(_, d)| *d).collect();
         let count = plan.program.inputs.len();
         let place = |k: usize| {
-            let shift = nth::expand(scope, table, entry, 1 + k);
+            let shift = *shifts.__expand_index_method(scope, k.into());
             shifted::expand(scope, chunk, shift)
         };
         let at: Vec<_> = (0..count)
@@ -122,9 +117,14 @@ fn maps_kernel(
         let chunks = usize::cast_from(table[entry]);
         let begin = usize::cast_from(cube - table[tensor]) * SPAN;
         let end = min(begin + SPAN, chunks);
+        let mut shifts = Sequence::<usize>::new();
+        #[unroll]
+        for k in 1..words {
+            shifts.push(usize::cast_from(table[entry + k]));
+        }
         let mut chunk = begin + UNIT_POS as usize;
         while chunk < end {
-            chunk_of(inputs, out, table, entry, chunk, plan.clone());
+            chunk_of(inputs, out, &shifts, chunk, plan.clone());
             chunk += CUBE as usize;
         }
     }
