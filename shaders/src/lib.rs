@@ -29,6 +29,7 @@ mod scatter;
 mod search;
 mod sort;
 mod tile;
+mod turn;
 mod words;
 
 use anymesh_kernel::{
@@ -166,6 +167,11 @@ pub struct CubeBackend {
     dtype_lists: Interner<Vec<DType>>,
     /// How kernels find places by indices.
     indexings: Interner<gather::IndexPlan>,
+    /// How tiles turn.
+    turns: Interner<turn::Turn>,
+    /// Counters for cubes that meet, on devices where they see each other's writes. A kernel leaves
+    /// them as they were.
+    tickets: Option<Memory>,
     /// Whether threads can exchange values in groups.
     planes: bool,
     /// Whether the device's own float functions are accurate.
@@ -225,6 +231,13 @@ impl CubeBackend {
             .plane
             .contains(cubecl::features::Plane::Ops);
         let faults = arena.standing(vec![0; fault::WORDS * 4])?;
+        // Kernels run one after the other there, so that all can have the same counters.
+        let tickets = match arena.address(&faults) {
+            Some(_) if client.properties().features.device_memory_scope => {
+                Some(arena.standing(vec![0; reduce::TICKETS * 4])?)
+            }
+            _ => None,
+        };
         Ok(Self {
             name,
             arena,
@@ -241,6 +254,8 @@ impl CubeBackend {
             row_programs: Interner::new(),
             dtype_lists: Interner::new(),
             indexings: Interner::new(),
+            turns: Interner::new(),
+            tickets,
             planes,
             native: false,
             hopper: false,

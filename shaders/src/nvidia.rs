@@ -3,7 +3,7 @@
 
 use crate::{
     hopper::{held, pack},
-    words::{B4, F4, U4},
+    words::{F4, U4},
 };
 use anymesh_kernel::DType;
 use cubecl::prelude::*;
@@ -115,8 +115,7 @@ pub(crate) fn coarse_sqrt(x: F4) -> F4 {
 #[cube]
 pub(crate) fn coarse_div(a: F4, b: F4) -> F4 {
     // The reciprocal of a divisor above 2^126 is subnormal.
-    let size = F4::reinterpret(U4::reinterpret(b) & U4::new(0x7fff_ffffu32));
-    let far: B4 = size.greater_than(&F4::new(8.507059e37f32));
+    let far = b.abs().greater_than(&F4::new(8.507059e37f32));
     let shrink = select_many(far, F4::new(0.25f32), F4::new(1.0f32));
     (a * shrink) * unit(b * shrink, "rcp")
 }
@@ -128,6 +127,5 @@ pub(crate) fn coarse_tanh(x: F4) -> F4 {
     let far = one - F4::new(2.0f32) * unit(power + one, "rcp");
     // Where the difference has few digits left.
     let near = x - x * (x * x) * F4::new(0.333_333_34f32);
-    let size = F4::reinterpret(U4::reinterpret(x) & U4::new(0x7fff_ffffu32));
-    select_many(size.less_than(&F4::new(0.05f32)), near, far)
+    select_many(x.abs().less_than(&F4::new(0.05f32)), near, far)
 }

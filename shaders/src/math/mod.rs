@@ -35,6 +35,9 @@ pub(crate) fn unary(x: F4, #[comptime] op: Unary) -> F4 {
 #[cube]
 pub(crate) fn unary_native(x: F4, #[comptime] op: Unary) -> F4 {
     match op {
+        // What the next instruction can do on its own.
+        Unary::Neg => -x,
+        Unary::Abs => x.abs(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
         Unary::Tanh => x.tanh(),
