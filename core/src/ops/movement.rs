@@ -506,6 +506,9 @@ fn joined(
         .filter(|t| t.numel() > 0)
         .map(|t| (*t).clone())
         .collect();
+    if let Some(layout) = neighbours(&parts, axis, dtype) {
+        return Ok(parts[0].with_layout(layout));
+    }
     if parts.len() > 1 {
         // Before the first round of kernels, not after it.
         tensors[0].device().check(dtype, shape.numel())?;
@@ -577,6 +580,37 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
         parts = joined;
     }
     Ok(parts.remove(0))
+}
+
+/// How the tensors lie together where each begins behind the one before it in the same memory, so
+/// that joining them only says so: parts of a tensor that were split, or gradients that a kernel
+/// wrote next to each other.
+fn neighbours(parts: &[Tensor], axis: usize, dtype: DType) -> Option<Layout> {
+    let (first, mut len) = (parts.first()?, 0);
+    let (buffer, layout) = (first.view().ok()?.buffer, first.layout());
+    // A single element has no step of its own, but the distance to the next part is one.
+    let stride = match parts {
+        [_, next, ..] if layout.shape[axis] == 1 => {
+            next.layout().offset as isize - layout.offset as isize
+        }
+        _ => layout.strides[axis],
+    };
+    for part in parts {
+        let own = part.layout();
+        let dims = own.shape.dims().iter().zip(&own.strides);
+        let steps = (dims.zip(&layout.strides).enumerate())
+            .all(|(d, ((n, s), first))| *n == 1 || *s == if d == axis { stride } else { *first });
+        let there = layout.offset as isize + len as isize * stride == own.offset as isize;
+        let same = || part.view().is_ok_and(|view| view.buffer.same(&buffer));
+        if part.dtype() != dtype || !(steps && there && same()) {
+            return None;
+        }
+        len += own.shape[axis];
+    }
+    let mut joined = layout.clone();
+    joined.shape = layout.shape.with(axis, len);
+    joined.strides[axis] = stride;
+    Some(joined)
 }
 
 /// One kernel over the windows of at most [`MAX_INPUTS`] tensors with elements.
