@@ -12,10 +12,11 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result, View,
-    backend::{AttentionBackwardCall, AttentionCall},
+    backend::{AttentionBackwardCall, AttentionCall, AttentionOrder, Buffers},
 };
 use gemm::Parallelism;
 use rayon::prelude::*;
+use smallvec::smallvec;
 
 /// Scores that are held at a time by one thread.
 const SCORES: usize = 1 << 17;
@@ -210,7 +211,34 @@ fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
             tiles.try_for_each(|(head, first, out, lse)| forward_tile(&p, head, first, out, lse));
     })?;
     result?;
+    let out = match call.order {
+        AttentionOrder::Heads => out,
+        AttentionOrder::Positions | AttentionOrder::Packed => {
+            by_position(&[(out, &call.q)], call.q.dtype.size() * p.dv)?
+        }
+    };
     Ok((out.buffer(), lse.buffer()))
+}
+
+/// What is made for the heads of these operands, `[batch, heads, length, size]` each, as
+/// `[batch, length, all their heads, size]`; `row` is the bytes of one head at one position.
+fn by_position(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
+    let shape = &parts[0].1.layout.shape;
+    let (batch, length) = (shape[0], shape[2]);
+    let heads: usize = parts.iter().map(|(_, of)| of.layout.shape[1]).sum();
+    let mut out = Memory::new(batch * length * heads * row)?;
+    let positions = out.bytes_mut().par_chunks_mut(heads * row).enumerate();
+    positions.for_each(|(at, out)| {
+        let mut rows = out.chunks_mut(row);
+        for (part, of) in parts {
+            let heads = of.layout.shape[1];
+            for (head, to) in (0..heads).zip(rows.by_ref()) {
+                let from = ((at / length * heads + head) * length + at % length) * row;
+                to.copy_from_slice(&part.bytes()[from..from + row]);
+            }
+        }
+    });
+    Ok(out)
 }
 
 /// `exp(x * scale - top)` in place, and their sum.
@@ -334,7 +362,7 @@ fn forward_tile<T: Float>(
 }
 
 /// The backend's gradient of attention.
-pub(crate) fn attention_backward(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
+pub(crate) fn attention_backward(call: &AttentionBackwardCall) -> Result<Buffers> {
     match call.forward.q.dtype.kind() {
         Kind::F32 => backward::<f32>(call),
         Kind::F64 => backward::<f64>(call),
@@ -349,7 +377,7 @@ struct Saved<'a, T> {
     grad: Rows<'a, T>,
 }
 
-fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
+fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     let p = Problem::<T>::new(&call.forward)?;
     let saved = Saved {
         out: Rows::new(&call.out)?,
@@ -392,7 +420,17 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
         },
     )?;
     result?;
-    Ok([dq.buffer(), dk?.buffer(), dv?.buffer()])
+    let AttentionCall { q, k, v, order, .. } = &call.forward;
+    let made = [(dq, q), (dk?, k), (dv?, v)];
+    let row = |of: &View| of.layout.shape[3] * of.dtype.size();
+    Ok(match order {
+        AttentionOrder::Heads => made.into_iter().map(|(m, _)| m.buffer()).collect(),
+        AttentionOrder::Positions => made
+            .into_iter()
+            .map(|(m, of)| by_position(&[(m, of)], row(of)).map(Memory::buffer))
+            .collect::<Result<_>>()?,
+        AttentionOrder::Packed => smallvec![by_position(&made, row(q))?.buffer()],
+    })
 }
 
 /// Of a row: the softmax weights in place of the scores, and the gradients of the scores in place

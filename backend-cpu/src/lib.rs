@@ -177,9 +177,7 @@ impl Backend for CpuBackend {
                 let (out, lse) = attention::attention(call)?;
                 smallvec![out, lse]
             }
-            Kernel::AttentionBackward(call) => {
-                attention::attention_backward(call)?.into_iter().collect()
-            }
+            Kernel::AttentionBackward(call) => attention::attention_backward(call)?,
         })
     }
 }

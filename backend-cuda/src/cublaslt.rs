@@ -621,28 +621,30 @@ pub(crate) fn with_products(
             Kernel::Matmul(_) | Kernel::Grouped(_) | Kernel::Conv(_)
         )
     };
-    Ok(device.decorated_for(takes, biased, move |portable, kernel| {
-        let product = match &kernel {
-            Kernel::Matmul(call) => products.product(call)?,
-            Kernel::Grouped(call) => products.grouped(call)?,
-            Kernel::Conv(call) => match call.as_product() {
-                Some(call) => products.product(&call)?,
-                None => None,
-            },
-            _ => None,
-        };
-        match (product, kernel) {
-            (Some(out), _) => Ok([out].into()),
-            (None, Kernel::Matmul(call)) if call.bias.is_some() => {
-                call.by_two_launches(|kernel| match &kernel {
-                    Kernel::Matmul(call) => match products.product(call)? {
-                        Some(out) => Ok([out].into()),
-                        None => portable.launch(kernel),
-                    },
-                    _ => portable.launch(kernel),
-                })
+    Ok(
+        device.decorated_for(takes, biased, move |portable, kernel| {
+            let product = match &kernel {
+                Kernel::Matmul(call) => products.product(call)?,
+                Kernel::Grouped(call) => products.grouped(call)?,
+                Kernel::Conv(call) => match call.as_product() {
+                    Some(call) => products.product(&call)?,
+                    None => None,
+                },
+                _ => None,
+            };
+            match (product, kernel) {
+                (Some(out), _) => Ok([out].into()),
+                (None, Kernel::Matmul(call)) if call.bias.is_some() => {
+                    call.by_two_launches(|kernel| match &kernel {
+                        Kernel::Matmul(call) => match products.product(call)? {
+                            Some(out) => Ok([out].into()),
+                            None => portable.launch(kernel),
+                        },
+                        _ => portable.launch(kernel),
+                    })
+                }
+                (None, kernel) => portable.launch(kernel),
             }
-            (None, kernel) => portable.launch(kernel),
-        }
-    }))
+        }),
+    )
 }

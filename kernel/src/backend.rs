@@ -23,7 +23,7 @@ mod work;
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
 pub use elementwise::{Affine, MapCall, MapInput, ReduceCall, ReduceOp, ScanCall, ScanOp};
-pub use fused::{AttentionBackwardCall, AttentionCall, RowCall, RowOp};
+pub use fused::{AttentionBackwardCall, AttentionCall, AttentionOrder, RowCall, RowOp};
 pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
 };

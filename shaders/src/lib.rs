@@ -447,9 +447,7 @@ impl Backend for CubeBackend {
             Kernel::Row(call) => smallvec![self.run_row(call)?],
             Kernel::RowProgram(call) => self.run_row_program(call)?,
             Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
-            Kernel::AttentionBackward(call) => {
-                self.run_attention_backward(call)?.into_iter().collect()
-            }
+            Kernel::AttentionBackward(call) => self.run_attention_backward(call)?,
         })
     }
 

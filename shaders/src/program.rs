@@ -28,6 +28,19 @@ pub(crate) enum Mode {
     Strided,
     /// Anywhere: each lane finds its own coordinates.
     Scattered,
+    /// Of a [`Repeat`]: each lane finds its own.
+    Repeated,
+    /// Of a [`Repeat`]: the same for all four.
+    RepeatedSplat,
+}
+
+/// How parameters belong to the elements of `[rows, n]`: row `r`, column `j` has number
+/// `(r % groups) * channels + j / inner`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeat {
+    pub(crate) groups: usize,
+    pub(crate) channels: usize,
+    pub(crate) inner: usize,
 }
 
 /// One input as the kernel sees it at compile time.
@@ -52,6 +65,8 @@ pub(crate) struct MapPlan {
     indices: usize,
     /// Whether the device's own float functions are as good as ours.
     native: bool,
+    /// Whether exponentials may be those of CUDA's shortest way.
+    quick: bool,
 }
 
 impl MapPlan {
@@ -61,6 +76,11 @@ impl MapPlan {
             program: program.clone(),
             ..self.clone()
         }
+    }
+
+    /// Whether its exponentials go CUDA's shortest way: results are rounded to 16 bits.
+    pub(crate) fn with_quick(self, quick: bool) -> Self {
+        Self { quick, ..self }
     }
 
     /// Whether the device's own float functions are used.
@@ -87,8 +107,9 @@ enum Chunks {
     Anywhere,
     /// At multiples of four within each run of so many positions.
     Runs(usize),
-    /// At multiples of four within the last dimension, with whose end they end.
-    Rows,
+    /// At multiples of four within the last dimension, with whose end they end; inputs but the
+    /// first may repeat.
+    Rows(Option<Repeat>),
 }
 
 /// A signed step as an unsigned number that wraps to it in the kernel's address width.
@@ -130,9 +151,15 @@ impl Bound {
     }
 
     /// Lays out a call over `[rows, n]` for chunks that start at multiples of four within a row and
-    /// end with it: the two dimensions stay apart.
-    pub(crate) fn rows(call: &MapCall, handles: &[(Handle, usize)], address: AddressType) -> Self {
-        Self::laid_out(call, None, Chunks::Rows, handles, address)
+    /// end with it: the two dimensions stay apart. With a `repeat` inputs but the first are lists
+    /// of parameters.
+    pub(crate) fn rows(
+        call: &MapCall,
+        repeat: Option<Repeat>,
+        handles: &[(Handle, usize)],
+        address: AddressType,
+    ) -> Self {
+        Self::laid_out(call, None, Chunks::Rows(repeat), handles, address)
     }
 
     /// Lays out a call whose inputs are dense, for a kernel that finds them by itself: all are
@@ -145,6 +172,7 @@ impl Bound {
                 sources: vec![],
                 indices: 0,
                 native: false,
+                quick: false,
             },
             address: AddressType::U64,
             numbers: vec![],
@@ -198,7 +226,8 @@ impl Bound {
             .collect();
         strides.extend(call.indices.iter().map(|a| permuted(&a.strides)));
         // Windows belong to dimensions, so dimensions keep apart where there is one.
-        let apart = chunks == Chunks::Rows || call.inputs.iter().any(|i| i.window.is_some());
+        let apart =
+            matches!(chunks, Chunks::Rows(_)) || call.inputs.iter().any(|i| i.window.is_some());
         let shape = if apart {
             shape
         } else {
@@ -220,6 +249,7 @@ impl Bound {
                 sources: vec![],
                 indices: 0,
                 native: false,
+                quick: false,
             },
             address,
             numbers: shape.dims().to_vec(),
@@ -298,7 +328,12 @@ impl Bound {
         let aligned_runs = !matches!(chunks, Chunks::Runs(run) if run % 4 != 0);
         let even = shape[last] % 4 == 0 && aligned_runs;
         let whole = chunks == Chunks::Runs(shape[last]);
-        let row = even || chunks == Chunks::Rows || shape.rank() == 1 && (aligned_runs || whole);
+        let rows = matches!(chunks, Chunks::Rows(_));
+        let row = even || rows || shape.rank() == 1 && (aligned_runs || whole);
+        let repeat = match chunks {
+            Chunks::Rows(repeat) if k > 0 => repeat,
+            _ => None,
+        };
         let aligned =
             input.view.layout.offset % 4 == 0 && strides[..last].iter().all(|s| s % 4 == 0);
         // One buffer is bound once: shader languages refuse aliases. Uses that differ in width fall
@@ -307,7 +342,12 @@ impl Bound {
             .iter()
             .enumerate()
             .any(|(j, other)| j != k && other.view.buffer.same(&input.view.buffer));
-        let mode = if input.window.is_some() {
+        let mode = if let Some(repeat) = repeat {
+            match even && repeat.inner % 4 == 0 {
+                true => Mode::RepeatedSplat,
+                false => Mode::Repeated,
+            }
+        } else if input.window.is_some() {
             Mode::Scattered
         } else if row && strides[last] == 1 && aligned && !shared {
             Mode::Vector
@@ -344,7 +384,17 @@ impl Bound {
                 .map(|(s, t)| *s as i64 * *t as i64)
                 .sum::<i64>();
         }
-        self.push_affine(offset, strides);
+        match repeat {
+            Some(Repeat {
+                groups,
+                channels,
+                inner,
+            }) => {
+                self.numbers.push(wrap(offset, self.address));
+                self.numbers.extend([groups, channels, inner]);
+            }
+            None => self.push_affine(offset, strides),
+        }
         if input.window.is_some() {
             self.numbers
                 .extend(start.iter().map(|&s| wrap(s as i64, self.address)));

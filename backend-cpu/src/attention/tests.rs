@@ -73,6 +73,7 @@ fn attention_equals_its_definition() {
                         v: vs[(i + 2) % 4].clone(),
                         scale: 0.3,
                         causal,
+                        order: AttentionOrder::Heads,
                     };
                     let (out, lse) = attention(&call).expect("runs");
                     let expected = naive(
@@ -116,6 +117,7 @@ fn gradients_equal_differences() {
                 v,
                 scale: 0.3,
                 causal,
+                order: AttentionOrder::Heads,
             };
             let (out, lse) = attention(&forward).expect("runs");
             let wrap = |buffer, shape: Vec<usize>| View {
@@ -160,5 +162,75 @@ fn gradients_equal_differences() {
                 );
             }
         }
+    }
+}
+
+/// The elements of a dense buffer in this shape, with the second and third dimension swapped.
+fn swapped(buffer: &Buffer, shape: [usize; 4]) -> Vec<f64> {
+    let all = read(buffer, DType::F32);
+    let layout = anymesh_kernel::Layout::contiguous(shape.into()).permute(&[0, 2, 1, 3]);
+    layout.positions().map(|at| all[at]).collect()
+}
+
+#[test]
+fn every_order_holds_the_same_values() {
+    let (b, hq, hk, s, d) = (2, 4, 2, 5, 3);
+    let heads = hq + 2 * hk;
+    let packed = dense_view(
+        &random(b * s * heads * d, 5, false),
+        DType::F32,
+        [b, s, heads, d],
+    );
+    let part = |first: usize, heads: usize| View {
+        layout: (packed.layout.slice(2, first, 1, heads)).permute(&[0, 2, 1, 3]),
+        ..packed.clone()
+    };
+    let (q, k, v) = (part(0, hq), part(hq, hk), part(hq + hk, hk));
+    assert_eq!(AttentionOrder::of(&q, &k, &v), AttentionOrder::Packed);
+    let grad = dense_view(&random(b * hq * s * d, 6, false), DType::F32, [b, hq, s, d]);
+    let run = |order: AttentionOrder| {
+        let (q, k, v) = (q.clone(), k.clone(), v.clone());
+        let forward = AttentionCall {
+            op: "test",
+            q,
+            k,
+            v,
+            scale: 0.3,
+            causal: true,
+            order,
+        };
+        let (out, lse) = attention(&forward).expect("runs");
+        let wrap = |buffer: Buffer, shape: &[usize]| View {
+            buffer,
+            dtype: DType::F32,
+            layout: anymesh_kernel::Layout::contiguous(shape.into()),
+        };
+        let mut seen = wrap(out.clone(), &[b, hq, s, d]);
+        if order != AttentionOrder::Heads {
+            seen = wrap(out.clone(), &[b, s, hq, d]);
+            seen.layout = seen.layout.permute(&[0, 2, 1, 3]);
+        }
+        let grads = attention_backward(&AttentionBackwardCall {
+            forward,
+            out: seen,
+            lse: wrap(lse, &[b, hq, s]),
+            grad: grad.clone(),
+        });
+        (out, grads.expect("runs"))
+    };
+    let (out, by_head) = run(AttentionOrder::Heads);
+    let out = read(&out, DType::F32);
+    let (other, by_position) = run(AttentionOrder::Positions);
+    assert_eq!(swapped(&other, [b, s, hq, d]), out);
+    let (other, one) = run(AttentionOrder::Packed);
+    assert_eq!(swapped(&other, [b, s, hq, d]), out);
+    assert_eq!((by_position.len(), one.len()), (3, 1));
+    let all = read(&one[0], DType::F32);
+    for (i, (first, n)) in [(0, hq), (hq, hk), (hq + hk, hk)].into_iter().enumerate() {
+        let expected = read(&by_head[i], DType::F32);
+        assert_eq!(swapped(&by_position[i], [b, s, n, d]), expected);
+        let positions = part(first, n).layout;
+        let got: Vec<f64> = positions.positions().map(|at| all[at]).collect();
+        assert_eq!(got, expected);
     }
 }

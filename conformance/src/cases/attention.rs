@@ -164,9 +164,61 @@ fn problems() -> Vec<(Problem, DType, bool, View)> {
     out
 }
 
+/// Operands as models have them, the heads of a position next to each other: out of three products,
+/// or out of one.
+fn laid(
+    device: &Device,
+    dtype: DType,
+    [b, h, hk, s, d]: [usize; 5],
+    packed: bool,
+) -> Result<[Tensor; 3]> {
+    let make = |heads: usize, seed| {
+        let (shape, fill) = ([b, s, heads, d], Fill::Uniform(-1.5, 1.5));
+        input(device, dtype, &shape, View::Contiguous, fill, seed)
+    };
+    let parts = match packed {
+        true => make(h + 2 * hk, 7)?.split(&[h, hk, hk], 2)?,
+        false => vec![make(h, 7)?, make(hk, 8)?, make(hk, 9)?],
+    };
+    Ok([
+        parts[0].transpose(1, 2)?,
+        parts[1].transpose(1, 2)?,
+        parts[2].transpose(1, 2)?,
+    ])
+}
+
+/// Sizes and dtypes of operands that are [`laid`] out by position.
+fn layouts() -> Vec<([usize; 5], DType, bool)> {
+    let mut out = vec![];
+    for dtype in [F32, BF16, F16] {
+        for sizes in [
+            [2, 3, 3, 70, 64],
+            [1, 4, 2, 200, 64],
+            [2, 4, 2, 40, 128],
+            [1, 2, 1, 70, 256],
+            [2, 2, 2, 33, 7],
+        ] {
+            for packed in [false, true] {
+                out.push((sizes, dtype, packed));
+            }
+        }
+    }
+    out
+}
+
 /// Forward.
 pub(super) fn forward() -> Cases {
     let mut cases = Cases::new("attention");
+    for (sizes, dtype, packed) in layouts() {
+        let name = format!("{dtype} by position {sizes:?} packed {packed}");
+        cases.add("attention", dtype, name, move |d| {
+            let [q, k, v] = laid(d, dtype, sizes, packed)?;
+            let options = AttentionOptions::causal();
+            let done = q.attention(&k, &v, &options)?;
+            let parts = decomposed(&q, &k, &v, &options)?;
+            Ok(vec![done.out, done.lse, parts.out, parts.lse])
+        });
+    }
     for (problem, dtype, causal, view) in problems() {
         cases.add(
             "attention",
@@ -254,6 +306,20 @@ pub(super) fn forward() -> Cases {
 /// Gradients, from one forward pass so that both see the same statistics.
 pub(super) fn backward() -> Cases {
     let mut cases = Cases::new("attention");
+    for (sizes, dtype, packed) in layouts() {
+        let name = format!("{dtype} by position {sizes:?} packed {packed}");
+        cases.add("attention_backward", dtype, name, move |d| {
+            let [q, k, v] = laid(d, dtype, sizes, packed)?;
+            let [b, h, _, s, size] = sizes;
+            let (shape, fill) = ([b, s, h, size], Fill::Uniform(-1.0, 1.0));
+            let grad = input(d, dtype, &shape, View::Contiguous, fill, 6)?.transpose(1, 2)?;
+            let options = AttentionOptions::causal();
+            let forward = q.attention(&k, &v, &options)?;
+            let (dq, dk, dv) = attention_backward(&q, &k, &v, &forward, &grad, &options)?;
+            let (eq, ek, ev) = backward_decomposed(&q, &k, &v, &forward, &grad, &options)?;
+            Ok(vec![dq, dk, dv, eq, ek, ev])
+        });
+    }
     // With one query and one key the gradients of both are zero: only rounding would be compared.
     for (problem, dtype, causal, view) in problems().into_iter().filter(|(p, ..)| p.t > 1) {
         cases.add(

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     DType, Error, Result, Tensor,
-    backend::{AttentionBackwardCall, AttentionCall},
+    backend::{AttentionBackwardCall, AttentionCall, AttentionOrder},
     grad::{Back, Pulled, recompute, record},
     launch::launch_fused,
     spmd::{Call, Local, parts_of, plain, settled},
@@ -199,6 +199,17 @@ pub fn backward_decomposed(
         .backward(q, k, v, forward, grad, options)
 }
 
+/// What a kernel gave in this order, as `[batch, heads, length, size]`. It lies as the operands do:
+/// what the caller does to get back from heads to positions is a view.
+fn by_head(made: &Tensor, order: AttentionOrder) -> Tensor {
+    match order {
+        AttentionOrder::Heads => made.clone(),
+        AttentionOrder::Positions | AttentionOrder::Packed => {
+            made.with_layout(made.layout().permute(&[0, 2, 1, 3]))
+        }
+    }
+}
+
 /// The operands, with the mask where there is one.
 fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[&'t Tensor; 7]> {
     tensors.iter().copied().chain(mask).collect()
@@ -347,10 +358,11 @@ impl Sizes {
         }
         if self.can_fuse(q, k, v, options) {
             let call = self.call(q, k, v, options)?;
+            let order = call.order;
             if let Some(mut made) = launch_fused(q.mesh(), call)? {
                 let lse = made.remove(1);
                 return Ok(Attention {
-                    out: made.remove(0),
+                    out: by_head(&made[0], order),
                     lse,
                 });
             }
@@ -383,9 +395,22 @@ impl Sizes {
                 lse: forward.lse.view()?,
                 grad: grad.cast(q.dtype())?.view()?,
             };
-            if let Some(mut made) = launch_fused(q.mesh(), call)? {
-                let (dv, dk) = (made.remove(2), made.remove(1));
-                return Ok((made.remove(0), dk, dv));
+            let order = call.forward.order;
+            if let Some(made) = launch_fused(q.mesh(), call)? {
+                return Ok(match &made[..] {
+                    [dq, dk, dv] => (by_head(dq, order), by_head(dk, order), by_head(dv, order)),
+                    _ => {
+                        let all = by_head(&made[0], order);
+                        let part =
+                            |first, heads| all.with_layout(all.layout().slice(1, first, 1, heads));
+                        let (heads, key_heads) = (self.heads, self.key_heads);
+                        (
+                            part(0, heads),
+                            part(heads, key_heads),
+                            part(heads + key_heads, key_heads),
+                        )
+                    }
+                });
             }
         }
         self.backward(q, k, v, forward, grad, options)
@@ -404,11 +429,13 @@ impl Sizes {
         v: &Tensor,
         options: &AttentionOptions,
     ) -> Result<AttentionCall> {
+        let (q, k, v) = (q.view()?, k.view()?, v.view()?);
         Ok(AttentionCall {
             op: self.op,
-            q: q.view()?,
-            k: k.view()?,
-            v: v.view()?,
+            order: AttentionOrder::of(&q, &k, &v),
+            q,
+            k,
+            v,
             scale: self.scale,
             causal: options.causal,
         })

@@ -498,14 +498,14 @@ fn joined(
     if shape.numel() == 0 {
         return tensors[0].no_elements(dtype, shape);
     }
-    if let Some(whole) = side_by_side(tensors, axis, &shape)? {
-        return Ok(whole);
-    }
     let mut parts: Vec<Tensor> = tensors
         .iter()
         .filter(|t| t.numel() > 0)
         .map(|t| (*t).clone())
         .collect();
+    if let Some(layout) = neighbours(&parts, axis, dtype) {
+        return Ok(parts[0].with_layout(layout));
+    }
     if parts.len() > 1 {
         // Before the first round of kernels, not after it.
         tensors[0].device().check(dtype, shape.numel())?;
@@ -517,30 +517,6 @@ fn joined(
             .collect::<Result<_>>()?;
     }
     parts.remove(0).cast(dtype)
-}
-
-/// The whole of tensors that already lie beside each other in one buffer, such as the parts that
-/// `split` gives.
-fn side_by_side(tensors: &[&Tensor], axis: usize, shape: &Shape) -> Result<Option<Tensor>> {
-    let mut views = Vec::with_capacity(tensors.len());
-    for t in tensors.iter().filter(|t| t.numel() > 0) {
-        views.push(t.view()?);
-    }
-    let mut end = views[0].layout.offset as isize;
-    for view in &views {
-        let (layout, first) = (&view.layout, &views[0]);
-        let lies = view.buffer.serial() == first.buffer.serial()
-            && view.dtype == first.dtype
-            && layout.strides == first.layout.strides
-            && layout.offset as isize == end;
-        if !lies {
-            return Ok(None);
-        }
-        end += layout.shape[axis] as isize * layout.strides[axis];
-    }
-    let mut whole = views.swap_remove(0);
-    whole.layout.shape = shape.clone();
-    Ok(Some(Tensor::from_view(whole, tensors[0].mesh())))
 }
 
 /// [`join`] on a mesh: other dimensions are cut alike. All are partial or none is, so that a part
@@ -577,6 +553,37 @@ fn join_parts(op: &'static str, tensors: &[&Tensor], axis: usize, dtype: DType) 
         parts = joined;
     }
     Ok(parts.remove(0))
+}
+
+/// How the tensors lie together where each begins behind the one before it in the same memory, so
+/// that joining them only says so: parts of a tensor that were split, or gradients that a kernel
+/// wrote next to each other.
+fn neighbours(parts: &[Tensor], axis: usize, dtype: DType) -> Option<Layout> {
+    let (first, mut len) = (parts.first()?, 0);
+    let (buffer, layout) = (first.view().ok()?.buffer, first.layout());
+    // A single element has no step of its own, but the distance to the next part is one.
+    let stride = match parts {
+        [_, next, ..] if layout.shape[axis] == 1 => {
+            next.layout().offset as isize - layout.offset as isize
+        }
+        _ => layout.strides[axis],
+    };
+    for part in parts {
+        let own = part.layout();
+        let dims = own.shape.dims().iter().zip(&own.strides);
+        let steps = (dims.zip(&layout.strides).enumerate())
+            .all(|(d, ((n, s), first))| *n == 1 || *s == if d == axis { stride } else { *first });
+        let there = layout.offset as isize + len as isize * stride == own.offset as isize;
+        let same = || part.view().is_ok_and(|view| view.buffer.same(&buffer));
+        if part.dtype() != dtype || !(steps && there && same()) {
+            return None;
+        }
+        len += own.shape[axis];
+    }
+    let mut joined = layout.clone();
+    joined.shape = layout.shape.with(axis, len);
+    joined.strides[axis] = stride;
+    Some(joined)
 }
 
 /// One kernel over the windows of at most [`MAX_INPUTS`] tensors with elements.

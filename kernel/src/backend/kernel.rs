@@ -60,9 +60,9 @@ pub enum Kernel {
     Row(RowCall),
     /// Fused reductions of rows and what is made of them: elements, rows, sums of columns.
     RowProgram(Box<RowProgramCall>),
-    /// Fused attention: result `[b, hq, s, dv]` and log-sum-exp (`[b, hq, s]`, f32 or f64).
+    /// Fused attention: result, in the call's order, and log-sum-exp (`[b, hq, s]`, f32 or f64).
     Attention(AttentionCall),
-    /// Gradients for q, k and v of fused attention, each in its operand's shape and dtype.
+    /// Gradients for q, k and v of fused attention, in the call's order.
     AttentionBackward(Box<AttentionBackwardCall>),
 }
 
@@ -277,18 +277,8 @@ impl Kernel {
             }
             Kernel::Row(call) => smallvec![like(&call.input)],
             Kernel::RowProgram(call) => call.outputs(),
-            Kernel::Attention(call) => {
-                let (dtype, q) = like(&call.q);
-                let values = call.v.layout.shape[3];
-                smallvec![
-                    (dtype, q.with(3, values)),
-                    (dtype.kind().dtype(), q.dims()[..3].into())
-                ]
-            }
-            Kernel::AttentionBackward(call) => [&call.forward.q, &call.forward.k, &call.forward.v]
-                .map(like)
-                .into_iter()
-                .collect(),
+            Kernel::Attention(call) => call.outputs(),
+            Kernel::AttentionBackward(call) => call.outputs(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! The gradients for queries, keys and values, one launch each.
 
 use super::{
-    Bound, COLUMNS, Goal, How, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head, hopper,
-    products, seen, share, sight, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, OUTPUTS, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
+    hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
@@ -10,12 +10,14 @@ use crate::{
     words::{F4, U4},
 };
 use anymesh_kernel::{
-    Buffer, DType, Result, View,
-    backend::{AttentionBackwardCall, MapCall, MapInput, ReduceCall, ReduceOp},
+    Buffer, DType, Result,
+    backend::{
+        AttentionBackwardCall, AttentionOrder, Buffers, MapCall, MapInput, ReduceCall, ReduceOp,
+    },
     map::Builder,
 };
 use cubecl::prelude::*;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 /// Four values of a vector of `len`, from `first` on.
 #[cube]
@@ -242,14 +244,12 @@ fn gradient(
     } else {
         *numbers.index(4usize)
     };
-    store(out, &sums, line * rows * features, row, rows, features, how);
+    let place = place(numbers, batch, own_head, 0usize);
+    store(out, &sums, place, row, rows, features, how);
 }
 
 impl CubeBackend {
-    pub(crate) fn run_attention_backward(
-        &self,
-        call: &AttentionBackwardCall,
-    ) -> Result<[Buffer; 3]> {
+    pub(crate) fn run_attention_backward(&self, call: &AttentionBackwardCall) -> Result<Buffers> {
         let forward = &call.forward;
         let lse = self.dense(&call.lse, DType::F32)?;
         let mean = self.mean_rise(call)?;
@@ -258,9 +258,20 @@ impl CubeBackend {
         if self.hopper && hopper::fits(forward) && call.grad.dtype == forward.q.dtype {
             return self.hopper_gradients(call, &stats);
         }
-        let compute = |goal: Goal, operand: &View| -> Result<Buffer> {
+        let goals = [
+            (Goal::Query, &forward.q),
+            (Goal::Key, &forward.k),
+            (Goal::Value, &forward.v),
+        ];
+        let mut made: SmallVec<[(Memory, DType, DType, usize); 3]> = smallvec![];
+        for (goal, operand) in goals {
             let bound = Bound::new(forward, &call.grad, goal, operand.dtype, self.native)?;
-            let out = self.alloc(bound.how.stored, bound.elements)?;
+            // Where gradients share a buffer, all write to the first one's.
+            if made.is_empty() || forward.order != AttentionOrder::Packed {
+                let out = self.alloc(bound.how.stored, bound.elements)?;
+                made.push((out, bound.how.stored, operand.dtype, bound.elements));
+            }
+            let (out, ..) = &made[made.len() - 1];
             let stats = if goal == Goal::Value {
                 &stats[..1]
             } else {
@@ -276,19 +287,16 @@ impl CubeBackend {
                     bound.address,
                     bound.inputs(),
                     bind(stats, 4),
-                    crate::arg(&out, 4),
+                    crate::arg(out, 4),
                     bound.numbers(),
                     forward.scale as f32,
                     bound.how,
                 );
             }
-            self.convert(out, bound.how.stored, operand.dtype, bound.elements)
-        };
-        Ok([
-            compute(Goal::Query, &forward.q)?,
-            compute(Goal::Key, &forward.k)?,
-            compute(Goal::Value, &forward.v)?,
-        ])
+        }
+        made.into_iter()
+            .map(|(out, stored, dtype, elements)| self.convert(out, stored, dtype, elements))
+            .collect()
     }
 
     /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
@@ -297,25 +305,35 @@ impl CubeBackend {
         &self,
         call: &AttentionBackwardCall,
         stats: &[(cubecl::server::Handle, usize)],
-    ) -> Result<[Buffer; 3]> {
+    ) -> Result<Buffers> {
         let (forward, dtype) = (&call.forward, call.forward.q.dtype);
         let sizes = Sizes::new(forward);
+        let packed = forward.order == AttentionOrder::Packed;
         let chunked = if hopper::in_chunks(&call.grad) {
             call.grad.clone()
         } else {
             self.dense(&call.grad, dtype)?
         };
-        let compute = |goal: Goal| -> Result<Vec<Buffer>> {
+        let mut outs: Vec<Memory> = vec![];
+        for goal in [Goal::Query, Goal::Key, Goal::Value] {
+            if outs.len() == 3 {
+                break;
+            }
             // Values are bound even where they are not read, so that places are the same.
             let laid = if goal == Goal::Value { Goal::Key } else { goal };
-            let bound = Bound::new(forward, &chunked, laid, dtype, self.native)?;
-            let how = hopper::How::new(goal, &bound.how, sizes.size);
-            let (rows, lines, _) = sizes.of(goal);
-            let mut outs = vec![self.alloc(dtype, bound.elements)?];
-            if how.gives_both() {
+            let mut bound = Bound::new(forward, &chunked, laid, dtype, self.native)?;
+            let how = hopper::How::new(goal, &bound.how, sizes.size, packed);
+            if goal == Goal::Value {
+                bound.numbers.drain(OUTPUTS..OUTPUTS + 4);
+            }
+            let first = if packed { 0 } else { outs.len() };
+            while outs.len() < first + how.outputs() {
                 outs.push(self.alloc(dtype, bound.elements)?);
             }
-            let others = outs[1..].iter().map(|m| crate::arg(m, 4)).collect();
+            let (rows, lines, _) = sizes.of(goal);
+            let others = (outs[first + 1..].iter())
+                .map(|m| crate::arg(m, 4))
+                .collect();
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {
@@ -326,22 +344,18 @@ impl CubeBackend {
                     bound.address,
                     bound.inputs(),
                     bind(stats, 4),
-                    crate::arg(&outs[0], 4),
+                    crate::arg(&outs[first], 4),
                     others,
                     bound.numbers(),
                     forward.scale as f32,
                     how,
                 );
             }
-            Ok(outs.into_iter().map(Memory::buffer).collect())
-        };
-        let mut all = compute(Goal::Query)?;
-        all.extend(compute(Goal::Key)?);
-        if all.len() < 3 {
-            all.extend(compute(Goal::Value)?);
+            if packed && how.gives_both() {
+                break;
+            }
         }
-        all.try_into()
-            .map_err(|_| self.failed("attention gave another number of gradients"))
+        Ok(outs.into_iter().map(Memory::buffer).collect())
     }
 
     /// `sum(grad * out)` of each query: the mean, under its weights, of what each key's value adds

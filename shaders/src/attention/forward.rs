@@ -2,7 +2,7 @@
 
 use super::{
     Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    hopper, products, seen, share, sight, store, weigh, zeros,
+    hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -143,7 +143,7 @@ fn forward(
     store(
         out,
         &sums,
-        line * queries * features,
+        place(numbers, batch, query_head, 0usize),
         row,
         queries,
         features,
@@ -172,7 +172,7 @@ impl CubeBackend {
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         if self.hopper && hopper::fits(call) {
-            let how = hopper::How::new(Goal::Result, &bound.how, sizes.size);
+            let how = hopper::How::new(Goal::Result, &bound.how, sizes.size, false);
             let cubes = sizes.queries.div_ceil(how.rows()) * sizes.batch * sizes.heads;
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.

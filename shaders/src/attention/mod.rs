@@ -19,7 +19,7 @@ use crate::{
 };
 use anymesh_kernel::{
     DType, Kind, Result, View,
-    backend::{AttentionBackwardCall, AttentionCall},
+    backend::{AttentionBackwardCall, AttentionCall, AttentionOrder},
     map::Unary,
 };
 use cubecl::prelude::*;
@@ -40,6 +40,8 @@ const COLUMN_PITCH: usize = COLUMNS / 4 + 1;
 const PANEL: usize = DEPTH * (ROW_PITCH + COLUMN_PITCH);
 /// Less than any score, and finite: infinities must not be subtracted from each other.
 const LOWEST: f32 = -3.0e38;
+/// Where outputs are among the numbers: offset and strides of batches, heads and rows of each.
+const OUTPUTS: usize = 27;
 /// The widest head whose sums fit in registers.
 const WIDEST: usize = 256;
 
@@ -302,19 +304,37 @@ fn seen(end: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> us
     }
 }
 
-/// Stores the thread's part of the result at the rows from `row` on of the matrix that starts at
-/// `base`.
+/// Where a head of the output of this number begins, and from a row of it to the next.
+#[cube]
+fn place(
+    numbers: &Sequence<usize>,
+    batch: usize,
+    head: usize,
+    #[comptime] output: usize,
+) -> (usize, usize) {
+    let first = comptime!(OUTPUTS + 4 * output);
+    (
+        *numbers.index(first)
+            + batch * *numbers.index(comptime!(first + 1))
+            + head * *numbers.index(comptime!(first + 2)),
+        *numbers.index(comptime!(first + 3)),
+    )
+}
+
+/// Stores the thread's part of the result at the rows from `row` on of a head that lies `at` its
+/// place.
 #[cube]
 fn store(
     out: &mut [u32],
     sums: &Array<F4>,
-    base: usize,
+    at: (usize, usize),
     row: usize,
     rows: usize,
     features: usize,
     #[comptime] how: How,
 ) {
     let unit = UNIT_POS as usize;
+    let (base, stride) = at;
     #[unroll]
     for r in 0..4usize {
         let at = row + unit / 8usize * 4usize + r;
@@ -325,7 +345,7 @@ fn store(
                 let room = max(features, feature) - feature;
                 put_row::<u32, f32>(
                     out,
-                    base + at * features + feature,
+                    base + at * stride + feature,
                     room,
                     sums[comptime!(r * how.groups + g)],
                     how.stored,
@@ -365,6 +385,33 @@ impl Sizes {
         }
     }
 
+    /// Elements of the buffer that a goal's output is in, and where it is there: offset and strides of
+    /// batches, heads and rows.
+    fn place(&self, goal: Goal, order: AttentionOrder) -> (usize, [usize; 4]) {
+        let (rows, lines, features) = self.of(goal);
+        let heads = lines / self.batch;
+        let (all, first) = match (order, goal) {
+            (AttentionOrder::Heads, _) => {
+                let head = rows * features;
+                return (lines * head, [0, heads * head, head, features]);
+            }
+            (AttentionOrder::Positions, _) | (_, Goal::Result) => (heads, 0),
+            (AttentionOrder::Packed, _) => (
+                self.heads + 2 * self.key_heads,
+                match goal {
+                    Goal::Result | Goal::Query => 0,
+                    Goal::Key => self.heads,
+                    Goal::Value => self.heads + self.key_heads,
+                },
+            ),
+        };
+        let row = all * features;
+        (
+            self.batch * rows * row,
+            [first * features, rows * row, features, row],
+        )
+    }
+
     /// Rows, heads in all, and features of what a goal computes.
     fn of(&self, goal: Goal) -> (usize, usize, usize) {
         match goal {
@@ -396,6 +443,7 @@ struct Bound<'a> {
     address: AddressType,
     count: CubeCount,
     how: How,
+    /// Elements of the buffer of the output.
     elements: usize,
 }
 
@@ -416,7 +464,7 @@ impl<'a> Bound<'a> {
             Goal::Query | Goal::Key => [&call.q, &call.k, &call.v, grad],
         };
         let (buffers, places) = distinct(views)?;
-        let elements = lines * rows * features;
+        let (elements, place) = sizes.place(goal, call.order);
         let smallest = views
             .iter()
             .map(|v| v.dtype)
@@ -451,6 +499,12 @@ impl<'a> Bound<'a> {
         };
         let (q, k, v, grad) = (next(), next(), next(), next());
         drop(operands);
+        debug_assert_eq!(numbers.len(), OUTPUTS, "outputs follow the operands");
+        numbers.extend(place);
+        if goal == Goal::Key {
+            // Some launches give the gradients for values, too.
+            numbers.extend(sizes.place(Goal::Value, call.order).1);
+        }
         let whole = features.is_multiple_of(4);
         let stored = if whole { dtype } else { DType::F32 };
         let how = How {

@@ -6,7 +6,10 @@ use crate::{
     reg::{Raw, Reg},
     words::{self, Q4, U2, U4},
 };
-use anymesh_kernel::{DType, Kind, Scalar, map::Inst};
+use anymesh_kernel::{
+    DType, Kind, Scalar,
+    map::{Inst, Unary},
+};
 use cubecl::prelude::*;
 
 /// The runtime arguments of a kernel that evaluates a program (used through its expansion, which
@@ -75,6 +78,21 @@ fn in_window(
         inside = inside && (*coordinates.index(k) - start) < len;
     }
     inside
+}
+
+/// The place of the parameter of a position in a row: see [`super::Repeat`], whose numbers start at
+/// `first`, after an offset.
+#[cube]
+fn repeated(
+    coordinates: &Sequence<usize>,
+    numbers: &Sequence<usize>,
+    #[comptime] first: usize,
+) -> usize {
+    let (column, row) = (*coordinates.index(0usize), *coordinates.index(1usize));
+    let groups = *numbers.index(comptime!(first + 1));
+    let channels = *numbers.index(comptime!(first + 2));
+    let inner = *numbers.index(comptime!(first + 3));
+    *numbers.index(first) + row % groups * channels + column / inner
 }
 
 #[cube]
@@ -270,12 +288,25 @@ impl Lanes<'_> {
                 let at = affine::expand(scope, &first, numbers, rank, source.first);
                 dense(scope, inputs, source, at)
             }
-            Mode::Splat => {
+            Mode::Splat | Mode::RepeatedSplat => {
                 let first = self.first();
-                let at = affine::expand(scope, &first, numbers, rank, source.first);
+                let at = match source.mode {
+                    Mode::Splat => affine::expand(scope, &first, numbers, rank, source.first),
+                    _ => repeated::expand(scope, &first, numbers, source.first),
+                };
                 match size {
                     8 => Raw::Wide(splat_wide::expand(scope, words(), at)),
                     _ => Raw::Bits(splat_bits::expand(scope, words(), at, size)),
+                }
+            }
+            Mode::Repeated => {
+                let each = self.each();
+                let [a, b, c, d] = std::array::from_fn(|l| {
+                    repeated::expand(scope, &each[l], numbers, source.first)
+                });
+                match size {
+                    8 => Raw::Wide(four_wide::expand(scope, words(), a, b, c, d)),
+                    _ => Raw::Bits(four_bits::expand(scope, words(), a, b, c, d, size)),
                 }
             }
             Mode::Strided | Mode::Scattered => {
@@ -462,6 +493,7 @@ impl<'a> Evaluation<'a> {
             Inst::Index(k) => self.lanes.index(k as usize),
             Inst::Param(k) => self.lanes.param(k as usize),
             Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero(0)),
+            Inst::Unary(Unary::Exp, a) if plan.quick => self.value(a).quick_exp(scope),
             Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
             Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
             Inst::Select(c, a, b) => {
@@ -644,7 +676,8 @@ impl InRow {
             let column = column_of::expand(scope, self.column, lane, self.length);
             row_coordinates::expand(scope, self.row, column)
         });
-        let scattered = plan.sources.iter().any(|s| s.mode == Mode::Scattered);
+        let own = |s: &Source| matches!(s.mode, Mode::Scattered | Mode::Repeated);
+        let scattered = plan.sources.iter().any(own);
         Lanes {
             scope,
             inputs,

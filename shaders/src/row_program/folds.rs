@@ -2,7 +2,10 @@
 
 use super::RowPlan;
 use crate::{intern::Interned, math, words::F4};
-use anymesh_kernel::{backend::ReduceOp, map::Unary};
+use anymesh_kernel::{
+    backend::ReduceOp,
+    map::{Binary, Unary},
+};
 use cubecl::prelude::*;
 
 /// What changes nothing.
@@ -15,46 +18,53 @@ pub(super) fn identity(lowest: f32, #[comptime] mode: ReduceOp) -> f32 {
     }
 }
 
+/// Exponentials of values that are at most zero, for a sum whose largest term is one: an error of a
+/// term in the units of that one is all that matters, so CUDA's shortest way is good enough.
 #[cube]
 fn exp(x: F4, #[comptime] native: bool) -> F4 {
     if comptime!(native) {
-        math::unary_native(x, Unary::Exp)
+        math::quick_exp(x)
     } else {
         math::unary(x, Unary::Exp)
     }
 }
 
-/// `exp(x - top)`; one where they are equal, so that infinities are not subtracted from each other.
+/// `exp(a - b)`.
 #[cube]
-fn relative(x: F4, top: F4, #[comptime] native: bool) -> F4 {
-    select_many(x.equal(&top), F4::new(1.0f32), exp(x - top, native))
+fn ratio(a: f32, b: f32, #[comptime] native: bool) -> f32 {
+    exp(F4::new(a - b), native).extract(0usize)
 }
 
-#[cube]
-fn larger(a: F4, b: F4) -> F4 {
-    math::binary(a, b, anymesh_kernel::map::Binary::Max)
-}
-
-#[cube]
-fn smaller(a: F4, b: F4) -> F4 {
-    math::binary(a, b, anymesh_kernel::map::Binary::Min)
-}
-
-/// What is known of some values on each of four lanes.
+/// What is known of some values.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Part {
-    /// The reduction itself; the largest value for log-sum-exp.
+    /// The reduction itself on each of four lanes; for log-sum-exp the sum of exponentials relative
+    /// to the top.
     pub(super) known: F4,
-    /// The sum of exponentials relative to it, for log-sum-exp.
-    pub(super) sum: F4,
+    /// The largest value, for log-sum-exp: the nearest finite number, so that it can be subtracted
+    /// from infinities. The sum knows of these, and of NaN.
+    pub(super) top: f32,
+}
+
+#[cube]
+pub(super) fn nothing(lowest: f32, #[comptime] mode: ReduceOp) -> Part {
+    let known = if comptime!(mode == ReduceOp::LogSumExp) {
+        F4::new(0.0f32)
+    } else {
+        F4::new(identity(lowest, mode))
+    };
+    Part {
+        known,
+        top: f32::new(-f32::MAX),
+    }
 }
 
 #[cube]
 fn join(a: F4, b: F4, #[comptime] mode: ReduceOp) -> F4 {
     match mode {
         ReduceOp::Sum => a + b,
-        ReduceOp::Min => smaller(a, b),
-        _ => larger(a, b),
+        ReduceOp::Min => math::binary(a, b, Binary::Min),
+        _ => math::binary(a, b, Binary::Max),
     }
 }
 
@@ -67,33 +77,48 @@ pub(super) fn absorb(
     #[comptime] mode: ReduceOp,
     #[comptime] native: bool,
 ) -> Part {
-    let mut all = part.known;
-    #[unroll]
-    for k in 0..count {
-        all = join(all, *values.index(k), mode);
-    }
-    let mut sum = part.sum;
     if comptime!(mode == ReduceOp::LogSumExp) {
-        sum = sum * relative(part.known, all, native);
+        let mut top = part.top;
         #[unroll]
         for k in 0..count {
-            sum += relative(*values.index(k), all, native);
+            let x = *values.index(k);
+            let pair = max(x.extract(0usize), x.extract(1usize));
+            let other = max(x.extract(2usize), x.extract(3usize));
+            top = max(top, max(pair, other));
+        }
+        let top = min(top, f32::new(f32::MAX));
+        let mut sum = part.known * F4::new(ratio(part.top, top, native));
+        #[unroll]
+        for k in 0..count {
+            sum += exp(*values.index(k) - F4::new(top), native);
+        }
+        Part { known: sum, top }
+    } else {
+        let mut known = part.known;
+        #[unroll]
+        for k in 0..count {
+            known = join(known, *values.index(k), mode);
+        }
+        Part {
+            known,
+            top: part.top,
         }
     }
-    Part { known: all, sum }
 }
 
 #[cube]
 fn merge(a: f32, b: f32, #[comptime] mode: ReduceOp) -> f32 {
     match mode {
         ReduceOp::Sum => a + b,
-        ReduceOp::Min => smaller(F4::new(a), F4::new(b)).extract(0usize),
-        _ => larger(F4::new(a), F4::new(b)).extract(0usize),
+        // Tops are finite numbers.
+        ReduceOp::LogSumExp => max(a, b),
+        _ => join(F4::new(a), F4::new(b), mode).extract(0usize),
     }
 }
 
+/// The four lanes as one value.
 #[cube]
-fn over_lanes(x: F4, #[comptime] mode: ReduceOp) -> f32 {
+pub(super) fn over_lanes(x: F4, #[comptime] mode: ReduceOp) -> f32 {
     merge(
         merge(x.extract(0usize), x.extract(1usize), mode),
         merge(x.extract(2usize), x.extract(3usize), mode),
@@ -101,17 +126,17 @@ fn over_lanes(x: F4, #[comptime] mode: ReduceOp) -> f32 {
     )
 }
 
-/// The lanes of all threads of a row as one value, which all of them get. Called by every thread of
-/// a cube; the largest value for log-sum-exp.
+/// The values of all threads of a row as one, which all of them get. Called by every thread of a
+/// cube.
 #[cube]
-fn across(value: F4, #[comptime] plan: Interned<RowPlan>, #[comptime] mode: ReduceOp) -> f32 {
+fn across(value: f32, #[comptime] plan: Interned<RowPlan>, #[comptime] mode: ReduceOp) -> f32 {
     let width = comptime!(plan.width);
-    let mut value = over_lanes(value, mode);
+    let mut value = value;
     if comptime!(plan.planes) {
         // Every thread of a plane adds the same pairs: all have the same bits.
         #[unroll]
-        for step in 0..5u32 {
-            let other = plane_shuffle_xor(value, comptime!(16u32 >> step));
+        for step in 0..comptime!(width.min(32).ilog2()) {
+            let other = plane_shuffle_xor(value, comptime!((width.min(32) / 2) >> step));
             value = merge(value, other, mode);
         }
     }
@@ -156,18 +181,17 @@ pub(super) fn result(
     #[comptime] mode: ReduceOp,
 ) -> f32 {
     let native = comptime!(plan.native);
-    let known = across(part.known, plan.clone(), mode);
     if comptime!(mode == ReduceOp::LogSumExp) {
-        // A lane that took in nothing has a sum of nothing, and no NaN.
-        let own = part.sum * relative(part.known, F4::new(known), native);
+        let top = across(part.top, plan.clone(), mode);
+        let own = over_lanes(part.known, ReduceOp::Sum) * ratio(part.top, top, native);
         let sum = F4::new(across(own, plan, ReduceOp::Sum));
         let log = if comptime!(native) {
             math::unary_native(sum, Unary::Log)
         } else {
             math::unary(sum, Unary::Log)
         };
-        known + log.extract(0usize)
+        top + log.extract(0usize)
     } else {
-        known
+        across(over_lanes(part.known, mode), plan, mode)
     }
 }

@@ -1,22 +1,21 @@
 //! The host side: how rows are shared out, and the launch.
 
-use super::row_program_kernel;
+use super::{
+    cut::{Cut, held, pick},
+    row_program_kernel,
+};
 use crate::{
     CubeBackend, Memory,
     map::{CUBE, Outputs},
-    program::{Bound, MapPlan, address_of, bind},
+    program::{Bound, MapPlan, Repeat, address_of, bind},
 };
 use anymesh_kernel::{
-    DType, Kind, Result, View,
+    DType, Kind, Result,
     backend::{Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
 };
 use cubecl::prelude::*;
 use smallvec::smallvec;
 
-/// Chunks of four elements that a thread may hold, of all inputs and sums of columns together.
-const MAX_HELD: usize = 32;
-/// Chunks of a row that a thread may hold.
-const MAX_CHUNKS: usize = 16;
 /// Cubes from which on more rows go to each instead, where columns are summed: parts have to be
 /// read again.
 const PARTS: usize = 512;
@@ -24,11 +23,13 @@ const PARTS: usize = 512;
 /// What the kernel is specialised on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowPlan {
-    /// The programs: those of the reductions, then what is stored.
+    /// The programs: those of the reductions, then what is stored, then those that name columns.
     pub(super) stages: Vec<MapPlan>,
     pub(super) modes: Vec<ReduceOp>,
     /// The parameter that multiplies each result.
     pub(super) scales: Vec<Option<usize>>,
+    /// The stage that names the only column to which a reduction looks.
+    pub(super) picks: Vec<Option<usize>>,
     /// The reductions of each round.
     pub(super) rounds: Vec<Vec<usize>>,
     /// All reductions in the order of rounds.
@@ -46,94 +47,43 @@ pub(crate) struct RowPlan {
     pub(super) width: u32,
     /// Chunks that each of them holds; none where the row is read again.
     pub(super) chunks: usize,
+    /// Chunks that a thread reads before it looks at them, where it holds none.
+    pub(super) unroll: usize,
     /// Rows that the same threads go through, for sums of columns.
     pub(super) steps: u32,
     /// Whether rows are whole chunks.
     pub(super) aligned: bool,
+    /// Whether every thread has all its chunks in its row.
+    pub(super) exact: bool,
+    /// Whether every thread has a row at every step.
+    pub(super) full: bool,
     /// Whether 32 neighbouring threads can exchange values.
     pub(super) planes: bool,
     /// Whether the device's own functions are used.
     pub(super) native: bool,
+    /// Whether one instruction makes two 16-bit floats.
+    pub(super) packs: bool,
 }
 
 impl RowPlan {
+    /// Whether a round goes through the row.
+    pub(super) fn reads(&self, round: usize) -> bool {
+        (self.rounds[round].iter()).any(|fold| self.picks[*fold].is_none())
+    }
+
     /// How many sums of columns there are.
     pub(super) fn column_outputs(&self) -> usize {
         (self.columns).map_or(0, |stage| self.stages[stage].program.outputs.len())
     }
 }
 
-/// How rows are shared out.
-struct Cut {
-    threads: usize,
-    width: usize,
-    chunks: usize,
-}
-
-/// Inputs that differ from element to element, and are floats.
-fn held(call: &RowProgramCall) -> Vec<usize> {
-    let differs = |view: &View| {
-        let strides = &view.layout.strides;
-        let rows = strides[0] != 0 || call.shape[0] == 1;
-        rows && strides[1] != 0 && view.dtype.is_float()
-    };
-    (call.inputs.iter().enumerate())
-        .filter(|(_, view)| differs(view))
-        .map(|(k, _)| k)
-        .collect()
-}
-
-fn column_outputs(call: &RowProgramCall) -> usize {
-    let columns = call.program.columns.as_ref();
-    columns.map_or(0, |program| program.outputs.len())
-}
-
-impl Cut {
-    /// With planes a row belongs to few threads, best to one plane, which needs no barrier; without
-    /// them to as many as have a chunk each.
-    fn new(call: &RowProgramCall, planes: bool, most: usize) -> Self {
-        let quarter = call.shape[1].div_ceil(4);
-        // Registers of four that each chunk takes.
-        let each = (held(call).len() + column_outputs(call)).max(1);
-        let limit = (MAX_HELD / each).clamp(1, MAX_CHUNKS);
-        let wanted = if planes { limit.min(8) } else { 1 };
-        let least = if planes { 32 } else { 1 };
-        let width = (quarter.div_ceil(wanted).next_power_of_two()).clamp(least, CUBE as usize);
-        let chunks = quarter.div_ceil(width);
-        if chunks <= limit {
-            let threads = CUBE as usize;
-            return Self {
-                threads,
-                width,
-                chunks,
-            };
-        }
-        // More threads before it is read again.
-        let width = (quarter.div_ceil(limit).next_power_of_two()).min(most);
-        let chunks = quarter.div_ceil(width);
-        // A thread of so many has 64 registers in all: what it holds must leave room for the rest.
-        let limit = if width > 512 { limit.min(6) } else { limit };
-        if width > CUBE as usize && chunks <= limit {
-            return Self {
-                threads: width,
-                width,
-                chunks,
-            };
-        }
-        // Fewer rows at a time stay in cache from one pass to the next.
-        let passes = call
-            .program
-            .rounds()
-            .iter()
-            .max()
-            .map_or(0, |last| last + 1)
-            + usize::from(call.program.each.is_some());
-        let width = if passes > 1 { most } else { CUBE as usize };
-        Self {
-            threads: width,
-            width,
-            chunks: 0,
-        }
+/// Whether rows of `n` elements of a dtype can be stored in whole words.
+pub(crate) fn stores(n: usize, dtype: DType) -> bool {
+    match dtype.size() {
+        4 => true,
+        2 => n % 2 == 0,
+        1 => n % 4 == 0,
+        _ => false,
     }
 }
 
@@ -145,17 +95,45 @@ pub(crate) fn fits(call: &RowProgramCall) -> bool {
         return false;
     }
     let (n, [each, _, columns]) = (call.shape[1], call.program.dtypes());
-    let stored = |dtype: &DType| match dtype.size() {
-        4 => true,
-        2 => n % 2 == 0,
-        _ => n % 4 == 0,
-    };
-    let planeless = Cut::new(call, false, CUBE as usize);
-    each.iter().all(stored) && (columns.is_empty() || planeless.chunks > 0)
+    each.iter().all(|dtype| stores(n, *dtype))
+        && (columns.is_empty() || Cut::new(call, false, CUBE as usize).chunks > 0)
+}
+
+/// The stages of a program, and which of them names the only column of each reduction.
+fn stages(call: &RowProgramCall, first: &MapPlan) -> (Vec<MapPlan>, Vec<Option<usize>>) {
+    let [each, per_row, columns] = call.program.dtypes();
+    // What is rounded to 16 bits needs no better exponentials than CUDA's shortest way gives.
+    let rounded = !each.is_empty() && each.iter().all(|dtype| dtype.size() <= 2);
+    let only = per_row.is_empty() && columns.is_empty();
+    let folds = call.program.folds.len();
+    let mut stages: Vec<MapPlan> = (call.program.programs().enumerate())
+        .map(|(k, program)| {
+            let is_each = k == folds && call.program.each.is_some();
+            let quick = rounded && (is_each || only) && first.native();
+            first.with_program(program).with_quick(quick)
+        })
+        .collect();
+    let picks = (call.program.folds.iter())
+        .map(|fold| {
+            let named = pick(call, fold)?;
+            stages.push(first.with_program(&named));
+            Some(stages.len() - 1)
+        })
+        .collect();
+    (stages, picks)
 }
 
 impl CubeBackend {
     pub(crate) fn run_row_program(&self, call: &RowProgramCall) -> Result<Buffers> {
+        self.run_rows(call, None)
+    }
+
+    /// Runs a row program in which inputs but the first repeat as `repeat` says.
+    pub(crate) fn run_rows(
+        &self,
+        call: &RowProgramCall,
+        repeat: Option<Repeat>,
+    ) -> Result<Buffers> {
         let (rows, length, program) = (call.shape[0], call.shape[1], &call.program);
         let hardware = &self.client.properties().hardware;
         let planes = self.planes && hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
@@ -172,6 +150,7 @@ impl CubeBackend {
             rows.div_ceil(lines * PARTS).next_power_of_two()
         };
         let cubes = rows.div_ceil(lines * steps);
+        let grid = crate::cubes(cubes, 1);
 
         let inputs: Vec<MapInput> = (call.inputs.iter())
             .map(|view| MapInput {
@@ -179,10 +158,11 @@ impl CubeBackend {
                 window: None,
             })
             .collect();
-        let programs: Vec<_> = program.programs().cloned().collect();
         let first = MapCall {
             op: call.op,
-            program: programs[0].clone(),
+            program: (program.programs().next())
+                .ok_or_else(|| self.failed("a row program has no parts"))?
+                .clone(),
             shape: call.shape.clone(),
             inputs: inputs.into(),
             // Columns are counted by the kernel.
@@ -193,7 +173,7 @@ impl CubeBackend {
             .map(|view| crate::memory(view).map(|m| (m.handle.clone(), m.bytes)))
             .collect::<Result<Vec<_>>>()?;
         let address = address_of(&first, handles.iter().map(|(_, bytes)| *bytes));
-        let bound = Bound::rows(&first, &handles, address).with_native(self.native);
+        let bound = Bound::rows(&first, repeat, &handles, address).with_native(self.native);
         let (rounds, folds) = (program.rounds(), program.folds.len());
         let last = rounds.iter().max().map_or(0, |last| last + 1);
         let rounds: Vec<Vec<usize>> = (0..last)
@@ -205,26 +185,35 @@ impl CubeBackend {
             next += usize::from(there);
             stage
         };
+        let (stages, picks) = stages(call, &bound.plan);
+        let held = held(call);
         let plan = RowPlan {
-            stages: (programs.iter())
-                .map(|program| bound.plan.with_program(program))
-                .collect(),
+            stages,
             modes: program.folds.iter().map(|fold| fold.mode).collect(),
             scales: program.folds.iter().map(|fold| fold.scale).collect(),
+            picks,
             order: rounds.iter().flatten().copied().collect(),
             rounds,
             each: stage(program.each.is_some()),
             rows: stage(program.rows.is_some()),
             columns: stage(program.columns.is_some()),
             params: program.params,
-            held: held(call),
+            // Bytes in flight: narrow elements want more chunks.
+            unroll: match held.len() {
+                0 | 1 if self.native => 8,
+                _ => 4,
+            },
+            held,
             threads: cut.threads as u32,
             width: cut.width as u32,
             chunks: cut.chunks,
             steps: steps as u32,
             aligned: length % 4 == 0,
+            exact: length == 4 * cut.width * cut.chunks,
+            full: rows == cubes * lines * steps && launched(&grid) == cubes,
             planes,
             native: bound.plan.native(),
+            packs: self.hopper,
         };
         let of_each = (each.iter())
             .map(|dtype| Ok((self.alloc(*dtype, rows * length)?, *dtype)))
@@ -246,7 +235,7 @@ impl CubeBackend {
         unsafe {
             row_program_kernel::launch_unchecked(
                 &self.client,
-                crate::cubes(cubes, 1),
+                grid,
                 CubeDim::new_1d(cut.threads as u32),
                 bound.address,
                 bound.launch(),
@@ -266,5 +255,13 @@ impl CubeBackend {
             out.extend(self.add_column_parts(&parts, &columns, length, cubes)?);
         }
         Ok(out.into_iter().map(Memory::buffer).collect())
+    }
+}
+
+/// The cubes of a grid.
+fn launched(grid: &CubeCount) -> usize {
+    match *grid {
+        CubeCount::Static(x, y, z) => x as usize * y as usize * z as usize,
+        CubeCount::Dynamic(_) => 0,
     }
 }

@@ -145,10 +145,32 @@ impl Fused {
                     .sum::<f64>()
             }));
         }
-        Ok((self.write(&out)?, self.write(&lse)?))
+        let out = match call.order {
+            AttentionOrder::Heads => self.write(&out)?,
+            AttentionOrder::Positions | AttentionOrder::Packed => {
+                self.write_by_position(&[(&out, &call.q)], dv)?
+            }
+        };
+        Ok((out, self.write(&lse)?))
     }
 
-    fn attention_backward(&self, call: &AttentionBackwardCall) -> Result<[Buffer; 3]> {
+    /// What was made for the heads of these operands, the heads of a position next to each other.
+    fn write_by_position(&self, parts: &[(&[f64], &View)], size: usize) -> Result<Buffer> {
+        let (batch, length) = (parts[0].1.layout.shape[0], parts[0].1.layout.shape[2]);
+        let mut out = vec![];
+        for at in 0..batch * length {
+            for (values, of) in parts {
+                let heads = of.layout.shape[1];
+                for head in 0..heads {
+                    let row = (at / length * heads + head) * length + at % length;
+                    out.extend(&values[row * size..][..size]);
+                }
+            }
+        }
+        self.write(&out)
+    }
+
+    fn attention_backward(&self, call: &AttentionBackwardCall) -> Result<Buffers> {
         let (p, _) = self.probabilities(&call.forward)?;
         let [q, k, v, out, grad] = [
             &call.forward.q,
@@ -177,7 +199,15 @@ impl Fused {
                 (0..d).for_each(|x| dq[row * d + x] += ds * k[at * d + x]);
             }
         }
-        Ok([self.write(&dq)?, self.write(&dk)?, self.write(&dv)?])
+        let AttentionCall { q, k, v, order, .. } = &call.forward;
+        let made: [(&[f64], &View); 3] = [(&dq, q), (&dk, k), (&dv, v)];
+        match order {
+            AttentionOrder::Heads => made.iter().map(|(x, _)| self.write(x)).collect(),
+            AttentionOrder::Positions => (made.iter().zip([d, d, e]))
+                .map(|(part, size)| self.write_by_position(&[*part], size))
+                .collect(),
+            AttentionOrder::Packed => Ok(smallvec![self.write_by_position(&made, d)?]),
+        }
     }
 }
 
@@ -222,7 +252,7 @@ impl Backend for Fused {
             Kernel::Attention(call) => {
                 self.attention(call).map(|(out, lse)| smallvec![out, lse])?
             }
-            Kernel::AttentionBackward(call) => self.attention_backward(call)?.into_iter().collect(),
+            Kernel::AttentionBackward(call) => self.attention_backward(call)?,
             _ => return self.inner.backend().launch(kernel),
         })
     }
@@ -369,6 +399,53 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
     )
     .expect("valid");
     assert_eq!(calls.load(Ordering::Relaxed), 4);
+}
+
+#[test]
+fn projections_of_one_product_are_attended_to_and_pulled_back_where_they_lie() {
+    let launched = Arc::new(std::sync::Mutex::new(vec![]));
+    let seen = launched.clone();
+    let device = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
+        seen.lock().expect("whole").push(kernel.family());
+        backend.launch(kernel)
+    });
+    let (b, s, h, hk, d) = (2, 5, 4, 2, 3);
+    let widths = [h * d, hk * d, hk * d];
+    let packed = on(&device, &[b, s, widths.iter().sum()], 1)
+        .require_grad()
+        .expect("a float");
+    let seed = on(&device, &[b, s, h * d], 2);
+    let by_head =
+        |x: &Tensor, n: usize| -> Result<Tensor> { x.reshape([b, s, n, d])?.transpose(1, 2) };
+    let attend = |parts: &[Tensor]| -> Result<Tensor> {
+        let [q, k, v] = [(0, h), (1, hk), (2, hk)].map(|(i, n)| by_head(&parts[i], n));
+        let out = q?.attention(&k?, &v?, &AttentionOptions::causal())?.out;
+        out.transpose(1, 2)?.reshape([b, s, h * d])
+    };
+    launched.lock().expect("whole").clear();
+    let parts = packed.split(&widths, 2).expect("whole");
+    let out = attend(&parts).expect("valid");
+    let grads = out.backward_with(&seed).expect("valid");
+    let joined = grads.get(&packed).expect("placed").expect("a gradient");
+    assert_eq!(
+        *launched.lock().expect("whole"),
+        ["attention", "attention_backward"]
+    );
+    // Each in memory of its own.
+    let apart: Vec<Tensor> = parts
+        .iter()
+        .map(|x| x.detach().contiguous()?.require_grad())
+        .collect::<Result<_>>()
+        .expect("copies");
+    let expected = attend(&apart).expect("valid");
+    assert_eq!(read(&out), read(&expected));
+    let grads = expected.backward_with(&seed).expect("valid");
+    let each: Vec<Tensor> = apart
+        .iter()
+        .map(|x| grads.get(x).expect("placed").expect("a gradient"))
+        .collect();
+    let each = Tensor::concat(&each.iter().collect::<Vec<_>>(), 2).expect("fits");
+    assert_eq!(read(&joined), read(&each));
 }
 
 #[test]

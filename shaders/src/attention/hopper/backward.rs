@@ -6,7 +6,7 @@
 
 use super::{How, bring_rows, head, place_of_thread, score, settle, store, stride, weigh};
 use crate::{
-    attention::{Goal, LOWEST},
+    attention::{Goal, LOWEST, place},
     hopper::{address_mut, descriptor, exp2, pack, shared_address},
 };
 use cubecl::prelude::*;
@@ -367,12 +367,11 @@ fn run<N: Size, S: Size, W: Size>(
         stage = 1u32 - stage;
     }
     gpu_asm!("cp.async.wait_group 0;");
-    let line = line * own_rows;
     if comptime!(how.slopes) {
         store::<N>(
             first,
             &slopes,
-            line,
+            place(numbers, batch, own_head, 0usize),
             mine,
             own_rows,
             size,
@@ -384,7 +383,7 @@ fn run<N: Size, S: Size, W: Size>(
         store::<N>(
             second,
             &values,
-            line,
+            place(numbers, batch, own_head, comptime!(how.slopes as usize)),
             mine,
             own_rows,
             size,
@@ -411,7 +410,7 @@ pub(in crate::attention) fn gradient(
     }
     let first = address_mut(out);
     let mut second = first;
-    if comptime!(how.slopes && how.values) {
+    if comptime!(how.outputs() == 2) {
         let other = other.index_mut(0usize);
         if *numbers.index(2usize) == 0usize {
             other[0] = 0u32;

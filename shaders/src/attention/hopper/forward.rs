@@ -2,7 +2,7 @@
 
 use super::{How, bring_rows, head, place_of_thread, score, settle, store, stride, weigh};
 use crate::{
-    attention::LOWEST,
+    attention::{LOWEST, place},
     hopper::{address_mut, descriptor, exp2, pack, shared_address},
 };
 use cubecl::prelude::*;
@@ -227,7 +227,7 @@ fn run<N: Size, S: Size, W: Size>(
     store::<N>(
         out_base,
         &sums,
-        line * queries,
+        place(numbers, batch, query_head, 0usize),
         mine,
         queries,
         size,

@@ -32,6 +32,8 @@ pub(super) struct How {
     /// Whether keys get their gradients and values theirs.
     slopes: bool,
     values: bool,
+    /// Whether gradients are in one buffer.
+    packed: bool,
     q: Place,
     k: Place,
     v: Place,
@@ -44,7 +46,7 @@ type Place = (usize, usize);
 impl How {
     /// A launch for `goal`: how many warp groups there are and how wide tiles are is what fits in
     /// registers and in shared memory.
-    pub(super) fn new(goal: Goal, how: &super::How, size: usize) -> Self {
+    pub(super) fn new(goal: Goal, how: &super::How, size: usize, packed: bool) -> Self {
         let place = |operand: &Operand| (operand.buffer, operand.first);
         let blocks = size.div_ceil(64);
         let (groups, columns) = match (goal, blocks) {
@@ -65,6 +67,7 @@ impl How {
             columns,
             slopes: goal != Goal::Value,
             values: goal == Goal::Value || (goal == Goal::Key && blocks < 3),
+            packed,
             q: place(&how.q),
             k: place(&how.k),
             v: place(&how.v),
@@ -75,6 +78,15 @@ impl How {
     /// Whether one launch gives the gradients for keys and for values.
     pub(super) fn gives_both(self) -> bool {
         self.slopes && self.values
+    }
+
+    /// Buffers of a launch's outputs.
+    pub(super) fn outputs(self) -> usize {
+        if self.gives_both() && !self.packed {
+            2
+        } else {
+            1
+        }
     }
 
     /// Rows of a cube.
@@ -274,13 +286,12 @@ fn stride(numbers: &Sequence<usize>, #[comptime] place: Place) -> usize {
     *numbers.index(comptime!(first + 3))
 }
 
-/// Stores a thread's two rows of sums, each times its factor, to the rows from `line` on of a dense
-/// matrix.
+/// Stores a thread's two rows of sums, each times its factor, to a head in its place.
 #[cube]
 fn store<N: Size>(
     to: u64,
     sums: &Vector<f32, N>,
-    line: usize,
+    place: (usize, usize),
     row: usize,
     rows: usize,
     size: usize,
@@ -288,6 +299,7 @@ fn store<N: Size>(
     #[comptime] how: How,
 ) {
     let lane = UNIT_POS as usize % 32usize;
+    let (base, stride) = place;
     #[unroll]
     for half in 0..2usize {
         let at = row + comptime!(8 * half);
@@ -296,7 +308,7 @@ fn store<N: Size>(
         } else {
             factors.1
         };
-        let place = (line + at) * size;
+        let place = base + at * stride;
         #[unroll]
         for four in 0..comptime!(how.blocks * 2) {
             let mut words = Array::<u32>::new(4usize);
