@@ -344,6 +344,7 @@ mod tests {
                                 op: "test",
                                 a: a.clone(),
                                 b: b.clone(),
+                                bias: None,
                                 dtype: out,
                             })
                             .expect("runs"),
@@ -392,6 +393,7 @@ mod tests {
             op: "test",
             a: a.clone(),
             b,
+            bias: None,
             dtype: DType::F32,
         };
         let threads = |n: usize| {

@@ -16,7 +16,9 @@ use cudarc::{
     cublaslt::{
         result as lt,
         sys::{
-            self, cublasComputeType_t as Compute, cublasLtMatmulPreferenceAttributes_t as Pref,
+            self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
+            cublasLtMatmulDescAttributes_t as Attribute,
+            cublasLtMatmulPreferenceAttributes_t as Pref,
             cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as Type,
         },
     },
@@ -25,6 +27,7 @@ use cudarc::{
 use std::{
     collections::HashMap,
     ffi::c_void,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -60,6 +63,8 @@ struct Problem {
     a: Matrix,
     b: Matrix,
     out_alignment: u32,
+    /// Whether a bias is added to every row.
+    biased: bool,
 }
 
 /// The library on one GPU, and what it has been asked for.
@@ -134,8 +139,18 @@ impl Library {
     }
 
     /// Queues one product.
-    fn multiply(&self, ready: &Ready, [a, b, out]: [u64; 3], stream: Stream) -> Result<(), String> {
+    fn multiply(
+        &self,
+        ready: &Ready,
+        [a, b, out]: [u64; 3],
+        bias: Option<u64>,
+        stream: Stream,
+    ) -> Result<(), String> {
         let plan = &ready.plan;
+        if let Some(bias) = bias {
+            // The one thing of a descriptor that changes; only the thread that launches gets here.
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
         let (one, zero) = (1f32.to_bits(), 0u32);
         let (one64, zero64) = (1f64.to_bits(), 0u64);
         let (alpha, beta): (*const c_void, *const c_void) = match ready.problem.dtype {
@@ -250,24 +265,35 @@ impl ProductPlan {
             stored(k, m, &problem.a, problem.dtype).map_err(text)?,
             stored(n, m, &out, problem.stored).map_err(text)?,
         ];
-        for (attribute, transposed) in [
-            (
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                problem.b.transposed,
-            ),
-            (
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB,
-                problem.a.transposed,
-            ),
-        ] {
-            let value = i32::from(transposed);
-            // SAFETY: the descriptor was just made; CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1.
-            unsafe {
-                lt::set_matmul_desc_attribute(matmul, attribute, (&raw const value).cast(), 4)
-            }
-            .map_err(text)?;
+        let plan = Self { matmul, layouts };
+        // CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1.
+        plan.set(
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+            &i32::from(problem.b.transposed),
+        )?;
+        plan.set(
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+            &i32::from(problem.a.transposed),
+        )?;
+        if problem.biased {
+            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
-        Ok(Self { matmul, layouts })
+        Ok(plan)
+    }
+
+    /// Sets an attribute of the product, which has the size of `value`.
+    fn set<T>(&self, attribute: Attribute, value: &T) -> Result<(), String> {
+        // SAFETY: the descriptor is alive, and the library copies as many bytes as it is told of.
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                self.matmul,
+                attribute,
+                (value as *const T).cast(),
+                size_of::<T>(),
+            )
+        }
+        .map_err(|e| e.to_string())
     }
 
     /// The library's choice of algorithm, or `None` where it has none for this problem.
@@ -375,6 +401,22 @@ fn matrix(layout: &Layout, address: u64, size: usize) -> Option<Matrix> {
     })
 }
 
+/// Whether the library may add a bias: it is of the dtype of factors and result.
+fn has_bias(call: &MatmulCall) -> bool {
+    let dtype = call.a.dtype;
+    let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let same = |bias: &View| bias.dtype == dtype && call.dtype == dtype;
+    floats && call.bias.as_ref().is_some_and(same)
+}
+
+/// The address of a bias and the memory that it is in; nothing where the library cannot read it.
+fn place_of_bias(bias: &View) -> Result<Option<(u64, Range<u64>)>> {
+    let place = place(bias.buffer.get()?);
+    let at = place.start + (bias.layout.offset * bias.dtype.size()) as u64;
+    let readable = bias.layout.is_contiguous() && alignment(at) >= 16;
+    Ok(readable.then_some((at, place)))
+}
+
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
@@ -405,6 +447,13 @@ impl CublasLt {
         if !has_product(dtype, call.dtype) {
             return Ok(None);
         }
+        let bias = match &call.bias {
+            Some(bias) => match place_of_bias(bias)? {
+                Some(place) => Some(place),
+                None => return Ok(None),
+            },
+            None => None,
+        };
         let (shape_a, shape_b) = (&call.a.layout.shape, &call.b.layout.shape);
         let rank = shape_a.rank();
         let batch: usize = shape_a.dims()[..rank - 2].iter().product();
@@ -412,7 +461,7 @@ impl CublasLt {
         let out = self.alloc(call.dtype, batch * m * n)?;
         let [a_at, b_at, out_at] = [call.a.buffer.get()?, call.b.buffer.get()?, &out].map(place);
         let types = (dtype, call.dtype);
-        let Some((problem, addresses)) = problem(
+        let Some((mut problem, addresses)) = problem(
             types,
             (&call.a.layout, a_at.start),
             (&call.b.layout, b_at.start),
@@ -420,14 +469,16 @@ impl CublasLt {
         ) else {
             return Ok(None);
         };
+        problem.biased = bias.is_some();
         let Some(ready) = self.known(&problem)? else {
             return Ok(None);
         };
         let library = self.library.clone();
-        self.engine
-            .library(vec![a_at, b_at], out_at, move |stream| {
-                library.multiply(&ready, addresses, stream)
-            });
+        let bias_at = bias.as_ref().map(|(at, _)| *at);
+        let reads = [a_at, b_at].into_iter().chain(bias.map(|(_, place)| place));
+        self.engine.library(reads.collect(), out_at, move |stream| {
+            library.multiply(&ready, addresses, bias_at, stream)
+        });
         Ok(Some(out.buffer()))
     }
 
@@ -495,8 +546,9 @@ impl CublasLt {
                         driver::cuMemsetD8Async(to, 0, bytes, stream.0)
                     })?;
                 }
-                (products.iter())
-                    .try_for_each(|(ready, addresses)| library.multiply(ready, *addresses, stream))
+                (products.iter()).try_for_each(|(ready, addresses)| {
+                    library.multiply(ready, *addresses, None, stream)
+                })
             });
         Ok(Some(out.buffer()))
     }
@@ -544,6 +596,7 @@ fn problem(
         a: matrix(a, a_at, size)?,
         b: matrix(b, b_at, size)?,
         out_alignment: alignment(out_at),
+        biased: false,
     };
     let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
     Some((problem, [offset(a_at, a), offset(b_at, b), out_at]))
@@ -561,7 +614,14 @@ pub(crate) fn with_products(
         library: Arc::new(Library::new(context)?),
         table: Mutex::default(),
     };
-    Ok(device.decorated(move |portable, kernel| {
+    let biased = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(call) if has_bias(call));
+    let takes = |kernel: &Kernel| {
+        matches!(
+            kernel,
+            Kernel::Matmul(_) | Kernel::Grouped(_) | Kernel::Conv(_)
+        )
+    };
+    Ok(device.decorated_for(takes, biased, move |portable, kernel| {
         let product = match &kernel {
             Kernel::Matmul(call) => products.product(call)?,
             Kernel::Grouped(call) => products.grouped(call)?,
@@ -571,9 +631,18 @@ pub(crate) fn with_products(
             },
             _ => None,
         };
-        match product {
-            Some(out) => Ok([out].into()),
-            None => portable.launch(kernel),
+        match (product, kernel) {
+            (Some(out), _) => Ok([out].into()),
+            (None, Kernel::Matmul(call)) if call.bias.is_some() => {
+                call.by_two_launches(|kernel| match &kernel {
+                    Kernel::Matmul(call) => match products.product(call)? {
+                        Some(out) => Ok([out].into()),
+                        None => portable.launch(kernel),
+                    },
+                    _ => portable.launch(kernel),
+                })
+            }
+            (None, kernel) => portable.launch(kernel),
         }
     }))
 }

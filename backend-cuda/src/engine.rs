@@ -85,8 +85,16 @@ impl Engine {
         let client = Client::load::<Launcher>(id);
         let waiting = client.clone();
         let drain = move || cubecl::future::block_on(waiting.sync()).map_err(|e| e.to_string());
+        let told = handle.clone();
+        let reached = move |places| told.submit(move |launcher| launcher.reached(places));
         Ok(Self {
-            arena: GpuArena::new(device, client.clone(), slabs, Box::new(drain)),
+            arena: GpuArena::new(
+                device,
+                client.clone(),
+                slabs,
+                Box::new(drain),
+                Box::new(reached),
+            ),
             handle,
             client,
         })

@@ -276,6 +276,13 @@ impl Backend for Gated {
             .enter(self.name(), kernel.operands().map(|view| &view.buffer))?;
         self.inner.backend().launch(kernel)
     }
+
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        let views = kernels.iter().flat_map(Kernel::operands);
+        self.gate
+            .enter(self.name(), views.map(|view| &view.buffer))?;
+        self.inner.backend().launch_all(kernels)
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
     pool::{self, MemoryUse, Pool},
 };
 use anymesh_kernel::{Error, Result};
-use anymesh_shaders::{Arena, Memory};
+use anymesh_shaders::{Arena, Memory, Reached};
 use cubecl::{bytes::Bytes, client::Client, server::Handle};
 use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
@@ -61,6 +61,15 @@ struct Shared {
     slabs: Box<dyn Slabs>,
     /// Waits until everything that is queued is done.
     drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// Tells whoever launches of memory that its last kernels used.
+    reached: Box<dyn Fn(Places) + Send + Sync>,
+}
+
+/// Where memory lies that a kernel used without being given it: what it is known to have written,
+/// and besides that, each by itself, what it read and what it wrote from that.
+pub(crate) struct Places {
+    pub(crate) done: Range<u64>,
+    pub(crate) also: Vec<(Vec<Range<u64>>, Vec<Range<u64>>)>,
 }
 
 /// What a buffer holds of the pool.
@@ -137,6 +146,7 @@ impl GpuArena {
         client: Client,
         slabs: Box<dyn Slabs>,
         drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+        reached: Box<dyn Fn(Places) + Send + Sync>,
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -146,6 +156,7 @@ impl GpuArena {
                 pool: Mutex::default(),
                 slabs,
                 drain,
+                reached,
             }),
             client,
         }
@@ -191,6 +202,20 @@ impl Arena for GpuArena {
             None => Arc::new(()),
         };
         Ok(Memory::owned(handle, memory.bytes(), owner))
+    }
+
+    fn address(&self, memory: &Memory) -> Option<u64> {
+        Some(place(memory).start)
+    }
+
+    fn reached(&self, done: &Memory, also: Vec<Reached>) {
+        let all = |list: &[Memory]| list.iter().map(place).collect();
+        (self.shared.reached)(Places {
+            done: place(done),
+            also: (also.iter())
+                .map(|part| (all(&part.reads), all(&part.writes)))
+                .collect(),
+        });
     }
 }
 

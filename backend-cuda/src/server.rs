@@ -7,7 +7,7 @@ use crate::{
     compile::Compiler,
     failures::Failures,
     log,
-    memory::STANDING,
+    memory::{Places, STANDING},
     queue::{Function, Queue, Stream},
 };
 use cubecl::{
@@ -215,6 +215,27 @@ impl Launcher {
                 Arc::from(detail)
             })
         });
+    }
+
+    /// The kernel that was queued last to write some memory used other memory too: what it could
+    /// not be run for, or what it made of garbage, is garbage.
+    pub(crate) fn reached(&mut self, Places { done, also }: Places) {
+        if self.failures.is_empty() {
+            return;
+        }
+        let lost = self.failures.find(&done).cloned();
+        for (reads, writes) in also {
+            let why = lost.clone().or_else(|| {
+                let mut found = reads.iter().filter_map(|range| self.failures.find(range));
+                found.next().cloned()
+            });
+            for range in writes {
+                match &why {
+                    Some(why) => self.failures.set(range, why.clone()),
+                    None => self.failures.clear(&range),
+                }
+            }
+        }
     }
 
     /// Lets work be done on the stream that fills no memory.

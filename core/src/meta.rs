@@ -102,8 +102,9 @@ impl Backend for Meta {
         Box::pin(async { Ok(()) })
     }
 
-    fn supports(&self, _: &Kernel) -> bool {
-        true
+    /// All but products with a bias, which are composed as on the host.
+    fn supports(&self, kernel: &Kernel) -> bool {
+        !matches!(kernel, Kernel::Matmul(call) if call.bias.is_some())
     }
 
     /// Memory that is not there is counted as if it were.

@@ -194,6 +194,11 @@ impl Step {
     }
 }
 
+/// Whether the results of ops are looked at.
+pub(crate) fn is_on() -> bool {
+    STATE.get() == State::Looking
+}
+
 /// What a call is told beside its tensors, by the names that the op has for it: for whoever wants
 /// to make the call again. Said right before the op begins.
 #[inline]

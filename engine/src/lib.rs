@@ -118,9 +118,9 @@ impl Options {
 
     /// For this device: by whether its memory is the host's.
     pub fn of(device: &Device) -> Self {
-        match device.backend().host_memory(0) {
-            Ok(Some(_)) => Self::host(),
-            _ => Self::gpu(),
+        match device.runs_kernels() {
+            true => Self::gpu(),
+            false => Self::host(),
         }
     }
 }

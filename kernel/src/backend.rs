@@ -130,4 +130,14 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Queues a kernel; a buffer for each of its [outputs](Kernel::outputs).
     fn launch(&self, kernel: Kernel) -> Result<Buffers>;
+
+    /// Queues kernels of which none reads what another one gives; the buffers of each, in order and
+    /// with the same bits as from a launch of its own. A device may make fewer launches of them:
+    /// the same map over many tensors can be one.
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        kernels
+            .into_iter()
+            .map(|kernel| self.launch(kernel))
+            .collect()
+    }
 }

@@ -9,7 +9,7 @@ pub use profile::{Launched, MemoryChange, Profiling, Timing, Watch, clock};
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
-    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, Views},
+    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, OutputTypes, Views},
 };
 use std::{ops::Range, sync::Arc};
 
@@ -76,8 +76,23 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
+        self.decorated_for(|_| true, |_| false, launch)
+    }
+
+    /// As [`decorated`](Self::decorated), but only kernels that `takes` says are launched by
+    /// `launch`; the others are this device's, also where they are
+    /// [launched together](Self::launch_all). [Fused](Kernel::is_fused) kernels that `has` says are
+    /// supported beside the device's.
+    pub fn decorated_for(
+        &self,
+        takes: fn(&Kernel) -> bool,
+        has: fn(&Kernel) -> bool,
+        launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
+    ) -> Self {
         Self::new(Decorated {
             inner: self.clone(),
+            takes,
+            has,
             launch,
         })
     }
@@ -128,6 +143,11 @@ impl Device {
         buffer
     }
 
+    /// Whether kernels run beside the host, in memory of their own, and each launch costs.
+    pub fn runs_kernels(&self) -> bool {
+        self.has_values() && matches!(self.backend().host_memory(0), Ok(None))
+    }
+
     /// Whether its tensors have values. On a device without them ops are checked, planned and
     /// counted, and nothing is computed.
     pub fn has_values(&self) -> bool {
@@ -148,10 +168,7 @@ impl Device {
     /// Queues a kernel, unless the device cannot hold what it gives; its outputs, dense.
     pub fn launch(&self, kernel: impl Into<Kernel>) -> Result<Views> {
         let kernel = kernel.into();
-        let outputs = kernel.outputs();
-        for (dtype, shape) in &outputs {
-            self.check(*dtype, shape.checked_numel(kernel.op())?)?;
-        }
+        let outputs = self.check_outputs(&kernel)?;
         let buffers = if let Some(dry) = Dry::current() {
             dry.launch(&outputs)
         } else if self.0.hooks.listening() {
@@ -159,6 +176,57 @@ impl Device {
         } else {
             self.backend().launch(kernel)?
         };
+        Ok(self.views(buffers, outputs))
+    }
+
+    /// Queues kernels of which none reads what another one gives, unless the device cannot hold
+    /// what one of them gives; the outputs of each, as from a launch of its own. A device may make
+    /// [fewer launches](Backend::launch_all) of them.
+    ///
+    /// ```
+    /// # use anymesh_kernel::{DType, Kernel, Layout, View, backend::SortCall};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let sorts = [&[3, 1, 2][..], &[1, 0]].map(|bytes| {
+    ///     let input = View {
+    ///         buffer: device.upload(bytes)?,
+    ///         dtype: DType::U8,
+    ///         layout: Layout::contiguous([bytes.len()].into()),
+    ///     };
+    ///     Ok(Kernel::from(SortCall { op: "argsort", input, descending: false }))
+    /// });
+    /// let kernels = sorts.into_iter().collect::<Result<_, anymesh_kernel::Error>>()?;
+    /// let sorted = device.launch_all(kernels)?;
+    /// assert_eq!(sorted[1][0].layout.shape.dims(), [2]);
+    /// # Ok::<(), anymesh_kernel::Error>(())
+    /// ```
+    pub fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Views>> {
+        let outputs = kernels
+            .iter()
+            .map(|kernel| self.check_outputs(kernel))
+            .collect::<Result<Vec<_>>>()?;
+        let buffers = if let Some(dry) = Dry::current() {
+            outputs.iter().map(|outputs| dry.launch(outputs)).collect()
+        } else if self.0.hooks.listening() {
+            self.0.hooks.launch_all(self.backend(), kernels)?
+        } else {
+            self.backend().launch_all(kernels)?
+        };
+        debug_assert_eq!(buffers.len(), outputs.len(), "buffers for each kernel");
+        let views = |(buffers, outputs)| self.views(buffers, outputs);
+        Ok(buffers.into_iter().zip(outputs).map(views).collect())
+    }
+
+    /// What a kernel gives, if the device can hold it.
+    fn check_outputs(&self, kernel: &Kernel) -> Result<OutputTypes> {
+        let outputs = kernel.outputs();
+        for (dtype, shape) in &outputs {
+            self.check(*dtype, shape.checked_numel(kernel.op())?)?;
+        }
+        Ok(outputs)
+    }
+
+    /// Counts what a launch gave, as views.
+    fn views(&self, buffers: Buffers, outputs: OutputTypes) -> Views {
         debug_assert_eq!(buffers.len(), outputs.len(), "a buffer for each output");
         // A device around another one gives values that may have no memory yet: the other one counts
         // what it makes.
@@ -173,7 +241,7 @@ impl Device {
                 layout: Layout::contiguous(shape),
             }
         };
-        Ok(buffers.into_iter().zip(outputs).map(view).collect())
+        buffers.into_iter().zip(outputs).map(view).collect()
     }
 
     /// The memory that tensors hold here, on every handle of this device. On a device without
@@ -299,6 +367,8 @@ impl Receiving {
 /// See [`Device::decorated`].
 struct Decorated<F> {
     inner: Device,
+    takes: fn(&Kernel) -> bool,
+    has: fn(&Kernel) -> bool,
     launch: F,
 }
 
@@ -308,7 +378,10 @@ impl<F> std::fmt::Debug for Decorated<F> {
     }
 }
 
-impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for Decorated<F> {
+impl<F> Backend for Decorated<F>
+where
+    F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync,
+{
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -350,10 +423,23 @@ impl<F: Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync> Backend for D
     }
 
     fn supports(&self, kernel: &Kernel) -> bool {
-        self.inner.backend().supports(kernel)
+        (self.has)(kernel) || self.inner.backend().supports(kernel)
     }
 
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
-        (self.launch)(self.inner.backend(), kernel)
+        match (self.takes)(&kernel) {
+            true => (self.launch)(self.inner.backend(), kernel),
+            false => self.inner.backend().launch(kernel),
+        }
+    }
+
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        if kernels.iter().any(self.takes) {
+            return kernels
+                .into_iter()
+                .map(|kernel| self.launch(kernel))
+                .collect();
+        }
+        self.inner.backend().launch_all(kernels)
     }
 }

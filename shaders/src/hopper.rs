@@ -93,7 +93,7 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
     let out: u32;
     gpu_asm!(
         "cvt.rn.{kind}.f32 {o}, {high}, {low};",
-        o = out(_) out, low = in(_) low, high = in(_) high, options(nomem)
+        o = out(_) out, low = in(_) low, high = in(_) high, options(pure, nomem)
     );
     held::<u32>(out)
 }

@@ -14,8 +14,10 @@ mod hopper;
 mod int;
 mod intern;
 mod map;
+mod maps;
 mod math;
 mod matmul;
+mod nvidia;
 mod philox;
 mod program;
 mod reduce;
@@ -108,6 +110,24 @@ pub trait Arena: Send + Sync {
     fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {
         self.filled(bytes)
     }
+
+    /// Where memory lies, on devices whose kernels reach all of it from any part of it.
+    fn address(&self, _memory: &Memory) -> Option<u64> {
+        None
+    }
+
+    /// Tells of memory that the last kernel which wrote `done` also used, by its
+    /// [address](Arena::address): what could not be run has made garbage of that too.
+    fn reached(&self, _done: &Memory, _also: Vec<Reached>) {}
+}
+
+/// Memory that a kernel used without being given it, a part of its work for itself.
+#[derive(Debug, Default)]
+pub struct Reached {
+    /// What it read.
+    pub reads: Vec<Memory>,
+    /// What it wrote, from that.
+    pub writes: Vec<Memory>,
 }
 
 /// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
@@ -381,6 +401,7 @@ impl Backend for CubeBackend {
 
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
+            Kernel::Matmul(call) => call.bias.is_none(),
             Kernel::Row(call) => row::fits(call),
             Kernel::RowProgram(call) => row_program::fits(call),
             Kernel::Attention(call) => attention::fits(call),
@@ -415,5 +436,18 @@ impl Backend for CubeBackend {
                 self.run_attention_backward(call)?.into_iter().collect()
             }
         })
+    }
+
+    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        let mut given: Vec<Option<Buffers>> = vec![None; kernels.len()];
+        for group in self.groups(&kernels)? {
+            let calls: Vec<_> = group.iter().map(|member| member.call).collect();
+            for (member, buffers) in group.iter().zip(self.run_maps(&calls)?) {
+                given[member.position] = Some(buffers);
+            }
+        }
+        let rest = kernels.into_iter().zip(given);
+        rest.map(|(kernel, given)| given.map_or_else(|| self.launch(kernel), Ok))
+            .collect()
     }
 }

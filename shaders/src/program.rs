@@ -4,6 +4,7 @@
 //! for each instruction. Reductions fold what it returns. Map kernels store what [`eval_stored`]
 //! returns: elements that a program only moves never become values there, and keep their bits.
 
+mod coarse;
 mod emit;
 
 pub(crate) use emit::*;
@@ -64,8 +65,6 @@ pub(crate) struct MapPlan {
     indices: usize,
     /// Whether the device's own float functions are as good as ours.
     native: bool,
-    /// Whether exponentials may be those of CUDA's shortest way.
-    quick: bool,
 }
 
 impl MapPlan {
@@ -75,11 +74,6 @@ impl MapPlan {
             program: program.clone(),
             ..self.clone()
         }
-    }
-
-    /// Whether its exponentials go CUDA's shortest way: results are rounded to 16 bits.
-    pub(crate) fn with_quick(self, quick: bool) -> Self {
-        Self { quick, ..self }
     }
 
     /// Whether the device's own float functions are used.
@@ -161,6 +155,44 @@ impl Bound {
         Self::laid_out(call, None, Chunks::Rows(repeat), handles, address)
     }
 
+    /// Lays out a call whose inputs are dense, for a kernel that finds them by itself: all are
+    /// bound by their width, one after the other, and every address is as wide as can be.
+    pub(crate) fn dense(call: &MapCall, handles: &[(Handle, usize)]) -> Self {
+        let mut bound = Bound {
+            plan: MapPlan {
+                program: call.program.clone(),
+                rank: 1,
+                sources: vec![],
+                indices: 0,
+                native: false,
+            },
+            address: AddressType::U64,
+            numbers: vec![],
+            params: vec![],
+            wide: vec![],
+            pairs: vec![],
+            words: vec![],
+        };
+        for (input, handle) in call.inputs.iter().zip(handles) {
+            let dtype = input.view.dtype;
+            let list = match dtype.size() {
+                4 | 8 => &mut bound.wide,
+                2 => &mut bound.pairs,
+                _ => &mut bound.words,
+            };
+            list.push(handle.clone());
+            bound.plan.sources.push(Source {
+                dtype,
+                mode: Mode::Vector,
+                windowed: false,
+                binding: list.len() - 1,
+                first: 0,
+            });
+        }
+        bound.push_params(call);
+        bound
+    }
+
     fn laid_out(
         call: &MapCall,
         order: Option<&[usize]>,
@@ -209,7 +241,6 @@ impl Bound {
                 sources: vec![],
                 indices: 0,
                 native: false,
-                quick: false,
             },
             address,
             numbers: shape.dims().to_vec(),
@@ -234,14 +265,18 @@ impl Bound {
         for (affine, strides) in call.indices.iter().zip(indices) {
             bound.push_affine(affine.offset, strides);
         }
+        bound.push_params(call);
+        bound
+    }
+
+    fn push_params(&mut self, call: &MapCall) {
         for (value, kind) in call.params.iter().zip(&call.program.params) {
-            bound.push_param(*value, *kind);
+            self.push_param(*value, *kind);
         }
         // A zero the compiler cannot see through: constants that shader languages refuse (infinity,
         // NaN) are made with it. Each number of fences has one of its own.
         let zeros = 1 + call.program.fences();
-        bound.params.extend(std::iter::repeat_n(0, zeros));
-        bound
+        self.params.extend(std::iter::repeat_n(0, zeros));
     }
 
     fn push_affine(&mut self, offset: i64, strides: &[isize]) {

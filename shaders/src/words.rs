@@ -4,6 +4,7 @@
 //! converted by shifts; 32-bit dtypes are bit casts; 64-bit dtypes are two words (on devices that
 //! can compute with them). Kernels work on four consecutive elements at a time: *lanes*.
 
+use crate::nvidia;
 use anymesh_kernel::DType;
 use cubecl::prelude::*;
 
@@ -247,13 +248,34 @@ pub(crate) fn f32_to_f8e4m3(x: F4) -> U4 {
     select_many(big, U4::new(0x7fu32), finite) | ((bits >> U4::new(31u32)) << U4::new(7u32))
 }
 
+/// `f16`s, by the device's own conversion where it has one.
+#[cube]
+#[allow(unused_variables)]
+fn half_to_f32(bits: U4) -> F4 {
+    intrinsic!(|scope| match nvidia::is_target(scope) {
+        true => nvidia::from_f16::expand(scope, bits),
+        false => f16_to_f32::expand(scope, bits),
+    })
+}
+
+/// To `bf16` or `f16`, by the device's own conversion where it has one.
+#[cube]
+#[allow(unused_variables)]
+fn f32_to_half(x: F4, #[comptime] dtype: DType) -> U4 {
+    intrinsic!(|scope| match (nvidia::is_target(scope), dtype) {
+        (true, _) => nvidia::round16::expand(scope, x, dtype),
+        (false, DType::BF16) => f32_to_bf16::expand(scope, x),
+        (false, _) => f32_to_ieee::expand(scope, x, 10u32),
+    })
+}
+
 /// Small floats by dtype: lanes of bits to f32.
 #[cube]
 pub(crate) fn small_to_f32(bits: U4, #[comptime] dtype: DType) -> F4 {
     if comptime!(dtype == DType::BF16) {
         bf16_to_f32(bits)
     } else if comptime!(dtype == DType::F16) {
-        f16_to_f32(bits)
+        half_to_f32(bits)
     } else if comptime!(dtype == DType::F8E5M2) {
         f16_to_f32(bits << U4::new(8u32))
     } else if comptime!(dtype == DType::F8E4M3) {
@@ -266,10 +288,8 @@ pub(crate) fn small_to_f32(bits: U4, #[comptime] dtype: DType) -> F4 {
 /// Small floats by dtype: f32 to lanes of bits.
 #[cube]
 pub(crate) fn f32_to_small(x: F4, #[comptime] dtype: DType) -> U4 {
-    if comptime!(dtype == DType::BF16) {
-        f32_to_bf16(x)
-    } else if comptime!(dtype == DType::F16) {
-        f32_to_ieee(x, 10u32)
+    if comptime!(dtype == DType::BF16 || dtype == DType::F16) {
+        f32_to_half(x, dtype)
     } else if comptime!(dtype == DType::F8E5M2) {
         f32_to_ieee(x, 2u32)
     } else if comptime!(dtype == DType::F8E4M3) {

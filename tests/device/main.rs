@@ -10,6 +10,7 @@ mod deferred;
 mod faults;
 mod gradients;
 mod mesh;
+mod together;
 
 use anymesh::Device;
 use libtest_mimic::{Arguments, Trial};
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         mesh::SUITE,
         faults::SUITE,
         deferred::SUITE,
+        together::SUITE,
     ] {
         all.extend(trials(suite, device.as_ref()));
     }

@@ -2,7 +2,7 @@
 
 use crate::{Adapter, Error, Policy, Result, Zero};
 use anymesh_core::{
-    Sharding, Tensor,
+    DType, Sharding, Tensor,
     grad::{Gradients, custom, no_grad},
 };
 
@@ -141,6 +141,13 @@ impl Param {
     /// partial sum, nothing is sent. Under [`Zero::Two`] and [`Zero::Three`] it already lies as the
     /// value does. `None` where the loss does not depend on the parameter, or it is frozen.
     pub fn partial_gradient(&self, gradients: &Gradients) -> Result<Option<Tensor>> {
+        let gradient = self.gradient(gradients)?;
+        let summed = |g: Tensor| no_grad(|| g.cast(self.policy.reduce));
+        Ok(gradient.map(summed).transpose()?)
+    }
+
+    /// [`partial_gradient`](Self::partial_gradient) in the dtype that it has.
+    pub(crate) fn gradient(&self, gradients: &Gradients) -> Result<Option<Tensor>> {
         if !self.trainable {
             return Ok(None);
         }
@@ -157,7 +164,7 @@ impl Param {
                 Err(_) => return Err(error.into()),
             },
         };
-        Ok(Some(no_grad(|| gradient.cast(self.policy.reduce))?))
+        Ok(Some(gradient))
     }
 
     /// A gradient, or a sum of them, where the value lies: here partial sums are added up.
@@ -171,6 +178,32 @@ impl Param {
 
     /// Other values of the same shape, rounded to its dtype and laid out like it.
     pub fn set(&mut self, values: &Tensor) -> Result<()> {
+        self.check_shape(values)?;
+        self.value = self.value.with_values(values)?;
+        self.renew()
+    }
+
+    /// The dtype of the weight that is computed with, where it is kept and nothing but the rounded
+    /// value.
+    pub(crate) fn copy_dtype(&self) -> Option<DType> {
+        let rounded = self.compute == *self.value.sharding();
+        (self.working.as_ref().filter(|_| rounded)).map(Tensor::dtype)
+    }
+
+    /// [`set`](Self::set) with the rounded copy that [`copy_dtype`](Self::copy_dtype) asks for.
+    pub(crate) fn set_with(&mut self, values: &Tensor, copy: &Tensor) -> Result<()> {
+        self.check_shape(values)?;
+        match &self.working {
+            Some(working) if self.copy_dtype() == Some(copy.dtype()) => {
+                self.working = Some(working.with_values(copy)?);
+                self.value = self.value.with_values(values)?;
+                Ok(())
+            }
+            _ => self.set(values),
+        }
+    }
+
+    fn check_shape(&self, values: &Tensor) -> Result<()> {
         if values.shape() != self.value.shape() {
             return Err(Error::parameter(
                 &self.name,
@@ -181,8 +214,7 @@ impl Param {
                 ),
             ));
         }
-        self.value = self.value.with_values(values)?;
-        self.renew()
+        Ok(())
     }
 
     /// Other values of perhaps another shape, which lie as they are to be stored: the parameter

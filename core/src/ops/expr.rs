@@ -1,11 +1,14 @@
 //! Float expressions over tensors, run as one map or as one reduction: what the neural-network ops
 //! are written in, and what programs write their own elementwise steps in.
 
-use super::{Map, MapRule, OpInfo, index_kind, reduce::Reduce};
+use super::{Map, MapRule, OpInfo, Operand, index_kind, reduce::Reduce};
 use crate::{
     DType, Error, Kind, Result, Scalar, Shape, Tensor,
-    backend::{Affine, ReduceOp},
+    backend::{Affine, Kernel, ReduceOp},
+    grad::is_recording,
     map::{Builder, MapProgram, Val},
+    observe,
+    spmd::plain,
 };
 use smallvec::SmallVec;
 
@@ -200,6 +203,88 @@ impl<'a> Expr<'a> {
                 format!("a program of {N} results gave {found}"),
             )
         })
+    }
+
+    /// What [`maps`](Self::maps) gives for each of several expressions that differ in their tensors
+    /// alone, such as one step of an optimizer for all parameters. A device may take many of them in
+    /// one launch.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor, ops::Expr};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let a = Tensor::new(&[1f32, 2.0], &device)?;
+    /// let b = Tensor::new(&[3f32], &device)?;
+    /// let each = [&a, &b].map(|x| Expr::new("twice", &[x]).params(&[2.0]));
+    /// let twice = Expr::maps_each(&each, [DType::F32], |a| [a.x[0] * a.p[0]])?;
+    /// assert_eq!(twice[0][0].to_vec::<f32>()?, [2.0, 4.0]);
+    /// assert_eq!(twice[1][0].to_vec::<f32>()?, [6.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn maps_each<const N: usize>(
+        each: &[Expr<'a>],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+    ) -> Result<Vec<[Tensor; N]>> {
+        let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
+        // Programs that were made, with the expressions they are for and their calls.
+        let mut groups: Vec<(MapProgram, usize, Vec<(usize, Kernel)>)> = vec![];
+        for (i, expr) in each.iter().enumerate() {
+            let (tensors, shape) = (expr.tensors().collect::<SmallVec<[_; 6]>>(), expr.shape()?);
+            let together = shape.numel() > 0
+                && !is_recording(&tensors)
+                && !observe::is_on()
+                && plain(expr.op, &tensors)?;
+            if !together {
+                out.push(Some(expr.clone().maps(dtypes, &f)?));
+                continue;
+            }
+            out.push(None);
+            let known = groups
+                .iter()
+                .position(|(_, of, _)| expr.is_like(&each[*of]));
+            let group = match known {
+                Some(group) => group,
+                None => {
+                    groups.push((expr.program(&shape, dtypes, &f)?, i, vec![]));
+                    groups.len() - 1
+                }
+            };
+            let (program, _, calls) = &mut groups[group];
+            let operands: SmallVec<[Operand<'_>; 6]> =
+                tensors.iter().map(|t| Operand::from(*t)).collect();
+            let call = expr
+                .over(program, &shape)
+                .call(&operands, tensors[0].device())?;
+            calls.push((i, call.into()));
+        }
+        for (_, of, calls) in groups {
+            let device = each[of].inputs[0].device();
+            let (at, kernels): (Vec<usize>, Vec<Kernel>) = calls.into_iter().unzip();
+            for (i, views) in at.into_iter().zip(device.launch_all(kernels)?) {
+                let mesh = each[i].inputs[0].mesh();
+                let made: Vec<Tensor> = (views.into_iter())
+                    .map(|view| Tensor::from_view(view, mesh))
+                    .collect();
+                out[i] = made.try_into().ok();
+            }
+        }
+        let all: Vec<[Tensor; N]> = out.into_iter().flatten().collect();
+        debug_assert_eq!(all.len(), each.len(), "results for each");
+        Ok(all)
+    }
+
+    /// Whether it has the program of another one, for the same function, and its device.
+    fn is_like(&self, other: &Self) -> bool {
+        let types = |e: &Self| -> SmallVec<[DType; 6]> { e.tensors().map(Tensor::dtype).collect() };
+        self.op == other.op
+            && self.params.len() == other.params.len()
+            && self.indices.is_empty()
+            && other.indices.is_empty()
+            && self.maybe.is_empty()
+            && other.maybe.is_empty()
+            && types(self) == types(other)
+            && self.inputs[0].device() == other.inputs[0].device()
     }
 
     /// The values added up over `axes` (all where there are none), stored as `dtype`: one pass over

@@ -13,12 +13,13 @@
 //! # Ok::<(), anymesh_core::Error>(())
 //! ```
 
+mod each;
 mod gradient;
 
 use super::{OpInfo, RuleForm, expr::Expr, map1, op, same_device, sum_to};
 use crate::{
     DType, Error, Layout, Result, Scalar, Shape, Tensor,
-    backend::MatmulCall,
+    backend::{Kernel, MatmulCall},
     grad::{Back, Pulled, record1},
     launch::launch_as,
     map::Builder,
@@ -172,9 +173,8 @@ fn multiplied(
     dtype: DType,
     store: DType,
 ) -> Result<Tensor> {
-    let (is_plain, device) = (a.is_plain(), a.device());
     let (left, right) = (a.cast(dtype)?, b.cast(dtype)?);
-    if !is_plain {
+    if !a.is_plain() {
         let batch = |t: &Tensor| Shape::from(&t.dims()[..t.rank().saturating_sub(2)]);
         batch(a).broadcast(op, &batch(b))?;
         let variant = match (a.rank(), b.rank()) {
@@ -188,6 +188,21 @@ fn multiplied(
             .variant(variant)
             .run1(|l| product(op, &l[0], &l[1], store));
     }
+    match local_product(op, &left, &right, store)? {
+        Ready::Known(out) => Ok(out),
+        Ready::Launch(shape, call) => launch_as(a.mesh(), shape, *call),
+    }
+}
+
+/// A product of one device: a result that needs no launch, or the launch and the shape of its result.
+enum Ready {
+    Known(Tensor),
+    Launch(Shape, Box<MatmulCall>),
+}
+
+/// The product of tensors of one dtype on one device.
+fn local_product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Result<Ready> {
+    let (left, right) = (a.clone(), b.clone());
     let left = if a.rank() == 1 {
         left.unsqueeze(0)?
     } else {
@@ -213,10 +228,10 @@ fn multiplied(
         .chain(columns)
         .collect();
     if shape.checked_numel(op)? == 0 {
-        return a.no_elements(store, shape);
+        return a.no_elements(store, shape).map(Ready::Known);
     }
     if k == 0 {
-        return Tensor::zeros(shape, store, device);
+        return Tensor::zeros(shape, store, a.device()).map(Ready::Known);
     }
     let with_batch = |r: usize, c: usize| {
         batch
@@ -249,9 +264,10 @@ fn multiplied(
         op,
         a: left_view,
         b: right_view,
+        bias: None,
         dtype: store,
     };
-    launch_as(a.mesh(), shape, call)
+    Ok(Ready::Launch(shape, Box::new(call)))
 }
 
 /// The sum of a product of floats and a bias that broadcasts, rounded to `dtype`.
@@ -463,7 +479,8 @@ impl Tensor {
 
     /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
     /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
-    /// brought once, to where it costs least for all of them together.
+    /// brought once, to where it costs least for all of them together. On a GPU it may be one
+    /// product, whose parts the results are.
     ///
     /// ```
     /// # use anymesh_core::{DType, Mesh, Tensor, meta, spmd::Ledger};
@@ -478,6 +495,9 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        if let Some(out) = self.linear_together(weights)? {
+            return Ok(out);
+        }
         // At hand as long as this runs: what each product then takes.
         let mut _brought = None;
         let dtype = self.dtype();
@@ -521,10 +541,37 @@ impl Tensor {
             None => product(op, self, &weight.t()?, dtype),
             // The product is kept wide, so that the result is rounded once.
             Some(bias) if dtype.is_float() => {
+                if let Some(out) = self.transformed_at_once(weight, bias, dtype)? {
+                    return Ok(out);
+                }
                 let wide = product(op, self, &weight.t()?, dtype.kind().dtype())?;
                 biased(op, &wide, bias, dtype)
             }
             Some(bias) => product(op, self, &weight.t()?, dtype)?.add(bias),
+        }
+    }
+
+    /// [`linear`](Self::linear) by one kernel, where the device has one that adds the bias.
+    fn transformed_at_once(
+        &self,
+        weight: &Tensor,
+        bias: &Tensor,
+        dtype: DType,
+    ) -> Result<Option<Tensor>> {
+        let op = "linear";
+        number_type(op, &[self, weight])?;
+        if self.rank() == 0 {
+            return Ok(None);
+        }
+        let (x, matrix) = (self.cast(dtype)?, weight.cast(dtype)?.t()?);
+        let Ready::Launch(shape, mut call) = local_product(op, &x, &matrix, dtype)? else {
+            return Ok(None);
+        };
+        call.bias = Some(bias.view()?);
+        let kernel = Kernel::from(*call);
+        match self.device().backend().supports(&kernel) {
+            true => launch_as(self.mesh(), shape, kernel).map(Some),
+            false => Ok(None),
         }
     }
 

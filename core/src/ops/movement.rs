@@ -498,6 +498,9 @@ fn joined(
     if shape.numel() == 0 {
         return tensors[0].no_elements(dtype, shape);
     }
+    if let Some(whole) = side_by_side(tensors, axis, &shape)? {
+        return Ok(whole);
+    }
     let mut parts: Vec<Tensor> = tensors
         .iter()
         .filter(|t| t.numel() > 0)
@@ -514,6 +517,30 @@ fn joined(
             .collect::<Result<_>>()?;
     }
     parts.remove(0).cast(dtype)
+}
+
+/// The whole of tensors that already lie beside each other in one buffer, such as the parts that
+/// `split` gives.
+fn side_by_side(tensors: &[&Tensor], axis: usize, shape: &Shape) -> Result<Option<Tensor>> {
+    let mut views = Vec::with_capacity(tensors.len());
+    for t in tensors.iter().filter(|t| t.numel() > 0) {
+        views.push(t.view()?);
+    }
+    let mut end = views[0].layout.offset as isize;
+    for view in &views {
+        let (layout, first) = (&view.layout, &views[0]);
+        let lies = view.buffer.serial() == first.buffer.serial()
+            && view.dtype == first.dtype
+            && layout.strides == first.layout.strides
+            && layout.offset as isize == end;
+        if !lies {
+            return Ok(None);
+        }
+        end += layout.shape[axis] as isize * layout.strides[axis];
+    }
+    let mut whole = views.swap_remove(0);
+    whole.layout.shape = shape.clone();
+    Ok(Some(Tensor::from_view(whole, tensors[0].mesh())))
 }
 
 /// [`join`] on a mesh: other dimensions are cut alike. All are partial or none is, so that a part

@@ -443,6 +443,7 @@ impl Program<'_> {
             op: "matmul",
             a,
             b,
+            bias: None,
             dtype,
         }
         .into();

@@ -1,7 +1,8 @@
 //! Calls of the families that multiply and add: matrix products and convolutions.
 
-use super::View;
-use crate::{DType, Shape};
+use super::{Buffers, Kernel, MapCall, MapInput, View};
+use crate::{DType, Layout, Result, Shape, map::Builder};
+use smallvec::smallvec;
 use std::ops::Range;
 
 /// `a [.., m, k] x b [.., k, n] -> [.., m, n]`. Batch dimensions are already expanded to the same
@@ -14,9 +15,51 @@ pub struct MatmulCall {
     pub a: View,
     /// Right operand, of the same dtype.
     pub b: View,
+    /// `[n]` floats that are added to every row before it is rounded. A product with one is
+    /// [fused](super::Kernel::is_fused): a device need not have it.
+    pub bias: Option<View>,
     /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32, integers
     /// wrap.
     pub dtype: DType,
+}
+
+impl MatmulCall {
+    /// The result of a product with a bias by two launches, for operands that a device has no kernel
+    /// for: the product kept wide, then a map that adds the bias and rounds.
+    pub fn by_two_launches(
+        mut self,
+        launch: impl Fn(Kernel) -> Result<Buffers>,
+    ) -> Result<Buffers> {
+        let Some(bias) = self.bias.take() else {
+            return launch(self.into());
+        };
+        let (op, dtype) = (self.op, self.dtype);
+        let wide = dtype.kind().dtype();
+        self.dtype = wide;
+        let kernel = Kernel::from(self);
+        let (_, shape) = kernel.outputs().swap_remove(0);
+        let product = View {
+            buffer: launch(kernel)?.swap_remove(0),
+            dtype: wide,
+            layout: Layout::contiguous(shape.clone()),
+        };
+        let b = Builder::new();
+        let sum = b.load(wide) + b.load(bias.dtype).cast(wide);
+        let program = b.finish(&[(sum, dtype)])?;
+        let row = View {
+            layout: bias.layout.expand(&shape),
+            ..bias
+        };
+        let input = |view| MapInput { view, window: None };
+        launch(Kernel::Map(MapCall {
+            op,
+            program,
+            shape,
+            inputs: smallvec![input(product), input(row)],
+            indices: smallvec![],
+            params: smallvec![],
+        }))
+    }
 }
 
 /// A product for each group of rows. Group `g` has the rows from `ends[first + g - 1]` (0 for the
@@ -143,6 +186,7 @@ impl ConvCall {
                 left.expand(&Shape::from([images, self.channels, channels])),
             ),
             b: view(&self.input, right),
+            bias: None,
             dtype: self.input.dtype,
         })
     }

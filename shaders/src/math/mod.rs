@@ -9,7 +9,7 @@ mod wide;
 pub(crate) use convert::*;
 
 use crate::{
-    hopper,
+    nvidia,
     words::{B4, D4, F4},
 };
 use anymesh_kernel::map::{Binary, Unary};
@@ -43,17 +43,42 @@ pub(crate) fn unary_native(x: F4, #[comptime] op: Unary) -> F4 {
     }
 }
 
-/// `exp` by CUDA's shortest way: wrong by two ulp, and by half an ulp for each unit of `|x|` on top.
-/// Results below the smallest normal number are zero.
-#[cube]
-pub(crate) fn quick_exp(x: F4) -> F4 {
-    let x = x * F4::new(std::f32::consts::LOG2_E);
-    let mut out = F4::empty();
-    #[unroll]
-    for lane in 0..4usize {
-        out.insert(lane, hopper::exp2(x.extract(lane)));
+/// A function of one value whose last digits nobody sees, if NVIDIA's GPUs have a short one.
+pub(crate) fn coarse_unary(
+    scope: &Scope,
+    x: NativeExpand<F4>,
+    op: Unary,
+) -> Option<NativeExpand<F4>> {
+    match op {
+        Unary::Exp => Some(nvidia::coarse_exp::expand(scope, x)),
+        Unary::Tanh => Some(nvidia::coarse_tanh::expand(scope, x)),
+        Unary::Sqrt => Some(nvidia::coarse_sqrt::expand(scope, x)),
+        _ => None,
     }
-    out
+}
+
+#[cube]
+fn exact_div(a: F4, b: F4) -> F4 {
+    a / b
+}
+
+/// A function of two values, if NVIDIA's GPUs have a shorter one; `coarse` where nobody sees its
+/// last digits.
+pub(crate) fn native_binary(
+    scope: &Scope,
+    a: NativeExpand<F4>,
+    b: NativeExpand<F4>,
+    op: Binary,
+    coarse: bool,
+) -> Option<NativeExpand<F4>> {
+    match op {
+        Binary::Max => Some(nvidia::extreme::expand(scope, a, b, true)),
+        Binary::Min => Some(nvidia::extreme::expand(scope, a, b, false)),
+        Binary::Div if coarse => Some(nvidia::coarse_div::expand(scope, a, b)),
+        // It divides exactly, also where the reciprocal is subnormal.
+        Binary::Div => Some(exact_div::expand(scope, a, b)),
+        _ => None,
+    }
 }
 
 /// Any function of two values that gives a float.

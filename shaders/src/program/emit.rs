@@ -1,14 +1,12 @@
 //! The code of a program: it is walked while a kernel is compiled, and each instruction emits its own.
 
-use super::{MapPlan, Mode, Source};
+use super::{MapPlan, Mode, Source, coarse::coarse};
 use crate::{
+    math, nvidia,
     reg::{Raw, Reg},
     words::{self, Q4, U2, U4},
 };
-use anymesh_kernel::{
-    DType, Kind, Scalar,
-    map::{Inst, Unary},
-};
+use anymesh_kernel::{DType, Kind, Scalar, map::Inst};
 use cubecl::prelude::*;
 
 /// The runtime arguments of a kernel that evaluates a program (used through its expansion, which
@@ -276,16 +274,6 @@ impl Lanes<'_> {
         let (scope, rank, size) = (self.scope, self.plan.rank, source.dtype.size());
         let inputs = self.inputs;
         let numbers = &inputs.numbers;
-        let wide = || {
-            inputs
-                .wide
-                .__expand_index_method(scope, source.binding.into())
-        };
-        let pairs = || {
-            inputs
-                .pairs
-                .__expand_index_method(scope, source.binding.into())
-        };
         let words = || {
             inputs
                 .words
@@ -295,12 +283,7 @@ impl Lanes<'_> {
             Mode::Vector => {
                 let first = self.first();
                 let at = affine::expand(scope, &first, numbers, rank, source.first);
-                match size {
-                    8 => Raw::Wide(words::lanes64::expand(scope, wide(), at)),
-                    4 => Raw::Bits(words::lanes32::expand(scope, wide(), at)),
-                    2 => Raw::Bits(words::lanes16::expand(scope, pairs(), at)),
-                    _ => Raw::Bits(words::lanes8::expand(scope, words(), at)),
-                }
+                dense(scope, inputs, source, at)
             }
             Mode::Splat | Mode::RepeatedSplat => {
                 let first = self.first();
@@ -387,6 +370,24 @@ impl Lanes<'_> {
     }
 }
 
+/// Four elements of an input that is dense, from element `at` of its buffer on.
+fn dense(scope: &Scope, inputs: &InputsExpand, source: &Source, at: NativeExpand<usize>) -> Raw {
+    let binding = source.binding.into();
+    let wide = || inputs.wide.__expand_index_method(scope, binding);
+    match source.dtype.size() {
+        8 => Raw::Wide(words::lanes64::expand(scope, wide(), at)),
+        4 => Raw::Bits(words::lanes32::expand(scope, wide(), at)),
+        2 => {
+            let pairs = inputs.pairs.__expand_index_method(scope, binding);
+            Raw::Bits(words::lanes16::expand(scope, pairs, at))
+        }
+        _ => {
+            let words = inputs.words.__expand_index_method(scope, binding);
+            Raw::Bits(words::lanes8::expand(scope, words, at))
+        }
+    }
+}
+
 /// Values that a kernel has already, or finds in another way than from its inputs.
 #[derive(Default)]
 pub(crate) struct Known {
@@ -406,6 +407,17 @@ struct Evaluation<'a> {
     loaded: Vec<Option<Raw>>,
     /// The values of registers, where they are computed.
     values: Vec<Option<Reg>>,
+    /// Registers whose last digits nobody sees, where there are short ways to compute them.
+    coarse: Vec<bool>,
+}
+
+/// The registers of a program that may be coarse, if its outputs are `stored`; none of them where
+/// the device has no short ways.
+fn coarse_of(scope: &Scope, plan: &MapPlan, stored: bool) -> Vec<bool> {
+    match plan.native && nvidia::is_target(scope) {
+        true => coarse(&plan.program, stored),
+        false => vec![],
+    }
 }
 
 impl<'a> Evaluation<'a> {
@@ -415,6 +427,7 @@ impl<'a> Evaluation<'a> {
         inputs: &'a InputsExpand,
         plan: &'a MapPlan,
         start: NativeExpand<usize>,
+        stored: bool,
         wanted: impl Fn(usize) -> bool,
         fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
     ) -> Self {
@@ -430,6 +443,7 @@ impl<'a> Evaluation<'a> {
             known: Known::default(),
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
+            coarse: coarse_of(scope, plan, stored),
         };
         // Lanes past the end hold padding, whose zeros are nobody's fault.
         let last = plan
@@ -442,25 +456,23 @@ impl<'a> Evaluation<'a> {
             }
         };
         for i in (0..plan.program.insts.len()).filter(|i| wanted(*i)) {
-            evaluation.values[i] = Some(evaluation.compute(&plan.program.insts[i], &mut fault));
+            evaluation.values[i] = Some(evaluation.compute(i, &mut fault));
         }
         evaluation
     }
 
-    fn compute(
-        &mut self,
-        inst: &Inst,
-        fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
-    ) -> Reg {
+    /// The value of register `i`.
+    fn compute(&mut self, i: usize, fault: &mut dyn FnMut(NativeExpand<crate::words::B4>)) -> Reg {
         let (scope, plan) = (self.lanes.scope, self.lanes.plan);
+        let inst = &plan.program.insts[i];
         let known = match *inst {
             Inst::Load(k) => self.known.loads.get(k as usize).copied().flatten(),
             Inst::Param(k) => self.known.params.get(k as usize).copied().flatten(),
             Inst::Index(_) => self.known.index,
             _ => None,
         };
-        if let Some(known) = known {
-            return known;
+        if let Some(short) = known.or_else(|| self.short(i)) {
+            return short;
         }
         match *inst {
             Inst::Load(k) => {
@@ -478,7 +490,6 @@ impl<'a> Evaluation<'a> {
             Inst::Index(k) => self.lanes.index(k as usize),
             Inst::Param(k) => self.lanes.param(k as usize),
             Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero(0)),
-            Inst::Unary(Unary::Exp, a) if plan.quick => self.value(a).quick_exp(scope),
             Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
             Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
             Inst::Select(c, a, b) => {
@@ -492,6 +503,23 @@ impl<'a> Evaluation<'a> {
             Inst::Philox { index, key, word } => {
                 Reg::philox(scope, self.value(index), key.map(|k| self.value(k)), word)
             }
+        }
+    }
+
+    /// The value of register `i` in a way that only some devices have.
+    fn short(&self, i: usize) -> Option<Reg> {
+        let scope = self.lanes.scope;
+        let coarse = *self.coarse.get(i)?;
+        match self.lanes.plan.program.insts[i] {
+            Inst::Unary(op, a) if coarse => match self.value(a) {
+                Reg::F(a) => math::coarse_unary(scope, a, op).map(Reg::F),
+                _ => None,
+            },
+            Inst::Binary(op, a, b) => match (self.value(a), self.value(b)) {
+                (Reg::F(a), Reg::F(b)) => math::native_binary(scope, a, b, op, coarse).map(Reg::F),
+                _ => None,
+            },
+            _ => None,
         }
     }
 
@@ -555,7 +583,7 @@ pub(crate) fn eval(
     start: NativeExpand<usize>,
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Reg> {
-    let evaluation = Evaluation::new(scope, inputs, plan, start, |_| true, fault);
+    let evaluation = Evaluation::new(scope, inputs, plan, start, false, |_| true, fault);
     let outputs = plan.program.outputs.iter();
     outputs.map(|(reg, _)| evaluation.value(*reg)).collect()
 }
@@ -570,7 +598,41 @@ pub(crate) fn eval_stored(
     fault: &mut dyn FnMut(NativeExpand<crate::words::B4>),
 ) -> Vec<Raw> {
     let computed = plan.program.computed();
-    let mut evaluation = Evaluation::new(scope, inputs, plan, start, |i| computed[i], fault);
+    let mut evaluation = Evaluation::new(scope, inputs, plan, start, true, |i| computed[i], fault);
+    let outputs = plan.program.outputs.iter();
+    outputs
+        .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
+        .collect()
+}
+
+/// As [`eval_stored`], for a plan whose inputs are all dense and that uses no positions: input `k`
+/// is read from element `at[k]` of its buffer on.
+pub(crate) fn eval_dense(
+    scope: &Scope,
+    inputs: &InputsExpand,
+    plan: &MapPlan,
+    at: &[NativeExpand<usize>],
+) -> Vec<Raw> {
+    let loads = plan.sources.iter().zip(at);
+    let loads = loads.map(|(source, at)| Some(dense(scope, inputs, source, *at)));
+    let mut evaluation = Evaluation {
+        lanes: Lanes {
+            scope,
+            inputs,
+            plan,
+            start: 0usize.into_expand(scope),
+            first: None,
+            each: None,
+        },
+        known: Known::default(),
+        loaded: loads.collect(),
+        values: vec![None; plan.program.insts.len()],
+        coarse: coarse_of(scope, plan, true),
+    };
+    let computed = plan.program.computed();
+    for i in (0..computed.len()).filter(|i| computed[*i]) {
+        evaluation.values[i] = Some(evaluation.compute(i, &mut |_| {}));
+    }
     let outputs = plan.program.outputs.iter();
     outputs
         .map(|(reg, dtype)| evaluation.stored(*reg, *dtype))
@@ -642,23 +704,26 @@ impl InRow {
         Reg::I(four_positions::expand(scope, a, b, c, d))
     }
 
-    /// Emits a program and returns the values of its outputs.
+    /// Emits a program and returns the values of its outputs, which are only `stored`, or else are
+    /// computed with.
     pub(crate) fn eval(
         &self,
         scope: &Scope,
         inputs: &InputsExpand,
         plan: &MapPlan,
         known: Known,
+        stored: bool,
     ) -> Vec<Reg> {
         let mut evaluation = Evaluation {
             lanes: self.lanes(scope, inputs, plan),
             known,
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
+            coarse: coarse_of(scope, plan, stored),
         };
-        for (i, inst) in plan.program.insts.iter().enumerate() {
+        for i in 0..plan.program.insts.len() {
             // No row program divides integers.
-            evaluation.values[i] = Some(evaluation.compute(inst, &mut |_| {}));
+            evaluation.values[i] = Some(evaluation.compute(i, &mut |_| {}));
         }
         let outputs = plan.program.outputs.iter();
         outputs.map(|(reg, _)| evaluation.value(*reg)).collect()

@@ -79,10 +79,19 @@ impl Accumulator {
 
     #[track_caller]
     fn add_one(&mut self, name: &str, p: &Param, gradients: &Gradients) -> Result<()> {
-        let Some(gradient) = p.partial_gradient(gradients)? else {
+        let Some(gradient) = p.gradient(gradients)? else {
             return Ok(());
         };
-        self.add_to(name, gradient)
+        // The only one on one device is widened by who reads it; sums are wide.
+        if gradient.is_plain() && !self.sums.contains_key(name) {
+            self.sums.insert(name.into(), gradient);
+            return Ok(());
+        }
+        let wide = |t: &Tensor| no_grad(|| t.cast(p.policy().reduce));
+        if let Some(so_far) = self.sums.get_mut(name) {
+            *so_far = wide(so_far)?;
+        }
+        self.add_to(name, wide(&gradient)?)
     }
 
     /// Adds to the gradient of one parameter.

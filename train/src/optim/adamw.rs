@@ -1,8 +1,12 @@
 //! Adam, with decay beside the gradient (AdamW) or in it.
 
-use super::rule::{Step, Updated, at_least, fraction, states, wide, zeros};
+use super::rule::{Changed, Item, Step, Updated, at_least, fraction, states, wide, zeros};
 use crate::Result;
-use anymesh_core::{Tensor, map::Val, ops::Expr};
+use anymesh_core::{
+    Tensor,
+    map::Val,
+    ops::{Args, Expr},
+};
 use serde::{Deserialize, Serialize};
 
 /// `m` and `v` are averages of the gradient and its square, made up for having begun at zero;
@@ -92,6 +96,14 @@ impl<'b> Numbers<'b> {
     }
 }
 
+/// The value and the averages after a step, of value, gradient and averages.
+fn changed<'b>(a: &Args<'b>) -> [Val<'b>; 3] {
+    let n = Numbers::of(&a.p);
+    let g = n.gradient(a.x[1], a.x[0]);
+    let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
+    [n.stepped(a.x[0], n.direction([m, v])), m, v]
+}
+
 impl AdamW {
     pub(super) fn check(&self, key: &str) -> Result<()> {
         fraction(key, "betas[0]", self.betas[0])?;
@@ -156,12 +168,52 @@ impl AdamW {
         let [m, v] = states(state)?;
         let [next, m, v] = Expr::new("adamw", &[value, gradient, m, v])
             .params(&numbers)
-            .maps([dtype; 3], |a| {
-                let n = Numbers::of(&a.p);
-                let g = n.gradient(a.x[1], a.x[0]);
-                let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
-                [n.stepped(a.x[0], n.direction([m, v])), m, v]
-            })?;
+            .maps([dtype; 3], changed)?;
         Ok((next, vec![m, v]))
+    }
+
+    /// [`update`](Self::update) of many parameters, without `amsgrad`.
+    pub(super) fn update_all(&self, step: &Step, items: &[Item]) -> Result<Vec<Changed>> {
+        let numbers = self.numbers(step);
+        let mut out: Vec<Option<Changed>> = vec![None; items.len()];
+        // Those of one kind together: by the dtype of values and of copies.
+        let kind = |item: &Item| (wide(item.value.dtype()), item.copy);
+        for first in 0..items.len() {
+            if out[first].is_some() {
+                continue;
+            }
+            let (dtype, copy) = kind(&items[first]);
+            let alike: Vec<usize> = (first..items.len())
+                .filter(|i| kind(&items[*i]) == (dtype, copy))
+                .collect();
+            let mut all = Vec::with_capacity(alike.len());
+            for &i in &alike {
+                let Item {
+                    value,
+                    gradient,
+                    state,
+                    ..
+                } = &items[i];
+                let [m, v] = states(state)?;
+                all.push(Expr::new("adamw", &[value, gradient, m, v]).params(&numbers));
+            }
+            let made: Vec<Changed> = match copy {
+                Some(copy) => Expr::maps_each(&all, [dtype, dtype, dtype, copy], |a| {
+                    let [next, m, v] = changed(a);
+                    [next, m, v, next]
+                })?
+                .into_iter()
+                .map(|[next, m, v, copy]| ((next, vec![m, v]), Some(copy)))
+                .collect(),
+                None => Expr::maps_each(&all, [dtype; 3], changed)?
+                    .into_iter()
+                    .map(|[next, m, v]| ((next, vec![m, v]), None))
+                    .collect(),
+            };
+            for (i, changed) in alike.into_iter().zip(made) {
+                out[i] = Some(changed);
+            }
+        }
+        Ok(out.into_iter().flatten().collect())
     }
 }

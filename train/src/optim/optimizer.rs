@@ -1,11 +1,13 @@
 //! An optimizer: rules for the parameters of a model, and their state by name.
 
 use super::{
-    Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums, adam8::Tables, norm_of,
-    rule::Updated,
+    Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums,
+    adam8::Tables,
+    norm_of,
+    rule::{Changed, Item, wide},
 };
 use crate::{Error, Module, Param, Result};
-use anymesh_core::{Tensor, grad::no_grad};
+use anymesh_core::{DType, Tensor, grad::no_grad};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -87,13 +89,18 @@ pub struct Progress {
     pub scaler: Option<LossScaler>,
 }
 
-/// A parameter of Muon that waits for those that are like it.
+/// A parameter that waits for those that are changed together with it.
 struct Waiting {
     name: String,
     group: usize,
     value: Tensor,
     gradient: Tensor,
+    /// The dtype of the copy that is computed with.
+    copy: Option<DType>,
 }
+
+/// Bytes of new values and state that a step makes before it lets the old ones go.
+const AT_ONCE: usize = 512 << 20;
 
 impl Optimizer {
     /// For the parameters that are trainable now. Gradients that are not finite are noticed, and
@@ -264,29 +271,76 @@ impl Optimizer {
             };
             let (rule, group) = (&self.rules[entry.group], entry.group);
             let value = p.value().detach();
-            if matches!(rule, Rule::Muon(_)) {
+            if matches!(rule, Rule::Muon(_)) || rule.takes_many() {
+                let gradient = match rule {
+                    Rule::Muon(_) => gradient.cast(p.policy().reduce)?,
+                    _ => gradient,
+                };
+                // A value that is not the wide one is rounded by another rule than its copy.
+                let copy = p
+                    .copy_dtype()
+                    .filter(|_| value.dtype() == wide(value.dtype()));
                 waiting.push(Waiting {
                     name: name.into(),
                     group,
                     value,
                     gradient,
+                    copy,
                 });
                 return Ok(());
             }
+            let gradient = gradient.cast(p.policy().reduce)?;
             let state = self.state_of(name)?;
             let step = step(rule, self.steps);
             let updated = rule
                 .update_with(&mut self.tables, &step, &value, &gradient, &state)
                 .map_err(|error| of_parameter(name, error))?;
-            self.keep(name, p, updated)
+            self.keep(name, p, (updated, None))
         })?;
         for group in 0..self.rules.len() {
-            let Rule::Muon(muon) = self.rules[group].clone() else {
-                continue;
-            };
             let of_group: Vec<Waiting> = waiting.extract_if(.., |w| w.group == group).collect();
             let step = step(&self.rules[group], self.steps);
-            self.apply_muon(model, &muon, &step, of_group)?;
+            match self.rules[group].clone() {
+                Rule::Muon(muon) => self.apply_muon(model, &muon, &step, of_group)?,
+                rule => self.apply_many(model, &rule, &step, of_group)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of a group whose rule takes many of them, as many at a time as there is room
+    /// for their new values beside the old ones.
+    fn apply_many(
+        &mut self,
+        model: &mut dyn Module,
+        rule: &Rule,
+        step: &Step,
+        waiting: Vec<Waiting>,
+    ) -> Result<()> {
+        let mut waiting = waiting.into_iter().peekable();
+        while waiting.peek().is_some() {
+            let (mut names, mut items, mut bytes) = (vec![], vec![], 0);
+            while bytes < AT_ONCE
+                && let Some(w) = waiting.next()
+            {
+                let state = self.state_of(&w.name)?;
+                let values = std::iter::once(&w.value).chain(&state);
+                bytes += values.map(|t| t.numel() * t.dtype().size()).sum::<usize>();
+                items.push(Item {
+                    value: w.value,
+                    gradient: w.gradient,
+                    state,
+                    copy: w.copy,
+                });
+                names.push(w.name);
+            }
+            let changed = rule.update_all(step, &items)?;
+            drop(items);
+            let mut changed: BTreeMap<String, Changed> = names.into_iter().zip(changed).collect();
+            model.try_each(&mut |name, p| match changed.remove(name) {
+                Some(changed) => self.keep(name, p, changed),
+                None => Ok(()),
+            })?;
         }
         Ok(())
     }
@@ -316,7 +370,8 @@ impl Optimizer {
                 .update_stack(step, &items)
                 .map_err(|error| of_parameter(&of_stack[0].name, error))?;
             let names = of_stack.iter().map(|w| w.name.clone());
-            let mut updated: BTreeMap<String, Updated> = names.zip(updated).collect();
+            let updated = updated.into_iter().map(|updated| (updated, None));
+            let mut updated: BTreeMap<String, Changed> = names.zip(updated).collect();
             model.try_each(&mut |name, p| match updated.remove(name) {
                 Some(updated) => self.keep(name, p, updated),
                 None => Ok(()),
@@ -338,9 +393,14 @@ impl Optimizer {
     }
 
     /// Gives a parameter its new value and remembers its state.
-    fn keep(&mut self, name: &str, p: &mut Param, (value, state): Updated) -> Result<()> {
+    fn keep(&mut self, name: &str, p: &mut Param, changed: Changed) -> Result<()> {
+        let ((value, state), copy) = changed;
         let dtype = p.value().dtype();
-        p.set(&self.rounding.round(&value, dtype, name, self.steps)?)?;
+        let value = self.rounding.round(&value, dtype, name, self.steps)?;
+        match copy {
+            Some(copy) => p.set_with(&value, &copy)?,
+            None => p.set(&value)?,
+        }
         let names = self.parameters.get(name).map(|entry| &entry.state);
         for (key, tensor) in names.into_iter().flatten().zip(state) {
             self.state.insert(key.clone(), tensor);

@@ -65,6 +65,20 @@ impl Step {
 /// A parameter's new value, in the dtype that steps compute in, and its new state.
 pub type Updated = (Tensor, Vec<Tensor>);
 
+/// A parameter that a step is to change.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) value: Tensor,
+    /// As it arose, in a dtype that need not be the one that steps compute in.
+    pub(super) gradient: Tensor,
+    pub(super) state: Vec<Tensor>,
+    /// The dtype of a rounded copy that is wanted beside the new value.
+    pub(super) copy: Option<DType>,
+}
+
+/// What became of an [`Item`], with the copy where it was wanted.
+pub(super) type Changed = (Updated, Option<Tensor>);
+
 /// For each rule: its name in the names of states, and what is delegated to it.
 macro_rules! each {
     ($self:expr, $rule:ident => $do:expr) => {
@@ -143,6 +157,25 @@ impl Rule {
         state: &[Tensor],
     ) -> Result<Updated> {
         self.update_with(&mut Tables::default(), step, value, gradient, state)
+    }
+
+    /// Whether it changes many parameters at a time ([`update_all`](Self::update_all)).
+    pub(super) fn takes_many(&self) -> bool {
+        matches!(self, Self::AdamW(rule) if !rule.amsgrad)
+    }
+
+    /// [`update`](Self::update) of many parameters, with as few launches as the device can do with.
+    pub(super) fn update_all(&self, step: &Step, items: &[Item]) -> Result<Vec<Changed>> {
+        if let Self::AdamW(rule) = self
+            && self.takes_many()
+        {
+            return rule.update_all(step, items);
+        }
+        let one = |item: &Item| {
+            let updated = self.update(step, &item.value, &item.gradient, &item.state)?;
+            Ok((updated, None))
+        };
+        items.iter().map(one).collect()
     }
 
     /// [`update`](Self::update) with tables that are kept from step to step.

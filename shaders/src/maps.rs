@@ -1,0 +1,246 @@
+//! The same map over many tensors as one launch, on devices whose kernels reach any memory.
+//!
+//! A kernel is given the buffers of the first tensor, and a table that says for every tensor how
+//! far its own buffers lie from those. So the kernel is the same for any number of tensors, and it
+//! computes what a launch for each would.
+
+use crate::{
+    CubeBackend, Memory, Reached,
+    intern::Interned,
+    map::{CUBE, Outputs, OutputsExpand, nth_of_width, store},
+    program::{Bound, Inputs, MapPlan, eval_dense},
+};
+use anymesh_kernel::{
+    DType, Kernel, Result,
+    backend::{Buffers, MapCall},
+};
+use cubecl::prelude::*;
+
+/// Chunks of four elements that a cube computes.
+const SPAN: usize = 2048;
+
+/// A map among the kernels that are launched together.
+pub(crate) struct Member<'a> {
+    pub(crate) position: usize,
+    pub(crate) call: &'a MapCall,
+}
+
+/// Whether a call reads dense memory from the first position to the last, and nothing but values.
+fn is_dense(call: &MapCall) -> bool {
+    call.indices.is_empty()
+        && !call.program.can_fault()
+        && call.inputs.iter().all(|input| {
+            input.window.is_none()
+                && input.view.layout.is_contiguous()
+                && input.view.layout.offset % 4 == 0
+        })
+}
+
+/// Whether two calls differ in nothing but their tensors.
+fn alike(a: &MapCall, b: &MapCall) -> bool {
+    a.program == b.program && a.params == b.params
+}
+
+/// The tensor that a cube belongs to: the last one of those whose first cubes `table` begins with
+/// that does not begin behind it.
+#[cube]
+fn tensor_of(table: &[u64], cube: u64, tensors: usize) -> usize {
+    let mut low = 0usize;
+    let mut high = tensors;
+    while high - low > 1usize {
+        let middle = (low + high) / 2usize;
+        if table[middle] <= cube {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+#[cube]
+fn nth(table: &[u64], entry: usize, #[comptime] k: usize) -> usize {
+    usize::cast_from(table[entry + k])
+}
+
+#[cube]
+fn shifted(chunk: usize, shift: usize) -> usize {
+    chunk + shift
+}
+
+#[cube]
+fn first_of(chunk: usize) -> usize {
+    chunk * 4usize
+}
+
+/// Computes a chunk of the tensor whose entry of the table is at `entry`.
+#[cube]
+#[allow(unused_variables)]
+fn chunk_of(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    table: &[u64],
+    entry: usize,
+    chunk: usize,
+    #[comptime] plan: Interned<MapPlan>,
+) {
+    intrinsic!(|scope| {
+        let dtypes: Vec<DType> = plan.program.outputs.iter().map(|(_, d)| *d).collect();
+        let count = plan.program.inputs.len();
+        let place = |k: usize| {
+            let shift = nth::expand(scope, table, entry, 1 + k);
+            shifted::expand(scope, chunk, shift)
+        };
+        let at: Vec<_> = (0..count)
+            .map(|k| first_of::expand(scope, place(k)))
+            .collect();
+        let results = eval_dense(scope, inputs, &plan, &at);
+        let out: &mut OutputsExpand = out;
+        for (k, value) in results.into_iter().enumerate() {
+            let nth = nth_of_width(&dtypes, k);
+            store(scope, out, nth, place(count + k), value, dtypes[k]);
+        }
+    })
+}
+
+/// The table has the first cube of each tensor, and then for each its chunks and the distances of
+/// its inputs and outputs in chunks.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn maps_kernel(
+    inputs: &Inputs,
+    out: &mut Outputs,
+    table: &[u64],
+    tensors: usize,
+    cubes: usize,
+    #[comptime] plan: Interned<MapPlan>,
+) {
+    if CUBE_POS < cubes {
+        let cube = CUBE_POS as u64;
+        let tensor = tensor_of(table, cube, tensors);
+        let words = comptime!(1 + plan.program.inputs.len() + plan.program.outputs.len());
+        let entry = tensors + tensor * words;
+        let chunks = usize::cast_from(table[entry]);
+        let begin = usize::cast_from(cube - table[tensor]) * SPAN;
+        let end = min(begin + SPAN, chunks);
+        let mut chunk = begin + UNIT_POS as usize;
+        while chunk < end {
+            chunk_of(inputs, out, table, entry, chunk, plan.clone());
+            chunk += CUBE as usize;
+        }
+    }
+}
+
+impl CubeBackend {
+    /// The maps of which several can be one launch.
+    pub(crate) fn groups<'a>(&self, kernels: &'a [Kernel]) -> Result<Vec<Vec<Member<'a>>>> {
+        let mut groups: Vec<Vec<Member<'a>>> = vec![];
+        if self.arena.address(&self.faults).is_none() {
+            return Ok(groups);
+        }
+        for (position, kernel) in kernels.iter().enumerate() {
+            let Kernel::Map(call) = kernel else { continue };
+            if !is_dense(call) {
+                continue;
+            }
+            let member = Member { position, call };
+            match groups.iter_mut().find(|group| alike(group[0].call, call)) {
+                Some(group) => group.push(member),
+                None => groups.push(vec![member]),
+            }
+        }
+        groups.retain(|group| group.len() > 1);
+        Ok(groups)
+    }
+
+    /// One launch for calls that are [alike] and dense.
+    pub(crate) fn run_maps(&self, calls: &[&MapCall]) -> Result<Vec<Buffers>> {
+        let first = calls[0];
+        let mut used = Vec::with_capacity(calls.len());
+        for call in calls {
+            let reads = call.inputs.iter().map(|i| crate::memory(&i.view).cloned());
+            let elements = call.shape.numel();
+            let outputs = call.program.outputs.iter();
+            used.push(Reached {
+                reads: reads.collect::<Result<_>>()?,
+                writes: outputs
+                    .map(|(_, dtype)| self.alloc(*dtype, elements))
+                    .collect::<Result<_>>()?,
+            });
+        }
+        let (starts, entries, cubes) = self.table(calls, &used);
+        let words = starts.into_iter().chain(entries);
+        let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        bytes.resize(bytes.len().next_multiple_of(crate::PAD), 0);
+        let table = self.arena.filled(bytes)?;
+
+        let handles: Vec<_> = used[0]
+            .reads
+            .iter()
+            .map(|m| (m.handle.clone(), m.bytes))
+            .collect();
+        let bound = Bound::dense(first, &handles).with_native(self.native);
+        let dtypes = first.program.outputs.iter().map(|(_, dtype)| *dtype);
+        let outputs: Vec<_> = used[0].writes.iter().cloned().zip(dtypes).collect();
+        // SAFETY: cubes past the last one do nothing, threads stay below the chunks of their
+        // tensor, and all of the memory that the table leads to is held until this is queued.
+        unsafe {
+            maps_kernel::launch_unchecked(
+                &self.client,
+                crate::cubes(cubes, 1),
+                CubeDim::new_1d(CUBE),
+                bound.address,
+                bound.launch(),
+                Outputs::bound(&outputs),
+                crate::arg(&table, 8),
+                calls.len(),
+                cubes,
+                self.programs.intern(bound.plan),
+            );
+        }
+        let given = used
+            .iter()
+            .map(|used| used.writes.iter().cloned().map(Memory::buffer).collect())
+            .collect();
+        if let Some(done) = used[0].writes.first().cloned() {
+            self.arena.reached(&done, used.split_off(1));
+        }
+        Ok(given)
+    }
+
+    /// The first cube of each tensor, the rest of the table, and how many cubes there are.
+    fn table(&self, calls: &[&MapCall], used: &[Reached]) -> (Vec<u64>, Vec<u64>, usize) {
+        let (mut starts, mut entries, mut cubes) = (vec![], vec![], 0);
+        // Where a tensor's elements lie, in chunks: addresses are multiples of all their sizes.
+        let place = |memory: &Memory, dtype: DType, offset: usize| {
+            let size = dtype.size() as u64;
+            let address = self.arena.address(memory).unwrap_or(0) + offset as u64 * size;
+            address / (4 * size)
+        };
+        for (call, used) in calls.iter().zip(used) {
+            let chunks = call.shape.numel().div_ceil(4);
+            starts.push(cubes as u64);
+            cubes += chunks.div_ceil(SPAN);
+            entries.push(chunks as u64);
+            let inputs = call.inputs.iter().zip(&used.reads);
+            entries.extend(
+                inputs.map(|(input, memory)| {
+                    place(memory, input.view.dtype, input.view.layout.offset)
+                }),
+            );
+            let outputs = call.program.outputs.iter().zip(&used.writes);
+            entries.extend(outputs.map(|((_, dtype), memory)| place(memory, *dtype, 0)));
+        }
+        // Distances from the buffers of the first tensor, which wrap around as addresses do.
+        let words = entries.len() / calls.len();
+        let bases: Vec<u64> = (calls[0].inputs.iter().zip(&used[0].reads))
+            .map(|(input, memory)| place(memory, input.view.dtype, 0))
+            .chain(entries[1 + calls[0].inputs.len()..words].iter().copied())
+            .collect();
+        for entry in entries.chunks_exact_mut(words) {
+            for (at, base) in entry[1..].iter_mut().zip(&bases) {
+                *at = at.wrapping_sub(*base);
+            }
+        }
+        (starts, entries, cubes)
+    }
+}

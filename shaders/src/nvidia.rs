@@ -1,0 +1,133 @@
+//! Instructions of NVIDIA's GPUs for which CubeCL has no words, on four lanes, and whether a kernel
+//! is compiled for one that has them.
+
+use crate::{
+    hopper::{held, pack},
+    words::{B4, F4, U4},
+};
+use anymesh_kernel::DType;
+use cubecl::prelude::*;
+
+/// Whether a kernel is compiled for one of NVIDIA's GPUs from Ampere on, which convert pairs of
+/// floats and have extremes that keep NaN.
+pub(crate) fn is_target(scope: &Scope) -> bool {
+    let Some(properties) = &scope.state().device_properties else {
+        return false;
+    };
+    let version = properties.identity.fingerprint.strip_prefix("sm_");
+    let version = version.and_then(|v| v.trim_end_matches('a').parse::<u32>().ok());
+    version.is_some_and(|version| version >= 80)
+}
+
+/// Rounds to the nearest `bf16` or `f16`, as bits.
+#[cube]
+pub(crate) fn round16(x: F4, #[comptime] dtype: DType) -> U4 {
+    let a = pack(x.extract(0usize), x.extract(1usize), dtype);
+    let b = pack(x.extract(2usize), x.extract(3usize), dtype);
+    let mut out = U4::empty();
+    out.insert(0usize, a & 0xffffu32);
+    out.insert(1usize, a >> 16u32);
+    out.insert(2usize, b & 0xffffu32);
+    out.insert(3usize, b >> 16u32);
+    out
+}
+
+#[cube]
+fn widened(bits: u32) -> f32 {
+    let bits = held::<u32>(bits);
+    let out: f32;
+    gpu_asm!(
+        "{{ .reg .b16 h; cvt.u16.u32 h, {x}; cvt.f32.f16 {o}, h; }}",
+        o = out(_) out, x = in(_) bits, options(pure, nomem)
+    );
+    held::<f32>(out)
+}
+
+/// The values of `f16`s.
+#[cube]
+pub(crate) fn from_f16(bits: U4) -> F4 {
+    let mut out = F4::empty();
+    #[unroll]
+    for lane in 0..4usize {
+        out.insert(lane, widened(bits.extract(lane)));
+    }
+    out
+}
+
+#[cube]
+fn extreme_of(a: f32, b: f32, #[comptime] largest: bool) -> f32 {
+    let (a, b) = (held::<f32>(a), held::<f32>(b));
+    let op = comptime!(if largest { "max" } else { "min" });
+    let out: f32;
+    gpu_asm!(
+        "{op}.NaN.f32 {o}, {a}, {b};",
+        o = out(_) out, a = in(_) a, b = in(_) b, options(pure, nomem)
+    );
+    held::<f32>(out)
+}
+
+/// The larger or smaller one; NaN if either is.
+#[cube]
+pub(crate) fn extreme(a: F4, b: F4, #[comptime] largest: bool) -> F4 {
+    let mut out = F4::empty();
+    #[unroll]
+    for lane in 0..4usize {
+        out.insert(lane, extreme_of(a.extract(lane), b.extract(lane), largest));
+    }
+    out
+}
+
+// Functions that are right to some 18 bits: for values that are rounded to 16-bit floats. Subnormal
+// arguments and results are taken for zero.
+
+/// A function of the special function unit.
+#[cube]
+fn unit_of(x: f32, #[comptime] name: &'static str) -> f32 {
+    let x = held::<f32>(x);
+    let out: f32;
+    gpu_asm!(
+        "{name}.approx.ftz.f32 {o}, {x};",
+        o = out(_) out, x = in(_) x, options(pure, nomem)
+    );
+    held::<f32>(out)
+}
+
+#[cube]
+fn unit(x: F4, #[comptime] name: &'static str) -> F4 {
+    let mut out = F4::empty();
+    #[unroll]
+    for lane in 0..4usize {
+        out.insert(lane, unit_of(x.extract(lane), name));
+    }
+    out
+}
+
+#[cube]
+pub(crate) fn coarse_exp(x: F4) -> F4 {
+    unit(x * F4::new(std::f32::consts::LOG2_E), "ex2")
+}
+
+#[cube]
+pub(crate) fn coarse_sqrt(x: F4) -> F4 {
+    unit(x, "sqrt")
+}
+
+#[cube]
+pub(crate) fn coarse_div(a: F4, b: F4) -> F4 {
+    // The reciprocal of a divisor above 2^126 is subnormal.
+    let size = F4::reinterpret(U4::reinterpret(b) & U4::new(0x7fff_ffffu32));
+    let far: B4 = size.greater_than(&F4::new(8.507059e37f32));
+    let shrink = select_many(far, F4::new(0.25f32), F4::new(1.0f32));
+    (a * shrink) * unit(b * shrink, "rcp")
+}
+
+#[cube]
+pub(crate) fn coarse_tanh(x: F4) -> F4 {
+    let one = F4::new(1.0f32);
+    let power = unit(x * F4::new(2.885_390_1f32), "ex2");
+    let far = one - F4::new(2.0f32) * unit(power + one, "rcp");
+    // Where the difference has few digits left.
+    let near = x - x * (x * x) * F4::new(0.333_333_34f32);
+    let size = F4::reinterpret(U4::reinterpret(x) & U4::new(0x7fff_ffffu32));
+    select_many(size.less_than(&F4::new(0.05f32)), near, far)
+}
