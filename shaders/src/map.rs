@@ -214,15 +214,6 @@ impl OutputsExpand {
     ) -> &mut <Box<[u32]> as CubeType>::ExpandType {
         self.words.__expand_index_mut_method(scope, nth.into())
     }
-
-    /// The `nth` buffer of pairs of words.
-    pub(crate) fn pairs_mut(
-        &mut self,
-        scope: &Scope,
-        nth: usize,
-    ) -> &mut <Box<[U2]> as CubeType>::ExpandType {
-        self.pairs.__expand_index_mut_method(scope, nth.into())
-    }
 }
 
 impl CubeBackend {

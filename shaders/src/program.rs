@@ -65,8 +65,6 @@ pub(crate) struct MapPlan {
     indices: usize,
     /// Whether the device's own float functions are as good as ours.
     native: bool,
-    /// Whether exponentials may be those of CUDA's shortest way.
-    quick: bool,
 }
 
 impl MapPlan {
@@ -76,11 +74,6 @@ impl MapPlan {
             program: program.clone(),
             ..self.clone()
         }
-    }
-
-    /// Whether its exponentials go CUDA's shortest way: results are rounded to 16 bits.
-    pub(crate) fn with_quick(self, quick: bool) -> Self {
-        Self { quick, ..self }
     }
 
     /// Whether the device's own float functions are used.
@@ -249,7 +242,6 @@ impl Bound {
                 sources: vec![],
                 indices: 0,
                 native: false,
-                quick: false,
             },
             address,
             numbers: shape.dims().to_vec(),

@@ -290,14 +290,6 @@ impl Reg {
         }
     }
 
-    /// Exponentials by CUDA's shortest way, of `f32`; see [`math::quick_exp`].
-    pub(crate) fn quick_exp(self, scope: &Scope) -> Self {
-        match self {
-            Reg::F(x) => Reg::F(math::quick_exp::expand(scope, x)),
-            _ => self.unary(scope, Unary::Exp, true),
-        }
-    }
-
     pub(crate) fn binary(scope: &Scope, op: Binary, a: Self, b: Self, fault: Fault<'_>) -> Self {
         let divides = matches!(op, Binary::FloorDiv | Binary::TruncDiv | Binary::Rem);
         if divides {

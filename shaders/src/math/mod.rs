@@ -9,7 +9,7 @@ mod wide;
 pub(crate) use convert::*;
 
 use crate::{
-    hopper, nvidia,
+    nvidia,
     words::{B4, D4, F4},
 };
 use anymesh_kernel::map::{Binary, Unary};
@@ -35,9 +35,6 @@ pub(crate) fn unary(x: F4, #[comptime] op: Unary) -> F4 {
 #[cube]
 pub(crate) fn unary_native(x: F4, #[comptime] op: Unary) -> F4 {
     match op {
-        // What the next instruction can do on its own.
-        Unary::Neg => -x,
-        Unary::Abs => x.abs(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
         Unary::Tanh => x.tanh(),
@@ -82,19 +79,6 @@ pub(crate) fn native_binary(
         Binary::Div => Some(exact_div::expand(scope, a, b)),
         _ => None,
     }
-}
-
-/// `exp` by CUDA's shortest way: wrong by two ulp, and by half an ulp for each unit of `|x|` on top.
-/// Results below the smallest normal number are zero.
-#[cube]
-pub(crate) fn quick_exp(x: F4) -> F4 {
-    let x = x * F4::new(std::f32::consts::LOG2_E);
-    let mut out = F4::empty();
-    #[unroll]
-    for lane in 0..4usize {
-        out.insert(lane, hopper::exp2(x.extract(lane)));
-    }
-    out
 }
 
 /// Any function of two values that gives a float.

@@ -6,10 +6,7 @@ use crate::{
     reg::{Raw, Reg},
     words::{self, Q4, U2, U4},
 };
-use anymesh_kernel::{
-    DType, Kind, Scalar,
-    map::{Inst, Unary},
-};
+use anymesh_kernel::{DType, Kind, Scalar, map::Inst};
 use cubecl::prelude::*;
 
 /// The runtime arguments of a kernel that evaluates a program (used through its expansion, which
@@ -493,7 +490,6 @@ impl<'a> Evaluation<'a> {
             Inst::Index(k) => self.lanes.index(k as usize),
             Inst::Param(k) => self.lanes.param(k as usize),
             Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero(0)),
-            Inst::Unary(Unary::Exp, a) if plan.quick => self.value(a).quick_exp(scope),
             Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
             Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
             Inst::Select(c, a, b) => {
@@ -708,20 +704,22 @@ impl InRow {
         Reg::I(four_positions::expand(scope, a, b, c, d))
     }
 
-    /// Emits a program and returns the values of its outputs.
+    /// Emits a program and returns the values of its outputs, which are only `stored`, or else are
+    /// computed with.
     pub(crate) fn eval(
         &self,
         scope: &Scope,
         inputs: &InputsExpand,
         plan: &MapPlan,
         known: Known,
+        stored: bool,
     ) -> Vec<Reg> {
         let mut evaluation = Evaluation {
             lanes: self.lanes(scope, inputs, plan),
             known,
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
-            coarse: coarse_of(scope, plan, false),
+            coarse: coarse_of(scope, plan, stored),
         };
         for i in 0..plan.program.insts.len() {
             // No row program divides integers.

@@ -58,7 +58,10 @@ impl Cut {
         let width = (quarter.div_ceil(wanted).next_power_of_two()).clamp(least, CUBE as usize);
         let chunks = quarter.div_ceil(width);
         if chunks <= limit {
-            let threads = CUBE as usize;
+            // Sums of columns take many registers. So many threads make the compiler leave room
+            // for two of the usual cubes.
+            let large = column_outputs(call) > 0 && planes && most >= 512;
+            let threads = if large { 512 } else { CUBE as usize };
             return Self {
                 threads,
                 width,

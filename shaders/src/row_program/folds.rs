@@ -1,7 +1,7 @@
 //! How values of a row become one.
 
 use super::RowPlan;
-use crate::{intern::Interned, math, words::F4};
+use crate::{intern::Interned, math, nvidia, words::F4};
 use anymesh_kernel::{
     backend::ReduceOp,
     map::{Binary, Unary},
@@ -23,7 +23,7 @@ pub(super) fn identity(lowest: f32, #[comptime] mode: ReduceOp) -> f32 {
 #[cube]
 fn exp(x: F4, #[comptime] native: bool) -> F4 {
     if comptime!(native) {
-        math::quick_exp(x)
+        nvidia::coarse_exp(x)
     } else {
         math::unary(x, Unary::Exp)
     }
@@ -59,12 +59,23 @@ pub(super) fn nothing(lowest: f32, #[comptime] mode: ReduceOp) -> Part {
     }
 }
 
+/// The larger or the smaller one; NaN if either is.
+#[cube]
+#[allow(unused_variables)]
+fn extreme(a: F4, b: F4, #[comptime] largest: bool) -> F4 {
+    intrinsic!(|scope| match (nvidia::is_target(scope), largest) {
+        (true, _) => nvidia::extreme::expand(scope, a, b, largest),
+        (false, true) => math::binary::expand(scope, a, b, Binary::Max),
+        (false, false) => math::binary::expand(scope, a, b, Binary::Min),
+    })
+}
+
 #[cube]
 fn join(a: F4, b: F4, #[comptime] mode: ReduceOp) -> F4 {
     match mode {
         ReduceOp::Sum => a + b,
-        ReduceOp::Min => math::binary(a, b, Binary::Min),
-        _ => math::binary(a, b, Binary::Max),
+        ReduceOp::Min => extreme(a, b, false),
+        _ => extreme(a, b, true),
     }
 }
 

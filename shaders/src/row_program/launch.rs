@@ -16,8 +16,9 @@ use anymesh_kernel::{
 use cubecl::prelude::*;
 use smallvec::smallvec;
 
-/// Cubes from which on more rows go to each instead, where columns are summed: parts have to be
-/// read again.
+/// Where columns are summed: rows that are at work together, and cubes, from which on more rows go
+/// to each thread instead. Every cube writes a part of each sum, which has to be read again.
+const LINES: usize = 2048;
 const PARTS: usize = 512;
 
 /// What the kernel is specialised on.
@@ -61,8 +62,6 @@ pub(crate) struct RowPlan {
     pub(super) planes: bool,
     /// Whether the device's own functions are used.
     pub(super) native: bool,
-    /// Whether one instruction makes two 16-bit floats.
-    pub(super) packs: bool,
 }
 
 impl RowPlan {
@@ -101,17 +100,9 @@ pub(crate) fn fits(call: &RowProgramCall) -> bool {
 
 /// The stages of a program, and which of them names the only column of each reduction.
 fn stages(call: &RowProgramCall, first: &MapPlan) -> (Vec<MapPlan>, Vec<Option<usize>>) {
-    let [each, per_row, columns] = call.program.dtypes();
-    // What is rounded to 16 bits needs no better exponentials than CUDA's shortest way gives.
-    let rounded = !each.is_empty() && each.iter().all(|dtype| dtype.size() <= 2);
-    let only = per_row.is_empty() && columns.is_empty();
-    let folds = call.program.folds.len();
-    let mut stages: Vec<MapPlan> = (call.program.programs().enumerate())
-        .map(|(k, program)| {
-            let is_each = k == folds && call.program.each.is_some();
-            let quick = rounded && (is_each || only) && first.native();
-            first.with_program(program).with_quick(quick)
-        })
+    let programs = call.program.programs();
+    let mut stages: Vec<MapPlan> = programs
+        .map(|program| first.with_program(program))
         .collect();
     let picks = (call.program.folds.iter())
         .map(|fold| {
@@ -147,7 +138,7 @@ impl CubeBackend {
         let steps = if columns.is_empty() {
             1
         } else {
-            rows.div_ceil(lines * PARTS).next_power_of_two()
+            rows.div_ceil(LINES.min(lines * PARTS)).next_power_of_two()
         };
         let cubes = rows.div_ceil(lines * steps);
         let grid = crate::cubes(cubes, 1);
@@ -213,7 +204,6 @@ impl CubeBackend {
             full: rows == cubes * lines * steps && launched(&grid) == cubes,
             planes,
             native: bound.plan.native(),
-            packs: self.hopper,
         };
         let of_each = (each.iter())
             .map(|dtype| Ok((self.alloc(*dtype, rows * length)?, *dtype)))

@@ -2,12 +2,11 @@
 
 use super::RowPlan;
 use crate::{
-    hopper,
     intern::Interned,
     map::{Outputs, OutputsExpand, nth_of_width, store},
     program::{InRow, Inputs, InputsExpand, Known},
     reg::{Raw, Reg},
-    words::{F4, I4, U2, U4},
+    words::{F4, I4, U4},
 };
 use anymesh_kernel::DType;
 use cubecl::prelude::*;
@@ -42,7 +41,9 @@ fn splat(x: f32) -> F4 {
     F4::new(x)
 }
 
-/// Emits a stage at four columns: chunk `k` of those that are held.
+/// Emits a stage at four columns: chunk `k` of those that are held. What it gives is only `stored`,
+/// or else computed with.
+#[allow(clippy::too_many_arguments)]
 fn eval_stage(
     scope: &Scope,
     inputs: &InputsExpand,
@@ -52,6 +53,7 @@ fn eval_stage(
     plan: &RowPlan,
     stage: usize,
     k: usize,
+    stored: bool,
 ) -> Vec<Reg> {
     let map = &plan.stages[stage];
     let mut known = Known {
@@ -73,7 +75,7 @@ fn eval_stage(
     if !map.program.indices.is_empty() {
         known.index = Some(at.columns(scope));
     }
-    at.eval(scope, inputs, map, known)
+    at.eval(scope, inputs, map, known, stored)
 }
 
 /// An output of a stage at four columns, a float.
@@ -97,7 +99,7 @@ pub(super) fn value(
             column,
             length,
         };
-        match eval_stage(scope, inputs, held, results, at, &plan, stage, k)[output] {
+        match eval_stage(scope, inputs, held, results, at, &plan, stage, k, false)[output] {
             Reg::F(x) => x,
             _ => panic!("what is reduced is a float"),
         }
@@ -128,7 +130,7 @@ pub(super) fn named_column(
             column: 0usize.into_expand(scope),
             length,
         };
-        match eval_stage(scope, inputs, held, results, at, &plan, stage, 0)[0] {
+        match eval_stage(scope, inputs, held, results, at, &plan, stage, 0, false)[0] {
             Reg::I(x) => first_lane::expand(scope, x),
             _ => panic!("a column is an i32"),
         }
@@ -165,11 +167,6 @@ fn put_word(out: &mut [u32], at: usize, value: u32) {
 }
 
 #[cube]
-fn put_pair(out: &mut [U2], at: usize, value: U2) {
-    out[at] = value;
-}
-
-#[cube]
 fn word_at(at: usize, #[comptime] plus: usize, #[comptime] size: usize) -> usize {
     (at + plus) * size / 4usize
 }
@@ -199,21 +196,6 @@ fn position_of(row: usize, column: usize, length: usize) -> usize {
     row * length + column
 }
 
-/// Four values as 16-bit floats, by one instruction for two.
-#[cube]
-fn packed(x: F4, #[comptime] dtype: DType) -> U2 {
-    let mut out = U2::empty();
-    out.insert(
-        0usize,
-        hopper::pack(x.extract(0usize), x.extract(1usize), dtype),
-    );
-    out.insert(
-        1usize,
-        hopper::pack(x.extract(2usize), x.extract(3usize), dtype),
-    );
-    out
-}
-
 /// Stores the elements that a chunk of a row gives, at columns that are there. Chunks of rows that
 /// are no multiple of four elements go word by word.
 #[cube]
@@ -236,24 +218,16 @@ pub(super) fn put_each(
             column,
             length,
         };
-        let values = eval_stage(scope, inputs, held, results, at, &plan, stage, k);
+        let values = eval_stage(scope, inputs, held, results, at, &plan, stage, k, true);
         let outputs = &plan.stages[stage].program.outputs;
         let dtypes: Vec<DType> = outputs.iter().map(|(_, dtype)| *dtype).collect();
         for (o, value) in values.iter().enumerate() {
             let (dtype, nth) = (dtypes[o], nth_of_width(&dtypes, o));
             let chunk = chunk_of::expand(scope, row, column, length);
-            match *value {
-                Reg::F(x)
-                    if plan.aligned && plan.packs && matches!(dtype, DType::BF16 | DType::F16) =>
-                {
-                    let pair = packed::expand(scope, x, dtype);
-                    put_pair::expand(scope, out.pairs_mut(scope, nth), chunk, pair);
-                }
-                _ if plan.aligned => {
-                    let raw = value.to_raw(scope, dtype);
-                    store(scope, out, nth, chunk, raw, dtype);
-                }
-                _ => store_words(scope, out, o, at, value.to_raw(scope, dtype), dtype),
+            let raw = value.to_raw(scope, dtype);
+            match plan.aligned {
+                true => store(scope, out, nth, chunk, raw, dtype),
+                false => store_words(scope, out, o, at, raw, dtype),
             }
         }
     })
@@ -306,7 +280,7 @@ pub(super) fn put_row(
             length,
         };
         // The first thread of a row holds its first columns.
-        let values = eval_stage(scope, inputs, held, results, at, &plan, stage, 0);
+        let values = eval_stage(scope, inputs, held, results, at, &plan, stage, 0, false);
         for (o, value) in values.iter().enumerate() {
             let Raw::Bits(bits) = value.to_raw(scope, DType::F32) else {
                 panic!("numbers of rows are f32")
