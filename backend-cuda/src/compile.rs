@@ -84,7 +84,7 @@ impl Compiler {
                 .compile(definition, &self.options)
                 .map_err(|e| e.to_string())?;
             Ok(Source {
-                text: written.source,
+                text: with_residents(written.source),
                 shape: Shape {
                     entry,
                     shared: written.shared_memory_size,
@@ -140,6 +140,25 @@ impl Compiler {
             &self.flags.join(" "),
             &format!("{}.{}", self.version.0, self.version.1),
         ])
+    }
+}
+
+/// The source with the number of cubes that are to share a multiprocessor, which CubeCL has no word
+/// for: a kernel says it in a comment of its PTX. The compiler keeps to fewer registers then.
+fn with_residents(source: String) -> String {
+    const SAID: &str = "// cubes of a multiprocessor: ";
+    let Some((_, said)) = source.split_once(SAID) else {
+        return source;
+    };
+    let digits = said.find(|c: char| !c.is_ascii_digit());
+    let number = &said[..digits.unwrap_or(said.len())];
+    let bounds = "__launch_bounds__(";
+    match source.split_once(bounds) {
+        Some((before, after)) => match after.split_once(')') {
+            Some((threads, rest)) => format!("{before}{bounds}{threads}, {number}){rest}"),
+            None => source,
+        },
+        None => source,
     }
 }
 

@@ -62,6 +62,7 @@ pub(crate) fn address_mut(memory: &mut [u32]) -> u64 {
 /// Begins to bring 16 bytes to shared memory; zeros where `bytes` is 0.
 #[cube]
 pub(crate) fn bring(to: u32, from: u64, bytes: u32) {
+    let (to, from, bytes) = (held::<u32>(to), held::<u64>(from), held::<u32>(bytes));
     gpu_asm!(
         "cp.async.cg.shared.global [{to}], [{from}], 16, {bytes};",
         to = in(_) to, from = in(_) from, bytes = in(_) bytes
@@ -98,6 +99,25 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: DType) -> u32 {
     held::<u32>(out)
 }
 
+/// One of the two values in a word.
+#[cube]
+pub(crate) fn unpack(word: u32, #[comptime] high: bool, #[comptime] dtype: DType) -> f32 {
+    if comptime!(dtype == DType::F16) {
+        let text = comptime!(format!(
+            "{{ .reg .b16 h, t; mov.b32 {{{}}}, %1; cvt.f32.f16 %0, h; }}",
+            if high { "t, h" } else { "h, t" }
+        ));
+        let word = held::<u32>(word);
+        let out: f32;
+        gpu_asm!("{text} // {o} {w}", o = out(_) out, w = in(_) word, options(nomem));
+        held::<f32>(out)
+    } else if comptime!(high) {
+        f32::reinterpret(word & 0xffff_0000u32)
+    } else {
+        f32::reinterpret(word << 16u32)
+    }
+}
+
 /// Trades words with the thread whose number differs by `bit`: the lower one has both first words
 /// then, the upper one both second ones.
 #[cube]
@@ -114,6 +134,23 @@ pub(crate) fn put4(at: u64, a: u32, b: u32, c: u32, d: u32) {
         "st.global.v4.b32 [{at}], {{{a}, {b}, {c}, {d}}};",
         at = in(_) at, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d
     );
+}
+
+/// Reads 16 bytes.
+#[cube]
+pub(crate) fn get4(at: u64) -> Vector<u32, Const<4>> {
+    let text = comptime!(String::from("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"));
+    let at = held::<u64>(at);
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!("{text} // {o} {a}", o = out(_) out, a = in(_) at);
+    now(&out)
+}
+
+/// Stores a float.
+#[cube]
+pub(crate) fn put1(at: u64, a: f32) {
+    let (at, a) = (held::<u64>(at), held::<f32>(a));
+    gpu_asm!("st.global.f32 [{at}], {a};", at = in(_) at, a = in(_) a);
 }
 
 /// Stores two floats.

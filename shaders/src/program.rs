@@ -165,7 +165,6 @@ impl Bound {
                 sources: vec![],
                 indices: 0,
                 native: false,
-                quick: false,
             },
             address: AddressType::U64,
             numbers: vec![],

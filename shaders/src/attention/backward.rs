@@ -10,7 +10,7 @@ use crate::{
     words::{F4, U4},
 };
 use anymesh_kernel::{
-    Buffer, DType, Result,
+    Buffer, DType, Result, View,
     backend::{
         AttentionBackwardCall, AttentionOrder, Buffers, MapCall, MapInput, ReduceCall, ReduceOp,
     },
@@ -252,12 +252,13 @@ impl CubeBackend {
     pub(crate) fn run_attention_backward(&self, call: &AttentionBackwardCall) -> Result<Buffers> {
         let forward = &call.forward;
         let lse = self.dense(&call.lse, DType::F32)?;
+        let dtypes = [call.grad.dtype, call.out.dtype];
+        if self.hopper && hopper::fits(forward) && dtypes == [forward.q.dtype; 2] {
+            return self.hopper_gradients(call, crate::memory(&lse)?);
+        }
         let mean = self.mean_rise(call)?;
         let stats =
             [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
-        if self.hopper && hopper::fits(forward) && call.grad.dtype == forward.q.dtype {
-            return self.hopper_gradients(call, &stats);
-        }
         let goals = [
             (Goal::Query, &forward.q),
             (Goal::Key, &forward.k),
@@ -265,7 +266,13 @@ impl CubeBackend {
         ];
         let mut made: SmallVec<[(Memory, DType, DType, usize); 3]> = smallvec![];
         for (goal, operand) in goals {
-            let bound = Bound::new(forward, &call.grad, goal, operand.dtype, self.native)?;
+            let bound = Bound::new(
+                forward,
+                [&call.grad, &forward.q],
+                goal,
+                operand.dtype,
+                self.native,
+            )?;
             // Where gradients share a buffer, all write to the first one's.
             if made.is_empty() || forward.order != AttentionOrder::Packed {
                 let out = self.alloc(bound.how.stored, bound.elements)?;
@@ -301,19 +308,18 @@ impl CubeBackend {
 
     /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
     /// launch, or in one each where heads are wide.
-    fn hopper_gradients(
-        &self,
-        call: &AttentionBackwardCall,
-        stats: &[(cubecl::server::Handle, usize)],
-    ) -> Result<Buffers> {
+    fn hopper_gradients(&self, call: &AttentionBackwardCall, lse: &Memory) -> Result<Buffers> {
         let (forward, dtype) = (&call.forward, call.forward.q.dtype);
         let sizes = Sizes::new(forward);
         let packed = forward.order == AttentionOrder::Packed;
-        let chunked = if hopper::in_chunks(&call.grad) {
-            call.grad.clone()
-        } else {
-            self.dense(&call.grad, dtype)?
+        let chunked = |view: &View| match hopper::in_chunks(view) {
+            true => Ok(view.clone()),
+            false => self.dense(view, dtype),
         };
+        let (grad, out) = (chunked(&call.grad)?, chunked(&call.out)?);
+        // The launch for queries makes these for the others.
+        let means = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
+        let stats = [lse, &means].map(|m| (m.handle.clone(), m.bytes));
         let mut outs: Vec<Memory> = vec![];
         for goal in [Goal::Query, Goal::Key, Goal::Value] {
             if outs.len() == 3 {
@@ -321,7 +327,7 @@ impl CubeBackend {
             }
             // Values are bound even where they are not read, so that places are the same.
             let laid = if goal == Goal::Value { Goal::Key } else { goal };
-            let mut bound = Bound::new(forward, &chunked, laid, dtype, self.native)?;
+            let mut bound = Bound::new(forward, [&grad, &out], laid, dtype, self.native)?;
             let how = hopper::How::new(goal, &bound.how, sizes.size, packed);
             if goal == Goal::Value {
                 bound.numbers.drain(OUTPUTS..OUTPUTS + 4);
@@ -331,9 +337,12 @@ impl CubeBackend {
                 outs.push(self.alloc(dtype, bound.elements)?);
             }
             let (rows, lines, _) = sizes.of(goal);
-            let others = (outs[first + 1..].iter())
-                .map(|m| crate::arg(m, 4))
-                .collect();
+            let (others, stats) = if goal == Goal::Query {
+                (vec![&means], &stats[..1])
+            } else {
+                (outs[first + 1..].iter().collect(), &stats[..])
+            };
+            let others = others.into_iter().map(|m| crate::arg(m, 4)).collect();
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {

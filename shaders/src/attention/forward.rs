@@ -168,7 +168,7 @@ fn forward(
 impl CubeBackend {
     pub(crate) fn run_attention(&self, call: &AttentionCall) -> Result<[Buffer; 2]> {
         let sizes = Sizes::new(call);
-        let bound = Bound::new(call, &call.q, Goal::Result, call.q.dtype, self.native)?;
+        let bound = Bound::new(call, [&call.q; 2], Goal::Result, call.q.dtype, self.native)?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         if self.hopper && hopper::fits(call) {

@@ -41,7 +41,7 @@ const PANEL: usize = DEPTH * (ROW_PITCH + COLUMN_PITCH);
 /// Less than any score, and finite: infinities must not be subtracted from each other.
 const LOWEST: f32 = -3.0e38;
 /// Where outputs are among the numbers: offset and strides of batches, heads and rows of each.
-const OUTPUTS: usize = 27;
+const OUTPUTS: usize = 32;
 /// The widest head whose sums fit in registers.
 const WIDEST: usize = 256;
 
@@ -76,6 +76,8 @@ struct How {
     k: Operand,
     v: Operand,
     grad: Operand,
+    /// The result, where it is read.
+    out: Operand,
     /// Groups of 32 features in a row of the result.
     groups: usize,
     /// What is stored: f32, or any dtype where rows are whole.
@@ -450,7 +452,7 @@ struct Bound<'a> {
 impl<'a> Bound<'a> {
     fn new(
         call: &'a AttentionCall,
-        grad: &'a View,
+        [grad, out]: [&'a View; 2],
         goal: Goal,
         dtype: DType,
         native: bool,
@@ -459,9 +461,10 @@ impl<'a> Bound<'a> {
         let (rows, lines, features) = sizes.of(goal);
         // Only what the goal reads is bound; the others borrow a place that is never used.
         let views = match goal {
-            Goal::Result => [&call.q, &call.k, &call.v, &call.q],
-            Goal::Value => [&call.q, &call.k, &call.q, grad],
-            Goal::Query | Goal::Key => [&call.q, &call.k, &call.v, grad],
+            Goal::Result => [&call.q, &call.k, &call.v, &call.q, &call.q],
+            Goal::Value => [&call.q, &call.k, &call.q, grad, &call.q],
+            Goal::Query => [&call.q, &call.k, &call.v, grad, out],
+            Goal::Key => [&call.q, &call.k, &call.v, grad, &call.q],
         };
         let (buffers, places) = distinct(views)?;
         let (elements, place) = sizes.place(goal, call.order);
@@ -497,7 +500,7 @@ impl<'a> Bound<'a> {
                 first: 0,
             })
         };
-        let (q, k, v, grad) = (next(), next(), next(), next());
+        let (q, k, v, grad, out) = (next(), next(), next(), next(), next());
         drop(operands);
         debug_assert_eq!(numbers.len(), OUTPUTS, "outputs follow the operands");
         numbers.extend(place);
@@ -515,6 +518,7 @@ impl<'a> Bound<'a> {
             k,
             v,
             grad,
+            out,
             groups: features.div_ceil(32),
             stored,
             whole,

@@ -4,18 +4,28 @@
 //! gradient of the scores is `P * (G V' - D)`. Rows are queries, or keys: then everything is turned,
 //! so that keys' rows are the left operands.
 
-use super::{How, bring_rows, head, place_of_thread, score, settle, store, stride, weigh};
+use super::{
+    How, bring_rows, head, place_of_thread, score, settle, share, store, stride, sum_of, weigh,
+    words,
+};
 use crate::{
     attention::{Goal, LOWEST, place},
-    hopper::{address_mut, descriptor, exp2, pack, shared_address},
+    hopper::{address_mut, descriptor, exp2, get4, put1, shared_address, unpack},
 };
 use cubecl::prelude::*;
 
 /// More than any log-sum-exp: under it, weights are nothing.
 const HIGHEST: f32 = 3.0e38;
 
-/// What of a query's statistics is needed: its log-sum-exp to base 2, and `D`. A query that there is
-/// not or that sees nothing has no weights.
+/// A query's log-sum-exp to base 2. One that there is not or that sees nothing has no weights.
+#[cube]
+fn log_sum(stats: &Sequence<Box<[u32]>>, base: usize, query: usize, queries: usize) -> f32 {
+    let lse = f32::reinterpret(stats.index(0usize)[base + min(query, queries - 1usize)]);
+    let there = query < queries && lse > LOWEST;
+    select(there, lse * std::f32::consts::LOG2_E, HIGHEST)
+}
+
+/// A query's log-sum-exp to base 2, and its `D`.
 #[cube]
 fn statistics(
     stats: &Sequence<Box<[u32]>>,
@@ -23,14 +33,45 @@ fn statistics(
     query: usize,
     queries: usize,
 ) -> (f32, f32) {
-    let at = base + min(query, queries - 1usize);
-    let lse = f32::reinterpret(stats.index(0usize)[at]);
-    let mean = f32::reinterpret(stats.index(1usize)[at]);
-    let there = query < queries && lse > LOWEST;
-    (
-        select(there, lse * std::f32::consts::LOG2_E, HIGHEST),
-        select(there, mean, 0.0f32),
-    )
+    let mean = f32::reinterpret(stats.index(1usize)[base + min(query, queries - 1usize)]);
+    (log_sum(stats, base, query, queries), mean)
+}
+
+/// `D` of a query: the mean, under its weights, of what each key's value adds to the loss. Four
+/// neighbouring threads have a query.
+#[cube]
+fn mean_rise(
+    buffers: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    batch: usize,
+    own_head: usize,
+    query: usize,
+    queries: usize,
+    size: usize,
+    #[comptime] how: How,
+) -> f32 {
+    let lane = UNIT_POS as usize % 4usize;
+    let query = min(query, queries - 1usize);
+    let grad = head(buffers, numbers, batch, own_head, how.grad)
+        + u64::cast_from(query * stride(numbers, how.grad)) * 2u64;
+    let out = head(buffers, numbers, batch, own_head, how.out)
+        + u64::cast_from(query * stride(numbers, how.out)) * 2u64;
+    let mut sum = 0.0f32;
+    #[unroll]
+    for i in 0..comptime!(how.blocks * 2) {
+        let feature = (lane + comptime!(4 * i)) * 8usize;
+        if feature < size {
+            let at = u64::cast_from(feature) * 2u64;
+            let (grads, outs) = (get4(grad + at), get4(out + at));
+            #[unroll]
+            for word in 0..4usize {
+                let (a, b) = (grads.extract(word), outs.extract(word));
+                sum += unpack(a, false, how.dtype) * unpack(b, false, how.dtype);
+                sum += unpack(a, true, how.dtype) * unpack(b, true, how.dtype);
+            }
+        }
+    }
+    sum_of(sum)
 }
 
 /// A gradient of `N` sums of a thread for `first`, and for keys one for `second`, from `S` scores in
@@ -39,12 +80,12 @@ fn statistics(
 fn run<N: Size, S: Size, W: Size>(
     buffers: &Sequence<Box<[u32]>>,
     stats: &Sequence<Box<[u32]>>,
-    first: u64,
-    second: u64,
+    outputs: (u64, u64),
     numbers: &Sequence<usize>,
     scale: f32,
     #[comptime] how: How,
 ) {
+    let (first, second) = outputs;
     let by_query = comptime!(how.goal == Goal::Query);
     let (heads, group, queries, keys, size) = (
         *numbers.index(0usize),
@@ -180,32 +221,32 @@ fn run<N: Size, S: Size, W: Size>(
     let mut row_mean8 = 0.0f32;
     if comptime!(by_query) {
         let base = (batch * heads + own_head) * queries;
-        let (lse, mean) = statistics(stats, base, mine, queries);
-        let (lse8, mean8) = statistics(stats, base, mine + 8usize, queries);
-        row_lse = lse;
-        row_lse8 = lse8;
-        row_mean = mean;
-        row_mean8 = mean8;
+        row_lse = log_sum(stats, base, mine, queries);
+        row_lse8 = log_sum(stats, base, mine + 8usize, queries);
+        row_mean = mean_rise(buffers, numbers, batch, own_head, mine, queries, size, how);
+        let below = mine + 8usize;
+        row_mean8 = mean_rise(buffers, numbers, batch, own_head, below, queries, size, how);
+        // Those for keys come after and read them here.
+        if lane % 4usize == 0usize {
+            if mine < queries {
+                put1(second + u64::cast_from(base + mine) * 4u64, row_mean);
+            }
+            if below < queries {
+                put1(second + u64::cast_from(base + below) * 4u64, row_mean8);
+            }
+        }
     }
+    let mut a_base = head(buffers, numbers, batch, first_head, tile_a);
+    let mut b_base = head(buffers, numbers, batch, first_head, tile_b);
+    let mut base = (batch * heads + first_head) * queries;
     if all > 0usize {
-        let a_base = head(buffers, numbers, batch, first_head, tile_a);
-        let b_base = head(buffers, numbers, batch, first_head, tile_b);
         bring_rows(
             a_base, a_stride, begin, other_rows, size, tiles, columns, how,
         );
-        bring_rows(
-            b_base,
-            b_stride,
-            begin,
-            other_rows,
-            size,
-            tiles + tile,
-            columns,
-            how,
-        );
+        let to = tiles + tile;
+        bring_rows(b_base, b_stride, begin, other_rows, size, to, columns, how);
         if comptime!(!by_query) {
             if unit < columns {
-                let base = (batch * heads + first_head) * queries;
                 let (lse, mean) = statistics(stats, base, begin + unit, queries);
                 columns_stats[unit] = lse;
                 columns_stats[columns + unit] = mean;
@@ -217,44 +258,48 @@ fn run<N: Size, S: Size, W: Size>(
     let a_at = descriptor(own_at, 0usize);
     let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
     let factor = scale * std::f32::consts::LOG2_E;
+    let mine_first = lane % 4usize * 2usize;
+    // Products under way beside the one that is waited for.
+    let (slopes_pending, values_pending) = comptime!((how.slopes as usize, how.values as usize));
     let mut slopes = Vector::<f32, N>::new(0.0f32);
     let mut values = Vector::<f32, N>::new(0.0f32);
     let mut index = 0usize;
     let mut column = begin;
     let mut stage = 0u32;
+    // The next tile: where it begins, of which head, and how many of that are left.
+    let mut then = begin;
+    let mut ahead = first_head;
+    let mut left = per_head;
+    let mut next_lse = 0.0f32;
+    let mut next_mean = 0.0f32;
     while index < all {
-        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
-        sync_cube();
         let at = tiles + stage * comptime!(2 * tile);
         let next = tiles + (1u32 - stage) * comptime!(2 * tile);
+        let later = index + 1usize;
+        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
+        sync_cube();
         let scores = score::<S>(a_at, descriptor(at, 0usize), how);
         let rises = if comptime!(how.slopes) {
             score::<S>(b_at, descriptor(at + tile, 0usize), how)
         } else {
             Vector::<f32, S>::new(0.0f32)
         };
-        let later = index + 1usize;
-        let ahead = first_head + later / per_head;
-        let then = begin + later % per_head * columns;
-        let mut next_lse = 0.0f32;
-        let mut next_mean = 0.0f32;
+        then += columns;
+        left -= 1usize;
         if later < all {
-            let a_base = head(buffers, numbers, batch, ahead, tile_a);
-            let b_base = head(buffers, numbers, batch, ahead, tile_b);
+            if left == 0usize {
+                then = begin;
+                left = per_head;
+                ahead += 1usize;
+                a_base = head(buffers, numbers, batch, ahead, tile_a);
+                b_base = head(buffers, numbers, batch, ahead, tile_b);
+                base += queries;
+            }
             bring_rows(a_base, a_stride, then, other_rows, size, next, columns, how);
-            bring_rows(
-                b_base,
-                b_stride,
-                then,
-                other_rows,
-                size,
-                next + tile,
-                columns,
-                how,
-            );
+            let to = next + tile;
+            bring_rows(b_base, b_stride, then, other_rows, size, to, columns, how);
             if comptime!(!by_query) {
                 if unit < columns {
-                    let base = (batch * heads + ahead) * queries;
                     let (lse, mean) = statistics(stats, base, then + unit, queries);
                     next_lse = lse;
                     next_mean = mean;
@@ -262,12 +307,7 @@ fn run<N: Size, S: Size, W: Size>(
             }
         }
         gpu_asm!("cp.async.commit_group;");
-        let scores = if comptime!(how.slopes) {
-            settle::<S>(scores, scores_count, 1usize)
-        } else {
-            settle::<S>(scores, scores_count, 0usize)
-        };
-        let mine_first = lane % 4usize * 2usize;
+        let scores = settle::<S>(scores, scores_count, slopes_pending);
         let here = stage as usize * comptime!(2 * columns);
         let mut weights = Vector::<f32, S>::empty();
         #[unroll]
@@ -310,27 +350,12 @@ fn run<N: Size, S: Size, W: Size>(
             }
         }
         if comptime!(how.values) {
-            let mut words = Vector::<u32, W>::empty();
-            #[unroll]
-            for i in 0..comptime!(scores_count / 2) {
-                // Words of a step of 16 columns: both rows of the first eight, then of the others.
-                let word = comptime!(i / 4 * 4 + i % 4);
-                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-                words.insert(
-                    word,
-                    pack(weights.extract(low), weights.extract(high), how.dtype),
-                );
-            }
+            let words = words::<S, W>(weights, how);
             let turned = descriptor(at + tile, comptime!(columns * 128));
             values = weigh::<N, W>(values, words, turned, how);
         }
         if comptime!(how.slopes) {
-            let rises = if comptime!(how.values) {
-                settle::<S>(rises, scores_count, 1usize)
-            } else {
-                settle::<S>(rises, scores_count, 0usize)
-            };
-            let mut words = Vector::<u32, W>::empty();
+            let rises = settle::<S>(rises, scores_count, values_pending);
             #[unroll]
             for i in 0..comptime!(scores_count / 2) {
                 let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
@@ -344,17 +369,18 @@ fn run<N: Size, S: Size, W: Size>(
                     let at = here + mine_first + comptime!(columns + i / 2 * 8);
                     (columns_stats[at], columns_stats[at + 1usize])
                 };
-                let a = weights.extract(low) * (rises.extract(low) - mean);
-                let b = weights.extract(high) * (rises.extract(high) - mean_next);
-                words.insert(comptime!(i / 4 * 4 + i % 4), pack(a, b, how.dtype));
+                weights.insert(low, weights.extract(low) * (rises.extract(low) - mean));
+                weights.insert(
+                    high,
+                    weights.extract(high) * (rises.extract(high) - mean_next),
+                );
             }
+            let words = words::<S, W>(weights, how);
             let turned = descriptor(at, comptime!(columns * 128));
             slopes = weigh::<N, W>(slopes, words, turned, how);
-            slopes = settle::<N>(slopes, sums_count, 0usize);
         }
-        if comptime!(how.values) {
-            values = settle::<N>(values, sums_count, 0usize);
-        }
+        slopes = settle::<N>(slopes, sums_count, 0usize);
+        values = settle::<N>(values, sums_count, 0usize);
         if comptime!(!by_query) {
             if unit < columns {
                 let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
@@ -410,20 +436,23 @@ pub(in crate::attention) fn gradient(
     }
     let first = address_mut(out);
     let mut second = first;
-    if comptime!(how.outputs() == 2) {
+    // For queries it is `D` of all of them, for keys the gradients for values.
+    if comptime!(how.outputs() == 2 || how.goal == Goal::Query) {
         let other = other.index_mut(0usize);
         if *numbers.index(2usize) == 0usize {
             other[0] = 0u32;
         }
         second = address_mut(other);
     }
+    let outputs = (first, second);
+    share(how);
     if comptime!(how.blocks == 1) {
-        run::<Const<32>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+        run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     } else if comptime!(how.blocks == 2) {
-        run::<Const<64>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+        run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     } else if comptime!(how.blocks == 3) {
-        run::<Const<96>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+        run::<Const<96>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     } else {
-        run::<Const<128>, Const<32>, Const<16>>(buffers, stats, first, second, numbers, scale, how);
+        run::<Const<128>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct How {
     groups: usize,
     /// Columns of a tile.
     columns: usize,
+    /// Cubes that are to share a multiprocessor, so many that they hide each other's waits.
+    cubes: usize,
     /// Whether keys get their gradients and values theirs.
     slopes: bool,
     values: bool,
@@ -38,24 +40,28 @@ pub(super) struct How {
     k: Place,
     v: Place,
     grad: Place,
+    /// The result, where it is read.
+    out: Place,
 }
 
 /// Where an operand is among the buffers, and its offset and strides among the numbers.
 type Place = (usize, usize);
 
 impl How {
-    /// A launch for `goal`: how many warp groups there are and how wide tiles are is what fits in
-    /// registers and in shared memory.
+    /// A launch for `goal`: how many warp groups there are, how wide tiles are and how many cubes
+    /// share a multiprocessor is what fits in registers and in shared memory.
     pub(super) fn new(goal: Goal, how: &super::How, size: usize, packed: bool) -> Self {
         let place = |operand: &Operand| (operand.buffer, operand.first);
         let blocks = size.div_ceil(64);
-        let (groups, columns) = match (goal, blocks) {
-            (Goal::Result, 1) => (3, 128),
-            (Goal::Result, 2) => (2, 128),
-            (Goal::Result, _) => (2, 64),
-            (Goal::Query, 1) => (3, 64),
-            (_, 1..3) => (2, 64),
-            _ => (1, 64),
+        // Measured: where sums are few, short tiles whose cubes hide each other's waits; where they
+        // fill the registers, the tallest ones.
+        let (groups, columns, cubes) = match (goal, blocks) {
+            (Goal::Result, 1) => (2, 64, 2),
+            (Goal::Query, 1) => (1, 64, 4),
+            (Goal::Key, 1) => (1, 64, 3),
+            (Goal::Result, 2) => (2, 128, 1),
+            (Goal::Result, _) | (_, 1..3) => (2, 64, 1),
+            _ => (1, 64, 1),
         };
         Self {
             goal,
@@ -65,6 +71,7 @@ impl How {
             steps: size.div_ceil(16),
             groups,
             columns,
+            cubes,
             slopes: goal != Goal::Value,
             values: goal == Goal::Value || (goal == Goal::Key && blocks < 3),
             packed,
@@ -72,6 +79,7 @@ impl How {
             k: place(&how.k),
             v: place(&how.v),
             grad: place(&how.grad),
+            out: place(&how.out),
         }
     }
 
@@ -210,6 +218,14 @@ fn weigh<N: Size, W: Size>(
     out
 }
 
+/// Says how many cubes are to share a multiprocessor: the compiler keeps to the registers that there
+/// are then.
+#[cube]
+fn share(#[comptime] how: How) {
+    let text = comptime!(format!("// cubes of a multiprocessor: {}", how.cubes));
+    gpu_asm!("{text}");
+}
+
 /// What a product gives once at most `pending` later ones are under way.
 #[cube]
 fn settle<N: Size>(
@@ -243,22 +259,54 @@ fn bring_rows(
     let per = comptime!(how.blocks * 8);
     let (all, threads) = comptime!((lines * per, how.threads()));
     let unit = UNIT_POS as usize;
-    #[unroll]
-    for i in 0..comptime!(all.div_ceil(threads)) {
-        let at = unit + comptime!(threads * i);
-        if comptime!(threads * (i + 1) <= all) || at < all {
-            let (line, chunk) = (at / per, at % per);
-            let row = first + line;
-            let inside = row < stop && chunk * 8usize < size;
-            let from = select(inside, row * stride + chunk * 8usize, 0usize);
-            let place = chunk / 8usize * comptime!(lines * 128)
-                + line * 128usize
-                + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
-            bring(
-                to + place as u32,
-                base + u64::cast_from(from) * 2u64,
-                select(inside, 16u32, 0u32),
-            );
+    if comptime!(threads % (8 * per) == 0 && all % threads == 0) {
+        // A thread brings the same chunk of lines that are equally far apart: a step for each.
+        let apart = comptime!(threads / per);
+        let (line, chunk) = (unit / per, unit % per);
+        let place = chunk / 8usize * comptime!(lines * 128)
+            + line * 128usize
+            + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+        let to = to + place as u32;
+        let bytes = select(chunk * 8usize < size, 16u32, 0u32);
+        let step = u64::cast_from(stride) * comptime!(2 * apart as u64);
+        let own = base + u64::cast_from(line * stride + chunk * 8usize) * 2u64;
+        let mut from = own + u64::cast_from(first) * u64::cast_from(stride) * 2u64;
+        if first + lines <= stop {
+            #[unroll]
+            for i in 0..comptime!(all / threads) {
+                bring(to + comptime!((apart * i * 128) as u32), from, bytes);
+                from += step;
+            }
+        } else {
+            #[unroll]
+            for i in 0..comptime!(all / threads) {
+                let inside = first + line + comptime!(apart * i) < stop;
+                bring(
+                    to + comptime!((apart * i * 128) as u32),
+                    select(inside, from, base),
+                    select(inside, bytes, 0u32),
+                );
+                from += step;
+            }
+        }
+    } else {
+        #[unroll]
+        for i in 0..comptime!(all.div_ceil(threads)) {
+            let at = unit + comptime!(threads * i);
+            if comptime!(threads * (i + 1) <= all) || at < all {
+                let (line, chunk) = (at / per, at % per);
+                let row = first + line;
+                let inside = row < stop && chunk * 8usize < size;
+                let from = select(inside, row * stride + chunk * 8usize, 0usize);
+                let place = chunk / 8usize * comptime!(lines * 128)
+                    + line * 128usize
+                    + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+                bring(
+                    to + place as u32,
+                    base + u64::cast_from(from) * 2u64,
+                    select(inside, 16u32, 0u32),
+                );
+            }
         }
     }
 }
@@ -339,5 +387,30 @@ fn store<N: Size>(
 fn place_of_thread() -> (usize, usize) {
     let unit = UNIT_POS as usize;
     let (warp, lane) = (unit % 128usize / 32usize, unit % 32usize);
-    (unit / 128usize * 64usize, warp * 16usize + lane / 4usize)
+    // The same for all threads of a warp, which the compiler does not know otherwise.
+    let group = plane_broadcast(UNIT_POS / 128u32, 0u32) as usize;
+    (group * 64usize, warp * 16usize + lane / 4usize)
+}
+
+/// The sum over four neighbouring threads.
+#[cube]
+fn sum_of(value: f32) -> f32 {
+    let value = value + plane_shuffle_xor(value, 1u32);
+    value + plane_shuffle_xor(value, 2u32)
+}
+
+/// Weights as words of two, in the order of the next product's left operand.
+#[cube]
+fn words<S: Size, W: Size>(weights: Vector<f32, S>, #[comptime] how: How) -> Vector<u32, W> {
+    let mut words = Vector::<u32, W>::empty();
+    #[unroll]
+    for i in 0..comptime!(how.scores() / 2) {
+        // Words of a step of 16 columns: both rows of the first eight, then of the others.
+        let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+        words.insert(
+            i,
+            pack(weights.extract(low), weights.extract(high), how.dtype),
+        );
+    }
+    words
 }
