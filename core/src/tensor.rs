@@ -263,6 +263,12 @@ impl Tensor {
         matches!((&self.shard().buffer, &other.shard().buffer), (Some(a), Some(b)) if a.same(b))
     }
 
+    /// Whether this is the only handle on it and on its memory.
+    pub(crate) fn is_sole(&self) -> bool {
+        let sole = |view: View| view.buffer.handles() == 2; // The tensor's and this one.
+        self.is_plain() && Arc::strong_count(&self.0) == 1 && self.view().is_ok_and(sole)
+    }
+
     /// Whether it lies on a single device, without a mesh.
     pub fn is_plain(&self) -> bool {
         self.0.mesh.is_single()

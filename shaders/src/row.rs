@@ -87,6 +87,7 @@ fn as_program(call: &RowCall) -> Result<(RowProgramCall, Option<Repeat>)> {
         }
     };
     let call = RowProgramCall {
+        over: false,
         op: call.op,
         program,
         shape: [rows, n].into(),

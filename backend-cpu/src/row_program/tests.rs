@@ -20,6 +20,7 @@ fn call(
         shape: shape.into(),
         inputs: inputs.iter().copied().cloned().collect(),
         params: params.iter().map(|p| Scalar::Float(*p)).collect(),
+        over: false,
     }
 }
 

@@ -194,7 +194,8 @@ impl Pass<'_> {
                     horizon.advance(node.id, &is_needed)?;
                 }
                 let defers = later.contains(&true);
-                let pull = node.pull(self.retain || self.create_graph || defers)?;
+                let keep = self.retain || self.create_graph || defers;
+                let pull = node.pull(keep)?;
                 let _scope = ledger::enter(node.op, node.caller);
                 let _backward = profile::backward();
                 let step = observe::begin();
@@ -202,6 +203,7 @@ impl Pass<'_> {
                     node: &node,
                     grads: &next.grads,
                     needs: &needs,
+                    last: !keep,
                 })?;
                 if let Some(step) = step {
                     let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());

@@ -606,9 +606,17 @@ pub(crate) struct Back<'a> {
     pub(super) node: &'a Arc<Node>,
     pub(super) grads: &'a [Option<Tensor>],
     pub(super) needs: &'a [bool],
+    /// Whether what the pull kept is let go after it.
+    pub(super) last: bool,
 }
 
 impl Back<'_> {
+    /// Whether a tensor that the pull kept is read here for the last time: the pass releases it, and
+    /// nobody else has it or its memory.
+    pub(crate) fn is_last_of(&self, kept: &Tensor) -> bool {
+        self.last && kept.is_sole()
+    }
+
     /// The gradient of the only result that has one; of several, the first.
     pub(crate) fn grad(&self) -> Result<&Tensor> {
         self.grads.iter().flatten().next().ok_or_else(|| {

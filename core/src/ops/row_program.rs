@@ -18,6 +18,7 @@ pub(crate) struct Rows<'t> {
     /// How many of the last dimensions are a row.
     dims: usize,
     inputs: SmallVec<[View; 4]>,
+    over: bool,
 }
 
 impl<'t> Rows<'t> {
@@ -39,7 +40,15 @@ impl<'t> Rows<'t> {
             shape: [like.numel() / n, n],
             dims,
             inputs: smallvec![],
+            over: false,
         }))
+    }
+
+    /// Where `last`, the first input is read for the last time, and the first output may take its
+    /// memory.
+    pub(crate) fn over(mut self, last: bool) -> Self {
+        self.over = last;
+        self
     }
 
     /// How long rows are.
@@ -103,6 +112,7 @@ impl<'t> Rows<'t> {
             shape: self.shape.into(),
             inputs: self.inputs,
             params: params.iter().map(|p| crate::Scalar::Float(*p)).collect(),
+            over: self.over,
         };
         let Some(mut made) = launch_fused(self.like.mesh(), call)? else {
             return Ok(None);

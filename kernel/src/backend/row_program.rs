@@ -59,6 +59,7 @@ pub struct RowFold {
 ///     shape: [3, 4].into(),
 ///     inputs: [view(DType::F32), view(DType::BF16)].into_iter().collect(),
 ///     params: Default::default(),
+///     over: false,
 /// }
 /// .into();
 /// assert_eq!(kernel.outputs()[..], [(DType::BF16, [3, 4].into())]);
@@ -77,6 +78,9 @@ pub struct RowProgramCall {
     pub inputs: SmallVec<[View; 4]>,
     /// One for each of the program's own parameters.
     pub params: SmallVec<[Scalar; 4]>,
+    /// Whether nobody reads the first input any more: a device may give its memory to the first
+    /// output of elements.
+    pub over: bool,
 }
 
 impl RowProgram {

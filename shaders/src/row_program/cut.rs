@@ -136,7 +136,6 @@ mod tests {
         backend::{RowArgs, RowBuilder},
         map::Val,
     };
-    use std::sync::Arc;
 
     fn call(shape: [usize; 2], fold: impl for<'b> Fn(&RowArgs<'b>) -> Val<'b>) -> RowProgramCall {
         let mut b = RowBuilder::new(&[DType::BF16, DType::I64], 0);
@@ -156,6 +155,7 @@ mod tests {
             view(DType::I64, [1, 0]),
         ];
         RowProgramCall {
+            over: false,
             op: "test",
             program: b.finish().expect("valid"),
             shape: shape.into(),

@@ -10,7 +10,7 @@ use crate::{
     program::{Bound, MapPlan, Repeat, address_of, bind},
 };
 use anymesh_kernel::{
-    DType, Kind, Result,
+    Buffer, DType, Kind, Result,
     backend::{Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
 };
 use cubecl::prelude::*;
@@ -205,9 +205,15 @@ impl CubeBackend {
             planes,
             native: bound.plan.native(),
         };
-        let of_each = (each.iter())
-            .map(|dtype| Ok((self.alloc(*dtype, rows * length)?, *dtype)))
-            .collect::<Result<Vec<_>>>()?;
+        let taken = self.memory_to_take(call, each.first().copied())?;
+        let mut of_each = Vec::with_capacity(each.len());
+        for (k, dtype) in each.iter().enumerate() {
+            let memory = match &taken {
+                Some((memory, _)) if k == 0 => memory.clone(),
+                _ => self.alloc(*dtype, rows * length)?,
+            };
+            of_each.push((memory, *dtype));
+        }
         let of_rows = (per_row.iter())
             .map(|_| self.alloc(DType::F32, rows))
             .collect::<Result<Vec<_>>>()?;
@@ -244,7 +250,29 @@ impl CubeBackend {
         if !columns.is_empty() {
             out.extend(self.add_column_parts(&parts, &columns, length, cubes)?);
         }
-        Ok(out.into_iter().map(Memory::buffer).collect())
+        let mut buffers: Buffers = out.into_iter().map(Memory::buffer).collect();
+        if let Some((_, buffer)) = taken {
+            buffers[0] = buffer;
+        }
+        Ok(buffers)
+    }
+
+    /// The memory of the first input, where the call lets go of it and it fits the first output of
+    /// elements. Every thread reads an element before it writes it, and reads no other one after.
+    /// Only on CUDA: elsewhere one kernel cannot bind memory twice.
+    fn memory_to_take(
+        &self,
+        call: &RowProgramCall,
+        first: Option<DType>,
+    ) -> Result<Option<(Memory, Buffer)>> {
+        let view = &call.inputs[0];
+        let dense = view.layout.offset == 0 && view.layout.is_contiguous();
+        if !call.over || !self.native || first != Some(view.dtype) || !dense {
+            return Ok(None);
+        }
+        let memory = crate::memory(view)?;
+        let fits = memory.bytes == Memory::padded(view.dtype, call.shape.numel());
+        Ok(fits.then(|| (memory.clone(), view.buffer.clone())))
     }
 }
 

@@ -131,11 +131,11 @@ impl Classes {
     }
 
     /// The gradient of logits by one launch, from the operands of the map that it is otherwise;
-    /// `None` where it is to be that.
+    /// `None` where it is to be that. Where `last`, nobody reads the logits after it.
     #[track_caller]
     pub(super) fn fused_gradient(
         &self,
-        x: &Tensor,
+        (x, last): (&Tensor, bool),
         target: &Tensor,
         lse: &Tensor,
         g: &Tensor,
@@ -163,6 +163,7 @@ impl Classes {
             [unless(self.ignored, a.x[1], value)]
         })?;
         let mut rows = rows
+            .over(last)
             .elements(x)?
             .per_row(target)?
             .per_row(lse)?

@@ -52,8 +52,9 @@ impl Classes {
         if self.soft {
             return self.pull_soft(b, x, target, &lse, &g, column.as_ref());
         }
+        let last = b.is_last_of(x);
         Ok(smallvec![Some(self.pull_hard(
-            x,
+            (x, last),
             target,
             &lse,
             &g,
@@ -103,7 +104,7 @@ impl Classes {
     #[track_caller]
     fn pull_hard(
         &self,
-        x: &Tensor,
+        (x, last): (&Tensor, bool),
         target: &Tensor,
         lse: &Tensor,
         g: &Tensor,
@@ -130,7 +131,9 @@ impl Classes {
                 )
             }
         };
-        if let Some(out) = self.fused_gradient(x, &target, lse, g, share.as_ref(), weight)? {
+        if let Some(out) =
+            self.fused_gradient((x, last), &target, lse, g, share.as_ref(), weight)?
+        {
             return Ok(out);
         }
         let expr = Expr::new(op, &[x, lse, &target, g])
