@@ -1,16 +1,120 @@
-//! Kernels that are launched together.
+//! Kernels that are launched together, products that become one, and memory that is used again.
 
 use crate::Suite;
 use anymesh::{
-    DType, Device, Layout, MapProgram, View,
+    DType, Device, Layout, MapProgram, Result, Tensor, View,
     backend::{Kernel, MapCall, MapInput},
     map::Builder,
+    ops::{Rng, cross_entropy::CrossEntropyOptions},
 };
 
-pub(crate) const SUITE: Suite = &[(
-    "maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves",
-    maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves,
-)];
+pub(crate) const SUITE: Suite = &[
+    (
+        "maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves",
+        maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves,
+    ),
+    (
+        "linear_maps_of_one_tensor_are_those_of_the_host",
+        linear_maps_of_one_tensor_are_those_of_the_host,
+    ),
+    (
+        "logits_that_somebody_reads_later_keep_their_values",
+        logits_that_somebody_reads_later_keep_their_values,
+    ),
+];
+
+fn random(shape: &[usize], seed: u64, device: &Device) -> Result<Tensor> {
+    Tensor::uniform(shape, -1.0, 1.0, DType::F32, device, Rng::new(seed))
+}
+
+/// The results of three linear maps of one tensor, and all gradients of a loss that does not depend
+/// on the second.
+fn linear_maps(device: &Device, biased: bool) -> Result<Vec<Vec<f32>>> {
+    let x = random(&[2, 300, 96], 1, device)?.require_grad()?;
+    let mut leaves = vec![];
+    for (k, rows) in [96, 64, 33].into_iter().enumerate() {
+        let seed = 2 + 2 * k as u64;
+        leaves.push((
+            random(&[rows, 96], seed, device)?.require_grad()?,
+            random(&[rows], seed + 1, device)?.require_grad()?,
+        ));
+    }
+    let weights: Vec<(&Tensor, Option<&Tensor>)> = (leaves.iter())
+        .map(|(w, b)| (w, biased.then_some(b)))
+        .collect();
+    let out = x.linear_each(&weights)?;
+    let loss = out[0].square()?.sum_all()?.add(&out[2].sum_all()?)?;
+    let gradients = loss.backward()?;
+    let mut found = vec![];
+    for y in &out {
+        found.push(y.to_vec()?);
+    }
+    let all = leaves.iter().flat_map(|(w, b)| [w, b]);
+    for leaf in std::iter::once(&x).chain(all) {
+        if let Some(gradient) = gradients.get(leaf)? {
+            found.push(gradient.to_vec()?);
+        }
+    }
+    Ok(found)
+}
+
+fn linear_maps_of_one_tensor_are_those_of_the_host(device: &Device) {
+    let host = anymesh::device("eager:cpu").expect("the CPU backend is always there");
+    for biased in [false, true] {
+        let [found, expected] = [device, &host].map(|d| linear_maps(d, biased).expect("runs"));
+        // Gradients of weights that the loss does not depend on may be zeros or missing.
+        let some = |all: Vec<Vec<f32>>| -> Vec<Vec<f32>> {
+            let zeros = |v: &Vec<f32>| v.iter().all(|x| *x == 0.0);
+            all.into_iter().filter(|v| !zeros(v)).collect()
+        };
+        let (found, expected) = (some(found), some(expected));
+        assert_eq!(found.len(), expected.len(), "bias {biased}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.len(), expected.len());
+            let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+            for (a, b) in found.iter().zip(expected) {
+                assert!((a - b).abs() <= 2e-5 * largest, "{a} and {b} of {largest}");
+            }
+        }
+    }
+}
+
+/// The gradient of logits that nobody holds may be written over them. It is the same where somebody
+/// does, who then still finds the logits, and where the pass is made twice.
+fn logits_that_somebody_reads_later_keep_their_values(device: &Device) {
+    let bits = |t: &Tensor| t.cast(DType::F32)?.to_vec::<f32>();
+    let run = |held: bool, twice: bool| -> Result<[Vec<f32>; 3]> {
+        let x = random(&[64, 5000], 7, device)?.cast(DType::BF16)?;
+        let x = x.require_grad()?;
+        let target = random(&[64], 8, device)?
+            .abs()?
+            .mul(4999.0)?
+            .cast(DType::I32)?;
+        let logits = x.mul(2.0)?;
+        let before = bits(&logits)?;
+        let loss = logits.cross_entropy(&target, &CrossEntropyOptions::default())?;
+        let kept = held.then(|| logits.clone());
+        drop(logits);
+        if twice {
+            loss.backward_retain()?;
+        }
+        let gradients = loss.backward()?;
+        let after = kept
+            .as_ref()
+            .map(bits)
+            .transpose()?
+            .unwrap_or_else(|| before.clone());
+        let gradient = gradients.get(&x)?.map(|g| bits(&g)).transpose()?;
+        Ok([gradient.unwrap_or_default(), before, after])
+    };
+    let [gradient, ..] = run(false, false).expect("runs");
+    assert!(gradient.iter().any(|g| *g != 0.0));
+    for (held, twice) in [(true, false), (false, true), (true, true)] {
+        let [again, before, after] = run(held, twice).expect("runs");
+        assert!(again == gradient, "held {held}, twice {twice}");
+        assert!(before == after, "held {held}, twice {twice}");
+    }
+}
 
 /// Sizes from one element to some cubes, with odd ends.
 const SIZES: [usize; 9] = [1, 768, 3, 70_001, 4096, 8191, 8192, 8193, 20_000];
