@@ -271,7 +271,9 @@ impl Optimizer {
             };
             let (rule, group) = (&self.rules[entry.group], entry.group);
             let value = p.value().detach();
-            if matches!(rule, Rule::Muon(_)) || rule.takes_many() {
+            // Together where that saves launches; else each lets go of its old value at once.
+            let together = value.is_plain() && value.device().runs_kernels();
+            if matches!(rule, Rule::Muon(_)) || together && rule.takes_many() {
                 let gradient = match rule {
                     Rule::Muon(_) => gradient.cast(p.policy().reduce)?,
                     _ => gradient,
