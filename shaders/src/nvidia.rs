@@ -3,7 +3,7 @@
 
 use crate::{
     hopper::{held, pack},
-    words::{F4, U4},
+    words::{F4, U4, halves},
 };
 use anymesh_kernel::DType;
 use cubecl::prelude::*;
@@ -24,12 +24,7 @@ pub(crate) fn is_target(scope: &Scope) -> bool {
 pub(crate) fn round16(x: F4, #[comptime] dtype: DType) -> U4 {
     let a = pack(x.extract(0usize), x.extract(1usize), dtype);
     let b = pack(x.extract(2usize), x.extract(3usize), dtype);
-    let mut out = U4::empty();
-    out.insert(0usize, a & 0xffffu32);
-    out.insert(1usize, a >> 16u32);
-    out.insert(2usize, b & 0xffffu32);
-    out.insert(3usize, b >> 16u32);
-    out
+    halves(a, b)
 }
 
 #[cube]

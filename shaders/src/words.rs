@@ -35,7 +35,12 @@ pub(crate) fn lanes32(words: &[U4], at: usize) -> U4 {
 #[cube]
 pub(crate) fn lanes16(words: &[U2], at: usize) -> U4 {
     let pair = words[at / 4usize];
-    let (a, b) = (pair.extract(0usize), pair.extract(1usize));
+    halves(pair.extract(0usize), pair.extract(1usize))
+}
+
+/// The halves of two words, low ones first.
+#[cube]
+pub(crate) fn halves(a: u32, b: u32) -> U4 {
     let mut out = U4::empty();
     out.insert(0usize, a & 0xffffu32);
     out.insert(1usize, a >> 16u32);

@@ -1,7 +1,7 @@
 //! An optimizer: rules for the parameters of a model, and their state by name.
 
 use super::{
-    Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums,
+    AdamW, Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums,
     adam8::Tables,
     norm_of,
     rule::{Changed, Item, wide},
@@ -273,7 +273,7 @@ impl Optimizer {
             let value = p.value().detach();
             // Together where that saves launches; else each lets go of its old value at once.
             let together = value.is_plain() && value.device().runs_kernels();
-            if matches!(rule, Rule::Muon(_)) || together && rule.takes_many() {
+            if matches!(rule, Rule::Muon(_)) || together && rule.of_many().is_some() {
                 let gradient = match rule {
                     Rule::Muon(_) => gradient.cast(p.policy().reduce)?,
                     _ => gradient,
@@ -302,9 +302,11 @@ impl Optimizer {
         for group in 0..self.rules.len() {
             let of_group: Vec<Waiting> = waiting.extract_if(.., |w| w.group == group).collect();
             let step = step(&self.rules[group], self.steps);
-            match self.rules[group].clone() {
-                Rule::Muon(muon) => self.apply_muon(model, &muon, &step, of_group)?,
-                rule => self.apply_many(model, &rule, &step, of_group)?,
+            let rule = self.rules[group].clone();
+            match (&rule, rule.of_many()) {
+                (Rule::Muon(muon), _) => self.apply_muon(model, muon, &step, of_group)?,
+                (_, Some(adamw)) => self.apply_many(model, adamw, &step, of_group)?,
+                _ => {}
             }
         }
         Ok(())
@@ -315,7 +317,7 @@ impl Optimizer {
     fn apply_many(
         &mut self,
         model: &mut dyn Module,
-        rule: &Rule,
+        rule: &AdamW,
         step: &Step,
         waiting: Vec<Waiting>,
     ) -> Result<()> {

@@ -159,23 +159,12 @@ impl Rule {
         self.update_with(&mut Tables::default(), step, value, gradient, state)
     }
 
-    /// Whether it changes many parameters at a time ([`update_all`](Self::update_all)).
-    pub(super) fn takes_many(&self) -> bool {
-        matches!(self, Self::AdamW(rule) if !rule.amsgrad)
-    }
-
-    /// [`update`](Self::update) of many parameters, with as few launches as the device can do with.
-    pub(super) fn update_all(&self, step: &Step, items: &[Item]) -> Result<Vec<Changed>> {
-        if let Self::AdamW(rule) = self
-            && self.takes_many()
-        {
-            return rule.update_all(step, items);
+    /// The rule, if it changes many parameters with few launches.
+    pub(super) fn of_many(&self) -> Option<&AdamW> {
+        match self {
+            Self::AdamW(rule) if !rule.amsgrad => Some(rule),
+            _ => None,
         }
-        let one = |item: &Item| {
-            let updated = self.update(step, &item.value, &item.gradient, &item.state)?;
-            Ok((updated, None))
-        };
-        items.iter().map(one).collect()
     }
 
     /// [`update`](Self::update) with tables that are kept from step to step.
