@@ -1,6 +1,7 @@
 //! A GPU that is open: its launcher, its memory, and the way to its stream.
 
 use crate::{
+    again::Repeated,
     compile::Compiler,
     disk::Store,
     gpu::Gpu,
@@ -103,6 +104,11 @@ impl Engine {
     /// CubeCL's way to it.
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Makes calls again that were made before.
+    pub(crate) fn repeated(&self) -> Repeated {
+        Repeated::new(self.handle.clone(), self.arena.clone())
     }
 
     pub(crate) fn arena(&self) -> &GpuArena {

@@ -4,6 +4,7 @@
 //! for the driver. Everything that is queued goes through that channel, in order.
 
 use crate::{
+    again::{Again, Slot},
     compile::Compiler,
     failures::Failures,
     log,
@@ -41,6 +42,26 @@ struct Loaded {
     io: Arc<[BufferIOAttr]>,
 }
 
+/// A launch that was watched.
+pub(crate) struct Taped {
+    pub(crate) name: Arc<str>,
+    pub(crate) function: Function,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: usize,
+    pub(crate) info: Vec<u64>,
+    pub(crate) arguments: Vec<Argument>,
+}
+
+/// Memory that a launch was given.
+pub(crate) struct Argument {
+    pub(crate) place: Range<u64>,
+    pub(crate) read: bool,
+    pub(crate) written: bool,
+    /// Whether it is the same at every launch.
+    pub(crate) standing: bool,
+}
+
 /// A device as CubeCL sees it.
 pub(crate) struct Launcher {
     compiler: Compiler,
@@ -50,6 +71,9 @@ pub(crate) struct Launcher {
     /// What became of each kernel: one that cannot be compiled is not tried again.
     kernels: HashMap<KernelId, Result<Loaded, Arc<str>>>,
     failures: Failures,
+    /// What threads that are watched have launched; nothing where they did something else too, or
+    /// where it failed.
+    tapes: HashMap<StreamId, Option<Vec<Taped>>>,
     utilities: Arc<ServerUtilities>,
     /// Used again from launch to launch.
     addresses: Vec<u64>,
@@ -70,6 +94,13 @@ fn failed(reason: impl Into<String>) -> ServerError {
         reason: reason.into(),
         backtrace: Default::default(),
     }
+}
+
+/// Why a kernel's results cannot be read, for the log too.
+fn not_run(name: &str, detail: &str) -> Arc<str> {
+    let why = format!("the kernel {name} did not run: {detail}");
+    log::say(1, || why.clone());
+    Arc::from(why)
 }
 
 /// Whether memory is garbage when work that was to write it is not done.
@@ -99,6 +130,7 @@ impl Launcher {
             bound: false,
             kernels: HashMap::new(),
             failures: Failures::default(),
+            tapes: HashMap::new(),
             utilities: Arc::new(utilities),
             addresses: vec![],
             arguments: vec![],
@@ -140,6 +172,113 @@ impl Launcher {
         })
     }
 
+    /// From here on the launches of a thread are watched.
+    pub(crate) fn watch(&mut self, thread: StreamId) {
+        self.tapes.insert(thread, Some(vec![]));
+    }
+
+    /// What a thread launched since it is watched, if that is all it did.
+    pub(crate) fn watched(&mut self, thread: StreamId) -> Option<Vec<Taped>> {
+        self.tapes.remove(&thread)?
+    }
+
+    /// A thread that may be watched did something that is no launch.
+    fn spoil(&mut self, thread: StreamId) {
+        if let Some(tape) = self.tapes.get_mut(&thread) {
+            *tape = None;
+        }
+    }
+
+    fn tape(
+        &mut self,
+        thread: StreamId,
+        name: &str,
+        loaded: &Loaded,
+        count: &CubeCount,
+        arguments: &KernelArguments,
+    ) {
+        let Some(Some(tape)) = self.tapes.get_mut(&thread) else {
+            return;
+        };
+        let CubeCount::Static(x, y, z) = *count else {
+            return self.spoil(thread);
+        };
+        // Binding for binding: which of them CubeCL says are read, and which are written.
+        let all: Vec<&BufferBinding> = arguments.buffers().collect();
+        let among = |some: Vec<&BufferBinding>| -> Vec<bool> {
+            let same = |a: &&BufferBinding| some.iter().any(|b| std::ptr::eq(*a, *b));
+            all.iter().map(same).collect()
+        };
+        let read = among(arguments.buffers_read(Some(&loaded.io)).collect());
+        let written = among(arguments.buffers_written(Some(&loaded.io)).collect());
+        let given =
+            (all.iter().zip(read).zip(written)).map(|((binding, read), written)| Argument {
+                place: place(binding),
+                read,
+                written,
+                standing: binding.stream == STANDING,
+            });
+        tape.push(Taped {
+            name: name.into(),
+            function: loaded.function,
+            grid: [x, y, z],
+            block: loaded.block,
+            shared: loaded.shared,
+            info: arguments.info.data.clone(),
+            arguments: given.collect(),
+        });
+    }
+
+    /// Makes the launches of a call again, with the addresses of all its arguments.
+    pub(crate) fn again(&mut self, launches: &[Again], addresses: &[u64]) {
+        let mut rest = addresses;
+        for launch in launches {
+            let (now, later) = rest.split_at(launch.slots.len());
+            rest = later;
+            let used = |of: fn(&Slot) -> bool| {
+                (launch.slots.iter().zip(now))
+                    .filter(move |(slot, _)| of(slot))
+                    .map(|(slot, address)| *address..*address + slot.bytes)
+            };
+            log::say(2, || {
+                format!("{} {:?} {now:x?}, again", launch.name, launch.grid)
+            });
+            self.perform(used(Slot::is_read), used(Slot::is_written), |this| {
+                this.start(
+                    launch.function,
+                    launch.grid,
+                    launch.block,
+                    launch.shared,
+                    now,
+                    &launch.info,
+                )
+                .map_err(|detail| not_run(&launch.name, &detail))
+            });
+        }
+    }
+
+    /// Queues a kernel with the addresses of its buffers, and its numbers.
+    fn start(
+        &mut self,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: usize,
+        addresses: &[u64],
+        info: &[u64],
+    ) -> Result<(), String> {
+        self.arguments.clear();
+        let addresses = addresses
+            .iter()
+            .map(|address| (&raw const *address).cast_mut().cast());
+        self.arguments.extend(addresses);
+        // Scalars and lengths, in a struct that is passed by value.
+        self.arguments.push(info.as_ptr().cast_mut().cast());
+        // SAFETY: one address for each buffer of the kernel and then its numbers, as CubeCL writes
+        // kernels; whoever launches holds the memory.
+        unsafe { (self.queue).launch(function, grid, block, shared, &mut self.arguments) }
+    }
+
     /// Queues a kernel that was made.
     fn run(
         &mut self,
@@ -154,25 +293,18 @@ impl Launcher {
         if info.dynamic_metadata_offset < info.data.len() {
             return Err("kernels take lists, not tensors with shapes".into());
         }
-        self.addresses.clear();
+        let mut addresses = std::mem::take(&mut self.addresses);
+        addresses.clear();
         for resource in &arguments.resources {
             let KernelResource::Buffer(binding) = resource else {
                 return Err("kernels take lists, not tensor maps".into());
             };
-            self.addresses.push(place(binding).start);
+            addresses.push(place(binding).start);
         }
-        self.arguments.clear();
-        let addresses = self
-            .addresses
-            .iter()
-            .map(|address| (&raw const *address).cast_mut().cast());
-        self.arguments.extend(addresses);
-        // Scalars and lengths, in a struct that is passed by value.
-        self.arguments.push(info.data.as_ptr().cast_mut().cast());
         let (function, block, shared) = (loaded.function, loaded.block, loaded.shared);
-        // SAFETY: one address for each buffer of the kernel and then its numbers, as CubeCL writes
-        // kernels; whoever launches holds the memory.
-        unsafe { (self.queue).launch(function, [x, y, z], block, shared, &mut self.arguments) }
+        let done = self.start(function, [x, y, z], block, shared, &addresses, &info.data);
+        self.addresses = addresses;
+        done
     }
 
     /// Does work that reads and writes memory, unless what it reads is garbage; then, or where it
@@ -279,8 +411,9 @@ impl Server for Launcher {
     fn read(
         &mut self,
         descriptors: Vec<CopyDescriptor>,
-        _: StreamId,
+        thread: StreamId,
     ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        self.spoil(thread);
         let parts = descriptors.iter().map(|d| place(&d.handle)).collect();
         let ready = self
             .readable(descriptors.iter().map(|d| &d.handle))
@@ -294,7 +427,8 @@ impl Server for Launcher {
         }
     }
 
-    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, thread: StreamId) {
+        self.spoil(thread);
         for (descriptor, bytes) in descriptors {
             let to = place(&descriptor.handle);
             self.perform(std::iter::empty(), std::iter::once(to.clone()), |this| {
@@ -324,7 +458,7 @@ impl Server for Launcher {
         kernel: Box<dyn CubeKernel>,
         count: CubeCount,
         arguments: KernelArguments,
-        _: StreamId,
+        thread: StreamId,
         mode: LaunchMode,
     ) {
         let loaded = match self.bind().map_err(Arc::from) {
@@ -333,6 +467,15 @@ impl Server for Launcher {
         };
         if mode.is_skipped() {
             return;
+        }
+        if !self.tapes.is_empty() {
+            match &loaded {
+                Ok(loaded) => {
+                    let name = kernel.id().short_name().to_string();
+                    self.tape(thread, &name, loaded, &count, &arguments);
+                }
+                Err(_) => self.spoil(thread),
+            }
         }
         let io = loaded.as_ref().ok().map(|loaded| loaded.io.clone());
         log::say(2, || {
@@ -349,14 +492,8 @@ impl Server for Launcher {
             .filter(fresh)
             .map(place);
         self.perform(reads, writes, |this| {
-            this.run(&loaded?, &count, &arguments).map_err(|detail| {
-                let why = format!(
-                    "the kernel {} did not run: {detail}",
-                    kernel.id().short_name()
-                );
-                log::say(1, || why.clone());
-                Arc::from(why)
-            })
+            this.run(&loaded?, &count, &arguments)
+                .map_err(|detail| not_run(kernel.id().short_name(), &detail))
         });
     }
 

@@ -302,3 +302,37 @@ impl Slabs for GpuSlabs {
         let _ = bind(&self.0).map(|()| unsafe { sys::cuMemFree_v2(address) });
     }
 }
+
+/// The us that work takes on a stream: the mean of several runs, after one that is not counted.
+pub(crate) fn timed(stream: Stream, work: impl Fn() -> Result<(), String>) -> Result<f64, String> {
+    const RUNS: u32 = 10;
+    let event = || {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: makes an event of the bound context.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
+        })?;
+        Ok::<_, String>(event)
+    };
+    let (start, end) = (event()?, event()?);
+    let mut ms = 0f32;
+    // SAFETY: live handles; events are destroyed after they were waited for.
+    let done = unsafe {
+        work()
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(start, stream.0)))
+            .and_then(|()| (0..RUNS).try_for_each(|_| work()))
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(end, stream.0)))
+            .and_then(|()| check("cuEventSynchronize", sys::cuEventSynchronize(end)))
+            .and_then(|()| {
+                check(
+                    "cuEventElapsedTime",
+                    sys::cuEventElapsedTime_v2(&mut ms, start, end),
+                )
+            })
+    };
+    for event in [start, end] {
+        // SAFETY: made above, used nowhere else.
+        let _ = unsafe { sys::cuEventDestroy_v2(event) };
+    }
+    done.map(|()| f64::from(ms) * 1e3 / f64::from(RUNS))
+}

@@ -13,6 +13,7 @@
 
 mod buffer;
 mod elementwise;
+mod form;
 mod fused;
 mod index;
 mod kernel;
@@ -23,6 +24,7 @@ mod work;
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
 pub use elementwise::{Affine, MapCall, MapInput, ReduceCall, ReduceOp, ScanCall, ScanOp};
+pub use form::Form;
 pub use fused::{AttentionBackwardCall, AttentionCall, AttentionOrder, RowCall, RowOp};
 pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
