@@ -13,6 +13,7 @@
 use crate::{
     memory::{GpuArena, place, taken_by},
     queue::Function,
+    replay::Held,
     server::{Argument, Launcher, Taped},
 };
 use anymesh_kernel::{
@@ -207,9 +208,11 @@ impl Repeated {
             From::Fixed(address) => address,
         };
         let slots = call.launches.iter().flat_map(|launch| &launch.slots);
-        let addresses: SmallVec<[u64; 12]> = slots.map(address).collect();
-        let launches = call.launches.clone();
-        (self.handle).submit(move |launcher| launcher.again(&launches, &addresses));
+        let held = Held::Again {
+            launches: call.launches.clone(),
+            addresses: slots.map(address).collect(),
+        };
+        self.handle.submit(move |launcher| launcher.again(held));
         taken.truncate(call.results);
         Ok(taken.into_iter().map(Memory::buffer).collect())
     }
@@ -223,6 +226,13 @@ impl Repeats for Repeated {
             Answer::Watch => self.watch(form, kernel, make),
             Answer::Ask => make(),
         }
+    }
+
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        self.handle.submit(Launcher::begin_list);
+        work();
+        self.handle.submit(Launcher::end_list);
+        self.handle.flush_queue();
     }
 }
 

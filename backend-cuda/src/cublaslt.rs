@@ -13,6 +13,7 @@ use crate::{
     engine::Engine,
     memory::place,
     queue::Stream,
+    replay,
     stream::{check, timed},
 };
 use anymesh_kernel::{
@@ -284,9 +285,15 @@ impl CublasLt {
             return Ok(None);
         };
         let library = self.library.clone();
-        let reads = [a_at, b_at].into_iter().chain(bias.map(|(_, place)| place));
-        self.engine.library(reads.collect(), out_at, move |stream| {
-            library.multiply(&ready, addresses, bias_at, stream)
+        let [a, b, to] = addresses;
+        self.engine.product(replay::Library {
+            identity: [Arc::as_ptr(&ready) as u64, a, b, to, bias_at.unwrap_or(0)],
+            reads: [a_at, b_at]
+                .into_iter()
+                .chain(bias.map(|(_, place)| place))
+                .collect(),
+            writes: out_at,
+            work: Box::new(move |stream| library.multiply(&ready, addresses, bias_at, stream)),
         });
         Ok(Some(out.buffer()))
     }

@@ -3,13 +3,18 @@
 //! CubeCL runs this on a thread of its own, behind a channel; so the thread that computes never waits
 //! for the driver. Everything that is queued goes through that channel, in order.
 
+mod list;
+mod watch;
+
+pub(crate) use watch::{Argument, Taped};
+
 use crate::{
-    again::{Again, Slot},
     compile::Compiler,
     failures::Failures,
     log,
     memory::{Places, STANDING},
     queue::{Function, Queue, Stream},
+    replay::{Graphs, Held},
 };
 use cubecl::{
     CubeCount, CubeKernel,
@@ -31,7 +36,15 @@ use cubecl_runtime::{
     memory_management::{ManagedMemoryHandle, MemoryAllocationMode, StreamMemoryReport},
     storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId},
 };
-use std::{collections::HashMap, ffi::c_void, ops::Range, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 /// A kernel that was launched before.
 #[derive(Clone)]
@@ -40,26 +53,6 @@ struct Loaded {
     block: [u32; 3],
     shared: usize,
     io: Arc<[BufferIOAttr]>,
-}
-
-/// A launch that was watched.
-pub(crate) struct Taped {
-    pub(crate) name: Arc<str>,
-    pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: usize,
-    pub(crate) info: Vec<u64>,
-    pub(crate) arguments: Vec<Argument>,
-}
-
-/// Memory that a launch was given.
-pub(crate) struct Argument {
-    pub(crate) place: Range<u64>,
-    pub(crate) read: bool,
-    pub(crate) written: bool,
-    /// Whether it is the same at every launch.
-    pub(crate) standing: bool,
 }
 
 /// A device as CubeCL sees it.
@@ -74,6 +67,11 @@ pub(crate) struct Launcher {
     /// What threads that are watched have launched; nothing where they did something else too, or
     /// where it failed.
     tapes: HashMap<StreamId, Option<Vec<Taped>>>,
+    /// The launches of a list that did not end yet.
+    held: Option<Vec<Held>>,
+    graphs: Graphs,
+    /// Products since somebody waited for the GPU, counted by whoever queues them.
+    pub(crate) since_read: Arc<AtomicU32>,
     utilities: Arc<ServerUtilities>,
     /// Used again from launch to launch.
     addresses: Vec<u64>,
@@ -131,6 +129,9 @@ impl Launcher {
             kernels: HashMap::new(),
             failures: Failures::default(),
             tapes: HashMap::new(),
+            held: None,
+            graphs: Graphs::default(),
+            since_read: Arc::default(),
             utilities: Arc::new(utilities),
             addresses: vec![],
             arguments: vec![],
@@ -170,91 +171,6 @@ impl Launcher {
             shared: shape.shared,
             io: shape.io.into(),
         })
-    }
-
-    /// From here on the launches of a thread are watched.
-    pub(crate) fn watch(&mut self, thread: StreamId) {
-        self.tapes.insert(thread, Some(vec![]));
-    }
-
-    /// What a thread launched since it is watched, if that is all it did.
-    pub(crate) fn watched(&mut self, thread: StreamId) -> Option<Vec<Taped>> {
-        self.tapes.remove(&thread)?
-    }
-
-    /// A thread that may be watched did something that is no launch.
-    fn spoil(&mut self, thread: StreamId) {
-        if let Some(tape) = self.tapes.get_mut(&thread) {
-            *tape = None;
-        }
-    }
-
-    fn tape(
-        &mut self,
-        thread: StreamId,
-        name: &str,
-        loaded: &Loaded,
-        count: &CubeCount,
-        arguments: &KernelArguments,
-    ) {
-        let Some(Some(tape)) = self.tapes.get_mut(&thread) else {
-            return;
-        };
-        let CubeCount::Static(x, y, z) = *count else {
-            return self.spoil(thread);
-        };
-        // Binding for binding: which of them CubeCL says are read, and which are written.
-        let all: Vec<&BufferBinding> = arguments.buffers().collect();
-        let among = |some: Vec<&BufferBinding>| -> Vec<bool> {
-            let same = |a: &&BufferBinding| some.iter().any(|b| std::ptr::eq(*a, *b));
-            all.iter().map(same).collect()
-        };
-        let read = among(arguments.buffers_read(Some(&loaded.io)).collect());
-        let written = among(arguments.buffers_written(Some(&loaded.io)).collect());
-        let given =
-            (all.iter().zip(read).zip(written)).map(|((binding, read), written)| Argument {
-                place: place(binding),
-                read,
-                written,
-                standing: binding.stream == STANDING,
-            });
-        tape.push(Taped {
-            name: name.into(),
-            function: loaded.function,
-            grid: [x, y, z],
-            block: loaded.block,
-            shared: loaded.shared,
-            info: arguments.info.data.clone(),
-            arguments: given.collect(),
-        });
-    }
-
-    /// Makes the launches of a call again, with the addresses of all its arguments.
-    pub(crate) fn again(&mut self, launches: &[Again], addresses: &[u64]) {
-        let mut rest = addresses;
-        for launch in launches {
-            let (now, later) = rest.split_at(launch.slots.len());
-            rest = later;
-            let used = |of: fn(&Slot) -> bool| {
-                (launch.slots.iter().zip(now))
-                    .filter(move |(slot, _)| of(slot))
-                    .map(|(slot, address)| *address..*address + slot.bytes)
-            };
-            log::say(2, || {
-                format!("{} {:?} {now:x?}, again", launch.name, launch.grid)
-            });
-            self.perform(used(Slot::is_read), used(Slot::is_written), |this| {
-                this.start(
-                    launch.function,
-                    launch.grid,
-                    launch.block,
-                    launch.shared,
-                    now,
-                    &launch.info,
-                )
-                .map_err(|detail| not_run(&launch.name, &detail))
-            });
-        }
     }
 
     /// Queues a kernel with the addresses of its buffers, and its numbers.
@@ -341,6 +257,7 @@ impl Launcher {
         writes: Range<u64>,
         work: impl FnOnce(Stream) -> Result<(), String>,
     ) {
+        self.queue_held();
         self.perform(reads.iter().cloned(), std::iter::once(writes), |this| {
             work(this.queue.stream()).map_err(|detail| {
                 log::say(1, || detail.clone());
@@ -352,6 +269,7 @@ impl Launcher {
     /// The kernel that was queued last to write some memory used other memory too: what it could
     /// not be run for, or what it made of garbage, is garbage.
     pub(crate) fn reached(&mut self, Places { done, also }: Places) {
+        self.queue_held();
         if self.failures.is_empty() {
             return;
         }
@@ -375,6 +293,7 @@ impl Launcher {
         &mut self,
         work: impl FnOnce(Stream) -> Result<R, String>,
     ) -> Result<R, String> {
+        self.queue_held();
         self.bind()?;
         work(self.queue.stream())
     }
@@ -413,6 +332,8 @@ impl Server for Launcher {
         descriptors: Vec<CopyDescriptor>,
         thread: StreamId,
     ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        self.queue_held();
+        self.since_read.store(0, Ordering::Relaxed);
         self.spoil(thread);
         let parts = descriptors.iter().map(|d| place(&d.handle)).collect();
         let ready = self
@@ -428,6 +349,7 @@ impl Server for Launcher {
     }
 
     fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, thread: StreamId) {
+        self.queue_held();
         self.spoil(thread);
         for (descriptor, bytes) in descriptors {
             let to = place(&descriptor.handle);
@@ -442,6 +364,7 @@ impl Server for Launcher {
         handles: Vec<BufferBinding>,
         _: StreamId,
     ) -> DynFut<Result<(), ServerError>> {
+        self.queue_held();
         if let Err(error) = self.readable(handles.iter()) {
             return Box::pin(std::future::ready(Err(error)));
         }
@@ -450,6 +373,7 @@ impl Server for Launcher {
     }
 
     fn check(&mut self, handles: Vec<BufferBinding>, _: StreamId) -> Result<(), ServerError> {
+        self.queue_held();
         self.readable(handles.iter())
     }
 
@@ -461,6 +385,7 @@ impl Server for Launcher {
         thread: StreamId,
         mode: LaunchMode,
     ) {
+        self.queue_held();
         let loaded = match self.bind().map_err(Arc::from) {
             Ok(()) => self.kernel(&*kernel),
             Err(why) => Err(why),
@@ -498,6 +423,7 @@ impl Server for Launcher {
     }
 
     fn flush(&mut self, _: StreamId) -> Result<(), ServerError> {
+        self.queue_held();
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::{
     log,
     memory::Slabs,
-    queue::{Function, Queue, Stream},
+    queue::{Function, Graph, Queue, Stream},
 };
 use cubecl::bytes::Bytes;
 use cubecl_environment::future::DynFut;
@@ -173,6 +173,40 @@ impl Queue for GpuStream {
 
     fn stream(&self) -> Stream {
         Stream(self.stream.cu_stream())
+    }
+
+    fn write_down(&mut self) -> Result<(), String> {
+        // Other threads may allocate meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(self.stream.cu_stream(), mode)
+        })
+    }
+
+    fn written(&mut self) -> Result<Graph, String> {
+        let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is writing down; the graph is only needed to make what is replayed.
+        unsafe {
+            check(
+                "cuStreamEndCapture",
+                sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph),
+            )?;
+            let made = check(
+                "cuGraphInstantiate",
+                sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0),
+            );
+            let _ = sys::cuGraphDestroy(graph);
+            made?;
+        }
+        Ok(Graph(ready))
+    }
+
+    fn replay(&mut self, graph: &Graph) -> Result<(), String> {
+        // SAFETY: live handles; whoever replays holds the memory that the graph names.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(graph.0, self.stream.cu_stream())
+        })
     }
 }
 

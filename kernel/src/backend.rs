@@ -133,6 +133,12 @@ pub trait Backend: Debug + Send + Sync {
     /// Queues a kernel; a buffer for each of its [outputs](Kernel::outputs).
     fn launch(&self, kernel: Kernel) -> Result<Buffers>;
 
+    /// Calls `work`. What it launches may wait until it returns, so that a device can queue it as one
+    /// list; what it reads is there all the same.
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        work();
+    }
+
     /// Queues kernels of which none reads what another one gives; the buffers of each, in order and
     /// with the same bits as from a launch of its own. A device may make fewer launches of them:
     /// the same map over many tensors can be one.

@@ -135,6 +135,9 @@ pub struct Reached {
 pub trait Repeats: Send + Sync {
     /// The buffers of a call, which `make` would make.
     fn launch(&self, kernel: &Kernel, make: &dyn Fn() -> Result<Buffers>) -> Result<Buffers>;
+
+    /// See [`Backend::as_list`].
+    fn as_list(&self, work: &mut dyn FnMut());
 }
 
 /// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
@@ -470,6 +473,13 @@ impl Backend for CubeBackend {
         match &self.repeats {
             Some(repeats) => repeats.launch(&kernel, &|| self.run(&kernel)),
             None => self.run(&kernel),
+        }
+    }
+
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        match &self.repeats {
+            Some(repeats) => repeats.as_list(work),
+            None => work(),
         }
     }
 
