@@ -7,6 +7,9 @@
 //! operand or of memory that was taken, or it is fixed. From then on such a call takes its memory,
 //! fills in the addresses, and is a closure for the thread that launches.
 //!
+//! `ANYMESH_CUDA_AGAIN=all` watches every call when it first comes, and makes it again at once: so a
+//! suite in which calls come once holds this too. `off` leaves everything to CubeCL.
+//!
 //! Calls that do something else meanwhile, such as copying a table to the device, are not repeated
 //! this way, and neither are calls of a form that is given other numbers all the time.
 
@@ -125,6 +128,27 @@ pub(crate) struct Repeated {
     handle: DeviceHandle<Launcher>,
     arena: GpuArena,
     known: Mutex<Known>,
+    mode: Mode,
+}
+
+/// Which calls are made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// From the third of a form on.
+    Later,
+    /// Also the first, after it was made.
+    All,
+    Off,
+}
+
+impl Mode {
+    fn of(text: Option<&str>) -> Self {
+        match text {
+            Some("all") => Self::All,
+            Some("off") => Self::Off,
+            _ => Self::Later,
+        }
+    }
 }
 
 /// What is to be done for a call.
@@ -140,6 +164,7 @@ impl Repeated {
             handle,
             arena,
             known: Mutex::default(),
+            mode: Mode::of(std::env::var("ANYMESH_CUDA_AGAIN").ok().as_deref()),
         }
     }
 
@@ -160,8 +185,8 @@ impl Repeated {
                     known.once.clear();
                 }
                 match known.once.insert(form.number()) {
-                    true => Answer::Ask,
-                    false => Answer::Watch,
+                    true if self.mode == Mode::Later => Answer::Ask,
+                    _ => Answer::Watch,
                 }
             }
         }
@@ -191,8 +216,13 @@ impl Repeated {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(SmallVec::new()),
         };
-        calls.extend(call.map(Arc::new));
-        Ok(made)
+        let call = call.map(Arc::new);
+        calls.extend(call.clone());
+        drop(known);
+        match call {
+            Some(call) if self.mode == Mode::All => self.repeat(kernel, &call),
+            _ => Ok(made),
+        }
     }
 
     fn repeat(&self, kernel: &Kernel, call: &Call) -> Result<Buffers> {
@@ -220,6 +250,9 @@ impl Repeated {
 
 impl Repeats for Repeated {
     fn launch(&self, kernel: &Kernel, make: &dyn Fn() -> Result<Buffers>) -> Result<Buffers> {
+        if self.mode == Mode::Off {
+            return make();
+        }
         let form = kernel.form();
         match self.answer(&form, kernel.numbers()) {
             Answer::Repeat(call) => self.repeat(kernel, &call),
