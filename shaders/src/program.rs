@@ -6,8 +6,10 @@
 
 mod coarse;
 mod emit;
+mod lanes;
 
 pub(crate) use emit::*;
+pub(crate) use lanes::*;
 
 use anymesh_kernel::{
     DType, Dims, Kind, MapProgram, Scalar, Shape,
