@@ -129,10 +129,16 @@ pub(super) fn norms() -> Cases {
                         plain(d, F32, &[n], 3)?,
                         plain(d, F32, &[n], 4)?,
                     ];
-                    let (of_sum, of_norm) =
-                        (plain(d, dtype, &[7, n], 5)?, plain(d, dtype, &[7, n], 6)?);
+                    // Larger than the other, so that its rounding does not become all there is.
+                    let large = Fill::Uniform(8.0, 16.0);
+                    let of_sum = input(d, dtype, &[7, n], View::Contiguous, large, 5)?;
+                    let of_norm = plain(d, dtype, &[7, n], 6)?;
                     sum_gradients(&inputs, both.then_some(&of_sum), &of_norm)
                 });
+                // That of the norm is rounded before that of the sum is added.
+                if both {
+                    cases.rounds_twice();
+                }
             }
         }
     }

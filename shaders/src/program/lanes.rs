@@ -243,6 +243,11 @@ impl Lanes<'_> {
     /// Whether each lane is inside the window of an input.
     pub(super) fn inside(&mut self, source: &Source) -> [NativeExpand<bool>; 4] {
         let (scope, rank) = (self.scope, self.plan.rank);
+        if source.mode == Mode::Vector {
+            let first = self.first();
+            let numbers = &self.inputs.numbers;
+            return [in_window::expand(scope, &first, numbers, rank, source.first); 4];
+        }
         let each = self.each();
         std::array::from_fn(|l| {
             in_window::expand(scope, &each[l], &self.inputs.numbers, rank, source.first)
@@ -271,7 +276,13 @@ impl Lanes<'_> {
             Mode::Vector => {
                 let first = self.first();
                 let at = affine::expand(scope, &first, numbers, rank, source.first);
-                dense(scope, inputs, source, at)
+                if !source.windowed {
+                    return dense(scope, inputs, source, at);
+                }
+                let [a, b, c, d] = self.inside(source);
+                let raw = dense(scope, inputs, source, or_zero::expand(scope, a, at));
+                let inside = four_bools::expand(scope, a, b, c, d);
+                Raw::select(scope, inside, raw, raw.zero(scope))
             }
             Mode::Splat | Mode::RepeatedSplat => {
                 let first = self.first();

@@ -295,14 +295,15 @@ fn bytes(x: &Tensor) -> Vec<u64> {
 
 #[test]
 fn a_sum_and_its_norm_are_those_of_two_ops_to_the_bit_with_their_gradients() {
+    // Rows long enough for one kernel on the CPU too, and parameters of another dtype than theirs.
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         let inputs = [
-            mixed(&[3, 2, 5], dtype, 1),
-            mixed(&[3, 2, 5], dtype, 2),
-            mixed(&[2, 5], DType::F32, 3),
-            mixed(&[2, 5], DType::F32, 4),
+            mixed(&[3, 2, 30], dtype, 1),
+            mixed(&[3, 2, 30], dtype, 2),
+            mixed(&[2, 30], DType::F32, 3),
+            mixed(&[2, 30], DType::F32, 4),
         ];
-        let (of_sum, of_norm) = (mixed(&[3, 2, 5], dtype, 5), mixed(&[3, 2, 5], dtype, 6));
+        let (of_sum, of_norm) = (mixed(&[3, 2, 30], dtype, 5), mixed(&[3, 2, 30], dtype, 6));
         let run = |rms: bool, at_once: bool, both: bool| {
             let t = inputs
                 .each_ref()
