@@ -17,9 +17,9 @@ pub(super) const LAYER: OpInfo = op(
     "add_layer_norm",
     "...r, ...r, r, r -> ...r, ...r ; stats r 2",
 )
-.runs(&["map", "reduce"]);
-pub(super) const RMS: OpInfo =
-    op("add_rms_norm", "...r, ...r, r -> ...r, ...r ; stats r 1").runs(&["map", "reduce"]);
+.runs(&["add", "layer_norm", "map", "reduce"]);
+pub(super) const RMS: OpInfo = op("add_rms_norm", "...r, ...r, r -> ...r, ...r ; stats r 1")
+    .runs(&["add", "rms_norm", "map", "reduce"]);
 
 impl Tensor {
     /// `self + branch` and the [`layer_norm`](Self::layer_norm) of that sum, with the values that
