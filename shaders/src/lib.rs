@@ -360,7 +360,7 @@ impl CubeBackend {
             Kernel::Search(call) => smallvec![self.run_search(call)?],
             Kernel::Sort(call) => smallvec![self.run_sort(call)?],
             Kernel::Conv(call) => smallvec![self.run_conv(call)?],
-            Kernel::Row(call) => smallvec![self.run_row(call)?],
+            Kernel::Row(call) => self.run_row(call)?,
             Kernel::RowProgram(call) => self.run_row_program(call)?,
             Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
             Kernel::AttentionBackward(call) => self.run_attention_backward(call)?,
