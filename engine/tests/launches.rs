@@ -3,7 +3,7 @@
 use anymesh_engine::{Options, deferred_with};
 use anymesh_kernel::{
     DType, Device, Error, Kernel, Layout, Result, Scalar, Shape, View,
-    backend::{MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp},
+    backend::{MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp, RowBuilder, RowProgramCall},
     map::{Builder, Val},
 };
 use smallvec::smallvec;
@@ -368,4 +368,64 @@ fn values_of_two_deferred_devices_do_not_mix() {
         .finish(&[(b.load(DType::F32), DType::F32)])
         .expect("valid");
     assert!(other.launch(call("copy", &[&y], program)).is_err());
+}
+
+#[test]
+fn kernels_that_are_launched_together_reach_the_device_together_after_what_waits() {
+    let (device, told) = watched();
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let y = one(&device, "wait", &x, |x| x + 1.0);
+    let twice = |x: &View| -> Kernel {
+        let b = Builder::new();
+        let y = b.load(DType::F32) * 2.0;
+        let program = b.finish(&[(y, DType::F32)]).expect("valid");
+        call("twice", &[x], program).into()
+    };
+    let given = device
+        .launch_all(vec![twice(&x), twice(&y)])
+        .expect("they run");
+    assert_eq!(seen(&told), ["map wait", "map twice", "map twice"]);
+    let values = |k: usize| read(&device, &given[k][0]).expect("it was computed");
+    assert_eq!((values(0), values(1)), (vec![2.0, 4.0], vec![4.0, 6.0]));
+    // Their results are operands like any other.
+    let z = add(&device, &given[0][0], &given[1][0]);
+    assert_eq!(read(&device, &z).expect("runs"), [6.0, 10.0]);
+}
+
+#[test]
+fn memory_is_given_up_only_where_no_launch_that_waits_reads_it() {
+    let seen = Arc::new(Mutex::new(vec![]));
+    let told = seen.clone();
+    let inner = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
+        if let Kernel::RowProgram(call) = &kernel {
+            told.lock().expect("nobody panics").push(call.over);
+        }
+        backend.launch(kernel)
+    });
+    let device = deferred_with(&inner, Options::host());
+    let mut b = RowBuilder::new(&[DType::F32], 0);
+    let largest = b.fold(ReduceOp::Max, None, |a| a.x[0]).expect("valid");
+    b.each([DType::F32], |a| [a.x[0] - a.r[largest]])
+        .expect("valid");
+    let program = b.finish().expect("valid");
+    let less = |x: &View, over: bool| {
+        let call = RowProgramCall {
+            op: "less",
+            program: program.clone(),
+            shape: [1, 2].into(),
+            inputs: smallvec![x.clone()],
+            params: smallvec![],
+            over,
+        };
+        device.launch(call).expect("it waits").swap_remove(0)
+    };
+    let x = floats(&device, [1, 2], &[1.0, 3.0]);
+    // The second launch is written down behind the first, which may give its operand up; it reads it
+    // all the same.
+    let (first, second) = (less(&x, true), less(&x, false));
+    assert_eq!(read(&device, &first).expect("runs"), [-2.0, 0.0]);
+    assert_eq!(read(&device, &second).expect("runs"), [-2.0, 0.0]);
+    let third = less(&x, true);
+    assert_eq!(read(&device, &third).expect("runs"), [-2.0, 0.0]);
+    assert_eq!(*seen.lock().expect("nobody panics"), [false, false, true]);
 }
