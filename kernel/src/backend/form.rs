@@ -66,6 +66,7 @@ impl Form {
     /// Views, and which of them share memory.
     fn operands(&mut self, kernel: &Kernel) {
         let views: SmallVec<[&View; 6]> = kernel.operands().collect();
+        self.push(views.len() as u64);
         for (k, view) in views.iter().enumerate() {
             let first = views[..k]
                 .iter()
@@ -169,7 +170,10 @@ impl Form {
                 let transposed = usize::from(call.transposed);
                 self.all([call.channels, call.groups, transposed]);
             }
-            Kernel::Row(call) => self.row(&call.mode),
+            Kernel::Row(call) => {
+                self.push(u64::from(call.residual.is_some()));
+                self.row(&call.mode);
+            }
             Kernel::RowProgram(call) => {
                 self.all(call.shape.dims().iter().copied());
                 self.push(u64::from(call.over));
