@@ -230,22 +230,18 @@ impl CubeBackend {
             .map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype)))
             .collect::<Result<Vec<_>>>()?;
         let chunks = elements.div_ceil(4);
-        // Large tensors: 16 bytes from each thread, of the widest elements; twice that where much is
-        // computed, which then hides some of the next loads. On an H200 a copy took 1 to 4 % longer
-        // with 32 bytes and 8 % with 8, and gelu 10 % longer with 16. Small tensors: more threads.
-        let widest = call
-            .inputs
-            .iter()
-            .map(|i| i.view.dtype.size())
-            .chain(call.program.outputs.iter().map(|(_, d)| d.size()))
-            .max()
-            .unwrap_or(4);
-        let unroll = if chunks < 1 << 20 {
-            1
-        } else {
-            let bytes = if call.program.insts.len() < 10 { 4 } else { 8 };
-            (bytes / widest).clamp(1, 4)
+        // Large tensors: 16 bytes from each thread, of the widest elements; where much is computed, 32
+        // bytes of all that is read or of what is written, so that it hides some of the loads. On an
+        // H200 a copy took 1 to 4 % longer with 32 bytes and 8 % with 8, and gelu 10 % longer with 16.
+        // Small tensors: more threads.
+        let read = call.inputs.iter().map(|i| i.view.dtype.size());
+        let written = call.program.outputs.iter().map(|(_, d)| d.size());
+        let unroll = match chunks < 1 << 20 {
+            true => 1,
+            false if call.program.insts.len() < 10 => 4 / read.chain(written).max().unwrap_or(4),
+            false => 8 / read.sum::<usize>().max(written.sum()),
         };
+        let unroll = unroll.clamp(1, 4);
         // SAFETY: threads past the last chunk do nothing; the outputs are padded to whole chunks.
         unsafe {
             map_kernel::launch_unchecked(

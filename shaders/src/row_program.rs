@@ -10,6 +10,7 @@ mod columns;
 mod cut;
 mod folds;
 mod launch;
+mod put;
 mod stages;
 
 pub(crate) use launch::{RowPlan, fits, stores};
@@ -23,7 +24,8 @@ use crate::{
 use anymesh_kernel::backend::ReduceOp;
 use cubecl::prelude::*;
 use folds::{Part, absorb, identity, nothing, over_lanes, result};
-use stages::{held_input, masked, named_column, put_each, put_row, value};
+use put::{put_held, put_long};
+use stages::{held_input, masked, named_column, put_row, value};
 
 /// The held inputs of the chunks from `first` on.
 #[cube]
@@ -268,107 +270,6 @@ fn reduced(
         }
     }
     results
-}
-
-/// Stores the elements of a row that is held.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn put_held(
-    inputs: &Inputs,
-    out: &mut Outputs,
-    held: &Sequence<F4>,
-    results: &Sequence<f32>,
-    row: usize,
-    lane: usize,
-    there: bool,
-    length: usize,
-    #[comptime] plan: Interned<RowPlan>,
-    #[comptime] stage: usize,
-) {
-    #[unroll]
-    for k in 0..comptime!(plan.chunks) {
-        let column = nth_column(lane, length, plan.width, k, true);
-        if comptime!(plan.exact && plan.full) {
-            put_each(
-                inputs,
-                out,
-                held,
-                results,
-                row,
-                column,
-                length,
-                plan.clone(),
-                stage,
-                k,
-            );
-        } else if there && column < length {
-            put_each(
-                inputs,
-                out,
-                held,
-                results,
-                row,
-                column,
-                length,
-                plan.clone(),
-                stage,
-                k,
-            );
-        }
-    }
-}
-
-/// Stores the elements of a row that is read again.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn put_long(
-    inputs: &Inputs,
-    out: &mut Outputs,
-    results: &Sequence<f32>,
-    row: usize,
-    lane: usize,
-    length: usize,
-    #[comptime] plan: Interned<RowPlan>,
-    #[comptime] stage: usize,
-) {
-    let (whole, width) = (length / 4usize, comptime!(plan.width as usize));
-    let mut chunk = lane;
-    while chunk + comptime!((plan.unroll - 1) * plan.width as usize) < whole {
-        let held = hold(inputs, row, chunk, length, plan.clone(), plan.unroll, true);
-        #[unroll]
-        for k in 0..comptime!(plan.unroll) {
-            let column = nth_column(chunk, length, plan.width, k, true);
-            put_each(
-                inputs,
-                out,
-                &held,
-                results,
-                row,
-                column,
-                length,
-                plan.clone(),
-                stage,
-                k,
-            );
-        }
-        chunk += comptime!(plan.unroll * plan.width as usize);
-    }
-    while chunk * 4usize < length {
-        let held = hold(inputs, row, chunk, length, plan.clone(), 1usize, true);
-        put_each(
-            inputs,
-            out,
-            &held,
-            results,
-            row,
-            chunk * 4usize,
-            length,
-            plan.clone(),
-            stage,
-            0usize,
-        );
-        chunk += width;
-    }
 }
 
 /// One row: its reductions, and what is stored of it.
