@@ -147,6 +147,7 @@ impl Backend for CpuBackend {
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
             Kernel::RowProgram(call) => row_program::fits(call),
+            Kernel::Row(call) => call.residual.is_none(),
             Kernel::Matmul(call) => call.bias.is_none(),
             _ => true,
         }
