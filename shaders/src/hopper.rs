@@ -69,6 +69,64 @@ pub(crate) fn bring(to: u32, from: u64, bytes: u32) {
     );
 }
 
+/// Begins to bring 4 bytes to shared memory; zeros where `bytes` is 0.
+#[cube]
+pub(crate) fn bring_word(to: u32, from: u64, bytes: u32) {
+    let (to, from, bytes) = (held::<u32>(to), held::<u64>(from), held::<u32>(bytes));
+    gpu_asm!(
+        "cp.async.ca.shared.global [{to}], [{from}], 4, {bytes};",
+        to = in(_) to, from = in(_) from, bytes = in(_) bytes
+    );
+}
+
+/// Makes a barrier at an address in shared memory: each of its turns ends once `count` have arrived.
+#[cube]
+pub(crate) fn make_barrier(at: u32, #[comptime] count: usize) {
+    let at = held::<u32>(at);
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{at}], {count};", at = in(_) at);
+}
+
+/// Arrives at a barrier once for each warp.
+#[cube]
+pub(crate) fn arrive(at: u32) {
+    let (at, lane) = (held::<u32>(at), held::<u32>(UNIT_POS % 32u32));
+    gpu_asm!(
+        "{{ .reg .pred p; setp.eq.u32 p, {lane}, 0; @p mbarrier.arrive.shared::cta.b64 _, [{at}]; }}",
+        at = in(_) at, lane = in(_) lane
+    );
+}
+
+/// Arrives at a barrier when all that this thread began to bring is there.
+#[cube]
+pub(crate) fn arrive_brought(at: u32) {
+    let at = held::<u32>(at);
+    gpu_asm!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{at}];", at = in(_) at);
+}
+
+/// Waits until a barrier's turn ends: its turns are 0 and 1, again and again, and that before the
+/// first has ended.
+#[cube]
+pub(crate) fn wait_for(at: u32, turn: u32) {
+    let (at, turn) = (held::<u32>(at), held::<u32>(turn));
+    gpu_asm!(
+        "{{ .reg .pred p;\nagain: mbarrier.try_wait.parity.shared::cta.b64 p, [{at}], {turn};\n@!p bra again; }}",
+        at = in(_) at, turn = in(_) turn
+    );
+}
+
+/// What was brought to shared memory is for the tensor cores to read from here on.
+#[cube]
+pub(crate) fn see_brought() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// Takes registers for a warp group, or gives some away: it has so many a thread then.
+#[cube]
+pub(crate) fn resize_registers(#[comptime] count: u32, #[comptime] more: bool) {
+    let way = comptime!(if more { "inc" } else { "dec" });
+    gpu_asm!("setmaxnreg.{way}.sync.aligned.u32 {count};");
+}
+
 /// What a variable holds now.
 #[cube]
 pub(crate) fn now<T: Scalar, N: Size>(vector: &Vector<T, N>) -> Vector<T, N> {
@@ -142,6 +200,16 @@ pub(crate) fn get4(at: u64) -> Vector<u32, Const<4>> {
     let text = comptime!(String::from("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"));
     let at = held::<u64>(at);
     let out: Vector<u32, Const<4>>;
+    gpu_asm!("{text} // {o} {a}", o = out(_) out, a = in(_) at);
+    now(&out)
+}
+
+/// Reads two floats from shared memory.
+#[cube]
+pub(crate) fn get2_shared(at: u32) -> Vector<f32, Const<2>> {
+    let text = comptime!(String::from("ld.shared.v2.f32 {%0, %1}, [%2];"));
+    let at = held::<u32>(at);
+    let out: Vector<f32, Const<2>>;
     gpu_asm!("{text} // {o} {a}", o = out(_) out, a = in(_) at);
     now(&out)
 }

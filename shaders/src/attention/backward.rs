@@ -320,6 +320,8 @@ impl CubeBackend {
         // The launch for queries makes these for the others.
         let means = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         let stats = [lse, &means].map(|m| (m.handle.clone(), m.bytes));
+        let hardware = &self.client.properties().hardware;
+        let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
         let mut outs: Vec<Memory> = vec![];
         for goal in [Goal::Query, Goal::Key, Goal::Value] {
             if outs.len() == 3 {
@@ -343,12 +345,13 @@ impl CubeBackend {
                 (outs[first + 1..].iter().collect(), &stats[..])
             };
             let others = others.into_iter().map(|m| crate::arg(m, 4)).collect();
+            let cubes = how.launched(rows.div_ceil(how.rows()) * lines, processors);
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {
                 hopper::backward::gradient::launch_unchecked(
                     &self.client,
-                    crate::cubes(rows.div_ceil(how.rows()) * lines, 1),
+                    crate::cubes(cubes, 1),
                     CubeDim::new_1d(how.threads() as u32),
                     bound.address,
                     bound.inputs(),

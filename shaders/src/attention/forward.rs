@@ -173,7 +173,10 @@ impl CubeBackend {
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         if self.hopper && hopper::fits(call) {
             let how = hopper::How::new(Goal::Result, &bound.how, sizes.size, false);
-            let cubes = sizes.queries.div_ceil(how.rows()) * sizes.batch * sizes.heads;
+            let pieces = sizes.queries.div_ceil(how.rows()) * sizes.batch * sizes.heads;
+            let hardware = &self.client.properties().hardware;
+            let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
+            let cubes = how.launched(pieces, processors);
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {

@@ -4,88 +4,80 @@
 //! gradient of the scores is `P * (G V' - D)`. Rows are queries, or keys: then everything is turned,
 //! so that keys' rows are the left operands.
 
-use super::{
-    How, bring_rows, head, place_of_thread, score, settle, share, store, stride, sum_of, weigh,
-    words,
-};
+mod rows;
+mod small;
+
+use super::{How, STAGES, barrier, bring_rows, head, piece_of, share, stride, turn};
 use crate::{
-    attention::{Goal, LOWEST, place},
-    hopper::{address_mut, descriptor, exp2, get4, put1, shared_address, unpack},
+    attention::Goal,
+    hopper::{
+        address, address_mut, arrive_brought, bring_word, make_barrier, resize_registers,
+        shared_address, wait_for,
+    },
 };
 use cubecl::prelude::*;
+use rows::compute;
 
-/// More than any log-sum-exp: under it, weights are nothing.
-const HIGHEST: f32 = 3.0e38;
+/// Barriers, by what ends their turns: own rows are there, or no longer needed; and so on for the
+/// tile of each stage.
+const OWN_THERE: u32 = 0;
+const OWN_READ: u32 = 1;
+const TILE_THERE: u32 = 2;
+const TILE_READ: u32 = TILE_THERE + STAGES;
+const BARRIERS: u32 = TILE_READ + STAGES;
 
-/// A query's log-sum-exp to base 2. One that there is not or that sees nothing has no weights.
-#[cube]
-fn log_sum(stats: &Sequence<Box<[u32]>>, base: usize, query: usize, queries: usize) -> f32 {
-    let lse = f32::reinterpret(stats.index(0usize)[base + min(query, queries - 1usize)]);
-    let there = query < queries && lse > LOWEST;
-    select(there, lse * std::f32::consts::LOG2_E, HIGHEST)
+/// Where things are in shared memory: own rows of both operands, tiles of both in each stage, two
+/// numbers of each column in each stage, and barriers.
+#[derive(CubeType, Clone, Copy)]
+struct Room {
+    own: u32,
+    tiles: u32,
+    stats: u32,
+    barriers: u32,
 }
 
-/// A query's log-sum-exp to base 2, and its `D`.
 #[cube]
-fn statistics(
-    stats: &Sequence<Box<[u32]>>,
-    base: usize,
-    query: usize,
-    queries: usize,
-) -> (f32, f32) {
-    let mean = f32::reinterpret(stats.index(1usize)[base + min(query, queries - 1usize)]);
-    (log_sum(stats, base, query, queries), mean)
-}
-
-/// `D` of a query: the mean, under its weights, of what each key's value adds to the loss. Four
-/// neighbouring threads have a query.
-#[cube]
-fn mean_rise(
-    buffers: &Sequence<Box<[u32]>>,
-    numbers: &Sequence<usize>,
-    batch: usize,
-    own_head: usize,
-    query: usize,
-    queries: usize,
-    size: usize,
-    #[comptime] how: How,
-) -> f32 {
-    let lane = UNIT_POS as usize % 4usize;
-    let query = min(query, queries - 1usize);
-    let grad = head(buffers, numbers, batch, own_head, how.grad)
-        + u64::cast_from(query * stride(numbers, how.grad)) * 2u64;
-    let out = head(buffers, numbers, batch, own_head, how.out)
-        + u64::cast_from(query * stride(numbers, how.out)) * 2u64;
-    let mut sum = 0.0f32;
-    #[unroll]
-    for i in 0..comptime!(how.blocks * 2) {
-        let feature = (lane + comptime!(4 * i)) * 8usize;
-        if feature < size {
-            let at = u64::cast_from(feature) * 2u64;
-            let (grads, outs) = (get4(grad + at), get4(out + at));
-            #[unroll]
-            for word in 0..4usize {
-                let (a, b) = (grads.extract(word), outs.extract(word));
-                sum += unpack(a, false, how.dtype) * unpack(b, false, how.dtype);
-                sum += unpack(a, true, how.dtype) * unpack(b, true, how.dtype);
-            }
-        }
+fn room(memory: &[u32], #[comptime] how: How) -> Room {
+    let (owns, tiles) = comptime!((2 * how.own() as u32, 2 * STAGES * how.tile() as u32));
+    let stats = comptime!(STAGES * 8 * how.columns as u32);
+    let own = (shared_address(memory) + 1023u32) & 0xffff_fc00u32;
+    Room {
+        own,
+        tiles: own + owns,
+        stats: own + comptime!(owns + tiles),
+        barriers: own + comptime!(owns + tiles + stats),
     }
-    sum_of(sum)
 }
 
-/// A gradient of `N` sums of a thread for `first`, and for keys one for `second`, from `S` scores in
-/// `W` words.
+/// A piece of work: the first own row, the batch, the own head, the first head of tiles and how many
+/// there are, the first column and how many tiles each head has.
+#[derive(CubeType, Clone, Copy)]
+struct Piece {
+    row: usize,
+    batch: usize,
+    head: usize,
+    first_head: usize,
+    heads: usize,
+    begin: usize,
+    tiles: usize,
+}
+
+/// Own rows, and how many pieces there are.
 #[cube]
-fn run<N: Size, S: Size, W: Size>(
-    buffers: &Sequence<Box<[u32]>>,
-    stats: &Sequence<Box<[u32]>>,
-    outputs: (u64, u64),
-    numbers: &Sequence<usize>,
-    scale: f32,
-    #[comptime] how: How,
-) {
-    let (first, second) = outputs;
+fn pieces(numbers: &Sequence<usize>, #[comptime] how: How) -> (usize, usize) {
+    let rows = comptime!(how.rows());
+    let own_rows = if comptime!(how.goal == Goal::Query) {
+        *numbers.index(2usize)
+    } else {
+        *numbers.index(3usize)
+    };
+    let blocks = (own_rows + comptime!(rows - 1)) / rows;
+    (own_rows, blocks * *numbers.index(6usize))
+}
+
+/// A piece of this number. Late queries and early keys have most to do, so they come first.
+#[cube]
+fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piece {
     let by_query = comptime!(how.goal == Goal::Query);
     let (heads, group, queries, keys, size) = (
         *numbers.index(0usize),
@@ -94,30 +86,22 @@ fn run<N: Size, S: Size, W: Size>(
         *numbers.index(3usize),
         *numbers.index(4usize),
     );
-    let (rows, columns, tile) = comptime!((how.rows(), how.columns, how.tile() as u32));
-    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
-    let (own_rows, other_rows) = if comptime!(by_query) {
-        (queries, keys)
-    } else {
-        (keys, queries)
-    };
-    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
-    // grid repeat an earlier one.
+    let (rows, columns) = comptime!((how.rows(), how.columns));
+    let (own_rows, _) = pieces(numbers, how);
     let (blocks, lines) = (
         (own_rows + comptime!(rows - 1)) / rows,
         *numbers.index(6usize),
     );
-    let block = CUBE_POS / lines % blocks;
-    let row = if comptime!(by_query) {
-        (blocks - 1usize - block) * rows
+    let (elements, shared) = if comptime!(by_query) {
+        (keys * size, group)
     } else {
-        block * rows
+        (queries * size * group, 1usize.runtime())
     };
-    let line = CUBE_POS % lines;
-    let own_heads = if comptime!(by_query) {
-        heads
+    let (block, line) = piece_of(number, blocks, lines, elements, shared);
+    let (row, own_heads) = if comptime!(by_query) {
+        ((blocks - 1usize - block) * rows, heads)
     } else {
-        heads / group
+        (block * rows, heads / group)
     };
     let (batch, own_head) = (line / own_heads, line % own_heads);
     // A key's gradient gathers from all query heads that share it.
@@ -126,34 +110,11 @@ fn run<N: Size, S: Size, W: Size>(
     } else {
         (own_head * group, group)
     };
-    // The own rows, and the tiles: of what scores are made, and of what their gradient is.
-    let (own_a, own_b) = comptime!(if by_query {
-        (how.q, how.grad)
-    } else {
-        (how.k, how.v)
-    });
-    let (tile_a, tile_b) = comptime!(if by_query {
-        (how.k, how.v)
-    } else {
-        (how.q, how.grad)
-    });
-    let a_stride = stride(numbers, tile_a);
-    let b_stride = stride(numbers, tile_b);
-    let memory = Shared::<[u32]>::new_aligned_slice(
-        comptime!((2 * how.own() + 4 * how.tile() + 1024) / 4),
-        1024usize,
-    );
-    let mut columns_stats = Shared::<[f32]>::new_slice(comptime!(4 * how.columns));
-    let own = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
-    let tiles = own + comptime!(2 * how.own() as u32);
-
-    let (group_row, thread_row) = place_of_thread();
-    let unit = UNIT_POS as usize;
-    let lane = unit % 32usize;
-    let mine = row + group_row + thread_row;
-    // The columns that the rows of this cube have to do with.
-    let (begin, end) = if comptime!(!how.causal) {
-        (0usize.runtime(), other_rows)
+    // The columns that the rows have to do with.
+    let (begin, end) = if comptime!(!how.causal && by_query) {
+        (0usize.runtime(), keys)
+    } else if comptime!(!how.causal) {
+        (0usize.runtime(), queries)
     } else if comptime!(by_query) {
         (
             0usize.runtime(),
@@ -165,257 +126,151 @@ fn run<N: Size, S: Size, W: Size>(
             queries,
         )
     };
-    // From which column on, or up to which, a row has to do with them: for queries the end, for keys
-    // the start. Tiles that lie on the right side for all rows of the warp group need no look.
-    let (edge, edge8, whole) = if comptime!(by_query) {
-        let (a, b, c) = if comptime!(how.causal) {
-            (
-                max(mine + 1usize + keys, queries) - queries,
-                max(mine + 9usize + keys, queries) - queries,
-                max(row + group_row + 1usize + keys, queries) - queries,
-            )
-        } else {
-            (keys, keys, keys)
-        };
-        (min(a, keys), min(b, keys), min(c, keys))
-    } else if comptime!(how.causal) {
-        (
-            max(mine + queries, keys) - keys,
-            max(mine + 8usize + queries, keys) - keys,
-            max(row + group_row + 63usize + queries, keys) - keys,
-        )
-    } else {
-        (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
-    };
-
-    let own_first = head(buffers, numbers, batch, own_head, own_a);
-    bring_rows(
-        own_first,
-        stride(numbers, own_a),
+    Piece {
         row,
-        own_rows,
-        size,
-        own,
-        rows,
-        how,
+        batch,
+        head: own_head,
+        first_head,
+        heads: head_count,
+        begin,
+        tiles: (max(end, begin) - begin + comptime!(columns - 1)) / columns,
+    }
+}
+
+/// Brings the tiles of all pieces of this cube, as far ahead as there is room.
+#[cube]
+fn supply(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    room: &Room,
+    #[comptime] how: How,
+) {
+    let by_query = comptime!(how.goal == Goal::Query);
+    let (heads, queries, keys, size) = (
+        *numbers.index(0usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(4usize),
     );
-    if comptime!(how.slopes) {
-        let own_second = head(buffers, numbers, batch, own_head, own_b);
-        let to = own + comptime!(how.own() as u32);
-        bring_rows(
-            own_second,
-            stride(numbers, own_b),
-            row,
-            own_rows,
-            size,
-            to,
-            rows,
-            how,
-        );
-    }
-    let per_head = (max(end, begin) - begin + comptime!(columns - 1)) / columns;
-    let all = per_head * head_count;
-    let mut row_lse = 0.0f32;
-    let mut row_lse8 = 0.0f32;
-    let mut row_mean = 0.0f32;
-    let mut row_mean8 = 0.0f32;
-    if comptime!(by_query) {
-        let base = (batch * heads + own_head) * queries;
-        row_lse = log_sum(stats, base, mine, queries);
-        row_lse8 = log_sum(stats, base, mine + 8usize, queries);
-        row_mean = mean_rise(buffers, numbers, batch, own_head, mine, queries, size, how);
-        let below = mine + 8usize;
-        row_mean8 = mean_rise(buffers, numbers, batch, own_head, below, queries, size, how);
-        // Those for keys come after and read them here.
-        if lane % 4usize == 0usize {
-            if mine < queries {
-                put1(second + u64::cast_from(base + mine) * 4u64, row_mean);
+    let (rows, columns, bytes) = comptime!((how.rows(), how.columns, how.tile() as u32));
+    // The own rows, and the tiles: of what scores are made, and of what their gradient is.
+    let (own_a, own_b, tile_a, tile_b) = comptime!(if by_query {
+        (how.q, how.grad, how.k, how.v)
+    } else {
+        (how.k, how.v, how.q, how.grad)
+    });
+    let (own_rows, all) = pieces(numbers, how);
+    let other_rows = if comptime!(by_query) { keys } else { queries };
+    let (a_stride, b_stride) = (stride(numbers, tile_a), stride(numbers, tile_b));
+    let unit = UNIT_POS as usize - comptime!(128 * how.groups);
+    let mut number = CUBE_POS;
+    let mut done = 0u32;
+    let mut tile = 0u32;
+    while number < all {
+        let piece = piece(numbers, number, how);
+        if piece.tiles > 0usize {
+            wait_for(barrier(room.barriers, 0u32, OWN_READ), done % 2u32 ^ 1u32);
+            let from = head(buffers, numbers, piece.batch, piece.head, own_a);
+            let step = stride(numbers, own_a);
+            bring_rows(from, step, piece.row, own_rows, size, room.own, rows, how);
+            if comptime!(how.slopes) {
+                let from = head(buffers, numbers, piece.batch, piece.head, own_b);
+                let step = stride(numbers, own_b);
+                let to = room.own + comptime!(how.own() as u32);
+                bring_rows(from, step, piece.row, own_rows, size, to, rows, how);
             }
-            if below < queries {
-                put1(second + u64::cast_from(base + below) * 4u64, row_mean8);
-            }
-        }
-    }
-    let mut a_base = head(buffers, numbers, batch, first_head, tile_a);
-    let mut b_base = head(buffers, numbers, batch, first_head, tile_b);
-    let mut base = (batch * heads + first_head) * queries;
-    if all > 0usize {
-        bring_rows(
-            a_base, a_stride, begin, other_rows, size, tiles, columns, how,
-        );
-        let to = tiles + tile;
-        bring_rows(b_base, b_stride, begin, other_rows, size, to, columns, how);
-        if comptime!(!by_query) {
-            if unit < columns {
-                let (lse, mean) = statistics(stats, base, begin + unit, queries);
-                columns_stats[unit] = lse;
-                columns_stats[columns + unit] = mean;
-            }
-        }
-    }
-    gpu_asm!("cp.async.commit_group;");
-    let own_at = own + group_row as u32 * 128u32;
-    let a_at = descriptor(own_at, 0usize);
-    let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
-    let factor = scale * std::f32::consts::LOG2_E;
-    let mine_first = lane % 4usize * 2usize;
-    // Products under way beside the one that is waited for.
-    let (slopes_pending, values_pending) = comptime!((how.slopes as usize, how.values as usize));
-    let mut slopes = Vector::<f32, N>::new(0.0f32);
-    let mut values = Vector::<f32, N>::new(0.0f32);
-    let mut index = 0usize;
-    let mut column = begin;
-    let mut stage = 0u32;
-    // The next tile: where it begins, of which head, and how many of that are left.
-    let mut then = begin;
-    let mut ahead = first_head;
-    let mut left = per_head;
-    let mut next_lse = 0.0f32;
-    let mut next_mean = 0.0f32;
-    while index < all {
-        let at = tiles + stage * comptime!(2 * tile);
-        let next = tiles + (1u32 - stage) * comptime!(2 * tile);
-        let later = index + 1usize;
-        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
-        sync_cube();
-        let scores = score::<S>(a_at, descriptor(at, 0usize), how);
-        let rises = if comptime!(how.slopes) {
-            score::<S>(b_at, descriptor(at + tile, 0usize), how)
-        } else {
-            Vector::<f32, S>::new(0.0f32)
-        };
-        then += columns;
-        left -= 1usize;
-        if later < all {
-            if left == 0usize {
-                then = begin;
-                left = per_head;
-                ahead += 1usize;
-                a_base = head(buffers, numbers, batch, ahead, tile_a);
-                b_base = head(buffers, numbers, batch, ahead, tile_b);
-                base += queries;
-            }
-            bring_rows(a_base, a_stride, then, other_rows, size, next, columns, how);
-            let to = next + tile;
-            bring_rows(b_base, b_stride, then, other_rows, size, to, columns, how);
-            if comptime!(!by_query) {
-                if unit < columns {
-                    let (lse, mean) = statistics(stats, base, then + unit, queries);
-                    next_lse = lse;
-                    next_mean = mean;
-                }
-            }
-        }
-        gpu_asm!("cp.async.commit_group;");
-        let scores = settle::<S>(scores, scores_count, slopes_pending);
-        let here = stage as usize * comptime!(2 * columns);
-        let mut weights = Vector::<f32, S>::empty();
-        #[unroll]
-        for i in 0..comptime!(scores_count / 4) {
-            let (lse, lse_next, lse8, lse8_next) = if comptime!(by_query) {
-                (row_lse, row_lse, row_lse8, row_lse8)
-            } else {
-                let at = here + mine_first + comptime!(8 * i);
-                let (a, b) = (columns_stats[at], columns_stats[at + 1usize]);
-                (a, b, a, b)
-            };
-            let e = comptime!(4 * i);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse));
-            let e = comptime!(4 * i + 1);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse_next));
-            let e = comptime!(4 * i + 2);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse8));
-            let e = comptime!(4 * i + 3);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse8_next));
-        }
-        let look = if comptime!(by_query) {
-            column + columns > whole
-        } else {
-            column < whole
-        };
-        if look {
-            let first = column + mine_first;
-            #[unroll]
-            for i in 0..comptime!(scores_count / 2) {
-                let at = first + comptime!(i / 2 * 8);
-                let edge = if comptime!(i % 2 == 0) { edge } else { edge8 };
-                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-                let (seen, seen_next) = if comptime!(by_query) {
-                    (at < edge, at + 1usize < edge)
-                } else {
-                    (at >= edge, at + 1usize >= edge)
-                };
-                weights.insert(low, select(seen, weights.extract(low), 0.0f32));
-                weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
-            }
-        }
-        if comptime!(how.values) {
-            let words = words::<S, W>(weights, how);
-            let turned = descriptor(at + tile, comptime!(columns * 128));
-            values = weigh::<N, W>(values, words, turned, how);
-        }
-        if comptime!(how.slopes) {
-            let rises = settle::<S>(rises, scores_count, values_pending);
-            #[unroll]
-            for i in 0..comptime!(scores_count / 2) {
-                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-                let (mean, mean_next) = if comptime!(by_query) {
-                    if comptime!(i % 2 == 0) {
-                        (row_mean, row_mean)
-                    } else {
-                        (row_mean8, row_mean8)
+            arrive_brought(barrier(room.barriers, 0u32, OWN_THERE));
+            done += 1u32;
+            let mut this_head = 0usize;
+            while this_head < piece.heads {
+                let tile_head = piece.first_head + this_head;
+                let a_base = head(buffers, numbers, piece.batch, tile_head, tile_a);
+                let b_base = head(buffers, numbers, piece.batch, tile_head, tile_b);
+                let line = (piece.batch * heads + tile_head) * queries;
+                let mut index = 0usize;
+                while index < piece.tiles {
+                    let first = piece.begin + index * columns;
+                    let stage = tile % STAGES;
+                    let to = room.tiles + stage * comptime!(2 * bytes);
+                    wait_for(barrier(room.barriers, tile, TILE_READ), turn(tile) ^ 1u32);
+                    bring_rows(a_base, a_stride, first, other_rows, size, to, columns, how);
+                    let to = to + bytes;
+                    bring_rows(b_base, b_stride, first, other_rows, size, to, columns, how);
+                    if comptime!(!by_query) {
+                        // Log-sum-exps of queries, and `D` where it is needed.
+                        #[unroll]
+                        for which in 0..comptime!(1 + how.slopes as usize) {
+                            #[unroll]
+                            for i in 0..comptime!(columns.div_ceil(how.suppliers)) {
+                                let column = unit + comptime!(i * how.suppliers);
+                                if column < columns {
+                                    let query = first + column;
+                                    let inside = query < queries;
+                                    let at = line + select(inside, query, 0usize);
+                                    let to = room.stats
+                                        + stage * comptime!(8 * columns as u32)
+                                        + comptime!((4 * columns * which) as u32)
+                                        + column as u32 * 4u32;
+                                    bring_word(
+                                        to,
+                                        address(stats.index(which)) + u64::cast_from(at) * 4u64,
+                                        select(inside, 4u32, 0u32),
+                                    );
+                                }
+                            }
+                        }
                     }
-                } else {
-                    let at = here + mine_first + comptime!(columns + i / 2 * 8);
-                    (columns_stats[at], columns_stats[at + 1usize])
-                };
-                weights.insert(low, weights.extract(low) * (rises.extract(low) - mean));
-                weights.insert(
-                    high,
-                    weights.extract(high) * (rises.extract(high) - mean_next),
-                );
-            }
-            let words = words::<S, W>(weights, how);
-            let turned = descriptor(at, comptime!(columns * 128));
-            slopes = weigh::<N, W>(slopes, words, turned, how);
-        }
-        slopes = settle::<N>(slopes, sums_count, 0usize);
-        values = settle::<N>(values, sums_count, 0usize);
-        if comptime!(!by_query) {
-            if unit < columns {
-                let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
-                columns_stats[to] = next_lse;
-                columns_stats[to + columns] = next_mean;
+                    arrive_brought(barrier(room.barriers, tile, TILE_THERE));
+                    tile += 1u32;
+                    index += 1usize;
+                }
+                this_head += 1usize;
             }
         }
-        index = later;
-        column = then;
-        stage = 1u32 - stage;
+        number += CUBE_COUNT;
     }
-    gpu_asm!("cp.async.wait_group 0;");
-    if comptime!(how.slopes) {
-        store::<N>(
-            first,
-            &slopes,
-            place(numbers, batch, own_head, 0usize),
-            mine,
-            own_rows,
-            size,
-            (scale, scale),
-            how,
-        );
+    gpu_asm!("cp.async.wait_all;");
+}
+
+#[cube]
+fn run<N: Size, S: Size, W: Size>(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    outputs: (u64, u64),
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
+    let tiles = comptime!(2 * STAGES as usize * how.tile());
+    let rest = comptime!(STAGES as usize * 8 * how.columns + 8 * BARRIERS as usize + 1024);
+    let memory = Shared::<[u32]>::new_aligned_slice(
+        comptime!((2 * how.own() + tiles + rest) / 4),
+        1024usize,
+    );
+    let room = room(&memory, how);
+    let (suppliers, warps) = comptime!((how.suppliers, 4 * how.groups));
+    if UNIT_POS == 0u32 {
+        make_barrier(barrier(room.barriers, 0u32, OWN_THERE), suppliers);
+        make_barrier(barrier(room.barriers, 0u32, OWN_READ), warps);
+        #[unroll]
+        for stage in 0..STAGES {
+            make_barrier(barrier(room.barriers, stage, TILE_THERE), suppliers);
+            make_barrier(barrier(room.barriers, stage, TILE_READ), warps);
+        }
     }
-    if comptime!(how.values) {
-        store::<N>(
-            second,
-            &values,
-            place(numbers, batch, own_head, comptime!(how.slopes as usize)),
-            mine,
-            own_rows,
-            size,
-            (1.0f32.runtime(), 1.0f32.runtime()),
-            how,
-        );
+    sync_cube();
+    let (few, many) = comptime!(how.registers);
+    if UNIT_POS >= comptime!(128 * how.groups as u32) {
+        if comptime!(few > 0) {
+            resize_registers(few, false);
+        }
+        supply(buffers, stats, numbers, &room, how);
+    } else {
+        if comptime!(few > 0) {
+            resize_registers(many, true);
+        }
+        compute::<N, S, W>(buffers, stats, outputs, numbers, &room, scale, how);
     }
 }
 
@@ -446,12 +301,12 @@ pub(in crate::attention) fn gradient(
     }
     let outputs = (first, second);
     share(how);
-    if comptime!(how.blocks == 1) {
-        run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.blocks == 2) {
+    if comptime!(how.suppliers == 0) {
+        small::run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.blocks == 2 && how.columns == 64) {
         run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.blocks == 3) {
-        run::<Const<96>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.blocks == 2) {
+        run::<Const<64>, Const<64>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
     } else {
         run::<Const<128>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     }

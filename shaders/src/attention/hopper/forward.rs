@@ -1,12 +1,15 @@
 //! The result and its log-sum-exps.
 
 use super::{
-    How, bring_rows, head, place_of_thread, score, settle, share, store, stride, sum_of, weigh,
-    words,
+    How, STAGES, barrier, bring_rows, head, piece_of, place_of_thread, score, settle, share, store,
+    stride, sum_of, turn, weigh, words,
 };
 use crate::{
     attention::{LOWEST, place},
-    hopper::{address_mut, descriptor, exp2, shared_address},
+    hopper::{
+        address_mut, arrive, arrive_brought, descriptor, exp2, make_barrier, resize_registers,
+        see_brought, shared_address, wait_for,
+    },
 };
 use cubecl::prelude::*;
 
@@ -115,13 +118,148 @@ fn shrunk<N: Size>(
     sums
 }
 
-/// `N` sums, `S` scores and `W` words of weights of a thread.
+/// Barriers, by what ends their turns: rows of queries are there, or no longer needed; and so on for
+/// each stage of keys and of values.
+const QUERIES_THERE: u32 = 0;
+const QUERIES_READ: u32 = 1;
+const KEYS_THERE: u32 = 2;
+const KEYS_READ: u32 = KEYS_THERE + STAGES;
+const VALUES_THERE: u32 = KEYS_READ + STAGES;
+const VALUES_READ: u32 = VALUES_THERE + STAGES;
+const BARRIERS: u32 = VALUES_READ + STAGES;
+/// Where things are in shared memory.
+#[derive(CubeType, Clone, Copy)]
+struct Room {
+    queries: u32,
+    keys: u32,
+    values: u32,
+    barriers: u32,
+}
+
 #[cube]
-fn run<N: Size, S: Size, W: Size>(
+fn room(memory: &[u32], #[comptime] how: How) -> Room {
+    let (own, tiles) = comptime!((how.own() as u32, STAGES * how.tile() as u32));
+    let queries = (shared_address(memory) + 1023u32) & 0xffff_fc00u32;
+    Room {
+        queries,
+        keys: queries + own,
+        values: queries + comptime!(own + tiles),
+        barriers: queries + comptime!(own + 2 * tiles),
+    }
+}
+
+/// A piece of work: the first row, its line (batch and head), and the keys that its rows see.
+#[derive(CubeType, Clone, Copy)]
+struct Piece {
+    row: usize,
+    line: usize,
+    end: usize,
+}
+
+/// How many there are.
+#[cube]
+fn pieces(numbers: &Sequence<usize>, #[comptime] how: How) -> usize {
+    let rows = comptime!(how.rows());
+    (*numbers.index(2usize) + comptime!(rows - 1)) / rows * *numbers.index(6usize)
+}
+
+/// A piece of this number. The last queries see most keys, so they come first.
+#[cube]
+fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piece {
+    let (queries, keys, size) = (
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(4usize),
+    );
+    let (rows, lines) = (comptime!(how.rows()), *numbers.index(6usize));
+    let blocks = (queries + comptime!(rows - 1)) / rows;
+    let (block, line) = piece_of(number, blocks, lines, keys * size, *numbers.index(1usize));
+    let row = (blocks - 1usize - block) * rows;
+    let end = if comptime!(how.causal) {
+        max(min(row + rows, queries) + keys, queries) - queries
+    } else {
+        keys
+    };
+    Piece { row, line, end }
+}
+
+/// Brings the tiles of all pieces of this cube, as far ahead as there is room.
+#[cube]
+fn supply(
     buffers: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
-    lse: &mut [u32],
     numbers: &Sequence<usize>,
+    room: &Room,
+    #[comptime] how: How,
+) {
+    let (heads, queries, keys, size) = (
+        *numbers.index(0usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(4usize),
+    );
+    let (rows, columns, bytes) = comptime!((how.rows(), how.columns, how.tile() as u32));
+    let (k_stride, v_stride) = (stride(numbers, how.k), stride(numbers, how.v));
+    let all = pieces(numbers, how);
+    let mut number = CUBE_POS;
+    let mut done = 0u32;
+    let mut tile = 0u32;
+    while number < all {
+        let piece = piece(numbers, number, how);
+        let (batch, query_head) = (piece.line / heads, piece.line % heads);
+        let key_head = query_head / *numbers.index(1usize);
+        let count = (piece.end + comptime!(columns - 1)) / columns;
+        if count > 0usize {
+            let from = head(buffers, numbers, batch, query_head, how.q);
+            let q_stride = stride(numbers, how.q);
+            let to = room.queries;
+            wait_for(
+                barrier(room.barriers, 0u32, QUERIES_READ),
+                done % 2u32 ^ 1u32,
+            );
+            bring_rows(from, q_stride, piece.row, queries, size, to, rows, how);
+            arrive_brought(barrier(room.barriers, 0u32, QUERIES_THERE));
+            done += 1u32;
+            let k_base = head(buffers, numbers, batch, key_head, how.k);
+            let v_base = head(buffers, numbers, batch, key_head, how.v);
+            // Values of a tile are used after the keys of the next.
+            let mut index = 0usize;
+            while index <= count {
+                if index < count {
+                    let to = room.keys + tile % STAGES * bytes;
+                    let first = index * columns;
+                    wait_for(barrier(room.barriers, tile, KEYS_READ), turn(tile) ^ 1u32);
+                    bring_rows(k_base, k_stride, first, keys, size, to, columns, how);
+                    arrive_brought(barrier(room.barriers, tile, KEYS_THERE));
+                }
+                if index > 0usize {
+                    let last = tile - 1u32;
+                    let to = room.values + last % STAGES * bytes;
+                    let first = (index - 1usize) * columns;
+                    wait_for(barrier(room.barriers, last, VALUES_READ), turn(last) ^ 1u32);
+                    bring_rows(v_base, v_stride, first, keys, size, to, columns, how);
+                    arrive_brought(barrier(room.barriers, last, VALUES_THERE));
+                }
+                index += 1usize;
+                tile += 1u32;
+            }
+            tile -= 1u32;
+        }
+        number += CUBE_COUNT;
+    }
+    gpu_asm!("cp.async.wait_all;");
+}
+
+/// Computes the rows of a warp group, of all pieces of this cube: `N` sums, `S` scores and `W` words
+/// of weights of a thread.
+///
+/// The scores of the next tile and the sums of this one are computed side by side, and weights are
+/// made of the first while the second go on.
+#[cube]
+fn compute<N: Size, S: Size, W: Size>(
+    numbers: &Sequence<usize>,
+    room: &Room,
+    out: u64,
+    lse: &mut [u32],
     scale: f32,
     nothing: f32,
     #[comptime] how: How,
@@ -132,141 +270,180 @@ fn run<N: Size, S: Size, W: Size>(
         *numbers.index(3usize),
         *numbers.index(4usize),
     );
-    let (rows, columns, tile) = comptime!((how.rows(), how.columns, how.tile() as u32));
-    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
-    // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat
-    // an earlier one.
-    let (blocks, lines) = (
-        (queries + comptime!(rows - 1)) / rows,
-        *numbers.index(6usize),
-    );
-    let row = (blocks - 1usize - CUBE_POS / lines % blocks) * rows;
-    let line = CUBE_POS % lines;
-    let (batch, query_head) = (line / heads, line % heads);
-    let key_head = query_head / *numbers.index(1usize);
-    let q_base = head(buffers, numbers, batch, query_head, how.q);
-    let k_base = head(buffers, numbers, batch, key_head, how.k);
-    let v_base = head(buffers, numbers, batch, key_head, how.v);
-    let (k_stride, v_stride) = (stride(numbers, how.k), stride(numbers, how.v));
-    // It is written to by its address; this keeps it an output.
-    if queries == 0usize {
-        out[0] = 0u32;
-    }
-    let out_base = address_mut(out);
-    let memory = Shared::<[u32]>::new_aligned_slice(
-        comptime!((how.own() + 4 * how.tile() + 1024) / 4),
-        1024usize,
-    );
-    let own = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
-    let tiles = own + comptime!(how.own() as u32);
-
+    let (columns, bytes) = comptime!((how.columns, how.tile() as u32));
+    let (scores_count, sums_count, turned) =
+        comptime!((how.scores(), how.sums(), how.columns * 128));
     let (group_row, thread_row) = place_of_thread();
     let lane = UNIT_POS as usize % 32usize;
-    let mine = row + group_row + thread_row;
-    // How many keys a query sees: those before it.
-    let end = if comptime!(how.causal) {
-        max(min(row + rows, queries) + keys, queries) - queries
-    } else {
-        keys
-    };
-    let (sight, sight8, least) = if comptime!(how.causal) {
-        (
-            max(mine + 1usize + keys, queries) - queries,
-            max(mine + 9usize + keys, queries) - queries,
-            max(row + group_row + 1usize + keys, queries) - queries,
-        )
-    } else {
-        (keys, keys, keys)
-    };
-    let most = if comptime!(how.causal) {
-        max(row + group_row + 64usize + keys, queries) - queries
-    } else {
-        keys
-    };
-    let (sight, sight8, least) = (min(sight, keys), min(sight8, keys), min(least, keys));
-
-    bring_rows(
-        q_base,
-        stride(numbers, how.q),
-        row,
-        queries,
-        size,
-        own,
-        rows,
-        how,
-    );
-    let start = 0usize.runtime();
-    bring_rows(k_base, k_stride, start, keys, size, tiles, columns, how);
-    let q_at = descriptor(own + group_row as u32 * 128u32, 0usize);
+    let q_at = descriptor(room.queries + group_row as u32 * 128u32, 0usize);
     let factor = scale * std::f32::consts::LOG2_E;
     let first = lane % 4usize * 2usize;
-    let mut top = LOWEST.runtime();
-    let mut top8 = LOWEST.runtime();
-    let mut total = 0.0f32;
-    let mut total8 = 0.0f32;
-    let mut sums = Vector::<f32, N>::new(0.0f32);
-    let mut column = 0usize;
-    let mut stage = 0u32;
-    let to = tiles + tile;
-    bring_rows(v_base, v_stride, start, keys, size, to, columns, how);
-    gpu_asm!("cp.async.commit_group;");
-    while column < end {
-        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
-        sync_cube();
-        let at = tiles + stage * comptime!(2 * tile);
-        let next = tiles + (1u32 - stage) * comptime!(2 * tile);
-        let then = column + columns;
-        if then < end {
-            bring_rows(k_base, k_stride, then, keys, size, next, columns, how);
-            let to = next + tile;
-            bring_rows(v_base, v_stride, then, keys, size, to, columns, how);
+    let all = pieces(numbers, how);
+    let mut number = CUBE_POS;
+    let mut done = 0u32;
+    let mut tile = 0u32;
+    while number < all {
+        let piece = piece(numbers, number, how);
+        let top_row = piece.row + group_row;
+        let mine = top_row + thread_row;
+        // How many keys a query sees, the least of this warp group, and the most.
+        let (sight, sight8, least, most) = if comptime!(how.causal) {
+            (
+                max(mine + 1usize + keys, queries) - queries,
+                max(mine + 9usize + keys, queries) - queries,
+                max(top_row + 1usize + keys, queries) - queries,
+                max(top_row + 64usize + keys, queries) - queries,
+            )
+        } else {
+            (keys, keys, keys, keys)
+        };
+        let (sight, sight8, least) = (min(sight, keys), min(sight8, keys), min(least, keys));
+        let most = select(top_row < queries, min(most, piece.end), 0usize);
+        let count = (piece.end + comptime!(columns - 1)) / columns;
+        let own_count = (most + comptime!(columns - 1)) / columns;
+        let mut top = LOWEST.runtime();
+        let mut top8 = LOWEST.runtime();
+        let mut total = 0.0f32;
+        let mut total8 = 0.0f32;
+        let mut sums = Vector::<f32, N>::new(0.0f32);
+        if count > 0usize {
+            wait_for(barrier(room.barriers, 0u32, QUERIES_THERE), done % 2u32);
+            done += 1u32;
         }
-        gpu_asm!("cp.async.commit_group;");
-        // The last tiles may be behind what the rows of this warp group see.
-        if column < most {
+        let after = tile + count as u32;
+        if own_count > 0usize {
+            wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
+            see_brought();
+            let at = room.keys + tile % STAGES * bytes;
             let begun = score::<S>(q_at, descriptor(at, 0usize), how);
             let scores = settle::<S>(begun, scores_count, 0usize);
-            let look = then > least;
-            let scores = hide::<S>(scores, column + first, look, (sight, sight8), how);
-            let (scores, tops, shrinks, added) = soften::<S>(scores, (top, top8), factor, how);
+            arrive(barrier(room.barriers, tile, KEYS_READ));
+            let look = least < columns;
+            let scores = hide::<S>(scores, first, look, (sight, sight8), how);
+            let (scores, tops, _, added) = soften::<S>(scores, (top, top8), factor, how);
             top = tops.0;
             top8 = tops.1;
-            total = total * shrinks.0 + added.0;
-            total8 = total8 * shrinks.1 + added.1;
-            sums = shrunk::<N>(sums, shrinks, sums_count);
-            let weights = words::<S, W>(scores, how);
-            let values = descriptor(at + tile, comptime!(columns * 128));
-            let adding = weigh::<N, W>(sums, weights, values, how);
+            total = added.0;
+            total8 = added.1;
+            let mut weights = words::<S, W>(scores, how);
+            let mut column = 0usize;
+            let mut index = 1usize;
+            while index < own_count {
+                let before = tile;
+                column += columns;
+                tile += 1u32;
+                wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
+                wait_for(barrier(room.barriers, before, VALUES_THERE), turn(before));
+                see_brought();
+                let at = room.keys + tile % STAGES * bytes;
+                let begun = score::<S>(q_at, descriptor(at, 0usize), how);
+                let at = room.values + before % STAGES * bytes;
+                let adding = weigh::<N, W>(sums, weights, descriptor(at, turned), how);
+                let scores = settle::<S>(begun, scores_count, 1usize);
+                arrive(barrier(room.barriers, tile, KEYS_READ));
+                let look = column + columns > least;
+                let scores = hide::<S>(scores, column + first, look, (sight, sight8), how);
+                let (scores, tops, shrinks, added) = soften::<S>(scores, (top, top8), factor, how);
+                top = tops.0;
+                top8 = tops.1;
+                total = total * shrinks.0 + added.0;
+                total8 = total8 * shrinks.1 + added.1;
+                // They have long been there. But the compiler would wait for the sums before it makes
+                // weights, and does not move that over a wait.
+                wait_for(barrier(room.barriers, before, VALUES_THERE), turn(before));
+                sums = settle::<N>(adding, sums_count, 0usize);
+                arrive(barrier(room.barriers, before, VALUES_READ));
+                sums = shrunk::<N>(sums, shrinks, sums_count);
+                weights = words::<S, W>(scores, how);
+                index += 1usize;
+            }
+            arrive(barrier(room.barriers, 0u32, QUERIES_READ));
+            wait_for(barrier(room.barriers, tile, VALUES_THERE), turn(tile));
+            see_brought();
+            let at = room.values + tile % STAGES * bytes;
+            let adding = weigh::<N, W>(sums, weights, descriptor(at, turned), how);
             sums = settle::<N>(adding, sums_count, 0usize);
+            arrive(barrier(room.barriers, tile, VALUES_READ));
+            tile += 1u32;
+        } else if count > 0usize {
+            arrive(barrier(room.barriers, 0u32, QUERIES_READ));
         }
-        column = then;
-        stage = 1u32 - stage;
-    }
-    gpu_asm!("cp.async.wait_group 0;");
+        // The last tiles may be behind what the rows of this warp group see.
+        while tile < after {
+            wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
+            arrive(barrier(room.barriers, tile, KEYS_READ));
+            wait_for(barrier(room.barriers, tile, VALUES_THERE), turn(tile));
+            arrive(barrier(room.barriers, tile, VALUES_READ));
+            tile += 1u32;
+        }
 
-    let (total, total8) = (sum_of(total), sum_of(total8));
-    let (empty, empty8) = (total == 0.0f32, total8 == 0.0f32);
-    let by = select(empty, 0.0f32, 1.0f32 / total);
-    let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
-    store::<N>(
-        out_base,
-        &sums,
-        place(numbers, batch, query_head, 0usize),
-        mine,
-        queries,
-        size,
-        (by, by8),
-        how,
+        let (total, total8) = (sum_of(total), sum_of(total8));
+        let (empty, empty8) = (total == 0.0f32, total8 == 0.0f32);
+        let by = select(empty, 0.0f32, 1.0f32 / total);
+        let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
+        let (batch, query_head) = (piece.line / heads, piece.line % heads);
+        let place = place(numbers, batch, query_head, 0usize);
+        store::<N>(out, &sums, place, mine, queries, size, (by, by8), how);
+        if lane % 4usize == 0usize {
+            let at = piece.line * queries + mine;
+            if mine < queries {
+                let log = top * scale + f32::ln(select(empty, 1.0f32, total));
+                lse[at] = u32::reinterpret(select(empty, nothing, log));
+            }
+            if mine + 8usize < queries {
+                let log = top8 * scale + f32::ln(select(empty8, 1.0f32, total8));
+                lse[at + 8usize] = u32::reinterpret(select(empty8, nothing, log));
+            }
+        }
+        number += CUBE_COUNT;
+    }
+}
+
+#[cube]
+fn run<N: Size, S: Size, W: Size>(
+    buffers: &Sequence<Box<[u32]>>,
+    out: &mut [u32],
+    lse: &mut [u32],
+    numbers: &Sequence<usize>,
+    scale: f32,
+    nothing: f32,
+    #[comptime] how: How,
+) {
+    // It is written to by its address; this keeps it an output.
+    if *numbers.index(2usize) == 0usize {
+        out[0] = 0u32;
+    }
+    let out = address_mut(out);
+    let tiles = comptime!(2 * STAGES as usize * how.tile());
+    let memory = Shared::<[u32]>::new_aligned_slice(
+        comptime!((how.own() + tiles + 8 * BARRIERS as usize + 1024) / 4),
+        1024usize,
     );
-    if lane % 4usize == 0usize {
-        if mine < queries {
-            let log = top * scale + f32::ln(select(empty, 1.0f32, total));
-            lse[line * queries + mine] = u32::reinterpret(select(empty, nothing, log));
+    let room = room(&memory, how);
+    let (suppliers, warps) = comptime!((how.suppliers, 4 * how.groups));
+    if UNIT_POS == 0u32 {
+        make_barrier(barrier(room.barriers, 0u32, QUERIES_THERE), suppliers);
+        make_barrier(barrier(room.barriers, 0u32, QUERIES_READ), warps);
+        #[unroll]
+        for stage in 0..STAGES {
+            make_barrier(barrier(room.barriers, stage, KEYS_THERE), suppliers);
+            make_barrier(barrier(room.barriers, stage, KEYS_READ), warps);
+            make_barrier(barrier(room.barriers, stage, VALUES_THERE), suppliers);
+            make_barrier(barrier(room.barriers, stage, VALUES_READ), warps);
         }
-        if mine + 8usize < queries {
-            let log = top8 * scale + f32::ln(select(empty8, 1.0f32, total8));
-            lse[line * queries + mine + 8usize] = u32::reinterpret(select(empty8, nothing, log));
+    }
+    sync_cube();
+    let (few, many) = comptime!(how.registers);
+    if UNIT_POS >= comptime!(128 * how.groups as u32) {
+        if comptime!(few > 0) {
+            resize_registers(few, false);
         }
+        supply(buffers, numbers, &room, how);
+    } else {
+        if comptime!(few > 0) {
+            resize_registers(many, true);
+        }
+        compute::<N, S, W>(numbers, &room, out, lse, scale, nothing, how);
     }
 }
 
@@ -281,12 +458,12 @@ pub(in crate::attention) fn forward(
     #[comptime] how: How,
 ) {
     share(how);
-    if comptime!(how.blocks == 1) {
+    if comptime!(how.blocks == 1 && how.columns == 64) {
         run::<Const<32>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);
+    } else if comptime!(how.blocks == 1) {
+        run::<Const<32>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
     } else if comptime!(how.blocks == 2) {
         run::<Const<64>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
-    } else if comptime!(how.blocks == 3) {
-        run::<Const<96>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);
     } else {
         run::<Const<128>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);
     }

@@ -1,7 +1,10 @@
 //! Attention of 16-bit floats on the tensor cores of Hopper GPUs.
 //!
 //! A warp group has 64 rows: queries, or keys for their gradients; all rows of a cube are of one
-//! head. The other side comes in tiles, the next one while this one is used. Scores stay in
+//! head. The other side comes in tiles: threads that do nothing else bring them, as far ahead as there
+//! is room, and barriers in shared memory say what is there and what is no longer needed. So warp
+//! groups go at their own pace, and while one makes weights, the tensor cores have work of another;
+//! for the result also of the same one. Scores stay in
 //! registers: the threads that hold a row are four neighbours. What they become, rounded to the
 //! operands' dtype as it would be for a product in memory, is the left operand of the next product
 //! where it is. Gradients for queries and for keys are launches of their own, which compute the
@@ -25,8 +28,12 @@ pub(super) struct How {
     blocks: usize,
     /// Steps of 16 features that there are.
     steps: usize,
-    /// Warp groups.
+    /// Warp groups that compute.
     groups: usize,
+    /// Threads beside them that bring tiles; where there are none, all do.
+    suppliers: usize,
+    /// Registers of a supplier and of a thread that computes; none where the compiler decides.
+    registers: (u32, u32),
     /// Columns of a tile.
     columns: usize,
     /// Cubes that are to share a multiprocessor, so many that they hide each other's waits.
@@ -52,16 +59,25 @@ impl How {
     /// share a multiprocessor is what fits in registers and in shared memory.
     pub(super) fn new(goal: Goal, how: &super::How, size: usize, packed: bool) -> Self {
         let place = |operand: &Operand| (operand.buffer, operand.first);
-        let blocks = size.div_ceil(64);
-        // Measured: where sums are few, short tiles whose cubes hide each other's waits; where they
-        // fill the registers, the tallest ones.
+        // What a thread holds of a row is a power of two.
+        let blocks = size.div_ceil(64).next_power_of_two();
+        // Measured. Of the result, and where sums fill the registers, the tallest tiles, with threads
+        // that bring them; of the gradients of small heads short ones, whose cubes hide each other's
+        // waits.
         let (groups, columns, cubes) = match (goal, blocks) {
-            (Goal::Result, 1) => (2, 64, 2),
+            (Goal::Result, 1) => (3, 128, 1),
             (Goal::Query, 1) => (1, 64, 4),
             (Goal::Key, 1) => (1, 64, 3),
-            (Goal::Result, 2) => (2, 128, 1),
-            (Goal::Result, _) | (_, 1..3) => (2, 64, 1),
+            (Goal::Result | Goal::Query, 2) => (2, 128, 1),
+            (Goal::Result, _) | (_, 1 | 2) => (2, 64, 1),
             _ => (1, 64, 1),
+        };
+        let small = goal != Goal::Result && blocks == 1;
+        // All that a multiprocessor has; where there is one warp group, the compiler's are enough.
+        let registers = match groups {
+            1 => (0, 0),
+            2 => (40, 232),
+            _ => (32, 160),
         };
         Self {
             goal,
@@ -70,10 +86,12 @@ impl How {
             blocks,
             steps: size.div_ceil(16),
             groups,
+            suppliers: if small { 0 } else { 128 },
+            registers,
             columns,
             cubes,
             slopes: goal != Goal::Value,
-            values: goal == Goal::Value || (goal == Goal::Key && blocks < 3),
+            values: goal == Goal::Value || (goal == Goal::Key && blocks < 4),
             packed,
             q: place(&how.q),
             k: place(&how.k),
@@ -104,7 +122,27 @@ impl How {
 
     /// Threads of a cube.
     pub(super) fn threads(self) -> usize {
-        128 * self.groups
+        128 * self.groups + self.suppliers
+    }
+
+    /// Cubes that a launch needs for so many pieces of work, on so many multiprocessors. For the result
+    /// each takes one piece after the other, and what the next one needs comes while one ends. Pieces
+    /// of gradients differ more and take longer: they go to whichever multiprocessor is free.
+    pub(super) fn launched(self, pieces: usize, processors: usize) -> usize {
+        if self.goal == Goal::Result {
+            pieces.min(processors * self.cubes)
+        } else {
+            pieces
+        }
+    }
+
+    /// Threads that bring tiles.
+    fn bringing(self) -> usize {
+        if self.suppliers == 0 {
+            self.threads()
+        } else {
+            self.suppliers
+        }
     }
 
     /// Bytes of an operand's own rows in shared memory.
@@ -257,8 +295,9 @@ fn bring_rows(
     #[comptime] how: How,
 ) {
     let per = comptime!(how.blocks * 8);
-    let (all, threads) = comptime!((lines * per, how.threads()));
-    let unit = UNIT_POS as usize;
+    let (all, threads) = comptime!((lines * per, how.bringing()));
+    // Suppliers are the last threads.
+    let unit = UNIT_POS as usize - comptime!(how.threads() - how.bringing());
     if comptime!(threads % (8 * per) == 0 && all % threads == 0) {
         // A thread brings the same chunk of lines that are equally far apart: a step for each.
         let apart = comptime!(threads / per);
@@ -380,6 +419,42 @@ fn store<N: Size>(
             }
         }
     }
+}
+
+/// Tiles that there is room for, of each operand.
+const STAGES: u32 = 2;
+
+/// The barrier of a tile of this number, of those that begin with number `first`: there is one for
+/// each stage. What has no stages is number 0.
+#[cube]
+fn barrier(barriers: u32, tile: u32, #[comptime] first: u32) -> u32 {
+    barriers + comptime!(8 * first) + tile % STAGES * 8u32
+}
+
+/// Whose turn a tile of this number is at its barriers.
+#[cube]
+fn turn(tile: u32) -> u32 {
+    tile / STAGES % 2u32
+}
+
+/// Elements of a tile's operand that are worked on at a time, so that both operands stay in the
+/// cache: 32 of its megabytes.
+const CACHED: usize = 1 << 23;
+
+/// The block and the line of a piece of work. Blocks of a few lines, whose tiles have `elements` each,
+/// come one after the other, so that these stay in the cache; `shared` lines have the same ones.
+#[cube]
+fn piece_of(
+    number: usize,
+    blocks: usize,
+    lines: usize,
+    elements: usize,
+    shared: usize,
+) -> (usize, usize) {
+    let near = min(max(CACHED / max(elements, 1usize), 1usize) * shared, lines);
+    let first = number / (near * blocks) * near;
+    let (rest, near) = (number % (near * blocks), min(near, lines - first));
+    (rest / near, first + rest % near)
 }
 
 /// A thread's place: the row of its warp group, and its own first row in it.

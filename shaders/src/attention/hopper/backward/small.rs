@@ -1,0 +1,386 @@
+//! The gradients for heads of at most 64: small cubes, of which several share a multiprocessor and hide
+//! each other's waits. All their threads bring tiles, the next one while this one is used.
+
+use super::rows::{HIGHEST, mean_rise};
+use crate::{
+    attention::{
+        Goal, LOWEST,
+        hopper::{
+            How, bring_rows, head, piece_of, place_of_thread, score, settle, store, stride, weigh,
+            words,
+        },
+        place,
+    },
+    hopper::{descriptor, exp2, put1, shared_address},
+};
+use cubecl::prelude::*;
+
+/// A query's log-sum-exp to base 2. One that there is not or that sees nothing has no weights.
+#[cube]
+fn log_sum(stats: &Sequence<Box<[u32]>>, base: usize, query: usize, queries: usize) -> f32 {
+    let lse = f32::reinterpret(stats.index(0usize)[base + min(query, queries - 1usize)]);
+    let there = query < queries && lse > LOWEST;
+    select(there, lse * std::f32::consts::LOG2_E, HIGHEST)
+}
+
+/// A query's log-sum-exp to base 2, and its `D`.
+#[cube]
+fn statistics(
+    stats: &Sequence<Box<[u32]>>,
+    base: usize,
+    query: usize,
+    queries: usize,
+) -> (f32, f32) {
+    let mean = f32::reinterpret(stats.index(1usize)[base + min(query, queries - 1usize)]);
+    (log_sum(stats, base, query, queries), mean)
+}
+
+/// A gradient of `N` sums of a thread for `first`, and for keys one for `second`, from `S` scores in
+/// `W` words.
+#[cube]
+pub(super) fn run<N: Size, S: Size, W: Size>(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    outputs: (u64, u64),
+    numbers: &Sequence<usize>,
+    scale: f32,
+    #[comptime] how: How,
+) {
+    let (first, second) = outputs;
+    let by_query = comptime!(how.goal == Goal::Query);
+    let (heads, group, queries, keys, size) = (
+        *numbers.index(0usize),
+        *numbers.index(1usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+        *numbers.index(4usize),
+    );
+    let (rows, columns, tile) = comptime!((how.rows(), how.columns, how.tile() as u32));
+    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
+    let (own_rows, other_rows) = if comptime!(by_query) {
+        (queries, keys)
+    } else {
+        (keys, queries)
+    };
+    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
+    // grid repeat an earlier one.
+    let (blocks, lines) = (
+        (own_rows + comptime!(rows - 1)) / rows,
+        *numbers.index(6usize),
+    );
+    let (elements, shared) = if comptime!(by_query) {
+        (keys * size, group)
+    } else {
+        (queries * size * group, 1usize.runtime())
+    };
+    let number = CUBE_POS % (blocks * lines);
+    let (block, line) = piece_of(number, blocks, lines, elements, shared);
+    let row = if comptime!(by_query) {
+        (blocks - 1usize - block) * rows
+    } else {
+        block * rows
+    };
+    let own_heads = if comptime!(by_query) {
+        heads
+    } else {
+        heads / group
+    };
+    let (batch, own_head) = (line / own_heads, line % own_heads);
+    // A key's gradient gathers from all query heads that share it.
+    let (first_head, head_count) = if comptime!(by_query) {
+        (own_head / group, 1usize.runtime())
+    } else {
+        (own_head * group, group)
+    };
+    // The own rows, and the tiles: of what scores are made, and of what their gradient is.
+    let (own_a, own_b) = comptime!(if by_query {
+        (how.q, how.grad)
+    } else {
+        (how.k, how.v)
+    });
+    let (tile_a, tile_b) = comptime!(if by_query {
+        (how.k, how.v)
+    } else {
+        (how.q, how.grad)
+    });
+    let a_stride = stride(numbers, tile_a);
+    let b_stride = stride(numbers, tile_b);
+    let memory = Shared::<[u32]>::new_aligned_slice(
+        comptime!((2 * how.own() + 4 * how.tile() + 1024) / 4),
+        1024usize,
+    );
+    let mut columns_stats = Shared::<[f32]>::new_slice(comptime!(4 * how.columns));
+    let own = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
+    let tiles = own + comptime!(2 * how.own() as u32);
+
+    let (group_row, thread_row) = place_of_thread();
+    let unit = UNIT_POS as usize;
+    let lane = unit % 32usize;
+    let mine = row + group_row + thread_row;
+    // The columns that the rows of this cube have to do with.
+    let (begin, end) = if comptime!(!how.causal) {
+        (0usize.runtime(), other_rows)
+    } else if comptime!(by_query) {
+        (
+            0usize.runtime(),
+            max(min(row + rows, queries) + keys, queries) - queries,
+        )
+    } else {
+        (
+            (max(row + queries, keys) - keys) / columns * columns,
+            queries,
+        )
+    };
+    // From which column on, or up to which, a row has to do with them: for queries the end, for keys
+    // the start. Tiles that lie on the right side for all rows of the warp group need no look.
+    let (edge, edge8, whole) = if comptime!(by_query) {
+        let (a, b, c) = if comptime!(how.causal) {
+            (
+                max(mine + 1usize + keys, queries) - queries,
+                max(mine + 9usize + keys, queries) - queries,
+                max(row + group_row + 1usize + keys, queries) - queries,
+            )
+        } else {
+            (keys, keys, keys)
+        };
+        (min(a, keys), min(b, keys), min(c, keys))
+    } else if comptime!(how.causal) {
+        (
+            max(mine + queries, keys) - keys,
+            max(mine + 8usize + queries, keys) - keys,
+            max(row + group_row + 63usize + queries, keys) - keys,
+        )
+    } else {
+        (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
+    };
+
+    let own_first = head(buffers, numbers, batch, own_head, own_a);
+    bring_rows(
+        own_first,
+        stride(numbers, own_a),
+        row,
+        own_rows,
+        size,
+        own,
+        rows,
+        how,
+    );
+    if comptime!(how.slopes) {
+        let own_second = head(buffers, numbers, batch, own_head, own_b);
+        let to = own + comptime!(how.own() as u32);
+        bring_rows(
+            own_second,
+            stride(numbers, own_b),
+            row,
+            own_rows,
+            size,
+            to,
+            rows,
+            how,
+        );
+    }
+    let per_head = (max(end, begin) - begin + comptime!(columns - 1)) / columns;
+    let all = per_head * head_count;
+    let mut row_lse = 0.0f32;
+    let mut row_lse8 = 0.0f32;
+    let mut row_mean = 0.0f32;
+    let mut row_mean8 = 0.0f32;
+    if comptime!(by_query) {
+        let base = (batch * heads + own_head) * queries;
+        row_lse = log_sum(stats, base, mine, queries);
+        row_lse8 = log_sum(stats, base, mine + 8usize, queries);
+        row_mean = mean_rise(buffers, numbers, batch, own_head, mine, how);
+        let below = mine + 8usize;
+        row_mean8 = mean_rise(buffers, numbers, batch, own_head, below, how);
+        // Those for keys come after and read them here.
+        if lane % 4usize == 0usize {
+            if mine < queries {
+                put1(second + u64::cast_from(base + mine) * 4u64, row_mean);
+            }
+            if below < queries {
+                put1(second + u64::cast_from(base + below) * 4u64, row_mean8);
+            }
+        }
+    }
+    let mut a_base = head(buffers, numbers, batch, first_head, tile_a);
+    let mut b_base = head(buffers, numbers, batch, first_head, tile_b);
+    let mut base = (batch * heads + first_head) * queries;
+    if all > 0usize {
+        bring_rows(
+            a_base, a_stride, begin, other_rows, size, tiles, columns, how,
+        );
+        let to = tiles + tile;
+        bring_rows(b_base, b_stride, begin, other_rows, size, to, columns, how);
+        if comptime!(!by_query) {
+            if unit < columns {
+                let (lse, mean) = statistics(stats, base, begin + unit, queries);
+                columns_stats[unit] = lse;
+                columns_stats[columns + unit] = mean;
+            }
+        }
+    }
+    gpu_asm!("cp.async.commit_group;");
+    let own_at = own + group_row as u32 * 128u32;
+    let a_at = descriptor(own_at, 0usize);
+    let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
+    let factor = scale * std::f32::consts::LOG2_E;
+    let mine_first = lane % 4usize * 2usize;
+    // Products under way beside the one that is waited for.
+    let (slopes_pending, values_pending) = comptime!((how.slopes as usize, how.values as usize));
+    let mut slopes = Vector::<f32, N>::new(0.0f32);
+    let mut values = Vector::<f32, N>::new(0.0f32);
+    let mut index = 0usize;
+    let mut column = begin;
+    let mut stage = 0u32;
+    // The next tile: where it begins, of which head, and how many of that are left.
+    let mut then = begin;
+    let mut ahead = first_head;
+    let mut left = per_head;
+    let mut next_lse = 0.0f32;
+    let mut next_mean = 0.0f32;
+    while index < all {
+        let at = tiles + stage * comptime!(2 * tile);
+        let next = tiles + (1u32 - stage) * comptime!(2 * tile);
+        let later = index + 1usize;
+        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
+        sync_cube();
+        let scores = score::<S>(a_at, descriptor(at, 0usize), how);
+        let rises = if comptime!(how.slopes) {
+            score::<S>(b_at, descriptor(at + tile, 0usize), how)
+        } else {
+            Vector::<f32, S>::new(0.0f32)
+        };
+        then += columns;
+        left -= 1usize;
+        if later < all {
+            if left == 0usize {
+                then = begin;
+                left = per_head;
+                ahead += 1usize;
+                a_base = head(buffers, numbers, batch, ahead, tile_a);
+                b_base = head(buffers, numbers, batch, ahead, tile_b);
+                base += queries;
+            }
+            bring_rows(a_base, a_stride, then, other_rows, size, next, columns, how);
+            let to = next + tile;
+            bring_rows(b_base, b_stride, then, other_rows, size, to, columns, how);
+            if comptime!(!by_query) {
+                if unit < columns {
+                    let (lse, mean) = statistics(stats, base, then + unit, queries);
+                    next_lse = lse;
+                    next_mean = mean;
+                }
+            }
+        }
+        gpu_asm!("cp.async.commit_group;");
+        let scores = settle::<S>(scores, scores_count, slopes_pending);
+        let here = stage as usize * comptime!(2 * columns);
+        let mut weights = Vector::<f32, S>::empty();
+        #[unroll]
+        for i in 0..comptime!(scores_count / 4) {
+            let (lse, lse_next, lse8, lse8_next) = if comptime!(by_query) {
+                (row_lse, row_lse, row_lse8, row_lse8)
+            } else {
+                let at = here + mine_first + comptime!(8 * i);
+                let (a, b) = (columns_stats[at], columns_stats[at + 1usize]);
+                (a, b, a, b)
+            };
+            let e = comptime!(4 * i);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse));
+            let e = comptime!(4 * i + 1);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse_next));
+            let e = comptime!(4 * i + 2);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse8));
+            let e = comptime!(4 * i + 3);
+            weights.insert(e, exp2(scores.extract(e) * factor - lse8_next));
+        }
+        let look = if comptime!(by_query) {
+            column + columns > whole
+        } else {
+            column < whole
+        };
+        if look {
+            let first = column + mine_first;
+            #[unroll]
+            for i in 0..comptime!(scores_count / 2) {
+                let at = first + comptime!(i / 2 * 8);
+                let edge = if comptime!(i % 2 == 0) { edge } else { edge8 };
+                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+                let (seen, seen_next) = if comptime!(by_query) {
+                    (at < edge, at + 1usize < edge)
+                } else {
+                    (at >= edge, at + 1usize >= edge)
+                };
+                weights.insert(low, select(seen, weights.extract(low), 0.0f32));
+                weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
+            }
+        }
+        if comptime!(how.values) {
+            let words = words::<S, W>(weights, how);
+            let turned = descriptor(at + tile, comptime!(columns * 128));
+            values = weigh::<N, W>(values, words, turned, how);
+        }
+        if comptime!(how.slopes) {
+            let rises = settle::<S>(rises, scores_count, values_pending);
+            #[unroll]
+            for i in 0..comptime!(scores_count / 2) {
+                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+                let (mean, mean_next) = if comptime!(by_query) {
+                    if comptime!(i % 2 == 0) {
+                        (row_mean, row_mean)
+                    } else {
+                        (row_mean8, row_mean8)
+                    }
+                } else {
+                    let at = here + mine_first + comptime!(columns + i / 2 * 8);
+                    (columns_stats[at], columns_stats[at + 1usize])
+                };
+                weights.insert(low, weights.extract(low) * (rises.extract(low) - mean));
+                weights.insert(
+                    high,
+                    weights.extract(high) * (rises.extract(high) - mean_next),
+                );
+            }
+            let words = words::<S, W>(weights, how);
+            let turned = descriptor(at, comptime!(columns * 128));
+            slopes = weigh::<N, W>(slopes, words, turned, how);
+        }
+        slopes = settle::<N>(slopes, sums_count, 0usize);
+        values = settle::<N>(values, sums_count, 0usize);
+        if comptime!(!by_query) {
+            if unit < columns {
+                let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
+                columns_stats[to] = next_lse;
+                columns_stats[to + columns] = next_mean;
+            }
+        }
+        index = later;
+        column = then;
+        stage = 1u32 - stage;
+    }
+    gpu_asm!("cp.async.wait_group 0;");
+    if comptime!(how.slopes) {
+        store::<N>(
+            first,
+            &slopes,
+            place(numbers, batch, own_head, 0usize),
+            mine,
+            own_rows,
+            size,
+            (scale, scale),
+            how,
+        );
+    }
+    if comptime!(how.values) {
+        store::<N>(
+            second,
+            &values,
+            place(numbers, batch, own_head, comptime!(how.slopes as usize)),
+            mine,
+            own_rows,
+            size,
+            (1.0f32.runtime(), 1.0f32.runtime()),
+            how,
+        );
+    }
+}
