@@ -4,10 +4,11 @@
 //! head. The other side comes in tiles: threads that do nothing else bring them, as far ahead as there
 //! is room, and barriers in shared memory say what is there and what is no longer needed. So warp
 //! groups go at their own pace, and while one makes weights, the tensor cores have work of another;
-//! for the result also of the same one. Scores stay in
-//! registers: the threads that hold a row are four neighbours. What they become, rounded to the
-//! operands' dtype as it would be for a product in memory, is the left operand of the next product
-//! where it is. Gradients for queries and for keys are launches of their own, which compute the
+//! for the result also of the same one.
+//!
+//! Scores stay in registers: the threads that hold a row are four neighbours. What they become, rounded
+//! to the operands' dtype as it would be for a product in memory, is the left operand of the next
+//! product where it is. Gradients for queries and for keys are launches of their own, which compute the
 //! scores again: every number is summed by one cube in a fixed order, so bits are always the same.
 
 pub(super) mod backward;
