@@ -14,6 +14,7 @@
 //! this way, and neither are calls of a form that is given other numbers all the time.
 
 use crate::{
+    engine::Way,
     memory::{GpuArena, place, taken_by},
     queue::Function,
     replay::Held,
@@ -24,7 +25,6 @@ use anymesh_kernel::{
     backend::{Buffers, Form, Kernel},
 };
 use anymesh_shaders::{Arena, Memory, Repeats};
-use cubecl::device_handle::DeviceHandle;
 use cubecl_environment::stream::StreamId;
 use smallvec::SmallVec;
 use std::{
@@ -125,7 +125,7 @@ impl Hasher for Number {
 
 /// The calls of a GPU that are made again.
 pub(crate) struct Repeated {
-    handle: DeviceHandle<Launcher>,
+    way: Way,
     arena: GpuArena,
     known: Mutex<Known>,
     mode: Mode,
@@ -159,9 +159,9 @@ enum Answer {
 }
 
 impl Repeated {
-    pub(crate) fn new(handle: DeviceHandle<Launcher>, arena: GpuArena) -> Self {
+    pub(crate) fn new(way: Way, arena: GpuArena) -> Self {
         Self {
-            handle,
+            way,
             arena,
             known: Mutex::default(),
             mode: Mode::of(std::env::var("ANYMESH_CUDA_AGAIN").ok().as_deref()),
@@ -200,9 +200,11 @@ impl Repeated {
         make: &dyn Fn() -> Result<Buffers>,
     ) -> Result<Buffers> {
         let stream = StreamId::current();
-        self.handle.submit(move |launcher| launcher.watch(stream));
+        self.way
+            .handle
+            .submit(move |launcher| launcher.watch(stream));
         let (made, taken) = taken_by(make);
-        let tape = (self.handle).submit_blocking(move |launcher| launcher.watched(stream));
+        let tape = (self.way.handle).submit_blocking(move |launcher| launcher.watched(stream));
         let made = made?;
         let call = match tape {
             Ok(Some(tape)) => learned(kernel, &made, &taken, tape),
@@ -242,7 +244,7 @@ impl Repeated {
             launches: call.launches.clone(),
             addresses: slots.map(address).collect(),
         };
-        self.handle.submit(move |launcher| launcher.again(held));
+        self.way.submit(held);
         taken.truncate(call.results);
         Ok(taken.into_iter().map(Memory::buffer).collect())
     }
@@ -262,10 +264,10 @@ impl Repeats for Repeated {
     }
 
     fn as_list(&self, work: &mut dyn FnMut()) {
-        self.handle.submit(Launcher::begin_list);
+        self.way.handle.submit(Launcher::begin_list);
         work();
-        self.handle.submit(Launcher::end_list);
-        self.handle.flush_queue();
+        self.way.handle.submit(Launcher::end_list);
+        self.way.handle.flush_queue();
     }
 }
 

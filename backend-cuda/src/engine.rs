@@ -34,12 +34,30 @@ pub(crate) struct Engine {
     handle: DeviceHandle<Launcher>,
     client: Client,
     arena: GpuArena,
-    /// Products since somebody waited for the GPU.
+    way: Way,
+}
+
+/// The way of launches that are made again to the thread that makes them.
+#[derive(Clone)]
+pub(crate) struct Way {
+    pub(crate) handle: DeviceHandle<Launcher>,
+    /// Launches since somebody waited for the GPU.
     since_read: Arc<AtomicU32>,
 }
 
-/// Products that are handed over at once after somebody waited for the GPU.
+/// Launches that are handed over at once after somebody waited for the GPU.
 const EAGER: u32 = 4;
+
+impl Way {
+    pub(crate) fn submit(&self, held: Held) {
+        self.handle.submit(move |launcher| launcher.again(held));
+        // The channel hands over many tasks at a time, and whoever hands over fewer waits for it. So
+        // only a GPU that has nothing to do is given work at once.
+        if self.since_read.fetch_add(1, Ordering::Relaxed) < EAGER {
+            self.handle.flush_queue();
+        }
+    }
+}
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -103,9 +121,12 @@ impl Engine {
                 Box::new(drain),
                 Box::new(reached),
             ),
+            way: Way {
+                handle: handle.clone(),
+                since_read,
+            },
             handle,
             client,
-            since_read,
         })
     }
 
@@ -116,7 +137,7 @@ impl Engine {
 
     /// Makes calls again that were made before.
     pub(crate) fn repeated(&self) -> Repeated {
-        Repeated::new(self.handle.clone(), self.arena.clone())
+        Repeated::new(self.way.clone(), self.arena.clone())
     }
 
     pub(crate) fn arena(&self) -> &GpuArena {
@@ -140,13 +161,7 @@ impl Engine {
 
     /// The same for work that comes again and again.
     pub(crate) fn product(&self, library: Library) {
-        let held = Held::Library(Arc::new(library));
-        self.handle.submit(move |launcher| launcher.again(held));
-        // The channel hands over many tasks at a time, and whoever hands over fewer waits for it. So
-        // only a GPU that has nothing to do is given work at once.
-        if self.since_read.fetch_add(1, Ordering::Relaxed) < EAGER {
-            self.handle.flush_queue();
-        }
+        self.way.submit(Held::Library(Arc::new(library)));
     }
 
     /// Does something on the stream behind everything that was queued before, and waits until the

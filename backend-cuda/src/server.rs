@@ -70,7 +70,7 @@ pub(crate) struct Launcher {
     /// The launches of a list that did not end yet.
     held: Option<Vec<Held>>,
     graphs: Graphs,
-    /// Products since somebody waited for the GPU, counted by whoever queues them.
+    /// Launches since somebody waited for the GPU, counted by whoever makes them.
     pub(crate) since_read: Arc<AtomicU32>,
     utilities: Arc<ServerUtilities>,
     /// Used again from launch to launch.
