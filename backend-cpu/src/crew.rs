@@ -2,7 +2,7 @@
 //!
 //! The thread that asks works too, so that a kernel never waits for somebody to wake up, and takes
 //! no longer than on one thread where the other cores are busy. Helpers look out for the next kernel
-//! for a short while before they sleep: kernels follow each other within microseconds, and waking a
+//! for a while before they sleep: kernels follow each other within microseconds, and waking a
 //! thread takes longer than many of them do.
 
 use std::{
@@ -16,10 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a helper without work looks out for some before it sleeps.
-const AWAKE: Duration = Duration::from_micros(100);
-/// Looks at what others do before the core is offered to them.
-const LOOKS: usize = 200;
+/// How long a helper without work looks out for some before it sleeps, and one who asked for those
+/// who are not done before it offers its core to them: less than it takes to get a core back from
+/// another program.
+const AWAKE: Duration = Duration::from_millis(1);
 
 /// What is done for each number.
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
@@ -67,11 +67,10 @@ impl Job {
 
     /// Until everything is done.
     fn wait(&self) {
-        let mut looks = 0;
+        let start = Instant::now();
         while self.left.load(Ordering::Acquire) > 0 {
-            looks += 1;
-            if looks < LOOKS {
-                std::hint::spin_loop();
+            if start.elapsed() < AWAKE {
+                (0..8).for_each(|_| std::hint::spin_loop());
             } else {
                 // A helper may be without a core.
                 thread::yield_now();

@@ -164,6 +164,13 @@ impl<T: Float> Product<'_, T> {
                             (&packed[own.start * depth.len()..], 1, height)
                         };
                         let right = self.panel(j, depth.start);
+                        if j + 1 < panels.end {
+                            // A part of the next panel, which then is nearer when it is needed.
+                            let (next, step) = self.panel(j + 1, depth.start);
+                            let some = part(i, count, depth.len());
+                            self.tiles
+                                .fetch(&next[some.start * step..], step, some.len());
+                        }
                         self.tile(row, height, left, right, j, &depth);
                     }
                 }

@@ -38,6 +38,29 @@ pub(crate) struct Tiles<T> {
     pub(crate) run: unsafe fn(usize, &Tile<T>),
 }
 
+impl<T> Tiles<T> {
+    /// Brings the first elements of some rows, as many as a tile has columns, nearer.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
+    pub(crate) fn fetch(&self, data: &[T], step: usize, rows: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let line = 64 / size_of::<T>();
+        for row in 0..rows {
+            for at in (0..self.columns).step_by(line) {
+                if let Some(element) = data.get(row * step + at) {
+                    // SAFETY: every machine of this kind has the instruction, and it changes
+                    // nothing.
+                    unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(element).cast()) };
+                }
+            }
+        }
+    }
+
+    /// Nothing: other machines have no tiles.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn fetch(&self, _data: &[T], _step: usize, _rows: usize) {}
+}
+
 /// A type that some machines have tiles for.
 pub(crate) trait HasTiles: Sized + 'static {
     /// The best that this machine has; none where the portable way is all there is.
