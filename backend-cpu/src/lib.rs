@@ -149,6 +149,7 @@ impl Backend for CpuBackend {
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
             Kernel::RowProgram(call) => row_program::fits(call),
+            Kernel::Row(call) => call.residual.is_none(),
             Kernel::Matmul(call) => matmul::fits(call),
             _ => true,
         }

@@ -162,6 +162,7 @@ mod tests {
         let call = RowCall {
             op: "test",
             input: input.clone(),
+            residual: None,
             mode,
         };
         row(&call).expect("runs")

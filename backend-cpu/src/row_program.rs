@@ -26,9 +26,13 @@ const COLUMN_PARTS: usize = 64;
 /// over all of them.
 const SHORTEST: usize = 48;
 
-/// Whether rows are worth a kernel that goes through them one by one.
+/// Whether rows are worth a kernel that goes through them one by one, and sums of columns are of the
+/// kind that is computed in.
 pub(crate) fn fits(call: &RowProgramCall) -> bool {
-    call.shape[1] >= SHORTEST
+    let wide = call.inputs.iter().any(|view| view.dtype == DType::F64);
+    let [_, _, columns] = call.program.dtypes();
+    let alike = columns.iter().all(|dtype| (*dtype == DType::F64) == wide);
+    call.shape[1] >= SHORTEST && alike
 }
 
 /// The backend's kernel for row programs.

@@ -6,66 +6,39 @@
 //! cuBLASLt is column-major; a row-major product `A B` is the column-major product `B' A'` of the
 //! same memory.
 
-use crate::{engine::Engine, memory::place, queue::Stream, stream::check};
+mod plan;
+mod tuned;
+
+use crate::{
+    engine::Engine,
+    memory::place,
+    queue::Stream,
+    replay,
+    stream::{check, timed},
+};
 use anymesh_kernel::{
-    Buffer, DType, Device, Error, Kernel, Layout, Result, View,
+    Buffer, DType, Device, Error, Kernel, Result, View,
     backend::{GroupedCall, GroupedOp, MatmulCall},
 };
 use anymesh_shaders::{Arena, Memory};
 use cudarc::{
     cublaslt::{
         result as lt,
-        sys::{
-            self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
-            cublasLtMatmulDescAttributes_t as Attribute,
-            cublasLtMatmulPreferenceAttributes_t as Pref,
-            cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as Type,
-        },
+        sys::{self, cublasLtMatmulDescAttributes_t as Attribute},
     },
     driver::{CudaContext, sys as driver},
 };
+use plan::{Problem, ProductPlan, WORKSPACE, alignment, has_product, problem};
 use std::{
     collections::HashMap,
     ffi::c_void,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
-
-/// Scratch memory for the library; what NVIDIA recommends for Hopper.
-const WORKSPACE: usize = 32 << 20;
+use tuned::Tuned;
 
 /// How many problems are kept; a program with more of them has new ones all the time.
 const MOST: usize = 4096;
-
-/// Where a matrix is and how it is read, as the library sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Matrix {
-    transposed: bool,
-    /// Elements between columns.
-    leading: i64,
-    /// Elements between the matrices of a batch.
-    batch_step: i64,
-    /// Largest power of two (up to 256) that divides the address.
-    alignment: u32,
-}
-
-/// Everything the choice of an algorithm depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Problem {
-    /// Of both factors.
-    dtype: DType,
-    /// Of the result.
-    stored: DType,
-    m: u64,
-    n: u64,
-    k: u64,
-    batch: i32,
-    a: Matrix,
-    b: Matrix,
-    out_alignment: u32,
-    /// Whether a bias is added to every row.
-    biased: bool,
-}
 
 /// The library on one GPU, and what it has been asked for.
 #[derive(Debug)]
@@ -74,6 +47,8 @@ struct CublasLt {
     library: Arc<Library>,
     /// What was chosen for each problem; nothing where the library cannot.
     table: Mutex<HashMap<Problem, Option<Arc<Ready>>>>,
+    /// What was found to be faster than the library's first choice.
+    tuned: Tuned,
 }
 
 /// The library's state.
@@ -93,7 +68,9 @@ unsafe impl Sync for Library {}
 struct Ready {
     problem: Problem,
     plan: ProductPlan,
-    algorithm: sys::cublasLtMatmulHeuristicResult_t,
+    /// What it is computed by, and what else the library would compute it by.
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    choices: Vec<sys::cublasLtMatmulAlgo_t>,
 }
 
 // SAFETY: descriptors that nobody changes any more.
@@ -126,15 +103,18 @@ impl Library {
         })
     }
 
-    /// What the library needs for a problem, or `None` where it cannot.
-    fn ready(&self, problem: &Problem) -> Result<Option<Ready>, String> {
+    /// What the library needs for a problem, or `None` where it cannot; of its algorithms the one
+    /// with this number, if it has so many.
+    fn ready(&self, problem: &Problem, choice: usize) -> Result<Option<Ready>, String> {
         self.context.bind_to_thread().map_err(|e| e.to_string())?;
         let plan = ProductPlan::new(problem)?;
-        let algorithm = plan.choose(self.handle, problem)?;
+        let choices = plan.choices(self.handle, problem)?;
+        let algorithm = choices.get(choice).or(choices.first()).copied();
         Ok(algorithm.map(|algorithm| Ready {
             problem: *problem,
             plan,
             algorithm,
+            choices,
         }))
     }
 
@@ -142,6 +122,18 @@ impl Library {
     fn multiply(
         &self,
         ready: &Ready,
+        addresses: [u64; 3],
+        bias: Option<u64>,
+        stream: Stream,
+    ) -> Result<(), String> {
+        self.multiply_by(ready, &ready.algorithm, addresses, bias, stream)
+    }
+
+    /// Queues one product by one of the library's algorithms.
+    fn multiply_by(
+        &self,
+        ready: &Ready,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
         [a, b, out]: [u64; 3],
         bias: Option<u64>,
         stream: Stream,
@@ -173,7 +165,7 @@ impl Library {
                 plan.layouts[2],
                 out as *mut c_void,
                 plan.layouts[2],
-                &ready.algorithm.algo,
+                algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
                 stream.0.cast(),
@@ -195,212 +187,6 @@ impl Drop for Library {
     }
 }
 
-/// Whether the library multiplies factors of a dtype and stores another.
-fn has_product(factors: DType, stored: DType) -> bool {
-    match factors {
-        DType::F16 | DType::BF16 => stored == factors || stored == DType::F32,
-        DType::F32 | DType::F64 => stored == factors,
-        _ => false,
-    }
-}
-
-/// The library's name of a dtype that [`has_product`] knows.
-fn element(dtype: DType) -> Type {
-    match dtype {
-        DType::F64 => Type::CUDA_R_64F,
-        DType::F16 => Type::CUDA_R_16F,
-        DType::BF16 => Type::CUDA_R_16BF,
-        _ => Type::CUDA_R_32F,
-    }
-}
-
-/// The library's descriptors of a problem.
-struct ProductPlan {
-    matmul: sys::cublasLtMatmulDesc_t,
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
-}
-
-impl ProductPlan {
-    fn new(problem: &Problem) -> Result<Self, String> {
-        let text = |e: lt::CublasError| e.to_string();
-        // Full f32, not TF32: precision is not given away unasked.
-        let (compute, scale) = match problem.dtype {
-            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
-            _ => (Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
-        };
-        let (m, n, k) = (problem.m, problem.n, problem.k);
-        let stored = |rows: u64, columns: u64, matrix: &Matrix, dtype: DType| {
-            let (rows, columns) = if matrix.transposed {
-                (columns, rows)
-            } else {
-                (rows, columns)
-            };
-            let layout = lt::create_matrix_layout(element(dtype), rows, columns, matrix.leading)?;
-            // SAFETY: the layout was just made; attributes are of the documented types.
-            unsafe {
-                lt::set_matrix_layout_attribute(
-                    layout,
-                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                    (&raw const problem.batch).cast(),
-                    4,
-                )?;
-                lt::set_matrix_layout_attribute(
-                    layout,
-                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                    (&raw const matrix.batch_step).cast(),
-                    8,
-                )?;
-            }
-            Ok::<_, lt::CublasError>(layout)
-        };
-        let out = Matrix {
-            transposed: false,
-            leading: n as i64,
-            batch_step: (m * n) as i64,
-            alignment: 0,
-        };
-        let matmul = lt::create_matmul_desc(compute, scale).map_err(text)?;
-        let layouts = [
-            stored(n, k, &problem.b, problem.dtype).map_err(text)?,
-            stored(k, m, &problem.a, problem.dtype).map_err(text)?,
-            stored(n, m, &out, problem.stored).map_err(text)?,
-        ];
-        let plan = Self { matmul, layouts };
-        // CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1.
-        plan.set(
-            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
-            &i32::from(problem.b.transposed),
-        )?;
-        plan.set(
-            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
-            &i32::from(problem.a.transposed),
-        )?;
-        if problem.biased {
-            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
-            plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-        }
-        Ok(plan)
-    }
-
-    /// Sets an attribute of the product, which has the size of `value`.
-    fn set<T>(&self, attribute: Attribute, value: &T) -> Result<(), String> {
-        // SAFETY: the descriptor is alive, and the library copies as many bytes as it is told of.
-        unsafe {
-            lt::set_matmul_desc_attribute(
-                self.matmul,
-                attribute,
-                (value as *const T).cast(),
-                size_of::<T>(),
-            )
-        }
-        .map_err(|e| e.to_string())
-    }
-
-    /// The library's choice of algorithm, or `None` where it has none for this problem.
-    fn choose(
-        &self,
-        handle: sys::cublasLtHandle_t,
-        problem: &Problem,
-    ) -> Result<Option<sys::cublasLtMatmulHeuristicResult_t>, String> {
-        let preference = lt::create_matmul_pref().map_err(|e| e.to_string())?;
-        let workspace = WORKSPACE;
-        let alignments = [
-            (
-                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                problem.b.alignment,
-            ),
-            (
-                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                problem.a.alignment,
-            ),
-            (
-                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                problem.out_alignment,
-            ),
-            (
-                Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-                problem.out_alignment,
-            ),
-        ];
-        // SAFETY: descriptors are alive; attributes are of the documented types.
-        unsafe {
-            let set = |attribute, value: *const c_void, size| {
-                lt::set_matmul_pref_attribute(preference, attribute, value, size)
-                    .map_err(|e| e.to_string())
-            };
-            // Parts of a split sum are added in f32, not in the output's dtype.
-            let in_compute_type = 2u32;
-            set(
-                Pref::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                (&raw const in_compute_type).cast(),
-                4,
-            )?;
-            set(
-                Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const workspace).cast(),
-                8,
-            )?;
-            for (attribute, bytes) in &alignments {
-                set(*attribute, (bytes as *const u32).cast(), 4)?;
-            }
-            let [b, a, out] = self.layouts;
-            let found =
-                lt::get_matmul_algo_heuristic(handle, self.matmul, b, a, out, out, preference);
-            let _ = lt::destroy_matmul_pref(preference);
-            Ok(found.ok())
-        }
-    }
-}
-
-impl Drop for ProductPlan {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
-        unsafe {
-            for layout in self.layouts {
-                let _ = lt::destroy_matrix_layout(layout);
-            }
-            let _ = lt::destroy_matmul_desc(self.matmul);
-        }
-    }
-}
-
-/// The last two dimensions of a layout as a library matrix with one step over all batch dimensions,
-/// if they are one.
-fn matrix(layout: &Layout, address: u64, size: usize) -> Option<Matrix> {
-    let rank = layout.shape.rank();
-    let (rows, columns) = (layout.shape[rank - 2], layout.shape[rank - 1]);
-    let (row_step, column_step) = (
-        layout.strides[rank - 2] as i64,
-        layout.strides[rank - 1] as i64,
-    );
-    let (transposed, leading) = if column_step == 1 && (row_step >= columns as i64 || rows == 1) {
-        (false, row_step.max(columns as i64))
-    } else if row_step == 1 && (column_step >= rows as i64 || columns == 1) {
-        (true, column_step.max(rows as i64))
-    } else {
-        return None;
-    };
-    // Batch dimensions must step evenly: from the innermost outwards each step is the one inside
-    // times its size.
-    let mut step: Option<(i64, i64)> = None;
-    for d in (0..rank - 2).rev().filter(|&d| layout.shape[d] != 1) {
-        let (size, stride) = (layout.shape[d] as i64, layout.strides[d] as i64);
-        match step {
-            None => step = Some((stride, stride * size)),
-            Some((first, expected)) if expected == stride => step = Some((first, stride * size)),
-            Some(_) => return None,
-        }
-    }
-    let address = address + (layout.offset * size) as u64;
-    let batch_step = step.map_or(0, |(first, _)| first);
-    (batch_step >= 0).then_some(Matrix {
-        transposed,
-        leading,
-        batch_step,
-        alignment: alignment(address),
-    })
-}
-
 /// Whether the library may add a bias: it is of the dtype of factors and result.
 fn has_bias(call: &MatmulCall) -> bool {
     let dtype = call.a.dtype;
@@ -417,24 +203,48 @@ fn place_of_bias(bias: &View) -> Result<Option<(u64, Range<u64>)>> {
     Ok(readable.then_some((at, place)))
 }
 
-fn alignment(address: u64) -> u32 {
-    1 << address.trailing_zeros().min(8)
-}
-
 impl CublasLt {
     /// What is needed for a problem, kept from the first time on.
-    fn known(&self, problem: &Problem) -> Result<Option<Arc<Ready>>> {
+    fn known(
+        &self,
+        problem: &Problem,
+        addresses: [u64; 3],
+        bias: Option<u64>,
+    ) -> Result<Option<Arc<Ready>>> {
         let table = || self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = table().get(problem) {
             return Ok(known.clone());
         }
-        let made = self.library.ready(problem).map_err(failed)?.map(Arc::new);
+        let choice = self.tuned.choice(problem);
+        let made = self.library.ready(problem, choice.unwrap_or(0));
+        let mut made = made.map_err(failed)?;
+        if let (Some(ready), None, true) = (&mut made, choice, self.tuned.measures()) {
+            self.tune(ready, addresses, bias)?;
+        }
+        let made = made.map(Arc::new);
         let mut table = table();
         if table.len() >= MOST {
             table.clear();
         }
         table.insert(*problem, made.clone());
         Ok(made)
+    }
+
+    /// Times all algorithms for a problem with its operands, and keeps the fastest.
+    fn tune(&self, ready: &mut Ready, addresses: [u64; 3], bias: Option<u64>) -> Result<()> {
+        let library = &self.library;
+        let times = self.engine.on_stream(|stream| {
+            let time = |algorithm| {
+                timed(stream, || {
+                    library.multiply_by(ready, algorithm, addresses, bias, stream)
+                })
+            };
+            Ok(ready.choices.iter().map(time).collect::<Vec<_>>())
+        });
+        let times = times.map_err(failed)?;
+        let best = self.tuned.keep(&ready.problem, &times)?;
+        ready.algorithm = ready.choices[best];
+        Ok(())
     }
 
     fn alloc(&self, dtype: DType, elements: usize) -> Result<Memory> {
@@ -470,14 +280,20 @@ impl CublasLt {
             return Ok(None);
         };
         problem.biased = bias.is_some();
-        let Some(ready) = self.known(&problem)? else {
+        let bias_at = bias.as_ref().map(|(at, _)| *at);
+        let Some(ready) = self.known(&problem, addresses, bias_at)? else {
             return Ok(None);
         };
         let library = self.library.clone();
-        let bias_at = bias.as_ref().map(|(at, _)| *at);
-        let reads = [a_at, b_at].into_iter().chain(bias.map(|(_, place)| place));
-        self.engine.library(reads.collect(), out_at, move |stream| {
-            library.multiply(&ready, addresses, bias_at, stream)
+        let [a, b, to] = addresses;
+        self.engine.product(replay::Library {
+            identity: [Arc::as_ptr(&ready) as u64, a, b, to, bias_at.unwrap_or(0)],
+            reads: [a_at, b_at]
+                .into_iter()
+                .chain(bias.map(|(_, place)| place))
+                .collect(),
+            writes: out_at,
+            work: Box::new(move |stream| library.multiply(&ready, addresses, bias_at, stream)),
         });
         Ok(Some(out.buffer()))
     }
@@ -530,7 +346,7 @@ impl CublasLt {
                 return Ok(None);
             };
             // Sizes of groups are seldom the same again: these are not kept.
-            let Some(ready) = self.library.ready(&problem).map_err(failed)? else {
+            let Some(ready) = self.library.ready(&problem, 0).map_err(failed)? else {
                 return Ok(None);
             };
             products.push((ready, addresses));
@@ -576,32 +392,6 @@ fn failed(detail: String) -> Error {
     }
 }
 
-/// The product of two stacks of matrices with the addresses of its operands and its result, as the
-/// library sees it; `None` where it cannot read them.
-fn problem(
-    (dtype, stored): (DType, DType),
-    (a, a_at): (&Layout, u64),
-    (b, b_at): (&Layout, u64),
-    out_at: u64,
-) -> Option<(Problem, [u64; 3])> {
-    let (rank, right, size) = (a.shape.rank(), b.shape.rank(), dtype.size());
-    let batch: usize = a.shape.dims()[..rank - 2].iter().product();
-    let problem = Problem {
-        dtype,
-        stored,
-        m: a.shape[rank - 2] as u64,
-        n: b.shape[right - 1] as u64,
-        k: a.shape[rank - 1] as u64,
-        batch: i32::try_from(batch).ok()?,
-        a: matrix(a, a_at, size)?,
-        b: matrix(b, b_at, size)?,
-        out_alignment: alignment(out_at),
-        biased: false,
-    };
-    let offset = |address: u64, layout: &Layout| address + (layout.offset * size) as u64;
-    Some((problem, [offset(a_at, a), offset(b_at, b), out_at]))
-}
-
 /// The device with its matrix products, and the convolutions that are one, made by the library
 /// where that can.
 pub(crate) fn with_products(
@@ -613,6 +403,7 @@ pub(crate) fn with_products(
         engine: engine.clone(),
         library: Arc::new(Library::new(context)?),
         table: Mutex::default(),
+        tuned: Tuned::of_environment(&context.name().unwrap_or_default())?,
     };
     let biased = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(call) if has_bias(call));
     let takes = |kernel: &Kernel| {

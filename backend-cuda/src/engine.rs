@@ -1,11 +1,13 @@
 //! A GPU that is open: its launcher, its memory, and the way to its stream.
 
 use crate::{
+    again::Repeated,
     compile::Compiler,
     disk::Store,
     gpu::Gpu,
     memory::{GpuArena, NoSlabs, Slabs},
     queue::{Nothing, Queue, Stream},
+    replay::{Held, Library},
     server::Launcher,
     stream::{GpuSlabs, GpuStream},
 };
@@ -16,7 +18,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU16, Ordering},
+        atomic::{AtomicU16, AtomicU32, Ordering},
     },
 };
 
@@ -32,7 +34,12 @@ pub(crate) struct Engine {
     handle: DeviceHandle<Launcher>,
     client: Client,
     arena: GpuArena,
+    /// Products since somebody waited for the GPU.
+    since_read: Arc<AtomicU32>,
 }
+
+/// Products that are handed over at once after somebody waited for the GPU.
+const EAGER: u32 = 4;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -80,8 +87,9 @@ impl Engine {
         queue: Box<dyn Queue>,
         slabs: Box<dyn Slabs>,
     ) -> Result<Self, String> {
-        let handle = DeviceHandle::insert(id, Launcher::new(id, compiler, queue))
-            .map_err(|e| format!("{e:?}"))?;
+        let launcher = Launcher::new(id, compiler, queue);
+        let since_read = launcher.since_read.clone();
+        let handle = DeviceHandle::insert(id, launcher).map_err(|e| format!("{e:?}"))?;
         let client = Client::load::<Launcher>(id);
         let waiting = client.clone();
         let drain = move || cubecl::future::block_on(waiting.sync()).map_err(|e| e.to_string());
@@ -97,12 +105,18 @@ impl Engine {
             ),
             handle,
             client,
+            since_read,
         })
     }
 
     /// CubeCL's way to it.
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Makes calls again that were made before.
+    pub(crate) fn repeated(&self) -> Repeated {
+        Repeated::new(self.handle.clone(), self.arena.clone())
     }
 
     pub(crate) fn arena(&self) -> &GpuArena {
@@ -122,6 +136,17 @@ impl Engine {
             .submit(move |launcher| launcher.library(&reads, writes, work));
         // Libraries do large things: the GPU should have them at once, and what was queued before.
         self.handle.flush_queue();
+    }
+
+    /// The same for work that comes again and again.
+    pub(crate) fn product(&self, library: Library) {
+        let held = Held::Library(Arc::new(library));
+        self.handle.submit(move |launcher| launcher.again(held));
+        // The channel hands over many tasks at a time, and whoever hands over fewer waits for it. So
+        // only a GPU that has nothing to do is given work at once.
+        if self.since_read.fetch_add(1, Ordering::Relaxed) < EAGER {
+            self.handle.flush_queue();
+        }
     }
 
     /// Does something on the stream behind everything that was queued before, and waits until the

@@ -277,6 +277,10 @@ impl Backend for Gated {
         self.inner.backend().launch(kernel)
     }
 
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        self.inner.backend().as_list(work);
+    }
+
     fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
         let views = kernels.iter().flat_map(Kernel::operands);
         self.gate

@@ -4,10 +4,11 @@
 //! opened. Where one is missing the error says which and what to install.
 //!
 //! CubeCL is the compiler, the rest is here: `server` receives launches from CubeCL's client, on a
-//! thread of its own; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
+//! thread of its own, `again` makes those that came before without it, `replay` lists of them as one; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
 //! by the arithmetic of `pool`; `stream` is the one stream of the driver on which everything runs, and
 //! `engine` ties them together.
 
+mod again;
 mod compile;
 mod cublaslt;
 mod disk;
@@ -22,6 +23,7 @@ mod memory;
 pub mod nccl;
 mod pool;
 mod queue;
+mod replay;
 mod server;
 mod stream;
 
@@ -179,8 +181,11 @@ fn check_nvrtc(selector: Option<&str>) -> Result<()> {
 
 fn backend(name: String, engine: &Engine, description: String, limit: u64) -> Result<CubeBackend> {
     let (client, arena) = (engine.client().clone(), Arc::new(engine.arena().clone()));
-    CubeBackend::with_arena(name, client, arena, description, false, true, limit)
-        .map(CubeBackend::with_native_functions)
+    CubeBackend::with_arena(name, client, arena, description, false, true, limit).map(|backend| {
+        backend
+            .with_native_functions()
+            .with_repeats(engine.repeated())
+    })
 }
 
 /// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix

@@ -15,6 +15,7 @@ use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::memory_management::ManagedMemoryHandle;
 use std::{
+    cell::RefCell,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -183,7 +184,13 @@ impl Arena for GpuArena {
             address + bytes as u64,
         );
         handle.offset_start = Some(address);
-        Ok(Memory::owned(handle, bytes, Arc::new(block)))
+        let memory = Memory::owned(handle, bytes, Arc::new(block));
+        TAKEN.with_borrow_mut(|taken| {
+            if let Some(taken) = taken {
+                taken.push(memory.clone());
+            }
+        });
+        Ok(memory)
     }
 
     fn filled(&self, bytes: Vec<u8>) -> Result<Memory> {
@@ -217,6 +224,19 @@ impl Arena for GpuArena {
                 .collect(),
         });
     }
+}
+
+thread_local! {
+    /// What this thread takes, while somebody wants to know.
+    static TAKEN: RefCell<Option<Vec<Memory>>> = const { RefCell::new(None) };
+}
+
+/// What a function returns and the memory that it took in this thread, all of which is held so far:
+/// no two pieces share addresses.
+pub(crate) fn taken_by<R>(function: impl FnOnce() -> R) -> (R, Vec<Memory>) {
+    TAKEN.set(Some(vec![]));
+    let done = function();
+    (done, TAKEN.take().unwrap_or_default())
 }
 
 /// Where memory of a [`GpuArena`] lies.

@@ -55,6 +55,32 @@ pub(crate) trait Queue: Send + 'static {
 
     /// The driver's stream, for libraries.
     fn stream(&self) -> Stream;
+
+    /// Calls of `launch` and of libraries are written down from here on, and not run.
+    fn write_down(&mut self) -> Result<(), String>;
+
+    /// What was written down. Ends the writing also where it fails.
+    fn written(&mut self) -> Result<Graph, String>;
+
+    /// Queues everything that was written down, with the addresses it had then.
+    fn replay(&mut self, graph: &Graph) -> Result<(), String>;
+}
+
+/// A list of kernels that the driver queues at once.
+#[derive(Debug)]
+pub(crate) struct Graph(pub(crate) sys::CUgraphExec);
+
+// SAFETY: a name for something in the driver, used by one thread at a time.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by the driver, dropped once; what of it is queued still runs. A failure has
+            // nobody to tell.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+        }
+    }
 }
 
 /// A queue that does nothing: for compiling kernels where there is no GPU. What is read is zero.
@@ -101,5 +127,17 @@ impl Queue for Nothing {
 
     fn stream(&self) -> Stream {
         Stream(std::ptr::null_mut())
+    }
+
+    fn write_down(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn written(&mut self) -> Result<Graph, String> {
+        Ok(Graph(std::ptr::null_mut()))
+    }
+
+    fn replay(&mut self, _: &Graph) -> Result<(), String> {
+        Ok(())
     }
 }

@@ -3,12 +3,18 @@
 //! CubeCL runs this on a thread of its own, behind a channel; so the thread that computes never waits
 //! for the driver. Everything that is queued goes through that channel, in order.
 
+mod list;
+mod watch;
+
+pub(crate) use watch::{Argument, Taped};
+
 use crate::{
     compile::Compiler,
     failures::Failures,
     log,
     memory::{Places, STANDING},
     queue::{Function, Queue, Stream},
+    replay::{Graphs, Held},
 };
 use cubecl::{
     CubeCount, CubeKernel,
@@ -30,7 +36,15 @@ use cubecl_runtime::{
     memory_management::{ManagedMemoryHandle, MemoryAllocationMode, StreamMemoryReport},
     storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId},
 };
-use std::{collections::HashMap, ffi::c_void, ops::Range, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 /// A kernel that was launched before.
 #[derive(Clone)]
@@ -50,6 +64,14 @@ pub(crate) struct Launcher {
     /// What became of each kernel: one that cannot be compiled is not tried again.
     kernels: HashMap<KernelId, Result<Loaded, Arc<str>>>,
     failures: Failures,
+    /// What threads that are watched have launched; nothing where they did something else too, or
+    /// where it failed.
+    tapes: HashMap<StreamId, Option<Vec<Taped>>>,
+    /// The launches of a list that did not end yet.
+    held: Option<Vec<Held>>,
+    graphs: Graphs,
+    /// Products since somebody waited for the GPU, counted by whoever queues them.
+    pub(crate) since_read: Arc<AtomicU32>,
     utilities: Arc<ServerUtilities>,
     /// Used again from launch to launch.
     addresses: Vec<u64>,
@@ -70,6 +92,13 @@ fn failed(reason: impl Into<String>) -> ServerError {
         reason: reason.into(),
         backtrace: Default::default(),
     }
+}
+
+/// Why a kernel's results cannot be read, for the log too.
+fn not_run(name: &str, detail: &str) -> Arc<str> {
+    let why = format!("the kernel {name} did not run: {detail}");
+    log::say(1, || why.clone());
+    Arc::from(why)
 }
 
 /// Whether memory is garbage when work that was to write it is not done.
@@ -99,6 +128,10 @@ impl Launcher {
             bound: false,
             kernels: HashMap::new(),
             failures: Failures::default(),
+            tapes: HashMap::new(),
+            held: None,
+            graphs: Graphs::default(),
+            since_read: Arc::default(),
             utilities: Arc::new(utilities),
             addresses: vec![],
             arguments: vec![],
@@ -140,6 +173,28 @@ impl Launcher {
         })
     }
 
+    /// Queues a kernel with the addresses of its buffers, and its numbers.
+    fn start(
+        &mut self,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: usize,
+        addresses: &[u64],
+        info: &[u64],
+    ) -> Result<(), String> {
+        self.arguments.clear();
+        let addresses = addresses
+            .iter()
+            .map(|address| (&raw const *address).cast_mut().cast());
+        self.arguments.extend(addresses);
+        // Scalars and lengths, in a struct that is passed by value.
+        self.arguments.push(info.as_ptr().cast_mut().cast());
+        // SAFETY: one address for each buffer of the kernel and then its numbers, as CubeCL writes
+        // kernels; whoever launches holds the memory.
+        unsafe { (self.queue).launch(function, grid, block, shared, &mut self.arguments) }
+    }
+
     /// Queues a kernel that was made.
     fn run(
         &mut self,
@@ -154,25 +209,18 @@ impl Launcher {
         if info.dynamic_metadata_offset < info.data.len() {
             return Err("kernels take lists, not tensors with shapes".into());
         }
-        self.addresses.clear();
+        let mut addresses = std::mem::take(&mut self.addresses);
+        addresses.clear();
         for resource in &arguments.resources {
             let KernelResource::Buffer(binding) = resource else {
                 return Err("kernels take lists, not tensor maps".into());
             };
-            self.addresses.push(place(binding).start);
+            addresses.push(place(binding).start);
         }
-        self.arguments.clear();
-        let addresses = self
-            .addresses
-            .iter()
-            .map(|address| (&raw const *address).cast_mut().cast());
-        self.arguments.extend(addresses);
-        // Scalars and lengths, in a struct that is passed by value.
-        self.arguments.push(info.data.as_ptr().cast_mut().cast());
         let (function, block, shared) = (loaded.function, loaded.block, loaded.shared);
-        // SAFETY: one address for each buffer of the kernel and then its numbers, as CubeCL writes
-        // kernels; whoever launches holds the memory.
-        unsafe { (self.queue).launch(function, [x, y, z], block, shared, &mut self.arguments) }
+        let done = self.start(function, [x, y, z], block, shared, &addresses, &info.data);
+        self.addresses = addresses;
+        done
     }
 
     /// Does work that reads and writes memory, unless what it reads is garbage; then, or where it
@@ -209,6 +257,7 @@ impl Launcher {
         writes: Range<u64>,
         work: impl FnOnce(Stream) -> Result<(), String>,
     ) {
+        self.queue_held();
         self.perform(reads.iter().cloned(), std::iter::once(writes), |this| {
             work(this.queue.stream()).map_err(|detail| {
                 log::say(1, || detail.clone());
@@ -220,6 +269,7 @@ impl Launcher {
     /// The kernel that was queued last to write some memory used other memory too: what it could
     /// not be run for, or what it made of garbage, is garbage.
     pub(crate) fn reached(&mut self, Places { done, also }: Places) {
+        self.queue_held();
         if self.failures.is_empty() {
             return;
         }
@@ -243,6 +293,7 @@ impl Launcher {
         &mut self,
         work: impl FnOnce(Stream) -> Result<R, String>,
     ) -> Result<R, String> {
+        self.queue_held();
         self.bind()?;
         work(self.queue.stream())
     }
@@ -279,8 +330,11 @@ impl Server for Launcher {
     fn read(
         &mut self,
         descriptors: Vec<CopyDescriptor>,
-        _: StreamId,
+        thread: StreamId,
     ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        self.queue_held();
+        self.since_read.store(0, Ordering::Relaxed);
+        self.spoil(thread);
         let parts = descriptors.iter().map(|d| place(&d.handle)).collect();
         let ready = self
             .readable(descriptors.iter().map(|d| &d.handle))
@@ -294,7 +348,9 @@ impl Server for Launcher {
         }
     }
 
-    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, thread: StreamId) {
+        self.queue_held();
+        self.spoil(thread);
         for (descriptor, bytes) in descriptors {
             let to = place(&descriptor.handle);
             self.perform(std::iter::empty(), std::iter::once(to.clone()), |this| {
@@ -308,6 +364,7 @@ impl Server for Launcher {
         handles: Vec<BufferBinding>,
         _: StreamId,
     ) -> DynFut<Result<(), ServerError>> {
+        self.queue_held();
         if let Err(error) = self.readable(handles.iter()) {
             return Box::pin(std::future::ready(Err(error)));
         }
@@ -316,6 +373,7 @@ impl Server for Launcher {
     }
 
     fn check(&mut self, handles: Vec<BufferBinding>, _: StreamId) -> Result<(), ServerError> {
+        self.queue_held();
         self.readable(handles.iter())
     }
 
@@ -324,15 +382,25 @@ impl Server for Launcher {
         kernel: Box<dyn CubeKernel>,
         count: CubeCount,
         arguments: KernelArguments,
-        _: StreamId,
+        thread: StreamId,
         mode: LaunchMode,
     ) {
+        self.queue_held();
         let loaded = match self.bind().map_err(Arc::from) {
             Ok(()) => self.kernel(&*kernel),
             Err(why) => Err(why),
         };
         if mode.is_skipped() {
             return;
+        }
+        if !self.tapes.is_empty() {
+            match &loaded {
+                Ok(loaded) => {
+                    let name = kernel.id().short_name().to_string();
+                    self.tape(thread, &name, loaded, &count, &arguments);
+                }
+                Err(_) => self.spoil(thread),
+            }
         }
         let io = loaded.as_ref().ok().map(|loaded| loaded.io.clone());
         log::say(2, || {
@@ -349,18 +417,13 @@ impl Server for Launcher {
             .filter(fresh)
             .map(place);
         self.perform(reads, writes, |this| {
-            this.run(&loaded?, &count, &arguments).map_err(|detail| {
-                let why = format!(
-                    "the kernel {} did not run: {detail}",
-                    kernel.id().short_name()
-                );
-                log::say(1, || why.clone());
-                Arc::from(why)
-            })
+            this.run(&loaded?, &count, &arguments)
+                .map_err(|detail| not_run(kernel.id().short_name(), &detail))
         });
     }
 
     fn flush(&mut self, _: StreamId) -> Result<(), ServerError> {
+        self.queue_held();
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::{
     log,
     memory::Slabs,
-    queue::{Function, Queue, Stream},
+    queue::{Function, Graph, Queue, Stream},
 };
 use cubecl::bytes::Bytes;
 use cubecl_environment::future::DynFut;
@@ -174,6 +174,40 @@ impl Queue for GpuStream {
     fn stream(&self) -> Stream {
         Stream(self.stream.cu_stream())
     }
+
+    fn write_down(&mut self) -> Result<(), String> {
+        // Other threads may allocate meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(self.stream.cu_stream(), mode)
+        })
+    }
+
+    fn written(&mut self) -> Result<Graph, String> {
+        let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is writing down; the graph is only needed to make what is replayed.
+        unsafe {
+            check(
+                "cuStreamEndCapture",
+                sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph),
+            )?;
+            let made = check(
+                "cuGraphInstantiate",
+                sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0),
+            );
+            let _ = sys::cuGraphDestroy(graph);
+            made?;
+        }
+        Ok(Graph(ready))
+    }
+
+    fn replay(&mut self, graph: &Graph) -> Result<(), String> {
+        // SAFETY: live handles; whoever replays holds the memory that the graph names.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(graph.0, self.stream.cu_stream())
+        })
+    }
 }
 
 /// Copies in the thread that waits for them: the driver moves them piece by piece, and other threads
@@ -301,4 +335,38 @@ impl Slabs for GpuSlabs {
         // SAFETY: made by `take`, and nothing that is queued uses it. A failure has nobody to tell.
         let _ = bind(&self.0).map(|()| unsafe { sys::cuMemFree_v2(address) });
     }
+}
+
+/// The us that work takes on a stream: the mean of several runs, after one that is not counted.
+pub(crate) fn timed(stream: Stream, work: impl Fn() -> Result<(), String>) -> Result<f64, String> {
+    const RUNS: u32 = 10;
+    let event = || {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: makes an event of the bound context.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
+        })?;
+        Ok::<_, String>(event)
+    };
+    let (start, end) = (event()?, event()?);
+    let mut ms = 0f32;
+    // SAFETY: live handles; events are destroyed after they were waited for.
+    let done = unsafe {
+        work()
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(start, stream.0)))
+            .and_then(|()| (0..RUNS).try_for_each(|_| work()))
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(end, stream.0)))
+            .and_then(|()| check("cuEventSynchronize", sys::cuEventSynchronize(end)))
+            .and_then(|()| {
+                check(
+                    "cuEventElapsedTime",
+                    sys::cuEventElapsedTime_v2(&mut ms, start, end),
+                )
+            })
+    };
+    for event in [start, end] {
+        // SAFETY: made above, used nowhere else.
+        let _ = unsafe { sys::cuEventDestroy_v2(event) };
+    }
+    done.map(|()| f64::from(ms) * 1e3 / f64::from(RUNS))
 }

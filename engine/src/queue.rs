@@ -8,7 +8,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, Device, Dry, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers, HostMemory},
+    backend::{BoxFuture, Buffers, HostMemory, Views},
 };
 use std::{
     ops::Range,
@@ -191,11 +191,7 @@ impl Backend for Deferred {
         self.inner.backend().supports(kernel)
     }
 
-    fn launch(&self, mut kernel: Kernel) -> Result<Buffers> {
-        // What was written down before may read it later than this runs.
-        if let Kernel::RowProgram(call) = &mut kernel {
-            call.over = false;
-        }
+    fn launch(&self, kernel: Kernel) -> Result<Buffers> {
         for view in kernel.operands() {
             self.check(&view.buffer)?;
         }
@@ -230,5 +226,21 @@ impl Backend for Deferred {
             drop(self.flush(false));
         }
         Ok(outputs)
+    }
+
+    /// Kernels that the device below may make one of are given to it as they are, after everything
+    /// that waits.
+    fn launch_all(&self, mut kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
+        if kernels.len() < 2 || Dry::current().is_some() {
+            return kernels.into_iter().map(|k| self.launch(k)).collect();
+        }
+        let runner = self.flush(false);
+        for view in kernels.iter_mut().flat_map(Kernel::operands_mut) {
+            view.buffer = self.ready(&view.buffer)?;
+        }
+        let launched = self.inner.launch_all(kernels)?;
+        drop(runner);
+        let buffers = |views: Views| views.into_iter().map(|view| view.buffer).collect();
+        Ok(launched.into_iter().map(buffers).collect())
     }
 }

@@ -51,15 +51,19 @@ impl Runner {
         for dead in &plan.dead {
             nodes[*dead as usize] = None;
         }
-        for (step, gone) in plan.steps.iter().zip(&plan.after) {
-            match step {
-                Step::Single(node) => self.single(&nodes, *node),
-                Step::Fused(fused) => self.fused(&nodes, fused),
+        // What a device queues as a list costs it one call where the list came before.
+        let inner = self.inner.clone();
+        inner.backend().as_list(&mut || {
+            for (step, gone) in plan.steps.iter().zip(&plan.after) {
+                match step {
+                    Step::Single(node) => self.single(&nodes, *node),
+                    Step::Fused(fused) => self.fused(&nodes, fused),
+                }
+                for node in gone {
+                    nodes[*node as usize] = None;
+                }
             }
-            for node in gone {
-                nodes[*node as usize] = None;
-            }
-        }
+        });
     }
 
     fn plan(&mut self, nodes: &[Node]) -> Arc<Plan> {
@@ -107,6 +111,9 @@ impl Runner {
         };
         let done = (|| {
             let mut kernel = node.kernel.clone();
+            if let Kernel::RowProgram(call) = &mut kernel {
+                call.over &= is_last_reader(nodes, number, &call.inputs[0].buffer);
+            }
             for view in kernel.operands_mut() {
                 view.buffer = self.ready(&view.buffer)?;
             }
@@ -188,4 +195,13 @@ impl Runner {
             _ => Err(self.mistake("a reduction is none")),
         }
     }
+}
+
+/// Whether no other launch that waits reads a buffer.
+fn is_last_reader(nodes: &[Option<Node>], number: u32, buffer: &Buffer) -> bool {
+    let others = (nodes.iter().enumerate()).filter(|(n, _)| *n != number as usize);
+    let mut read = (others.filter_map(|(_, node)| node.as_ref()))
+        .flat_map(|node| node.kernel.operands())
+        .map(|view| &view.buffer);
+    !read.any(|other| other.same(buffer))
 }

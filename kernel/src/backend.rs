@@ -13,6 +13,7 @@
 
 mod buffer;
 mod elementwise;
+mod form;
 mod fused;
 mod index;
 mod kernel;
@@ -23,6 +24,7 @@ mod work;
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
 pub use elementwise::{Affine, MapCall, MapInput, ReduceCall, ReduceOp, ScanCall, ScanOp};
+pub use form::Form;
 pub use fused::{AttentionBackwardCall, AttentionCall, AttentionOrder, RowCall, RowOp};
 pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
@@ -130,6 +132,12 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Queues a kernel; a buffer for each of its [outputs](Kernel::outputs).
     fn launch(&self, kernel: Kernel) -> Result<Buffers>;
+
+    /// Calls `work`. What it launches may wait until it returns, so that a device can queue it as one
+    /// list; what it reads is there all the same.
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        work();
+    }
 
     /// Queues kernels of which none reads what another one gives; the buffers of each, in order and
     /// with the same bits as from a launch of its own. A device may make fewer launches of them:

@@ -433,6 +433,10 @@ where
         }
     }
 
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        self.inner.backend().as_list(work);
+    }
+
     fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
         if kernels.iter().any(self.takes) {
             return kernels

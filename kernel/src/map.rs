@@ -221,6 +221,11 @@ impl std::fmt::Debug for MapProgram {
 }
 
 impl MapProgram {
+    /// A number that programs are told apart by, mostly.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.hash
+    }
+
     /// A program that copies one input, converting its dtype.
     pub fn cast(from: DType, to: DType) -> Self {
         let cast = if from == to {

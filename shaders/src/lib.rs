@@ -131,6 +131,15 @@ pub struct Reached {
     pub writes: Vec<Memory>,
 }
 
+/// Makes calls of a device, some of them without CubeCL.
+pub trait Repeats: Send + Sync {
+    /// The buffers of a call, which `make` would make.
+    fn launch(&self, kernel: &Kernel, make: &dyn Fn() -> Result<Buffers>) -> Result<Buffers>;
+
+    /// See [`Backend::as_list`].
+    fn as_list(&self, work: &mut dyn FnMut());
+}
+
 /// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
 struct OfClient(Client);
 
@@ -158,6 +167,7 @@ pub struct CubeBackend {
     name: String,
     client: Client,
     arena: Arc<dyn Arena>,
+    repeats: Option<Arc<dyn Repeats>>,
     capabilities: Capabilities,
     faults: Memory,
     /// The programs of kernels that were launched, as they are compiled.
@@ -241,6 +251,7 @@ impl CubeBackend {
         Ok(Self {
             name,
             arena,
+            repeats: None,
             capabilities: Capabilities {
                 dtypes,
                 f64_math,
@@ -266,6 +277,12 @@ impl CubeBackend {
     /// two ulp on CUDA and unspecified elsewhere.
     pub fn with_native_functions(mut self) -> Self {
         self.native = true;
+        self
+    }
+
+    /// Lets somebody else make calls that were made before.
+    pub fn with_repeats(mut self, repeats: impl Repeats + 'static) -> Self {
+        self.repeats = Some(Arc::new(repeats));
         self
     }
 
@@ -324,6 +341,30 @@ impl CubeBackend {
     /// is not needed it would order kernels that have nothing to do with each other.
     fn fault_if(&self, can_fault: bool) -> SequenceArg<Box<[u32]>> {
         can_fault.then(|| self.fault_arg()).into_iter().collect()
+    }
+
+    /// Launches what a call comes to.
+    fn run(&self, kernel: &Kernel) -> Result<Buffers> {
+        Ok(match kernel {
+            Kernel::Map(call) => self.run_map(call)?,
+            Kernel::Reduce(call) => smallvec![self.run_reduce(call)?],
+            Kernel::Scan(call) => self.run_scan(call)?,
+            Kernel::Matmul(call) => smallvec![self.run_matmul(call)?],
+            Kernel::Grouped(call) => smallvec![self.run_grouped(call)?],
+            Kernel::Gather(call) => smallvec![self.run_gather(call)?],
+            Kernel::CheckIndex(call) => {
+                self.run_check_index(call)?;
+                smallvec![]
+            }
+            Kernel::Scatter(call) => smallvec![self.run_scatter(call)?],
+            Kernel::Search(call) => smallvec![self.run_search(call)?],
+            Kernel::Sort(call) => smallvec![self.run_sort(call)?],
+            Kernel::Conv(call) => smallvec![self.run_conv(call)?],
+            Kernel::Row(call) => self.run_row(call)?,
+            Kernel::RowProgram(call) => self.run_row_program(call)?,
+            Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
+            Kernel::AttentionBackward(call) => self.run_attention_backward(call)?,
+        })
     }
 
     /// The error for a fused kernel that [`supports`](Backend::supports) did not promise.
@@ -429,26 +470,17 @@ impl Backend for CubeBackend {
         if !self.supports(&kernel) {
             return Err(self.not_supported(&kernel));
         }
-        Ok(match &kernel {
-            Kernel::Map(call) => self.run_map(call)?,
-            Kernel::Reduce(call) => smallvec![self.run_reduce(call)?],
-            Kernel::Scan(call) => self.run_scan(call)?,
-            Kernel::Matmul(call) => smallvec![self.run_matmul(call)?],
-            Kernel::Grouped(call) => smallvec![self.run_grouped(call)?],
-            Kernel::Gather(call) => smallvec![self.run_gather(call)?],
-            Kernel::CheckIndex(call) => {
-                self.run_check_index(call)?;
-                smallvec![]
-            }
-            Kernel::Scatter(call) => smallvec![self.run_scatter(call)?],
-            Kernel::Search(call) => smallvec![self.run_search(call)?],
-            Kernel::Sort(call) => smallvec![self.run_sort(call)?],
-            Kernel::Conv(call) => smallvec![self.run_conv(call)?],
-            Kernel::Row(call) => smallvec![self.run_row(call)?],
-            Kernel::RowProgram(call) => self.run_row_program(call)?,
-            Kernel::Attention(call) => self.run_attention(call)?.into_iter().collect(),
-            Kernel::AttentionBackward(call) => self.run_attention_backward(call)?,
-        })
+        match &self.repeats {
+            Some(repeats) => repeats.launch(&kernel, &|| self.run(&kernel)),
+            None => self.run(&kernel),
+        }
+    }
+
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        match &self.repeats {
+            Some(repeats) => repeats.as_list(work),
+            None => work(),
+        }
     }
 
     fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {

@@ -115,6 +115,12 @@ pub(crate) fn coarse_div(a: F4, b: F4) -> F4 {
     (a * shrink) * unit(b * shrink, "rcp")
 }
 
+/// One over a value; zero where that is subnormal.
+#[cube]
+pub(crate) fn coarse_reciprocal(x: F4) -> F4 {
+    unit(x, "rcp")
+}
+
 #[cube]
 pub(crate) fn coarse_tanh(x: F4) -> F4 {
     let one = F4::new(1.0f32);

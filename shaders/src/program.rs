@@ -6,8 +6,10 @@
 
 mod coarse;
 mod emit;
+mod lanes;
 
 pub(crate) use emit::*;
+pub(crate) use lanes::*;
 
 use anymesh_kernel::{
     DType, Dims, Kind, MapProgram, Scalar, Shape,
@@ -20,7 +22,7 @@ use cubecl::server::Handle;
 /// How four consecutive positions find their elements in an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
-    /// Dense and aligned: one vector load.
+    /// Dense and aligned: one vector load. With a window all four are inside of it, or none.
     Vector,
     /// The same element for all four: one scalar load.
     Splat,
@@ -338,8 +340,15 @@ impl Bound {
                 true => Mode::RepeatedSplat,
                 false => Mode::Repeated,
             }
-        } else if input.window.is_some() {
-            Mode::Scattered
+        } else if let Some(window) = &input.window {
+            // Where it covers whole rows, four positions are inside or outside together.
+            let covers = order.get(last).is_some_and(|&own| {
+                window[own] == 0 && input.view.layout.shape[own] == shape[last]
+            });
+            match covers && even && strides[last] == 1 && aligned && !shared {
+                true => Mode::Vector,
+                false => Mode::Scattered,
+            }
         } else if row && strides[last] == 1 && aligned && !shared {
             Mode::Vector
         } else if row && strides[last] == 0 {

@@ -2,10 +2,15 @@
 
 use crate::{CubeBackend, program::Repeat, row_program::stores};
 use anymesh_kernel::{
-    Buffer, DType, Layout, Result, View,
-    backend::{ReduceOp, RowBuilder, RowCall, RowOp, RowProgramCall},
+    DType, Layout, Result, View,
+    backend::{Buffers, ReduceOp, RowArgs, RowBuilder, RowCall, RowOp, RowProgramCall},
+    map::Val,
 };
 use smallvec::{SmallVec, smallvec};
+
+/// The longest rows that are added to another: threads hold them however many inputs there are, so
+/// that sums go in the order in which they go without.
+const LONGEST_SUM: usize = 16 * 1024;
 
 /// Whether all is computed in f32, and rows can be stored in whole words.
 pub(crate) fn fits(call: &RowCall) -> bool {
@@ -14,7 +19,41 @@ pub(crate) fn fits(call: &RowCall) -> bool {
         RowOp::Softmax | RowOp::LogSoftmax => true,
         RowOp::Norm { weight, bias, .. } => weight.iter().chain(bias).all(narrow),
     };
-    stores(call.input.layout.shape[1], call.input.dtype) && narrow(&call.input) && parameters
+    // Parameters that repeat do so for all inputs but the first.
+    let repeats = matches!(call.mode, RowOp::Norm { groups, inner, .. } if groups > 1 || inner > 1);
+    let length = call.input.layout.shape[1];
+    let sum = call.residual.is_none() || length <= LONGEST_SUM && !repeats;
+    stores(length, call.input.dtype) && narrow(&call.input) && parameters && sum
+}
+
+/// What is computed with: the input, or the sum that is stored beside, as it is read from there.
+fn element<'b>(call: &RowCall, a: &RowArgs<'b>) -> Val<'b> {
+    match call.residual {
+        Some(_) => {
+            let sum = a.x[0] + a.x[1];
+            sum.cast(call.input.dtype).cast(DType::F32)
+        }
+        None => a.x[0],
+    }
+}
+
+/// Sets what is stored of each element: what `f` makes of it, after the sum where there is one.
+fn set_each(
+    b: &mut RowBuilder,
+    call: &RowCall,
+    f: impl for<'b> Fn(&RowArgs<'b>) -> Val<'b>,
+) -> Result<()> {
+    let dtype = call.input.dtype;
+    match call.residual {
+        Some(_) => b.each([dtype; 2], |a| [element(call, a), f(a)]),
+        None => b.each([dtype], |a| [f(a)]),
+    }
+}
+
+/// [`element`] without the mean, where that is taken off.
+fn centered<'b>(call: &RowCall, mean: Option<usize>, a: &RowArgs<'b>) -> Val<'b> {
+    let x = element(call, a);
+    mean.map_or(x, |mean| x - a.r[mean])
 }
 
 /// A call as a row program. The parameters of a norm are given for every column; where they repeat
@@ -23,17 +62,22 @@ fn as_program(call: &RowCall) -> Result<(RowProgramCall, Option<Repeat>)> {
     let (shape, dtype) = (&call.input.layout.shape, call.input.dtype);
     let (rows, n) = (shape[0], shape[1]);
     let mut inputs: SmallVec<[View; 4]> = smallvec![call.input.clone()];
+    inputs.extend(call.residual.clone());
+    let added = inputs.len();
+    let mut dtypes = vec![dtype; added];
     let mut params: SmallVec<[f64; 2]> = smallvec![];
     let (program, repeat) = match &call.mode {
         RowOp::Softmax | RowOp::LogSoftmax => {
-            let mut b = RowBuilder::new(&[dtype], 0);
-            let top = b.fold(ReduceOp::Max, None, |a| a.x[0])?;
-            let sum = b.fold(ReduceOp::Sum, None, |a| (a.x[0] - a.r[top]).exp())?;
+            let mut b = RowBuilder::new(&dtypes, 0);
+            let top = b.fold(ReduceOp::Max, None, |a| element(call, a))?;
+            let sum = b.fold(ReduceOp::Sum, None, |a| (element(call, a) - a.r[top]).exp())?;
             match call.mode {
-                RowOp::Softmax => b.each([dtype], |a| {
-                    [(a.x[0] - a.r[top]).exp() * (a.r[sum].lit(1.0) / a.r[sum])]
+                RowOp::Softmax => set_each(&mut b, call, |a| {
+                    (element(call, a) - a.r[top]).exp() * (a.r[sum].lit(1.0) / a.r[sum])
                 })?,
-                _ => b.each([dtype], |a| [a.x[0] - a.r[top] - a.r[sum].log()])?,
+                _ => set_each(&mut b, call, |a| {
+                    element(call, a) - a.r[top] - a.r[sum].log()
+                })?,
             }
             (b.finish()?, None)
         }
@@ -46,7 +90,6 @@ fn as_program(call: &RowCall) -> Result<(RowProgramCall, Option<Repeat>)> {
             channels,
             inner,
         } => {
-            let mut dtypes = vec![dtype];
             for view in weight.iter().chain(bias) {
                 dtypes.push(view.dtype);
                 inputs.push(View {
@@ -62,20 +105,19 @@ fn as_program(call: &RowCall) -> Result<(RowProgramCall, Option<Repeat>)> {
             let mut b = RowBuilder::new(&dtypes, 2);
             let mean = match rms {
                 true => None,
-                false => Some(b.fold(ReduceOp::Sum, Some(0), |a| a.x[0])?),
+                false => Some(b.fold(ReduceOp::Sum, Some(0), |a| element(call, a))?),
             };
             let var = b.fold(ReduceOp::Sum, Some(0), |a| {
-                let x = mean.map_or(a.x[0], |mean| a.x[0] - a.r[mean]);
+                let x = centered(call, mean, a);
                 x * x
             })?;
-            b.each([dtype], |a| {
-                let x = mean.map_or(a.x[0], |mean| a.x[0] - a.r[mean]);
-                let mut y = x * (a.r[var] + a.p[1]).rsqrt();
-                let mut given = a.x[1..].iter();
+            set_each(&mut b, call, |a| {
+                let mut y = centered(call, mean, a) * (a.r[var] + a.p[1]).rsqrt();
+                let mut given = a.x[added..].iter();
                 if weight.is_some() {
                     y = given.next().map_or(y, |weight| y * *weight);
                 }
-                [given.next().map_or(y, |bias| y + *bias)]
+                given.next().map_or(y, |bias| y + *bias)
             })?;
             let (groups, channels, inner) = (*groups, *channels, *inner);
             let repeat = (groups > 1 || inner > 1).then_some(Repeat {
@@ -100,9 +142,8 @@ fn as_program(call: &RowCall) -> Result<(RowProgramCall, Option<Repeat>)> {
 }
 
 impl CubeBackend {
-    pub(crate) fn run_row(&self, call: &RowCall) -> Result<Buffer> {
+    pub(crate) fn run_row(&self, call: &RowCall) -> Result<Buffers> {
         let (program, repeat) = as_program(call)?;
-        let made = self.run_rows(&program, repeat)?.into_iter().next();
-        made.ok_or_else(|| self.failed("a row program gave nothing"))
+        self.run_rows(&program, repeat)
     }
 }

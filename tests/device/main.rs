@@ -5,6 +5,7 @@
 //! which must then be there. Without it the software adapter is taken. Where that is missing, its
 //! tests count as ignored, not as passed: nothing was held.
 
+mod again;
 mod conformance;
 mod deferred;
 mod faults;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         faults::SUITE,
         deferred::SUITE,
         together::SUITE,
+        again::SUITE,
     ] {
         all.extend(trials(suite, device.as_ref()));
     }

@@ -3,19 +3,15 @@
 use crate::{Error, Result};
 use anymesh_core::{Tensor, grad::checkpoint};
 
-/// Runs a layer that gives several tensors; with `on`, nothing inside of it is kept, and it runs
-/// again in the backward pass. Parameters are handles: the second run uses the same ones, and those
-/// that are frozen stay so.
+/// Runs a layer that gives several tensors: nothing inside of it is kept, and it runs again in the
+/// backward pass. Parameters are handles: the second run uses the same ones, and those that are
+/// frozen stay so.
 #[track_caller]
 pub(crate) fn recompute(
-    on: bool,
     x: &Tensor,
     layer: impl Fn(&Tensor) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 ) -> Result<Vec<Tensor>> {
-    match on {
-        true => again(&[x], move |x| layer(&x[0])),
-        false => layer(x),
-    }
+    again(&[x], move |x| layer(&x[0]))
 }
 
 /// A function of several tensors that runs again in the backward pass.

@@ -93,6 +93,9 @@ const MOVES: &[Move] = &[
     case("pad", "constant", CUBE, |t| {
         one(t.pad(&[(1, 0), (0, 2), (3, 1)], PadMode::Constant(Scalar::Int(1))))
     }),
+    case("pad", "constant, around whole rows", &[3, 5, 8], |t| {
+        one(t.pad(&[(1, 2), (2, 0), (0, 0)], PadMode::Constant(Scalar::Int(1))))
+    }),
     case("pad", "constant, rank 1", &[67], |t| {
         one(t.pad(&[(5, 3)], PadMode::Constant(Scalar::Bool(false))))
     }),
@@ -140,6 +143,9 @@ const ROW: &[usize] = &[1, 5];
 const JOINS: &[(&[&[usize]], i64)] = &[
     (&[&[3, 3], &[3, 5], &[3, 7]], 1),
     (&[&[3, 7], &[5, 7], &[1, 7]], 0),
+    // Whole rows of whole chunks, which devices read by vectors.
+    (&[&[3, 8], &[5, 8], &[1, 8]], 0),
+    (&[&[2, 3, 4], &[2, 2, 4], &[2, 1, 4]], 1),
     (&[&[3], &[5], &[7]], 0),
     (&[&[2, 3, 5], &[2, 0, 5], &[2, 1, 5]], 1),
     (&[ROW; 13], -1),

@@ -184,6 +184,33 @@ pub(super) fn norms() -> Cases {
                 ])
             });
         }
+        // A sum and its norm are those of the two ops, to the bit.
+        for n in LENGTHS {
+            for rms in [false, true] {
+                let op = if rms {
+                    "add_rms_norm"
+                } else {
+                    "add_layer_norm"
+                };
+                cases.add(op, dtype, format!("{dtype} [5, {n}]"), move |d| {
+                    let (x, y) = (plain(d, dtype, &[5, n], 6)?, plain(d, dtype, &[5, n], 7)?);
+                    let (w, b) = (plain(d, dtype, &[n], 8)?, plain(d, dtype, &[n], 9)?);
+                    let options = NormOptions::new().weight(&w);
+                    let options = if rms { options } else { options.bias(&b) };
+                    let (sum, normed) = match rms {
+                        true => x.add_rms_norm(&y, &options)?,
+                        false => x.add_layer_norm(&y, &options)?,
+                    };
+                    let apart = x.add(&y)?;
+                    let alone = match rms {
+                        true => apart.rms_norm(&options)?,
+                        false => apart.layer_norm(&options)?,
+                    };
+                    let same = [sum.eq(&apart)?, normed.eq(&alone)?];
+                    Ok([sum, normed].into_iter().chain(same).collect())
+                });
+            }
+        }
         for groups in [1, 2, 3, 6] {
             cases.add(
                 "group_norm",

@@ -26,6 +26,26 @@ fn gradients(
     tracked.iter().map(|x| found.of(x)).collect()
 }
 
+/// The gradients of two summands, a weight and a bias, from those of the sum and of its norm.
+fn sum_gradients(
+    inputs: &[Tensor],
+    of_sum: Option<&Tensor>,
+    of_norm: &Tensor,
+) -> Result<Vec<Tensor>> {
+    let tracked = inputs
+        .iter()
+        .map(Tensor::require_grad)
+        .collect::<Result<Vec<_>>>()?;
+    let options = NormOptions::new().weight(&tracked[2]).bias(&tracked[3]);
+    let (sum, normed) = tracked[0].add_layer_norm(&tracked[1], &options)?;
+    let mut loss = normed.mul(of_norm)?.sum(&[], false)?;
+    if let Some(of_sum) = of_sum {
+        loss = loss.add(&sum.mul(of_sum)?.sum(&[], false)?)?;
+    }
+    let found = loss.backward()?;
+    tracked.iter().map(|x| found.of(x)).collect()
+}
+
 /// Gradients of softmax and its logarithm.
 pub(super) fn softmax() -> Cases {
     let mut cases = Cases::new("rows");
@@ -96,6 +116,31 @@ pub(super) fn norms() -> Cases {
             "gradients of f16 parameters",
             norm(op, F16, F16, [9, 96]),
         );
+    }
+    // Of a sum and its norm, with a gradient of each; then of the norm alone.
+    for dtype in [F32, F16, BF16, F64] {
+        for n in LENGTHS.into_iter().filter(|n| *n > 1) {
+            for both in [true, false] {
+                let detail = format!("{dtype} gradients [7, {n}], of the sum {both}");
+                cases.add("add_layer_norm", dtype, detail, move |d| {
+                    let inputs = [
+                        plain(d, dtype, &[7, n], 1)?,
+                        plain(d, dtype, &[7, n], 2)?,
+                        plain(d, F32, &[n], 3)?,
+                        plain(d, F32, &[n], 4)?,
+                    ];
+                    // Larger than the other, so that its rounding does not become all there is.
+                    let large = Fill::Uniform(8.0, 16.0);
+                    let of_sum = input(d, dtype, &[7, n], View::Contiguous, large, 5)?;
+                    let of_norm = plain(d, dtype, &[7, n], 6)?;
+                    sum_gradients(&inputs, both.then_some(&of_sum), &of_norm)
+                });
+                // That of the norm is rounded before that of the sum is added.
+                if both {
+                    cases.rounds_twice();
+                }
+            }
+        }
     }
     cases.add("layer_norm", F32, "gradients over two dimensions", |d| {
         let inputs = [plain(d, F32, &[6, 8, 10], 5)?, plain(d, F32, &[8, 10], 6)?];

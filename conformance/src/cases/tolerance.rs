@@ -243,6 +243,8 @@ const TABLE: &[Row] = &[
         ops: &[
             "layer_norm",
             "rms_norm",
+            "add_layer_norm",
+            "add_rms_norm",
             "group_norm",
             "instance_norm",
             "batch_norm",

@@ -71,6 +71,32 @@ pub(super) const ENTRIES: &[Entry] = &[
         rms_norms,
     ),
     entry(
+        "add_layer_norm",
+        "x, branch, weight?, bias?",
+        &[DIMS, EPS],
+        |c| {
+            let options = options(c, 2)?.dims(c.attrs.size("dims")?);
+            let (sum, normed) = c.x(0)?.add_layer_norm(c.x(1)?, &options)?;
+            Ok(vec![sum, normed])
+        },
+        sums_and_layer_norms,
+    ),
+    entry(
+        "add_rms_norm",
+        "x, branch, weight?",
+        &[DIMS, EPS],
+        |c| {
+            let options = NormOptions {
+                bias: None,
+                dims: c.attrs.size("dims")?,
+                ..options(c, 2)?
+            };
+            let (sum, normed) = c.x(0)?.add_rms_norm(c.x(1)?, &options)?;
+            Ok(vec![sum, normed])
+        },
+        sums_and_rms_norms,
+    ),
+    entry(
         "group_norm",
         "x, weight?, bias?",
         &[GROUPS, EPS],
@@ -189,6 +215,32 @@ fn rms_norms(_: &'static str) -> Vec<Sample> {
             json!({"dims": 2, "eps": 0.125}),
         ),
         Sample::new([small(&[3, 8])], json!({})),
+    ])
+}
+
+fn sums_and_layer_norms(_: &'static str) -> Vec<Sample> {
+    rounded([
+        Sample::new(
+            [small(&[5, 7]), small(&[5, 7]), small(&[7]), small(&[7])],
+            json!({}),
+        ),
+        Sample::new(
+            [small(&[4, 2, 3]), small(&[4, 2, 3]), small(&[2, 3])],
+            json!({"dims": 2, "eps": 0.125}),
+        ),
+        Sample::new([small(&[3, 8]), small(&[3, 8]), small(&[8])], json!({})).without(2),
+        Sample::new([small(&[2, 4]), small(&[2, 4])], json!({"dims": 1})),
+    ])
+}
+
+fn sums_and_rms_norms(_: &'static str) -> Vec<Sample> {
+    rounded([
+        Sample::new([small(&[5, 7]), small(&[5, 7]), small(&[7])], json!({})),
+        Sample::new(
+            [small(&[4, 2, 3]), small(&[4, 2, 3]), small(&[2, 3])],
+            json!({"dims": 2, "eps": 0.125}),
+        ),
+        Sample::new([small(&[3, 8]), small(&[3, 8])], json!({})),
     ])
 }
 

@@ -75,6 +75,17 @@ fn tanhshrink(x: Val<'_>) -> Val<'_> {
     x.abs().lt(0.25).select(series * square * x, x - x.tanh())
 }
 
+/// The factor of the cube in the argument of `gelu_tanh`, and that of the whole argument:
+/// `sqrt(8 / pi)`, since `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
+const GELU_CUBE: f64 = 0.044715;
+const GELU_SCALE: f64 = 1.595_769_121_605_730_8;
+
+/// Beyond 30 the logistic function in `gelu_tanh` is 0 or 1 in every dtype, and the cube would
+/// overflow later.
+fn within_30(x: Val<'_>) -> Val<'_> {
+    clip(x, x.lit(-30.0), x.lit(30.0))
+}
+
 // Fixed-point constants of self-normalizing networks (Klambauer et al., 2017).
 const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
@@ -106,11 +117,18 @@ elementwise! {
     /// The approximation of `gelu` by a hyperbolic tangent. It is evaluated as a logistic function,
     /// which is the same without the cancellation at negative `x`.
     gelu_tanh(x) Float "... -> ..." = {
-        // sqrt(8 / pi), since (1 + tanh(u)) / 2 = sigmoid(2 u). Beyond 30 the logistic function is
-        // 0 or 1 in every dtype, and the cube would overflow later.
-        let near = clip(x, x.lit(-30.0), x.lit(30.0));
-        let u = (near * near * 0.044715 + 1.0) * near * 1.595_769_121_605_730_8;
-        times_sigmoid(x, u)
+        let near = within_30(x);
+        times_sigmoid(x, (near * near * GELU_CUBE + 1.0) * near * GELU_SCALE)
+    }, slope |x| {
+        // sigmoid(u) + x sigmoid'(u) u', with one exponential and one division for all of it.
+        let near = within_30(x);
+        let square = near * near;
+        let u = (square * GELU_CUBE + 1.0) * near * GELU_SCALE;
+        let e = below(u).exp();
+        let share = e.lit(1.0) / (e + 1.0);
+        let rest = e * share;
+        let steep = (square * (3.0 * GELU_CUBE * GELU_SCALE) + GELU_SCALE) * near;
+        u.gt(0.0).select(share, rest) + steep * (rest * share)
     };
     /// `x * sigmoid(x)`, also known as swish.
     silu(x) Float "... -> ..." = silu(x);

@@ -165,9 +165,26 @@ pub struct Elementwise {
     pub formula: Formula,
     /// Its operands, as many as the formula takes.
     pub operands: &'static [Parameter],
-    /// For a function of one operand: its slope as a function of its value, so that the operand
-    /// need not be kept for the gradient.
-    pub slope: Option<for<'b> fn(Val<'b>) -> Val<'b>>,
+    /// For a function of one operand: its slope, where that is not to be derived from the formula.
+    pub slope: Option<Slope>,
+}
+
+/// The slope of a function of one operand.
+#[derive(Clone, Copy)]
+pub enum Slope {
+    /// As a function of the value, so that the operand need not be kept for the gradient.
+    OfValue(for<'b> fn(Val<'b>) -> Val<'b>),
+    /// As a function of the operand, where that is shorter than what is derived.
+    OfOperand(for<'b> fn(Val<'b>) -> Val<'b>),
+}
+
+impl std::fmt::Debug for Slope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Slope::OfValue(_) => "OfValue",
+            Slope::OfOperand(_) => "OfOperand",
+        })
+    }
 }
 
 /// An operand of an elementwise op, for callers who go by name.
@@ -293,14 +310,22 @@ impl Elementwise {
         };
         let run = || Ok(map.recorded(&tensors)?.remove(0));
         record1(op, &tensors, run, |out| {
-            let (from, out, program) = (tensors[0].dtype(), out.clone(), program.clone());
+            let (from, program) = (tensors[0].dtype(), program.clone());
+            let kept = match slope {
+                Slope::OfValue(_) => out.clone(),
+                Slope::OfOperand(_) => tensors[0].kept(),
+            };
             Ok(move |back: &Back<'_>| {
-                Ok(smallvec::smallvec![Some(by_value(
+                let (slope, at) = match slope {
+                    Slope::OfValue(slope) => (slope, back.out(0, &kept)),
+                    Slope::OfOperand(slope) => (slope, kept.clone()),
+                };
+                Ok(smallvec::smallvec![Some(times_slope(
                     op,
                     slope,
                     &program,
                     back.grad()?,
-                    &back.out(0, &out),
+                    &at,
                     from
                 )?)])
             })
@@ -325,9 +350,10 @@ impl Elementwise {
     }
 }
 
-/// The gradient times the slope of a function, which `forward` computes and whose value is `y`.
+/// The gradient times the slope at `y`, the value or the operand, of a function that `forward`
+/// computes.
 #[track_caller]
-fn by_value(
+fn times_slope(
     op: &'static str,
     slope: for<'b> fn(Val<'b>) -> Val<'b>,
     forward: &MapProgram,
@@ -460,9 +486,10 @@ pub(crate) fn cached(
 /// Makes a table of rows and a method of `Tensor` for each:
 /// `name(x, further: type) Class "sharding rule" = formula;`. An argument may be checked or
 /// converted first: `alpha: f64 as nonzero("celu", alpha)?`. A formula of one operand may be
-/// followed by its slope as a function of its value: `exp(x) ... = x.exp() => |y| y;`.
+/// followed by its slope as a function of its value: `exp(x) ... = x.exp() => |y| y;`, or of the
+/// operand: `sin(x) ... = x.sin(), slope |x| x.cos();`.
 macro_rules! elementwise {
-    ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr $(=> $slope:expr)?;)*) => {
+    ($($(#[$doc:meta])* $name:ident($x:ident $(, $arg:ident: $t:ty $(as $convert:expr)?)*) $class:ident $rule:literal = $formula:expr $(=> $slope:expr)? $(, slope $at:expr)?;)*) => {
         /// The rows of this file, by name.
         #[derive(Debug)]
         pub struct Rows;
@@ -481,7 +508,7 @@ macro_rules! elementwise {
                         check: $crate::ops::elementwise::check!($name $arg $t $(, $convert)?),
                     }),*
                 ],
-                slope: $crate::ops::elementwise::slope!($($slope)?),
+                slope: $crate::ops::elementwise::slope!($($slope)? $(, $at)?),
             };
         )*}
 
@@ -525,7 +552,10 @@ macro_rules! slope {
         None
     };
     ($slope:expr) => {
-        Some($slope)
+        Some($crate::ops::elementwise::Slope::OfValue($slope))
+    };
+    (, $slope:expr) => {
+        Some($crate::ops::elementwise::Slope::OfOperand($slope))
     };
 }
 

@@ -2,14 +2,16 @@
 //! over the batch.
 
 mod batch;
+mod checks;
 mod fused;
 mod gradient;
 mod groups;
+mod residual;
 
 use super::{
     OpInfo,
     expr::{Args, Expr, check_eps, check_float, compute_type},
-    op, same_device,
+    op,
     softmax::fused_rows,
 };
 use crate::{
@@ -20,6 +22,7 @@ use crate::{
     spmd::{Call, plain, without_partials},
 };
 pub use batch::BatchNorm;
+use checks::{check_channels, check_trailing, empty, no_bias};
 use gradient::ForBackward;
 use groups::channel_groups;
 use smallvec::{SmallVec, smallvec};
@@ -32,6 +35,8 @@ pub const OPS: &[OpInfo] = &[
     INSTANCE,
     OpInfo::composed("batch_norm", &["map", "reshape"]),
     BATCH_TRAIN,
+    residual::LAYER,
+    residual::RMS,
 ];
 
 const LAYER: OpInfo = op("layer_norm", "...r, r, r -> ...r ; stats r 2").runs(&["map", "reduce"]);
@@ -177,13 +182,7 @@ impl Tensor {
     #[track_caller]
     pub fn rms_norm(&self, options: &NormOptions<'_>) -> Result<Tensor> {
         let (op, NormOptions { dims, eps, .. }) = ("rms_norm", *options);
-        if options.bias.is_some() {
-            return Err(Error::argument(
-                op,
-                "bias",
-                "takes no bias: it centres nothing; add one to the result",
-            ));
-        }
+        no_bias(op, options)?;
         trailing(op, self, dims, true, eps, options.parameters())
     }
 
@@ -310,35 +309,40 @@ fn scaled<'b>(y: Val<'b>, a: &Args<'b>) -> Val<'b> {
 
 /// Runs the fused kernel or the decomposition on a plain tensor.
 fn run(x: &Tensor, norm: Norm<'_>) -> Result<Tensor> {
+    if x.numel() > 0 {
+        let op = if norm.rms { "rms_norm" } else { "layer_norm" };
+        let length = norm.channels * norm.inner;
+        if let Some(mut out) = fused_rows(op, x, None, length, row_op(&norm)?)? {
+            return Ok(out.remove(0));
+        }
+    }
+    decomposed(x, &norm)
+}
+
+/// What a kernel along rows computes.
+fn row_op(norm: &Norm<'_>) -> Result<RowOp> {
     let dense = |p: Option<&Tensor>| {
         p.map(|p| p.reshape([p.numel()])?.contiguous()?.view())
             .transpose()
     };
-    if x.numel() > 0 {
-        let (weight, bias) = (dense(norm.weight)?, dense(norm.bias)?);
-        let Norm {
-            rms,
-            eps,
-            groups,
-            channels,
-            inner,
-            ..
-        } = norm;
-        let row = RowOp::Norm {
-            rms,
-            eps,
-            weight,
-            bias,
-            groups,
-            channels,
-            inner,
-        };
-        let op = if rms { "rms_norm" } else { "layer_norm" };
-        if let Some(out) = fused_rows(op, x, channels * inner, row)? {
-            return Ok(out);
-        }
-    }
-    decomposed(x, &norm)
+    let (weight, bias) = (dense(norm.weight)?, dense(norm.bias)?);
+    let Norm {
+        rms,
+        eps,
+        groups,
+        channels,
+        inner,
+        ..
+    } = *norm;
+    Ok(RowOp::Norm {
+        rms,
+        eps,
+        weight,
+        bias,
+        groups,
+        channels,
+        inner,
+    })
 }
 
 /// The parameters that there are, from operand `first` on.
@@ -361,20 +365,7 @@ fn trailing(
     eps: f64,
     parameters: [Option<&Tensor>; 2],
 ) -> Result<Tensor> {
-    if dims == 0 || dims > x.rank() {
-        return Err(Error::argument(op, "dims", format!(
-                "cannot normalise over {dims} dimensions of {}: between 1 and its rank are possible",
-                x.shape()
-            )).of([x]));
-    }
-    check_float(op, &[x])?;
-    let shape = Shape::from(&x.dims()[x.rank() - dims..]);
-    check_parameters(op, x, &shape, &parameters)?;
-    let channels = shape.checked_numel(op)?;
-    if channels == 0 {
-        return Err(empty(op, x));
-    }
-    check_eps(op, eps)?;
+    let channels = check_trailing(op, x, dims, eps, &parameters)?;
     let tensors: SmallVec<[&Tensor; 3]> = [x]
         .into_iter()
         .chain(parameters.into_iter().flatten())
@@ -442,51 +433,6 @@ fn trailing_values(
                 normalised(op, &inputs[0], &axes, rms, eps, parameters)
             },
         )
-}
-
-fn empty(op: &'static str, x: &Tensor) -> Error {
-    Error::shape(
-        op,
-        [x],
-        format!("{} has no elements to take a mean of", x.shape()),
-    )
-}
-
-fn check_parameters(
-    op: &'static str,
-    x: &Tensor,
-    shape: &Shape,
-    parameters: &[Option<&Tensor>],
-) -> Result<()> {
-    for parameter in parameters.iter().copied().flatten() {
-        check_float(op, &[parameter])?;
-        same_device(op, &[x, parameter])?;
-        if parameter.shape() != shape {
-            return Err(Error::shape(
-                op,
-                [x, parameter],
-                format!(
-                    "parameters for {} must have shape {shape}, got {}",
-                    x.shape(),
-                    parameter.shape()
-                ),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks an input `[n, c, ...]` and parameters `[c]`.
-fn check_channels(op: &'static str, x: &Tensor, parameters: &[Option<&Tensor>]) -> Result<()> {
-    check_float(op, &[x])?;
-    match x.dims() {
-        [_, channels, ..] => check_parameters(op, x, &[*channels].into(), parameters),
-        _ => Err(Error::shape(
-            op,
-            [x],
-            format!("the input is [n, c, ...], got {}", x.shape()),
-        )),
-    }
 }
 
 /// A parameter `[c]` as one that broadcasts to `x`, which is `[n, c, ...]`.

@@ -7,11 +7,12 @@ use super::{
     row_program::Rows,
 };
 use crate::{
-    Layout, Result, Tensor,
+    Layout, Result, Tensor, View,
     backend::{ReduceOp, RowBuilder, RowCall, RowOp},
     grad::{Back, record1},
     launch::launch_fused,
     spmd::{Call, settled, without_partials},
+    tensor::Outputs,
 };
 use smallvec::smallvec;
 
@@ -178,8 +179,8 @@ fn along_rows(
     let mut order: crate::Dims = (0..=last).filter(|d| *d != axis).collect();
     order.push(axis);
     let rows = x.with_layout(x.layout().permute(&order));
-    let out = match fused_rows(op, &rows, x.shape()[axis], mode)? {
-        Some(out) => out,
+    let out = match fused_rows(op, &rows, None, x.shape()[axis], mode)? {
+        Some(mut out) => out.remove(0),
         None => return decomposed(x, axis as i64),
     };
     let mut back: crate::Dims = (0..last).collect();
@@ -187,28 +188,37 @@ fn along_rows(
     Ok(out.with_layout(out.layout().permute(&back)))
 }
 
-/// The result of the backend's row kernel for rows of `n` neighbouring elements, in the shape of
-/// `x`; `None` where the backend has none.
+/// The results of the backend's row kernel for rows of `n` neighbouring elements, in the shape of
+/// `x`: of `x`, or their sum with a residual and then of that. `None` where the backend has none.
 pub(crate) fn fused_rows(
     op: &'static str,
     x: &Tensor,
+    residual: Option<&Tensor>,
     n: usize,
     mode: RowOp,
-) -> Result<Option<Tensor>> {
+) -> Result<Option<Outputs>> {
     if x.numel() == 0 {
         return Ok(None);
     }
-    let dense = x.contiguous()?;
-    let mut input = dense.view()?;
-    input.layout = Layout {
-        offset: input.layout.offset,
-        ..Layout::contiguous([x.numel() / n, n].into())
+    let rows = |x: &Tensor| -> Result<View> {
+        let mut view = x.contiguous()?.view()?;
+        view.layout = Layout {
+            offset: view.layout.offset,
+            ..Layout::contiguous([x.numel() / n, n].into())
+        };
+        Ok(view)
     };
-    let Some(mut out) = launch_fused(x.mesh(), RowCall { op, input, mode })? else {
+    let call = RowCall {
+        op,
+        input: rows(x)?,
+        residual: residual.map(rows).transpose()?,
+        mode,
+    };
+    let Some(mut out) = launch_fused(x.mesh(), call)? else {
         return Ok(None);
     };
-    let rows = out.remove(0);
-    Ok(Some(
-        rows.with_layout(Layout::contiguous(x.shape().clone())),
-    ))
+    for out in &mut out {
+        *out = out.with_layout(Layout::contiguous(x.shape().clone()));
+    }
+    Ok(Some(out))
 }

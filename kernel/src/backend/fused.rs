@@ -10,8 +10,21 @@ pub struct RowCall {
     pub op: &'static str,
     /// `[rows, n]`, dense.
     pub input: View,
+    /// Of the input's shape and dtype, dense: added to the input before anything else. The sum,
+    /// rounded to the dtype, is then a first output, and what is computed is of it.
+    pub residual: Option<View>,
     /// What to compute; the output has the shape and dtype of the input.
     pub mode: RowOp,
+}
+
+impl RowCall {
+    /// What its launch gives: the sum, where there is one, and what was computed.
+    pub(super) fn outputs(&self) -> OutputTypes {
+        let like = |view: &View| (view.dtype, view.layout.shape.clone());
+        (self.residual.iter().chain([&self.input]))
+            .map(like)
+            .collect()
+    }
 }
 
 /// See [`RowCall`].

@@ -161,13 +161,13 @@ impl Kernel {
             Kernel::Search(call) => smallvec![&call.sorted, &call.queries],
             Kernel::Sort(call) => smallvec![&call.input],
             Kernel::Conv(call) => smallvec![&call.input, &call.weight],
-            Kernel::Row(call) => match &call.mode {
-                RowOp::Softmax | RowOp::LogSoftmax => smallvec![&call.input],
-                RowOp::Norm { weight, bias, .. } => std::iter::once(&call.input)
-                    .chain(weight)
-                    .chain(bias)
-                    .collect(),
-            },
+            Kernel::Row(call) => {
+                let added = std::iter::once(&call.input).chain(&call.residual);
+                match &call.mode {
+                    RowOp::Softmax | RowOp::LogSoftmax => added.collect(),
+                    RowOp::Norm { weight, bias, .. } => added.chain(weight).chain(bias).collect(),
+                }
+            }
             Kernel::RowProgram(call) => call.inputs.iter().collect(),
             Kernel::Attention(call) => smallvec![&call.q, &call.k, &call.v],
             Kernel::AttentionBackward(call) => smallvec![
@@ -207,13 +207,13 @@ impl Kernel {
             Kernel::Search(call) => smallvec![&mut call.sorted, &mut call.queries],
             Kernel::Sort(call) => smallvec![&mut call.input],
             Kernel::Conv(call) => smallvec![&mut call.input, &mut call.weight],
-            Kernel::Row(call) => match &mut call.mode {
-                RowOp::Softmax | RowOp::LogSoftmax => smallvec![&mut call.input],
-                RowOp::Norm { weight, bias, .. } => std::iter::once(&mut call.input)
-                    .chain(weight)
-                    .chain(bias)
-                    .collect(),
-            },
+            Kernel::Row(call) => {
+                let added = std::iter::once(&mut call.input).chain(&mut call.residual);
+                match &mut call.mode {
+                    RowOp::Softmax | RowOp::LogSoftmax => added.collect(),
+                    RowOp::Norm { weight, bias, .. } => added.chain(weight).chain(bias).collect(),
+                }
+            }
             Kernel::RowProgram(call) => call.inputs.iter_mut().collect(),
             Kernel::Attention(call) => smallvec![&mut call.q, &mut call.k, &mut call.v],
             Kernel::AttentionBackward(call) => {
@@ -275,7 +275,7 @@ impl Kernel {
                 let images = call.input.layout.shape[0];
                 smallvec![(call.input.dtype, [images, call.channels, d, h, w].into())]
             }
-            Kernel::Row(call) => smallvec![like(&call.input)],
+            Kernel::Row(call) => call.outputs(),
             Kernel::RowProgram(call) => call.outputs(),
             Kernel::Attention(call) => call.outputs(),
             Kernel::AttentionBackward(call) => call.outputs(),

@@ -23,15 +23,26 @@ pub(super) struct Cut {
     pub(super) chunks: usize,
 }
 
-/// Inputs that differ from element to element, and are floats.
+/// Inputs that differ from element to element, and are floats. What nobody but the elements reads is
+/// read for them: held through the reductions it would only take their registers.
 pub(super) fn held(call: &RowProgramCall) -> Vec<usize> {
+    let program = &call.program;
+    let reads = |program: &MapProgram, k: usize| {
+        let mut loads = program.insts.iter();
+        loads.any(|inst| matches!(inst, Inst::Load(input) if usize::from(*input) == k))
+    };
+    let early = |k: usize| {
+        let folds = program.folds.iter().map(|fold| &fold.program);
+        let mut programs = folds.chain(&program.rows).chain(&program.columns);
+        program.folds.is_empty() || programs.any(|program| reads(program, k))
+    };
     let differs = |view: &View| {
         let strides = &view.layout.strides;
         let rows = strides[0] != 0 || call.shape[0] == 1;
         rows && strides[1] != 0 && view.dtype.is_float()
     };
     (call.inputs.iter().enumerate())
-        .filter(|(_, view)| differs(view))
+        .filter(|(k, view)| differs(view) && early(*k))
         .map(|(k, _)| k)
         .collect()
 }

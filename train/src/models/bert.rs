@@ -2,7 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Asides, Layer, Layers, Reads, Stack},
+    staged::{Asides, Gave, Layer, Layers, Open, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -220,13 +220,13 @@ impl BertLayer {
         let qkv = Linear::forward_each(&h, &[&self.query, &self.key, &self.value])?;
         let seen = attention([&qkv[0], &qkv[1], &qkv[2]], self.heads, &attend, None)?;
         let y = self.stream.settle(&self.attention_output.forward(&seen)?)?;
-        let x = self
-            .attention_norm
-            .forward(&self.dropouts[0].add(&y, x, pass)?)?;
+        let (x, y) = self.dropouts[0].branch(y, x, pass)?;
+        let (_, x) = self.attention_norm.after(&x, y.as_ref())?;
         let h = self.stream.enter(&x)?;
         let inner = self.activation.apply(&self.intermediate.forward(&h)?)?;
         let y = self.stream.settle(&self.output.forward(&inner)?)?;
-        self.norm.forward(&self.dropouts[1].add(&y, &x, pass)?)
+        let (x, y) = self.dropouts[1].branch(y, &x, pass)?;
+        Ok(self.norm.after(&x, y.as_ref())?.1)
     }
 }
 
@@ -269,12 +269,13 @@ pub struct Bert {
 impl Layer for BertLayer {
     fn run(
         &self,
-        x: &Tensor,
+        stream: Open,
         attend: &Attend,
         _: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Vec<Tensor>> {
-        Ok(vec![self.forward(x, attend.mask.as_ref(), pass)?])
+    ) -> Result<Gave> {
+        let x = self.forward(&stream.closed()?, attend.mask.as_ref(), pass)?;
+        Ok(Gave::stream(x.into()))
     }
 }
 
@@ -315,7 +316,7 @@ impl Stack for Bert {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        let x = layers.run(x, &attend, reads, None)?;
+        let x = layers.run(x, &attend, reads, None)?.closed()?;
         Ok(match stage + 1 == self.split.stages() {
             true => x.cast(self.policy.output)?,
             false => x,

@@ -2,7 +2,7 @@
 
 use super::{
     settings::{self, Settings, above_zero, only, positive, share},
-    staged::{Asides, Layer, Layers, Reads, Stack},
+    staged::{Asides, Gave, Layer, Layers, Open, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -184,16 +184,8 @@ impl Gpt2Layer {
         cache: Option<&mut Cache>,
         pass: &Pass,
     ) -> Result<Tensor> {
-        let attend = Attend {
-            dropout: self.attn_dropout.key(pass),
-            ..attend.clone()
-        };
-        let h = self.stream.enter(&self.ln_1.forward(x)?)?;
-        let y = self.attn.forward(&h, &attend, cache)?;
-        let x = self.dropouts[0].add(&self.stream.settle(&y)?, x, pass)?;
-        let h = self.stream.enter(&self.ln_2.forward(&x)?)?;
-        let y = self.mlp.forward(&h)?;
-        self.dropouts[1].add(&self.stream.settle(&y)?, &x, pass)
+        let gave = self.run(x.clone().into(), attend, cache, pass)?;
+        gave.stream.closed()
     }
 }
 
@@ -245,14 +237,25 @@ pub struct Gpt2 {
 }
 
 impl Layer for Gpt2Layer {
+    #[track_caller]
     fn run(
         &self,
-        x: &Tensor,
+        stream: Open,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Vec<Tensor>> {
-        Ok(vec![self.forward(x, attend, cache, pass)?])
+    ) -> Result<Gave> {
+        let attend = Attend {
+            dropout: self.attn_dropout.key(pass),
+            ..attend.clone()
+        };
+        let (x, h) = self.ln_1.after(&stream.x, stream.branch.as_ref())?;
+        let y = self.attn.forward(&self.stream.enter(&h)?, &attend, cache)?;
+        let (x, y) = self.dropouts[0].branch(self.stream.settle(&y)?, &x, pass)?;
+        let (x, h) = self.ln_2.after(&x, y.as_ref())?;
+        let y = self.mlp.forward(&self.stream.enter(&h)?)?;
+        let (x, branch) = self.dropouts[1].branch(self.stream.settle(&y)?, &x, pass)?;
+        Ok(Gave::stream(Open { x, branch }))
     }
 }
 
@@ -274,7 +277,7 @@ impl Stack for Gpt2 {
         let count = tokens.length()?;
         super::check_length(from + count, self.config.n_positions)?;
         let attend = tokens.attend(self.context)?;
-        let mut x = match stream {
+        let x = match stream {
             Some(stream) => stream.clone(),
             None => {
                 let places = match &tokens.positions {
@@ -296,10 +299,10 @@ impl Stack for Gpt2 {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        x = layers.run(x, &attend, reads, caches)?;
+        let stream = layers.run(x, &attend, reads, caches)?;
         match stage + 1 == self.split.stages() {
-            true => self.ln_f.forward(&x),
-            false => Ok(x),
+            true => Ok(self.ln_f.after(&stream.x, stream.branch.as_ref())?.1),
+            false => stream.closed(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     rope::{RopeScaling, frequencies},
     settings::{self, Settings, above_zero, absent, only, positive, share},
-    staged::{Asides, Layer, Layers, Reads, Stack},
+    staged::{Asides, Gave, Layer, Layers, Open, Reads, Stack},
     tokens::Tokens,
 };
 use crate::{
@@ -310,33 +310,6 @@ impl<M: Module> LlamaLayer<M> {
             stream: Stream::of(b),
         })
     }
-
-    /// The layer's output for `[b, s, width]`, and what its MLP says beside.
-    #[track_caller]
-    fn pass(
-        &self,
-        x: &Tensor,
-        attend: &Attend,
-        cache: Option<&mut Cache>,
-        pass: &Pass,
-    ) -> Result<Vec<Tensor>>
-    where
-        M: FeedForward,
-    {
-        let attend = Attend {
-            dropout: self.attn_dropout.key(pass),
-            ..attend.clone()
-        };
-        let h = self.stream.enter(&self.input_layernorm.forward(x)?)?;
-        let y = self.self_attn.forward(&h, &attend, cache)?;
-        let x = x.add(&self.stream.settle(&y)?)?;
-        let h = self
-            .stream
-            .enter(&self.post_attention_layernorm.forward(&x)?)?;
-        let mut gave = self.mlp.feed(&h)?;
-        gave[0] = x.add(&self.stream.settle(&gave[0])?)?;
-        Ok(gave)
-    }
 }
 
 impl LlamaLayer {
@@ -349,19 +322,36 @@ impl LlamaLayer {
         cache: Option<&mut Cache>,
         pass: &Pass,
     ) -> Result<Tensor> {
-        Ok(self.pass(x, attend, cache, pass)?.remove(0))
+        let gave = self.run(x.clone().into(), attend, cache, pass)?;
+        gave.stream.closed()
     }
 }
 
 impl<M: FeedForward> Layer for LlamaLayer<M> {
+    #[track_caller]
     fn run(
         &self,
-        x: &Tensor,
+        stream: Open,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Vec<Tensor>> {
-        self.pass(x, attend, cache, pass)
+    ) -> Result<Gave> {
+        let attend = Attend {
+            dropout: self.attn_dropout.key(pass),
+            ..attend.clone()
+        };
+        let (x, h) = (self.input_layernorm).after(&stream.x, stream.branch.as_ref())?;
+        let y = self
+            .self_attn
+            .forward(&self.stream.enter(&h)?, &attend, cache)?;
+        let y = self.stream.settle(&y)?;
+        let (x, h) = self.post_attention_layernorm.after(&x, Some(&y))?;
+        let mut said = self.mlp.feed(&self.stream.enter(&h)?)?;
+        let branch = Some(self.stream.settle(&said.remove(0))?);
+        Ok(Gave {
+            stream: Open { x, branch },
+            said,
+        })
     }
 }
 
@@ -391,7 +381,7 @@ impl<M: FeedForward> Stack for Llama<M> {
             rope: Some(rope),
             ..tokens.attend(self.context)?
         };
-        let mut x = match stream {
+        let x = match stream {
             Some(stream) => stream.clone(),
             None => {
                 let rows = self.embed_tokens.forward(&tokens.ids)?;
@@ -403,10 +393,10 @@ impl<M: FeedForward> Stack for Llama<M> {
             range: self.split.layers(stage),
             recompute: self.recompute,
         };
-        x = layers.run(x, &attend, reads, caches)?;
+        let stream = layers.run(x, &attend, reads, caches)?;
         match stage + 1 == self.split.stages() {
-            true => self.norm.forward(&x),
-            false => Ok(x),
+            true => Ok(self.norm.after(&stream.x, stream.branch.as_ref())?.1),
+            false => stream.closed(),
         }
     }
 }

@@ -73,16 +73,55 @@ pub(crate) fn added_up(
     Ok(sum)
 }
 
+/// The stream `[b, s, width]` between layers. What the last branch adds to it may still be to be
+/// added, so that the next norm does both at once.
+pub(crate) struct Open {
+    pub(crate) x: Tensor,
+    pub(crate) branch: Option<Tensor>,
+}
+
+impl From<Tensor> for Open {
+    fn from(x: Tensor) -> Self {
+        Self { x, branch: None }
+    }
+}
+
+impl Open {
+    /// With everything added.
+    #[track_caller]
+    pub(crate) fn closed(self) -> Result<Tensor> {
+        Ok(match self.branch {
+            Some(branch) => self.x.add(&branch)?,
+            None => self.x,
+        })
+    }
+}
+
+/// What a layer gives.
+pub(crate) struct Gave {
+    pub(crate) stream: Open,
+    /// What it says beside: counts, drops, a loss.
+    pub(crate) said: Vec<Tensor>,
+}
+
+impl Gave {
+    /// Nothing but the stream.
+    pub(crate) fn stream(stream: Open) -> Self {
+        let said = vec![];
+        Self { stream, said }
+    }
+}
+
 /// A layer of a stack.
 pub(crate) trait Layer: Clone + Send + Sync + 'static {
-    /// What it makes of the stream, and after it what it says beside: counts, drops, a loss.
+    /// What it makes of the stream.
     fn run(
         &self,
-        x: &Tensor,
+        stream: Open,
         attend: &Attend,
         cache: Option<&mut Cache>,
         pass: &Pass,
-    ) -> Result<Vec<Tensor>>;
+    ) -> Result<Gave>;
 }
 
 /// Some of a model's layers, one after the other.
@@ -96,25 +135,37 @@ pub(crate) struct Layers<'a, L> {
 impl<L: Layer> Layers<'_, L> {
     pub(crate) fn run(
         self,
-        mut x: Tensor,
+        x: Tensor,
         attend: &Attend,
         reads: &Reads<'_>,
         mut caches: Option<&mut [Cache]>,
-    ) -> Result<Tensor> {
+    ) -> Result<Open> {
+        let mut stream = Open::from(x);
+        let again = self.recompute && caches.is_none();
         for i in self.range {
             let layer = &self.all[i];
-            let mut gave = match caches.as_deref_mut() {
-                Some(caches) => layer.run(&x, attend, caches.get_mut(i), reads.pass)?,
-                None => {
+            let cache = caches.as_deref_mut().and_then(|caches| caches.get_mut(i));
+            let gave = match again {
+                false => layer.run(stream, attend, cache, reads.pass)?,
+                true => {
+                    // One tensor is kept for each layer.
                     let (layer, attend, pass) = (layer.clone(), attend.clone(), *reads.pass);
-                    let run = move |x: &Tensor| layer.run(x, &attend, None, &pass);
-                    recompute(self.recompute, &x, run)?
+                    let mut made = recompute(&stream.closed()?, move |x| {
+                        let gave = layer.run(x.clone().into(), &attend, None, &pass)?;
+                        let mut made = gave.said;
+                        made.insert(0, gave.stream.closed()?);
+                        Ok(made)
+                    })?;
+                    Gave {
+                        stream: made.remove(0).into(),
+                        said: made,
+                    }
                 }
             };
-            x = gave.remove(0);
-            reads.asides.hear(i, gave);
+            stream = gave.stream;
+            reads.asides.hear(i, gave.said);
         }
-        Ok(x)
+        Ok(stream)
     }
 }
 

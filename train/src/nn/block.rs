@@ -89,15 +89,16 @@ impl Block {
         match self.order {
             NormOrder::Pre => {
                 let y = attention(&self.norm1.forward(x)?, cache)?;
-                let x = self.dropout1.add(&y, x, pass)?;
-                let y = mlp(&self.norm2.forward(&x)?)?;
-                self.dropout2.add(&y, &x, pass)
+                let (x, y) = self.dropout1.branch(y, x, pass)?;
+                let (x, h) = self.norm2.after(&x, y.as_ref())?;
+                self.dropout2.add(&mlp(&h)?, &x, pass)
             }
             NormOrder::Post => {
                 let y = attention(x, cache)?;
-                let x = self.norm1.forward(&self.dropout1.add(&y, x, pass)?)?;
-                let y = mlp(&x)?;
-                self.norm2.forward(&self.dropout2.add(&y, &x, pass)?)
+                let (x, y) = self.dropout1.branch(y, x, pass)?;
+                let (_, x) = self.norm1.after(&x, y.as_ref())?;
+                let (x, y) = self.dropout2.branch(mlp(&x)?, &x, pass)?;
+                Ok(self.norm2.after(&x, y.as_ref())?.1)
             }
         }
     }

@@ -44,6 +44,21 @@ impl Dropout {
             None => residual.add(x)?,
         })
     }
+
+    /// A residual and what is still to be added to it, for a norm that does both: the input, or
+    /// nothing where elements of it are dropped and it is [added](Self::add) with that.
+    #[track_caller]
+    pub fn branch(
+        &self,
+        x: Tensor,
+        residual: &Tensor,
+        pass: &Pass,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        Ok(match self.key(pass) {
+            Some((share, rng)) => (x.dropout_add(residual, share, rng)?, None),
+            None => (residual.clone(), Some(x)),
+        })
+    }
 }
 
 impl Module for Dropout {

@@ -30,6 +30,17 @@ impl LayerNorm {
         let (weight, bias) = pair(&self.weight, self.bias.as_ref())?;
         Ok(x.layer_norm(&options(&weight, bias.as_ref(), self.eps))?)
     }
+
+    /// The input with what a branch adds to it, if there is one, and its norm: in one kernel where
+    /// the device has such, with the values of an addition and [`forward`](Self::forward).
+    #[track_caller]
+    pub fn after(&self, x: &Tensor, branch: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let Some(branch) = branch else {
+            return Ok((x.clone(), self.forward(x)?));
+        };
+        let (weight, bias) = pair(&self.weight, self.bias.as_ref())?;
+        Ok(x.add_layer_norm(branch, &options(&weight, bias.as_ref(), self.eps))?)
+    }
 }
 
 /// Root-mean-square normalisation over the last dimension.
@@ -54,6 +65,16 @@ impl RmsNorm {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(x.rms_norm(&options(&self.weight.get()?, None, self.eps))?)
+    }
+
+    /// The input with what a branch adds to it, if there is one, and its norm; see
+    /// [`LayerNorm::after`].
+    #[track_caller]
+    pub fn after(&self, x: &Tensor, branch: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let Some(branch) = branch else {
+            return Ok((x.clone(), self.forward(x)?));
+        };
+        Ok(x.add_rms_norm(branch, &options(&self.weight.get()?, None, self.eps))?)
     }
 }
 
@@ -159,6 +180,16 @@ impl Norm {
         match self {
             Self::Layer(norm) => norm.forward(x),
             Self::Rms(norm) => norm.forward(x),
+        }
+    }
+
+    /// The input with what a branch adds to it, if there is one, and its norm; see
+    /// [`LayerNorm::after`].
+    #[track_caller]
+    pub fn after(&self, x: &Tensor, branch: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        match self {
+            Self::Layer(norm) => norm.after(x, branch),
+            Self::Rms(norm) => norm.after(x, branch),
         }
     }
 }

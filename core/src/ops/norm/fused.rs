@@ -46,19 +46,24 @@ impl Statistics {
 }
 
 /// The gradient of the normalised input: that of the output, times the weight.
-fn scaled<'b>(a: &RowArgs<'b>) -> Val<'b> {
-    a.x.get(2).map_or(a.x[1], |weight| a.x[1] * *weight)
+fn scaled<'b>(a: &RowArgs<'b>, weighted: bool) -> Val<'b> {
+    let weight = a.x.get(2).filter(|_| weighted);
+    weight.map_or(a.x[1], |weight| a.x[1] * *weight)
 }
 
 /// `r (g w - mean(g w) - h mean(g w h))` with `h = (x - mean) r`, and the sums of `g h` and `g` over
-/// all rows. The inputs are `x`, `g`, and the weight where there is one.
+/// all rows. The inputs are `x`, `g`, the weight where there is one, and last what else is added to
+/// the gradient of `x`, once that is rounded, if there is something `beside`.
 fn program(
     inputs: &[DType],
     rms: bool,
     wanted: Wanted,
     parameters: [Option<DType>; 2],
+    beside: bool,
 ) -> Result<Arc<RowProgram>> {
     let mut b = RowBuilder::new(inputs, 2);
+    let kind = b.kind();
+    let weighted = parameters[0].is_some();
     let mean = match rms {
         true => None,
         false => Some(b.fold(ReduceOp::Sum, Some(SHARE), |a| a.x[0])?),
@@ -69,15 +74,19 @@ fn program(
     let known = Statistics { mean, var };
     if wanted.input {
         let along = b.fold(ReduceOp::Sum, Some(SHARE), |a| {
-            scaled(a) * known.direction(a)
+            scaled(a, weighted) * known.direction(a)
         })?;
         let level = match rms {
             true => None,
-            false => Some(b.fold(ReduceOp::Sum, Some(SHARE), scaled)?),
+            false => Some(b.fold(ReduceOp::Sum, Some(SHARE), |a| scaled(a, weighted))?),
         };
         b.each([inputs[0]], |a| {
-            let g = level.map_or(scaled(a), |level| scaled(a) - a.r[level]);
-            [(g - known.direction(a) * a.r[along]) * known.root(a)]
+            let g = level.map_or(scaled(a, weighted), |level| {
+                scaled(a, weighted) - a.r[level]
+            });
+            let of_norm = (g - known.direction(a) * a.r[along]) * known.root(a);
+            let other = a.x.last().filter(|_| beside);
+            [other.map_or(of_norm, |other| *other + of_norm.cast(inputs[0]).cast(kind))]
         })?;
     }
     match (wanted.weight, wanted.bias, parameters) {
@@ -92,7 +101,8 @@ fn program(
 }
 
 impl ForBackward {
-    /// What [`pull`](Self::pull) gives, by one launch; `None` where it is to be composed.
+    /// What [`pull`](Self::pull) gives, by one launch; `None` where it is to be composed. What is
+    /// `beside` is added to the gradient of the input.
     #[track_caller]
     pub(super) fn fused(
         &self,
@@ -100,32 +110,40 @@ impl ForBackward {
         x: &Tensor,
         [weight, bias]: [Option<&Tensor>; 2],
         g: &Tensor,
+        beside: Option<&Tensor>,
     ) -> Result<Option<Pulled>> {
         let dims = self.axes.len();
         let first = x.rank() - dims;
         let is_trailing = self.axes.iter().copied().eq(first..x.rank());
         let covers = |p: Option<&Tensor>| p.is_none_or(|p| p.dims() == &x.dims()[first..]);
         let wanted = Wanted {
-            input: b.needs(0),
-            weight: weight.is_some() && b.needs(1),
-            bias: bias.is_some() && b.needs(1 + usize::from(weight.is_some())),
+            input: self.needs_input(b),
+            weight: weight.is_some() && b.needs(self.summands),
+            bias: bias.is_some() && b.needs(self.summands + usize::from(weight.is_some())),
         };
         // Alone the bias's gradient is one plain sum.
         if !is_trailing || !covers(weight) || !covers(bias) || !(wanted.input || wanted.weight) {
             return Ok(None);
         }
-        let operands: Vec<&Tensor> = [x, g].into_iter().chain(weight).chain(bias).collect();
+        let beside = beside.filter(|_| wanted.input);
+        let given = [x, g].into_iter().chain(weight).chain(bias).chain(beside);
+        let operands: Vec<&Tensor> = given.collect();
         let Some(rows) = Rows::new(self.op, x, dims, &operands)? else {
             return Ok(None);
         };
         let mut inputs = vec![x.dtype(), g.dtype()];
         inputs.extend(weight.map(|weight| weight.dtype()));
         let of = [weight, bias].map(|p| p.map(|p| p.dtype()));
-        let program = program(&inputs, self.rms, wanted, of)?;
+        inputs.extend(beside.map(|beside| beside.dtype()));
+        let program = program(&inputs, self.rms, wanted, of, beside.is_some())?;
         let params = [1.0 / rows.length() as f64, self.eps];
         let rows = rows.elements(x)?.elements(g)?;
         let rows = match weight {
             Some(weight) => rows.per_column(weight)?,
+            None => rows,
+        };
+        let rows = match beside {
+            Some(beside) => rows.elements(beside)?,
             None => rows,
         };
         let Some(made) = rows.launch(program, &params)? else {

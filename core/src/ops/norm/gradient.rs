@@ -21,6 +21,8 @@ pub(super) struct ForBackward {
     pub(super) axes: Dims,
     pub(super) rms: bool,
     pub(super) eps: f64,
+    /// How many of the first operands were added up to the input; each has its gradient.
+    pub(super) summands: usize,
 }
 
 impl ForBackward {
@@ -41,7 +43,13 @@ impl ForBackward {
             axes,
             rms,
             eps,
+            summands: 1,
         }
+    }
+
+    /// Whether the gradient of the input is wanted.
+    pub(super) fn needs_input(&self, b: &Back<'_>) -> bool {
+        (0..self.summands).any(|i| b.needs(i))
     }
 
     /// The gradients of the input and the parameters, each in the shape of the tensor that was
@@ -68,7 +76,7 @@ impl ForBackward {
         if statistics.is_none()
             && of_mean.is_none()
             && of_var.is_none()
-            && let Some(pulled) = self.fused(b, x, [weight, bias], g)?
+            && let Some(pulled) = self.fused(b, x, [weight, bias], g, None)?
         {
             return Ok(pulled);
         }
@@ -88,7 +96,7 @@ impl ForBackward {
             .params(&[self.eps])
             .map(kind, |a| (a.x[0] + a.p[0]).rsqrt())?;
         let mut pulled = Pulled::new();
-        pulled.push(b.wanted(0, || {
+        let input = || {
             let scale = Some(1.0 / n as f64);
             // The share of g w in the direction of h, and its mean where the mean was taken off.
             let along = Expr::new(op, &[g, x, &root]).maybe(&[center.as_ref(), weight]);
@@ -126,15 +134,17 @@ impl ForBackward {
                 g * a.x[2] - a.maybe[0].map_or(line, |level| line + level)
             })?;
             out.reshape(self.x.shape())
-        })?);
+        };
+        pulled.push(self.needs_input(b).then(input).transpose()?);
         if let (Some(kept), Some(weight)) = (&self.weight, weight) {
-            pulled.push(b.wanted(1, || {
+            pulled.push(b.wanted(self.summands, || {
                 let terms = Expr::new(op, &[g, x, &root]).maybe(&[center.as_ref()]);
                 sum_like(weight, x, terms, |a| a.x[0] * direction(a))?.reshape(kept.shape())
             })?);
         }
         if let (Some(kept), Some(bias)) = (&self.bias, bias) {
-            pulled.push(b.wanted(pulled.len(), || {
+            let operand = self.summands - 1 + pulled.len();
+            pulled.push(b.wanted(operand, || {
                 sum_like(bias, x, Expr::new(op, &[g]), |a| a.x[0])?.reshape(kept.shape())
             })?);
         }

@@ -240,8 +240,8 @@ impl Backend for Fused {
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         self.inner.backend().sync()
     }
-    fn supports(&self, _: &Kernel) -> bool {
-        true
+    fn supports(&self, kernel: &Kernel) -> bool {
+        !matches!(kernel, Kernel::Row(call) if call.residual.is_some())
     }
     fn launch(&self, kernel: Kernel) -> Result<Buffers> {
         if kernel.is_fused() {

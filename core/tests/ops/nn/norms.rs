@@ -279,3 +279,109 @@ fn the_decomposition_refuses_rows_that_do_not_divide() {
         })
     ));
 }
+
+/// Numbers that are not alike, of any dtype.
+fn mixed(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
+    let count = shape.iter().product();
+    tensor(&values(count, -3.0, 3.0, seed), shape)
+        .cast(dtype)
+        .expect("a float")
+}
+
+fn bytes(x: &Tensor) -> Vec<u64> {
+    let wide = x.cast(DType::F64).expect("a float");
+    read(&wide).into_iter().map(f64::to_bits).collect()
+}
+
+#[test]
+fn a_sum_and_its_norm_are_those_of_two_ops_to_the_bit_with_their_gradients() {
+    // Rows long enough for one kernel on the CPU too, and parameters of another dtype than theirs.
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let inputs = [
+            mixed(&[3, 2, 30], dtype, 1),
+            mixed(&[3, 2, 30], dtype, 2),
+            mixed(&[2, 30], DType::F32, 3),
+            mixed(&[2, 30], DType::F32, 4),
+        ];
+        let (of_sum, of_norm) = (mixed(&[3, 2, 30], dtype, 5), mixed(&[3, 2, 30], dtype, 6));
+        let run = |rms: bool, at_once: bool, both: bool| {
+            let t = inputs
+                .each_ref()
+                .map(|x| x.require_grad().expect("tracked"));
+            let options = NormOptions::new().dims(2).weight(&t[2]);
+            let (sum, normed) = match (at_once, rms) {
+                (true, true) => t[0].add_rms_norm(&t[1], &options),
+                (true, false) => t[0].add_layer_norm(&t[1], &options.bias(&t[3])),
+                (false, true) => {
+                    (t[0].add(&t[1])).and_then(|s| Ok((s.clone(), s.rms_norm(&options)?)))
+                }
+                (false, false) => (t[0].add(&t[1]))
+                    .and_then(|s| Ok((s.clone(), s.layer_norm(&options.bias(&t[3]))?))),
+            }
+            .expect("valid");
+            let terms =
+                |x: &Tensor, g: &Tensor| (x.mul(g)).and_then(|x| x.sum(&[], false)).expect("valid");
+            let mut loss = terms(&normed, &of_norm);
+            if both {
+                loss = loss.add(&terms(&sum, &of_sum)).expect("valid");
+            }
+            let found = loss.backward().expect("a loss");
+            let wanted = if rms { &t[..3] } else { &t[..] };
+            let mut all = vec![bytes(&sum), bytes(&normed)];
+            all.extend(wanted.iter().map(|x| bytes(&found.of(x).expect("tracked"))));
+            all
+        };
+        for rms in [false, true] {
+            for both in [false, true] {
+                assert_eq!(
+                    run(rms, true, both),
+                    run(rms, false, both),
+                    "{dtype} {rms} {both}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_broadcasts_or_is_promoted_has_its_norm_too() {
+    let (x, y) = (mixed(&[4, 6], DType::F32, 1), mixed(&[6], DType::BF16, 2));
+    let (sum, normed) = x.add_layer_norm(&y, &NormOptions::new()).expect("valid");
+    assert_eq!((sum.dtype(), sum.dims()), (DType::F32, &[4, 6][..]));
+    let alone = x
+        .add(&y)
+        .and_then(|sum| sum.layer_norm(&NormOptions::new()));
+    assert_eq!(bytes(&normed), bytes(&alone.expect("valid")));
+    let bias = NormOptions::new().bias(&y);
+    assert!(matches!(
+        x.add_rms_norm(&x, &bias),
+        Err(Error::Argument { .. })
+    ));
+    assert!(matches!(
+        x.add_layer_norm(&x, &NormOptions::new().dims(3)),
+        Err(Error::Argument { .. })
+    ));
+    assert!(matches!(
+        x.add_layer_norm(&mixed(&[5], DType::F32, 3), &NormOptions::new()),
+        Err(Error::Shape { .. })
+    ));
+}
+
+/// Only the sum is used, or only the norm: what nobody used has no part in the gradient.
+#[test]
+fn the_gradient_of_a_sum_goes_to_both_summands_though_nobody_uses_its_norm() {
+    let x = mixed(&[2, 3], DType::F64, 1)
+        .require_grad()
+        .expect("tracked");
+    let y = mixed(&[2, 3], DType::F64, 2)
+        .require_grad()
+        .expect("tracked");
+    let (sum, _) = x.add_layer_norm(&y, &NormOptions::new()).expect("valid");
+    let found = sum
+        .sum(&[], false)
+        .and_then(|s| s.backward())
+        .expect("a loss");
+    for t in [&x, &y] {
+        assert_eq!(read(&found.of(t).expect("tracked")), [1.0; 6]);
+    }
+}

@@ -1,0 +1,341 @@
+//! Launches that came before are made again without CubeCL.
+//!
+//! What CubeCL needs to make a launch of a call (arguments gathered, a kernel described, hashed and
+//! looked up) takes longer than the launch, and comes to the same every time: for calls of one
+//! [form](Form) only addresses differ. So the second call of a form is watched: which memory is taken
+//! for it, and which kernels are launched with which numbers and addresses. Each address is that of an
+//! operand or of memory that was taken, or it is fixed. From then on such a call takes its memory,
+//! fills in the addresses, and is a closure for the thread that launches.
+//!
+//! `ANYMESH_CUDA_AGAIN=all` watches every call when it first comes, and makes it again at once: so a
+//! suite in which calls come once holds this too. `off` leaves everything to CubeCL.
+//!
+//! Calls that do something else meanwhile, such as copying a table to the device, are not repeated
+//! this way, and neither are calls of a form that is given other numbers all the time.
+
+use crate::{
+    memory::{GpuArena, place, taken_by},
+    queue::Function,
+    replay::Held,
+    server::{Argument, Launcher, Taped},
+};
+use anymesh_kernel::{
+    Result, Scalar,
+    backend::{Buffers, Form, Kernel},
+};
+use anymesh_shaders::{Arena, Memory, Repeats};
+use cubecl::device_handle::DeviceHandle;
+use cubecl_environment::stream::StreamId;
+use smallvec::SmallVec;
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Forms that are kept, and as many that were seen once.
+const FORMS: usize = 1 << 14;
+
+/// With how many lists of numbers a form is kept. One that has more is given new ones all the time.
+const NUMBERS: usize = 4;
+
+/// One kernel of a call, with everything but addresses.
+#[derive(Debug)]
+pub(crate) struct Again {
+    pub(crate) name: Arc<str>,
+    pub(crate) function: Function,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: usize,
+    pub(crate) info: Vec<u64>,
+    pub(crate) slots: Vec<Slot>,
+}
+
+// SAFETY: a name for something in the driver, and numbers.
+unsafe impl Sync for Again {}
+
+/// An argument that is an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    from: From,
+    pub(crate) bytes: u64,
+    read: bool,
+    written: bool,
+}
+
+impl Slot {
+    /// Whether garbage there spoils the kernel. What stands is never garbage.
+    pub(crate) fn is_read(&self) -> bool {
+        self.read && !matches!(self.from, From::Fixed(_))
+    }
+
+    /// Whether there is garbage where the kernel is not run.
+    pub(crate) fn is_written(&self) -> bool {
+        self.written && !matches!(self.from, From::Fixed(_))
+    }
+}
+
+/// Where an address comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// So many bytes behind the start of an operand.
+    Operand(usize, u64),
+    /// The same of memory that is taken for the call.
+    Taken(usize, u64),
+    /// Always the same.
+    Fixed(u64),
+}
+
+/// A call, as it is made again.
+#[derive(Debug)]
+struct Call {
+    numbers: SmallVec<[Scalar; 2]>,
+    launches: Arc<[Again]>,
+    /// Bytes to take: first the results, then what is let go once everything is queued.
+    taken: Vec<usize>,
+    results: usize,
+}
+
+#[derive(Default)]
+struct Known {
+    /// The numbers of forms that came once.
+    once: HashSet<u64, BuildHasherDefault<Number>>,
+    /// What is known of others. An empty list says that nothing can be.
+    forms: HashMap<Form, SmallVec<[Arc<Call>; 1]>, BuildHasherDefault<Number>>,
+}
+
+/// Forms have numbers already.
+#[derive(Default)]
+struct Number(u64);
+
+impl Hasher for Number {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = self.0.rotate_left(9) ^ number;
+    }
+}
+
+/// The calls of a GPU that are made again.
+pub(crate) struct Repeated {
+    handle: DeviceHandle<Launcher>,
+    arena: GpuArena,
+    known: Mutex<Known>,
+    mode: Mode,
+}
+
+/// Which calls are made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// From the third of a form on.
+    Later,
+    /// Also the first, after it was made.
+    All,
+    Off,
+}
+
+impl Mode {
+    fn of(text: Option<&str>) -> Self {
+        match text {
+            Some("all") => Self::All,
+            Some("off") => Self::Off,
+            _ => Self::Later,
+        }
+    }
+}
+
+/// What is to be done for a call.
+enum Answer {
+    Repeat(Arc<Call>),
+    Watch,
+    Ask,
+}
+
+impl Repeated {
+    pub(crate) fn new(handle: DeviceHandle<Launcher>, arena: GpuArena) -> Self {
+        Self {
+            handle,
+            arena,
+            known: Mutex::default(),
+            mode: Mode::of(std::env::var("ANYMESH_CUDA_AGAIN").ok().as_deref()),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, form: &Form, numbers: &[Scalar]) -> Answer {
+        let mut known = self.known();
+        match known.forms.get(form) {
+            Some(calls) => match calls.iter().find(|call| call.numbers[..] == *numbers) {
+                Some(call) => Answer::Repeat(call.clone()),
+                None if calls.is_empty() || calls.len() >= NUMBERS => Answer::Ask,
+                None => Answer::Watch,
+            },
+            None => {
+                if known.once.len() >= FORMS {
+                    known.once.clear();
+                }
+                match known.once.insert(form.number()) {
+                    true if self.mode == Mode::Later => Answer::Ask,
+                    _ => Answer::Watch,
+                }
+            }
+        }
+    }
+
+    /// Makes a call by CubeCL, and keeps what came of it.
+    fn watch(
+        &self,
+        form: Form,
+        kernel: &Kernel,
+        make: &dyn Fn() -> Result<Buffers>,
+    ) -> Result<Buffers> {
+        let stream = StreamId::current();
+        self.handle.submit(move |launcher| launcher.watch(stream));
+        let (made, taken) = taken_by(make);
+        let tape = (self.handle).submit_blocking(move |launcher| launcher.watched(stream));
+        let made = made?;
+        let call = match tape {
+            Ok(Some(tape)) => learned(kernel, &made, &taken, tape),
+            _ => None,
+        };
+        let mut known = self.known();
+        if known.forms.len() >= FORMS {
+            known.forms.clear();
+        }
+        let calls = match known.forms.entry(form) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(SmallVec::new()),
+        };
+        let call = call.map(Arc::new);
+        calls.extend(call.clone());
+        drop(known);
+        match call {
+            Some(call) if self.mode == Mode::All => self.repeat(kernel, &call),
+            _ => Ok(made),
+        }
+    }
+
+    fn repeat(&self, kernel: &Kernel, call: &Call) -> Result<Buffers> {
+        let mut taken = (call.taken.iter())
+            .map(|bytes| self.arena.alloc(*bytes))
+            .collect::<Result<SmallVec<[Memory; 2]>>>()?;
+        let operands = (kernel.operands())
+            .map(|view| Ok(place(view.buffer.get()?).start))
+            .collect::<Result<SmallVec<[u64; 6]>>>()?;
+        let address = |slot: &Slot| match slot.from {
+            From::Operand(k, behind) => operands[k] + behind,
+            From::Taken(k, behind) => place(&taken[k]).start + behind,
+            From::Fixed(address) => address,
+        };
+        let slots = call.launches.iter().flat_map(|launch| &launch.slots);
+        let held = Held::Again {
+            launches: call.launches.clone(),
+            addresses: slots.map(address).collect(),
+        };
+        self.handle.submit(move |launcher| launcher.again(held));
+        taken.truncate(call.results);
+        Ok(taken.into_iter().map(Memory::buffer).collect())
+    }
+}
+
+impl Repeats for Repeated {
+    fn launch(&self, kernel: &Kernel, make: &dyn Fn() -> Result<Buffers>) -> Result<Buffers> {
+        if self.mode == Mode::Off {
+            return make();
+        }
+        let form = kernel.form();
+        match self.answer(&form, kernel.numbers()) {
+            Answer::Repeat(call) => self.repeat(kernel, &call),
+            Answer::Watch => self.watch(form, kernel, make),
+            Answer::Ask => make(),
+        }
+    }
+
+    fn as_list(&self, work: &mut dyn FnMut()) {
+        self.handle.submit(Launcher::begin_list);
+        work();
+        self.handle.submit(Launcher::end_list);
+        self.handle.flush_queue();
+    }
+}
+
+/// A call of which it is known what came of it; nothing where some address cannot be told.
+fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) -> Option<Call> {
+    let operands = (kernel.operands())
+        .map(|view| view.buffer.get().map(place))
+        .collect::<Result<SmallVec<[Range<u64>; 6]>>>()
+        .ok()?;
+    let taken: Vec<Range<u64>> = taken.iter().map(place).collect();
+    // The results first.
+    let mut order = Vec::with_capacity(taken.len());
+    for buffer in made {
+        let result = place(buffer.get().ok()?);
+        let k = taken.iter().position(|range| *range == result)?;
+        if order.contains(&k) {
+            return None;
+        }
+        order.push(k);
+    }
+    let results = order.len();
+    let rest: Vec<usize> = (0..taken.len()).filter(|k| !order.contains(k)).collect();
+    order.extend(rest);
+    let taken: Vec<Range<u64>> = order.iter().map(|k| taken[*k].clone()).collect();
+    let within = |ranges: &[Range<u64>], place: &Range<u64>| {
+        let inside = |range: &Range<u64>| range.start <= place.start && place.end <= range.end;
+        let k = ranges.iter().position(inside)?;
+        Some((k, place.start - ranges[k].start))
+    };
+    let from = |argument: &Argument| {
+        if argument.standing {
+            return Some(From::Fixed(argument.place.start));
+        }
+        match within(&taken, &argument.place) {
+            Some((k, behind)) => Some(From::Taken(k, behind)),
+            None => within(&operands, &argument.place).map(|(k, at)| From::Operand(k, at)),
+        }
+    };
+    let launches = (tape.into_iter())
+        .map(|taped| {
+            let slots = (taped.arguments.iter())
+                .map(|argument| {
+                    Some(Slot {
+                        from: from(argument)?,
+                        bytes: argument.place.end - argument.place.start,
+                        read: argument.read,
+                        written: argument.written,
+                    })
+                })
+                .collect::<Option<Vec<_>>>()?;
+            Some(Again {
+                name: taped.name,
+                function: taped.function,
+                grid: taped.grid,
+                block: taped.block,
+                shared: taped.shared,
+                info: taped.info,
+                slots,
+            })
+        })
+        .collect::<Option<Vec<_>>>()?;
+    Some(Call {
+        numbers: kernel.numbers().into(),
+        launches: launches.into(),
+        taken: (taken.iter())
+            .map(|range| (range.end - range.start) as usize)
+            .collect(),
+        results,
+    })
+}
+
+#[cfg(test)]
+mod tests;

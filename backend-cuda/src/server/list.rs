@@ -1,0 +1,135 @@
+//! Launches that are made again, one by one or as a list.
+
+use super::{Launcher, not_run};
+use crate::{
+    again::{Again, Slot},
+    log,
+    replay::{Held, Known},
+};
+use std::sync::Arc;
+
+impl Launcher {
+    /// From here on launches are a list, which is queued when it ends.
+    pub(crate) fn begin_list(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    /// Queues the list.
+    pub(crate) fn end_list(&mut self) {
+        self.queue_held();
+        self.held = None;
+    }
+
+    /// Queues what is held, because something else comes next.
+    pub(super) fn queue_held(&mut self) {
+        let Some(list) = self.held.as_mut().map(std::mem::take) else {
+            return;
+        };
+        // Garbage is told from values launch by launch, and so are launches that are logged.
+        let plain = self.failures.is_empty() && log::level() < 2 && self.bind().is_ok();
+        if !plain || !self.replay(&list) {
+            list.iter().for_each(|held| self.queue_one(held));
+        }
+    }
+
+    /// Queues a list as one graph, if it came before and the driver can.
+    fn replay(&mut self, list: &[Held]) -> bool {
+        match self.graphs.find(list) {
+            Known::Queue => false,
+            Known::Graph(graph) => self.queue.replay(graph).is_ok(),
+            Known::Write(number) => {
+                let written = self.queue.write_down().and_then(|()| {
+                    let all = list.iter().try_for_each(|held| self.enqueue(held));
+                    // Ends the writing, whatever came of it.
+                    let graph = self.queue.written();
+                    all.and(graph)
+                });
+                let done = written.and_then(|graph| {
+                    self.queue.replay(&graph)?;
+                    Ok(graph)
+                });
+                log::say(1, || match &done {
+                    Ok(_) => format!("{} launches are a graph", list.len()),
+                    Err(detail) => format!("{} launches are no graph: {detail}", list.len()),
+                });
+                let replayed = done.is_ok();
+                self.graphs.keep(number, done.map_err(|_| ()));
+                replayed
+            }
+        }
+    }
+
+    /// Makes a launch again, or holds it where it is one of a list.
+    pub(crate) fn again(&mut self, held: Held) {
+        match &mut self.held {
+            Some(list) => list.push(held),
+            None => self.queue_one(&held),
+        }
+    }
+
+    fn queue_one(&mut self, held: &Held) {
+        match held {
+            Held::Library(library) => {
+                let writes = std::iter::once(library.writes.clone());
+                self.perform(library.reads.iter().cloned(), writes, |this| {
+                    (library.work)(this.queue.stream()).map_err(|detail| {
+                        log::say(1, || detail.clone());
+                        Arc::from(detail)
+                    })
+                });
+            }
+            Held::Again {
+                launches,
+                addresses,
+            } => {
+                let mut rest = &addresses[..];
+                for launch in launches.iter() {
+                    let (now, later) = rest.split_at(launch.slots.len());
+                    rest = later;
+                    let used = |of: fn(&Slot) -> bool| {
+                        (launch.slots.iter().zip(now))
+                            .filter(move |(slot, _)| of(slot))
+                            .map(|(slot, address)| *address..*address + slot.bytes)
+                    };
+                    log::say(2, || {
+                        format!("{} {:?} {now:x?}, again", launch.name, launch.grid)
+                    });
+                    self.perform(used(Slot::is_read), used(Slot::is_written), |this| {
+                        this.restart(launch, now)
+                            .map_err(|detail| not_run(&launch.name, &detail))
+                    });
+                }
+            }
+        }
+    }
+
+    /// Gives a launch to the driver, without a look at what it reads.
+    fn enqueue(&mut self, held: &Held) -> Result<(), String> {
+        match held {
+            Held::Library(library) => (library.work)(self.queue.stream()),
+            Held::Again {
+                launches,
+                addresses,
+            } => {
+                let mut rest = &addresses[..];
+                launches.iter().try_for_each(|launch| {
+                    let (now, later) = rest.split_at(launch.slots.len());
+                    rest = later;
+                    self.restart(launch, now)
+                })
+            }
+        }
+    }
+
+    fn restart(&mut self, launch: &Again, addresses: &[u64]) -> Result<(), String> {
+        let (function, grid, block) = (launch.function, launch.grid, launch.block);
+        self.start(
+            function,
+            grid,
+            block,
+            launch.shared,
+            addresses,
+            &launch.info,
+        )
+    }
+}

@@ -1,0 +1,231 @@
+//! What a launch is, apart from the memory that it works on.
+
+use super::{
+    AttentionCall, GroupedOp, IndexAxis, Kernel, MapCall, RowOp, RowProgram, ScatterCall, View,
+};
+use crate::{DType, Layout, MapProgram, Scalar};
+use smallvec::SmallVec;
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+/// What a launch is, apart from the memory that it works on and from the numbers that its program is
+/// given. Launches of one form do the same with other operands, so what a backend found out for one
+/// of them holds for all: cheap to make, to hash and to compare.
+///
+/// ```
+/// use anymesh_kernel::{Buffer, DType, Layout, View, backend::{Kernel, SortCall}};
+/// let sort = |buffer: &Buffer, len: usize| -> Kernel {
+///     let layout = Layout::contiguous([len].into());
+///     let input = View { buffer: buffer.clone(), dtype: DType::U8, layout };
+///     SortCall { op: "argsort", input, descending: false }.into()
+/// };
+/// let (a, b) = (Buffer::new((), 64), Buffer::new((), 64));
+/// assert_eq!(sort(&a, 8).form(), sort(&b, 8).form());
+/// assert_ne!(sort(&a, 8).form(), sort(&a, 9).form());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Form {
+    hash: u64,
+    words: SmallVec<[u64; 56]>,
+    programs: SmallVec<[MapProgram; 1]>,
+    rows: Option<Arc<RowProgram>>,
+}
+
+impl Hash for Form {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl Form {
+    /// A number that forms are told apart by, mostly.
+    pub fn number(&self) -> u64 {
+        self.hash
+    }
+
+    fn push(&mut self, word: u64) {
+        self.words.push(word);
+    }
+
+    fn all(&mut self, words: impl IntoIterator<Item = usize>) {
+        // Lists follow each other: each begins with its length.
+        let at = self.words.len();
+        self.push(0);
+        self.words.extend(words.into_iter().map(|word| word as u64));
+        self.words[at] = (self.words.len() - at) as u64;
+    }
+
+    fn layout(&mut self, layout: &Layout) {
+        self.all(layout.shape.dims().iter().copied());
+        (layout.strides.iter()).for_each(|stride| self.push(*stride as u64));
+        self.push(layout.offset as u64);
+    }
+
+    /// Views, and which of them share memory.
+    fn operands(&mut self, kernel: &Kernel) {
+        let views: SmallVec<[&View; 6]> = kernel.operands().collect();
+        self.push(views.len() as u64);
+        for (k, view) in views.iter().enumerate() {
+            let first = views[..k]
+                .iter()
+                .position(|other| other.buffer.same(&view.buffer));
+            self.push((view.dtype as u64) << 32 | first.unwrap_or(k) as u64);
+            self.push(view.buffer.bytes());
+            self.layout(&view.layout);
+        }
+    }
+
+    fn map(&mut self, call: &MapCall) {
+        self.all(call.shape.dims().iter().copied());
+        for input in &call.inputs {
+            let window = input.window.iter().flatten().map(|start| *start as usize);
+            self.push(u64::from(input.window.is_some()));
+            self.all(window);
+        }
+        for form in &call.indices {
+            self.push(form.offset as u64);
+            self.all(form.strides.iter().map(|stride| *stride as usize));
+        }
+        self.programs.push(call.program.clone());
+    }
+
+    fn axes(&mut self, axes: &[IndexAxis]) {
+        self.all((axes.iter()).flat_map(|axis| [axis.len, axis.stride as usize]));
+    }
+
+    fn scatter(&mut self, call: &ScatterCall) {
+        self.all([call.rows, call.inner, call.mode as usize]);
+        self.all(call.shape.dims().iter().copied());
+        self.push(call.base.offset as u64);
+        self.all(call.base.strides.iter().map(|stride| *stride as usize));
+        self.axes(&call.axes);
+    }
+
+    fn attention(&mut self, call: &AttentionCall) {
+        self.push(call.scale.to_bits());
+        self.push(u64::from(call.causal) << 8 | call.order as u64);
+    }
+
+    fn row(&mut self, mode: &RowOp) {
+        match mode {
+            RowOp::Softmax => self.push(0),
+            RowOp::LogSoftmax => self.push(1),
+            RowOp::Norm {
+                rms,
+                eps,
+                weight,
+                bias,
+                groups,
+                channels,
+                inner,
+            } => {
+                let flags = [*rms, weight.is_some(), bias.is_some()];
+                let flags = flags
+                    .iter()
+                    .fold(1, |all, flag| all << 1 | u64::from(*flag));
+                self.push(flags);
+                self.push(eps.to_bits());
+                self.all([*groups, *channels, *inner]);
+            }
+        }
+    }
+
+    /// Everything of a launch that is not an operand.
+    fn call(&mut self, kernel: &Kernel) {
+        let dtype = |dtype: DType| dtype as u64;
+        match kernel {
+            Kernel::Map(call) => self.map(call),
+            Kernel::Reduce(call) => {
+                self.map(&call.map);
+                self.all(call.axes.iter().copied());
+                self.push((call.mode as u64) << 8 | dtype(call.dtype));
+                self.push(call.scale.map_or(u64::MAX, f64::to_bits));
+            }
+            Kernel::Scan(call) => {
+                let positions = usize::from(call.positions);
+                self.all([call.axis, call.mode as usize, positions]);
+            }
+            Kernel::Matmul(call) => {
+                self.push(u64::from(call.bias.is_some()) << 8 | dtype(call.dtype));
+            }
+            Kernel::Grouped(call) => {
+                let groups = match call.mode {
+                    GroupedOp::Rows => u64::MAX,
+                    GroupedOp::Sums { groups } => groups as u64,
+                };
+                self.push(call.first as u64);
+                self.push(groups);
+                self.push(dtype(call.dtype));
+            }
+            Kernel::Gather(call) => self.axes(&call.axes),
+            Kernel::CheckIndex(call) => self.push(call.len as u64),
+            Kernel::Scatter(call) => self.scatter(call),
+            Kernel::Search(call) => self.push(u64::from(call.right)),
+            Kernel::Sort(call) => self.push(u64::from(call.descending)),
+            Kernel::Conv(call) => {
+                let lists = [call.out, call.stride, call.padding, call.dilation];
+                self.all(lists.into_iter().flatten());
+                let transposed = usize::from(call.transposed);
+                self.all([call.channels, call.groups, transposed]);
+            }
+            Kernel::Row(call) => {
+                self.push(u64::from(call.residual.is_some()));
+                self.row(&call.mode);
+            }
+            Kernel::RowProgram(call) => {
+                self.all(call.shape.dims().iter().copied());
+                self.push(u64::from(call.over));
+                self.rows = Some(call.program.clone());
+            }
+            Kernel::Attention(call) => self.attention(call),
+            Kernel::AttentionBackward(call) => self.attention(&call.forward),
+        }
+    }
+
+    fn close(&mut self) {
+        let mut hash = 0u64;
+        let mut mix = |word: u64| {
+            hash = (hash.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        };
+        self.words.iter().copied().for_each(&mut mix);
+        let rows = self.rows.iter().flat_map(|program| program.programs());
+        for program in self.programs.iter().chain(rows) {
+            mix(program.number());
+        }
+        self.hash = hash ^ hash >> 29;
+    }
+}
+
+impl Kernel {
+    /// What it is, apart from its operands' memory and from its [numbers](Self::numbers).
+    pub fn form(&self) -> Form {
+        let mut form = Form {
+            hash: 0,
+            words: SmallVec::new(),
+            programs: SmallVec::new(),
+            rows: None,
+        };
+        // Which family and which op: words that live for ever are told apart by where they are.
+        let (family, op) = (self.family(), self.op());
+        for text in [family, op] {
+            form.push(text.as_ptr() as u64);
+            form.push(text.len() as u64);
+        }
+        form.operands(self);
+        form.call(self);
+        form.close();
+        form
+    }
+
+    /// The numbers that its program is given when it is launched.
+    pub fn numbers(&self) -> &[Scalar] {
+        match self {
+            Kernel::Map(call) => &call.params,
+            Kernel::Reduce(call) => &call.map.params,
+            Kernel::RowProgram(call) => &call.params,
+            _ => &[],
+        }
+    }
+}
