@@ -7,15 +7,15 @@ use crate::{
     grid::dense,
     matmul::{Matrix, gemm},
     memory::{Dense, Memory, bytes_of, stored, typed},
+    parallel,
     scalar::{self, Float},
-    simd::{Kernel, dispatch, vectorized},
+    simd::{Kernel, dispatch, fused_or_not, vectorized},
 };
 use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result, View,
     backend::{AttentionBackwardCall, AttentionCall, AttentionOrder, Buffers},
 };
 use gemm::Parallelism;
-use rayon::prelude::*;
 use smallvec::smallvec;
 
 /// Scores that are held at a time by one thread.
@@ -136,6 +136,11 @@ impl<'a, T: Float> Problem<'a, T> {
         (SCORES / self.t).clamp(1, self.s.min(most))
     }
 
+    /// Multiplications of one of the products, which is what everything costs in elements.
+    fn work(&self) -> usize {
+        self.heads * self.s * self.t * self.d
+    }
+
     /// How many keys query `i` sees.
     fn visible(&self, i: usize) -> usize {
         if self.causal {
@@ -197,18 +202,18 @@ fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     let mut lse = Memory::elements::<T>(p.heads * p.s)?;
     let mut result = Ok(());
     let out = stored(call.q.dtype, p.heads * p.s * p.dv, |out: &mut [T]| {
-        let heads = out
-            .par_chunks_mut(p.s * p.dv)
-            .zip(lse.typed_mut::<T>().par_chunks_mut(p.s))
+        let heads = (out.chunks_mut(p.s * p.dv))
+            .zip(lse.typed_mut::<T>().chunks_mut(p.s))
             .enumerate();
+        let (tile_size, length) = (tile * p.dv, tile);
         let tiles = heads.flat_map(|(head, (out, lse))| {
-            out.par_chunks_mut(tile * p.dv)
-                .zip(lse.par_chunks_mut(tile))
+            (out.chunks_mut(tile_size).zip(lse.chunks_mut(length)))
                 .enumerate()
-                .map(move |(i, (out, lse))| (head, i * tile, out, lse))
+                .map(move |(i, (out, lse))| (head, i * length, out, lse))
         });
-        result =
-            tiles.try_for_each(|(head, first, out, lse)| forward_tile(&p, head, first, out, lse));
+        result = parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
+            forward_tile(&p, head, first, out, lse)
+        });
     })?;
     result?;
     let out = match call.order {
@@ -227,14 +232,16 @@ fn by_position(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
     let (batch, length) = (shape[0], shape[2]);
     let heads: usize = parts.iter().map(|(_, of)| of.layout.shape[1]).sum();
     let mut out = Memory::new(batch * length * heads * row)?;
-    let positions = out.bytes_mut().par_chunks_mut(heads * row).enumerate();
-    positions.for_each(|(at, out)| {
-        let mut rows = out.chunks_mut(row);
-        for (part, of) in parts {
-            let heads = of.layout.shape[1];
-            for (head, to) in (0..heads).zip(rows.by_ref()) {
-                let from = ((at / length * heads + head) * length + at % length) * row;
-                to.copy_from_slice(&part.bytes()[from..from + row]);
+    let group = (parallel::CHUNK / (heads * row)).max(1);
+    parallel::chunks(out.bytes_mut(), group * heads * row, |start, out| {
+        for (i, out) in out.chunks_mut(heads * row).enumerate() {
+            let (at, mut rows) = (start / (heads * row) + i, out.chunks_mut(row));
+            for (part, of) in parts {
+                let heads = of.layout.shape[1];
+                for (head, to) in (0..heads).zip(rows.by_ref()) {
+                    let from = ((at / length * heads + head) * length + at % length) * row;
+                    to.copy_from_slice(&part.bytes()[from..from + row]);
+                }
             }
         }
     });
@@ -245,20 +252,23 @@ fn by_position(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
 struct Exps<'a, T>(&'a mut [T], f64, f64);
 
 impl<T: Float> Kernel for Exps<'_, T> {
-    type Out = f64;
+    fused_or_not!(f64);
+}
+
+impl<T: Float> Exps<'_, T> {
     #[inline(always)]
-    fn run(self) -> f64 {
+    fn body<const FUSED: bool>(self) -> f64 {
         let Exps(values, scale, top) = self;
         let mut sums = [0.0; LANES];
         let (blocks, rest) = values.as_chunks_mut::<LANES>();
         for block in blocks {
             for (x, sum) in block.iter_mut().zip(&mut sums) {
-                *x = T::narrow(T::exp_wide(x.wide() * scale - top));
+                *x = T::narrow(T::exp_wide::<FUSED>(x.wide() * scale - top));
                 *sum += x.wide();
             }
         }
         for (x, sum) in rest.iter_mut().zip(&mut sums) {
-            *x = T::narrow(T::exp_wide(x.wide() * scale - top));
+            *x = T::narrow(T::exp_wide::<FUSED>(x.wide() * scale - top));
             *sum += x.wide();
         }
         total(sums)
@@ -405,12 +415,11 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
                         |dv: &mut [T]| {
                             // One task per key head: it alone adds to its gradients, in the order
                             // of its query heads.
-                            let parts = dq
-                                .par_chunks_mut(q_size)
-                                .zip(dk.par_chunks_mut(k_size))
-                                .zip(dv.par_chunks_mut(v_size))
-                                .enumerate();
-                            result = parts.try_for_each(|(head, ((dq, dk), dv))| {
+                            let parts = (dq.chunks_mut(q_size))
+                                .zip(dk.chunks_mut(k_size))
+                                .zip(dv.chunks_mut(v_size));
+                            let work = p.work();
+                            result = parallel::try_each(work, parts, |head, ((dq, dk), dv)| {
                                 backward_head(&p, &saved, head, dq, dk, dv)
                             });
                         },
@@ -445,11 +454,14 @@ struct WeightsAndGradients<'a, T> {
 }
 
 impl<T: Float> Kernel for WeightsAndGradients<'_, T> {
-    type Out = ();
+    fused_or_not!(());
+}
+
+impl<T: Float> WeightsAndGradients<'_, T> {
     #[inline(always)]
-    fn run(self) {
+    fn body<const FUSED: bool>(self) {
         for (w, g) in self.weights.iter_mut().zip(self.grads) {
-            let weight = T::exp_wide(w.wide() * self.scale - self.lse);
+            let weight = T::exp_wide::<FUSED>(w.wide() * self.scale - self.lse);
             *w = T::narrow(weight);
             *g = T::narrow(weight * (g.wide() - self.shared) * self.scale);
         }

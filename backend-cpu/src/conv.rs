@@ -11,7 +11,6 @@ use crate::{
 };
 use anymesh_kernel::{Buffer, Error, Kind, Result, backend::ConvCall};
 use gemm::Parallelism;
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Elements of unfolded input that are held at a time.
@@ -211,15 +210,8 @@ fn direct<T: crate::element::Held>(
     let len = space.batch * call.channels * outside;
     let out = stored(call.input.dtype, len, |out: &mut [T]| {
         out.fill(zero);
-        if len * cs * space.tap_count() < parallel::THRESHOLD {
-            out.chunks_mut(outside)
-                .enumerate()
-                .for_each(|(i, out)| plane(i, out));
-        } else {
-            out.par_chunks_mut(outside)
-                .enumerate()
-                .for_each(|(i, out)| plane(i, out));
-        }
+        let work = len * cs * space.tap_count();
+        parallel::each(work, out.chunks_mut(outside), plane);
     })?;
     Ok(out.buffer())
 }
@@ -235,9 +227,9 @@ fn groups<T: Float>(
     let out = stored(space.call.input.dtype, len, |out: &mut [T]| {
         let size = space.channels[1] * space.outside();
         result = if space.batch * space.call.groups >= rayon::current_num_threads() {
-            out.par_chunks_mut(size)
-                .enumerate()
-                .try_for_each(|(i, out)| work(i, out, Parallelism::None))
+            parallel::try_each(usize::MAX, out.chunks_mut(size), |i, out| {
+                work(i, out, Parallelism::None)
+            })
         } else {
             out.chunks_mut(size)
                 .enumerate()
@@ -304,10 +296,10 @@ fn forward<T: Float>(space: &Space<'_>) -> Result<Buffer> {
                     .chunks_mut(count)
                     .enumerate()
                     .for_each(|(row, to)| unfold(row, to)),
-                Parallelism::Rayon(_) => unfolded[..rows * count]
-                    .par_chunks_mut(count)
-                    .enumerate()
-                    .for_each(|(row, to)| unfold(row, to)),
+                Parallelism::Rayon(_) => {
+                    let lines = unfolded[..rows * count].chunks_mut(count);
+                    parallel::each(rows * count, lines, unfold);
+                }
             }
             gemm(
                 (&mut out[start..], outside),

@@ -7,7 +7,6 @@ use crate::{
 };
 use anymesh_kernel::{Dims, Layout, Result, View, backend::MapInput, layout};
 use bytemuck::Pod;
-use rayon::prelude::*;
 
 /// Rows and columns of a tile.
 const TILE: usize = 32;
@@ -94,9 +93,9 @@ fn copy_into<T: Pod + Send + Sync>(view: &View, out: &mut [T]) -> Result<()> {
     if out.len() < parallel::THRESHOLD {
         space.copy_band(0, data, out);
     } else {
-        out.par_chunks_mut(rows * slab)
-            .enumerate()
-            .for_each(|(i, out)| space.copy_band(i * rows, data, out));
+        parallel::chunks(out, rows * slab, |start, out| {
+            space.copy_band(start / slab, data, out)
+        });
     }
     Ok(())
 }

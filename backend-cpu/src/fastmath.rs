@@ -1,6 +1,10 @@
 //! Functions of `f32` values, computed in `f64` without branches so that loops over them vectorise.
 //! Errors are around 1e-13: after rounding to `f32` the result is the correctly rounded one but for
 //! about one value in a million.
+//!
+//! `FUSED` is whether a product and a sum are one instruction, which takes half of the time. Machines
+//! that have it use it for all values; results then differ from those of others where the last
+//! place of a `f64` decides how a `f32` rounds.
 
 use std::f64::consts::{FRAC_PI_2, LN_2, LN_10, LOG2_E};
 
@@ -22,19 +26,25 @@ fn choose(condition: bool, yes: f64, no: f64) -> f64 {
     f64::from_bits((yes.to_bits() & mask) | (no.to_bits() & !mask))
 }
 
+/// `a * b + c`.
+#[inline(always)]
+fn plus<const FUSED: bool>(a: f64, b: f64, c: f64) -> f64 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
 /// `c0 + x (c1 + x (c2 + ..))`, written out: a loop here would keep the loop around it from
 /// vectorising.
 macro_rules! polynomial {
     ($x:expr, $c:expr) => { $c };
-    ($x:expr, $c:expr, $($rest:expr),+) => { $c + $x * polynomial!($x, $($rest),+) };
+    ($x:expr, $c:expr, $($rest:expr),+) => { plus::<FUSED>($x, polynomial!($x, $($rest),+), $c) };
 }
 
 /// `2^n` and `exp(r) - 1` where `x = n log(2) + r`. For arguments where `f32` neither overflows nor
 /// vanishes.
 #[inline(always)]
-fn exp_parts(x: f64) -> (f64, f64) {
-    let shifted = x * LOG2_E + ROUND;
-    let r = x - (shifted - ROUND) * LN_2;
+fn exp_parts<const FUSED: bool>(x: f64) -> (f64, f64) {
+    let shifted = plus::<FUSED>(x, LOG2_E, ROUND);
+    let r = plus::<FUSED>(shifted - ROUND, -LN_2, x);
     let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
     let series = polynomial!(
         r,
@@ -54,26 +64,26 @@ fn exp_parts(x: f64) -> (f64, f64) {
 }
 
 #[inline(always)]
-pub(crate) fn exp(x: f64) -> f64 {
-    let (scale, rest) = exp_parts(clamp(x, -120.0, 100.0));
-    scale + scale * rest
+pub(crate) fn exp<const FUSED: bool>(x: f64) -> f64 {
+    let (scale, rest) = exp_parts::<FUSED>(clamp(x, -120.0, 100.0));
+    plus::<FUSED>(scale, rest, scale)
 }
 
 #[inline(always)]
-pub(crate) fn exp2(x: f64) -> f64 {
-    exp(x * LN_2)
+pub(crate) fn exp2<const FUSED: bool>(x: f64) -> f64 {
+    exp::<FUSED>(x * LN_2)
 }
 
 #[inline(always)]
-pub(crate) fn expm1(x: f64) -> f64 {
-    let (scale, rest) = exp_parts(clamp(x, -120.0, 100.0));
+pub(crate) fn expm1<const FUSED: bool>(x: f64) -> f64 {
+    let (scale, rest) = exp_parts::<FUSED>(clamp(x, -120.0, 100.0));
     // Of a tiny argument nothing may be lost in the sum: there `scale - 1` is exactly zero.
-    let sum = (scale - 1.0) + scale * rest;
+    let sum = plus::<FUSED>(scale, rest, scale - 1.0);
     if x == 0.0 { x } else { sum }
 }
 
 #[inline(always)]
-pub(crate) fn log(x: f64) -> f64 {
+pub(crate) fn log<const FUSED: bool>(x: f64) -> f64 {
     /// Bits of `sqrt(1/2)`: mantissas are taken from there to `sqrt(2)`.
     const LOWEST: u64 = 0x3fe6_a09e_667f_3bcd;
     let above = x.to_bits().wrapping_sub(LOWEST);
@@ -96,52 +106,52 @@ pub(crate) fn log(x: f64) -> f64 {
         2.0 / 15.0,
         2.0 / 17.0
     );
-    let value = exponent * LN_2 + s * series;
+    let value = plus::<FUSED>(exponent, LN_2, s * series);
     let value = if x == 0.0 { f64::NEG_INFINITY } else { value };
     let value = if x < 0.0 { f64::NAN } else { value };
     if x < f64::INFINITY { value } else { x }
 }
 
 #[inline(always)]
-pub(crate) fn log2(x: f64) -> f64 {
-    log(x) / LN_2
+pub(crate) fn log2<const FUSED: bool>(x: f64) -> f64 {
+    log::<FUSED>(x) / LN_2
 }
 
 #[inline(always)]
-pub(crate) fn log10(x: f64) -> f64 {
-    log(x) / LN_10
+pub(crate) fn log10<const FUSED: bool>(x: f64) -> f64 {
+    log::<FUSED>(x) / LN_10
 }
 
 #[inline(always)]
-pub(crate) fn log1p(x: f64) -> f64 {
+pub(crate) fn log1p<const FUSED: bool>(x: f64) -> f64 {
     // What `1 + x` rounds away is put back as a factor.
     let sum = 1.0 + x;
-    let value = log(sum) * (x / (sum - 1.0));
+    let value = log::<FUSED>(sum) * (x / (sum - 1.0));
     let value = choose(sum == 1.0, x, value);
-    choose(sum < f64::INFINITY && sum != 0.0, value, log(sum))
+    choose(sum < f64::INFINITY && sum != 0.0, value, log::<FUSED>(sum))
 }
 
 #[inline(always)]
-pub(crate) fn tanh(x: f64) -> f64 {
+pub(crate) fn tanh<const FUSED: bool>(x: f64) -> f64 {
     let a = x.abs();
-    let t = expm1(2.0 * if a > 20.0 { 20.0 } else { a });
+    let t = expm1::<FUSED>(2.0 * if a > 20.0 { 20.0 } else { a });
     (t / (t + 2.0)).copysign(x)
 }
 
 #[inline(always)]
-pub(crate) fn sinh(x: f64) -> f64 {
-    let t = expm1(x.abs());
+pub(crate) fn sinh<const FUSED: bool>(x: f64) -> f64 {
+    let t = expm1::<FUSED>(x.abs());
     (0.5 * (t + t / (t + 1.0))).copysign(x)
 }
 
 #[inline(always)]
-pub(crate) fn cosh(x: f64) -> f64 {
-    let e = exp(x.abs());
+pub(crate) fn cosh<const FUSED: bool>(x: f64) -> f64 {
+    let e = exp::<FUSED>(x.abs());
     0.5 * (e + 1.0 / e)
 }
 
 #[inline(always)]
-pub(crate) fn erf(x: f64) -> f64 {
+pub(crate) fn erf<const FUSED: bool>(x: f64) -> f64 {
     let a = x.abs();
     // From 4 on the result is 1 in `f32`.
     let b = if a > 4.1 { 4.1 } else { a };
@@ -177,7 +187,7 @@ pub(crate) fn erf(x: f64) -> f64 {
             9.136524045263798e-09,
             -9.818282767075957e-09,
             4.3249833842030904e-10
-        ) * exp(-b * b);
+        ) * exp::<FUSED>(-b * b);
     choose(a < 1.0, small, large.copysign(x))
 }
 
@@ -186,7 +196,7 @@ pub(crate) const TRIG_LIMIT: f32 = 1e5;
 
 /// Sine (`shift` 0) or cosine (`shift` 1) of `|x| <= TRIG_LIMIT`.
 #[inline(always)]
-fn trig(x: f64, shift: u64) -> f64 {
+fn trig<const FUSED: bool>(x: f64, shift: u64) -> f64 {
     /// `pi / 2` in two parts; multiples of the first by up to 2^20 are exact.
     const HIGH: f64 = f64::from_bits(FRAC_PI_2.to_bits() & !0xffff_ffff);
     const LOW: f64 = 3.139_164_786_504_813e-7;
@@ -221,19 +231,19 @@ fn trig(x: f64, shift: u64) -> f64 {
 }
 
 #[inline(always)]
-pub(crate) fn sin(x: f64) -> f64 {
-    let value = trig(x, 0);
+pub(crate) fn sin<const FUSED: bool>(x: f64) -> f64 {
+    let value = trig::<FUSED>(x, 0);
     if x == 0.0 { x } else { value }
 }
 
 #[inline(always)]
-pub(crate) fn cos(x: f64) -> f64 {
-    trig(x, 1)
+pub(crate) fn cos<const FUSED: bool>(x: f64) -> f64 {
+    trig::<FUSED>(x, 1)
 }
 
 /// A function as a type: unlike a closure it is sure to be inlined, whatever its size.
 pub(crate) trait Function {
-    fn call(x: f64) -> f64;
+    fn call<const FUSED: bool>(x: f64) -> f64;
 }
 
 macro_rules! functions {
@@ -241,8 +251,8 @@ macro_rules! functions {
         pub(crate) struct $name;
         impl Function for $name {
             #[inline(always)]
-            fn call(x: f64) -> f64 {
-                $f(x)
+            fn call<const FUSED: bool>(x: f64) -> f64 {
+                $f::<FUSED>(x)
             }
         }
     )*};
@@ -299,20 +309,22 @@ mod tests {
     #[test]
     fn functions_agree_with_the_standard_library_after_rounding() {
         type F = fn(f64) -> f64;
-        let table: [(&str, F, F); 11] = [
-            ("erf", erf, libm::erf),
-            ("exp", exp, f64::exp),
-            ("exp2", exp2, f64::exp2),
-            ("expm1", expm1, f64::exp_m1),
-            ("log", log, f64::ln),
-            ("log2", log2, f64::log2),
-            ("log10", log10, f64::log10),
-            ("log1p", log1p, f64::ln_1p),
-            ("tanh", tanh, f64::tanh),
-            ("sinh", sinh, f64::sinh),
-            ("cosh", cosh, f64::cosh),
-        ];
-        for (name, fast, exact) in table {
+        fn table<const FUSED: bool>() -> [(&'static str, F, F); 11] {
+            [
+                ("erf", erf::<FUSED>, libm::erf),
+                ("exp", exp::<FUSED>, f64::exp),
+                ("exp2", exp2::<FUSED>, f64::exp2),
+                ("expm1", expm1::<FUSED>, f64::exp_m1),
+                ("log", log::<FUSED>, f64::ln),
+                ("log2", log2::<FUSED>, f64::log2),
+                ("log10", log10::<FUSED>, f64::log10),
+                ("log1p", log1p::<FUSED>, f64::ln_1p),
+                ("tanh", tanh::<FUSED>, f64::tanh),
+                ("sinh", sinh::<FUSED>, f64::sinh),
+                ("cosh", cosh::<FUSED>, f64::cosh),
+            ]
+        }
+        for (name, fast, exact) in table::<false>().into_iter().chain(table::<true>()) {
             check(
                 name,
                 fast,
@@ -320,7 +332,12 @@ mod tests {
                 everything().chain(around(3.0)).chain(around(110.0)),
             );
         }
-        for (name, fast, exact) in [("sin", sin as F, f64::sin as F), ("cos", cos, f64::cos)] {
+        for (name, fast, exact) in [
+            ("sin", sin::<false> as F, f64::sin as F),
+            ("cos", cos::<false>, f64::cos),
+            ("sin", sin::<true>, f64::sin),
+            ("cos", cos::<true>, f64::cos),
+        ] {
             check(
                 name,
                 fast,

@@ -3,7 +3,7 @@
 use crate::{
     element::Held,
     scalar::{self, Float, Int},
-    simd::{Kernel, dispatch, vectorized},
+    simd::{Kernel, dispatch, fused_or_not, vectorized},
 };
 use std::marker::PhantomData;
 
@@ -86,11 +86,14 @@ pub(crate) fn lanes<T: Copy, A: Copy>(
 pub(crate) struct Exps<'a, T>(pub(crate) &'a [T], pub(crate) f64, pub(crate) &'a mut [f64]);
 
 impl<T: Float> Kernel for Exps<'_, T> {
-    type Out = ();
+    fused_or_not!(());
+}
+
+impl<T: Float> Exps<'_, T> {
     #[inline(always)]
-    fn run(self) {
+    fn body<const FUSED: bool>(self) {
         for (exp, x) in self.2.iter_mut().zip(self.0) {
-            *exp = T::exp_wide(x.wide() - self.1);
+            *exp = T::exp_wide::<FUSED>(x.wide() - self.1);
         }
     }
 }
@@ -176,7 +179,7 @@ pub(crate) fn log_sum_exp_step<T: Float>(
     let base = if new.is_finite() { new } else { 0.0 };
     (
         new,
-        sum * T::exp_wide(top - base) + later_sum * T::exp_wide(later_top - base),
+        sum * T::exp_wide::<false>(top - base) + later_sum * T::exp_wide::<false>(later_top - base),
     )
 }
 

@@ -19,6 +19,8 @@ pub(crate) type Slot = Option<Box<Words>>;
 pub(crate) enum Place {
     /// One value for the whole block.
     One(u64),
+    /// One value for each row of the block, from here on in the memory for those.
+    Rows(usize),
     /// This slot of the scratch memory.
     Slot(u16),
     /// The memory of an input, from this element on.
@@ -62,6 +64,12 @@ pub(crate) struct Frame<'s> {
     pub(crate) slots: &'s [Slot],
     pub(crate) places: &'s [Place],
     pub(crate) outs: &'s [&'s mut [u8]],
+    /// Values of rows.
+    pub(crate) rows: &'s [u64],
+    /// The row, where values are those of one.
+    pub(crate) row: usize,
+    /// The first position of the block that is looked at.
+    pub(crate) first: usize,
     pub(crate) len: usize,
 }
 
@@ -71,21 +79,34 @@ impl<'s> Frame<'s> {
     pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
         match self.places[reg as usize] {
             Place::One(word) => Src::One(T::from_word(word)),
+            Place::Rows(at) => Src::One(T::from_word(self.rows[at + self.row])),
             Place::Slot(slot) => {
                 let words = self.slots[usize::from(slot)].as_ref();
                 let words = words.map_or(&[][..], |words| &words.0);
-                Src::Many(&bytemuck::cast_slice(words)[..self.len])
+                Src::Many(&bytemuck::cast_slice(words)[self.first..self.first + self.len])
             }
             Place::Input(k, at) => {
+                let at = at + self.first;
                 Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])
             }
-            Place::Output(o) => Src::Many(bytemuck::cast_slice(&*self.outs[o])),
+            Place::Output(o) => {
+                let all: &[T] = bytemuck::cast_slice(&*self.outs[o]);
+                Src::Many(&all[self.first..self.first + self.len])
+            }
         }
     }
 
-    /// Whether an instruction reads only registers that hold one value for the whole block.
+    /// Whether an instruction reads a register that holds a value for each row.
+    pub(crate) fn reads_rows(&self, inst: &Inst) -> bool {
+        let mut any = false;
+        inst.operands(|r| any |= matches!(self.places[usize::from(r)], Place::Rows(_)));
+        any
+    }
+
+    /// Whether an instruction reads only registers that hold one value for the whole block, or for
+    /// each of its rows.
     pub(crate) fn is_constant(&self, inst: &Inst) -> bool {
-        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_));
+        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_) | Place::Rows(_));
         match *inst {
             Inst::Unary(_, a) | Inst::Cast(a, _) | Inst::Fence(a, _) => one(a),
             Inst::Binary(_, a, b) => one(a) && one(b),

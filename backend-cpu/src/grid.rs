@@ -23,6 +23,8 @@ pub(crate) struct Source<'a> {
     offset: isize,
     strides: Dims<isize>,
     window: Option<Window>,
+    /// Whether positions that follow each other are equally far apart throughout.
+    even: bool,
 }
 
 /// The part of the grid where an operand has elements. Operands that cover everything have no
@@ -89,6 +91,7 @@ impl<'a> Source<'a> {
             offset,
             strides,
             window,
+            even: false,
         })
     }
 
@@ -99,6 +102,7 @@ impl<'a> Source<'a> {
             offset: affine.offset as isize,
             strides: affine.strides.iter().map(|s| *s as isize).collect(),
             window: None,
+            even: false,
         }
     }
 
@@ -201,6 +205,7 @@ impl<'a> Grid<'a> {
         for s in sources.iter_mut().chain(&mut forms) {
             s.strides.truncate(kept);
             s.strides.resize(dims.len(), 0);
+            s.even = (1..dims.len()).all(|d| s.strides[d - 1] == s.strides[d] * dims[d] as isize);
         }
         Self {
             dims,
@@ -293,8 +298,8 @@ impl<'a> Grid<'a> {
     /// The linear range as one run: its first position in memory, where that is possible.
     fn single_run(&self, source: &Source<'_>, range: &Range<usize>) -> Option<isize> {
         let last = self.dims.len() - 1;
-        if last == 0 {
-            return Some(source.offset + range.start as isize * source.strides[0]);
+        if source.even {
+            return Some(source.offset + range.start as isize * source.strides[last]);
         }
         if range.start % self.dims[last] + range.len() > self.dims[last] {
             return None;

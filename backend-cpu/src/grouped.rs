@@ -4,6 +4,7 @@ use crate::{
     grid::dense,
     matmul::{Matrix, Operand, SMALL, gemm, operand},
     memory::try_stored,
+    parallel,
     scalar::Float,
 };
 use ::gemm::Parallelism;
@@ -11,7 +12,6 @@ use anymesh_kernel::{
     Buffer, Error, Kind, Result,
     backend::{GroupedCall, GroupedOp},
 };
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// The last two dimensions of an operand, at matrix `index` of a stack.
@@ -97,7 +97,9 @@ fn float<T: Float>(call: &GroupedCall) -> Result<Buffer> {
         if n * k * m < SMALL {
             (parts.into_iter()).try_for_each(|part| product(part, Parallelism::None))
         } else if parts.len() >= 2 * rayon::current_num_threads() {
-            (parts.into_par_iter()).try_for_each(|part| product(part, Parallelism::None))
+            parallel::try_each(usize::MAX, parts.into_iter(), |_, part| {
+                product(part, Parallelism::None)
+            })
         } else {
             (parts.into_iter()).try_for_each(|part| product(part, Parallelism::Rayon(0)))
         }

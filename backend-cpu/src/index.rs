@@ -12,7 +12,6 @@ use anymesh_kernel::{
     backend::{CheckIndexCall, GatherCall, IndexAxis, MapInput, ScatterCall, ScatterOp},
 };
 use bytemuck::Pod;
-use rayon::prelude::*;
 
 /// The memory of an index operand.
 #[derive(Clone, Copy)]
@@ -271,13 +270,7 @@ fn bands<T: Send>(
             }
         }
     };
-    if small {
-        work(0, out);
-    } else {
-        out.par_chunks_mut(band * inner)
-            .enumerate()
-            .for_each(|(i, out)| work(i, out));
-    }
+    parallel::each(rows.len() * inner, out.chunks_mut(band * inner), work);
 }
 
 fn set(call: &ScatterCall, rows: &[usize]) -> Result<Buffer> {

@@ -3,13 +3,15 @@
 //!
 //! Correct first: sums of `f32` accumulate in `f64`, transcendental functions are computed in `f64`
 //! and rounded once, and no result depends on the number of threads. Fast second: programs run over
-//! cache-sized blocks, matrix products use the `gemm` crate, large work is spread over all cores.
+//! cache-sized blocks, matrix products by tiles that stay in registers, and threads that wait for
+//! work help with what is large.
 
 #![deny(unsafe_code)]
 
 mod attention;
 mod conv;
 mod copy;
+mod crew;
 mod element;
 mod fastmath;
 mod fold;
@@ -148,7 +150,7 @@ impl Backend for CpuBackend {
         match kernel {
             Kernel::RowProgram(call) => row_program::fits(call),
             Kernel::Row(call) => call.residual.is_none(),
-            Kernel::Matmul(call) => call.bias.is_none(),
+            Kernel::Matmul(call) => matmul::fits(call),
             _ => true,
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     frame::{Frame, Src},
     functions,
     scalar::{self, Float, Int},
-    simd::{Kernel, dispatch},
+    simd::{Kernel, dispatch, fused_or_not},
 };
 use anymesh_kernel::{
     DType, Kind,
@@ -131,14 +131,16 @@ fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
 /// Applies a function of `fastmath` to every value.
 fn fast_each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
     struct Each<'a, F, T>(&'a [T], &'a mut [T], PhantomData<F>);
-    impl<F: Function, T: Float> Kernel for Each<'_, F, T> {
-        type Out = ();
+    impl<F: Function, T: Float> Each<'_, F, T> {
         #[inline(always)]
-        fn run(self) {
+        fn body<const FUSED: bool>(self) {
             for (out, value) in self.1.iter_mut().zip(self.0) {
-                *out = T::narrow(F::call(value.wide()));
+                *out = T::narrow(F::call::<FUSED>(value.wide()));
             }
         }
+    }
+    impl<F: Function, T: Float> Kernel for Each<'_, F, T> {
+        fused_or_not!(());
     }
     dispatch(Each::<F, T>(values, out, PhantomData));
 }
@@ -147,7 +149,12 @@ fn fast_each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
 fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
     fn run<F: Function, T: Float>(a: Src<'_, T>, out: &mut [T]) {
         match a {
-            Src::One(a) => out.fill(T::narrow(F::call(a.wide()))),
+            // Not by a call: one value has the same bits as many.
+            Src::One(a) => {
+                let mut one = [T::default()];
+                fast_each::<F, T>(&[a], &mut one);
+                out.fill(one[0]);
+            }
             Src::Many(a) => fast_each::<F, T>(a, out),
         }
     }

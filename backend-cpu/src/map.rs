@@ -15,7 +15,6 @@ use anymesh_kernel::{
     backend::{Buffers, MapCall, MapInput},
     map::{Inst, Reg},
 };
-use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use std::{cell::Cell, ops::Range};
 
@@ -24,10 +23,14 @@ use std::{cell::Cell, ops::Range};
 pub(crate) struct Scratch {
     slots: Vec<Slot>,
     places: Vec<Place>,
+    /// Values of rows.
+    rows: Vec<u64>,
 }
 
 thread_local! {
-    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { slots: Vec::new(), places: Vec::new() }) };
+    static SCRATCH: Cell<Scratch> = const {
+        Cell::new(Scratch { slots: Vec::new(), places: Vec::new(), rows: Vec::new() })
+    };
 }
 
 impl Scratch {
@@ -40,8 +43,18 @@ impl Scratch {
     }
 }
 
-/// Values of parameters that are known only when a block runs: the instruction, and the value.
-pub(crate) type Late = SmallVec<[(u16, u64); 4]>;
+/// Values of parameters that are known only when a block runs, one for each of its rows.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Late<'a> {
+    /// Instructions that read such a parameter, and which.
+    pub(crate) reads: &'a [(u16, usize)],
+    /// For each parameter the values of [`per`](Self::per) rows.
+    pub(crate) values: &'a [u64],
+    pub(crate) per: usize,
+    /// The rows of the block.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
 
 /// A program bound to its operands.
 #[derive(Debug)]
@@ -131,7 +144,7 @@ impl<'a> BoundProgram<'a> {
         range: Range<usize>,
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
-        late: &[(u16, u64)],
+        late: Late<'_>,
     ) -> Result<()> {
         if scratch.slots.len() < self.slots {
             let slot = || Some(Box::new(Words([0; BLOCK])));
@@ -139,41 +152,52 @@ impl<'a> BoundProgram<'a> {
         }
         scratch.places.clear();
         scratch.places.extend_from_slice(&self.places);
-        for (inst, value) in late {
-            scratch.places[usize::from(*inst)] = Place::One(*value);
+        scratch.rows.clear();
+        for (inst, k) in late.reads {
+            let values = &late.values[k * late.per + late.first..][..late.count];
+            scratch.places[usize::from(*inst)] = match values {
+                [value] => Place::One(*value),
+                _ => Place::Rows(scratch.rows.len()),
+            };
+            scratch.rows.extend_from_slice(values);
         }
+        let rows = late.count.max(1);
         for i in &self.steps {
-            self.instruction(usize::from(*i), range.clone(), scratch, outs)?;
+            // Not a `Result`: to hand on one of those takes as long as a short instruction does.
+            if !self.instruction(usize::from(*i), range.clone(), rows, scratch, outs) {
+                return Err(Error::DivisionByZero { op: self.op });
+            }
         }
         Ok(())
     }
 
-    /// Runs instruction `i`.
+    /// Runs instruction `i`. Returns false where an integer was divided by zero.
     fn instruction(
         &self,
         i: usize,
         range: Range<usize>,
+        rows: usize,
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
-    ) -> Result<()> {
+    ) -> bool {
         let (inst, len) = (&self.program.insts[i], range.len());
         let reads = matches!(inst, Inst::Load(_) | Inst::Inside(_) | Inst::Index(_));
         if !reads && let Some(o) = self.target(i, outs) {
             let out = std::mem::take(&mut outs[o]);
-            let done = self.compute(inst, &self.frame(scratch, outs, len), out, len);
+            let done = self.block_of(i, &mut self.frame(scratch, outs, len), rows, out);
             outs[o] = out;
             scratch.places[i] = Place::Output(o);
             return done;
         }
         let Place::Slot(number) = self.places[i] else {
-            return Ok(());
+            return true;
         };
         // Taken out, so that it can be written while others are read.
         let Some(mut words) = scratch.slots[usize::from(number)].take() else {
-            return Ok(());
+            return true;
         };
         let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut words.0);
-        let mut done = Ok(());
+        let mut done = true;
         match *inst {
             Inst::Load(k) => {
                 if let Some(place) = self.load(k, range, slot) {
@@ -196,14 +220,25 @@ impl<'a> BoundProgram<'a> {
                 }
             }
             _ => {
-                let frame = self.frame(scratch, outs, len);
-                let constant = frame.is_constant(inst);
-                done = self.compute(inst, &frame, slot, if constant { 1 } else { len });
-                if constant {
+                let mut frame = self.frame(scratch, outs, len);
+                if frame.is_constant(inst) {
+                    let rows = if frame.reads_rows(inst) { rows } else { 1 };
                     let kind = self.program.kinds[i];
-                    scratch.places[i] = Place::One(
-                        with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
-                    );
+                    let mut values = SmallVec::<[u64; 8]>::new();
+                    for row in 0..rows {
+                        frame.row = row;
+                        done &= self.compute(inst, &frame, slot, 1);
+                        values.push(
+                            with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
+                        );
+                    }
+                    scratch.places[i] = match values[..] {
+                        [value] => Place::One(value),
+                        _ => Place::Rows(scratch.rows.len()),
+                    };
+                    scratch.rows.extend_from_slice(&values);
+                } else {
+                    done = self.block_of(i, &mut frame, rows, slot);
                 }
             }
         }
@@ -211,7 +246,9 @@ impl<'a> BoundProgram<'a> {
         done
     }
 
-    /// What an instruction can read.
+    /// What an instruction can read. Always inlined: as a result it would be copied right after it
+    /// was written.
+    #[inline(always)]
     fn frame<'s>(
         &'s self,
         scratch: &'s Scratch,
@@ -223,20 +260,35 @@ impl<'a> BoundProgram<'a> {
             slots: &scratch.slots,
             places: &scratch.places,
             outs,
+            rows: &scratch.rows,
+            row: 0,
+            first: 0,
             len,
         }
     }
 
-    /// Runs an arithmetic instruction into `out`, for `len` positions.
-    fn compute(&self, inst: &Inst, frame: &Frame<'_>, out: &mut [u8], len: usize) -> Result<()> {
+    /// Runs arithmetic instruction `i` into `out` for a whole block: row by row where it reads values
+    /// of rows. Returns false where an integer was divided by zero.
+    fn block_of(&self, i: usize, frame: &mut Frame<'_>, rows: usize, out: &mut [u8]) -> bool {
+        let (inst, len) = (&self.program.insts[i], frame.len);
+        if rows == 1 || !frame.reads_rows(inst) {
+            return self.compute(inst, frame, out, len);
+        }
+        frame.len = len / rows;
+        let size = with_held!(self.program.kinds[i], T => size_of::<T>());
+        (0..rows).all(|row| {
+            (frame.row, frame.first) = (row, row * frame.len);
+            self.compute(inst, frame, &mut out[frame.first * size..], frame.len)
+        })
+    }
+
+    /// Runs an arithmetic instruction into `out`, for `len` positions. Returns false where an integer
+    /// was divided by zero.
+    fn compute(&self, inst: &Inst, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         let kind = |r: Reg| self.program.kinds[r as usize];
         match *inst {
             Inst::Unary(op, a) => loops::unary(op, kind(a), a, frame, out, len),
-            Inst::Binary(op, a, b) => {
-                if !loops::binary(op, kind(a), [a, b], frame, out, len) {
-                    return Err(Error::DivisionByZero { op: self.op });
-                }
-            }
+            Inst::Binary(op, a, b) => return loops::binary(op, kind(a), [a, b], frame, out, len),
             Inst::Select(c, a, b) => {
                 with_held!(kind(a), T => loops::select::<T>([c, a, b], frame, out, len))
             }
@@ -249,7 +301,7 @@ impl<'a> BoundProgram<'a> {
             Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
             }
         }
-        Ok(())
+        true
     }
 
     /// The first output that stores register `i` as it is held.
@@ -278,7 +330,7 @@ impl<'a> BoundProgram<'a> {
         range: Range<usize>,
         mut outs: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS],
         scratch: &mut Scratch,
-        late: &[(u16, u64)],
+        late: Late<'_>,
     ) -> Result<()> {
         let outputs = &self.program.outputs;
         let mut start = range.start;
@@ -296,11 +348,18 @@ impl<'a> BoundProgram<'a> {
                     continue;
                 }
                 let out = std::mem::take(&mut blocks[o]);
-                let frame = self.frame(scratch, &blocks, len);
-                with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
-                    Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
-                    Src::Many(values) => element::store(values, *dtype, out),
-                });
+                let mut frame = self.frame(scratch, &blocks, len);
+                let rows = match scratch.places[usize::from(*reg)] {
+                    Place::Rows(_) => late.count,
+                    _ => 1,
+                };
+                for (row, out) in out.chunks_mut(len / rows * dtype.size()).enumerate() {
+                    frame.row = row;
+                    with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
+                        Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
+                        Src::Many(values) => element::store(values, *dtype, out),
+                    });
+                }
             }
             start += len;
         }
@@ -314,19 +373,21 @@ impl<'a> BoundProgram<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<Src<'s, T>> {
         let len = range.len();
-        self.execute(range, scratch, &mut [], &[])?;
-        Ok(self.output(0, scratch, len))
+        self.execute(range, scratch, &mut [], Late::default())?;
+        Ok(self.output(0, scratch, 0, len))
     }
 
-    /// The values of output `o` for the block of `len` positions that was executed last, as they are
-    /// held.
+    /// The values of output `o` for row `row`, `len` positions, of the block that was executed last,
+    /// as they are held.
     pub(crate) fn output<'s, T: Held>(
         &'s self,
         o: usize,
         scratch: &'s Scratch,
+        row: usize,
         len: usize,
     ) -> Src<'s, T> {
-        let frame = self.frame(scratch, &[], len);
+        let mut frame = self.frame(scratch, &[], len);
+        (frame.row, frame.first) = (row, row * len);
         frame.src(self.program.outputs[o].0)
     }
 
@@ -364,7 +425,7 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
         *rest = memory.bytes_mut();
     }
     if plan.len() < parallel::THRESHOLD {
-        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch, &[]))?;
+        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch, Late::default()))?;
     } else {
         let mut tasks = Vec::with_capacity(plan.len().div_ceil(parallel::CHUNK));
         let mut start = 0;
@@ -377,8 +438,8 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
             tasks.push((start..start + len, parts));
             start += len;
         }
-        tasks.into_par_iter().try_for_each(|(range, parts)| {
-            Scratch::with(|scratch| plan.run(range, parts, scratch, &[]))
+        parallel::try_each(plan.len(), tasks.into_iter(), |_, (range, parts)| {
+            Scratch::with(|scratch| plan.run(range, parts, scratch, Late::default()))
         })?;
     }
     Ok(memories.into_iter().map(Memory::buffer).collect())

@@ -11,7 +11,6 @@ use crate::{
 };
 use ::gemm::Parallelism;
 use anymesh_kernel::{Buffer, Dims, Error, Kind, Layout, Result, Shape, View, backend::MatmulCall};
-use rayon::prelude::*;
 
 /// One matrix inside a slice: element `(i, j)` is `data[start + i * rows + j * cols]`.
 #[derive(Clone, Copy, Debug)]
@@ -53,25 +52,38 @@ impl<'a, T> Matrix<'a, T> {
 
 /// `out = a b`, or `out += a b` with `add`, where `a` is m by k and `b` is k by n. Row `i` of the
 /// result starts at `i * stride` of `out`.
-#[allow(unsafe_code)]
 pub(crate) fn gemm<T: Float>(
-    (out, stride): (&mut [T], usize),
-    [m, n, k]: [usize; 3],
+    out: (&mut [T], usize),
+    sizes: [usize; 3],
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
     add: bool,
     threads: Parallelism,
 ) -> Result<()> {
+    gemm_biased(out, sizes, a, b, (add, None), threads)
+}
+
+/// [`gemm`], and then a bias of `n` elements added to every row.
+#[allow(unsafe_code)]
+fn gemm_biased<T: Float>(
+    (out, stride): (&mut [T], usize),
+    [m, n, k]: [usize; 3],
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    (add, bias): (bool, Option<&[T]>),
+    threads: Parallelism,
+) -> Result<()> {
     let inside = m > 0 && n > 0 && k > 0 && stride >= n && out.len() >= (m - 1) * stride + n;
+    let whole = bias.is_none_or(|bias| bias.len() == n);
     assert!(
-        inside && a.fits(m, k) && b.fits(k, n),
+        inside && whole && a.fits(m, k) && b.fits(k, n),
         "a matrix product outside its operands"
     );
     let count = match threads {
         Parallelism::Rayon(_) if m * n * k >= SMALL => rayon::current_num_threads(),
         _ => 1,
     };
-    if product((out, stride), [m, n, k], a, b, add, count)? {
+    if product((out, stride), [m, n, k], a, b, (add, bias), count)? {
         return Ok(());
     }
     // SAFETY: the three operands lie inside their slices for every (i, j) below the given sizes
@@ -101,7 +113,17 @@ pub(crate) fn gemm<T: Float>(
             threads,
         );
     }
+    if let Some(bias) = bias {
+        out.chunks_mut(stride).for_each(|row| plus(row, bias));
+    }
     Ok(())
+}
+
+/// Adds a bias to a row, which may be longer.
+fn plus<T: Float>(row: &mut [T], bias: &[T]) {
+    for (out, bias) in row.iter_mut().zip(bias) {
+        *out = *out + *bias;
+    }
 }
 
 /// An operand in memory: its values, and a layout over them.
@@ -215,14 +237,28 @@ impl Problem {
 /// Products with fewer multiplications than this are not worth a second thread.
 pub(crate) const SMALL: usize = 1 << 17;
 
+/// Whether a bias, if there is one, is held as the operands are.
+pub(crate) fn fits(call: &MatmulCall) -> bool {
+    let held = call.a.dtype.kind();
+    let floats = matches!(held, Kind::F32 | Kind::F64);
+    (call.bias.as_ref()).is_none_or(|bias| floats && bias.dtype.kind() == held)
+}
+
 fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
+    let bias = call.bias.as_ref().map(dense::<T>).transpose()?;
     let rows = call.a.layout.shape.dims().first().copied();
     if rows.is_some_and(|m| m <= matvec::MOST_ROWS)
         && let Some(columns) = Columns::of(&call.b)?
     {
         let x = dense::<T>(&call.a)?;
-        let len = call.a.layout.shape[0] * call.b.layout.shape[1];
-        let run = |out: &mut [T]| matvec::product(&x, &columns, out);
+        let n = call.b.layout.shape[1];
+        let len = call.a.layout.shape[0] * n;
+        let run = |out: &mut [T]| {
+            matvec::product(&x, &columns, out);
+            if let Some(bias) = &bias {
+                out.chunks_mut(n).for_each(|row| plus(row, bias));
+            }
+        };
         return Ok(stored(call.dtype, len, run)?.buffer());
     }
     let (a, b) = (operand::<T>(&call.a)?, operand::<T>(&call.b)?);
@@ -230,7 +266,7 @@ fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
     let [m, n, k] = problem.sizes;
     let product = |out: &mut [T], starts: (usize, usize), threads| {
         let (a, b) = problem.operands(starts, &a.data, &b.data);
-        gemm((out, n), [m, n, k], a, b, false, threads)
+        gemm_biased((out, n), [m, n, k], a, b, (false, bias.as_deref()), threads)
     };
     let len = problem.starts.len() * m * n;
     Ok(try_stored(call.dtype, len, |out: &mut [T]| {
@@ -239,9 +275,9 @@ fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
         if single * batch < SMALL {
             matrices.try_for_each(|(out, starts)| product(out, *starts, Parallelism::None))
         } else if batch >= 2 * rayon::current_num_threads() {
-            out.par_chunks_mut(m * n)
-                .zip(&problem.starts)
-                .try_for_each(|(out, starts)| product(out, *starts, Parallelism::None))
+            parallel::try_each(usize::MAX, matrices, |_, (out, starts)| {
+                product(out, *starts, Parallelism::None)
+            })
         } else {
             matrices.try_for_each(|(out, starts)| product(out, *starts, Parallelism::Rayon(0)))
         }
@@ -275,15 +311,7 @@ fn int<T: Int>(call: &MatmulCall) -> Result<Buffer> {
                 }
             }
         };
-        if out.len() * k < parallel::THRESHOLD {
-            out.chunks_mut(n)
-                .enumerate()
-                .for_each(|(i, out)| row(i, out));
-        } else {
-            out.par_chunks_mut(n)
-                .enumerate()
-                .for_each(|(i, out)| row(i, out));
-        }
+        parallel::each(out.len() * k, out.chunks_mut(n), row);
     })?
     .buffer())
 }
@@ -373,6 +401,44 @@ mod tests {
                             &format!("{dtype} {:?} {:?}", a.layout, b.layout),
                         );
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bias_gives_the_bits_of_a_product_and_a_sum() {
+        for [m, n, k] in [
+            [1, 40, 64],
+            [3, 9, 5],
+            [40, 1, 33],
+            [70, 90, 600],
+            [200, 33, 20],
+        ] {
+            for dtype in [DType::F32, DType::F64, DType::BF16] {
+                let a = &views(&[m, k], dtype, 1, false)[0];
+                let mut b = views(&[n, k], dtype, 2, false)[0].clone();
+                b.layout = b.layout.permute(&[1, 0]);
+                for bias in views(&[n], dtype, 3, false) {
+                    let run = |bias: Option<View>, dtype: DType| {
+                        let call = MatmulCall {
+                            op: "test",
+                            a: a.clone(),
+                            b: b.clone(),
+                            bias,
+                            dtype,
+                        };
+                        assert!(fits(&call));
+                        read(&matmul(&call).expect("runs"), dtype)
+                    };
+                    let (wide, bias_of) = (dtype.kind().dtype(), values(&bias));
+                    let sums: Vec<f64> = (run(None, wide).iter().enumerate())
+                        .map(|(i, x)| match wide {
+                            DType::F64 => x + bias_of[i % n],
+                            _ => f64::from(*x as f32 + bias_of[i % n] as f32),
+                        })
+                        .collect();
+                    assert_eq!(run(Some(bias), wide), sums, "{m}x{n}x{k} {dtype}");
                 }
             }
         }

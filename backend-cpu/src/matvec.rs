@@ -5,11 +5,11 @@
 use crate::{
     element::{Held, Stored, is_held_as_stored, with_stored},
     memory::{bytes_of, typed},
+    parallel,
     scalar::Float,
     simd::{Kernel, dispatch},
 };
 use anymesh_kernel::{DType, Result, View};
-use rayon::prelude::*;
 
 /// With more rows than this a packed kernel pays.
 pub(crate) const MOST_ROWS: usize = 4;
@@ -61,12 +61,7 @@ pub(crate) fn product<T: Float>(x: &[T], columns: &Columns<'_>, out: &mut [T]) {
     let m = x.len() / k;
     let columns_of_task = (TASK / k).max(1);
     let fill = |task: usize, out: &mut [T]| columns.fill(task * columns_of_task, x, out);
-    let each = |out: &mut [T]| match n * k < 2 * TASK {
-        true => (out.chunks_mut(columns_of_task * m).enumerate()).for_each(|(i, o)| fill(i, o)),
-        false => {
-            (out.par_chunks_mut(columns_of_task * m).enumerate()).for_each(|(i, o)| fill(i, o))
-        }
-    };
+    let each = |out: &mut [T]| parallel::each(n * k / 2, out.chunks_mut(columns_of_task * m), fill);
     if m == 1 {
         return each(out);
     }

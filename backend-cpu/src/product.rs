@@ -7,13 +7,13 @@
 
 mod pack;
 mod tile;
+mod wide;
 
 pub(crate) use tile::HasTiles;
 
-use crate::{matmul::Matrix, memory::Memory, scalar::Float};
+use crate::{matmul::Matrix, memory::Memory, parallel, scalar::Float};
 use anymesh_kernel::Result;
-use pack::pack;
-use rayon::prelude::*;
+use pack::{Panel, pack_all};
 use std::{cell::Cell, ops::Range};
 use tile::{Tile, Tiles};
 
@@ -24,6 +24,8 @@ const DEPTH: usize = 256;
 const PANELS: usize = 32;
 /// With at most so many panels of the right operand the left one is read where it lies.
 const FEW: usize = 4;
+/// Panels of the right operand that one task packs.
+const AT_ONCE: usize = 4;
 /// Elements of the right operand that are packed at a time.
 const ROUND: usize = 4 << 20;
 /// Steps of the inner dimension that are packed at a time: longer operands take no more memory.
@@ -88,6 +90,8 @@ struct Product<'a, T: 'static> {
     right: Right<'a, T>,
     out: Out<T>,
     add: bool,
+    /// What is added to every row when it is summed up.
+    bias: Option<&'a [T]>,
 }
 
 /// Panels of the right operand: full ones, and one for the columns that are left.
@@ -100,6 +104,8 @@ enum Right<'a, T> {
         step: usize,
         last: &'a [T],
     },
+    /// None is packed before the task that needs it does so.
+    Later(Matrix<'a, T>),
 }
 
 impl<T: Float> Product<'_, T> {
@@ -112,6 +118,7 @@ impl<T: Float> Product<'_, T> {
                 (&last[depth * width..], width)
             }
             Right::InPlace { data, step, .. } => (&data[j * width + depth * step..], step),
+            Right::Later(_) => (&[], width),
         }
     }
 
@@ -133,11 +140,16 @@ impl<T: Float> Product<'_, T> {
         with_scratch(&LEFT, size, |packed: &mut [T]| {
             for block in 0..blocks {
                 let depth = part(block, blocks, self.depth);
-                for i in 0..if in_place { 0 } else { count } {
-                    let own = part(i, count, rows.len());
-                    let (from, width) = (own.start * depth.len(), own.len());
-                    let lines = rows.start + own.start..rows.start + own.end;
-                    pack(self.left, lines, depth.clone(), width, &mut packed[from..]);
+                if !in_place {
+                    let panels = (0..count).map(|i| {
+                        let own = part(i, count, rows.len());
+                        Panel {
+                            lines: rows.start + own.start..rows.start + own.end,
+                            width: own.len(),
+                            at: own.start * depth.len(),
+                        }
+                    });
+                    pack_all(self.left, panels, depth.clone(), packed);
                 }
                 for j in panels.clone() {
                     for i in 0..count {
@@ -151,28 +163,40 @@ impl<T: Float> Product<'_, T> {
                         } else {
                             (&packed[own.start * depth.len()..], 1, height)
                         };
-                        self.tile(row, height, left, j, &depth);
+                        let right = self.panel(j, depth.start);
+                        if j + 1 < panels.end {
+                            // A part of the next panel, which then is nearer when it is needed.
+                            let (next, step) = self.panel(j + 1, depth.start);
+                            let some = part(i, count, depth.len());
+                            self.tiles
+                                .fetch(&next[some.start * step..], step, some.len());
+                        }
+                        self.tile(row, height, left, right, j, &depth);
                     }
                 }
             }
         })
     }
 
-    /// A tile: `height` rows from `row` on of panel `j`, over one block of the inner dimension. The
-    /// left operand begins with its first element; rows and columns are so far apart.
+    /// A tile: `height` rows from `row` on of panel `j`, over one block of the inner dimension.
+    /// Operands begin with their first element there; rows and columns of the left one are so far
+    /// apart, and rows of the right one.
     #[allow(unsafe_code)]
     fn tile(
         &self,
         row: usize,
         height: usize,
         (left, a_row, a_step): (&[T], usize, usize),
+        (right, b_step): (&[T], usize),
         j: usize,
         depth: &Range<usize>,
     ) {
         let width = self.tiles.columns;
-        let (right, b_step) = self.panel(j, depth.start);
         let add = self.add || depth.start > 0;
         let columns = width.min(self.columns - j * width);
+        // With the last block of the inner dimension.
+        let bias = (self.bias.filter(|_| depth.end == self.depth))
+            .map(|bias| &bias[j * width..j * width + columns]);
         assert!(
             left.len() > (height - 1) * a_row + (depth.len() - 1) * a_step
                 && right.len() >= (depth.len() - 1) * b_step + width
@@ -191,11 +215,12 @@ impl<T: Float> Product<'_, T> {
             out,
             out_step: self.out.step,
             add,
+            bias: bias.map_or(std::ptr::null(), <[T]>::as_ptr),
         };
         if columns == width {
             // SAFETY: both operands are as long as the tile reads (checked above), all its columns
-            // are inside of the result, no other task has these, and the machine is the one that
-            // the tiles were asked for.
+            // are inside of the result and of the bias, no other task has these, and the machine is
+            // the one that the tiles were asked for.
             return unsafe { (self.tiles.run)(height, &tile) };
         }
         // What is not a whole tile is computed aside.
@@ -205,6 +230,7 @@ impl<T: Float> Product<'_, T> {
             out: whole.as_mut_ptr(),
             out_step: width,
             add: false,
+            bias: std::ptr::null(),
             ..tile
         };
         // SAFETY: as above; `whole` has all rows.
@@ -214,6 +240,9 @@ impl<T: Float> Product<'_, T> {
             let to = unsafe { std::slice::from_raw_parts_mut(out.add(i * self.out.step), columns) };
             for (to, from) in to.iter_mut().zip(from) {
                 *to = if add { *from + *to } else { *from };
+            }
+            for (to, bias) in to.iter_mut().zip(bias.into_iter().flatten()) {
+                *to = *to + *bias;
             }
         }
     }
@@ -230,7 +259,7 @@ impl<T: Float> Product<'_, T> {
         let enough = 4 * threads;
         let down = self.rows.div_ceil(2 * tallest).min(enough).max(fit);
         let across = enough.div_ceil(down).min(panels.div_ceil(4));
-        (0..down * across).into_par_iter().try_for_each(|i| {
+        parallel::try_each(usize::MAX, 0..down * across, |_, i| {
             self.task(
                 part(i / across, down, self.rows),
                 part(i % across, across, panels),
@@ -239,15 +268,15 @@ impl<T: Float> Product<'_, T> {
     }
 }
 
-/// `out = a b`, or `out += a b` with `add`, as [`crate::matmul::gemm`] has it, whose caller has
-/// checked that everything is inside of its slice. False, and nothing is done, where this machine or
+/// `out = a b`, or `out += a b` with `add`, and the bias on every row, as [`crate::matmul::gemm`] has
+/// it, whose caller has checked that everything is inside of its slice. False, and nothing is done, where this machine or
 /// these sizes are better served by the portable way.
 pub(crate) fn product<T: Float>(
     (out, step): (&mut [T], usize),
     [m, n, k]: [usize; 3],
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
-    add: bool,
+    (add, bias): (bool, Option<&[T]>),
     threads: usize,
 ) -> Result<bool> {
     let few = m < LEAST[0] || n < LEAST[1] || k < LEAST[2];
@@ -270,7 +299,8 @@ pub(crate) fn product<T: Float>(
             ..b
         };
         let sizes = [m, n, end - start];
-        by_tiles(tiles, (out, step), sizes, a, b, add || round > 0, threads)?;
+        let onto = (add || round > 0, bias.filter(|_| end == k));
+        by_tiles(tiles, (out, step), sizes, a, b, onto, threads)?;
     }
     Ok(true)
 }
@@ -281,10 +311,26 @@ fn by_tiles<T: Float>(
     [m, n, k]: [usize; 3],
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
-    add: bool,
+    (add, bias): (bool, Option<&[T]>),
     threads: usize,
 ) -> Result<()> {
     let (width, out) = (tiles.columns, out.as_mut_ptr());
+    if wide::pays(tiles, [m, n, k]) {
+        return wide::by_columns(
+            Product {
+                tiles,
+                rows: m,
+                columns: n,
+                depth: k,
+                left: a,
+                right: Right::Later(b),
+                out: Out { first: out, step },
+                add,
+                bias,
+            },
+            threads,
+        );
+    }
     let round = (ROUND / k).max(width) / width * width;
     let in_place = b.cols == 1 && b.rows > 0 && m <= 2 * tiles.rows;
     let mut at = 0;
@@ -298,16 +344,19 @@ fn by_tiles<T: Float>(
         // The panels that are packed.
         let packed = if in_place { columns / width } else { 0 }..panels;
         with_scratch(&RIGHT, packed.len() * k * width, |memory: &mut [T]| {
-            let one = |(i, memory): (usize, &mut [T])| {
-                let first = (packed.start + i) * width;
-                let lines = first..columns.min(first + width);
-                pack(right.t(), lines, 0..k, width, memory);
+            let some = |i: usize, memory: &mut [T]| {
+                let panels = (0..memory.len() / (k * width)).map(|j| {
+                    let first = (packed.start + i * AT_ONCE + j) * width;
+                    Panel {
+                        lines: first..columns.min(first + width),
+                        width,
+                        at: j * k * width,
+                    }
+                });
+                pack_all(right.t(), panels, 0..k, memory);
             };
-            if threads > 1 && memory.len() > crate::parallel::THRESHOLD {
-                memory.par_chunks_mut(k * width).enumerate().for_each(one);
-            } else {
-                memory.chunks_mut(k * width).enumerate().for_each(one);
-            }
+            let work = if threads > 1 { memory.len() } else { 0 };
+            parallel::each(work, memory.chunks_mut(AT_ONCE * k * width), some);
             let memory = &*memory;
             let product = Product {
                 tiles,
@@ -329,6 +378,7 @@ fn by_tiles<T: Float>(
                     step,
                 },
                 add,
+                bias: bias.map(|bias| &bias[at..at + columns]),
             };
             product.run(threads)
         })??;

@@ -15,7 +15,6 @@ use anymesh_kernel::{
     Buffer, Dims, Error, Kind, Result,
     backend::{ReduceCall, ReduceOp},
 };
-use rayon::prelude::*;
 
 /// Elements that one accumulator takes before another part begins.
 const PART: usize = 1 << 15;
@@ -201,23 +200,17 @@ fn large_units<F: Fold>(
             Ok(())
         })
     };
-    let pieces: Vec<_> = accs
+    let pieces = accs
         .chunks_mut(space.inner)
         .enumerate()
         .flat_map(|(i, accs)| {
             accs.chunks_mut(BLOCK)
                 .enumerate()
                 .map(move |(tile, accs)| (i / space.parts, i % space.parts, tile, accs))
-        })
-        .collect();
-    if plan.len() < parallel::THRESHOLD {
-        return pieces
-            .into_iter()
-            .try_for_each(|(o, part, tile, accs)| piece(o, part, tile, accs));
-    }
-    pieces
-        .into_par_iter()
-        .try_for_each(|(o, part, tile, accs)| piece(o, part, tile, accs))
+        });
+    parallel::try_each(plan.len(), pieces, |_, (o, part, tile, accs)| {
+        piece(o, part, tile, accs)
+    })
 }
 
 /// Gives `f` a slice, also where all values are the same.

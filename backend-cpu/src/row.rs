@@ -13,7 +13,6 @@ use anymesh_kernel::{
     Buffer, Error, Kind, Result, View,
     backend::{RowCall, RowOp},
 };
-use rayon::prelude::*;
 
 /// The backend's row kernel.
 pub(crate) fn row(call: &RowCall) -> Result<Buffer> {
@@ -95,15 +94,7 @@ fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) 
                 f(r, &values[r * n..(r + 1) * n], out);
             }
         };
-        if values.len() < parallel::THRESHOLD {
-            out.chunks_mut(group * n)
-                .enumerate()
-                .for_each(|(task, out)| work(task, out));
-        } else {
-            out.par_chunks_mut(group * n)
-                .enumerate()
-                .for_each(|(task, out)| work(task, out));
-        }
+        parallel::each(values.len(), out.chunks_mut(group * n), work);
     })?;
     Ok(out.buffer())
 }

@@ -16,8 +16,8 @@ use anymesh_kernel::{
     backend::{Affine, Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
     map::{Inst, MAX_OUTPUTS},
 };
-use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// At most so many partial sums of a column: each has memory for all columns.
 const COLUMN_PARTS: usize = 64;
@@ -65,11 +65,23 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// The results as the program reads them.
-    fn late(&self, results: &[u64]) -> Late {
-        let late = self.reads.iter().map(|(inst, k)| (*inst, results[*k]));
-        late.collect()
+    /// The results of these rows as the program reads them.
+    fn late<'r>(&'r self, results: &'r Results, rows: Range<usize>) -> Late<'r> {
+        Late {
+            reads: &self.reads,
+            values: &results.values,
+            per: results.rows,
+            first: rows.start,
+            count: rows.len(),
+        }
     }
+}
+
+/// Results of reductions of some rows that are computed together: for each reduction one of each row.
+#[derive(Default)]
+struct Results {
+    values: SmallVec<[u64; 16]>,
+    rows: usize,
 }
 
 /// A map call for one of the programs.
@@ -169,11 +181,7 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
         tasks.push(task);
     }
     let one = |task: &mut Task<'_>| Scratch::with(|scratch| work.task(task, scratch));
-    if rows * n < parallel::THRESHOLD {
-        tasks.iter_mut().try_for_each(one)?;
-    } else {
-        tasks.par_iter_mut().try_for_each(one)?;
-    }
+    parallel::try_each(rows * n, tasks.iter_mut(), |_, task| one(task))?;
     // Parts are added in the order of their rows.
     let mut sums = vec![0.0; columns.len() * n];
     for task in &tasks {
@@ -206,41 +214,50 @@ struct Work<'a, T> {
 impl<T: Float> Work<'_, T> {
     fn task(&self, task: &mut Task<'_>, scratch: &mut Scratch) -> Result<()> {
         let n = self.call.shape[1];
-        let mut results: SmallVec<[u64; 4]> = smallvec![];
-        for i in 0..task.count {
-            let start = (task.first + i) * n;
-            results.clear();
+        // Short rows share a block: an instruction then begins once for several of them.
+        let together = (BLOCK / n).max(1);
+        let mut results = Results::default();
+        for first in (0..task.count).step_by(together) {
+            let rows = together.min(task.count - first);
+            let start = (task.first + first) * n;
+            results.values.clear();
+            results.rows = rows;
             for k in 0..self.folds.len() {
-                let result = self.fold(k, start, &results, scratch)?;
-                results.push(result.to_word());
+                self.fold(k, start, &mut results, scratch)?;
             }
             if let Some(part) = &self.each {
-                let late = part.late(&results);
                 let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
                 for (o, (_, dtype)) in part.bound.outputs().iter().enumerate() {
-                    outs[o] = take(&mut task.each[o], n * dtype.size());
+                    outs[o] = take(&mut task.each[o], rows * n * dtype.size());
                 }
-                part.bound.run(start..start + n, outs, scratch, &late)?;
+                let late = part.late(&results, 0..rows);
+                (part.bound).run(start..start + rows * n, outs, scratch, late)?;
             }
             if let Some(part) = &self.rows {
-                let late = part.late(&results);
-                let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
-                for (o, (_, dtype)) in part.bound.outputs().iter().enumerate() {
-                    outs[o] = take(&mut task.rows[o], dtype.size());
+                for row in 0..rows {
+                    let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
+                    for (o, (_, dtype)) in part.bound.outputs().iter().enumerate() {
+                        outs[o] = take(&mut task.rows[o], dtype.size());
+                    }
+                    let (at, late) = (start + row * n, part.late(&results, row..row + 1));
+                    part.bound.run(at..at + 1, outs, scratch, late)?;
                 }
-                part.bound.run(start..start + 1, outs, scratch, &late)?;
             }
             if let Some(part) = &self.columns {
-                let late = part.late(&results);
+                let late = part.late(&results, 0..rows);
                 for first in (0..n).step_by(BLOCK) {
                     let len = BLOCK.min(n - first);
-                    let range = start + first..start + first + len;
-                    part.bound.execute(range, scratch, &mut [], &late)?;
+                    let range = start + first..start + first + rows * len;
+                    part.bound.execute(range, scratch, &mut [], late)?;
                     for (o, sums) in task.sums.chunks_mut(n).enumerate() {
                         let sums = &mut sums[first..first + len];
-                        match part.bound.output::<T>(o, scratch, len) {
-                            Src::Many(values) => self.sum.slab(sums, values, 0),
-                            Src::One(value) => sums.iter_mut().for_each(|sum| *sum += value.wide()),
+                        for row in 0..rows {
+                            match part.bound.output::<T>(o, scratch, row, len) {
+                                Src::Many(values) => self.sum.slab(sums, values, 0),
+                                Src::One(value) => {
+                                    sums.iter_mut().for_each(|sum| *sum += value.wide())
+                                }
+                            }
                         }
                     }
                 }
@@ -249,19 +266,25 @@ impl<T: Float> Work<'_, T> {
         Ok(())
     }
 
-    /// The result of reduction `k` of the row from `start` on.
-    fn fold(&self, k: usize, start: usize, results: &[u64], scratch: &mut Scratch) -> Result<T> {
+    /// The results of reduction `k` of the rows from `start` on, behind those of earlier ones.
+    fn fold(
+        &self,
+        k: usize,
+        start: usize,
+        results: &mut Results,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let fold = &self.call.program.folds[k];
         let scale = fold.scale.map(|scale| self.call.params[scale].to_f64());
         match fold.mode {
-            ReduceOp::Sum => self.folded(SumFloat::new(scale), k, start, results, scratch),
+            ReduceOp::Sum => self.folded(&SumFloat::new(scale), k, start, results, scratch),
             ReduceOp::Max => {
-                self.folded(Extreme::<T, true>::new(scale), k, start, results, scratch)
+                self.folded(&Extreme::<T, true>::new(scale), k, start, results, scratch)
             }
             ReduceOp::Min => {
-                self.folded(Extreme::<T, false>::new(scale), k, start, results, scratch)
+                self.folded(&Extreme::<T, false>::new(scale), k, start, results, scratch)
             }
-            ReduceOp::LogSumExp => self.folded(LogSumExp::new(scale), k, start, results, scratch),
+            ReduceOp::LogSumExp => self.folded(&LogSumExp::new(scale), k, start, results, scratch),
             _ => Err(Error::DType {
                 op: self.call.op,
                 dtype: T::KIND.dtype(),
@@ -272,25 +295,30 @@ impl<T: Float> Work<'_, T> {
 
     fn folded<F: Fold<In = T, Out = T>>(
         &self,
-        fold: F,
+        fold: &F,
         k: usize,
         start: usize,
-        results: &[u64],
+        results: &mut Results,
         scratch: &mut Scratch,
-    ) -> Result<T> {
-        let (n, part) = (self.call.shape[1], &self.folds[k]);
-        let late = part.late(results);
-        let mut acc = fold.start();
+    ) -> Result<()> {
+        let (n, part, rows) = (self.call.shape[1], &self.folds[k], results.rows);
+        let mut accs: SmallVec<[F::Acc; 16]> = smallvec![fold.start(); rows];
         for first in (0..n).step_by(BLOCK) {
+            // Rows that share a block are whole.
             let len = BLOCK.min(n - first);
-            let range = start + first..start + first + len;
-            part.bound.execute(range, scratch, &mut [], &late)?;
-            match part.bound.output::<T>(0, scratch, len) {
-                Src::Many(values) => fold.row(&mut acc, values, first),
-                Src::One(value) => fold.row(&mut acc, &[value; BLOCK][..len], first),
+            let range = start + first..start + first + rows * len;
+            let late = part.late(results, 0..rows);
+            part.bound.execute(range, scratch, &mut [], late)?;
+            for (row, acc) in accs.iter_mut().enumerate() {
+                match part.bound.output::<T>(0, scratch, row, len) {
+                    Src::Many(values) => fold.row(acc, values, first),
+                    Src::One(value) => fold.row(acc, &[value; BLOCK][..len], first),
+                }
             }
         }
-        Ok(fold.finish(acc))
+        let done = accs.into_iter().map(|acc| fold.finish(acc).to_word());
+        results.values.extend(done);
+        Ok(())
     }
 }
 

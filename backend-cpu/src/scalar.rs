@@ -26,20 +26,20 @@ pub(crate) trait Float:
     fn copysign(self, sign: Self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
-    /// `exp` in `f64`, as exact as a result of this type needs.
-    fn exp_wide(x: f64) -> f64;
+    /// `exp` in `f64`, as exact as a result of this type needs; see `fastmath` for `FUSED`.
+    fn exp_wide<const FUSED: bool>(x: f64) -> f64;
     /// Whether fast `f64` functions are exact enough, see `fastmath`.
     const FAST: bool;
 }
 
 macro_rules! float {
-    ($($t:ty, $fast:expr, $exp:path);*) => {$(
+    ($($t:ty, $fast:expr);*) => {$(
         impl Float for $t {
             const ONE: Self = 1.0;
             const FAST: bool = $fast;
             #[inline(always)]
-            fn exp_wide(x: f64) -> f64 {
-                $exp(x)
+            fn exp_wide<const FUSED: bool>(x: f64) -> f64 {
+                if $fast { fastmath::exp::<FUSED>(x) } else { x.exp() }
             }
             #[inline(always)]
             fn wide(self) -> f64 {
@@ -92,7 +92,7 @@ macro_rules! float {
         }
     )*};
 }
-float!(f32, true, fastmath::exp; f64, false, f64::exp);
+float!(f32, true; f64, false);
 
 #[inline(always)]
 pub(crate) fn sign<T: Float>(x: T) -> T {

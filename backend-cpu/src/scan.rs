@@ -13,7 +13,6 @@ use anymesh_kernel::{
     Buffer, Error, Kind, Result,
     backend::{ScanCall, ScanOp},
 };
-use rayon::prelude::*;
 
 /// The backend's scan kernel.
 pub(crate) fn scan(call: &ScanCall) -> Result<(Buffer, Option<Buffer>)> {
@@ -139,15 +138,11 @@ fn run<T: Held, A: Copy + Send + Sync>(
             slabs.push((outer, out, here));
             places = rest;
         }
-        if values.len() < parallel::THRESHOLD {
-            slabs
-                .into_iter()
-                .for_each(|(outer, out, places)| slab(outer, out, places));
-        } else {
-            slabs
-                .into_par_iter()
-                .for_each(|(outer, out, places)| slab(outer, out, places));
-        }
+        parallel::each(
+            values.len(),
+            slabs.into_iter(),
+            |_, (outer, out, places)| slab(outer, out, places),
+        );
     })?;
     Ok((out.buffer(), call.positions.then(|| places.buffer())))
 }

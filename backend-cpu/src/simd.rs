@@ -1,14 +1,37 @@
 //! Compiles a loop for the vector instructions of the machine it runs on.
 //!
 //! The same Rust code is compiled for several instruction sets and the best one is picked at run
-//! time. Nothing is fused or reordered, so all versions give the same bits.
+//! time. Nothing is reordered, and nothing is fused but where a kernel says so, so all other versions
+//! give the same bits.
 
 /// A loop to vectorise. Implementations mark `run`, and all it calls, `#[inline(always)]`: what is
 /// not inlined is compiled once only, for the least of machines.
-pub(crate) trait Kernel {
+pub(crate) trait Kernel: Sized {
     type Out;
     fn run(self) -> Self::Out;
+    /// The same on a machine that has fused multiplication and addition; what calls `mul_add` does
+    /// so here alone, because elsewhere it is a slow function.
+    #[inline(always)]
+    fn fused(self) -> Self::Out {
+        self.run()
+    }
 }
+
+/// Makes a [`Kernel`] of a body that is generic over whether products and sums are fused.
+macro_rules! fused_or_not {
+    ($out:ty) => {
+        type Out = $out;
+        #[inline(always)]
+        fn run(self) -> $out {
+            self.body::<false>()
+        }
+        #[inline(always)]
+        fn fused(self) -> $out {
+            self.body::<true>()
+        }
+    };
+}
+pub(crate) use fused_or_not;
 
 /// A closure as a kernel. Closures cannot be marked, so this is for bodies that are inlined for
 /// being short.
@@ -34,13 +57,13 @@ pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Out {
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,fma")]
         fn avx512<K: Kernel>(kernel: K) -> K::Out {
-            kernel.run()
+            kernel.fused()
         }
         #[target_feature(enable = "avx2,fma,f16c")]
         fn avx2<K: Kernel>(kernel: K) -> K::Out {
-            kernel.run()
+            kernel.fused()
         }
         match level() {
             // SAFETY: the instructions that `avx512` is compiled for were found on this machine.
@@ -50,6 +73,10 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Out {
             Level::Least => {}
         }
     }
+    // Every one of these machines has it.
+    #[cfg(target_arch = "aarch64")]
+    return kernel.fused();
+    #[cfg(not(target_arch = "aarch64"))]
     kernel.run()
 }
 
@@ -73,6 +100,7 @@ pub(crate) fn level() -> Level {
             && has!("avx512dq")
             && has!("avx512vl")
             && has!("avx512cd")
+            && has!("fma")
         {
             Level::Avx512
         } else if has!("avx2") && has!("fma") && has!("f16c") {

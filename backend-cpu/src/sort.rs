@@ -88,15 +88,8 @@ fn sort_rows<T: Key>(call: &SortCall) -> Result<Buffer> {
             .zip(entries)
             .for_each(|(out, entry)| *out = T::position(entry) as i32);
     };
-    if values.len() < parallel::THRESHOLD {
-        out.chunks_mut(n)
-            .zip(values.chunks(n))
-            .for_each(|(out, values)| row(values, out));
-    } else {
-        out.par_chunks_mut(n)
-            .zip(values.par_chunks(n))
-            .for_each(|(out, values)| row(values, out));
-    }
+    let rows = out.chunks_mut(n).zip(values.chunks(n));
+    parallel::each(values.len(), rows, |_, (out, values)| row(values, out));
     Ok(memory.buffer())
 }
 

@@ -1,15 +1,45 @@
 //! Operands of products in the order in which tiles read them.
 
-use crate::{matmul::Matrix, scalar::Float};
+use crate::{
+    matmul::Matrix,
+    scalar::Float,
+    simd::{Kernel, dispatch},
+};
 use std::ops::Range;
 
 /// Steps of the inner dimension that are copied at a time where lines lie along it: what they are
 /// written to stays in the first-level cache.
 const STEPS: usize = 16;
 
+/// A panel of an operand: some of its rows, with room for `width` of them, from `at` on.
+pub(crate) struct Panel {
+    pub(crate) lines: Range<usize>,
+    pub(crate) width: usize,
+    pub(crate) at: usize,
+}
+
+/// Packs several panels, each as [`pack`] does. Where lines are neighbours in memory, all panels take
+/// some steps before any takes more: what is read then lies in rows that are longer than a panel is
+/// wide.
+pub(crate) fn pack_all<T: Float>(
+    matrix: Matrix<'_, T>,
+    panels: impl Iterator<Item = Panel> + Clone,
+    depth: Range<usize>,
+    out: &mut [T],
+) {
+    let steps = if matrix.rows == 1 { STEPS } else { depth.len() };
+    for first in depth.clone().step_by(steps) {
+        let block = first..depth.end.min(first + steps);
+        for Panel { lines, width, at } in panels.clone() {
+            let from = at + (first - depth.start) * width;
+            pack(matrix, lines, block.clone(), width, &mut out[from..]);
+        }
+    }
+}
+
 /// Copies the rows `lines` of a matrix, columns `depth`, to `out`: for each column `width` elements,
 /// one for each line and zeros for those that are missing.
-pub(crate) fn pack<T: Float>(
+fn pack<T: Float>(
     matrix: Matrix<'_, T>,
     lines: Range<usize>,
     depth: Range<usize>,
@@ -25,12 +55,15 @@ pub(crate) fn pack<T: Float>(
     let count = lines.len();
     let out = &mut out[..depth.len() * width];
     if rows == 1 {
-        for (step, out) in depth.zip(out.chunks_exact_mut(width)) {
-            let at = at(lines.start, step);
-            copy(&data[at..at + count], &mut out[..count]);
-            out[count..].fill(T::default());
-        }
-        return;
+        let (start, step) = (at(lines.start, depth.start), cols);
+        return dispatch(Copies {
+            data,
+            start,
+            step,
+            count,
+            width,
+            out,
+        });
     }
     if count < width {
         out.fill(T::default());
@@ -66,7 +99,31 @@ pub(crate) fn pack<T: Float>(
     }
 }
 
-/// Turns [`STEPS`] elements of each line, eight lines at a time; how many lines that were.
+/// Copies `count` neighbours for every `width` elements of `out`, from `start` on and every `step`.
+struct Copies<'a, T> {
+    data: &'a [T],
+    start: usize,
+    step: isize,
+    count: usize,
+    width: usize,
+    out: &'a mut [T],
+}
+
+impl<T: Float> Kernel for Copies<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let mut at = self.start;
+        for out in self.out.chunks_exact_mut(self.width) {
+            copy(&self.data[at..at + self.count], &mut out[..self.count]);
+            out[self.count..].fill(T::default());
+            at = at.wrapping_add_signed(self.step);
+        }
+    }
+}
+
+/// Turns [`STEPS`] elements of each line, eight lines at a time; how many lines that were. The last
+/// eight may be turned together with some of those before, once more.
 fn turn_squares<T: Float>(
     data: &[T],
     start: usize,
@@ -75,7 +132,11 @@ fn turn_squares<T: Float>(
     width: usize,
     out: &mut [T],
 ) -> usize {
-    for i in (0..lines / 8 * 8).step_by(8) {
+    if lines < 8 {
+        return 0;
+    }
+    for i in (0..lines).step_by(8) {
+        let i = i.min(lines - 8);
         for step in (0..STEPS).step_by(8) {
             let (from, to) = (
                 &data[start + i * line + step..],
@@ -86,12 +147,13 @@ fn turn_squares<T: Float>(
             }
         }
     }
-    lines / 8 * 8
+    lines
 }
 
 /// A copy that is no call for the widths that tiles have.
 #[inline(always)]
 fn copy<T: Copy>(from: &[T], to: &mut [T]) {
+    #[inline(always)]
     fn fixed<T: Copy, const N: usize>(from: &[T], to: &mut [T]) -> bool {
         match (<&[T; N]>::try_from(from), <&mut [T; N]>::try_from(to)) {
             (Ok(from), Ok(to)) => {
@@ -101,7 +163,16 @@ fn copy<T: Copy>(from: &[T], to: &mut [T]) {
             _ => false,
         }
     }
-    let done = fixed::<T, 32>(from, to) || fixed::<T, 16>(from, to) || fixed::<T, 14>(from, to);
+    let done = match from.len() {
+        32 => fixed::<T, 32>(from, to),
+        16 => fixed::<T, 16>(from, to),
+        14 => fixed::<T, 14>(from, to),
+        13 => fixed::<T, 13>(from, to),
+        12 => fixed::<T, 12>(from, to),
+        11 => fixed::<T, 11>(from, to),
+        10 => fixed::<T, 10>(from, to),
+        _ => false,
+    };
     if !done {
         to.copy_from_slice(from);
     }

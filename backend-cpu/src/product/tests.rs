@@ -53,8 +53,10 @@ fn equals_the_plain_loop<T: Float>() {
                 let (a, b) = (matrix(&left, m, k, way / 4), matrix(&right, k, n, way % 4));
                 let (step, add, threads) = (n + way % 3, way % 2 == 1, 1 + way % 2);
                 let before = values::<T>((m - 1) * step + n, 3);
+                let bias = (way % 8 > 4).then(|| values::<T>(n, 4));
                 let mut out = before.clone();
-                by_tiles(tiles, (&mut out, step), [m, n, k], a, b, add, threads).expect("runs");
+                let onto = (add, bias.as_deref());
+                by_tiles(tiles, (&mut out, step), [m, n, k], a, b, onto, threads).expect("runs");
                 for (place, (got, before)) in out.iter().zip(&before).enumerate() {
                     let (i, j) = (place / step, place % step);
                     let expected = if j >= n {
@@ -62,7 +64,8 @@ fn equals_the_plain_loop<T: Float>() {
                     } else {
                         // Sums of whole numbers are exact in any order.
                         let sum: f64 = (0..k).map(|p| at(&a, i, p) * at(&b, p, j)).sum();
-                        sum + if add { before.wide() } else { 0.0 }
+                        let bias = bias.as_ref().map_or(0.0, |bias| bias[j].wide());
+                        sum + bias + if add { before.wide() } else { 0.0 }
                     };
                     assert_eq!(
                         got.wide(),
@@ -99,7 +102,7 @@ fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
             };
             let sizes = [rows.len(), n, k];
             let b = Matrix::dense(&right, n);
-            by_tiles(tiles, (&mut out, n), sizes, a, b, false, threads).expect("runs");
+            by_tiles(tiles, (&mut out, n), sizes, a, b, (false, None), threads).expect("runs");
             out
         };
         let whole = run(0..m, 1);

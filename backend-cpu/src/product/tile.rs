@@ -21,6 +21,8 @@ pub(crate) struct Tile<T> {
     pub(crate) out_step: usize,
     /// Adds to what is there.
     pub(crate) add: bool,
+    /// `columns` elements that are added to every row of the sum; null where there are none.
+    pub(crate) bias: *const T,
 }
 
 /// How this machine computes tiles.
@@ -34,6 +36,29 @@ pub(crate) struct Tiles<T> {
     /// The operands must be readable and the result writable as [`Tile`] says, and the machine
     /// must be one for which [`HasTiles::tiles`] gave this.
     pub(crate) run: unsafe fn(usize, &Tile<T>),
+}
+
+impl<T> Tiles<T> {
+    /// Brings the first elements of some rows, as many as a tile has columns, nearer.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
+    pub(crate) fn fetch(&self, data: &[T], step: usize, rows: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let line = 64 / size_of::<T>();
+        for row in 0..rows {
+            for at in (0..self.columns).step_by(line) {
+                if let Some(element) = data.get(row * step + at) {
+                    // SAFETY: every machine of this kind has the instruction, and it changes
+                    // nothing.
+                    unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(element).cast()) };
+                }
+            }
+        }
+    }
+
+    /// Nothing: other machines have no tiles.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn fetch(&self, _data: &[T], _step: usize, _rows: usize) {}
 }
 
 /// A type that some machines have tiles for.
@@ -154,10 +179,16 @@ mod machine {
     #[inline(always)]
     unsafe fn rows<V: Register, const R: usize>(t: &Tile<V::Element>, row: usize) {
         // SAFETY: `a` has R and `b` two registers of elements for each of the k steps, `out` has R
-        // rows of two registers.
+        // rows of two registers, and `bias` two registers unless it is null.
         unsafe {
             let mut sums = [[V::zero(); 2]; R];
             let (mut a, mut b) = (t.a, t.b);
+            // Where the result goes is on its way while the inner dimension goes by.
+            for i in 0..R {
+                let out = t.out.add(i * t.out_step);
+                _mm_prefetch::<_MM_HINT_ET0>(out.cast());
+                _mm_prefetch::<_MM_HINT_ET0>(out.add(2 * V::LANES - 1).cast());
+            }
             for _ in 0..t.k {
                 let (left, right) = (V::load(b), V::load(b.add(V::LANES)));
                 for (i, sum) in sums.iter_mut().enumerate() {
@@ -177,6 +208,14 @@ mod machine {
                     )
                 } else {
                     (left, right)
+                };
+                let (left, right) = if t.bias.is_null() {
+                    (left, right)
+                } else {
+                    (
+                        left.plus(V::load(t.bias)),
+                        right.plus(V::load(t.bias.add(V::LANES))),
+                    )
                 };
                 left.store(out);
                 right.store(out.add(V::LANES));

@@ -182,3 +182,26 @@ fn rows_may_lie_apart_and_turned_around() {
     assert_close(&read(&out[0], DType::F32), &less, 1e-6, "less the sum");
     assert_close(&read(&out[1], DType::BF16), &xs, 4e-3, "copied");
 }
+
+#[test]
+fn a_row_that_shares_a_block_has_the_bits_that_it_has_alone() {
+    let (rows, dtype) = (23, DType::F32);
+    for n in [48, 100, 256, 340, 700] {
+        let (x, g) = (random(rows * n, 1, false), random(rows * n, 2, false));
+        let w = random(n, 3, false);
+        let run = |rows: std::ops::Range<usize>| {
+            let shape = [rows.len(), n];
+            let own = rows.start * n..rows.end * n;
+            let (x, g) = (
+                dense_view(&x[own.clone()], dtype, shape),
+                dense_view(&g[own], dtype, shape),
+            );
+            let inputs = [&x, &g, &spread(&w, dtype, shape, 0)];
+            let params = [1.0 / n as f64, 1e-5];
+            let call = call(norm_backward(dtype, dtype, dtype), shape, &inputs, &params);
+            read(&row_program(&call).expect("runs")[0], dtype)
+        };
+        let alone: Vec<f64> = (0..rows).flat_map(|row| run(row..row + 1)).collect();
+        assert_eq!(run(0..rows), alone, "rows of {n}");
+    }
+}

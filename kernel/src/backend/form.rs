@@ -28,7 +28,7 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Form {
     hash: u64,
-    words: SmallVec<[u64; 56]>,
+    words: SmallVec<[u64; 64]>,
     programs: SmallVec<[MapProgram; 1]>,
     rows: Option<Arc<RowProgram>>,
 }
