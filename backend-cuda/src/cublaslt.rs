@@ -28,7 +28,7 @@ use cudarc::{
     },
     driver::{CudaContext, sys as driver},
 };
-use plan::{Problem, ProductPlan, WORKSPACE, alignment, has_product, problem};
+use plan::{CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product, problem};
 use std::{
     collections::HashMap,
     ffi::c_void,
@@ -103,12 +103,17 @@ impl Library {
         })
     }
 
-    /// What the library needs for a problem, or `None` where it cannot; of its algorithms the one
-    /// with this number, if it has so many.
-    fn ready(&self, problem: &Problem, choice: usize) -> Result<Option<Ready>, String> {
+    /// What the library needs for a problem, or `None` where it cannot. Of its first algorithms, at
+    /// most so many, it takes the one with the number `choice`, or the first.
+    fn ready(
+        &self,
+        problem: &Problem,
+        choice: usize,
+        most: usize,
+    ) -> Result<Option<Ready>, String> {
         self.context.bind_to_thread().map_err(|e| e.to_string())?;
         let plan = ProductPlan::new(problem)?;
-        let choices = plan.choices(self.handle, problem)?;
+        let choices = plan.choices(self.handle, problem, most)?;
         let algorithm = choices.get(choice).or(choices.first()).copied();
         Ok(algorithm.map(|algorithm| Ready {
             problem: *problem,
@@ -216,9 +221,15 @@ impl CublasLt {
             return Ok(known.clone());
         }
         let choice = self.tuned.choice(problem);
-        let made = self.library.ready(problem, choice.unwrap_or(0));
+        let measures = choice.is_none() && self.tuned.measures();
+        let most = if measures {
+            CHOICES
+        } else {
+            choice.map_or(1, |choice| choice + 1)
+        };
+        let made = self.library.ready(problem, choice.unwrap_or(0), most);
         let mut made = made.map_err(failed)?;
-        if let (Some(ready), None, true) = (&mut made, choice, self.tuned.measures()) {
+        if let (Some(ready), true) = (&mut made, measures) {
             self.tune(ready, addresses, bias)?;
         }
         let made = made.map(Arc::new);
@@ -346,7 +357,7 @@ impl CublasLt {
                 return Ok(None);
             };
             // Sizes of groups are seldom the same again: these are not kept.
-            let Some(ready) = self.library.ready(&problem, 0).map_err(failed)? else {
+            let Some(ready) = self.library.ready(&problem, 0, 1).map_err(failed)? else {
                 return Ok(None);
             };
             products.push((ready, addresses));

@@ -148,11 +148,13 @@ impl ProductPlan {
         .map_err(|e| e.to_string())
     }
 
-    /// The library's algorithms for this problem, the one it thinks best of first.
+    /// The library's algorithms for this problem, the one it thinks best of first, and at most so
+    /// many: looking for more takes it longer.
     pub(super) fn choices(
         &self,
         handle: sys::cublasLtHandle_t,
         problem: &Problem,
+        most: usize,
     ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, String> {
         let preference = lt::create_matmul_pref().map_err(|e| e.to_string())?;
         let workspace = WORKSPACE;
@@ -206,7 +208,7 @@ impl ProductPlan {
                 out,
                 out,
                 preference,
-                CHOICES as i32,
+                most.clamp(1, CHOICES) as i32,
                 found.as_mut_ptr().cast(),
                 &mut count,
             );
