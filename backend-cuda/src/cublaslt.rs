@@ -222,10 +222,11 @@ impl CublasLt {
         }
         let choice = self.tuned.choice(problem);
         let measures = choice.is_none() && self.tuned.measures();
-        let most = if measures {
+        // A number of the table is one of all that were compared.
+        let most = if measures || choice.is_some() {
             CHOICES
         } else {
-            choice.map_or(1, |choice| choice + 1)
+            1
         };
         let made = self.library.ready(problem, choice.unwrap_or(0), most);
         let mut made = made.map_err(failed)?;
