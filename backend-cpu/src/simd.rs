@@ -11,6 +11,10 @@ pub(crate) trait Kernel: Sized {
     fn run(self) -> Self::Out;
     /// The same on a machine that has fused multiplication and addition; what calls `mul_add` does
     /// so here alone, because elsewhere it is a slow function.
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code)
+    )]
     #[inline(always)]
     fn fused(self) -> Self::Out {
         self.run()

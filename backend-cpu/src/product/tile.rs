@@ -5,6 +5,7 @@
 //! dimension, whatever the sizes of the tile and of the matrices around it.
 
 /// A tile of at most `rows` by `columns` elements: packed operands, and where the result goes.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Tile<T> {
     /// Steps of the inner dimension.
     pub(crate) k: usize,
