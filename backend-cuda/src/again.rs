@@ -16,7 +16,7 @@
 use crate::{
     engine::Way,
     memory::{GpuArena, place, taken_by},
-    queue::Function,
+    queue::Prepared,
     replay::Held,
     server::{Argument, Launcher, Taped},
 };
@@ -43,17 +43,9 @@ const NUMBERS: usize = 4;
 /// One kernel of a call, with everything but addresses.
 #[derive(Debug)]
 pub(crate) struct Again {
-    pub(crate) name: Arc<str>,
-    pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: usize,
-    pub(crate) info: Vec<u64>,
+    pub(crate) launch: Prepared,
     pub(crate) slots: Vec<Slot>,
 }
-
-// SAFETY: a name for something in the driver, and numbers.
-unsafe impl Sync for Again {}
 
 /// An argument that is an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -319,12 +311,7 @@ fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) 
                 })
                 .collect::<Option<Vec<_>>>()?;
             Some(Again {
-                name: taped.name,
-                function: taped.function,
-                grid: taped.grid,
-                block: taped.block,
-                shared: taped.shared,
-                info: taped.info,
+                launch: taped.launch,
                 slots,
             })
         })

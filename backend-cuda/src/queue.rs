@@ -3,7 +3,7 @@
 use cubecl::bytes::Bytes;
 use cubecl_environment::future::DynFut;
 use cudarc::driver::sys;
-use std::{ffi::c_void, ops::Range};
+use std::{ffi::c_void, ops::Range, sync::Arc};
 
 /// A kernel in the driver's memory.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +11,21 @@ pub(crate) struct Function(pub(crate) sys::CUfunction);
 
 // SAFETY: a name for something in the driver, which any thread may use.
 unsafe impl Send for Function {}
+
+/// A launch of a kernel, with everything but the addresses of its buffers.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) name: Arc<str>,
+    pub(crate) function: Function,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: usize,
+    /// Scalars and lengths, in a struct that is passed by value.
+    pub(crate) info: Vec<u64>,
+}
+
+// SAFETY: a name for something in the driver, and numbers.
+unsafe impl Sync for Prepared {}
 
 /// A stream of the driver.
 #[derive(Clone, Copy, Debug)]

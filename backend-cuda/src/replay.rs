@@ -60,6 +60,18 @@ impl PartialEq for Held {
     }
 }
 
+/// The kernels of a call, each with its addresses.
+pub(crate) fn kernels<'h>(
+    launches: &'h [Again],
+    mut addresses: &'h [u64],
+) -> impl Iterator<Item = (&'h Again, &'h [u64])> {
+    launches.iter().map(move |launch| {
+        let (its, rest) = addresses.split_at(launch.slots.len());
+        addresses = rest;
+        (launch, its)
+    })
+}
+
 impl Held {
     fn words(&self, mix: &mut impl FnMut(u64)) {
         match self {

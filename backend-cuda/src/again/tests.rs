@@ -1,4 +1,5 @@
 use super::*;
+use crate::queue::Function;
 use anymesh_kernel::{Buffer, DType, Layout, View, backend::SearchCall};
 use cubecl::server::Handle;
 use cubecl_common::device::{DeviceId, ServiceId};
@@ -42,12 +43,14 @@ fn argument(place: Range<u64>, standing: bool) -> Argument {
 
 fn taped(arguments: Vec<Argument>) -> Taped {
     Taped {
-        name: "kernel".into(),
-        function: Function(std::ptr::null_mut()),
-        grid: [1, 2, 3],
-        block: [32, 1, 1],
-        shared: 0,
-        info: vec![7],
+        launch: Prepared {
+            name: "kernel".into(),
+            function: Function(std::ptr::null_mut()),
+            grid: [1, 2, 3],
+            block: [32, 1, 1],
+            shared: 0,
+            info: vec![7],
+        },
         arguments,
     }
 }
@@ -89,7 +92,10 @@ fn addresses_are_those_of_operands_of_what_was_taken_or_fixed() {
         ]
     );
     let kept = &call.launches[0];
-    assert_eq!((kept.grid, &kept.info[..]), ([1, 2, 3], &[7][..]));
+    assert_eq!(
+        (kept.launch.grid, &kept.launch.info[..]),
+        ([1, 2, 3], &[7][..])
+    );
     assert!(kept.slots[0].is_read() && !kept.slots[0].is_written());
     assert!(!kept.slots[2].is_read(), "what stands is never garbage");
 }

@@ -2,9 +2,10 @@
 
 use super::{Launcher, not_run};
 use crate::{
-    again::{Again, Slot},
+    again::Slot,
     log,
-    replay::{Held, Known},
+    queue::Prepared,
+    replay::{Held, Known, kernels},
 };
 use std::sync::Arc;
 
@@ -82,20 +83,18 @@ impl Launcher {
                 launches,
                 addresses,
             } => {
-                let mut rest = &addresses[..];
-                for launch in launches.iter() {
-                    let (now, later) = rest.split_at(launch.slots.len());
-                    rest = later;
+                for (again, its) in kernels(launches, addresses) {
+                    let launch = &again.launch;
                     let used = |of: fn(&Slot) -> bool| {
-                        (launch.slots.iter().zip(now))
+                        (again.slots.iter().zip(its))
                             .filter(move |(slot, _)| of(slot))
                             .map(|(slot, address)| *address..*address + slot.bytes)
                     };
                     log::say(2, || {
-                        format!("{} {:?} {now:x?}, again", launch.name, launch.grid)
+                        format!("{} {:?} {its:x?}, again", launch.name, launch.grid)
                     });
                     self.perform(used(Slot::is_read), used(Slot::is_written), |this| {
-                        this.restart(launch, now)
+                        this.restart(launch, its)
                             .map_err(|detail| not_run(&launch.name, &detail))
                     });
                 }
@@ -110,18 +109,12 @@ impl Launcher {
             Held::Again {
                 launches,
                 addresses,
-            } => {
-                let mut rest = &addresses[..];
-                launches.iter().try_for_each(|launch| {
-                    let (now, later) = rest.split_at(launch.slots.len());
-                    rest = later;
-                    self.restart(launch, now)
-                })
-            }
+            } => kernels(launches, addresses)
+                .try_for_each(|(again, its)| self.restart(&again.launch, its)),
         }
     }
 
-    fn restart(&mut self, launch: &Again, addresses: &[u64]) -> Result<(), String> {
+    fn restart(&mut self, launch: &Prepared, addresses: &[u64]) -> Result<(), String> {
         let (function, grid, block) = (launch.function, launch.grid, launch.block);
         self.start(
             function,

@@ -1,22 +1,17 @@
 //! Which kernels a thread launches, for whoever wants to make them again.
 
 use super::{Launcher, Loaded, place};
-use crate::{memory::STANDING, queue::Function};
+use crate::{memory::STANDING, queue::Prepared};
 use cubecl::{
     CubeCount,
     server::{BufferBinding, KernelArguments},
 };
 use cubecl_environment::stream::StreamId;
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 /// A launch that was watched.
 pub(crate) struct Taped {
-    pub(crate) name: Arc<str>,
-    pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: usize,
-    pub(crate) info: Vec<u64>,
+    pub(crate) launch: Prepared,
     pub(crate) arguments: Vec<Argument>,
 }
 
@@ -78,12 +73,14 @@ impl Launcher {
                 standing: binding.stream == STANDING,
             });
         tape.push(Taped {
-            name: name.into(),
-            function: loaded.function,
-            grid: [x, y, z],
-            block: loaded.block,
-            shared: loaded.shared,
-            info: arguments.info.data.clone(),
+            launch: Prepared {
+                name: name.into(),
+                function: loaded.function,
+                grid: [x, y, z],
+                block: loaded.block,
+                shared: loaded.shared,
+                info: arguments.info.data.clone(),
+            },
             arguments: given.collect(),
         });
     }
