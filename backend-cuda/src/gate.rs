@@ -12,7 +12,7 @@
 
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, Device, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers, HostMemory},
+    backend::{BoxFuture, Buffers, HostMemory, Launch},
 };
 use std::{
     collections::VecDeque,
@@ -281,11 +281,11 @@ impl Backend for Gated {
         self.inner.backend().as_list(work);
     }
 
-    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
-        let views = kernels.iter().flat_map(Kernel::operands);
+    fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Buffers>> {
+        let views = launches.iter().flat_map(|launch| launch.kernel.operands());
         self.gate
             .enter(self.name(), views.map(|view| &view.buffer))?;
-        self.inner.backend().launch_all(kernels)
+        self.inner.backend().launch_all(launches)
     }
 }
 

@@ -269,6 +269,17 @@ impl Tensor {
         self.is_plain() && Arc::strong_count(&self.0) == 1 && self.view().is_ok_and(sole)
     }
 
+    /// Its memory, where this is the only handle on the tensor and it is plain, dense and all that
+    /// the memory holds. Others may have that too.
+    pub(crate) fn own_buffer(&self) -> Option<Buffer> {
+        let view = match self.is_plain() && Arc::strong_count(&self.0) == 1 {
+            true => self.view().ok()?,
+            false => return None,
+        };
+        let dense = view.layout.offset == 0 && view.layout.is_contiguous();
+        dense.then_some(view.buffer)
+    }
+
     /// Whether it lies on a single device, without a mesh.
     pub fn is_plain(&self) -> bool {
         self.0.mesh.is_single()
@@ -377,6 +388,32 @@ impl Tensor {
         }))
     }
 
+    /// Takes the values out of a plain tensor, if this is the only handle on it: they are no longer
+    /// part of the tape, and here is nothing to read until [`with_values`](Self::with_values) makes
+    /// it anew. So whoever changes a parameter can give its memory
+    /// [to what becomes of it](crate::ops::Expr::maps_over).
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let mut w = Tensor::new(&[1f32, 2.0], &device)?.require_grad()?;
+    /// let values = w.take_values().expect("nobody else has it");
+    /// assert_eq!(values.to_vec::<f32>()?, [1.0, 2.0]);
+    /// assert!(w.to_vec::<f32>().is_err());
+    /// let w = w.with_values(&values.mul(3.0)?)?;
+    /// assert!(w.is_leaf() && w.to_vec::<f32>()? == [3.0, 6.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    pub fn take_values(&mut self) -> Option<Tensor> {
+        let inner = Arc::get_mut(&mut self.0)?;
+        let Memory::Plain(shard) = &mut inner.shards else {
+            return None;
+        };
+        let (buffer, layout) = (shard.buffer.take()?, shard.layout.clone());
+        let mesh = inner.mesh.clone();
+        Some(Self::assemble(Some(buffer), inner.dtype, layout, mesh))
+    }
+
     fn shard(&self) -> &Shard {
         self.0.shards.shard(0)
     }
@@ -402,7 +439,11 @@ impl Tensor {
         }
         let shard = self.shard();
         let buffer = shard.buffer.clone().ok_or_else(|| {
-            Error::argument("view", "self", "a tensor without elements reached a kernel").of([self])
+            let detail = match shard.layout.shape.numel() {
+                0 => "a tensor without elements reached a kernel",
+                _ => "its values were taken out of it: give it others by `with_values` first",
+            };
+            Error::argument("view", "self", detail).of([self])
         })?;
         Ok(View {
             buffer,

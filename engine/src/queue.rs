@@ -8,7 +8,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, Device, Dry, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers, HostMemory, Views},
+    backend::{BoxFuture, Buffers, HostMemory, Launch, Views},
 };
 use std::{
     ops::Range,
@@ -230,15 +230,23 @@ impl Backend for Deferred {
 
     /// Kernels that the device below may make one of are given to it as they are, after everything
     /// that waits.
-    fn launch_all(&self, mut kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
-        if kernels.len() < 2 || Dry::current().is_some() {
-            return kernels.into_iter().map(|k| self.launch(k)).collect();
+    fn launch_all(&self, mut launches: Vec<Launch>) -> Result<Vec<Buffers>> {
+        if launches.len() < 2 || Dry::current().is_some() {
+            let one = |launch: Launch| self.launch(launch.kernel);
+            return launches.into_iter().map(one).collect();
         }
         let runner = self.flush(false);
-        for view in kernels.iter_mut().flat_map(Kernel::operands_mut) {
-            view.buffer = self.ready(&view.buffer)?;
+        // Nothing waits any more, so whoever still holds memory may read it.
+        launches.iter_mut().for_each(Launch::keep_sole);
+        for launch in &mut launches {
+            for view in launch.kernel.operands_mut() {
+                view.buffer = self.ready(&view.buffer)?;
+            }
+            for (_, memory) in &mut launch.over {
+                *memory = self.ready(memory)?;
+            }
         }
-        let launched = self.inner.launch_all(kernels)?;
+        let launched = self.inner.launch_all(launches)?;
         drop(runner);
         let buffers = |views: Views| views.into_iter().map(|view| view.buffer).collect();
         Ok(launched.into_iter().map(buffers).collect())

@@ -382,7 +382,7 @@ fn kernels_that_are_launched_together_reach_the_device_together_after_what_waits
         call("twice", &[x], program).into()
     };
     let given = device
-        .launch_all(vec![twice(&x), twice(&y)])
+        .launch_all(vec![twice(&x).into(), twice(&y).into()])
         .expect("they run");
     assert_eq!(seen(&told), ["map wait", "map twice", "map twice"]);
     let values = |k: usize| read(&device, &given[k][0]).expect("it was computed");

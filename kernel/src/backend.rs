@@ -142,10 +142,40 @@ pub trait Backend: Debug + Send + Sync {
     /// Queues kernels of which none reads what another one gives; the buffers of each, in order and
     /// with the same bits as from a launch of its own. A device may make fewer launches of them:
     /// the same map over many tensors can be one.
-    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
-        kernels
+    fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Buffers>> {
+        launches
             .into_iter()
-            .map(|kernel| self.launch(kernel))
+            .map(|launch| self.launch(launch.kernel))
             .collect()
+    }
+}
+
+/// A kernel that is launched together with others, and memory that its results may take.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Results and memory that they may be written to, whose values the caller will not read any
+    /// more. The kernel reads each of its elements, if at all, only to compute the one that takes
+    /// its place. A backend may take other memory, and must where this is not [sole](Self::keep_sole).
+    pub over: Vec<(usize, Buffer)>,
+}
+
+impl From<Kernel> for Launch {
+    fn from(kernel: Kernel) -> Self {
+        let over = vec![];
+        Self { kernel, over }
+    }
+}
+
+impl Launch {
+    /// Forgets memory that somebody else holds: beside the handle that the caller gives up, this
+    /// one, and those of the kernel's operands.
+    pub fn keep_sole(&mut self) {
+        let kernel = &self.kernel;
+        self.over.retain(|(_, memory)| {
+            let operands = kernel.operands().filter(|view| view.buffer.same(memory));
+            memory.handles() == 2 + operands.count()
+        });
     }
 }

@@ -9,7 +9,9 @@ pub use profile::{Launched, MemoryChange, Profiling, Timing, Watch, clock};
 
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
-    backend::{BoxFuture, Buffers, HostMemory, Kernel, MemoryUse, Meter, OutputTypes, Views},
+    backend::{
+        BoxFuture, Buffers, HostMemory, Kernel, Launch, MemoryUse, Meter, OutputTypes, Views,
+    },
 };
 use std::{ops::Range, sync::Arc};
 
@@ -181,7 +183,8 @@ impl Device {
 
     /// Queues kernels of which none reads what another one gives, unless the device cannot hold
     /// what one of them gives; the outputs of each, as from a launch of its own. A device may make
-    /// [fewer launches](Backend::launch_all) of them.
+    /// [fewer launches](Backend::launch_all) of them, and may write results over
+    /// [memory that the caller gives up](Launch::over).
     ///
     /// ```
     /// # use anymesh_kernel::{DType, Kernel, Layout, View, backend::SortCall};
@@ -192,24 +195,24 @@ impl Device {
     ///         dtype: DType::U8,
     ///         layout: Layout::contiguous([bytes.len()].into()),
     ///     };
-    ///     Ok(Kernel::from(SortCall { op: "argsort", input, descending: false }))
+    ///     Ok(Kernel::from(SortCall { op: "argsort", input, descending: false }).into())
     /// });
-    /// let kernels = sorts.into_iter().collect::<Result<_, anymesh_kernel::Error>>()?;
-    /// let sorted = device.launch_all(kernels)?;
+    /// let launches = sorts.into_iter().collect::<Result<_, anymesh_kernel::Error>>()?;
+    /// let sorted = device.launch_all(launches)?;
     /// assert_eq!(sorted[1][0].layout.shape.dims(), [2]);
     /// # Ok::<(), anymesh_kernel::Error>(())
     /// ```
-    pub fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Views>> {
-        let outputs = kernels
+    pub fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Views>> {
+        let outputs = launches
             .iter()
-            .map(|kernel| self.check_outputs(kernel))
+            .map(|launch| self.check_outputs(&launch.kernel))
             .collect::<Result<Vec<_>>>()?;
         let buffers = if let Some(dry) = Dry::current() {
             outputs.iter().map(|outputs| dry.launch(outputs)).collect()
         } else if self.0.hooks.listening() {
-            self.0.hooks.launch_all(self.backend(), kernels)?
+            self.0.hooks.launch_all(self.backend(), launches)?
         } else {
-            self.backend().launch_all(kernels)?
+            self.backend().launch_all(launches)?
         };
         debug_assert_eq!(buffers.len(), outputs.len(), "buffers for each kernel");
         let views = |(buffers, outputs)| self.views(buffers, outputs);
@@ -437,13 +440,13 @@ where
         self.inner.backend().as_list(work);
     }
 
-    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
-        if kernels.iter().any(self.takes) {
-            return kernels
+    fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Buffers>> {
+        if launches.iter().any(|launch| (self.takes)(&launch.kernel)) {
+            return launches
                 .into_iter()
-                .map(|kernel| self.launch(kernel))
+                .map(|launch| self.launch(launch.kernel))
                 .collect();
         }
-        self.inner.backend().launch_all(kernels)
+        self.inner.backend().launch_all(launches)
     }
 }

@@ -34,7 +34,7 @@ mod words;
 
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Error, Kernel, Result, View,
-    backend::{BoxFuture, Buffers},
+    backend::{BoxFuture, Buffers, Launch},
 };
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
 use intern::Interner;
@@ -483,16 +483,16 @@ impl Backend for CubeBackend {
         }
     }
 
-    fn launch_all(&self, kernels: Vec<Kernel>) -> Result<Vec<Buffers>> {
-        let mut given: Vec<Option<Buffers>> = vec![None; kernels.len()];
-        for group in self.groups(&kernels)? {
-            let calls: Vec<_> = group.iter().map(|member| member.call).collect();
-            for (member, buffers) in group.iter().zip(self.run_maps(&calls)?) {
+    fn launch_all(&self, mut launches: Vec<Launch>) -> Result<Vec<Buffers>> {
+        launches.iter_mut().for_each(Launch::keep_sole);
+        let mut given: Vec<Option<Buffers>> = vec![None; launches.len()];
+        for group in self.groups(&launches)? {
+            for (member, buffers) in group.iter().zip(self.run_maps(&group)?) {
                 given[member.position] = Some(buffers);
             }
         }
-        let rest = kernels.into_iter().zip(given);
-        rest.map(|(kernel, given)| given.map_or_else(|| self.launch(kernel), Ok))
+        let rest = launches.into_iter().zip(given);
+        rest.map(|(launch, given)| given.map_or_else(|| self.launch(launch.kernel), Ok))
             .collect()
     }
 }

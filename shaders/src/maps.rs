@@ -11,8 +11,8 @@ use crate::{
     program::{Bound, Inputs, MapPlan, eval_dense},
 };
 use anymesh_kernel::{
-    DType, Kernel, Result,
-    backend::{Buffers, MapCall},
+    Buffer, DType, Kernel, Result,
+    backend::{Buffers, Launch, MapCall},
 };
 use cubecl::prelude::*;
 
@@ -23,6 +23,8 @@ const SPAN: usize = 2048;
 pub(crate) struct Member<'a> {
     pub(crate) position: usize,
     pub(crate) call: &'a MapCall,
+    /// Results and the memory that they take.
+    over: &'a [(usize, Buffer)],
 }
 
 /// Whether a call reads dense memory from the first position to the last, and nothing but values.
@@ -132,17 +134,23 @@ fn maps_kernel(
 
 impl CubeBackend {
     /// The maps of which several can be one launch.
-    pub(crate) fn groups<'a>(&self, kernels: &'a [Kernel]) -> Result<Vec<Vec<Member<'a>>>> {
+    pub(crate) fn groups<'a>(&self, launches: &'a [Launch]) -> Result<Vec<Vec<Member<'a>>>> {
         let mut groups: Vec<Vec<Member<'a>>> = vec![];
         if self.arena.address(&self.faults).is_none() {
             return Ok(groups);
         }
-        for (position, kernel) in kernels.iter().enumerate() {
-            let Kernel::Map(call) = kernel else { continue };
+        for (position, launch) in launches.iter().enumerate() {
+            let Kernel::Map(call) = &launch.kernel else {
+                continue;
+            };
             if !is_dense(call) {
                 continue;
             }
-            let member = Member { position, call };
+            let member = Member {
+                position,
+                call,
+                over: &launch.over,
+            };
             match groups.iter_mut().find(|group| alike(group[0].call, call)) {
                 Some(group) => group.push(member),
                 None => groups.push(vec![member]),
@@ -152,22 +160,39 @@ impl CubeBackend {
         Ok(groups)
     }
 
-    /// One launch for calls that are [alike] and dense.
-    pub(crate) fn run_maps(&self, calls: &[&MapCall]) -> Result<Vec<Buffers>> {
+    /// The memory of a result: what it may be written over, if it fits, or its own.
+    fn result_of(&self, member: &Member<'_>, k: usize) -> Result<Buffer> {
+        let elements = member.call.shape.numel();
+        let (_, dtype) = member.call.program.outputs[k];
+        if let Some((_, buffer)) = member.over.iter().find(|(of, _)| *of == k) {
+            let memory: &Memory = buffer.get()?;
+            if memory.bytes == Memory::padded(dtype, elements) {
+                return Ok(buffer.clone());
+            }
+        }
+        Ok(self.alloc(dtype, elements)?.buffer())
+    }
+
+    /// One launch for calls that are [alike] and dense. Every thread reads the elements of a
+    /// position before it writes there, and no others.
+    pub(crate) fn run_maps(&self, members: &[Member<'_>]) -> Result<Vec<Buffers>> {
+        let calls: Vec<&MapCall> = members.iter().map(|member| member.call).collect();
         let first = calls[0];
-        let mut used = Vec::with_capacity(calls.len());
-        for call in calls {
+        let (mut used, mut given) = (Vec::with_capacity(calls.len()), vec![]);
+        for (call, member) in calls.iter().zip(members) {
             let reads = call.inputs.iter().map(|i| crate::memory(&i.view).cloned());
-            let elements = call.shape.numel();
-            let outputs = call.program.outputs.iter();
+            let results = (0..call.program.outputs.len())
+                .map(|k| self.result_of(member, k))
+                .collect::<Result<Buffers>>()?;
             used.push(Reached {
                 reads: reads.collect::<Result<_>>()?,
-                writes: outputs
-                    .map(|(_, dtype)| self.alloc(*dtype, elements))
+                writes: (results.iter())
+                    .map(|buffer| buffer.get::<Memory>().cloned())
                     .collect::<Result<_>>()?,
             });
+            given.push(results);
         }
-        let (starts, entries, cubes) = self.table(calls, &used);
+        let (starts, entries, cubes) = self.table(&calls, &used);
         let words = starts.into_iter().chain(entries);
         let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         bytes.resize(bytes.len().next_multiple_of(crate::PAD), 0);
@@ -197,10 +222,6 @@ impl CubeBackend {
                 self.programs.intern(bound.plan),
             );
         }
-        let given = used
-            .iter()
-            .map(|used| used.writes.iter().cloned().map(Memory::buffer).collect())
-            .collect();
         if let Some(done) = used[0].writes.first().cloned() {
             self.arena.reached(&done, used.split_off(1));
         }

@@ -3,7 +3,7 @@
 use crate::Suite;
 use anymesh::{
     DType, Device, Layout, MapProgram, Result, Tensor, View,
-    backend::{Kernel, MapCall, MapInput},
+    backend::{Kernel, Launch, MapCall, MapInput},
     map::Builder,
     ops::{Rng, cross_entropy::CrossEntropyOptions},
 };
@@ -177,7 +177,8 @@ fn maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves(
             );
         }
     }
-    let together = device.launch_all(kernels.clone()).expect("launches");
+    let launches = kernels.iter().cloned().map(Launch::from).collect();
+    let together = device.launch_all(launches).expect("launches");
     assert_eq!(together.len(), kernels.len());
     for (kernel, together) in kernels.into_iter().zip(together) {
         let alone = device.launch(kernel).expect("launches");

@@ -185,7 +185,7 @@ impl Param {
 
     /// The dtype of the weight that is computed with, where it is kept and nothing but the rounded
     /// value.
-    pub(crate) fn copy_dtype(&self) -> Option<DType> {
+    fn copy_dtype(&self) -> Option<DType> {
         let rounded = self.compute == *self.value.sharding();
         (self.working.as_ref().filter(|_| rounded)).map(Tensor::dtype)
     }
@@ -201,6 +201,16 @@ impl Param {
             }
             _ => self.set(values),
         }
+    }
+
+    /// Takes the value out of it, and if wanted the weight that [is nothing but the rounded
+    /// value](Self::copy_dtype): so nobody else holds them, and what becomes of them can lie in their
+    /// place. [`set_with`](Self::set_with) or [`set`](Self::set) has to follow.
+    pub(crate) fn take(&mut self, with_copy: bool) -> (Tensor, Option<Tensor>) {
+        let copied = with_copy && self.copy_dtype().is_some();
+        let taken = |t: &mut Tensor| t.take_values().unwrap_or_else(|| t.detach());
+        let copy = self.working.as_mut().filter(|_| copied).map(taken);
+        (taken(&mut self.value), copy)
     }
 
     fn check_shape(&self, values: &Tensor) -> Result<()> {

@@ -3,8 +3,8 @@
 
 use super::{Map, MapRule, OpInfo, Operand, index_kind, reduce::Reduce};
 use crate::{
-    DType, Error, Kind, Result, Scalar, Shape, Tensor,
-    backend::{Affine, Kernel, ReduceOp},
+    Buffer, DType, Error, Kind, Result, Scalar, Shape, Tensor,
+    backend::{Affine, Launch, ReduceOp},
     grad::is_recording,
     map::{Builder, MapProgram, Val},
     observe,
@@ -226,9 +226,72 @@ impl<'a> Expr<'a> {
         dtypes: [DType; N],
         f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
     ) -> Result<Vec<[Tensor; N]>> {
+        Self::maps_together(each, dtypes, f, |_| vec![])
+    }
+
+    /// [`maps_each`](Self::maps_each) over tensors that are let go, so that a device may write
+    /// results in their place: result `k` in that of tensor `over[k]`, where nobody else holds it.
+    /// The first `reads` tensors of each are the inputs, the others are there for their memory.
+    /// Afterwards `each` is empty; where this fails the tensors are still in it.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor, ops::Expr};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let (x, y) = (Tensor::new(&[1f32, 2.0], &device)?, Tensor::new(&[3f32], &device)?);
+    /// let mut each = vec![vec![x], vec![y]];
+    /// let next = Expr::maps_over("next", &[], &mut each, 1, [Some(0)], [DType::F32], |a| [a.x[0] + 1.0])?;
+    /// assert_eq!(next[0][0].to_vec::<f32>()?, [2.0, 3.0]);
+    /// assert!(each.is_empty());
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn maps_over<const N: usize>(
+        op: &'static str,
+        params: &[f64],
+        each: &mut Vec<Vec<Tensor>>,
+        reads: usize,
+        over: [Option<usize>; N],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+    ) -> Result<Vec<[Tensor; N]>> {
+        let all: Vec<Expr<'_>> = (each.iter())
+            .map(|tensors| {
+                let inputs: SmallVec<[&Tensor; 6]> = tensors.iter().take(reads).collect();
+                Expr::new(op, &inputs).params(params)
+            })
+            .collect();
+        let memory = |i: usize| {
+            let mut memory = vec![];
+            for (k, from) in over.iter().enumerate() {
+                let tensor = from.and_then(|from| each[i].get(from));
+                let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
+                memory.extend(
+                    tensor
+                        .filter(fits)
+                        .and_then(Tensor::own_buffer)
+                        .map(|b| (k, b)),
+                );
+            }
+            memory
+        };
+        let made = Expr::maps_together(&all, dtypes, f, memory)?;
+        drop(all);
+        each.clear();
+        Ok(made)
+    }
+
+    /// What [`maps_each`](Self::maps_each) gives. `over` says which memory may be taken for which
+    /// results of an expression.
+    #[track_caller]
+    fn maps_together<const N: usize>(
+        each: &[Expr<'_>],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+        over: impl Fn(usize) -> Vec<(usize, Buffer)>,
+    ) -> Result<Vec<[Tensor; N]>> {
         let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
-        // Programs that were made, with the expressions they are for and their calls.
-        let mut groups: Vec<(MapProgram, usize, Vec<(usize, Kernel)>)> = vec![];
+        // Programs that were made, with the expressions they are for and their launches.
+        let mut groups: Vec<(MapProgram, usize, Vec<(usize, Launch)>)> = vec![];
         for (i, expr) in each.iter().enumerate() {
             let (tensors, shape) = (expr.tensors().collect::<SmallVec<[_; 6]>>(), expr.shape()?);
             let together = shape.numel() > 0
@@ -256,12 +319,16 @@ impl<'a> Expr<'a> {
             let call = expr
                 .over(program, &shape)
                 .call(&operands, tensors[0].device())?;
-            calls.push((i, call.into()));
+            let launch = Launch {
+                kernel: call.into(),
+                over: over(i),
+            };
+            calls.push((i, launch));
         }
         for (_, of, calls) in groups {
             let device = each[of].inputs[0].device();
-            let (at, kernels): (Vec<usize>, Vec<Kernel>) = calls.into_iter().unzip();
-            for (i, views) in at.into_iter().zip(device.launch_all(kernels)?) {
+            let (at, launches): (Vec<usize>, Vec<Launch>) = calls.into_iter().unzip();
+            for (i, views) in at.into_iter().zip(device.launch_all(launches)?) {
                 let mesh = each[i].inputs[0].mesh();
                 let made: Vec<Tensor> = (views.into_iter())
                     .map(|view| Tensor::from_view(view, mesh))

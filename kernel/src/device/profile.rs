@@ -3,7 +3,7 @@
 use super::Device;
 use crate::{
     Backend, Buffer, Result,
-    backend::{Buffers, Kernel},
+    backend::{Buffers, Kernel, Launch},
 };
 use std::{
     sync::{
@@ -141,17 +141,18 @@ impl Hooks {
     pub(super) fn launch_all(
         &self,
         backend: &dyn Backend,
-        kernels: Vec<Kernel>,
+        launches: Vec<Launch>,
     ) -> Result<Vec<Buffers>> {
         let hooks = self.list().clone();
         if hooks.iter().any(|(timing, _)| *timing == Timing::Done) {
-            return kernels
+            return launches
                 .into_iter()
-                .map(|kernel| self.launch(backend, kernel))
+                .map(|launch| self.launch(backend, launch.kernel))
                 .collect();
         }
-        let (seen, start) = (kernels.clone(), clock());
-        let buffers = backend.launch_all(kernels)?;
+        let seen: Vec<Kernel> = launches.iter().map(|l| l.kernel.clone()).collect();
+        let start = clock();
+        let buffers = backend.launch_all(launches)?;
         let share = (clock() - start) / seen.len().max(1) as u32;
         for (k, kernel) in seen.iter().enumerate() {
             let launched = Launched {

@@ -1,9 +1,9 @@
 //! Adam, with decay beside the gradient (AdamW) or in it.
 
-use super::rule::{Changed, Item, Step, Updated, at_least, fraction, states, wide, zeros};
+use super::rule::{Step, Updated, at_least, fraction, states, wide, zeros};
 use crate::Result;
 use anymesh_core::{
-    Tensor,
+    DType, Tensor,
     map::Val,
     ops::{Args, Expr},
 };
@@ -172,48 +172,29 @@ impl AdamW {
         Ok((next, vec![m, v]))
     }
 
-    /// [`update`](Self::update) of many parameters, without `amsgrad`.
-    pub(super) fn update_all(&self, step: &Step, items: &[Item]) -> Result<Vec<Changed>> {
-        let numbers = self.numbers(step);
-        let mut out: Vec<Option<Changed>> = vec![None; items.len()];
-        // Those of one kind together: by the dtype of values and of copies.
-        let kind = |item: &Item| (wide(item.value.dtype()), item.copy);
-        for first in 0..items.len() {
-            if out[first].is_some() {
-                continue;
-            }
-            let (dtype, copy) = kind(&items[first]);
-            let alike: Vec<usize> = (first..items.len())
-                .filter(|i| kind(&items[*i]) == (dtype, copy))
-                .collect();
-            let mut all = Vec::with_capacity(alike.len());
-            for &i in &alike {
-                let Item {
-                    value,
-                    gradient,
-                    state,
-                    ..
-                } = &items[i];
-                let [m, v] = states(state)?;
-                all.push(Expr::new("adamw", &[value, gradient, m, v]).params(&numbers));
-            }
-            let made: Vec<Changed> = match copy {
-                Some(copy) => Expr::maps_each(&all, [dtype, dtype, dtype, copy], |a| {
-                    let [next, m, v] = changed(a);
-                    [next, m, v, next]
-                })?
-                .into_iter()
-                .map(|[next, m, v, copy]| ((next, vec![m, v]), Some(copy)))
-                .collect(),
-                None => Expr::maps_each(&all, [dtype; 3], changed)?
-                    .into_iter()
-                    .map(|[next, m, v]| ((next, vec![m, v]), None))
-                    .collect(),
-            };
-            for (i, changed) in alike.into_iter().zip(made) {
-                out[i] = Some(changed);
-            }
-        }
-        Ok(out.into_iter().flatten().collect())
+    /// [`update`](Self::update) of many parameters, without `amsgrad`. Each has a value, its gradient,
+    /// its state and, if there is a dtype for one, a rounded copy of the value; the gradient may have
+    /// any dtype. The new value, state and copy of each are written over the old ones where nobody
+    /// else has those. Where it fails everything is still in `each`.
+    pub(super) fn update_all(
+        &self,
+        step: &Step,
+        each: &mut Vec<Vec<Tensor>>,
+        dtype: DType,
+        copy: Option<DType>,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let (op, numbers) = ("adamw", self.numbers(step));
+        let over = [Some(0), Some(2), Some(3)];
+        let Some(copy) = copy else {
+            let made = Expr::maps_over(op, &numbers, each, 4, over, [dtype; 3], changed)?;
+            return Ok(made.into_iter().map(Vec::from).collect());
+        };
+        let over = [over[0], over[1], over[2], Some(4)];
+        let dtypes = [dtype, dtype, dtype, copy];
+        let made = Expr::maps_over(op, &numbers, each, 4, over, dtypes, |a| {
+            let [next, m, v] = changed(a);
+            [next, m, v, next]
+        })?;
+        Ok(made.into_iter().map(Vec::from).collect())
     }
 }

@@ -4,7 +4,7 @@ use super::{
     AdamW, Clip, Groups, LossScaler, Muon, Rounding, Rule, Step, Sums,
     adam8::Tables,
     norm_of,
-    rule::{Changed, Item, wide},
+    rule::{Updated, wide},
 };
 use crate::{Error, Module, Param, Result};
 use anymesh_core::{DType, Tensor, grad::no_grad};
@@ -93,13 +93,34 @@ pub struct Progress {
 struct Waiting {
     name: String,
     group: usize,
-    value: Tensor,
-    gradient: Tensor,
-    /// The dtype of the copy that is computed with.
+    /// The value, its gradient and its state, in the order of its rule, and perhaps the copy of the
+    /// value that is computed with. They are taken from where they belong.
+    tensors: Vec<Tensor>,
+    /// The dtype of the copy.
     copy: Option<DType>,
+    /// Whether the tensors are the new value, state and copy by now.
+    changed: bool,
 }
 
-/// Bytes of new values and state that a step makes before it lets the old ones go.
+impl Waiting {
+    /// What parameters must have in common to be changed together.
+    fn kind(&self) -> (DType, Option<DType>) {
+        (wide(self.tensors[0].dtype()), self.copy)
+    }
+
+    /// The value, the copy and the state, old or new.
+    fn into_parts(mut self) -> (Tensor, Option<Tensor>, Vec<Tensor>) {
+        let copy = self.copy.and_then(|_| self.tensors.pop());
+        let value = self.tensors.remove(0);
+        if !self.changed {
+            self.tensors.remove(0); // The gradient.
+        }
+        (value, copy, self.tensors)
+    }
+}
+
+/// Bytes of values and state that are changed at a time: as much is needed beside them where they are
+/// not changed in their place.
 const AT_ONCE: usize = 512 << 20;
 
 impl Optimizer {
@@ -261,7 +282,7 @@ impl Optimizer {
             scale,
         };
         let mut waiting: Vec<Waiting> = vec![];
-        model.try_each(&mut |name, p| {
+        let mut outcome = model.try_each(&mut |name, p| {
             let Some(entry) = self.parameters.get(name).filter(|_| p.is_trainable()) else {
                 return Ok(());
             };
@@ -270,118 +291,63 @@ impl Optimizer {
                 return Ok(());
             };
             let (rule, group) = (&self.rules[entry.group], entry.group);
-            let value = p.value().detach();
             // Together where that saves launches; else each lets go of its old value at once.
-            let together = value.is_plain() && value.device().runs_kernels();
+            let together = p.value().is_plain() && p.value().device().runs_kernels();
             if matches!(rule, Rule::Muon(_)) || together && rule.of_many().is_some() {
-                let gradient = match rule {
-                    Rule::Muon(_) => gradient.cast(p.policy().reduce)?,
-                    _ => gradient,
+                let mut tensors = match rule {
+                    Rule::Muon(_) => vec![gradient.cast(p.policy().reduce)?],
+                    _ => vec![gradient],
                 };
+                tensors.extend(self.state_of(name)?);
+                entry.state.iter().for_each(|key| {
+                    self.state.remove(key);
+                });
                 // A value that is not the wide one is rounded by another rule than its copy.
-                let copy = p
-                    .copy_dtype()
-                    .filter(|_| value.dtype() == wide(value.dtype()));
+                let dtype = p.value().dtype();
+                let (value, copy) = p.take(dtype == wide(dtype));
+                tensors.insert(0, value);
+                let of_copy = copy.as_ref().map(Tensor::dtype);
+                tensors.extend(copy);
                 waiting.push(Waiting {
                     name: name.into(),
                     group,
-                    value,
-                    gradient,
-                    copy,
+                    tensors,
+                    copy: of_copy,
+                    changed: false,
                 });
                 return Ok(());
             }
             let gradient = gradient.cast(p.policy().reduce)?;
+            let value = p.value().detach();
             let state = self.state_of(name)?;
             let step = step(rule, self.steps);
             let updated = rule
                 .update_with(&mut self.tables, &step, &value, &gradient, &state)
                 .map_err(|error| of_parameter(name, error))?;
-            self.keep(name, p, (updated, None))
-        })?;
-        for group in 0..self.rules.len() {
-            let of_group: Vec<Waiting> = waiting.extract_if(.., |w| w.group == group).collect();
-            let step = step(&self.rules[group], self.steps);
-            let rule = self.rules[group].clone();
-            match (&rule, rule.of_many()) {
-                (Rule::Muon(muon), _) => self.apply_muon(model, muon, &step, of_group)?,
-                (_, Some(adamw)) => self.apply_many(model, adamw, &step, of_group)?,
-                _ => {}
-            }
+            self.keep(name, p, updated, None)
+        });
+        waiting.sort_by_key(|w| w.group);
+        for alike in waiting.chunk_by_mut(|a, b| a.group == b.group) {
+            let rule = self.rules[alike[0].group].clone();
+            let step = step(&rule, self.steps);
+            outcome = outcome.and_then(|()| match (&rule, rule.of_many()) {
+                (Rule::Muon(muon), _) => change_by_muon(muon, &step, alike),
+                (_, Some(adamw)) => change_many(adamw, &step, alike),
+                _ => Ok(()),
+            });
         }
-        Ok(())
-    }
-
-    /// The parameters of a group whose rule takes many of them, as many at a time as there is room
-    /// for their new values beside the old ones.
-    fn apply_many(
-        &mut self,
-        model: &mut dyn Module,
-        rule: &AdamW,
-        step: &Step,
-        waiting: Vec<Waiting>,
-    ) -> Result<()> {
-        let mut waiting = waiting.into_iter().peekable();
-        while waiting.peek().is_some() {
-            let (mut names, mut items, mut bytes) = (vec![], vec![], 0);
-            while bytes < AT_ONCE
-                && let Some(w) = waiting.next()
-            {
-                let state = self.state_of(&w.name)?;
-                let values = std::iter::once(&w.value).chain(&state);
-                bytes += values.map(|t| t.numel() * t.dtype().size()).sum::<usize>();
-                items.push(Item {
-                    value: w.value,
-                    gradient: w.gradient,
-                    state,
-                    copy: w.copy,
-                });
-                names.push(w.name);
+        // Back to where they belong, whatever came of it.
+        let mut waiting: BTreeMap<String, Waiting> =
+            (waiting.into_iter().map(|w| (w.name.clone(), w))).collect();
+        model.visit_mut("", &mut |name, p| {
+            if let Some(w) = waiting.remove(name) {
+                let (value, copy, state) = w.into_parts();
+                let kept = self.keep(name, p, (value, state), copy);
+                let so_far = std::mem::replace(&mut outcome, Ok(()));
+                outcome = so_far.and(kept);
             }
-            let changed = rule.update_all(step, &items)?;
-            drop(items);
-            let mut changed: BTreeMap<String, Changed> = names.into_iter().zip(changed).collect();
-            model.try_each(&mut |name, p| match changed.remove(name) {
-                Some(changed) => self.keep(name, p, changed),
-                None => Ok(()),
-            })?;
-        }
-        Ok(())
-    }
-
-    /// The parameters of a group of Muon, in stacks of those that are alike.
-    fn apply_muon(
-        &mut self,
-        model: &mut dyn Module,
-        muon: &Muon,
-        step: &Step,
-        waiting: Vec<Waiting>,
-    ) -> Result<()> {
-        let stacks = Muon::stacks(&waiting.iter().map(|w| &w.value).collect::<Vec<_>>());
-        let mut waiting: Vec<Option<Waiting>> = waiting.into_iter().map(Some).collect();
-        for stack in stacks {
-            let of_stack: Vec<Waiting> = stack.iter().filter_map(|i| waiting[*i].take()).collect();
-            let mut momenta = Vec::with_capacity(of_stack.len());
-            for w in &of_stack {
-                momenta.extend(self.state_of(&w.name)?);
-            }
-            let items: Vec<[&Tensor; 3]> = of_stack
-                .iter()
-                .zip(&momenta)
-                .map(|(w, momentum)| [&w.value, &w.gradient, momentum])
-                .collect();
-            let updated = muon
-                .update_stack(step, &items)
-                .map_err(|error| of_parameter(&of_stack[0].name, error))?;
-            let names = of_stack.iter().map(|w| w.name.clone());
-            let updated = updated.into_iter().map(|updated| (updated, None));
-            let mut updated: BTreeMap<String, Changed> = names.zip(updated).collect();
-            model.try_each(&mut |name, p| match updated.remove(name) {
-                Some(updated) => self.keep(name, p, updated),
-                None => Ok(()),
-            })?;
-        }
-        Ok(())
+        });
+        outcome
     }
 
     /// The state of a parameter, in the order of its rule.
@@ -397,10 +363,18 @@ impl Optimizer {
     }
 
     /// Gives a parameter its new value and remembers its state.
-    fn keep(&mut self, name: &str, p: &mut Param, changed: Changed) -> Result<()> {
-        let ((value, state), copy) = changed;
+    fn keep(
+        &mut self,
+        name: &str,
+        p: &mut Param,
+        (value, state): Updated,
+        copy: Option<Tensor>,
+    ) -> Result<()> {
         let dtype = p.value().dtype();
-        let value = self.rounding.round(&value, dtype, name, self.steps)?;
+        let value = match value.dtype() == dtype {
+            true => value,
+            false => self.rounding.round(&value, dtype, name, self.steps)?,
+        };
         match copy {
             Some(copy) => p.set_with(&value, &copy)?,
             None => p.set(&value)?,
@@ -464,6 +438,63 @@ impl Optimizer {
             *own = saved;
         }
     }
+}
+
+/// Changes parameters by a rule that takes many of them: so many at a time that there is room for
+/// others beside them.
+fn change_many(rule: &AdamW, step: &Step, waiting: &mut [Waiting]) -> Result<()> {
+    waiting.sort_by_key(Waiting::kind);
+    for alike in waiting.chunk_by_mut(|a, b| a.kind() == b.kind()) {
+        let (dtype, copy) = alike[0].kind();
+        let mut rest = alike;
+        while !rest.is_empty() {
+            let (mut count, mut bytes) = (0, 0);
+            while count < rest.len() && bytes < AT_ONCE {
+                let all = rest[count].tensors.iter();
+                bytes += all.map(|t| t.numel() * t.dtype().size()).sum::<usize>();
+                count += 1;
+            }
+            let (now, later) = rest.split_at_mut(count);
+            let mut each: Vec<Vec<Tensor>> =
+                (now.iter_mut().map(|w| std::mem::take(&mut w.tensors))).collect();
+            let made = rule.update_all(step, &mut each, dtype, copy);
+            let changed = made.is_ok();
+            let (all, outcome) = match made {
+                Ok(made) => (made, Ok(())),
+                Err(error) => (each, Err(error)),
+            };
+            for (w, tensors) in now.iter_mut().zip(all) {
+                (w.tensors, w.changed) = (tensors, changed);
+            }
+            outcome?;
+            rest = later;
+        }
+    }
+    Ok(())
+}
+
+/// Changes the parameters of a group of Muon, in stacks of those that are alike.
+fn change_by_muon(muon: &Muon, step: &Step, waiting: &mut [Waiting]) -> Result<()> {
+    let stacks = Muon::stacks(&waiting.iter().map(|w| &w.tensors[0]).collect::<Vec<_>>());
+    for stack in stacks {
+        let mut items: Vec<[&Tensor; 3]> = Vec::with_capacity(stack.len());
+        for &i in &stack {
+            let [value, gradient, momentum, ..] = &waiting[i].tensors[..] else {
+                let detail = "its momentum is lost";
+                return Err(Error::parameter(&waiting[i].name, detail));
+            };
+            items.push([value, gradient, momentum]);
+        }
+        let updated = muon
+            .update_stack(step, &items)
+            .map_err(|error| of_parameter(&waiting[stack[0]].name, error))?;
+        for (i, (value, state)) in stack.into_iter().zip(updated) {
+            let w = &mut waiting[i];
+            (w.copy, w.changed) = (None, true);
+            w.tensors = std::iter::once(value).chain(state).collect();
+        }
+    }
+    Ok(())
 }
 
 /// An error about a parameter, with its name.

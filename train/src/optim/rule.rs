@@ -65,20 +65,6 @@ impl Step {
 /// A parameter's new value, in the dtype that steps compute in, and its new state.
 pub type Updated = (Tensor, Vec<Tensor>);
 
-/// A parameter that a step is to change.
-#[derive(Clone, Debug)]
-pub(super) struct Item {
-    pub(super) value: Tensor,
-    /// As it arose, in a dtype that need not be the one that steps compute in.
-    pub(super) gradient: Tensor,
-    pub(super) state: Vec<Tensor>,
-    /// The dtype of a rounded copy that is wanted beside the new value.
-    pub(super) copy: Option<DType>,
-}
-
-/// What became of an [`Item`], with the copy where it was wanted.
-pub(super) type Changed = (Updated, Option<Tensor>);
-
 /// For each rule: its name in the names of states, and what is delegated to it.
 macro_rules! each {
     ($self:expr, $rule:ident => $do:expr) => {
