@@ -1,7 +1,7 @@
 //! Throughput of kernels on one device, and the host's cost of a small op: the rows of
 //! `anymesh_bench::kernels`.
 //!
-//! Prints one JSON object a line: `{"name": .., "us": .., "bytes": .., "flops": ..}`.
+//! Prints one JSON object a line: `{"name": .., "us": .., "host_us": .., "bytes": .., "flops": ..}`.
 //! `benches/peers/` runs this and the peer in one go and prints the ratios:
 //!
 //! ```text

@@ -67,10 +67,11 @@ struct Shared {
 }
 
 /// Where memory lies that a kernel used without being given it: what it is known to have written,
-/// and besides that, each by itself, what it read and what it wrote from that.
+/// and besides that, each by itself, how many places it read and then how many it wrote from that.
 pub(crate) struct Places {
     pub(crate) done: Range<u64>,
-    pub(crate) also: Vec<(Vec<Range<u64>>, Vec<Range<u64>>)>,
+    pub(crate) also: Vec<[usize; 2]>,
+    pub(crate) places: Vec<Range<u64>>,
 }
 
 /// What a buffer holds of the pool.
@@ -216,11 +217,13 @@ impl Arena for GpuArena {
     }
 
     fn reached(&self, done: &Memory, also: Vec<Reached>) {
-        let all = |list: &[Memory]| list.iter().map(place).collect();
         (self.shared.reached)(Places {
             done: place(done),
             also: (also.iter())
-                .map(|part| (all(&part.reads), all(&part.writes)))
+                .map(|part| [part.reads.len(), part.writes.len()])
+                .collect(),
+            places: (also.iter())
+                .flat_map(|part| part.reads.iter().chain(&part.writes).map(place))
                 .collect(),
         });
     }

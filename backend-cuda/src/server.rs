@@ -268,18 +268,20 @@ impl Launcher {
 
     /// The kernel that was queued last to write some memory used other memory too: what it could
     /// not be run for, or what it made of garbage, is garbage.
-    pub(crate) fn reached(&mut self, Places { done, also }: Places) {
+    pub(crate) fn reached(&mut self, used: Places) {
         self.queue_held();
         if self.failures.is_empty() {
             return;
         }
-        let lost = self.failures.find(&done).cloned();
-        for (reads, writes) in also {
+        let lost = self.failures.find(&used.done).cloned();
+        let mut places = used.places.into_iter();
+        for [reads, writes] in used.also {
+            let reads: Vec<_> = places.by_ref().take(reads).collect();
             let why = lost.clone().or_else(|| {
                 let mut found = reads.iter().filter_map(|range| self.failures.find(range));
                 found.next().cloned()
             });
-            for range in writes {
+            for range in places.by_ref().take(writes) {
                 match &why {
                     Some(why) => self.failures.set(range, why.clone()),
                     None => self.failures.clear(&range),

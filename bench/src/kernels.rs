@@ -15,6 +15,9 @@ pub struct Row {
     pub name: String,
     /// The median time of a call, in microseconds.
     pub us: f64,
+    /// How much of that the host took at least, until the call was queued.
+    #[serde(default)]
+    pub host_us: f64,
     /// Bytes that it must at least read and write; 0 where that is not what bounds it.
     pub bytes: usize,
     /// Its multiplications and additions; 0 where these are not what bounds it.
@@ -157,10 +160,11 @@ impl Bench<'_> {
         names.iter().any(|name| name.as_ref().contains(filter))
     }
 
-    fn tell(&mut self, name: &str, us: f64, bytes: usize, flops: f64) {
+    fn tell(&mut self, name: &str, [us, host_us]: [f64; 2], bytes: usize, flops: f64) {
         (self.seen)(Row {
             name: name.into(),
             us,
+            host_us,
             bytes,
             flops,
         });
@@ -196,22 +200,25 @@ impl Bench<'_> {
         done
     }
 
-    /// Median time of one call in microseconds, over batches that end in a sync.
-    fn time(&self, batch: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+    /// Median time of one call in microseconds, over batches that end in a sync, and the least time
+    /// until one is queued.
+    fn time(&self, batch: usize, mut f: impl FnMut() -> Result<()>) -> Result<[f64; 2]> {
         for _ in 0..batch.min(5) {
             f()?;
         }
         self.device.sync()?;
-        let mut samples = Vec::with_capacity(self.samples);
+        let (mut samples, mut host) = (Vec::with_capacity(self.samples), f64::INFINITY);
+        let us = |start: Instant| start.elapsed().as_secs_f64() * 1e6 / batch as f64;
         for _ in 0..self.samples {
             let start = Instant::now();
             for _ in 0..batch {
                 f()?;
             }
+            host = host.min(us(start));
             self.device.sync()?;
-            samples.push(start.elapsed().as_secs_f64() * 1e6 / batch as f64);
+            samples.push(us(start));
         }
-        Ok(median(samples))
+        Ok([median(samples), host])
     }
 
     /// What a call costs the host: a tiny op, queued without waiting.
@@ -237,7 +244,8 @@ impl Bench<'_> {
             samples.push(start.elapsed().as_secs_f64() * 1e6 / calls as f64);
             self.device.sync()?;
         }
-        self.tell(HOST_COST, median(samples), 0, 0.0);
+        let us = median(samples);
+        self.tell(HOST_COST, [us, us], 0, 0.0);
         Ok(())
     }
 

@@ -179,3 +179,33 @@ impl Launch {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Layout};
+
+    #[test]
+    fn memory_that_somebody_else_holds_is_not_given_up() {
+        let (own, shared) = (Buffer::new((), 8), Buffer::new((), 8));
+        let somebody = shared.clone();
+        let input = View {
+            buffer: own.clone(),
+            dtype: DType::U8,
+            layout: Layout::contiguous([8].into()),
+        };
+        let mut launch = Launch::from(Kernel::from(SortCall {
+            op: "argsort",
+            input,
+            descending: false,
+        }));
+        launch.over = vec![(0, own.clone()), (1, shared.clone())];
+        launch.keep_sole();
+        assert_eq!(launch.over.len(), 1);
+        assert!(launch.over[0].1.same(&own));
+        drop(somebody);
+        launch.over = vec![(0, shared.clone()), (1, shared.clone())];
+        launch.keep_sole();
+        assert!(launch.over.is_empty(), "two results cannot have it");
+    }
+}

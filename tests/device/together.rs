@@ -2,16 +2,30 @@
 
 use crate::Suite;
 use anymesh::{
-    DType, Device, Layout, MapProgram, Result, Tensor, View,
+    DType, Device, Layout, MapProgram, Mesh, Result, Tensor, View,
     backend::{Kernel, Launch, MapCall, MapInput},
+    bf16,
     map::Builder,
-    ops::{Rng, cross_entropy::CrossEntropyOptions},
+    ops::{Expr, Rng, cross_entropy::CrossEntropyOptions},
 };
 
 pub(crate) const SUITE: Suite = &[
     (
         "maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves",
         maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves,
+    ),
+    (
+        "what_is_let_go_may_be_written_over_and_nothing_else",
+        what_is_let_go_may_be_written_over_and_nothing_else,
+    ),
+    (
+        "the_same_expression_on_a_mesh_gives_what_each_gives_by_itself",
+        the_same_expression_on_a_mesh_gives_what_each_gives_by_itself,
+    ),
+    #[cfg(feature = "train")]
+    (
+        "a_step_that_fails_leaves_parameters_and_state_as_they_were",
+        a_step_that_fails_leaves_parameters_and_state_as_they_were,
     ),
     (
         "linear_maps_of_one_tensor_are_those_of_the_host",
@@ -25,6 +39,156 @@ pub(crate) const SUITE: Suite = &[
 
 fn random(shape: &[usize], seed: u64, device: &Device) -> Result<Tensor> {
     Tensor::uniform(shape, -1.0, 1.0, DType::F32, device, Rng::new(seed))
+}
+
+/// A sum, in place of the first tensor, and a rounded copy of it, in place of the third.
+fn sums(each: &mut Vec<Vec<Tensor>>) -> Result<Vec<[Tensor; 2]>> {
+    let (over, dtypes) = ([Some(0), Some(2)], [DType::F32, DType::BF16]);
+    Expr::maps_over("sums", &[2.0], each, 2, over, dtypes, |a| {
+        let sum = a.x[0] * a.p[0] + a.x[1];
+        [sum, sum]
+    })
+}
+
+fn what_is_let_go_may_be_written_over_and_nothing_else(device: &Device) {
+    let run = |held: bool| -> Result<()> {
+        let sizes = [1usize, 7, 4096, 5000];
+        let (mut each, mut expected, mut others) = (vec![], vec![], vec![]);
+        for (k, n) in sizes.into_iter().enumerate() {
+            let seed = 3 * k as u64;
+            // Not as they were uploaded or drawn: with memory of their own.
+            let [x, y, z] = [0, 1, 2].map(|i| random(&[n], seed + i, device));
+            let (x, y) = (x?.mul(3.0)?, y?.mul(5.0)?);
+            let copy = z?.cast(DType::BF16)?;
+            expected.push(x.mul(2.0)?.add(&y)?.to_vec::<f32>()?);
+            if held {
+                others.push((x.clone(), copy.clone(), x.to_vec::<f32>()?));
+            } else if k % 2 == 1 {
+                // A view of the same memory is another tensor.
+                others.push((x.reshape([n, 1])?, copy.clone(), x.to_vec::<f32>()?));
+            }
+            each.push(vec![x, y, copy]);
+        }
+        device.sync()?;
+        let before = device.memory();
+        device.reset_peak();
+        let made = sums(&mut each)?;
+        assert!(each.is_empty());
+        for ([sum, copy], expected) in made.iter().zip(&expected) {
+            assert_eq!(sum.to_vec::<f32>()?, *expected);
+            let rounded: Vec<bf16> = expected.iter().map(|x| bf16::from_f32(*x)).collect();
+            assert_eq!(copy.to_vec::<bf16>()?, rounded);
+        }
+        for (x, _, values) in &others {
+            assert_eq!(x.to_vec::<f32>()?, *values, "somebody holds it");
+        }
+        let in_place = device.name().starts_with("cuda") && !held;
+        let room = (sizes[1] + sizes[3]) as u64 * 6 + 256;
+        if in_place {
+            let more = device.memory().peak - before.in_use;
+            assert!(more <= room, "{more} bytes, and {room} are held by others");
+        }
+        Ok(())
+    };
+    run(false).expect("runs");
+    run(true).expect("runs");
+}
+
+fn the_same_expression_on_a_mesh_gives_what_each_gives_by_itself(device: &Device) {
+    let run = || -> Result<()> {
+        let mesh = Mesh::new("dp=2,tp=2", device)?;
+        let mut each = vec![];
+        // Some cut unevenly, some so that ranks have nothing, some whole.
+        for (k, (n, sharding)) in [(8, "[@dp]"), (7, "[@tp]"), (1, "[@dp]"), (5, "[_]")]
+            .into_iter()
+            .enumerate()
+        {
+            let tensor = |seed| random(&[n], seed, device)?.to_mesh(&mesh, sharding);
+            each.push([tensor(2 * k as u64)?, tensor(2 * k as u64 + 1)?]);
+        }
+        let exprs: Vec<Expr<'_>> = (each.iter())
+            .map(|[x, y]| Expr::new("mixed", &[x, y]).params(&[0.5]))
+            .collect();
+        let together = Expr::maps_each(&exprs, [DType::F32, DType::F32], |a| {
+            [a.x[0] * a.p[0] - a.x[1], a.x[0].exp()]
+        })?;
+        for ([x, y], [a, b]) in each.iter().zip(together) {
+            let alone = [x.mul(0.5)?.sub(y)?, x.exp()?];
+            for (found, expected) in [a, b].iter().zip(&alone) {
+                assert_eq!(found.sharding(), expected.sharding());
+                let [found, expected] = [found, expected].map(|t| t.full_tensor());
+                assert_eq!(found?.to_vec::<f32>()?, expected?.to_vec::<f32>()?);
+            }
+        }
+        Ok(())
+    };
+    run().expect("runs");
+}
+
+#[cfg(feature = "train")]
+fn a_step_that_fails_leaves_parameters_and_state_as_they_were(device: &Device) {
+    use anymesh::train::{
+        Build, Init, Module, Policy,
+        nn::Linear,
+        optim::{Accumulator, AdamW, Groups, Optimizer, Rule},
+    };
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
+    let failing = Arc::new(AtomicBool::new(false));
+    let fails = failing.clone();
+    let device = device.decorated(move |backend, kernel| {
+        if fails.load(Ordering::Relaxed) && kernel.op() == "adamw" {
+            return Err(anymesh::Error::OutOfMemory {
+                device: "this one".into(),
+                bytes: 1,
+            });
+        }
+        backend.launch(kernel)
+    });
+    let mesh = Mesh::single(&device);
+    for policy in [Policy::f32(), Policy::bf16()] {
+        let b = Build::new(&mesh, policy, 1);
+        let mut layer = Linear::new(&b, [8, 4], "[_, _]", Init::Normal(0.1)).expect("a layer");
+        let groups = Groups::all(Rule::AdamW(AdamW::default()));
+        let mut optimizer = Optimizer::new(&layer, &groups).expect("an optimizer");
+        let x = random(&[2, 8], 5, &device).expect("numbers");
+        let mut step = |layer: &mut Linear, optimizer: &mut Optimizer| {
+            let dtype = policy.compute;
+            let loss = layer.forward(&x.cast(dtype)?)?.square()?.mean_all()?;
+            let mut sums = Accumulator::default();
+            sums.add(layer, &loss.backward()?)?;
+            let sums = sums.finish(layer)?;
+            optimizer.step(layer, sums, 1.0)
+        };
+        let values = |layer: &Linear, optimizer: &Optimizer| -> Vec<Vec<f32>> {
+            let mut all = vec![];
+            layer.visit("", &mut |_, p| {
+                all.push(p.value().to_vec::<f32>().expect("it has values"));
+                let weight = p
+                    .get()
+                    .and_then(|w| Ok(w.detach().cast(DType::F32)?.to_vec()?));
+                all.push(weight.expect("it has a weight"));
+            });
+            all.extend(
+                optimizer
+                    .state()
+                    .values()
+                    .map(|s| s.to_vec::<f32>().expect("it is there")),
+            );
+            all
+        };
+        step(&mut layer, &mut optimizer).expect("runs");
+        let before = values(&layer, &optimizer);
+        failing.store(true, Ordering::Relaxed);
+        let failed = step(&mut layer, &mut optimizer).expect_err("the launch fails");
+        assert!(failed.to_string().contains("memory"), "{failed}");
+        assert_eq!(values(&layer, &optimizer), before);
+        failing.store(false, Ordering::Relaxed);
+        step(&mut layer, &mut optimizer).expect("runs again");
+        assert_ne!(values(&layer, &optimizer), before);
+    }
 }
 
 /// The results of three linear maps of one tensor, and all gradients of a loss that does not depend

@@ -1,14 +1,13 @@
 //! Float expressions over tensors, run as one map or as one reduction: what the neural-network ops
 //! are written in, and what programs write their own elementwise steps in.
 
-use super::{Map, MapRule, OpInfo, Operand, index_kind, reduce::Reduce};
+mod together;
+
+use super::{Map, MapRule, OpInfo, index_kind, reduce::Reduce};
 use crate::{
-    Buffer, DType, Error, Kind, Result, Scalar, Shape, Tensor,
-    backend::{Affine, Launch, ReduceOp},
-    grad::is_recording,
+    DType, Error, Kind, Result, Scalar, Shape, Tensor,
+    backend::{Affine, ReduceOp},
     map::{Builder, MapProgram, Val},
-    observe,
-    spmd::plain,
 };
 use smallvec::SmallVec;
 
@@ -203,155 +202,6 @@ impl<'a> Expr<'a> {
                 format!("a program of {N} results gave {found}"),
             )
         })
-    }
-
-    /// What [`maps`](Self::maps) gives for each of several expressions that differ in their tensors
-    /// alone, such as one step of an optimizer for all parameters. A device may take many of them in
-    /// one launch.
-    ///
-    /// ```
-    /// # use anymesh_core::{DType, Tensor, ops::Expr};
-    /// # let device = anymesh_backend_cpu::device();
-    /// let a = Tensor::new(&[1f32, 2.0], &device)?;
-    /// let b = Tensor::new(&[3f32], &device)?;
-    /// let each = [&a, &b].map(|x| Expr::new("twice", &[x]).params(&[2.0]));
-    /// let twice = Expr::maps_each(&each, [DType::F32], |a| [a.x[0] * a.p[0]])?;
-    /// assert_eq!(twice[0][0].to_vec::<f32>()?, [2.0, 4.0]);
-    /// assert_eq!(twice[1][0].to_vec::<f32>()?, [6.0]);
-    /// # Ok::<(), anymesh_core::Error>(())
-    /// ```
-    #[track_caller]
-    pub fn maps_each<const N: usize>(
-        each: &[Expr<'a>],
-        dtypes: [DType; N],
-        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
-    ) -> Result<Vec<[Tensor; N]>> {
-        Self::maps_together(each, dtypes, f, |_| vec![])
-    }
-
-    /// [`maps_each`](Self::maps_each) over tensors that are let go, so that a device may write
-    /// results in their place: result `k` in that of tensor `over[k]`, where nobody else holds it.
-    /// The first `reads` tensors of each are the inputs, the others are there for their memory.
-    /// Afterwards `each` is empty; where this fails the tensors are still in it.
-    ///
-    /// ```
-    /// # use anymesh_core::{DType, Tensor, ops::Expr};
-    /// # let device = anymesh_backend_cpu::device();
-    /// let (x, y) = (Tensor::new(&[1f32, 2.0], &device)?, Tensor::new(&[3f32], &device)?);
-    /// let mut each = vec![vec![x], vec![y]];
-    /// let next = Expr::maps_over("next", &[], &mut each, 1, [Some(0)], [DType::F32], |a| [a.x[0] + 1.0])?;
-    /// assert_eq!(next[0][0].to_vec::<f32>()?, [2.0, 3.0]);
-    /// assert!(each.is_empty());
-    /// # Ok::<(), anymesh_core::Error>(())
-    /// ```
-    #[track_caller]
-    pub fn maps_over<const N: usize>(
-        op: &'static str,
-        params: &[f64],
-        each: &mut Vec<Vec<Tensor>>,
-        reads: usize,
-        over: [Option<usize>; N],
-        dtypes: [DType; N],
-        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
-    ) -> Result<Vec<[Tensor; N]>> {
-        let all: Vec<Expr<'_>> = (each.iter())
-            .map(|tensors| {
-                let inputs: SmallVec<[&Tensor; 6]> = tensors.iter().take(reads).collect();
-                Expr::new(op, &inputs).params(params)
-            })
-            .collect();
-        let memory = |i: usize| {
-            let mut memory = vec![];
-            for (k, from) in over.iter().enumerate() {
-                let tensor = from.and_then(|from| each[i].get(from));
-                let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
-                memory.extend(
-                    tensor
-                        .filter(fits)
-                        .and_then(Tensor::own_buffer)
-                        .map(|b| (k, b)),
-                );
-            }
-            memory
-        };
-        let made = Expr::maps_together(&all, dtypes, f, memory)?;
-        drop(all);
-        each.clear();
-        Ok(made)
-    }
-
-    /// What [`maps_each`](Self::maps_each) gives. `over` says which memory may be taken for which
-    /// results of an expression.
-    #[track_caller]
-    fn maps_together<const N: usize>(
-        each: &[Expr<'_>],
-        dtypes: [DType; N],
-        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
-        over: impl Fn(usize) -> Vec<(usize, Buffer)>,
-    ) -> Result<Vec<[Tensor; N]>> {
-        let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
-        // Programs that were made, with the expressions they are for and their launches.
-        let mut groups: Vec<(MapProgram, usize, Vec<(usize, Launch)>)> = vec![];
-        for (i, expr) in each.iter().enumerate() {
-            let (tensors, shape) = (expr.tensors().collect::<SmallVec<[_; 6]>>(), expr.shape()?);
-            let together = shape.numel() > 0
-                && !is_recording(&tensors)
-                && !observe::is_on()
-                && plain(expr.op, &tensors)?;
-            if !together {
-                out.push(Some(expr.clone().maps(dtypes, &f)?));
-                continue;
-            }
-            out.push(None);
-            let known = groups
-                .iter()
-                .position(|(_, of, _)| expr.is_like(&each[*of]));
-            let group = match known {
-                Some(group) => group,
-                None => {
-                    groups.push((expr.program(&shape, dtypes, &f)?, i, vec![]));
-                    groups.len() - 1
-                }
-            };
-            let (program, _, calls) = &mut groups[group];
-            let operands: SmallVec<[Operand<'_>; 6]> =
-                tensors.iter().map(|t| Operand::from(*t)).collect();
-            let call = expr
-                .over(program, &shape)
-                .call(&operands, tensors[0].device())?;
-            let launch = Launch {
-                kernel: call.into(),
-                over: over(i),
-            };
-            calls.push((i, launch));
-        }
-        for (_, of, calls) in groups {
-            let device = each[of].inputs[0].device();
-            let (at, launches): (Vec<usize>, Vec<Launch>) = calls.into_iter().unzip();
-            for (i, views) in at.into_iter().zip(device.launch_all(launches)?) {
-                let mesh = each[i].inputs[0].mesh();
-                let made: Vec<Tensor> = (views.into_iter())
-                    .map(|view| Tensor::from_view(view, mesh))
-                    .collect();
-                out[i] = made.try_into().ok();
-            }
-        }
-        let all: Vec<[Tensor; N]> = out.into_iter().flatten().collect();
-        debug_assert_eq!(all.len(), each.len(), "results for each");
-        Ok(all)
-    }
-
-    /// Whether it has the program of another one, for the same function, and its device.
-    fn is_like(&self, other: &Self) -> bool {
-        let types = |e: &Self| -> SmallVec<[DType; 6]> { e.tensors().map(Tensor::dtype).collect() };
-        self.op == other.op
-            && self.params.len() == other.params.len()
-            && self.indices.is_empty()
-            && other.indices.is_empty()
-            && self.maybe.is_empty()
-            && other.maybe.is_empty()
-            && types(self) == types(other)
-            && self.inputs[0].device() == other.inputs[0].device()
     }
 
     /// The values added up over `axes` (all where there are none), stored as `dtype`: one pass over

@@ -164,6 +164,12 @@ impl<'a> Map<'a> {
     /// The call of a backend with these operands, which hold elements; an error where the device
     /// cannot do what the program asks.
     pub(crate) fn call(&self, operands: &[Operand<'_>], device: &Device) -> Result<MapCall> {
+        self.check(device)?;
+        self.call_of(operands)
+    }
+
+    /// Whether a device can do what the program asks.
+    pub(crate) fn check(&self, device: &Device) -> Result<()> {
         // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are
         // where buffers are made.
         for (_, dtype) in &self.program.outputs {
@@ -175,6 +181,11 @@ impl<'a> Map<'a> {
         if needs_f64_math(self.program) {
             need_float_math(self.op, device, DType::F64)?;
         }
+        Ok(())
+    }
+
+    /// [`call`](Self::call) of a device that was [asked](Self::check).
+    pub(crate) fn call_of(&self, operands: &[Operand<'_>]) -> Result<MapCall> {
         let input = |operand: &Operand<'_>| {
             let mut view = operand.tensor.view()?;
             if operand.window.is_none() && view.layout.shape != *self.shape {

@@ -292,16 +292,18 @@ impl Optimizer {
             };
             let (rule, group) = (&self.rules[entry.group], entry.group);
             // Together where that saves launches; else each lets go of its old value at once.
-            let together = p.value().is_plain() && p.value().device().runs_kernels();
+            let together = p.value().device().runs_kernels();
             if matches!(rule, Rule::Muon(_)) || together && rule.of_many().is_some() {
                 let mut tensors = match rule {
                     Rule::Muon(_) => vec![gradient.cast(p.policy().reduce)?],
                     _ => vec![gradient],
                 };
-                tensors.extend(self.state_of(name)?);
-                entry.state.iter().for_each(|key| {
-                    self.state.remove(key);
-                });
+                for key in &entry.state {
+                    let Some(state) = self.state.get_mut(key) else {
+                        return Err(lost(name, key));
+                    };
+                    tensors.push(state.take_values().unwrap_or_else(|| state.clone()));
+                }
                 // A value that is not the wide one is rounded by another rule than its copy.
                 let dtype = p.value().dtype();
                 let (value, copy) = p.take(dtype == wide(dtype));
@@ -357,7 +359,7 @@ impl Optimizer {
         names
             .map(|key| {
                 let found = self.state.get(key).cloned();
-                found.ok_or_else(|| Error::parameter(name, format!("its state '{key}' is lost")))
+                found.ok_or_else(|| lost(name, key))
             })
             .collect()
     }
@@ -381,7 +383,9 @@ impl Optimizer {
         }
         let names = self.parameters.get(name).map(|entry| &entry.state);
         for (key, tensor) in names.into_iter().flatten().zip(state) {
-            self.state.insert(key.clone(), tensor);
+            if let Some(state) = self.state.get_mut(key) {
+                *state = tensor;
+            }
         }
         Ok(())
     }
@@ -495,6 +499,11 @@ fn change_by_muon(muon: &Muon, step: &Step, waiting: &mut [Waiting]) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The error of a state that is not there.
+fn lost(parameter: &str, key: &str) -> Error {
+    Error::parameter(parameter, format!("its state '{key}' is lost"))
 }
 
 /// An error about a parameter, with its name.

@@ -1,0 +1,237 @@
+//! The same expression over many tensors, in few launches.
+
+use super::{Args, Expr};
+use crate::{
+    Buffer, DType, Device, Mesh, Result, Tensor,
+    backend::Launch,
+    grad::is_recording,
+    map::{MapProgram, Val},
+    observe,
+    ops::Operand,
+    spmd::plain,
+};
+use smallvec::SmallVec;
+
+impl<'a> Expr<'a> {
+    /// What [`maps`](Self::maps) gives for each of several expressions that differ in their tensors
+    /// alone, such as one step of an optimizer for all parameters. A device may take many of them in
+    /// one launch.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor, ops::Expr};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let a = Tensor::new(&[1f32, 2.0], &device)?;
+    /// let b = Tensor::new(&[3f32], &device)?;
+    /// let each = [&a, &b].map(|x| Expr::new("twice", &[x]).params(&[2.0]));
+    /// let twice = Expr::maps_each(&each, [DType::F32], |a| [a.x[0] * a.p[0]])?;
+    /// assert_eq!(twice[0][0].to_vec::<f32>()?, [2.0, 4.0]);
+    /// assert_eq!(twice[1][0].to_vec::<f32>()?, [6.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn maps_each<const N: usize>(
+        each: &[Expr<'a>],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+    ) -> Result<Vec<[Tensor; N]>> {
+        Self::maps_together(each, dtypes, f, |_| vec![])
+    }
+
+    /// [`maps_each`](Self::maps_each) over tensors that are let go, so that a device may write
+    /// results in their place: result `k` in that of tensor `over[k]`, where nobody else holds it.
+    /// The first `reads` tensors of each are the inputs, the others are there for their memory.
+    /// Afterwards `each` is empty; where this fails the tensors are still in it.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor, ops::Expr};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let (x, y) = (Tensor::new(&[1f32, 2.0], &device)?, Tensor::new(&[3f32], &device)?);
+    /// let mut each = vec![vec![x], vec![y]];
+    /// let next = Expr::maps_over("next", &[], &mut each, 1, [Some(0)], [DType::F32], |a| [a.x[0] + 1.0])?;
+    /// assert_eq!(next[0][0].to_vec::<f32>()?, [2.0, 3.0]);
+    /// assert!(each.is_empty());
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn maps_over<const N: usize>(
+        op: &'static str,
+        params: &[f64],
+        each: &mut Vec<Vec<Tensor>>,
+        reads: usize,
+        over: [Option<usize>; N],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+    ) -> Result<Vec<[Tensor; N]>> {
+        let all: Vec<Expr<'_>> = (each.iter())
+            .map(|tensors| {
+                let inputs: SmallVec<[&Tensor; 6]> = tensors.iter().take(reads).collect();
+                Expr::new(op, &inputs).params(params)
+            })
+            .collect();
+        let memory = |i: usize| {
+            let mut memory = vec![];
+            for (k, from) in over.iter().enumerate() {
+                let tensor = from.and_then(|from| each[i].get(from));
+                let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
+                memory.extend(
+                    tensor
+                        .filter(fits)
+                        .and_then(Tensor::own_buffer)
+                        .map(|b| (k, b)),
+                );
+            }
+            memory
+        };
+        let made = Expr::maps_together(&all, dtypes, f, memory)?;
+        drop(all);
+        each.clear();
+        Ok(made)
+    }
+
+    /// What [`maps_each`](Self::maps_each) gives. `over` says which memory may be taken for which
+    /// results of a plain expression.
+    #[track_caller]
+    fn maps_together<const N: usize>(
+        each: &[Expr<'_>],
+        dtypes: [DType; N],
+        f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
+        over: impl Fn(usize) -> Vec<(usize, Buffer)>,
+    ) -> Result<Vec<[Tensor; N]>> {
+        let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
+        let mut parts: Vec<Part<N>> = vec![];
+        let mut groups: Vec<Group> = vec![];
+        for (i, expr) in each.iter().enumerate() {
+            let tensors: SmallVec<[&Tensor; 6]> = expr.tensors().collect();
+            let shape = expr.shape()?;
+            let together = shape.numel() > 0
+                && !is_recording(&tensors)
+                && !observe::is_on()
+                && (plain(expr.op, &tensors)? || lie_alike(&tensors));
+            if !together {
+                out.push(Some(expr.clone().maps(dtypes, &f)?));
+                continue;
+            }
+            out.push(None);
+            let mesh = tensors[0].mesh();
+            for (rank, _) in mesh.held().enumerate() {
+                let held: SmallVec<[Tensor; 6]>;
+                let of_rank: SmallVec<[&Tensor; 6]> = match mesh.is_single() {
+                    true => tensors.iter().copied().collect(),
+                    false => {
+                        held = tensors.iter().map(|t| t.held(rank)).collect();
+                        held.iter().collect()
+                    }
+                };
+                let device = of_rank[0].device();
+                let shape = match mesh.is_single() {
+                    true => shape.clone(),
+                    false => of_rank[0].shape().clone(),
+                };
+                let part = parts.len();
+                if shape.numel() == 0 {
+                    let nothing = dtypes.map(|dtype| Tensor::nothing(dtype, shape.clone(), device));
+                    parts.push((i, Some(nothing)));
+                    continue;
+                }
+                parts.push((i, None));
+                let known =
+                    (groups.iter()).position(|g| g.device == *device && expr.is_like(&each[g.of]));
+                let new = known.is_none();
+                if new {
+                    groups.push(Group {
+                        program: expr.program(&shape, dtypes, &f)?,
+                        of: i,
+                        device: device.clone(),
+                        launches: vec![],
+                    });
+                }
+                let last = groups.len() - 1;
+                let group = &mut groups[known.unwrap_or(last)];
+                let operands: SmallVec<[Operand<'_>; 6]> =
+                    of_rank.iter().map(|t| Operand::from(*t)).collect();
+                let map = expr.over(&group.program, &shape);
+                if new {
+                    map.check(device)?;
+                }
+                let over = match mesh.is_single() {
+                    true => over(i),
+                    false => vec![],
+                };
+                let kernel = map.call_of(&operands)?.into();
+                group.launches.push((part, Launch { kernel, over }));
+            }
+        }
+        for group in groups {
+            let (at, launches): (Vec<usize>, Vec<Launch>) = group.launches.into_iter().unzip();
+            let mesh = Mesh::single(&group.device);
+            for (part, views) in at.into_iter().zip(group.device.launch_all(launches)?) {
+                let made: Vec<Tensor> = (views.into_iter())
+                    .map(|view| Tensor::from_view(view, &mesh))
+                    .collect();
+                parts[part].1 = made.try_into().ok();
+            }
+        }
+        for of_one in parts.chunk_by_mut(|a, b| a.0 == b.0) {
+            let i = of_one[0].0;
+            out[i] = put_together(each[i].inputs[0], dtypes, of_one);
+        }
+        let all: Vec<[Tensor; N]> = out.into_iter().flatten().collect();
+        debug_assert_eq!(all.len(), each.len(), "results for each");
+        Ok(all)
+    }
+
+    /// Whether it has the program of another one, for the same function.
+    fn is_like(&self, other: &Self) -> bool {
+        self.op == other.op
+            && self.params.len() == other.params.len()
+            && self.indices.is_empty()
+            && other.indices.is_empty()
+            && self.maybe.is_empty()
+            && other.maybe.is_empty()
+            && (self.tensors().map(Tensor::dtype)).eq(other.tensors().map(Tensor::dtype))
+    }
+}
+
+/// What one rank has of the results of an expression, which is told by its number.
+type Part<const N: usize> = (usize, Option<[Tensor; N]>);
+
+/// Launches with one program.
+struct Group {
+    program: MapProgram,
+    /// An expression that has it.
+    of: usize,
+    device: Device,
+    /// For each part the launch that gives it.
+    launches: Vec<(usize, Launch)>,
+}
+
+/// Whether each rank computes results of what it holds, and they lie as the tensors do.
+fn lie_alike(tensors: &[&Tensor]) -> bool {
+    let first = tensors[0];
+    first.sharding().partial_mask() == 0
+        && tensors.iter().all(|t| {
+            t.mesh() == first.mesh()
+                && t.sharding() == first.sharding()
+                && t.shape() == first.shape()
+        })
+}
+
+/// The results whose parts are there, which lie as `like`.
+fn put_together<const N: usize>(
+    like: &Tensor,
+    dtypes: [DType; N],
+    parts: &mut [Part<N>],
+) -> Option<[Tensor; N]> {
+    if like.is_plain() {
+        return parts[0].1.take();
+    }
+    let of_ranks: Vec<&[Tensor; N]> = parts.iter().filter_map(|(_, part)| part.as_ref()).collect();
+    if of_ranks.len() < parts.len() {
+        return None;
+    }
+    Some(std::array::from_fn(|k| {
+        let parts = of_ranks.iter().map(|part| part[k].clone());
+        let (mesh, sharding) = (like.mesh(), like.sharding().clone());
+        Tensor::from_parts(mesh, sharding, dtypes[k], like.shape().clone(), parts).computed()
+    }))
+}
