@@ -237,11 +237,12 @@ impl Problem {
 /// Products with fewer multiplications than this are not worth a second thread.
 pub(crate) const SMALL: usize = 1 << 17;
 
-/// Whether a bias, if there is one, is held as the operands are.
+/// Whether there are no scales, and a bias, if there is one, is held as the operands are.
 pub(crate) fn fits(call: &MatmulCall) -> bool {
     let held = call.a.dtype.kind();
     let floats = matches!(held, Kind::F32 | Kind::F64);
-    (call.bias.as_ref()).is_none_or(|bias| floats && bias.dtype.kind() == held)
+    let bias = (call.bias.as_ref()).is_none_or(|bias| floats && bias.dtype.kind() == held);
+    bias && call.scales.is_none()
 }
 
 fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
@@ -372,6 +373,7 @@ mod tests {
                                 op: "test",
                                 a: a.clone(),
                                 b: b.clone(),
+                                scales: None,
                                 bias: None,
                                 dtype: out,
                             })
@@ -425,6 +427,7 @@ mod tests {
                             op: "test",
                             a: a.clone(),
                             b: b.clone(),
+                            scales: None,
                             bias,
                             dtype,
                         };
@@ -459,6 +462,7 @@ mod tests {
             op: "test",
             a: a.clone(),
             b,
+            scales: None,
             bias: None,
             dtype: DType::F32,
         };

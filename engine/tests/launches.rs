@@ -178,6 +178,7 @@ fn a_value_that_others_wait_for_does_not_make_a_circle() {
         op: "matmul",
         a: y.clone(),
         b: x.clone(),
+        scales: None,
         bias: None,
         dtype: DType::F32,
     };
@@ -191,6 +192,7 @@ fn a_value_that_others_wait_for_does_not_make_a_circle() {
         op: "matmul",
         a: e.clone(),
         b: x.clone(),
+        scales: None,
         bias: None,
         dtype: DType::F32,
     };
@@ -264,6 +266,7 @@ fn what_fails_below_is_an_error_of_its_results_and_the_rest_goes_on() {
         op: "matmul",
         a: x.clone(),
         b: x.clone(),
+        scales: None,
         bias: None,
         dtype: DType::F32,
     };

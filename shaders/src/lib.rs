@@ -457,7 +457,7 @@ impl Backend for CubeBackend {
 
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
-            Kernel::Matmul(call) => call.bias.is_none(),
+            Kernel::Matmul(call) => !call.is_fused(),
             Kernel::Row(call) => row::fits(call),
             Kernel::RowProgram(call) => row_program::fits(call),
             Kernel::Attention(call) => attention::fits(call),

@@ -310,6 +310,77 @@ fn products(cases: &mut Cases) {
     });
 }
 
+/// Products of 8-bit floats with scales: sizes that tensor cores have a kernel for, laid out as they
+/// want it and not, and sizes that they have none for.
+fn scaled(cases: &mut Cases) {
+    use View::*;
+    let op = "matmul_scaled";
+    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    let pairs = [[e4m3, e4m3], [e4m3, e5m2], [e5m2, e4m3], [e5m2, e5m2]];
+    let shapes: [[&[usize]; 2]; 7] = [
+        [&[64, 128], &[128, 32]],
+        [&[17, 1040], &[1040, 48]],
+        [&[1, 64], &[64, 16]],
+        [&[17, 33], &[33, 65]],
+        [&[128, 256], &[256, 24]],
+        [&[3, 16, 64], &[3, 64, 16]],
+        [&[2, 1, 16, 32], &[3, 32, 48]],
+    ];
+    let layouts = [
+        (Contiguous, Transposed),
+        (Contiguous, Contiguous),
+        (Transposed, Contiguous),
+        (Transposed, Transposed),
+        (Sliced, Transposed),
+        (Negative, Sliced),
+    ];
+    for (i, [a, b]) in pairs.into_iter().enumerate() {
+        for (j, [x, y]) in shapes.into_iter().enumerate() {
+            let stored = [DType::BF16, DType::F32, DType::F16][(i + j) % 3];
+            for (left, right) in layouts {
+                let detail = format!("{a} {x:?} {left:?} x {b} {y:?} {right:?} as {stored}");
+                cases.add(op, stored, detail, move |d| {
+                    let scale = |value: f32| Tensor::new(value, d);
+                    let x = data(d, a, x, left, 40)?;
+                    let y = data(d, b, y, right, 41)?;
+                    Ok(vec![x.matmul_scaled(
+                        &y,
+                        &scale(0.37)?,
+                        &scale(5.0)?,
+                        stored,
+                    )?])
+                });
+            }
+        }
+        // Few bits each, so that every way of adding them up gives the same.
+        cases.add(
+            op,
+            DType::I32,
+            format!("{a} x {b} whole numbers, exact"),
+            move |d| {
+                let whole = |dtype, shape: &[usize], seed| {
+                    input(d, dtype, shape, Contiguous, Fill::Integers(-2, 2), seed)
+                };
+                let scale = |value: f32| Tensor::new(value, d);
+                let (x, y) = (whole(a, &[48, 272], 42)?, whole(b, &[32, 272], 43)?);
+                let (two, half) = (scale(2.0)?, scale(0.5)?);
+                let out = x.matmul_scaled(&y.t()?, &two, &half, DType::F32)?;
+                Ok(vec![out.cast(DType::I32)?])
+            },
+        );
+    }
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (codes, view) in [(e4m3, Contiguous), (e5m2, Transposed), (e4m3, Sliced)] {
+            let detail = format!("{dtype} {view:?} to {codes}");
+            cases.add("quantize_f8", codes, detail, move |d| {
+                let x = data(d, dtype, &[65, 130], view, 44)?;
+                let (codes, scale) = x.quantize_f8(codes)?;
+                Ok(vec![codes, scale])
+            });
+        }
+    }
+}
+
 fn einsums(cases: &mut Cases) {
     let equations: &[(&str, &[&[usize]])] = &[
         ("ij,jk->ik", &[&[7, 33], &[33, 9]]),
@@ -420,6 +491,7 @@ pub(super) fn cases() -> Cases {
     let mut cases = Cases::new("linalg");
     products(&mut cases);
     grouped(&mut cases);
+    scaled(&mut cases);
     einsums(&mut cases);
     cases
 }

@@ -3,7 +3,7 @@
 
 use super::{
     Attr, AttrKind, Call, Entry, Fill, Input, Sample, attr, entry, one, required,
-    sample::{integers, small},
+    sample::{floats, integers, small},
 };
 use anymesh_core::ops::Baddbmm;
 use anymesh_core::{DType, Result, Tensor};
@@ -37,6 +37,34 @@ pub(super) const ENTRIES: &[Entry] = &[
         )],
         |c| one(c.x(0)?.matmul_as(c.x(1)?, c.attrs.dtype("dtype")?)),
         matmuls,
+    ),
+    entry(
+        "matmul_scaled",
+        "x, y, x_scale, y_scale",
+        &[required(
+            "dtype",
+            AttrKind::DType,
+            "the dtype of the result",
+        )],
+        |c| {
+            let dtype = c.attrs.dtype("dtype")?;
+            one(c.x(0)?.matmul_scaled(c.x(1)?, c.x(2)?, c.x(3)?, dtype))
+        },
+        scaled,
+    ),
+    entry(
+        "quantize_f8",
+        "x",
+        &[required(
+            "dtype",
+            AttrKind::DType,
+            "the dtype of the codes: f8e4m3 or f8e5m2",
+        )],
+        |c| {
+            let (codes, scale) = c.x(0)?.quantize_f8(c.attrs.dtype("dtype")?)?;
+            Ok(vec![codes, scale])
+        },
+        quantized,
     ),
     entry(
         "bmm",
@@ -183,6 +211,43 @@ fn matmuls(op: &'static str) -> Vec<Sample> {
         }
     }
     all
+}
+
+/// 8-bit floats of one kind and of two, with a size that tensor cores take and sizes that they do
+/// not; the products are whole numbers times a power of two.
+fn scaled(_: &'static str) -> Vec<Sample> {
+    let call = |[x, y]: [&[usize]; 2], [a, b]: [DType; 2], dtype: &str| {
+        let codes = |dtype, shape| Input::new(dtype, shape, Fill::Int { lo: -3, hi: 3 });
+        let scale = |list| Input::new(DType::F32, &[], Fill::Pick(list));
+        Sample::new(
+            [codes(a, x), codes(b, y), scale(&[2, 4]), scale(&[2, 8])],
+            json!({"dtype": dtype}),
+        )
+    };
+    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    vec![
+        call([&[8, 16], &[16, 16]], [e4m3, e4m3], "bf16"),
+        call([&[5, 7], &[7, 3]], [e5m2, e4m3], "f32"),
+        call([&[2, 3, 4], &[4, 5]], [e4m3, e5m2], "f16"),
+        call([&[4, 1, 3, 2], &[3, 2, 4]], [e5m2, e5m2], "f32"),
+    ]
+}
+
+/// Whole numbers, zeros alone, and nothing at all.
+fn quantized(_: &'static str) -> Vec<Sample> {
+    let call = |shape: &[usize], most: i64, dtype: &str| {
+        let fill = Fill::Int {
+            lo: -most,
+            hi: most,
+        };
+        Sample::new([floats(shape, fill)], json!({"dtype": dtype}))
+    };
+    vec![
+        call(&[5, 7], 7, "f8e4m3"),
+        call(&[8], 3, "f8e5m2"),
+        call(&[2, 3, 4], 0, "f8e4m3"),
+        call(&[3, 0], 7, "f8e5m2"),
+    ]
 }
 
 fn linears(_: &'static str) -> Vec<Sample> {

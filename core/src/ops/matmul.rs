@@ -16,6 +16,7 @@
 mod baddbmm;
 mod each;
 mod gradient;
+mod scaled;
 
 use super::{OpInfo, RuleForm, expr::Expr, op, same_device, sum_to};
 use crate::{
@@ -30,6 +31,7 @@ pub use baddbmm::Baddbmm;
 
 use baddbmm::BADDBMM;
 use gradient::{bias_gradient, einsum_as, factor_gradient, linear_pull, product_as, product_pull};
+use scaled::SCALED;
 use smallvec::{SmallVec, smallvec};
 
 const PRODUCT: &str = "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1";
@@ -45,6 +47,7 @@ pub const OPS: &[OpInfo] = &[
     LINEAR,
     OpInfo::composed("linear_each", &["linear", "cast"]),
     BADDBMM,
+    SCALED,
 ];
 
 /// Two matrices; a vector and a matrix; a matrix and a vector; two vectors.
@@ -261,6 +264,7 @@ fn local_product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Resu
         op,
         a: left_view,
         b: right_view,
+        scales: None,
         bias: None,
         dtype: store,
     };

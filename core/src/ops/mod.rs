@@ -27,6 +27,7 @@ pub mod norm;
 pub mod operators;
 pub mod pad;
 pub mod pool;
+pub mod quantize;
 pub mod random;
 pub mod reduce;
 pub mod rope;
@@ -99,6 +100,7 @@ pub fn catalog() -> Vec<OpInfo> {
         similarity::OPS,
         softmax::OPS,
         cast::OPS,
+        quantize::OPS,
         shape::OPS,
         slice::OPS,
         movement::OPS,

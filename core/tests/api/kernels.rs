@@ -134,6 +134,7 @@ fn effects_and_operands_are_known_without_running() {
         op: "matmul",
         a: view(DType::BF16, &[7, 2, 3]),
         b: view(DType::BF16, &[7, 3, 4]),
+        scales: None,
         bias: None,
         dtype: DType::F32,
     }

@@ -529,3 +529,120 @@ fn groups_without_rows_rows_without_groups_and_nothing_at_all() {
         "{wrong:?}"
     );
 }
+
+#[test]
+fn scaled_products_of_8_bit_floats_are_those_of_what_they_stand_for() {
+    let (x, y) = (numbers(&[3, 5, 16], 1), numbers(&[16, 9], 2));
+    for [a, b] in [
+        [DType::F8E4M3, DType::F8E4M3],
+        [DType::F8E5M2, DType::F8E4M3],
+        [DType::F8E5M2, DType::F8E5M2],
+    ] {
+        let (x, x_scale) = x.quantize_f8(a).expect("quantizes");
+        let (y, y_scale) = y.quantize_f8(b).expect("quantizes");
+        let wide = |codes: &Tensor, scale: &Tensor| {
+            let codes = codes.cast(DType::F64).expect("casts");
+            codes
+                .mul(&scale.cast(DType::F64).expect("casts"))
+                .expect("scales")
+        };
+        let expected = wide(&x, &x_scale).matmul(&wide(&y, &y_scale));
+        let expected = expected.expect("multiplies").to_vec::<f64>().expect("f64");
+        for (dtype, part) in [(DType::F32, 1e-6), (DType::BF16, 4e-3), (DType::F16, 5e-4)] {
+            let out = x
+                .matmul_scaled(&y, &x_scale, &y_scale, dtype)
+                .expect("multiplies");
+            assert_eq!((out.dims(), out.dtype()), (&[3usize, 5, 9][..], dtype));
+            let top = expected.iter().fold(0f64, |top, v| top.max(v.abs()));
+            for (found, expected) in floats(&out).iter().zip(&expected) {
+                let error = (f64::from(*found) - expected).abs();
+                assert!(
+                    error <= part * top,
+                    "{a} {b} {dtype}: {found} for {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_are_the_largest_value_over_that_of_the_dtype() {
+    let quantized = |values: &[f32], dtype| {
+        let (codes, scale) = tensor(values, &[values.len()])
+            .quantize_f8(dtype)
+            .expect("ok");
+        assert_eq!((codes.dtype(), scale.dims()), (dtype, &[][..]));
+        (floats(&codes), scale.item().expect("one").to_f64())
+    };
+    let (codes, scale) = quantized(&[3.5, -7.0, 0.0], DType::F8E4M3);
+    assert_eq!((codes, scale), (vec![224., -448., 0.], 1.0 / 64.0));
+    let (codes, scale) = quantized(&[3.5, -7.0, 0.0], DType::F8E5M2);
+    assert_eq!((codes, scale), (vec![28672., -57344., 0.], 2f64.powi(-13)));
+    let (codes, scale) = quantized(&[0.0, -0.0], DType::F8E4M3);
+    assert_eq!(codes, [0., 0.]);
+    assert!(scale > 0.0, "nothing is divided by zero");
+    // So small that the quotient would be no normal number.
+    assert!(quantized(&[1e-38], DType::F8E5M2).0[0].is_finite());
+    for odd in [f32::NAN, f32::INFINITY] {
+        let (codes, scale) = quantized(&[1.0, odd], DType::F8E4M3);
+        assert!(
+            (f64::from(codes[0]) * scale).is_nan(),
+            "{odd} is not hidden"
+        );
+    }
+    let (codes, scale) = quantized(&[], DType::F8E4M3);
+    assert!(codes.is_empty() && scale > 0.0);
+}
+
+#[test]
+fn scaled_products_refuse_what_is_none() {
+    let (x, one) = (
+        numbers(&[2, 2], 1),
+        Tensor::new(1f32, &device()).expect("scalar"),
+    );
+    let codes = x.quantize_f8(DType::F8E4M3).expect("quantizes").0;
+    let whole = x.cast(DType::I32).expect("casts");
+    assert!(is_shape_error(codes.matmul_scaled(
+        &numbers(&[3, 2], 1),
+        &one,
+        &one,
+        DType::F32
+    )));
+    assert!(is_shape_error(codes.matmul_scaled(
+        &codes,
+        &one,
+        &numbers(&[2], 1),
+        DType::F32
+    )));
+    assert!(is_shape_error(one.matmul_scaled(
+        &codes,
+        &one,
+        &one,
+        DType::F32
+    )));
+    for refused in [
+        codes.matmul_scaled(&codes, &one, &one, DType::I32),
+        codes.matmul_scaled(&whole, &one, &one, DType::F32),
+        x.quantize_f8(DType::BF16).map(|(codes, _)| codes),
+        whole.quantize_f8(DType::F8E4M3).map(|(codes, _)| codes),
+    ] {
+        assert!(matches!(refused, Err(Error::DType { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn scales_of_a_mesh_are_those_of_the_whole_tensor() {
+    let x = numbers(&[6, 8], 3);
+    let (codes, scale) = x.quantize_f8(DType::F8E4M3).expect("quantizes");
+    let mesh = anymesh_core::Mesh::new("dp=2, tp=3", &device()).expect("a mesh");
+    for sharding in ["[@dp, @tp]", "[@tp, _]", "[_, _]"] {
+        let cut = x.to_mesh(&mesh, sharding).expect("cuts");
+        let (parts, of_all) = cut.quantize_f8(DType::F8E4M3).expect("quantizes");
+        assert_eq!(of_all.item().expect("one"), scale.item().expect("one"));
+        let parts = parts.full_tensor().expect("gathers");
+        assert_eq!(
+            parts.to_bytes().expect("reads"),
+            codes.to_bytes().expect("reads")
+        );
+    }
+}

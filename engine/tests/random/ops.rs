@@ -443,6 +443,7 @@ impl Program<'_> {
             op: "matmul",
             a,
             b,
+            scales: None,
             bias: None,
             dtype,
         }

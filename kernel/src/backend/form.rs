@@ -148,7 +148,9 @@ impl Form {
                 self.all([call.axis, call.mode as usize, positions]);
             }
             Kernel::Matmul(call) => {
-                self.push(u64::from(call.bias.is_some()) << 8 | dtype(call.dtype));
+                let flags = [call.scales.is_some(), call.bias.is_some()];
+                let flags = flags.iter().fold(1, |all, f| all << 1 | u64::from(*f));
+                self.push(flags << 8 | dtype(call.dtype));
             }
             Kernel::Grouped(call) => {
                 let groups = match call.mode {

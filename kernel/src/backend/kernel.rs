@@ -22,6 +22,7 @@ use smallvec::{SmallVec, smallvec};
 ///     op: "matmul",
 ///     a: view([8, 4]),
 ///     b: view([4, 6]),
+///     scales: None,
 ///     bias: None,
 ///     dtype: DType::F32,
 /// }
@@ -131,15 +132,14 @@ impl Kernel {
 
     /// Whether it can be composed of kernels of other families, so that a backend need not have it.
     pub fn is_fused(&self) -> bool {
-        let biased = matches!(self, Kernel::Matmul(call) if call.bias.is_some());
-        biased
-            || matches!(
-                self,
-                Kernel::Row(_)
-                    | Kernel::RowProgram(_)
-                    | Kernel::Attention(_)
-                    | Kernel::AttentionBackward(_)
-            )
+        let more = matches!(self, Kernel::Matmul(call) if call.is_fused());
+        more || matches!(
+            self,
+            Kernel::Row(_)
+                | Kernel::RowProgram(_)
+                | Kernel::Attention(_)
+                | Kernel::AttentionBackward(_)
+        )
     }
 
     /// What it reads, in the order of its fields.
@@ -148,7 +148,11 @@ impl Kernel {
             Kernel::Map(call) => call.views().collect(),
             Kernel::Reduce(call) => call.map.views().collect(),
             Kernel::Scan(call) => smallvec![&call.input],
-            Kernel::Matmul(call) => [&call.a, &call.b].into_iter().chain(&call.bias).collect(),
+            Kernel::Matmul(call) => {
+                let scales = call.scales.iter().flat_map(|scales| scales.iter());
+                let product = [&call.a, &call.b].into_iter();
+                product.chain(scales).chain(&call.bias).collect()
+            }
             Kernel::Grouped(call) => smallvec![&call.a, &call.b, &call.ends],
             Kernel::Gather(call) => std::iter::once(&call.src)
                 .chain(call.axes.iter().map(|axis| &axis.indices))
@@ -188,10 +192,11 @@ impl Kernel {
             Kernel::Map(call) => call.views_mut().collect(),
             Kernel::Reduce(call) => call.map.views_mut().collect(),
             Kernel::Scan(call) => smallvec![&mut call.input],
-            Kernel::Matmul(call) => [&mut call.a, &mut call.b]
-                .into_iter()
-                .chain(&mut call.bias)
-                .collect(),
+            Kernel::Matmul(call) => {
+                let scales = call.scales.iter_mut().flat_map(|scales| scales.iter_mut());
+                let product = [&mut call.a, &mut call.b].into_iter();
+                product.chain(scales).chain(&mut call.bias).collect()
+            }
             Kernel::Grouped(call) => {
                 let call = &mut **call;
                 smallvec![&mut call.a, &mut call.b, &mut call.ends]

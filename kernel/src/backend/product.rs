@@ -1,7 +1,7 @@
 //! Calls of the families that multiply and add: matrix products and convolutions.
 
 use super::{Buffers, Kernel, MapCall, MapInput, View};
-use crate::{DType, Layout, Result, Shape, map::Builder};
+use crate::{DType, Layout, MapProgram, Result, Shape, map::Builder};
 use smallvec::smallvec;
 use std::ops::Range;
 
@@ -13,8 +13,11 @@ pub struct MatmulCall {
     pub op: &'static str,
     /// Left operand.
     pub a: View,
-    /// Right operand, of the same dtype.
+    /// Right operand, of the same dtype; with `scales` it may be another float of 8 bits.
     pub b: View,
+    /// One f32 for each operand, for operands of 8-bit floats: the sums are multiplied by both before
+    /// they are rounded. A product with them is [fused](super::Kernel::is_fused).
+    pub scales: Option<Box<[View; 2]>>,
     /// `[n]` floats that are added to every row before it is rounded. A product with one is
     /// [fused](super::Kernel::is_fused): a device need not have it.
     pub bias: Option<View>,
@@ -24,17 +27,24 @@ pub struct MatmulCall {
 }
 
 impl MatmulCall {
-    /// The result of a product with a bias by two launches, for operands that a device has no kernel
-    /// for: the product kept wide, then a map that adds the bias and rounds.
-    pub fn by_two_launches(
-        mut self,
-        launch: impl Fn(Kernel) -> Result<Buffers>,
-    ) -> Result<Buffers> {
-        let Some(bias) = self.bias.take() else {
+    /// Whether it is more than a product, so that a device need not have it.
+    pub fn is_fused(&self) -> bool {
+        self.bias.is_some() || self.scales.is_some()
+    }
+
+    /// What a [fused](Self::is_fused) product gives, by several launches, for operands that a device
+    /// has no kernel for: the product kept wide, then a map that scales, adds and rounds.
+    pub fn by_steps(mut self, launch: impl Fn(Kernel) -> Result<Buffers>) -> Result<Buffers> {
+        if !self.is_fused() {
             return launch(self.into());
-        };
-        let (op, dtype) = (self.op, self.dtype);
-        let wide = dtype.kind().dtype();
+        }
+        let (op, dtype, wide) = (self.op, self.dtype, self.dtype.kind().dtype());
+        let (scales, bias) = (self.scales.take(), self.bias.take());
+        if scales.is_some() {
+            for operand in [&mut self.a, &mut self.b] {
+                *operand = half(op, operand, &launch)?;
+            }
+        }
         self.dtype = wide;
         let kernel = Kernel::from(self);
         let (_, shape) = kernel.outputs().swap_remove(0);
@@ -43,23 +53,54 @@ impl MatmulCall {
             dtype: wide,
             layout: Layout::contiguous(shape.clone()),
         };
-        let b = Builder::new();
-        let sum = b.load(wide) + b.load(bias.dtype).cast(wide);
-        let program = b.finish(&[(sum, dtype)])?;
-        let row = View {
-            layout: bias.layout.expand(&shape),
-            ..bias
-        };
         let input = |view| MapInput { view, window: None };
+        let mut inputs = smallvec![input(product)];
+        let b = Builder::new();
+        let mut value = b.load(wide);
+        let mut load = |view: View| {
+            let loaded = b.load(view.dtype).cast(wide);
+            inputs.push(input(View {
+                layout: view.layout.expand(&shape),
+                ..view
+            }));
+            loaded
+        };
+        for scale in scales.into_iter().flat_map(|scales| *scales) {
+            value = value * load(scale);
+        }
+        if let Some(bias) = bias {
+            value = value + load(bias);
+        }
         launch(Kernel::Map(MapCall {
             op,
-            program,
+            program: b.finish(&[(value, dtype)])?,
             shape,
-            inputs: smallvec![input(product), input(row)],
+            inputs,
             indices: smallvec![],
             params: smallvec![],
         }))
     }
+}
+
+/// An operand of 8-bit floats in f16, which has all of their values.
+fn half(op: &'static str, view: &View, launch: impl Fn(Kernel) -> Result<Buffers>) -> Result<View> {
+    let shape = view.layout.shape.clone();
+    let call = MapCall {
+        op,
+        program: MapProgram::cast(view.dtype, DType::F16),
+        shape: shape.clone(),
+        inputs: smallvec![MapInput {
+            view: view.clone(),
+            window: None,
+        }],
+        indices: smallvec![],
+        params: smallvec![],
+    };
+    Ok(View {
+        buffer: launch(call.into())?.swap_remove(0),
+        dtype: DType::F16,
+        layout: Layout::contiguous(shape),
+    })
 }
 
 /// A product for each group of rows. Group `g` has the rows from `ends[first + g - 1]` (0 for the
@@ -186,6 +227,7 @@ impl ConvCall {
                 left.expand(&Shape::from([images, self.channels, channels])),
             ),
             b: view(&self.input, right),
+            scales: None,
             bias: None,
             dtype: self.input.dtype,
         })
