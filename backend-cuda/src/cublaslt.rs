@@ -17,7 +17,7 @@ use crate::{
     stream::{check, timed},
 };
 use anymesh_kernel::{
-    Buffer, DType, Device, Error, Kernel, Result, View,
+    Buffer, DType, Device, Error, Kernel, Layout, Result, View,
     backend::{GroupedCall, GroupedOp, MatmulCall},
 };
 use anymesh_shaders::{Arena, Memory};
@@ -28,7 +28,9 @@ use cudarc::{
     },
     driver::{CudaContext, sys as driver},
 };
-use plan::{CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product, problem};
+use plan::{
+    CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product, has_scaled_product, problem,
+};
 use std::{
     collections::HashMap,
     ffi::c_void,
@@ -49,6 +51,14 @@ struct CublasLt {
     table: Mutex<HashMap<Problem, Option<Arc<Ready>>>>,
     /// What was found to be faster than the library's first choice.
     tuned: Tuned,
+}
+
+/// What a product reads beside its factors, by address.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    /// Of the left and of the right factor.
+    scales: Option<[u64; 2]>,
+    bias: Option<u64>,
 }
 
 /// The library's state.
@@ -128,10 +138,10 @@ impl Library {
         &self,
         ready: &Ready,
         addresses: [u64; 3],
-        bias: Option<u64>,
+        beside: Beside,
         stream: Stream,
     ) -> Result<(), String> {
-        self.multiply_by(ready, &ready.algorithm, addresses, bias, stream)
+        self.multiply_by(ready, &ready.algorithm, addresses, beside, stream)
     }
 
     /// Queues one product by one of the library's algorithms.
@@ -140,13 +150,17 @@ impl Library {
         ready: &Ready,
         algorithm: &sys::cublasLtMatmulAlgo_t,
         [a, b, out]: [u64; 3],
-        bias: Option<u64>,
+        beside: Beside,
         stream: Stream,
     ) -> Result<(), String> {
         let plan = &ready.plan;
-        if let Some(bias) = bias {
-            // The one thing of a descriptor that changes; only the thread that launches gets here.
+        // All of a descriptor that changes; only the thread that launches gets here.
+        if let Some(bias) = beside.bias {
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some([left, right]) = beside.scales {
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left)?;
         }
         let (one, zero) = (1f32.to_bits(), 0u32);
         let (one64, zero64) = (1f64.to_bits(), 0u64);
@@ -192,12 +206,36 @@ impl Drop for Library {
     }
 }
 
-/// Whether the library may add a bias: it is of the dtype of factors and result.
-fn has_bias(call: &MatmulCall) -> bool {
+/// Whether the library may compute a product that is more than one, on any GPU: no scales, and a bias
+/// that is of the dtype of factors and result.
+fn has_fused(call: &MatmulCall) -> bool {
     let dtype = call.a.dtype;
     let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let same = |bias: &View| bias.dtype == dtype && call.dtype == dtype;
-    floats && call.bias.as_ref().is_some_and(same)
+    call.scales.is_none() && floats && call.bias.as_ref().is_some_and(same)
+}
+
+/// [`has_fused`] on a GPU with tensor cores for 8-bit floats. These want operands that are dense
+/// along the dimension that is summed over, in steps of 16 bytes.
+fn has_fused_or_scaled(call: &MatmulCall) -> bool {
+    if call.scales.is_none() {
+        return has_fused(call);
+    }
+    let even = |layout: &Layout, inner: usize| {
+        let strides = layout.strides.iter().enumerate();
+        let mut steps = strides.filter(|(d, _)| *d != inner && layout.shape[*d] != 1);
+        layout.strides[inner] == 1
+            && layout.shape[inner] % 16 == 0
+            && layout.offset % 16 == 0
+            && steps.map(|(_, step)| step).all(|step| step % 16 == 0)
+    };
+    let (a, b) = (&call.a.layout, &call.b.layout);
+    let rank = a.shape.rank();
+    has_scaled_product([call.a.dtype, call.b.dtype], call.dtype)
+        && call.bias.is_none()
+        && even(a, rank - 1)
+        && even(b, rank - 2)
+        && b.shape[rank - 1] % 16 == 0
 }
 
 /// The address of a bias and the memory that it is in; nothing where the library cannot read it.
@@ -208,13 +246,20 @@ fn place_of_bias(bias: &View) -> Result<Option<(u64, Range<u64>)>> {
     Ok(readable.then_some((at, place)))
 }
 
+/// The address of a number and the memory that it is in.
+fn place_of_number(number: &View) -> Result<(u64, Range<u64>)> {
+    let place = place(number.buffer.get()?);
+    let at = place.start + (number.layout.offset * number.dtype.size()) as u64;
+    Ok((at, place))
+}
+
 impl CublasLt {
     /// What is needed for a problem, kept from the first time on.
     fn known(
         &self,
         problem: &Problem,
         addresses: [u64; 3],
-        bias: Option<u64>,
+        beside: Beside,
     ) -> Result<Option<Arc<Ready>>> {
         let table = || self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = table().get(problem) {
@@ -231,7 +276,7 @@ impl CublasLt {
         let made = self.library.ready(problem, choice.unwrap_or(0), most);
         let mut made = made.map_err(failed)?;
         if let (Some(ready), true) = (&mut made, measures) {
-            self.tune(ready, addresses, bias)?;
+            self.tune(ready, addresses, beside)?;
         }
         let made = made.map(Arc::new);
         let mut table = table();
@@ -243,12 +288,12 @@ impl CublasLt {
     }
 
     /// Times all algorithms for a problem with its operands, and keeps the fastest.
-    fn tune(&self, ready: &mut Ready, addresses: [u64; 3], bias: Option<u64>) -> Result<()> {
+    fn tune(&self, ready: &mut Ready, addresses: [u64; 3], beside: Beside) -> Result<()> {
         let library = &self.library;
         let times = self.engine.on_stream(|stream| {
             let time = |algorithm| {
                 timed(stream, || {
-                    library.multiply_by(ready, algorithm, addresses, bias, stream)
+                    library.multiply_by(ready, algorithm, addresses, beside, stream)
                 })
             };
             Ok(ready.choices.iter().map(time).collect::<Vec<_>>())
@@ -266,9 +311,17 @@ impl CublasLt {
     /// The product, or `None` where the library has no way to compute it.
     fn product(&self, call: &MatmulCall) -> Result<Option<Buffer>> {
         let dtype = call.a.dtype;
-        if !has_product(dtype, call.dtype) {
+        let known = match &call.scales {
+            Some(_) => has_scaled_product([dtype, call.b.dtype], call.dtype),
+            None => has_product(dtype, call.dtype),
+        };
+        if !known {
             return Ok(None);
         }
+        let scales = match &call.scales {
+            Some(scales) => Some([place_of_number(&scales[0])?, place_of_number(&scales[1])?]),
+            None => None,
+        };
         let bias = match &call.bias {
             Some(bias) => match place_of_bias(bias)? {
                 Some(place) => Some(place),
@@ -292,20 +345,38 @@ impl CublasLt {
             return Ok(None);
         };
         problem.biased = bias.is_some();
-        let bias_at = bias.as_ref().map(|(at, _)| *at);
-        let Some(ready) = self.known(&problem, addresses, bias_at)? else {
+        problem.right = call.b.dtype;
+        let beside = Beside {
+            scales: scales.as_ref().map(|[left, right]| [left.0, right.0]),
+            bias: bias.as_ref().map(|(at, _)| *at),
+        };
+        let Some(ready) = self.known(&problem, addresses, beside)? else {
             return Ok(None);
         };
         let library = self.library.clone();
         let [a, b, to] = addresses;
         self.engine.product(replay::Library {
-            identity: [Arc::as_ptr(&ready) as u64, a, b, to, bias_at.unwrap_or(0)],
+            identity: [
+                Arc::as_ptr(&ready) as u64,
+                a,
+                b,
+                to,
+                beside.bias.unwrap_or(0),
+                beside.scales.map_or(0, |scales| scales[0]),
+                beside.scales.map_or(0, |scales| scales[1]),
+            ],
             reads: [a_at, b_at]
                 .into_iter()
-                .chain(bias.map(|(_, place)| place))
+                .chain(
+                    scales
+                        .into_iter()
+                        .flatten()
+                        .chain(bias)
+                        .map(|(_, place)| place),
+                )
                 .collect(),
             writes: out_at,
-            work: Box::new(move |stream| library.multiply(&ready, addresses, bias_at, stream)),
+            work: Box::new(move |stream| library.multiply(&ready, addresses, beside, stream)),
         });
         Ok(Some(out.buffer()))
     }
@@ -375,7 +446,7 @@ impl CublasLt {
                     })?;
                 }
                 (products.iter()).try_for_each(|(ready, addresses)| {
-                    library.multiply(ready, *addresses, None, stream)
+                    library.multiply(ready, *addresses, Beside::default(), stream)
                 })
             });
         Ok(Some(out.buffer()))
@@ -417,37 +488,40 @@ pub(crate) fn with_products(
         table: Mutex::default(),
         tuned: Tuned::of_environment(&context.name().unwrap_or_default())?,
     };
-    let biased = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(call) if has_bias(call));
+    let has: fn(&Kernel) -> bool = match context.compute_capability() {
+        Ok(capability) if capability >= (8, 9) => {
+            |kernel| matches!(kernel, Kernel::Matmul(call) if has_fused_or_scaled(call))
+        }
+        _ => |kernel| matches!(kernel, Kernel::Matmul(call) if has_fused(call)),
+    };
     let takes = |kernel: &Kernel| {
         matches!(
             kernel,
             Kernel::Matmul(_) | Kernel::Grouped(_) | Kernel::Conv(_)
         )
     };
-    Ok(
-        device.decorated_for(takes, biased, move |portable, kernel| {
-            let product = match &kernel {
-                Kernel::Matmul(call) => products.product(call)?,
-                Kernel::Grouped(call) => products.grouped(call)?,
-                Kernel::Conv(call) => match call.as_product() {
-                    Some(call) => products.product(&call)?,
-                    None => None,
-                },
-                _ => None,
-            };
-            match (product, kernel) {
-                (Some(out), _) => Ok([out].into()),
-                (None, Kernel::Matmul(call)) if call.bias.is_some() => {
-                    call.by_two_launches(|kernel| match &kernel {
-                        Kernel::Matmul(call) => match products.product(call)? {
-                            Some(out) => Ok([out].into()),
-                            None => portable.launch(kernel),
-                        },
-                        _ => portable.launch(kernel),
-                    })
-                }
-                (None, kernel) => portable.launch(kernel),
+    Ok(device.decorated_for(takes, has, move |portable, kernel| {
+        let product = match &kernel {
+            Kernel::Matmul(call) => products.product(call)?,
+            Kernel::Grouped(call) => products.grouped(call)?,
+            Kernel::Conv(call) => match call.as_product() {
+                Some(call) => products.product(&call)?,
+                None => None,
+            },
+            _ => None,
+        };
+        match (product, kernel) {
+            (Some(out), _) => Ok([out].into()),
+            (None, Kernel::Matmul(call)) if call.is_fused() => {
+                call.by_steps(|kernel| match &kernel {
+                    Kernel::Matmul(call) => match products.product(call)? {
+                        Some(out) => Ok([out].into()),
+                        None => portable.launch(kernel),
+                    },
+                    _ => portable.launch(kernel),
+                })
             }
-        }),
-    )
+            (None, kernel) => portable.launch(kernel),
+        }
+    }))
 }

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 torch.backends.cuda.matmul.allow_tf32 = False
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f8e4m3": torch.float8_e4m3fn}
 # `cuda` or `cpu`: where the peer runs.
 WHERE = "cuda"
 
@@ -136,6 +136,13 @@ def forward_backward(op, dtype, sizes):
     return lambda: torch.autograd.grad(F.layer_norm(x, (width,), w, b), (x, w, b), grad), "eager"
 
 
+def scaled(dtype, n):
+    """A product of 8-bit floats with a scale for each factor, with precise sums, stored as bf16."""
+    a, b = (random(n, n).to(dtype) for _ in range(2))
+    one = torch.ones((), device=WHERE)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+
 def peer(name):
     """The same op in PyTorch and how it runs there; None where there is no peer."""
     *op, dtype, last = name.split()
@@ -160,6 +167,8 @@ def peer(name):
     if op == "matmul":
         a, b = (random(sizes[0], sizes[0], dtype=dtype) for _ in range(2))
         return (lambda: a @ b), "eager"
+    if op == "matmul_scaled":
+        return scaled(dtype, sizes[0]), "eager"
     x, y = (random(*sizes, dtype=dtype) for _ in range(2))
     n = sizes[-1]
     w, b = (random(n, dtype=dtype) for _ in range(2))

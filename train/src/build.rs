@@ -214,6 +214,14 @@ impl Build {
         self.policy
     }
 
+    /// The same for layers that [8-bit products](Policy::f8_products) are too coarse for, such as a
+    /// head.
+    pub fn without_f8(&self) -> Self {
+        let mut build = self.clone();
+        build.policy.f8_products = false;
+        build
+    }
+
     /// The seed.
     pub fn seed(&self) -> u64 {
         self.seed

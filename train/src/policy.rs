@@ -18,6 +18,10 @@ pub struct Policy {
     pub reduce: DType,
     /// Of logits and losses.
     pub output: DType,
+    /// Whether [linear layers](crate::nn::Linear) round what they multiply to floats of 8 bits, with a
+    /// scale for each tensor: see [`linear_f8`](crate::nn::linear_f8). Heads, routers and experts do
+    /// not.
+    pub f8_products: bool,
 }
 
 impl Policy {
@@ -28,6 +32,7 @@ impl Policy {
             compute: dtype,
             reduce: dtype,
             output: dtype,
+            f8_products: false,
         }
     }
 
@@ -52,16 +57,25 @@ impl Policy {
         }
     }
 
-    /// By name: `f32`, `f64`, `bf16`, `f16`.
+    /// [`bf16`](Self::bf16), but linear layers multiply floats of 8 bits.
+    pub fn f8() -> Self {
+        Self {
+            f8_products: true,
+            ..Self::bf16()
+        }
+    }
+
+    /// By name: `f32`, `f64`, `bf16`, `f16`, `f8`.
     pub fn named(name: &str) -> Result<Self> {
         match name {
             "f32" => Ok(Self::f32()),
             "f64" => Ok(Self::all(DType::F64)),
             "bf16" => Ok(Self::bf16()),
             "f16" => Ok(Self::f16()),
+            "f8" => Ok(Self::f8()),
             _ => Err(Error::config(
                 "policy",
-                format!("'{name}' is none of f32, f64, bf16, f16"),
+                format!("'{name}' is none of f32, f64, bf16, f16, f8"),
             )),
         }
     }

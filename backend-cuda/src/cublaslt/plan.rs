@@ -32,8 +32,10 @@ pub(super) struct Matrix {
 /// Everything the choice of an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Problem {
-    /// Of both factors.
+    /// Of the left factor.
     pub(super) dtype: DType,
+    /// Of the right factor: the same, but for 8-bit floats.
+    pub(super) right: DType,
     /// Of the result.
     pub(super) stored: DType,
     pub(super) m: u64,
@@ -56,9 +58,20 @@ pub(super) fn has_product(factors: DType, stored: DType) -> bool {
     }
 }
 
-/// The library's name of a dtype that [`has_product`] knows.
+/// Whether it multiplies factors of 8-bit floats, with a scale for each, and stores a dtype. Its
+/// kernels have no two factors of `f8e5m2`.
+pub(super) fn has_scaled_product(factors: [DType; 2], stored: DType) -> bool {
+    let small = |dtype| matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
+    factors.into_iter().all(small)
+        && factors.contains(&DType::F8E4M3)
+        && matches!(stored, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// The library's name of a dtype that [`has_product`] or [`has_scaled_product`] knows.
 pub(super) fn element(dtype: DType) -> Type {
     match dtype {
+        DType::F8E4M3 => Type::CUDA_R_8F_E4M3,
+        DType::F8E5M2 => Type::CUDA_R_8F_E5M2,
         DType::F64 => Type::CUDA_R_64F,
         DType::F16 => Type::CUDA_R_16F,
         DType::BF16 => Type::CUDA_R_16BF,
@@ -113,7 +126,7 @@ impl ProductPlan {
         };
         let matmul = lt::create_matmul_desc(compute, scale).map_err(text)?;
         let layouts = [
-            stored(n, k, &problem.b, problem.dtype).map_err(text)?,
+            stored(n, k, &problem.b, problem.right).map_err(text)?,
             stored(k, m, &problem.a, problem.dtype).map_err(text)?,
             stored(n, m, &out, problem.stored).map_err(text)?,
         ];
@@ -293,6 +306,7 @@ pub(super) fn problem(
     let batch: usize = a.shape.dims()[..rank - 2].iter().product();
     let problem = Problem {
         dtype,
+        right: dtype,
         stored,
         m: a.shape[rank - 2] as u64,
         n: b.shape[right - 1] as u64,

@@ -43,9 +43,12 @@ fn matrix(matrix: &Matrix) -> String {
 /// A problem in words.
 fn text(problem: &Problem) -> String {
     let Problem { m, n, k, batch, .. } = problem;
+    let factors = match problem.dtype == problem.right {
+        true => problem.dtype.to_string(),
+        false => format!("{} {}", problem.dtype, problem.right),
+    };
     format!(
-        "{} {} {m}x{n}x{k} batch {batch} a {} b {} out {}{}",
-        problem.dtype,
+        "{factors} {} {m}x{n}x{k} batch {batch} a {} b {} out {}{}",
         problem.stored,
         matrix(&problem.a),
         matrix(&problem.b),
@@ -182,6 +185,7 @@ mod tests {
         };
         Problem {
             dtype: DType::BF16,
+            right: DType::BF16,
             stored: DType::F32,
             m,
             n: 768,

@@ -25,6 +25,13 @@ impl Bench<'_> {
                     self.matmul(4096, dtype)?;
                 }
                 self.matmul(8192, DType::BF16)?;
+                for n in [4096, 8192] {
+                    self.matmul_scaled(n, DType::F8E4M3)?;
+                }
+                // So small that what counts is the host.
+                for dtype in [DType::F32, DType::BF16, DType::I32] {
+                    self.matmul(128, dtype)?;
+                }
                 for sizes in [[16, 12, 12, 1024, 64], [8, 16, 16, 2048, 64]] {
                     self.attention(sizes, DType::BF16)?;
                 }
@@ -60,6 +67,7 @@ impl Bench<'_> {
             }
             Sizes::Tiny => {
                 self.matmul(16, DType::F32)?;
+                self.matmul_scaled(16, DType::F8E4M3)?;
                 self.flat(64, "64")?;
                 self.maps(16, DType::F32)?;
                 self.attention([1, 4, 2, 16, 32], DType::BF16)?;
@@ -146,12 +154,32 @@ impl Bench<'_> {
         if !self.wants(&[&name]) {
             return Ok(());
         }
+        // Of whole numbers those that are left of the normal ones.
+        let factor = match dtype.is_float() {
+            true => dtype,
+            false => DType::F32,
+        };
         let (a, b) = (
-            self.normal(&[n, n], dtype, 0)?,
-            self.normal(&[n, n], dtype, 1)?,
+            self.normal(&[n, n], factor, 0)?.cast(dtype)?,
+            self.normal(&[n, n], factor, 1)?.cast(dtype)?,
         );
         let flops = 2.0 * (n as f64).powi(3);
         self.row(&name, 0, flops, || Ok(a.matmul(&b).map(nothing)?))
+    }
+
+    /// A product of 8-bit floats with scales, stored as bf16: a weight is given as layers have it.
+    fn matmul_scaled(&mut self, n: usize, dtype: DType) -> Result<()> {
+        let name = format!("matmul_scaled {dtype} {n}");
+        if !self.wants(&[&name]) {
+            return Ok(());
+        }
+        let (a, a_scale) = self.normal(&[n, n], DType::F32, 0)?.quantize_f8(dtype)?;
+        let (b, b_scale) = self.normal(&[n, n], DType::F32, 1)?.quantize_f8(dtype)?;
+        let (b, flops) = (b.t()?, 2.0 * (n as f64).powi(3));
+        self.row(&name, 0, flops, || {
+            let out = a.matmul_scaled(&b, &a_scale, &b_scale, DType::BF16);
+            Ok(out.map(nothing)?)
+        })
     }
 
     /// Products of groups of rows, as experts have them: forward, and the gradients of rows and of

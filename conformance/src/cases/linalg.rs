@@ -352,6 +352,20 @@ fn scaled(cases: &mut Cases) {
                 });
             }
         }
+        for (left, right) in layouts {
+            let detail = format!("{a} {left:?} x {b} {right:?}");
+            cases.add("outer_scaled", DType::F32, detail, move |d| {
+                let scale = |value: f32| Tensor::new(value, d);
+                let x = data(d, a, &[4, 36, 48], left, 45)?;
+                let y = data(d, b, &[4, 36, 32], right, 46)?;
+                Ok(vec![x.outer_scaled(
+                    &y,
+                    &scale(0.37)?,
+                    &scale(5.0)?,
+                    DType::F32,
+                )?])
+            });
+        }
         // Few bits each, so that every way of adding them up gives the same.
         cases.add(
             op,

@@ -178,7 +178,7 @@ const TABLE: &[Row] = &[
         reason: "sums of K products in any order: rounding errors grow with the root of K, and cancellation leaves them in small results, also in the largest one",
     },
     Row {
-        ops: &["matmul_scaled"],
+        ops: &["matmul_scaled", "outer_scaled"],
         f32: Tolerance {
             ulps: 4.0,
             scale: 4096.0,

@@ -53,6 +53,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         scaled,
     ),
     entry(
+        "outer_scaled",
+        "x, y, x_scale, y_scale",
+        &[required(
+            "dtype",
+            AttrKind::DType,
+            "the dtype of the result",
+        )],
+        |c| {
+            let dtype = c.attrs.dtype("dtype")?;
+            one(c.x(0)?.outer_scaled(c.x(1)?, c.x(2)?, c.x(3)?, dtype))
+        },
+        scaled,
+    ),
+    entry(
         "quantize_f8",
         "x",
         &[required(
@@ -215,7 +229,7 @@ fn matmuls(op: &'static str) -> Vec<Sample> {
 
 /// 8-bit floats of one kind and of two, with a size that tensor cores take and sizes that they do
 /// not; the products are whole numbers times a power of two.
-fn scaled(_: &'static str) -> Vec<Sample> {
+fn scaled(op: &'static str) -> Vec<Sample> {
     let call = |[x, y]: [&[usize]; 2], [a, b]: [DType; 2], dtype: &str| {
         let codes = |dtype, shape| Input::new(dtype, shape, Fill::Int { lo: -3, hi: 3 });
         let scale = |list| Input::new(DType::F32, &[], Fill::Pick(list));
@@ -225,6 +239,13 @@ fn scaled(_: &'static str) -> Vec<Sample> {
         )
     };
     let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    if op == "outer_scaled" {
+        return vec![
+            call([&[16, 16], &[16, 32]], [e5m2, e4m3], "bf16"),
+            call([&[5, 7], &[5, 3]], [e4m3, e4m3], "f32"),
+            call([&[2, 4, 3], &[2, 4, 5]], [e5m2, e5m2], "f16"),
+        ];
+    }
     vec![
         call([&[8, 16], &[16, 16]], [e4m3, e4m3], "bf16"),
         call([&[5, 7], &[7, 3]], [e5m2, e4m3], "f32"),

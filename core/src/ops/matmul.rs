@@ -31,7 +31,7 @@ pub use baddbmm::Baddbmm;
 
 use baddbmm::BADDBMM;
 use gradient::{bias_gradient, einsum_as, factor_gradient, linear_pull, product_as, product_pull};
-use scaled::SCALED;
+use scaled::{OUTER_SCALED, SCALED};
 use smallvec::{SmallVec, smallvec};
 
 const PRODUCT: &str = "...mk, ...kn -> ...mn ; reduce k sum ; linear 0 ; linear 1";
@@ -48,6 +48,7 @@ pub const OPS: &[OpInfo] = &[
     OpInfo::composed("linear_each", &["linear", "cast"]),
     BADDBMM,
     SCALED,
+    OUTER_SCALED,
 ];
 
 /// Two matrices; a vector and a matrix; a matrix and a vector; two vectors.

@@ -120,7 +120,7 @@ pub struct MeshConfig {
     pub sequence_parallel: bool,
     /// Whether layers are computed again for the backward pass instead of kept.
     pub recompute: bool,
-    /// `f32`, `bf16`, `f16` or `f64`: what is computed in.
+    /// `f32`, `bf16`, `f16`, `f64`, or `f8` (bf16 with products of 8 bits): what is computed in.
     pub dtype: String,
 }
 

@@ -325,7 +325,12 @@ impl Gpt2 {
         let norm = below.at("ln_f").on(last);
         let head = || {
             let sizes = [c.n_embd, c.vocab_size];
-            Linear::new(&b.at("lm_head").on(last), sizes, "[@tp?, _]", init)
+            Linear::new(
+                &b.at("lm_head").on(last).without_f8(),
+                sizes,
+                "[@tp?, _]",
+                init,
+            )
         };
         Ok(Self {
             wte: rows("wte", c.vocab_size, "[@tp?, _]")?,

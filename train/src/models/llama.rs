@@ -492,7 +492,12 @@ impl<M: FeedForward> Llama<M> {
         let frequencies = frequencies(c.heads()?.size, c.rope_theta, c.rope_scaling.as_ref())?;
         let head = || {
             let sizes = [c.hidden_size, c.vocab_size];
-            Linear::new(&b.at("lm_head").on(last), sizes, "[@tp?, _]", init)
+            Linear::new(
+                &b.at("lm_head").on(last).without_f8(),
+                sizes,
+                "[@tp?, _]",
+                init,
+            )
         };
         let rows = below.at("embed_tokens").on(first);
         Ok(Self {

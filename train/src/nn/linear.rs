@@ -1,9 +1,11 @@
 //! Linear layers.
 
+use super::linear_f8;
 use crate::{Build, Init, Module, Param, Result};
 use anymesh_core::{Sharding, Tensor};
 
-/// `x W^T + b` with a weight `[out, in]`.
+/// `x W^T + b` with a weight `[out, in]`; by [`linear_f8`] where the [policy](crate::Policy) of the
+/// weight says so.
 #[derive(Clone, Debug, Module)]
 pub struct Linear {
     /// `[out, in]`.
@@ -37,9 +39,7 @@ impl Linear {
     /// The layer's output.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let bias = self.bias.as_ref().map(Param::get).transpose()?;
-        let y = x.linear(&self.weight.get()?, bias.as_ref())?;
-        self.adapted(x, y)
+        Ok(Self::forward_each(x, &[self])?.remove(0))
     }
 
     /// The outputs of several layers for one input, which is brought once to where it costs least
@@ -53,8 +53,14 @@ impl Linear {
         }
         let refs: Vec<(&Tensor, Option<&Tensor>)> =
             weights.iter().map(|(w, b)| (w, b.as_ref())).collect();
+        let f8 = |layer: &&Linear| layer.weight.policy().f8_products;
+        let products = match refs[..] {
+            _ if layers.iter().any(f8) => linear_f8(x, &refs)?,
+            [(weight, bias)] => vec![x.linear(weight, bias)?],
+            _ => x.linear_each(&refs)?,
+        };
         let mut out = Vec::with_capacity(layers.len());
-        for (layer, y) in layers.iter().zip(x.linear_each(&refs)?) {
+        for (layer, y) in layers.iter().zip(products) {
             out.push(layer.adapted(x, y)?);
         }
         Ok(out)

@@ -4,7 +4,7 @@ use super::{Ready, check_inner, local_product, product};
 use crate::{
     DType, Error, Layout, Result, Shape, Tensor,
     backend::Kernel,
-    grad::{Back, record1},
+    grad::{Back, Pulled, record1},
     launch::launch_as,
     ops::{
         OpInfo,
@@ -21,6 +21,72 @@ pub(super) const SCALED: OpInfo = op(
     "...mk, ...kn, , -> ...mn ; reduce k sum ; linear 0 ; linear 1",
 )
 .runs(&["cast"]);
+
+pub(super) const OUTER_SCALED: OpInfo = op(
+    "outer_scaled",
+    "...n, ...k, , -> nk ; reduce ... sum ; linear 0 ; linear 1",
+)
+.runs(&["cast"]);
+
+/// Refuses factors that are no matrices of floats, and scales that are not one number each.
+fn check_scaled(
+    op: &'static str,
+    [a, b, a_scale, b_scale]: [&Tensor; 4],
+    dtype: DType,
+) -> Result<()> {
+    plain(op, &[a, b, a_scale, b_scale])?;
+    check_float(op, &[a, b, a_scale, b_scale])?;
+    if !dtype.is_float() {
+        return Err(Error::DType {
+            op,
+            dtype,
+            expected: "a float to store",
+        });
+    }
+    if a.rank() < 2 || b.rank() < 2 {
+        return Err(Error::shape(
+            op,
+            [a, b],
+            format!(
+                "{} and {}: matrices have two dimensions",
+                a.type_string(),
+                b.type_string()
+            ),
+        ));
+    }
+    match [a_scale, b_scale].into_iter().find(|s| s.rank() != 0) {
+        Some(scale) => Err(Error::shape(
+            op,
+            [scale],
+            format!(
+                "a scale is one number without dimensions, got {}",
+                scale.type_string()
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The gradients of a product of two factors and their scales. `sides` gives those of the factors
+/// from that of the result, were nothing scaled.
+#[track_caller]
+fn scaled_pull(
+    back: &Back<'_>,
+    kept: &[Tensor; 4],
+    sides: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<[Tensor; 2]>,
+) -> Result<Pulled> {
+    let wide = compute_type(kept);
+    let factors = [kept[0].cast(wide)?, kept[1].cast(wide)?];
+    let sides = sides(&back.grad()?.cast(wide)?, &factors[0], &factors[1])?;
+    let mut pulled: Pulled = smallvec![None; 4];
+    for (i, (side, factor)) in sides.iter().zip(&factors).enumerate() {
+        let (own, other) = (&kept[2 + i], &kept[3 - i]);
+        let side = side.mul(other)?;
+        pulled[i] = back.wanted(i, || side.mul(own)?.cast(kept[i].dtype()))?;
+        pulled[2 + i] = back.wanted(2 + i, || side.mul(factor)?.sum_all()?.cast(own.dtype()))?;
+    }
+    Ok(pulled)
+}
 
 /// Whether a dtype is a float of 8 bits.
 fn is_f8(tensor: &Tensor) -> bool {
@@ -62,65 +128,78 @@ impl Tensor {
     ) -> Result<Tensor> {
         let op = "matmul_scaled";
         let operands = [self, other, scale, other_scale];
-        plain(op, &operands)?;
-        check_float(op, &operands)?;
-        if !dtype.is_float() {
-            return Err(Error::DType {
-                op,
-                dtype,
-                expected: "a float to store",
-            });
-        }
-        if self.rank() < 2 || other.rank() < 2 {
-            return Err(Error::shape(
-                op,
-                [self, other],
-                format!(
-                    "{} and {}: matrices have two dimensions",
-                    self.type_string(),
-                    other.type_string()
-                ),
-            ));
-        }
+        check_scaled(op, operands, dtype)?;
         check_inner(op, self, other, self.rank() - 1, other.rank() - 2)?;
-        if let Some(scale) = [scale, other_scale].into_iter().find(|s| s.rank() != 0) {
-            return Err(Error::shape(
-                op,
-                [scale],
-                format!(
-                    "a scale is one number without dimensions, got {}",
-                    scale.type_string()
-                ),
-            ));
-        }
         crate::observe::tell(|| serde_json::json!({ "dtype": dtype.name() }));
         let forward = || self.multiplied_and_scaled(other, [scale, other_scale], dtype);
         record1(op, &operands, forward, |_| {
             let kept = operands.map(|t| t.kept());
             Ok(move |back: &Back<'_>| {
-                let wide = compute_type(&kept);
-                let gradient = back.grad()?.cast(wide)?;
-                let [a, b] = [kept[0].cast(wide)?, kept[1].cast(wide)?];
-                // The gradients of the operands, were they not scaled by their own scale.
-                let needs = |i: usize| back.needs(i) || back.needs(i + 2);
-                let left = needs(0).then(|| {
-                    let all = product(op, &gradient, &b.t()?, wide)?;
-                    sum_to(op, &all, a.shape())?.mul(&kept[3])
-                });
-                let right = needs(1).then(|| {
-                    let all = product(op, &a.t()?, &gradient, wide)?;
-                    sum_to(op, &all, b.shape())?.mul(&kept[2])
-                });
-                let sides = [left.transpose()?, right.transpose()?];
-                let mut pulled = smallvec![None; 4];
-                for (i, (side, factor)) in sides.iter().zip([&a, &b]).enumerate() {
-                    let Some(side) = side else { continue };
-                    pulled[i] = back.wanted(i, || side.mul(&kept[i + 2])?.cast(kept[i].dtype()))?;
-                    pulled[i + 2] = back.wanted(i + 2, || {
-                        side.mul(factor)?.sum_all()?.cast(kept[i + 2].dtype())
-                    })?;
-                }
-                Ok(pulled)
+                scaled_pull(back, &kept, |g, a, b| {
+                    let wide = g.dtype();
+                    Ok([
+                        sum_to(op, &product(op, g, &b.t()?, wide)?, a.shape())?,
+                        sum_to(op, &product(op, &a.t()?, g, wide)?, b.shape())?,
+                    ])
+                })
+            })
+        })
+    }
+
+    /// The sum over all rows of the outer products of two tensors of rows, `[..., n]` and
+    /// `[..., k]`, each times its scale: `[n, k]`, stored as `dtype`. What
+    /// [`matmul_scaled`](Tensor::matmul_scaled) is to a product, this is to the gradient of its right
+    /// factor, and the same holds for it.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let x = Tensor::from_slice(&[1f32, -2.0, 3.0, 0.5], [2, 2], &device)?.cast(DType::F8E5M2)?;
+    /// let two = Tensor::new(2f32, &device)?;
+    /// let sums = x.outer_scaled(&x, &two, &two, DType::F32)?;
+    /// assert_eq!(sums.to_vec::<f32>()?, [40.0, -2.0, -2.0, 17.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn outer_scaled(
+        &self,
+        other: &Tensor,
+        scale: &Tensor,
+        other_scale: &Tensor,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let op = "outer_scaled";
+        let operands = [self, other, scale, other_scale];
+        check_scaled(op, operands, dtype)?;
+        let rows = self.rank() - 1;
+        if self.dims()[..rows] != other.dims()[..other.rank() - 1] {
+            return Err(Error::shape(
+                op,
+                [self, other],
+                format!(
+                    "{} and {} have different rows",
+                    self.type_string(),
+                    other.type_string()
+                ),
+            ));
+        }
+        crate::observe::tell(|| serde_json::json!({ "dtype": dtype.name() }));
+        let forward = || {
+            if !self.is_plain() {
+                return Call::of(&OUTER_SCALED, &operands)
+                    .run1(|l| l[0].outer_scaled(&l[1], &l[2], &l[3], dtype));
+            }
+            let rows = self.dims()[..rows].iter().product();
+            let [left, right] = [self, other].map(|t| t.reshape([rows, t.dims()[t.rank() - 1]]));
+            (left?.t()?).multiplied_and_scaled(&right?, [scale, other_scale], dtype)
+        };
+        record1(op, &operands, forward, |_| {
+            let kept = operands.map(|t| t.kept());
+            Ok(move |back: &Back<'_>| {
+                scaled_pull(back, &kept, |g, a, b| {
+                    let wide = g.dtype();
+                    Ok([product(op, b, &g.t()?, wide)?, product(op, a, g, wide)?])
+                })
             })
         })
     }
