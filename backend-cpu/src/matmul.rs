@@ -237,12 +237,12 @@ impl Problem {
 /// Products with fewer multiplications than this are not worth a second thread.
 pub(crate) const SMALL: usize = 1 << 17;
 
-/// Whether there are no scales, and a bias, if there is one, is held as the operands are.
+/// Whether there are no scales, nothing to add to, and a bias, if there is one, is held as the operands are.
 pub(crate) fn fits(call: &MatmulCall) -> bool {
     let held = call.a.dtype.kind();
     let floats = matches!(held, Kind::F32 | Kind::F64);
     let bias = (call.bias.as_ref()).is_none_or(|bias| floats && bias.dtype.kind() == held);
-    bias && call.scales.is_none()
+    bias && call.scales.is_none() && call.addend.is_none()
 }
 
 fn float<T: Float>(call: &MatmulCall) -> Result<Buffer> {
@@ -375,6 +375,7 @@ mod tests {
                                 b: b.clone(),
                                 scales: None,
                                 bias: None,
+                                addend: None,
                                 dtype: out,
                             })
                             .expect("runs"),
@@ -429,6 +430,7 @@ mod tests {
                             b: b.clone(),
                             scales: None,
                             bias,
+                            addend: None,
                             dtype,
                         };
                         assert!(fits(&call));
@@ -464,6 +466,7 @@ mod tests {
             b,
             scales: None,
             bias: None,
+            addend: None,
             dtype: DType::F32,
         };
         let threads = |n: usize| {

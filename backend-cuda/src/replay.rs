@@ -34,7 +34,7 @@ pub(crate) enum Held {
 /// What a library does on the stream, the same every time.
 pub(crate) struct Library {
     /// What tells it apart from others: its problem and its addresses.
-    pub(crate) identity: [u64; 7],
+    pub(crate) identity: [u64; 8],
     pub(crate) reads: SmallVec<[Range<u64>; 3]>,
     pub(crate) writes: Range<u64>,
     #[allow(clippy::type_complexity)]
@@ -180,7 +180,7 @@ impl Graphs {
 mod tests {
     use super::*;
 
-    fn product(identity: [u64; 7]) -> Held {
+    fn product(identity: [u64; 8]) -> Held {
         Held::Library(Arc::new(Library {
             identity,
             reads: SmallVec::new(),
@@ -191,7 +191,7 @@ mod tests {
 
     fn list(first: u64, len: usize) -> Vec<Held> {
         (0..len as u64)
-            .map(|k| product([first, k, 0, 0, 0, 0, 0]))
+            .map(|k| product([first, k, 0, 0, 0, 0, 0, 0]))
             .collect()
     }
 

@@ -114,6 +114,11 @@ impl Runner {
             if let Kernel::RowProgram(call) = &mut kernel {
                 call.over &= is_last_reader(nodes, number, &call.inputs[0].buffer);
             }
+            if let Kernel::Matmul(call) = &mut kernel
+                && let Some(addend) = &mut call.addend
+            {
+                addend.over &= is_last_reader(nodes, number, &addend.view.buffer);
+            }
             for view in kernel.operands_mut() {
                 view.buffer = self.ready(&view.buffer)?;
             }

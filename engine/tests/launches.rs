@@ -3,7 +3,9 @@
 use anymesh_engine::{Options, deferred_with};
 use anymesh_kernel::{
     DType, Device, Error, Kernel, Layout, Result, Scalar, Shape, View,
-    backend::{MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp, RowBuilder, RowProgramCall},
+    backend::{
+        Addend, MapCall, MapInput, MatmulCall, ReduceCall, ReduceOp, RowBuilder, RowProgramCall,
+    },
     map::{Builder, Val},
 };
 use smallvec::smallvec;
@@ -180,6 +182,7 @@ fn a_value_that_others_wait_for_does_not_make_a_circle() {
         b: x.clone(),
         scales: None,
         bias: None,
+        addend: None,
         dtype: DType::F32,
     };
     let p = device.launch(product).expect("launches").swap_remove(0);
@@ -194,6 +197,7 @@ fn a_value_that_others_wait_for_does_not_make_a_circle() {
         b: x.clone(),
         scales: None,
         bias: None,
+        addend: None,
         dtype: DType::F32,
     };
     let p = alone.launch(product).expect("launches").swap_remove(0);
@@ -268,6 +272,7 @@ fn what_fails_below_is_an_error_of_its_results_and_the_rest_goes_on() {
         b: x.clone(),
         scales: None,
         bias: None,
+        addend: None,
         dtype: DType::F32,
     };
     let p = device.launch(product).expect("launches").swap_remove(0);
@@ -435,4 +440,47 @@ fn memory_is_given_up_only_where_no_launch_that_waits_reads_it() {
     let third = less(&x, true);
     assert_eq!(read(&device, &third).expect("runs"), expected);
     assert_eq!(*seen.lock().expect("nobody panics"), [false, false, true]);
+}
+
+#[test]
+fn a_sum_gives_its_memory_up_only_where_no_launch_that_waits_reads_it() {
+    let seen = Arc::new(Mutex::new(vec![]));
+    let told = seen.clone();
+    let takes = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(_));
+    let inner =
+        anymesh_backend_cpu::device().decorated_for(takes, takes, move |backend, kernel| {
+            match kernel {
+                Kernel::Matmul(call) => {
+                    let over = call.addend.as_ref().map(|addend| addend.over);
+                    told.lock().expect("nobody panics").push(over);
+                    call.by_steps(|kernel| backend.launch(kernel))
+                }
+                kernel => backend.launch(kernel),
+            }
+        });
+    let device = deferred_with(&inner, Options::host());
+    let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let sum = floats(&device, [2, 2], &[10.0, 20.0, 30.0, 40.0]);
+    let onto = |over: bool| {
+        let call = MatmulCall {
+            op: "matmul",
+            a: x.clone(),
+            b: x.clone(),
+            scales: None,
+            bias: None,
+            addend: Some(Box::new(Addend {
+                view: sum.clone(),
+                over,
+            })),
+            dtype: DType::F32,
+        };
+        device.launch(call).expect("it waits").swap_remove(0)
+    };
+    let expected = [17.0, 30.0, 45.0, 62.0];
+    let (first, second) = (onto(true), onto(false));
+    assert_eq!(read(&device, &first).expect("runs"), expected);
+    assert_eq!(read(&device, &second).expect("runs"), expected);
+    assert_eq!(read(&device, &onto(true)).expect("runs"), expected);
+    let told = seen.lock().expect("nobody panics");
+    assert_eq!(*told, [Some(false), Some(false), Some(true)]);
 }

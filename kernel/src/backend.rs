@@ -30,7 +30,7 @@ pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
-pub use product::{ConvCall, GroupedCall, GroupedOp, MatmulCall};
+pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;
 

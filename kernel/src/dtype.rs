@@ -12,7 +12,7 @@ use half::{bf16, f16};
 /// |---|---|
 /// | elementwise, moves, softmax, norms, attention | the dtype of the operands, [promoted](Self::promote) |
 /// | sums, means, variances, vector norms | the dtype of the operand: they go back into the computation that they came from, and would widen it |
-/// | products, convolutions | what the factors promote to, which a bias does not widen; `matmul_as` stores another dtype |
+/// | products, convolutions | what the factors promote to, which a bias does not widen; `matmul_as` and `matmul_scaled` store another dtype |
 /// | losses, with every reduction, and log-sum-exps | `f32` (`f64` for `f64`) |
 /// | statistics beside a result, as of batch norm and attention | `f32` (`f64` for `f64`) |
 /// | gradients | the dtype of the tensor that they are of |

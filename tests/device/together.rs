@@ -5,6 +5,7 @@ use anymesh::{
     DType, Device, Layout, MapProgram, Mesh, Result, Tensor, View,
     backend::{Kernel, Launch, MapCall, MapInput},
     bf16,
+    grad::Gradients,
     map::Builder,
     ops::{Expr, Rng, cross_entropy::CrossEntropyOptions},
 };
@@ -34,6 +35,10 @@ pub(crate) const SUITE: Suite = &[
     (
         "logits_that_somebody_reads_later_keep_their_values",
         logits_that_somebody_reads_later_keep_their_values,
+    ),
+    (
+        "sums_that_somebody_holds_are_not_added_to",
+        sums_that_somebody_holds_are_not_added_to,
     ),
 ];
 
@@ -278,6 +283,42 @@ fn logits_that_somebody_reads_later_keep_their_values(device: &Device) {
         assert!(again == gradient, "held {held}, twice {twice}");
         assert!(before == after, "held {held}, twice {twice}");
     }
+}
+
+/// A pass may write the sum of a gradient and an earlier one over the latter, if nobody holds that. The
+/// new sum is the same where somebody does, who then still finds the old one.
+fn sums_that_somebody_holds_are_not_added_to(device: &Device) {
+    const N: usize = 512;
+    let run = |held: bool| -> Result<([Vec<f32>; 3], u64)> {
+        let [x, w] = [
+            random(&[N, N], 9, device)?.cast(DType::BF16)?,
+            random(&[N, N], 10, device)?.cast(DType::BF16)?,
+        ];
+        let w = w.require_grad()?;
+        let mut sums = Gradients::default();
+        sums.set(&w, random(&[N, N], 11, device)?)?;
+        let before = sums.of(&w)?.to_vec::<f32>()?;
+        let kept = held.then(|| sums.of(&w)).transpose()?;
+        let loss = x.linear(&w, None)?.sum_all()?;
+        device.sync()?;
+        device.reset_peak();
+        let start = device.memory().in_use;
+        let sums = loss.backward_onto(sums)?;
+        device.sync()?;
+        let most = device.memory().peak.saturating_sub(start);
+        let after = kept.map_or_else(|| Ok(before.clone()), |sum| sum.to_vec::<f32>())?;
+        Ok(([sums.of(&w)?.to_vec()?, before, after], most))
+    };
+    let ([free, ..], over) = run(false).expect("runs");
+    let ([sum, before, after], beside) = run(true).expect("runs");
+    assert!(sum == free, "the same sum");
+    assert!(before == after, "what is held stays");
+    assert!(sum != before);
+    let bytes = (4 * N * N) as u64;
+    assert!(
+        !device.name().starts_with("cuda") || over + bytes <= beside,
+        "{over} bytes, {beside} where the sum is held"
+    );
 }
 
 /// Sizes from one element to some cubes, with odd ends.

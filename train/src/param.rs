@@ -146,15 +146,20 @@ impl Param {
         Ok(gradient.map(summed).transpose()?)
     }
 
+    /// The tensor whose gradient a pass finds.
+    pub(crate) fn leaf(&self) -> &Tensor {
+        match &self.working {
+            Some(weight) if !self.value.requires_grad() => weight,
+            _ => &self.value,
+        }
+    }
+
     /// [`partial_gradient`](Self::partial_gradient) in the dtype that it has.
     pub(crate) fn gradient(&self, gradients: &Gradients) -> Result<Option<Tensor>> {
         if !self.trainable {
             return Ok(None);
         }
-        let leaf = match &self.working {
-            Some(weight) if !self.value.requires_grad() => weight,
-            _ => &self.value,
-        };
+        let leaf = self.leaf();
         // What is there is asked for first: `get` would add it up.
         let gradient = match gradients.partial(leaf) {
             Ok(gradient) => gradient,

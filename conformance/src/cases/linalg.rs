@@ -1,8 +1,8 @@
 //! Matrix products and einsum.
 
 use super::{Cases, Fill, View, input};
-use anymesh_core::ops::Baddbmm;
 use anymesh_core::{DType, Device, Result, Tensor};
+use anymesh_core::{grad::Gradients, ops::Baddbmm};
 
 const DTYPES: [DType; 8] = [
     DType::F32,
@@ -215,6 +215,7 @@ fn products(cases: &mut Cases) {
                             alpha: -1.0,
                         },
                     )?,
+                    a.bmm(&b)?.baddbmm(&a, &b, &Baddbmm::default())?,
                 ])
             },
         );
@@ -395,6 +396,41 @@ fn scaled(cases: &mut Cases) {
     }
 }
 
+/// Gradients of weights that passes add to sums: of the factors' dtype and wider, of one matrix of
+/// rows and of several.
+fn added(cases: &mut Cases) {
+    for (dtype, wide) in [
+        (DType::F32, DType::F32),
+        (DType::BF16, DType::F32),
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::BF16),
+        (DType::F64, DType::F64),
+    ] {
+        for rows in [&[40][..], &[3, 17]] {
+            let detail = format!("{dtype} {rows:?} rows, gradients added to {wide}");
+            cases.add("linear", wide, detail, move |d| {
+                let shape = |last: usize| [rows, &[last]].concat();
+                let x = data(d, dtype, &shape(48), View::Contiguous, 50)?;
+                let seed = data(d, dtype, &shape(24), View::Contiguous, 51)?;
+                let w = data(d, dtype, &[24, 48], View::Contiguous, 52)?.require_grad()?;
+                let right = data(d, dtype, &[48, 24], View::Contiguous, 53)?.require_grad()?;
+                let mut sums = Gradients::default();
+                sums.set(&w, data(d, wide, &[24, 48], View::Contiguous, 54)?)?;
+                sums.set(&right, data(d, wide, &[48, 24], View::Contiguous, 55)?)?;
+                for _ in 0..2 {
+                    let both =
+                        (x.linear(&w, None)?.mul(&seed)?).add(&x.matmul(&right)?.mul(&seed)?)?;
+                    sums = both.sum(&[], false)?.backward_onto(sums)?;
+                }
+                Ok(vec![sums.of(&w)?, sums.of(&right)?])
+            });
+            if wide.size() < 4 {
+                cases.rounds_twice();
+            }
+        }
+    }
+}
+
 fn einsums(cases: &mut Cases) {
     let equations: &[(&str, &[&[usize]])] = &[
         ("ij,jk->ik", &[&[7, 33], &[33, 9]]),
@@ -506,6 +542,7 @@ pub(super) fn cases() -> Cases {
     products(&mut cases);
     grouped(&mut cases);
     scaled(&mut cases);
+    added(&mut cases);
     einsums(&mut cases);
     cases
 }

@@ -2,7 +2,7 @@
 
 use super::{
     horizon::Horizon,
-    tape::{Back, Edge, Mode, Node, with_mode},
+    tape::{Back, Edge, LeafSums, Mode, Node, with_mode},
 };
 use crate::{
     Error, NoGradient, Result, Tensor,
@@ -30,6 +30,8 @@ pub(super) struct Pass<'a> {
     pub(super) create_graph: bool,
     /// Put off what does not lead to a target, for another pass to go on with.
     pub(super) defer: bool,
+    /// Sums of gradients of leaves so far. What is added to one is left out of it.
+    pub(super) sums: LeafSums,
 }
 
 /// Nodes that a pass has not gone by, by their numbers.
@@ -204,6 +206,7 @@ impl Pass<'_> {
                     grads: &next.grads,
                     needs: &needs,
                     last: !keep,
+                    sums: &self.sums,
                 })?;
                 if let Some(step) = step {
                     let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());

@@ -2,7 +2,7 @@
 
 use super::{
     backward::Pass,
-    tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
+    tape::{Back, Edge, LeafSums, Mode, Pulled, collect, mode, record, same_edge, with_mode},
 };
 use crate::{Error, NoGradient, Result, Tensor, observe, tensor::Outputs};
 use std::sync::Arc;
@@ -111,6 +111,7 @@ fn pull_again(
             retain: false,
             create_graph,
             defer: false,
+            sums: LeafSums::default(),
         }
         .run(seeds)?;
         let _unseen = observe::unseen();

@@ -51,6 +51,48 @@ impl Gradients {
         }
     }
 
+    pub(super) fn of_sums(sums: HashMap<(u64, usize), Tensor>) -> Self {
+        let held = |(key, sum)| (key, Held::Sum(Coming::There(sum)));
+        Self {
+            found: sums.into_iter().map(held).collect(),
+        }
+    }
+
+    /// The sums that lie on one device, and the others.
+    pub(super) fn split(self) -> (HashMap<(u64, usize), Tensor>, Self) {
+        let (mut sums, mut others) = (HashMap::new(), Self::default());
+        for (key, held) in self.found {
+            match held {
+                Held::Sum(Coming::There(sum)) if sum.is_plain() => {
+                    sums.insert(key, sum);
+                }
+                held => {
+                    others.found.insert(key, held);
+                }
+            }
+        }
+        (sums, others)
+    }
+
+    /// Puts a sum in the place of a tensor's gradient, in any float dtype: what
+    /// [`backward_onto`](Tensor::backward_onto) is to add to.
+    #[track_caller]
+    pub fn set(&mut self, x: &Tensor, sum: Tensor) -> Result<()> {
+        let op = "Gradients::set";
+        let edge = x.edge().ok_or_else(|| untracked(op, x))?;
+        if sum.shape() != x.shape() || sum.mesh() != x.mesh() || !sum.dtype().is_float() {
+            let detail = format!(
+                "{} is no gradient of {}",
+                sum.type_string(),
+                x.type_string()
+            );
+            return Err(Error::gradient(op, NoGradient::Mismatch, detail).of([x, &sum]));
+        }
+        let sum = Held::Sum(Coming::There(sum.detach()));
+        self.found.insert(edge.key(), sum);
+        Ok(())
+    }
+
     /// The gradient of a tensor, in that tensor's sharding. On a mesh this is where partial sums
     /// are reduced. One that is being reduced beside the program is waited for, and no other; what
     /// went wrong with it is returned.

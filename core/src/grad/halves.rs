@@ -4,7 +4,7 @@
 use super::{
     backward::{Open, Pass},
     gradients::{Gradients, placed, total},
-    tape::{Edge, Mode},
+    tape::{Edge, LeafSums, Mode},
 };
 use crate::{DType, Error, Mesh, NoGradient, Result, Shape, Tensor};
 
@@ -128,6 +128,7 @@ pub fn backward_inputs(
         retain: false,
         create_graph: false,
         defer: true,
+        sums: LeafSums::default(),
     };
     let found = pass.run(seeded)?;
     let zeros = found.zeros();
@@ -156,6 +157,7 @@ pub fn backward_from(outputs: &[Root], seeds: Option<&[Tensor]>) -> Result<Gradi
         retain: false,
         create_graph: false,
         defer: false,
+        sums: LeafSums::default(),
     };
     Ok(Gradients::new(pass.run(all_seeded(outputs, seeds)?)?))
 }
@@ -186,6 +188,7 @@ impl Remaining {
             retain: false,
             create_graph: false,
             defer: false,
+            sums: LeafSums::default(),
         };
         let mut found = pass.go_on(self.open)?;
         found.flat.extend(self.flat);

@@ -49,11 +49,14 @@ pub use parts::on_parts;
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 
-use crate::{Error, NoGradient, Result, Tensor};
+use crate::{
+    Error, NoGradient, Result, Tensor,
+    promotion::{self, Promotion},
+};
 use backward::Pass;
 use gradients::{placed, total};
 use std::cell::LazyCell;
-use tape::{Mode, with_mode};
+use tape::{LeafSums, Mode, with_mode};
 
 /// What [`grad()`] does beside computing gradients.
 #[derive(Clone, Debug, Default)]
@@ -124,6 +127,7 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
         retain: options.retain_graph,
         create_graph: options.create_graph,
         defer: false,
+        sums: LeafSums::default(),
     };
     let found = pass.run(seeds)?;
     let roots = outputs
@@ -307,6 +311,44 @@ impl Tensor {
         pass_from(self, Some(gradient), false)
     }
 
+    /// [`backward`](Self::backward) that adds what it finds to gradients that were found before, such
+    /// as those of the last micro-batch; they keep their dtype, which may be wider than that of their
+    /// tensors. Where a device can, the product that computes the gradient of a matrix adds it to
+    /// the sum so far, in its memory if nobody else has that.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor, grad::Gradients};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let w = Tensor::from_slice(&[1f32, -2.0], [1, 2], &device)?.cast(DType::BF16)?.require_grad()?;
+    /// let mut sums = Gradients::default();
+    /// sums.set(&w, w.detach().cast(DType::F32)?.zeros_like()?)?;
+    /// for scale in [1.0, 256.0, 1.0] {
+    ///     let x = Tensor::full([3, 2], scale, DType::BF16, &device)?;
+    ///     sums = x.linear(&w, None)?.sum(&[], false)?.backward_onto(sums)?;
+    /// }
+    /// assert_eq!(sums.of(&w)?.to_vec::<f32>()?, [774.0, 774.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn backward_onto(&self, so_far: Gradients) -> Result<Gradients> {
+        let _off = Mode::Off.enter();
+        let (sums, others) = so_far.split();
+        let pass = Pass {
+            targets: None,
+            stop: false,
+            retain: false,
+            create_graph: false,
+            defer: false,
+            sums: LeafSums::new(sums),
+        };
+        let mut found = Gradients::new(pass.run(vec![seeded(self, None)?])?);
+        // Sums may be wider than what is added to them.
+        let _scope = promotion::enter(Promotion::Auto);
+        found.add(Gradients::of_sums(pass.sums.into_inner()))?;
+        found.add(others)?;
+        Ok(found)
+    }
+
     /// [`backward`](Self::backward) that keeps the graph, so that another pass can go through it.
     #[track_caller]
     pub fn backward_retain(&self) -> Result<Gradients> {
@@ -323,6 +365,7 @@ fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gra
         retain,
         create_graph: false,
         defer: false,
+        sums: LeafSums::default(),
     };
     Ok(Gradients::new(pass.run(vec![seeded(output, seed)?])?))
 }

@@ -2,7 +2,7 @@
 
 use super::{
     backward::Pass,
-    tape::{Back, Edge, Mode, Pulled, is_recording, mode, record, with_mode},
+    tape::{Back, Edge, LeafSums, Mode, Pulled, is_recording, mode, record, with_mode},
 };
 use crate::{
     Error, Mesh, NoGradient, Reduction, Result, Shape, Sharding, Tensor, TensorType, observe,
@@ -227,6 +227,7 @@ impl Returns {
             retain: true,
             create_graph: false,
             defer: false,
+            sums: LeafSums::default(),
         }
         .run(seeds)?;
         let mut gradients = vec![];

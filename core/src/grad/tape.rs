@@ -16,6 +16,7 @@ use crate::{
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, RefCell},
+    collections::HashMap,
     fmt,
     panic::Location,
     sync::{
@@ -608,9 +609,33 @@ pub(crate) struct Back<'a> {
     pub(super) needs: &'a [bool],
     /// Whether what the pull kept is let go after it.
     pub(super) last: bool,
+    /// Sums of gradients of leaves that the pass adds to.
+    pub(super) sums: &'a LeafSums,
 }
 
+/// Sums of gradients of leaves, by node and result, until somebody adds to them.
+pub(crate) type LeafSums = RefCell<HashMap<(u64, usize), Tensor>>;
+
 impl Back<'_> {
+    /// Whether there is a sum so far, on one device, that [`take_sum`](Self::take_sum) gives.
+    pub(crate) fn has_sum(&self, i: usize) -> bool {
+        self.edge_of_sum(i)
+            .is_some_and(|edge| self.sums.borrow().contains_key(&edge.key()))
+    }
+
+    /// The leaf that operand `i` is, where nobody wants to see its gradient as it arises.
+    fn edge_of_sum(&self, i: usize) -> Option<&Edge> {
+        let edge = self.node.inputs.get(i)?.as_ref()?;
+        (edge.node.is_leaf() && !edge.node.is_watched(edge.slot)).then_some(edge)
+    }
+
+    /// The sum so far that the gradient of operand `i` is to be added to, for a pull that does so in
+    /// the kernel that computes the gradient. It is then the pull's: what it gives is the new sum.
+    pub(crate) fn take_sum(&self, i: usize) -> Option<Tensor> {
+        let key = self.edge_of_sum(i)?.key();
+        self.sums.borrow_mut().remove(&key)
+    }
+
     /// Whether a tensor that the pull kept is read here for the last time: the pass releases it, and
     /// nobody else has it or its memory.
     pub(crate) fn is_last_of(&self, kept: &Tensor) -> bool {

@@ -30,7 +30,10 @@ use crate::{
 pub use baddbmm::Baddbmm;
 
 use baddbmm::BADDBMM;
-use gradient::{bias_gradient, einsum_as, factor_gradient, linear_pull, product_as, product_pull};
+use gradient::{
+    bias_gradient, einsum_as, factor_gradient, linear_pull, product_as, product_onto, product_pull,
+    rows_onto,
+};
 use scaled::{OUTER_SCALED, SCALED};
 use smallvec::{SmallVec, smallvec};
 
@@ -147,6 +150,9 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
                 let second = back.wanted(1, || {
                     // One matrix for a whole batch: its gradient is one product over all rows of
                     // the batch.
+                    if right.rank() == 2 && left.rank() > 2 && b.rank() == 2 && back.has_sum(1) {
+                        return rows_onto(op, back, 1, [&left, &gradient], b.dtype());
+                    }
                     if right.rank() == 2 && left.rank() > 2 {
                         return einsum_as("...mk,...mn->kn", &[&left, &gradient], right.dtype())?
                             .reshape(b.shape());
@@ -157,6 +163,9 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) ->
                         let all =
                             einsum_as("...mk,...mn->...kn", &[&left, &gradient], right.dtype())?;
                         return sum_to(op, &all, right.shape())?.reshape(b.shape());
+                    }
+                    if left.rank() == 2 && right.rank() == 2 && b.rank() == 2 {
+                        return product_onto(op, back, 1, [&left.t()?, &gradient], b.dtype());
                     }
                     factor_gradient(op, &left.t()?, &gradient, &right)?.reshape(b.shape())
                 })?;
@@ -267,6 +276,7 @@ fn local_product(op: &'static str, a: &Tensor, b: &Tensor, store: DType) -> Resu
         b: right_view,
         scales: None,
         bias: None,
+        addend: None,
         dtype: store,
     };
     Ok(Ready::Launch(shape, Box::new(call)))
@@ -446,7 +456,12 @@ impl Tensor {
                             &x.unsqueeze(0)?,
                             weight.dtype(),
                         ),
-                        2 if x.is_plain() => product_as(op, &gradient.t()?, &x, weight.dtype()),
+                        2 if x.is_plain() => {
+                            product_onto(op, back, 1, [&gradient.t()?, &x], weight.dtype())
+                        }
+                        _ if back.has_sum(1) => {
+                            rows_onto(op, back, 1, [gradient, &x], weight.dtype())
+                        }
                         // Not of transposes on a mesh: both products read one gradient, which is
                         // then brought once.
                         _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),

@@ -136,6 +136,7 @@ fn effects_and_operands_are_known_without_running() {
         b: view(DType::BF16, &[7, 3, 4]),
         scales: None,
         bias: None,
+        addend: None,
         dtype: DType::F32,
     }
     .into();

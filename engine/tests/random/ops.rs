@@ -445,6 +445,7 @@ impl Program<'_> {
             b,
             scales: None,
             bias: None,
+            addend: None,
             dtype,
         }
         .into();

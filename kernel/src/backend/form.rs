@@ -148,7 +148,9 @@ impl Form {
                 self.all([call.axis, call.mode as usize, positions]);
             }
             Kernel::Matmul(call) => {
-                let flags = [call.scales.is_some(), call.bias.is_some()];
+                let over = call.addend.as_ref().map(|addend| addend.over);
+                let extras = [call.scales.is_some(), call.bias.is_some()];
+                let flags = [extras[0], extras[1], over.is_some(), over == Some(true)];
                 let flags = flags.iter().fold(1, |all, f| all << 1 | u64::from(*f));
                 self.push(flags << 8 | dtype(call.dtype));
             }

@@ -24,6 +24,7 @@ use smallvec::{SmallVec, smallvec};
 ///     b: view([4, 6]),
 ///     scales: None,
 ///     bias: None,
+///     addend: None,
 ///     dtype: DType::F32,
 /// }
 /// .into();
@@ -151,7 +152,12 @@ impl Kernel {
             Kernel::Matmul(call) => {
                 let scales = call.scales.iter().flat_map(|scales| scales.iter());
                 let product = [&call.a, &call.b].into_iter();
-                product.chain(scales).chain(&call.bias).collect()
+                let addend = call.addend.iter().map(|addend| &addend.view);
+                product
+                    .chain(scales)
+                    .chain(&call.bias)
+                    .chain(addend)
+                    .collect()
             }
             Kernel::Grouped(call) => smallvec![&call.a, &call.b, &call.ends],
             Kernel::Gather(call) => std::iter::once(&call.src)
@@ -195,7 +201,12 @@ impl Kernel {
             Kernel::Matmul(call) => {
                 let scales = call.scales.iter_mut().flat_map(|scales| scales.iter_mut());
                 let product = [&mut call.a, &mut call.b].into_iter();
-                product.chain(scales).chain(&mut call.bias).collect()
+                let addend = call.addend.iter_mut().map(|addend| &mut addend.view);
+                product
+                    .chain(scales)
+                    .chain(&mut call.bias)
+                    .chain(addend)
+                    .collect()
             }
             Kernel::Grouped(call) => {
                 let call = &mut **call;

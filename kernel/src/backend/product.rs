@@ -21,15 +21,27 @@ pub struct MatmulCall {
     /// `[n]` floats that are added to every row before it is rounded. A product with one is
     /// [fused](super::Kernel::is_fused): a device need not have it.
     pub bias: Option<View>,
+    /// What it is added to before it is rounded. A product with one is
+    /// [fused](super::Kernel::is_fused).
+    pub addend: Option<Box<Addend>>,
     /// The stored dtype, of the same kind as the operands. Small floats accumulate in f32, integers
     /// wrap.
     pub dtype: DType,
 }
 
+/// What a product is added to.
+#[derive(Clone, Debug)]
+pub struct Addend {
+    /// Dense, with the shape and the dtype of the result.
+    pub view: View,
+    /// Nobody reads it after this launch: the result may take its memory.
+    pub over: bool,
+}
+
 impl MatmulCall {
     /// Whether it is more than a product, so that a device need not have it.
     pub fn is_fused(&self) -> bool {
-        self.bias.is_some() || self.scales.is_some()
+        self.bias.is_some() || self.scales.is_some() || self.addend.is_some()
     }
 
     /// What a [fused](Self::is_fused) product gives, by several launches, for operands that a device
@@ -39,7 +51,7 @@ impl MatmulCall {
             return launch(self.into());
         }
         let (op, dtype, wide) = (self.op, self.dtype, self.dtype.kind().dtype());
-        let (scales, bias) = (self.scales.take(), self.bias.take());
+        let (scales, bias, addend) = (self.scales.take(), self.bias.take(), self.addend.take());
         if scales.is_some() {
             for operand in [&mut self.a, &mut self.b] {
                 *operand = half(op, operand, &launch)?;
@@ -68,8 +80,8 @@ impl MatmulCall {
         for scale in scales.into_iter().flat_map(|scales| *scales) {
             value = value * load(scale);
         }
-        if let Some(bias) = bias {
-            value = value + load(bias);
+        for added in bias.into_iter().chain(addend.map(|addend| addend.view)) {
+            value = value + load(added);
         }
         launch(Kernel::Map(MapCall {
             op,
@@ -229,6 +241,7 @@ impl ConvCall {
             b: view(&self.input, right),
             scales: None,
             bias: None,
+            addend: None,
             dtype: self.input.dtype,
         })
     }

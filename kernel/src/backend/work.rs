@@ -12,7 +12,7 @@ use crate::DType;
 ///     dtype: DType::BF16,
 ///     layout: Layout::contiguous(dims.into()),
 /// };
-/// let kernel: Kernel = MatmulCall { op: "matmul", a: view([8, 4]), b: view([4, 6]), scales: None, bias: None, dtype: DType::F32 }.into();
+/// let kernel: Kernel = MatmulCall { op: "matmul", a: view([8, 4]), b: view([4, 6]), scales: None, bias: None, addend: None, dtype: DType::F32 }.into();
 /// let work = kernel.work();
 /// assert_eq!((work.dtype, work.products), (DType::BF16, 2.0 * 8.0 * 4.0 * 6.0));
 /// assert_eq!(work.bytes, (8 * 4 + 4 * 6) as f64 * 2.0 + 8.0 * 6.0 * 4.0);

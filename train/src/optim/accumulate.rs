@@ -77,6 +77,54 @@ impl Accumulator {
         outcome
     }
 
+    /// [`add`](Self::add) of what a pass from a loss finds. On one device the products of the pass
+    /// add to the sums so far where they can, so that the gradients of a micro-batch never are apart
+    /// from them, and are not rounded before they are added.
+    #[track_caller]
+    pub fn backward(&mut self, model: &(impl Module + ?Sized), loss: &Tensor) -> Result<()> {
+        let (mut so_far, mut given) = (Gradients::default(), BTreeSet::new());
+        let mut outcome = Ok(());
+        model.visit("", &mut |name, p| {
+            if outcome.is_ok() && p.is_trainable() {
+                outcome = self.give(name, p, &mut so_far, &mut given);
+            }
+        });
+        outcome?;
+        let found = loss.backward_onto(so_far)?;
+        let mut outcome = Ok(());
+        model.visit("", &mut |name, p| {
+            if outcome.is_err() {
+                return;
+            }
+            outcome = match given.contains(name) {
+                true => p.gradient(&found).map(|sum| {
+                    self.sums.extend(sum.map(|sum| (name.to_string(), sum)));
+                }),
+                false => self.add_one(name, p, &found),
+            };
+        });
+        self.passes += 1;
+        outcome
+    }
+
+    /// Gives a sum that lies on one device away, for a pass to add to.
+    fn give(
+        &mut self,
+        name: &str,
+        p: &Param,
+        so_far: &mut Gradients,
+        given: &mut BTreeSet<String>,
+    ) -> Result<()> {
+        let on_one = |sum: &Tensor| sum.is_plain() && p.leaf().requires_grad();
+        if self.sums.get(name).is_some_and(on_one)
+            && let Some(sum) = self.sums.remove(name)
+        {
+            so_far.set(p.leaf(), no_grad(|| sum.cast(p.policy().reduce))?)?;
+            given.insert(name.into());
+        }
+        Ok(())
+    }
+
     #[track_caller]
     fn add_one(&mut self, name: &str, p: &Param, gradients: &Gradients) -> Result<()> {
         let Some(gradient) = p.gradient(gradients)? else {

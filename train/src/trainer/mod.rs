@@ -92,8 +92,9 @@ fn one_after_the_other<T: Task + ?Sized>(
     let mut computed = Computed::default();
     for (i, batch) in batches.iter().enumerate() {
         let sum = task.loss(batch, &pass(i))?;
-        let found = sum.mul(factor)?.backward()?;
-        computed.gradients.add(task.model(), &found)?;
+        computed
+            .gradients
+            .backward(task.model(), &sum.mul(factor)?)?;
         computed.losses.push(sum.detach());
     }
     Ok(computed)

@@ -1,5 +1,6 @@
 //! Optimizers: against what other systems do, on every mesh alike, and as a whole.
 
+mod accumulation;
 mod facts;
 mod meshes;
 mod rounding;

@@ -1,6 +1,10 @@
 //! Products of stacks of matrices, scaled and added to something.
 
-use super::{check_inner, check_rank, gradient::product_as, number_type, product};
+use super::{
+    check_inner, check_rank,
+    gradient::{added_at_once, product_as},
+    number_type, product,
+};
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
     grad::{Back, record1},
@@ -90,6 +94,13 @@ impl Tensor {
         let op = "baddbmm";
         if !plain(op, &[self, a, b])? {
             return sharded_baddbmm(self, &a.cast(dtype)?, &b.cast(dtype)?, beta, alpha);
+        }
+        check_inner(op, a, b, 2, 1)?;
+        if (beta, alpha) == (1.0, 1.0)
+            && self.dtype() == dtype
+            && let Some(out) = added_at_once(op, &a.cast(dtype)?, &b.cast(dtype)?, self, false)?
+        {
+            return Ok(out);
         }
         // The product is kept wide, so that the result is rounded once.
         let product = product(op, &a.cast(dtype)?, &b.cast(dtype)?, dtype.kind().dtype())?;

@@ -1,10 +1,11 @@
 //! The gradients of products.
 
-use super::product;
+use super::{Ready, local_product, product};
 use crate::{
-    DType, Dims, Result, Shape, Tensor,
-    backend::ReduceOp,
+    DType, Dims, Layout, Result, Shape, Tensor,
+    backend::{Addend, Kernel, ReduceOp},
     grad::{Back, Pulled, is_recording},
+    launch::launch_as,
     ops::{OpInfo, RuleForm, expr::Expr, op, sum_to},
     spmd::{Call, Local, plain, rule::Wanted},
     tensor::Outputs,
@@ -49,6 +50,79 @@ pub(super) fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType)
         common
     };
     product(op, a, b, store)?.cast(dtype)
+}
+
+/// The gradient of operand `i` as the product `a b` of plain matrices: in this dtype, or, where there
+/// is a sum of gradients to add it to, the new sum.
+#[track_caller]
+pub(super) fn product_onto(
+    op: &'static str,
+    back: &Back<'_>,
+    i: usize,
+    [a, b]: [&Tensor; 2],
+    dtype: DType,
+) -> Result<Tensor> {
+    let Some(sum) = back.take_sum(i) else {
+        return product_as(op, a, b, dtype);
+    };
+    match added_at_once(op, a, b, &sum, sum.is_sole())? {
+        Some(out) => Ok(out),
+        None => sum.add(&product_as(op, a, b, sum.dtype())?),
+    }
+}
+
+/// The sum of something and a product of plain matrices by one kernel, where the device has one, in
+/// the dtype of the former; and in its memory where it is to go `over` it.
+#[track_caller]
+pub(super) fn added_at_once(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    addend: &Tensor,
+    over: bool,
+) -> Result<Option<Tensor>> {
+    let (common, dtype) = (a.dtype().promote(b.dtype()), addend.dtype());
+    if common.kind() != dtype.kind() || !plain(op, &[a, b, addend])? || !addend.is_contiguous() {
+        return Ok(None);
+    }
+    let made = local_product(op, &a.cast(common)?, &b.cast(common)?, dtype)?;
+    let Ready::Launch(shape, mut call) = made else {
+        return Ok(None);
+    };
+    if shape != *addend.shape() {
+        return Ok(None);
+    }
+    let mut view = addend.view()?;
+    let (rows, columns) = (&call.a.layout.shape, &call.b.layout.shape);
+    let rows = rows.dims()[..rows.rank() - 1].iter().copied();
+    let whole: Shape = rows.chain(columns.dims().last().copied()).collect();
+    view.layout = Layout {
+        offset: view.layout.offset,
+        ..Layout::contiguous(whole)
+    };
+    call.addend = Some(Box::new(Addend { view, over }));
+    let kernel = Kernel::from(*call);
+    match addend.device().backend().supports(&kernel) {
+        true => launch_as(addend.mesh(), shape, kernel).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// The gradient of operand `i`, one matrix for all rows of the others: the sum over rows of
+/// the outer products of theirs.
+#[track_caller]
+pub(super) fn rows_onto(
+    op: &'static str,
+    back: &Back<'_>,
+    i: usize,
+    [left, right]: [&Tensor; 2],
+    dtype: DType,
+) -> Result<Tensor> {
+    let flat = |t: &Tensor| {
+        let last = t.dims()[t.rank() - 1];
+        t.reshape([t.numel() / last.max(1), last])
+    };
+    product_onto(op, back, i, [&flat(left)?.t()?, &flat(right)?], dtype)
 }
 
 /// An einsum in a float dtype of any width.
