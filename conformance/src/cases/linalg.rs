@@ -215,7 +215,11 @@ fn products(cases: &mut Cases) {
                             alpha: -1.0,
                         },
                     )?,
-                    a.bmm(&b)?.baddbmm(&a, &b, &Baddbmm::default())?,
+                    data(d, dtype, &[3, 17, 9], Contiguous, 25)?.baddbmm(
+                        &a,
+                        &b,
+                        &Baddbmm::default(),
+                    )?,
                 ])
             },
         );
