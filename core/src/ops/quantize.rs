@@ -8,7 +8,7 @@ use crate::{DType, Error, F8E4M3, F8E5M2, Result, Tensor, grad::constant, spmd::
 
 /// The ops of this file. On a mesh the scale is that of the whole tensor: the largest value of all
 /// ranks' largest.
-pub const OPS: &[OpInfo] = &[OpInfo::composed("quantize_f8", &["cast", "map", "reduce"])
+pub const OPS: &[OpInfo] = &[OpInfo::composed("quantize_f8", &["map", "reduce"])
     .without_gradient("rounds to codes: say what is to pass with `grad::custom`")];
 
 impl Tensor {
@@ -49,7 +49,7 @@ impl Tensor {
         constant(op, &[self], || {
             // Of f64 only what f32 holds.
             let x = match self.dtype() {
-                DType::F64 => self.cast(DType::F32)?,
+                DType::F64 => Expr::new(op, &[self]).map(DType::F32, |a| a.x[0])?,
                 _ => self.clone(),
             };
             let x = without_partials(x)?;

@@ -19,14 +19,12 @@ use smallvec::smallvec;
 pub(super) const SCALED: OpInfo = op(
     "matmul_scaled",
     "...mk, ...kn, , -> ...mn ; reduce k sum ; linear 0 ; linear 1",
-)
-.runs(&["cast"]);
+);
 
 pub(super) const OUTER_SCALED: OpInfo = op(
     "outer_scaled",
     "...n, ...k, , -> nk ; reduce ... sum ; linear 0 ; linear 1",
-)
-.runs(&["cast"]);
+);
 
 /// Refuses factors that are no matrices of floats, and scales that are not one number each.
 fn check_scaled(
