@@ -8,7 +8,7 @@ use crate::{DType, Error, F8E4M3, F8E5M2, Result, Tensor, grad::constant, spmd::
 
 /// The ops of this file. On a mesh the scale is that of the whole tensor: the largest value of all
 /// ranks' largest.
-pub const OPS: &[OpInfo] = &[OpInfo::composed("quantize_f8", &["map", "reduce"])
+pub const OPS: &[OpInfo] = &[OpInfo::composed("quantize_f8", &["map", "reduce", "view"])
     .without_gradient("rounds to codes: say what is to pass with `grad::custom`")];
 
 impl Tensor {

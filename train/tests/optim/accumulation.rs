@@ -36,7 +36,7 @@ fn both(b: &Build) -> Result<[Vec<(String, Tensor)>; 2]> {
     let mut sums = [Accumulator::default(), Accumulator::default()];
     for i in 0..3 {
         let x = batch(i, b.mesh(), b.policy().compute)?;
-        let loss = || model.forward(&x)?.square()?.sum_all();
+        let loss = || -> Result<Tensor> { Ok(model.forward(&x)?.square()?.sum_all()?) };
         sums[0].backward(&model, &loss()?)?;
         sums[1].add(&model, &loss()?.backward()?)?;
     }
