@@ -1,12 +1,14 @@
 //! The gradients for queries, keys and values, one launch each.
 
 use super::{
-    Bound, COLUMNS, Goal, How, OUTPUTS, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    hopper, place, products, seen, share, sight, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, OUTPUTS, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count,
+    documents::{first_of, span},
+    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
     program::bind,
+    tile::address,
     words::{F4, U4},
 };
 use anymesh_kernel::{
@@ -16,7 +18,7 @@ use anymesh_kernel::{
     },
     map::Builder,
 };
-use cubecl::prelude::*;
+use cubecl::{prelude::*, server::Handle};
 use smallvec::{SmallVec, smallvec};
 
 /// Four values of a vector of `len`, from `first` on.
@@ -33,8 +35,18 @@ fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
     out
 }
 
+/// Two buffers of as many words, one behind the other.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn join(first: &[u32], second: &[u32], out: &mut [u32], count: usize) {
+    let at = ABSOLUTE_POS;
+    if at < count {
+        out[at] = first[at];
+        out[count + at] = second[at];
+    }
+}
+
 /// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and
-/// keys `sum(grad * out)`.
+/// keys `sum(grad * out)`: with documents behind them in one buffer, as WebGPU binds only so many.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gradient(
     buffers: &Sequence<Box<[u32]>>,
@@ -94,17 +106,29 @@ fn gradient(
     } else {
         own_head * group + group
     };
-    let end = if comptime!(by_query) {
+    let mut end = if comptime!(by_query) {
         seen(row + ROWS, queries, keys, how.causal)
     } else {
         queries
     };
     // The first query that sees the first key of the block, down to a whole tile.
-    let begin = if comptime!(!by_query && how.causal) {
+    let mut begin = if comptime!(!by_query && how.causal) {
         (max(row + queries, keys) - keys) / COLUMNS * COLUMNS
     } else {
         0usize.runtime()
     };
+    let documents = buffers.index(comptime!(how.documents.unwrap_or(0)));
+    let mut own_documents = U4::new(0u32);
+    let mut their_documents = 0usize;
+    let others = if comptime!(by_query) { keys } else { queries };
+    if comptime!(how.documents.is_some()) {
+        let at = first_of(batch, queries, keys, by_query);
+        their_documents = first_of(batch, queries, keys, comptime!(!by_query));
+        own_documents = documents_of(documents, at, row + y * 4usize, rows);
+        let span = span(documents, batch, row, queries, keys, by_query);
+        begin = max(begin, span.first / COLUMNS * COLUMNS);
+        end = min(end, span.end);
+    }
     while query_head < last_head {
         let q = head(numbers, batch, query_head, how.q.first, true, false);
         let grad = head(numbers, batch, query_head, how.grad.first, true, true);
@@ -168,12 +192,22 @@ fn gradient(
             );
             let mut mean = F4::new(0.0f32);
             if comptime!(how.goal != Goal::Value) {
+                let (second, from) = if comptime!(how.documents.is_some()) {
+                    let lines = *numbers.index(6usize) / own_heads * heads;
+                    (stats.index(0usize), base + lines * queries)
+                } else {
+                    (stats.index(1usize), base)
+                };
                 mean = four(
-                    stats.index(1usize),
-                    base,
+                    second,
+                    from,
                     if comptime!(by_query) { own } else { other },
                     queries,
                 );
+            }
+            let mut theirs = U4::new(0u32);
+            if comptime!(how.documents.is_some()) {
+                theirs = documents_of(documents, their_documents, other, others);
             }
             #[unroll]
             for c in 0..4usize {
@@ -197,7 +231,12 @@ fn gradient(
                 } else {
                     weight * (rises[c] - mean) * F4::new(scale)
                 };
-                scores[c] = select_many(visible, slope, F4::new(0.0f32));
+                let mut slope = select_many(visible, slope, F4::new(0.0f32));
+                if comptime!(how.documents.is_some()) {
+                    let same = own_documents.equal(&U4::new(theirs.extract(c)));
+                    slope = select_many(same, slope, F4::new(0.0f32));
+                }
+                scores[c] = slope;
             }
             share(&mut weights, &scores);
             sync_cube();
@@ -253,12 +292,20 @@ impl CubeBackend {
         let forward = &call.forward;
         let lse = self.dense(&call.lse, DType::F32)?;
         let dtypes = [call.grad.dtype, call.out.dtype];
+        let documents = self.documents(forward)?;
         if self.hopper && hopper::fits(forward) && dtypes == [forward.q.dtype; 2] {
-            return self.hopper_gradients(call, crate::memory(&lse)?);
+            return self.hopper_gradients(call, crate::memory(&lse)?, documents.as_ref());
         }
         let mean = self.mean_rise(call)?;
-        let stats =
-            [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
+        let (lse, mean) = (crate::memory(&lse)?, mean.get::<Memory>()?);
+        let joined = match documents {
+            Some(_) => Some(self.joined(lse, mean, call.lse.layout.shape.numel())?),
+            None => None,
+        };
+        let stats: SmallVec<[(Handle, usize); 2]> = match &joined {
+            Some(both) => smallvec![(both.handle.clone(), both.bytes)],
+            None => (&[lse, mean].map(|m| (m.handle.clone(), m.bytes))[..]).into(),
+        };
         let goals = [
             (Goal::Query, &forward.q),
             (Goal::Key, &forward.k),
@@ -270,6 +317,7 @@ impl CubeBackend {
                 forward,
                 [&call.grad, &forward.q],
                 goal,
+                documents.as_ref(),
                 operand.dtype,
                 self.native,
             )?;
@@ -306,9 +354,33 @@ impl CubeBackend {
             .collect()
     }
 
+    /// Two buffers of `count` floats as one.
+    fn joined(&self, first: &Memory, second: &Memory, count: usize) -> Result<Memory> {
+        let both = self.alloc(DType::F32, 2 * count)?;
+        // SAFETY: guarded by the count, which both have.
+        unsafe {
+            join::launch_unchecked(
+                &self.client,
+                crate::cubes(count, 256),
+                CubeDim::new_1d(256),
+                address(&[&both], DType::F32, &[]),
+                crate::arg(first, 4),
+                crate::arg(second, 4),
+                crate::arg(&both, 4),
+                count,
+            );
+        }
+        Ok(both)
+    }
+
     /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
     /// launch, or in one each where heads are wide.
-    fn hopper_gradients(&self, call: &AttentionBackwardCall, lse: &Memory) -> Result<Buffers> {
+    fn hopper_gradients(
+        &self,
+        call: &AttentionBackwardCall,
+        lse: &Memory,
+        documents: Option<&Memory>,
+    ) -> Result<Buffers> {
         let (forward, dtype) = (&call.forward, call.forward.q.dtype);
         let sizes = Sizes::new(forward);
         let packed = forward.order == AttentionOrder::Packed;
@@ -329,7 +401,8 @@ impl CubeBackend {
             }
             // Values are bound even where they are not read, so that places are the same.
             let laid = if goal == Goal::Value { Goal::Key } else { goal };
-            let mut bound = Bound::new(forward, [&grad, &out], laid, dtype, self.native)?;
+            let (read, native) = ([&grad, &out], self.native);
+            let mut bound = Bound::new(forward, read, laid, documents, dtype, native)?;
             let how = hopper::How::new(goal, &bound.how, sizes.size, packed);
             if goal == Goal::Value {
                 bound.numbers.drain(OUTPUTS..OUTPUTS + 4);

@@ -1,8 +1,9 @@
 //! The result and its log-sum-exps, with the softmax running along.
 
 use super::{
-    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    hopper, place, products, seen, share, sight, store, weigh, zeros,
+    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count,
+    documents::{first_of, span},
+    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -59,8 +60,19 @@ fn forward(
     let mut top = F4::new(LOWEST);
     let mut total = F4::new(0.0f32);
     let mut sums = zeros(comptime!(4 * how.groups));
-    let end = seen(row + ROWS, queries, keys, how.causal);
+    let mut end = seen(row + ROWS, queries, keys, how.causal);
     let mut column = 0usize;
+    let documents = buffers.index(comptime!(how.documents.unwrap_or(0)));
+    let mut own = U4::new(0u32);
+    let mut of_keys = 0usize;
+    if comptime!(how.documents.is_some()) {
+        let of_queries = first_of(batch, queries, keys, true);
+        of_keys = first_of(batch, queries, keys, false);
+        own = documents_of(documents, of_queries, row + y * 4usize, queries);
+        let span = span(documents, batch, row, queries, keys, true);
+        column = span.first / COLUMNS * COLUMNS;
+        end = min(end, span.end);
+    }
     while column < end {
         let mut scores = products(
             q_words,
@@ -73,15 +85,20 @@ fn forward(
             comptime!((how.q.dtype, how.k.dtype)),
         );
         let mut reached = F4::new(LOWEST);
+        let mut theirs = U4::new(0u32);
+        if comptime!(how.documents.is_some()) {
+            theirs = documents_of(documents, of_keys, column + x * 4usize, keys);
+        }
         #[unroll]
         for c in 0..4usize {
             let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
             scores[c] *= F4::new(scale);
-            reached = math::binary(
-                reached,
-                select_many(visible, scores[c], F4::new(LOWEST)),
-                Binary::Max,
-            );
+            let mut score = select_many(visible, scores[c], F4::new(LOWEST));
+            if comptime!(how.documents.is_some()) {
+                let same = own.equal(&U4::new(theirs.extract(c)));
+                score = select_many(same, score, F4::new(LOWEST));
+            }
+            reached = math::binary(reached, score, Binary::Max);
         }
         panel[unit] = reached;
         sync_cube();
@@ -96,7 +113,12 @@ fn forward(
         #[unroll]
         for c in 0..4usize {
             let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
-            let weight = select_many(visible, exp(scores[c] - top, how.native), F4::new(0.0f32));
+            let mut weight =
+                select_many(visible, exp(scores[c] - top, how.native), F4::new(0.0f32));
+            if comptime!(how.documents.is_some()) {
+                let same = own.equal(&U4::new(theirs.extract(c)));
+                weight = select_many(same, weight, F4::new(0.0f32));
+            }
             total += weight;
             scores[c] = weight;
         }
@@ -168,7 +190,15 @@ fn forward(
 impl CubeBackend {
     pub(crate) fn run_attention(&self, call: &AttentionCall) -> Result<[Buffer; 2]> {
         let sizes = Sizes::new(call);
-        let bound = Bound::new(call, [&call.q; 2], Goal::Result, call.q.dtype, self.native)?;
+        let documents = self.documents(call)?;
+        let bound = Bound::new(
+            call,
+            [&call.q; 2],
+            Goal::Result,
+            documents.as_ref(),
+            call.q.dtype,
+            self.native,
+        )?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         if self.hopper && hopper::fits(call) {

@@ -8,6 +8,7 @@
 //! computes the scores again, so results are the same bits every time.
 
 mod backward;
+mod documents;
 mod forward;
 mod hopper;
 
@@ -70,6 +71,8 @@ enum Goal {
 struct How {
     goal: Goal,
     causal: bool,
+    /// Where the documents are among the buffers.
+    documents: Option<usize>,
     /// Whether the device's own `exp` is accurate.
     native: bool,
     q: Operand,
@@ -306,6 +309,17 @@ fn seen(end: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> us
     }
 }
 
+/// Documents of four rows from `first` on, which begin `at` their place and of which there are `len`.
+#[cube]
+fn documents_of(documents: &[u32], at: usize, first: usize, len: usize) -> U4 {
+    let mut out = U4::empty();
+    #[unroll]
+    for l in 0..4usize {
+        out.insert(l, documents[at + min(first + l, len - 1usize)]);
+    }
+    out
+}
+
 /// Where a head of the output of this number begins, and from a row of it to the next.
 #[cube]
 fn place(
@@ -454,6 +468,7 @@ impl<'a> Bound<'a> {
         call: &'a AttentionCall,
         [grad, out]: [&'a View; 2],
         goal: Goal,
+        documents: Option<&'a Memory>,
         dtype: DType,
         native: bool,
     ) -> Result<Self> {
@@ -466,7 +481,7 @@ impl<'a> Bound<'a> {
             Goal::Query => [&call.q, &call.k, &call.v, grad, out],
             Goal::Key => [&call.q, &call.k, &call.v, grad, &call.q],
         };
-        let (buffers, places) = distinct(views)?;
+        let (mut buffers, places) = distinct(views)?;
         let (elements, place) = sizes.place(goal, call.order);
         let smallest = views
             .iter()
@@ -474,6 +489,7 @@ impl<'a> Bound<'a> {
             .min_by_key(|d| d.size())
             .unwrap_or(DType::F32);
         let address = address(&buffers, smallest, &[elements]);
+        buffers.extend(documents);
         let mut numbers = vec![
             sizes.heads,
             sizes.heads / sizes.key_heads,
@@ -513,6 +529,7 @@ impl<'a> Bound<'a> {
         let how = How {
             goal,
             causal: call.causal,
+            documents: documents.map(|_| buffers.len() - 1),
             native,
             q,
             k,
