@@ -89,6 +89,36 @@ pub(super) fn span(
     }
 }
 
+/// The columns that are to be looked at for `rows` rows from `row` on, between the first and the end.
+#[cube]
+pub(super) fn columns_of(
+    documents: &[u32],
+    batch: usize,
+    row: usize,
+    sizes: (usize, usize),
+    #[comptime] rows: usize,
+    #[comptime] of_queries: bool,
+) -> (usize, usize) {
+    let (queries, keys) = sizes;
+    let last = if comptime!(of_queries) {
+        queries - 1usize
+    } else {
+        keys - 1usize
+    };
+    let mut first = max(queries, keys);
+    let mut end = 0usize;
+    #[unroll]
+    for block in 0..comptime!(rows / ROWS) {
+        let at = min(row + comptime!(block * ROWS), last);
+        let span = span(documents, batch, at, queries, keys, of_queries);
+        if span.first < span.end {
+            first = min(first, span.first);
+            end = max(end, span.end);
+        }
+    }
+    (first, end)
+}
+
 /// Copies the documents of 64 rows of one side and finds their span on the other; `found` is for what
 /// each thread finds.
 #[cube]
